@@ -1,0 +1,43 @@
+"""mmseg_ext: decode heads and backbones with external, Manhattan, lambda and re-attention.
+
+Importing the package makes every head, backbone, dataset and training component known to
+mmsegmentation's registry, so a config only needs
+``custom_imports = dict(imports=['mmseg_ext'], allow_failed_imports=False)``.
+Without the mm stack the import succeeds and registers nothing; ``mmseg_ext.layers`` is plain
+PyTorch and usable either way.
+"""
+
+import importlib
+
+from mmseg_ext.environment import StackError, stack_problem
+from mmseg_ext.layers.fuse import fuse_model
+from mmseg_ext.version import __version__
+
+__all__ = ["StackError", "__version__", "fuse_model", "register_all_modules"]
+
+_REGISTERING = ("backbones", "decode_heads", "segmentors", "datasets", "engine")
+
+
+def _register() -> None:
+    for name in _REGISTERING:
+        importlib.import_module(f"mmseg_ext.{name}")
+
+
+def register_all_modules(init_default_scope: bool = True) -> None:
+    """Register mmsegmentation's modules and ours; for scripts that build without a Runner.
+
+    Raises:
+        StackError: if mmengine, mmcv or mmsegmentation is missing or too old, in one line with
+            the command that mends it.
+    """
+    problem = stack_problem()
+    if problem is not None:
+        raise StackError(problem)
+    from mmseg.utils import register_all_modules as register_mmseg
+
+    register_mmseg(init_default_scope)
+    _register()
+
+
+if stack_problem() is None:
+    _register()

@@ -1,0 +1,1 @@
+"""Cost, attention maps, similarity: the numbers and the pictures."""

@@ -1,0 +1,1 @@
+"""The backbones; importing this package registers them in mmseg's MODELS."""

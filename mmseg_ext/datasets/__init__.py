@@ -1,0 +1,1 @@
+"""Datasets and transforms; importing this package registers them with mmseg."""

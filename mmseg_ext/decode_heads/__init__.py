@@ -1,0 +1,1 @@
+"""The decode heads; importing this package registers them in mmseg's MODELS."""

@@ -1,0 +1,1 @@
+"""What the training loop lacks: hooks, optimizer constructors, schedulers."""

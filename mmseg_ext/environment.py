@@ -1,0 +1,131 @@
+"""What is installed: the mm stack's state in one sentence, and the table of `python -m mmseg_ext`."""
+
+import functools
+import importlib
+import importlib.util
+import platform
+import re
+import sys
+from typing import NamedTuple
+
+INSTALL = (
+    "pip install onedl-mmcv==2.3.6 onedl-mmengine==0.10.12 onedl-mmsegmentation==1.4.2 "
+    "matplotlib rich tensorboard"
+)
+
+
+class Requirement(NamedTuple):
+    """An import name, the lowest version the code is written for, and the one it is tested with."""
+
+    module: str
+    lowest: str
+    tested: str
+
+
+STACK = (
+    Requirement("mmengine", "0.10.7", "0.10.12"),
+    Requirement("mmcv", "2.1.0", "2.3.6"),
+    Requirement("mmseg", "1.2.2", "1.4.2"),
+)
+
+
+class StackError(ImportError):
+    """The mm stack is missing, broken or too old. Its message is one line with the remedy."""
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+@functools.cache
+def stack_problem() -> str | None:
+    """None where mmengine, mmcv and mmseg import in versions we accept, else one line."""
+    for requirement in STACK:
+        name = requirement.module
+        if importlib.util.find_spec(name) is None:
+            return f"mmseg_ext: the package {name!r} is not installed; run: {INSTALL}"
+        try:
+            module = importlib.import_module(name)
+        except Exception as error:  # mmseg 1.2.2 raises AssertionError for a newer mmcv
+            reason = " ".join(str(error).split())
+            return (
+                f"mmseg_ext: {name!r} is installed but fails to import ({reason}); run: {INSTALL}"
+            )
+        version = getattr(module, "__version__", "0")
+        if _release(version) < _release(requirement.lowest):
+            return (
+                f"mmseg_ext: {name} {version} is older than {requirement.lowest}, the oldest "
+                f"that is supported; run: {INSTALL}"
+            )
+    return None
+
+
+def stack_status() -> str:
+    """'tested', 'untested' (accepted, but not the set the tests run on) or the problem."""
+    problem = stack_problem()
+    if problem is not None:
+        return problem
+    same = all(
+        _release(importlib.import_module(r.module).__version__) == _release(r.tested) for r in STACK
+    )
+    return "tested" if same else "untested: accepted, but not the set that the tests run on"
+
+
+def _version(name: str) -> str:
+    if importlib.util.find_spec(name) is None:
+        return "not installed"
+    try:
+        return str(getattr(importlib.import_module(name), "__version__", "unknown"))
+    except Exception as error:
+        return f"fails to import: {' '.join(str(error).split())}"
+
+
+def _devices() -> str:
+    import torch
+
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    cpu = f"CPU, {torch.get_num_threads()} threads"
+    return ", ".join([*names, cpu])
+
+
+def _compiled_ops() -> str:
+    if importlib.util.find_spec("mmcv") is None:
+        return "no mmcv"
+    found = importlib.util.find_spec("mmcv._ext") is not None
+    return "present (nothing here needs them)" if found else "absent (nothing here needs them)"
+
+
+def registered_names() -> list[str]:
+    """Every name that this package has put into mmengine's registries, sorted."""
+    from mmengine import registry as registries
+
+    found = set()
+    for root in vars(registries).values():
+        if not isinstance(root, registries.Registry):
+            continue
+        for registry in (root, *root.children.values()):
+            found |= {
+                name
+                for name, item in registry.module_dict.items()
+                if getattr(item, "__module__", "").startswith("mmseg_ext.")
+            }
+    return sorted(found)
+
+
+def describe() -> list[tuple[str, str]]:
+    """Rows (what, value) of the environment: versions, stack, devices, ops, registered names."""
+    import torch
+
+    from mmseg_ext.version import __version__
+
+    rows = [
+        ("mmseg_ext", __version__),
+        ("python", f"{platform.python_version()} ({sys.executable})"),
+        ("torch", torch.__version__),
+        ("devices", _devices()),
+    ]
+    rows += [(r.module, _version(r.module)) for r in STACK]
+    rows += [("stack", stack_status()), ("mmcv.ops", _compiled_ops())]
+    if stack_problem() is None:
+        rows.append(("registered", ", ".join(registered_names())))
+    return rows

@@ -1,0 +1,1 @@
+"""Test-time augmentation; importing this package registers it in mmseg's MODELS."""

@@ -1,0 +1,89 @@
+"""What the testers of heads and backbones share: gradients, round trips, autocast, export."""
+
+import copy
+import re
+
+import torch
+from torch import Tensor, nn
+
+
+def tensors(output) -> list[Tensor]:
+    return [output] if isinstance(output, Tensor) else list(output)
+
+
+def weighted_sum(output) -> Tensor:
+    """A scalar whose gradient reaches every output element with a different weight."""
+    generator = torch.Generator().manual_seed(1)
+    return sum(
+        (t.float() * torch.randn(t.shape, generator=generator)).sum() for t in tensors(output)
+    )
+
+
+def randomise(model: nn.Module) -> nn.Module:
+    """Batch-norm statistics and every zero-initialised parameter away from their trivial values."""
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for p in model.parameters():
+            if not p.any():
+                p.normal_(0, 0.1, generator=generator)
+        for name, buffer in model.named_buffers():
+            if name.endswith("running_mean"):
+                buffer.normal_(0, 0.1, generator=generator)
+            elif name.endswith("running_var"):
+                buffer.uniform_(0.5, 1.5, generator=generator)
+    return model
+
+
+def assert_same(ours, theirs, rtol: float = 1e-5) -> None:
+    for a, b in zip(tensors(ours), tensors(theirs), strict=True):
+        assert a.shape == b.shape
+        assert (a - b).abs().max() <= rtol * b.abs().max()
+
+
+def assert_every_parameter_gets_gradient(model: nn.Module, zero_by_theory: tuple[str, ...]) -> None:
+    """After a backward: each parameter has a gradient, non-zero unless its name is excepted."""
+    excepted = [re.compile(p) for p in zero_by_theory]
+    largest = max(p.grad.abs().max() for p in model.parameters() if p.grad is not None)
+    for name, p in model.named_parameters():
+        assert p.grad is not None, f"no gradient for {name}"
+        if any(pattern.search(name) for pattern in excepted):
+            assert p.grad.abs().max() <= 1e-4 * largest, f"{name}: gradient is not zero"
+        else:
+            assert p.grad.abs().max() > 0, f"zero gradient for {name}"
+
+
+def assert_round_trips(model: nn.Module, forward) -> None:
+    """Saving and loading the state dict, and deep copies, keep the function."""
+    model.eval()
+    with torch.no_grad():
+        before = forward(model)
+        twin = copy.deepcopy(model)
+        assert_same(forward(twin), before, rtol=0)
+        for p in twin.parameters():
+            p.zero_()
+        twin.load_state_dict(copy.deepcopy(model.state_dict()), strict=True)
+        assert_same(forward(twin), before, rtol=0)
+
+
+def assert_autocast_close(model: nn.Module, forward, tolerance: float = 0.08) -> None:
+    model.eval()
+    with torch.no_grad():
+        full = tensors(forward(model))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            half = tensors(forward(model))
+    for a, b in zip(half, full, strict=True):
+        assert torch.isfinite(a).all()
+        error = (a.float() - b).pow(2).mean().sqrt() / b.pow(2).mean().sqrt()
+        assert error <= tolerance, f"relative RMS error {error:.3g} under bfloat16 autocast"
+
+
+def assert_exports_and_compiles(model: nn.Module, args: tuple) -> None:
+    """`torch.export` and `torch.compile(backend='eager')` give the eager result."""
+    model.eval()
+    with torch.no_grad():
+        expected = model(*args)
+        exported = torch.export.export(model, args).module()
+        assert_same(exported(*args), expected)
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="eager")
+        assert_same(compiled(*args), expected)
