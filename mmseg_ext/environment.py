@@ -1,4 +1,4 @@
-"""What is installed: the mm stack's state in one sentence, and the table of `python -m mmseg_ext`."""
+"""What is installed: the mm stack's state in a sentence, and the rows of `python -m mmseg_ext`."""
 
 import functools
 import importlib

@@ -1,4 +1,4 @@
-"""The rules by which a published state dict becomes ours, and the check that nothing is left over."""
+"""How a published state dict becomes ours, and the check that nothing is left over."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""One tester that every decode head passes: subclass it and name the head (see test_*.py beside)."""
+"""One tester that every decode head passes: subclass it and name the head (see test_*.py)."""
 
 import torch
 from mmengine.structures import PixelData

@@ -1,0 +1,112 @@
+"""Measuring: paired timings, peak memory above the start, and multiply-adds in two conventions."""
+
+import ctypes
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+_STATUS = Path("/proc/self/status")
+
+
+def _synchronise() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def paired_times(
+    functions: Mapping[str, Callable[[], object]], rounds: int = 15, warmup: int = 2
+) -> dict[str, list[float]]:
+    """Seconds of each call, the functions taking turns so that a drifting machine is fair to all.
+
+    Entry i of every list comes from the same round, so ratios are taken pair by pair.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for i in range(warmup + rounds):
+        for name, function in functions.items():
+            _synchronise()
+            start = time.perf_counter()
+            function()
+            _synchronise()
+            if i >= warmup:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def median_ratio(numerators: list[float], denominators: list[float]) -> float:
+    """Median over the rounds of `paired_times` of one function's time over another's."""
+    return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))
+
+
+def _status_bytes(field: str) -> int:
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"{_STATUS} has no field {field}")
+
+
+def peak_memory(function: Callable[[], object], device: str | torch.device = "cpu") -> int:
+    """Bytes that one call needs above what was held at its start.
+
+    On a GPU this is the allocator's peak. On the CPU it is the process's peak resident set, whose
+    high-water mark Linux lets a process reset; elsewhere a RuntimeError is raised. The first call
+    of a kernel also loads libraries: call the function once before.
+    """
+    gc.collect()
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        start = torch.cuda.memory_allocated()
+        function()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - start
+    if not _CLEAR_REFS.exists():
+        raise RuntimeError("peak memory on the CPU is read from /proc, which only Linux has")
+    ctypes.CDLL(None).malloc_trim(0)  # freed memory that the allocator keeps would hide a peak
+    _CLEAR_REFS.write_text("5")  # resets VmHWM to the current resident set
+    start = _status_bytes("VmRSS")
+    function()
+    return _status_bytes("VmHWM") - start
+
+
+class MultiplyAdds(NamedTuple):
+    """Multiply-adds of one forward.
+
+    `modules` counts what hooks on convolutions and linear layers see, the convention of mmcv's
+    `get_model_complexity_info` and of most papers' segmentation tables: products of attention
+    are left out. `all` counts every convolution and matrix product that runs.
+    """
+
+    modules: int
+    all: int
+
+
+def count_multiply_adds(model: nn.Module, *args) -> MultiplyAdds:
+    """Multiply-adds of `model(*args)`; runs on any device, the meta device included."""
+    hooked = 0
+
+    def count(module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
+        nonlocal hooked
+        if isinstance(module, nn.Linear):
+            hooked += output.numel() * module.in_features
+        elif isinstance(module, nn.modules.conv._ConvTransposeNd):
+            hooked += inputs[0].numel() * module.weight[0].numel()
+        else:
+            hooked += output.numel() * module.weight[0].numel()
+
+    kinds = (nn.Linear, nn.modules.conv._ConvNd)
+    handles = [m.register_forward_hook(count) for m in model.modules() if isinstance(m, kinds)]
+    try:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            model(*args)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return MultiplyAdds(modules=hooked, all=counter.get_total_flops() // 2)
