@@ -1,0 +1,39 @@
+# What every experiment shares: imports, environment, hooks, logging, test-time augmentation.
+# An experiment sets its own `default_hooks.checkpoint.interval`, as a rule the schedule's
+# `val_interval`; schedules must not define `default_hooks` (two bases naming a key do not merge).
+import importlib.util
+
+default_scope = "mmseg"
+custom_imports = dict(imports=["mmseg_ext"], allow_failed_imports=False)
+env_cfg = dict(
+    cudnn_benchmark=True,
+    mp_cfg=dict(mp_start_method="fork", opencv_num_threads=0),
+    dist_cfg=dict(backend="nccl"),  # the tools take gloo where there is no GPU
+)
+
+vis_backends = [dict(type="LocalVisBackend")]
+if importlib.util.find_spec("tensorboard") is not None:
+    vis_backends.append(dict(type="TensorboardVisBackend"))
+visualizer = dict(type="SegLocalVisualizer", vis_backends=vis_backends, name="visualizer")
+
+log_processor = dict(by_epoch=False)
+log_level = "INFO"
+default_hooks = dict(
+    timer=dict(type="IterTimerHook"),
+    logger=dict(type="LoggerHook", interval=50, log_metric_by_epoch=False),  # with the ETA
+    param_scheduler=dict(type="ParamSchedulerHook"),
+    checkpoint=dict(
+        type="CheckpointHook",
+        by_epoch=False,
+        interval=4000,
+        max_keep_ckpts=3,
+        save_best="mIoU",
+    ),
+    sampler_seed=dict(type="DistSamplerSeedHook"),
+    visualization=dict(type="SegVisualizationHook"),
+)
+
+load_from = None
+resume = False
+
+tta_model = dict(type="StreamingSegTTAModel")
