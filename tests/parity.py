@@ -53,7 +53,7 @@ class Fixture:
             for name, shape in self.meta["inputs"].items()
         }
         gain = self.meta["gain"]
-        self.state_dict = {k: _entry(k, s, seed, gain) for k, s in self.meta["keys"]}
+        self.state_dict = {k: _entry(k, s, seed, gain) for k, s in self.meta["keys"].items()}
 
 
 def assert_parity(ours: Tensor, theirs: Tensor) -> None:
