@@ -1,1 +1,7 @@
 """What the training loop lacks: hooks, optimizer constructors, schedulers."""
+
+from mmseg_ext.engine.distributed import CPUDistributedDataParallel
+from mmseg_ext.engine.held_poly_lr import HeldPolyLR
+from mmseg_ext.engine.optim_wrapper_constructor import RoleOptimWrapperConstructor
+
+__all__ = ["CPUDistributedDataParallel", "HeldPolyLR", "RoleOptimWrapperConstructor"]

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Train in several processes: tools/dist_train.sh CONFIG GPUS [flags of train.py]
+# Several machines: set NNODES, NODE_RANK, MASTER_ADDR and PORT on each. Without a GPU, GPUS is the
+# number of processes, which talk over gloo.
+set -euo pipefail
+
+if [ $# -lt 2 ]; then
+    echo "usage: [NNODES= NODE_RANK= MASTER_ADDR= PORT=] $0 CONFIG GPUS [flags of train.py]" >&2
+    exit 2
+fi
+HERE=$(dirname "$0")
+
+# The same as `torchrun`, of whichever environment PYTHON is.
+PYTHONPATH="$HERE/..:${PYTHONPATH:-}" exec "${PYTHON:-python}" -m torch.distributed.run \
+    --nnodes="${NNODES:-1}" \
+    --node_rank="${NODE_RANK:-0}" \
+    --master_addr="${MASTER_ADDR:-127.0.0.1}" \
+    --master_port="${PORT:-29500}" \
+    --nproc_per_node="$2" \
+    "$HERE/train.py" "$1" --launcher pytorch "${@:3}"
