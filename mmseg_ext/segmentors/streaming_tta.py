@@ -1,0 +1,118 @@
+"""Test-time augmentation that holds one map, however many views there are.
+
+mmsegmentation's `SegTTAModel` keeps the full-resolution logits of all views (12 for six scales and
+flips) and merges them at the end. The merge is a sum, so each view is added to one running map
+here and dropped: the memory above the views' input images does not grow with their number.
+
+`merge='probs'` is `SegTTAModel`'s rule, the mean of the views' softmax. `merge='logits'` is the sum
+of raw logits with which EANet (arXiv 2105.02358) was tested: MenghaoGuo/EANet, `test_torch.py`;
+the views that go with it are the `tta_pipeline` of `configs/_base_/datasets/voc_published.py`.
+
+Deviation from `SegTTAModel`: with one output channel a view's map is its foreground probability,
+and the mean of these is held against the head's threshold, as for a single view. mmsegmentation
+1.2.2 to 1.4.2 applies the sigmoid a second time there, which lifts every pixel over 0.5.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from mmengine.model import BaseTTAModel
+from mmengine.structures import PixelData
+from mmseg.registry import MODELS
+from mmseg.structures import SegDataSample
+from torch import Tensor
+
+_MERGES = ("probs", "logits")
+
+
+@MODELS.register_module()
+class StreamingSegTTAModel(BaseTTAModel):
+    """Sum of the views' maps, each added as soon as its view is predicted.
+
+    The merged sample is the first view's, with `pred_sem_seg` (1, H, W) and, as `seg_logits`, the
+    merged map (C, H, W): the mean of the views' probabilities, or the sum of their logits. The
+    map is in float32 or better. A view is brought back to the original size and orientation by
+    the segmentor itself, in whole and in slide mode, for horizontal and vertical flips.
+
+    Raises:
+        ValueError: for another `merge`, or for `merge='logits'` with a segmentor of one output
+            channel, which returns probabilities.
+    """
+
+    def __init__(self, module, merge: str = "probs", data_preprocessor=None):
+        if merge not in _MERGES:
+            raise ValueError(f"merge must be one of {_MERGES}, got {merge!r}")
+        super().__init__(module, data_preprocessor)
+        if merge == "logits" and self.module.out_channels == 1:
+            raise ValueError("merge='logits' needs a segmentor with more than one output channel")
+        self.merge = merge
+
+    @torch.no_grad()
+    def test_step(self, data: dict | Sequence) -> list[SegDataSample]:
+        """Merged predictions of a batch of images.
+
+        `data` is what `TestTimeAug` and the data loader make: per field, a list over views of
+        lists over the batch.
+        """
+        return self._merged(self.module.test_step(view) for view in _views(data))
+
+    def merge_preds(self, data_samples_list: list[Sequence[SegDataSample]]) -> list[SegDataSample]:
+        """Merge predictions that exist already: a list over images of lists over views."""
+        return self._merged(zip(*data_samples_list, strict=True))
+
+    def _merged(self, views: Iterator[Sequence[SegDataSample]]) -> list[SegDataSample]:
+        merged: list[SegDataSample] = []
+        maps: list[Tensor] = []
+        count = 0
+        for samples in views:
+            if not merged:
+                merged = list(samples)
+            self._add(maps, samples)
+            count += 1
+            del samples  # or the next view is predicted while this one is held
+        for sample, total in zip(merged, maps, strict=True):
+            if self.merge == "probs":
+                total /= count
+            sample.set_data(
+                {
+                    "seg_logits": PixelData(data=total),
+                    "pred_sem_seg": PixelData(data=self._labels(total)),
+                }
+            )
+        return merged
+
+    def _add(self, maps: list[Tensor], samples: Sequence[SegDataSample]) -> None:
+        """Add one view of each image to the running maps (C, H, W), which the first view makes.
+
+        The samples give up their own maps: nothing of a view outlives this call.
+        """
+        first = not maps
+        for i, sample in enumerate(samples):
+            logits = sample.pop("seg_logits").data
+            sample.pop("pred_sem_seg", None)
+            summand = self._summand(logits)
+            if first:
+                maps.append(summand.clone() if summand is logits else summand)
+            else:
+                maps[i] += summand
+
+    def _summand(self, logits: Tensor) -> Tensor:
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.merge == "logits" or self.module.out_channels == 1:
+            return logits
+        return logits.softmax(dim=0)
+
+    def _labels(self, merged: Tensor) -> Tensor:
+        if self.module.out_channels == 1:
+            return (merged > self.module.decode_head.threshold).to(merged)  # 1, H, W
+        return merged.argmax(dim=0, keepdim=True)  # 1, H, W
+
+
+def _views(data: dict | Sequence) -> Iterator[dict | list]:
+    """The batch of each view in turn."""
+    if isinstance(data, dict):
+        for i in range(len(next(iter(data.values())))):
+            yield {key: value[i] for key, value in data.items()}
+    else:
+        for i in range(len(data[0])):
+            yield [field[i] for field in data]
