@@ -1,0 +1,331 @@
+"""Shapes: a segmentation dataset made by code, so that a fresh machine can train within minutes.
+
+Each scene is a cluttered canvas of irregular blobs and strokes on which discs, rings, squares,
+triangles, crosses and stars lie at any angle and size, hide one another and are hidden by further
+strokes. Objects and clutter are painted by the same rule (colour, pattern, shading), and the
+class is drawn independently of the paint: a pixel's colour says nothing about its class, only
+form does. Sensor noise comes last. Every pixel is labelled; there is no void border.
+
+A scene is a function of (seed, index) alone. The training and the validation split use disjoint
+ranges of indices.
+"""
+
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import mmengine
+import numpy as np
+from mmseg.datasets import BaseSegDataset
+from mmseg.registry import DATASETS
+from numpy.random import Generator
+from PIL import Image
+
+VERSION = 1
+"""Raised whenever the same recipe would give other pixels."""
+
+MARKER = "shapes.json"
+_STALE_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a generated folder holds: `train + val` scenes of `size` x `size` pixels."""
+
+    seed: int = 0
+    train: int = 800
+    val: int = 160
+    size: int = 128
+
+    def __post_init__(self):
+        for name, lowest in (("seed", 0), ("train", 1), ("val", 1), ("size", 32)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < lowest:
+                raise ValueError(f"{name} must be an integer >= {lowest}, got {value!r}")
+
+
+# --- forms: negative inside, in units of the object's radius; u, v are its own coordinates ------
+
+
+def _disc(u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    return np.hypot(u, v) - 1.0
+
+
+def _ring(u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    return np.abs(np.hypot(u, v) - 0.78) - 0.27
+
+
+def _square(u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    return np.maximum(np.abs(u), np.abs(v)) - 0.85
+
+
+def _triangle(u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    return np.maximum(0.866 * np.abs(u) + 0.5 * v, -v) - 0.6
+
+
+def _cross(u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    long, short = np.maximum(np.abs(u), np.abs(v)), np.minimum(np.abs(u), np.abs(v))
+    return np.maximum(long - 1.05, short - 0.33)
+
+
+def _star(u: np.ndarray, v: np.ndarray, tip: float = 1.2, notch: float = 0.55) -> np.ndarray:
+    """Five tips: the angle is folded into half a tip, bounded by the line from tip to notch."""
+    half = np.pi / 5
+    angle = np.abs((np.arctan2(v, u) + half) % (2 * half) - half)
+    radius = np.hypot(u, v)
+    normal = np.array([notch * np.sin(half), tip - notch * np.cos(half)])
+    normal /= np.linalg.norm(normal)
+    return normal[0] * (radius * np.cos(angle) - tip) + normal[1] * radius * np.sin(angle)
+
+
+Form = Callable[[np.ndarray, np.ndarray], np.ndarray]
+FORMS: dict[str, Form] = {
+    "disc": _disc,
+    "ring": _ring,
+    "square": _square,
+    "triangle": _triangle,
+    "cross": _cross,
+    "star": _star,
+}
+
+
+def _blob(rng: Generator) -> Form:
+    """A closed contour of random harmonics; never one of the classes."""
+    orders = np.arange(2, 6)
+    amplitudes = rng.uniform(0.1, 0.3, 4) / np.sqrt(orders - 1)
+    phases = rng.uniform(0, 2 * np.pi, 4)
+
+    def form(u, v):
+        waves = orders[:, None, None] * np.arctan2(v, u) + phases[:, None, None]  # (4, H, W)
+        return np.hypot(u, v) - 1.0 - np.tensordot(amplitudes, np.cos(waves), 1)
+
+    return form
+
+
+def _stroke(rng: Generator) -> Form:
+    """A long bar with round ends, bent into an arc."""
+    bend, width = rng.uniform(-0.25, 0.25), rng.uniform(0.05, 0.09)
+
+    def form(u, v):
+        return np.hypot(np.maximum(np.abs(u) - 1.0, 0), v - bend * u * u) - width
+
+    return form
+
+
+# --- painting -----------------------------------------------------------------------------------
+
+
+class _Canvas:
+    """The scene while it is painted: `image` (H, W, 3) float in [0, 255] and `label` (H, W)."""
+
+    def __init__(self, size: int, rng: Generator):
+        self.rng = rng
+        self.y, self.x = np.mgrid[:size, :size].astype(float)
+        self.image = np.empty((size, size, 3))
+        self.label = np.zeros((size, size), np.uint8)
+        self.image[:] = self._pattern(_colour(rng), self.x / size, self.y / size)
+
+    def _pattern(self, colour: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """One colour, a second shade of it in plain, stripes, checks or dots, and a shading."""
+        rng = self.rng
+        kind, pitch = rng.integers(4), rng.uniform(6.0, 11.0)
+        if kind == 0:
+            amount = np.zeros_like(u)
+        elif kind == 1:
+            amount = np.sin(pitch * u)
+        elif kind == 2:
+            amount = np.sin(pitch * u) * np.sin(pitch * v) * 1.5
+        else:
+            amount = 2.0 * (np.cos(pitch * u) + np.cos(pitch * v)) - 1.5
+        amount = np.clip(3.0 * amount, -1, 1)[..., None] * rng.uniform(12.0, 32.0)
+        direction = rng.uniform(-22.0, 22.0, 2)
+        shading = np.clip(direction[0] * u + direction[1] * v, -40, 40)[..., None]
+        return colour + amount + shading
+
+    def paint(self, form: Form, centre, radius: float, label: int, aspect: float = 1.0) -> None:
+        """Lay `form` at `centre` (x, y) and a random angle over what is there."""
+        angle = self.rng.uniform(0, 2 * np.pi)
+        window = self._window(centre, 1.9 * radius)  # no form reaches further
+        dx, dy = self.x[window] - centre[0], self.y[window] - centre[1]
+        u = (np.cos(angle) * dx + np.sin(angle) * dy) / (radius * aspect)
+        v = (np.cos(angle) * dy - np.sin(angle) * dx) * aspect / radius
+        distance = form(u, v)
+        if not (distance < 0).any():
+            return
+        coverage = np.clip(0.5 - distance * radius, 0, 1)  # edges one pixel wide
+        box = _bounding_box(coverage > 0)
+        image, coverage, inside = self.image[window][box], coverage[box], distance[box] < 0
+        colour = _colour(self.rng, unlike=image[inside].mean(0))
+        painted = self._pattern(colour, u[box], v[box])
+        image += coverage[..., None] * (painted - image)
+        self.label[window][box][inside] = label
+
+    def _window(self, centre, reach: float) -> tuple[slice, slice]:
+        (left, top), (right, bottom) = np.maximum(centre - reach, 0), centre + reach + 1
+        return slice(int(top), int(bottom) + 1), slice(int(left), int(right) + 1)
+
+
+def _bounding_box(mask: np.ndarray) -> tuple[slice, slice]:
+    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+    return slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+
+
+def _colour(rng: Generator, unlike: np.ndarray | None = None) -> np.ndarray:
+    """A colour (3,) in [30, 235], at a distance of 70 or more from `unlike` so that it is seen."""
+    while True:
+        colour = rng.uniform(30.0, 235.0, 3)
+        if unlike is None or np.linalg.norm(colour - unlike) >= 70.0:
+            return colour
+
+
+def render(seed: int, index: int, size: int = 128) -> tuple[np.ndarray, np.ndarray]:
+    """Scene `index` of `seed`: image (size, size, 3) uint8 RGB and label (size, size) uint8."""
+    rng = np.random.default_rng([VERSION, seed, index])
+    canvas = _Canvas(size, rng)
+    scale = size / 128
+    for _ in range(rng.integers(9, 15)):
+        form, radius = (_blob(rng), (8, 26)) if rng.random() < 0.7 else (_stroke(rng), (20, 60))
+        canvas.paint(form, rng.uniform(0, size, 2), rng.uniform(*radius) * scale, label=0)
+    for _ in range(rng.integers(3, 7)):
+        label = int(rng.integers(1, len(FORMS) + 1))
+        form = list(FORMS.values())[label - 1]
+        radius, aspect = rng.uniform(12, 27) * scale, rng.uniform(0.9, 1.1)
+        canvas.paint(form, rng.uniform(0.08, 0.92, 2) * size, radius, label, aspect)
+    for _ in range(rng.integers(1, 4)):
+        canvas.paint(_stroke(rng), rng.uniform(0, size, 2), rng.uniform(20, 50) * scale, label=0)
+    noise = rng.normal(0.0, rng.uniform(3.0, 12.0), canvas.image.shape)
+    return np.clip(canvas.image + noise, 0, 255).astype(np.uint8), canvas.label
+
+
+# --- on disk ------------------------------------------------------------------------------------
+
+METAINFO = {
+    "classes": ("background", *FORMS),
+    "palette": [
+        [22, 24, 32],
+        [229, 77, 66],
+        [247, 168, 62],
+        [74, 156, 240],
+        [66, 190, 121],
+        [170, 104, 222],
+        [243, 222, 84],
+    ],
+}
+_FIRST_INDEX = {"train": 0, "val": 1_000_000}  # disjoint, and independent of the splits' lengths
+
+
+def generate(root: str | Path, recipe: Recipe) -> None:
+    """Write the folder `root` in the layout of PASCAL VOC, unless it is there already.
+
+    `JPEGImages/*.jpg`, `SegmentationClass/*.png` (indexed colour) and
+    `ImageSets/Segmentation/{train,val}.txt`. All is written beside `root` and renamed at the end:
+    a run that is killed leaves nothing that could be taken for the dataset, and of several
+    processes that generate at once the first one's result stays.
+
+    Raises:
+        ValueError: if `root` exists and holds something else or another recipe's scenes.
+    """
+    root = Path(root)
+    if root.exists():
+        _check_marker(root, recipe)
+        return
+    root.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(root)
+    partial = Path(tempfile.mkdtemp(prefix=f".{root.name}-", dir=root.parent))
+    try:
+        _write(partial, recipe)
+        partial.chmod(0o755)
+        partial.rename(root)
+    except OSError:
+        if not root.exists():  # else another process was faster
+            raise
+        _check_marker(root, recipe)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write(folder: Path, recipe: Recipe) -> None:
+    names = ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation")
+    images, labels, lists = (folder / name for name in names)
+    for path in (images, labels, lists):
+        path.mkdir(parents=True)
+    scenes = [
+        (f"{split}_{i:05d}", first + i)
+        for split, first in _FIRST_INDEX.items()
+        for i in range(getattr(recipe, split))
+    ]
+    print(f"Generating {len(scenes)} scenes of ShapesDataset (seed {recipe.seed})", flush=True)
+    palette = np.array(METAINFO["palette"], np.uint8).tobytes()
+    on_terminal = sys.stdout.isatty()  # a log file gets no bar
+    for name, index in mmengine.track_iter_progress(scenes) if on_terminal else scenes:
+        image, label = render(recipe.seed, index, recipe.size)
+        Image.fromarray(image).save(images / f"{name}.jpg", quality=95, subsampling=0)
+        indexed = Image.fromarray(label)
+        indexed.putpalette(palette)
+        indexed.save(labels / f"{name}.png")
+    for split in _FIRST_INDEX:
+        members = [name for name, _ in scenes if name.startswith(split)]
+        (lists / f"{split}.txt").write_text("\n".join(members) + "\n")
+    (folder / MARKER).write_text(json.dumps(_marker(recipe), indent=1) + "\n")
+
+
+def _marker(recipe: Recipe) -> dict:
+    return {"version": VERSION, **asdict(recipe)}
+
+
+def _check_marker(root: Path, recipe: Recipe) -> None:
+    path = root / MARKER
+    found = json.loads(path.read_text()) if path.is_file() else "no ShapesDataset"
+    if found != _marker(recipe):
+        raise ValueError(
+            f"data_root {str(root)!r} holds {found}, not {_marker(recipe)}: "
+            "delete that folder or name another data_root"
+        )
+
+
+def _remove_abandoned(root: Path) -> None:
+    """Delete what killed runs have left beside `root`; a run at work is never an hour old."""
+    for path in root.parent.glob(f".{root.name}-*"):
+        if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@DATASETS.register_module()
+class ShapesDataset(BaseSegDataset):
+    """The generated scenes as a dataset of 6 classes and background, made at first use.
+
+    Args:
+        data_root: Folder of the dataset; it is generated where it does not exist.
+        recipe: Fields of `Recipe` that differ from its defaults. Both splits of an experiment
+            must name the same.
+        ann_file: `ImageSets/Segmentation/train.txt` or `.../val.txt`.
+        kwargs: As for mmseg's `BaseSegDataset`.
+    """
+
+    METAINFO = METAINFO
+
+    def __init__(
+        self,
+        data_root: str = "data/shapes",
+        recipe: dict | None = None,
+        ann_file: str = "ImageSets/Segmentation/train.txt",
+        data_prefix: dict | None = None,
+        **kwargs,
+    ):
+        self.recipe = Recipe(**(recipe or {}))
+        super().__init__(
+            data_root=data_root,
+            ann_file=ann_file,
+            data_prefix=data_prefix
+            or {"img_path": "JPEGImages", "seg_map_path": "SegmentationClass"},
+            **kwargs,
+        )
+
+    def load_data_list(self) -> list[dict]:
+        generate(self.data_root, self.recipe)
+        return super().load_data_list()
