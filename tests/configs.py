@@ -1,0 +1,5 @@
+"""Where the configs are."""
+
+from pathlib import Path
+
+CONFIGS = Path(__file__).parents[1] / "configs"

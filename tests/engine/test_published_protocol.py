@@ -1,0 +1,138 @@
+"""The optimizer groups and learning rates of the published VOC training, at every iteration."""
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.optim import OptimWrapper, build_optim_wrapper
+from mmseg.registry import MODELS, PARAM_SCHEDULERS
+from torch import nn
+
+from mmseg_ext.engine import HeldPolyLR
+from tests.configs import CONFIGS
+
+LR, ITERATIONS, POWER = 9e-3, 45000, 0.9
+
+
+def published_rates(iterations: int) -> list[tuple[float, float, float]]:
+    """The rates of the groups 1x, 1y, 2x at each iteration, by the published loop's own steps."""
+    groups = [LR, LR, 2 * LR]
+    rates = []
+    for iteration in range(iterations + 1):
+        if iteration % 10 == 0:
+            new = LR * (1 - float(iteration) / iterations) ** POWER
+            groups = [new, new, 2 * new]
+        rates.append(tuple(groups))
+    return rates
+
+
+NORM = {"type": "BN"}
+
+
+def tiny_model() -> nn.Module:
+    backbone = {"type": "ResNetV1c", "depth": 18, "base_channels": 4, "stem_channels": 4}
+    head = {"type": "FCNHead", "in_channels": 32, "channels": 4, "num_classes": 3, "num_convs": 1}
+    return MODELS.build(
+        {
+            "type": "EncoderDecoder",
+            "backbone": {**backbone, "norm_cfg": NORM},
+            "decode_head": {**head, "norm_cfg": NORM},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def config():
+    return Config.fromfile(CONFIGS / "ea_r101_voc_45k.py")
+
+
+def test_three_groups(config):
+    model = tiny_model()
+    groups = build_optim_wrapper(model, config.optim_wrapper).optimizer.param_groups
+    convs = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    expected = [
+        (LR, 1e-4, {id(m.weight) for m in convs}),
+        (LR, 0.0, {id(m.weight) for m in norms}),
+        (2 * LR, 0.0, {id(m.bias) for m in norms + convs if m.bias is not None}),
+    ]
+    assert [(g["lr"], g["weight_decay"], {id(p) for p in g["params"]}) for g in groups] == expected
+    assert all(g["momentum"] == 0.9 and not g["nesterov"] for g in groups)
+    assert sum(len(g["params"]) for g in groups) == len(list(model.parameters()))
+
+
+def test_shared_and_frozen_parameters(config):
+    model = nn.Sequential(nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2))
+    model[1].weight = model[0].weight
+    model[2].requires_grad_(False)
+    groups = build_optim_wrapper(model, config.optim_wrapper).optimizer.param_groups
+    assert [[id(p) for p in g["params"]] for g in groups] == [
+        [id(model[0].weight)],
+        [id(model[0].bias), id(model[1].bias)],
+    ]
+
+
+def test_unknown_key_is_refused(config):
+    wrong = config.optim_wrapper.copy()
+    wrong["paramwise_cfg"] = {"dwconv_decay_mult": 0.0}
+    with pytest.raises(ValueError, match="dwconv_decay_mult"):
+        build_optim_wrapper(tiny_model(), wrong)
+
+
+def test_rates_of_every_iteration(config):
+    """All 45,001 iterations, among them the last, whose rate is zero."""
+    (scheduler_config,) = config.param_scheduler
+    assert config.train_cfg.max_iters == ITERATIONS + 1
+    optimizer = build_optim_wrapper(tiny_model(), config.optim_wrapper).optimizer
+    scheduler = PARAM_SCHEDULERS.build({**scheduler_config, "optimizer": optimizer})
+    optimizer._global_step = 0  # the order of optimizer and scheduler steps is not under test
+    ours = []
+    for _ in range(config.train_cfg.max_iters):
+        ours.append([group["lr"] for group in optimizer.param_groups])
+        scheduler.step()
+    ours, theirs = (
+        torch.tensor(ours, dtype=torch.float64),
+        torch.tensor(published_rates(ITERATIONS)),
+    )
+    torch.testing.assert_close(ours, theirs.double(), rtol=1e-6, atol=0)
+    assert ours[0].tolist() == [LR, LR, 2 * LR]
+    assert (ours[9] == ours[0]).all() and (ours[10] < ours[9]).all()
+    assert ours[-1].tolist() == [0.0, 0.0, 0.0] and (ours[-2] > 0).all()
+
+
+def test_finetuning_starts_at_a_tenth_from_the_final_checkpoint(config):
+    finetune = Config.fromfile(CONFIGS / "ea_r101_voc_finetune_15k.py")
+    assert finetune.optim_wrapper.optimizer.lr == pytest.approx(LR / 10)
+    assert finetune.param_scheduler[0].end == finetune.train_cfg.max_iters == 15001
+    assert finetune.load_from.endswith(f"ea_r101_voc_45k/iter_{config.train_cfg.max_iters}.pth")
+    assert finetune.model.backbone.init_cfg is None
+
+
+def test_scheduler_resumes():
+    def schedule():
+        wrapper = OptimWrapper(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0))
+        return wrapper, HeldPolyLR(wrapper, interval=4, power=0.9, begin=0, end=21, by_epoch=False)
+
+    def run(wrapper, scheduler, steps):
+        rates = []
+        for _ in range(steps):
+            rates.append(wrapper.param_groups[0]["lr"])
+            wrapper.optimizer.step()
+            scheduler.step()
+        return rates
+
+    wrapper, scheduler = schedule()
+    whole = run(wrapper, scheduler, 21)
+    wrapper, scheduler = schedule()
+    first = run(wrapper, scheduler, 7)
+    states = wrapper.state_dict(), scheduler.state_dict()
+    wrapper, scheduler = schedule()
+    wrapper.load_state_dict(states[0])
+    scheduler.load_state_dict(states[1])
+    assert first + run(wrapper, scheduler, 14) == whole
+    assert whole[:4] == [1.0] * 4 and whole[20] == 0.0
+
+
+def test_interval_below_one_is_refused():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    with pytest.raises(ValueError, match="interval must be at least 1, not 0"):
+        HeldPolyLR(optimizer, interval=0, end=10)
