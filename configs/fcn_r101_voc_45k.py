@@ -1,0 +1,18 @@
+# FCN on PASCAL VOC under EANet's published protocol: the same backbone, data and schedule.
+_base_ = "./ea_r101_voc_45k.py"
+model = dict(
+    decode_head=dict(
+        _delete_=True,
+        type="FCNHead",
+        in_channels=2048,
+        in_index=3,
+        channels=512,
+        num_convs=2,
+        concat_input=True,
+        dropout_ratio=0.1,
+        num_classes=21,
+        norm_cfg=dict(type="SyncBN", requires_grad=True),
+        align_corners=True,
+        loss_decode=dict(type="CrossEntropyLoss", use_sigmoid=False, loss_weight=1.0),
+    )
+)
