@@ -1,0 +1,405 @@
+"""Lambda layer: long-range interactions by linear maps made from the context, not by attention maps.
+
+Paper: "LambdaNetworks: Modeling Long-Range Interactions Without Attention", Irwan Bello, 2021,
+arXiv:2102.08602. Its authors published no code; followed are lucidrains/lambda-networks (intra-depth,
+global context) and d-li14/lambda.pytorch (strided layer), which agree with timm's layer.
+
+Deviations: the position lambdas are one correlation of the values with the embeddings, so no table
+over pairs of positions is built in the global form either; average pooling rounds odd sizes up, so
+that a strided layer always meets a strided 1x1 convolution.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# Bytes of one chunk of spectra: what stays in a core's cache measured fastest (docs/lambda.md).
+_CHUNK_BYTES = 1_500_000
+
+
+def apply_lambdas(queries: Tensor, lambdas: Tensor, start: Tensor | None = None) -> Tensor:
+    """y_n = lambda_n^T q_n for each head, with the lambdas shared by all heads (multi-query).
+
+    `queries` is (B, h, k, H, W); `lambdas` is (B, k, v) for one lambda at all positions or
+    (B, k, v, H, W) for one at each. Returns (B, h, v, H, W), added to `start` where given.
+    """
+    if lambdas.dim() == 3:
+        shared = lambdas.transpose(1, 2).unsqueeze(1)  # (B, 1, v, k)
+        y = (shared @ queries.flatten(3)).unflatten(3, queries.shape[3:])  # (B, h, v, H, W)
+        return y if start is None else start + y
+    y = start
+    # One pass per key channel: k is small, and the products never exist as a (B, h, k, v, H, W).
+    for i in range(lambdas.shape[1]):
+        q, lam = queries[:, :, i, None], lambdas[:, None, i]  # (B, h, 1, H, W), (B, 1, v, H, W)
+        y = q * lam if y is None else torch.addcmul(y, q, lam)
+    return y
+
+
+def crop_embeddings(weight: Tensor, height: int, width: int, dilation: int = 1) -> Tensor:
+    """The offsets that two positions of an H x W map can have, of (k, u, R, S) embeddings."""
+    cut = []
+    for taps, size in zip(weight.shape[2:], (height, width), strict=True):
+        reach = min(taps // 2, (size - 1) // dilation)
+        cut.append(slice(taps // 2 - reach, taps // 2 + reach + 1))
+    return weight[:, :, cut[0], cut[1]]
+
+
+def direct_lambdas(values: Tensor, weight: Tensor, dilation: int = 1) -> Tensor:
+    """Position lambdas (B, k, v, H, W) of values (B, u, v, H, W): a convolution, v in the batch."""
+    batch, _, depth, height, width = values.shape
+    padding = [dilation * (n // 2) for n in weight.shape[2:]]
+    folded = values.transpose(1, 2).flatten(0, 1)  # (B v, u, H, W)
+    lambdas = F.conv2d(folded, weight, padding=padding, dilation=dilation)
+    return lambdas.view(batch, depth, -1, height, width).transpose(1, 2)  # (B, k, v, H, W)
+
+
+def _fast_length(least: int) -> int:
+    """The smallest length of at least `least` with no prime factor above 5."""
+    length = least
+    while True:
+        rest = length
+        for prime in (2, 3, 5):
+            while rest % prime == 0:
+                rest //= prime
+        if rest == 1:
+            return length
+        length += 1
+
+
+def fourier_lambdas(values: Tensor, weight: Tensor, dilation: int = 1) -> Iterator[Tensor]:
+    """The same in the frequency domain, a few of the k key channels at a time.
+
+    A circular correlation of length H + reach is enough: what wraps around lies outside the map.
+    """
+    batch, _, depth, height, width = values.shape
+    key_depth, _, rows, columns = weight.shape
+    reach = (dilation * (rows // 2), dilation * (columns // 2))
+    size = (_fast_length(height + reach[0]), _fast_length(width + reach[1]))
+
+    kernel = weight.new_zeros((*weight.shape[:2], *size))
+    kernel[:, :, : 2 * reach[0] + 1 : dilation, : 2 * reach[1] + 1 : dilation] = weight
+    kernel = kernel.roll((-reach[0], -reach[1]), (2, 3))  # offset (0, 0) comes first
+    kernel = torch.fft.rfft2(kernel).conj()  # (k, u, S0, S1 // 2 + 1)
+    spectrum = torch.fft.rfft2(values, s=size)  # (B, u, v, S0, S1 // 2 + 1)
+
+    channel_bytes = batch * depth * size[0] * (size[1] // 2 + 1) * spectrum.element_size()
+    chunk = max(1, _CHUNK_BYTES // channel_bytes)
+    for first in range(0, key_depth, chunk):
+        part = kernel[first : first + chunk].unsqueeze(2)  # (k', u, 1, S0, S1 // 2 + 1)
+        product = part[:, 0] * spectrum[:, 0, None]  # (B, k', v, S0, S1 // 2 + 1)
+        for i in range(1, weight.shape[1]):
+            product = product + part[:, i] * spectrum[:, i, None]
+        # Rows first, so that the second transform runs over the rows of the map alone.
+        product = torch.fft.ifft(product, dim=3)[:, :, :, :height]
+        yield torch.fft.irfft(product, n=size[1], dim=4)[..., :width]  # (B, k', v, H, W)
+
+
+def _fourier_is_faster(positions: int, taps: int, training: bool) -> bool:
+    """Which way measured faster (docs/lambda.md): the direct form's backward is the slow part."""
+    if training:
+        return taps >= 49 and taps * positions >= 50_000
+    return taps >= 400 and positions >= 2_000
+
+
+def position_lambdas(values: Tensor, weight: Tensor, dilation: int = 1) -> Iterator[Tensor]:
+    """lambda^p_n = sum over u and m of E[m - n] V[m]^T, a chunk of key channels at a time.
+
+    `values` is (B, u, v, H, W); `weight` holds the embeddings (k, u, R, S), R and S odd, indexed by
+    offset (context minus query, its middle is no offset). Positions outside the map count nothing.
+    The chunks (B, k', v, H, W) together hold all k channels in order.
+    """
+    height, width = values.shape[3:]
+    weight = crop_embeddings(weight, height, width, dilation)
+    training = torch.is_grad_enabled() and (values.requires_grad or weight.requires_grad)
+    if _fourier_is_faster(height * width, weight.shape[2] * weight.shape[3], training):
+        # No transform exists for half precision at these lengths.
+        dtype = torch.promote_types(values.dtype, torch.float32)
+        yield from fourier_lambdas(values.to(dtype), weight.to(dtype), dilation)
+    else:
+        yield direct_lambdas(values, weight, dilation)
+
+
+class PositionEmbeddings(nn.Module):
+    """Relative position embeddings E (k, u, R, S), and the bias (k) that public weights carry.
+
+    The paper has no bias; lucidrains, d-li14 and timm have one, the bias of their convolution.
+    """
+
+    def __init__(self, key_depth: int, intra_depth: int, size: tuple[int, int], bias: bool = False):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(key_depth, intra_depth, *size))
+        self.bias = nn.Parameter(torch.empty(key_depth)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Embeddings from N(0, 1/k), as the paper states; bias zero."""
+        nn.init.normal_(self.weight, std=self.weight.shape[0] ** -0.5)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class LambdaLayer(nn.Module):
+    """Content and position lambdas applied to multi-queries (the paper's equations 1 to 3).
+
+    With Q = x W_Q (h heads of k), K = c W_K (k x u) and V = c W_V (v x u, v = out_channels / h), batch
+    norm on Q and V, and K~ the softmax of K over the context's positions m:
+    lambda_n = sum_m (K~_m + E_{m-n}) V_m^T and y_n = lambda_n^T q_n for each head, heads joined.
+
+    Local context (a lambda convolution) with `receptive_field`, global context with
+    `receptive_field=None` and `resolution` (H, W), the largest map that the embeddings cover; smaller
+    maps use the offsets they have.
+
+    `content=False` and `position=False` leave one kind of lambda out. `embeddings` are another
+    layer's `position` to share: they stay that layer's parameters. `stride` 2 averages the result
+    over 3x3 (`pool='avg3'`, d-li14's and the paper's) or 2x2 windows (`'avg2'`, timm's).
+    `norm_layer` builds the norms of queries and values from their number of channels.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int | None = None,
+        key_depth: int = 16,
+        num_heads: int = 4,
+        intra_depth: int = 1,
+        receptive_field: int | None = 23,
+        resolution: tuple[int, int] | None = None,
+        stride: int = 1,
+        dilation: int = 1,
+        position_bias: bool = False,
+        pool: Literal["avg3", "avg2"] = "avg3",
+        content: bool = True,
+        position: bool = True,
+        embeddings: PositionEmbeddings | None = None,
+        norm_layer: Callable[[int], nn.Module] = nn.BatchNorm2d,
+    ):
+        super().__init__()
+        out_channels = in_channels if out_channels is None else out_channels
+        sizes = {
+            "in_channels": in_channels,
+            "out_channels": out_channels,
+            "key_depth": key_depth,
+            "num_heads": num_heads,
+            "intra_depth": intra_depth,
+            "dilation": dilation,
+        }
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, not {size}")
+        if out_channels % num_heads:
+            raise ValueError(
+                f"out_channels must be divisible by num_heads, not {out_channels} by {num_heads}"
+            )
+        if stride not in (1, 2):
+            raise ValueError(f"stride must be 1 or 2, not {stride}")
+        if pool not in ("avg3", "avg2"):
+            raise ValueError(f"pool must be 'avg3' or 'avg2', not {pool!r}")
+        if not (content or position):
+            raise ValueError("content and position are both False: no lambda is left")
+        self.num_heads = num_heads
+        self.key_depth = key_depth
+        self.intra_depth = intra_depth
+        self.value_depth = out_channels // num_heads
+        self.receptive_field = receptive_field
+        self.resolution = None if resolution is None else tuple(resolution)
+        self.dilation = dilation
+        self.content = content
+        table = self._table_size()
+
+        self.channels = (
+            num_heads * key_depth,
+            key_depth * intra_depth if content else 0,
+            self.value_depth * intra_depth,
+        )
+        self.qkv = nn.Conv2d(in_channels, sum(self.channels), 1, bias=False)
+        self.norm_q = norm_layer(self.channels[0])
+        self.norm_v = norm_layer(self.channels[2])
+        self.position = None
+        self._borrowed: tuple[PositionEmbeddings, ...] = ()  # a tuple: not registered twice
+        if position and embeddings is not None:
+            expected = (key_depth, intra_depth, *table)
+            if tuple(embeddings.weight.shape) != expected:
+                shape = tuple(embeddings.weight.shape)
+                raise ValueError(f"embeddings must be {expected} (k, u, R, S), not {shape}")
+            self._borrowed = (embeddings,)
+        elif position:
+            self.position = PositionEmbeddings(key_depth, intra_depth, table, position_bias)
+        if stride == 1:
+            self.pool = nn.Identity()
+        elif pool == "avg3":
+            self.pool = nn.AvgPool2d(3, stride, padding=1)
+        else:
+            self.pool = nn.AvgPool2d(2, stride, ceil_mode=True)
+        self.reset_parameters()
+
+    def _table_size(self) -> tuple[int, int]:
+        if (self.receptive_field is None) == (self.resolution is None):
+            raise ValueError(
+                "give either receptive_field (local context) or resolution (global context, with "
+                f"receptive_field=None), not receptive_field={self.receptive_field} and "
+                f"resolution={self.resolution}"
+            )
+        if self.resolution is not None:
+            if len(self.resolution) != 2 or min(self.resolution) < 1:
+                raise ValueError(f"resolution must be a positive (H, W), not {self.resolution}")
+            if self.dilation != 1:
+                raise ValueError(f"dilation must be 1 with a resolution, not {self.dilation}")
+            return 2 * self.resolution[0] - 1, 2 * self.resolution[1] - 1
+        if self.receptive_field < 1 or self.receptive_field % 2 == 0:
+            raise ValueError(
+                f"receptive_field must be odd and positive, not {self.receptive_field}"
+            )
+        return self.receptive_field, self.receptive_field
+
+    def reset_parameters(self) -> None:
+        """The paper's: queries from N(0, 1/(d k)), keys and values from N(0, 1/d)."""
+        in_channels = self.qkv.in_channels
+        queries = self.channels[0]
+        nn.init.normal_(self.qkv.weight[:queries], std=(in_channels * self.key_depth) ** -0.5)
+        nn.init.normal_(self.qkv.weight[queries:], std=in_channels**-0.5)
+        if self.position is not None:
+            self.position.reset_parameters()
+
+    @property
+    def embeddings(self) -> PositionEmbeddings | None:
+        """The layer's own embeddings or those that it shares; None without position lambdas."""
+        return self._borrowed[0] if self._borrowed else self.position
+
+    def _project(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        if context is None:
+            return self.qkv(x).split(self.channels, dim=1)
+        n = self.channels[0]
+        weight, bias = self.qkv.weight, self.qkv.bias
+        queries = F.conv2d(x, weight[:n], None if bias is None else bias[:n])
+        rest = F.conv2d(context, weight[n:], None if bias is None else bias[n:])
+        return queries, *rest.split(self.channels[1:], dim=1)
+
+    def _check_sizes(self, queries: Tensor, values: Tensor, mask: Tensor | None) -> None:
+        size, context = tuple(queries.shape[2:]), tuple(values.shape[2:])
+        if mask is not None and tuple(mask.shape) != (values.shape[0], *context):
+            raise ValueError(
+                f"mask must be (B, H, W) of the context, {(values.shape[0], *context)}, not "
+                f"{tuple(mask.shape)}"
+            )
+        if self.embeddings is None:
+            return
+        if size != context:
+            raise ValueError(
+                f"with position lambdas, context must be of x's size {size}, not {context}"
+            )
+        if self.resolution is not None and any(
+            a > b for a, b in zip(size, self.resolution, strict=True)
+        ):
+            raise ValueError(f"x of size {size} is larger than resolution {self.resolution}")
+
+    def _shared_lambda(self, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor | None:
+        """What all positions share: the content lambda and the embeddings' bias, (B, k, v).
+
+        Takes keys (B, k u, H, W) and values (B, u, v, H, W).
+        """
+        shared = None
+        if self.content:
+            keys = keys.unflatten(1, (self.intra_depth, self.key_depth)).flatten(3)  # (B, u, k, M)
+            keys = keys.to(values.dtype)
+            if mask is None:
+                keys = keys.softmax(dim=3)
+            else:
+                used = mask.flatten(1)[:, None, None]  # (B, 1, 1, M)
+                keys = keys.masked_fill(~used, torch.finfo(keys.dtype).min).softmax(dim=3) * used
+            keys = keys.transpose(1, 2).flatten(2)  # (B, k, u M)
+            depth_last = values.flatten(3).transpose(2, 3).flatten(1, 2)  # (B, u M, v)
+            shared = keys @ depth_last
+        if self.embeddings is not None and self.embeddings.bias is not None:
+            bias = self.embeddings.bias.to(values.dtype)[None, :, None]
+            bias = bias.expand(values.shape[0], -1, self.value_depth)  # (B, k, v)
+            shared = bias if shared is None else shared + bias
+        return shared
+
+    def forward(
+        self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """x (B, C, H, W) to (B, out_channels, H', W'), H' = ceil(H / stride).
+
+        `context` (B, C, M, N) gives keys and values in place of x; with position lambdas it must have
+        x's size. `mask` (B, M, N) is True where the context may be used; elsewhere keys get no weight
+        and values count zero (batch norm's statistics in training still see them).
+
+        Raises:
+            ValueError: for a context or mask of the wrong size, or x larger than `resolution`.
+        """
+        queries, keys, values = self._project(x, context)
+        self._check_sizes(queries, values, mask)
+        queries = self.norm_q(queries).unflatten(1, (self.num_heads, -1))  # (B, h, k, H, W)
+        values = self.norm_v(values).unflatten(1, (self.intra_depth, -1))  # (B, u, v, M, N)
+        if mask is not None:
+            mask = mask.bool()
+            values = values * mask[:, None, None]
+        # Under autocast only the convolutions run in half precision.
+        exact = torch.promote_types(values.dtype, torch.float32)
+        with torch.autocast(x.device.type, enabled=False):
+            shared = self._shared_lambda(keys, values.to(exact), mask)
+            exact_queries = queries.to(exact)
+            y = None if shared is None else apply_lambdas(exact_queries, shared)
+        if self.embeddings is not None:
+            first = 0
+            for lambdas in position_lambdas(values, self.embeddings.weight, self.dilation):
+                last = first + lambdas.shape[1]
+                y = apply_lambdas(exact_queries[:, :, first:last], lambdas.to(exact), y)
+                first = last
+        return self.pool(y.flatten(1, 2).to(queries.dtype))  # (B, h v, H', W')
+
+    def fuse(self) -> "LambdaLayer":
+        """The layer for inference, its two norms folded into the projection if they are batch norms."""
+        fused = copy.deepcopy(self).eval()
+        norms = (self.norm_q, self.norm_v)
+        if not all(isinstance(norm, nn.modules.batchnorm._BatchNorm) for norm in norms):
+            return fused
+        old = self.qkv
+        scale = torch.ones_like(old.weight[:, 0, 0, 0])
+        bias = torch.zeros_like(scale)
+        queries, keys, _ = self.channels
+        for norm, part in (
+            (self.norm_q, slice(0, queries)),
+            (self.norm_v, slice(queries + keys, None)),
+        ):
+            scale[part] = norm.weight / torch.sqrt(norm.running_var + norm.eps)
+            bias[part] = norm.bias - norm.running_mean * scale[part]
+        fused.qkv = nn.Conv2d(old.in_channels, old.out_channels, 1).to(old.weight)
+        with torch.no_grad():
+            fused.qkv.weight.copy_(old.weight * scale[:, None, None, None])
+            fused.qkv.bias.copy_(bias)
+        fused.norm_q = nn.Identity()
+        fused.norm_v = nn.Identity()
+        return fused.eval()
+
+    def multiply_adds(self, height: int, width: int) -> int:
+        """Multiply-adds of one H x W map in the dense form of the paper, the projection included.
+
+        Taps on the zero padding count, as convolution counters count them. In the global form each
+        position meets each other once.
+        """
+        positions = height * width
+        per_position = self.qkv.in_channels * sum(self.channels)
+        pairs = self.key_depth * self.value_depth
+        if self.content:
+            per_position += pairs * (self.intra_depth + self.num_heads)
+        if self.embeddings is not None:
+            taps = positions if self.resolution is not None else math.prod(self._table_size())
+            per_position += pairs * (self.intra_depth * taps + self.num_heads)
+        return positions * per_position
+
+    def extra_repr(self) -> str:
+        scope = (
+            f"resolution={self.resolution}"
+            if self.resolution is not None
+            else f"receptive_field={self.receptive_field}, dilation={self.dilation}"
+        )
+        return (
+            f"key_depth={self.key_depth}, num_heads={self.num_heads}, "
+            f"intra_depth={self.intra_depth}, {scope}"
+        )
