@@ -1,0 +1,243 @@
+"""ExternalAttention2d against its fixture, the equations written plainly, and its fused form."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from mmseg_ext import fuse_model
+from mmseg_ext.layers.external_attention import ExternalAttention2d
+from tests.parity import Fixture, assert_parity, gradient_difference
+
+
+def plain_forward(block: ExternalAttention2d, x):
+    """The published block, operation by operation, on the parameters of `block`."""
+    queries = block.conv1(x).flatten(2)
+    logits = F.conv1d(queries, block.linear_0.weight)
+    if block.normalization == "double":
+        attention = logits.softmax(-1)
+        attention = attention / (1e-9 + attention.sum(1, keepdim=True))
+    else:
+        attention = logits.softmax(1)
+    weight = block.linear_0.weight.transpose(0, 1) if block.tied else block.linear_1.weight
+    y = F.conv1d(attention, weight).view_as(x)
+    return F.relu(block.conv2(y) + x)
+
+
+class Plain(nn.Module):
+    def __init__(self, block):
+        super().__init__()
+        self.block = copy.deepcopy(block)
+
+    def forward(self, x):
+        return plain_forward(self.block, x)
+
+
+def away_from_kink(output):
+    """Random weights of a loss, zero where rounding alone could switch a ReLU on or off."""
+    return torch.randn_like(output) * (output.detach().abs() > 1e-5)
+
+
+def trained_like(channels=48, memory_size=8, **kwargs) -> ExternalAttention2d:
+    """A block whose norm and biases are not at their trivial initial values."""
+    block = ExternalAttention2d(channels, memory_size, **kwargs)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for p in block.parameters():
+            p.add_(0.1 * torch.randn(p.shape, generator=generator))
+    norm = block.conv2[1]
+    if isinstance(norm, nn.BatchNorm2d) and norm.running_mean is not None:
+        norm.running_mean.normal_(0, 0.1, generator=generator)
+        norm.running_var.uniform_(0.5, 1.5, generator=generator)
+    return block
+
+
+def group_norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(4, channels)
+
+
+def batch_norm_without_statistics(channels: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(channels, track_running_stats=False)
+
+
+def cumulative_batch_norm(channels: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(channels, momentum=None)
+
+
+def plain_batch_norm(channels: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(channels, affine=False)
+
+
+VARIANTS = [
+    {},
+    {"normalization": "softmax"},
+    {"tied": True},
+    {"norm_layer": group_norm},
+    {"norm_layer": batch_norm_without_statistics},
+    {"norm_layer": cumulative_batch_norm},
+    {"norm_layer": plain_batch_norm},
+    {"norm_layer": nn.SyncBatchNorm},
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("fused", [False, True])
+def test_parity_with_published_code(dtype, fused):
+    fixture = Fixture("eanet_external_attention")
+    block = ExternalAttention2d(512)
+    block.load_state_dict(fixture.state_dict, strict=True)
+    block = block.to(dtype).eval()
+    if fused:
+        block = block.fuse()
+    with torch.no_grad():
+        assert_parity(block(fixture.inputs["x"].to(dtype)), fixture.outputs["y"])
+
+
+def test_parameter_count():
+    assert sum(p.numel() for p in ExternalAttention2d(512).parameters()) == 591_360
+    tied = sum(p.numel() for p in ExternalAttention2d(512, tied=True).parameters())
+    assert tied == 591_360 - 64 * 512  # the 558,592 of the paper's count
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("size", [(9, 11), (2, 2)], ids=["composed", "published order"])
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_equals_plain_formulation(variant, size, training):
+    if training and variant.get("norm_layer") is nn.SyncBatchNorm:
+        pytest.skip("torch's SyncBatchNorm trains on GPUs only")
+    block = trained_like(**variant).train(training)
+    reference = Plain(block).train(training)
+    x = torch.randn(2, 48, *size)
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    outputs = [model(i) for model, i in zip((block, reference), inputs, strict=True)]
+    assert (outputs[0] - outputs[1]).abs().max() <= 1e-5 * outputs[1].abs().max()
+    weights = away_from_kink(outputs[1])
+    for output in outputs:
+        (output * weights).sum().backward()
+    assert gradient_difference(block, reference.block) <= 1e-5
+    difference = (inputs[0].grad - inputs[1].grad).abs().max()
+    assert difference <= 1e-5 * inputs[1].grad.abs().max()
+    for ours, theirs in zip(block.buffers(), reference.block.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("variant", VARIANTS[:4], ids=str)
+def test_exact_in_float64(variant):
+    block = trained_like(**variant).double()
+    reference = Plain(block)
+    x = torch.randn(2, 48, 9, 11, dtype=torch.float64)
+    weights = torch.randn_like(x)
+    for model in (block, reference):
+        (model(x) * weights).sum().backward()
+    assert gradient_difference(block, reference.block) <= 1e-12
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_fused_equals_eval(variant):
+    block = trained_like(**variant).eval()
+    fused = fuse_model(nn.Sequential(block))
+    assert block.conv2[0].weight.requires_grad  # the original is untouched
+    for size in ((9, 11), (2, 2)):
+        x = torch.randn(2, 48, *size)
+        with torch.no_grad():
+            expected = block(x)
+            assert (fused(x) - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_gradients_at_full_size():
+    """512 channels, 64 slots, freshly initialised: the setting of the paper."""
+    block = ExternalAttention2d(512)
+    reference = Plain(block)
+    x = torch.randn(1, 512, 24, 20)
+    outputs = [model(x) for model in (block, reference)]
+    weights = away_from_kink(outputs[1])
+    for output in outputs:
+        (output * weights).sum().backward()
+    assert (outputs[0] - outputs[1]).abs().max() <= 1e-5 * outputs[1].abs().max()
+    assert gradient_difference(block, reference.block) <= 1e-5
+    # Zero by theory, yet present: distributed training expects every parameter to have one.
+    assert block.conv1.bias.grad.abs().max() <= 1e-5 * block.conv1.weight.grad.abs().max()
+
+
+def test_initialisation_is_the_published_one():
+    block = ExternalAttention2d(512)
+    assert torch.equal(block.linear_0.weight, block.linear_1.weight.transpose(0, 1))
+    assert block.linear_0.weight.data_ptr() != block.linear_1.weight.data_ptr()
+    expected = (2 / 512) ** 0.5
+    for weight in (block.conv1.weight, block.conv2[0].weight, block.linear_0.weight):
+        assert abs(weight.std().item() / expected - 1) < 0.03
+        assert abs(weight.mean().item()) < 0.02 * expected
+    assert block.conv1.bias.abs().max().item() <= 512**-0.5
+
+
+def test_double_normalisation():
+    block = trained_like().eval()
+    attention = block.attention(torch.randn(2, 48, 9, 11))
+    assert attention.shape == (2, 8, 9, 11)
+    torch.testing.assert_close(attention.sum(1), torch.ones(2, 9, 11))
+    # Adding a constant to one slot's logits changes nothing: softmax runs over positions.
+    shifted = copy.deepcopy(block)
+    shifted.conv1.bias.data.add_(1.7)
+    x = torch.randn(1, 48, 9, 11)
+    torch.testing.assert_close(shifted.attention(x), block.attention(x), rtol=1e-4, atol=1e-7)
+
+
+def test_channels_last_is_kept():
+    block = trained_like().eval()
+    x = torch.randn(2, 48, 9, 11)
+    with torch.no_grad():
+        out = block(x.to(memory_format=torch.channels_last))
+        assert out.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(out, block(x), rtol=1e-5, atol=1e-5)
+
+
+def test_autocast_keeps_composed_weights_and_probabilities_in_float32():
+    block = trained_like()
+    x = torch.randn(2, 48, 9, 11)
+    expected = block(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = block(x)
+        attention = block.attention(x)
+    assert out.dtype == torch.bfloat16 and attention.dtype == torch.float32
+    error = (out.float() - expected).pow(2).mean().sqrt() / expected.pow(2).mean().sqrt()
+    assert error < 0.01
+    out.float().sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in block.parameters())
+
+
+def test_multiply_adds_of_composed_form():
+    from mmseg_ext.analysis.measure import count_multiply_adds
+
+    with torch.device("meta"):
+        block = ExternalAttention2d(512).eval()
+        x = torch.empty(1, 512, 128, 128)
+        composed = count_multiply_adds(block, x).all
+        plain = count_multiply_adds(Plain(block).eval(), x).all
+        fused = count_multiply_adds(block.fuse(), x).all
+    assert plain == 9_663_676_416
+    assert fused == 2 * 64 * 512 * 128 * 128  # 1.07 G
+    assert composed == fused + 2 * 64 * 512 * 512  # and the two compositions
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"channels": 0}, "channels must be positive, got 0"),
+        ({"channels": 8, "memory_size": -3}, "memory_size must be positive, got -3"),
+        ({"channels": 8, "normalization": "l2"}, "'l2'"),
+    ],
+)
+def test_bad_arguments(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        ExternalAttention2d(**kwargs)
+
+
+@pytest.mark.parametrize("shape", [(2, 47, 4, 4), (2, 48, 16)])
+@pytest.mark.parametrize("fused", [False, True])
+def test_bad_input(shape, fused):
+    block = ExternalAttention2d(48)
+    block = block.fuse() if fused else block
+    with pytest.raises(ValueError, match=r"x must be \(B, 48, H, W\)"):
+        block(torch.randn(shape))
