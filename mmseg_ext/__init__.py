@@ -10,7 +10,7 @@ PyTorch and usable either way.
 import importlib
 
 from mmseg_ext.environment import StackError, stack_problem
-from mmseg_ext.layers.fuse import fuse_model
+from mmseg_ext.fusion import fuse_model
 from mmseg_ext.version import __version__
 
 __all__ = ["StackError", "__version__", "fuse_model", "register_all_modules"]

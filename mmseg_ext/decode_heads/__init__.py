@@ -1,1 +1,6 @@
 """The decode heads; importing this package registers them in mmseg's MODELS."""
+
+from mmseg_ext.decode_heads.danet_ea_head import DANetEAHead
+from mmseg_ext.decode_heads.ea_head import EAHead, JSegEAHead
+
+__all__ = ["DANetEAHead", "EAHead", "JSegEAHead"]

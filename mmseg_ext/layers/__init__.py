@@ -1,6 +1,5 @@
 """The attention operators as plain PyTorch: nothing in this folder imports an mm package."""
 
 from mmseg_ext.layers.external_attention import ExternalAttention2d
-from mmseg_ext.layers.fuse import fuse_model
 
-__all__ = ["ExternalAttention2d", "fuse_model"]
+__all__ = ["ExternalAttention2d"]

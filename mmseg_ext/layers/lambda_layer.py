@@ -1,8 +1,8 @@
-"""Lambda layer: long-range interactions by linear maps made from the context, not by attention maps.
+"""Lambda layer: long-range interactions by linear maps made from the context, without attention.
 
 Paper: "LambdaNetworks: Modeling Long-Range Interactions Without Attention", Irwan Bello, 2021,
-arXiv:2102.08602. Its authors published no code; followed are lucidrains/lambda-networks (intra-depth,
-global context) and d-li14/lambda.pytorch (strided layer), which agree with timm's layer.
+arXiv 2102.08602. There is no code of its authors; followed are lucidrains/lambda-networks
+(intra-depth, global context) and d-li14/lambda.pytorch (strided layer), which agree with timm's.
 
 Deviations: the position lambdas are one correlation of the values with the embeddings, so no table
 over pairs of positions is built in the global form either; average pooling rounds odd sizes up, so
@@ -17,6 +17,8 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from mmseg_ext.layers.precision import autocast_disabled, full_precision
 
 # Bytes of one chunk of spectra: what stays in a core's cache measured fastest (docs/lambda.md).
 _CHUNK_BYTES = 1_500_000
@@ -118,7 +120,7 @@ def position_lambdas(values: Tensor, weight: Tensor, dilation: int = 1) -> Itera
     training = torch.is_grad_enabled() and (values.requires_grad or weight.requires_grad)
     if _fourier_is_faster(height * width, weight.shape[2] * weight.shape[3], training):
         # No transform exists for half precision at these lengths.
-        dtype = torch.promote_types(values.dtype, torch.float32)
+        dtype = full_precision(values.dtype)
         yield from fourier_lambdas(values.to(dtype), weight.to(dtype), dilation)
     else:
         yield direct_lambdas(values, weight, dilation)
@@ -146,13 +148,13 @@ class PositionEmbeddings(nn.Module):
 class LambdaLayer(nn.Module):
     """Content and position lambdas applied to multi-queries (the paper's equations 1 to 3).
 
-    With Q = x W_Q (h heads of k), K = c W_K (k x u) and V = c W_V (v x u, v = out_channels / h), batch
-    norm on Q and V, and K~ the softmax of K over the context's positions m:
+    With Q = x W_Q (h heads of k), K = c W_K (k x u) and V = c W_V (v x u, v = out_channels / h),
+    batch norm on Q and V, and K~ the softmax of K over the context's positions m:
     lambda_n = sum_m (K~_m + E_{m-n}) V_m^T and y_n = lambda_n^T q_n for each head, heads joined.
 
     Local context (a lambda convolution) with `receptive_field`, global context with
-    `receptive_field=None` and `resolution` (H, W), the largest map that the embeddings cover; smaller
-    maps use the offsets they have.
+    `receptive_field=None` and `resolution` (H, W), the largest map that the embeddings cover;
+    smaller maps use the offsets they have.
 
     `content=False` and `position=False` leave one kind of lambda out. `embeddings` are another
     layer's `position` to share: they stay that layer's parameters. `stride` 2 averages the result
@@ -325,9 +327,9 @@ class LambdaLayer(nn.Module):
     ) -> Tensor:
         """x (B, C, H, W) to (B, out_channels, H', W'), H' = ceil(H / stride).
 
-        `context` (B, C, M, N) gives keys and values in place of x; with position lambdas it must have
-        x's size. `mask` (B, M, N) is True where the context may be used; elsewhere keys get no weight
-        and values count zero (batch norm's statistics in training still see them).
+        `context` (B, C, M, N) gives keys and values in place of x; with position lambdas it must
+        have x's size. `mask` (B, M, N) is True where the context may be used; elsewhere keys get no
+        weight and values count zero (batch norm's statistics in training still see them).
 
         Raises:
             ValueError: for a context or mask of the wrong size, or x larger than `resolution`.
@@ -340,8 +342,8 @@ class LambdaLayer(nn.Module):
             mask = mask.bool()
             values = values * mask[:, None, None]
         # Under autocast only the convolutions run in half precision.
-        exact = torch.promote_types(values.dtype, torch.float32)
-        with torch.autocast(x.device.type, enabled=False):
+        exact = full_precision(values.dtype)
+        with autocast_disabled(x):
             shared = self._shared_lambda(keys, values.to(exact), mask)
             exact_queries = queries.to(exact)
             y = None if shared is None else apply_lambdas(exact_queries, shared)
@@ -354,7 +356,7 @@ class LambdaLayer(nn.Module):
         return self.pool(y.flatten(1, 2).to(queries.dtype))  # (B, h v, H', W')
 
     def fuse(self) -> "LambdaLayer":
-        """The layer for inference, its two norms folded into the projection if they are batch norms."""
+        """The layer for inference: batch norms on queries and values folded into the projection."""
         fused = copy.deepcopy(self).eval()
         norms = (self.norm_q, self.norm_v)
         if not all(isinstance(norm, nn.modules.batchnorm._BatchNorm) for norm in norms):

@@ -1,0 +1,107 @@
+"""DANet's head with external attention in the place of its position attention.
+
+Papers: Fu et al., "Dual Attention Network for Scene Segmentation", arXiv:1809.02983 (CVPR 2019);
+Guo et al., "Beyond Self-attention: External Attention using Two Linear Layers for Visual Tasks",
+arXiv:2105.02358, which says that external attention can replace self-attention in DANet.
+Followed code: mmsegmentation's `DAHead` (its losses, its channel attention, its layer layout).
+
+No code, placement or number for this combination is public. Ours: the external attention block
+stands where the position attention module stood, between the branch's two convolutions; channel
+attention is kept by default, since a channel memory would have keys of length H x W and so fix
+the input size.
+"""
+
+from mmcv.cnn import ConvModule
+from mmseg.models.decode_heads.da_head import CAM
+from mmseg.models.decode_heads.decode_head import BaseDecodeHead
+from mmseg.registry import MODELS
+from mmseg.utils import SampleList, add_prefix
+from torch import Tensor, nn
+
+from mmseg_ext.decode_heads.ea_head import external_attention_block
+from mmseg_ext.layers.external_attention import Normalization
+
+
+@MODELS.register_module()
+class DANetEAHead(BaseDecodeHead):
+    """Two branches, external and channel attention, classified alone and summed: three losses.
+
+    Input is one feature map (B, in_channels, H, W). `forward` returns the logits of the sum, of
+    the external attention branch and of the channel attention branch, each
+    (B, num_classes, H, W); only the first is used in prediction. The losses are named
+    `ea_cam.*`, `ea.*` and `cam.*`, each with the weight of `loss_decode`, as in `DAHead`. Without
+    channel attention there is one branch, one map of logits and one unprefixed loss.
+
+    Args:
+        channels: channels of both branches.
+        memory_size: memory slots S of external attention.
+        channel_attention: keep DANet's second branch.
+        normalization, tied: see `ExternalAttention2d`.
+        kwargs: `BaseDecodeHead`'s arguments, `in_channels` and `num_classes` among them.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        channels: int = 512,
+        *,
+        memory_size: int = 64,
+        channel_attention: bool = True,
+        normalization: Normalization = "double",
+        tied: bool = False,
+        norm_cfg: dict | None = dict(type="BN"),
+        **kwargs,
+    ):
+        super().__init__(in_channels, channels, norm_cfg=norm_cfg, **kwargs)
+        self.channel_attention = channel_attention
+
+        def conv3x3(width: int) -> ConvModule:
+            return ConvModule(
+                width,
+                channels,
+                3,
+                padding=1,
+                conv_cfg=self.conv_cfg,
+                norm_cfg=self.norm_cfg,
+                act_cfg=self.act_cfg,
+            )
+
+        self.ea_in_conv = conv3x3(self.in_channels)
+        self.ea = external_attention_block(channels, memory_size, norm_cfg, normalization, tied)
+        self.ea_out_conv = conv3x3(channels)
+        if channel_attention:
+            self.cam_in_conv = conv3x3(self.in_channels)
+            self.cam = CAM()
+            self.cam_out_conv = conv3x3(channels)
+            self.ea_conv_seg = nn.Conv2d(channels, self.out_channels, 1)
+            self.cam_conv_seg = nn.Conv2d(channels, self.out_channels, 1)
+
+    def _classify(self, features: Tensor, classifier: nn.Conv2d) -> Tensor:
+        return classifier(features if self.dropout is None else self.dropout(features))
+
+    def forward(self, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Tensor] | Tensor:
+        x = self._transform_inputs(inputs)  # B, in_channels, H, W
+        ea = self.ea_out_conv(self.ea(self.ea_in_conv(x)))  # B, channels, H, W
+        if not self.channel_attention:
+            return self.cls_seg(ea)
+        cam = self.cam_out_conv(self.cam(self.cam_in_conv(x)))  # B, channels, H, W
+        return (
+            self.cls_seg(ea + cam),
+            self._classify(ea, self.ea_conv_seg),
+            self._classify(cam, self.cam_conv_seg),
+        )
+
+    def predict(self, inputs: list[Tensor], batch_img_metas: list[dict], test_cfg) -> Tensor:
+        logits = self.forward(inputs)
+        logits = logits[0] if self.channel_attention else logits
+        return self.predict_by_feat(logits, batch_img_metas)
+
+    def loss_by_feat(
+        self, seg_logits: tuple[Tensor, Tensor, Tensor] | Tensor, batch_data_samples: SampleList
+    ) -> dict:
+        if not self.channel_attention:
+            return super().loss_by_feat(seg_logits, batch_data_samples)
+        losses = {}
+        for prefix, logits in zip(("ea_cam", "ea", "cam"), seg_logits, strict=True):
+            losses |= add_prefix(super().loss_by_feat(logits, batch_data_samples), prefix)
+        return losses

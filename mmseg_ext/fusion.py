@@ -1,0 +1,63 @@
+"""Turn a whole model into its inference form."""
+
+import copy
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+# Blocks whose convolutions and norms are attributes: the pairs that follow each other in their
+# forward. (mmseg's ResNet names its norms norm1..3 by property, its attributes bn1..3.)
+_BLOCK_PAIRS = {
+    "BasicBlock": (("conv1", "norm1_name"), ("conv2", "norm2_name")),
+    "Bottleneck": (("conv1", "norm1_name"), ("conv2", "norm2_name"), ("conv3", "norm3_name")),
+    "ConvModule": (("conv", "norm_name"),),
+    "ResNet": (("conv1", "norm1_name"),),
+    "ResNetV1c": (("conv1", "norm1_name"),),
+}
+
+
+def fuse_model(model: nn.Module) -> nn.Module:
+    """A copy of `model` in eval mode that computes the same with fewer operations.
+
+    Each module with a `fuse()` method is replaced by its result (external attention composed with
+    its batch norm folded in), and each batch norm that directly follows a convolution in an
+    `nn.Sequential`, mmcv's `ConvModule` or mmseg's residual blocks is folded into it. The model
+    itself is not changed.
+    """
+    model = copy.deepcopy(model).eval()
+    if hasattr(model, "fuse"):
+        return model.fuse()
+    _fuse_inside(model)
+    return model
+
+
+def _foldable(conv: nn.Module | None, norm: nn.Module | None) -> bool:
+    return (
+        isinstance(conv, nn.Conv2d)
+        and isinstance(norm, _BatchNorm)
+        and norm.running_mean is not None
+    )
+
+
+def _fuse_inside(module: nn.Module) -> None:
+    for name, child in list(module.named_children()):
+        if hasattr(child, "fuse"):
+            setattr(module, name, child.fuse())
+        else:
+            _fuse_inside(child)
+    if isinstance(module, nn.Sequential):
+        _fold(module, list(zip(module._modules, list(module._modules)[1:], strict=False)))
+    elif type(module).__name__ in _BLOCK_PAIRS:
+        pairs = _BLOCK_PAIRS[type(module).__name__]
+        if getattr(module, "order", ("conv", "norm"))[:2] == ("conv", "norm"):
+            _fold(module, [(conv, getattr(module, norm, None)) for conv, norm in pairs])
+
+
+def _fold(module: nn.Module, pairs: list[tuple[str, str | None]]) -> None:
+    for conv_name, norm_name in pairs:
+        conv = module._modules.get(conv_name)
+        norm = module._modules.get(norm_name)
+        if _foldable(conv, norm):
+            module._modules[conv_name] = fuse_conv_bn_eval(conv, norm)
+            module._modules[norm_name] = nn.Identity()

@@ -1,0 +1,65 @@
+"""DANetEAHead with and without channel attention, against mmseg's DAHead where they coincide."""
+
+import torch
+from mmseg.registry import MODELS
+
+from tests.decode_heads.base import HeadTester
+from tests.models import assert_same, randomise
+
+
+class TestDANetEAHead(HeadTester):
+    config = dict(type="DANetEAHead", channels=16, memory_size=8)
+    num_outputs = 3
+    zero_gradient = (r"ea\.conv1\.bias",)
+
+    def test_three_losses_as_dahead(self):
+        losses = self.build().loss(self.features(), self.samples(), train_cfg=None)
+        assert {k for k in losses if "loss" in k} == {
+            "ea_cam.loss_ce",
+            "ea.loss_ce",
+            "cam.loss_ce",
+        }
+
+    def test_channel_branch_equals_dahead(self):
+        """With its attention branch silenced, the head is DAHead's channel branch."""
+        head = randomise(self.build()).eval()
+        reference = MODELS.build(
+            dict(
+                type="DAHead",
+                in_channels=self.in_channels,
+                channels=16,
+                pam_channels=4,
+                num_classes=self.num_classes,
+                norm_cfg=dict(type="BN"),
+            )
+        ).eval()
+        shared = {k: v for k, v in head.state_dict().items() if k.startswith("cam")}
+        missing, unexpected = reference.load_state_dict(shared, strict=False)
+        assert not unexpected and all(k.startswith(("pam", "conv_seg")) for k in missing)
+        features = self.features()
+        with torch.no_grad():
+            assert_same(head(features)[2], reference(features)[2], rtol=0)
+
+    def test_prediction_uses_the_sum(self):
+        head = randomise(self.build()).eval()
+        features = self.features(1)
+        with torch.no_grad():
+            logits = head.predict(features, [{"img_shape": self.size}], test_cfg=None)
+            assert_same(logits, head(features)[0])
+
+    def test_parameters_at_full_size(self):
+        """DAHead's, with the 328,321 of its position attention exchanged for 591,360."""
+        common = dict(in_channels=2048, channels=512, num_classes=150, norm_cfg=dict(type="BN"))
+        ours = MODELS.build(dict(type="DANetEAHead", **common))
+        theirs = MODELS.build(dict(type="DAHead", pam_channels=64, **common))
+        count = [sum(p.numel() for p in m.parameters()) for m in (ours, theirs)]
+        assert count[0] - count[1] == 591_360 - 328_321
+
+
+class TestDANetEAHeadWithoutChannelAttention(HeadTester):
+    config = dict(type="DANetEAHead", channels=16, memory_size=8, channel_attention=False)
+    zero_gradient = (r"ea\.conv1\.bias",)
+
+    def test_one_loss(self):
+        losses = self.build().loss(self.features(), self.samples(), train_cfg=None)
+        assert {k for k in losses if "loss" in k} == {"loss_ce"}

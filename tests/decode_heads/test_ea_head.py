@@ -1,0 +1,92 @@
+"""EAHead and JSegEAHead: the base tester, the published statistics, the published equations."""
+
+import pytest
+import torch
+from mmseg.registry import MODELS
+from torch import nn
+
+from mmseg_ext import fuse_model
+from tests.decode_heads.base import HeadTester
+from tests.models import assert_same, randomise
+
+
+class TestEAHead(HeadTester):
+    config = dict(type="EAHead", channels=16, ea_channels=24, memory_size=8)
+    zero_gradient = (r"external_attention\.conv1\.bias",)
+
+    def test_initialisation_is_the_published_one(self):
+        """PyTorch's default outside external attention: uniform within 1/sqrt(fan in)."""
+        head = self.build(in_channels=256, channels=128, ea_channels=128)
+        for p in head.parameters():
+            p.data.fill_(7)
+        head.init_weights()
+        for conv in (head.conv_in.conv, head.conv_out.conv, head.conv_seg):
+            bound = (conv.weight[0].numel()) ** -0.5
+            assert conv.weight.abs().max() <= bound
+            # A uniform distribution on [-b, b] has standard deviation b / sqrt(3).
+            assert abs(conv.weight.std().item() / (bound / 3**0.5) - 1) < 0.05
+        assert head.conv_seg.bias.abs().max() <= 128**-0.5
+        block = head.external_attention
+        assert torch.equal(block.linear_0.weight, block.linear_1.weight.transpose(0, 1))
+        assert abs(block.linear_0.weight.std().item() / (2 / 128) ** 0.5 - 1) < 0.05
+        assert abs(block.conv1.weight.std().item() / (2 / 128) ** 0.5 - 1) < 0.05
+
+    def test_init_cfg_of_the_user_is_followed(self):
+        head = self.build(init_cfg=dict(type="Constant", val=0.25, layer="Conv2d"))
+        head.init_weights()
+        assert (head.conv_seg.weight == 0.25).all()
+
+    def test_parameters_of_the_published_head(self):
+        head = MODELS.build(dict(type="EAHead", in_channels=2048, num_classes=21))
+        assert sum(p.numel() for p in head.parameters()) == 11_215_125
+
+    def test_fused_model_is_the_same_function(self):
+        head = randomise(self.build()).eval()
+        fused = fuse_model(head)
+        features = self.features(1)
+        with torch.no_grad():
+            assert_same(fused(features), head(features))
+        assert not any(isinstance(m, nn.BatchNorm2d) for m in fused.modules())
+
+    def test_without_norm(self):
+        assert isinstance(self.build(norm_cfg=None).external_attention.conv2[1], nn.Identity)
+
+    def test_loss_averages_over_ignored_pixels_too(self):
+        head = self.build().train()
+        samples = self.samples(2)
+        logits = torch.randn(2, self.num_classes, 64, 96)
+        labels = torch.stack([s.gt_sem_seg.data for s in samples]).squeeze(1)
+        total = nn.functional.cross_entropy(logits, labels, ignore_index=255, reduction="sum")
+        loss = head.loss_by_feat(logits, samples)["loss_ce"]
+        torch.testing.assert_close(loss, total / labels.numel())
+
+
+class TestJSegEAHead(HeadTester):
+    config = dict(type="JSegEAHead", channels=24, memory_size=8, norm_cfg=None)
+
+    def test_parameters(self):
+        head = MODELS.build(dict(type="JSegEAHead", in_channels=2048, num_classes=19))
+        counted = sum(p.numel() for p in head.parameters())
+        assert counted - sum(p.numel() for p in head.conv_seg.parameters()) == 1_574_656
+
+    def test_equations(self):
+        """Written out in float64 with matrices over pixels."""
+        head = randomise(self.build()).double().eval()
+        features = self.features()[0].double()
+
+        def layer(module, x):
+            weight, bias = module.conv.weight.flatten(1), module.conv.bias
+            return torch.relu(weight @ x + bias[:, None])
+
+        x = layer(head.conv1, features.flatten(2))
+        logits = layer(head.linear_0, x)
+        share = torch.exp(logits) / torch.exp(logits).sum(2, keepdim=True)
+        attention = share / (1e-9 + share.sum(1, keepdim=True))
+        x = layer(head.conv2, layer(head.linear_1, attention) + x)
+        expected = head.conv_seg.weight.flatten(1) @ x + head.conv_seg.bias[:, None]
+        with torch.no_grad():
+            assert_same(head([features]).flatten(2), expected, rtol=1e-12)
+
+    def test_bad_memory_size(self):
+        with pytest.raises(ValueError, match="memory_size must be positive, got 0"):
+            self.build(memory_size=0)
