@@ -36,8 +36,18 @@ train_dataloader = dict(
 # The validation images are trained on: their mIoU shows that training is alive and selects nothing.
 default_hooks = dict(checkpoint=dict(save_best=None))
 # The result is scored by the VOC server: tools/test.py writes one PNG of labels per test image.
-test_pipeline = [
-    transform for transform in _base_.test_pipeline if transform["type"] != "LoadAnnotations"
+# The test images have no annotations, so that none are loaded.
+test_pipeline = [step for step in _base_.test_pipeline if step["type"] != "LoadAnnotations"]
+tta_pipeline = [
+    _base_.tta_pipeline[0],
+    dict(
+        type="TestTimeAug",
+        transforms=[
+            steps
+            for steps in _base_.tta_pipeline[1]["transforms"]
+            if steps[0]["type"] != "LoadAnnotations"
+        ],
+    ),
 ]
 test_dataloader = dict(
     dataset=dict(ann_file="ImageSets/Segmentation/test.txt", pipeline=test_pipeline)

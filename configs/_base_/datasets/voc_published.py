@@ -3,7 +3,7 @@
 dataset_type = "PascalVOCDataset"
 data_root = "data/VOCdevkit/VOC2012"
 crop_size = (513, 513)
-mean_bgr = [103.53, 116.28, 123.675]  # the mean colour: zero after normalisation
+mean_bgr = (103.53, 116.28, 123.675)  # the mean colour: zero after normalisation
 train_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(type="LoadAnnotations"),
@@ -14,58 +14,41 @@ train_pipeline = [
     dict(type="RandomFlip", prob=0.5),  # after padding, as published
     dict(type="PackSegInputs"),  # no photometric distortion
 ]
+meta_keys = (
+    "img_path",
+    "seg_map_path",
+    "ori_shape",
+    "img_shape",
+    "pad_shape",
+    "img_padding_size",
+    "flip",
+    "flip_direction",
+    "reduce_zero_label",
+)
 # Whole images at their own size, padded to 1 modulo 8.
 test_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(type="PadToRemainder", pad_val=mean_bgr, divisor=8, remainder=1),
     dict(type="LoadAnnotations"),
-    dict(
-        type="PackSegInputs",
-        meta_keys=(
-            "img_path",
-            "seg_map_path",
-            "ori_shape",
-            "img_shape",
-            "pad_shape",
-            "img_padding_size",
-            "reduce_zero_label",
-        ),
-    ),
+    dict(type="PackSegInputs", meta_keys=meta_keys),
 ]
-# The views of test_torch.py, in its order: each image and its mirror image, resized from the
-# original with aligned corners and padded. To sum their raw logits, as it does, takes
-# tta_model = dict(merge="logits").
+# The views of test_torch.py, to be merged as logits.
 tta_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(
         type="TestTimeAug",
         transforms=[
             [
-                dict(type="RandomFlip", prob=0.0, direction="horizontal"),
-                dict(type="RandomFlip", prob=1.0, direction="horizontal"),
-            ],
-            [
                 dict(type="RandomRatioScale", ratios=[ratio])
                 for ratio in (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
             ],
+            [
+                dict(type="RandomFlip", prob=0.0, direction="horizontal"),
+                dict(type="RandomFlip", prob=1.0, direction="horizontal"),
+            ],
             [dict(type="PadToRemainder", pad_val=mean_bgr, divisor=8, remainder=1)],
             [dict(type="LoadAnnotations")],
-            [
-                dict(
-                    type="PackSegInputs",
-                    meta_keys=(
-                        "img_path",
-                        "seg_map_path",
-                        "ori_shape",
-                        "img_shape",
-                        "pad_shape",
-                        "img_padding_size",
-                        "flip",
-                        "flip_direction",
-                        "reduce_zero_label",
-                    ),
-                )
-            ],
+            [dict(type="PackSegInputs", meta_keys=meta_keys)],
         ],
     ),
 ]

@@ -1,0 +1,198 @@
+"""The VOC config's pipelines against the published steps: normalise, scale, pad, crop, flip."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from mmcv.transforms import Compose
+from mmengine.config import Config, ConfigDict
+from mmseg.registry import MODELS, TRANSFORMS
+from PIL import Image
+from torch import Tensor
+
+from tests.configs import CONFIGS
+
+MEAN = torch.tensor([0.485, 0.456, 0.406])
+STD = torch.tensor([0.229, 0.224, 0.225])
+
+
+@pytest.fixture(scope="module")
+def config():
+    return Config.fromfile(CONFIGS / "ea_r101_voc_45k.py")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """One image, 300 high and 411 wide, with its label map."""
+    folder = tmp_path_factory.mktemp("voc")
+    random = np.random.RandomState(0)
+    Image.fromarray(random.randint(0, 256, (300, 411, 3), dtype=np.uint8)).save(folder / "a.png")
+    labels = random.choice([0, 1, 7, 20, 255], (300, 411)).astype(np.uint8)
+    Image.fromarray(labels).save(folder / "a_label.png")
+    return {
+        "img_path": str(folder / "a.png"),
+        "seg_map_path": str(folder / "a_label.png"),
+        "label_map": None,
+        "reduce_zero_label": False,
+    }
+
+
+def fetch(files) -> tuple[Tensor, Tensor]:
+    """The normalised image (1, 3, H, W) and the label map (1, 1, H, W), as published."""
+    image = torch.FloatTensor(np.asarray(Image.open(files["img_path"]).convert("RGB"))) / 255
+    label = torch.FloatTensor(np.asarray(Image.open(files["seg_map_path"])))
+    return ((image - MEAN) / STD).permute(2, 0, 1)[None], label[None, None]
+
+
+def preprocess(config, packed: dict, training: bool) -> tuple[Tensor, Tensor]:
+    preprocessor = MODELS.build(config.model.data_preprocessor)
+    batch = {"inputs": [packed["inputs"]], "data_samples": [packed["data_samples"]]}
+    batch = preprocessor(batch, training)
+    return batch["inputs"], batch["data_samples"][0]
+
+
+def test_scale_set(config):
+    """settings.py: SCALES."""
+    (scale,) = (t for t in config.train_pipeline if t["type"] == "RandomRatioScale")
+    published = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0)
+    assert tuple(scale["ratios"]) == published
+    transform = TRANSFORMS.build(scale)
+    np.random.seed(0)
+    draws = [transform._draw() for _ in range(1600)]
+    assert set(draws) == set(published)
+    assert max(draws.count(ratio) for ratio in published) < 150  # 100 are expected, sigma is 9.7
+
+
+def test_no_photometric_distortion(config):
+    assert [t["type"] for t in config.train_pipeline] == [
+        "LoadImageFromFile",
+        "LoadAnnotations",
+        "RandomRatioScale",
+        "Pad",
+        "RandomCrop",
+        "RandomFlip",
+        "PackSegInputs",
+    ]
+
+
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("ratio", [0.5, 0.7, 1.3, 1.7])
+def test_training_sample(config, files, ratio, flip):
+    """Smaller and larger than the crop in either direction; padding is flipped with the image."""
+    pipeline = [t.copy() for t in config.train_pipeline]
+    for transform in pipeline:
+        if transform["type"] == "RandomRatioScale":
+            transform["ratios"] = [ratio]
+        if transform["type"] == "RandomFlip":
+            transform["prob"] = float(flip)
+    compose = Compose([TRANSFORMS.build(t) for t in pipeline])
+    np.random.seed(5)
+    image, sample = preprocess(config, compose({**files, "seg_fields": []}), training=True)
+
+    expected, label = fetch(files)
+    expected = F.interpolate(expected, scale_factor=ratio, mode="bilinear", align_corners=True)
+    label = F.interpolate(label, scale_factor=ratio, mode="nearest")
+    height, width = expected.shape[-2:]
+    padding = (0, max(513 - width, 0), 0, max(513 - height, 0))
+    expected, label = F.pad(expected, padding), F.pad(label, padding, value=255)
+    np.random.seed(5)
+    np.random.choice([ratio])
+    top = np.random.randint(0, expected.shape[2] - 513 + 1)
+    left = np.random.randint(0, expected.shape[3] - 513 + 1)
+    expected = expected[:, :, top : top + 513, left : left + 513]
+    label = label[:, :, top : top + 513, left : left + 513]
+    if flip:
+        expected, label = expected.flip(3), label.flip(3)
+
+    torch.testing.assert_close(image, expected, rtol=0, atol=2e-5)
+    assert torch.equal(sample.gt_sem_seg.data[None], label.long())
+    padded = (label == 255) & (expected == 0).all(dim=1, keepdim=True)
+    if ratio < 1:
+        assert padded.sum() >= 513 * 513 - height * width
+        assert not image[padded.expand_as(image)].any()  # exactly zero
+
+
+@pytest.mark.parametrize("size", [(300, 411), (297, 409), (296, 408)])
+def test_evaluation_sample(config, files, size):
+    """Original size, zeros to 1 modulo 8 after normalisation, labels untouched."""
+    image, label = (np.asarray(Image.open(files[k]))[: size[0], : size[1]] for k in list(files)[:2])
+    pad, *_ = (TRANSFORMS.build(t) for t in config.test_pipeline if t["type"] == "PadToRemainder")
+    pack = TRANSFORMS.build(config.test_pipeline[-1])
+    results = pad({"img": np.ascontiguousarray(image[..., ::-1]), "ori_shape": size})
+    results.update(gt_seg_map=label, seg_fields=["gt_seg_map"])
+    inputs, sample = preprocess(config, pack(results), training=False)
+
+    expected = ((torch.FloatTensor(image.copy()) / 255 - MEAN) / STD).permute(2, 0, 1)[None]
+    bottom, right = ((8 + 1 - n % 8) % 8 for n in size)
+    expected = F.pad(expected, (0, right, 0, bottom))
+    torch.testing.assert_close(inputs, expected, rtol=0, atol=2e-6)
+    assert not inputs[..., size[0] :, :].any() and not inputs[..., size[1] :].any()
+    assert sample.pad_shape == sample.img_shape == tuple(expected.shape[-2:])
+    assert sample.img_padding_size == (0, right, 0, bottom)
+    assert torch.equal(sample.gt_sem_seg.data[0], torch.from_numpy(label.copy()).long())
+
+
+def test_prediction_is_cut_to_the_original_size(config, files):
+    """The segmentor's own post-processing takes the padding away."""
+    norm = {"type": "BN"}
+    model = MODELS.build(
+        {
+            "type": "EncoderDecoder",
+            "data_preprocessor": config.model.data_preprocessor,
+            "backbone": {
+                "type": "ResNetV1c",
+                "depth": 18,
+                "base_channels": 4,
+                "stem_channels": 4,
+                "norm_cfg": norm,
+            },
+            "decode_head": {
+                "type": "FCNHead",
+                "in_channels": 32,
+                "channels": 4,
+                "num_classes": 21,
+                "num_convs": 1,
+                "norm_cfg": norm,
+                "align_corners": True,
+            },
+            "test_cfg": ConfigDict(mode="whole"),
+        }
+    ).eval()
+    compose = Compose([TRANSFORMS.build(t) for t in config.test_pipeline])
+    packed = compose({**files, "seg_fields": []})
+    batch = {"inputs": [packed["inputs"]], "data_samples": [packed["data_samples"]]}
+    with torch.no_grad():
+        (prediction,) = model.test_step(batch)
+        image, _ = fetch(files)
+        image = F.pad(image, (0, 6, 0, 5))  # 417 x 305
+        logits = F.interpolate(
+            model._forward(image), image.shape[-2:], mode="bilinear", align_corners=True
+        )
+    assert prediction.seg_logits.data.shape == (21, 300, 411)
+    torch.testing.assert_close(
+        prediction.seg_logits.data, logits[0, :, :300, :411], rtol=1e-4, atol=1e-4
+    )
+
+
+def test_loss_is_the_mean_over_all_pixels(config):
+    """NLLLoss(reduction='none', ignore_index=255), then the mean, ignored pixels included."""
+    logits = torch.randn(2, 21, 8, 9)
+    label = torch.randint(0, 21, (2, 8, 9))
+    label[:, :3] = 255
+    published = F.nll_loss(logits.log_softmax(1), label, ignore_index=255, reduction="none")
+    loss = MODELS.build(config.model.decode_head.loss_decode)
+    torch.testing.assert_close(loss(logits, label, ignore_index=255), published.mean())
+    assert config.model.decode_head.get("sampler") is None
+    assert config.model.get("auxiliary_head") is None
+
+
+@pytest.mark.parametrize("ratios", [[], [0.0], [1.0, -0.5]])
+def test_bad_ratios_are_refused(ratios):
+    with pytest.raises(ValueError, match="ratios"):
+        TRANSFORMS.build({"type": "RandomRatioScale", "ratios": ratios})
+
+
+@pytest.mark.parametrize("remainder", [-1, 8])
+def test_bad_remainder_is_refused(remainder):
+    with pytest.raises(ValueError, match=f"not {remainder}"):
+        TRANSFORMS.build({"type": "PadToRemainder", "pad_val": (0, 0, 0), "remainder": remainder})
