@@ -20,10 +20,38 @@ def _resnet_deep_stem(state_dict: StateDict, classifier: bool) -> StateDict:
     return convert_resnet_deep_stem(state_dict)
 
 
+def _deepvit(state_dict: StateDict, classifier: bool) -> StateDict:
+    from mmseg_ext.checkpoint.deepvit import convert_deepvit
+
+    return convert_deepvit(state_dict, classifier)
+
+
+def _lambda_resnet(state_dict: StateDict, classifier: bool) -> StateDict:
+    from mmseg_ext.checkpoint.lambda_resnet import convert_lambda_resnet
+
+    return convert_lambda_resnet(state_dict, classifier)
+
+
+def _timm_lambda_resnet(state_dict: StateDict, classifier: bool) -> StateDict:
+    from mmseg_ext.checkpoint.lambda_resnet import convert_timm_lambda_resnet
+
+    return convert_timm_lambda_resnet(state_dict, classifier)
+
+
+def _eamlp(state_dict: StateDict, classifier: bool) -> StateDict:
+    from mmseg_ext.checkpoint.eamlp import convert_eamlp
+
+    return convert_eamlp(state_dict, classifier)
+
+
 # The family modules import mmseg's models, so each is imported when it is asked for.
 FAMILIES: dict[str, Callable[[StateDict, bool], StateDict]] = {
     "eanet": _eanet,
     "resnet_deep_stem": _resnet_deep_stem,
+    "eamlp": _eamlp,
+    "deepvit": _deepvit,
+    "lambda_resnet": _lambda_resnet,
+    "timm_lambda_resnet": _timm_lambda_resnet,
 }
 
 

@@ -1,5 +1,15 @@
 """The attention operators as plain PyTorch: nothing in this folder imports an mm package."""
 
-from mmseg_ext.layers.external_attention import ExternalAttention2d
+from mmseg_ext.layers.external_attention import (
+    ExternalAttention,
+    ExternalAttention2d,
+    MultiHeadExternalAttention,
+)
+from mmseg_ext.layers.lambda_layer import LambdaLayer
 
-__all__ = ["ExternalAttention2d"]
+__all__ = [
+    "ExternalAttention",
+    "ExternalAttention2d",
+    "LambdaLayer",
+    "MultiHeadExternalAttention",
+]

@@ -2,7 +2,8 @@
 
 Paper: Guo, Liu, Mu, Hu, "Beyond Self-attention: External Attention using Two Linear Layers for
 Visual Tasks", arXiv:2105.02358 (TPAMI 2022).
-Published code: MenghaoGuo/EANet, `model_torch.py` (`External_attention`).
+Published code: MenghaoGuo/EANet, `model_torch.py` (`External_attention`) and, for tokens,
+`multi_head_attention_torch.py` (`Attention`).
 
 Deviations from the published code:
 - The computation is composed: the 1x1 convolution and the keys are two linear maps with nothing
@@ -14,6 +15,7 @@ Deviations from the published code:
   storage on the CPU by accident and separates it on a GPU, where its weights were trained.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Literal
 
@@ -309,3 +311,202 @@ def _update_running_statistics(
     norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), momentum)
     unbiased = variance * (count / (count - 1))
     norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), momentum)
+
+
+_TINY = torch.finfo(torch.float32).tiny
+
+
+class _DoubleNormalizeTokens(torch.autograd.Function):
+    """Softmax over the tokens, then L1 over the slots, of logits (B, N, ..., S).
+
+    The result and the L1 sums are all that the backward needs: autograd would keep the softmax too.
+    """
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, eps: float) -> Tensor:
+        attention = logits.softmax(1)
+        total = attention.sum(-1, keepdim=True).add_(eps)
+        attention.div_(total)
+        ctx.save_for_backward(attention, total)
+        return attention
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        attention, total = ctx.saved_tensors
+        inner = (grad * attention).sum(-1, keepdim=True)
+        weighted = (grad - inner).mul_(attention)
+        column = weighted.sum(1, keepdim=True)
+        return weighted.sub_((attention * total).mul_(column)), None
+
+
+def double_normalize_tokens(logits: Tensor, eps: float = _EPS) -> Tensor:
+    """Softmax over the tokens, then L1 over the slots, of logits (B, N, ..., S); equation 10-11.
+
+    The result is float32, or float64 for float64 logits.
+    """
+    return _DoubleNormalizeTokens.apply(logits.to(full_precision(logits.dtype)), eps)
+
+
+def _require_positive(**values: int) -> None:
+    for name, value in values.items():
+        if value <= 0:
+            raise ValueError(f"{name} must be positive, got {value}")
+
+
+def _require_tokens(x: Tensor, embed_dim: int) -> None:
+    if x.ndim != 3 or x.shape[-1] != embed_dim:
+        raise ValueError(f"x must be (B, N, {embed_dim}), got {tuple(x.shape)}")
+
+
+class ExternalAttention(nn.Module):
+    """External attention in its barest form: two linear memories and the double normalization.
+
+    Equations 7, 8, 10 and 11 of the paper and nothing else; the form most often copied, whose names
+    and initialization it keeps. `ExternalAttention2d`, the block of the published segmentation
+    model, has the same two memories between 1x1 convolutions, with batch norm, a residual and a
+    ReLU; `MultiHeadExternalAttention` widens the tokens and shares small memories with biases among
+    heads. This module has none of these and loads neither's weights.
+
+    Args:
+        embed_dim: C, the width of a token.
+        memory_size: S, the number of slots of either memory.
+    """
+
+    def __init__(self, embed_dim: int, memory_size: int = 64):
+        super().__init__()
+        _require_positive(embed_dim=embed_dim, memory_size=memory_size)
+        self.embed_dim = embed_dim
+        self.mk = nn.Linear(embed_dim, memory_size, bias=False)
+        self.mv = nn.Linear(memory_size, embed_dim, bias=False)
+        nn.init.normal_(self.mk.weight, std=0.001)
+        nn.init.normal_(self.mv.weight, std=0.001)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, N, C) to (B, N, C)."""
+        _require_tokens(x, self.embed_dim)
+        # The copied form adds no eps. The smallest one keeps 0 / 0 away and changes no other sum.
+        attention = double_normalize_tokens(self.mk(x), _TINY)  # (B, N, S)
+        return self.mv(attention)
+
+
+class _FusedMultiHeadExternalAttention(nn.Module):
+    """Inference form of `MultiHeadExternalAttention`: two linear maps and the normalization."""
+
+    def __init__(self, embed_dim: int, groups: int, memory_size: int):
+        super().__init__()
+        self.embed_dim = embed_dim
+        self.groups = groups
+        # The bias of the logits is the same for all tokens: the softmax over them removes it.
+        self.keys = nn.Linear(embed_dim, groups * memory_size, bias=False)
+        self.values = nn.Linear(groups * memory_size, embed_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _require_tokens(x, self.embed_dim)
+        logits = self.keys(x).unflatten(-1, (self.groups, -1))  # (B, N, G, S)
+        return self.values(double_normalize_tokens(logits).flatten(2))  # (B, N, C)
+
+
+class MultiHeadExternalAttention(nn.Module):
+    """Multi-head external attention on tokens (paper, section 3.3; the attention of EAMLP).
+
+    Tokens are widened from C to `expansion` C and split into G = `expansion` x `num_heads` groups
+    of width C / `num_heads`. Each group attends to the same two memories of S slots; unlike in the
+    single-head block these have biases. The published code widens four times and has 256 / 4 = 64
+    slots.
+
+    The widening meets the keys with nothing between them, and the values meet the projection:
+    where that costs fewer multiply-adds, either pair is applied as one linear map composed from
+    the same parameters (gradients flow to these, and checkpoints keep the published layout). The
+    biases before the softmax over tokens have no effect and zero gradient.
+
+    Args:
+        embed_dim: C, a multiple of `num_heads`.
+        expansion: factor by which the tokens are widened; it also multiplies the heads.
+        memory_size: S, the slots of the memories that all groups share.
+        attn_drop: dropout of the normalized attention.
+        proj_drop: dropout of the output.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        expansion: int = 4,
+        memory_size: int = 64,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+    ):
+        super().__init__()
+        _require_positive(
+            embed_dim=embed_dim, num_heads=num_heads, expansion=expansion, memory_size=memory_size
+        )
+        if embed_dim % num_heads != 0:
+            raise ValueError(f"embed_dim {embed_dim} is not divisible by num_heads {num_heads}")
+        self.embed_dim = embed_dim
+        self.groups = num_heads * expansion
+        self.memory_size = memory_size
+        head_dim = embed_dim // num_heads
+        self.trans_dims = nn.Linear(embed_dim, embed_dim * expansion)
+        self.linear_0 = nn.Linear(head_dim, memory_size)
+        self.linear_1 = nn.Linear(memory_size, head_dim)
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.proj = nn.Linear(embed_dim * expansion, embed_dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, N, C) to (B, N, C)."""
+        _require_tokens(x, self.embed_dim)
+        if self._composing_pays(x.shape[0] * x.shape[1]):
+            key_weight, key_bias, value_weight, value_bias = self._composed()
+            attention = self._attend(F.linear(x, key_weight, key_bias))  # (B, N, G, S)
+            return self.proj_drop(F.linear(attention.flatten(2), value_weight, value_bias))
+        wide = self.trans_dims(x).unflatten(-1, (self.groups, -1))  # (B, N, G, C / heads)
+        attention = self._attend(self.linear_0(wide).flatten(2))  # (B, N, G, S)
+        return self.proj_drop(self.proj(self.linear_1(attention).flatten(2)))
+
+    def _attend(self, logits: Tensor) -> Tensor:
+        logits = logits.unflatten(-1, (self.groups, -1))  # (B, N, G, S)
+        return self.attn_drop(double_normalize_tokens(logits, _EPS))
+
+    def _saved_by_composing(self) -> int:
+        """Multiply-adds per token and pair of maps that one composed map saves; may be negative."""
+        wide, slots = self.proj.in_features, self.groups * self.memory_size
+        return wide * (self.embed_dim + self.memory_size) - slots * self.embed_dim
+
+    def _composing_pays(self, tokens: int) -> bool:
+        cost = self.proj.in_features * self.memory_size * self.embed_dim
+        return tokens * self._saved_by_composing() > cost
+
+    def _composed(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Weight and bias from tokens to logits, and from attention to the output."""
+        shape = (self.groups, -1)
+        dtype = full_precision(self.proj.weight.dtype)
+        with autocast_disabled(self.proj.weight):
+            widen = self.trans_dims.weight.to(dtype).unflatten(0, shape)  # (G, C / heads, C)
+            widen_bias = self.trans_dims.bias.to(dtype).unflatten(0, shape)  # (G, C / heads)
+            narrow = self.proj.weight.to(dtype).unflatten(1, shape)  # (C, G, C / heads)
+            keys, values = self.linear_0.weight.to(dtype), self.linear_1.weight.to(dtype)
+            key_weight = (keys @ widen).flatten(0, 1)  # (G * S, C)
+            key_bias = (widen_bias @ keys.t() + self.linear_0.bias).flatten()  # (G * S,)
+            value_weight = (narrow @ values).flatten(1)  # (C, G * S)
+            value_bias = self.proj.bias + narrow.sum(1) @ self.linear_1.bias.to(dtype)  # (C,)
+        dtype = self.proj.weight.dtype
+        return tuple(t.to(dtype) for t in (key_weight, key_bias, value_weight, value_bias))
+
+    @torch.no_grad()
+    def fuse(self) -> nn.Module:
+        """The inference form, with the maps composed once.
+
+        Where composed maps cost more than the published order, as with memories wider than the
+        heads, it is a copy of this module.
+        """
+        if self._saved_by_composing() <= 0:
+            return copy.deepcopy(self).eval()
+        key_weight, _, value_weight, value_bias = self._composed()
+        fused = _FusedMultiHeadExternalAttention(self.embed_dim, self.groups, self.memory_size)
+        fused.to(key_weight)
+        fused.keys.weight.copy_(key_weight)
+        fused.values.weight.copy_(value_weight)
+        fused.values.bias.copy_(value_bias)
+        return fused.eval()

@@ -1,0 +1,302 @@
+"""EAMLP: a Tokens-to-Token vision transformer whose attention is multi-head external attention.
+
+Paper: Beyond Self-attention: External Attention using Two Linear Layers for Visual Tasks,
+arXiv 2105.02358, section 4.4; the tokens-to-token design is arXiv 2101.11986. Follows the published
+EAMLP/models/t2t_vit.py with the blocks of transformer_block.py and the token modules of
+token_performer.py. Differences:
+
+- feature maps for dense prediction are taken after chosen blocks, the last one normalized, without
+  the class token; that token still takes part in every attention;
+- inputs may have any size: the sinusoidal positions, a table over the flattened grid of `img_size`,
+  are interpolated bicubically where the grid differs;
+- the two memories of a token module start equal, as published, and never share storage.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from mmcv.cnn import build_norm_layer
+from mmcv.cnn.bricks import DropPath
+from mmengine.model import BaseModule
+from mmseg.registry import MODELS
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mmseg_ext.layers.external_attention import MultiHeadExternalAttention, double_normalize_tokens
+
+TOKEN_DIM = 64
+TOKEN_MEMORY_SIZE = 128
+# Kernel, stride and padding of the three soft splits: together a stride of 16.
+SOFT_SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
+STRIDE = math.prod(stride for _, stride, _ in SOFT_SPLITS)
+
+
+def sinusoidal_positions(length: int, dim: int) -> Tensor:
+    """The fixed table (1, length, dim): sines in even and cosines in odd columns, in float32."""
+    position = torch.arange(length, dtype=torch.float64).unsqueeze(1)  # (length, 1)
+    column = torch.arange(dim, dtype=torch.float64)
+    angle = position / 10000.0 ** (2 * (column // 2) / dim)  # (length, dim)
+    table = torch.where(column % 2 == 0, angle.sin(), angle.cos())
+    return table.float().unsqueeze(0)  # (1, length, dim)
+
+
+class MLP(nn.Sequential):
+    """Linear, GELU, dropout, linear, dropout on the last dimension."""
+
+    def __init__(self, dim: int, hidden_dim: int, drop: float = 0.0):
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden_dim)
+        self.act = nn.GELU()
+        self.drop1 = nn.Dropout(drop)
+        self.fc2 = nn.Linear(hidden_dim, dim)
+        self.drop2 = nn.Dropout(drop)
+
+
+class TokenExternalAttention(nn.Module):
+    """Single-head external attention that narrows tokens: the residual is the narrowed token."""
+
+    def __init__(self, in_dim: int, dim: int, attn_drop: float, proj_drop: float):
+        super().__init__()
+        self.q_linear = nn.Linear(in_dim, dim)
+        self.linear_0 = nn.Linear(dim, TOKEN_MEMORY_SIZE, bias=False)
+        self.linear_1 = nn.Linear(TOKEN_MEMORY_SIZE, dim)
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.proj = nn.Linear(dim, dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, N, in_dim) to (B, N, dim)."""
+        narrow = self.q_linear(x)
+        attention = self.attn_drop(double_normalize_tokens(self.linear_0(narrow)))  # (B, N, S)
+        return narrow + self.proj_drop(self.proj(self.linear_1(attention)))
+
+
+class TokenModule(nn.Module):
+    """Token attention and a perceptron of the same width, each after a norm."""
+
+    def __init__(self, in_dim: int, dim: int, norm_cfg: dict):
+        super().__init__()
+        self.norm1 = build_norm_layer(norm_cfg, in_dim)[1]
+        self.attn = TokenExternalAttention(in_dim, dim, attn_drop=0.1, proj_drop=0.1)
+        self.norm2 = build_norm_layer(norm_cfg, dim)[1]
+        self.mlp = MLP(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class TokensToToken(nn.Module):
+    """Three overlapping soft splits with two token modules between them: images to tokens."""
+
+    def __init__(self, embed_dims: int, norm_cfg: dict):
+        super().__init__()
+        kernels = [kernel * kernel for kernel, _, _ in SOFT_SPLITS]
+        self.attention1 = TokenModule(3 * kernels[0], TOKEN_DIM, norm_cfg)
+        self.attention2 = TokenModule(TOKEN_DIM * kernels[1], TOKEN_DIM, norm_cfg)
+        self.project = nn.Linear(TOKEN_DIM * kernels[2], embed_dims)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Images (B, 3, H, W) to tokens (B, h * w, C) and the grid (h, w)."""
+        x = images
+        for split, encode in zip(
+            SOFT_SPLITS, (self.attention1, self.attention2, self.project), strict=True
+        ):
+            kernel, stride, padding = split
+            grid = tuple((size + 2 * padding - kernel) // stride + 1 for size in x.shape[2:])
+            x = F.unfold(x, kernel, padding=padding, stride=stride)  # (B, C * k * k, h * w)
+            tokens = encode(x.transpose(1, 2))  # (B, h * w, C)
+            x = tokens.transpose(1, 2).unflatten(2, grid)  # (B, C, h, w)
+        return tokens, grid
+
+
+class Block(nn.Module):
+    """Multi-head external attention and a perceptron, each after a norm and with a residual."""
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        mlp_ratio: float,
+        drop_rate: float,
+        attn_drop_rate: float,
+        drop_path_rate: float,
+        norm_cfg: dict,
+    ):
+        super().__init__()
+        self.norm1 = build_norm_layer(norm_cfg, embed_dims)[1]
+        self.attn = MultiHeadExternalAttention(
+            embed_dims, num_heads, attn_drop=attn_drop_rate, proj_drop=drop_rate
+        )
+        self.norm2 = build_norm_layer(norm_cfg, embed_dims)[1]
+        self.mlp = MLP(embed_dims, int(embed_dims * mlp_ratio), drop_rate)
+        self.drop_path = DropPath(drop_path_rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop_path(self.attn(self.norm1(x)))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+def _block_indices(out_indices: int | Sequence[int], depth: int) -> tuple[int, ...]:
+    """Increasing non-negative indices of blocks."""
+    indices = (out_indices,) if isinstance(out_indices, int) else tuple(out_indices)
+    if not indices or any(not -depth <= i < depth for i in indices):
+        raise ValueError(f"out_indices must lie in [-{depth}, {depth - 1}], not {out_indices}")
+    return tuple(sorted({i % depth for i in indices}))
+
+
+@MODELS.register_module()
+class EAMLP(BaseModule):
+    """EAMLP, for images (B, 3, H, W) of any size from 16x16 up.
+
+    Without `num_classes`, forward returns a tuple of maps (B, C, H / 16, W / 16), one for each of
+    `out_indices`; the map of the last block is normalized, the others are not. With it, forward
+    returns logits (B, `num_classes`) from the class token.
+
+    Args:
+        arch: a name in `arch_settings`, or a dict with the same keys as its entries.
+        img_size: side of the square images whose grid the position table is made for, a multiple of
+            16: that of the pretraining (224, or 384 for the published EAMLP-7 weights).
+        num_classes: width of the classifier; None for feature maps.
+        out_indices: index or indices of blocks, negative ones counted from the end.
+        frozen_stages: 0 freezes the token modules and the class token, n also the first n blocks;
+            -1 nothing. Frozen parts stay in eval mode.
+        drop_rate: dropout after the positions, in the perceptrons and after the attention.
+        attn_drop_rate: dropout of the attention. That of the token modules is 0.1, as published.
+        drop_path_rate: stochastic depth of the last block, rising linearly from 0. The published
+            training uses 0.1.
+        with_cp: recompute the blocks' activations in the backward to save memory.
+        norm_cfg: norm of the tokens' width; None is layer norm.
+
+    Raises:
+        ValueError: for an unknown arch, `embed_dims` not divisible by `num_heads`, `out_indices`
+            or `frozen_stages` outside the blocks, `img_size` that is no multiple of 16, or input
+            that is not (B, 3, H, W).
+    """
+
+    arch_settings = {
+        "7": {"embed_dims": 256, "depth": 7, "num_heads": 4, "mlp_ratio": 2},
+        "10": {"embed_dims": 256, "depth": 10, "num_heads": 4, "mlp_ratio": 2},
+        "12": {"embed_dims": 256, "depth": 12, "num_heads": 4, "mlp_ratio": 2},
+        "14": {"embed_dims": 384, "depth": 14, "num_heads": 6, "mlp_ratio": 3},
+        "19": {"embed_dims": 448, "depth": 19, "num_heads": 7, "mlp_ratio": 3},
+        "24": {"embed_dims": 512, "depth": 24, "num_heads": 8, "mlp_ratio": 3},
+    }
+
+    def __init__(
+        self,
+        arch: str | dict = "14",
+        img_size: int = 224,
+        num_classes: int | None = None,
+        out_indices: int | Sequence[int] = -1,
+        frozen_stages: int = -1,
+        drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        with_cp: bool = False,
+        norm_cfg: dict | None = None,
+        init_cfg: dict | list[dict] | None = None,
+    ):
+        super().__init__(init_cfg=init_cfg)
+        settings = self._settings(arch)
+        depth, self.embed_dims = settings["depth"], settings["embed_dims"]
+        self.out_indices = _block_indices(out_indices, depth)
+        if not -1 <= frozen_stages <= depth:
+            raise ValueError(f"frozen_stages must be in [-1, {depth}], not {frozen_stages}")
+        if img_size <= 0 or img_size % STRIDE != 0:
+            raise ValueError(f"img_size must be a positive multiple of {STRIDE}, not {img_size}")
+        self.frozen_stages = frozen_stages
+        self.with_cp = with_cp
+        self.table_grid = (img_size // STRIDE, img_size // STRIDE)
+        norm_cfg = norm_cfg or {"type": "LN"}
+
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims))
+        self.tokens_to_token = TokensToToken(self.embed_dims, norm_cfg)
+        positions = sinusoidal_positions(math.prod(self.table_grid) + 1, self.embed_dims)
+        self.register_buffer("pos_embed", positions, persistent=False)
+        self.pos_drop = nn.Dropout(drop_rate)
+        self.blocks = nn.ModuleList(
+            Block(
+                self.embed_dims,
+                settings["num_heads"],
+                settings["mlp_ratio"],
+                drop_rate,
+                attn_drop_rate,
+                drop_path_rate * i / max(depth - 1, 1),
+                norm_cfg,
+            )
+            for i in range(depth)
+        )
+        self.norm = build_norm_layer(norm_cfg, self.embed_dims)[1]
+        self.head = None if num_classes is None else nn.Linear(self.embed_dims, num_classes)
+        self._reset_parameters()
+        for module in self._frozen():
+            module.requires_grad_(False)
+        self.cls_token.requires_grad_(frozen_stages < 0)
+
+    def _settings(self, arch: str | dict) -> dict:
+        if isinstance(arch, str):
+            if arch not in self.arch_settings:
+                raise ValueError(
+                    f"arch must be one of {', '.join(self.arch_settings)}, not {arch!r}"
+                )
+            return self.arch_settings[arch]
+        keys = self.arch_settings["14"].keys()
+        if arch.keys() != keys:
+            raise ValueError(f"arch must have the keys {', '.join(keys)}, not {', '.join(arch)}")
+        return arch
+
+    @torch.no_grad()
+    def _reset_parameters(self) -> None:
+        """Truncated normal of standard deviation 0.02 for weights and zero biases, as published."""
+        nn.init.trunc_normal_(self.cls_token, std=0.02)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        for tokens in (self.tokens_to_token.attention1, self.tokens_to_token.attention2):
+            tokens.attn.linear_0.weight.copy_(tokens.attn.linear_1.weight.t())
+
+    def _frozen(self) -> list[nn.Module]:
+        if self.frozen_stages < 0:
+            return []
+        return [self.tokens_to_token, self.pos_drop, *self.blocks[: self.frozen_stages]]
+
+    def train(self, mode: bool = True) -> "EAMLP":
+        super().train(mode)
+        for module in self._frozen():
+            module.eval()
+        return self
+
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Images (B, 3, H, W) to logits (B, num_classes) or a tuple of maps (B, C, h, w)."""
+        if images.ndim != 4 or images.shape[1] != 3:
+            raise ValueError(f"images must be (B, 3, H, W), not {tuple(images.shape)}")
+        tokens, grid = self.tokens_to_token(images)
+        tokens = torch.cat([self.cls_token.expand(len(tokens), -1, -1), tokens], dim=1)
+        x = self.pos_drop(tokens + self._positions(grid))  # (B, 1 + h * w, C)
+        maps = []
+        last = len(self.blocks) - 1
+        needed = self.out_indices if self.head is None else (last,)
+        for i, block in enumerate(self.blocks[: needed[-1] + 1]):
+            if self.with_cp and x.requires_grad:
+                x = checkpoint(block, x, use_reentrant=False)
+            else:
+                x = block(x)
+            if i == last:
+                x = self.norm(x)
+            if i in needed:
+                maps.append(x[:, 1:].transpose(1, 2).unflatten(2, grid))  # (B, C, h, w)
+        return tuple(maps) if self.head is None else self.head(x[:, 0])
+
+    def _positions(self, grid: tuple[int, int]) -> Tensor:
+        """The position table (1, 1 + h * w, C) for a grid (h, w)."""
+        if grid == self.table_grid:
+            return self.pos_embed
+        first, table = self.pos_embed[:, :1], self.pos_embed[:, 1:]
+        table = table.transpose(1, 2).unflatten(2, self.table_grid)  # (1, C, h, w)
+        table = F.interpolate(table, size=grid, mode="bicubic", align_corners=False)
+        return torch.cat([first, table.flatten(2).transpose(1, 2)], dim=1)
