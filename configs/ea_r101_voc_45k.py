@@ -24,8 +24,6 @@ model = dict(
 )
 # Published: a checkpoint every 3,000 iterations.
 default_hooks = dict(checkpoint=dict(interval=3000))
-# Published test: raw logits of all views summed.
-tta_model = dict(merge="logits")
 randomness = dict(seed=66)
 tta_model = dict(merge="logits")  # test_torch.py adds raw logits
 auto_scale_lr = dict(enable=False, base_batch_size=16)

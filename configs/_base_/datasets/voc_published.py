@@ -32,19 +32,19 @@ test_pipeline = [
     dict(type="LoadAnnotations"),
     dict(type="PackSegInputs", meta_keys=meta_keys),
 ]
-# The views of test_torch.py, to be merged as logits.
+# The views of test_torch.py in its order, to be merged as logits.
 tta_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(
         type="TestTimeAug",
         transforms=[
             [
-                dict(type="RandomRatioScale", ratios=[ratio])
-                for ratio in (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
-            ],
-            [
                 dict(type="RandomFlip", prob=0.0, direction="horizontal"),
                 dict(type="RandomFlip", prob=1.0, direction="horizontal"),
+            ],
+            [
+                dict(type="RandomRatioScale", ratios=[ratio])
+                for ratio in (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
             ],
             [dict(type="PadToRemainder", pad_val=mean_bgr, divisor=8, remainder=1)],
             [dict(type="LoadAnnotations")],
