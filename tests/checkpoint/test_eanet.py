@@ -1,0 +1,114 @@
+"""EANet's published model in the segmentor that the VOC config builds."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from mmengine.config import Config
+from mmengine.model.utils import revert_sync_batchnorm
+from mmseg.registry import MODELS
+
+from mmseg_ext.checkpoint import convert_official
+from tests.configs import CONFIGS
+from tests.parity import Fixture, assert_parity
+
+
+@pytest.fixture(scope="module")
+def fixture():
+    return Fixture("eanet_r101_voc")
+
+
+@pytest.fixture(scope="module")
+def segmentor(fixture):
+    """Built from the config itself, with every weight from the published names, strictly."""
+    config = Config.fromfile(CONFIGS / "ea_r101_voc_45k.py").model
+    model = revert_sync_batchnorm(MODELS.build(config))
+    model.load_state_dict(convert_official("eanet", fixture.state_dict), strict=True)
+    return model.eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_parity(fixture, segmentor, dtype):
+    """Logits at input size, aligned corners: every 4th row and column."""
+    image = fixture.inputs["img"].to(dtype)
+    model = segmentor.to(dtype)
+    with torch.no_grad():
+        logits = model.decode_head.predict(
+            model.extract_feat(image), [{"img_shape": image.shape[2:]}], model.test_cfg
+        )
+    assert_parity(logits[:, :, ::4, ::4], fixture.outputs["logits"])
+
+
+def resnet_file(fixture) -> dict[str, torch.Tensor]:
+    """The ImageNet file's names around the fixture's backbone."""
+    names = {"extractor.0.": "conv1.", "extractor.1.": "bn1."}
+    names |= {f"extractor.{i + 3}.": f"layer{i}." for i in range(1, 5)}
+    renamed = {
+        new + key.removeprefix(old): value
+        for key, value in fixture.state_dict.items()
+        for old, new in names.items()
+        if key.startswith(old)
+    }
+    return renamed | {"fc.weight": torch.zeros(1000, 2048), "fc.bias": torch.zeros(1000)}
+
+
+def test_resnet_deep_stem_is_the_same_backbone(fixture, segmentor):
+    converted = convert_official("resnet_deep_stem", resnet_file(fixture))
+    expected = convert_official("eanet", fixture.state_dict)
+    backbone = {k.removeprefix("backbone."): v for k, v in expected.items() if "backbone" in k}
+    assert converted.keys() == backbone.keys() == segmentor.backbone.state_dict().keys()
+    assert all(torch.equal(converted[key], backbone[key]) for key in converted)
+
+
+def test_files_without_counters_convert(fixture):
+    """Files from before PyTorch 0.4.1 have no num_batches_tracked."""
+    old = {k: v for k, v in fixture.state_dict.items() if not k.endswith("num_batches_tracked")}
+    new = convert_official("eanet", fixture.state_dict)
+    converted = convert_official("eanet", old)
+    assert converted.keys() == new.keys() and len(converted) > len(old)
+    assert all(torch.equal(converted[key], new[key]) for key in new)
+
+
+def test_depth_is_read_off_the_keys(fixture):
+    shallow = {
+        k: v
+        for k, v in resnet_file(fixture).items()
+        if not (k.startswith("layer3.") and int(k.split(".")[1]) >= 6)
+    }
+    converted = convert_official("resnet_deep_stem", shallow)
+    model = MODELS.build(
+        {"type": "ResNetV1c", "depth": 50, "stem_channels": 128, "norm_cfg": {"type": "BN"}}
+    )
+    model.load_state_dict(converted, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"extra.weight": torch.zeros(1)}, r"unmapped keys in the checkpoint: extra\.weight"),
+        ({"linu.conv1.bias": None}, r"missing keys: decode_head\.external_attention\.conv1\.bias"),
+        ({"fc2.weight": None}, r"missing keys: decode_head\.conv_seg\.weight"),
+        ({"fc2.bias": torch.zeros(20)}, r"shapes differ: decode_head\.conv_seg\.bias \(20,\)"),
+        ({"extractor.6.22.bn1.weight": None}, r"missing keys: backbone\.layer3\.22\.bn1\.weight"),
+    ],
+)
+def test_leftovers_are_errors(fixture, change, message):
+    changed = {k: v for k, v in {**fixture.state_dict, **change}.items() if v is not None}
+    with pytest.raises(ValueError, match=message):
+        convert_official("eanet", changed)
+
+
+def test_unknown_depth_is_refused(fixture):
+    without = {k: v for k, v in resnet_file(fixture).items() if not k.startswith("layer3.1.")}
+    with pytest.raises(ValueError, match="22 blocks in layer3"):
+        convert_official("resnet_deep_stem", without)
+
+
+def test_unaligned_upsampling_would_be_seen(fixture, segmentor):
+    """The fixture tells align_corners apart: the config's setting is not vacuous."""
+    with torch.no_grad():
+        model = segmentor.float()
+        logits = model._forward(fixture.inputs["img"])
+        size = fixture.inputs["img"].shape[2:]
+        unaligned = F.interpolate(logits, size, mode="bilinear", align_corners=False)
+    with pytest.raises(AssertionError, match="relative error"):
+        assert_parity(unaligned[:, :, ::4, ::4], fixture.outputs["logits"])
