@@ -44,12 +44,19 @@ def _eamlp(state_dict: StateDict, classifier: bool) -> StateDict:
     return convert_eamlp(state_dict, classifier)
 
 
+def _rmt(state_dict: StateDict, classifier: bool) -> StateDict:
+    from mmseg_ext.checkpoint.rmt import convert_rmt
+
+    return convert_rmt(state_dict, classifier)
+
+
 # The family modules import mmseg's models, so each is imported when it is asked for.
 FAMILIES: dict[str, Callable[[StateDict, bool], StateDict]] = {
     "eanet": _eanet,
     "resnet_deep_stem": _resnet_deep_stem,
     "eamlp": _eamlp,
     "deepvit": _deepvit,
+    "rmt": _rmt,
     "lambda_resnet": _lambda_resnet,
     "timm_lambda_resnet": _timm_lambda_resnet,
 }
