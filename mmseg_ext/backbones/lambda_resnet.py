@@ -1,0 +1,455 @@
+"""LambdaResNet: a bottleneck ResNet whose 3x3 convolutions are lambda layers, all or some of them.
+
+Paper: "LambdaNetworks: Modeling Long-Range Interactions Without Attention", Irwan Bello, 2021,
+arXiv 2102.08602. There is no code of its authors; the names and the strided block follow
+d-li14/lambda.pytorch (torchvision's names, so a torchvision ResNet loads into the convolutional
+part), `arch='timm_...'` follows timm's byoanet.py.
+
+Deviations: output strides 16 and 8 by dilation, which none of them has; a dilated stage's first
+block keeps the dilation before it, as in torchvision; timm's 2x2 pooling rounds odd sizes up, where
+timm stops with an error.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from mmcv.cnn import build_activation_layer, build_norm_layer
+from mmengine.model import BaseModule
+from mmseg.registry import MODELS
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+from mmseg_ext.layers.lambda_layer import LambdaLayer, PositionEmbeddings
+
+EXPANSION = 4
+
+# Bottlenecks per stage. 26, 50, 101 and 152 are ResNet's (152 and up with the paper's counts, which
+# third-party code agrees on).
+DEPTHS = {
+    26: (2, 2, 2, 2),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+    200: (3, 24, 36, 3),
+    270: (4, 29, 53, 4),
+    350: (4, 36, 72, 4),
+    420: (4, 44, 87, 4),
+}
+
+# The paper's hybrids: convolutions in c2 and c3, lambda layers in all of c5 and these blocks of c4.
+# The paper does not say where its count starts; here it is from 0.
+HYBRID_C4 = {
+    50: (3,),
+    101: (6, 12, 18),
+    152: (5, 10, 15, 20, 25, 30),
+    200: (5, 10, 15, 20, 25, 30),
+    270: (8, 16, 24, 32, 40, 48),
+    350: (10, 20, 30, 40, 50, 60),
+    420: (15, 30, 45, 60, 75),
+}
+
+_TIMM = {
+    "stem": "tiered",
+    "receptive_field": 9,
+    "position_bias": True,
+    "pool": "avg2",
+}
+# What each name fixes, as keyword arguments of LambdaResNet.
+ARCHS = {
+    "timm_26t": {**_TIMM, "depth": (2, 2, 2, 2), "placement": ((), (), (1,), (0, 1))},
+    "timm_50ts": {
+        **_TIMM,
+        "depth": (3, 4, 6, 3),
+        "placement": ((), (3,), (1, 3, 5), (1,)),
+        "act_cfg": {"type": "SiLU", "inplace": True},
+    },
+}
+
+STEM_WIDTH = 64
+STAGE_WIDTHS = (64, 128, 256, 512)
+# Widths of the 3x3 convolutions; the plain stem is one 7x7 convolution.
+STEMS = {"plain": (), "deep": (32, 32, STEM_WIDTH), "tiered": (24, 32, STEM_WIDTH)}
+
+Placement = Literal["all", "hybrid"] | Sequence[Sequence[int]]
+
+
+def lambda_blocks(
+    depth: int | Sequence[int], lambda_stages: Sequence[int], placement: Placement
+) -> tuple[tuple[int, ...], ...]:
+    """For each stage, the indices of the blocks that hold a lambda layer.
+
+    Raises:
+        ValueError: for an unknown depth or placement, or an index that is no block of its stage.
+    """
+    counts = block_counts(depth)
+    if any(not 0 <= stage < len(counts) for stage in lambda_stages):
+        raise ValueError(f"lambda_stages must lie in 0..{len(counts) - 1}, not {lambda_stages}")
+    if placement == "all":
+        blocks = tuple(tuple(range(count)) for count in counts)
+    elif placement == "hybrid":
+        if depth not in HYBRID_C4:
+            known = ", ".join(map(str, HYBRID_C4))
+            raise ValueError(f"placement 'hybrid' is known for depth {known}, not {depth}")
+        blocks = ((), (), HYBRID_C4[depth], tuple(range(counts[3])))
+    elif isinstance(placement, str) or len(placement) != len(counts):
+        raise ValueError(
+            "placement must be 'all', 'hybrid' or the block indices of each of the "
+            f"{len(counts)} stages, not {placement!r}"
+        )
+    else:
+        blocks = tuple(tuple(stage) for stage in placement)
+        for stage, (indices, count) in enumerate(zip(blocks, counts, strict=True)):
+            if any(not 0 <= i < count for i in indices):
+                raise ValueError(
+                    f"placement of stage {stage} must lie in 0..{count - 1}, not {indices}"
+                )
+    return tuple(b if stage in lambda_stages else () for stage, b in enumerate(blocks))
+
+
+def block_counts(depth: int | Sequence[int]) -> tuple[int, ...]:
+    """Bottlenecks in each of the four stages.
+
+    Raises:
+        ValueError: for a depth without a name, or counts that are not four positive ones.
+    """
+    if isinstance(depth, int):
+        if depth not in DEPTHS:
+            known = ", ".join(map(str, DEPTHS))
+            raise ValueError(f"depth must be {known} or four block counts, not {depth}")
+        return DEPTHS[depth]
+    if len(depth) != 4 or min(depth) < 1:
+        raise ValueError(f"depth must hold four positive block counts, not {tuple(depth)}")
+    return tuple(depth)
+
+
+def _with_arch(design: dict, arch: str | dict | None) -> dict:
+    """`design` with the values that `arch` fixes."""
+    if arch is None:
+        return design
+    if isinstance(arch, str):
+        if arch not in ARCHS:
+            raise ValueError(f"arch must be one of {', '.join(ARCHS)} or a dict, not {arch!r}")
+        arch = ARCHS[arch]
+    unknown = [key for key in arch if key not in design]
+    if unknown:
+        raise ValueError(f"arch may hold {', '.join(design)}, not {', '.join(unknown)}")
+    return {**design, **arch}
+
+
+def _ceil_divide(size: Sequence[int] | None, stride: int) -> tuple[int, int] | None:
+    """Height and width of a map at `stride`, from those of the image."""
+    return None if size is None else (-(-size[0] // stride), -(-size[1] // stride))
+
+
+class SqueezeExcitation(nn.Module):
+    """Channel attention (arXiv 1709.01507): gates in (0, 1) from the mean over all positions."""
+
+    def __init__(self, channels: int, hidden_channels: int):
+        super().__init__()
+        self.fc1 = nn.Conv2d(channels, hidden_channels, 1)
+        self.fc2 = nn.Conv2d(hidden_channels, channels, 1)
+
+    def gates(self, x: Tensor) -> Tensor:
+        """x (B, C, H, W) to (B, C, 1, 1)."""
+        mean = x.mean(dim=(2, 3), keepdim=True)
+        return self.fc2(self.fc1(mean).relu()).sigmoid()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gates(x)
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 or lambda layer, 1x1, each with a norm; squeeze-excitation; the shortcut added.
+
+    `lambda_args` are LambdaLayer's keyword arguments, None for a convolution.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        channels: int,
+        stride: int,
+        dilation: int,
+        lambda_args: dict | None,
+        se_ratio: float | None,
+        avg_down: bool,
+        norm_cfg: dict,
+        act_cfg: dict,
+    ):
+        super().__init__()
+
+        def norm(width: int) -> nn.Module:
+            return build_norm_layer(norm_cfg, width)[1]
+
+        out_channels = channels * EXPANSION
+        self.conv1 = nn.Conv2d(in_channels, channels, 1, bias=False)
+        self.bn1 = norm(channels)
+        if lambda_args is None:
+            self.conv2 = nn.Conv2d(
+                channels, channels, 3, stride, padding=dilation, dilation=dilation, bias=False
+            )
+        else:
+            self.conv2 = LambdaLayer(
+                channels, stride=stride, dilation=dilation, norm_layer=norm, **lambda_args
+            )
+        self.bn2 = norm(channels)
+        self.conv3 = nn.Conv2d(channels, out_channels, 1, bias=False)
+        self.bn3 = norm(out_channels)
+        self.act = build_activation_layer(act_cfg)
+        self.se = None
+        if se_ratio is not None and lambda_args is None:
+            self.se = SqueezeExcitation(out_channels, max(1, round(out_channels * se_ratio)))
+        self.downsample = None
+        if stride != 1 or in_channels != out_channels:
+            pool = []
+            if avg_down and stride != 1:
+                pool = [nn.AvgPool2d(stride, stride, ceil_mode=True, count_include_pad=False)]
+            self.downsample = nn.Sequential(
+                *pool,
+                nn.Conv2d(in_channels, out_channels, 1, 1 if pool else stride, bias=False),
+                norm(out_channels),
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, C, H, W) to (B, 4 channels, ceil(H / stride), ceil(W / stride))."""
+        y = self.act(self.bn1(self.conv1(x)))
+        y = self.act(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        if self.se is not None:
+            y = self.se(y)
+        return self.act(y + (x if self.downsample is None else self.downsample(x)))
+
+
+@MODELS.register_module()
+class LambdaResNet(BaseModule):
+    """ResNet with lambda layers in the place of 3x3 convolutions, for images (B, 3, H, W).
+
+    Without `num_classes`, forward returns a tuple of maps of 256, 512, 1024 and 2048 channels at
+    strides 4, 8, 16 and 32, those of `out_indices`; with it, logits (B, `num_classes`).
+
+    Args:
+        depth: a key of `DEPTHS`, or the four stages' block counts.
+        arch: a name in `ARCHS` or a dict: keyword arguments that take precedence over the others.
+        lambda_stages: stages 0 to 3 (c2 to c5) that may hold lambda layers; () gives a ResNet.
+        placement: which of their blocks do: all, the paper's hybrid, or indices for each stage.
+        key_depth: k of the lambda layers.
+        num_heads: h of the lambda layers.
+        intra_depth: u of the lambda layers.
+        receptive_field: r of the lambda layers, odd; None with `resolution`.
+        resolution: (H, W) of the largest input image, for lambda layers of global context.
+        share_embeddings: 'stage' gives all lambda layers of a stage whose embeddings have one shape
+            the first one's embeddings, the paper's low-memory variant; None gives each its own.
+        position_bias: a bias beside the embeddings, as in the public weights; the paper has none.
+        pool: how a strided lambda layer averages: 3x3 (d-li14) or 2x2 (timm).
+        stem: 7x7 convolution, ResNet-D's three 3x3 convolutions (as ResNetV1c), or timm's of 24, 32
+            and 64 channels; each followed by a 3x3 max pooling.
+        avg_down: average pooling before the 1x1 convolution of a strided shortcut (ResNet-D).
+        se_ratio: squeeze-excitation in the convolutional blocks, its hidden width over its width;
+            1/16 is SENet's.
+        output_stride: 32, 16 or 8; less than 32 by dilation of convolutions and lambda layers.
+        out_indices: stages whose maps are returned, increasing.
+        frozen_stages: 0 freezes the stem, n also the first n stages, -1 nothing. Frozen parts stay
+            in eval mode.
+        norm_eval: batch norms keep their running statistics in training.
+        with_cp: recompute the blocks' activations in the backward to save memory.
+        num_classes: width of the classifier; None for feature maps.
+
+    Raises:
+        ValueError: naming the argument, for values outside these and for what the lambda layer
+            refuses (channels not divisible by heads, an even receptive field).
+    """
+
+    def __init__(
+        self,
+        depth: int | Sequence[int] = 50,
+        arch: str | dict | None = None,
+        lambda_stages: Sequence[int] = (0, 1, 2, 3),
+        placement: Placement = "all",
+        key_depth: int = 16,
+        num_heads: int = 4,
+        intra_depth: int = 1,
+        receptive_field: int | None = 23,
+        resolution: tuple[int, int] | None = None,
+        share_embeddings: Literal["stage"] | None = None,
+        position_bias: bool = False,
+        pool: Literal["avg3", "avg2"] = "avg3",
+        stem: Literal["plain", "deep", "tiered"] = "plain",
+        avg_down: bool = False,
+        se_ratio: float | None = None,
+        output_stride: int = 32,
+        out_indices: Sequence[int] = (0, 1, 2, 3),
+        frozen_stages: int = -1,
+        norm_eval: bool = False,
+        with_cp: bool = False,
+        num_classes: int | None = None,
+        norm_cfg: dict | None = None,
+        act_cfg: dict | None = None,
+        init_cfg: dict | list[dict] | None = None,
+    ):
+        super().__init__(init_cfg=init_cfg)
+        design = {
+            "depth": depth,
+            "lambda_stages": lambda_stages,
+            "placement": placement,
+            "key_depth": key_depth,
+            "num_heads": num_heads,
+            "intra_depth": intra_depth,
+            "receptive_field": receptive_field,
+            "resolution": resolution,
+            "share_embeddings": share_embeddings,
+            "position_bias": position_bias,
+            "pool": pool,
+            "stem": stem,
+            "avg_down": avg_down,
+            "se_ratio": se_ratio,
+            "act_cfg": act_cfg or {"type": "ReLU", "inplace": True},
+        }
+        design = _with_arch(design, arch)
+        if design["stem"] not in STEMS:
+            raise ValueError(f"stem must be one of {', '.join(STEMS)}, not {design['stem']!r}")
+        if design["share_embeddings"] not in ("stage", None):
+            raise ValueError(
+                f"share_embeddings must be 'stage' or None, not {design['share_embeddings']!r}"
+            )
+        if output_stride not in (8, 16, 32):
+            raise ValueError(f"output_stride must be 8, 16 or 32, not {output_stride}")
+        stages = len(STAGE_WIDTHS)
+        if not out_indices or any(not 0 <= i < stages for i in out_indices):
+            raise ValueError(f"out_indices must lie in 0..{stages - 1}, not {tuple(out_indices)}")
+        if not -1 <= frozen_stages <= stages:
+            raise ValueError(f"frozen_stages must lie in -1..{stages}, not {frozen_stages}")
+        self.out_indices = tuple(sorted(out_indices))
+        self.frozen_stages = frozen_stages
+        self.norm_eval = norm_eval
+        self.with_cp = with_cp
+        norm_cfg = norm_cfg or {"type": "BN", "requires_grad": True}
+
+        self._build_stem(design["stem"], norm_cfg, design["act_cfg"])
+        self._build_stages(design, output_stride, norm_cfg)
+        self.fc = None
+        if num_classes is not None:
+            self.fc = nn.Linear(STAGE_WIDTHS[-1] * EXPANSION, num_classes)
+        self._reset_parameters()
+        for module in self._frozen():
+            module.requires_grad_(False)
+
+    def _build_stem(self, stem: str, norm_cfg: dict, act_cfg: dict) -> None:
+        self.maxpool = nn.MaxPool2d(3, 2, padding=1)
+        if stem == "plain":
+            self.conv1 = nn.Conv2d(3, STEM_WIDTH, 7, 2, padding=3, bias=False)
+            self.bn1 = build_norm_layer(norm_cfg, STEM_WIDTH)[1]
+            self.act = build_activation_layer(act_cfg)
+            return
+        layers: list[nn.Module] = []
+        width = 3
+        for i, out_width in enumerate(STEMS[stem]):
+            layers += [
+                nn.Conv2d(width, out_width, 3, 2 if i == 0 else 1, padding=1, bias=False),
+                build_norm_layer(norm_cfg, out_width)[1],
+                build_activation_layer(act_cfg),
+            ]
+            width = out_width
+        self.stem = nn.Sequential(*layers)
+
+    def _build_stages(self, design: dict, output_stride: int, norm_cfg: dict) -> None:
+        counts = block_counts(design["depth"])
+        placed = lambda_blocks(design["depth"], design["lambda_stages"], design["placement"])
+        keys = ("key_depth", "num_heads", "intra_depth", "receptive_field", "position_bias", "pool")
+        lambda_args = {key: design[key] for key in keys}
+        in_channels, total_stride, dilation = STEM_WIDTH, 4, 1
+        for stage, (width, count) in enumerate(zip(STAGE_WIDTHS, counts, strict=True)):
+            shared: dict[object, PositionEmbeddings] = {}
+            blocks = []
+            for i in range(count):
+                entering = stage > 0 and i == 0
+                stride = 2 if entering and total_stride < output_stride else 1
+                args = None
+                if i in placed[stage]:
+                    size = _ceil_divide(design["resolution"], total_stride)
+                    args = {**lambda_args, "resolution": size, "embeddings": shared.get(size)}
+                block = Bottleneck(
+                    in_channels,
+                    width,
+                    stride,
+                    dilation,
+                    args,
+                    design["se_ratio"],
+                    design["avg_down"],
+                    norm_cfg,
+                    design["act_cfg"],
+                )
+                if args is not None and design["share_embeddings"] == "stage":
+                    shared[size] = block.conv2.embeddings
+                blocks.append(block)
+                if entering and stride == 1:
+                    dilation *= 2  # from the second block on: the first one sees the finer map
+                total_stride *= stride
+                in_channels = width * EXPANSION
+            self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
+
+    def _reset_parameters(self) -> None:
+        """He's normal of fan-out for convolutions, the paper's values for lambda layers.
+
+        The last norm of each block starts at zero, as in both public implementations.
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        for module in self.modules():
+            if isinstance(module, LambdaLayer):
+                module.reset_parameters()
+            elif isinstance(module, Bottleneck) and getattr(module.bn3, "weight", None) is not None:
+                nn.init.zeros_(module.bn3.weight)
+
+    @property
+    def stages(self) -> list[nn.Sequential]:
+        """The four stages, `layer1` to `layer4`."""
+        return [getattr(self, f"layer{i + 1}") for i in range(len(STAGE_WIDTHS))]
+
+    def _frozen(self) -> list[nn.Module]:
+        if self.frozen_stages < 0:
+            return []
+        stem = [self.stem] if hasattr(self, "stem") else [self.conv1, self.bn1]
+        return [*stem, *self.stages[: self.frozen_stages]]
+
+    def train(self, mode: bool = True) -> "LambdaResNet":
+        super().train(mode)
+        if self.norm_eval:
+            for module in self.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        for module in self._frozen():
+            module.eval()
+        return self
+
+    def _run(self, stage: nn.Sequential, x: Tensor) -> Tensor:
+        for block in stage:
+            if self.with_cp and x.requires_grad:
+                x = checkpoint(block, x, use_reentrant=False)
+            else:
+                x = block(x)
+        return x
+
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Images (B, 3, H, W) to logits (B, num_classes) or a tuple of maps (B, C, h, w).
+
+        Raises:
+            ValueError: for images of another shape, or larger than `resolution` in global form.
+        """
+        if images.ndim != 4 or images.shape[1] != 3:
+            raise ValueError(f"images must be (B, 3, H, W), not {tuple(images.shape)}")
+        if hasattr(self, "stem"):
+            x = self.stem(images)
+        else:
+            x = self.act(self.bn1(self.conv1(images)))
+        x = self.maxpool(x)
+        last = len(STAGE_WIDTHS) - 1 if self.fc is not None else self.out_indices[-1]
+        maps = []
+        for i, stage in enumerate(self.stages[: last + 1]):
+            x = self._run(stage, x)
+            if i in self.out_indices:
+                maps.append(x)
+        return tuple(maps) if self.fc is None else self.fc(x.mean(dim=(2, 3)))
