@@ -1,0 +1,158 @@
+"""EAMLP: the shared tests of backbones, the published classifier, parameters and positions."""
+
+import math
+
+import pytest
+import torch
+
+from mmseg_ext import fuse_model
+from mmseg_ext.analysis.measure import count_multiply_adds
+from mmseg_ext.backbones.eamlp import EAMLP, sinusoidal_positions
+from mmseg_ext.checkpoint import convert_official
+from tests.backbones.base import BackboneTester
+from tests.models import assert_same, randomise
+from tests.parity import Fixture, assert_parity
+
+SMALL = {"embed_dims": 32, "depth": 3, "num_heads": 2, "mlp_ratio": 2}
+
+
+class TestEAMLP(BackboneTester):
+    config = {"type": "EAMLP", "arch": SMALL, "img_size": 64, "out_indices": (0, 1, 2)}
+    channels = (32, 32, 32)
+    strides = (16, 16, 16)
+    zero_gradient = (r"blocks\.\d+\.attn\.(trans_dims|linear_0)\.bias",)
+
+
+@pytest.fixture(scope="module")
+def fixture():
+    return Fixture("eamlp_14")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_published_classifier(fixture, dtype):
+    model = EAMLP(arch="14", num_classes=1000).eval()
+    converted = convert_official("eamlp", fixture.state_dict, classifier=True)
+    model.load_state_dict(converted, strict=True)
+    model = fuse_model(model.to(dtype))
+    with torch.no_grad():
+        assert_parity(model(fixture.inputs["img"].to(dtype)), fixture.outputs["logits"])
+
+
+def test_published_classifier_without_fusing(fixture):
+    model = EAMLP(arch="14", num_classes=1000).eval()
+    model.load_state_dict(convert_official("eamlp", fixture.state_dict, classifier=True))
+    with torch.no_grad():
+        assert_parity(model(fixture.inputs["img"]), fixture.outputs["logits"])
+
+
+@pytest.mark.parametrize(
+    ("arch", "parameters"),
+    [
+        ("7", 6_096_206),
+        ("10", 8_489_678),
+        ("12", 10_085_326),
+        ("14", 29_801_422),
+        ("19", 54_470_798),
+        ("24", 89_355_726),
+    ],
+)
+def test_parameters(arch, parameters):
+    """Of the published classifiers with 1000 classes; the paper has 30 M and 55 M for 14 and 19."""
+    with torch.device("meta"):
+        model = EAMLP(arch=arch, num_classes=1000)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+@pytest.mark.parametrize(("arch", "published"), [("14", 6.45e9), ("19", 11.60e9)])
+def test_multiply_adds(arch, published):
+    """At 224x224. Composed maps need no more than the published order and save its memories."""
+    with torch.device("meta"):
+        model = EAMLP(arch=arch, num_classes=1000).eval()
+        images = torch.empty(1, 3, 224, 224)
+        # 197 tokens are fewer than the channels: maps are applied in the published order.
+        assert count_multiply_adds(model, images).all == pytest.approx(published, rel=2e-3)
+    settings = EAMLP.arch_settings[arch]
+    memories = 2 * settings["depth"] * 197 * 4 * settings["embed_dims"] * 64
+    fused = count_multiply_adds(fuse_model(model), images).all
+    assert fused == count_multiply_adds(model, images).all - memories
+
+
+def test_position_table():
+    """Column 2i is sin(p / 10000^(2i/d)) and column 2i + 1 the cosine of the same angle."""
+    table = sinusoidal_positions(50, 6)
+    assert table.shape == (1, 50, 6)
+    for position, column in ((0, 0), (0, 1), (7, 2), (49, 5), (13, 4)):
+        angle = position / 10000 ** (2 * (column // 2) / 6)
+        expected = math.cos(angle) if column % 2 else math.sin(angle)
+        assert abs(float(table[0, position, column]) - expected) < 1e-6
+
+
+def test_positions_at_other_sizes():
+    """The table's own grid gets the table; others a bicubic interpolation, the class token kept."""
+    model = EAMLP(arch=SMALL, img_size=64)
+    assert torch.equal(model._positions((4, 4)), sinusoidal_positions(17, 32))
+    wide = model._positions((4, 8))
+    assert torch.equal(wide[:, 0], model.pos_embed[:, 0])
+    grid = wide[:, 1:].unflatten(1, (4, 8))
+    table = model.pos_embed[:, 1:].unflatten(1, (4, 4))
+    # Twice as wide, corners not aligned: columns come in pairs that straddle those of the table.
+    # In between, bicubic weights (a = -0.75) at offsets of a quarter.
+    weights = torch.tensor([-0.10546875, 0.87890625, 0.26171875, -0.03515625])
+    expected = sum(w * table[:, :, i] for i, w in zip(range(0, 4), weights, strict=True))
+    assert_same(grid[:, :, 3], expected)
+
+
+def test_img_size_of_the_pretraining_sets_the_table():
+    model = EAMLP(arch=SMALL, img_size=384)
+    assert torch.equal(model.pos_embed, sinusoidal_positions(577, 32))
+    assert "pos_embed" not in model.state_dict()
+
+
+def test_only_the_last_map_is_normalized():
+    model = randomise(EAMLP(arch=SMALL, img_size=64, out_indices=(1, 2))).eval()
+    x = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        model.norm.weight.fill_(1)
+        model.norm.bias.zero_()
+        inner, last = model(x)
+        assert last.mean(1).abs().max() < 1e-5 < inner.mean(1).abs().max()
+        model.norm.weight.fill_(2)
+        model.norm.bias.fill_(3)
+        assert_same(model(x), (inner, 2 * last + 3))
+
+
+def test_token_memories_start_equal_and_apart():
+    model = EAMLP(arch=SMALL)
+    attn = model.tokens_to_token.attention1.attn
+    assert torch.equal(attn.linear_0.weight, attn.linear_1.weight.t())
+    with torch.no_grad():
+        attn.linear_1.weight.zero_()
+    assert attn.linear_0.weight.abs().max() > 0
+
+
+def test_frozen_parts_drop_nothing():
+    model = EAMLP(arch=SMALL, drop_rate=0.5, frozen_stages=2).train()
+    assert not model.tokens_to_token.training and not model.blocks[1].training
+    assert model.blocks[2].training and not model.cls_token.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"arch": "15"}, "arch must be one of 7, 10, .* '15'"),
+        ({"arch": {"embed_dims": 32}}, "arch must have the keys"),
+        ({"arch": {**SMALL, "num_heads": 5}}, "embed_dim 32 .* num_heads 5"),
+        ({"img_size": 100}, "img_size .* 100"),
+        ({"img_size": 0}, "img_size .* 0"),
+        ({"frozen_stages": 15}, "frozen_stages .* 15"),
+        ({"out_indices": ()}, "out_indices"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        EAMLP(**arguments)
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match=r"\(2, 4, 64, 64\)"):
+        EAMLP(arch=SMALL)(torch.zeros(2, 4, 64, 64))

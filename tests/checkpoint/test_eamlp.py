@@ -1,0 +1,60 @@
+"""EAMLP checkpoints: both forms of each file, and what is refused."""
+
+import pytest
+import torch
+
+from mmseg_ext.backbones.eamlp import EAMLP, sinusoidal_positions
+from mmseg_ext.checkpoint import convert_official
+
+
+@pytest.fixture(scope="module")
+def published() -> dict[str, torch.Tensor]:
+    """The names and shapes of a published EAMLP-7 for 384x384 without its `pos_embed`."""
+    return EAMLP(arch="7", img_size=384, num_classes=1000).state_dict()
+
+
+@pytest.mark.parametrize("positions", [False, True])
+@pytest.mark.parametrize("classifier", [False, True])
+def test_every_form(published, positions, classifier):
+    state_dict = dict(published)
+    if positions:
+        state_dict["pos_embed"] = sinusoidal_positions(577, 256)
+    converted = convert_official("eamlp", state_dict, classifier=classifier)
+    model = EAMLP(arch="7", img_size=384, num_classes=1000 if classifier else None)
+    model.load_state_dict(converted, strict=True)
+    assert ("head.weight" in converted) == classifier
+    assert all(torch.equal(value, published[key]) for key, value in converted.items())
+
+
+def test_averaged_positions_are_accepted(published):
+    """An exponential moving average in float32 moves the constant table by about 1e-4."""
+    table = sinusoidal_positions(577, 256) + 1e-4
+    converted = convert_official("eamlp", {**published, "pos_embed": table})
+    assert "pos_embed" not in converted
+
+
+def test_other_positions_are_refused(published):
+    learned = sinusoidal_positions(577, 256)
+    learned[0, 100, 3] += 0.01
+    with pytest.raises(ValueError, match=r"pos_embed is not the sinusoidal table.* 0\.01"):
+        convert_official("eamlp", {**published, "pos_embed": learned})
+
+
+def test_unmapped_and_missing_keys_are_listed(published):
+    with pytest.raises(ValueError, match=r"unmapped keys.*neck\.weight"):
+        convert_official("eamlp", {**published, "neck.weight": torch.zeros(1)})
+    with pytest.raises(ValueError, match=r"unmapped keys.*blocks\.3\.attn\.gate"):
+        convert_official("eamlp", {**published, "blocks.3.attn.gate": torch.zeros(1)})
+    missing = {k: v for k, v in published.items() if k != "blocks.3.mlp.fc2.bias"}
+    with pytest.raises(ValueError, match=r"missing keys: blocks\.3\.mlp\.fc2\.bias"):
+        convert_official("eamlp", missing)
+    headless = {k: v for k, v in published.items() if not k.startswith("head.")}
+    with pytest.raises(ValueError, match=r"missing keys: head\.weight"):
+        convert_official("eamlp", headless, classifier=True)
+
+
+def test_a_foreign_checkpoint_is_refused():
+    with pytest.raises(ValueError, match="unmapped keys"):
+        convert_official("eamlp", {"conv1.weight": torch.zeros(3, 3)})
+    with pytest.raises(ValueError, match="missing keys: cls_token"):
+        convert_official("eamlp", {})
