@@ -40,11 +40,12 @@ class RandomRatioScale(BaseTransform):
 
     def transform(self, results: dict) -> dict:
         ratio = self._draw()
-        image = torch.from_numpy(results["img"]).float().permute(2, 0, 1)[None]  # (1, C, H, W)
+        image = torch.from_numpy(np.ascontiguousarray(results["img"]))  # a flip is a view
+        image = image.float().permute(2, 0, 1)[None]  # (1, C, H, W)
         image = F.interpolate(image, scale_factor=ratio, mode="bilinear", align_corners=True)
         results["img"] = np.ascontiguousarray(image[0].permute(1, 2, 0).numpy())  # (h, w, C)
         for key in results.get("seg_fields", ()):
-            label = torch.from_numpy(results[key])[None, None]  # (1, 1, H, W)
+            label = torch.from_numpy(np.ascontiguousarray(results[key]))[None, None]  # (1, 1, H, W)
             results[key] = F.interpolate(label, scale_factor=ratio, mode="nearest")[0, 0].numpy()
         results["img_shape"] = results["img"].shape[:2]
         results["scale"] = results["img_shape"][::-1]
