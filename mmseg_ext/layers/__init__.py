@@ -6,10 +6,12 @@ from mmseg_ext.layers.external_attention import (
     MultiHeadExternalAttention,
 )
 from mmseg_ext.layers.lambda_layer import LambdaLayer
+from mmseg_ext.layers.re_attention import ReAttention
 
 __all__ = [
     "ExternalAttention",
     "ExternalAttention2d",
     "LambdaLayer",
     "MultiHeadExternalAttention",
+    "ReAttention",
 ]

@@ -1,0 +1,182 @@
+"""Re-attention: softmax maps are mixed across the heads and normalised before they weigh values.
+
+Paper: DeepViT: Towards Deeper Vision Transformer, arXiv:2103.11886, equation 3.
+Follows: zhoudaquan/dvit_repo (1ccb152), `models/layers.py`, class `ReAttention`; `norm='layer'`
+follows lucidrains/vit-pytorch, `deepvit.py`.
+
+Deviations, none of which changes the published result:
+- In eval mode mixing and batch norm are one matrix and one constant per head, and blocks of
+  queries are worked through one after the other, so the maps of all heads are never held at once.
+- `reference_tokens` keeps a normalisation that was learned at one number of tokens valid at any
+  other; None (the default) and an input with just that many tokens are the published computation.
+- Mixing and normalisation run in float32 under autocast.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmseg_ext.layers.precision import autocast_disabled, full_precision
+
+_NORMS = ("batch", "layer")
+_INITS = ("published", "identity")
+
+# One block of queries keeps its maps in the last-level cache on a CPU: 4 MiB measured best of
+# 0.5 to 16 MiB for 197 to 1025 tokens. Elsewhere the block only bounds the memory.
+_BLOCK_BYTES = {"cpu": 4 * 2**20}
+_BLOCK_BYTES_ELSEWHERE = 256 * 2**20
+
+
+class ReAttention(nn.Module):
+    """Self-attention with the maps `Norm(Theta^T softmax(Q K^T / sqrt(d)))`, (B, N, C) to the same.
+
+    `norm='batch'` is the published code: a 1x1 convolution over the heads with a bias, then batch
+    norm with one mean and variance per head. `norm='layer'` is the community's form: head mixing
+    without a bias, drawn from a standard normal, then layer norm over the heads at each pair of
+    tokens (that code also has no bias in `qkv`: `qkv_bias=False`).
+
+    `transform_scale=True` multiplies the normalised maps by the inverse root of the head width.
+    `init='published'` draws the mixing as the published code does (PyTorch's default for a
+    convolution); `'identity'` starts with every head on its own.
+
+    A softmax map of N tokens has the mean 1/N, so a normalisation learned at N tokens is wrong at
+    any other number. With `reference_tokens` = R, an input of N tokens has its maps multiplied by
+    N/R before mixing and by R/N after the normalisation: the norm sees the values it was trained
+    on, and the weighted sum over N tokens keeps its size. A map in which each of R tokens is
+    repeated gives then exactly the result of the R tokens. Multiplying the running mean (less the
+    mixing bias) by R/N, the variance and epsilon by its square, and the output by R/N is the same.
+
+    Raises:
+        ValueError: if `embed_dim` is not a multiple of `num_heads`, or an option is unknown.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        norm: str = "batch",
+        transform_scale: bool = False,
+        qkv_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        init: str = "published",
+        reference_tokens: int | None = None,
+    ):
+        super().__init__()
+        if num_heads < 1 or embed_dim % num_heads:
+            raise ValueError(f"embed_dim={embed_dim} is not divisible by num_heads={num_heads}")
+        if norm not in _NORMS:
+            raise ValueError(f"norm must be one of {', '.join(_NORMS)}, not {norm!r}")
+        if init not in _INITS:
+            raise ValueError(f"init must be one of {', '.join(_INITS)}, not {init!r}")
+        if reference_tokens is not None and reference_tokens < 1:
+            raise ValueError(f"reference_tokens must be at least 1, not {reference_tokens}")
+        self.num_heads = num_heads
+        self.reference_tokens = reference_tokens
+        self.scale = (embed_dim // num_heads) ** -0.5
+        self.map_scale = self.scale if transform_scale else 1.0
+        self.qkv = nn.Linear(embed_dim, 3 * embed_dim, bias=qkv_bias)
+        self.reatten_matrix = nn.Conv2d(num_heads, num_heads, 1, bias=norm == "batch")
+        if norm == "batch":
+            self.var_norm = nn.BatchNorm2d(num_heads)
+        else:
+            self.var_norm = nn.LayerNorm(num_heads)
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.proj = nn.Linear(embed_dim, embed_dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+        self._init_mixing(init)
+
+    def _init_mixing(self, init: str) -> None:
+        matrix = self.reatten_matrix
+        if init == "identity":
+            nn.init.dirac_(matrix.weight)
+            if matrix.bias is not None:
+                nn.init.zeros_(matrix.bias)
+        elif isinstance(self.var_norm, nn.LayerNorm):
+            nn.init.normal_(matrix.weight)
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}, reference_tokens={self.reference_tokens}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens (B, N, C) to tokens (B, N, C)."""
+        q, k, v = self._heads(x)
+        v = v * self._gain(k)
+        whole = self._norm_needs_whole_map() or torch.is_grad_enabled()
+        if whole or torch.compiler.is_compiling():
+            y = (self._map(q, k).to(v.dtype) @ v).transpose(1, 2)  # (B, N, H, d)
+        else:
+            y = self._attend_in_blocks(q, k, v)
+        return self.proj_drop(self.proj(y.flatten(2)))  # (B, N, C)
+
+    def attention_map(self, x: Tensor) -> Tensor:
+        """The map that multiplies the values, (B, H, N, N), for tokens (B, N, C)."""
+        q, k, _ = self._heads(x)
+        return self._map(q, k) * self._gain(k)
+
+    def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # (B, N, 3, H, d)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).contiguous().unbind()  # each (B, H, N, d)
+        return q * self.scale, k, v
+
+    def _stretch(self, k: Tensor) -> float:
+        """N/R: what the maps of N tokens are multiplied by to look like maps of R tokens."""
+        return 1.0 if self.reference_tokens is None else k.shape[-2] / self.reference_tokens
+
+    def _gain(self, k: Tensor) -> float:
+        return self.map_scale / self._stretch(k)
+
+    def _norm_needs_whole_map(self) -> bool:
+        return isinstance(self.var_norm, nn.modules.batchnorm._BatchNorm) and self.var_norm.training
+
+    def _map(self, q: Tensor, k: Tensor) -> Tensor:
+        """Mixed and normalised maps of the queries `q`, (B, H, n, N), without the gain."""
+        scores = q @ k.transpose(-2, -1)  # (B, H, n, N)
+        attn = scores.softmax(-1, dtype=full_precision(scores.dtype))
+        attn = self.attn_drop(attn)
+        with autocast_disabled(attn):
+            if isinstance(self.var_norm, nn.LayerNorm):
+                return self._mix_and_layer_norm(attn, self._stretch(k))
+            if self.var_norm.training:
+                attn = attn if self._stretch(k) == 1 else attn * self._stretch(k)
+                return self.var_norm(self.reatten_matrix(attn))
+            matrix, constant = self._folded(self._stretch(k), attn.dtype)
+            return _mix_heads(attn, matrix, constant)
+
+    def _mix_and_layer_norm(self, attn: Tensor, stretch: float) -> Tensor:
+        matrix = self.reatten_matrix.weight.flatten(1).to(attn.dtype) * stretch  # (H, H)
+        norm = self.var_norm
+        mixed = _mix_heads(attn, matrix, matrix.new_zeros(len(matrix)))
+        weight, bias = norm.weight.to(attn.dtype), norm.bias.to(attn.dtype)
+        normed = F.layer_norm(mixed.movedim(1, -1), norm.normalized_shape, weight, bias, norm.eps)
+        return normed.movedim(-1, 1)  # (B, H, n, N)
+
+    def _folded(self, stretch: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The matrix (H, H) and constant (H) that mixing and batch norm are in eval mode."""
+        norm = self.var_norm
+        gain = norm.weight.to(dtype) * (norm.running_var.to(dtype) + norm.eps).rsqrt()  # (H)
+        matrix = self.reatten_matrix.weight.flatten(1).to(dtype) * (gain * stretch)[:, None]
+        shift = self.reatten_matrix.bias.to(dtype) - norm.running_mean.to(dtype)
+        return matrix, norm.bias.to(dtype) + gain * shift
+
+    def _attend_in_blocks(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The weighted values (B, N, H, d), a block of queries at a time."""
+        batch, heads, tokens, _ = q.shape
+        budget = _BLOCK_BYTES.get(q.device.type, _BLOCK_BYTES_ELSEWHERE)
+        row = batch * heads * tokens * full_precision(q.dtype).itemsize
+        rows = max(1, budget // row)
+        out = v.new_empty(batch, tokens, heads, v.shape[-1])
+        for start in range(0, tokens, rows):
+            attn = self._map(q[:, :, start : start + rows], k).to(v.dtype)  # (B, H, n, N)
+            out[:, start : start + rows] = (attn @ v).transpose(1, 2)  # (B, n, H, d)
+        return out
+
+
+def _mix_heads(attn: Tensor, matrix: Tensor, constant: Tensor) -> Tensor:
+    """`matrix` applied across the heads of maps (B, H, n, N), plus `constant` per head."""
+    batch, heads = attn.shape[:2]
+    flat = attn.flatten(2)  # (B, H, nN)
+    mixed = torch.baddbmm(
+        constant.expand(batch, heads)[..., None], matrix.expand(batch, -1, -1), flat
+    )
+    return mixed.view_as(attn)  # (B, H, n, N)

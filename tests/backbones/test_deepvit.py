@@ -1,0 +1,196 @@
+"""DeepViT against the published classifier, its parameter counts, and other input sizes."""
+
+import pytest
+import torch
+from mmseg.models.backbones import VisionTransformer
+from mmseg.registry import MODELS
+from torch import nn
+
+from mmseg_ext.analysis.measure import count_multiply_adds
+from mmseg_ext.backbones.deepvit import DeepViT
+from mmseg_ext.checkpoint import convert_official
+from tests.backbones.base import BackboneTester
+from tests.models import assert_same, randomise, weighted_sum
+from tests.parity import Fixture, assert_parity
+
+SMALL = {"embed_dims": 24, "depth": 4, "num_heads": 3}
+
+
+class TestDeepViT(BackboneTester):
+    config = {"type": "DeepViT", "arch": SMALL, "img_size": 64}
+    channels = (24, 24, 24, 24)
+    strides = (16, 16, 16, 16)
+    # Batch norm takes out again what the bias of the head mixing adds.
+    zero_gradient = (r"reatten_matrix\.bias",)
+
+
+class TestDeepViTConvolutional(TestDeepViT):
+    """The form of 's': convolutional embedding, re-attention at the end, doubled branches."""
+
+    config = {
+        "type": "DeepViT",
+        "arch": {
+            **SMALL,
+            "conv_patch_embed": True,
+            "re_attention_blocks": 2,
+            "transform_scale": True,
+            "scale_adjustment": 0.5,
+        },
+        "img_size": 64,
+    }
+
+
+class TestDeepViTPlain(TestDeepViT):
+    config = {"type": "DeepViT", "arch": SMALL, "img_size": 64, "re_attention": False}
+    zero_gradient = ()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_parity_with_published_16b(dtype):
+    fixture = Fixture("deepvit_re_attn_16b")
+    model = DeepViT(arch="16b", num_classes=1000).to(dtype).eval()
+    weights = convert_official("deepvit", fixture.state_dict, classifier=True)
+    model.load_state_dict(weights, strict=True)
+    with torch.no_grad():
+        logits = model(fixture.inputs["img"].to(dtype))
+    assert_parity(logits, fixture.outputs["logits"])
+
+
+# The published code's parameters; the paper prints 24.5, 36.3, 48.1, 27 and, for 'l', 55 million.
+PARAMETERS = {
+    "16b": 24_426_664,
+    "24b": 36_261_448,
+    "32b": 48_096_232,
+    "s": 27_312_632,
+    "l": 58_883_708,
+}
+# Giga multiply-adds at 224x224, every product counted; the paper prints 6.2 for 's', 12.5 for 'l'.
+MULTIPLY_ADDS = {"16b": 5.27, "24b": 7.88, "32b": 10.49, "s": 6.36, "l": 13.15}
+
+
+@pytest.mark.parametrize("arch", PARAMETERS)
+def test_size_and_cost(arch):
+    with torch.device("meta"):
+        model = DeepViT(arch=arch, num_classes=1000).eval()
+        images = torch.empty(1, 3, 224, 224)
+    assert sum(p.numel() for p in model.parameters()) == PARAMETERS[arch]
+    counted = count_multiply_adds(model, images).all / 1e9
+    assert counted == pytest.approx(MULTIPLY_ADDS[arch], abs=0.006)
+
+
+@pytest.mark.parametrize(
+    ("arch", "parameters"), [("16b", 24_423_784), ("24b", 36_257_128), ("32b", 48_090_472)]
+)
+def test_size_with_plain_attention(arch, parameters):
+    with torch.device("meta"):
+        model = DeepViT(arch=arch, num_classes=1000, re_attention=False)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+def test_named_architectures_as_published():
+    kinds = {"s": (16, 5, True, 0.5), "l": (32, 12, False, 0.5), "24b": (24, 24, False, 1.0)}
+    for arch, (depth, mixed, transform_scale, adjustment) in kinds.items():
+        with torch.device("meta"):
+            model = DeepViT(arch=arch)
+        mixing = [hasattr(block.attn, "reatten_matrix") for block in model.blocks]
+        assert mixing == [False] * (depth - mixed) + [True] * mixed
+        assert {block.scale_adjustment for block in model.blocks} == {adjustment}
+        last = model.blocks[-1].attn
+        assert last.map_scale == (last.scale if transform_scale else 1.0)
+
+
+def test_scale_adjustment_doubles_the_branches():
+    """With s = 1/2 a block adds twice what it adds with s = 1, but for the norms' epsilon."""
+    changes = []
+    for s in (1.0, 0.5):
+        torch.manual_seed(0)
+        model = DeepViT(
+            arch=SMALL, img_size=32, scale_adjustment=s, norm_cfg={"type": "LN", "eps": 0.0}
+        ).eval()
+        block = randomise(model).blocks[0].double()
+        nn.init.zeros_(block.mlp.fc2.weight)
+        nn.init.zeros_(block.mlp.fc2.bias)
+        x = torch.randn(1, 5, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        changes.append(block(x) - x)
+    assert_same(changes[1], 2 * changes[0], rtol=1e-12)
+
+
+def test_plain_attention_takes_an_explicit_scale_adjustment():
+    for scale, expected in ((None, 1.0), (0.5, 0.5)):
+        with torch.device("meta"):
+            model = DeepViT(arch="s", re_attention=False, scale_adjustment=scale)
+        assert {block.scale_adjustment for block in model.blocks} == {expected}
+
+
+def test_pads_to_a_multiple_of_the_patch():
+    model = randomise(DeepViT(arch=SMALL, img_size=64)).eval()
+    images = torch.randn(1, 3, 50, 61)
+    with torch.no_grad():
+        padded = nn.functional.pad(images, (0, 3, 0, 14))
+        assert_same(model(images), model(padded), rtol=0)
+
+
+def test_interpolated_positions():
+    """As mmsegmentation's vision transformer resizes them; on their own grid they are untouched."""
+    model = DeepViT(arch=SMALL, img_size=128)
+    expected = VisionTransformer.resize_pos_embed(model.pos_embed, (5, 12), (8, 8), "bicubic")
+    assert_same(model._positions((5, 12)), expected, rtol=1e-6)
+    assert model._positions((8, 8)) is model.pos_embed
+
+
+def test_checkpointing_moves_running_statistics_once():
+    states = []
+    for with_cp in (False, True):
+        torch.manual_seed(0)
+        model = DeepViT(arch=SMALL, img_size=64, with_cp=with_cp).train()
+        torch.manual_seed(1)
+        weighted_sum(model(torch.randn(2, 3, 64, 64))).backward()
+        states.append(model.state_dict())
+    for key, value in states[0].items():
+        torch.testing.assert_close(states[1][key], value)
+    assert not torch.equal(
+        states[0]["blocks.0.attn.var_norm.running_var"], torch.ones(SMALL["num_heads"])
+    )
+
+
+def test_blocks_that_do_not_run_are_frozen():
+    model = DeepViT(arch=SMALL, img_size=64, out_indices=(0, 2))
+    weighted_sum(model(torch.randn(1, 3, 64, 64))).backward()
+    assert all((p.grad is not None) == p.requires_grad for p in model.parameters())
+    frozen = {
+        n.split(".")[1]
+        for n, p in model.named_parameters()
+        if not p.requires_grad and "blocks" in n
+    }
+    assert frozen == {"3"}
+
+
+@pytest.mark.parametrize("width", [256, 512, 768])
+def test_other_widths(width):
+    with torch.device("meta"):
+        model = DeepViT(arch={"embed_dims": width, "num_heads": 8})
+        assert [tuple(m.shape) for m in model(torch.empty(1, 3, 32, 48))] == [(1, width, 2, 3)] * 4
+    assert len(model.blocks) == 16 and all(hasattr(b.attn, "var_norm") for b in model.blocks)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"arch": "48b"}, r"16b, 24b, 32b, s, l.*'48b'"),
+        ({"arch": {"width": 3}}, r"unknown keys width"),
+        ({"arch": {"embed_dims": 256}}, r"embed_dim=256.*num_heads=12"),
+        ({"arch": {"embed_dims": 256}, "re_attention": False}, r"embed_dims=256.*num_heads=12"),
+        ({"arch": {"re_attention_blocks": 17}}, r"re_attention_blocks.*17"),
+        ({"arch": "16b", "img_size": 100}, r"img_size.*100"),
+        ({"arch": "16b", "frozen_stages": 17}, r"frozen_stages.*17"),
+        ({"arch": "16b", "attention_norm": "group"}, r"norm.*'group'"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with torch.device("meta"), pytest.raises(ValueError, match=message):
+        MODELS.build({"type": "DeepViT", **arguments})
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match=r"images.*\(1, 4, 32, 32\)"):
+        DeepViT(arch=SMALL)(torch.zeros(1, 4, 32, 32))

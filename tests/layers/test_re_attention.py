@@ -1,0 +1,191 @@
+"""Re-attention against the published layer, its equations, and other numbers of tokens."""
+
+import pytest
+import torch
+from torch import nn
+
+from mmseg_ext.layers import re_attention
+from mmseg_ext.layers.re_attention import ReAttention
+from tests.models import assert_same, randomise
+from tests.parity import Fixture, assert_parity
+
+HEADS, WIDTH = 4, 24
+
+
+def layer(**arguments) -> ReAttention:
+    return randomise(ReAttention(WIDTH, HEADS, **arguments)).double()
+
+
+def equations(module: ReAttention, x: torch.Tensor) -> torch.Tensor:
+    """Softmax, mixing, norm over heads and weighted sum, written out head by head."""
+    width = x.shape[-1]
+    d = width // HEADS
+    qkv = x @ module.qkv.weight.T
+    if module.qkv.bias is not None:
+        qkv = qkv + module.qkv.bias
+    q, k, v = (
+        [part[..., h * d : (h + 1) * d] for h in range(HEADS)] for part in qkv.split(width, -1)
+    )
+    maps = torch.stack([(a @ b.mT / d**0.5).softmax(-1) for a, b in zip(q, k, strict=True)], 1)
+    theta = module.reatten_matrix.weight[:, :, 0, 0]
+    mixed = torch.einsum("gh,bhij->bgij", theta, maps)
+    norm = module.var_norm
+    if isinstance(norm, nn.LayerNorm):
+        mean, variance = mixed.mean(1, keepdim=True), mixed.var(1, correction=0, keepdim=True)
+    else:
+        mixed = mixed + module.reatten_matrix.bias[:, None, None]
+        if norm.training:
+            mean = mixed.mean((0, 2, 3), keepdim=True)
+            variance = mixed.var((0, 2, 3), correction=0, keepdim=True)
+        else:
+            mean = norm.running_mean[:, None, None]
+            variance = norm.running_var[:, None, None]
+    mixed = (mixed - mean) / (variance + norm.eps).sqrt()
+    mixed = (mixed * norm.weight[:, None, None] + norm.bias[:, None, None]) * module.map_scale
+    y = torch.cat([mixed[:, h] @ v[h] for h in range(HEADS)], -1)
+    return y @ module.proj.weight.T + module.proj.bias
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("grad", [False, True])
+def test_parity_with_published(dtype, grad):
+    fixture = Fixture("deepvit_re_attention")
+    module = ReAttention(384, 12, transform_scale=fixture.meta["transform_scale"])
+    module.load_state_dict(fixture.state_dict, strict=True)
+    module = module.to(dtype).eval()
+    with torch.set_grad_enabled(grad):
+        y = module(fixture.inputs["x"].to(dtype))
+    assert_parity(y.detach(), fixture.outputs["y"])
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("transform_scale", [False, True])
+def test_equations(norm, training, transform_scale):
+    module = layer(norm=norm, transform_scale=transform_scale, qkv_bias=norm == "batch")
+    module.train(training)
+    x = torch.randn(2, 10, WIDTH, dtype=torch.float64)
+    expected = equations(module, x)
+    assert_same(module(x), expected, rtol=1e-12)
+    with torch.no_grad():
+        assert_same(module(x), expected, rtol=1e-12)
+
+
+def test_blocks_of_queries_change_nothing(monkeypatch):
+    module = layer().eval()
+    x = torch.randn(2, 11, WIDTH, dtype=torch.float64)
+    expected = equations(module, x)
+    for rows in (1, 4, 11):
+        monkeypatch.setitem(re_attention._BLOCK_BYTES, "cpu", rows * 2 * HEADS * 11 * 8)
+        with torch.no_grad():
+            assert_same(module(x), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+def test_evaluation_never_holds_the_maps_of_all_heads(norm, monkeypatch):
+    tokens = 64
+    monkeypatch.setitem(re_attention._BLOCK_BYTES, "cpu", 8 * HEADS * tokens * 4)
+    module = ReAttention(WIDTH, HEADS, norm=norm).eval()
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                largest = max(largest, result.numel())
+            return result
+
+    with torch.no_grad(), Watch():
+        module(torch.randn(1, tokens, WIDTH))
+    assert largest == max(8 * HEADS * tokens, 3 * WIDTH * tokens)
+
+
+def test_attention_map_is_what_multiplies_the_values():
+    for training in (False, True):
+        module = layer(transform_scale=True, reference_tokens=5).train(training)
+        x = torch.randn(2, 10, WIDTH, dtype=torch.float64)
+        v = module.qkv(x)[..., 2 * WIDTH :].unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        y = module.proj((module.attention_map(x) @ v).transpose(1, 2).flatten(2))
+        assert_same(module(x), y, rtol=1e-12)
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+@pytest.mark.parametrize("training", [False, True])
+def test_repeated_tokens_change_nothing_with_reference_tokens(norm, training):
+    """Ten tokens, each four times, give the results of the ten; without the reference they do not.
+
+    What each token sees is the same image at twice the resolution.
+    """
+    x = torch.randn(2, 10, WIDTH, dtype=torch.float64)
+    repeated = x.repeat_interleave(4, dim=1)
+    module = layer(norm=norm, reference_tokens=10).train(training)
+    expected = module(x).repeat_interleave(4, dim=1)
+    assert_same(module(repeated), expected, rtol=1e-10)
+    module.reference_tokens = None
+    wrong = module(repeated)
+    assert (wrong - expected).abs().max() > 0.5 * expected.abs().max()
+
+
+def test_reference_tokens_is_a_rescaling_of_the_statistics():
+    module = layer(reference_tokens=10).eval()
+    x = torch.randn(2, 40, WIDTH, dtype=torch.float64)
+    expected = module(x)
+    module.reference_tokens = None
+    norm, ratio = module.var_norm, 10 / 40
+    bias = module.reatten_matrix.bias.detach()
+    norm.running_mean = bias + (norm.running_mean - bias) * ratio
+    norm.running_var = norm.running_var * ratio**2
+    norm.eps *= ratio**2
+    # W A + b with b not scaled: the shift goes into the mean, the output scale into the affine.
+    norm.weight.data *= ratio
+    norm.bias.data *= ratio
+    assert_same(module(x), expected, rtol=1e-10)
+
+
+def test_the_bias_of_the_mixing_does_nothing_in_training():
+    module = layer().train()
+    x = torch.randn(2, 10, WIDTH, dtype=torch.float64)
+    before = module(x)
+    nn.init.normal_(module.reatten_matrix.bias)
+    assert_same(module(x), before, rtol=1e-10)
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+def test_identity_initialisation(norm):
+    module = ReAttention(WIDTH, HEADS, norm=norm, init="identity")
+    maps = torch.randn(2, HEADS, 5, 5)
+    assert torch.equal(module.reatten_matrix(maps), maps)
+
+
+def test_published_initialisation():
+    """A convolution's default, uniform within 1 / sqrt(heads); the community's, standard normal."""
+    weights = torch.cat([ReAttention(64, 64).reatten_matrix.weight.flatten() for _ in range(4)])
+    assert weights.abs().max() <= 1 / 8
+    assert weights.std().item() == pytest.approx(1 / 8 / 3**0.5, rel=0.05)
+    module = ReAttention(64, 64, norm="layer")
+    assert module.reatten_matrix.bias is None
+    assert module.reatten_matrix.weight.std().item() == pytest.approx(1, rel=0.05)
+
+
+def test_autocast_mixes_in_float32():
+    module = ReAttention(WIDTH, HEADS).eval()
+    x = torch.randn(2, 10, WIDTH)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        maps = module.attention_map(x)
+        y = module(x)
+    assert maps.dtype == torch.float32 and y.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"embed_dim": 100, "num_heads": 12}, r"embed_dim=100.*num_heads=12"),
+        ({"embed_dim": 24, "num_heads": 4, "norm": "instance"}, r"norm.*'instance'"),
+        ({"embed_dim": 24, "num_heads": 4, "init": "zeros"}, r"init.*'zeros'"),
+        ({"embed_dim": 24, "num_heads": 4, "reference_tokens": 0}, r"reference_tokens.*0"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ReAttention(**arguments)
