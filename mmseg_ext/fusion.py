@@ -25,7 +25,8 @@ def fuse_model(model: nn.Module) -> nn.Module:
     `nn.Sequential`, mmcv's `ConvModule` or mmseg's residual blocks is folded into it. The model
     itself is not changed.
     """
-    model = copy.deepcopy(model).eval()
+    model = copy.deepcopy(model)
+    model.eval()  # not chained: mmseg's ResNet returns None
     if hasattr(model, "fuse"):
         return model.fuse()
     _fuse_inside(model)

@@ -1,0 +1,45 @@
+# Each target sets itself up: `make demo` and `make test` work in a fresh clone with Python and git.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+# Test workers run beside each other, so each takes one thread.
+WORKERS ?= 2
+
+.PHONY: help install demo compare test lint clean
+
+help:
+	@echo "make demo     train EANet on the embedded dataset, test it, draw its predictions"
+	@echo "make compare  the same budget for FCN and DANet, and a table of the three"
+	@echo "make test     lint and run every test"
+	@echo "make lint     ruff alone"
+	@echo "make clean    remove the environment and everything that was made"
+
+install: $(INSTALLED)
+
+$(INSTALLED): setup.py constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[mm,test]"
+	@# opencv-python, which mmcv asks for, needs the system's libGL; a bare machine gets its twin.
+	@$(BIN)/python -c "import cv2" 2>/dev/null || { \
+		$(BIN)/python -m pip uninstall -q -y opencv-python; \
+		$(BIN)/python -m pip install -q -c constraints.txt --force-reinstall --no-deps \
+			opencv-python-headless; \
+		$(BIN)/python -c "import cv2"; }
+	@touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/python tools/demo.py
+
+compare: $(INSTALLED)
+	$(BIN)/python tools/demo.py --compare
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+clean:
+	rm -rf $(VENV) work_dirs build dist *.egg-info mmseg_ext.egg-info .pytest_cache .ruff_cache

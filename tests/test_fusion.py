@@ -1,0 +1,102 @@
+"""fuse_model: the same function, fewer operations, and the original left alone."""
+
+import torch
+from mmcv.cnn import ConvModule
+from mmseg.registry import MODELS
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from mmseg_ext import fuse_model
+from tests.models import assert_same, randomise
+
+SEGMENTOR = dict(
+    type="EncoderDecoder",
+    backbone=dict(
+        type="ResNetV1c",
+        depth=18,
+        base_channels=8,
+        stem_channels=16,
+        strides=(1, 2, 1, 1),
+        dilations=(1, 1, 2, 4),
+        contract_dilation=True,
+        norm_cfg=dict(type="BN"),
+    ),
+    decode_head=dict(
+        type="EAHead", in_channels=64, channels=16, ea_channels=32, memory_size=8, num_classes=4
+    ),
+    auxiliary_head=dict(
+        type="FCNHead",
+        in_channels=32,
+        in_index=2,
+        channels=16,
+        num_convs=1,
+        concat_input=False,
+        num_classes=4,
+        norm_cfg=dict(type="BN"),
+    ),
+    test_cfg=dict(mode="whole"),
+)
+
+
+def test_whole_segmentor():
+    model = randomise(MODELS.build(SEGMENTOR)).eval()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    fused = fuse_model(model)
+    x = torch.randn(1, 3, 65, 97)
+    with torch.no_grad():
+        assert_same(fused(x), model(x))
+    assert not any(isinstance(m, _BatchNorm) for m in fused.modules())
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_bottlenecks():
+    model = MODELS.build(
+        dict(type="ResNet", depth=50, base_channels=8, stem_channels=8, norm_cfg=dict(type="BN"))
+    )
+    model = randomise(model)
+    model.eval()
+    fused = fuse_model(model)
+    x = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        assert_same(fused(x), model(x), rtol=3e-5)  # 53 layers' rounding
+    assert not any(isinstance(m, _BatchNorm) for m in fused.modules())
+
+
+def test_norm_that_does_not_follow_a_convolution_stays():
+    """Declared after a convolution, but applied before it: only execution order counts."""
+
+    class PreNorm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(4, 4, 1)
+            self.norm = nn.BatchNorm2d(4)
+
+        def forward(self, x):
+            return self.conv(self.norm(x))
+
+    model = randomise(PreNorm()).eval()
+    pre_norm = randomise(
+        ConvModule(4, 4, 1, norm_cfg=dict(type="BN"), order=("norm", "conv", "act"))
+    ).eval()
+    x = torch.randn(2, 4, 5, 5)
+    with torch.no_grad():
+        for module in (model, pre_norm):
+            assert_same(fuse_model(module)(x), module(x), rtol=0)
+
+
+def test_norm_without_running_statistics_stays():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, track_running_stats=False)).eval()
+    fused = fuse_model(model)
+    x = torch.randn(2, 3, 5, 5)
+    with torch.no_grad():
+        assert_same(fused(x), model(x), rtol=0)
+    assert isinstance(fused[1], nn.BatchNorm2d)
+
+
+def test_model_that_is_itself_one_layer():
+    from mmseg_ext.layers import ExternalAttention2d
+
+    block = randomise(ExternalAttention2d(16, 4)).eval()
+    x = torch.randn(1, 16, 6, 6)
+    with torch.no_grad():
+        assert_same(fuse_model(block)(x), block(x))

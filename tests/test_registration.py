@@ -1,0 +1,133 @@
+"""What an import registers, what it says without the mm stack, and that every model is tested."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mmseg.registry import MODELS
+
+import mmseg_ext
+from mmseg_ext import environment
+from tests.backbones.base import BackboneTester
+from tests.decode_heads.base import HeadTester
+
+ROOT = Path(__file__).parents[1]
+STACK = ("mmengine", "mmcv", "mmseg")
+
+
+def run(code_or_args, tmp_path, missing=()):
+    """A fresh interpreter in which the packages in `missing` cannot be imported."""
+    lines = [f"sys.modules[{name!r}] = None" for name in missing]
+    (tmp_path / "sitecustomize.py").write_text("import sys\n" + "\n".join(lines))
+    args = ["-c", code_or_args] if isinstance(code_or_args, str) else code_or_args
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", *args],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+
+
+def models_under(base: type) -> set[str]:
+    return {cls.config["type"] for cls in _subclasses(base) if hasattr(cls, "config")}
+
+
+def _subclasses(cls: type) -> set[type]:
+    direct = set(cls.__subclasses__())
+    return direct.union(*(_subclasses(c) for c in direct)) if direct else direct
+
+
+@pytest.mark.parametrize(
+    ("package", "base"), [("backbones", BackboneTester), ("decode_heads", HeadTester)]
+)
+def test_every_model_passes_the_base_tester(package, base):
+    for path in (ROOT / "tests" / package).glob("test_*.py"):
+        __import__(f"tests.{package}.{path.stem}")
+    tested = models_under(base)
+    registered = {
+        name
+        for name, item in MODELS.module_dict.items()
+        if item.__module__.startswith(f"mmseg_ext.{package}")
+    }
+    assert registered and registered == tested
+
+
+def test_names_of_the_brief_are_registered():
+    names = environment.registered_names()
+    assert {"EAHead", "DANetEAHead", "MaSAHead", "RMT", "LambdaResNet", "DeepViT", "EAMLP"} <= set(
+        names
+    )
+
+
+@pytest.mark.parametrize("missing", [STACK, ("mmseg",), ("mmengine",)], ids=str)
+def test_import_without_the_stack(missing, tmp_path):
+    """The import succeeds, the layers work, and the one-line remedy comes when it is asked for."""
+    code = (
+        "import torch, mmseg_ext\n"
+        "from mmseg_ext.layers import ExternalAttention2d\n"
+        "print(ExternalAttention2d(8)(torch.randn(1, 8, 9, 9)).shape)\n"
+        "try:\n    mmseg_ext.register_all_modules()\n"
+        "except mmseg_ext.StackError as error:\n    print('ERROR', error)\n"
+    )
+    result = run(code, tmp_path, missing)
+    assert result.returncode == 0, result.stderr
+    shape, error = result.stdout.strip().splitlines()
+    assert shape == "torch.Size([1, 8, 9, 9])"
+    first = next(name for name in STACK if name in missing)
+    assert f"'{first}' is not installed" in error and "pip install onedl-mmcv" in error
+
+
+def test_layers_import_torch_alone(tmp_path):
+    code = (
+        "import sys, mmseg_ext.layers\n"
+        "print([m for m in sys.modules if m.split('.')[0] in ('mmcv', 'mmengine', 'mmseg')"
+        " and sys.modules[m] is not None])"
+    )
+    assert run(code, tmp_path, STACK).stdout.strip() == "[]"
+
+
+def test_environment_table(tmp_path):
+    result = run(["-m", "mmseg_ext"], tmp_path)
+    assert result.returncode == 0
+    for word in ("mmseg_ext", "torch", "devices", "mmcv.ops", "EAHead", mmseg_ext.__version__):
+        assert word in result.stdout
+
+
+@pytest.mark.parametrize(
+    "args", [["-m", "mmseg_ext"], ["tools/train.py", "c.py"], ["tools/test.py", "c.py", "w.pth"]]
+)
+def test_commands_without_the_stack_say_what_to_install(args, tmp_path):
+    result = run(args, tmp_path, ("mmseg",))
+    assert result.returncode != 0
+    assert "'mmseg' is not installed; run: pip install" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_too_old_stack_is_named(monkeypatch):
+    import mmseg
+
+    environment.stack_problem.cache_clear()
+    monkeypatch.setattr(mmseg, "__version__", "0.30.0")
+    try:
+        assert "mmseg 0.30.0 is older than 1.2.2" in environment.stack_problem()
+        with pytest.raises(mmseg_ext.StackError, match=r"0\.30\.0"):
+            mmseg_ext.register_all_modules()
+    finally:
+        environment.stack_problem.cache_clear()
+
+
+def test_original_stack_is_accepted_and_marked_untested(monkeypatch):
+    import mmcv
+    import mmseg
+
+    environment.stack_problem.cache_clear()
+    monkeypatch.setattr(mmseg, "__version__", "1.2.2")
+    monkeypatch.setattr(mmcv, "__version__", "2.1.0")
+    try:
+        assert environment.stack_problem() is None
+        assert environment.stack_status().startswith("untested")
+    finally:
+        environment.stack_problem.cache_clear()
