@@ -6,11 +6,12 @@ _base_ = [
     "./_base_/schedules/schedule_80k.py",
     "./_base_/default_runtime.py",
 ]
+crop_size = _base_.crop_size
 model = dict(
-    data_preprocessor=dict(size=_base_.crop_size),
+    data_preprocessor=dict(size=crop_size),
     decode_head=dict(align_corners=True),
     auxiliary_head=dict(align_corners=True),
-    test_cfg=dict(mode="slide", crop_size=_base_.crop_size, stride=(513, 513)),
+    test_cfg=dict(mode="slide", crop_size=crop_size, stride=(513, 513)),
 )
 default_hooks = dict(checkpoint=dict(interval=8000))
 auto_scale_lr = dict(enable=False, base_batch_size=8)

@@ -5,8 +5,9 @@ _base_ = [
     "./_base_/schedules/schedule_160k.py",
     "./_base_/default_runtime.py",
 ]
+crop_size = _base_.crop_size
 model = dict(
-    data_preprocessor=dict(size=_base_.crop_size),
+    data_preprocessor=dict(size=crop_size),
     decode_head=dict(num_classes=150),
     auxiliary_head=dict(num_classes=150),
 )

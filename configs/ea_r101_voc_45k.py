@@ -6,8 +6,9 @@ _base_ = [
     "./_base_/schedules/published_voc_45k.py",
     "./_base_/default_runtime.py",
 ]
+crop_size = _base_.crop_size
 model = dict(
-    data_preprocessor=dict(size=_base_.crop_size),
+    data_preprocessor=dict(size=crop_size),
     # Deep stem of 128 channels, and dilations (2, 8, 16) in the last stage: mmseg's multi_grid
     # holds the dilations themselves. The weights are resnet101-2a57e44d.pth, converted by
     # tools/model_converters/resnet_deep_stem2mmseg.py.

@@ -7,8 +7,9 @@ _base_ = [
     "./_base_/schedules/schedule_40k.py",
     "./_base_/default_runtime.py",
 ]
+crop_size = _base_.crop_size
 model = dict(
-    data_preprocessor=dict(size=_base_.crop_size),
+    data_preprocessor=dict(size=crop_size),
     decode_head=dict(
         align_corners=True,
         # JSeg divides the weighted loss by the number of pixels, mmseg by the sum of their class
@@ -40,7 +41,7 @@ model = dict(
         sampler=dict(type="OHEMPixelSampler", thresh=0.7, min_kept=100000),
     ),
     auxiliary_head=dict(align_corners=True),
-    test_cfg=dict(mode="slide", crop_size=_base_.crop_size, stride=(513, 513)),
+    test_cfg=dict(mode="slide", crop_size=crop_size, stride=(513, 513)),
 )
 train_cfg = dict(val_interval=2000)  # as JSeg's schedule_40k.py
 default_hooks = dict(checkpoint=dict(interval=2000))

@@ -1,0 +1,378 @@
+"""Every config: its name and numbers, its pipelines on a miniature dataset, and one training step.
+
+Widths, depths and crops are reduced, so that a step takes a fraction of a second; everything else
+(losses, samplers, optimizer, schedules, pipelines) is what the config says.
+"""
+
+import functools
+import inspect
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config, ConfigDict
+from mmengine.dataset import pseudo_collate
+from mmengine.model.utils import revert_sync_batchnorm
+from mmengine.optim import build_optim_wrapper
+from mmseg.datasets import BaseSegDataset
+from mmseg.registry import DATASETS, MODELS, PARAM_SCHEDULERS
+from PIL import Image
+
+from mmseg_ext.backbones import EAMLP, DeepViT
+from mmseg_ext.backbones.rmt import ARCHS as RMT_ARCHS
+from tests.configs import CONFIGS
+
+EXPERIMENTS = sorted(path for path in CONFIGS.rglob("*.py") if "_base_" not in path.parts)
+NAME = re.compile(
+    r"[a-z0-9]+(?:_[a-z0-9]+)*_(?:voc|ade20k|cityscapes|camvid|shapes)(?:_finetune)?(?:_(\d+)k)?"
+)
+ROW = re.compile(
+    r"\| `(?P<name>\w+)\.py` \|.*\| (?P<height>\d+)x(?P<width>\d+) "
+    r"\| (?P<gpus>\d+) x (?P<images>\d+) \| (?P<iterations>[\d,]+) \|"
+)
+
+
+def listed() -> dict[str, dict[str, int]]:
+    """The table of docs/configs.md: crop, GPUs, images per GPU and iterations by config."""
+    rows = {}
+    for line in (CONFIGS.parent / "docs" / "configs.md").read_text().splitlines():
+        if match := ROW.match(line):
+            row = match.groupdict()
+            name = row.pop("name")
+            rows[name] = {key: int(value.replace(",", "")) for key, value in row.items()}
+    return rows
+
+
+@functools.cache
+def load(path: Path) -> Config:
+    return Config.fromfile(path)
+
+
+def by_name(path: Path) -> str:
+    return path.stem
+
+
+every_config = pytest.mark.parametrize("path", EXPERIMENTS, ids=by_name)
+
+
+def row_for(path: Path) -> str:
+    """The row of docs/configs.md that a config without one needs, but for its description."""
+    config = load(path)
+    optimizer, images = config.optim_wrapper.optimizer, config.train_dataloader.batch_size
+    return (
+        f"| `{path.name}` | ... | {optimizer.type}, {optimizer.lr:g} "
+        f"| {config.crop_size[0]}x{config.crop_size[1]} "
+        f"| {config.auto_scale_lr.base_batch_size // images} x {images} "
+        f"| {config.train_cfg.max_iters:,} |"
+    )
+
+
+def test_the_documented_configs_are_the_configs():
+    """So that an empty sweep fails, and a config without documentation too."""
+    rows = listed()
+    missing = [row_for(path) for path in EXPERIMENTS if path.stem not in rows]
+    assert not missing, "docs/configs.md lacks\n" + "\n".join(missing)
+    assert len(EXPERIMENTS) == len(rows) > 0
+
+
+# ---------------------------------------------------------------------- names and numbers
+
+
+def transforms_of(dataset: dict, kind: str) -> list[dict]:
+    """The transforms of one type in the pipelines of a dataset or of the datasets it wraps."""
+    found = [t for t in dataset.get("pipeline", ()) if t["type"] == kind]
+    for wrapped in (*dataset.get("datasets", ()), *filter(None, [dataset.get("dataset")])):
+        found += transforms_of(wrapped, kind)
+    return found
+
+
+@every_config
+def test_name_and_numbers(path):
+    config = load(path)
+    name = NAME.fullmatch(path.stem)
+    assert name is not None
+    iterations = config.train_cfg.max_iters
+    if name[1] is not None:
+        assert int(name[1]) == iterations // 1000
+    row = listed()[path.stem]
+    assert tuple(config.crop_size) == (row["height"], row["width"])
+    assert tuple(config.model.data_preprocessor.size) == tuple(config.crop_size)
+    crops = transforms_of(config.train_dataloader.dataset, "RandomCrop")
+    assert crops and all(tuple(c["crop_size"]) == tuple(config.crop_size) for c in crops)
+    if config.model.test_cfg.mode == "slide":
+        assert tuple(config.model.test_cfg.crop_size) == tuple(config.crop_size)
+    assert iterations == row["iterations"]
+    assert config.train_dataloader.batch_size == row["images"]
+    assert config.auto_scale_lr == {
+        "enable": False,
+        "base_batch_size": row["gpus"] * row["images"],
+    }
+
+
+def heads_of(model: dict) -> list[dict]:
+    auxiliary = model.get("auxiliary_head") or []
+    return [model["decode_head"], *([auxiliary] if isinstance(auxiliary, dict) else auxiliary)]
+
+
+@every_config
+def test_heads_agree_with_the_dataset_and_each_other(path):
+    config = load(path)
+    leaf = config.val_dataloader.dataset
+    classes = DATASETS.get(leaf.type).METAINFO["classes"]
+    heads = heads_of(config.model)
+    assert {head["num_classes"] for head in heads} == {len(classes)}
+    assert len({head.get("align_corners", False) for head in heads}) == 1
+
+
+@every_config
+def test_schedule_ends_with_the_training(path):
+    """The last scheduler's end is the last iteration, and iterations are what is counted."""
+    config = load(path)
+    assert not any(s.by_epoch for s in config.param_scheduler)
+    assert max(s.end for s in config.param_scheduler) == config.train_cfg.max_iters
+    assert config.train_cfg.val_interval <= config.train_cfg.max_iters
+    checkpoint = config.default_hooks.checkpoint
+    assert checkpoint.max_keep_ckpts > 0 and not checkpoint.by_epoch
+
+
+# ---------------------------------------------------------------------- pipelines
+
+
+def lay_out(dataset: dict, root: Path) -> None:
+    """One image with its label map where `dataset` looks for them under `root`."""
+    for wrapped in (*dataset.get("datasets", ()), *filter(None, [dataset.get("dataset")])):
+        lay_out(wrapped, root)
+    if "data_root" not in dataset:
+        return
+    dataset["data_root"] = str(root)
+    if "recipe" in dataset:  # generated at first use
+        dataset["recipe"] |= {"train": 2, "val": 1}
+        return
+    kind = DATASETS.get(dataset["type"])
+    random = np.random.RandomState(0)
+    classes = len(kind.METAINFO["classes"])
+    labels = np.append(np.arange(classes), 255)[random.randint(0, classes + 1, (12, 16))]
+    content = {
+        "img": Image.fromarray(random.randint(0, 256, (96, 128, 3), dtype=np.uint8)),
+        "seg_map": Image.fromarray(np.kron(labels, np.ones((8, 8))).astype(np.uint8)),
+    }
+    for part, picture in content.items():
+        folder = root / dataset["data_prefix"][f"{part}_path"]
+        folder.mkdir(parents=True, exist_ok=True)
+        picture.save(folder / f"sample{suffix(kind, dataset, part)}")
+    if dataset.get("ann_file"):
+        listing = root / dataset["ann_file"]
+        listing.parent.mkdir(parents=True, exist_ok=True)
+        listing.write_text("sample\n")
+
+
+def suffix(kind: type[BaseSegDataset], dataset: dict, part: str) -> str:
+    name = f"{part}_suffix"
+    for cls in kind.__mro__:
+        parameter = inspect.signature(cls.__init__).parameters.get(name)
+        if parameter is not None:
+            return dataset.get(name, parameter.default)
+    raise AssertionError(f"{kind.__name__} has no {name}")
+
+
+def with_crop(node, crop: tuple[int, ...], small: tuple[int, int]):
+    """`node` with every pair equal to the crop size replaced."""
+    if isinstance(node, dict):
+        return {key: with_crop(value, crop, small) for key, value in node.items()}
+    if isinstance(node, (list, tuple)):
+        if tuple(node) == crop:
+            return small
+        return type(node)(with_crop(value, crop, small) for value in node)
+    return node
+
+
+def small_crop(config: Config) -> tuple[int, int]:
+    """64, or 65 where the crop is odd."""
+    return tuple(64 + side % 2 for side in config.crop_size)
+
+
+_samples: dict[str, dict] = {}
+
+
+def sample(dataset: dict, folder: Path) -> dict:
+    """The first item of a miniature of `dataset`; made once for equal datasets."""
+    key = json.dumps(dataset, sort_keys=True, default=str)
+    if key not in _samples:
+        lay_out(dataset, folder / "data")
+        _samples[key] = DATASETS.build(dataset)[0]
+    return _samples[key]
+
+
+@every_config
+def test_pipelines(path, tmp_path):
+    """Training, validation, test and test-time augmentation, each on one image."""
+    config = load(path)
+    small = small_crop(config)
+    parts = {
+        name: with_crop(config[f"{name}_dataloader"].dataset.to_dict(), config.crop_size, small)
+        for name in ("train", "val", "test")
+    }
+    views = {**parts["test"], "pipeline": config.to_dict()["tta_pipeline"]}
+    train = sample(parts["train"], tmp_path / "train")
+    assert train["inputs"].shape[0] == 3
+    assert train["inputs"].shape[1:] == train["data_samples"].gt_sem_seg.data.shape[1:]
+    assert all(side <= limit for side, limit in zip(train["inputs"].shape[1:], small, strict=True))
+    labels = train["data_samples"].gt_sem_seg.data
+    classes = config.model.decode_head.num_classes
+    assert ((labels < classes) | (labels == 255)).all() and (labels < classes).any()
+    for name in ("val", "test"):
+        item = sample(parts[name], tmp_path / name)
+        truth = item["data_samples"].get("gt_sem_seg")
+        if truth is not None:
+            assert truth.data.shape[1:] == tuple(item["data_samples"].ori_shape)
+        else:
+            assert config.test_evaluator.format_only
+    items = sample(views, tmp_path / "views")
+    assert len(items["inputs"]) == len(items["data_samples"]) >= 2
+    assert {s.metainfo.get("flip") for s in items["data_samples"]} == {False, True}
+
+
+# ---------------------------------------------------------------------- one training step
+
+
+def narrow(width: int) -> int:
+    """An eighth; a multiple of 32 stays one, for group norms."""
+    return min(width, max(width // 8, 32))
+
+
+def shrink_resnet(backbone: dict) -> dict:
+    base = backbone.get("base_channels", 64)
+    return {
+        **backbone,
+        "base_channels": base // 8,
+        "stem_channels": backbone.get("stem_channels", 64) // 8,
+    }
+
+
+def shrink_rmt(backbone: dict) -> dict:
+    arch = backbone.get("arch", "tiny")
+    settings = RMT_ARCHS[arch] if isinstance(arch, str) else arch
+    small = {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 32, 32), "num_heads": (2, 2, 4, 4)}
+    return {**backbone, "arch": {**settings, **small}}
+
+
+def shrink_deepvit(backbone: dict) -> dict:
+    arch = backbone.get("arch", "16b")
+    settings = DeepViT.arch_settings[arch] if isinstance(arch, str) else arch
+    return {**backbone, "arch": {**settings, "embed_dims": 48, "num_heads": 12}}
+
+
+def shrink_eamlp(backbone: dict) -> dict:
+    arch = backbone.get("arch", "14")
+    settings = EAMLP.arch_settings[arch] if isinstance(arch, str) else arch
+    return {**backbone, "arch": {**settings, "embed_dims": 32, "num_heads": 2}}
+
+
+def shrink_lambda_resnet(backbone: dict) -> dict:
+    """Its widths are fixed: fewer blocks, and a smaller field than the published 23."""
+    return {**backbone, "depth": 26, "receptive_field": 7}
+
+
+SHRINK = {
+    "ResNet": shrink_resnet,
+    "ResNetV1c": shrink_resnet,
+    "RMT": shrink_rmt,
+    "DeepViT": shrink_deepvit,
+    "EAMLP": shrink_eamlp,
+    "LambdaResNet": shrink_lambda_resnet,
+}
+
+
+def without_weights(node):
+    """`node` without pretrained weights."""
+    if isinstance(node, dict):
+        kept = {k: without_weights(v) for k, v in node.items() if k != "pretrained"}
+        if isinstance(kept.get("init_cfg"), dict) and kept["init_cfg"]["type"] == "Pretrained":
+            kept["init_cfg"] = None
+        return kept
+    if isinstance(node, (list, tuple)):
+        return type(node)(without_weights(value) for value in node)
+    return node
+
+
+_channels: dict[tuple[str, str], list[int]] = {}
+
+
+def channels_of(backbone: dict, device: str, size: tuple[int, int]) -> list[int]:
+    """Widths of the maps that a backbone gives; on the meta device nothing is computed."""
+    key = (json.dumps(backbone, sort_keys=True, default=str), device)
+    if key not in _channels:
+        with torch.device(device), torch.no_grad():
+            model = revert_sync_batchnorm(MODELS.build(dict(backbone)))
+            model.eval()
+            _channels[key] = [m.shape[1] for m in model(torch.zeros(1, 3, *size))]
+    return _channels[key]
+
+
+def reconnect(part: dict, full: list[int], small: list[int]) -> None:
+    """Check that a neck or head reads the widths that are there, and give it the reduced ones."""
+    if isinstance(part["in_channels"], int):
+        index = part.get("in_index", -1)
+        assert part["in_channels"] == full[index]
+        part["in_channels"] = small[index]
+    else:
+        indices = part.get("in_index", range(len(full)))
+        assert list(part["in_channels"]) == [full[i] for i in indices]
+        part["in_channels"] = [small[i] for i in indices]
+
+
+def reduced(config: Config) -> dict:
+    """The model at a fraction of its width, without weights, for a crop of 64 or 65."""
+    crop = small_crop(config)
+    model = with_crop(config.model.to_dict(), tuple(config.crop_size), crop)
+    model = without_weights(model)
+    full = channels_of(model["backbone"], "meta", crop)
+    shrink = SHRINK.get(model["backbone"]["type"], lambda backbone: backbone)
+    model["backbone"] = shrink(model["backbone"])
+    small = channels_of(model["backbone"], "cpu", crop)
+    if model.get("neck"):
+        neck = model["neck"]
+        reconnect(neck, full, small)
+        width, neck["out_channels"] = neck["out_channels"], narrow(neck["out_channels"])
+        levels = neck.get("num_outs", len(neck.get("scales", full)))
+        full, small = [width] * levels, [neck["out_channels"]] * levels
+    for head in heads_of(model):
+        reconnect(head, full, small)
+        for key in ("channels", "ea_channels", "pam_channels"):
+            if key in head:
+                head[key] = narrow(head[key])
+    return model
+
+
+@every_config
+def test_one_training_step(path, tmp_path):
+    config = load(path)
+    torch.manual_seed(0)
+    model = revert_sync_batchnorm(MODELS.build(ConfigDict(reduced(config)))).train()
+    wrapper_config = config.optim_wrapper.to_dict()
+    for key in ("loss_scale", "dtype"):  # mixed precision needs a GPU
+        wrapper_config.pop(key, None)
+    wrapper = build_optim_wrapper(model, ConfigDict({**wrapper_config, "type": "OptimWrapper"}))
+    schedulers = [
+        PARAM_SCHEDULERS.build({**settings, "optimizer": wrapper})
+        for settings in config.param_scheduler
+    ]
+    groups = [p for group in wrapper.optimizer.param_groups for p in group["params"]]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    assert len(groups) == len(trained) and {*groups} == {*trained}
+
+    dataset = with_crop(
+        config.train_dataloader.dataset.to_dict(), config.crop_size, small_crop(config)
+    )
+    item = sample(dataset, tmp_path)
+    losses = model.train_step(pseudo_collate([item, item]), wrapper)
+    for scheduler in schedulers:
+        scheduler.step()
+    assert torch.isfinite(losses["loss"]) and losses["loss"] > 0
+    assert all(torch.isfinite(p).all() for p in trained)
+    # A parameter without a gradient has no optimizer state; DistributedDataParallel would stop.
+    unused = [n for n, p in model.named_parameters() if not wrapper.optimizer.state.get(p)]
+    assert not unused, f"no gradient for {unused}"
