@@ -6,12 +6,16 @@ from mmseg_ext.layers.external_attention import (
     MultiHeadExternalAttention,
 )
 from mmseg_ext.layers.lambda_layer import LambdaLayer
+from mmseg_ext.layers.manhattan_attention import ManhattanAttention
 from mmseg_ext.layers.re_attention import ReAttention
+from mmseg_ext.layers.self_attention import SelfAttention
 
 __all__ = [
     "ExternalAttention",
     "ExternalAttention2d",
     "LambdaLayer",
+    "ManhattanAttention",
     "MultiHeadExternalAttention",
     "ReAttention",
+    "SelfAttention",
 ]

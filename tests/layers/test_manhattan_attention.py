@@ -1,0 +1,279 @@
+"""ManhattanAttention: the published code's numbers, the paper's identities, and its memory."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mmseg_ext.analysis.plain_manhattan import plain_manhattan_attention
+from mmseg_ext.layers import ManhattanAttention, manhattan_attention
+from mmseg_ext.layers.manhattan_attention import log_decays
+from tests.models import assert_autocast_close, assert_exports_and_compiles, assert_round_trips
+from tests.parity import Fixture, assert_parity, gradient_difference
+
+FORMS = [(decomposed, decay) for decomposed in (True, False) for decay in ("logit", "product")]
+
+
+def attention(**changes) -> ManhattanAttention:
+    return ManhattanAttention(**{"embed_dim": 24, "num_heads": 3, **changes}).double()
+
+
+def maps(batch: int = 2, height: int = 5, width: int = 7, dim: int = 24) -> torch.Tensor:
+    return torch.randn(batch, height, width, dim, dtype=torch.float64)
+
+
+def heads(layer: ManhattanAttention, x: torch.Tensor) -> list[torch.Tensor]:
+    """Queries, keys and values (B, n, L, d) of a layer without rotary phases."""
+    return [
+        p(x).unflatten(-1, (layer.num_heads, -1)).flatten(1, 2).transpose(1, 2)
+        for p in (layer.q_proj, layer.k_proj, layer.v_proj)
+    ]
+
+
+def manhattan_decay(layer: ManhattanAttention, height: int, width: int) -> torch.Tensor:
+    """D of the paper's equation, entry by entry, (n, L, L)."""
+    gamma = [1 - 2 ** -(2 + 4 * i / layer.num_heads) for i in range(layer.num_heads)]
+    places = [(h, w) for h in range(height) for w in range(width)]
+    return torch.tensor(
+        [[[g ** (abs(a - c) + abs(b - d)) for c, d in places] for a, b in places] for g in gamma],
+        dtype=torch.float64,
+    )
+
+
+class Operators(TorchDispatchMode):
+    """Names of the operators that run, and the largest tensor that any of them gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.names: set[str] = set()
+        self.largest = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.names.add(function.overloadpacket.__name__)
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        storages = [r.untyped_storage().nbytes() for r in results if isinstance(r, torch.Tensor)]
+        self.largest = max([self.largest, *storages])
+        return result
+
+
+@pytest.mark.parametrize("name", ["masa_decomposed", "masa_full"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_parity(name, dtype):
+    fixture = Fixture(name)
+    layer = ManhattanAttention(
+        fixture.meta["dim"],
+        fixture.meta["num_heads"],
+        fixture.meta["decay_start"],
+        fixture.meta["decay_range"],
+        decomposed=name == "masa_decomposed",
+    )
+    layer.load_state_dict({k.replace("lepe.conv", "lce"): v for k, v in fixture.state_dict.items()})
+    assert_parity(layer.to(dtype)(fixture.inputs["x"].to(dtype)), fixture.outputs["y"])
+
+
+def test_decays_of_the_paper():
+    expected = torch.tensor([1 - 2**-2, 1 - 2**-3, 1 - 2**-4, 1 - 2**-5], dtype=torch.float64)
+    assert torch.allclose(log_decays(4, 2.0, 4.0).exp(), expected, rtol=1e-14)
+
+
+@pytest.mark.parametrize("decay", ["logit", "product"])
+def test_full_attention_is_the_printed_equation(decay):
+    """(softmax(Q K^T) * D) V literally; 'logit' is the same with the rows renormalised."""
+    layer = attention(decomposed=False, decay=decay, lce=False, rotary=False)
+    x = maps()
+    q, k, v = heads(layer, x)
+    weights = torch.softmax(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5, -1)
+    weights = weights * manhattan_decay(layer, 5, 7)
+    mass = weights.sum(-1, keepdim=True)
+    assert mass.max() < 0.95
+    if decay == "logit":
+        weights = weights / mass
+    expected = layer.out_proj((weights @ v).transpose(1, 2).reshape(x.shape))
+    assert torch.allclose(layer(x), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("decomposed", "decay"), FORMS)
+def test_equals_the_plain_formulation(decomposed, decay, monkeypatch):
+    """Outputs and gradients, with queries in chunks that do not divide their number."""
+    monkeypatch.setattr(manhattan_attention, "_CHUNK_QUERIES", 8)
+    layer = attention(decomposed=decomposed, decay=decay)
+    plain = copy.deepcopy(layer)
+    x = maps().requires_grad_()
+    twin = x.detach().clone().requires_grad_()
+    out, expected = layer(x), plain_manhattan_attention(plain, twin)
+    assert torch.allclose(out, expected, rtol=1e-10, atol=1e-12)
+    weights = torch.randn_like(out)
+    (out * weights).sum().backward()
+    (expected * weights).sum().backward()
+    assert torch.allclose(x.grad, twin.grad, rtol=1e-9, atol=1e-11)
+    assert gradient_difference(layer, plain) <= 1e-9
+
+
+@pytest.mark.parametrize(("decomposed", "decay"), FORMS)
+def test_portable_path_equals_the_fused_one(decomposed, decay, monkeypatch):
+    """What other devices run, on the CPU."""
+    monkeypatch.setattr(manhattan_attention, "_CHUNK_QUERIES", 8)
+    layer, x = attention(decomposed=decomposed, decay=decay), maps()
+    portable = copy.deepcopy(layer)
+    out = layer(x)
+    out.square().sum().backward()
+    monkeypatch.setattr(
+        manhattan_attention._FusedAttention, "apply", manhattan_attention._portable_attention
+    )
+    again = portable(x)
+    again.square().sum().backward()
+    assert torch.allclose(again, out, rtol=1e-10, atol=1e-12)
+    assert gradient_difference(portable, layer) <= 1e-9
+
+
+@pytest.mark.parametrize("decomposed", [True, False])
+def test_no_decay_is_plain_attention(decomposed):
+    layer = attention(decomposed=decomposed, decay=None, lce=False, rotary=False)
+    x = maps()
+    q, k, v = heads(layer, x)
+    if decomposed:
+        q, k, v = (t.unflatten(2, (5, 7)) for t in (q, k, v))  # (B, n, H, W, d)
+        v = F.scaled_dot_product_attention(q, k, v)
+        q, k, v = (t.transpose(2, 3) for t in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v).permute(0, 3, 2, 1, 4)  # (B, H, W, n, d)
+    else:
+        out = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+    expected = layer.out_proj(out.reshape(x.shape))
+    assert torch.allclose(layer(x), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_decomposed_equals_full_on_one_row():
+    """On a map of one row the two forms meet: attention along H is over a single position."""
+    row, full = attention(decomposed=True), attention(decomposed=False)
+    full.load_state_dict(row.state_dict())
+    x = maps(height=1)
+    assert torch.allclose(row(x), full(x), rtol=1e-10, atol=1e-12)
+
+
+def test_rotary_phase_along_h_depends_on_the_width():
+    """The published phase is of the raster index: padding on the right moves rows apart."""
+    layer = attention(lce=False)
+    x = maps(batch=1, height=4, width=1)
+    first = manhattan_attention._rotary_phase(4, 1, 8, torch.float64, x.device)
+    wide = manhattan_attention._rotary_phase(4, 3, 8, torch.float64, x.device)
+    assert torch.equal(wide[1, 0], first[3, 0])
+    turned = manhattan_attention._rotate(layer._heads(x), first)
+    assert torch.allclose(turned.norm(dim=-1), layer._heads(x).norm(dim=-1), rtol=1e-12)
+
+
+def test_switches():
+    names = {n for n, _ in attention().named_parameters()}
+    assert {n for n in names if n.startswith("lce")} == {"lce.weight", "lce.bias"}
+    assert not any(n.startswith("lce") for n, _ in attention(lce=False).named_parameters())
+    layer, without = attention(), attention(lce=False)
+    without.load_state_dict({k: v for k, v in layer.state_dict().items() if "lce" not in k})
+    x = maps()
+    local = layer.lce(layer.v_proj(x).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+    difference = (layer(x) - without(x)) @ torch.linalg.inv(layer.out_proj.weight.T)
+    assert torch.allclose(difference, local, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize(("decomposed", "decay"), FORMS)
+@pytest.mark.parametrize("train", [False, True])
+def test_runs_fused(decomposed, decay, train):
+    layer, x = attention(decomposed=decomposed, decay=decay), maps()
+    with Operators() as operators, torch.set_grad_enabled(train):
+        out = layer(x)
+        if train:
+            out.sum().backward()
+    assert "_scaled_dot_product_flash_attention_for_cpu" in operators.names
+    assert ("_scaled_dot_product_flash_attention_for_cpu_backward" in operators.names) == train
+    assert not operators.names & {"_softmax", "_safe_softmax", "bmm", "softmax"}
+
+
+@pytest.mark.parametrize("decay", ["logit", "product"])
+def test_never_holds_a_map_of_all_heads(decay):
+    """40x40 positions, 4 heads: L x L x heads is 41 MB, the largest tensor 1/6 of it."""
+    layer = ManhattanAttention(16, 4, decomposed=False, decay=decay)
+    x = torch.randn(1, 40, 40, 16, requires_grad=True)
+    with Operators() as operators:
+        layer(x).sum().backward()
+    assert operators.largest <= 4 * 4 * 256 * 1600
+    assert operators.largest > 4 * x.numel()
+
+
+def test_bias_is_not_saved_for_the_backward():
+    layer = ManhattanAttention(16, 4, decomposed=False)
+    x = torch.randn(1, 20, 20, 16)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        layer(x)
+    table = 4 * 20 * 20
+    assert max(t.untyped_storage().nbytes() // 4 for t in saved) <= max(table, x.numel())
+
+
+def test_tables_of_inference_mode_serve_training():
+    layer, x = attention(), maps(height=9, width=4)
+    with torch.inference_mode():
+        expected = layer(x).clone()
+    out = layer(x)
+    out.sum().backward()
+    assert torch.equal(out, expected)
+    assert layer.q_proj.weight.grad.abs().max() > 0
+
+
+def test_tables_are_cached_bounded_and_not_in_the_state_dict(monkeypatch):
+    layer = attention()
+    assert set(layer.state_dict()) == {n for n, _ in layer.named_parameters()}
+    tables = manhattan_attention._axis_decay.tables
+    layer(maps(height=3, width=4))
+    before = dict(tables)
+    layer(maps(height=3, width=4))
+    assert {k: id(v) for k, v in tables.items()} == {k: id(v) for k, v in before.items()}
+    monkeypatch.setattr(manhattan_attention, "_CACHED_TABLES", 3)
+    for width in range(5, 15):
+        layer(maps(1, 3, width))
+    assert len(tables) == 3
+
+
+def test_batch_of_one_and_strided_input():
+    layer, x = attention(), maps()
+    assert torch.allclose(layer(x[:1]), layer(x)[:1], rtol=1e-12, atol=1e-14)
+    strided = x.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
+    assert torch.allclose(layer(strided), layer(x), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(("decomposed", "decay"), FORMS)
+def test_autocast(decomposed, decay):
+    layer = ManhattanAttention(32, 2, decomposed=decomposed, decay=decay)
+    x = torch.randn(2, 24, 20, 32)
+    assert_autocast_close(layer, lambda m: m(x), 0.02)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        layer(x).float().square().sum().backward()
+    half = [p.grad.clone() for p in layer.parameters()]
+    layer.zero_grad()
+    layer(x).square().sum().backward()
+    largest = max(p.grad.abs().max() for p in layer.parameters())
+    for ours, p in zip(half, layer.parameters(), strict=True):
+        assert (ours - p.grad).abs().max() <= 0.05 * largest
+
+
+@pytest.mark.parametrize("decomposed", [True, False])
+def test_export_and_round_trip(decomposed):
+    layer = ManhattanAttention(16, 2, decomposed=decomposed)
+    x = torch.randn(1, 20, 18, 16)
+    assert_round_trips(layer, lambda m: m(x))
+    assert_exports_and_compiles(layer, (x,))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_heads": 5}, r"embed_dim=24 is not a multiple of num_heads=5"),
+        ({"num_heads": 8}, r"embed_dim=24 with num_heads=8 gives heads of odd width 3"),
+        ({"decay": "sum"}, r"decay must be one of .* not 'sum'"),
+        ({"decay_start": 0.0}, r"decay_start=0.0"),
+        ({"decay_range": -1.0}, r"decay_range=-1.0"),
+    ],
+)
+def test_bad_input(changes, message):
+    with pytest.raises(ValueError, match=message):
+        attention(**changes)
