@@ -1,7 +1,27 @@
 """Datasets and transforms; importing this package registers them with mmseg."""
 
 from mmseg_ext.datasets.camvid import CamVidDataset
+from mmseg_ext.datasets.checked_dataset import (
+    CheckedADE20KDataset,
+    CheckedCityscapesDataset,
+    CheckedDataset,
+    CheckedPascalVOCDataset,
+)
+from mmseg_ext.datasets.checked_loading import CheckedLoadAnnotations, CheckedLoadImage
+from mmseg_ext.datasets.checked_metric import CheckedIoUMetric
 from mmseg_ext.datasets.published_voc import PadToRemainder, RandomRatioScale
 from mmseg_ext.datasets.shapes import ShapesDataset
 
-__all__ = ["CamVidDataset", "PadToRemainder", "RandomRatioScale", "ShapesDataset"]
+__all__ = [
+    "CamVidDataset",
+    "CheckedADE20KDataset",
+    "CheckedCityscapesDataset",
+    "CheckedDataset",
+    "CheckedIoUMetric",
+    "CheckedLoadAnnotations",
+    "CheckedLoadImage",
+    "CheckedPascalVOCDataset",
+    "PadToRemainder",
+    "RandomRatioScale",
+    "ShapesDataset",
+]

@@ -1,0 +1,74 @@
+"""Reading images and label maps from files: whatever does not decode whole is an error by name.
+
+OpenCV answers None or, in older versions, the readable part of a truncated JPEG with grey below;
+Pillow raises a different exception for each kind of damage. Here all of it is one error.
+"""
+
+import io
+
+import mmcv
+import numpy as np
+from mmengine import fileio
+from PIL import Image
+
+# What complete files of the two usual formats start and end with.
+_FRAMES = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG", b"IEND\xaeB`\x82"))
+
+
+class UnreadableFileError(OSError):
+    """A file that is missing, empty, truncated or no image; the message starts with its path."""
+
+
+class MissingFileError(UnreadableFileError):
+    """A file that is not there."""
+
+
+def read_bytes(path: str, backend_args: dict | None = None) -> bytes:
+    """The content of the file at `path`.
+
+    Raises:
+        MissingFileError: if there is no such file.
+        UnreadableFileError: if it cannot be read.
+    """
+    try:
+        return fileio.get(path, backend_args=backend_args)
+    except FileNotFoundError:
+        raise MissingFileError(f"{path}: there is no such file") from None
+    except OSError as error:
+        raise UnreadableFileError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def decode(data: bytes, path: str, flag: str, backend: str) -> np.ndarray:
+    """The image in `data`, as `mmcv.imfrombytes(data, flag=flag, backend=backend)` gives it.
+
+    Raises:
+        UnreadableFileError: if `data`, read from `path`, is empty, truncated or no image.
+    """
+    if not data:
+        raise UnreadableFileError(f"{path}: is empty (0 bytes)")
+    reason = ""
+    try:
+        image = mmcv.imfrombytes(data, flag=flag, backend=backend)
+    except Exception as error:  # decoders raise anything: cv2.error, SyntaxError, struct.error
+        image = None
+        reason = f", {type(error).__name__}"
+    whole = _has_its_end(data)
+    if image is None:
+        what = "does not decode" if whole else "is truncated"
+        raise UnreadableFileError(f"{path}: {what} ({len(data)} bytes{reason})")
+    if not whole and not _pillow_reads(data):  # a few cameras write more bytes after the end
+        raise UnreadableFileError(f"{path}: is truncated ({len(data)} bytes)")
+    return image
+
+
+def _has_its_end(data: bytes) -> bool:
+    return all(data.endswith(end) for start, end in _FRAMES if data.startswith(start))
+
+
+def _pillow_reads(data: bytes) -> bool:
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            image.load()
+    except Exception:  # as above
+        return False
+    return True

@@ -1,0 +1,16 @@
+"""Check a config's data: `python tools/misc/check_dataset.py CONFIG`; `--help` lists the flags."""
+
+import sys
+
+from mmseg_ext import stack_problem
+
+if __name__ == "__main__":
+    problem = stack_problem()
+    if problem is not None:
+        print(problem, file=sys.stderr)
+        sys.exit(2)
+    from mmseg_ext import register_all_modules
+    from mmseg_ext.datasets.check_command import main
+
+    register_all_modules()
+    sys.exit(main())
