@@ -88,8 +88,10 @@ class StreamingSegTTAModel(BaseTTAModel):
         """
         first = not maps
         for i, sample in enumerate(samples):
-            logits = sample.pop("seg_logits").data
-            sample.pop("pred_sem_seg", None)
+            logits = sample.seg_logits.data
+            del sample.seg_logits
+            if "pred_sem_seg" in sample:
+                del sample.pred_sem_seg
             summand = self._summand(logits)
             if first:
                 maps.append(summand.clone() if summand is logits else summand)

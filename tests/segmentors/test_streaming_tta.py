@@ -1,0 +1,295 @@
+"""Streaming test-time augmentation against mmsegmentation's and the published script's steps."""
+
+import copy
+import itertools
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from mmcv.transforms import Compose
+from mmengine.config import Config, ConfigDict
+from mmengine.dataset import pseudo_collate
+from mmengine.registry import init_default_scope
+from mmengine.structures import PixelData
+from mmseg.models.segmentors import SegTTAModel
+from mmseg.registry import MODELS
+from mmseg.structures import SegDataSample
+from PIL import Image
+from torch.profiler import ProfilerActivity, profile
+
+from mmseg_ext.segmentors import StreamingSegTTAModel
+from tests.configs import CONFIGS
+from tests.models import randomise
+
+META = ("img_path", "ori_shape", "img_shape", "pad_shape", "flip", "flip_direction")
+
+
+def segmentor(channels: int = 5, slide: bool = False, align_corners: bool = False, **head):
+    """A small FCN with random statistics; output stride 8."""
+    init_default_scope("mmseg")
+    norm = {"type": "BN"}
+    test_cfg = {"mode": "whole"}
+    if slide:
+        test_cfg = {"mode": "slide", "crop_size": (32, 32), "stride": (20, 20)}
+    config = ConfigDict(
+        {
+            "type": "EncoderDecoder",
+            "data_preprocessor": {
+                "type": "SegDataPreProcessor",
+                "mean": [123.675, 116.28, 103.53],
+                "std": [58.395, 57.12, 57.375],
+                "bgr_to_rgb": True,
+            },
+            "backbone": {
+                "type": "ResNetV1c",
+                "depth": 18,
+                "base_channels": 8,
+                "stem_channels": 8,
+                "strides": (1, 2, 1, 1),
+                "dilations": (1, 1, 2, 4),
+                "out_indices": (3,),
+                "norm_cfg": norm,
+            },
+            "decode_head": {
+                "type": "FCNHead",
+                "in_channels": 64,
+                "in_index": 0,
+                "channels": 16,
+                "num_convs": 1,
+                "concat_input": False,
+                "num_classes": channels,
+                "norm_cfg": norm,
+                "align_corners": align_corners,
+                **head,
+            },
+            "test_cfg": test_cfg,
+        }
+    )
+    model = MODELS.build(config)
+    with torch.no_grad():
+        model.decode_head.conv_seg.weight.mul_(300)  # logits that differ, not all near zero
+    return randomise(model).eval()
+
+
+def views(image: np.ndarray, ratios, directions=("horizontal",), field="a") -> dict:
+    """What TestTimeAug makes of one image: every ratio, unflipped and flipped each way."""
+    flips = [{"type": "RandomFlip", "prob": 0.0}]
+    flips += [{"type": "RandomFlip", "prob": 1.0, "direction": d} for d in directions]
+    transform = Compose(
+        [
+            {
+                "type": "TestTimeAug",
+                "transforms": [
+                    [{"type": "Resize", "scale_factor": r, "keep_ratio": True} for r in ratios],
+                    flips,
+                    [{"type": "PackSegInputs", "meta_keys": META}],
+                ],
+            }
+        ]
+    )
+    return transform({"img": image, "img_path": field, "ori_shape": image.shape[:2]})
+
+
+def random_image(height: int, width: int, seed: int = 0) -> np.ndarray:
+    return np.random.RandomState(seed).randint(0, 256, (height, width, 3)).astype(np.uint8)
+
+
+def batch_of_two(ratios=(0.5, 1.0, 1.75), directions=("horizontal", "vertical")) -> dict:
+    images = [random_image(40, 56, seed) for seed in (0, 1)]
+    return pseudo_collate([views(im, ratios, directions, f"{i}") for i, im in enumerate(images)])
+
+
+def each_view(model, data) -> list[list]:
+    """Per image, the samples that the segmentor predicts for every view on its own."""
+    count = len(data["inputs"])
+    predicted = [
+        model.test_step({key: copy.deepcopy(value[i]) for key, value in data.items()})
+        for i in range(count)
+    ]
+    return list(zip(*predicted, strict=True))
+
+
+@pytest.mark.parametrize("slide", [False, True], ids=["whole", "slide"])
+def test_mean_of_softmax_and_the_labels_of_mmseg(slide):
+    model = segmentor(slide=slide)
+    data = batch_of_two()
+    ours = StreamingSegTTAModel(model).test_step(copy.deepcopy(data))
+    with torch.no_grad():
+        theirs = SegTTAModel(model).test_step(copy.deepcopy(data))
+        single = each_view(model, data)
+    for sample, stock, seen in zip(ours, theirs, single, strict=True):
+        mean = torch.stack([v.seg_logits.data.softmax(0) for v in seen]).mean(0)
+        assert len(seen) == 9
+        assert mean.amax(0).std() > 0.02  # the maps are not uniform
+        torch.testing.assert_close(sample.seg_logits.data, mean, rtol=0, atol=1e-6)
+        assert sample.pred_sem_seg.data.shape == (1, 40, 56)
+        assert len(sample.pred_sem_seg.data.unique()) > 1
+        assert torch.equal(sample.pred_sem_seg.data, stock.pred_sem_seg.data)
+        assert sample.img_path == stock.img_path
+
+
+def test_merging_existing_predictions_is_the_same():
+    model = segmentor()
+    data = batch_of_two()
+    tta = StreamingSegTTAModel(model)
+    streamed = tta.test_step(copy.deepcopy(data))
+    with torch.no_grad():
+        merged = tta.merge_preds(each_view(model, data))
+    for a, b in zip(streamed, merged, strict=True):
+        assert torch.equal(a.seg_logits.data, b.seg_logits.data)
+        assert torch.equal(a.pred_sem_seg.data, b.pred_sem_seg.data)
+
+
+def test_sum_of_logits():
+    model = segmentor()
+    data = batch_of_two()
+    ours = StreamingSegTTAModel(model, merge="logits").test_step(copy.deepcopy(data))
+    with torch.no_grad():
+        single = each_view(model, data)
+    for sample, seen in zip(ours, single, strict=True):
+        total = torch.stack([v.seg_logits.data for v in seen]).sum(0)
+        error = (sample.seg_logits.data - total).abs().max()
+        assert error <= 1e-6 * total.abs().max()
+        assert torch.equal(sample.pred_sem_seg.data[0], sample.seg_logits.data.argmax(0))
+
+
+def test_one_output_channel_is_a_mean_of_probabilities():
+    """One view gives the plain prediction, and several the threshold of their mean."""
+    model = segmentor(channels=2, out_channels=1, threshold=0.6)
+    tta = StreamingSegTTAModel(model)
+    alone = batch_of_two(ratios=(1.0,), directions=())
+    several = batch_of_two()
+    with torch.no_grad():
+        plain = each_view(model, alone)
+        single = each_view(model, several)
+    for sample, (expected,) in zip(tta.test_step(alone), plain, strict=True):
+        assert 0 < expected.pred_sem_seg.data.mean() < 1  # both classes occur
+        assert torch.equal(sample.pred_sem_seg.data, expected.pred_sem_seg.data)
+    for sample, seen in zip(tta.test_step(several), single, strict=True):
+        mean = torch.stack([v.seg_logits.data for v in seen]).mean(0)
+        torch.testing.assert_close(sample.seg_logits.data, mean, rtol=0, atol=1e-6)
+        assert torch.equal(sample.pred_sem_seg.data, (sample.seg_logits.data > 0.6).float())
+
+
+def test_half_precision_logits_are_summed_in_single():
+    class Half(torch.nn.Module):
+        out_channels = 3
+
+        def test_step(self, data):
+            samples = data["data_samples"]
+            for sample, logits in zip(samples, data["inputs"], strict=True):
+                sample.set_data({"seg_logits": PixelData(data=logits.bfloat16())})
+            return samples
+
+    logits = torch.randn(4, 3, 5, 6).bfloat16().float()
+    data = {"inputs": [[x] for x in logits], "data_samples": [[SegDataSample()] for _ in logits]}
+    (sample,) = StreamingSegTTAModel(Half(), merge="logits").test_step(data)
+    assert sample.seg_logits.data.dtype == torch.float32
+    torch.testing.assert_close(sample.seg_logits.data, logits.sum(0), rtol=1e-6, atol=1e-6)
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match=r"merge must be one of .* got 'mean'"):
+        StreamingSegTTAModel(segmentor(), merge="mean")
+    with pytest.raises(ValueError, match="more than one output channel"):
+        StreamingSegTTAModel(segmentor(channels=2, out_channels=1, threshold=0.5), merge="logits")
+
+
+def allocated_at_peak(function) -> int:
+    """Bytes of tensors on the CPU that `function` holds at its worst, above those of its start."""
+    activities = [ProfilerActivity.CPU]
+    with torch.no_grad(), profile(activities=activities, profile_memory=True) as profiler:
+        function()
+    events = profiler.profiler.kineto_results.events()
+    changes = sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns())
+    return max(itertools.accumulate(e.nbytes() for e in changes))
+
+
+def test_memory_does_not_grow_with_the_views():
+    """12 views take what 2 take, where the stock model holds ten maps more."""
+    model = segmentor(channels=100)
+    image = random_image(48, 64)
+    one_map = 100 * 48 * 64 * 4
+
+    def peak(tta, count: int) -> int:
+        data = pseudo_collate([views(image, (1.0,) * (count // 2))])
+        assert len(data["inputs"]) == count
+        return allocated_at_peak(lambda: tta.test_step(data))
+
+    ours, theirs = StreamingSegTTAModel(model), SegTTAModel(model)
+    peak(ours, 2)  # what a first call allocates for good
+    two = peak(ours, 2)
+    assert two > 2 * one_map
+    assert abs(peak(ours, 12) - two) < 0.1 * one_map
+    assert peak(theirs, 12) - peak(theirs, 2) > 9 * one_map
+
+
+# --- the published test script, step by step ----------------------------------------------------
+
+SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
+
+
+def published_views(rgb: np.ndarray) -> list[tuple[torch.Tensor, tuple[int, int], bool]]:
+    """(network input, scaled size, mirrored) of each view, as EANet's test_torch.py makes them."""
+    image = torch.from_numpy(rgb).float() / 255
+    image = (image - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])
+    image = image.permute(2, 0, 1)[None]  # (1, 3, H, W)
+    height, width = rgb.shape[:2]
+    made = []
+    for mirrored in (False, True):
+        for scale in SCALES:
+            h, w = int(scale * height), int(scale * width)
+            x = image.flip(3) if mirrored else image
+            x = F.interpolate(x, size=(h, w), mode="bilinear", align_corners=True)
+            x = F.pad(x, (0, (9 - w % 8) % 8, 0, (9 - h % 8) % 8))
+            made.append((x, (h, w), mirrored))
+    return made
+
+
+def test_views_and_result_are_those_of_the_published_script(tmp_path):
+    rgb = random_image(45, 62)
+    Image.fromarray(rgb).save(tmp_path / "a.png")
+    Image.fromarray(np.zeros((45, 62), np.uint8)).save(tmp_path / "a_label.png")
+    model = segmentor(align_corners=True)
+    pipeline = Config.fromfile(CONFIGS / "_base_/datasets/voc_published.py").tta_pipeline
+    transform = Compose(pipeline)
+    data = pseudo_collate(
+        [
+            transform(
+                {
+                    "img_path": str(tmp_path / "a.png"),
+                    "seg_map_path": str(tmp_path / "a_label.png"),
+                    "reduce_zero_label": False,
+                    "seg_fields": [],
+                }
+            )
+        ]
+    )
+    published = published_views(rgb)
+    assert len(data["inputs"]) == len(published) == 12
+
+    seen = []
+    handle = model.backbone.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    (ours,) = StreamingSegTTAModel(model, merge="logits").test_step(data)
+    handle.remove()
+    for x, (theirs, _, _) in zip(seen, published, strict=True):
+        assert x.shape == theirs.shape
+        assert x.shape[2] % 8 == x.shape[3] % 8 == 1
+        assert (x - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+        assert torch.equal(x == 0, theirs == 0)  # the padding is exactly zero
+
+    total = torch.zeros(1, 5, 45, 62)
+    with torch.no_grad():
+        for x, (h, w), mirrored in published:
+            logits = model.decode_head(model.backbone(x))
+            logits = F.interpolate(logits, size=x.shape[2:], mode="bilinear", align_corners=True)
+            logits = logits[:, :, :h, :w]
+            logits = F.interpolate(logits, size=(45, 62), mode="bilinear", align_corners=True)
+            total += logits.flip(3) if mirrored else logits
+    assert (ours.seg_logits.data - total[0]).abs().max() <= 1e-5 * total.abs().max()
+    agree = ours.pred_sem_seg.data[0] == total[0].argmax(0)
+    margin = total[0].topk(2, dim=0).values.diff(dim=0).abs()[0]
+    assert agree[margin > 1e-4 * total.abs().max()].all()
+    assert len(ours.pred_sem_seg.data.unique()) > 1
+    assert ours.gt_sem_seg.data.shape == (1, 45, 62)
