@@ -29,6 +29,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mmseg_ext.layers.precision import autocast_disabled
 from mmseg_ext.layers.re_attention import ReAttention
+from mmseg_ext.layers.self_attention import SelfAttention
 
 PATCH = 16
 STEM_CHANNELS = 64
@@ -60,32 +61,6 @@ class ConvPatchEmbed(nn.Module):
         x = F.relu(self.bn1(self.conv1(images)))
         x = F.relu(self.bn2(self.conv2(x)))
         return self.proj(x)
-
-
-class SelfAttention(nn.Module):
-    """Multi-head self-attention with one projection to queries, keys and values."""
-
-    def __init__(self, embed_dims: int, num_heads: int, attn_drop: float, proj_drop: float):
-        super().__init__()
-        if num_heads < 1 or embed_dims % num_heads:
-            raise ValueError(f"embed_dims={embed_dims} is not divisible by num_heads={num_heads}")
-        self.num_heads = num_heads
-        self.qkv = nn.Linear(embed_dims, 3 * embed_dims)
-        self.attn_drop = attn_drop
-        self.proj = nn.Linear(embed_dims, embed_dims)
-        self.proj_drop = nn.Dropout(proj_drop)
-
-    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Each (B, heads, N, head width), for x (B, N, C)."""
-        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # (B, N, 3, heads, d)
-        return qkv.permute(2, 0, 3, 1, 4).unbind()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (B, N, C) to the same."""
-        q, k, v = self.queries_keys_values(x)
-        drop = self.attn_drop if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=drop)  # (B, heads, N, d)
-        return self.proj_drop(self.proj(y.transpose(1, 2).flatten(2)))  # (B, N, C)
 
 
 class MLP(nn.Module):
@@ -196,7 +171,7 @@ class DeepViT(BaseModule):
         norm_cfg: norm of the tokens; None is layer norm with the published epsilon of 1e-6.
 
     Raises:
-        ValueError: for an unknown arch or key of one, `embed_dims` not divisible by `num_heads`,
+        ValueError: for an unknown arch or key of one, a width not divisible by the heads,
             `out_indices`, `frozen_stages` or `re_attention_blocks` outside the blocks, an
             `img_size` that is no multiple of 16, or input that is not (B, 3, H, W).
     """
@@ -279,7 +254,10 @@ class DeepViT(BaseModule):
         def attention(i: int) -> nn.Module:
             if not re_attention or i < depth - mixed:
                 return SelfAttention(
-                    self.embed_dims, settings["num_heads"], attn_drop_rate, drop_rate
+                    self.embed_dims,
+                    settings["num_heads"],
+                    attn_drop=attn_drop_rate,
+                    proj_drop=drop_rate,
                 )
             return ReAttention(
                 self.embed_dims,

@@ -179,7 +179,7 @@ def test_other_widths(width):
         ({"arch": "48b"}, r"16b, 24b, 32b, s, l.*'48b'"),
         ({"arch": {"width": 3}}, r"unknown keys width"),
         ({"arch": {"embed_dims": 256}}, r"embed_dim=256.*num_heads=12"),
-        ({"arch": {"embed_dims": 256}, "re_attention": False}, r"embed_dims=256.*num_heads=12"),
+        ({"arch": {"embed_dims": 256}, "re_attention": False}, r"embed_dim=256.*num_heads=12"),
         ({"arch": {"re_attention_blocks": 17}}, r"re_attention_blocks.*17"),
         ({"arch": "16b", "img_size": 100}, r"img_size.*100"),
         ({"arch": "16b", "frozen_stages": 17}, r"frozen_stages.*17"),
