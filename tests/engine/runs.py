@@ -1,0 +1,147 @@
+"""Tiny runs: a few images on disk, a config of seconds, and the tools as a user starts them."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from tests.configs import CONFIGS
+
+ROOT = CONFIGS.parent
+SIZE = 32  # pixels of the images' sides
+CLASSES = 3
+
+
+def write_images(root: Path, count: int = 8) -> None:
+    """`count` noisy images whose classes are bands of brightness, and their label maps."""
+    random = np.random.RandomState(0)
+    for folder in ("images", "labels"):
+        (root / folder).mkdir(parents=True)
+    for i in range(count):
+        coarse = random.randint(0, CLASSES, (4, 4))
+        label = np.kron(coarse, np.ones((SIZE // 4, SIZE // 4))).astype(np.uint8)
+        image = label[..., None] * 80 + random.randint(0, 80, (SIZE, SIZE, 3))
+        Image.fromarray(label).save(root / "labels" / f"{i}.png")
+        Image.fromarray(image.astype(np.uint8)).save(root / "images" / f"{i}.png")
+
+
+_CONFIG = """
+_base_ = [{base!r}]
+custom_imports = dict(imports=["mmseg_ext", "tests.engine.run_hooks"], allow_failed_imports=False)
+norm_cfg = dict(type="GN", num_groups=4)
+model = dict(
+    type="EncoderDecoder",
+    data_preprocessor=dict(
+        type="SegDataPreProcessor",
+        mean=[120.0, 120.0, 120.0],
+        std=[60.0, 60.0, 60.0],
+        bgr_to_rgb=True,
+        size=({size}, {size}),
+    ),
+    backbone=dict(
+        type="ResNetV1c", depth=18, base_channels=8, stem_channels=8, out_indices=(3,),
+        norm_cfg=norm_cfg,
+    ),
+    decode_head=dict(
+        type="FCNHead", in_channels=64, channels=16, num_convs=1, concat_input=False,
+        in_index=0, dropout_ratio=0, num_classes={classes}, norm_cfg=norm_cfg,
+        align_corners=False,
+    ),
+    test_cfg=dict(mode="whole"),
+)
+load = [dict(type="LoadImageFromFile"), dict(type="LoadAnnotations"), dict(type="PackSegInputs")]
+dataset = dict(
+    type="BaseSegDataset",
+    data_root={data!r},
+    data_prefix=dict(img_path="images", seg_map_path="labels"),
+    img_suffix=".png",
+    metainfo=dict(classes=("a", "b", "c"), palette=[[0, 0, 0], [255, 0, 0], [0, 255, 0]]),
+    pipeline=load,
+)
+train_dataloader = dict(
+    batch_size=4, num_workers=0, sampler=dict(type="InfiniteSampler", shuffle=False),
+    dataset=dataset,
+)
+val_dataloader = dict(
+    batch_size=1, num_workers=0, sampler=dict(type="DefaultSampler", shuffle=False),
+    dataset=dataset,
+)
+test_dataloader = val_dataloader
+val_evaluator = dict(type="IoUMetric", iou_metrics=["mIoU"])
+test_evaluator = val_evaluator
+tta_pipeline = [
+    dict(type="LoadImageFromFile"),
+    dict(
+        type="TestTimeAug",
+        transforms=[
+            [dict(type="Resize", scale_factor=s, keep_ratio=True) for s in (1.0, 1.5)],
+            [dict(type="RandomFlip", prob=p, direction="horizontal") for p in (0.0, 1.0)],
+            [dict(type="LoadAnnotations")],
+            [dict(type="PackSegInputs")],
+        ],
+    ),
+]
+optim_wrapper = dict(
+    type="OptimWrapper", optimizer=dict(type="SGD", lr=0.1, momentum=0.9, weight_decay=1e-4)
+)
+param_scheduler = [dict(type="PolyLR", power=0.9, eta_min=0.0, begin=0, end=12, by_epoch=False)]
+train_cfg = dict(type="IterBasedTrainLoop", max_iters=12, val_interval=100)
+val_cfg = dict(type="ValLoop")
+test_cfg = dict(type="TestLoop")
+default_hooks = dict(checkpoint=dict(interval=4), logger=dict(interval=1))
+env_cfg = dict(cudnn_benchmark=False)
+visualizer = dict(vis_backends=[dict(type="LocalVisBackend")])
+randomness = dict(seed=0)
+auto_scale_lr = dict(enable=False, base_batch_size=4)
+"""
+
+
+def write_config(folder: Path, extra: str = "", name: str = "tiny.py") -> Path:
+    """A config in `folder` that trains a small FCN on images in `folder/data`; `extra` ends it."""
+    if not (folder / "data").exists():
+        write_images(folder / "data")
+    text = _CONFIG.format(
+        base=str(CONFIGS / "_base_/default_runtime.py"),
+        data=str(folder / "data"),
+        size=SIZE,
+        classes=CLASSES,
+    )
+    path = folder / name
+    path.write_text(text + extra)
+    return path
+
+
+def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess:
+    """A command in a fresh process with the repository importable; nothing of a launcher set."""
+    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    env |= {"PYTHONPATH": str(ROOT), "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [str(part) for part in command],
+        env=env | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def run_tool(tool: str, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess:
+    """`python tools/<tool> <arguments>`, as a user starts it."""
+    return run(sys.executable, ROOT / "tools" / tool, *arguments, **environment)
+
+
+def free_port() -> str:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return str(s.getsockname()[1])
+
+
+def recorded(path: Path) -> dict[int, float]:
+    """Iteration -> loss, as `RecordLoss` wrote them; a repeated iteration is an error."""
+    pairs = [line.split() for line in path.read_text().splitlines()]
+    losses = {int(iteration): float(loss) for iteration, loss in pairs}
+    assert len(losses) == len(pairs), f"{path}: an iteration was run twice"
+    return losses

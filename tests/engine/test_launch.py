@@ -1,0 +1,340 @@
+"""What train.py and test.py do with their flags, in this process; tests/tools starts the tools."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from mmseg_ext.engine.launch import (
+    LaunchError,
+    build_test_runner,
+    build_train_runner,
+    test,
+    test_parser,
+    train,
+    train_parser,
+)
+from tests.engine.runs import free_port, recorded, run_tool, write_config
+
+SHORT = ["train_cfg.max_iters=1", "train_cfg.val_interval=1"]
+
+# Not tests, though imported under names that look so.
+test.__test__ = False
+test_parser.__test__ = False
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    """The launcher's variables are the test's own."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
+
+
+def train_args(*arguments: str | Path):
+    return train_parser().parse_args([str(a) for a in arguments])
+
+
+def log_text(work_dir: Path) -> str:
+    return "".join(path.read_text() for path in sorted(work_dir.glob("*/*.log")))
+
+
+def fails(function, *arguments: str | Path) -> str:
+    """The message with which a tool ends, which must be one line."""
+    with pytest.raises(SystemExit) as exit_:
+        function([str(a) for a in arguments])
+    message = exit_.value.code
+    assert isinstance(message, str)
+    assert "\n" not in message
+    return message
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """The work directory of 12 iterations, undisturbed: checkpoints and the recorded losses."""
+    folder = tmp_path_factory.mktemp("trained")
+    config = write_config(
+        folder, f"custom_hooks = [dict(type='RecordLoss', path={str(folder / 'loss')!r})]\n"
+    )
+    train([str(config), "--work-dir", str(folder / "work")])
+    return folder
+
+
+def weights(work_dir: Path, iteration: int) -> dict:
+    return torch.load(work_dir / f"iter_{iteration}.pth", weights_only=False)["state_dict"]
+
+
+def test_train_writes_checkpoints_the_best_one_and_a_progress_line(trained):
+    work = trained / "work"
+    kept = {p.name for p in work.glob("*.pth")}
+    assert kept == {"iter_4.pth", "iter_8.pth", "iter_12.pth", "best_mIoU_iter_12.pth"}
+    assert re.search(r"Iter\(train\) \[ *6/12\].* eta: 0:00:0\d ", log_text(work))
+    assert min(recorded(trained / "loss.0")) == 1
+
+
+def test_killed_run_goes_on_from_its_last_checkpoint(trained, tmp_path):
+    """SIGKILL after iteration 10; the resumed run does 9 to 12 and ends as the whole run does."""
+    hook = f"custom_hooks = [dict(type='RecordLoss', path={str(tmp_path / 'loss')!r})]\n"
+    resumed = write_config(tmp_path, hook)
+    killed = write_config(
+        tmp_path, hook + "custom_hooks += [dict(type='KillAt', iteration=10)]\n", "killed.py"
+    )
+    result = run_tool("train.py", killed, "--work-dir", tmp_path / "work")
+    assert result.returncode == -9
+    assert max(recorded(tmp_path / "loss.0")) == 10
+    assert (tmp_path / "work/last_checkpoint").read_text().endswith("iter_8.pth")
+
+    (tmp_path / "loss.0").unlink()
+    train([str(resumed), "--work-dir", str(tmp_path / "work"), "--resume"])
+    losses = recorded(tmp_path / "loss.0")
+    whole = recorded(trained / "loss.0")
+    assert list(losses) == [9, 10, 11, 12]
+    assert losses == pytest.approx({i: whole[i] for i in losses}, rel=1e-4)
+    ours, theirs = weights(tmp_path / "work", 12), weights(trained / "work", 12)
+    for name, value in theirs.items():
+        assert (ours[name] - value).abs().max() <= 1e-4 * value.abs().max(), name
+    start = weights(trained / "work", 8)
+    assert any((theirs[n] - start[n]).abs().max() > 1e-2 * start[n].abs().max() for n in start)
+
+
+def test_resume_in_an_empty_work_directory_starts_anew(tmp_path):
+    hook = f"custom_hooks = [dict(type='RecordLoss', path={str(tmp_path / 'loss')!r})]\n"
+    config = write_config(tmp_path, hook)
+    options = ["--cfg-options", *SHORT]
+    train([str(config), "--work-dir", str(tmp_path / "work"), "--resume", *options])
+    assert list(recorded(tmp_path / "loss.0")) == [1]
+
+
+def test_resume_prefers_the_own_work_directory_to_a_configs_load_from(trained, tmp_path):
+    """A fine-tuning config names the weights it starts from; resuming it must not restart there."""
+    start = str(trained / "work/iter_4.pth")
+    config = write_config(tmp_path, f"load_from = {start!r}\n")
+    fresh = build_train_runner(train_args(config, "--work-dir", tmp_path / "work", "--resume"))
+    assert (fresh._load_from, fresh._resume) == (start, False)
+
+    latest = trained / "work/iter_8.pth"
+    (tmp_path / "work/last_checkpoint").write_text(str(latest))
+    args = train_args(config, "--work-dir", tmp_path / "work", "--resume")
+    resumed = build_train_runner(args)
+    assert (resumed._load_from, resumed._resume) == (None, True)
+
+    args = train_args(
+        config, "--work-dir", tmp_path / "work", "--resume", "--cfg-options", f"load_from={latest}"
+    )
+    named = build_train_runner(args)
+    assert (named._load_from, named._resume) == (str(latest), True)
+
+    (tmp_path / "work/last_checkpoint").write_text(str(tmp_path / "iter_9.pth"))
+    message = fails(train, config, "--work-dir", tmp_path / "work", "--resume")
+    assert "last_checkpoint names" in message
+    assert "--cfg-options load_from=FILE" in message
+
+
+@pytest.mark.parametrize(
+    ("batch", "accumulated", "factor"), [(4, 1, 1.0), (2, 1, 0.5), (2, 2, 1.0), (4, 3, 3.0)]
+)
+def test_auto_scale_lr(tmp_path, batch, accumulated, factor):
+    config = write_config(tmp_path)
+    options = [
+        "--cfg-options",
+        f"train_dataloader.batch_size={batch}",
+        f"optim_wrapper.accumulative_counts={accumulated}",
+    ]
+    effective = batch * accumulated
+    scaled = build_train_runner(
+        train_args(config, "--work-dir", tmp_path / "on", "--auto-scale-lr", *options)
+    )
+    wrapper = scaled.build_optim_wrapper(scaled.optim_wrapper)
+    scaled.scale_lr(wrapper, scaled.auto_scale_lr)
+    assert wrapper.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * factor)
+    line = f"configured batch 4, effective batch {effective}, learning rate x {factor:g}"
+    assert line in log_text(tmp_path / "on")
+
+    plain = build_train_runner(train_args(config, "--work-dir", tmp_path / "off", *options))
+    wrapper = plain.build_optim_wrapper(plain.optim_wrapper)
+    plain.scale_lr(wrapper, plain.auto_scale_lr)
+    assert wrapper.optimizer.param_groups[0]["lr"] == 0.1
+    warned = "WARNING - the learning rate is meant for another batch" in log_text(tmp_path / "off")
+    assert warned == (factor != 1)
+
+
+def test_cfg_options_change_what_is_built(tmp_path):
+    config = write_config(tmp_path)
+    runner = build_train_runner(
+        train_args(
+            config,
+            "--work-dir",
+            tmp_path / "work",
+            "--cfg-options",
+            "model.decode_head.num_classes=7",
+            "optim_wrapper.optimizer.lr=0.5",
+        )
+    )
+    assert runner.model.decode_head.conv_seg.out_channels == 7
+    assert runner.build_optim_wrapper(runner.optim_wrapper).optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_sync_bn_config_trains_unchanged_in_one_process(tmp_path):
+    config = write_config(tmp_path)
+    options = ["model.backbone.norm_cfg.type=SyncBN", "model.decode_head.norm_cfg.type=SyncBN"]
+    text = config.read_text().replace('type="GN", num_groups=4', 'type="SyncBN"')
+    config.write_text(text)
+    runner = build_train_runner(
+        train_args(config, "--work-dir", tmp_path / "work", "--cfg-options", *SHORT, *options)
+    )
+    layers = [m for m in runner.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    assert not any(isinstance(m, nn.SyncBatchNorm) for m in layers)
+    assert len(layers) > 10
+    before = layers[0].running_mean.clone()
+    runner.train()
+    assert not torch.equal(layers[0].running_mean, before)
+
+
+def test_sync_bn_under_gloo_ends_in_one_message(tmp_path, monkeypatch):
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": free_port(),
+    }.items():
+        monkeypatch.setenv(name, value)
+    config = write_config(tmp_path)
+    config.write_text(config.read_text().replace('type="GN", num_groups=4', 'type="SyncBN"'))
+    message = fails(train, config, "--work-dir", tmp_path / "work", "--launcher", "pytorch")
+    assert "SyncBatchNorm layers (the first: backbone.stem.1)" in message
+    assert "type='BN'" in message
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU makes the messages different")
+def test_flags_that_need_a_gpu_or_a_launcher(tmp_path):
+    config = write_config(tmp_path)
+    work = ["--work-dir", tmp_path / "work"]
+    assert "--amp needs a GPU" in fails(train, config, *work, "--amp")
+    message = fails(train, config, *work, "--launcher", "pytorch")
+    assert "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not set" in message
+    assert "needs GPUs" in fails(train, config, *work, "--launcher", "slurm")
+
+
+def test_amp_takes_the_plain_wrapper_alone(tmp_path):
+    config = write_config(tmp_path, "optim_wrapper['type'] = 'ApexOptimWrapper'\n")
+    message = fails(train, config, "--work-dir", tmp_path / "work", "--amp")
+    assert "OptimWrapper, but got ApexOptimWrapper" in message
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "scratch"),
+    [
+        ("model.pretrained", "/nowhere/weights.pth", "model.pretrained=None"),
+        (
+            "model.backbone.init_cfg.checkpoint",
+            "http://127.0.0.1:9/weights.pth",
+            "model.backbone.init_cfg=None",
+        ),
+        (
+            "model.backbone.init_cfg.checkpoint",
+            "open-mmlab://no_such_model",
+            "model.backbone.init_cfg=None",
+        ),
+        ("load_from", "/nowhere/weights.pth", None),
+    ],
+)
+def test_missing_weights_end_in_one_message_before_data_is_read(tmp_path, key, value, scratch):
+    config = write_config(tmp_path, "train_dataloader['dataset']['data_root'] = '/nowhere'\n")
+    options = [f"{key}={value}"]
+    if "init_cfg" in key:
+        options.append("model.backbone.init_cfg.type=Pretrained")
+    message = fails(train, config, "--work-dir", tmp_path / "work", "--cfg-options", *options)
+    assert f"{key}: " in message
+    assert repr(value) in message
+    assert f"--cfg-options {key}=FILE" in message
+    assert scratch is None or f"--cfg-options {scratch}" in message
+
+
+def test_training_starts_from_the_named_weights_and_from_scratch_with_none(trained, tmp_path):
+    """The two remedies of the message do what it says."""
+    init = "model['backbone']['init_cfg'] = dict(type='Pretrained', checkpoint='/nowhere.pth')\n"
+    config = write_config(tmp_path, init)
+    source = weights(trained / "work", 12)
+    backbone = {k.removeprefix("backbone."): v for k, v in source.items() if "backbone" in k}
+    torch.save(backbone, tmp_path / "backbone.pth")
+    key = "model.backbone.init_cfg"
+    for option, loaded in (
+        (f"{key}.checkpoint={tmp_path / 'backbone.pth'}", True),
+        (f"{key}=None", False),
+    ):
+        args = train_args(config, "--work-dir", tmp_path / "work", "--cfg-options", option)
+        runner = build_train_runner(args)
+        runner._init_model_weights()
+        state = runner.model.backbone.state_dict()
+        assert all(torch.equal(state[k], v) for k, v in backbone.items()) == loaded
+
+
+def test_wrong_paths_and_options(trained, tmp_path):
+    config = write_config(tmp_path)
+    broken = tmp_path / "broken.py"
+    broken.write_text("model = dict(\n")
+    file = tmp_path / "file"
+    file.write_text("")
+    work = ["--work-dir", tmp_path / "work"]
+    assert "there is no file '/nowhere.py'" in fails(train, "/nowhere.py")
+    assert "there is no file '/nowhere.pth'" in fails(test, config, "/nowhere.pth", *work)
+    assert f"config {broken}: SyntaxError" in fails(train, broken, *work)
+    assert "cannot be made" in fails(train, config, "--work-dir", file / "work")
+    message = fails(train, config, *work, "--cfg-options", "optim_wrapper.optimizer.lr.a=1")
+    assert message.startswith("mmseg_ext: --cfg-options")
+    missing = "train_dataloader.dataset.data_prefix.img_path=absent"
+    assert "data: " in fails(train, config, *work, "--cfg-options", missing)
+    no_views = write_config(tmp_path, "del tta_pipeline\n", "no_views.py")
+    checkpoint = trained / "work/iter_12.pth"
+    assert "no tta_pipeline" in fails(test, no_views, checkpoint, *work, "--tta")
+    message = fails(train, write_config(tmp_path, "del auto_scale_lr\n"), *work, "--auto-scale-lr")
+    assert "base_batch_size" in message
+
+
+@pytest.mark.parametrize("argument", ["--no-such-flag", "--cfg-options lr"])
+def test_wrong_flags_are_usage_errors(argument, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        train(["config.py", *argument.split()])
+    assert exit_.value.code == 2
+    assert argument.split()[-1] in capsys.readouterr().err
+
+
+def test_test_and_tta(trained, tmp_path):
+    """test.py gives the validation's mIoU, writes predictions and pictures, and runs --tta."""
+    config, checkpoint = trained / "tiny.py", trained / "work/iter_12.pth"
+    plain = ["--work-dir", str(tmp_path / "plain")]
+    drawn = ["--out", str(tmp_path / "out"), "--show-dir", str(tmp_path / "show")]
+    test(
+        [
+            str(config),
+            str(checkpoint),
+            *plain,
+            *drawn,
+            "--cfg-options",
+            "default_hooks.visualization.interval=1",
+        ]
+    )
+    (metrics,) = (json.loads(p.read_text()) for p in (tmp_path / "plain").glob("2*/2*.json"))
+    rows = (trained / "work").glob("2*/vis_data/scalars.json")
+    validated = [json.loads(line) for p in rows for line in p.read_text().splitlines()]
+    expected = [r for r in validated if "mIoU" in r][-1]["mIoU"]
+    assert metrics["mIoU"] == pytest.approx(expected, rel=1e-6)
+    assert len(list((tmp_path / "out").glob("*.png"))) == 8
+    assert len(list((tmp_path / "show").rglob("*.png"))) == 8
+
+    args = [str(config), str(checkpoint), "--work-dir", str(tmp_path / "tta"), "--tta"]
+    runner = build_test_runner(test_parser().parse_args(args))
+    assert type(runner.model).__name__ == "StreamingSegTTAModel"
+    metrics = runner.test()
+    assert 0 < metrics["mIoU"] <= 100
+    assert "LOCAL_RANK" in os.environ
+
+
+def test_launch_error_is_a_value_error():
+    assert issubclass(LaunchError, ValueError)
