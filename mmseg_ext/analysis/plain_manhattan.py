@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmseg_ext.backbones.rmt import RMT, RMTBlock
+from mmseg_ext.backbones.rmt import RMT
 from mmseg_ext.layers.manhattan_attention import ManhattanAttention, log_decays
+from mmseg_ext.layers.manhattan_block import ManhattanBlock
 
 
 class Relations:
@@ -51,7 +52,7 @@ def _softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, decay: str
 def plain_manhattan_attention(
     layer: ManhattanAttention, x: Tensor, relations: Relations | None = None
 ) -> Tensor:
-    """What `layer(x)` computes on (B, H, W, C), with rotary phases and a decay, by its equations."""
+    """`layer(x)` on (B, H, W, C) by its equations; the layer has rotary phases and a decay."""
     batch, height, width, _ = x.shape
     heads = layer.num_heads
     if relations is None:
@@ -79,7 +80,7 @@ def plain_manhattan_attention(
     return layer.out_proj(out)
 
 
-def _plain_block(block: RMTBlock, x: Tensor, relations: Relations) -> Tensor:
+def _plain_block(block: ManhattanBlock, x: Tensor, relations: Relations) -> Tensor:
     def branch(y: Tensor, gamma: Tensor | None) -> Tensor:
         return block.drop_path(y if gamma is None else gamma * y)
 

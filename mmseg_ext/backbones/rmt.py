@@ -23,7 +23,7 @@ from mmseg.registry import MODELS
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mmseg_ext.layers.manhattan_attention import ManhattanAttention
+from mmseg_ext.layers.manhattan_block import ManhattanBlock, channels_first, channels_last
 
 # Depths, widths, heads, feed-forward ratios, decay ranges (the decays start at 2), which stages
 # attend along W and H in turn, initial layer scale (None: no layer scale) and stochastic depth.
@@ -74,70 +74,6 @@ _DECAY_START = 2.0
 _CLASSIFIER_WIDTH = 1024
 
 
-def _channels_first(x: Tensor) -> Tensor:
-    return x.permute(0, 3, 1, 2)  # (B, C, H, W)
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    return x.permute(0, 2, 3, 1)  # (B, H, W, C)
-
-
-class FeedForward(nn.Module):
-    """Linear, GELU, plus a depthwise 3x3 convolution of it, linear; on (B, H, W, C)."""
-
-    def __init__(self, embed_dim: int, hidden_dim: int):
-        super().__init__()
-        self.fc1 = nn.Linear(embed_dim, hidden_dim)
-        self.act = nn.GELU()
-        self.dwconv = nn.Conv2d(hidden_dim, hidden_dim, 3, padding=1, groups=hidden_dim)
-        self.fc2 = nn.Linear(hidden_dim, embed_dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.act(self.fc1(x))
-        x = x + _channels_last(self.dwconv(_channels_first(x)))
-        return self.fc2(x)
-
-
-class RMTBlock(nn.Module):
-    """x + CPE(x), then x + MaSA(LN(x)), then x + FFN(LN(x)); on (B, H, W, C).
-
-    CPE is a depthwise 3x3 convolution (conditional position encoding). `layer_scale` is the initial
-    value of a learned gain per channel on either branch, None for no gain. Further keywords go to
-    `ManhattanAttention`.
-    """
-
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        ffn_ratio: float,
-        drop_path: float = 0.0,
-        layer_scale: float | None = None,
-        cpe: bool = True,
-        **attention,
-    ):
-        super().__init__()
-        self.cpe = nn.Conv2d(embed_dim, embed_dim, 3, padding=1, groups=embed_dim) if cpe else None
-        self.norm1 = nn.LayerNorm(embed_dim, eps=1e-6)
-        self.attn = ManhattanAttention(embed_dim, num_heads, **attention)
-        self.norm2 = nn.LayerNorm(embed_dim, eps=1e-6)
-        self.ffn = FeedForward(embed_dim, int(embed_dim * ffn_ratio))
-        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
-        self.gamma1 = self.gamma2 = None
-        if layer_scale is not None:
-            self.gamma1 = nn.Parameter(torch.full((embed_dim,), layer_scale))
-            self.gamma2 = nn.Parameter(torch.full((embed_dim,), layer_scale))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.cpe is not None:
-            x = x + _channels_last(self.cpe(_channels_first(x)))
-        x = x + self._branch(self.attn(self.norm1(x)), self.gamma1)
-        return x + self._branch(self.ffn(self.norm2(x)), self.gamma2)
-
-    def _branch(self, x: Tensor, gamma: Tensor | None) -> Tensor:
-        return self.drop_path(x if gamma is None else gamma * x)
-
-
 def _stem(in_channels: int, width: int, norm_cfg: dict) -> nn.Sequential:
     """Two strided and two plain 3x3 convolutions, (B, C, H, W) to (B, width, H / 4, W / 4)."""
     channels = (in_channels, width // 2, width // 2, width, width)
@@ -148,6 +84,15 @@ def _stem(in_channels: int, width: int, norm_cfg: dict) -> nn.Sequential:
         layers.append(build_norm_layer(norm_cfg, channels[i + 1])[1])
         layers.append(nn.GELU())
     return nn.Sequential(*layers[:-1])  # no activation after the last norm
+
+
+def _downsample(before: int, after: int, norm_cfg: dict) -> nn.Sequential:
+    """(B, before, H, W) to (B, after, H / 2, W / 2)."""
+    layers = nn.Sequential()
+    layers.add_module("conv", nn.Conv2d(before, after, 3, 2, 1))
+    # By this name the published recipe finds the norms that get no weight decay.
+    layers.add_module("norm", build_norm_layer(norm_cfg, after)[1])
+    return layers
 
 
 class _Classifier(nn.Module):
@@ -161,7 +106,7 @@ class _Classifier(nn.Module):
         self.head = nn.Linear(_CLASSIFIER_WIDTH, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.act(self.norm(_channels_first(self.proj(_channels_last(x)))))
+        x = self.act(self.norm(channels_first(self.proj(channels_last(x)))))
         return self.head(x.mean((2, 3)))
 
 
@@ -227,8 +172,7 @@ class RMT(BaseModule):
         self.with_cp = with_cp
         self.stem = _stem(in_channels, widths[0], norm_cfg)
         self.downsamples = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(a, b, 3, 2, 1), build_norm_layer(norm_cfg, b)[1])
-            for a, b in pairwise(widths)
+            _downsample(before, after, norm_cfg) for before, after in pairwise(widths)
         )
         rate = arch["drop_path_rate"] if drop_path_rate is None else drop_path_rate
         drop_paths = iter(torch.linspace(0, rate, sum(arch["depths"]), device="cpu").tolist())
@@ -236,11 +180,11 @@ class RMT(BaseModule):
         for i, width in enumerate(widths):
             self.stages.append(
                 nn.ModuleList(
-                    RMTBlock(
+                    ManhattanBlock(
                         width,
                         arch["num_heads"][i],
                         arch["ffn_ratios"][i],
-                        drop_path=next(drop_paths),
+                        drop_path=DropPath(next(drop_paths)),
                         layer_scale=arch["layer_scales"][i],
                         cpe=cpe,
                         decay_start=_DECAY_START,
@@ -269,17 +213,17 @@ class RMT(BaseModule):
         for i, blocks in enumerate(self.stages):
             if i > 0:
                 x = self.downsamples[i - 1](x)
-            x = _channels_last(x)
+            x = channels_last(x)
             for block in blocks:
                 x = self._run(block, x)
             if str(i) in self.out_norms:
-                outputs[i] = _channels_first(self.out_norms[str(i)](x))
-            x = _channels_first(x)
+                outputs[i] = channels_first(self.out_norms[str(i)](x))
+            x = channels_first(x)
         if self.classifier is not None:
             return self.classifier(x)
         return tuple(outputs[i] for i in self.out_indices)
 
-    def _run(self, block: RMTBlock, x: Tensor) -> Tensor:
+    def _run(self, block: ManhattanBlock, x: Tensor) -> Tensor:
         if self.with_cp and self.training and torch.is_grad_enabled():
             return checkpoint(block, x, use_reentrant=False)
         return block(x)

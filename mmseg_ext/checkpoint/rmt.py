@@ -23,8 +23,8 @@ _BACKBONE: list[Rule] = [
     (_BLOCK + r"ffn\.dwconv\.conv\.(.+)", r"stages.\1.\2.ffn.dwconv.\3"),
     (_BLOCK + r"pos\.conv\.(.+)", r"stages.\1.\2.cpe.\3"),
     (_BLOCK + r"gamma_([12])", r"stages.\1.\2.gamma\3"),
-    (r"layers\.(\d+)\.downsample\.reduction\.(.+)", r"downsamples.\1.0.\2"),
-    (r"layers\.(\d+)\.downsample\.norm\.(.+)", r"downsamples.\1.1.\2"),
+    (r"layers\.(\d+)\.downsample\.reduction\.(.+)", r"downsamples.\1.conv.\2"),
+    (r"layers\.(\d+)\.downsample\.norm\.(.+)", r"downsamples.\1.norm.\2"),
     (r"layers\.\d+\.Relpos\.(angle|decay)", None),  # compared with their formulas before
     (r"extra_norms\.(\d+)\.(.+)", r"out_norms.\1.\2"),
 ]

@@ -2,5 +2,6 @@
 
 from mmseg_ext.decode_heads.danet_ea_head import DANetEAHead
 from mmseg_ext.decode_heads.ea_head import EAHead, JSegEAHead
+from mmseg_ext.decode_heads.masa_head import MaSAHead
 
-__all__ = ["DANetEAHead", "EAHead", "JSegEAHead"]
+__all__ = ["DANetEAHead", "EAHead", "JSegEAHead", "MaSAHead"]

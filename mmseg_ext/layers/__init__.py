@@ -7,6 +7,7 @@ from mmseg_ext.layers.external_attention import (
 )
 from mmseg_ext.layers.lambda_layer import LambdaLayer
 from mmseg_ext.layers.manhattan_attention import ManhattanAttention
+from mmseg_ext.layers.manhattan_block import ManhattanBlock
 from mmseg_ext.layers.re_attention import ReAttention
 from mmseg_ext.layers.self_attention import SelfAttention
 
@@ -15,6 +16,7 @@ __all__ = [
     "ExternalAttention2d",
     "LambdaLayer",
     "ManhattanAttention",
+    "ManhattanBlock",
     "MultiHeadExternalAttention",
     "ReAttention",
     "SelfAttention",

@@ -1,0 +1,84 @@
+"""MaSAHead: Manhattan attention as a decode head for a backbone of output stride 8.
+
+Paper of the attention: RMT: Retentive Networks Meet Vision Transformers, arXiv:2309.11523.
+Published code: none for this head. Its design is ours; the block in its middle is RMT's.
+"""
+
+import torch
+from mmcv.cnn import ConvModule
+from mmseg.models.decode_heads.decode_head import BaseDecodeHead
+from mmseg.registry import MODELS
+from torch import Tensor, nn
+
+from mmseg_ext.layers.manhattan_block import ManhattanBlock, channels_first, channels_last
+
+
+@MODELS.register_module()
+class MaSAHead(BaseDecodeHead):
+    """3x3 conv, Manhattan attention blocks, 3x3 conv of their result beside the input, classifier.
+
+    Our own design, after mmsegmentation's `FCNHead` with `concat_input` and RMT's block (position
+    encoding, attention with local enhancement, feed-forward network, each with a residual).
+    Input is one feature map (B, in_channels, H, W), output logits (B, num_classes, H, W).
+
+    With `decomposed=True` attention costs O(HW (H + W)): a crop of 769x769 has 97x97 positions at
+    output stride 8, of which attention over the whole map would take 8 heads x 9409^2 products.
+
+    Args:
+        num_heads: attention heads; `channels` is a multiple of it, by an even factor.
+        num_blocks: blocks of attention and feed-forward network.
+        ffn_ratio: hidden width of the feed-forward network over `channels`.
+        decay_start, decay_range, decomposed, decay: see `ManhattanAttention`.
+        kwargs: `BaseDecodeHead`'s arguments.
+
+    Raises:
+        ValueError: for a non-positive `num_blocks`, and as `ManhattanAttention` does.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        channels: int = 512,
+        *,
+        num_heads: int = 8,
+        num_blocks: int = 1,
+        ffn_ratio: float = 3.0,
+        decay_start: float = 2.0,
+        decay_range: float = 4.0,
+        decomposed: bool = True,
+        decay: str | None = "logit",
+        norm_cfg: dict | None = dict(type="BN"),
+        **kwargs,
+    ):
+        super().__init__(in_channels, channels, norm_cfg=norm_cfg, **kwargs)
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks must be positive, got {num_blocks}")
+        conv = dict(
+            kernel_size=3,
+            padding=1,
+            conv_cfg=self.conv_cfg,
+            norm_cfg=self.norm_cfg,
+            act_cfg=self.act_cfg,
+        )
+        self.conv_in = ConvModule(self.in_channels, channels, **conv)
+        self.blocks = nn.ModuleList(
+            ManhattanBlock(
+                channels,
+                num_heads,
+                ffn_ratio,
+                decay_start=decay_start,
+                decay_range=decay_range,
+                decomposed=decomposed,
+                decay=decay,
+            )
+            for _ in range(num_blocks)
+        )
+        self.conv_cat = ConvModule(self.in_channels + channels, channels, **conv)
+
+    def forward(self, inputs: list[Tensor]) -> Tensor:
+        inputs = self._transform_inputs(inputs)  # (B, in_channels, H, W)
+        x = channels_last(self.conv_in(inputs))  # (B, H, W, channels)
+        for block in self.blocks:
+            x = block(x)
+        x = self.conv_cat(torch.cat((inputs, channels_first(x)), 1))  # (B, channels, H, W)
+        return self.cls_seg(x)  # (B, num_classes, H, W)

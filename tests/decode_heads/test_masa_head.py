@@ -1,0 +1,55 @@
+"""MaSAHead: what every head must pass, its composition, and its cost at output stride 8."""
+
+import pytest
+import torch
+from mmseg.registry import MODELS
+
+from mmseg_ext.analysis.measure import count_multiply_adds
+from tests.decode_heads.base import HeadTester
+from tests.models import assert_same, randomise
+
+
+class TestMaSAHead(HeadTester):
+    config = {"type": "MaSAHead", "channels": 24, "num_heads": 3}
+    size = (8, 12)
+
+    @pytest.mark.parametrize("decomposed", [True, False])
+    def test_is_its_parts(self, decomposed):
+        head = randomise(self.build(decomposed=decomposed, num_blocks=2)).eval()
+        (x,) = self.features()
+        with torch.no_grad():
+            y = head.conv_in(x).permute(0, 2, 3, 1)
+            for block in head.blocks:
+                assert block.attn.decomposed == decomposed
+                y = block(y)
+            y = head.conv_cat(torch.cat((x, y.permute(0, 3, 1, 2)), 1))
+            assert_same(head([x]), head.conv_seg(y))
+
+    def test_bad_number_of_blocks(self):
+        with pytest.raises(ValueError, match="num_blocks must be positive, got 0"):
+            self.build(num_blocks=0)
+
+    def test_bad_number_of_heads(self):
+        with pytest.raises(ValueError, match=r"embed_dim=24 is not a multiple of num_heads=7"):
+            self.build(num_heads=7)
+
+
+def test_cost_on_a_crop_of_769():
+    """97x97 positions: along the axes attention's products are 1/97 of those over the map."""
+    costs = {}
+    for decomposed in (True, False):
+        with torch.device("meta"):
+            head = MODELS.build(
+                {
+                    "type": "MaSAHead",
+                    "in_channels": 2048,
+                    "num_classes": 19,
+                    "decomposed": decomposed,
+                }
+            ).eval()
+            cost = count_multiply_adds(head, [torch.empty(1, 2048, 97, 97)])
+        costs[decomposed] = cost.all - cost.modules
+    positions = 97 * 97
+    assert costs[False] == 2 * positions * positions * 512
+    assert costs[True] == 2 * 2 * positions * 97 * 512
+    assert sum(p.numel() for p in head.parameters()) == 23_906_835
