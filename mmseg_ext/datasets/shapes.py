@@ -1,10 +1,10 @@
 """Shapes: a segmentation dataset made by code, so that a fresh machine can train within minutes.
 
-Each scene is a cluttered canvas of irregular blobs and strokes on which discs, rings, squares,
-triangles, crosses and stars lie at any angle and size, hide one another and are hidden by further
-strokes. Objects and clutter are painted by the same rule (colour, pattern, shading), and the
-class is drawn independently of the paint: a pixel's colour says nothing about its class, only
-form does. Sensor noise comes last. Every pixel is labelled; there is no void border.
+A scene is a backdrop of irregular blobs and strokes, out of focus, with patterned objects of two
+kinds before it that hide one another and are hidden by further strokes; sensor noise comes last.
+The kind of an object is drawn independently of its colour, pattern, size and place: a pixel's
+colour says nothing about its class, only form does, and the other objects of the scene. Every
+pixel is labelled; there is no void border.
 
 A scene is a function of (seed, index) alone. The training and the validation split use disjoint
 ranges of indices.
@@ -49,7 +49,7 @@ class Recipe:
                 raise ValueError(f"{name} must be an integer >= {lowest}, got {value!r}")
 
 
-# --- forms: negative inside, in units of the object's radius; u, v are its own coordinates ------
+# --- forms: negative inside, in units of the radius; u, v point right and down in the object ----
 
 
 def _disc(u: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -65,7 +65,7 @@ def _square(u: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def _triangle(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    return np.maximum(0.866 * np.abs(u) + 0.5 * v, -v) - 0.6
+    return np.maximum(0.866 * np.abs(u) - 0.5 * v, v) - 0.6
 
 
 def _cross(u: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -76,7 +76,7 @@ def _cross(u: np.ndarray, v: np.ndarray) -> np.ndarray:
 def _star(u: np.ndarray, v: np.ndarray, tip: float = 1.2, notch: float = 0.55) -> np.ndarray:
     """Five tips: the angle is folded into half a tip, bounded by the line from tip to notch."""
     half = np.pi / 5
-    angle = np.abs((np.arctan2(v, u) + half) % (2 * half) - half)
+    angle = np.abs((np.arctan2(u, -v) + half) % (2 * half) - half)
     radius = np.hypot(u, v)
     normal = np.array([notch * np.sin(half), tip - notch * np.cos(half)])
     normal /= np.linalg.norm(normal)
@@ -128,28 +128,38 @@ class _Canvas:
         self.y, self.x = np.mgrid[:size, :size].astype(float)
         self.image = np.empty((size, size, 3))
         self.label = np.zeros((size, size), np.uint8)
-        self.image[:] = self._pattern(_colour(rng), self.x / size, self.y / size)
+        self.image[:] = self._texture(_colour(rng), self.x / size, self.y / size, patterned=False)
 
-    def _pattern(self, colour: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
-        """One colour, a second shade of it in plain, stripes, checks or dots, and a shading."""
+    def _texture(self, colour: np.ndarray, u: np.ndarray, v: np.ndarray, patterned: bool):
+        """`colour` with a shading and, where asked for, stripes, checks or dots of another shade.
+
+        All is fixed to the coordinates u, v; the result is (H, W, 3).
+        """
         rng = self.rng
-        kind, pitch = rng.integers(4), rng.uniform(6.0, 11.0)
+        slope = rng.uniform(-22.0, 22.0, 2)
+        texture = colour + np.clip(slope[0] * u + slope[1] * v, -40, 40)[..., None]
+        if not patterned:
+            return texture
+        kind, pitch = rng.integers(3), rng.uniform(6.0, 11.0)
         if kind == 0:
-            amount = np.zeros_like(u)
+            wave = np.sin(pitch * u)
         elif kind == 1:
-            amount = np.sin(pitch * u)
-        elif kind == 2:
-            amount = np.sin(pitch * u) * np.sin(pitch * v) * 1.5
+            wave = 1.5 * np.sin(pitch * u) * np.sin(pitch * v)
         else:
-            amount = 2.0 * (np.cos(pitch * u) + np.cos(pitch * v)) - 1.5
-        amount = np.clip(3.0 * amount, -1, 1)[..., None] * rng.uniform(12.0, 32.0)
-        direction = rng.uniform(-22.0, 22.0, 2)
-        shading = np.clip(direction[0] * u + direction[1] * v, -40, 40)[..., None]
-        return colour + amount + shading
+            wave = 2.0 * (np.cos(pitch * u) + np.cos(pitch * v)) - 1.5
+        return texture + rng.uniform(20.0, 40.0) * np.clip(3.0 * wave, -1, 1)[..., None]
 
-    def paint(self, form: Form, centre, radius: float, label: int, aspect: float = 1.0) -> None:
-        """Lay `form` at `centre` (x, y) and a random angle over what is there."""
-        angle = self.rng.uniform(0, 2 * np.pi)
+    def paint(
+        self, form: Form, radius: float, tilt: float = np.pi, margin: float = 0.0, label: int = 0
+    ) -> None:
+        """Lay `form` over what is there, at a random place and an angle of at most `tilt`.
+
+        The centre is at least `margin` times the canvas from its border. What has a label is
+        patterned.
+        """
+        size = len(self.label)
+        centre = self.rng.uniform(margin * size, (1 - margin) * size, 2)  # x, y
+        angle, aspect = self.rng.uniform(-tilt, tilt), self.rng.uniform(0.9, 1.1)
         window = self._window(centre, 1.9 * radius)  # no form reaches further
         dx, dy = self.x[window] - centre[0], self.y[window] - centre[1]
         u = (np.cos(angle) * dx + np.sin(angle) * dy) / (radius * aspect)
@@ -161,9 +171,17 @@ class _Canvas:
         box = _bounding_box(coverage > 0)
         image, coverage, inside = self.image[window][box], coverage[box], distance[box] < 0
         colour = _colour(self.rng, unlike=image[inside].mean(0))
-        painted = self._pattern(colour, u[box], v[box])
+        painted = self._texture(colour, u[box], v[box], patterned=label > 0)
         image += coverage[..., None] * (painted - image)
         self.label[window][box][inside] = label
+
+    def defocus(self, sigma: float) -> None:
+        """Gaussian blur with a standard deviation of `sigma` pixels."""
+        offset = np.subtract.outer(self.x[0], self.x[0])
+        kernel = np.exp(-0.5 * (offset / sigma) ** 2)
+        kernel /= kernel.sum(1, keepdims=True)  # the border is not darkened
+        self.image[:] = np.einsum("ij,jkc->ikc", kernel, self.image)
+        self.image[:] = np.einsum("ij,kjc->kic", kernel, self.image)
 
     def _window(self, centre, reach: float) -> tuple[slice, slice]:
         (left, top), (right, bottom) = np.maximum(centre - reach, 0), centre + reach + 1
@@ -188,17 +206,17 @@ def render(seed: int, index: int, size: int = 128) -> tuple[np.ndarray, np.ndarr
     rng = np.random.default_rng([VERSION, seed, index])
     canvas = _Canvas(size, rng)
     scale = size / 128
-    for _ in range(rng.integers(9, 15)):
+    for _ in range(rng.integers(7, 13)):
         form, radius = (_blob(rng), (8, 26)) if rng.random() < 0.7 else (_stroke(rng), (20, 60))
-        canvas.paint(form, rng.uniform(0, size, 2), rng.uniform(*radius) * scale, label=0)
-    for _ in range(rng.integers(3, 7)):
-        label = int(rng.integers(1, len(FORMS) + 1))
-        form = list(FORMS.values())[label - 1]
-        radius, aspect = rng.uniform(12, 27) * scale, rng.uniform(0.9, 1.1)
-        canvas.paint(form, rng.uniform(0.08, 0.92, 2) * size, radius, label, aspect)
+        canvas.paint(form, rng.uniform(*radius) * scale)
+    canvas.defocus(3.0 * scale)
+    kinds = rng.permutation(len(FORMS))[:2]
+    for kind in rng.choice(kinds, rng.integers(3, 7)):
+        form, radius = list(FORMS.values())[kind], rng.uniform(18, 28) * scale
+        canvas.paint(form, radius, tilt=0.2, margin=0.08, label=kind + 1)
     for _ in range(rng.integers(1, 4)):
-        canvas.paint(_stroke(rng), rng.uniform(0, size, 2), rng.uniform(20, 50) * scale, label=0)
-    noise = rng.normal(0.0, rng.uniform(3.0, 12.0), canvas.image.shape)
+        canvas.paint(_stroke(rng), rng.uniform(20, 50) * scale)
+    noise = rng.normal(0.0, rng.uniform(2.0, 8.0), canvas.image.shape)
     return np.clip(canvas.image + noise, 0, 255).astype(np.uint8), canvas.label
 
 

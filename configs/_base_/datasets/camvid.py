@@ -1,12 +1,12 @@
 # CamVid, 11 classes, 480x360, written by tools/dataset_converters/camvid.py.
 dataset_type = "CamVidDataset"
 data_root = "data/camvid"
-crop_size = (256, 256)
+crop_size = (224, 224)
 
 train_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(type="LoadAnnotations"),
-    dict(type="RandomResize", scale=(480, 360), ratio_range=(0.75, 1.75), keep_ratio=True),
+    dict(type="RandomResize", scale=(480, 360), ratio_range=(0.65, 1.5), keep_ratio=True),
     dict(type="RandomCrop", crop_size=crop_size, cat_max_ratio=0.75),
     dict(type="RandomFlip", prob=0.5),
     dict(type="PhotoMetricDistortion"),

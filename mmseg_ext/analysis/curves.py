@@ -1,0 +1,74 @@
+"""Loss and mIoU over the iterations, from the `scalars.json` of the local visualisation backend."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
+
+COLOURS = ("#2f6fde", "#e4572e", "#2a9d6f", "#8b5cd6")
+_GREY = "#5b6270"
+
+
+class Curve(NamedTuple):
+    steps: list[int]
+    values: list[float]
+
+
+def read_scalars(path: Path) -> dict[str, Curve]:
+    """Every scalar of a `scalars.json` (one JSON object a line), by name.
+
+    Raises:
+        ValueError: if the file holds no line with a `step`.
+    """
+    curves: dict[str, Curve] = {}
+    for line in path.read_text().splitlines():
+        record = json.loads(line)
+        for name, value in record.items():
+            if name != "step" and isinstance(value, (int, float)):
+                curve = curves.setdefault(name, Curve([], []))
+                curve.steps.append(record["step"])
+                curve.values.append(value)
+    if not curves:
+        raise ValueError(f"{path} holds no scalars")
+    return curves
+
+
+def plot_curves(runs: dict[str, dict[str, Curve]], path: Path) -> None:
+    """Training loss (left) and validation mIoU in percent (right) of each named run, as a PNG."""
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    loss, miou = figure.subplots(1, 2)
+    for (name, curves), colour in zip(runs.items(), COLOURS, strict=False):
+        loss.plot(*curves["decode.loss_ce"], color=colour, linewidth=1.6, label=name)
+        steps, values = curves["mIoU"]
+        miou.plot(steps, values, color=colour, linewidth=1.8, marker="o", markersize=5, label=name)
+        miou.annotate(
+            f"{values[-1]:.1f}",
+            (steps[-1], values[-1]),
+            xytext=(0, 8),
+            textcoords="offset points",
+            ha="center",
+            color=colour,
+            fontsize=10,
+        )
+    loss.set_title("Training loss (cross-entropy)")
+    loss.set_ylim(bottom=0)
+    miou.set_title("Validation mIoU, %")
+    miou.set_ylim(0, 100)
+    for axes in (loss, miou):
+        _style(axes)
+    if len(runs) > 1:
+        loss.legend(frameon=False)
+    figure.savefig(path, dpi=130)
+
+
+def _style(axes) -> None:
+    axes.set_xlabel("iteration", color=_GREY)
+    axes.set_xlim(left=0)
+    axes.margins(x=0.06)
+    axes.title.set_fontsize(12)
+    axes.grid(color="#e6e8ee", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=_GREY, length=0)
+    for side in axes.spines.values():
+        side.set_visible(False)

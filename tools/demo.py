@@ -1,0 +1,28 @@
+"""Train EANet on the embedded dataset, test it and draw its predictions: what `make demo` runs."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from mmseg_ext import stack_problem
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work-dir", type=Path, default=Path("work_dirs/demo"))
+    parser.add_argument("--data-root", help="where the dataset is, or is generated (data/shapes)")
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="train FCN and DANet under the same budget too, and write a table",
+    )
+    args = parser.parse_args()
+    problem = stack_problem()
+    if problem is not None:
+        sys.exit(problem)
+    from mmseg_ext.analysis.demo import compare, data_root_options, demo
+
+    options = data_root_options(args.data_root) if args.data_root else None
+    if args.compare:
+        compare(args.work_dir, options)
+    elif not demo(args.work_dir, options):
+        sys.exit(1)
