@@ -16,7 +16,7 @@ param_scheduler = [
     dict(type="LinearLR", start_factor=0.05, by_epoch=False, begin=0, end=130),
     dict(type="CosineAnnealingLR", eta_min=0.0, by_epoch=False, begin=130, end=1300),
 ]
-train_cfg = dict(type="IterBasedTrainLoop", max_iters=1300, val_interval=260)
+train_cfg = dict(type="IterBasedTrainLoop", max_iters=1300, val_interval=325)
 val_cfg = dict(type="ValLoop")
 test_cfg = dict(type="TestLoop")
 default_hooks = dict(

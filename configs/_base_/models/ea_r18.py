@@ -35,7 +35,7 @@ model = dict(
         ea_channels=128,
         memory_size=64,
         dropout_ratio=0.1,
-        num_classes=7,
+        num_classes=6,
         norm_cfg=norm_cfg,
         align_corners=True,
         loss_decode=dict(type="CrossEntropyLoss", use_sigmoid=False, loss_weight=1.0),

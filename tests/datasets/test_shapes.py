@@ -1,0 +1,164 @@
+"""ShapesDataset: determinism, disjoint splits, the folder on disk, and what its pixels show."""
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mmseg.registry import DATASETS
+from PIL import Image
+
+from mmseg_ext.datasets.shapes import FORMS, MARKER, METAINFO, Recipe, generate, render
+
+RECIPE = Recipe(seed=3, train=6, val=4, size=64)
+DATASET = {"type": "ShapesDataset", "recipe": {"seed": 3, "train": 6, "val": 4, "size": 64}}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "shapes"
+    generate(path, RECIPE)
+    return path
+
+
+def digest(path: Path) -> str:
+    files = sorted(p for p in path.rglob("*") if p.is_file())
+    content = b"".join(str(p.relative_to(path)).encode() + p.read_bytes() for p in files)
+    return hashlib.sha256(content).hexdigest()
+
+
+def test_scene_is_a_function_of_seed_and_index():
+    image, label = render(0, 5)
+    again, label_again = render(0, 5)
+    assert np.array_equal(image, again) and np.array_equal(label, label_again)
+    for other in (render(0, 6), render(1, 5)):
+        assert (other[0] != image).mean() > 0.5
+    # The label of one scene, by its areas: other pixels are another VERSION.
+    areas = np.bincount(render(0, 1)[1].ravel(), minlength=6)
+    assert areas.tolist() == [12462, 0, 3001, 0, 0, 921]
+
+
+def test_generation_is_reproducible(root, tmp_path):
+    generate(tmp_path / "shapes", RECIPE)
+    assert digest(tmp_path / "shapes") == digest(root)
+
+
+def test_second_use_touches_nothing(root):
+    before = {p: p.stat().st_mtime_ns for p in root.rglob("*")}
+    generate(root, RECIPE)
+    assert {p: p.stat().st_mtime_ns for p in root.rglob("*")} == before
+
+
+def test_other_recipe_and_foreign_folder_are_refused(root, tmp_path):
+    with pytest.raises(ValueError, match=r"data_root.*'seed': 3.*name another"):
+        generate(root, Recipe(seed=4, train=6, val=4, size=64))
+    (tmp_path / "mine.txt").write_text("keep me")
+    with pytest.raises(ValueError, match="no ShapesDataset"):
+        generate(tmp_path, RECIPE)
+    assert (tmp_path / "mine.txt").read_text() == "keep me"
+
+
+@pytest.mark.parametrize("field, value", [("seed", -1), ("train", 0), ("val", 1.5), ("size", 16)])
+def test_bad_recipe(field, value):
+    with pytest.raises(ValueError, match=f"{field} must be"):
+        Recipe(**{field: value})
+
+
+def test_interrupted_generation_leaves_no_dataset(tmp_path, monkeypatch):
+    calls = []
+
+    def render_or_die(*args):
+        calls.append(args)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return render(*args)
+
+    monkeypatch.setattr("mmseg_ext.datasets.shapes.render", render_or_die)
+    with pytest.raises(KeyboardInterrupt):
+        generate(tmp_path / "shapes", RECIPE)
+    assert list(tmp_path.iterdir()) == []
+    generate(tmp_path / "shapes", RECIPE)
+    assert (tmp_path / "shapes" / MARKER).is_file()
+
+
+def test_remains_of_killed_runs_are_cleared(tmp_path):
+    abandoned, at_work = tmp_path / ".shapes-old", tmp_path / ".shapes-new"
+    abandoned.mkdir()
+    at_work.mkdir()
+    two_hours_ago = time.time() - 7200
+    os.utime(abandoned, (two_hours_ago, two_hours_ago))
+    generate(tmp_path / "shapes", RECIPE)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".shapes-new", "shapes"]
+
+
+def test_slower_of_two_processes_keeps_the_first_result(tmp_path, monkeypatch):
+    """Another process finishes while this one is rendering: its folder stays, ours goes."""
+    path = tmp_path / "shapes"
+    calls = []
+
+    def render_while_another_finishes(*args):
+        calls.append(args)
+        if len(calls) == 1:
+            monkeypatch.setattr("mmseg_ext.datasets.shapes.render", render)
+            generate(path, RECIPE)
+        return render(*args)
+
+    monkeypatch.setattr("mmseg_ext.datasets.shapes.render", render_while_another_finishes)
+    generate(path, RECIPE)
+    assert [p.name for p in tmp_path.iterdir()] == ["shapes"]
+
+
+def test_splits_are_disjoint_and_voc_layout(root):
+    lists = root / "ImageSets/Segmentation"
+    names = {split: (lists / f"{split}.txt").read_text().split() for split in ("train", "val")}
+    assert (len(names["train"]), len(names["val"])) == (6, 4)
+    every = names["train"] + names["val"]
+    images = {name: (root / "JPEGImages" / f"{name}.jpg").read_bytes() for name in every}
+    assert len(set(images.values())) == len(every) == 10
+    for name in every:
+        with Image.open(root / "SegmentationClass" / f"{name}.png") as label:
+            assert label.mode == "P" and label.size == (64, 64)
+            assert label.getpalette()[:18] == np.ravel(METAINFO["palette"]).tolist()
+
+
+def test_validation_does_not_depend_on_the_number_of_training_scenes(root, tmp_path):
+    generate(tmp_path / "shapes", Recipe(seed=3, train=1, val=4, size=64))
+    for path in (root / "JPEGImages").glob("val_*"):
+        assert (tmp_path / "shapes/JPEGImages" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_registered_dataset_generates_at_first_use(tmp_path):
+    lazy = DATASETS.build({**DATASET, "data_root": str(tmp_path / "s"), "lazy_init": True})
+    assert not (tmp_path / "s").exists()
+    lazy.full_init()
+    assert len(lazy) == 6
+    pipeline = [{"type": "LoadImageFromFile"}, {"type": "LoadAnnotations"}]
+    val = DATASETS.build(
+        {
+            **DATASET,
+            "data_root": str(tmp_path / "s"),
+            "ann_file": "ImageSets/Segmentation/val.txt",
+            "pipeline": pipeline,
+        }
+    )
+    assert len(val) == 4
+    assert val.metainfo["classes"] == ("background", *FORMS)
+    _, label = render(3, 1_000_000, 64)
+    assert np.array_equal(val[0]["gt_seg_map"], label)
+
+
+def test_every_class_occurs_and_colour_does_not_depend_on_it():
+    """Mean colour of the pixels of each class over many scenes: within what chance allows."""
+    scenes = [render(0, i) for i in range(150)]
+    sums, areas = np.zeros((6, 3)), np.zeros(6)
+    for image, label in scenes:
+        for c in range(6):
+            sums[c] += image[label == c].sum(0)
+            areas[c] += (label == c).sum()
+    assert (areas[1:] / areas.sum() > 0.01).all()
+    assert 0.5 < areas[0] / areas.sum() < 0.85
+    means = sums / areas[:, None]
+    # A class has ~100 objects, each of one colour with standard deviation 60: 3 sigma is 18.
+    assert np.abs(means[1:] - means[1:].mean(0)).max() < 25
