@@ -43,10 +43,14 @@ def _rotate(x: Tensor, relations: Relations) -> Tensor:
 
 
 def _softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, decay: str) -> Tensor:
-    logits = q @ k.transpose(-1, -2)
+    weights = q @ k.transpose(-1, -2)
     if decay == "product":
-        return (torch.softmax(logits, -1) * mask.exp()) @ v
-    return torch.softmax(logits + mask, -1) @ v
+        weights = torch.softmax(weights, -1)
+        weights = weights * mask.exp()
+    else:
+        weights = weights + mask
+        weights = torch.softmax(weights, -1)
+    return weights @ v
 
 
 def plain_manhattan_attention(

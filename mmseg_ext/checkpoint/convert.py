@@ -50,6 +50,12 @@ def _rmt(state_dict: StateDict, classifier: bool) -> StateDict:
     return convert_rmt(state_dict, classifier)
 
 
+def _rmt_segmentor(state_dict: StateDict, classifier: bool) -> StateDict:
+    from mmseg_ext.checkpoint.rmt import convert_rmt_segmentor
+
+    return convert_rmt_segmentor(state_dict)
+
+
 # The family modules import mmseg's models, so each is imported when it is asked for.
 FAMILIES: dict[str, Callable[[StateDict, bool], StateDict]] = {
     "eanet": _eanet,
@@ -57,6 +63,7 @@ FAMILIES: dict[str, Callable[[StateDict, bool], StateDict]] = {
     "eamlp": _eamlp,
     "deepvit": _deepvit,
     "rmt": _rmt,
+    "rmt_segmentor": _rmt_segmentor,
     "lambda_resnet": _lambda_resnet,
     "timm_lambda_resnet": _timm_lambda_resnet,
 }
@@ -65,10 +72,11 @@ FAMILIES: dict[str, Callable[[StateDict, bool], StateDict]] = {
 def convert_official(family: str, state_dict: StateDict, classifier: bool = False) -> StateDict:
     """A published state dict in our names; it loads with `strict=True`.
 
-    `eanet` fills the whole segmentor of `configs/ea_r101_voc_45k.py`; every other family fills a
-    backbone. With `classifier=True` the classifier's keys are kept, for a backbone that was built
-    with `num_classes`; with False they are dropped by name. Entries that a formula gives may be
-    present or absent; where present they are compared with the formula and dropped.
+    `eanet` fills the whole segmentor of `configs/ea_r101_voc_45k.py`, `rmt_segmentor` that of
+    RMT's configs; every other family fills a backbone. With `classifier=True` the classifier's keys
+    are kept, for a backbone that was built with `num_classes`; with False they are dropped by name.
+    Entries that a formula gives may be present or absent; where present they are compared with the
+    formula and dropped.
 
     Raises:
         ValueError: for an unknown family, and listing any unmapped or missing key.

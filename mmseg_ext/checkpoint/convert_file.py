@@ -79,10 +79,16 @@ def convert_file(
     return converted
 
 
-def main(family: str, argv: Sequence[str] | None = None, classifier: bool = False) -> int:
+def main(
+    family: str,
+    argv: Sequence[str] | None = None,
+    classifier: bool = False,
+    segmentor_family: str | None = None,
+) -> int:
     """The command line of a model converter; the exit status.
 
-    `classifier` offers `--classifier`, for families whose files hold one.
+    `classifier` offers `--classifier`, for families whose files hold one; `segmentor_family` is the
+    family of `--segmentor`, where files of whole segmentors are published too.
     """
     parser = argparse.ArgumentParser(
         description=f"Convert published weights of the family {family!r} to mmsegmentation's names."
@@ -96,10 +102,19 @@ def main(family: str, argv: Sequence[str] | None = None, classifier: bool = Fals
             action="store_true",
             help="keep the classifier, for a backbone built with num_classes",
         )
+    if segmentor_family is not None:
+        parser.add_argument(
+            "--segmentor",
+            action="store_const",
+            dest="family",
+            const=segmentor_family,
+            help="keep neck and heads, for the whole segmentor",
+        )
+    parser.set_defaults(family=family)
     args = parser.parse_args(argv)
     try:
         converted = convert_file(
-            family, args.src, args.dst, classifier and args.classifier, args.overwrite
+            args.family, args.src, args.dst, classifier and args.classifier, args.overwrite
         )
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,0 +1,19 @@
+# RMT-small with Semantic FPN on ADE20K, as published.
+_base_ = [
+    "./_base_/models/fpn_rmt.py",
+    "./_base_/datasets/ade20k.py",
+    "./_base_/schedules/rmt_fpn_80k.py",
+    "./_base_/default_runtime.py",
+]
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    backbone=dict(
+        arch="small",
+        init_cfg=dict(checkpoint="pretrained/rmt_small.pth"),
+    ),
+    neck=dict(in_channels=[64, 128, 256, 512]),
+    decode_head=dict(num_classes=150),
+)
+train_dataloader = dict(batch_size=2)  # per GPU, on 8 GPUs
+default_hooks = dict(checkpoint=dict(interval=4000))
+auto_scale_lr = dict(enable=False, base_batch_size=16)

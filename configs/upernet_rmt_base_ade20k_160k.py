@@ -1,0 +1,19 @@
+# RMT-base with UPerNet on ADE20K, as published.
+_base_ = [
+    "./_base_/models/upernet_rmt.py",
+    "./_base_/datasets/ade20k.py",
+    "./_base_/schedules/rmt_upernet_160k.py",
+    "./_base_/default_runtime.py",
+]
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    backbone=dict(
+        arch="base",
+        init_cfg=dict(checkpoint="pretrained/rmt_base.pth"),
+    ),
+    decode_head=dict(in_channels=[80, 160, 320, 512], num_classes=150),
+    auxiliary_head=dict(in_channels=320, num_classes=150),
+)
+train_dataloader = dict(batch_size=2)  # per GPU, on 8 GPUs
+default_hooks = dict(checkpoint=dict(interval=8000))
+auto_scale_lr = dict(enable=False, base_batch_size=16)
