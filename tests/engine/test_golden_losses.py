@@ -10,9 +10,10 @@ from tests.configs import CONFIGS
 from tests.engine.runs import recorded
 
 GOLDEN = Path(__file__).parents[1] / "data/golden/ea_r18_shapes.txt"
-# Rounding differs between machines and grows with the iterations: with two threads for one it was
-# 9e-5 at iteration 20. Another seed moves every loss by 2 per cent or more.
-TOLERANCE = 1e-3
+# Relative, per loss. Rounding differs between machines and grows with the iterations: two threads
+# instead of one moved the losses by 1e-7 at first and by up to 9e-4 later. Five times that is
+# allowed; another seed moves every loss by 0.8 to 14 per cent.
+TOLERANCE = 5e-3
 
 
 def demo_losses(folder: Path, *options: str) -> np.ndarray:
