@@ -318,6 +318,7 @@ def test_test_and_tta(trained, tmp_path):
             *drawn,
             "--cfg-options",
             "default_hooks.visualization.interval=1",
+            "visualizer.name=shown",  # visualizers are one per name and process
         ]
     )
     (metrics,) = (json.loads(p.read_text()) for p in (tmp_path / "plain").glob("2*/2*.json"))
