@@ -24,21 +24,26 @@ from mmseg_ext.layers.precision import autocast_disabled, full_precision
 _CHUNK_BYTES = 1_500_000
 
 
-def apply_lambdas(queries: Tensor, lambdas: Tensor, start: Tensor | None = None) -> Tensor:
-    """y_n = lambda_n^T q_n for each head, with the lambdas shared by all heads (multi-query).
+def apply_shared_lambda(queries: Tensor, lambdas: Tensor) -> Tensor:
+    """y_n = lambda^T q_n: one lambda (B, k, v) for all positions and heads.
 
-    `queries` is (B, h, k, H, W); `lambdas` is (B, k, v) for one lambda at all positions or
-    (B, k, v, H, W) for one at each. Returns (B, h, v, H, W), added to `start` where given.
+    `queries` is (B, h, k, H, W). Returns (B, h, v, H, W).
     """
-    if lambdas.dim() == 3:
-        shared = lambdas.transpose(1, 2).unsqueeze(1)  # (B, 1, v, k)
-        y = (shared @ queries.flatten(3)).unflatten(3, queries.shape[3:])  # (B, h, v, H, W)
-        return y if start is None else start + y
-    y = start
+    transposed = lambdas.transpose(1, 2).unsqueeze(1)  # (B, 1, v, k)
+    y = transposed @ queries.flatten(3)  # (B, h, v, N)
+    return y.unflatten(3, queries.shape[3:])  # (B, h, v, H, W)
+
+
+def apply_lambdas(queries: Tensor, lambdas: Tensor, y: Tensor | None = None) -> Tensor:
+    """y_n = lambda_n^T q_n: a lambda for each position, (B, k, v, H, W), shared by all heads.
+
+    `queries` is (B, h, k, H, W). Returns (B, h, v, H, W), added in place to `y` where given.
+    """
     # One pass per key channel: k is small, and the products never exist as a (B, h, k, v, H, W).
+    # In place, because sixteen new maps per layer would break up the allocator's memory.
     for i in range(lambdas.shape[1]):
         q, lam = queries[:, :, i, None], lambdas[:, None, i]  # (B, h, 1, H, W), (B, 1, v, H, W)
-        y = q * lam if y is None else torch.addcmul(y, q, lam)
+        y = q * lam if y is None else y.addcmul_(q, lam)
     return y
 
 
@@ -343,16 +348,19 @@ class LambdaLayer(nn.Module):
             values = values * mask[:, None, None]
         # Under autocast only the convolutions run in half precision.
         exact = full_precision(values.dtype)
-        with autocast_disabled(x):
-            shared = self._shared_lambda(keys, values.to(exact), mask)
-            exact_queries = queries.to(exact)
-            y = None if shared is None else apply_lambdas(exact_queries, shared)
+        exact_queries = queries.to(exact)
+        y = None
         if self.embeddings is not None:
             first = 0
             for lambdas in position_lambdas(values, self.embeddings.weight, self.dilation):
                 last = first + lambdas.shape[1]
                 y = apply_lambdas(exact_queries[:, :, first:last], lambdas.to(exact), y)
                 first = last
+        with autocast_disabled(x):
+            shared = self._shared_lambda(keys, values.to(exact), mask)
+            if shared is not None:
+                content = apply_shared_lambda(exact_queries, shared)
+                y = content if y is None else y + content
         return self.pool(y.flatten(1, 2).to(queries.dtype))  # (B, h v, H', W')
 
     def fuse(self) -> "LambdaLayer":
