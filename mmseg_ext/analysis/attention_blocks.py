@@ -130,7 +130,8 @@ class ExpectationMaximization(nn.Module):
 
     def __init__(self, channels: int):
         super().__init__()
-        self.conv_in = nn.Conv2d(channels, channels, 1)
+        # No gradient reaches it through the iterations: mmseg freezes it too.
+        self.conv_in = nn.Conv2d(channels, channels, 1).requires_grad_(False)
         self.attention = EMAModule(channels, num_bases=64, num_stages=3, momentum=0.1)
         self.conv_out = ConvModule(channels, channels, 1, norm_cfg=_BN, act_cfg=None)
 
