@@ -1,0 +1,124 @@
+"""Plain ways to compute position lambdas, to measure against and to check against.
+
+Every way takes values (B, u, v, H, W) and embeddings (k, u, R, S), indexed by offset (context minus
+query), and returns the position lambdas (B, k, v, H, W) of arXiv 2102.08602.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmseg_ext.layers.lambda_layer import LambdaLayer, apply_lambdas
+
+Way = Callable[[Tensor, Tensor], Tensor]
+
+
+def conv3d(values: Tensor, weight: Tensor) -> Tensor:
+    """The public implementations' way: a 3-D convolution of kernel 1 x R x S over (v, H, W)."""
+    padding = (0, weight.shape[2] // 2, weight.shape[3] // 2)
+    return F.conv3d(values, weight.unsqueeze(2), padding=padding)
+
+
+def folded_conv2d(values: Tensor, weight: Tensor) -> Tensor:
+    """A 2-D convolution with v in the batch."""
+    batch, _, depth, height, width = values.shape
+    padding = (weight.shape[2] // 2, weight.shape[3] // 2)
+    lambdas = F.conv2d(values.transpose(1, 2).flatten(0, 1), weight, padding=padding)
+    return lambdas.view(batch, depth, -1, height, width).transpose(1, 2)  # (B, k, v, H, W)
+
+
+def depthwise(values: Tensor, weight: Tensor) -> Tensor:
+    """A grouped 2-D convolution, v groups with the same kernels."""
+    batch, _, depth, height, width = values.shape
+    padding = (weight.shape[2] // 2, weight.shape[3] // 2)
+    lambdas = F.conv2d(
+        values.transpose(1, 2).flatten(1, 2),  # (B, v u, H, W)
+        weight.repeat(depth, 1, 1, 1),
+        padding=padding,
+        groups=depth,
+    )
+    return lambdas.view(batch, depth, -1, height, width).transpose(1, 2)  # (B, k, v, H, W)
+
+
+def fft(values: Tensor, weight: Tensor) -> Tensor:
+    """All maps at once in the frequency domain, padded to whole linear correlations."""
+    height, width = values.shape[3:]
+    reach = (weight.shape[2] // 2, weight.shape[3] // 2)
+    size = (height + 2 * reach[0], width + 2 * reach[1])
+    spectrum = torch.fft.rfft2(F.pad(values, (reach[1], reach[1], reach[0], reach[0])))
+    kernel = torch.fft.rfft2(weight, s=size).conj()
+    product = (kernel[None, :, :, None] * spectrum[:, None]).sum(2)  # (B, k, v, S0, S1 // 2 + 1)
+    return torch.fft.irfft2(product, s=size)[..., :height, :width]
+
+
+def row_products(values: Tensor, weight: Tensor, tile: int = 8) -> Tensor:
+    """Matrix products: strips of `tile` positions of a row with a banded matrix of embeddings."""
+    batch, intra, depth, height, width = values.shape
+    keys, _, rows, columns = weight.shape
+    reach = (rows // 2, columns // 2)
+    tiles = -(-width // tile)
+    span = tile + 2 * reach[1]
+    padded = F.pad(values, (reach[1], reach[1] + tiles * tile - width, reach[0], reach[0]))
+    strips = padded.unfold(3, rows, 1).unfold(4, span, tile)  # (B, u, v, H, tiles, R, span)
+    strips = strips.permute(0, 2, 3, 4, 1, 5, 6).flatten(4).flatten(0, 3)  # (B v H tiles, u R span)
+    # Row x of the band is the kernel's row shifted by x: repeat rows one element longer and re-cut.
+    band = F.pad(weight, (0, tile)).repeat(1, 1, 1, tile)[..., : tile * span]
+    band = band.view(keys, intra, rows, tile, span).permute(1, 2, 4, 3, 0)  # (u, R, span, tile, k)
+    lambdas = strips @ band.flatten(3).flatten(0, 2)  # (B v H tiles, tile k)
+    lambdas = lambdas.view(batch, depth, height, tiles * tile, keys)[:, :, :, :width]
+    return lambdas.permute(0, 4, 1, 2, 3)  # (B, k, v, H, W)
+
+
+def table(values: Tensor, weight: Tensor) -> Tensor:
+    """The public global form: embeddings gathered to N x N x k x u, then one product."""
+    height, width = values.shape[3:]
+    middle = (weight.shape[2] // 2, weight.shape[3] // 2)
+    y = torch.arange(height, device=values.device).repeat_interleave(width)  # (N,)
+    x = torch.arange(width, device=values.device).repeat(height)  # (N,)
+    pairs = weight.permute(2, 3, 0, 1)[
+        y[None] - y[:, None] + middle[0], x[None] - x[:, None] + middle[1]
+    ]  # (N, N, k, u)
+    lambdas = torch.einsum("nmku,buvm->bkvn", pairs, values.flatten(3))
+    return lambdas.unflatten(3, (height, width))  # (B, k, v, H, W)
+
+
+LOCAL_WAYS: dict[str, Way] = {
+    "3-D convolution": conv3d,
+    "2-D convolution, values folded": folded_conv2d,
+    "depthwise convolution": depthwise,
+    "FFT": fft,
+    "row products": row_products,
+}
+
+
+class PlainLambdaLayer(nn.Module):
+    """What `layer(x)` computes, by the equations, with `way` for the position lambdas.
+
+    It shares the layer's parameters. With `einsum`, lambdas are applied as the public
+    implementations do it; without, as our layer does, so that only `way` differs.
+    """
+
+    def __init__(self, layer: LambdaLayer, way: Way, einsum: bool = True):
+        super().__init__()
+        self.layer = layer
+        self.way = way
+        self.einsum = einsum
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer = self.layer
+        q, k, v = layer.qkv(x).split(layer.channels, dim=1)
+        q = layer.norm_q(q).unflatten(1, (layer.num_heads, -1))  # (B, h, k, H, W)
+        v = layer.norm_v(v).unflatten(1, (layer.intra_depth, -1))  # (B, u, v, H, W)
+        k = k.unflatten(1, (layer.intra_depth, -1)).flatten(3).softmax(dim=3)  # (B, u, k, M)
+        content = torch.einsum("bukm,buvm->bkv", k, v.flatten(3))
+        y = torch.einsum("bhkyx,bkv->bhvyx", q, content)
+        lambdas = self.way(v, layer.embeddings.weight)  # (B, k, v, H, W)
+        if layer.embeddings.bias is not None:
+            lambdas = lambdas + layer.embeddings.bias[:, None, None, None]
+        if self.einsum:
+            y = y + torch.einsum("bhkyx,bkvyx->bhvyx", q, lambdas)
+        else:
+            y = y + apply_lambdas(q, lambdas)
+        return layer.pool(y.flatten(1, 2))

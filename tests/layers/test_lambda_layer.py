@@ -1,0 +1,303 @@
+"""The lambda layer against published implementations, its equations and the paper's identities."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from mmseg_ext.analysis import plain_lambda
+from mmseg_ext.backbones.lambda_resnet import SqueezeExcitation
+from mmseg_ext.layers import LambdaLayer
+from mmseg_ext.layers import lambda_layer as module
+from mmseg_ext.layers.lambda_layer import (
+    apply_lambdas,
+    apply_shared_lambda,
+    direct_lambdas,
+    fourier_lambdas,
+    position_lambdas,
+)
+from tests.models import (
+    assert_autocast_close,
+    assert_every_parameter_gets_gradient,
+    assert_exports_and_compiles,
+    assert_round_trips,
+    randomise,
+    weighted_sum,
+)
+from tests.parity import Fixture, assert_parity
+
+
+def small(**changes) -> LambdaLayer:
+    arguments = {"in_channels": 12, "key_depth": 4, "num_heads": 2, "receptive_field": 5}
+    return LambdaLayer(**{**arguments, **changes})
+
+
+def published_layer(name: str) -> tuple[LambdaLayer, Fixture]:
+    fixture = Fixture(name)
+    meta, theirs = fixture.meta, fixture.state_dict
+    ours = {
+        "qkv.weight": torch.cat([theirs[f"to_{part}.weight"] for part in "qkv"]),
+        **{key: value for key, value in theirs.items() if key.startswith("norm_")},
+    }
+    if "pos_conv.weight" in theirs:
+        ours["position.weight"] = theirs["pos_conv.weight"].squeeze(2)
+        ours["position.bias"] = theirs["pos_conv.bias"]
+    else:
+        ours["position.weight"] = theirs["rel_pos_emb"].permute(2, 3, 0, 1)
+    layer = LambdaLayer(
+        meta["dim"],
+        meta["dim_out"],
+        meta["dim_k"],
+        meta["heads"],
+        meta["dim_u"],
+        receptive_field=meta.get("r"),
+        resolution=(meta["n"], meta["n"]) if "n" in meta else None,
+        position_bias="pos_conv.bias" in theirs,
+    )
+    layer.load_state_dict(ours)
+    return layer.eval(), fixture
+
+
+@pytest.mark.parametrize("name", ["lambda_local_u1", "lambda_local_u4", "lambda_global"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("fourier", [False, True])
+def test_published_output(name, dtype, fourier, monkeypatch):
+    monkeypatch.setattr(module, "_fourier_is_faster", lambda *args: fourier)
+    layer, fixture = published_layer(name)
+    x = fixture.inputs["x"].to(dtype)
+    assert_parity(layer.to(dtype)(x), fixture.outputs["y"])
+    assert_parity(layer.fuse()(x), fixture.outputs["y"])
+
+
+def equations(layer: LambdaLayer, x, context, mask, offset_limit):
+    """y_n summed over context positions one by one, in float64, norms as in eval."""
+    heads, keys, intra = layer.num_heads, layer.key_depth, layer.intra_depth
+    q, k, v = layer._project(x, context)
+    q = layer.norm_q(q).unflatten(1, (heads, keys))
+    v = layer.norm_v(v).unflatten(1, (intra, -1))
+    used = torch.ones(x.shape[0], *v.shape[3:], dtype=torch.bool) if mask is None else mask
+    k = k.unflatten(1, (intra, keys)).exp() * used[:, None, None]
+    k = k / k.sum(dim=(3, 4), keepdim=True)
+    weight = layer.position.weight
+    middle = (weight.shape[2] // 2, weight.shape[3] // 2)
+    y = torch.zeros(x.shape[0], heads, v.shape[2], *x.shape[2:], dtype=x.dtype)
+    for b in range(x.shape[0]):
+        for i in range(x.shape[2]):
+            for j in range(x.shape[3]):
+                lam = torch.einsum("ukyx,uvyx->kv", k[b], v[b])
+                for m, n in used[b].nonzero().tolist():
+                    dy, dx = m - i, n - j
+                    if abs(dy) <= offset_limit and abs(dx) <= offset_limit:
+                        e = weight[:, :, middle[0] + dy, middle[1] + dx]  # (k, u)
+                        lam = lam + e @ v[b, :, :, m, n]
+                y[b, :, :, i, j] = q[b, :, :, i, j] @ lam
+    return y.flatten(1, 2)
+
+
+@pytest.mark.parametrize("separate", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("scope", ["local", "global"])
+@torch.no_grad()
+def test_equations_with_context_and_mask(separate, masked, scope):
+    arguments = {"intra_depth": 2}
+    if scope == "global":
+        arguments |= {"receptive_field": None, "resolution": (6, 5)}
+    layer = randomise(small(**arguments)).double().eval()
+    x = torch.randn(2, 12, 4, 5).double()
+    context = torch.randn(2, 12, 4, 5).double() if separate else None
+    mask = torch.rand(2, 4, 5) > 0.4 if masked else None
+    expected = equations(layer, x, context, mask, offset_limit=2 if scope == "local" else 9)
+    assert torch.allclose(layer(x, context, mask), expected, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_mask_that_hides_everything_leaves_nothing():
+    layer = small().eval()
+    y = layer(torch.randn(1, 12, 4, 5), mask=torch.zeros(1, 4, 5, dtype=torch.bool))
+    assert not y.any()
+
+
+@torch.no_grad()
+def test_window_that_covers_the_map_is_global_context():
+    wide = randomise(small(receptive_field=23)).double().eval()
+    whole = small(receptive_field=None, resolution=(12, 12)).double().eval()
+    whole.load_state_dict(wide.state_dict())
+    x = torch.randn(2, 12, 12, 9).double()
+    assert torch.allclose(whole(x), wide(x), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [(7, 9), (3, 12), (1, 1)])
+@torch.no_grad()
+def test_global_form_equals_the_table_up_to_its_resolution(size):
+    layer = small(receptive_field=None, resolution=(7, 12), intra_depth=2).double().eval()
+    x = torch.randn(2, 12, *size).double()
+    plain = plain_lambda.PlainLambdaLayer(layer, plain_lambda.table)
+    assert torch.allclose(layer(x), plain(x), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("way", plain_lambda.LOCAL_WAYS.values())
+@pytest.mark.parametrize("ours", ["direct", "fourier"])
+def test_every_way_gives_the_same_lambdas_and_gradients(way, ours):
+    values = torch.randn(2, 2, 3, 9, 11, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(4, 2, 7, 7, dtype=torch.float64, requires_grad=True)
+    theirs = way(values, weight)
+    if ours == "direct":
+        lambdas = direct_lambdas(values, weight)
+    else:
+        lambdas = torch.cat(list(fourier_lambdas(values, weight)), dim=1)
+    assert torch.allclose(lambdas, theirs, rtol=0, atol=1e-12)
+    gradients = [
+        torch.autograd.grad(weighted_sum(t.double()), (values, weight)) for t in (lambdas, theirs)
+    ]
+    for a, b in zip(*gradients, strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-5)  # weighted_sum is taken in float32
+
+
+@pytest.mark.parametrize("dilation", [1, 2, 3])
+@pytest.mark.parametrize("fourier", [False, True])
+@torch.no_grad()
+def test_dilation_is_a_kernel_with_zeros_between(dilation, fourier, monkeypatch):
+    monkeypatch.setattr(module, "_fourier_is_faster", lambda *args: fourier)
+    monkeypatch.setattr(module, "_CHUNK_BYTES", 5_000)  # several chunks
+    values = torch.randn(1, 1, 3, 13, 16).double()
+    weight = torch.randn(5, 1, 7, 7).double()
+    spread = torch.zeros(5, 1, 6 * dilation + 1, 6 * dilation + 1).double()
+    spread[:, :, ::dilation, ::dilation] = weight
+    ours = torch.cat(list(position_lambdas(values, weight, dilation)), dim=1)
+    assert torch.allclose(ours, plain_lambda.conv3d(values, spread), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("taps,positions,training", [(529, 3136, False), (529, 4096, True)])
+def test_large_windows_on_large_maps_are_transformed(taps, positions, training):
+    assert module._fourier_is_faster(positions, taps, training)
+    assert not module._fourier_is_faster(49, taps, training)
+    assert not module._fourier_is_faster(positions, 9, training)
+
+
+def test_squeeze_excitation_is_a_diagonal_lambda_shared_by_all_positions():
+    attention = SqueezeExcitation(8, 3)
+    x = torch.randn(2, 8, 5, 6)
+    lambdas = torch.diag_embed(attention.gates(x).flatten(1))  # (B, k, v), k = v = C, one head
+    ours = apply_shared_lambda(x.unsqueeze(1), lambdas).squeeze(1)
+    assert torch.allclose(ours, attention(x), atol=1e-6)
+
+
+def test_spatial_attention_is_a_scalar_lambda_at_each_position():
+    x = torch.randn(2, 8, 5, 6)
+    attention = nn.Conv2d(8, 1, 7, padding=3)(x).sigmoid()  # (B, 1, H, W)
+    lambdas = torch.eye(8)[None, :, :, None, None] * attention[:, :, None]  # (B, C, C, H, W)
+    ours = apply_lambdas(x.unsqueeze(1), lambdas).squeeze(1)
+    assert torch.allclose(ours, attention * x, atol=1e-6)
+
+
+@torch.no_grad()
+def test_content_and_position_add_up():
+    both = randomise(small()).eval()
+    content, position = small(position=False).eval(), small(content=False).eval()
+    weights = both.state_dict()
+    content.load_state_dict({k: v for k, v in weights.items() if not k.startswith("position")})
+    q, k, v = weights["qkv.weight"].split(both.channels)
+    assert len(k) == 4 and position.channels[1] == 0
+    position.load_state_dict({**weights, "qkv.weight": torch.cat([q, v])})
+    x = torch.randn(2, 12, 6, 7)
+    assert torch.allclose(content(x) + position(x), both(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("pool,window", [("avg3", 3), ("avg2", 2)])
+@pytest.mark.parametrize("size", [(6, 8), (7, 9)])
+@torch.no_grad()
+def test_stride_averages_and_rounds_up(pool, window, size):
+    strided = randomise(small(stride=2, pool=pool)).eval()
+    plain = small().eval()
+    plain.load_state_dict(strided.state_dict())
+    x = torch.randn(1, 12, *size)
+    full, y = plain(x), strided(x)
+    assert y.shape[2:] == (-(-size[0] // 2), -(-size[1] // 2))
+    first = 1 if pool == "avg3" else 0  # the window of output (1, 1) starts at input 2 - padding
+    expected = full[:, :, 2 - first : 2 - first + window, 2 - first : 2 - first + window]
+    assert torch.allclose(y[:, :, 1, 1], expected.mean(dim=(2, 3)), atol=1e-6)
+
+
+def test_shared_embeddings_belong_to_one_layer():
+    owner = small()
+    borrower = small(embeddings=owner.position)
+    both = nn.ModuleList([owner, borrower])
+    assert [k for k in both.state_dict() if "position" in k] == ["0.position.weight"]
+    twins = copy.deepcopy(both)
+    assert twins[1].embeddings is twins[0].position is not owner.position
+    with pytest.raises(ValueError, match=r"embeddings must be \(4, 1, 7, 7\).*not \(4, 1, 5, 5\)"):
+        small(receptive_field=7, embeddings=owner.position)
+
+
+def test_initialisation_of_the_paper():
+    layer = LambdaLayer(400, key_depth=16, num_heads=8, position_bias=True)
+    queries, rest = layer.qkv.weight.split([128, layer.qkv.out_channels - 128])
+    assert queries.std().item() == pytest.approx((400 * 16) ** -0.5, rel=0.03)
+    assert rest.std().item() == pytest.approx(400**-0.5, rel=0.03)
+    assert layer.position.weight.std().item() == pytest.approx(16**-0.5, rel=0.03)
+    assert not layer.position.bias.any()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"position_bias": True},
+        {"receptive_field": None, "resolution": (9, 9), "intra_depth": 2},
+        {"position": False},
+        {"content": False, "dilation": 2, "stride": 2},
+    ],
+)
+def test_every_parameter_gets_gradient(changes):
+    layer = randomise(small(**changes)).train()
+    weighted_sum(layer(torch.randn(2, 12, 8, 9))).backward()
+    assert_every_parameter_gets_gradient(layer, zero_by_theory=())
+
+
+@pytest.mark.parametrize("fourier", [False, True])
+def test_autocast_export_and_round_trip(fourier, monkeypatch):
+    monkeypatch.setattr(module, "_fourier_is_faster", lambda *args: fourier)
+    layer = randomise(small(position_bias=True))
+    x = torch.randn(2, 12, 8, 9)
+    assert_autocast_close(layer, lambda m: m(x), tolerance=0.02)
+    assert_round_trips(layer, lambda m: m(x))
+    assert_exports_and_compiles(layer, (x,))
+
+
+def test_multiply_adds_of_one_layer():
+    """k v (u r^2 + h) per position for position lambdas, k v (u + h) for content, plus q, k, v."""
+    layer = LambdaLayer(64)
+    assert layer.multiply_adds(56, 56) == 3136 * (64 * 96 + 256 * (1 + 4) + 256 * (529 + 4))
+
+
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        ({"in_channels": 10, "num_heads": 4}, "out_channels .* not 10 by 4"),
+        ({"out_channels": 7}, "out_channels .* not 7 by 2"),
+        ({"receptive_field": 8}, "receptive_field must be odd and positive, not 8"),
+        ({"receptive_field": None}, "receptive_field=None and resolution=None"),
+        ({"resolution": (4, 4)}, r"receptive_field=5 and resolution=\(4, 4\)"),
+        ({"receptive_field": None, "resolution": (0, 4)}, r"resolution .* not \(0, 4\)"),
+        ({"stride": 3}, "stride must be 1 or 2, not 3"),
+        ({"dilation": 0}, "dilation must be at least 1, not 0"),
+        ({"pool": "max"}, "pool .* not 'max'"),
+        ({"content": False, "position": False}, "content and position"),
+    ],
+)
+def test_bad_arguments(changes, message):
+    with pytest.raises(ValueError, match=message):
+        small(**changes)
+
+
+def test_bad_inputs():
+    layer = small(receptive_field=None, resolution=(6, 6))
+    x = torch.randn(1, 12, 6, 6)
+    with pytest.raises(ValueError, match=r"size \(7, 6\) is larger than resolution \(6, 6\)"):
+        layer(torch.randn(1, 12, 7, 6))
+    with pytest.raises(ValueError, match=r"context must be of x's size \(6, 6\), not \(3, 6\)"):
+        layer(x, torch.randn(1, 12, 3, 6))
+    with pytest.raises(ValueError, match=r"mask must be .*\(1, 6, 6\), not \(1, 6, 5\)"):
+        layer(x, mask=torch.ones(1, 6, 5))
+    content = small(position=False)
+    assert content(x, torch.randn(1, 12, 3, 8)).shape == x.shape

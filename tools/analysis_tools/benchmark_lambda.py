@@ -1,0 +1,109 @@
+"""Time, memory, parameters and multiply-adds of the lambda layer and of LambdaResNet."""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from mmseg.registry import MODELS
+
+from mmseg_ext import register_all_modules
+from mmseg_ext.analysis import lambda_cost
+from mmseg_ext.analysis.cost_table import machine, markdown
+from mmseg_ext.layers import LambdaLayer
+
+LOCAL_CASES = ((64, 56), (128, 64))  # channels, side
+GLOBAL_CASE = (64, 64)
+RESNET_D8 = {
+    "type": "ResNet",
+    "depth": 50,
+    "strides": (1, 2, 1, 1),
+    "dilations": (1, 1, 2, 4),
+    "norm_cfg": {"type": "BN"},
+}
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "parts",
+        nargs="*",
+        help="of: counts local global memory throughput; all but throughput where none is named",
+    )
+    parser.add_argument("--rounds", type=int, default=9, help="rounds in turns; medians are shown")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--json", type=Path, help="write the measured rows to this file")
+    args = parser.parse_args()
+    known = ("counts", "local", "global", "memory", "throughput")
+    for part in args.parts:
+        if part not in known:
+            parser.error(f"unknown part {part!r}: choose from {', '.join(known)}")
+    args.parts = args.parts or list(known[:-1])
+    return args
+
+
+def measure_layers(args: argparse.Namespace) -> list[lambda_cost.LayerTiming]:
+    options = {"device": args.device, "dtype": getattr(torch, args.dtype)}
+    cases = []
+    if "local" in args.parts:
+        for channels, side in LOCAL_CASES:
+            contenders = lambda_cost.local_contenders(LambdaLayer(channels))
+            cases.append((f"local, {channels} x {side} x {side}", contenders, channels, side))
+    if "global" in args.parts:
+        channels, side = GLOBAL_CASE
+        layer = LambdaLayer(channels, receptive_field=None, resolution=(side, side))
+        contenders = lambda_cost.global_contenders(layer)
+        cases.append((f"global, {channels} x {side} x {side}", contenders, channels, side))
+    timings = []
+    for case, contenders, channels, side in cases:
+        for training in (False, True):
+            shape = (args.batch, channels, side, side)
+            timings += lambda_cost.measure_layer(
+                case, contenders, shape, training, args.rounds, **options
+            )
+    return timings
+
+
+def main() -> None:
+    args = parse_args()
+    register_all_modules()
+    results: dict[str, object] = {"machine": machine(args.device), "dtype": args.dtype}
+    print(results["machine"])
+    if "counts" in args.parts:
+        results["counts"] = lambda_cost.count_rows()
+        print(markdown(lambda_cost.COUNT_HEADINGS, results["counts"]))
+    timings = measure_layers(args)
+    if timings:
+        results["layers"] = [timing._asdict() for timing in timings]
+        print(markdown(lambda_cost.TIMING_HEADINGS, lambda_cost.timing_rows(timings)))
+    if "memory" in args.parts:
+        results["training_mib"] = lambda_cost.training_memory(512, 2, args.device, with_cp=True)
+        print(
+            "LambdaResNet-50, 2 x 3 x 512 x 512, training with with_cp: "
+            f"{results['training_mib']:.0f} MiB"
+        )
+    if "throughput" in args.parts:
+        models = {
+            "LambdaResNet-50": MODELS.build({"type": "LambdaResNet"}),
+            "LambdaResNet-50, output stride 8": MODELS.build(
+                {"type": "LambdaResNet", "output_stride": 8}
+            ),
+            "ResNet-50-d8": MODELS.build(RESNET_D8),
+        }
+        shape = (args.batch, 3, 512, 512)
+        for training in (False, True):
+            rates = lambda_cost.images_per_second(
+                models, shape, training, args.rounds, args.device, getattr(torch, args.dtype)
+            )
+            mode = "training" if training else "inference"
+            results[f"images_per_second_{mode}"] = rates
+            rows = [[name, f"{rate:.2f}"] for name, rate in rates.items()]
+            print(markdown([f"{mode}, 512 x 512", "images per second"], rows))
+    if args.json is not None:
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

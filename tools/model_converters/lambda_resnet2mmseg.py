@@ -1,0 +1,8 @@
+"""Lambda-ResNet of d-li14/lambda.pytorch to LambdaResNet, or with --classifier to the whole net."""
+
+import sys
+
+from mmseg_ext.checkpoint.convert_file import main
+
+if __name__ == "__main__":
+    sys.exit(main("lambda_resnet", classifier=True))

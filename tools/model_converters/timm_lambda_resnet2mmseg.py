@@ -1,0 +1,8 @@
+"""timm's lambda_resnet26t or lambda_resnet50ts to LambdaResNet, or with --classifier all of it."""
+
+import sys
+
+from mmseg_ext.checkpoint.convert_file import main
+
+if __name__ == "__main__":
+    sys.exit(main("timm_lambda_resnet", classifier=True))
