@@ -1,4 +1,4 @@
-"""Evaluation of re-attention in blocks of queries against the plain order of operations.
+"""Re-attention in blocks of queries against the plain order of operations.
 
 The plain layer is written from equation 3 of the paper: softmax, 1x1 convolution over the heads,
 batch norm and weighted sum, each on the maps of all heads at once. Both hold the same weights, run
@@ -53,7 +53,6 @@ def plain_twin(model: nn.Module) -> nn.Module:
 
 def inference_row(name: str, model: nn.Module, x: Tensor, rounds: int) -> dict:
     """Times and peak memory of one evaluation, plain and in blocks of queries."""
-    model.eval()
 
     def step(module: nn.Module) -> Callable[[], object]:
         def run() -> object:
@@ -62,7 +61,22 @@ def inference_row(name: str, model: nn.Module, x: Tensor, rounds: int) -> dict:
 
         return run
 
-    steps = {"plain": step(plain_twin(model)), "blocks": step(model)}
+    model.eval()
+    return _row(name, {"plain": step(plain_twin(model)), "blocks": step(model)}, x, rounds)
+
+
+def training_row(name: str, layer: ReAttention, x: Tensor, rounds: int) -> dict:
+    """Times and peak memory of one forward and backward, plain and in blocks of queries."""
+    x = x.requires_grad_()
+
+    def step(module: nn.Module) -> Callable[[], object]:
+        return lambda: module(x).square().sum().backward()
+
+    layer.train()
+    return _row(name, {"plain": step(plain_twin(layer)), "blocks": step(layer)}, x, rounds)
+
+
+def _row(name: str, steps: dict[str, Callable[[], object]], x: Tensor, rounds: int) -> dict:
     times = paired_times(steps, rounds)
     memory = {key: peak_memory(run, x.device) / _MEBI for key, run in steps.items()}
     return {
@@ -88,6 +102,8 @@ def measure(rounds: int, device: str = "cpu") -> list[dict]:
         )
         for batch, tokens in _LAYER_SIZES
     ]
+    x = torch.randn(2, 1025, _WIDTH, device=device)
+    rows.append(training_row("layer, training, batch 2, 1025 tokens", layer, x, rounds))
     for arch, size in (("16b", 224), ("16b", 512), ("s", 512)):
         model = DeepViT(arch=arch, rescale_norm=False).to(device)
         images = torch.randn(1, 3, size, size, device=device)
@@ -98,7 +114,7 @@ def measure(rounds: int, device: str = "cpu") -> list[dict]:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of `tools/analysis_tools/benchmark_re_attention.py`; the exit status."""
     parser = argparse.ArgumentParser(
-        description="Re-attention in evaluation: all maps at once against blocks of queries."
+        description="Re-attention: all maps at once against blocks of queries."
     )
     parser.add_argument("--rounds", type=int, default=9, help="paired repetitions (9)")
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")

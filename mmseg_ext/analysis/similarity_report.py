@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from mmcv.transforms import Compose
 from mmengine.config import Config, DictAction
 from mmengine.registry import init_default_scope
@@ -107,6 +108,7 @@ def _depth(entry: dict) -> range:
 def _style(axes, entry: dict, heading: str, label: str) -> None:
     axes.set_title(f"{entry['name']}: {heading}", fontsize=9)
     axes.set_xlabel("layer")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(label)
     axes.grid(alpha=0.25)
 
@@ -116,9 +118,10 @@ def _draw_neighbours(axes, entry: dict) -> None:
     if entry["between_layers"] is None or not entry["with_neighbours"]:
         _say(axes, "not comparable across layers" if "why_not" in entry else "a single layer")
         return
-    for k, values in entry["with_neighbours"].items():
+    curves = entry["with_neighbours"]
+    for k, values in curves.items():
         axes.plot(_depth(entry), values, marker="o", markersize=3, label=f"k = {k}")
-    axes.set_ylim(min(0.0, *entry["with_neighbours"]["1"]), 1.02)
+    axes.set_ylim(min(0.0, *(min(values) for values in curves.values())) - 0.02, 1.02)
     axes.legend(fontsize=7)
 
 
@@ -137,7 +140,7 @@ def _draw_heads(axes, entry: dict) -> None:
         _say(axes, "a single head")
         return
     axes.bar(_depth(entry), entry["within_layers"], color="#2a6f97")
-    axes.set_ylim(min(0.0, *entry["within_layers"]), 1.02)
+    axes.set_ylim(min(0.0, *entry["within_layers"]) - 0.02, 1.02)
 
 
 def _say(axes, text: str) -> None:
@@ -186,8 +189,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         model = MODELS.build(config.model).to(args.device)
         if args.checkpoint:
             _load_backbone(model, args.checkpoint)
-        else:
-            model.init_weights()
+        elif model.backbone.init_cfg:
+            model.backbone.init_weights()
         images = list(config_images(config, model.data_preprocessor, args.images, args.count))
         groups = attention_similarity(model, images, args.threshold)
     except (OSError, ValueError) as error:

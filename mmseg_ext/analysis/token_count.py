@@ -41,11 +41,9 @@ def scenes(count: int, factor: int, generator: torch.Generator) -> tuple[Tensor,
     return image, label.repeat_interleave(factor, 1).repeat_interleave(factor, 2)
 
 
-def _model(rescale_norm: bool) -> nn.Sequential:
-    backbone = DeepViT(
-        arch=_ARCH, img_size=CELLS * PATCH, out_indices=-1, rescale_norm=rescale_norm
-    )
-    return nn.Sequential(backbone, _Classify(_ARCH["embed_dims"]))
+def _model(arch: dict, **arguments) -> nn.Sequential:
+    backbone = DeepViT(arch=arch, img_size=CELLS * PATCH, out_indices=-1, **arguments)
+    return nn.Sequential(backbone, _Classify(backbone.embed_dims))
 
 
 class _Classify(nn.Conv2d):
@@ -58,11 +56,13 @@ class _Classify(nn.Conv2d):
         return super().forward(maps[0])
 
 
-def train(iterations: int, seed: int = 0) -> nn.Sequential:
-    """A model trained on 64x64 scenes."""
+def train(
+    iterations: int, seed: int = 0, arch: dict | None = None, re_attention: bool = True
+) -> nn.Sequential:
+    """A DeepViT and its classifier of patches, trained on 64x64 scenes."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    model = _model(rescale_norm=True).train()
+    model = _model(arch or _ARCH, re_attention=re_attention).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, iterations)
     for _ in range(iterations):
@@ -100,7 +100,7 @@ def compare(iterations: int, factors: Sequence[int] = (1, 2, 4)) -> list[dict]:
             "tokens": (CELLS * factor) ** 2 + 1,
             "rescaled": mean_iou(trained, factor),
         }
-        plain = _model(rescale_norm=False)
+        plain = _model(_ARCH, rescale_norm=False)
         plain.load_state_dict(trained.state_dict())
         row["as learned"] = mean_iou(plain.eval(), factor)
         generator = torch.Generator().manual_seed(20_000)

@@ -1,12 +1,14 @@
 """Re-attention against the published layer, its equations, and other numbers of tokens."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from mmseg_ext.layers import re_attention
 from mmseg_ext.layers.re_attention import ReAttention
-from tests.models import assert_same, randomise
+from tests.models import assert_same, randomise, weighted_sum
 from tests.parity import Fixture, assert_parity
 
 HEADS, WIDTH = 4, 24
@@ -71,21 +73,64 @@ def test_equations(norm, training, transform_scale):
         assert_same(module(x), expected, rtol=1e-12)
 
 
-def test_blocks_of_queries_change_nothing(monkeypatch):
-    module = layer().eval()
-    x = torch.randn(2, 11, WIDTH, dtype=torch.float64)
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+@pytest.mark.parametrize("rows", [1, 4, 11])
+def test_blocks_of_queries_change_nothing(norm, rows, monkeypatch):
+    """Results, gradients and running statistics, in training, and results in evaluation."""
+    monkeypatch.setitem(re_attention._BLOCK_BYTES, "cpu", rows * 2 * HEADS * 11 * 8)
+    monkeypatch.setattr(re_attention, "_RECOMPUTED_TOKENS", 11)
+    module = layer(norm=norm)
+    x = torch.randn(2, 11, WIDTH, dtype=torch.float64, requires_grad=True)
+    parameters = [x, *module.parameters()]
     expected = equations(module, x)
-    for rows in (1, 4, 11):
-        monkeypatch.setitem(re_attention._BLOCK_BYTES, "cpu", rows * 2 * HEADS * 11 * 8)
-        with torch.no_grad():
-            assert_same(module(x), expected, rtol=1e-12)
+    theirs = torch.autograd.grad(weighted_sum(expected), parameters, allow_unused=True)
+    y = module(x)
+    ours = torch.autograd.grad(weighted_sum(y), parameters)
+    assert_same(y, expected, rtol=1e-12)
+    largest = max(g.abs().max() for g in theirs if g is not None)
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a - b).abs().max() <= 1e-10 * largest
+    module.eval()
+    with torch.no_grad():
+        assert_same(module(x), equations(module, x), rtol=1e-12)
+
+
+@pytest.mark.parametrize("momentum", [0.3, None])
+def test_running_statistics_are_those_of_batch_norm(momentum, monkeypatch):
+    """The mean 1/N and the heads' covariance give what batch norm finds on the mixed maps."""
+    monkeypatch.setattr(re_attention, "_RECOMPUTED_TOKENS", 10)
+    module = layer(reference_tokens=5).train()
+    module.var_norm.momentum = momentum
+    norm = copy.deepcopy(module.var_norm)
+    for _ in range(2):
+        x = torch.randn(3, 10, WIDTH, dtype=torch.float64)
+        q, k, _ = module._heads(x)
+        norm(module.reatten_matrix((q @ k.mT).softmax(-1) * 2))
+        module(x)
+    for name, value in norm.state_dict().items():
+        torch.testing.assert_close(module.var_norm.state_dict()[name], value, rtol=1e-10, atol=0)
+
+
+def test_dropped_entries_are_dropped_before_the_mixing():
+    """With dropout the statistics are of the dropped maps, whose mean is not 1/N."""
+    module = layer(attn_drop=0.5).train()
+    x = torch.randn(2, 10, WIDTH, dtype=torch.float64)
+    torch.manual_seed(5)
+    y = module(x)
+    q, k, v = module._heads(x)
+    torch.manual_seed(5)
+    maps = nn.functional.dropout((q @ k.mT).softmax(-1), 0.5)
+    maps = module.var_norm(module.reatten_matrix(maps))
+    assert_same(y, module.proj((maps @ v).transpose(1, 2).flatten(2)), rtol=1e-12)
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer"])
-def test_evaluation_never_holds_the_maps_of_all_heads(norm, monkeypatch):
+@pytest.mark.parametrize("training", [False, True])
+def test_never_holds_the_maps_of_all_heads(norm, training, monkeypatch):
     tokens = 64
     monkeypatch.setitem(re_attention._BLOCK_BYTES, "cpu", 8 * HEADS * tokens * 4)
-    module = ReAttention(WIDTH, HEADS, norm=norm).eval()
+    monkeypatch.setattr(re_attention, "_RECOMPUTED_TOKENS", tokens)
+    module = ReAttention(WIDTH, HEADS, norm=norm).train(training)
     largest = 0
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
@@ -96,8 +141,10 @@ def test_evaluation_never_holds_the_maps_of_all_heads(norm, monkeypatch):
                 largest = max(largest, result.numel())
             return result
 
-    with torch.no_grad(), Watch():
-        module(torch.randn(1, tokens, WIDTH))
+    with torch.set_grad_enabled(training), Watch():
+        y = module(torch.randn(1, tokens, WIDTH))
+        if training:
+            y.sum().backward()
     assert largest == max(8 * HEADS * tokens, 3 * WIDTH * tokens)
 
 
