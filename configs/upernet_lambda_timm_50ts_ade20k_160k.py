@@ -1,0 +1,12 @@
+# UPerNet on timm's lambda_resnet50ts, started from its ImageNet weights. Fetch
+# https://github.com/rwightman/pytorch-image-models/releases/download/v0.1-attn-weights/
+# lambda_resnet50ts_a1h_256-b87370f7.pth and convert it:
+# python tools/model_converters/timm_lambda_resnet2mmseg.py lambda_resnet50ts_a1h_256-b87370f7.pth
+# pretrained/timm_lambda_resnet50ts.pth
+_base_ = "./upernet_lambda_r101_ade20k_160k.py"
+model = dict(
+    backbone=dict(
+        arch="timm_50ts",
+        init_cfg=dict(type="Pretrained", checkpoint="pretrained/timm_lambda_resnet50ts.pth"),
+    )
+)
