@@ -203,7 +203,7 @@ class Bottleneck(nn.Module):
         self.downsample = None
         if stride != 1 or in_channels != out_channels:
             pool = []
-            if avg_down and stride != 1:
+            if avg_down:  # at stride 1 too, where it does nothing: mmseg's names count it
                 pool = [nn.AvgPool2d(stride, stride, ceil_mode=True, count_include_pad=False)]
             self.downsample = nn.Sequential(
                 *pool,

@@ -388,13 +388,13 @@ class LambdaLayer(nn.Module):
         return fused.eval()
 
     def multiply_adds(self, height: int, width: int) -> int:
-        """Multiply-adds of one H x W map in the dense form of the paper, the projection included.
+        """Multiply-adds of the lambdas of one H x W map in the paper's dense form.
 
-        Taps on the zero padding count, as convolution counters count them. In the global form each
-        position meets each other once.
+        Those of the projection are not among them: a counter of modules sees that one. Taps on the
+        zero padding count, as for convolutions. In the global form all positions meet each other.
         """
         positions = height * width
-        per_position = self.qkv.in_channels * sum(self.channels)
+        per_position = 0
         pairs = self.key_depth * self.value_depth
         if self.content:
             per_position += pairs * (self.intra_depth + self.num_heads)

@@ -1,0 +1,215 @@
+"""LambdaResNet: the shared tester, sizes and costs of the paper's tables, and its variants."""
+
+import pytest
+import torch
+from mmseg.registry import MODELS
+
+from mmseg_ext.analysis.lambda_cost import count_lambda_resnet
+from mmseg_ext.backbones.lambda_resnet import HYBRID_C4, LambdaResNet, lambda_blocks
+from mmseg_ext.layers import LambdaLayer
+from tests.backbones.base import BackboneTester
+from tests.models import assert_same, randomise
+
+
+class TestLambdaResNet(BackboneTester):
+    config = {
+        "type": "LambdaResNet",
+        "depth": (1, 2, 1, 1),
+        "lambda_stages": (1, 2, 3),
+        "placement": ((), (1,), (0,), (0,)),
+        "receptive_field": 5,
+        "se_ratio": 1 / 16,
+        "position_bias": True,
+    }
+    channels = (256, 512, 1024, 2048)
+    strides = (4, 8, 16, 32)
+
+
+class TestDilated(BackboneTester):
+    config = {
+        "type": "LambdaResNet",
+        "depth": (1, 1, 2, 2),
+        "receptive_field": 7,
+        "output_stride": 8,
+        "stem": "deep",
+        "avg_down": True,
+        "share_embeddings": "stage",
+    }
+    channels = (256, 512, 1024, 2048)
+    strides = (4, 8, 8, 8)
+    size = (32, 48)
+
+
+def lambda_layers(model):
+    return {n: m for n, m in model.named_modules() if isinstance(m, LambdaLayer)}
+
+
+# Parameters and multiply-adds of classifiers at 224 x 224, receptive field 23.
+COSTS = [
+    ({"key_depth": 2}, 14.61, 2.85),
+    ({"key_depth": 4}, 14.67, 3.38),
+    ({"key_depth": 8}, 14.78, 4.45),
+    ({}, 14.996, 6.576),
+    ({"key_depth": 32}, 15.44, 10.8),
+    ({"key_depth": 2, "num_heads": 8}, 14.48, 2.57),
+    ({"key_depth": 4, "num_heads": 8}, 14.57, 2.87),
+    ({"key_depth": 8, "num_heads": 8}, 14.74, 3.46),
+    ({"num_heads": 8}, 15.08, 4.64),
+    ({"key_depth": 32, "num_heads": 8}, 15.76, 6.99),
+    ({"key_depth": 8, "num_heads": 2}, 15.03, None),
+    ({"key_depth": 8, "num_heads": 16}, 14.90, None),
+    ({"intra_depth": 4, "receptive_field": 7}, 16.04, 4.39),
+    ({"intra_depth": 4}, 16.53, None),
+    ({"key_depth": 8, "num_heads": 8, "intra_depth": 8}, 16.53, None),
+    ({"key_depth": 8, "num_heads": 8, "intra_depth": 4}, 15.51, None),
+    ({"lambda_stages": ()}, 25.56, 4.089),
+    ({"lambda_stages": (0,)}, 25.49, None),
+    ({"lambda_stages": (0, 1)}, 24.99, None),
+    ({"lambda_stages": (0, 1, 2)}, 21.73, None),
+    ({"lambda_stages": (1, 2, 3)}, 15.06, None),
+    ({"lambda_stages": (2, 3)}, 15.56, None),
+    ({"lambda_stages": (3,)}, 18.83, None),
+    ({"depth": 101}, 24.74, None),
+    ({"depth": 152}, 32.81, None),
+    ({"depth": 200}, 35.30, None),
+    ({"lambda_stages": (), "se_ratio": 1 / 16}, 28.1, None),
+]
+
+
+def decimals(figure: float) -> int:
+    return len(str(figure).split(".")[1])
+
+
+@pytest.mark.parametrize("arguments,parameters,multiply_adds", COSTS)
+def test_costs_of_the_ablation_tables(arguments, parameters, multiply_adds):
+    if multiply_adds is None:
+        with torch.device("meta"):
+            model = LambdaResNet(num_classes=1000, **arguments)
+        counted = sum(p.numel() for p in model.parameters())
+    else:
+        counted, macs = count_lambda_resnet(**arguments)
+        assert round(macs / 1e9, decimals(multiply_adds)) == multiply_adds
+    assert round(counted / 1e6, decimals(parameters)) == parameters
+
+
+def test_exact_parameters():
+    assert count_lambda_resnet()[0] == 14_995_592
+    assert count_lambda_resnet(lambda_stages=())[0] == 25_557_032
+    assert count_lambda_resnet(256, arch="timm_26t")[0] == 10_958_272
+    assert count_lambda_resnet(256, arch="timm_50ts")[0] == 21_536_832
+
+
+def test_default_has_all_lambda_layers_and_no_squeeze_excitation():
+    with torch.device("meta"):
+        model = LambdaResNet()
+    assert len(lambda_layers(model)) == 16
+    assert not [k for k in model.state_dict() if ".se." in k or k.startswith("stem")]
+
+
+def test_hybrid_placement():
+    assert lambda_blocks(101, (0, 1, 2, 3), "hybrid") == ((), (), (6, 12, 18), (0, 1, 2))
+    assert lambda_blocks(50, (3,), "hybrid") == ((), (), (), (0, 1, 2))
+    for depth in HYBRID_C4:
+        lambda_blocks(depth, (0, 1, 2, 3), lambda_blocks(depth, (2, 3), "hybrid"))
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@torch.no_grad()
+def test_without_lambda_layers_it_is_mmsegs_resnet(deep):
+    """Names are torchvision's, so the state dict itself moves over."""
+    theirs = MODELS.build(
+        {"type": "ResNetV1d" if deep else "ResNet", "depth": 50, "norm_cfg": {"type": "BN"}}
+    )
+    randomise(theirs)
+    theirs.eval()  # returns None
+    ours = LambdaResNet(lambda_stages=(), stem="deep" if deep else "plain", avg_down=deep).eval()
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(1, 3, 67, 64)
+    assert_same(ours(x), theirs(x), rtol=1e-6)
+
+
+@torch.no_grad()
+def test_dilation_keeps_the_finer_map_of_stride_32():
+    """Dilated stages compute, at the kept positions, what the strided ones do (torchvision)."""
+    design = {"depth": (1, 1, 2, 2), "lambda_stages": ()}
+    strided = randomise(LambdaResNet(**design)).eval()
+    dilated = LambdaResNet(**design, output_stride=8).eval()
+    dilated.load_state_dict(strided.state_dict())
+    x = torch.randn(1, 3, 64, 96)
+    assert_same(dilated(x)[3][:, :, ::4, ::4], strided(x)[3])
+    with_lambda = LambdaResNet(depth=(1, 1, 2, 2), output_stride=8)
+    dilations = [layer.dilation for layer in lambda_layers(with_lambda).values()]
+    assert dilations == [1, 1, 1, 2, 2, 4]
+    assert all(
+        isinstance(m.pool, torch.nn.AvgPool2d) == (n == "layer2.0.conv2")
+        for n, m in lambda_layers(with_lambda).items()
+    )
+
+
+def test_shared_embeddings_are_one_table_per_stage():
+    with torch.device("meta"):
+        shared = LambdaResNet(depth=(2, 2, 3, 2), share_embeddings="stage")
+    owners = [k for k in shared.state_dict() if k.endswith("position.weight")]
+    assert owners == [f"layer{i}.0.conv2.position.weight" for i in range(1, 5)]
+    layers = lambda_layers(shared)
+    assert layers["layer3.2.conv2"].embeddings is layers["layer3.0.conv2"].position
+    assert layers["layer3.0.conv2"].embeddings is not layers["layer2.0.conv2"].embeddings
+
+
+@torch.no_grad()
+def test_global_context():
+    model = LambdaResNet(depth=(1, 1, 2, 1), receptive_field=None, resolution=(64, 96)).eval()
+    assert [layer.resolution for layer in lambda_layers(model).values()] == [
+        (16, 24),
+        (16, 24),
+        (8, 12),
+        (4, 6),
+        (4, 6),
+    ]
+    assert model(torch.randn(1, 3, 64, 96))[3].shape == (1, 2048, 2, 3)
+    assert model(torch.randn(1, 3, 33, 70))[3].shape == (1, 2048, 2, 3)
+    with pytest.raises(ValueError, match=r"larger than resolution \(16, 24\)"):
+        model(torch.randn(1, 3, 68, 96))
+
+
+@torch.no_grad()
+def test_residual_branches_start_at_zero():
+    block = LambdaResNet(depth=(2, 1, 1, 1)).layer1[1].eval()
+    x = torch.rand(1, 256, 6, 6)
+    assert torch.equal(block(x), x)
+
+
+def test_norm_eval():
+    model = LambdaResNet(depth=(1, 1, 1, 1), norm_eval=True).train()
+    assert model.layer2.training and not model.layer2[0].conv2.norm_q.training
+
+
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        ({"depth": 34}, "depth must be .* not 34"),
+        ({"depth": (1, 2, 3)}, r"depth .* not \(1, 2, 3\)"),
+        ({"arch": "timm_51"}, "arch must be one of timm_26t, timm_50ts or a dict, not 'timm_51'"),
+        ({"arch": {"widths": 3}}, "arch may hold .* not widths"),
+        ({"lambda_stages": (4,)}, r"lambda_stages must lie in 0..3, not \(4,\)"),
+        ({"placement": "some"}, "placement must be .* not 'some'"),
+        ({"placement": ((), (), (6,), ())}, r"placement of stage 2 must lie in 0..5, not \(6,\)"),
+        ({"depth": 26, "placement": "hybrid"}, "placement 'hybrid' is known for .* not 26"),
+        ({"output_stride": 4}, "output_stride must be 8, 16 or 32, not 4"),
+        ({"stem": "wide"}, "stem must be .* not 'wide'"),
+        ({"share_embeddings": "all"}, "share_embeddings must be .* not 'all'"),
+        ({"frozen_stages": 5}, "frozen_stages must lie in -1..4, not 5"),
+        ({"receptive_field": 8}, "receptive_field must be odd and positive, not 8"),
+        ({"num_heads": 3}, "out_channels must be divisible by num_heads, not 64 by 3"),
+    ],
+)
+def test_bad_arguments(changes, message):
+    with torch.device("meta"), pytest.raises(ValueError, match=message):
+        LambdaResNet(**changes)
+
+
+def test_bad_images():
+    with torch.device("meta"):
+        model = LambdaResNet(depth=(1, 1, 1, 1))
+    with pytest.raises(ValueError, match=r"images must be \(B, 3, H, W\), not \(1, 4, 32, 32\)"):
+        model(torch.empty(1, 4, 32, 32))

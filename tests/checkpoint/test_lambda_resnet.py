@@ -1,0 +1,105 @@
+"""Published LambdaResNets, converted: their outputs, and what is refused."""
+
+import pytest
+import torch
+
+from mmseg_ext.backbones.lambda_resnet import ARCHS, LambdaResNet
+from mmseg_ext.checkpoint import convert_official
+from tests.parity import Fixture, assert_parity
+
+MODELS = {
+    "lambda_resnet50": ("lambda_resnet", {"position_bias": True}),
+    "timm_lambda_resnet26t": ("timm_lambda_resnet", {"arch": "timm_26t"}),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def published(request):
+    family, arguments = MODELS[request.param]
+    return Fixture(request.param), family, arguments
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@torch.no_grad()
+def test_published_logits(published, dtype):
+    fixture, family, arguments = published
+    model = LambdaResNet(num_classes=1000, **arguments).eval()
+    model.load_state_dict(convert_official(family, fixture.state_dict, classifier=True))
+    assert_parity(model.to(dtype)(fixture.inputs["img"].to(dtype)), fixture.outputs["logits"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@torch.no_grad()
+def test_published_features(published, dtype):
+    fixture, family, arguments = published
+    model = LambdaResNet(**arguments).eval()
+    model.load_state_dict(convert_official(family, fixture.state_dict))
+    maps = model.to(dtype)(fixture.inputs["img"].to(dtype))
+    stored = {"stage2": maps[2][:, ::4], "stage3": maps[3][:, ::8], "features": maps[3][:, ::8]}
+    compared = [name for name in stored if name in fixture.outputs]
+    assert compared
+    for name in compared:
+        assert_parity(stored[name], fixture.outputs[name])
+
+
+def timm_50ts_keys() -> dict[str, torch.Tensor]:
+    """A state dict in timm's names for lambda_resnet50ts, as its byoanet.py lays it out."""
+    empty = {}
+
+    def norm(name: str, width: int) -> None:
+        for leaf in ("weight", "bias", "running_mean", "running_var"):
+            empty[f"{name}.{leaf}"] = torch.empty(width)
+        empty[f"{name}.num_batches_tracked"] = torch.tensor(0)
+
+    def conv(name: str, *shape: int) -> None:
+        empty[f"{name}.conv.weight"] = torch.empty(shape)
+        norm(f"{name}.bn", shape[0])
+
+    for i, (a, b) in enumerate(((3, 24), (24, 32), (32, 64))):
+        conv(f"stem.conv{i + 1}", b, a, 3, 3)
+    width = 64
+    attention = {(1, 3), (2, 1), (2, 3), (2, 5), (3, 1)}
+    for stage, count in enumerate((3, 4, 6, 3)):
+        mid = 64 * 2**stage
+        for i in range(count):
+            block = f"stages.{stage}.{i}"
+            if i == 0:
+                conv(f"{block}.shortcut", 4 * mid, width, 1, 1)
+            conv(f"{block}.conv1_1x1", mid, width, 1, 1)
+            if (stage, i) in attention:
+                value = mid // 4
+                empty[f"{block}.self_attn.qkv.weight"] = torch.empty(80 + value, mid, 1, 1)
+                norm(f"{block}.self_attn.norm_q", 64)
+                norm(f"{block}.self_attn.norm_v", value)
+                empty[f"{block}.self_attn.conv_lambda.weight"] = torch.empty(16, 1, 9, 9, 1)
+                empty[f"{block}.self_attn.conv_lambda.bias"] = torch.empty(16)
+                norm(f"{block}.post_attn", mid)
+            else:
+                conv(f"{block}.conv2_kxk", mid, mid, 3, 3)
+            conv(f"{block}.conv3_1x1", 4 * mid, mid, 1, 1)
+            width = 4 * mid
+    empty["head.fc.weight"], empty["head.fc.bias"] = torch.empty(1000, 2048), torch.empty(1000)
+    return empty
+
+
+def test_timm_50ts_layout():
+    converted = convert_official("timm_lambda_resnet", timm_50ts_keys(), classifier=True)
+    with torch.device("meta"):
+        model = LambdaResNet(arch="timm_50ts", num_classes=1000)
+    assert set(converted) == set(model.state_dict())
+    assert isinstance(model.act if hasattr(model, "act") else model.stem[2], torch.nn.SiLU)
+    assert ARCHS["timm_50ts"]["placement"] == ((), (3,), (1, 3, 5), (1,))
+
+
+def test_left_over_and_missing_keys_are_listed(published):
+    fixture, family, _ = published
+    weights = dict(fixture.state_dict)
+    with pytest.raises(ValueError, match=r"unmapped keys.*extra\.weight"):
+        convert_official(family, {**weights, "extra.weight": torch.zeros(1)})
+    gone = next(k for k in weights if "norm_q.weight" in k)
+    with pytest.raises(ValueError, match=r"missing keys.*norm_q\.weight"):
+        convert_official(family, {k: v for k, v in weights.items() if k != gone})
+    headless = {k: v for k, v in weights.items() if "fc." not in k}
+    with pytest.raises(ValueError, match="missing keys"):
+        convert_official(family, headless, classifier=True)
+    assert not [k for k in convert_official(family, weights) if k.startswith("fc.")]
