@@ -36,12 +36,10 @@ def blocks():
     return {cost.name: cost for cost in count_costs(attention_blocks(), (1, 512, 128, 128))}
 
 
-@pytest.fixture(scope="module")
-def heads():
-    return {
-        crop: {c.name: c for c in count_costs(whole_heads(classes), (1, 2048, *size))}
-        for crop, (size, classes) in CROPS.items()
-    }
+def head_cost(crop: str, name: str):
+    size, classes = CROPS[crop]
+    (cost,) = count_costs({name: whole_heads(classes)[name]}, (1, 2048, *size))
+    return cost
 
 
 @pytest.mark.parametrize(
@@ -116,15 +114,15 @@ def test_multiply_adds_against_resolution():
     )
 
 
-def test_head_parameters(heads):
+def test_head_parameters():
     """EANet's head on VOC, and mmseg's DANet head with 150 classes (24.16 M)."""
-    assert heads["VOC"]["EA"].parameters == 11_215_125
-    assert heads["ADE20K"]["DA"].parameters / 1e6 == pytest.approx(24.16, abs=5e-3)
+    assert head_cost("VOC", "EA").parameters == 11_215_125
+    assert head_cost("ADE20K", "DA").parameters / 1e6 == pytest.approx(24.16, abs=5e-3)
 
 
-def test_fused_head_is_its_convolutions_and_little_else(heads):
+def test_fused_head_is_its_convolutions_and_little_else():
     """At 64x64 the two 3x3 convolutions and the classifier are 99.4 % of its multiply-adds."""
-    cost = heads["ADE20K"]["EA, fused"]
+    cost = head_cost("ADE20K", "EA, fused")
     positions = 64 * 64
     convolutions = positions * (9 * 2048 * 512 + 9 * 512 * 256 + 256 * 150)
     assert cost.module_multiply_adds == convolutions
