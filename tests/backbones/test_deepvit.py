@@ -46,9 +46,13 @@ class TestDeepViTPlain(TestDeepViT):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_parity_with_published_16b(dtype):
-    fixture = Fixture("deepvit_re_attn_16b")
-    model = DeepViT(arch="16b", num_classes=1000).to(dtype).eval()
+@pytest.mark.parametrize(
+    ("arch", "name"), [("16b", "deepvit_re_attn_16b"), ("s", "deepvit_s"), ("l", "deepvit_l_64")]
+)
+def test_parity_with_published(arch, name, dtype):
+    fixture = Fixture(name)
+    size = fixture.inputs["img"].shape[-1]
+    model = DeepViT(arch=arch, img_size=size, num_classes=1000).to(dtype).eval()
     weights = convert_official("deepvit", fixture.state_dict, classifier=True)
     model.load_state_dict(weights, strict=True)
     with torch.no_grad():
