@@ -35,6 +35,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--json", type=Path, help="write the measured rows to this file")
+    parser.add_argument("--figure", type=Path, help="draw the layers' times to this PNG")
     args = parser.parse_args()
     known = ("counts", "local", "global", "memory", "throughput")
     for part in args.parts:
@@ -78,6 +79,8 @@ def main() -> None:
     if timings:
         results["layers"] = [timing._asdict() for timing in timings]
         print(markdown(lambda_cost.TIMING_HEADINGS, lambda_cost.timing_rows(timings)))
+        if args.figure is not None:
+            lambda_cost.draw_timings(timings, args.figure)
     if "memory" in args.parts:
         results["training_mib"] = lambda_cost.training_memory(512, 2, args.device, with_cp=True)
         print(
