@@ -20,7 +20,7 @@ from mmseg_ext.backbones.deepvit import DeepViT
 from mmseg_ext.layers.re_attention import ReAttention
 
 _WIDTH, _HEADS = 384, 12
-_LAYER_SIZES = ((1, 197), (8, 197), (1, 1025), (4, 1025), (1, 4097))
+_LAYER_SIZES = ((1, 197), (8, 197), (1, 1025), (2, 1025), (1, 4097))
 _MEBI = 2**20
 
 
