@@ -34,10 +34,11 @@ train_dataloader = dict(
     )
 )
 # The validation images are trained on: their mIoU shows that training is alive and selects nothing.
+allow_overlap = True  # for tools/misc/check_dataset.py
 default_hooks = dict(checkpoint=dict(save_best=None))
 # The result is scored by the VOC server: tools/test.py writes one PNG of labels per test image.
 # The test images have no annotations, so that none are loaded.
-test_pipeline = [step for step in _base_.test_pipeline if step["type"] != "LoadAnnotations"]
+test_pipeline = [step for step in _base_.test_pipeline if step["type"] != "CheckedLoadAnnotations"]
 tta_pipeline = [
     _base_.tta_pipeline[0],
     dict(
@@ -45,7 +46,7 @@ tta_pipeline = [
         transforms=[
             steps
             for steps in _base_.tta_pipeline[1]["transforms"]
-            if steps[0]["type"] != "LoadAnnotations"
+            if steps[0]["type"] != "CheckedLoadAnnotations"
         ],
     ),
 ]

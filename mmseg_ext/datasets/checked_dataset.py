@@ -11,6 +11,9 @@ from mmengine import fileio
 from mmseg.datasets import ADE20KDataset, BaseSegDataset, CityscapesDataset, PascalVOCDataset
 from mmseg.registry import DATASETS
 
+from mmseg_ext.datasets.files import UnreadableFileError, decode, read_bytes
+from mmseg_ext.datasets.labels import LabelError
+
 
 class MissingDataError(FileNotFoundError):
     """Data that is not where a config says; the message holds the layout and the command."""
@@ -25,6 +28,9 @@ class CheckedDataset(BaseSegDataset):
 
     Raises:
         MissingDataError: if a folder or the list of names is missing, or no image is in it.
+        UnreadableFileError: on access to a sample whose image does not decode. Test pipelines
+            start with the stock `LoadImageFromFile`, for which mmsegmentation's inferencer looks
+            by name, and which does not always name the file.
     """
 
     LAYOUT: str = ""
@@ -43,6 +49,16 @@ class CheckedDataset(BaseSegDataset):
             entry["num_classes"] = num_classes
             entry["ignore_index"] = self.ignore_index
         return entries
+
+    def prepare_data(self, idx: int) -> dict | None:
+        try:
+            return super().prepare_data(idx)
+        except (UnreadableFileError, LabelError):
+            raise
+        except Exception:  # whatever it is: where the file is its reason, say so by name
+            path = self.get_data_info(idx)["img_path"]
+            decode(read_bytes(path, self.backend_args), path, "color", "cv2")
+            raise
 
     def _missing(self, problem: str) -> str:
         lines = [f"{problem}."]

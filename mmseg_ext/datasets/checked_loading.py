@@ -28,7 +28,8 @@ class CheckedLoadAnnotations(LoadAnnotations):
     """Load `gt_seg_map` (H, W) uint8 and refuse what is no label map of the dataset.
 
     The number of classes comes with each sample from this package's datasets (`CheckedDataset`);
-    for another dataset it is given here.
+    for another dataset it is given here. An image that comes from no dataset and has no label
+    map, as mmsegmentation's `inference_model` passes it, goes through as it is.
 
     Raises:
         ValueError: at the first sample, if `num_classes` is in neither place or
@@ -49,6 +50,8 @@ class CheckedLoadAnnotations(LoadAnnotations):
         self.num_classes = num_classes
 
     def _load_seg_map(self, results: dict) -> None:
+        if "seg_map_path" not in results and "sample_idx" not in results:
+            return
         path = results["seg_map_path"]
         data = read_bytes(path, self.backend_args)
         label = decode_label(data, path, self.imdecode_backend)

@@ -21,10 +21,11 @@ from pathlib import Path
 
 import mmengine
 import numpy as np
-from mmseg.datasets import BaseSegDataset
 from mmseg.registry import DATASETS
 from numpy.random import Generator
 from PIL import Image
+
+from mmseg_ext.datasets.checked_dataset import CheckedDataset
 
 VERSION = 1
 """Raised whenever the same recipe would give other pixels."""
@@ -302,7 +303,7 @@ def _remove_abandoned(root: Path) -> None:
 
 
 @DATASETS.register_module()
-class ShapesDataset(BaseSegDataset):
+class ShapesDataset(CheckedDataset):
     """The generated scenes as a dataset of 5 classes and background, made at first use.
 
     Args:

@@ -214,7 +214,7 @@ def _build_loop(runner: Runner, name: str) -> None:
     try:
         getattr(runner, name)
     except FileNotFoundError as error:
-        raise LaunchError(f"data: {error}; see README for the layout of data/") from error
+        raise LaunchError(f"data: {error}") from error
 
 
 def build_train_runner(args: argparse.Namespace) -> Runner:

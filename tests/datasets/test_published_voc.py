@@ -33,6 +33,7 @@ def files(tmp_path_factory):
         "img_path": str(folder / "a.png"),
         "seg_map_path": str(folder / "a_label.png"),
         "label_map": None,
+        "num_classes": 21,
         "reduce_zero_label": False,
     }
 
@@ -65,8 +66,8 @@ def test_scale_set(config):
 
 def test_no_photometric_distortion(config):
     assert [t["type"] for t in config.train_pipeline] == [
-        "LoadImageFromFile",
-        "LoadAnnotations",
+        "CheckedLoadImage",
+        "CheckedLoadAnnotations",
         "RandomRatioScale",
         "Pad",
         "RandomCrop",

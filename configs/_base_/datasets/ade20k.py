@@ -1,10 +1,10 @@
 # ADE20K (SceneParsing: 150 classes) at 512x512 by mmsegmentation's protocol.
-dataset_type = "ADE20KDataset"
+dataset_type = "CheckedADE20KDataset"
 data_root = "data/ade/ADEChallengeData2016"
 crop_size = (512, 512)
 train_pipeline = [
-    dict(type="LoadImageFromFile"),
-    dict(type="LoadAnnotations", reduce_zero_label=True),
+    dict(type="CheckedLoadImage"),
+    dict(type="CheckedLoadAnnotations", reduce_zero_label=True),
     dict(type="RandomResize", scale=(2048, 512), ratio_range=(0.5, 2.0), keep_ratio=True),
     dict(type="RandomCrop", crop_size=crop_size, cat_max_ratio=0.75),
     dict(type="RandomFlip", prob=0.5),
@@ -14,7 +14,7 @@ train_pipeline = [
 test_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(type="Resize", scale=(2048, 512), keep_ratio=True),
-    dict(type="LoadAnnotations", reduce_zero_label=True),  # at its own size: scored there
+    dict(type="CheckedLoadAnnotations", reduce_zero_label=True),  # at its own size: scored there
     dict(type="PackSegInputs"),
 ]
 tta_pipeline = [
@@ -30,7 +30,7 @@ tta_pipeline = [
                 dict(type="RandomFlip", prob=0.0, direction="horizontal"),
                 dict(type="RandomFlip", prob=1.0, direction="horizontal"),
             ],
-            [dict(type="LoadAnnotations", reduce_zero_label=True)],
+            [dict(type="CheckedLoadAnnotations", reduce_zero_label=True)],
             [dict(type="PackSegInputs")],
         ],
     ),
@@ -60,5 +60,5 @@ val_dataloader = dict(
     ),
 )
 test_dataloader = val_dataloader
-val_evaluator = dict(type="IoUMetric", iou_metrics=["mIoU"])
+val_evaluator = dict(type="CheckedIoUMetric", iou_metrics=["mIoU"])
 test_evaluator = val_evaluator

@@ -4,8 +4,8 @@ data_root = "data/camvid"
 crop_size = (224, 224)
 
 train_pipeline = [
-    dict(type="LoadImageFromFile"),
-    dict(type="LoadAnnotations"),
+    dict(type="CheckedLoadImage"),
+    dict(type="CheckedLoadAnnotations"),
     dict(type="RandomResize", scale=(480, 360), ratio_range=(0.65, 1.5), keep_ratio=True),
     dict(type="RandomCrop", crop_size=crop_size, cat_max_ratio=0.75),
     dict(type="RandomFlip", prob=0.5),
@@ -14,7 +14,7 @@ train_pipeline = [
 ]
 test_pipeline = [
     dict(type="LoadImageFromFile"),
-    dict(type="LoadAnnotations"),
+    dict(type="CheckedLoadAnnotations"),
     dict(type="PackSegInputs"),
 ]
 img_ratios = [0.75, 1.0, 1.25, 1.5]
@@ -28,7 +28,7 @@ tta_pipeline = [
                 dict(type="RandomFlip", prob=0.0, direction="horizontal"),
                 dict(type="RandomFlip", prob=1.0, direction="horizontal"),
             ],
-            [dict(type="LoadAnnotations")],
+            [dict(type="CheckedLoadAnnotations")],
             [dict(type="PackSegInputs")],
         ],
     ),
@@ -59,5 +59,5 @@ val_dataloader = dict(
 )
 test_dataloader = val_dataloader
 
-val_evaluator = dict(type="IoUMetric", iou_metrics=["mIoU"])
+val_evaluator = dict(type="CheckedIoUMetric", iou_metrics=["mIoU"])
 test_evaluator = val_evaluator

@@ -2,8 +2,8 @@
 _base_ = "./cityscapes_769x769.py"
 crop_size = (512, 1024)
 train_pipeline = [
-    dict(type="LoadImageFromFile"),
-    dict(type="LoadAnnotations"),
+    dict(type="CheckedLoadImage"),
+    dict(type="CheckedLoadAnnotations"),
     dict(type="RandomResize", scale=(2048, 1024), ratio_range=(0.5, 2.0), keep_ratio=True),
     dict(type="RandomCrop", crop_size=crop_size, cat_max_ratio=0.75),
     dict(type="RandomFlip", prob=0.5),
@@ -13,7 +13,7 @@ train_pipeline = [
 test_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(type="Resize", scale=(2048, 1024), keep_ratio=True),
-    dict(type="LoadAnnotations"),  # at its own size: scored there
+    dict(type="CheckedLoadAnnotations"),  # at its own size: scored there
     dict(type="PackSegInputs"),
 ]
 train_dataloader = dict(dataset=dict(pipeline=train_pipeline))

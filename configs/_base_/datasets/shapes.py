@@ -6,8 +6,8 @@ recipe = dict(seed=0, train=640, val=128, size=128)
 crop_size = (96, 96)
 
 train_pipeline = [
-    dict(type="LoadImageFromFile"),
-    dict(type="LoadAnnotations"),
+    dict(type="CheckedLoadImage"),
+    dict(type="CheckedLoadAnnotations"),
     dict(type="RandomResize", scale=(128, 128), ratio_range=(0.8, 1.25), keep_ratio=True),
     dict(type="RandomCrop", crop_size=crop_size),
     dict(type="RandomFlip", prob=0.5),
@@ -15,7 +15,7 @@ train_pipeline = [
 ]
 test_pipeline = [
     dict(type="LoadImageFromFile"),
-    dict(type="LoadAnnotations"),
+    dict(type="CheckedLoadAnnotations"),
     dict(type="PackSegInputs"),
 ]
 img_ratios = [0.75, 1.0, 1.25]
@@ -29,7 +29,7 @@ tta_pipeline = [
                 dict(type="RandomFlip", prob=0.0, direction="horizontal"),
                 dict(type="RandomFlip", prob=1.0, direction="horizontal"),
             ],
-            [dict(type="LoadAnnotations")],
+            [dict(type="CheckedLoadAnnotations")],
             [dict(type="PackSegInputs")],
         ],
     ),
@@ -62,5 +62,5 @@ val_dataloader = dict(
 )
 test_dataloader = val_dataloader
 
-val_evaluator = dict(type="IoUMetric", iou_metrics=["mIoU"])
+val_evaluator = dict(type="CheckedIoUMetric", iou_metrics=["mIoU"])
 test_evaluator = val_evaluator

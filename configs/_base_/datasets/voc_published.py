@@ -1,12 +1,12 @@
 # PASCAL VOC 2012, trainaug (10,582 images), by the pipeline EANet was trained with: the data code
 # of EMANet (XiaLiPKU/EMANet, dataset.py) and the values of MenghaoGuo/EANet's settings.py.
-dataset_type = "PascalVOCDataset"
+dataset_type = "CheckedPascalVOCDataset"
 data_root = "data/VOCdevkit/VOC2012"
 crop_size = (513, 513)
 mean_bgr = (103.53, 116.28, 123.675)  # the mean colour: zero after normalisation
 train_pipeline = [
-    dict(type="LoadImageFromFile"),
-    dict(type="LoadAnnotations"),
+    dict(type="CheckedLoadImage"),
+    dict(type="CheckedLoadAnnotations"),
     # settings.py: SCALES, 0.5 to 2.0 in steps of 0.1
     dict(type="RandomRatioScale", ratios=[ratio / 10 for ratio in range(5, 21)]),
     dict(type="Pad", size=crop_size, pad_val=dict(img=mean_bgr, seg=255)),
@@ -29,7 +29,7 @@ meta_keys = (
 test_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(type="PadToRemainder", pad_val=mean_bgr, divisor=8, remainder=1),
-    dict(type="LoadAnnotations"),
+    dict(type="CheckedLoadAnnotations"),
     dict(type="PackSegInputs", meta_keys=meta_keys),
 ]
 # The views of test_torch.py in its order, to be merged as logits.
@@ -47,7 +47,7 @@ tta_pipeline = [
                 for ratio in (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
             ],
             [dict(type="PadToRemainder", pad_val=mean_bgr, divisor=8, remainder=1)],
-            [dict(type="LoadAnnotations")],
+            [dict(type="CheckedLoadAnnotations")],
             [dict(type="PackSegInputs", meta_keys=meta_keys)],
         ],
     ),
@@ -93,5 +93,5 @@ val_dataloader = dict(
     ),
 )
 test_dataloader = val_dataloader
-val_evaluator = dict(type="IoUMetric", iou_metrics=["mIoU"])
+val_evaluator = dict(type="CheckedIoUMetric", iou_metrics=["mIoU"])
 test_evaluator = val_evaluator

@@ -1,0 +1,1 @@
+"""From the published archives to the layouts that the configs read. Nothing is downloaded."""

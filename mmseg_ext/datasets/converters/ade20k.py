@@ -1,0 +1,183 @@
+"""ADE20K of the scene parsing challenge 2016 (150 classes): unpacked, placed and verified.
+
+Zhou et al., Scene parsing through ADE20K dataset, CVPR 2017. The label maps are used as they are;
+what goes wrong is the archive, since the full ADE20K release, with thousands of classes in colour
+masks, has the better known name.
+"""
+
+import argparse
+import os
+import shutil
+import zipfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+from mmseg_ext.datasets.converters.conversion import (
+    ConversionError,
+    common_flags,
+    in_parallel,
+    require_counts,
+    run,
+    verify,
+    write_whole,
+)
+from mmseg_ext.datasets.labels import LabelRule
+
+NAME = "ADEChallengeData2016"
+PUBLISHED = {"training": 20210, "validation": 2000}
+CLASSES = 150
+
+WHERE = """\
+The data; nothing is downloaded:
+
+  ADEChallengeData2016.zip (923 MB)
+      http://data.csail.mit.edu/places/ADEchallenge/ADEChallengeData2016.zip
+
+    python tools/dataset_converters/ade20k.py ADEChallengeData2016.zip
+
+The full ADE20K release (ADE20K_2016_07_26, ADE20K_2021_17_01) is another dataset and is refused.
+A folder that is unpacked already is verified where it is and linked to. A run that was cut off is
+completed by the next one; what is there already is verified, and not written again.
+"""
+
+
+def convert_ade20k(
+    source: Path, destination: Path, workers: int = 0, allow_partial: bool = False
+) -> dict[str, int]:
+    """Make `destination` the scene parsing data of `source`, its zip archive or its folder.
+
+    An archive is unpacked; to a folder that lies elsewhere `destination` becomes a link.
+
+    Returns:
+        Number of images of each split.
+
+    Raises:
+        ConversionError: if `source` is the full release or something else, the numbers are not
+            the published ones (unless `allow_partial`), or a pair is broken.
+    """
+    if source.is_file():
+        folder = _unpack(source, destination, workers)
+    else:
+        folder = _find_folder(source)
+    pairs = {split: _pairs(folder, split) for split in PUBLISHED}
+    counts = {split: len(found) for split, found in pairs.items()}
+    require_counts(counts, PUBLISHED, allow_partial)
+    for split, found in pairs.items():
+        verify(split, found, LabelRule(CLASSES, reduce_zero_label=True), workers)
+    _link(folder, destination)
+    return counts
+
+
+def _find_folder(source: Path) -> Path:
+    for folder in (source / NAME, source):
+        if (folder / "images" / "training").is_dir() and (folder / "annotations").is_dir():
+            _refuse_full_release(str(source), _names_in(folder))
+            return folder
+    if not source.exists():
+        raise ConversionError(f"{source} is not there")
+    _refuse_full_release(str(source), _names_in(source))
+    raise ConversionError(
+        f"{source} is not {NAME}: expected the folders images/training and annotations/training"
+    )
+
+
+def _names_in(folder: Path, levels: int = 4, limit: int = 2000) -> list[str]:
+    """Some of the paths below `folder`, at most `levels` deep, each with the folder's name."""
+    names: list[str] = []
+    for where, folders, files in os.walk(folder):
+        relative = Path(where).relative_to(folder)
+        names += [str(folder.name / relative / name) for name in (*folders, *files)[:200]]
+        if len(relative.parts) >= levels:
+            folders.clear()
+        del folders[3:]
+        if len(names) > limit:
+            break
+    return names
+
+
+def _refuse_full_release(source: str, names: Sequence[str]) -> None:
+    for name in names:
+        parts = PurePosixPath(name).parts
+        ending = parts[-1] if parts else ""
+        if (
+            any(part.startswith("ADE20K_20") for part in parts)
+            or ending in ("index_ade20k.mat", "index_ade20k.pkl")
+            or ending.endswith("_seg.png")
+        ):
+            raise ConversionError(
+                f"{source} is the full ADE20K release (found {name}), whose colour masks name "
+                "thousands of classes and parts. The configs need the scene parsing data of 150 "
+                f"classes, {NAME}.zip: "
+                "http://data.csail.mit.edu/places/ADEchallenge/ADEChallengeData2016.zip"
+            )
+
+
+def _unpack(archive: Path, destination: Path, workers: int) -> Path:
+    if destination.is_symlink():
+        raise ConversionError(f"{destination} is a link: unpack to another place or remove it")
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            names = [info.filename for info in opened.infolist() if not info.is_dir()]
+    except zipfile.BadZipFile as error:
+        raise ConversionError(f"{archive}: {error}; download it again") from error
+    _refuse_full_release(str(archive), names)
+    wanted = [name for name in names if PurePosixPath(name).parts[0] == NAME]
+    if not wanted or any(".." in PurePosixPath(name).parts for name in wanted):
+        raise ConversionError(f"{archive} has no folder {NAME}")
+    targets = {name: destination.joinpath(*PurePosixPath(name).parts[1:]) for name in wanted}
+    missing = [(name, path) for name, path in targets.items() if not path.exists()]
+    chunks = [missing[i : i + 256] for i in range(0, len(missing), 256)]
+    in_parallel(partial(_unpack_files, archive), chunks, workers, "unpacking", chunk=1)
+    return destination
+
+
+def _unpack_files(archive: Path, files: Sequence[tuple[str, Path]]) -> None:
+    def unpack(name: str, target: Path) -> None:
+        with opened.open(name) as packed, target.open("wb") as unpacked:
+            shutil.copyfileobj(packed, unpacked)
+
+    with zipfile.ZipFile(archive) as opened:
+        for name, path in files:
+            try:
+                write_whole(path, partial(unpack, name))
+            except (zipfile.BadZipFile, EOFError) as error:
+                raise ConversionError(f"{archive}: {name}: {error}; download it again") from error
+
+
+def _pairs(folder: Path, split: str) -> list[tuple[Path, Path]]:
+    images = sorted((folder / "images" / split).glob("*.jpg"))
+    return [(i, folder / "annotations" / split / f"{i.stem}.png") for i in images]
+
+
+def _link(folder: Path, destination: Path) -> None:
+    if destination.exists() and destination.resolve() == folder.resolve():
+        return
+    if destination.exists() or destination.is_symlink():
+        raise ConversionError(f"{destination} is there already and is not {folder}: remove it")
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    destination.symlink_to(folder.resolve(), target_is_directory=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command `tools/dataset_converters/ade20k.py`."""
+    parser = argparse.ArgumentParser(
+        prog="ade20k.py",
+        description=f"Unpack, place and verify {NAME}",
+        epilog=WHERE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("source", type=Path, help=f"{NAME}.zip or the folder that it unpacks to")
+    parser.add_argument(
+        "destination",
+        type=Path,
+        nargs="?",
+        default=Path("data/ade", NAME),
+        help="where the configs look for it (default: %(default)s)",
+    )
+    common_flags(parser)
+    args = parser.parse_args(argv)
+    return run(
+        lambda: convert_ade20k(args.source, args.destination, args.nproc, args.allow_partial),
+        args.destination,
+    )

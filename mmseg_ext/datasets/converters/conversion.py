@@ -1,0 +1,159 @@
+"""What the converters share: whole files or none, published counts, and reading back the result."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from mmseg_ext.datasets.check import Pair, Part, Problem, Reading, Split, read_pairs
+from mmseg_ext.datasets.labels import LabelRule
+
+_SHOWN = 10
+
+
+class ConversionError(ValueError):
+    """A conversion that cannot be done or has not given the dataset; the message is complete."""
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> bool:
+    """Have `write` make the file `path`, unless it is there: False then.
+
+    `write` gets another name in the same folder, with the same ending; the file takes its own
+    name when it is complete, so that a run that is cut off leaves no half of one that could be
+    taken for it; what a killed run leaves, the next one overwrites.
+    """
+    if path.exists():
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
+    try:
+        write(partial)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return True
+
+
+def write_list(path: Path, names: Iterable[str]) -> None:
+    """Write one name per line, in order of the alphabet, in place of what the file holds."""
+    text = "".join(f"{name}\n" for name in sorted(names))
+    if path.is_file() and path.read_text() == text:
+        return
+    path.unlink(missing_ok=True)
+    write_whole(path, lambda partial: partial.write_text(text))
+
+
+def read_list(path: Path) -> set[str]:
+    """The names in a list of one per line.
+
+    Raises:
+        ConversionError: if the file is not there.
+    """
+    if not path.is_file():
+        raise ConversionError(f"{path} is not there")
+    return set(path.read_text().split())
+
+
+def require_counts(
+    found: Mapping[str, int], published: Mapping[str, int], allow_partial: bool
+) -> None:
+    """The splits have their published numbers of images, or `allow_partial` and at least one.
+
+    Raises:
+        ConversionError: if not; gives both numbers of each split that differs.
+    """
+    wrong = [
+        f"{split}: {found.get(split, 0)} of {count}"
+        for split, count in published.items()
+        if found.get(split, 0) != count
+    ]
+    if wrong and not allow_partial:
+        raise ConversionError(
+            f"not the published numbers of images: {', '.join(wrong)}; --allow-partial takes a "
+            "subset"
+        )
+    if not any(found.values()):
+        raise ConversionError(f"no image of {', '.join(published)}")
+
+
+def in_parallel(
+    function: Callable, items: Sequence, workers: int, title: str, chunk: int = 16
+) -> list:
+    """`function` of each item, in order, with a progress bar; `workers` = 0 stays here."""
+    with _progress() as bar:
+        track = bar.track
+        if workers == 0:
+            return [function(item) for item in track(items, description=title)]
+        with ProcessPoolExecutor(workers) as executor:
+            results = executor.map(function, items, chunksize=chunk)
+            return list(track(results, total=len(items), description=title))
+
+
+def verify(
+    name: str,
+    pairs: Sequence[tuple[Path, Path]],
+    rule: LabelRule,
+    workers: int,
+    all_ignored: bool = False,
+) -> None:
+    """Read every (image, label map) of split `name` as training will.
+
+    Args:
+        all_ignored: Label maps without a single counted pixel are in order, as those of a test
+            set whose labels are withheld.
+
+    Raises:
+        ConversionError: with one line for each of the first files with a problem.
+    """
+    listed = [Pair(str(image), str(mask), rule) for image, mask in pairs]
+    split = Split(name, [Part(listed, Reading(), classes=(), palette=[])])
+    with _progress() as bar:
+        task = bar.add_task(f"verifying {name}", total=len(pairs))
+        seen = list(read_pairs(split, workers, lambda done: bar.advance(task, done)))
+    problems: list[Problem] = [s.problem for s in seen if s.problem is not None]
+    if all_ignored:
+        problems = [p for p in problems if p.kind != "all-ignored"]
+    if problems:
+        lines = [str(problem) for problem in problems[:_SHOWN]]
+        if len(problems) > _SHOWN:
+            lines.append(f"and {len(problems) - _SHOWN} more")
+        raise ConversionError(
+            "\n".join([*lines, "delete these files and convert them again from a whole archive"])
+        )
+
+
+def _progress() -> Progress:
+    console = Console(stderr=True)
+    return Progress(console=console, disable=not console.is_terminal)
+
+
+def common_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags that every converter has."""
+    parser.add_argument(
+        "--nproc",
+        type=int,
+        default=min(os.cpu_count() or 1, 8),
+        help="processes, 0 for this one (default: the CPU's cores, at most 8)",
+    )
+    parser.add_argument(
+        "--allow-partial",
+        action="store_true",
+        help="take a subset: do not require the published numbers of images",
+    )
+
+
+def run(convert: Callable[[], Mapping[str, int]], destination: Path) -> int:
+    """Convert and print the number of pairs of each split. Returns the exit status."""
+    try:
+        counts = convert()
+    except (ConversionError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    found = ", ".join(f"{split} {count:,}" for split, count in counts.items())
+    print(f"{destination}: {found}; every pair was read")
+    return 0

@@ -1,0 +1,315 @@
+"""The loaders: the stock result or a refusal that names the file; skips are counted."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mmcv.transforms import LoadImageFromFile
+from mmengine.hooks import Hook
+from mmengine.logging import MMLogger
+from mmseg.datasets.transforms import LoadAnnotations
+from mmseg.registry import DATASETS, TRANSFORMS
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from mmseg_ext.datasets import CheckedLoadAnnotations, CheckedLoadImage
+from mmseg_ext.datasets.checked_loading import image_loaders
+from mmseg_ext.datasets.files import UnreadableFileError
+from mmseg_ext.datasets.labels import LabelError, LabelRule
+from mmseg_ext.engine import SkippedImagesHook
+from tests.datasets.trees import datasets, make_tree, save_image, save_mask
+
+masks = st.integers(0, 2**32 - 1).map(
+    lambda seed: np.random.RandomState(seed).randint(0, 256, (6, 5), dtype=np.uint8)
+)
+label_maps = st.dictionaries(st.integers(0, 9), st.integers(0, 9) | st.just(255), min_size=1)
+
+
+def sample(path, reduce=False, label_map=None, num_classes=10, **more) -> dict:
+    info = {
+        "seg_map_path": str(path),
+        "img_path": "image.jpg",
+        "reduce_zero_label": reduce,
+        "label_map": label_map,
+        "num_classes": num_classes,
+        "seg_fields": [],
+        "sample_idx": 0,
+    }
+    return info | more
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(mask=masks, top=st.integers(0, 255), reduce=st.booleans(), chosen=st.none() | label_maps)
+def test_stock_result_or_refusal(mask, top, reduce, chosen, tmp_path):
+    """Equal to mmsegmentation's loader exactly where every value it gives is a class or 255."""
+    path = tmp_path / "mask.png"
+    mask = np.where(mask > top, 255, np.minimum(mask, 12))  # sparse above, or all legal
+    save_mask(path, mask.astype(np.uint8))
+    label_map = None if chosen is None else {old: chosen.get(old, 255) for old in range(10)}
+    stock = LoadAnnotations().transform(sample(path, reduce, label_map))["gt_seg_map"]
+    # A value that the label map does not name passes through stock loading as it is.
+    reduced = LoadAnnotations().transform(sample(path, reduce))["gt_seg_map"]
+    legal = ((reduced < 10) | (reduced == 255)).all()
+    loader = CheckedLoadAnnotations()
+    if legal:
+        result = loader.transform(sample(path, reduce, label_map))
+        assert np.array_equal(result["gt_seg_map"], stock)
+        assert result["gt_seg_map"].dtype == np.uint8 and result["seg_fields"] == ["gt_seg_map"]
+    else:
+        values, counts = np.unique(mask[(reduced >= 10) & (reduced != 255)], return_counts=True)
+        with pytest.raises(LabelError) as error:
+            loader.transform(sample(path, reduce, label_map))
+        assert str(error.value).startswith(f"{path}: values outside the 10 classes: ")
+        for value, count in list(zip(values, counts, strict=True))[:8]:
+            assert f"{value} ({count} pixels)" in str(error.value)
+
+
+def test_what_stock_loading_corrupts(tmp_path):
+    """The defects that the loader is for, in mmsegmentation itself."""
+    path = tmp_path / "mask.png"
+    save_mask(path, np.full((2, 2), 300, np.uint16))
+    assert LoadAnnotations().transform(sample(path))["gt_seg_map"].max() == 300 - 256
+    with pytest.raises(LabelError, match=r"uint16 with values 300 to 300.*read as 44"):
+        CheckedLoadAnnotations().transform(sample(path))
+    save_mask(path, np.full((2, 2), 200, np.uint8))
+    assert LoadAnnotations().transform(sample(path))["gt_seg_map"].max() == 200
+    with pytest.raises(LabelError, match=r"200 \(4 pixels\)"):
+        CheckedLoadAnnotations().transform(sample(path))
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros((4, 4, 3), np.uint8), "3 channels"),
+        (np.zeros((4, 4, 4), np.uint8), "4 channels"),
+        (np.zeros((4, 4, 2), np.uint8), "2 channels"),
+        (np.zeros((4, 4), np.uint16), "uint16"),
+        (np.zeros((4, 4), np.int32), "int32"),
+        (np.zeros((4, 4), np.float32), "float32"),
+        (np.zeros((3, 4), np.uint8), "is 4x3, its image image.jpg 4x4"),
+    ],
+)
+def test_formats_are_refused(array, message, tmp_path):
+    path = tmp_path / "mask.tiff"
+    Image.fromarray(array).save(path)
+    with pytest.raises(LabelError, match=message) as error:
+        CheckedLoadAnnotations().transform(sample(path, ori_shape=(4, 4)))
+    assert str(error.value).startswith(f"{path}: ")
+
+
+def test_one_bit_mask_is_a_label_map(tmp_path):
+    path = tmp_path / "mask.png"
+    label = np.eye(5, dtype=bool)
+    Image.fromarray(label).save(path)
+    result = CheckedLoadAnnotations().transform(sample(path, num_classes=2))["gt_seg_map"]
+    assert result.dtype == np.uint8 and np.array_equal(result, label)
+
+
+def test_flat_mask_keeps_its_shape(tmp_path):
+    """A single row or column: stock loading squeezes it."""
+    path = tmp_path / "mask.png"
+    save_mask(path, np.arange(4, dtype=np.uint8)[None])
+    result = CheckedLoadAnnotations().transform(sample(path, ori_shape=(1, 4)))
+    assert result["gt_seg_map"].shape == (1, 4)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"text", b"\x89PNG\r\n\x1a\n"])
+def test_unreadable_files_are_named(content, tmp_path):
+    path = tmp_path / "file.png"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UnreadableFileError, match=f"^{path}: "):
+        CheckedLoadAnnotations().transform(sample(path))
+    with pytest.raises(UnreadableFileError, match=f"^{path}: "):
+        CheckedLoadImage().transform({"img_path": str(path)})
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png"])
+@pytest.mark.parametrize("kept", [0.3, 0.6, 0.97])
+def test_truncated_images_are_named(suffix, kept, tmp_path):
+    path = tmp_path / f"image.{suffix}"
+    save_image(path, np.random.RandomState(0), (64, 64))
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * kept)])
+    with pytest.raises(UnreadableFileError, match=f"^{path}: is truncated"):
+        CheckedLoadImage().transform({"img_path": str(path)})
+
+
+def test_bytes_after_the_end_are_no_damage(tmp_path):
+    path = tmp_path / "image.jpg"
+    save_image(path, np.random.RandomState(0))
+    expected = LoadImageFromFile().transform({"img_path": str(path)})["img"]
+    path.write_bytes(path.read_bytes() + b"\0" * 100)
+    assert np.array_equal(CheckedLoadImage().transform({"img_path": str(path)})["img"], expected)
+
+
+@pytest.mark.parametrize("to_float32", [False, True])
+def test_image_is_the_stock_one(to_float32, tmp_path):
+    path = tmp_path / "image.jpg"
+    save_image(path, np.random.RandomState(0))
+    stock = LoadImageFromFile(to_float32=to_float32).transform({"img_path": str(path)})
+    ours = CheckedLoadImage(to_float32=to_float32).transform({"img_path": str(path)})
+    assert ours.keys() == stock.keys()
+    assert np.array_equal(ours["img"], stock["img"]) and ours["img"].dtype == stock["img"].dtype
+    assert ours["img_shape"] == stock["img_shape"] and ours["ori_shape"] == stock["ori_shape"]
+
+
+@pytest.mark.parametrize("layout", ["voc", "ade20k", "cityscapes", "camvid"])
+def test_every_base_refuses_by_name(layout, tmp_path):
+    """The pipelines of the dataset bases, in training and in validation."""
+    tree = make_tree(layout, tmp_path)
+    cfg = tree.config()
+    for split in ("train", "val"):
+        dataset = DATASETS.build(cfg[f"{split}_dataloader"].dataset)
+        packed = dataset[0]
+        assert packed["data_samples"].gt_sem_seg.data.unique().max() in (*range(150), 255)
+        image, mask = tree.image(split), tree.mask(split)
+        good = mask.read_bytes(), image.read_bytes()
+        save_mask(mask, np.full((18, 24), 200, np.uint8))
+        with pytest.raises(LabelError, match=rf"^{mask}: .*200 \(432 pixels\)"):
+            dataset[0]
+        mask.write_bytes(good[0])
+        for content in (b"", good[1][:40], b"text"):
+            image.write_bytes(content)
+            with pytest.raises(UnreadableFileError, match=f"^{image}: "):
+                dataset[0]
+        image.write_bytes(good[1])
+        assert dataset[0]["data_samples"].seg_map_path == str(mask)
+
+
+def test_errors_pass_from_the_workers_by_name(tmp_path):
+    tree = make_tree("camvid", tmp_path)
+    tree.image().write_bytes(b"")
+    dataset = DATASETS.build(tree.config().train_dataloader.dataset)
+    with pytest.raises(UnreadableFileError, match=str(tree.image())):
+        list(DataLoader(dataset, num_workers=1, collate_fn=list))
+
+
+def test_number_of_classes_must_come_from_somewhere(tmp_path):
+    path = tmp_path / "mask.png"
+    save_mask(path, np.full((2, 2), 5, np.uint8))
+    info = sample(path)
+    del info["num_classes"]
+    with pytest.raises(ValueError, match="does not tell its number of classes"):
+        CheckedLoadAnnotations().transform(copy.deepcopy(info))
+    assert CheckedLoadAnnotations(num_classes=6).transform(copy.deepcopy(info))["gt_seg_map"].max()
+    with pytest.raises(LabelError, match="the 5 classes"):
+        CheckedLoadAnnotations(num_classes=5).transform(copy.deepcopy(info))
+
+
+def test_reduce_zero_label_in_two_places(tmp_path):
+    path = tmp_path / "mask.png"
+    save_mask(path, np.full((2, 2), 5, np.uint8))
+    with pytest.raises(ValueError, match=r"True in the annotation loader and False"):
+        CheckedLoadAnnotations(reduce_zero_label=True).transform(sample(path))
+
+
+def test_image_without_dataset_passes(tmp_path):
+    """As mmsegmentation's inference_model passes it; a dataset's sample needs its label map."""
+    results = {"img_path": "image.jpg", "img": np.zeros((2, 2, 3), np.uint8)}
+    assert "gt_seg_map" not in CheckedLoadAnnotations().transform(dict(results))
+    with pytest.raises(KeyError):
+        CheckedLoadAnnotations().transform(results | {"sample_idx": 0})
+
+
+def test_another_ignored_value(tmp_path):
+    path = tmp_path / "mask.png"
+    save_mask(path, np.array([[0, 9, 254]], np.uint8))
+    loader = CheckedLoadAnnotations()
+    result = loader.transform(sample(path, ignore_index=254))["gt_seg_map"]
+    assert result.tolist() == [[0, 9, 254]]
+    save_mask(path, np.array([[0, 9, 255]], np.uint8))
+    with pytest.raises(LabelError, match=r"255 \(1 pixels\); legal are 0 to 9 and 254"):
+        loader.transform(sample(path, ignore_index=254))
+
+
+@pytest.mark.parametrize("num_classes", [0, 256, -1])
+def test_bad_number_of_classes(num_classes):
+    with pytest.raises(ValueError, match=f"not {num_classes}"):
+        LabelRule(num_classes)
+
+
+# --- skipping -------------------------------------------------------------------------------------
+
+
+class Run:
+    """What the hook sees of a Runner."""
+
+    def __init__(self, train, log_dir):
+        self.train_dataloader = self.val_dataloader = self.test_dataloader = train
+        self.log_dir = log_dir
+        self.logger = MMLogger.get_current_instance()
+
+
+def skipping_dataset(tree):
+    cfg = tree.config()
+    for dataset in datasets(cfg):
+        dataset["pipeline"][0].update(type="CheckedLoadImage", on_unreadable="skip")
+    return DATASETS.build(cfg.train_dataloader.dataset)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_skipped_images_are_replaced_counted_and_reported(workers, tmp_path, caplog):
+    """Two of five images, through ConcatDataset and worker processes, three rounds."""
+    tree = make_tree("voc", tmp_path)
+    tree.image("train", 1).write_bytes(b"")
+    tree.image("aug", 0).unlink()
+    dataset = skipping_dataset(tree)
+    loader = DataLoader(dataset, num_workers=workers, collate_fn=list)
+    read = [sample["data_samples"].img_path for _ in range(3) for (sample,) in loader]
+    good = {str(tree.image("train", 0)), str(tree.image("train", 2)), str(tree.image("aug", 1))}
+    assert len(read) == 15 and set(read) <= good
+    run = Run(loader, tmp_path)
+    run.logger.addHandler(caplog.handler)
+    try:
+        hook = SkippedImagesHook()
+        assert isinstance(hook, Hook)
+        hook.after_train(run)
+    finally:
+        run.logger.removeHandler(caplog.handler)
+    lines = (tmp_path / "skipped_images.txt").read_text().splitlines()
+    counts = {line.split("\t")[1].split(": ")[0]: int(line.split("\t")[0]) for line in lines}
+    assert counts.keys() == {str(tree.image("train", 1)), str(tree.image("aug", 0))}
+    assert all(count >= 3 for count in counts.values())
+    (record,) = (r for r in caplog.records if "unreadable images were skipped" in r.message)
+    assert f"2 unreadable images were skipped, {sum(counts.values())} times" in record.message
+
+
+def test_nothing_skipped_is_nothing_reported(tmp_path):
+    loader = DataLoader(skipping_dataset(make_tree("camvid", tmp_path)), collate_fn=list)
+    list(loader)
+    SkippedImagesHook().after_train(Run(loader, tmp_path))
+    assert not (tmp_path / "skipped_images.txt").exists()
+
+
+def test_no_skipping_where_a_score_is_taken(tmp_path):
+    run = Run(DataLoader(skipping_dataset(make_tree("voc", tmp_path))), tmp_path)
+    hook = SkippedImagesHook()
+    with pytest.raises(ValueError, match="val_dataloader: on_unreadable='skip'"):
+        hook.before_val(run)
+    with pytest.raises(ValueError, match="test_dataloader: on_unreadable='skip'"):
+        hook.before_test(run)
+    hook.before_val(Run(DataLoader(DATASETS.build(ordinary(tmp_path / "b"))), tmp_path))
+
+
+def ordinary(root):
+    return make_tree("voc", root).config().train_dataloader.dataset
+
+
+def test_journal_is_one_for_the_copies_of_a_loader(tmp_path):
+    """Workers get copies, by fork or by pickle; another loader has another journal."""
+    loader = CheckedLoadImage(on_unreadable="skip")
+    assert pickle.loads(pickle.dumps(loader)).journal == loader.journal
+    assert CheckedLoadImage(on_unreadable="skip").journal != loader.journal
+    dataset = DATASETS.build(ordinary(tmp_path))
+    assert len(list(image_loaders(dataset))) == 2  # the two parts of trainaug
+
+
+def test_bad_on_unreadable():
+    with pytest.raises(ValueError, match="'raise' or 'skip', not 'ignore'"):
+        TRANSFORMS.build({"type": "CheckedLoadImage", "on_unreadable": "ignore"})
