@@ -108,6 +108,8 @@ def fourier_lambdas(values: Tensor, weight: Tensor, dilation: int = 1) -> Iterat
 
 def _fourier_is_faster(positions: int, taps: int, training: bool) -> bool:
     """Which way measured faster (docs/lambda.md): the direct form's backward is the slow part."""
+    if torch.onnx.is_in_onnx_export():  # ONNX has no complex products
+        return False
     if training:
         return taps >= 49 and taps * positions >= 50_000
     return taps >= 400 and positions >= 2_000

@@ -175,6 +175,11 @@ def test_large_windows_on_large_maps_are_transformed(taps, positions, training):
     assert not module._fourier_is_faster(positions, 9, training)
 
 
+def test_onnx_gets_convolutions(monkeypatch):
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    assert not module._fourier_is_faster(4096, 529, True)
+
+
 def test_squeeze_excitation_is_a_diagonal_lambda_shared_by_all_positions():
     attention = SqueezeExcitation(8, 3)
     x = torch.randn(2, 8, 5, 6)
