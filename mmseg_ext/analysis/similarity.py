@@ -20,13 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from mmseg_ext.layers.external_attention import MultiHeadExternalAttention, double_normalize_tokens
-from mmseg_ext.layers.manhattan_attention import (
-    ManhattanAttention,
-    _rotary_phase,
-    _rotate,
-    log_decays,
-)
-from mmseg_ext.layers.precision import full_precision
+from mmseg_ext.layers.manhattan_attention import ManhattanAttention, log_decays
 from mmseg_ext.layers.re_attention import ReAttention
 from mmseg_ext.layers.self_attention import SelfAttention
 
@@ -97,8 +91,7 @@ def _manhattan_maps(layer: ManhattanAttention, x: Tensor) -> Maps:
     height, width = x.shape[1:3]
     q, k = (p(x).unflatten(-1, (layer.num_heads, -1)) for p in (layer.q_proj, layer.k_proj))
     if layer.rotary:
-        phase = _rotary_phase(height, width, q.shape[-1], full_precision(q.dtype), q.device)
-        q, k = _rotate(q, phase), _rotate(k, phase)
+        q, k = _rotated(q), _rotated(k)
     q, k = (t.permute(0, 3, 1, 2, 4) for t in (q, k))  # (B, n, H, W, d)
     if layer.decomposed:
         columns = (t.transpose(2, 3) for t in (q, k))  # (B, n, W, H, d)
@@ -110,6 +103,17 @@ def _manhattan_maps(layer: ManhattanAttention, x: Tensor) -> Maps:
     along_h, along_w = (_line_distance(length, x.device) for length in (height, width))
     distance = along_h[:, None, :, None] + along_w[:, None]  # (H, W, H, W)
     return FullMaps(_decayed(layer, q, k, distance.flatten(2).flatten(0, 1)))
+
+
+def _rotated(x: Tensor) -> Tensor:
+    """Pairs of channels of (B, H, W, n, d) turned by theta_j times the raster index."""
+    _, height, width, _, dim = x.shape
+    theta = 10000.0 ** -torch.linspace(0, 1, dim // 2, dtype=torch.float64, device=x.device)
+    index = torch.arange(height * width, dtype=torch.float64, device=x.device)
+    angle = (index[:, None] * theta).view(height, width, 1, -1)  # (H, W, 1, d / 2)
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    even, odd = x[..., ::2], x[..., 1::2]
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
 
 
 def _line_distance(length: int, device: torch.device) -> Tensor:
