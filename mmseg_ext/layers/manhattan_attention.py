@@ -35,23 +35,23 @@ _ALONG_H, _ALONG_W = 1, 2
 
 
 def _bounded_cache(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Keep the latest tables by their arguments; a tracer gets a table of its own.
+    """Keep the latest tables by their arguments; the first argument is the tensor they are for.
 
     A table is an ordinary tensor even when it is made in inference mode: one that belonged to that
-    mode could not take part in training later.
+    mode could not take part in training later. Tracers, and tensors that are not ordinary (fake
+    ones), get tables of their own kind, which are not kept.
     """
     tables: dict[tuple, Tensor] = {}
 
     @wraps(build)
-    def lookup(*key) -> Tensor:
-        if torch.compiler.is_compiling():
+    def lookup(like: Tensor, *key) -> Tensor:
+        key = (*key, full_precision(like.dtype), like.device)
+        if torch.compiler.is_compiling() or type(like) is not Tensor:
             return build(*key)
         table = tables.get(key)
         if table is None:
             with torch.inference_mode(False), torch.no_grad():
                 table = build(*key)
-            if type(table) is not Tensor:  # made under a mode that fakes tensors
-                return table
             while len(tables) >= _CACHED_TABLES:
                 tables.pop(next(iter(tables)), None)
             tables[key] = table
@@ -386,7 +386,7 @@ class ManhattanAttention(nn.Module):
         q, k, v = (self._heads(t) for t in (self.q_proj(x), self.k_proj(x), v))
         height, width, dim = *x.shape[1:3], q.shape[-1]
         if self.rotary:
-            phase = _rotary_phase(height, width, dim, full_precision(q.dtype), q.device)
+            phase = _rotary_phase(q, height, width, dim)
             q, k = _rotate(q, phase), _rotate(k, phase)
         if self.decomposed:
             v = self._attend(q, k, v, _ALONG_W, width)
@@ -403,7 +403,6 @@ class ManhattanAttention(nn.Module):
             sequences = (_to_sequences(x, axis) for x in (q, k, v))
             return _from_sequences(F.scaled_dot_product_attention(*sequences), v.shape, axis)
         decay = (self.num_heads, self.decay_start, self.decay_range)
-        dtype = full_precision(q.dtype)
-        tables = [_axis_decay(*decay, length, dtype, q.device) for length in lengths]
+        tables = [_axis_decay(q, *decay, length) for length in lengths]
         attention = _FusedAttention.apply if q.device.type == "cpu" else _portable_attention
         return attention(q, k, v, axis, self.decay == "product", *tables)

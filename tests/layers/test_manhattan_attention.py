@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmseg_ext.analysis.plain_manhattan import plain_manhattan_attention
@@ -157,8 +158,8 @@ def test_rotary_phase_along_h_depends_on_the_width():
     """The published phase is of the raster index: padding on the right moves rows apart."""
     layer = attention(lce=False)
     x = maps(batch=1, height=4, width=1)
-    first = manhattan_attention._rotary_phase(4, 1, 8, torch.float64, x.device)
-    wide = manhattan_attention._rotary_phase(4, 3, 8, torch.float64, x.device)
+    first = manhattan_attention._rotary_phase(x, 4, 1, 8)
+    wide = manhattan_attention._rotary_phase(x, 4, 3, 8)
     assert torch.equal(wide[1, 0], first[3, 0])
     turned = manhattan_attention._rotate(layer._heads(x), first)
     assert torch.allclose(turned.norm(dim=-1), layer._heads(x).norm(dim=-1), rtol=1e-12)
@@ -232,6 +233,18 @@ def test_tables_are_cached_bounded_and_not_in_the_state_dict(monkeypatch):
     for width in range(5, 15):
         layer(maps(1, 3, width))
     assert len(tables) == 3
+
+
+def test_fake_tensors_neither_meet_nor_leave_tables():
+    layer = ManhattanAttention(16, 2, decomposed=False)
+    x = torch.randn(1, 6, 7, 16)
+    expected = layer(x)
+    with FakeTensorMode():
+        fake = ManhattanAttention(16, 2, decomposed=False)
+        assert fake(torch.randn(1, 6, 7, 16)).shape == (1, 6, 7, 16)
+        assert fake(torch.randn(1, 6, 8, 16)).shape == (1, 6, 8, 16)
+    assert torch.equal(layer(x), expected)
+    assert layer(torch.randn(1, 6, 8, 16)).isfinite().all()
 
 
 def test_batch_of_one_and_strided_input():
