@@ -26,34 +26,12 @@ class CheckedIoUMetric(IoUMetric):
     """
 
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
-        if not self.format_only:
-            num_classes = len(self.dataset_meta["classes"])
-            for sample in data_samples:
-                prediction = sample["pred_sem_seg"]["data"].squeeze(0)  # (H, W)
-                label = sample["gt_sem_seg"]["data"].squeeze(0).to(prediction.device)
+        for sample in data_samples:
+            try:
+                super().process(data_batch, [sample])
+            except _IllegalLabelError as error:
                 path = sample.get("seg_map_path", sample.get("img_path", "a label map"))
-                self._require_legal(prediction, label, num_classes, path)
-        super().process(data_batch, data_samples)
-
-    def _require_legal(
-        self, prediction: Tensor, label: Tensor, num_classes: int, path: str
-    ) -> None:
-        if prediction.shape != label.shape:
-            (height, width), (h, w) = label.shape, prediction.shape
-            raise LabelError(f"{path}: is {width}x{height}, its prediction {w}x{h}")
-        illegal = ((label < 0) | (label >= num_classes)) & (label != self.ignore_index)
-        wrong = (prediction < 0) | (prediction >= num_classes)
-        bad_label, bad_prediction = torch.stack([illegal.any(), wrong.any()]).tolist()
-        if bad_label:
-            raise LabelError(
-                f"{path}: values outside the {num_classes} classes: {_counts(label[illegal])}; "
-                f"ignored is {self.ignore_index}"
-            )
-        if bad_prediction:
-            raise ValueError(
-                f"{path}: predicted {_counts(prediction[wrong])}, but the dataset has "
-                f"{num_classes} classes: num_classes of the decode head does not fit it"
-            )
+                raise LabelError(f"{path}: {error}") from None
 
     @staticmethod
     def intersect_and_union(
@@ -63,8 +41,13 @@ class CheckedIoUMetric(IoUMetric):
 
         Both maps are (H, W) of one dtype and hold classes; `label` may hold `ignore_index`.
         """
+        if pred_label.shape != label.shape:
+            sizes = ["x".join(map(str, reversed(x.shape))) for x in (label, pred_label)]
+            raise _IllegalLabelError(f"is {sizes[0]}, its prediction {sizes[1]}")
         counted = label != ignore_index
         prediction, label = pred_label[counted].long(), label[counted].long()  # (N,)
+        if label.numel():
+            _require_classes(prediction, label, num_classes, ignore_index)
         confusion = torch.bincount(
             label * num_classes + prediction, minlength=num_classes**2
         ).reshape(num_classes, num_classes)  # (label, prediction)
@@ -73,7 +56,28 @@ class CheckedIoUMetric(IoUMetric):
         return intersection, of_label + predicted - intersection, predicted, of_label
 
 
-def _counts(values: Tensor) -> str:
+class _IllegalLabelError(ValueError):
+    """A label map that cannot be scored, before its file is named."""
+
+
+def _require_classes(
+    prediction: Tensor, label: Tensor, num_classes: int, ignore_index: int
+) -> None:
+    bounds = torch.stack([*label.aminmax(), *prediction.aminmax()]).tolist()
+    if bounds[0] < 0 or bounds[1] >= num_classes:
+        raise _IllegalLabelError(
+            f"values outside the {num_classes} classes: {_outside(label, num_classes)}; "
+            f"ignored is {ignore_index}"
+        )
+    if bounds[2] < 0 or bounds[3] >= num_classes:
+        raise ValueError(
+            f"predicted {_outside(prediction, num_classes)}, but the dataset has {num_classes} "
+            "classes: num_classes of the decode head does not fit it"
+        )
+
+
+def _outside(values: Tensor, num_classes: int) -> str:
+    values = values[(values < 0) | (values >= num_classes)]
     distinct, counts = values.unique(return_counts=True)
     shown = zip(distinct[:8].tolist(), counts[:8].tolist(), strict=True)
     text = ", ".join(f"{value} ({count} pixels)" for value, count in shown)

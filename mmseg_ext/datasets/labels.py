@@ -139,11 +139,24 @@ class LabelRule:
         Raises:
             LabelError: if it holds a value that is illegal; names each and its pixel count.
         """
-        if cv2.countNonZero(cv2.LUT(label, self.illegal)):
+        if self._is_violated(label):
             raise LabelError(f"{path}: {self.describe(self.offending(histogram(label)))}")
         if self.reduce_zero_label or self.label_map:
             return cv2.LUT(label, self.mapped)
         return label
+
+    @cached_property
+    def _top(self) -> int | None:
+        """The largest legal value but 255, where 0 to it and 255 are legal: the usual case."""
+        legal = np.flatnonzero(self.illegal == 0)
+        top = len(legal) - 2
+        usual = np.array_equal(legal, [*range(top + 1), 255])
+        return top if usual else None
+
+    def _is_violated(self, label: np.ndarray) -> bool:
+        if self._top is not None:  # one pass without a table: 255 wraps to 0
+            return (label + np.uint8(1)).max() > self._top + 1
+        return cv2.countNonZero(cv2.LUT(label, self.illegal)) > 0
 
     def offending(self, counts: np.ndarray) -> dict[int, int]:
         """Illegal values and their pixels in `counts` (256,), as `histogram` gives it."""
