@@ -5,17 +5,24 @@ are twice these (arXiv 2102.08602 as reproduced by third parties, docs/lambda.md
 """
 
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mmseg_ext.analysis.cost_table import MEBI, inference_step, training_step
 from mmseg_ext.analysis.measure import count_multiply_adds, paired_times, peak_memory
 from mmseg_ext.analysis.plain_lambda import LOCAL_WAYS, PlainLambdaLayer, conv3d, table
 from mmseg_ext.backbones.lambda_resnet import LambdaResNet
-from mmseg_ext.layers.lambda_layer import LambdaLayer
+from mmseg_ext.layers.lambda_layer import (
+    LambdaLayer,
+    apply_lambdas,
+    crop_embeddings,
+    direct_lambdas,
+    fourier_lambdas,
+)
 
 
 class PublishedCost(NamedTuple):
@@ -176,6 +183,64 @@ def timing_rows(timings: list[LayerTiming]) -> list[list[str]]:
     ]
 
 
+def _lambdas_applied(
+    fourier: bool, queries: Tensor, values: Tensor, weight: Tensor
+) -> Callable[[], Tensor]:
+    """A call of one of the layer's two ways, whichever the layer would choose."""
+    embeddings = crop_embeddings(weight, *values.shape[3:])
+
+    def run() -> Tensor:
+        ways = fourier_lambdas if fourier else lambda v, w: [direct_lambdas(v, w)]
+        y, first = None, 0
+        for lambdas in ways(values, embeddings):
+            last = first + lambdas.shape[1]
+            y = apply_lambdas(queries[:, :, first:last], lambdas, y)
+            first = last
+        return y
+
+    return run
+
+
+# Channels, side of the map, receptive field: LambdaResNet's stages at 224, 256 and 512.
+CHOICES = (
+    *((64 * 2**i, side, 23) for i, side in enumerate((56, 28, 14, 7))),
+    *((64 * 2**i, side, 23) for i, side in enumerate((128, 64, 32, 16))),
+    *((64 * 2**i, side, 9) for i, side in enumerate((64, 32, 16, 8))),
+    *((64 * 2**i, side, 7) for i, side in enumerate((128, 64, 32, 16))),
+)
+CHOICE_HEADINGS = [
+    "channels x side",
+    "r",
+    *(f"{mode}, {way}, ms" for mode in ("inference", "training") for way in ("direct", "Fourier")),
+]
+
+
+def choice_rows(rounds: int, device: str = "cpu") -> list[list[str]]:
+    """The layer's two ways beside each other, by size: what the layer's rule rests on.
+
+    One image, k = 16, h = 4, u = 1; position lambdas and their application alone, no projection.
+    """
+    rows = []
+    for channels, side, receptive_field in CHOICES:
+        queries = torch.randn(1, 4, 16, side, side, device=device, requires_grad=True)
+        values = torch.randn(1, 1, channels // 4, side, side, device=device, requires_grad=True)
+        weight = torch.randn(16, 1, receptive_field, receptive_field, device=device)
+        inputs = (queries, values, weight.requires_grad_())
+        cells = []
+        for training in (False, True):
+            runs = {}
+            for fourier in (False, True):
+                forward = _lambdas_applied(fourier, *inputs)
+                if training:
+                    runs[fourier] = lambda f=forward, i=inputs: torch.autograd.grad(f().sum(), i)
+                else:
+                    runs[fourier] = torch.no_grad()(forward)
+            seconds = paired_times(runs, rounds, warmup=1)
+            cells += [f"{1e3 * statistics.median(seconds[way]):.1f}" for way in (False, True)]
+        rows.append([f"{channels} x {side}", str(receptive_field), *cells])
+    return rows
+
+
 def draw_timings(timings: list[LayerTiming], path: str | Path) -> None:
     """Bars of the times over ours, one panel per case and mode."""
     from matplotlib.figure import Figure
@@ -192,7 +257,7 @@ def draw_timings(timings: list[LayerTiming], path: str | Path) -> None:
             color=["#c03028" if t.way == "ours" else "#8090a0" for t in chosen],
         )
         axis.bar_label(bars, [f" {t.milliseconds:.1f} ms" for t in chosen], fontsize=7)
-        axis.margins(x=0.2)
+        axis.margins(x=0.3)
         axis.set_title(", ".join(panel), fontsize=9)
         axis.set_xlabel("time over ours", fontsize=8)
         axis.tick_params(labelsize=7)

@@ -28,7 +28,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "parts",
         nargs="*",
-        help="of: counts local global memory throughput; all but throughput where none is named",
+        help="counts, local, choice, global, memory, throughput; without names all but the last",
     )
     parser.add_argument("--rounds", type=int, default=9, help="rounds in turns; medians are shown")
     parser.add_argument("--batch", type=int, default=1)
@@ -37,7 +37,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the measured rows to this file")
     parser.add_argument("--figure", type=Path, help="draw the layers' times to this PNG")
     args = parser.parse_args()
-    known = ("counts", "local", "global", "memory", "throughput")
+    known = ("counts", "local", "choice", "global", "memory", "throughput")
     for part in args.parts:
         if part not in known:
             parser.error(f"unknown part {part!r}: choose from {', '.join(known)}")
@@ -81,6 +81,9 @@ def main() -> None:
         print(markdown(lambda_cost.TIMING_HEADINGS, lambda_cost.timing_rows(timings)))
         if args.figure is not None:
             lambda_cost.draw_timings(timings, args.figure)
+    if "choice" in args.parts:
+        results["choice"] = lambda_cost.choice_rows(args.rounds, args.device)
+        print(markdown(lambda_cost.CHOICE_HEADINGS, results["choice"]))
     if "memory" in args.parts:
         results["training_mib"] = lambda_cost.training_memory(512, 2, args.device, with_cp=True)
         print(

@@ -1,0 +1,52 @@
+"""The lambda benchmark: its contenders compute one function, its tables hold what was measured."""
+
+import pytest
+import torch
+
+from mmseg_ext.analysis import lambda_cost
+from mmseg_ext.layers import LambdaLayer
+from tests.models import randomise
+
+
+@pytest.mark.parametrize("scope", ["local", "global"])
+@torch.no_grad()
+def test_contenders_compute_the_same(scope):
+    if scope == "local":
+        layer = randomise(LambdaLayer(16, receptive_field=7, position_bias=True)).eval()
+        contenders = lambda_cost.local_contenders(layer)
+    else:
+        layer = LambdaLayer(16, receptive_field=None, resolution=(8, 9)).eval()
+        contenders = lambda_cost.global_contenders(layer)
+    x = torch.randn(2, 16, 8, 9)
+    expected = layer(x)
+    assert len(contenders) == {"local": 7, "global": 2}[scope]
+    for module in contenders.values():
+        assert torch.allclose(module(x), expected, atol=2e-5 * expected.abs().max())
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_timings_name_every_way_and_draw(training, tmp_path):
+    contenders = lambda_cost.local_contenders(LambdaLayer(16, receptive_field=5))
+    timings = lambda_cost.measure_layer("case", contenders, (1, 16, 8, 8), training, rounds=2)
+    assert [t.way for t in timings] == list(contenders)
+    assert timings[0].over_ours == 1.0 and all(t.milliseconds > 0 for t in timings)
+    rows = lambda_cost.timing_rows(timings)
+    assert all(len(row) == len(lambda_cost.TIMING_HEADINGS) for row in rows)
+    lambda_cost.draw_timings(timings, tmp_path / "ways.png")
+    assert (tmp_path / "ways.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_choice_has_a_row_per_size(monkeypatch):
+    monkeypatch.setattr(lambda_cost, "CHOICES", ((16, 8, 5), (32, 4, 9)))
+    rows = lambda_cost.choice_rows(rounds=1)
+    assert [row[:2] for row in rows] == [["16 x 8", "5"], ["32 x 4", "9"]]
+    assert all(len(row) == len(lambda_cost.CHOICE_HEADINGS) for row in rows)
+
+
+def test_count_rows_put_the_papers_column_beside_ours(monkeypatch):
+    monkeypatch.setattr(lambda_cost, "KEY_HEAD_DEPTH_GRID", lambda_cost.KEY_HEAD_DEPTH_GRID[3:4])
+    monkeypatch.setattr(lambda_cost, "PLACEMENTS", {"CCLL": lambda_cost.PLACEMENTS["CCLL"]})
+    assert lambda_cost.count_rows() == [
+        ["k=16, h=4, u=1", "15.00", "15.0", "6.58", ""],
+        ["CCLL", "15.56", "15.4", "4.44", "differs"],
+    ]
