@@ -5,7 +5,7 @@ that makes it, instead of an assertion or an index error from deeper down; each 
 number of classes, by which `CheckedLoadAnnotations` refuses label maps that do not fit.
 """
 
-from pathlib import Path
+import os
 
 from mmengine import fileio
 from mmseg.datasets import ADE20KDataset, BaseSegDataset, CityscapesDataset, PascalVOCDataset
@@ -64,15 +64,12 @@ class CheckedDataset(BaseSegDataset):
         lines = [f"{problem}."]
         if self.LAYOUT:
             root = self.data_root or "data_root"
-            lines += [f"{type(self).__name__} expects below {root} (absolute: {_absolute(root)})"]
+            where = root if os.path.isabs(root) else f"{root} (here {os.path.abspath(root)})"
+            lines += [f"{type(self).__name__} expects below {where}"]
             lines += ["", *(f"    {line}" for line in self.LAYOUT.strip().splitlines()), ""]
         if self.PREPARATION:
             lines += [self.PREPARATION.strip()]
         return "\n".join(lines)
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).absolute())
 
 
 @DATASETS.register_module()
