@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mmcv.transforms import LoadImageFromFile
+from mmcv.transforms import Compose, LoadImageFromFile
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
 from mmseg.datasets.transforms import LoadAnnotations
@@ -215,6 +215,17 @@ def test_image_without_dataset_passes(tmp_path):
     assert "gt_seg_map" not in CheckedLoadAnnotations().transform(dict(results))
     with pytest.raises(KeyError):
         CheckedLoadAnnotations().transform(results | {"sample_idx": 0})
+
+
+@pytest.mark.parametrize("layout", ["voc", "ade20k", "cityscapes", "camvid"])
+def test_single_images_pass_the_test_pipelines(layout, tmp_path):
+    """What mmsegmentation's inference does with a config: it looks for the loader by its name."""
+    tree = make_tree(layout, tmp_path)
+    steps = tree.config().test_dataloader.dataset.pipeline
+    assert steps[0] == {"type": "LoadImageFromFile"}
+    compose = Compose([TRANSFORMS.build(step) for step in steps])
+    packed = compose({"img_path": str(tree.image())})
+    assert packed["inputs"].shape[0] == 3 and "gt_sem_seg" not in packed["data_samples"]
 
 
 def test_another_ignored_value(tmp_path):
