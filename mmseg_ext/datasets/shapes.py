@@ -184,10 +184,10 @@ def _bounding_box(mask: np.ndarray) -> tuple[slice, slice]:
 
 
 def _colour(rng: Generator, unlike: np.ndarray | None = None) -> np.ndarray:
-    """A colour (3,) in [30, 235], at a distance of 70 or more from `unlike` so that it is seen."""
+    """A colour (3,) in [30, 235], at a distance of 90 or more from `unlike` so that it is seen."""
     while True:
         colour = rng.uniform(30.0, 235.0, 3)
-        if unlike is None or np.linalg.norm(colour - unlike) >= 70.0:
+        if unlike is None or np.linalg.norm(colour - unlike) >= 90.0:
             return colour
 
 
@@ -202,7 +202,7 @@ def render(seed: int, index: int, size: int = 128) -> tuple[np.ndarray, np.ndarr
     canvas.defocus(3.0 * scale)
     kinds = rng.permutation(len(FORMS))[:2]
     for kind in rng.choice(kinds, rng.integers(3, 7)):
-        form, radius = list(FORMS.values())[kind], rng.uniform(18, 28) * scale
+        form, radius = list(FORMS.values())[kind], rng.uniform(19, 29) * scale
         canvas.paint(form, radius, tilt=0.2, margin=0.08, label=kind + 1)
     for _ in range(rng.integers(0, 3)):
         canvas.paint(_stroke(rng), rng.uniform(20, 50) * scale)
