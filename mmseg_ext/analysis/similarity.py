@@ -89,20 +89,25 @@ Maps = FullMaps | DecomposedMaps
 def _manhattan_maps(layer: ManhattanAttention, x: Tensor) -> Maps:
     """Maps of a layer on (B, H, W, C): decomposed or over all positions."""
     height, width = x.shape[1:3]
-    q, k = (p(x).unflatten(-1, (layer.num_heads, -1)) for p in (layer.q_proj, layer.k_proj))
-    if layer.rotary:
-        q, k = _rotated(q), _rotated(k)
-    q, k = (t.permute(0, 3, 1, 2, 4) for t in (q, k))  # (B, n, H, W, d)
+    q, k = queries_and_keys(layer, x)
     if layer.decomposed:
         columns = (t.transpose(2, 3) for t in (q, k))  # (B, n, W, H, d)
         return DecomposedMaps(
-            along_h=_decayed(layer, *columns, _line_distance(height, x.device)),
-            along_w=_decayed(layer, q, k, _line_distance(width, x.device)),
+            along_h=decayed_softmax(layer, *columns, _line_distance(height, x.device)),
+            along_w=decayed_softmax(layer, q, k, _line_distance(width, x.device)),
         )
     q, k = (t.flatten(2, 3) for t in (q, k))  # (B, n, L, d)
     along_h, along_w = (_line_distance(length, x.device) for length in (height, width))
     distance = along_h[:, None, :, None] + along_w[:, None]  # (H, W, H, W)
-    return FullMaps(_decayed(layer, q, k, distance.flatten(2).flatten(0, 1)))
+    return FullMaps(decayed_softmax(layer, q, k, distance.flatten(2).flatten(0, 1)))
+
+
+def queries_and_keys(layer: ManhattanAttention, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What a layer on (B, H, W, C) compares, each (B, heads, H, W, d), phases applied."""
+    q, k = (p(x).unflatten(-1, (layer.num_heads, -1)) for p in (layer.q_proj, layer.k_proj))
+    if layer.rotary:
+        q, k = _rotated(q), _rotated(k)
+    return q.permute(0, 3, 1, 2, 4), k.permute(0, 3, 1, 2, 4)
 
 
 def _rotated(x: Tensor) -> Tensor:
@@ -121,7 +126,7 @@ def _line_distance(length: int, device: torch.device) -> Tensor:
     return (position[:, None] - position).abs()  # (l, l)
 
 
-def _decayed(layer: ManhattanAttention, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
+def decayed_softmax(layer: ManhattanAttention, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
     """softmax of q k^T / sqrt(d) with the layer's decay by `distance`, for (B, n, ..., l, d)."""
     logits = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
     if layer.decay is None:
@@ -273,10 +278,10 @@ def attention_similarity(
     if not names:
         raise ValueError(f"{type(backbone).__name__} has none of the layers {_known()}")
     totals: dict[str, list[_Sums]] = {}
-    with _evaluating(backbone):
+    with evaluating(backbone):
         for batch in [images] if isinstance(images, Tensor) else images:
             for image in batch.split(1):
-                inputs = _layer_inputs(backbone, names, image)
+                inputs = layer_inputs(backbone, names, image)
                 for group, layers in _grouped(inputs, names).items():
                     maps = [attention_maps(layer, inputs[layer]) for layer in layers]
                     sums = _similarities(maps, threshold)
@@ -288,7 +293,7 @@ def attention_similarity(
 
 
 @contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     training = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -298,7 +303,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _layer_inputs(
+def layer_inputs(
     model: nn.Module, layers: Iterable[nn.Module], image: Tensor
 ) -> dict[nn.Module, Tensor]:
     """What each of `layers` is called with in one forward, in the order of the calls."""
