@@ -6,6 +6,7 @@ work directory as always.
 
 import contextlib
 import io
+import itertools
 import sys
 import time
 import warnings
@@ -87,7 +88,7 @@ def train_and_test(config: str, work_dir: Path, options: dict | None = None) -> 
     """
     with _log_to_file_only():
         args = train_parser().parse_args([config, "--work-dir", str(work_dir)])
-        args.cfg_options = options
+        args.cfg_options = _own_visualizer(options)
         runner = build_train_runner(args)
     runner.register_hook(ProgressLine())
     start = time.perf_counter()
@@ -119,9 +120,18 @@ def test(
         args = test_parser().parse_args(
             [config, str(checkpoint), "--work-dir", str(work_dir), *flags]
         )
-        args.cfg_options = options
+        args.cfg_options = _own_visualizer(options)
         runner = build_test_runner(args)
-    return runner.test()["mIoU"] / 100
+    return float(runner.test()["mIoU"]) / 100
+
+
+_run_numbers = itertools.count()
+
+
+def _own_visualizer(options: dict | None) -> dict:
+    """mmengine keeps visualizers by name: under the config's name a second run of the process
+    would write its scalars into the first one's folder."""
+    return {**(options or {}), "visualizer.name": f"short_run_{next(_run_numbers)}"}
 
 
 def predict(outcome: Outcome, images: list[np.ndarray]) -> list[np.ndarray]:
