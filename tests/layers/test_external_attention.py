@@ -82,6 +82,10 @@ VARIANTS = [
 ]
 
 
+def variant_name(variant: dict) -> str:
+    return ", ".join(getattr(v, "__name__", f"{k}={v}") for k, v in variant.items()) or "default"
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("fused", [False, True])
 def test_parity_with_published_code(dtype, fused):
@@ -101,7 +105,7 @@ def test_parameter_count():
     assert tied == 591_360 - 64 * 512  # the 558,592 of the paper's count
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("variant", VARIANTS, ids=variant_name)
 @pytest.mark.parametrize("size", [(9, 11), (2, 2)], ids=["composed", "published order"])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_equals_plain_formulation(variant, size, training):
@@ -123,7 +127,7 @@ def test_equals_plain_formulation(variant, size, training):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("variant", VARIANTS[:4], ids=str)
+@pytest.mark.parametrize("variant", VARIANTS[:4], ids=variant_name)
 def test_exact_in_float64(variant):
     block = trained_like(**variant).double()
     reference = Plain(block)
@@ -134,7 +138,7 @@ def test_exact_in_float64(variant):
     assert gradient_difference(block, reference.block) <= 1e-12
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("variant", VARIANTS, ids=variant_name)
 def test_fused_equals_eval(variant):
     block = trained_like(**variant).eval()
     fused = fuse_model(nn.Sequential(block))
