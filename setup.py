@@ -1,9 +1,11 @@
 """Packaging of mmseg_ext. Tool settings live in pyproject.toml."""
 
 import re
+import shutil
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
 VERSION = re.search(
@@ -21,13 +23,43 @@ MM = [
     "tensorboard>=2.14",
     "rich>=13",
 ]
+EXPORT = ["onnx>=1.17", "onnxscript>=0.5", "onnxruntime>=1.20"]
 TEST = [
     "pytest>=8",
     "pytest-xdist>=3.5",
     "hypothesis>=6.100",
     "torchmetrics>=1.4",
+    "scipy>=1.10",
     "ruff==0.17.5",
 ]
+
+# What mim looks for under mmseg_ext/.mim, as in the OpenMMLab packages.
+MIM = ("configs", "demo", "tools", "model-index.yml")
+
+
+class BuildPackage(build_py):
+    """Puts `.mim` into the package: copies in a wheel, links in an editable installation.
+
+    OpenMMLab's own set-up looks for 'develop' among the command's words. An editable
+    installation of today (PEP 660) builds this command with `editable_mode` set instead.
+    """
+
+    def run(self) -> None:
+        super().run()
+        package = ROOT / "mmseg_ext" if self.editable_mode else Path(self.build_lib, "mmseg_ext")
+        folder = package / ".mim"
+        if folder.exists():  # what an earlier build left
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        for name in MIM:
+            if self.editable_mode:
+                (folder / name).symlink_to(Path("..", "..", name))
+            elif (ROOT / name).is_dir():
+                ignored = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+            else:
+                shutil.copy2(ROOT / name, folder / name)
+
 
 setup(
     name="mmseg-ext",
@@ -40,5 +72,6 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["mmseg_ext", "mmseg_ext.*"]),
     install_requires=["torch>=2.4", "numpy>=1.24", "safetensors>=0.4"],
-    extras_require={"mm": MM, "test": MM + TEST},
+    extras_require={"mm": MM, "export": EXPORT, "test": MM + EXPORT + TEST},
+    cmdclass={"build_py": BuildPackage},
 )

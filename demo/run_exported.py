@@ -1,0 +1,79 @@
+"""Segment a folder of images with an exported file, without mmsegmentation and without mmseg_ext.
+
+    python demo/run_exported.py MODEL.onnx IMAGES OUT
+
+needs numpy, Pillow and onnxruntime; MODEL.pt2 needs torch in the place of onnxruntime. For each
+image, OUT gets a label map (`NAME.png`, class indices) and a picture of the classes over the image
+(`NAME_overlay.png`). An image that cannot be read is named at the end, and the rest go on.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+def load(path: Path):
+    """A function from images (1, 3, H, W) to scores (1, classes, H, W), and the metadata."""
+    if path.suffix == ".onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(path)
+        properties = session.get_modelmeta().custom_metadata_map
+        metadata = {key: json.loads(value) for key, value in properties.items()}
+        return lambda images: session.run(["scores"], {"images": images})[0], metadata
+    import torch
+
+    files = {"metadata.json": ""}
+    program = torch.export.load(path, extra_files=files).module()
+
+    def run(images):
+        with torch.no_grad():
+            return program(torch.from_numpy(images)).numpy()
+
+    return run, json.loads(files["metadata.json"])
+
+
+def segment(run, metadata: dict, image: Image.Image) -> np.ndarray:
+    """Class indices (H, W) of an RGB image; a file for one size sees the image resized to it."""
+    size = image.size
+    if not metadata["dynamic"]:
+        height, width = metadata["size"]
+        image = image.resize((width, height))
+    pixels = np.asarray(image, dtype=np.float32).transpose(2, 0, 1)[None]  # (1, 3, H, W)
+    labels = run(np.ascontiguousarray(pixels))[0].argmax(0).astype(np.uint8)  # (H, W)
+    return np.asarray(Image.fromarray(labels).resize(size, Image.Resampling.NEAREST))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("images", type=Path)
+    parser.add_argument("out", type=Path)
+    args = parser.parse_args()
+    run, metadata = load(args.model)
+    palette = np.array(metadata["palette"], dtype=np.uint8)
+    args.out.mkdir(parents=True, exist_ok=True)
+    broken = []
+    paths = sorted(p for p in args.images.iterdir() if p.is_file())
+    for path in paths:
+        try:
+            with Image.open(path) as file:
+                image = file.convert("RGB")
+        except OSError as error:  # Pillow's own, truncated files included
+            broken.append(f"{path}: {error}")
+            continue
+        labels = segment(run, metadata, image)
+        Image.fromarray(labels).save(args.out / f"{path.stem}.png")
+        overlay = Image.blend(image, Image.fromarray(palette[labels]), 0.5)
+        overlay.save(args.out / f"{path.stem}_overlay.png")
+    print(f"{len(paths) - len(broken)} of {len(paths)} images segmented into {args.out}")
+    print("\n".join(broken), file=sys.stderr, end="\n" if broken else "")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
