@@ -16,6 +16,10 @@ if importlib.util.find_spec("tensorboard") is not None:
     vis_backends.append(dict(type="TensorboardVisBackend"))
 visualizer = dict(type="SegLocalVisualizer", vis_backends=vis_backends, name="visualizer")
 
+# Exact resume, checkpoints written whole or not at all: docs/reliability.md.
+runner_type = "DurableRunner"
+min_backbone_share = 0.9  # of a backbone's values that loaded weights must fill
+
 log_processor = dict(by_epoch=False)
 log_level = "INFO"
 default_hooks = dict(
@@ -23,7 +27,7 @@ default_hooks = dict(
     logger=dict(type="LoggerHook", interval=50, log_metric_by_epoch=False),  # with the ETA
     param_scheduler=dict(type="ParamSchedulerHook"),
     checkpoint=dict(
-        type="CheckpointHook",
+        type="DurableCheckpointHook",
         by_epoch=False,
         interval=4000,
         max_keep_ckpts=3,
@@ -32,6 +36,9 @@ default_hooks = dict(
     sampler_seed=dict(type="DistSamplerSeedHook"),
     visualization=dict(type="SegVisualizationHook"),
     skipped_images=dict(type="SkippedImagesHook"),
+    finite_loss=dict(type="FiniteLossHook", max_skipped=20),
+    stop_on_signal=dict(type="StopOnSignalHook"),
+    run_record=dict(type="RunRecordHook"),
 )
 
 load_from = None

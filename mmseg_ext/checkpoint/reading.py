@@ -1,13 +1,76 @@
-"""Reading a file of weights. No path here unpickles: a file that needs it is refused."""
+"""Reading a checkpoint. No path here unpickles: a file that needs it is refused."""
 
 import pickle
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
+from mmseg_ext.checkpoint.digest import CHECKSUM, content_digest
+from mmseg_ext.checkpoint.errors import BrokenCheckpoint, UnsafeCheckpoint
+
 # Where published checkpoints keep the state dict: mmengine, RMT and timm, EANet and EMANet, EMA.
 _WRAPPERS = ("state_dict", "model", "net", "state_dict_ema")
+
+
+def read_checkpoint(path: str | Path, map_location: object = "cpu") -> object:
+    """Everything in a `.safetensors` or torch file, by `weights_only=True` and nothing else.
+
+    A `.safetensors` file gives its name -> tensor mapping. Where the file carries a checksum
+    (ours do), the content is compared with it.
+
+    Raises:
+        FileNotFoundError: where there is no such file.
+        UnsafeCheckpoint: for a file that only unpickling could read.
+        BrokenCheckpoint: for a truncated or changed file.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such checkpoint file")
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path, map_location)
+    return read_torch(path, str(path), map_location)
+
+
+def _read_safetensors(path: Path, map_location: object) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise BrokenCheckpoint(f"{path}: not a readable safetensors file ({error})") from error
+    if map_location in (None, "cpu"):
+        return tensors
+    return {key: value.to(map_location) for key, value in tensors.items()}
+
+
+def read_torch(file: str | Path | BinaryIO, name: str, map_location: object = "cpu") -> object:
+    """The content of a torch file, named `name` in messages; see `read_checkpoint`."""
+    try:
+        content = torch.load(file, map_location=map_location, weights_only=True)
+    except pickle.UnpicklingError as error:
+        # torch's message names what it refused; a file cut short has no such thing to name.
+        if "Unsupported" in str(error) or "GLOBAL" in str(error):
+            raise UnsafeCheckpoint(
+                f"{name}: holds objects other than tensors and plain containers; loading them "
+                "could run code, so it is refused. If you trust where the file comes from, convert "
+                f"it once: python tools/model_converters/unpickle2safe.py {name} NEW.pth "
+                "--i-trust-this-file"
+            ) from error
+        raise BrokenCheckpoint(f"{name}: not a readable torch file ({_line(error)})") from error
+    except (RuntimeError, EOFError, ValueError, KeyError, IndexError) as error:
+        raise BrokenCheckpoint(f"{name}: not a readable torch file ({_line(error)})") from error
+    if isinstance(content, dict) and CHECKSUM in content:
+        expected = content.pop(CHECKSUM)
+        if content_digest(content) != expected:
+            raise BrokenCheckpoint(f"{name}: the content does not have the checksum it was given")
+    return content
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:
@@ -15,30 +78,10 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
 
     Raises:
         FileNotFoundError: where there is no such file.
-        ValueError: for a file that is broken, needs unpickling of arbitrary objects (which could
-            run code), or holds no state dict.
+        UnsafeCheckpoint, BrokenCheckpoint: as `read_checkpoint` does.
+        ValueError: for a file that holds no state dict.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such checkpoint file")
-    if path.suffix == ".safetensors":
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        try:
-            return load_file(path)
-        except SafetensorError as error:
-            raise ValueError(f"{path}: not a readable safetensors file ({error})") from error
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"{path}: holds objects other than tensors and plain containers; loading them could "
-            "run code, so it is refused. If you trust its source, save its state dict alone first."
-        ) from error
-    except (RuntimeError, EOFError) as error:
-        raise ValueError(f"{path}: not a readable torch file ({error})") from error
-    return unwrap_state_dict(content, str(path))
+    return unwrap_state_dict(read_checkpoint(path), str(path))
 
 
 def unwrap_state_dict(content: object, source: str) -> dict[str, Tensor]:

@@ -1,13 +1,36 @@
-"""What the training loop lacks: hooks, optimizer constructors, schedulers."""
+"""What the training loop lacks: durable runs, hooks, optimizer constructors, schedulers.
 
+Importing this makes every path on which the mm stack loads weights safe: see
+`mmseg_ext.checkpoint.loaders` and `mmseg_ext.checkpoint.coverage`.
+"""
+
+from mmseg_ext.checkpoint.coverage import report_every_load
+from mmseg_ext.checkpoint.loaders import register_safe_loaders
+from mmseg_ext.engine.amp import PortableAmpOptimWrapper
+from mmseg_ext.engine.checkpoint_hook import DurableCheckpointHook
 from mmseg_ext.engine.distributed import CPUDistributedDataParallel
+from mmseg_ext.engine.finite_loss import FiniteLossHook
 from mmseg_ext.engine.held_poly_lr import HeldPolyLR
 from mmseg_ext.engine.optim_wrapper_constructor import RoleOptimWrapperConstructor
+from mmseg_ext.engine.run_record import RunRecordHook
+from mmseg_ext.engine.runner import DurableRunner
+from mmseg_ext.engine.sample_seeds import PositionedInfiniteSampler
 from mmseg_ext.engine.skipped_images import SkippedImagesHook
+from mmseg_ext.engine.stop_signals import StopOnSignalHook
 
 __all__ = [
     "CPUDistributedDataParallel",
+    "DurableCheckpointHook",
+    "DurableRunner",
+    "FiniteLossHook",
     "HeldPolyLR",
+    "PortableAmpOptimWrapper",
+    "PositionedInfiniteSampler",
     "RoleOptimWrapperConstructor",
+    "RunRecordHook",
     "SkippedImagesHook",
+    "StopOnSignalHook",
 ]
+
+register_safe_loaders()
+report_every_load()

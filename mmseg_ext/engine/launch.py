@@ -4,6 +4,8 @@ The flags and their meaning are mmsegmentation's (1.2.2 and 1.4.2). Differences,
 
 - `--auto-scale-lr` is added, as mmdetection has it; without it a batch other than the one that
   the learning rate is meant for is a warning. The batch counts gradient accumulation.
+- `--amp` runs on the CPU too, in bfloat16.
+- A run that torchrun or Slurm starts again resumes by itself.
 - `--resume` never takes `load_from` of a config for a run to resume: a fine-tuning config
   resumes its own work directory. `--cfg-options load_from=FILE` beside `--resume` still does.
 - `--tta` takes `StreamingSegTTAModel` where a config names no `tta_model`.
@@ -11,6 +13,7 @@ The flags and their meaning are mmsegmentation's (1.2.2 and 1.4.2). Differences,
 """
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -19,13 +22,18 @@ from pathlib import Path
 
 import torch.distributed
 from mmengine.config import Config, DictAction
-from mmengine.device import get_device
 from mmengine.registry import RUNNERS
-from mmengine.runner import Runner, find_latest_checkpoint
+from mmengine.runner import Runner
 
+from mmseg_ext.checkpoint.durable import candidates
+from mmseg_ext.checkpoint.errors import CheckpointError
 from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.engine.launch_error import LaunchError
 from mmseg_ext.engine.pretrained import is_address, require_weights
+from mmseg_ext.engine.run_error import RunError
+
+# A disk that is full, over its quota, broken or read-only.
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES)
 
 
 class _ConfigOptions(DictAction):
@@ -92,16 +100,15 @@ def test_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def load_config(
+def load_settings(
     path: str, options: dict | None = None, work_dir: str | None = None, launcher: str = "none"
 ) -> Config:
-    """The config at `path` with `options` merged in and its work directory made.
+    """The config at `path` with `options` merged in.
 
     The work directory is `work_dir`, else the config's own, else `work_dirs/<config's name>`.
 
     Raises:
-        LaunchError: if the file is missing or does not load, an option does not fit, or the work
-            directory cannot be written.
+        LaunchError: if the file is missing or does not load, or an option does not fit.
     """
     if not Path(path).is_file():
         raise LaunchError(f"config: there is no file {path!r}")
@@ -116,6 +123,18 @@ def load_config(
         except (KeyError, IndexError, TypeError, AssertionError) as error:
             raise LaunchError(f"--cfg-options {options}: {_one_line(error)}") from error
     cfg.work_dir = work_dir or cfg.get("work_dir") or f"./work_dirs/{Path(path).stem}"
+    return cfg
+
+
+def load_config(
+    path: str, options: dict | None = None, work_dir: str | None = None, launcher: str = "none"
+) -> Config:
+    """As `load_settings`, with the work directory made.
+
+    Raises:
+        LaunchError: as there, or if the work directory cannot be written.
+    """
+    cfg = load_settings(path, options, work_dir, launcher)
     _make_work_dir(cfg.work_dir)
     return cfg
 
@@ -133,34 +152,34 @@ def _make_work_dir(path: str) -> None:
         raise LaunchError(f"work dir {path!r} cannot be written: Permission denied")
 
 
-def _enable_amp(cfg: Config) -> None:
+def enable_amp(cfg: Config) -> None:
     kind = cfg.optim_wrapper.type
-    if kind == "AmpOptimWrapper":
+    if kind in ("AmpOptimWrapper", "PortableAmpOptimWrapper"):
         return
     if kind != "OptimWrapper":
         raise LaunchError(f"--amp needs the optimizer wrapper OptimWrapper, but got {kind}")
-    if get_device() not in ("cuda", "npu", "mlu", "musa"):  # AmpOptimWrapper's own list
-        raise LaunchError(f"--amp needs a GPU, and this run is on {get_device()}; leave it out")
-    cfg.optim_wrapper.type = "AmpOptimWrapper"
-    cfg.optim_wrapper.loss_scale = "dynamic"
+    cfg.optim_wrapper.type = "PortableAmpOptimWrapper"
+
+
+def _restarted() -> bool:
+    """Whether torchrun started this process again, or Slurm requeued its job."""
+    names = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    return any(int(os.environ.get(name) or 0) > 0 for name in names)
 
 
 def _set_resume(cfg: Config, resume: bool, options: dict | None) -> None:
-    """Resume from `load_from` where the command line names it, else from the work directory."""
-    cfg.resume = resume or cfg.get("resume", False)
-    if not cfg.resume or "load_from" in (options or {}):
-        return
-    if not Path(cfg.work_dir, "last_checkpoint").is_file():
-        # Nothing to go on from: a first start, from `load_from` where the config names it.
-        cfg.resume = cfg.resume and not cfg.get("load_from")
-        return
-    latest = find_latest_checkpoint(cfg.work_dir)
-    if not Path(latest).is_file():
-        raise LaunchError(
-            f"--resume: {cfg.work_dir}/last_checkpoint names {latest!r}, which is not there; name "
-            "another with --cfg-options load_from=FILE"
-        )
-    cfg.load_from = None
+    """Resume from `load_from` where the command line names it, else from the work directory.
+
+    A run that its launcher started again goes on from its own work directory first.
+    """
+    resume = resume or cfg.get("resume", False)
+    named = "load_from" in (options or {})
+    restarted = _restarted()
+    own = (restarted or (resume and not named)) and bool(candidates(cfg.work_dir))
+    if own:
+        cfg.load_from = None
+    # Else there is nothing to go on from: a first start, from `load_from` where there is one.
+    cfg.resume = own or (resume and (named or not cfg.get("load_from")))
 
 
 def effective_batch(runner: Runner) -> int:
@@ -225,7 +244,7 @@ def build_train_runner(args: argparse.Namespace) -> Runner:
     """
     cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher)
     if args.amp:
-        _enable_amp(cfg)
+        enable_amp(cfg)
     _set_resume(cfg, args.resume, args.cfg_options)
     require_weights(cfg)
     init_distributed(cfg)
@@ -281,13 +300,25 @@ def build_test_runner(args: argparse.Namespace) -> Runner:
 
 
 @contextmanager
-def _one_message():
-    """A LaunchError ends the process with its message, printed by one process per machine."""
+def one_message():
+    """What keeps a run from starting or going on ends the process with one message.
+
+    What is the same in all processes is printed by one per machine.
+    """
     try:
         yield
-    except LaunchError as error:
+    except (LaunchError, CheckpointError) as error:
         first = int(os.environ.get("LOCAL_RANK", 0)) == 0
         sys.exit(f"mmseg_ext: {error}" if first else 1)
+    except RunError as error:  # of this process alone
+        sys.exit(f"mmseg_ext: {error}")
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        sys.exit(
+            f"mmseg_ext: {error.filename or 'a file of the run'}: {error.strerror}; the "
+            "checkpoints written before are untouched, --resume goes on from the last of them"
+        )
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
@@ -302,12 +333,12 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
 def train(argv: Sequence[str] | None = None) -> None:
     """`tools/train.py`: `argv` is the command line, by default the process's."""
     args = _parse(train_parser(), argv)
-    with _one_message():
+    with one_message():
         build_train_runner(args).train()
 
 
 def test(argv: Sequence[str] | None = None) -> None:
     """`tools/test.py`: `argv` is the command line, by default the process's."""
     args = _parse(test_parser(), argv)
-    with _one_message():
+    with one_message():
         build_test_runner(args).test()

@@ -31,3 +31,64 @@ class KillAt(Hook):
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         if runner.iter + 1 == self.iteration:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Crash(Exception):
+    """What `CrashAt` raises."""
+
+
+@HOOKS.register_module()
+class CrashAt(Hook):
+    """Raise `Crash` after iteration `iteration`, before anything is saved there."""
+
+    def __init__(self, iteration: int):
+        self.iteration = iteration
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if runner.iter + 1 == self.iteration:
+            raise Crash
+
+
+@HOOKS.register_module()
+class SpoilLossAt(Hook):
+    """Give the loss of iteration `iteration` (and of those after it, up to `last`) a value."""
+
+    def __init__(self, iteration: int, value: float, last: int = 0):
+        self.iterations = range(iteration, max(iteration, last) + 1)
+        self.value = value
+
+    def before_train(self, runner):
+        parse = runner.model.parse_losses
+
+        def spoiled(losses):
+            loss, logged = parse(losses)
+            wrong = runner.iter + 1 in self.iterations
+            return loss * (self.value if wrong else 1.0), logged
+
+        runner.model.parse_losses = spoiled
+
+
+@HOOKS.register_module()
+class SignalAt(Hook):
+    """Send this process signal `number` at iteration `iteration`."""
+
+    def __init__(self, iteration: int, number: int, rank: int = 0):
+        self.iteration, self.number, self.rank = iteration, number, rank
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.iter + 1 == self.iteration and get_rank() == self.rank:
+            os.kill(os.getpid(), self.number)
+
+
+@HOOKS.register_module()
+class KillOnce(Hook):
+    """SIGKILL process `rank` after iteration `iteration`, the first time that comes."""
+
+    def __init__(self, iteration: int, rank: int, marker: str):
+        self.iteration, self.rank, self.marker = iteration, rank, Path(marker)
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        here = runner.iter + 1 == self.iteration and get_rank() == self.rank
+        if here and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -66,7 +66,7 @@ def trained(tmp_path_factory) -> Path:
 
 
 def weights(work_dir: Path, iteration: int) -> dict:
-    return torch.load(work_dir / f"iter_{iteration}.pth", weights_only=False)["state_dict"]
+    return torch.load(work_dir / f"iter_{iteration}.pth", weights_only=True)["state_dict"]
 
 
 def test_train_writes_checkpoints_the_best_one_and_a_progress_line(trained):
@@ -212,10 +212,9 @@ def test_sync_bn_under_gloo_ends_in_one_message(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU makes the messages different")
-def test_flags_that_need_a_gpu_or_a_launcher(tmp_path):
+def test_flags_that_need_a_launcher(tmp_path):
     config = write_config(tmp_path)
     work = ["--work-dir", tmp_path / "work"]
-    assert "--amp needs a GPU" in fails(train, config, *work, "--amp")
     message = fails(train, config, *work, "--launcher", "pytorch")
     assert "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not set" in message
     assert "needs GPUs" in fails(train, config, *work, "--launcher", "slurm")

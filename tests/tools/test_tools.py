@@ -54,7 +54,7 @@ def test_two_processes_train_as_one_with_the_whole_batch(tmp_path, monkeypatch):
     assert halves == pytest.approx(whole, rel=1e-5)
 
     two, one = (
-        torch.load(tmp_path / name / "iter_5.pth", weights_only=False)["state_dict"]
+        torch.load(tmp_path / name / "iter_5.pth", weights_only=True)["state_dict"]
         for name in ("two", "one")
     )
     assert two.keys() == one.keys()

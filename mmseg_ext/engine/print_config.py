@@ -1,0 +1,32 @@
+"""`print_config.py CONFIG [train.py's flags]`: what that training would run with, without it."""
+
+import json
+import os
+from collections.abc import Sequence
+
+from mmseg_ext.engine.launch import enable_amp, load_settings, one_message, train_parser
+from mmseg_ext.engine.run_record import describe_run
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the resolved config, then the record of `run.json`; nothing is built or written.
+
+    The number of processes is `WORLD_SIZE` where that is set, else `--world-size`.
+    """
+    parser = train_parser()
+    parser.prog = "print_config.py"
+    parser.description = "Print the config and the record that a training would start with"
+    parser.add_argument(
+        "--world-size", type=int, default=int(os.environ.get("WORLD_SIZE", 1)), help="processes"
+    )
+    args = parser.parse_args(argv)
+    with one_message():
+        cfg = load_settings(args.config, args.cfg_options, args.work_dir, args.launcher)
+        if args.amp:
+            enable_amp(cfg)
+        if args.auto_scale_lr:
+            cfg.auto_scale_lr["enable"] = True
+        seed = cfg.get("randomness", {}).get("seed")
+        record = describe_run(cfg, args.world_size, seed)
+    print(cfg.pretty_text)
+    print(json.dumps(record, indent=2, default=str))

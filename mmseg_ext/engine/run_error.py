@@ -1,0 +1,13 @@
+"""The errors of a run that has started."""
+
+
+class RunError(RuntimeError):
+    """A run that had to stop. The message is complete: the tools print it, no trace."""
+
+
+class NonFiniteLoss(RunError):
+    """A loss that is infinite or not a number, or too many skipped steps in a row."""
+
+
+class StoppedBySignal(SystemExit):
+    """The run saved its state and ends with status 0, as the signal asked."""

@@ -1,0 +1,93 @@
+"""What a run is made of, in a file of its work directory and on the screen."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from mmengine.config import Config
+from mmengine.dist import is_main_process
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+
+import mmseg_ext
+from mmseg_ext.environment import STACK, _version
+
+
+def git_commit() -> str:
+    """The commit that this package lies in, '-dirty' where files differ, or 'unknown'."""
+    folder = Path(mmseg_ext.__file__).parent
+    result = subprocess.run(
+        ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return result.stdout.strip() or "unknown"
+
+
+def describe_run(cfg: Config, world_size: int, seed: int | None) -> dict:
+    """The settings that decide a run's numbers, and the software it runs on, as JSON values."""
+    batch = cfg.get("train_dataloader", {}).get("batch_size")
+    accumulated = cfg.get("optim_wrapper", {}).get("accumulative_counts", 1)
+    effective = None if batch is None else world_size * batch * accumulated
+    scaling = cfg.get("auto_scale_lr") or {}
+    base, on = scaling.get("base_batch_size"), scaling.get("enable", False)
+    known = base is not None and effective is not None
+    return {
+        "config": cfg.filename,
+        "work_dir": cfg.get("work_dir"),
+        "command": sys.argv,
+        "world_size": world_size,
+        "batch_per_process": batch,
+        "accumulated_batches": accumulated,
+        "effective_batch": effective,
+        "base_batch": base,
+        "learning_rate": cfg.get("optim_wrapper", {}).get("optimizer", {}).get("lr"),
+        "learning_rate_factor": effective / base if known and on else 1.0,
+        "precision": cfg.get("optim_wrapper", {}).get("type"),
+        "seed": seed,
+        "deterministic": cfg.get("randomness", {}).get("deterministic", False),
+        "git_commit": git_commit(),
+        "versions": {
+            "mmseg_ext": mmseg_ext.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "numpy": _version("numpy"),
+            **{r.module: _version(r.module) for r in STACK},
+        },
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        or [f"CPU, {torch.get_num_threads()} threads"],
+        "host": platform.node(),
+        "launched": {
+            k: os.environ[k]
+            for k in ("SLURM_JOB_ID", "TORCHELASTIC_RESTART_COUNT")
+            if k in os.environ
+        },
+    }
+
+
+@HOOKS.register_module()
+class RunRecordHook(Hook):
+    """At the start of training, `run.json` and the resolved `config.py` in the run's log folder.
+
+    The log folder is `<work_dir>/<time>`: each start, a resumed one too, has its own.
+    """
+
+    priority = "LOW"  # after a resume has put the seed back
+
+    def before_train(self, runner) -> None:
+        if not is_main_process():
+            return
+        record = describe_run(runner.cfg, runner.world_size, runner.seed)
+        scaling = runner.auto_scale_lr or {}
+        if scaling.get("enable") and record["effective_batch"] and record["base_batch"]:
+            record["learning_rate_factor"] = record["effective_batch"] / record["base_batch"]
+        record["start_iteration"] = runner.iter
+        folder = Path(runner.log_dir)
+        (folder / "run.json").write_text(json.dumps(record, indent=2, default=str) + "\n")
+        (folder / "config.py").write_text(runner.cfg.pretty_text)

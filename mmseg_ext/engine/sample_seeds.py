@@ -1,0 +1,147 @@
+"""Order and augmentation of training samples as functions of the seed and the position in the run.
+
+With mmengine a sample's augmentation depends on what its worker drew before, so that it changes
+with the number of workers and after a resume. Here the sampler gives each index a seed, made from
+the run's seed and the sample's position in the stream of all processes, and the dataset's random
+draws start from it. The position also gives the index directly: to resume is to start counting
+elsewhere, at any iteration in the time of one permutation.
+"""
+
+import functools
+import hashlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import torch
+from mmengine.dataset import InfiniteSampler
+from mmengine.registry import DATA_SAMPLERS, DATASETS
+from torch.utils.data import DataLoader
+
+from mmseg_ext.engine.random_state import seeded
+
+
+def mixed(seed: int, what: str, number: int) -> int:
+    """A seed of 63 bits for the `number`-th of `what`; unrelated for neighbouring numbers."""
+    text = f"{seed} {what} {number}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+class SampleIndex(int):
+    """The index of a sample with the seed of its augmentation."""
+
+    seed: int
+
+    def __new__(cls, index: int, seed: int):
+        self = super().__new__(cls, index)
+        self.seed = seed
+        return self
+
+    def __reduce__(self):
+        return SampleIndex, (int(self), self.seed)
+
+
+@DATA_SAMPLERS.register_module()
+class PositionedInfiniteSampler(InfiniteSampler):
+    """mmengine's `InfiniteSampler`, whose stream can start at any position at once.
+
+    The stream is one permutation of the dataset after the other, each from the seed and its number;
+    process r of n takes the positions r, r + n, r + 2n, ..., so that n processes with batches of b
+    see the samples, and the augmentations, of one process with a batch of n b.
+
+    Raises:
+        ValueError: for an empty dataset.
+    """
+
+    def __init__(self, dataset, shuffle: bool = True, seed: int | None = None):
+        if len(dataset) == 0:
+            raise ValueError("the training dataset holds 0 samples")
+        super().__init__(dataset, shuffle, seed)
+        self.start = 0
+
+    def skip(self, num_samples: int) -> None:
+        """Start at this process's sample number `num_samples`, counted from the run's start."""
+        if num_samples < 0:
+            raise ValueError(f"num_samples must be at least 0, not {num_samples}")
+        self.start = num_samples
+
+    def __iter__(self) -> Iterator[SampleIndex]:
+        position = self.start * self.world_size + self.rank
+        epoch, order = -1, []
+        while True:
+            if position // self.size != epoch:
+                epoch = position // self.size
+                order = self._order(epoch)
+            yield SampleIndex(order[position % self.size], mixed(self.seed, "sample", position))
+            position += self.world_size
+
+    def _order(self, epoch: int) -> list[int]:
+        if not self.shuffle:
+            return list(range(self.size))
+        generator = torch.Generator().manual_seed(mixed(self.seed, "order", epoch))
+        return torch.randperm(self.size, generator=generator).tolist()
+
+
+class SeededSamples:
+    """A dataset whose random draws for a `SampleIndex` start from its seed; else as the dataset."""
+
+    def __init__(self, dataset):
+        self._dataset = dataset
+
+    def __getattr__(self, name: str):
+        if name.startswith("__") or name == "_dataset":
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int):
+        if not isinstance(index, SampleIndex):
+            return self._dataset[index]
+        with seeded(index.seed):
+            return self._dataset[int(index)]
+
+
+def with_sample_seeds(dataloader: dict) -> dict:
+    """A dataloader's settings with `InfiniteSampler` made positioned, and the dataset seeded."""
+    sampler, dataset = dataloader.get("sampler"), dataloader.get("dataset")
+    if not (isinstance(sampler, dict) and isinstance(dataset, dict)):
+        return dataloader
+    kind = sampler["type"]
+    kind = DATA_SAMPLERS.get(kind) if isinstance(kind, str) else kind
+    if kind not in (InfiniteSampler, PositionedInfiniteSampler):
+        return dataloader
+    dataset = DATASETS.build(dataset)
+    if hasattr(dataset, "full_init"):
+        dataset.full_init()
+    sampler = {**sampler, "type": PositionedInfiniteSampler}
+    return {**dataloader, "sampler": sampler, "dataset": SeededSamples(dataset)}
+
+
+def isolate(loader: DataLoader) -> DataLoader:
+    """Let `loader` draw nothing from the global stream, and its workers outlive a stop signal.
+
+    A signal to the whole process group is for the training process to answer, which still needs
+    its workers' batches to come to a clean end.
+    """
+    loader.generator = torch.Generator().manual_seed(0)
+    loader.worker_init_fn = functools.partial(_start_worker, inner=loader.worker_init_fn)
+    return loader
+
+
+_GRACE_SECONDS = 5.0  # for the training process to take its last batch
+
+
+def _leave_soon(number: int, frame) -> None:
+    timer = threading.Timer(_GRACE_SECONDS, os._exit, (0,))
+    timer.daemon = True
+    timer.start()
+
+
+def _start_worker(worker_id: int, inner) -> None:
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _leave_soon)
+    if inner is not None:
+        inner(worker_id)

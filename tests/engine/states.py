@@ -1,0 +1,66 @@
+"""Comparing runs to the last bit, and the parts of a config that make it hard."""
+
+import json
+from pathlib import Path
+
+import torch
+
+# Random draws wherever a run has them: augmentation, dropout, shuffling; and two kinds of state
+# beside the weights, momentum with a rate that changes and an average of the weights.
+RANDOM = """
+load[2:2] = [
+    dict(type="RandomResize", scale=(32, 32), ratio_range=(1.0, 1.5), keep_ratio=True),
+    dict(type="RandomCrop", crop_size=(32, 32)),
+    dict(type="RandomFlip", prob=0.5),
+    dict(type="PhotoMetricDistortion"),
+]
+train_dataloader["dataset"] = dict(**{**dataset, "pipeline": load})
+train_dataloader["sampler"]["shuffle"] = True
+model["decode_head"]["dropout_ratio"] = 0.5
+optim_wrapper["optimizer"] = dict(type="AdamW", lr=0.01)
+custom_hooks = [dict(type="EMAHook", momentum=0.1)]
+"""
+
+
+def logged(work_dir: Path) -> dict[int, dict[str, float]]:
+    """Iteration -> what the log file of scalars says of it, times apart; later lines win."""
+    rows = {}
+    for path in sorted(work_dir.glob("2*/vis_data/scalars.json")):
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            if "loss" in row:
+                rows[row["iter"]] = {k: v for k, v in row.items() if "time" not in k}
+    return rows
+
+
+def assert_same(one: object, two: object, where: str = "") -> int:
+    """Equality to the last bit of nested containers of tensors; the number of values compared."""
+    assert type(one) is type(two), where
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == two.dtype and torch.equal(one, two), where
+        return one.numel()
+    if isinstance(one, dict):
+        assert list(one) == list(two), where
+        return sum(assert_same(one[k], two[k], f"{where}.{k}") for k in one)
+    if isinstance(one, (list, tuple)):
+        assert len(one) == len(two), where
+        pairs = zip(one, two, strict=True)
+        return sum(assert_same(a, b, f"{where}[{i}]") for i, (a, b) in enumerate(pairs))
+    assert one == two, where
+    return 1
+
+
+STATE = ("state_dict", "optimizer", "ema_state_dict", "param_schedulers", "processes")
+
+
+def assert_same_runs(one: Path, two: Path, iteration: int, state=STATE) -> None:
+    """Equal weights, optimizer, averages, schedulers, random streams and logged losses."""
+    ours, theirs = (
+        torch.load(work / f"iter_{iteration}.pth", weights_only=True) for work in (one, two)
+    )
+    for key in state:
+        assert assert_same(ours[key], theirs[key], key) > 0
+    history = [c["message_hub"]["log_scalars"]["train/loss"] for c in (ours, theirs)]
+    assert assert_same(*history, "history of the loss") > iteration
+    assert logged(one) == logged(two)
+    assert len(logged(two)) == iteration

@@ -1,0 +1,241 @@
+"""A run that ends anywhere and resumes is, to the last bit, the run that was left alone."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from mmseg_ext.engine.launch import build_train_runner, train, train_parser
+from mmseg_ext.engine.random_state import random_state, seeded, set_random_state
+from mmseg_ext.engine.sample_seeds import PositionedInfiniteSampler, SampleIndex, SeededSamples
+from tests.engine.run_hooks import Crash
+from tests.engine.runs import run_tool, write_config
+from tests.engine.states import RANDOM, assert_same, assert_same_runs
+
+WORKERS = "train_dataloader.num_workers"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch):
+    """Sums in one order on any machine, and a launcher's variables set by the test alone."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Configs of the same run: whole, and one that ends after iteration 10 of 12."""
+    folder = tmp_path_factory.mktemp("resume")
+    write_config(folder, RANDOM, "whole.py")
+    write_config(
+        folder, RANDOM + "custom_hooks += [dict(type='CrashAt', iteration=10)]\n", "cut.py"
+    )
+    return folder
+
+
+def arguments(folder, config, work, *options, flags=()):
+    cfg_options = ["--cfg-options", *options] if options else []
+    return [str(folder / config), "--work-dir", str(folder / work), *flags, *cfg_options]
+
+
+@pytest.fixture(scope="module")
+def whole(folder):
+    """Whole runs by (workers, flags), each trained once."""
+    done = {}
+
+    def trained(workers, flags):
+        if (workers, flags) not in done:
+            done[workers, flags] = name = f"whole{len(done)}"
+            train(arguments(folder, "whole.py", name, f"{WORKERS}={workers}", flags=flags))
+        return folder / done[workers, flags]
+
+    return trained
+
+
+@pytest.mark.parametrize("flags", [(), ("--amp",)], ids=["float32", "autocast"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_cut_and_resumed_is_the_whole_run(folder, whole, workers, flags):
+    """12 iterations against 10, of which 8 were saved, and 4 more after a resume."""
+    undisturbed = whole(workers, flags)
+    work = f"cut{workers}{''.join(flags)}"
+    options = f"{WORKERS}={workers}"
+    with pytest.raises(Crash):
+        train(arguments(folder, "cut.py", work, options, flags=flags))
+    torch.rand(100), np.random.rand(100)  # the streams of the resuming process are elsewhere
+    train(arguments(folder, "whole.py", work, options, flags=(*flags, "--resume")))
+    assert_same_runs(folder / work, undisturbed, 12)
+
+
+def test_workers_do_not_change_the_run_and_precision_does(folder, whole):
+    none, two = whole(0, ()), whole(2, ())
+    assert_same_runs(none, two, 12)
+    amp = torch.load(whole(0, ("--amp",)) / "iter_12.pth", weights_only=True)["state_dict"]
+    plain = torch.load(none / "iter_12.pth", weights_only=True)["state_dict"]
+    assert any(not torch.equal(amp[k], v) for k, v in plain.items())
+    assert all(v.dtype == plain[k].dtype for k, v in amp.items())  # bfloat16 stays inside
+
+
+def test_killed_process_resumes_to_the_whole_run(folder, whole):
+    """SIGKILL, in a process of its own, after iteration 10."""
+    write_config(
+        folder, RANDOM + "custom_hooks += [dict(type='KillAt', iteration=10)]\n", "kill.py"
+    )
+    options = f"{WORKERS}=2"
+    result = run_tool("train.py", *arguments(folder, "kill.py", "killed", options))
+    assert result.returncode == -9
+    train(arguments(folder, "whole.py", "killed", options, flags=("--resume",)))
+    assert_same_runs(folder / "killed", whole(2, ()), 12)
+
+
+def test_an_unfinished_accumulation_goes_on(folder):
+    """Gradients of two of three batches are in the checkpoint of iteration 8."""
+    options = [f"{WORKERS}=0", "optim_wrapper.accumulative_counts=3"]
+    train(arguments(folder, "whole.py", "accumulated", *options))
+    with pytest.raises(Crash):
+        train(arguments(folder, "cut.py", "accumulated_cut", *options))
+    saved = torch.load(folder / "accumulated_cut/iter_8.pth", weights_only=True)
+    assert saved["processes"][0]["gradients"]
+    train(arguments(folder, "whole.py", "accumulated_cut", *options, flags=("--resume",)))
+    assert_same_runs(folder / "accumulated_cut", folder / "accumulated", 12)
+
+
+def test_a_run_without_a_seed_keeps_the_one_it_drew(folder):
+    """The seed is drawn at the first start, and taken from the checkpoint after it."""
+    options = [f"{WORKERS}=0", "randomness.seed=None"]
+    with pytest.raises(Crash):
+        train(arguments(folder, "cut.py", "drawn", *options))
+    saved = torch.load(folder / "drawn/iter_8.pth", weights_only=True)
+    seed = saved["meta"]["seed"]
+    train(arguments(folder, "whole.py", "drawn", *options, flags=("--resume",)))
+    train(arguments(folder, "whole.py", "given", f"{WORKERS}=0", f"randomness.seed={seed}"))
+    same = torch.load(folder / "drawn/iter_12.pth", weights_only=True)["meta"]["sampler_seed"]
+    assert same == saved["meta"]["sampler_seed"]
+
+
+def test_validation_leaves_the_random_streams_alone(folder, whole):
+    """Validating every iteration, which draws numbers, changes nothing of the training."""
+    train(arguments(folder, "whole.py", "validated", f"{WORKERS}=0", "train_cfg.val_interval=2"))
+    state = ("state_dict", "optimizer", "ema_state_dict", "processes")
+    assert_same_runs(folder / "validated", whole(0, ()), 12, state)
+
+
+# ---------------------------------------------------------------------- positions
+
+
+class Numbers:
+    """A dataset of random numbers: what a sample draws, from each of the three streams."""
+
+    def __len__(self):
+        return 7
+
+    def __getitem__(self, index):
+        import random
+
+        return index, random.random(), np.random.rand(), torch.rand(1).item()
+
+
+def taken(sampler, count):
+    iterator = iter(sampler)
+    return [next(iterator) for _ in range(count)]
+
+
+def test_the_stream_from_any_position_is_its_rest():
+    whole = taken(PositionedInfiniteSampler(Numbers(), seed=3), 40)
+    for start in (0, 1, 6, 7, 8, 33):
+        sampler = PositionedInfiniteSampler(Numbers(), seed=3)
+        sampler.skip(start)
+        rest = taken(sampler, 5)
+        assert rest == whole[start : start + 5]
+        assert [i.seed for i in rest] == [i.seed for i in whole[start : start + 5]]
+    assert len({i.seed for i in whole}) == 40
+    for epoch in range(5):
+        assert sorted(whole[7 * epoch : 7 * epoch + 7]) == list(range(7))
+    assert whole[:7] != whole[7:14]
+    assert taken(PositionedInfiniteSampler(Numbers(), seed=4), 40) != whole
+    assert taken(PositionedInfiniteSampler(Numbers(), shuffle=False, seed=3), 9)[6:] == [6, 0, 1]
+
+
+def test_processes_share_the_stream_of_one():
+    whole = taken(PositionedInfiniteSampler(Numbers(), seed=3), 30)
+    for rank in range(3):
+        sampler = PositionedInfiniteSampler(Numbers(), seed=3)
+        sampler.rank, sampler.world_size = rank, 3
+        part = taken(sampler, 10)
+        assert part == whole[rank::3]
+        assert [i.seed for i in part] == [i.seed for i in whole[rank::3]]
+
+
+def test_draws_follow_the_seed_and_leave_the_streams_alone():
+    samples = SeededSamples(Numbers())
+    torch.manual_seed(0)
+    before = random_state()
+    first, again, other = (samples[SampleIndex(2, seed)] for seed in (5, 5, 6))
+    assert_same(random_state(), before)
+    assert first == again
+    assert first[0] == 2
+    assert all(a != b for a, b in zip(first[1:], other[1:], strict=True))
+    plain = samples[2]  # an index without a seed draws from the global streams
+    set_random_state(before)
+    assert samples[2] == plain
+    with seeded(2**63 - 1):  # the largest
+        assert 0 <= torch.rand(1).item() < 1
+
+
+@pytest.mark.parametrize(("size", "processes"), [(20210, 4), (640, 1)])
+def test_starting_late_takes_no_longer(size, processes):
+    """Iteration 150,000 with 16 samples an iteration, against iteration 10: within a second."""
+
+    def start(iteration):
+        sampler = PositionedInfiniteSampler(range(size), seed=0)
+        sampler.rank, sampler.world_size = processes - 1, processes
+        begin = time.perf_counter()
+        sampler.skip(iteration * 16)
+        taken(sampler, 16)
+        return time.perf_counter() - begin
+
+    assert start(150_000) - start(10) < 0.2
+
+
+def test_resume_at_150000_starts_as_soon_as_at_10(folder, monkeypatch):
+    """The whole start: build, read the checkpoint, go to the position, one iteration."""
+    train(arguments(folder, "whole.py", "late", f"{WORKERS}=0", "train_cfg.max_iters=10"))
+    seconds = {}
+    for iteration in (10, 150_000):
+        path = folder / "late/iter_10.pth"
+        content = torch.load(path, weights_only=True)
+        content.pop("sha256")
+        content["meta"]["iter"] = iteration
+        torch.save(content, path)
+        args = arguments(
+            folder,
+            "whole.py",
+            "late",
+            f"{WORKERS}=0",
+            f"train_cfg.max_iters={iteration + 1}",
+            "default_hooks.checkpoint.save_last=False",
+            "default_hooks.checkpoint.interval=7",
+            flags=("--resume",),
+        )
+        runner = build_train_runner(train_parser().parse_args(args))
+        begin = time.perf_counter()
+        runner.train()
+        seconds[iteration] = time.perf_counter() - begin
+        assert runner.iter == iteration + 1
+    assert seconds[150_000] - seconds[10] < 1
+
+
+@pytest.mark.parametrize("bad", [-1, -100])
+def test_a_negative_position_is_refused(bad):
+    with pytest.raises(ValueError, match=f"not {bad}"):
+        PositionedInfiniteSampler(Numbers(), seed=0).skip(bad)
+
+
+def test_an_empty_dataset_is_refused():
+    with pytest.raises(ValueError, match="0 samples"):
+        PositionedInfiniteSampler([], seed=0)

@@ -1,0 +1,11 @@
+"""A legacy checkpoint, which only unpickling can read, to tensors and plain containers.
+
+Unpickling runs code from the file: only for files whose source you trust; see --help.
+"""
+
+import sys
+
+from mmseg_ext.checkpoint.unpickle import main
+
+if __name__ == "__main__":
+    sys.exit(main())
