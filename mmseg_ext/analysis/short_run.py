@@ -116,13 +116,14 @@ def test(
 ) -> float:
     """mIoU in [0, 1] of a checkpoint, as `tools/test.py [--tta]` measures it."""
     flags = ["--tta"] if tta else []
+    print(f"  testing, {'multi-scale and flip' if tta else 'single scale'}", flush=True)
     with _log_to_file_only():
         args = test_parser().parse_args(
             [config, str(checkpoint), "--work-dir", str(work_dir), *flags]
         )
         args.cfg_options = _own_visualizer(options)
-        runner = build_test_runner(args)
-    return float(runner.test()["mIoU"]) / 100
+        metrics = build_test_runner(args).test()
+    return float(metrics["mIoU"]) / 100
 
 
 _run_numbers = itertools.count()

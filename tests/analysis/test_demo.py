@@ -70,7 +70,7 @@ def test_same_seed_same_run(short):
 def test_demo_draws_and_fails_below_its_bound(short, tmp_path, monkeypatch, capsys):
     outcome, options, _ = short
     monkeypatch.setattr(demo_module, "train_and_test", lambda *args: outcome)
-    assert demo(tmp_path, options) is False
+    assert not demo(tmp_path, options)
     printed = capsys.readouterr().out
     assert f"single scale             {outcome.miou:.3f}" in printed
     assert f"FAILED: mIoU {outcome.miou:.3f} is below 0.70" in printed
