@@ -49,6 +49,8 @@ def apply_lambdas(queries: Tensor, lambdas: Tensor, y: Tensor | None = None) -> 
 
 def crop_embeddings(weight: Tensor, height: int, width: int, dilation: int = 1) -> Tensor:
     """The offsets that two positions of an H x W map can have, of (k, u, R, S) embeddings."""
+    if isinstance(height, torch.SymInt) or isinstance(width, torch.SymInt):
+        return weight  # exported for any size: the offsets too many meet zero padding
     cut = []
     for taps, size in zip(weight.shape[2:], (height, width), strict=True):
         reach = min(taps // 2, (size - 1) // dilation)
@@ -108,7 +110,8 @@ def fourier_lambdas(values: Tensor, weight: Tensor, dilation: int = 1) -> Iterat
 
 def _fourier_is_faster(positions: int, taps: int, training: bool) -> bool:
     """Which way measured faster (docs/lambda.md): the direct form's backward is the slow part."""
-    if torch.onnx.is_in_onnx_export():  # ONNX has no complex products
+    # ONNX has no complex products, and a program for any size has one way for all of them.
+    if torch.onnx.is_in_onnx_export() or isinstance(positions, torch.SymInt):
         return False
     if training:
         return taps >= 49 and taps * positions >= 50_000

@@ -155,6 +155,10 @@ def _chunks(tables: tuple[Tensor, ...]) -> Iterator[tuple[slice, Tensor]]:
         return
     along_h, along_w = tables
     heads, length = along_h.shape[0], along_h.shape[-1] * along_w.shape[-1]
+    if isinstance(length, torch.SymInt):  # exported for any size: pieces would fix their number
+        bias = along_h[:, :, None, :, None] + along_w[:, None, :, None]  # (n, H, W, H, W)
+        yield slice(None), bias.flatten(3).flatten(1, 2).unsqueeze(0)  # (1, n, L, L)
+        return
     ranges = _query_ranges(heads, length, along_h.element_size())
     buffer = None
     if not torch.compiler.is_compiling():

@@ -1,0 +1,157 @@
+"""The command line of `tools/deployment/export.py`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmseg.apis import init_model
+from mmseg.registry import DATASETS
+from PIL import Image
+from torch import Tensor, nn
+
+from mmseg_ext import register_all_modules
+from mmseg_ext.checkpoint.reading import read_checkpoint, unwrap_state_dict
+from mmseg_ext.deployment.export import (
+    SUFFIXES,
+    ExportedSegmentor,
+    ExportError,
+    export_onnx,
+    export_torch,
+    relative_difference,
+)
+from mmseg_ext.deployment.segmentor import WholeImageSegmentor, random_images
+from mmseg_ext.engine.launch import load_config
+from mmseg_ext.engine.launch_error import LaunchError
+
+# What float32 in another order of operations may change, relative to the largest score.
+TOLERANCE = 1e-4
+REAL_IMAGES = 3  # of a folder, compared
+IMAGES = (".jpg", ".jpeg", ".png", ".bmp")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    register_all_modules()
+    try:
+        return _export(args)
+    except (ExportError, LaunchError, OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description="Export a segmentor to one file, and compare the file with the model."
+    )
+    parser.add_argument("config")
+    parser.add_argument("checkpoint", help="checkpoint file, or 'none' for random weights")
+    parser.add_argument("--format", choices=tuple(SUFFIXES), default="onnx")
+    parser.add_argument("--dynamic", action="store_true", help="images of any size and number")
+    parser.add_argument("--fuse", action="store_true", help="fold batch norms, compose EA")
+    parser.add_argument("--shape", type=int, nargs="+", help="H [W]; by default the config's crop")
+    parser.add_argument("--images", help="a real image or a folder, to compare on")
+    parser.add_argument("--out", type=Path, help="file to write; by default CONFIG's name here")
+    return parser
+
+
+def _export(args: argparse.Namespace) -> int:
+    config = load_config(args.config)
+    size = _size(args.shape, config)
+    segmentor, meta = _segmentor(config, args.checkpoint)
+    eager = WholeImageSegmentor(segmentor)
+    model = WholeImageSegmentor(segmentor, fuse=True) if args.fuse else eager
+    path = args.out or Path(Path(args.config).stem + SUFFIXES[args.format])
+    if path.suffix != SUFFIXES[args.format]:
+        raise ValueError(f"--out must end in {SUFFIXES[args.format]}, not {path.name!r}")
+    metadata = {
+        "config": Path(args.config).name,
+        "classes": list(meta["classes"]),
+        "palette": [list(map(int, colour)) for colour in meta["palette"]],
+        "input": "RGB, 0 to 255, float32, (B, 3, H, W)",
+        "output": "class scores, float32, (B, classes, H, W)",
+        "size": list(size),
+        "dynamic": args.dynamic,
+        "fused": args.fuse,
+    }
+    write = export_onnx if args.format == "onnx" else export_torch
+    write(model, path, size, args.dynamic, metadata)
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+    if config.model.get("test_cfg", {}).get("mode") == "slide":
+        print(f"the config tests by sliding windows; the file is one window, {size} by default")
+    worst = 0.0
+    for name, images in _inputs(args, config, size):
+        difference, agreeing = compare(ExportedSegmentor(path), eager, images)
+        shape = "x".join(map(str, images.shape))
+        print(f"{name}, {shape}: difference {difference:.1e}, same class {agreeing:.3%}")
+        worst = max(worst, difference)
+    if worst > TOLERANCE:
+        print(f"error: scores differ by {worst:.1e} > {TOLERANCE:g} of max", file=sys.stderr)
+        return 1
+    return 0
+
+
+def compare(exported: ExportedSegmentor, eager: nn.Module, images: Tensor) -> tuple[float, float]:
+    """The relative difference of the scores, and the part of the pixels of the same class."""
+    with torch.no_grad():
+        theirs = eager(images)
+    ours = exported(images)
+    agreeing = (ours.argmax(1) == theirs.argmax(1)).double().mean().item()
+    return relative_difference(ours, theirs), agreeing
+
+
+def _size(shape: list[int] | None, config: Config) -> tuple[int, int]:
+    shape = shape or config.get("crop_size") or (512, 512)
+    if len(shape) not in (1, 2) or min(shape) < 1:
+        raise ValueError(f"--shape must be one or two positive numbers, not {shape}")
+    return (shape[0], shape[-1])
+
+
+def _segmentor(config: Config, checkpoint: str) -> tuple[nn.Module, dict]:
+    """The model with its weights, and the classes and palette it was trained on."""
+    segmentor = init_model(config, None, device="cpu")
+    meta = DATASETS.get(config.test_dataloader.dataset.type).METAINFO
+    if checkpoint != "none":
+        content = read_checkpoint(checkpoint)
+        segmentor.load_state_dict(unwrap_state_dict(content, checkpoint), strict=True)
+        saved = content.get("meta") if isinstance(content.get("meta"), dict) else {}
+        meta = saved.get("dataset_meta") or meta
+    return segmentor, meta
+
+
+def _inputs(args: argparse.Namespace, config: Config, size: tuple[int, int]):
+    """Named images to compare on: noise, at another size too where any will do, and real ones."""
+    yield "random", random_images(size)
+    if args.dynamic:
+        yield "random", random_images((size[0] * 3 // 4 + 1, size[1] * 5 // 4 + 3), 2)
+    paths = _real_images(args.images, config)
+    if not paths:
+        print("no real image compared: the test set is not on this machine; name some by --images")
+    for path in paths:
+        with Image.open(path) as image:
+            image = image.convert("RGB")
+            if not args.dynamic:
+                image = image.resize(size[::-1])
+            pixels = torch.from_numpy(np.asarray(image, dtype=np.float32).copy())  # (H, W, 3)
+        yield path.name, pixels.permute(2, 0, 1)[None]  # (1, 3, H, W)
+
+
+def _real_images(given: str | None, config: Config) -> list[Path]:
+    if given is not None:
+        path = Path(given)
+        if path.is_file():
+            return [path]
+        if not path.is_dir():
+            raise ValueError(f"--images: there is no {given!r}")
+    else:
+        dataset = config.test_dataloader.dataset
+        path = Path(
+            dataset.get("data_root", ""), dataset.get("data_prefix", {}).get("img_path", "")
+        )
+        if not path.is_dir():
+            return []
+    found = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGES)
+    return found[:REAL_IMAGES]
