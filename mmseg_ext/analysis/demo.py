@@ -3,6 +3,8 @@
 `demo()` is `make demo`, `compare()` is `make compare`.
 """
 
+import contextlib
+import io
 import json
 import time
 from pathlib import Path
@@ -15,6 +17,7 @@ from mmseg.registry import DATASETS
 from mmseg_ext.analysis.colour_classifier import colour_miou, read_pairs
 from mmseg_ext.analysis.curves import plot_curves
 from mmseg_ext.analysis.panels import draw_panels
+from mmseg_ext.analysis.report import write_report
 from mmseg_ext.analysis.short_run import Outcome, predict, train_and_test
 
 DEMO_CONFIG = "configs/ea_r18_shapes.py"
@@ -44,7 +47,7 @@ def draw_predictions(outcome: Outcome, val: BaseSegDataset, path: Path) -> None:
 
 
 def demo(work_dir: Path, options: dict | None = None) -> bool:
-    """Train, test and draw into `work_dir`; True if the single-scale mIoU is 0.70 or more."""
+    """Train, test and draw into `work_dir`, with a report; True if the single-scale mIoU is >= 0.70."""
     start = time.perf_counter()
     print("mmseg_ext demo: EANet on the embedded dataset ShapesDataset")
     train, val = build_datasets(DEMO_CONFIG, options)
@@ -55,6 +58,9 @@ def demo(work_dir: Path, options: dict | None = None) -> bool:
     curves, panels = work_dir / "curves.png", work_dir / "predictions.png"
     plot_curves({"EANet": outcome.curves}, curves)
     draw_predictions(outcome, val, panels)
+    report = work_dir / "report.html"
+    with contextlib.redirect_stdout(io.StringIO()):  # the loader's lines
+        write_report([outcome.checkpoint.parent], report, options=options)
     print(
         f"\nmIoU on the {len(val)} validation scenes, the mean over {len(classes)} classes "
         f"({', '.join(classes)}):\n"
@@ -64,7 +70,8 @@ def demo(work_dir: Path, options: dict | None = None) -> bool:
         f"{outcome.iterations} iterations in {outcome.train_seconds:.0f} s, "
         f"{time.perf_counter() - start:.0f} s in all, {torch.get_num_threads()} threads\n"
         f"pictures: {panels}  {curves}\n"
-        f"log:      {outcome.log}"
+        f"log:      {outcome.log}\n"
+        f"report:   {report}"
     )
     if outcome.miou < REQUIRED_MIOU:
         print(f"FAILED: mIoU {outcome.miou:.3f} is below {REQUIRED_MIOU:.2f}")

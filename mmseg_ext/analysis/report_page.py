@@ -69,7 +69,7 @@ svg { display: block; width: 100%; height: auto; } svg text { fill: var(--soft);
 .shot figure { margin: 0; min-width: 0; } .shot figcaption { font-size: 12px; color: var(--soft); }
 .shot img { width: 100%; display: block; border-radius: 5px; }
 @media (max-width: 560px) { .shot { grid-template-columns: repeat(2, 1fr); }
-  .bar { display: none; } th, td { padding: 6px 9px; } }
+  svg text { font-size: 15px; } .bar { display: none; } th, td { padding: 6px 9px; } }
 pre { overflow-x: auto; font-size: 12.5px; margin: 0; padding: 12px 16px; }
 details { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
   margin: 8px 0; } summary { padding: 10px 16px; cursor: pointer; overflow-wrap: anywhere; }
@@ -157,10 +157,10 @@ def _summary(runs: Sequence[Run]) -> str:
             difference = _difference(run.miou - runs[0].miou)
             than = f"<p>{difference} points against {escape(runs[0].name)}</p>"
         last = run.curves.get("mIoU")
-        logged = f"; {last.values[-1]:.1f} % at its last validation" if last else ""
+        logged = f"; {last.values[-1]:.2f} % at its last validation" if last else ""
         cards.append(
             f'<div class="card"><h3>{_key(_series(i))}{escape(run.name)}</h3>'
-            f'<div class="big" data-miou="{run.miou:.6f}">{_percent(run.miou)} %</div>{than}'
+            f'<div class="big" data-miou="{run.miou:.6f}">{_percent(run.miou, 2)} %</div>{than}'
             f'<p class="soft">mIoU on {run.images} images{logged}. '
             f"Pixel accuracy {_percent(run.pixel_accuracy)} %.</p>"
             f'<p class="soft">{run.cost.parameters / 1e6:.2f} M parameters, '
@@ -170,9 +170,9 @@ def _summary(runs: Sequence[Run]) -> str:
 
 
 def _curves(runs: Sequence[Run]) -> str:
-    wanted = (("loss", "Training loss", 1.0), ("mIoU", "Validation mIoU, %", 1.0))
+    wanted = (("loss", "Training loss"), ("mIoU", "Validation mIoU, %"))
     charts = []
-    for name, title, _ in wanted:
+    for name, title in wanted:
         lines = [(i, r.curves[name]) for i, r in enumerate(runs) if name in r.curves]
         if lines:
             charts.append(f'<div class="card"><h3>{title}</h3>{_chart(lines)}</div>')
@@ -234,7 +234,7 @@ def _chart(lines: Sequence[tuple[int, Curve]]) -> str:
         (x, y), value = points[-1], curve.values[-1]
         parts.append(
             f'<text x="{min(x, width - 2):.1f}" y="{max(y - 8, 10):.1f}" text-anchor="end" '
-            f'style="fill:{_series(index)};font-weight:600">{value:.3g}</text>'
+            f'style="fill:{_series(index)};font-weight:600">{value:.4g}</text>'
         )
     return (
         f'<svg viewBox="0 0 {width} {height}" role="img" '

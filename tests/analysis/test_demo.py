@@ -74,6 +74,10 @@ def test_demo_draws_and_fails_below_its_bound(short, tmp_path, monkeypatch, caps
     printed = capsys.readouterr().out
     assert f"single scale             {outcome.miou:.3f}" in printed
     assert f"FAILED: mIoU {outcome.miou:.3f} is below 0.70" in printed
+    report = (tmp_path / "report.html").read_text()
+    assert printed.splitlines()[-2].endswith(str(tmp_path / "report.html"))
+    reported = float(report.split('data-miou="')[1].split('"')[0])
+    assert reported == pytest.approx(outcome.miou, abs=6e-5)  # mmseg rounds to 0.01 %
     for name in ("curves.png", "predictions.png"):
         assert str(tmp_path / name) in printed
         assert np.asarray(Image.open(tmp_path / name)).std() > 10
