@@ -17,7 +17,7 @@ from rich.progress import track
 
 from mmseg_ext import register_all_modules
 from mmseg_ext.datasets.files import UnreadableFileError, decode, read_bytes
-from mmseg_ext.engine.launch import load_config
+from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.engine.launch_error import LaunchError
 from mmseg_ext.inference.predictor import Predictor
 from mmseg_ext.inference.shard import Shard
@@ -59,7 +59,7 @@ def _demo(args: argparse.Namespace, shard: Shard) -> int:
         raise ValueError(f"--opacity must lie between 0 and 1, not {args.opacity}")
     checkpoint = None if args.checkpoint == "none" else args.checkpoint
     predictor = Predictor(
-        load_config(args.config), checkpoint, args.tta, _device(args.device), args.batch_size
+        load_settings(args.config), checkpoint, args.tta, _device(args.device), args.batch_size
     )
     if args.input.suffix.lower() in VIDEOS:
         return _segment_video(args, predictor) if shard.rank == 0 else 0
