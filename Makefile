@@ -32,7 +32,7 @@ demo: $(INSTALLED)
 	$(BIN)/python tools/demo.py
 
 compare: $(INSTALLED)
-	$(BIN)/python tools/demo.py --compare
+	$(BIN)/python tools/demo.py --compare --work-dir work_dirs/compare
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

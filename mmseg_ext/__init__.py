@@ -9,7 +9,7 @@ PyTorch and usable either way.
 
 import importlib
 
-from mmseg_ext.environment import StackError, stack_problem
+from mmseg_ext.environment import StackError, quiet_stack_imports, stack_problem
 from mmseg_ext.fusion import fuse_model
 from mmseg_ext.version import __version__
 
@@ -19,8 +19,9 @@ _REGISTERING = ("backbones", "decode_heads", "segmentors", "datasets", "engine")
 
 
 def _register() -> None:
-    for name in _REGISTERING:
-        importlib.import_module(f"mmseg_ext.{name}")
+    with quiet_stack_imports():
+        for name in _REGISTERING:
+            importlib.import_module(f"mmseg_ext.{name}")
 
 
 def register_all_modules(init_default_scope: bool = True) -> None:

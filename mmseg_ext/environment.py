@@ -1,11 +1,15 @@
 """What is installed: the mm stack's state in a sentence, and the rows of `python -m mmseg_ext`."""
 
+import contextlib
 import functools
 import importlib
 import importlib.util
+import io
 import platform
 import re
 import sys
+import warnings
+from collections.abc import Iterator
 from typing import NamedTuple
 
 INSTALL = (
@@ -37,6 +41,18 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
+@contextlib.contextmanager
+def quiet_stack_imports() -> Iterator[None]:
+    """Without what mmcv and mmseg say of parts that nothing here needs.
+
+    mmcv warns that it has no compiled ops, and mmseg prints twice that an optional backend is
+    missing (`print_log` without a logger prints even at the debug level).
+    """
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.filterwarnings("ignore", message="Fail to import ``MultiScaleDeformable")
+        yield
+
+
 @functools.cache
 def stack_problem() -> str | None:
     """None where mmengine, mmcv and mmseg import in versions we accept, else one line."""
@@ -45,7 +61,8 @@ def stack_problem() -> str | None:
         if importlib.util.find_spec(name) is None:
             return f"mmseg_ext: the package {name!r} is not installed; run: {INSTALL}"
         try:
-            module = importlib.import_module(name)
+            with quiet_stack_imports():
+                module = importlib.import_module(name)
         except Exception as error:  # mmseg 1.2.2 raises AssertionError for a newer mmcv
             reason = " ".join(str(error).split())
             return (
