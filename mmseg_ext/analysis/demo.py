@@ -47,7 +47,7 @@ def draw_predictions(outcome: Outcome, val: BaseSegDataset, path: Path) -> None:
 
 
 def demo(work_dir: Path, options: dict | None = None) -> bool:
-    """Train, test and draw into `work_dir`, with a report; True if the single-scale mIoU is >= 0.70."""
+    """Train, test, draw, report into `work_dir`; True if the single-scale mIoU is 0.70 or more."""
     start = time.perf_counter()
     print("mmseg_ext demo: EANet on the embedded dataset ShapesDataset")
     train, val = build_datasets(DEMO_CONFIG, options)
