@@ -25,7 +25,9 @@ def test_make_targets_exist(document):
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
 def test_files_that_are_named_exist(document):
     text = document.read_text(encoding="utf-8")
-    named = set(re.findall(r"\b((?:tools|configs|docs|demo|mmseg_ext|tests)/[\w./-]+\.\w+)", text))
+    named = set(
+        re.findall(r"(?<![\w/.-])((?:tools|configs|docs|demo|mmseg_ext|tests)/[\w./-]+\.\w+)", text)
+    )
     assert not {name for name in named if not (ROOT / name).exists()}
 
 
