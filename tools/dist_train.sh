@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Train in several processes: tools/dist_train.sh CONFIG GPUS [flags of train.py]
 # Several machines: set NNODES, NODE_RANK, MASTER_ADDR and PORT on each. Without a GPU, GPUS is the
-# number of processes, which talk over gloo.
+# number of processes, which talk over gloo. With MAX_RESTARTS=N a run of which a process died is
+# started again up to N times, and goes on from its newest checkpoint.
 set -euo pipefail
 
 if [ $# -lt 2 ]; then
-    echo "usage: [NNODES= NODE_RANK= MASTER_ADDR= PORT=] $0 CONFIG GPUS [flags of train.py]" >&2
+    echo "usage: [NNODES= NODE_RANK= MASTER_ADDR= PORT= MAX_RESTARTS=] $0 CONFIG GPUS [flags of train.py]" >&2
     exit 2
 fi
 HERE=$(dirname "$0")
@@ -17,4 +18,5 @@ PYTHONPATH="$HERE/..:${PYTHONPATH:-}" exec "${PYTHON:-python}" -m torch.distribu
     --master_addr="${MASTER_ADDR:-127.0.0.1}" \
     --master_port="${PORT:-29500}" \
     --nproc_per_node="$2" \
+    ${MAX_RESTARTS:+--max_restarts="$MAX_RESTARTS"} \
     "$HERE/train.py" "$1" --launcher pytorch "${@:3}"

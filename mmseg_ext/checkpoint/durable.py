@@ -1,5 +1,6 @@
 """Checkpoints on disk: written whole or not at all, and the newest whole one found again."""
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -49,7 +50,7 @@ def _replace(path: Path, write) -> None:
         finally:
             os.close(folder)
     except (OSError, RuntimeError) as error:
-        part.unlink(missing_ok=True)
+        _discard(part)
         cause = (recording and recording.error) or error
         reason = getattr(cause, "strerror", None) or " ".join(str(cause).split())
         raise CheckpointNotWritten(
@@ -57,8 +58,13 @@ def _replace(path: Path, write) -> None:
             "--resume goes on from the last of them"
         ) from error
     except BaseException:
-        part.unlink(missing_ok=True)
+        _discard(part)
         raise
+
+
+def _discard(part: Path) -> None:
+    with contextlib.suppress(OSError):
+        part.unlink(missing_ok=True)
 
 
 def write_checkpoint(content: dict, path: str | Path) -> None:

@@ -1,6 +1,7 @@
 """Reading a checkpoint. No path here unpickles: a file that needs it is refused."""
 
 import pickle
+import zipfile
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,6 +13,7 @@ from mmseg_ext.checkpoint.errors import BrokenCheckpoint, UnsafeCheckpoint
 
 # Where published checkpoints keep the state dict: mmengine, RMT and timm, EANet and EMANet, EMA.
 _WRAPPERS = ("state_dict", "model", "net", "state_dict_ema")
+_ARCHIVE = b"PK\x03\x04"  # the first bytes of a torch file
 
 
 def read_checkpoint(path: str | Path, map_location: object = "cpu") -> object:
@@ -52,7 +54,8 @@ def read_torch(file: str | Path | BinaryIO, name: str, map_location: object = "c
         content = torch.load(file, map_location=map_location, weights_only=True)
     except pickle.UnpicklingError as error:
         # torch's message names what it refused; a file cut short has no such thing to name.
-        if "Unsupported" in str(error) or "GLOBAL" in str(error):
+        named = "Unsupported" in str(error) or "GLOBAL" in str(error)
+        if named and not _is_cut_archive(file):
             raise UnsafeCheckpoint(
                 f"{name}: holds objects other than tensors and plain containers; loading them "
                 "could run code, so it is refused. If you trust where the file comes from, convert "
@@ -67,6 +70,15 @@ def read_torch(file: str | Path | BinaryIO, name: str, map_location: object = "c
         if content_digest(content) != expected:
             raise BrokenCheckpoint(f"{name}: the content does not have the checksum it was given")
     return content
+
+
+def _is_cut_archive(file: str | Path | BinaryIO) -> bool:
+    """Whether `file` starts as torch's archives do and is none: its end is missing."""
+    if isinstance(file, (str, Path)):
+        with open(file, "rb") as opened:
+            return _is_cut_archive(opened)
+    file.seek(0)
+    return _ARCHIVE.startswith(file.read(len(_ARCHIVE))) and not zipfile.is_zipfile(file)
 
 
 def _line(error: Exception) -> str:

@@ -70,14 +70,26 @@ class SpoilLossAt(Hook):
 
 @HOOKS.register_module()
 class SignalAt(Hook):
-    """Send this process signal `number` at iteration `iteration`."""
+    """Send this process, or its whole group, signal `number` at iteration `iteration`."""
 
-    def __init__(self, iteration: int, number: int, rank: int = 0):
-        self.iteration, self.number, self.rank = iteration, number, rank
+    def __init__(self, iteration: int, number: int, group: bool = False):
+        self.iteration, self.number, self.group = iteration, number, group
+
+    def before_run(self, runner):
+        if self.group:
+            os.setpgrp()  # the workers to come are in it, the test is not
 
     def before_train_iter(self, runner, batch_idx, data_batch=None):
-        if runner.iter + 1 == self.iteration and get_rank() == self.rank:
-            os.kill(os.getpid(), self.number)
+        if runner.iter + 1 == self.iteration and get_rank() == 0:
+            (os.killpg if self.group else os.kill)(os.getpid(), self.number)
+
+
+@HOOKS.register_module()
+class SignalInValidation(Hook):
+    """Send this process SIGTERM at the first image of each validation."""
+
+    def before_val_iter(self, runner, batch_idx, data_batch=None):
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 @HOOKS.register_module()

@@ -20,6 +20,10 @@ model["decode_head"]["dropout_ratio"] = 0.5
 optim_wrapper["optimizer"] = dict(type="AdamW", lr=0.01)
 custom_hooks = [dict(type="EMAHook", momentum=0.1)]
 """
+UNVALIDATED = """
+val_cfg = val_dataloader = val_evaluator = None
+default_hooks["checkpoint"]["save_best"] = None
+"""
 
 
 def logged(work_dir: Path) -> dict[int, dict[str, float]]:

@@ -11,7 +11,7 @@ from mmseg_ext.engine.random_state import random_state, seeded, set_random_state
 from mmseg_ext.engine.sample_seeds import PositionedInfiniteSampler, SampleIndex, SeededSamples
 from tests.engine.run_hooks import Crash
 from tests.engine.runs import run_tool, write_config
-from tests.engine.states import RANDOM, assert_same, assert_same_runs
+from tests.engine.states import RANDOM, UNVALIDATED, assert_same, assert_same_runs
 
 WORKERS = "train_dataloader.num_workers"
 
@@ -30,30 +30,32 @@ def _one_thread(monkeypatch):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Configs of the same run: whole, and one that ends after iteration 10 of 12."""
+    """Configs of the same run: whole, ending with an exception or a kill after 10 of 12."""
     folder = tmp_path_factory.mktemp("resume")
-    write_config(folder, RANDOM, "whole.py")
-    write_config(
-        folder, RANDOM + "custom_hooks += [dict(type='CrashAt', iteration=10)]\n", "cut.py"
-    )
+    write_config(folder, RANDOM, "validated.py")
+    for name, hook in (("whole", ""), ("cut", "CrashAt"), ("killed", "KillAt")):
+        end = f"custom_hooks += [dict(type={hook!r}, iteration=10)]\n" if hook else ""
+        write_config(folder, RANDOM + UNVALIDATED + end, f"{name}.py")
     return folder
 
 
 def arguments(folder, config, work, *options, flags=()):
-    cfg_options = ["--cfg-options", *options] if options else []
-    return [str(folder / config), "--work-dir", str(folder / work), *flags, *cfg_options]
+    """`train.py`'s command line; a run's visualizer is its own, as in a process of its own."""
+    name = f"visualizer.name={config}{work}{len(flags)}"
+    options = ["--cfg-options", name, *options]
+    return [str(folder / config), "--work-dir", str(folder / work), *flags, *options]
 
 
 @pytest.fixture(scope="module")
 def whole(folder):
-    """Whole runs by (workers, flags), each trained once."""
+    """The whole run without workers by its flags, each trained once."""
     done = {}
 
-    def trained(workers, flags):
-        if (workers, flags) not in done:
-            done[workers, flags] = name = f"whole{len(done)}"
-            train(arguments(folder, "whole.py", name, f"{WORKERS}={workers}", flags=flags))
-        return folder / done[workers, flags]
+    def trained(*flags):
+        if flags not in done:
+            done[flags] = name = f"whole{len(done)}"
+            train(arguments(folder, "whole.py", name, flags=flags))
+        return folder / done[flags]
 
     return trained
 
@@ -61,68 +63,64 @@ def whole(folder):
 @pytest.mark.parametrize("flags", [(), ("--amp",)], ids=["float32", "autocast"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_cut_and_resumed_is_the_whole_run(folder, whole, workers, flags):
-    """12 iterations against 10, of which 8 were saved, and 4 more after a resume."""
-    undisturbed = whole(workers, flags)
+    """12 iterations against 10, of which 8 were saved, and 4 more after a resume.
+
+    The undisturbed run loads its samples itself: workers change nothing either.
+    """
     work = f"cut{workers}{''.join(flags)}"
     options = f"{WORKERS}={workers}"
     with pytest.raises(Crash):
         train(arguments(folder, "cut.py", work, options, flags=flags))
     torch.rand(100), np.random.rand(100)  # the streams of the resuming process are elsewhere
     train(arguments(folder, "whole.py", work, options, flags=(*flags, "--resume")))
-    assert_same_runs(folder / work, undisturbed, 12)
+    assert_same_runs(folder / work, whole(*flags), 12)
 
 
-def test_workers_do_not_change_the_run_and_precision_does(folder, whole):
-    none, two = whole(0, ()), whole(2, ())
-    assert_same_runs(none, two, 12)
-    amp = torch.load(whole(0, ("--amp",)) / "iter_12.pth", weights_only=True)["state_dict"]
-    plain = torch.load(none / "iter_12.pth", weights_only=True)["state_dict"]
+def test_autocast_changes_the_numbers_and_keeps_the_types(whole):
+    amp = torch.load(whole("--amp") / "iter_12.pth", weights_only=True)["state_dict"]
+    plain = torch.load(whole() / "iter_12.pth", weights_only=True)["state_dict"]
     assert any(not torch.equal(amp[k], v) for k, v in plain.items())
     assert all(v.dtype == plain[k].dtype for k, v in amp.items())  # bfloat16 stays inside
 
 
 def test_killed_process_resumes_to_the_whole_run(folder, whole):
     """SIGKILL, in a process of its own, after iteration 10."""
-    write_config(
-        folder, RANDOM + "custom_hooks += [dict(type='KillAt', iteration=10)]\n", "kill.py"
-    )
     options = f"{WORKERS}=2"
-    result = run_tool("train.py", *arguments(folder, "kill.py", "killed", options))
+    result = run_tool("train.py", *arguments(folder, "killed.py", "killed", options))
     assert result.returncode == -9
-    train(arguments(folder, "whole.py", "killed", options, flags=("--resume",)))
-    assert_same_runs(folder / "killed", whole(2, ()), 12)
+    train(arguments(folder, "whole.py", "killed", flags=("--resume",)))
+    assert_same_runs(folder / "killed", whole(), 12)
 
 
 def test_an_unfinished_accumulation_goes_on(folder):
     """Gradients of two of three batches are in the checkpoint of iteration 8."""
-    options = [f"{WORKERS}=0", "optim_wrapper.accumulative_counts=3"]
-    train(arguments(folder, "whole.py", "accumulated", *options))
+    options = "optim_wrapper.accumulative_counts=3"
+    train(arguments(folder, "whole.py", "accumulated", options))
     with pytest.raises(Crash):
-        train(arguments(folder, "cut.py", "accumulated_cut", *options))
+        train(arguments(folder, "cut.py", "accumulated_cut", options))
     saved = torch.load(folder / "accumulated_cut/iter_8.pth", weights_only=True)
     assert saved["processes"][0]["gradients"]
-    train(arguments(folder, "whole.py", "accumulated_cut", *options, flags=("--resume",)))
+    train(arguments(folder, "whole.py", "accumulated_cut", options, flags=("--resume",)))
     assert_same_runs(folder / "accumulated_cut", folder / "accumulated", 12)
 
 
 def test_a_run_without_a_seed_keeps_the_one_it_drew(folder):
     """The seed is drawn at the first start, and taken from the checkpoint after it."""
-    options = [f"{WORKERS}=0", "randomness.seed=None"]
     with pytest.raises(Crash):
-        train(arguments(folder, "cut.py", "drawn", *options))
-    saved = torch.load(folder / "drawn/iter_8.pth", weights_only=True)
-    seed = saved["meta"]["seed"]
-    train(arguments(folder, "whole.py", "drawn", *options, flags=("--resume",)))
-    train(arguments(folder, "whole.py", "given", f"{WORKERS}=0", f"randomness.seed={seed}"))
-    same = torch.load(folder / "drawn/iter_12.pth", weights_only=True)["meta"]["sampler_seed"]
-    assert same == saved["meta"]["sampler_seed"]
+        train(arguments(folder, "cut.py", "drawn", "randomness.seed=None"))
+    before = torch.load(folder / "drawn/iter_8.pth", weights_only=True)["meta"]
+    flags = ("--resume",)
+    train(arguments(folder, "whole.py", "drawn", "randomness.seed=None", flags=flags))
+    after = torch.load(folder / "drawn/iter_12.pth", weights_only=True)["meta"]
+    for key in ("seed", "sampler_seed"):
+        assert after[key] == before[key] != 0
 
 
 def test_validation_leaves_the_random_streams_alone(folder, whole):
-    """Validating every iteration, which draws numbers, changes nothing of the training."""
-    train(arguments(folder, "whole.py", "validated", f"{WORKERS}=0", "train_cfg.val_interval=2"))
+    """Validating now and then, which draws numbers, changes nothing of the training."""
+    train(arguments(folder, "validated.py", "validated", "train_cfg.val_interval=4"))
     state = ("state_dict", "optimizer", "ema_state_dict", "processes")
-    assert_same_runs(folder / "validated", whole(0, ()), 12, state)
+    assert_same_runs(folder / "validated", whole(), 12, state)
 
 
 # ---------------------------------------------------------------------- positions
@@ -204,19 +202,18 @@ def test_starting_late_takes_no_longer(size, processes):
 
 def test_resume_at_150000_starts_as_soon_as_at_10(folder, monkeypatch):
     """The whole start: build, read the checkpoint, go to the position, one iteration."""
-    train(arguments(folder, "whole.py", "late", f"{WORKERS}=0", "train_cfg.max_iters=10"))
+    train(arguments(folder, "whole.py", "late", "train_cfg.max_iters=10"))
     seconds = {}
     for iteration in (10, 150_000):
         path = folder / "late/iter_10.pth"
         content = torch.load(path, weights_only=True)
-        content.pop("sha256")
+        content.pop("sha256", None)
         content["meta"]["iter"] = iteration
         torch.save(content, path)
         args = arguments(
             folder,
             "whole.py",
             "late",
-            f"{WORKERS}=0",
             f"train_cfg.max_iters={iteration + 1}",
             "default_hooks.checkpoint.save_last=False",
             "default_hooks.checkpoint.interval=7",

@@ -1,0 +1,117 @@
+"""A loss that is no number stops the run before the step, and says where it came from."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from mmseg_ext.checkpoint.reading import read_checkpoint
+from mmseg_ext.engine.amp import PortableAmpOptimWrapper
+from mmseg_ext.engine.finite_loss import FiniteLossHook
+from mmseg_ext.engine.launch import build_train_runner, train, train_parser
+from mmseg_ext.engine.run_error import NonFiniteLoss
+from tests.engine.runs import write_config
+from tests.engine.states import UNVALIDATED
+
+
+def spoiled(tmp_path, iteration: int, value: str, name: str):
+    hook = f"custom_hooks = [dict(type='SpoilLossAt', iteration={iteration}, value=float({value!r}))]\n"
+    config = write_config(tmp_path, UNVALIDATED + hook)
+    options = ["--cfg-options", f"visualizer.name={name}"]
+    return [str(config), "--work-dir", str(tmp_path / "work"), *options]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_it_stops_before_the_step_and_names_the_images(tmp_path, value):
+    """Iteration 6 of batches of 4 of 8 images in their order: images 4 to 7."""
+    args = spoiled(tmp_path, 6, value, f"finite_{value}")
+    runner = build_train_runner(train_parser().parse_args(args))
+    weights = {}
+    step = torch.optim.SGD.step
+
+    def keep(optimizer, *a, **k):
+        step(optimizer, *a, **k)
+        weights.update((n, p.detach().clone()) for n, p in runner.model.named_parameters())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim.SGD, "step", keep)
+        with pytest.raises(NonFiniteLoss) as error:
+            runner.train()
+    assert f"{value} at iteration 6" in str(error.value)
+    named = [f"images/{i}.png" in str(error.value) for i in range(8)]
+    assert named == [False] * 4 + [True] * 4
+    for name, parameter in runner.model.named_parameters():
+        assert torch.equal(parameter, weights[name])  # as after iteration 5
+        assert parameter.isfinite().all()
+    saved = read_checkpoint(tmp_path / "work/iter_4.pth")  # the last good one, the only one
+    assert all(v.isfinite().all() for v in saved["state_dict"].values())
+    assert [p.name for p in (tmp_path / "work").glob("*.pth")] == ["iter_4.pth"]
+
+
+def test_the_tool_ends_with_the_message(tmp_path):
+    with pytest.raises(SystemExit) as end:
+        train(spoiled(tmp_path, 1, "nan", "finite_tool"))
+    assert end.value.code.startswith("mmseg_ext: the loss is nan at iteration 1; ")
+
+
+class Run:
+    """The parts of a Runner that the hook looks at, around a real wrapper."""
+
+    def __init__(self, wrapper):
+        self.optim_wrapper, self.iter = wrapper, 0
+
+
+def scaled_run(max_skipped: int, accumulated: int = 1):
+    """A parameter trained with float16's gradient scaler, which runs on the CPU for this."""
+    weight = torch.nn.Parameter(torch.ones(1))
+    wrapper = PortableAmpOptimWrapper(
+        optimizer=torch.optim.SGD([weight], lr=0.1), accumulative_counts=accumulated
+    )
+    wrapper.loss_scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    run, hook = Run(wrapper), FiniteLossHook(max_skipped)
+    hook.before_train(run)
+    return weight, run, hook
+
+
+def go(weight, run, hook, values):
+    for value in values:
+        hook.before_train_iter(run, run.iter, {"data_samples": ()})
+        run.optim_wrapper.update_params(weight.sum() * value)
+        run.iter += 1
+
+
+def test_steps_skipped_by_the_scaler_are_no_failure_until_too_many_in_a_row():
+    weight, run, hook = scaled_run(max_skipped=3)
+    nan = math.nan
+    go(weight, run, hook, [1, nan, nan, nan, 1, nan, nan, nan])
+    np.testing.assert_allclose(weight.item(), 1 - 2 * 0.1, rtol=1e-6)
+    assert run.optim_wrapper.loss_scaler.get_scale() == 2.0 ** (10 - 6)
+    with pytest.raises(NonFiniteLoss, match="skipped 4 steps in a row, up to iteration 9"):
+        go(weight, run, hook, [nan])
+
+
+def test_every_batch_of_an_accumulation_is_looked_at():
+    weight = torch.nn.Parameter(torch.ones(1))
+    wrapper = PortableAmpOptimWrapper(
+        optimizer=torch.optim.SGD([weight], lr=0.1), accumulative_counts=3, dtype="bfloat16"
+    )
+    run, hook = Run(wrapper), FiniteLossHook()
+    hook.before_train(run)
+    go(weight, run, hook, [1, 1, 1, 1, math.inf])
+    after = weight.item()
+    with pytest.raises(NonFiniteLoss, match="inf at iteration 5;"):
+        go(weight, run, hook, [1])
+    assert weight.item() == after
+
+
+def test_arguments():
+    with pytest.raises(ValueError, match="not -1"):
+        FiniteLossHook(max_skipped=-1)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    with pytest.raises(ValueError, match="float64"):
+        PortableAmpOptimWrapper(optimizer=optimizer, dtype="float64")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="float16"):
+            PortableAmpOptimWrapper(optimizer=optimizer, dtype="float16")
+        assert not PortableAmpOptimWrapper(optimizer=optimizer).loss_scaler.is_enabled()

@@ -1,0 +1,88 @@
+"""Two processes over gloo: one is killed, torchrun starts both again, the run ends as if nothing."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from mmseg_ext.engine.launch import build_train_runner, test, train_parser
+from tests.engine.runs import ROOT, free_port, run, write_config
+from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs
+
+test.__test__ = False
+
+
+def torchrun(tool: str, *arguments, restarts: int = 0):
+    return run(
+        ROOT / f"tools/dist_{tool}.sh",
+        *arguments,
+        PORT=free_port(),
+        MAX_RESTARTS=str(restarts),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_killed_process_is_started_again_and_the_run_is_the_same(tmp_path):
+    """SIGKILL of process 1 after iteration 7 of 8; no --resume on the command line."""
+    write_config(tmp_path, RANDOM + UNVALIDATED, "whole.py")
+    hook = (
+        "custom_hooks += [dict(type='KillOnce', iteration=7, rank=1, "
+        f"marker={str(tmp_path / 'killed')!r})]\n"
+    )
+    write_config(tmp_path, RANDOM + UNVALIDATED + hook, "killed.py")
+    options = ["--cfg-options", "train_cfg.max_iters=8", "train_dataloader.batch_size=2"]
+    for name, restarts in (("whole", 0), ("killed", 1)):
+        work = ["--work-dir", tmp_path / f"{name}_work"]
+        result = torchrun("train", tmp_path / f"{name}.py", "2", *work, *options, restarts=restarts)
+        assert result.returncode == 0, result.stderr
+    assert (tmp_path / "killed").exists()
+    text = "".join(p.read_text() for p in (tmp_path / "killed_work").glob("2*/*.log"))
+    assert "resumed epoch: 0, iter: 4" in text
+    assert_same_runs(tmp_path / "killed_work", tmp_path / "whole_work", 8)
+
+    # Two evaluations of that checkpoint, and one in two processes: equal to the last digit.
+    checkpoint = tmp_path / "whole_work/iter_8.pth"
+    config = write_config(tmp_path, RANDOM, "tested.py")
+    metrics = []
+    for name in ("once", "again"):
+        work = ["--work-dir", str(tmp_path / name), "--cfg-options", f"visualizer.name={name}"]
+        test([str(config), str(checkpoint), *work])
+    result = torchrun("test", config, checkpoint, "2", "--work-dir", tmp_path / "both")
+    assert result.returncode == 0, result.stderr
+    for name in ("once", "again", "both"):
+        (path,) = (tmp_path / name).glob("2*/2*.json")
+        found = json.loads(path.read_text())
+        metrics.append({k: v for k, v in found.items() if "time" not in k})
+    assert metrics[0] == metrics[1] == metrics[2]
+    assert metrics[0]["mIoU"] > 0
+
+
+@pytest.mark.parametrize("name", ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])
+def test_a_restarted_run_resumes_by_itself(tmp_path, monkeypatch, name):
+    """Also one that was started from other weights: its own come first."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    config, work = write_config(tmp_path, UNVALIDATED), tmp_path / "work"
+    start = tmp_path / "start.pth"
+    torch.save({}, start)
+    line = [str(config), "--work-dir", str(work), "--cfg-options", f"load_from={start}"]
+
+    def built():
+        runner = build_train_runner(train_parser().parse_args(line))
+        return runner._load_from, runner._resume
+
+    monkeypatch.setenv(name, "1")
+    assert built() == (str(start), False)  # nothing saved yet
+    (work / "iter_4.pth").write_bytes(b"")
+    assert built() == (None, True)
+    monkeypatch.setenv(name, "0")
+    assert built() == (str(start), False)
+
+
+def test_the_script_hands_restarts_to_torchrun(tmp_path):
+    python = tmp_path / "python"
+    python.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    given = run(ROOT / "tools/dist_train.sh", "c.py", "2", PYTHON=str(python), MAX_RESTARTS="3")
+    assert re.search(r"^--max_restarts=3$", given.stdout, re.MULTILINE)

@@ -1,0 +1,71 @@
+"""SIGTERM and SIGUSR1: everything saved, a message, status 0, and a resume that loses nothing."""
+
+import signal
+
+import pytest
+
+from mmseg_ext.engine.launch import train
+from tests.engine.runs import run_tool, write_config
+from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("signals")
+
+
+def arguments(folder, config, work, *flags):
+    name = f"visualizer.name={config}{work}{len(flags)}"
+    line = [str(folder / config), "--work-dir", str(folder / work), *flags]
+    return [*line, "--cfg-options", name, "train_cfg.max_iters=6"]
+
+
+def log_text(work):
+    return "".join(p.read_text() for p in sorted(work.glob("2*/*.log")))
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_signal_saves_and_ends_with_status_0(folder, name):
+    """At iteration 3, out of turn: the resumed run is the whole run to the last bit."""
+    number = int(getattr(signal, name))
+    write_config(folder, RANDOM + UNVALIDATED, "whole.py")
+    hook = f"custom_hooks += [dict(type='SignalAt', iteration=3, number={number})]\n"
+    write_config(folder, RANDOM + UNVALIDATED + hook, "stopped.py")
+    if not (folder / "whole").exists():
+        train(arguments(folder, "whole.py", "whole"))
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as end:
+        train(arguments(folder, "stopped.py", name))
+    assert end.value.code == 0
+    assert signal.getsignal(number) == before
+    text = log_text(folder / name)
+    assert f"{name}: stopped after iteration 3 with everything saved in" in text
+    train(arguments(folder, "whole.py", name, "--resume"))
+    assert_same_runs(folder / name, folder / "whole", 6)
+
+
+def test_during_validation_it_ends_at_once_where_the_checkpoint_is_there(tmp_path):
+    hook = (
+        "custom_hooks = [dict(type='SignalInValidation')]\n"
+        "default_hooks['checkpoint']['interval'] = 2\n"
+        "train_cfg['val_interval'] = 2\n"
+    )
+    write_config(tmp_path, hook, "val.py")
+    with pytest.raises(SystemExit) as end:
+        train(arguments(tmp_path, "val.py", "val"))
+    assert end.value.code == 0
+    assert "SIGTERM: stopped after iteration 2" in log_text(tmp_path / "val")
+
+
+def test_the_whole_process_group_may_get_it(tmp_path):
+    """A job's workers get the signal too (Slurm, a terminal): the state is saved all the same."""
+    hook = "custom_hooks = [dict(type='SignalAt', iteration=3, number=15, group=True)]\n"
+    write_config(tmp_path, UNVALIDATED + hook, "group.py")
+    result = run_tool(
+        "train.py",
+        *arguments(tmp_path, "group.py", "work"),
+        "train_dataloader.num_workers=2",
+    )
+    assert result.returncode == 0, result.stderr
+    assert "SIGTERM: stopped after iteration 3" in result.stdout
+    assert (tmp_path / "work/iter_3.pth").is_file()
