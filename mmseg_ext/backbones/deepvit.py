@@ -343,7 +343,7 @@ class DeepViT(BaseModule):
         patches = self.patch_embed(images)  # (B, C, h, w)
         grid = tuple(patches.shape[2:])
         tokens = patches.flatten(2).transpose(1, 2)  # (B, h * w, C)
-        tokens = torch.cat([self.cls_token.expand(len(tokens), -1, -1), tokens], dim=1)
+        tokens = torch.cat([self.cls_token.expand(tokens.shape[0], -1, -1), tokens], dim=1)
         x = self.pos_drop(tokens + self._positions(grid))  # (B, 1 + h * w, C)
         maps = []
         for i, block in enumerate(self.blocks[: self._last_block() + 1]):

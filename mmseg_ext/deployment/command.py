@@ -24,7 +24,7 @@ from mmseg_ext.deployment.export import (
     relative_difference,
 )
 from mmseg_ext.deployment.segmentor import WholeImageSegmentor, random_images
-from mmseg_ext.engine.launch import load_config
+from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.engine.launch_error import LaunchError
 
 # What float32 in another order of operations may change, relative to the largest score.
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _export(args: argparse.Namespace) -> int:
-    config = load_config(args.config)
+    config = load_settings(args.config)
     size = _size(args.shape, config)
     segmentor, meta = _segmentor(config, args.checkpoint)
     eager = WholeImageSegmentor(segmentor)

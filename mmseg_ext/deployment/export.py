@@ -23,10 +23,10 @@ class ExportError(ValueError):
 def refusal_of_dynamic_size(model: nn.Module, file_format: str) -> str | None:
     """Why `model` cannot take images of any size in this format; None where it can."""
     for module in model.modules():
-        if isinstance(module, LambdaLayer) and module.embeddings.resolution is not None:
+        if isinstance(module, LambdaLayer) and module.resolution is not None:
             return (
                 "its lambda layers learn position embeddings for maps of at most "
-                f"{module.embeddings.resolution} (resolution=...): a size of its own each; build "
+                f"{module.resolution} (resolution=...): a size of its own each; build "
                 "it with receptive_field for any size"
             )
         if file_format == "onnx" and isinstance(module, PPM):

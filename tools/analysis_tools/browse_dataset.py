@@ -1,0 +1,6 @@
+"""Draw training samples with their labels: mmsegmentation's browse_dataset.py; see `--help`."""
+
+from mmseg_ext.analysis.stock_tool import run_stock_tool
+
+if __name__ == "__main__":
+    run_stock_tool("analysis_tools/browse_dataset.py")

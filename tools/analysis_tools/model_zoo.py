@@ -1,0 +1,8 @@
+"""Parameters, multiply-adds, time and memory of configs, as the table of docs/model_zoo.md."""
+
+import sys
+
+from mmseg_ext.analysis.model_zoo import main
+
+if __name__ == "__main__":
+    sys.exit(main())
