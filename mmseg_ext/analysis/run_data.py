@@ -115,15 +115,28 @@ def confusion_matrix(
 
 
 def find_config(work_dir: Path) -> Path:
-    """The config that training left in its work directory.
+    """The config of a run's training, as it was written beside the scalars.
+
+    The copy in the work directory itself is taken where there are none: a later test overwrites
+    it, with the wrapped model and the pipeline of `--tta` if that was asked for.
 
     Raises:
         ValueError: where there is none, or no single one.
     """
+    trained = [path.with_name("config.py") for path in _scalar_files(work_dir)]
+    trained = [path for path in trained if path.is_file()]
+    if trained:
+        return trained[-1]
     configs = sorted(work_dir.glob("*.py"))
     if len(configs) != 1:
         raise ValueError(f"{work_dir} must hold the config of one run, found {len(configs)} .py")
     return configs[0]
+
+
+def _scalar_files(work_dir: Path) -> list[Path]:
+    """Those of a run's trainings, in order; a test leaves none or an empty one."""
+    paths = sorted(work_dir.glob("*/vis_data/scalars.json"))
+    return [path for path in paths if path.stat().st_size]
 
 
 def find_checkpoint(work_dir: Path) -> Path:
@@ -146,9 +159,7 @@ def find_checkpoint(work_dir: Path) -> Path:
 def read_curves(work_dir: Path) -> dict[str, Curve]:
     """Every scalar of a run; where training was resumed, the later of two values of a step."""
     merged: dict[str, dict[int, float]] = {}
-    for path in sorted(work_dir.glob("*/vis_data/scalars.json")):
-        if not path.stat().st_size:
-            continue
+    for path in _scalar_files(work_dir):
         for name, curve in read_scalars(path).items():
             values = zip(curve.steps, curve.values, strict=True)
             merged.setdefault(name, {}).update(values)

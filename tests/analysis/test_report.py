@@ -93,6 +93,18 @@ def test_a_moved_work_dir_finds_its_weights_and_a_bare_one_says_what_is_missing(
     assert main([str(tmp_path)]) == 1
 
 
+def test_config_is_that_of_the_training_and_not_of_a_later_test(tmp_path):
+    for stamp, scalars in (("1", '{"loss": 3.0, "step": 1}'), ("2", "")):
+        folder = tmp_path / stamp / "vis_data"
+        folder.mkdir(parents=True)
+        (folder / "scalars.json").write_text(scalars)
+        (folder / "config.py").write_text(f"which = {stamp}")
+    (tmp_path / "config.py").write_text("which = 2")
+    assert Config.fromfile(find_config(tmp_path)).which == 1
+    (tmp_path / "1" / "vis_data" / "config.py").unlink()
+    assert find_config(tmp_path) == tmp_path / "config.py"
+
+
 def test_error_overlay_marks_wrong_pixels_and_not_the_ignored():
     truth = np.array([[0, 1, 255]], np.uint8)
     prediction = np.array([[0, 2, 2]], np.uint8)
