@@ -43,6 +43,19 @@ class CPUDistributedDataParallel(MMDistributedDataParallel):
         super().__init__(module=module, device_ids=None, **kwargs)
 
 
+def _init_gloo(timeout: datetime.timedelta) -> None:
+    """The group of this start: after a restart torchrun's store still holds the old addresses."""
+    store, rank, world_size = next(torch.distributed.rendezvous("env://", timeout=timeout))
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    torch.distributed.init_process_group(
+        "gloo",
+        store=torch.distributed.PrefixStore(f"start_{start}", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
+    )
+
+
 def init_distributed(cfg: Config) -> None:
     """On a machine without an accelerator: make the gloo group and choose the CPU's wrapper.
 
@@ -71,7 +84,7 @@ def init_distributed(cfg: Config) -> None:
         )
     if not torch.distributed.is_initialized():
         seconds = cfg.get("env_cfg", {}).get("dist_cfg", {}).get("timeout", 1800)
-        torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=seconds))
+        _init_gloo(datetime.timedelta(seconds=seconds))
     wrapper = cfg.get("model_wrapper_cfg") or {
         "broadcast_buffers": False,
         "find_unused_parameters": cfg.get("find_unused_parameters", False),

@@ -8,13 +8,15 @@ import torch
 # Random draws wherever a run has them: augmentation, dropout, shuffling; and two kinds of state
 # beside the weights, momentum with a rate that changes and an average of the weights.
 RANDOM = """
-load[2:2] = [
+augmented = [
+    *load[:2],
     dict(type="RandomResize", scale=(32, 32), ratio_range=(1.0, 1.5), keep_ratio=True),
     dict(type="RandomCrop", crop_size=(32, 32)),
     dict(type="RandomFlip", prob=0.5),
     dict(type="PhotoMetricDistortion"),
+    load[2],
 ]
-train_dataloader["dataset"] = dict(**{**dataset, "pipeline": load})
+train_dataloader["dataset"] = dict(**{**dataset, "pipeline": augmented})
 train_dataloader["sampler"]["shuffle"] = True
 model["decode_head"]["dropout_ratio"] = 0.5
 optim_wrapper["optimizer"] = dict(type="AdamW", lr=0.01)

@@ -16,7 +16,8 @@ from tests.engine.states import UNVALIDATED
 
 
 def spoiled(tmp_path, iteration: int, value: str, name: str):
-    hook = f"custom_hooks = [dict(type='SpoilLossAt', iteration={iteration}, value=float({value!r}))]\n"
+    spoil = f"dict(type='SpoilLossAt', iteration={iteration}, value=float({value!r}))"
+    hook = f"custom_hooks = [{spoil}]\n"
     config = write_config(tmp_path, UNVALIDATED + hook)
     options = ["--cfg-options", f"visualizer.name={name}"]
     return [str(config), "--work-dir", str(tmp_path / "work"), *options]

@@ -1,4 +1,4 @@
-"""Two processes over gloo: one is killed, torchrun starts both again, the run ends as if nothing."""
+"""Two processes over gloo, one of them killed: torchrun starts both again, nothing is lost."""
 
 import json
 import re
