@@ -276,7 +276,7 @@ class EAMLP(BaseModule):
         if images.ndim != 4 or images.shape[1] != 3:
             raise ValueError(f"images must be (B, 3, H, W), not {tuple(images.shape)}")
         tokens, grid = self.tokens_to_token(images)
-        tokens = torch.cat([self.cls_token.expand(len(tokens), -1, -1), tokens], dim=1)
+        tokens = torch.cat([self.cls_token.expand(tokens.shape[0], -1, -1), tokens], dim=1)
         x = self.pos_drop(tokens + self._positions(grid))  # (B, 1 + h * w, C)
         maps = []
         last = len(self.blocks) - 1
