@@ -1,0 +1,71 @@
+"""The guides' files and commands, in a copy of the repository, as a reader would follow them."""
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.configs import CONFIGS
+from tests.engine.runs import ROOT, run
+
+FILE = re.compile(r"^`(?P<name>[\w/.]+)`:\n\n```python\n(?P<text>.*?)^```$", re.M | re.S)
+COMMANDS = re.compile(r"^```console\n(.*?)^```$", re.M | re.S)
+
+
+@pytest.fixture
+def clone(tmp_path) -> Path:
+    shutil.copytree(CONFIGS, tmp_path / "configs")
+    for name in ("tools", "demo"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def follow(guide: str, folder: Path) -> list[str]:
+    """Write the guide's files, run its commands, and give what each of them printed."""
+    text = (ROOT / "docs" / guide).read_text()
+    for match in FILE.finditer(text):
+        path = folder / match["name"]
+        assert not path.exists()
+        path.write_text(match["text"])
+    printed = []
+    for line in "".join(COMMANDS.findall(text)).splitlines():
+        local = line.startswith("PYTHONPATH=. ")
+        line = line.removeprefix("PYTHONPATH=. ").replace("python", sys.executable, 1)
+        path = f"{folder}:{ROOT}" if local else str(ROOT)
+        result = run("bash", "-c", f"cd {folder} && {line}", PYTHONPATH=path)
+        assert result.returncode == 0, f"{line}\n{result.stdout}\n{result.stderr}"
+        printed.append(result.stdout + result.stderr)
+    return printed
+
+
+def test_own_head(clone):
+    resolved, costs, trained, exported = follow("own_head.md", clone)
+    assert "type='MaSAHead'" in resolved
+    assert "| `my_masa` | 96x96 |" in costs
+    assert "mIoU" in trained
+    assert "same class 100.000%" in exported
+    assert (clone / "my_head.pt2").stat().st_size > 1e6
+
+
+def test_own_dataset(clone):
+    random = np.random.RandomState(0)
+    for split, count in (("train", 4), ("val", 2)):
+        for kind in ("images", "labels"):
+            (clone / "data/fields" / kind / split).mkdir(parents=True)
+        for i in range(count):
+            label = np.kron(random.randint(0, 3, (6, 6)), np.ones((16, 16))).astype(np.uint8)
+            image = Image.fromarray(np.stack([label * 80] * 3, 2))
+            image.save(clone / f"data/fields/images/{split}/{split}{i}.jpg")
+            Image.fromarray(label).save(clone / f"data/fields/labels/{split}/{split}{i}.png")
+    checked, trained, tested, confusion, demo, published = follow("own_dataset.md", clone)
+    assert "4" in checked and "soil" in trained and "mIoU" in tested
+    assert confusion.splitlines()[-1] == "work_dirs/fields_test/confusion_matrix.png"
+    assert "2 images segmented" in demo
+    assert re.search(r"ea_r18_fields-[0-9a-f]{8}\.safetensors", published)
+    rows = (clone / "work_dirs/fields_test/confusion_matrix.csv").read_text().splitlines()[1:]
+    counts = [int(cell) for row in rows for cell in row.split(",")[1:]]
+    assert sum(counts) == 2 * 96 * 96
