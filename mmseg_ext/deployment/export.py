@@ -55,9 +55,9 @@ def export_torch(
     try:
         with torch.no_grad():
             program = torch.export.export(model, (images,), dynamic_shapes=shapes)
+        torch.export.save(program, path, extra_files={METADATA: json.dumps(metadata or {})})
     except Exception as error:  # torch.export raises many kinds
         raise _export_error(error, dynamic) from error
-    torch.export.save(program, path, extra_files={METADATA: json.dumps(metadata or {})})
 
 
 def export_onnx(

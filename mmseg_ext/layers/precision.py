@@ -25,7 +25,10 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def autocast_disabled(x: Tensor) -> AbstractContextManager:
-    """Autocast off for x's device; devices without it (meta) need nothing."""
-    if not _has_autocast(x):
+    """Autocast off for x's device; nothing where it is off, or where there is none (meta).
+
+    An exported program would keep a switch as a part of its own, which not all of them can save.
+    """
+    if not (_has_autocast(x) and torch.is_autocast_enabled(x.device.type)):
         return contextlib.nullcontext()
     return torch.autocast(x.device.type, enabled=False)
