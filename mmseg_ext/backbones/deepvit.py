@@ -366,7 +366,8 @@ class DeepViT(BaseModule):
 
     def _positions(self, grid: tuple[int, int]) -> Tensor:
         """The positions (1, 1 + h * w, C) for a grid (h, w)."""
-        if grid == self.grid:
+        # Exported for any size, it is interpolated in all of them: at its own nothing changes.
+        if not any(isinstance(n, torch.SymInt) for n in grid) and grid == self.grid:
             return self.pos_embed
         first, table = self.pos_embed[:, :1], self.pos_embed[:, 1:]
         table = table.transpose(1, 2).unflatten(2, self.grid)  # (1, C, h, w)

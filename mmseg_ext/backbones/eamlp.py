@@ -294,7 +294,8 @@ class EAMLP(BaseModule):
 
     def _positions(self, grid: tuple[int, int]) -> Tensor:
         """The position table (1, 1 + h * w, C) for a grid (h, w)."""
-        if grid == self.table_grid:
+        # Exported for any size, it is interpolated in all of them: at its own nothing changes.
+        if not any(isinstance(n, torch.SymInt) for n in grid) and grid == self.table_grid:
             return self.pos_embed
         first, table = self.pos_embed[:, :1], self.pos_embed[:, 1:]
         table = table.transpose(1, 2).unflatten(2, self.table_grid)  # (1, C, h, w)
