@@ -60,6 +60,7 @@ def whole(folder):
     return trained
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("--amp",)], ids=["float32", "autocast"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_cut_and_resumed_is_the_whole_run(folder, whole, workers, flags):
@@ -83,6 +84,7 @@ def test_autocast_changes_the_numbers_and_keeps_the_types(whole):
     assert all(v.dtype == plain[k].dtype for k, v in amp.items())  # bfloat16 stays inside
 
 
+@pytest.mark.slow
 def test_killed_process_resumes_to_the_whole_run(folder, whole):
     """SIGKILL, in a process of its own, after iteration 10."""
     options = f"{WORKERS}=2"
