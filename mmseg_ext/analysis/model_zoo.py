@@ -22,12 +22,12 @@ from mmseg_ext.analysis.cost_table import MEBI, machine, markdown
 from mmseg_ext.analysis.measure import count_multiply_adds, paired_times, peak_memory
 
 # mIoU in percent, single scale unless said, with its source. Without one: none was published.
-_PWC = "arXiv 2105.02358, as Papers with Code listed it; ms+flip"
+_PWC = "arXiv 2105.02358, as Papers with Code listed it"
 _RMT = "arXiv 2309.11523, table of ADE20K"
 _MMSEG = "mmsegmentation's metafile, ss / ms+flip"
 PUBLISHED = {
-    "ea_r101_ade20k_160k": ("45.33", _PWC),
-    "ea_r101_cityscapes_80k": ("81.7", _PWC),
+    "ea_r101_ade20k_160k": ("45.33", _PWC + "; not said whether ms+flip"),
+    "ea_r101_cityscapes_80k": ("81.7", _PWC + "; ms+flip"),
     "ea_r50_cityscapes_40k": ("79.9 / 81.0", "Jittor/JSeg's README, ss / ms"),
     "danet_r101_ade20k_160k": ("44.17 / 45.02", _MMSEG),
     "danet_r101_cityscapes_80k": ("80.47 / 82.02", _MMSEG),
