@@ -7,6 +7,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+# Files that the guides have their reader write (tests/test_guides.py follows them), a placeholder.
+OF_THE_READER = {
+    "configs/my_head.py",
+    "configs/my_masa.py",
+    "configs/ea_r18_fields.py",
+    "configs/_base_/datasets/fields.py",
+    "configs/NAME.py",
+}
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -28,7 +36,7 @@ def test_files_that_are_named_exist(document):
     named = set(
         re.findall(r"(?<![\w/.-])((?:tools|configs|docs|demo|mmseg_ext|tests)/[\w./-]+\.\w+)", text)
     )
-    assert not {name for name in named if not (ROOT / name).exists()}
+    assert not {name for name in named - OF_THE_READER if not (ROOT / name).exists()}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
