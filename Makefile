@@ -35,7 +35,7 @@ compare: $(INSTALLED)
 	$(BIN)/python tools/demo.py --compare --work-dir work_dirs/compare
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=25
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
