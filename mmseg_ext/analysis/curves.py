@@ -34,31 +34,35 @@ def read_scalars(path: Path) -> dict[str, Curve]:
     return curves
 
 
+def prediction_loss(curves: dict[str, Curve]) -> Curve:
+    """The decode head's cross-entropy; of a head with several (DANet's), its prediction's.
+
+    Raises:
+        ValueError: if there is none among the curves.
+    """
+    for name, curve in curves.items():  # a head logs the loss of its prediction first
+        if name.startswith("decode.") and name.endswith("loss_ce"):
+            return curve
+    raise ValueError(f"no cross-entropy of a decode head among {', '.join(curves)}")
+
+
 def plot_curves(runs: dict[str, dict[str, Curve]], path: Path) -> None:
     """Training loss (left) and validation mIoU in percent (right) of each named run, as a PNG."""
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     loss, miou = figure.subplots(1, 2)
     for (name, curves), colour in zip(runs.items(), COLOURS, strict=False):
-        loss.plot(*curves["decode.loss_ce"], color=colour, linewidth=1.6, label=name)
+        loss.plot(*prediction_loss(curves), color=colour, linewidth=1.6, label=name)
         steps, values = curves["mIoU"]
-        miou.plot(steps, values, color=colour, linewidth=1.8, marker="o", markersize=5, label=name)
-        miou.annotate(
-            f"{values[-1]:.1f}",
-            (steps[-1], values[-1]),
-            xytext=(0, 8),
-            textcoords="offset points",
-            ha="center",
-            color=colour,
-            fontsize=10,
-        )
+        last = f"{name} {values[-1]:.1f}"
+        miou.plot(steps, values, color=colour, linewidth=1.8, marker="o", markersize=5, label=last)
     loss.set_title("Training loss (cross-entropy)")
     loss.set_ylim(bottom=0)
     miou.set_title("Validation mIoU, %")
     miou.set_ylim(0, 100)
     for axes in (loss, miou):
         _style(axes)
-    if len(runs) > 1:
-        loss.legend(frameon=False)
+    loss.legend(frameon=False)
+    miou.legend(frameon=False, loc="lower right")
     figure.savefig(path, dpi=130)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmseg_ext.analysis.curves import plot_curves, read_scalars
+from mmseg_ext.analysis.curves import Curve, plot_curves, prediction_loss, read_scalars
 from mmseg_ext.analysis.panels import colourise, draw_panels
 
 PALETTE = [[10, 20, 30], [200, 100, 0]]
@@ -39,6 +39,14 @@ def test_plot_curves(scalars, tmp_path):
     one, two = (np.asarray(Image.open(tmp_path / f"{n}.png")) for n in ("one", "two"))
     assert one.shape == two.shape and one.shape[1] == 1300
     assert (one != two).any()  # the second curve and the legend
+
+
+def test_prediction_loss_of_a_head_with_three():
+    names = ("loss", "decode.pam_cam.loss_ce", "decode.pam.loss_ce", "decode.cam.loss_ce")
+    curves = {name: Curve([1], [float(i)]) for i, name in enumerate(names)}
+    assert prediction_loss(curves) == ([1], [1.0])
+    with pytest.raises(ValueError, match="no cross-entropy of a decode head among loss"):
+        prediction_loss({"loss": curves["loss"]})
 
 
 def test_colourise():
