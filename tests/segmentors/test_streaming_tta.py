@@ -261,6 +261,7 @@ def test_views_and_result_are_those_of_the_published_script(tmp_path):
                     "img_path": str(tmp_path / "a.png"),
                     "seg_map_path": str(tmp_path / "a_label.png"),
                     "reduce_zero_label": False,
+                    "num_classes": 21,
                     "seg_fields": [],
                 }
             )
