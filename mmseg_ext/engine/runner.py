@@ -95,6 +95,33 @@ class DurableRunner(Runner):
             self._loaded = super().load_checkpoint(filename, *args, **kwargs)
         return self._loaded
 
+    # ------------------------------------------------------------------ running
+
+    def train(self) -> nn.Module:
+        try:
+            return super().train()
+        finally:
+            self._release_workers()
+
+    def test(self) -> dict[str, float]:
+        try:
+            return super().test()
+        finally:
+            self._release_workers()
+
+    def _release_workers(self) -> None:
+        """End the persistent workers of the loaders, which start anew if they are asked again.
+
+        Left to the garbage collector, which frees a run's parts in any order, each worker is waited
+        for until torch gives up on it, five seconds.
+        """
+        for loop in (self._train_loop, self._val_loop, self._test_loop):
+            loader = getattr(loop, "dataloader", None)
+            iterator = getattr(loader, "_iterator", None)
+            if iterator is not None:
+                iterator._shutdown_workers()
+                loader._iterator = None
+
     # ------------------------------------------------------------------ saving
 
     def _own_state(self) -> dict:
