@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from mmengine.logging import MMLogger
 from torch import nn
 
 from mmseg_ext.engine.launch import (
@@ -155,6 +156,7 @@ def test_auto_scale_lr(tmp_path, batch, accumulated, factor):
     line = f"configured batch 4, effective batch {effective}, learning rate x {factor:g}"
     assert line in log_text(tmp_path / "on")
 
+    MMLogger._instance_dict.clear()  # loggers are kept by name, which holds the second of the start
     plain = build_train_runner(train_args(config, "--work-dir", tmp_path / "off", *options))
     wrapper = plain.build_optim_wrapper(plain.optim_wrapper)
     plain.scale_lr(wrapper, plain.auto_scale_lr)
