@@ -1,12 +1,3 @@
-"""Runs in one process: each test has visualizers and loggers of its own, as a process would."""
+"""Tests of the tools start runs in their own process too, so they take the same fixture."""
 
-import pytest
-from mmengine.logging import MMLogger
-from mmseg.visualization import SegLocalVisualizer
-
-
-@pytest.fixture(autouse=True)
-def _own_visualizers():
-    """mmengine keeps both by name, so that a later run would log into an earlier one's."""
-    SegLocalVisualizer._instance_dict.clear()
-    MMLogger._instance_dict.clear()
+from tests.engine.conftest import _own_visualizers  # noqa: F401
