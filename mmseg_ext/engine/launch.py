@@ -14,6 +14,7 @@ The flags and their meaning are mmsegmentation's (1.2.2 and 1.4.2). Differences,
 
 import argparse
 import errno
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -321,7 +322,21 @@ def one_message():
         )
     finally:
         if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+            _leave_process_group()
+
+
+def _leave_process_group() -> None:
+    """Destroy the group and end gloo's threads while there is an interpreter.
+
+    One of them that releases a tensor after the interpreter's end aborts the process, and a
+    finished run would exit with a failure. The wrapped model holds the group in reference cycles,
+    hence the collection; and the last reference is Python's own, which lets the threads have the
+    interpreter's lock while they are waited for.
+    """
+    group = torch.distributed.group.WORLD
+    torch.distributed.destroy_process_group()
+    gc.collect()
+    del group
 
 
 def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:

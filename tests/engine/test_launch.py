@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
 from torch import nn
 
@@ -14,6 +15,7 @@ from mmseg_ext.engine.launch import (
     LaunchError,
     build_test_runner,
     build_train_runner,
+    one_message,
     test,
     test_parser,
     train,
@@ -197,14 +199,43 @@ def test_sync_bn_config_trains_unchanged_in_one_process(tmp_path):
     assert not torch.equal(layers[0].running_mean, before)
 
 
-def test_sync_bn_under_gloo_ends_in_one_message(tmp_path, monkeypatch):
-    for name, value in {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": free_port(),
-    }.items():
-        monkeypatch.setenv(name, value)
+@pytest.fixture
+def _one_process_of_torchrun(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", free_port())
+
+
+@pytest.mark.distributed
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are listed on Linux")
+@pytest.mark.usefixtures("_one_process_of_torchrun")
+def test_no_thread_of_gloo_outlives_a_run(tmp_path):
+    """One that releases a tensor after the interpreter's end aborts a finished run's process."""
+    threads = []
+
+    class Watch(Hook):
+        def after_train(self, runner):
+            threads.extend(gloo_threads())
+
+    args = train_args(write_config(tmp_path), "--work-dir", tmp_path / "work")
+    args.launcher, args.cfg_options = "pytorch", {"train_cfg.max_iters": 1}
+    with one_message():
+        runner = build_train_runner(args)
+        runner.register_hook(Watch())
+        runner.train()
+        del runner
+    assert threads
+    assert not gloo_threads()
+
+
+def gloo_threads() -> list[str]:
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    return [name for name in names if "gloo" in name]
+
+
+@pytest.mark.usefixtures("_one_process_of_torchrun")
+def test_sync_bn_under_gloo_ends_in_one_message(tmp_path):
     config = write_config(tmp_path)
     config.write_text(config.read_text().replace('type="GN", num_groups=4', 'type="SyncBN"'))
     message = fails(train, config, "--work-dir", tmp_path / "work", "--launcher", "pytorch")
