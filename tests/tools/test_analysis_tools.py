@@ -114,6 +114,7 @@ def test_published_weights(suffix, tmp_path, capsys):
     save_checkpoint(content, str(tmp_path / "iter_1.pth"))
     # A name whose end stripping the characters of '.pth' would eat.
     words = [str(tmp_path / "iter_1.pth"), str(tmp_path / f"depth{suffix}")]
+    capsys.readouterr()  # what writing the checkpoint said
     assert publishing.main(words) == 0
     (path,) = tmp_path.glob("depth-*")
     assert capsys.readouterr().out == f"{path}\n"
