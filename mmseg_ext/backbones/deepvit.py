@@ -27,6 +27,7 @@ from mmseg.registry import MODELS
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mmseg_ext.backbones.layer_depth import in_blocks
 from mmseg_ext.layers.precision import autocast_disabled
 from mmseg_ext.layers.re_attention import ReAttention
 from mmseg_ext.layers.self_attention import SelfAttention
@@ -327,6 +328,10 @@ class DeepViT(BaseModule):
         if self.frozen_stages < 0:
             return []
         return [self.patch_embed, self.pos_drop, *self.blocks[: self.frozen_stages]]
+
+    def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
+        """The depth of a parameter, from 0 at the input, and the number of depths."""
+        return in_blocks(param_name, prefix, len(self.blocks))
 
     def train(self, mode: bool = True) -> "DeepViT":
         super().train(mode)

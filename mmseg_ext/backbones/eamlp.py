@@ -24,6 +24,7 @@ from mmseg.registry import MODELS
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mmseg_ext.backbones.layer_depth import in_blocks
 from mmseg_ext.layers.external_attention import MultiHeadExternalAttention, double_normalize_tokens
 
 TOKEN_DIM = 64
@@ -264,6 +265,10 @@ class EAMLP(BaseModule):
         if self.frozen_stages < 0:
             return []
         return [self.tokens_to_token, self.pos_drop, *self.blocks[: self.frozen_stages]]
+
+    def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
+        """The depth of a parameter, from 0 at the input, and the number of depths."""
+        return in_blocks(param_name, prefix, len(self.blocks))
 
     def train(self, mode: bool = True) -> "EAMLP":
         super().train(mode)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from mmseg_ext.backbones.layer_depth import in_stages
 from mmseg_ext.layers.lambda_layer import LambdaLayer, PositionEmbeddings
 
 EXPANSION = 4
@@ -414,6 +415,10 @@ class LambdaResNet(BaseModule):
             return []
         stem = [self.stem] if hasattr(self, "stem") else [self.conv1, self.bn1]
         return [*stem, *self.stages[: self.frozen_stages]]
+
+    def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
+        """The depth of a parameter, from 0 at the input, and the number of depths."""
+        return in_stages(param_name, prefix, [len(blocks) for blocks in self.stages])
 
     def train(self, mode: bool = True) -> "LambdaResNet":
         super().train(mode)

@@ -23,6 +23,7 @@ from mmseg.registry import MODELS
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mmseg_ext.backbones.layer_depth import in_stages
 from mmseg_ext.layers.manhattan_block import ManhattanBlock, channels_first, channels_last
 
 # Depths, widths, heads, feed-forward ratios, decay ranges (the decays start at 2), which stages
@@ -227,6 +228,10 @@ class RMT(BaseModule):
         if self.with_cp and self.training and torch.is_grad_enabled():
             return checkpoint(block, x, use_reentrant=False)
         return block(x)
+
+    def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
+        """The depth of a parameter, from 0 at the input, and the number of depths."""
+        return in_stages(param_name, prefix, [len(blocks) for blocks in self.stages])
 
     def train(self, mode: bool = True):
         super().train(mode)

@@ -11,7 +11,10 @@ from mmseg_ext.engine.checkpoint_hook import DurableCheckpointHook
 from mmseg_ext.engine.distributed import CPUDistributedDataParallel
 from mmseg_ext.engine.finite_loss import FiniteLossHook
 from mmseg_ext.engine.held_poly_lr import HeldPolyLR
-from mmseg_ext.engine.optim_wrapper_constructor import RoleOptimWrapperConstructor
+from mmseg_ext.engine.optim_wrapper_constructor import (
+    LayerDecayOptimWrapperConstructor,
+    RoleOptimWrapperConstructor,
+)
 from mmseg_ext.engine.run_record import RunRecordHook
 from mmseg_ext.engine.runner import DurableRunner
 from mmseg_ext.engine.sample_seeds import PositionedInfiniteSampler
@@ -24,6 +27,7 @@ __all__ = [
     "DurableRunner",
     "FiniteLossHook",
     "HeldPolyLR",
+    "LayerDecayOptimWrapperConstructor",
     "PortableAmpOptimWrapper",
     "PositionedInfiniteSampler",
     "RoleOptimWrapperConstructor",

@@ -1,4 +1,6 @@
-"""Parameter groups by role: convolution weights, normalisation weights, biases.
+"""Parameter groups by role, and by depth.
+
+By role: convolution weights, normalisation weights, biases.
 
 EANet (arXiv 2105.02358) was trained on VOC with three groups (published `train_torch.py`,
 `get_params`): the weights of convolutions at the learning rate with weight decay, the weights of
@@ -65,3 +67,60 @@ class RoleOptimWrapperConstructor(DefaultOptimWrapperConstructor):
                     group = weights
                 group["params"].append(parameter)
         params.extend(group for group in (weights, norms, biases) if group["params"])
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
+    """mmengine's constructor, with a learning rate that falls towards the input of the backbone.
+
+    `paramwise_cfg` takes `layer_decay_rate` beside mmengine's keys. A parameter of the backbone at
+    depth d of n has its rate times `layer_decay_rate ** (n - 1 - d)`; neck and heads keep theirs.
+    The depths are those of BEiT's and MAE's fine-tuning: 0 the embedding or stem, one per block,
+    the last one the norms after them. Parameters of the same rate and decay make one group.
+
+    mmsegmentation's `LearningRateDecayOptimizerConstructor` knows ConvNeXt, BEiT and MAE by their
+    class names; this one takes any backbone with mmpretrain's `get_layer_depth`.
+
+    Raises:
+        ValueError: without a `layer_decay_rate` in (0, 1], without an optimizer's `lr`, or for a
+            backbone that has no `get_layer_depth`.
+    """
+
+    def _validate_cfg(self) -> None:
+        super()._validate_cfg()
+        rate = self.paramwise_cfg.get("layer_decay_rate")
+        if rate is None or not 0 < rate <= 1:
+            raise ValueError(f"paramwise_cfg.layer_decay_rate must lie in (0, 1], it is {rate}")
+        if self.base_lr is None:
+            raise ValueError("optimizer lr must be given, it is None")
+
+    def add_params(
+        self, params: list[dict], module: nn.Module, prefix: str = "", is_dcn_module=None
+    ) -> None:
+        """Append the groups of `module` and everything below it to `params`."""
+        if prefix:  # mmengine goes down by this method
+            super().add_params(params, module, prefix, is_dcn_module)
+            return
+        backbone = module.backbone
+        if not hasattr(backbone, "get_layer_depth"):
+            raise ValueError(
+                f"{type(backbone).__name__} has no get_layer_depth: a learning rate by depth needs "
+                "it; of a backbone without it, paramwise_cfg.custom_keys can set rates by name"
+            )
+        rate = self.paramwise_cfg["layer_decay_rate"]
+        names = {parameter: name for name, parameter in module.named_parameters()}
+        single: list[dict] = []
+        super().add_params(single, module)
+        groups: dict[tuple, dict] = {}
+        for group in single:
+            (parameter,) = group.pop("params")
+            name = names.pop(parameter, None)
+            if name is None:  # of a module that two share
+                continue
+            group.setdefault("lr", self.base_lr)
+            if name.startswith("backbone."):
+                depth, depths = backbone.get_layer_depth(name, "backbone.")
+                group["lr"] *= rate ** (depths - 1 - depth)
+            key = tuple(sorted(group.items()))
+            groups.setdefault(key, {**group, "params": []})["params"].append(parameter)
+        params.extend(groups.values())
