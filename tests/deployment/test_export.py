@@ -64,6 +64,10 @@ EAMLP = {
     "out_indices": (1,),
 }
 EA_HEAD = {"type": "EAHead", "channels": 16, "ea_channels": 24, "memory_size": 8}
+# mmsegmentation's heads over four maps, as the configs of RMT, LambdaResNet and DeepViT have them.
+FOUR_MAPS = {"out_indices": (0, 1, 2, 3)}
+FPN_HEAD = {"type": "FPNHead", "channels": 8, "feature_strides": [4, 8, 16, 32]}
+UPER_HEAD = {"type": "UPerHead", "channels": 8, "pool_scales": (1, 2, 3)}
 PAIRS = {
     "EAHead on ResNet": (RESNET, EA_HEAD),
     "MaSAHead on RMT": (
@@ -76,7 +80,10 @@ PAIRS = {
     ),
     "JSegEAHead on DeepViT": (DEEPVIT, {"type": "JSegEAHead", "channels": 24, "memory_size": 8}),
     "EAHead on EAMLP": (EAMLP, EA_HEAD),
+    "FPNHead on RMT": ({**RMT, **FOUR_MAPS}, FPN_HEAD),
+    "UPerHead on LambdaResNet": ({**LAMBDA, **FOUR_MAPS}, UPER_HEAD),
 }
+TORCH_ALONE = ["UPerHead on LambdaResNet"]
 WRITERS = {".onnx": export_onnx, ".pt2": export_torch}
 
 
@@ -84,7 +91,8 @@ def build(backbone: dict, head: dict):
     model = MODELS.build(backbone)
     model.eval()
     with torch.no_grad():
-        width = model(torch.zeros(1, 3, 64, 64))[-1].shape[1]
+        widths = [maps.shape[1] for maps in model(torch.zeros(1, 3, 64, 64))]
+    of_four = head["type"] in ("FPNHead", "UPerHead")
     segmentor = MODELS.build(
         {
             "type": "EncoderDecoder",
@@ -97,8 +105,8 @@ def build(backbone: dict, head: dict):
             "backbone": backbone,
             "decode_head": {
                 **head,
-                "in_channels": width,
-                "in_index": 0,
+                "in_channels": widths if of_four else widths[-1],
+                "in_index": [*range(len(widths))] if of_four else 0,
                 "num_classes": 5,
                 "align_corners": False,
             },
@@ -113,7 +121,10 @@ def build(backbone: dict, head: dict):
 @pytest.mark.parametrize(
     ("name", "suffix"),
     # ONNX is written from what torch.export captures: one .pt2 of its own is enough.
-    [*((name, ".onnx") for name in PAIRS), ("JSegEAHead on DeepViT", ".pt2")],
+    [
+        *((name, ".pt2" if name in TORCH_ALONE else ".onnx") for name in PAIRS),
+        ("JSegEAHead on DeepViT", ".pt2"),
+    ],
 )
 def test_any_size_and_number_of_images(name, suffix, tmp_path):
     segmentor = build(*PAIRS[name])
@@ -160,14 +171,14 @@ def test_what_takes_one_size_is_refused_with_the_reason(tmp_path):
     exported = ExportedSegmentor(tmp_path / "a.pt2")
     assert relative_difference(exported(images), expected) <= 1e-5
 
-    pyramid = {"type": "UPerHead", "channels": 8, "pool_scales": (1, 2)}
-    segmentor = build({**RESNET, "out_indices": (3,)}, EA_HEAD)
-    head = {**pyramid, "in_channels": [64], "in_index": [0], "num_classes": 5}
-    segmentor.decode_head = MODELS.build(head)
-    model = WholeImageSegmentor(segmentor)
+    model = WholeImageSegmentor(build({**RESNET, **FOUR_MAPS}, UPER_HEAD))
     assert refusal_of_dynamic_size(model, "torch") is None
     with pytest.raises(ExportError, match=r"pyramid pooling .* use --format torch"):
         export_onnx(model, tmp_path / "a.onnx", (64, 64), dynamic=True)
+    export_onnx(model, tmp_path / "a.onnx", (64, 64))
+    with torch.no_grad():
+        expected = model(images)
+    assert relative_difference(ExportedSegmentor(tmp_path / "a.onnx")(images), expected) <= 1e-5
 
 
 def test_other_segmentors_are_refused():
