@@ -59,8 +59,7 @@ def demo(work_dir: Path, options: dict | None = None) -> bool:
     plot_curves({"EANet": outcome.curves}, curves)
     draw_predictions(outcome, val, panels)
     report = work_dir / "report.html"
-    with contextlib.redirect_stdout(io.StringIO()):  # the loader's lines
-        write_report([outcome.checkpoint.parent], report, options=options)
+    _report([outcome], report, options)
     print(
         f"\nmIoU on the {len(val)} validation scenes, the mean over {len(classes)} classes "
         f"({', '.join(classes)}):\n"
@@ -79,7 +78,7 @@ def demo(work_dir: Path, options: dict | None = None) -> bool:
 
 
 def compare(work_dir: Path, options: dict | None = None) -> list[Outcome]:
-    """Train each of `COMPARED` under the same budget; table as Markdown and JSON, curves as PNG."""
+    """Train each of `COMPARED` under the same budget; a table, curves and one page of all runs."""
     outcomes = {}
     for name, config in COMPARED.items():
         print(f"{name} ({config})", flush=True)
@@ -89,8 +88,14 @@ def compare(work_dir: Path, options: dict | None = None) -> list[Outcome]:
     rows = {name: _numbers(outcome) for name, outcome in outcomes.items()}
     (work_dir / "compare.json").write_text(json.dumps(rows, indent=1) + "\n")
     plot_curves({name: o.curves for name, o in outcomes.items()}, work_dir / "curves.png")
-    print(f"\n{table}\n{work_dir}/compare.md, compare.json, curves.png")
+    _report(list(outcomes.values()), work_dir / "report.html", options)
+    print(f"\n{table}\n{work_dir}/compare.md, compare.json, curves.png, report.html")
     return list(outcomes.values())
+
+
+def _report(outcomes: list[Outcome], path: Path, options: dict | None) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):  # the loader's lines
+        write_report([outcome.checkpoint.parent for outcome in outcomes], path, options=options)
 
 
 def comparison_table(outcomes: dict[str, Outcome]) -> str:

@@ -102,8 +102,13 @@ def test_comparison_table_ranks_by_miou_and_compare_writes_it(tmp_path, monkeypa
         log = work_dir / "log"
         return Outcome(config, miou, miou + 0.01, 10**6, 5, 60.0, 4.0, curves, log, log)
 
+    reported = {}
     monkeypatch.setattr(demo_module, "train_and_test", outcome)
+    monkeypatch.setattr(
+        demo_module, "write_report", lambda runs, path, options: reported.update({path: runs})
+    )
     demo_module.compare(tmp_path)
+    assert reported == {tmp_path / "report.html": [tmp_path / n.lower() for n in COMPARED]}
     table = (tmp_path / "compare.md").read_text()
     assert [line.split("|")[1].strip() for line in table.splitlines()[2:]] == [
         "FCN",
