@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from mmseg_ext.engine.launch import train
-from tests.engine.runs import run_tool, write_config
+from tests.engine.runs import ROOT, free_port, run, run_tool, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs
 
 
@@ -69,3 +69,21 @@ def test_the_whole_process_group_may_get_it(tmp_path):
     assert result.returncode == 0, result.stderr
     assert "SIGTERM: stopped after iteration 3" in result.stdout
     assert (tmp_path / "work/iter_3.pth").is_file()
+
+
+@pytest.mark.distributed
+def test_a_signal_to_one_of_two_processes_stops_both(tmp_path):
+    """Only the first gets it; both end with 0 after the same iteration, else one would wait."""
+    hook = "custom_hooks = [dict(type='SignalAt', iteration=3, number=15)]\n"
+    config = write_config(tmp_path, UNVALIDATED + hook)
+    result = run(
+        ROOT / "tools/dist_train.sh",
+        config,
+        "2",
+        *("--work-dir", tmp_path / "work"),
+        *("--cfg-options", "train_cfg.max_iters=6", "train_dataloader.batch_size=2"),
+        PORT=free_port(),
+    )
+    assert result.returncode == 0, result.stderr
+    assert "SIGTERM: stopped after iteration 3" in result.stdout
+    assert {p.name for p in (tmp_path / "work").glob("*.pth")} == {"iter_3.pth"}
