@@ -15,8 +15,7 @@ Differences:
 Where code and paper disagree the code is followed: it gives 'l' 58.88M parameters, the paper 55M.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -25,9 +24,9 @@ from mmcv.cnn.bricks import DropPath
 from mmengine.model import BaseModule
 from mmseg.registry import MODELS
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from mmseg_ext.backbones.layer_depth import in_blocks
+from mmseg_ext.backbones.recompute import run_recomputed
 from mmseg_ext.layers.precision import autocast_disabled
 from mmseg_ext.layers.re_attention import ReAttention
 from mmseg_ext.layers.self_attention import SelfAttention
@@ -117,20 +116,6 @@ def _block_indices(out_indices: int | Sequence[int], depth: int) -> tuple[int, .
     if not indices or any(not -depth <= i < depth for i in indices):
         raise ValueError(f"out_indices must lie in [-{depth}, {depth - 1}], not {out_indices}")
     return tuple(sorted({i % depth for i in indices}))
-
-
-@contextlib.contextmanager
-def _statistics_kept(block: nn.Module) -> Iterator[None]:
-    """The batch norms of `block` normalise as they do, but leave their running statistics alone."""
-    norms = [m for m in block.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    kept = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
-    for norm in norms:
-        norm.momentum, norm.num_batches_tracked = 0.0, None
-    try:
-        yield
-    finally:
-        for norm, (momentum, count) in zip(norms, kept, strict=True):
-            norm.momentum, norm.num_batches_tracked = momentum, count
 
 
 @MODELS.register_module()
@@ -361,13 +346,7 @@ class DeepViT(BaseModule):
     def _run(self, block: Block, x: Tensor) -> Tensor:
         if not (self.with_cp and x.requires_grad):
             return block(x)
-        # Running the block again in the backward must not move its running statistics again.
-        return checkpoint(
-            block,
-            x,
-            use_reentrant=False,
-            context_fn=lambda: (contextlib.nullcontext(), _statistics_kept(block)),
-        )
+        return run_recomputed(block, x)
 
     def _positions(self, grid: tuple[int, int]) -> Tensor:
         """The positions (1, 1 + h * w, C) for a grid (h, w)."""

@@ -18,9 +18,9 @@ from mmengine.model import BaseModule
 from mmseg.registry import MODELS
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.checkpoint import checkpoint
 
 from mmseg_ext.backbones.layer_depth import in_stages
+from mmseg_ext.backbones.recompute import run_recomputed
 from mmseg_ext.layers.lambda_layer import LambdaLayer, PositionEmbeddings
 
 EXPANSION = 4
@@ -433,7 +433,7 @@ class LambdaResNet(BaseModule):
     def _run(self, stage: nn.Sequential, x: Tensor) -> Tensor:
         for block in stage:
             if self.with_cp and x.requires_grad:
-                x = checkpoint(block, x, use_reentrant=False)
+                x = run_recomputed(block, x)
             else:
                 x = block(x)
         return x

@@ -109,6 +109,8 @@ class BackboneTester:
             weighted_sum(output).backward()
             results.append((tensors(output), [p.grad for p in model.parameters()]))
         assert_same(results[1][0], results[0][0])
+        for (name, ours), theirs in zip(saving.named_buffers(), plain.buffers(), strict=True):
+            assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6), f"{name} moved otherwise"
         largest = max(g.abs().max() for g in results[0][1])
         for ours, theirs in zip(results[1][1], results[0][1], strict=True):
             assert (ours - theirs).abs().max() <= 1e-5 * largest

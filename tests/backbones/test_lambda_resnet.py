@@ -179,6 +179,14 @@ def test_residual_branches_start_at_zero():
     assert torch.equal(block(x), x)
 
 
+@pytest.mark.parametrize("norm", ["BN", "SyncBN"])
+def test_checkpointing_counts_a_batch_once(norm):
+    model = LambdaResNet((1, 1, 1, 1), receptive_field=3, with_cp=True, norm_cfg={"type": norm})
+    sum(y.sum() for y in model.train()(torch.randn(2, 3, 32, 32))).backward()
+    counts = {k: v for k, v in model.named_buffers() if k.endswith("num_batches_tracked")}
+    assert counts and all(count == 1 for count in counts.values())
+
+
 def test_norm_eval():
     model = LambdaResNet(depth=(1, 1, 1, 1), norm_eval=True).train()
     assert model.layer2.training and not model.layer2[0].conv2.norm_q.training
