@@ -5,7 +5,10 @@ Several GPUs share a folder: `torchrun --nproc_per_node=4 demo/image_demo.py DIR
 
 import sys
 
-from mmseg_ext.inference.command import main
+from mmseg_ext import require_stack
 
 if __name__ == "__main__":
+    require_stack()
+    from mmseg_ext.inference.command import main
+
     sys.exit(main())

@@ -10,6 +10,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator
+from types import ModuleType
 from typing import NamedTuple
 
 INSTALL = (
@@ -19,17 +20,22 @@ INSTALL = (
 
 
 class Requirement(NamedTuple):
-    """An import name, the lowest version the code is written for, and the one it is tested with."""
+    """An import name, the lowest version the code is written for, and the one it is tested with.
+
+    `part` is a module of it that must import, too.
+    """
 
     module: str
     lowest: str
     tested: str
+    part: str | None = None
 
 
 STACK = (
     Requirement("mmengine", "0.10.7", "0.10.12"),
     Requirement("mmcv", "2.1.0", "2.3.6"),
-    Requirement("mmseg", "1.2.2", "1.4.2"),
+    # mmseg 1.2.2 itself imports without ftfy and mmcv's compiled operators, its models do not.
+    Requirement("mmseg", "1.2.2", "1.4.2", part="mmseg.models"),
 )
 
 
@@ -53,6 +59,11 @@ def quiet_stack_imports() -> Iterator[None]:
         yield
 
 
+def _import(name: str) -> ModuleType:
+    with quiet_stack_imports():
+        return importlib.import_module(name)
+
+
 @functools.cache
 def stack_problem() -> str | None:
     """None where mmengine, mmcv and mmseg import in versions we accept, else one line."""
@@ -61,20 +72,33 @@ def stack_problem() -> str | None:
         if importlib.util.find_spec(name) is None:
             return f"mmseg_ext: the package {name!r} is not installed; run: {INSTALL}"
         try:
-            with quiet_stack_imports():
-                module = importlib.import_module(name)
+            module = _import(name)
+            version = getattr(module, "__version__", "0")
+            if _release(version) < _release(requirement.lowest):
+                return (
+                    f"mmseg_ext: {name} {version} is older than {requirement.lowest}, the oldest "
+                    f"that is supported; run: {INSTALL}"
+                )
+            if requirement.part is not None:
+                name = requirement.part
+                _import(name)
         except Exception as error:  # mmseg 1.2.2 raises AssertionError for a newer mmcv
             reason = " ".join(str(error).split())
             return (
                 f"mmseg_ext: {name!r} is installed but fails to import ({reason}); run: {INSTALL}"
             )
-        version = getattr(module, "__version__", "0")
-        if _release(version) < _release(requirement.lowest):
-            return (
-                f"mmseg_ext: {name} {version} is older than {requirement.lowest}, the oldest "
-                f"that is supported; run: {INSTALL}"
-            )
     return None
+
+
+def require_stack(status: int = 1) -> None:
+    """End the process with `stack_problem`'s line and this exit status where there is a problem.
+
+    The first thing a tool does, before it imports what needs the stack.
+    """
+    problem = stack_problem()
+    if problem is not None:
+        print(problem, file=sys.stderr)
+        sys.exit(status)
 
 
 def stack_status() -> str:

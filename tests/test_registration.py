@@ -1,5 +1,6 @@
 """What an import registers, what it says without the mm stack, and that every model is tested."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -55,7 +56,7 @@ def test_every_model_passes_the_base_tester(package, base):
     assert registered and registered == tested
 
 
-def test_names_of_the_brief_are_registered():
+def test_the_documented_names_are_registered():
     names = environment.registered_names()
     assert {"EAHead", "DANetEAHead", "MaSAHead", "RMT", "LambdaResNet", "DeepViT", "EAMLP"} <= set(
         names
@@ -104,6 +105,36 @@ def test_commands_without_the_stack_say_what_to_install(args, tmp_path):
     assert result.returncode != 0
     assert "'mmseg' is not installed; run: pip install" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_models_that_do_not_import_are_named(tmp_path):
+    """As of mmseg 1.2.2 without ftfy, which imports itself all the same."""
+    result = run(["tools/train.py", "c.py"], tmp_path, ("mmseg.models",))
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("mmseg_ext: 'mmseg.models' is installed but fails to import (")
+    assert "run: pip install onedl-mmcv" in line
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted([*ROOT.glob("tools/**/*.py"), *ROOT.glob("demo/*.py")]),
+    ids=lambda path: path.name,
+)
+def test_tools_ask_for_the_stack_before_they_import_what_needs_it(path):
+    """The one that runs without it imports nothing of ours."""
+    body = ast.parse(path.read_text()).body
+    top = [ast.unparse(node) for node in body if isinstance(node, ast.ImportFrom | ast.Import)]
+    needing = [line for line in top if line.split()[1].split(".")[0] in (*STACK, "mmseg_ext")]
+    if path.name == "run_exported.py":
+        assert needing == []
+        return
+    assert needing == ["from mmseg_ext import require_stack"]
+    main = body[-1]
+    assert isinstance(main, ast.If) and ast.unparse(main.test) == "__name__ == '__main__'"
+    lines = [ast.unparse(statement) for statement in main.body]
+    asked = next(i for i, line in enumerate(lines) if line.startswith("require_stack("))
+    assert not any("import" in line for line in lines[:asked])
 
 
 def test_too_old_stack_is_named(monkeypatch):

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from mmseg_ext import stack_problem
+from mmseg_ext import require_stack
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
@@ -16,9 +16,7 @@ if __name__ == "__main__":
         help="train FCN and DANet under the same budget too, and write a table",
     )
     args = parser.parse_args()
-    problem = stack_problem()
-    if problem is not None:
-        sys.exit(problem)
+    require_stack()
     from mmseg_ext.analysis.demo import compare, data_root_options, demo
 
     options = data_root_options(args.data_root) if args.data_root else None

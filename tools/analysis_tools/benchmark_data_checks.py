@@ -2,12 +2,11 @@
 
 import sys
 
-from mmseg_ext import register_all_modules, stack_problem
+from mmseg_ext import require_stack
 
 if __name__ == "__main__":
-    problem = stack_problem()
-    if problem is not None:
-        sys.exit(problem)
+    require_stack()
+    from mmseg_ext import register_all_modules
     from mmseg_ext.analysis.data_check_speed import main
 
     register_all_modules()

@@ -2,12 +2,10 @@
 
 import sys
 
-from mmseg_ext import stack_problem
+from mmseg_ext import require_stack
 
 if __name__ == "__main__":
-    problem = stack_problem()
-    if problem is not None:
-        sys.exit(problem)
+    require_stack()
     from mmseg_ext.datasets.converters.ade20k import main
 
     sys.exit(main())

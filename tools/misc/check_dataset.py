@@ -2,13 +2,10 @@
 
 import sys
 
-from mmseg_ext import stack_problem
+from mmseg_ext import require_stack
 
 if __name__ == "__main__":
-    problem = stack_problem()
-    if problem is not None:
-        print(problem, file=sys.stderr)
-        sys.exit(2)
+    require_stack(status=2)
     from mmseg_ext import register_all_modules
     from mmseg_ext.datasets.check_command import main
 

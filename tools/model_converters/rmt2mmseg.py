@@ -6,7 +6,10 @@ becomes the whole segmentor of configs/fpn_rmt_*.py or configs/upernet_rmt_*.py.
 
 import sys
 
-from mmseg_ext.checkpoint.convert_file import main
+from mmseg_ext import require_stack
 
 if __name__ == "__main__":
+    require_stack()
+    from mmseg_ext.checkpoint.convert_file import main
+
     sys.exit(main("rmt", classifier=True, segmentor_family="rmt_segmentor"))

@@ -5,7 +5,10 @@ Unpickling runs code from the file: only for files whose source you trust; see -
 
 import sys
 
-from mmseg_ext.checkpoint.unpickle import main
+from mmseg_ext import require_stack
 
 if __name__ == "__main__":
+    require_stack()
+    from mmseg_ext.checkpoint.unpickle import main
+
     sys.exit(main())
