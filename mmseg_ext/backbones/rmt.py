@@ -206,7 +206,7 @@ class RMT(BaseModule):
             self.classifier = _Classifier(widths[-1], num_classes, norm_cfg)
         self.apply(_init_linear)
         self._freeze()
-        self.register_load_state_dict_pre_hook(_refuse_other_arch)
+        self.register_load_state_dict_pre_hook(_refuse_foreign)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...] | Tensor:
         x = self.stem(x.contiguous(memory_format=torch.channels_last))
@@ -232,6 +232,22 @@ class RMT(BaseModule):
     def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
         """The depth of a parameter, from 0 at the input, and the number of depths."""
         return in_stages(param_name, prefix, [len(blocks) for blocks in self.stages])
+
+    def refuse_foreign(self, state_dict: Mapping[str, Tensor], prefix: str = "") -> None:
+        """Every load calls it: mmengine would load what fits and only log the rest.
+
+        Raises:
+            ValueError: where the entries of `state_dict` that start with `prefix` have published
+                names, or where one differs from the backbone's: the entry and the reason.
+        """
+        theirs = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
+        if any(key.startswith("patch_embed.") for key in theirs):
+            raise ValueError(
+                f"{prefix}patch_embed.* are names of the published code: convert the checkpoint "
+                "with tools/model_converters/rmt2mmseg.py"
+            )
+        if (problem := _mismatch(theirs, self)) is not None:
+            raise ValueError(f"{prefix}{problem}")
 
     def train(self, mode: bool = True):
         super().train(mode)
@@ -273,40 +289,52 @@ def _init_linear(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
 
 
-def arch_of(state_dict: Mapping[str, Tensor]) -> str | None:
-    """The name of the arch whose depths and widths a state dict of `RMT` has, None if no one's."""
+def _stages(state_dict: Mapping[str, Tensor]) -> dict[int, tuple[int, int | None]]:
+    """Depth and width of each stage that a state dict of `RMT` has blocks of."""
     depths: dict[int, int] = {}
     for key in state_dict:
         if match := re.match(r"stages\.(\d+)\.(\d+)\.", key):
             stage, block = int(match[1]), int(match[2])
             depths[stage] = max(depths.get(stage, 0), block + 1)
-    widths = tuple(
-        len(state_dict[key])
-        for i in sorted(depths)
-        if (key := f"stages.{i}.0.norm1.weight") in state_dict
-    )
-    shape = (tuple(depths[i] for i in sorted(depths)), widths)
+    norms = {i: state_dict.get(f"stages.{i}.0.norm1.weight") for i in depths}
+    return {i: (depths[i], None if norm is None else len(norm)) for i, norm in norms.items()}
+
+
+def arch_of(state_dict: Mapping[str, Tensor]) -> str | None:
+    """The name of the arch whose depths and widths a state dict of `RMT` has, None if no one's."""
+    stages = _stages(state_dict)
     for name, settings in ARCHS.items():
-        if shape == (settings["depths"], settings["embed_dims"]):
+        if stages == dict(enumerate(zip(settings["depths"], settings["embed_dims"], strict=True))):
             return name
     return None
 
 
-def _refuse_other_arch(module: RMT, state_dict: Mapping[str, Tensor], prefix: str, *_) -> None:
-    """Without this mmengine would load what fits and only log the rest."""
-    theirs = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
-    if any(key.startswith("patch_embed.") for key in theirs):
-        raise ValueError(
-            f"{prefix}patch_embed.* are names of the published code: convert the checkpoint with "
-            "tools/model_converters/rmt2mmseg.py"
-        )
-    key = _first_mismatch(theirs, module.state_dict())
-    if key is not None:
-        name = arch_of(theirs)
-        looks = f"looks like arch {name!r}" if name else f"is none of {', '.join(ARCHS)}"
-        raise ValueError(
-            f"{prefix}{key} does not match: the checkpoint {looks}, the backbone is {module.arch!r}"
-        )
+def _refuse_foreign(module: RMT, state_dict: Mapping[str, Tensor], prefix: str, *_) -> None:
+    module.refuse_foreign(state_dict, prefix)
+
+
+# Entries, and their axis, whose length is an argument of the same name in any arch.
+_ARGUMENTS = {"classifier.head.weight": ("num_classes", 0), "stem.0.weight": ("in_channels", 1)}
+
+
+def _mismatch(theirs: Mapping[str, Tensor], module: RMT) -> str | None:
+    """What differs first, and why: another arch, or another shape in the same one."""
+    ours = module.state_dict()
+    key = _first_mismatch(theirs, ours)
+    if key is None:
+        return None
+    their_stages, our_stages = _stages(theirs), _stages(ours)
+    same_arch = all(their_stages.get(i, stage) == stage for i, stage in our_stages.items())
+    if same_arch and key in theirs and key in ours:
+        shapes = tuple(theirs[key].shape), tuple(ours[key].shape)
+        text = f"{key} does not match: {shapes[0]} in the checkpoint, {shapes[1]} in the backbone"
+        if key in _ARGUMENTS:
+            argument, axis = _ARGUMENTS[key]
+            text += f"; {argument} is {shapes[0][axis]} there, {shapes[1][axis]} here"
+        return text
+    name = arch_of(theirs)
+    looks = f"looks like arch {name!r}" if name else f"is none of {', '.join(ARCHS)}"
+    return f"{key} does not match: the checkpoint {looks}, the backbone is {module.arch!r}"
 
 
 def _first_mismatch(theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> str | None:

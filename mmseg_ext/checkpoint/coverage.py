@@ -108,11 +108,23 @@ def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
     return line + (f"; not filled: {_names(whole.left)}" if whole.left else "")
 
 
+def refuse_foreign(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
+    """Ask the module and its backbone, where they know weights that are not theirs.
+
+    What they say of another arch or of published names is closer to the cause than a share.
+    """
+    module = _bare(module)
+    for part, prefix in ((module, ""), (getattr(module, "backbone", None), "backbone.")):
+        if hasattr(part, "refuse_foreign"):
+            part.refuse_foreign(state_dict, prefix)
+
+
 _load = stack.load_state_dict
 
 
 @functools.wraps(_load)
 def load_and_report(module, state_dict, strict=False, logger=None):
+    refuse_foreign(module, state_dict)
     line = check_coverage(module, state_dict)
     _load(module, state_dict, strict, logger)
     print_log(line, logger="current", level=logging.INFO)

@@ -1,5 +1,7 @@
 """RMT: the published features, parameters and multiply-adds, and what every backbone must pass."""
 
+from itertools import permutations
+
 import pytest
 import torch
 from mmengine.runner.checkpoint import load_state_dict
@@ -177,16 +179,33 @@ def test_bad_input(changes, message):
         MODELS.build({"type": "RMT", **changes})
 
 
-@pytest.mark.parametrize("loader", ["torch", "mmengine"])
-def test_checkpoint_of_another_arch(loader, tmp_path):
+def load_as_torch(model: RMT, state: dict) -> None:
+    model.load_state_dict(state, strict=False)
+
+
+def load_into_segmentor(model: RMT, state: dict) -> None:
+    whole = torch.nn.Module()
+    whole.backbone = model
+    load_state_dict(whole, {f"backbone.{key}": value for key, value in state.items()})
+
+
+LOADERS = pytest.mark.parametrize("load", [load_as_torch, load_state_dict, load_into_segmentor])
+
+
+@pytest.fixture(scope="module")
+def empty_backbones() -> dict[str, RMT]:
     with torch.device("meta"):
-        model, other = RMT("tiny"), RMT("small")
-    message = r"stages\.0\.0\.ffn\.fc1\.weight .* looks like arch 'small', the backbone is 'tiny'"
+        return {arch: RMT(arch) for arch in ARCHS}
+
+
+@LOADERS
+@pytest.mark.parametrize(("arch", "other"), permutations(ARCHS, 2))
+def test_checkpoint_of_another_arch(arch, other, load, empty_backbones):
+    same_widths = {arch, other} == {"tiny", "small"}
+    entry = r"stages\.0\.0\.ffn\.fc1\.weight" if same_widths else r"stem\.0\.weight"
+    message = rf"{entry} does not match: .* looks like arch '{other}', the backbone is '{arch}'$"
     with pytest.raises(ValueError, match=message):
-        if loader == "torch":
-            model.load_state_dict(other.state_dict(), strict=False)
-        else:
-            load_state_dict(model, other.state_dict())
+        load(empty_backbones[arch], empty_backbones[other].state_dict())
 
 
 def test_checkpoint_with_more_blocks():
@@ -195,6 +214,38 @@ def test_checkpoint_with_more_blocks():
         RMT(SHRUNK).load_state_dict(RMT(deeper).state_dict(), strict=False)
 
 
-def test_checkpoint_in_published_names():
-    with pytest.raises(ValueError, match=r"rmt2mmseg\.py"):
-        RMT("small").load_state_dict(Fixture("rmt_small_features").state_dict, strict=False)
+@LOADERS
+def test_checkpoint_in_published_names(load, empty_backbones):
+    with pytest.raises(ValueError, match=r"patch_embed\..*rmt2mmseg\.py"):
+        load(empty_backbones["small"], Fixture("rmt_small_features").state_dict)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "message"),
+    [
+        (
+            {"num_classes": 1000},
+            {"num_classes": 10},
+            r"classifier\.head\.weight .*\(1000, 1024\) in the checkpoint, \(10, 1024\) in the "
+            r"backbone; num_classes is 1000 there, 10 here",
+        ),
+        (
+            {"in_channels": 4, "out_indices": (0, 1)},
+            {},
+            r"stem\.0\.weight .*\(4, 4, 3, 3\) .*; in_channels is 4 there, 3 here",
+        ),
+        (
+            {"arch": {**SHRUNK, "ffn_ratios": (2, 4, 2, 2)}},
+            {},
+            r"stages\.1\.0\.ffn\.fc1\.weight .*\(64, 16\) in the .*, \(32, 16\) in the backbone$",
+        ),
+    ],
+)
+def test_other_shapes_in_the_same_arch(theirs, ours, message):
+    """The arch is not to blame: depths and widths are the same."""
+    with torch.device("meta"):
+        state = RMT(**{"arch": SHRUNK, **theirs}).state_dict()
+        model = RMT(SHRUNK, **ours)
+    with pytest.raises(ValueError, match=message) as error:
+        model.load_state_dict(state, strict=False)
+    assert "arch" not in str(error.value)
