@@ -77,21 +77,10 @@ def count_lambda_resnet(size: int = 224, **arguments) -> tuple[int, int]:
 
     Builds on the meta device: nothing is allocated or computed.
     """
-    inside = 0
-
-    def count(layer: LambdaLayer, inputs: tuple, output: torch.Tensor) -> None:
-        nonlocal inside
-        height, width = inputs[0].shape[2:]
-        inside += layer.multiply_adds(height, width)
-
     with torch.device("meta"):
         model = LambdaResNet(num_classes=1000, **arguments).eval()
-        layers = [m for m in model.modules() if isinstance(m, LambdaLayer)]
-        handles = [layer.register_forward_hook(count) for layer in layers]
-        modules = count_multiply_adds(model, torch.empty(1, 3, size, size)).modules
-        for handle in handles:
-            handle.remove()
-    return sum(p.numel() for p in model.parameters()), modules + inside
+        counted = count_multiply_adds(model, torch.empty(1, 3, size, size))
+    return sum(p.numel() for p in model.parameters()), counted.all
 
 
 def count_rows() -> list[list[str]]:

@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from mmseg_ext.layers.lambda_layer import LambdaLayer
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
@@ -81,16 +83,33 @@ class MultiplyAdds(NamedTuple):
 
     `modules` counts what hooks on convolutions and linear layers see, the convention of mmcv's
     `get_model_complexity_info` and of most papers' segmentation tables: products of attention
-    are left out. `all` counts every convolution and matrix product that runs.
+    are left out. `all` counts every convolution and matrix product that runs. A lambda layer counts
+    as the paper's dense form (`LambdaLayer.multiply_adds`), whichever way it runs: its products
+    over positions and its Fourier transforms are no matrix products.
     """
 
     modules: int
     all: int
 
 
+def _fused_attention_flops(
+    query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], *args, **kwargs
+) -> int:
+    return sdpa_flop_count(query, key, value)
+
+
+# Missing in torch's own table, which has the kernels of the other devices.
+_CPU_KERNELS = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _fused_attention_flops,
+}
+
+
 def count_multiply_adds(model: nn.Module, *args) -> MultiplyAdds:
-    """Multiply-adds of `model(*args)`; runs on any device, the meta device included."""
-    hooked = 0
+    """Multiply-adds of `model(*args)`, the same on every device, the meta device included."""
+    hooked = 0  # of convolutions and linear layers
+    lambdas = 0  # of lambda layers, their projections among them
+    flops_inside = 0  # seen by the counter in lambda layers
+    starts: list[tuple[int, int]] = []
 
     def count(module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
         nonlocal hooked
@@ -101,12 +120,26 @@ def count_multiply_adds(model: nn.Module, *args) -> MultiplyAdds:
         else:
             hooked += output.numel() * module.weight[0].numel()
 
+    def enter(layer: LambdaLayer, inputs: tuple) -> None:
+        starts.append((hooked, counter.get_total_flops()))
+
+    def leave(layer: LambdaLayer, inputs: tuple, output: torch.Tensor) -> None:
+        nonlocal lambdas, flops_inside
+        hooked_before, flops_before = starts.pop()
+        batch, _, height, width = inputs[0].shape
+        lambdas += hooked - hooked_before + batch * layer.multiply_adds(height, width)
+        flops_inside += counter.get_total_flops() - flops_before
+
     kinds = (nn.Linear, nn.modules.conv._ConvNd)
     handles = [m.register_forward_hook(count) for m in model.modules() if isinstance(m, kinds)]
+    for layer in (m for m in model.modules() if isinstance(m, LambdaLayer)):
+        handles += [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave)]
+    counter = FlopCounterMode(display=False, custom_mapping=_CPU_KERNELS)
     try:
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        with torch.no_grad(), counter:
             model(*args)
     finally:
         for handle in handles:
             handle.remove()
-    return MultiplyAdds(modules=hooked, all=counter.get_total_flops() // 2)
+    seen = (counter.get_total_flops() - flops_inside) // 2
+    return MultiplyAdds(modules=hooked, all=seen + lambdas)

@@ -26,7 +26,13 @@ def test_every_config_has_a_row_with_its_published_result():
 
 
 @pytest.mark.parametrize(
-    "name", ["ea_r18_shapes", "fpn_rmt_tiny_ade20k_80k", "upernet_eamlp_14_ade20k_160k"]
+    "name",
+    [
+        "ea_r18_shapes",
+        "fcn_lambda_r50_cityscapes_80k",
+        "fpn_rmt_tiny_ade20k_80k",
+        "upernet_eamlp_14_ade20k_160k",
+    ],
 )
 def test_counts_of_the_page(name):
     cells = count(EXPERIMENTS[name]).cells()
