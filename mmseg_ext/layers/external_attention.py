@@ -159,15 +159,19 @@ class ExternalAttention2d(nn.Module):
     def composed_keys(self) -> tuple[Tensor, Tensor]:
         """M_k W_1 (S, C) and M_k b_1 (S,), in float32 at least."""
         dtype = full_precision(self.conv1.weight.dtype)
-        memory = self.linear_0.weight[..., 0].to(dtype)  # S, C
-        return memory @ self.conv1.weight[..., 0, 0].to(dtype), memory @ self.conv1.bias.to(dtype)
+        # Flattened, not indexed: the backward of an index fills a tensor of zeros.
+        memory = self.linear_0.weight.flatten(1).to(dtype)  # S, C
+        return memory @ self.conv1.weight.flatten(1).to(dtype), memory @ self.conv1.bias.to(dtype)
 
     def composed_values(self) -> Tensor:
         """W_2 M_v (C, S), in float32 at least, before the norm."""
         weight = self.conv2[0].weight
         dtype = full_precision(weight.dtype)
-        memory = self.linear_0.weight[..., 0].t() if self.tied else self.linear_1.weight[..., 0]
-        return weight[..., 0, 0].to(dtype) @ memory.to(dtype)
+        if self.tied:
+            memory = self.linear_0.weight.flatten(1).t()  # C, S
+        else:
+            memory = self.linear_1.weight.flatten(1)  # C, S
+        return weight.flatten(1).to(dtype) @ memory.to(dtype)
 
     def attention(self, x: Tensor) -> Tensor:
         """Normalised attention of each position to each memory slot: (B, C, H, W) to (B, S, H, W).

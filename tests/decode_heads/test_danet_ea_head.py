@@ -40,6 +40,15 @@ class TestDANetEAHead(HeadTester):
         with torch.no_grad():
             assert_same(head(features)[2], reference(features)[2], rtol=0)
 
+    def test_logits_are_those_of_its_parts(self):
+        head = randomise(self.build()).eval()
+        features = self.features()
+        with torch.no_grad():
+            ea = head.ea_out_conv(head.ea(head.ea_in_conv(features[-1])))
+            cam = head.cam_out_conv(head.cam(head.cam_in_conv(features[-1])))
+            parts = (head.conv_seg(ea + cam), head.ea_conv_seg(ea), head.cam_conv_seg(cam))
+            assert_same(head(features), parts)
+
     def test_prediction_uses_the_sum(self):
         head = randomise(self.build()).eval()
         features = self.features(1)
@@ -59,6 +68,13 @@ class TestDANetEAHead(HeadTester):
 class TestDANetEAHeadWithoutChannelAttention(HeadTester):
     config = dict(type="DANetEAHead", channels=16, memory_size=8, channel_attention=False)
     zero_gradient = (r"ea\.conv1\.bias",)
+
+    def test_logits_are_those_of_its_parts(self):
+        head = randomise(self.build()).eval()
+        features = self.features()
+        with torch.no_grad():
+            ea = head.ea_out_conv(head.ea(head.ea_in_conv(features[-1])))
+            assert_same(head(features), head.conv_seg(ea))
 
     def test_one_loss(self):
         losses = self.build().loss(self.features(), self.samples(), train_cfg=None)

@@ -145,9 +145,16 @@ def test_fused_equals_eval(variant):
     assert block.conv2[0].weight.requires_grad  # the original is untouched
     for size in ((9, 11), (2, 2)):
         x = torch.randn(2, 48, *size)
-        with torch.no_grad():
-            expected = block(x)
-            assert (fused(x) - expected).abs().max() <= 1e-5 * expected.abs().max()
+        inputs = [x.clone().requires_grad_() for _ in range(2)]
+        expected, output = block(inputs[0]), fused(inputs[1])
+        assert (output - expected).abs().max() <= 1e-5 * expected.abs().max()
+        weights = away_from_kink(expected)
+        for result in (expected, output):
+            (result * weights).sum().backward()
+        gradients = [tensor.grad for tensor in inputs]
+        largest = gradients[0].abs().max()
+        assert largest > 0
+        assert (gradients[1] - gradients[0]).abs().max() <= 1e-5 * largest
 
 
 def test_gradients_at_full_size():
