@@ -96,14 +96,16 @@ def main(
     parser.add_argument("src", help="published weights: .pth, .pth.tar or .safetensors")
     parser.add_argument("dst", help="where to write: .pth or .safetensors")
     parser.add_argument("--overwrite", action="store_true", help="replace dst if it exists")
+    either = classifier and segmentor_family is not None
+    parts = parser.add_mutually_exclusive_group() if either else parser  # no empty group
     if classifier:
-        parser.add_argument(
+        parts.add_argument(
             "--classifier",
             action="store_true",
             help="keep the classifier, for a backbone built with num_classes",
         )
     if segmentor_family is not None:
-        parser.add_argument(
+        parts.add_argument(
             "--segmentor",
             action="store_const",
             dest="family",

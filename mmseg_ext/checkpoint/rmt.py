@@ -63,9 +63,11 @@ def convert_rmt(state_dict: StateDict, classifier: bool = False) -> StateDict:
         raise ValueError(f"the checkpoint's depths and widths are none of {', '.join(ARCHS)}")
     _check_formulas(state_dict, name)
     classes = None
-    if classifier and "classifier.head.weight" in converted:
+    if classifier:
+        if "classifier.head.weight" not in converted:
+            raise ValueError("missing keys: the classifier's")
         classes = len(converted["classifier.head.weight"])
-    if not classifier and not any(key.startswith("out_norms.") for key in converted):
+    elif not any(key.startswith("out_norms.") for key in converted):
         for i, width in enumerate(ARCHS[name]["embed_dims"]):
             converted[f"out_norms.{i}.weight"] = torch.ones(width)
             converted[f"out_norms.{i}.bias"] = torch.zeros(width)

@@ -96,6 +96,19 @@ def test_token_labelled_classifier(classifier):
         convert_official("rmt", state, classifier=True)
 
 
+def test_file_without_a_classifier(features):
+    for state in (features, {f"backbone.{k}": v for k, v in features.items()}):
+        with pytest.raises(ValueError, match=r"missing keys: the classifier's"):
+            convert_official("rmt", state, classifier=True)
+
+
+def test_a_classifier_or_a_segmentor(tmp_path, capsys):
+    arguments = [str(tmp_path / "a.pth"), str(tmp_path / "b.pth"), "--classifier", "--segmentor"]
+    with pytest.raises(SystemExit, match="2"):
+        main("rmt", arguments, classifier=True, segmentor_family="rmt_segmentor")
+    assert "--segmentor: not allowed with argument --classifier" in capsys.readouterr().err
+
+
 def test_layer_scale_changes_shape():
     with torch.device("meta"):
         model = RMT("base")
