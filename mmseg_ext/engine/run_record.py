@@ -18,15 +18,25 @@ from mmseg_ext.environment import STACK, _version
 
 
 def git_commit() -> str:
-    """The commit that this package lies in, '-dirty' where files differ, or 'unknown'."""
-    folder = Path(mmseg_ext.__file__).parent
-    result = subprocess.run(
-        ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return result.stdout.strip() or "unknown"
+    """The commit of this package, '-dirty' where files differ, or 'unknown'.
+
+    It is known in a checkout of this project alone: an installed package may lie in the repository
+    of another one.
+    """
+    root = Path(mmseg_ext.__file__).resolve().parents[1]
+    if Path(_git(root, "rev-parse", "--show-toplevel") or "/").resolve() != root:
+        return "unknown"
+    return _git(root, "describe", "--always", "--abbrev=40", "--dirty") or "unknown"
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """What git prints, empty where it fails or is not installed."""
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return result.stdout.strip()
 
 
 def describe_run(cfg: Config, world_size: int, seed: int | None) -> dict:

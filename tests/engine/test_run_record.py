@@ -1,15 +1,18 @@
 """What a run is made of: written at its start, and shown without it."""
 
 import json
+import re
+import subprocess
 
 import pytest
 import torch
 from mmengine.config import Config
 
+import mmseg_ext
 from mmseg_ext.engine.launch import train
 from mmseg_ext.engine.print_config import main as print_config
 from mmseg_ext.engine.run_record import git_commit
-from tests.engine.runs import write_config
+from tests.engine.runs import ROOT, write_config
 from tests.engine.states import UNVALIDATED
 
 FLAGS = ["--auto-scale-lr", "--amp", "--cfg-options", "optim_wrapper.accumulative_counts=3"]
@@ -60,3 +63,22 @@ def test_print_config_counts_processes(tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
         print_config(["/nowhere.py"])
     assert end.value.code == "mmseg_ext: config: there is no file '/nowhere.py'"
+
+
+def test_the_commit_is_this_projects_or_unknown(tmp_path, monkeypatch):
+    if (ROOT / ".git").exists():
+        assert re.fullmatch("[0-9a-f]{40}(-dirty)?", git_commit())
+
+    def git(*line):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        subprocess.run(["git", "-C", str(tmp_path), *who, *line], check=True, capture_output=True)
+
+    git("init")
+    git("commit", "--allow-empty", "-m", "of another project")
+    installed = tmp_path / "env/site-packages/mmseg_ext/__init__.py"
+    installed.parent.mkdir(parents=True)
+    monkeypatch.setattr(mmseg_ext, "__file__", str(installed))
+    assert git_commit() == "unknown"
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", str(tmp_path))  # no git there
+    assert git_commit() == "unknown"
