@@ -5,6 +5,7 @@ import torch
 from mmseg.registry import MODELS
 
 from mmseg_ext.analysis.lambda_cost import count_lambda_resnet
+from mmseg_ext.analysis.measure import count_multiply_adds
 from mmseg_ext.backbones.lambda_resnet import HYBRID_C4, LambdaResNet, lambda_blocks
 from mmseg_ext.layers import LambdaLayer
 from tests.backbones.base import BackboneTester
@@ -97,6 +98,26 @@ def test_exact_parameters():
     assert count_lambda_resnet(lambda_stages=())[0] == 25_557_032
     assert count_lambda_resnet(256, arch="timm_26t")[0] == 10_958_272
     assert count_lambda_resnet(256, arch="timm_50ts")[0] == 21_536_832
+
+
+@pytest.mark.parametrize(
+    "arch,multiply_adds,timms", [("timm_26t", 3.003, 3.02), ("timm_50ts", 5.037, 5.07)]
+)
+def test_costs_of_timms_models(arch, multiply_adds, timms):
+    """At 256 x 256; timm's figures are ours and two for each element of a batch norm's output."""
+    norms = 0
+
+    def count(norm, inputs, output):
+        nonlocal norms
+        norms += 2 * output.numel()
+
+    with torch.device("meta"):
+        model = LambdaResNet(arch=arch, num_classes=1000).eval()
+        for norm in (m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)):
+            norm.register_forward_hook(count)
+        counted = count_multiply_adds(model, torch.empty(1, 3, 256, 256)).all
+    assert round(counted / 1e9, 3) == multiply_adds
+    assert round((counted + norms) / 1e9, 2) == timms
 
 
 def test_default_has_all_lambda_layers_and_no_squeeze_excitation():
