@@ -42,7 +42,7 @@ def _grid(
 
 # Receptive field 23. The paper's column as copied in a third party's README.
 KEY_HEAD_DEPTH_GRID = (
-    _grid(2, 4, 1, 14.7),
+    _grid(2, 4, 1, 14.7, "differs"),
     _grid(4, 4, 1, 14.7),
     _grid(8, 4, 1, 14.8),
     _grid(16, 4, 1, 15.0),
@@ -51,7 +51,7 @@ KEY_HEAD_DEPTH_GRID = (
     _grid(4, 8, 1, 14.7, "differs"),
     _grid(8, 8, 1, 14.7),
     _grid(16, 8, 1, 15.1),
-    _grid(32, 8, 1, 15.7),
+    _grid(32, 8, 1, 15.7, "differs"),
     _grid(8, 2, 1, 14.8, "differs"),
     _grid(8, 16, 1, 15.6, "differs"),
     _grid(16, 4, 4, 16.0, "16.04 with receptive field 7"),

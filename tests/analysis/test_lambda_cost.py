@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mmseg_ext.analysis import lambda_cost
+from mmseg_ext.backbones.lambda_resnet import LambdaResNet
 from mmseg_ext.layers import LambdaLayer
 from tests.models import randomise
 
@@ -50,3 +51,11 @@ def test_count_rows_put_the_papers_column_beside_ours(monkeypatch):
         ["k=16, h=4, u=1", "15.00", "15.0", "6.58", ""],
         ["CCLL", "15.56", "15.4", "4.44", "differs"],
     ]
+
+
+def test_rows_that_differ_from_the_paper_say_so():
+    for cost in (*lambda_cost.KEY_HEAD_DEPTH_GRID, *lambda_cost.PLACEMENTS.values()):
+        with torch.device("meta"):
+            model = LambdaResNet(num_classes=1000, **cost.arguments)
+        millions = sum(p.numel() for p in model.parameters()) / 1e6
+        assert (round(millions, 1) != cost.paper) == bool(cost.remark), cost.arguments
