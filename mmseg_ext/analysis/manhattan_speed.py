@@ -3,12 +3,14 @@
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from mmseg_ext.analysis.devices import usable_device
 from mmseg_ext.analysis.measure import median_ratio, paired_times, peak_memory
 from mmseg_ext.analysis.plain_manhattan import PlainRMT, plain_manhattan_attention
 from mmseg_ext.backbones.rmt import ARCHS, RMT
@@ -167,10 +169,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--plain-up-to", type=int, default=2048, help="largest width for plain in the plot"
     )
     args = parser.parse_args(argv)
+    try:  # before the measurement
+        usable_device(args.device)
+        for path in filter(None, (args.json, args.plot)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     if args.plot is not None:
         widths = (256, 512, 1024, 1536, 2048)
         result: dict = memory_by_width(args.arch, widths, args.plain_up_to, args.device)
-        args.plot.parent.mkdir(parents=True, exist_ok=True)
         plot_memory(result, args.plot)
         for name, curve in result.items():
             print(name, ", ".join(f"{w // 2}x{w}: {mib:.0f} MiB" for w, mib in curve.items()))

@@ -1,25 +1,31 @@
 """Attention similarity of a config's backbone on images: figures, a JSON file, the command line."""
 
 import argparse
+import contextlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import cv2
 import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from mmcv.transforms import Compose
 from mmengine.config import Config, DictAction
+from mmengine.model import PretrainedInit
 from mmengine.registry import init_default_scope
 from mmseg.registry import DATASETS, MODELS
 from torch import Tensor, nn
 
+from mmseg_ext.analysis.devices import usable_device
 from mmseg_ext.analysis.similarity import SimilarityGroup, attention_similarity
 from mmseg_ext.checkpoint.reading import read_state_dict
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 _NEIGHBOURS = (1, 2, 4, 8)
+_RANDOM = "random initialisation"
 
 
 def folder_images(folder: str | Path, count: int) -> list[Path]:
@@ -37,15 +43,40 @@ def folder_images(folder: str | Path, count: int) -> list[Path]:
     return paths[:count]
 
 
+def _part(config: Config, name: str) -> Any:
+    if name not in config:
+        raise ValueError(f"{config.filename}: the config has no {name}")
+    return config[name]
+
+
 def _samples(config: Config, folder: str | None, count: int) -> Iterator[dict]:
-    """Packed samples: of a folder through the test pipeline without labels, or of the test data."""
+    """Packed samples: of a folder through the test pipeline without labels, or of the test data.
+
+    Raises:
+        ValueError: for an image that cannot be read, and for what the config lacks.
+    """
     if folder is None:
-        dataset = DATASETS.build(config.test_dataloader.dataset)
-        yield from (dataset[i] for i in range(min(count, len(dataset))))
+        dataset = DATASETS.build(_part(config, "test_dataloader").dataset)
+        for i in range(min(count, len(dataset))):
+            with _readable(f"image {i} of the test data"):
+                sample = dataset[i]
+            yield sample
         return
-    pipeline = Compose([t for t in config.test_pipeline if "LoadAnnotations" not in t["type"]])
+    steps = [t for t in _part(config, "test_pipeline") if "LoadAnnotations" not in t["type"]]
+    pipeline = Compose(steps)
     for path in folder_images(folder, count):
-        yield pipeline({"img_path": str(path), "reduce_zero_label": False})
+        with _readable(path):
+            sample = pipeline({"img_path": str(path), "reduce_zero_label": False})
+        yield sample
+
+
+@contextlib.contextmanager
+def _readable(image: str | Path) -> Iterator[None]:
+    """What mmcv's image loading raises, as a ValueError that names the image."""
+    try:
+        yield
+    except (AssertionError, cv2.error) as error:
+        raise ValueError(f"{image}: cannot be read: {str(error).strip()}") from error
 
 
 def config_images(
@@ -162,13 +193,26 @@ def _load_backbone(model: nn.Module, checkpoint: str) -> None:
         raise ValueError(f"{checkpoint}: lacks {len(missing)} keys, the first is {missing[0]}")
 
 
+def _initialise(backbone: nn.Module) -> list[str]:
+    """Run the config's `init_cfg`; the files that it has loaded."""
+    settings = backbone.init_cfg or []
+    if settings:
+        backbone.init_weights()
+    settings = [settings] if isinstance(settings, Mapping) else settings
+    return [s["checkpoint"] for s in settings if s["type"] in ("Pretrained", PretrainedInit)]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description="Similarity of attention maps between layers and between heads: "
         "attention_similarity.png and attention_similarity.json."
     )
     parser.add_argument("config", help="a config whose backbone is DeepViT, RMT or EAMLP")
-    parser.add_argument("checkpoint", nargs="?", help="weights; random initialisation without")
+    parser.add_argument(
+        "checkpoint",
+        nargs="?",
+        help="weights; without, those of the backbone's init_cfg, or random ones",
+    )
     parser.add_argument("--images", help="folder of images (default: the config's test data)")
     parser.add_argument("--count", type=int, default=16, help="images at most (default 16)")
     parser.add_argument("--threshold", type=float, default=0.9, help="of similar layers (0.9)")
@@ -186,29 +230,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         config.merge_from_dict(args.cfg_options or {})
         init_default_scope(config.get("default_scope", "mmseg"))
         torch.manual_seed(0)
-        model = MODELS.build(config.model).to(args.device)
+        model = MODELS.build(_part(config, "model")).to(usable_device(args.device))
         if args.checkpoint:
             _load_backbone(model, args.checkpoint)
-        elif model.backbone.init_cfg:
-            model.backbone.init_weights()
+            loaded = [args.checkpoint]
+        else:
+            loaded = _initialise(model.backbone)
+        out = Path(args.out)
+        out.mkdir(parents=True, exist_ok=True)
         images = list(config_images(config, model.data_preprocessor, args.images, args.count))
         groups = attention_similarity(model, images, args.threshold)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     report = as_report(groups)
-    out = Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
-    weights = args.checkpoint or "random initialisation"
     content = {
         "config": args.config,
-        "weights": weights,
+        "weights": ", ".join(loaded) or _RANDOM,
         "images": len(images),
         "groups": report,
     }
     path = out / "attention_similarity.json"
     path.write_text(json.dumps(content, indent=1) + "\n")
-    draw(report, path.with_suffix(".png"), f"{Path(args.config).stem}, {Path(weights).name}")
+    names = ", ".join(Path(file).name for file in loaded) or _RANDOM
+    draw(report, path.with_suffix(".png"), f"{Path(args.config).stem}, {names}")
     for entry in report:
         print(_summary(entry))
     print(f"{path.with_suffix('.png')}\n{path}")

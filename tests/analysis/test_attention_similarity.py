@@ -263,3 +263,39 @@ def test_tool_refuses_in_one_line(folder, capsys):
     flags = ("--images", str(folder / "empty"))
     assert run(folder, {"type": "DeepViT", "arch": SMALL}, *flags) == 1
     assert "no images" in capsys.readouterr().err
+    backbone = {"type": "DeepViT", "arch": SMALL, "img_size": 64}
+    assert run(folder, backbone, "--device", "cuda:99") == 1
+    assert "device 'cuda:99' cannot be used" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"no picture"])
+def test_tool_names_an_image_that_cannot_be_read(folder, content, capsys):
+    (folder / "images" / "1.png").write_bytes(content)
+    assert run(folder, {"type": "DeepViT", "arch": SMALL, "img_size": 64}) == 1
+    error = capsys.readouterr().err
+    assert "1.png: cannot be read" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("part", ["model", "test_pipeline", "test_dataloader"])
+def test_tool_names_what_the_config_lacks(folder, part, capsys):
+    text = CONFIG.replace("{backbone}", repr({"type": "DeepViT", "arch": SMALL, "img_size": 64}))
+    config = folder / "config.py"
+    config.write_text(text.replace(f"{part} =", "other ="))
+    images = [] if part == "test_dataloader" else ["--images", str(folder / "images")]
+    assert main([str(config), "--out", str(folder / "out"), *images]) == 1
+    assert f"config.py: the config has no {part}" in capsys.readouterr().err
+
+
+def test_tool_says_which_weights_it_measured(folder):
+    backbone = {"type": "DeepViT", "arch": SMALL, "img_size": 64}
+    torch.save(randomise(DeepViT(arch=SMALL, img_size=64)).state_dict(), folder / "weights.pth")
+    pretrained = {"type": "Pretrained", "checkpoint": str(folder / "weights.pth")}
+    normal = {"type": "TruncNormal", "layer": "Linear", "std": 0.02}
+    results = []
+    for init_cfg in (None, normal, pretrained, [normal, pretrained]):
+        assert run(folder, {**backbone, "init_cfg": init_cfg}, "--count", "1") == 0
+        report = json.loads((folder / "out" / "attention_similarity.json").read_text())
+        results.append((report["weights"], report["groups"]))
+    random, loaded = "random initialisation", str(folder / "weights.pth")
+    assert [weights for weights, _ in results] == [random, random, loaded, loaded]
+    assert results[2][1] == results[3][1] != results[0][1]

@@ -36,8 +36,19 @@ def test_row(train):
 
 
 def test_command(tmp_path, capsys):
-    path = tmp_path / "numbers.json"
+    path = tmp_path / "new" / "numbers.json"
     assert main(["--size", "64x64", "--rounds", "0", "--json", str(path)]) == 0
     assert "| tiny, inference, 1x3x64x64 |" in capsys.readouterr().out
     (row,) = json.loads(path.read_text()).values()
     assert {"ours_mib", "plain_mib", "memory_ratio"} == set(row)
+
+
+@pytest.mark.parametrize("output", ["--json", "--plot"])
+def test_command_refuses_in_one_line_before_measuring(output, tmp_path, capsys):
+    small = ["--size", "32x32", "--rounds", "0", output]
+    assert main([*small, str(tmp_path / "a"), "--device", "cuda:99"]) == 1
+    assert "device 'cuda:99' cannot be used" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main([*small, str(tmp_path / "file" / "a")]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1 and not captured.out

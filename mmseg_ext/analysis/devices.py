@@ -1,0 +1,15 @@
+"""Devices of the command line, checked before the work starts."""
+
+import torch
+
+
+def usable_device(name: str) -> torch.device:
+    """The device of this name.
+
+    Raises:
+        ValueError: where PyTorch has none of that name here.
+    """
+    try:
+        return torch.empty(0, device=name).device
+    except (AssertionError, RuntimeError) as error:  # the first where PyTorch is built without CUDA
+        raise ValueError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
