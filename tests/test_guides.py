@@ -43,6 +43,7 @@ def follow(guide: str, folder: Path) -> list[str]:
 
 
 def test_own_head(clone):
+    (clone / "data/shapes").mkdir(parents=True)  # what is there already is no obstacle
     resolved, costs, trained, exported = follow("own_head.md", clone)
     assert "type='MaSAHead'" in resolved
     assert "| `my_masa` | 96x96 |" in costs

@@ -17,10 +17,15 @@ if __name__ == "__main__":
     )
     args = parser.parse_args()
     require_stack()
-    from mmseg_ext.analysis.demo import compare, data_root_options, demo
+    from mmseg_ext.analysis.demo import DEMO_CONFIG, compare, data_root_options, demo
 
+    if not Path(DEMO_CONFIG).is_file():
+        sys.exit(f"mmseg_ext: there is no {DEMO_CONFIG} here: run it in the repository's folder")
     options = data_root_options(args.data_root) if args.data_root else None
-    if args.compare:
-        compare(args.work_dir, options)
-    elif not demo(args.work_dir, options):
-        sys.exit(1)
+    try:
+        if args.compare:
+            compare(args.work_dir, options)
+        elif not demo(args.work_dir, options):
+            sys.exit(1)
+    except FileExistsError as error:  # another recipe's scenes
+        sys.exit(f"mmseg_ext: data: {error}")

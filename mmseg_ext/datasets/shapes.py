@@ -235,7 +235,7 @@ def generate(root: str | Path, recipe: Recipe) -> None:
     processes that generate at once the first one's result stays.
 
     Raises:
-        ValueError: if `root` exists and holds something else or another recipe's scenes.
+        FileExistsError: if `root` exists and holds something else or another recipe's scenes.
     """
     root = Path(root)
     if root.exists():
@@ -289,7 +289,7 @@ def _check_marker(root: Path, recipe: Recipe) -> None:
     path = root / MARKER
     found = json.loads(path.read_text()) if path.is_file() else "no ShapesDataset"
     if found != _marker(recipe):
-        raise ValueError(
+        raise FileExistsError(
             f"data_root {str(root)!r} holds {found}, not {_marker(recipe)}: "
             "delete that folder or name another data_root"
         )

@@ -230,10 +230,10 @@ def _build_runner(cfg: Config) -> Runner:
 
 
 def _build_loop(runner: Runner, name: str) -> None:
-    """Build the loop, and with it the datasets, so that missing data ends in one message."""
+    """Build the loop and its datasets: missing data, or another recipe's, ends in one message."""
     try:
         getattr(runner, name)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, FileExistsError) as error:
         raise LaunchError(f"data: {error}") from error
 
 

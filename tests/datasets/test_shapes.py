@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from mmseg.registry import DATASETS
 from PIL import Image
 
 from mmseg_ext.datasets.shapes import FORMS, MARKER, METAINFO, Recipe, generate, render
+from tests.engine.runs import ROOT
 
 RECIPE = Recipe(seed=3, train=6, val=4, size=64)
 DATASET = {"type": "ShapesDataset", "recipe": {"seed": 3, "train": 6, "val": 4, "size": 64}}
@@ -52,10 +55,10 @@ def test_second_use_touches_nothing(root):
 
 
 def test_other_recipe_and_foreign_folder_are_refused(root, tmp_path):
-    with pytest.raises(ValueError, match=r"data_root.*'seed': 3.*name another"):
+    with pytest.raises(FileExistsError, match=r"data_root.*'seed': 3.*name another"):
         generate(root, Recipe(seed=4, train=6, val=4, size=64))
     (tmp_path / "mine.txt").write_text("keep me")
-    with pytest.raises(ValueError, match="no ShapesDataset"):
+    with pytest.raises(FileExistsError, match="no ShapesDataset"):
         generate(tmp_path, RECIPE)
     assert (tmp_path / "mine.txt").read_text() == "keep me"
 
@@ -162,3 +165,21 @@ def test_every_class_occurs_and_colour_does_not_depend_on_it():
     means = sums / areas[:, None]
     # A class has ~100 objects, each of one colour with standard deviation 60: 3 sigma is 18.
     assert np.abs(means[1:] - means[1:].mean(0)).max() < 25
+
+
+def test_other_scenes_end_the_demo_in_one_line(tmp_path):
+    (tmp_path / "shapes").mkdir()
+    for folder, arguments, message in (
+        (ROOT, ("--data-root", tmp_path / "shapes"), "data: data_root"),
+        (tmp_path, (), "run it in the repository's folder"),
+    ):
+        work_dir = ("--work-dir", tmp_path / "work")
+        result = subprocess.run(
+            [sys.executable, ROOT / "tools/demo.py", *work_dir, *arguments],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+        )
+        assert result.returncode == 1
+        assert message in result.stderr.splitlines()[-1]
+        assert "Traceback" not in result.stderr
