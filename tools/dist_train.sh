@@ -11,6 +11,10 @@ if [ $# -lt 2 ]; then
 fi
 HERE=$(dirname "$0")
 
+# torchrun's --signals-to-handle, by the variable that a torch without this flag ignores: SIGUSR1 to
+# torchrun would end it alone, and the processes train on.
+export PET_SIGNALS_TO_HANDLE="${PET_SIGNALS_TO_HANDLE:-SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1}"
+
 # The same as `torchrun`, of whichever environment PYTHON is.
 PYTHONPATH="$HERE/..:${PYTHONPATH:-}" exec "${PYTHON:-python}" -m torch.distributed.run \
     --nnodes="${NNODES:-1}" \

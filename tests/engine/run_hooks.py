@@ -70,18 +70,23 @@ class SpoilLossAt(Hook):
 
 @HOOKS.register_module()
 class SignalAt(Hook):
-    """Send this process, or its whole group, signal `number` at iteration `iteration`."""
+    """Send signal `number` at iteration `iteration` to this process, its group or its parent."""
 
-    def __init__(self, iteration: int, number: int, group: bool = False):
-        self.iteration, self.number, self.group = iteration, number, group
+    def __init__(self, iteration: int, number: int, group: bool = False, parent: bool = False):
+        self.iteration, self.number = iteration, number
+        self.group, self.parent = group, parent
 
     def before_run(self, runner):
         if self.group:
             os.setpgrp()  # the workers to come are in it, the test is not
 
     def before_train_iter(self, runner, batch_idx, data_batch=None):
-        if runner.iter + 1 == self.iteration and get_rank() == 0:
-            (os.killpg if self.group else os.kill)(os.getpid(), self.number)
+        if runner.iter + 1 != self.iteration or get_rank() != 0:
+            return
+        if self.group:
+            os.killpg(os.getpid(), self.number)
+        else:
+            os.kill(os.getppid() if self.parent else os.getpid(), self.number)
 
 
 @HOOKS.register_module()
