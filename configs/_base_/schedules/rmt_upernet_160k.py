@@ -1,5 +1,6 @@
 # RMT's published recipe for UPerNet (qhfan/RMT, segmentation/configs/RMT/RMT_Uper_*_2x.py). Two of
-# those files divide by zero in their warm-up; it is 1500 iterations, as in the third.
+# those files divide by zero: s in its warm-up, which is 1500 iterations as in m and l, and m in the
+# interval of its checkpoints, which is 8000 as in s and l.
 # Published in float16 with a loss scale of 512, under a warning of NaN losses; here in float32.
 optim_wrapper = dict(
     type="OptimWrapper",
