@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from mmengine.registry import init_default_scope
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -21,6 +21,7 @@ from mmseg_ext.datasets.check_report import (
     print_summaries,
     to_json,
 )
+from mmseg_ext.engine.config_options import ConfigOptions
 
 CLEAN, PROBLEMS, COULD_NOT_RUN = 0, 1, 2
 
@@ -57,7 +58,11 @@ def parser() -> argparse.ArgumentParser:
         "(default: work_dirs/<config's name>/check_dataset.png)",
     )
     result.add_argument(
-        "--cfg-options", nargs="+", action=DictAction, metavar="KEY=VALUE", help="override settings"
+        "--cfg-options",
+        nargs="+",
+        action=ConfigOptions,
+        metavar="KEY=VALUE",
+        help="override settings",
     )
     return result
 

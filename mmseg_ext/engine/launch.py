@@ -22,12 +22,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch.distributed
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
 from mmseg_ext.checkpoint.durable import candidates
 from mmseg_ext.checkpoint.errors import CheckpointError
+from mmseg_ext.engine.config_options import ConfigOptions
 from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.engine.launch_error import LaunchError
 from mmseg_ext.engine.pretrained import is_address, require_weights
@@ -37,21 +38,11 @@ from mmseg_ext.engine.run_error import RunError
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES)
 
 
-class _ConfigOptions(DictAction):
-    """mmengine's KEY=VALUE pairs; one without '=' is a usage error instead of a trace."""
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        for value in values:
-            if "=" not in value:
-                parser.error(f"argument {option_string}: expected KEY=VALUE, got {value!r}")
-        super().__call__(parser, namespace, values, option_string)
-
-
 def _common_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cfg-options",
         nargs="+",
-        action=_ConfigOptions,
+        action=ConfigOptions,
         metavar="KEY=VALUE",
         help="override settings of the config, e.g. train_cfg.max_iters=100 "
         'model.backbone.init_cfg=None key="[(a,b),(c,d)]" (no white space within a value)',

@@ -437,10 +437,12 @@ def test_could_not_run(flags, message, tmp_path, capsys, no_picture):
     assert captured.out == ""
 
 
-def test_wrong_flag_is_status_2():
+@pytest.mark.parametrize("flag", ["--split training", "--cfg-options xx"])
+def test_wrong_flag_is_status_2(flag, capsys):
     with pytest.raises(SystemExit) as exit_:
-        main(["config.py", "--split", "training"])
+        main(["config.py", *flag.split()])
     assert exit_.value.code == 2
+    assert flag.split()[1] in capsys.readouterr().err
 
 
 def test_large_label_map_is_counted_exactly():
