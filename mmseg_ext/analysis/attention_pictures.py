@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from mmcv.transforms import Compose
 from mmengine.config import Config, DictAction
 from mmengine.registry import init_default_scope
+from mmengine.runner import load_checkpoint
 from mmseg.apis import init_model
-from mmseg.registry import DATASETS
 from torch import Tensor, nn
 
 from mmseg_ext.analysis.attention_views import (
@@ -29,6 +29,8 @@ from mmseg_ext.analysis.attention_views import (
     token_grid,
 )
 from mmseg_ext.analysis.panels import colourise
+from mmseg_ext.datasets.metainfo import classes_and_palette, unwrapped
+from mmseg_ext.inference.predictor import image_pipeline
 from mmseg_ext.layers.external_attention import ExternalAttention2d, MultiHeadExternalAttention
 from mmseg_ext.layers.lambda_layer import LambdaLayer
 from mmseg_ext.layers.manhattan_attention import ManhattanAttention
@@ -261,8 +263,7 @@ def chosen_layers(model: nn.Module, names: Sequence[str] | None) -> dict[str, nn
 
 def _network_input(model: nn.Module, path: str) -> tuple[Tensor, np.ndarray]:
     """The normalised image (1, 3, H, W) of a test, and what it shows as RGB (H, W, 3)."""
-    pipeline = model.cfg.test_dataloader.dataset.pipeline
-    pipeline = Compose([t for t in pipeline if "LoadAnnotations" not in t["type"]])
+    pipeline = Compose(image_pipeline(unwrapped(model.cfg.test_dataloader.dataset)["pipeline"]))
     sample = pipeline({"img_path": path, "reduce_zero_label": False})
     shown = sample["inputs"].permute(1, 2, 0).numpy()
     batch = {"inputs": [sample["inputs"]], "data_samples": [sample["data_samples"]]}
@@ -302,15 +303,19 @@ def _draw_all(args: argparse.Namespace) -> int:
     init_default_scope(config.get("default_scope", "mmseg"))
     checkpoint = None if args.checkpoint == "none" else args.checkpoint
     torch.manual_seed(0)
-    model = init_model(config, checkpoint, device=args.device, cfg_options=args.cfg_options)
+    model = init_model(config, None, device=args.device, cfg_options=args.cfg_options)
+    meta = None
+    if checkpoint is not None:
+        content = load_checkpoint(model, checkpoint, map_location="cpu")
+        meta = content.get("meta", {}).get("dataset_meta")
     if args.list:
         for name, layer in attention_layers(model).items():
             print(f"{name}  {type(layer).__name__}")
         return 0
     layers = chosen_layers(model, args.layers)
-    # Without a checkpoint mmseg does not say what the classes are.
-    dataset = DATASETS.get(config.test_dataloader.dataset.type)
-    meta = getattr(model, "dataset_meta", None) or dataset.METAINFO
+    meta = meta or classes_and_palette(config.test_dataloader.dataset)
+    if len(meta["classes"]) != model.num_classes:
+        raise ValueError(f"the model has {model.num_classes} classes, not {len(meta['classes'])}")
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     for file in args.images:

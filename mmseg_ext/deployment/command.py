@@ -8,13 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from mmengine.config import Config
-from mmseg.apis import init_model
-from mmseg.registry import DATASETS
 from PIL import Image
 from torch import Tensor, nn
 
 from mmseg_ext import register_all_modules
-from mmseg_ext.checkpoint.reading import read_checkpoint, unwrap_state_dict
+from mmseg_ext.datasets.metainfo import unwrapped
 from mmseg_ext.deployment.export import (
     SUFFIXES,
     ExportedSegmentor,
@@ -26,6 +24,7 @@ from mmseg_ext.deployment.export import (
 from mmseg_ext.deployment.segmentor import WholeImageSegmentor, random_images
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.engine.launch_error import LaunchError
+from mmseg_ext.inference.trained import trained_model
 
 # What float32 in another order of operations may change, relative to the largest score.
 TOLERANCE = 1e-4
@@ -61,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
 def _export(args: argparse.Namespace) -> int:
     config = load_settings(args.config)
     size = _size(args.shape, config)
-    segmentor, meta = _segmentor(config, args.checkpoint)
+    segmentor, meta = trained_model(config, None if args.checkpoint == "none" else args.checkpoint)
     eager = WholeImageSegmentor(segmentor)
     model = WholeImageSegmentor(segmentor, fuse=True) if args.fuse else eager
     path = args.out or Path(Path(args.config).stem + SUFFIXES[args.format])
@@ -110,18 +109,6 @@ def _size(shape: list[int] | None, config: Config) -> tuple[int, int]:
     return (shape[0], shape[-1])
 
 
-def _segmentor(config: Config, checkpoint: str) -> tuple[nn.Module, dict]:
-    """The model with its weights, and the classes and palette it was trained on."""
-    segmentor = init_model(config, None, device="cpu")
-    meta = DATASETS.get(config.test_dataloader.dataset.type).METAINFO
-    if checkpoint != "none":
-        content = read_checkpoint(checkpoint)
-        segmentor.load_state_dict(unwrap_state_dict(content, checkpoint), strict=True)
-        saved = content.get("meta") if isinstance(content.get("meta"), dict) else {}
-        meta = saved.get("dataset_meta") or meta
-    return segmentor, meta
-
-
 def _inputs(args: argparse.Namespace, config: Config, size: tuple[int, int]):
     """Named images to compare on: noise, at another size too where any will do, and real ones."""
     yield "random", random_images(size)
@@ -147,7 +134,7 @@ def _real_images(given: str | None, config: Config) -> list[Path]:
         if not path.is_dir():
             raise ValueError(f"--images: there is no {given!r}")
     else:
-        dataset = config.test_dataloader.dataset
+        dataset = unwrapped(config.test_dataloader.dataset)
         path = Path(
             dataset.get("data_root", ""), dataset.get("data_prefix", {}).get("img_path", "")
         )

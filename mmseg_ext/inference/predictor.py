@@ -7,11 +7,11 @@ import numpy as np
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.model.utils import revert_sync_batchnorm
-from mmseg.apis import init_model
-from mmseg.registry import DATASETS, MODELS
+from mmseg.registry import MODELS
 
-from mmseg_ext.checkpoint.reading import read_checkpoint, unwrap_state_dict
 from mmseg_ext.datasets.files import UnreadableFileError
+from mmseg_ext.datasets.metainfo import unwrapped
+from mmseg_ext.inference.trained import trained_model
 
 _LOADERS = ("LoadImageFromFile", "CheckedLoadImage")
 
@@ -19,8 +19,7 @@ _LOADERS = ("LoadImageFromFile", "CheckedLoadImage")
 class Predictor:
     """Label maps (H, W) uint8 of images, in batches of equal shape.
 
-    Weights are read without running code. `classes` and `palette` are the checkpoint's where it
-    names them, else those of the config's test dataset.
+    `classes` and `palette` are those of `trained_model`.
 
     Args:
         config: a config of this package or of mmsegmentation.
@@ -31,7 +30,7 @@ class Predictor:
 
     Raises:
         ValueError: for `tta` where the config has no `tta_pipeline`, a batch size below one, or a
-            pipeline that does not start by loading an image.
+            pipeline that does not start by loading an image; and as `trained_model` does.
     """
 
     def __init__(
@@ -47,21 +46,17 @@ class Predictor:
         if tta and "tta_pipeline" not in config:
             raise ValueError("tta: the config has no tta_pipeline")
         self.batch_size = batch_size
-        meta = DATASETS.get(config.test_dataloader.dataset.type).METAINFO
-        pipeline = config.tta_pipeline if tta else config.test_dataloader.dataset.pipeline
-        model = init_model(config, None, device="cpu")
-        if checkpoint is not None:
-            content = read_checkpoint(checkpoint)
-            model.load_state_dict(unwrap_state_dict(content, str(checkpoint)), strict=True)
-            saved = content.get("meta")
-            meta = (saved.get("dataset_meta") if isinstance(saved, dict) else None) or meta
+        dataset = unwrapped(config.test_dataloader.dataset)
+        pipeline = config.tta_pipeline if tta else dataset["pipeline"]
+        model, meta = trained_model(config, checkpoint)
         self.classes = tuple(meta["classes"])
         self.palette = np.array(meta["palette"], dtype=np.uint8)  # (classes, 3), RGB
         if tta:
             settings = config.get("tta_model") or {"type": "StreamingSegTTAModel"}
             model = MODELS.build({**settings, "module": model})
         self.model = revert_sync_batchnorm(model).to(device).eval()
-        self._from_file, self._from_array = _pipelines(pipeline)
+        self._from_file = Compose(image_pipeline(pipeline))
+        self._from_array = Compose(image_pipeline(pipeline, "LoadImageFromNDArray"))
 
     def predict(
         self, items: Iterable[tuple[object, str | np.ndarray]]
@@ -98,17 +93,18 @@ class Predictor:
             yield name, sample.pred_sem_seg.data[0].cpu().numpy().astype(np.uint8)
 
 
-def _pipelines(pipeline: list[dict]) -> tuple[Compose, Compose]:
-    """The pipeline from a path, whose loader names what it cannot read, and from an array."""
+def image_pipeline(pipeline: list[dict], loader: str = "CheckedLoadImage") -> list[dict]:
+    """A test pipeline that starts with `loader` in its loader's place and loads no label map.
+
+    Raises:
+        ValueError: for one that does not start by loading an image.
+    """
     first, *rest = pipeline
     if first["type"] not in _LOADERS:
         raise ValueError(f"the test pipeline starts with {first['type']!r}, not {_LOADERS}")
+    options = {} if loader == "LoadImageFromNDArray" else first
     rest = [_without_labels(transform) for transform in rest]
-    rest = [transform for transform in rest if transform is not None]
-    return (
-        Compose([{**first, "type": "CheckedLoadImage"}, *rest]),
-        Compose([{"type": "LoadImageFromNDArray"}, *rest]),
-    )
+    return [{**options, "type": loader}, *(t for t in rest if t is not None)]
 
 
 def _without_labels(transform: dict) -> dict | None:

@@ -206,6 +206,13 @@ def test_command_draws_a_models_slots(photo, tmp_path, capsys):
     assert "decode_head.external_attention" in capsys.readouterr().err
 
 
+def test_command_names_an_unreadable_image(photo, tmp_path, capsys):
+    with open(photo, "r+b") as file:
+        file.truncate(2000)
+    assert main(["configs/ea_r18_shapes.py", "none", photo, "--out", str(tmp_path / "maps")]) == 1
+    assert capsys.readouterr().err == f"error: {photo}: is truncated (2000 bytes)\n"
+
+
 def test_captured_inputs_are_the_layers_and_leave_no_hook():
     from mmengine.config import Config
     from mmseg.registry import MODELS

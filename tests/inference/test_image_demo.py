@@ -10,9 +10,12 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.runner import save_checkpoint
-from mmseg.apis import MMSegInferencer, inference_model, init_model
+from mmseg.apis import MMSegInferencer, inference_model, init_model, show_result_pyplot
 from PIL import Image
 
+from mmseg_ext.analysis import attention_pictures
+from mmseg_ext.datasets.metainfo import classes_and_palette
+from mmseg_ext.deployment import command as deployment
 from mmseg_ext.inference import Predictor, Shard
 from mmseg_ext.inference.command import find_images, main
 from tests.configs import CONFIGS
@@ -168,6 +171,61 @@ def test_bad_arguments_are_one_line(tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
+@pytest.fixture
+def own(tmp_path) -> str:
+    """A config whose three classes stand in its `metainfo`, in a wrapper of datasets."""
+    path = tmp_path / "own.py"
+    path.write_text(
+        f"_base_ = {CONFIG!r}\n"
+        "model = dict(decode_head=dict(num_classes=3))\n"
+        "one = dict(type='CheckedDataset', data_root='nowhere', pipeline=_base_.test_pipeline,\n"
+        f"    metainfo=dict(classes=('soil', 'crop', 'weed'), palette={META['palette'][:3]}))\n"
+        "test_dataloader = dict(dataset=dict(_delete_=True, type='ConcatDataset',\n"
+        "    datasets=[one, one]))\n"
+    )
+    return str(path)
+
+
+def test_classes_are_those_of_the_config(own, folder, tmp_path, capsys):
+    """Where no checkpoint names them: in each tool that needs them."""
+    predictor = Predictor(Config.fromfile(own), None)
+    assert predictor.classes == ("soil", "crop", "weed")
+    assert predictor.palette.tolist() == META["palette"][:3]
+    image = str(folder / "a.png")
+    assert main([image, own, "none", "--out", str(tmp_path / "out")]) == 0
+    exported = tmp_path / "own.pt2"
+    words = [own, "none", "--shape", "32", "--format", "torch", "--out", str(exported)]
+    assert deployment.main(words) == 0
+    assert deployment.ExportedSegmentor(exported).metadata["classes"] == ["soil", "crop", "weed"]
+    assert attention_pictures.main([own, "none", image, "--out", str(tmp_path / "maps")]) == 0
+    capsys.readouterr()
+
+
+def test_classes_without_the_data():
+    """As building the dataset gives them: a subset of METAINFO takes its colours along."""
+    stock = {"type": "PascalVOCDataset", "ann_file": "nowhere.txt"}
+    assert len(classes_and_palette(stock)["classes"]) == 21
+    part = classes_and_palette({**stock, "metainfo": {"classes": ["cat", "bird"]}})
+    assert part == {"classes": ("cat", "bird"), "palette": [[64, 0, 0], [128, 128, 0]]}
+    assert len(classes_and_palette({"type": "BaseSegDataset", "metainfo": {"classes": "ab"}})) == 2
+    with pytest.raises(ValueError, match="CheckedDataset has no classes"):
+        classes_and_palette({"type": "RepeatDataset", "dataset": {"type": "CheckedDataset"}})
+    with pytest.raises(ValueError, match="no dataset of type 'Nothing'"):
+        classes_and_palette({"type": "Nothing"})
+
+
+def test_weights_of_other_classes_are_one_line(own, checkpoint, folder, tmp_path, capsys):
+    image = str(folder / "a.png")
+    assert main([image, own, checkpoint, "--out", str(tmp_path)]) == 1
+    line = capsys.readouterr().err
+    assert line.startswith(f"error: {checkpoint}: does not fit the config: size mismatch for ")
+    assert line.count("\n") == 1 and "more)" in line
+    assert deployment.main([own, checkpoint, "--out", str(tmp_path / "a.onnx")]) == 1
+    assert capsys.readouterr().err == line
+    assert attention_pictures.main([own, checkpoint, image, "--out", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.endswith("the model has 3 classes, not 6\n")
+
+
 def test_mmsegmentations_inferencer_takes_our_configs(folder, checkpoint):
     """And gives what `inference_model` gives."""
     inferencer = MMSegInferencer(CONFIG, weights=checkpoint, device="cpu")
@@ -175,3 +233,16 @@ def test_mmsegmentations_inferencer_takes_our_configs(folder, checkpoint):
     result = inferencer(path, show=False, return_datasamples=False)
     expected = inference_model(init_model(CONFIG, checkpoint, device="cpu"), path)
     assert (result["predictions"] == expected.pred_sem_seg.data[0].numpy()).all()
+
+
+def test_mmsegmentation_shows_our_results(folder, checkpoint, tmp_path):
+    """Each class in its colour of the checkpoint's palette, into a file."""
+    model, path = init_model(CONFIG, checkpoint, device="cpu"), str(folder / "a.png")
+    result = inference_model(model, path)
+    options = {"opacity": 1.0, "show": False, "draw_gt": False, "with_labels": False}
+    out = tmp_path / "shown.png"
+    shown = show_result_pyplot(model, path, result, **options, save_dir=tmp_path, out_file=out)
+    expected = np.array(META["palette"])[result.pred_sem_seg.data[0].numpy()]
+    assert len(np.unique(expected)) > 2
+    assert (shown == expected).all()
+    assert (read(out) == expected).all()

@@ -1,0 +1,42 @@
+"""A config and a checkpoint as a model, with the classes that its scores are of."""
+
+from pathlib import Path
+
+from mmengine.config import Config
+from mmseg.apis import init_model
+from torch import nn
+
+from mmseg_ext.checkpoint.reading import read_checkpoint, unwrap_state_dict
+from mmseg_ext.datasets.metainfo import classes_and_palette
+
+
+def trained_model(config: Config, checkpoint: str | Path | None) -> tuple[nn.Module, dict]:
+    """The segmentor on the CPU, for inference, and its `classes` and `palette`.
+
+    These are the checkpoint's where it names them, else those of the config's test dataset.
+    Weights are read without running code; None leaves them random.
+
+    Raises:
+        ValueError: for weights that are not all of the model and no more, and where nothing names
+            the classes.
+        OSError: for a checkpoint that is not there.
+    """
+    model = init_model(config, None, device="cpu")
+    meta = None
+    if checkpoint is not None:
+        content = read_checkpoint(checkpoint)
+        weights = unwrap_state_dict(content, str(checkpoint))
+        try:
+            model.load_state_dict(weights, strict=True)
+        except RuntimeError as error:
+            raise ValueError(f"{checkpoint}: does not fit the config: {_first(error)}") from error
+        saved = content.get("meta")
+        meta = saved.get("dataset_meta") if isinstance(saved, dict) else None
+    return model, meta or classes_and_palette(config.test_dataloader.dataset)
+
+
+def _first(error: RuntimeError) -> str:
+    """The first of the problems that torch lists, one a line."""
+    problems = [line.strip() for line in str(error).splitlines()[1:] if line.strip()]
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return (problems[0][:300] if problems else str(error)) + more
