@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mmseg_ext.analysis.cost_table import MEBI, inference_step, training_step
-from mmseg_ext.analysis.measure import count_multiply_adds, paired_times, peak_memory
+from mmseg_ext.analysis.measure import count_multiply_adds, held_peak, paired_times, peak_memory
 from mmseg_ext.analysis.plain_lambda import LOCAL_WAYS, PlainLambdaLayer, conv3d, table
 from mmseg_ext.backbones.lambda_resnet import LambdaResNet
 from mmseg_ext.layers.lambda_layer import (
@@ -253,12 +253,24 @@ def draw_timings(timings: list[LayerTiming], path: str | Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def training_memory(size: int, batch: int, device: str = "cpu", **arguments) -> float:
-    """MiB above weights and images that one forward and backward of a LambdaResNet needs."""
+class TrainingMemory(NamedTuple):
+    """Peaks in MiB: of the first and second step above their starts, of the process in the first.
+
+    The first step also loads libraries.
+    """
+
+    first: float
+    process: float
+    second: float
+
+
+def training_memory(size: int, batch: int, device: str = "cpu", **arguments) -> TrainingMemory:
+    """What forward and backward of a LambdaResNet need; meant for a fresh process."""
     model = LambdaResNet(**arguments).to(device)
     run = training_step(model, torch.randn(batch, 3, size, size, device=device))
-    run()
-    return peak_memory(run, device) / MEBI
+    first = peak_memory(run, device)
+    process = held_peak(device)
+    return TrainingMemory(*(n / MEBI for n in (first, process, peak_memory(run, device))))
 
 
 def images_per_second(

@@ -78,6 +78,13 @@ def peak_memory(function: Callable[[], object], device: str | torch.device = "cp
     return _status_bytes("VmHWM") - start
 
 
+def held_peak(device: str | torch.device = "cpu") -> int:
+    """Bytes that the process held at the peak of the last `peak_memory`, its start included."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return _status_bytes("VmHWM")
+
+
 class MultiplyAdds(NamedTuple):
     """Multiply-adds of one forward.
 

@@ -1,9 +1,11 @@
 """The lambda benchmark: its contenders compute one function, its tables hold what was measured."""
 
+import json
+
 import pytest
 import torch
 
-from mmseg_ext.analysis import lambda_cost
+from mmseg_ext.analysis import lambda_command, lambda_cost
 from mmseg_ext.backbones.lambda_resnet import LambdaResNet
 from mmseg_ext.layers import LambdaLayer
 from tests.models import randomise
@@ -59,3 +61,30 @@ def test_rows_that_differ_from_the_paper_say_so():
             model = LambdaResNet(num_classes=1000, **cost.arguments)
         millions = sum(p.numel() for p in model.parameters()) / 1e6
         assert (round(millions, 1) != cost.paper) == bool(cost.remark), cost.arguments
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setattr(lambda_cost, "KEY_HEAD_DEPTH_GRID", lambda_cost.KEY_HEAD_DEPTH_GRID[3:4])
+    monkeypatch.setattr(lambda_cost, "PLACEMENTS", {})
+
+
+def test_command_prints_and_writes_the_counts(tiny, tmp_path, capsys):
+    path = tmp_path / "counts.json"
+    assert lambda_command.main(["counts", "--json", str(path)]) == 0
+    row = ["k=16, h=4, u=1", "15.00", "15.0", "6.58", ""]
+    assert json.loads(path.read_text())["counts"] == [row]
+    assert "| " + " | ".join(row) + " |" in capsys.readouterr().out
+
+
+def test_command_without_the_device(capsys):
+    device = f"cuda:{torch.cuda.device_count()}"
+    assert lambda_command.main(["counts", "--device", device]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: cannot use --device {device}: ") and error.count("\n") == 1
+
+
+def test_training_memory_of_a_step_and_of_the_process():
+    memory = lambda_cost.training_memory(64, 1, depth=(1, 1, 1, 1), receptive_field=3)
+    assert memory.second > 0
+    assert memory.process > memory.first > 0
