@@ -30,19 +30,21 @@ NAME = re.compile(
     r"[a-z0-9]+(?:_[a-z0-9]+)*_(?:voc|ade20k|cityscapes|camvid|shapes)(?:_finetune)?(?:_(\d+)k)?"
 )
 ROW = re.compile(
-    r"\| `(?P<name>\w+)\.py` \|.*\| (?P<height>\d+)x(?P<width>\d+) "
+    r"\| `(?P<name>\w+)\.py` \|.*\| (?P<optimizer>\w+, [\d.e-]+) \| (?P<height>\d+)x(?P<width>\d+) "
     r"\| (?P<gpus>\d+) x (?P<images>\d+) \| (?P<iterations>[\d,]+) \|"
 )
 
 
-def listed() -> dict[str, dict[str, int]]:
-    """The table of docs/configs.md: crop, GPUs, images per GPU and iterations by config."""
+def listed() -> dict[str, dict[str, int | str]]:
+    """The table of docs/configs.md by config: optimizer, crop, GPUs, images and iterations."""
     rows = {}
     for line in (CONFIGS.parent / "docs" / "configs.md").read_text().splitlines():
         if match := ROW.match(line):
             row = match.groupdict()
             name = row.pop("name")
+            optimizer = row.pop("optimizer")
             rows[name] = {key: int(value.replace(",", "")) for key, value in row.items()}
+            rows[name]["optimizer"] = optimizer
     return rows
 
 
@@ -105,6 +107,7 @@ def test_name_and_numbers(path):
     if config.model.test_cfg.mode == "slide":
         assert tuple(config.model.test_cfg.crop_size) == tuple(config.crop_size)
     assert iterations == row["iterations"]
+    assert row["optimizer"] in row_for(path)
     assert config.train_dataloader.batch_size == row["images"]
     assert config.auto_scale_lr == {
         "enable": False,

@@ -16,6 +16,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     register_all_modules()
     torch.manual_seed(0)
     try:
+        if args.device.startswith("cuda") and not torch.cuda.is_available():
+            raise ValueError(f"--device {args.device}: there is no CUDA device")
         content, tables = _COMMANDS[args.command](args)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -82,12 +82,16 @@ SegmentationClass/*.png                         label maps of VOC
 SegmentationClassAug/*.png                      label maps of trainaug
 ImageSets/Segmentation/{train,val,trainval}.txt
 ImageSets/Segmentation/{trainaug,aug}.txt       10,582 and 9,118 names
+ImageSets/Segmentation/test.txt                 of the test archive, without labels
 """
     PREPARATION = """
 VOCtrainval_11-May-2012.tar unpacks to VOCdevkit/VOC2012; the augmented part is made from SBD's
 benchmark.tgz by
 
     python tools/dataset_converters/voc_aug.py data/VOCdevkit path/to/benchmark_RELEASE
+
+The 1,456 test images and test.txt are in VOC2012test.tar of the evaluation server, unpacked to the
+same folder.
 """
 
 

@@ -9,10 +9,12 @@ from mmengine.config import Config
 from PIL import Image
 
 from mmseg_ext.analysis import demo as demo_module
+from mmseg_ext.analysis.colour_classifier import colour_miou
 from mmseg_ext.analysis.curves import Curve
 from mmseg_ext.analysis.demo import (
     COMPARED,
     DEMO_CONFIG,
+    build_datasets,
     comparison_table,
     data_root_options,
     demo,
@@ -125,8 +127,10 @@ def test_comparison_table_ranks_by_miou_and_compare_writes_it(tmp_path, monkeypa
 @pytest.mark.slow
 def test_demo_config_reaches_its_miou(tmp_path):
     """The whole recipe, on its own dataset; a per-pixel colour classifier stays below 0.25."""
-    outcome = train_and_test(DEMO_CONFIG, tmp_path / "run", data_root_options(str(tmp_path / "s")))
+    options = data_root_options(str(tmp_path / "s"))
+    outcome = train_and_test(DEMO_CONFIG, tmp_path / "run", options)
     assert outcome.miou >= 0.70
+    assert colour_miou(*build_datasets(DEMO_CONFIG, options)) < 0.25
     assert outcome.miou_tta >= outcome.miou - 0.02
     loss = outcome.curves["decode.loss_ce"].values
     assert np.mean(loss[-5:]) < 0.5 * np.mean(loss[:5])

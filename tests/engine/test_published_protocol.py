@@ -30,7 +30,7 @@ NORM = {"type": "BN"}
 
 def tiny_model() -> nn.Module:
     backbone = {"type": "ResNetV1c", "depth": 18, "base_channels": 4, "stem_channels": 4}
-    head = {"type": "FCNHead", "in_channels": 32, "channels": 4, "num_classes": 3, "num_convs": 1}
+    head = {"type": "EAHead", "in_channels": 32, "channels": 4, "num_classes": 3, "memory_size": 2}
     return MODELS.build(
         {
             "type": "EncoderDecoder",
@@ -48,7 +48,8 @@ def config():
 def test_three_groups(config):
     model = tiny_model()
     groups = build_optim_wrapper(model, config.optim_wrapper).optimizer.param_groups
-    convs = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+    convs = [m for m in model.modules() if isinstance(m, nn.Conv1d | nn.Conv2d)]
+    assert any(isinstance(m, nn.Conv1d) for m in convs)  # the memories
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     expected = [
         (LR, 1e-4, {id(m.weight) for m in convs}),
