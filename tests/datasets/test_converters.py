@@ -376,6 +376,28 @@ def test_broken_archive_is_named(content, tmp_path):
         ade20k.convert_ade20k(archive, tmp_path / "out")
 
 
+@pytest.mark.parametrize("damage", ["data", "encrypted", "method"])
+def test_ade20k_damaged_file_in_the_archive_is_named(ade, tmp_path, damage):
+    folder, archive = ade
+    name = f"{folder.name}/images/training/ADE_train_00000001.jpg"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as opened:
+        for path in sorted(folder.rglob("*")):
+            opened.write(path, path.relative_to(tmp_path))
+        start = opened.getinfo(name).header_offset + 30 + len(name)
+    data = bytearray(archive.read_bytes())
+    listed = data.rindex(name.encode()) - 46  # its entry in the list at the end
+    position, value = {
+        "data": (start, 7),
+        "encrypted": (listed + 8, 1),
+        "method": (listed + 10, 99),
+    }[damage]
+    data[position] = value
+    archive.write_bytes(data)
+    with pytest.raises(ConversionError, match=f"{archive}: {name}: .*download it again"):
+        ade20k.convert_ade20k(archive, tmp_path / "out", allow_partial=True)
+    assert not list((tmp_path / "out").rglob("*00000001.jpg"))
+
+
 def test_ade20k_with_broken_masks(ade, tmp_path):
     folder, _ = ade
     save_mask(folder / "annotations/training/ADE_train_00000000.png", np.full(SHAPE, 151, np.uint8))
@@ -448,6 +470,14 @@ def test_help_says_where_the_archives_come_from(module, capsys):
     shown = capsys.readouterr().out
     assert re.search(r"https?://", shown) and "--allow-partial" in shown
     assert f"python tools/dataset_converters/{module.__name__.split('.')[-1]}.py" in shown
+
+
+def test_a_wrong_number_of_processes_is_a_usage_error(capsys):
+    for value in ("-1", "two"):
+        with pytest.raises(SystemExit) as exit_:
+            ade20k.main(["archive.zip", "--nproc", value])
+        assert exit_.value.code == 2
+        assert f"--nproc: must be 0 or more, not '{value}'" in capsys.readouterr().err
 
 
 # --- data that is not there -----------------------------------------------------------------------

@@ -9,6 +9,7 @@ import argparse
 import os
 import shutil
 import zipfile
+import zlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -27,6 +28,9 @@ from mmseg_ext.datasets.labels import LabelRule
 NAME = "ADEChallengeData2016"
 PUBLISHED = {"training": 20210, "validation": 2000}
 CLASSES = 150
+
+# What zipfile raises on a member that is damaged, packed in a way unknown to it, or encrypted.
+_DAMAGE = (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError, RuntimeError)
 
 WHERE = """\
 The data; nothing is downloaded:
@@ -141,7 +145,7 @@ def _unpack_files(archive: Path, files: Sequence[tuple[str, Path]]) -> None:
         for name, path in files:
             try:
                 write_whole(path, partial(unpack, name))
-            except (zipfile.BadZipFile, EOFError) as error:
+            except _DAMAGE as error:
                 raise ConversionError(f"{archive}: {name}: {error}; download it again") from error
 
 

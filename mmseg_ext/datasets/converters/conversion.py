@@ -132,11 +132,17 @@ def _progress() -> Progress:
     return Progress(console=console, disable=not console.is_terminal)
 
 
+def _workers(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be 0 or more, not {text!r}")
+    return int(text)
+
+
 def common_flags(parser: argparse.ArgumentParser) -> None:
     """Flags that every converter has."""
     parser.add_argument(
         "--nproc",
-        type=int,
+        type=_workers,
         default=min(os.cpu_count() or 1, 8),
         help="processes, 0 for this one (default: the CPU's cores, at most 8)",
     )
