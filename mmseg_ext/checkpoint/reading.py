@@ -1,5 +1,6 @@
 """Reading a checkpoint. No path here unpickles: a file that needs it is refused."""
 
+import json
 import pickle
 import zipfile
 from pathlib import Path
@@ -19,8 +20,9 @@ _ARCHIVE = b"PK\x03\x04"  # the first bytes of a torch file
 def read_checkpoint(path: str | Path, map_location: object = "cpu") -> object:
     """Everything in a `.safetensors` or torch file, by `weights_only=True` and nothing else.
 
-    A `.safetensors` file gives its name -> tensor mapping. Where the file carries a checksum
-    (ours do), the content is compared with it.
+    A `.safetensors` file gives what a torch file of the same weights would: `state_dict`, and
+    `meta` with the `dataset_meta` that published files carry. Where a torch file carries a
+    checksum (ours do), the content is compared with it.
 
     Raises:
         FileNotFoundError: where there is no such file.
@@ -35,17 +37,20 @@ def read_checkpoint(path: str | Path, map_location: object = "cpu") -> object:
     return read_torch(path, str(path), map_location)
 
 
-def _read_safetensors(path: Path, map_location: object) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
+def _read_safetensors(path: Path, map_location: object) -> dict[str, dict]:
+    from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
 
     try:
         tensors = load_file(path)
-    except SafetensorError as error:
+        with safe_open(path, "pt") as file:
+            described = (file.metadata() or {}).get("dataset_meta")
+        meta = {} if described is None else {"dataset_meta": json.loads(described)}
+    except (SafetensorError, json.JSONDecodeError) as error:
         raise BrokenCheckpoint(f"{path}: not a readable safetensors file ({error})") from error
-    if map_location in (None, "cpu"):
-        return tensors
-    return {key: value.to(map_location) for key, value in tensors.items()}
+    if map_location not in (None, "cpu"):
+        tensors = {key: value.to(map_location) for key, value in tensors.items()}
+    return {"state_dict": tensors, "meta": meta}
 
 
 def read_torch(file: str | Path | BinaryIO, name: str, map_location: object = "cpu") -> object:

@@ -1,5 +1,6 @@
 """No path on which weights are loaded runs code from them; and how much they fill is said."""
 
+import json
 import os
 import pickle
 from pathlib import Path
@@ -149,11 +150,13 @@ def test_our_checkpoints_need_no_unpickling(folder, good):
 def test_safetensors_wherever_a_checkpoint_is(folder, good, tmp_path):
     path, config = tmp_path / "weights.safetensors", folder / "tiny.py"
     weights = {k: v + 1 if v.is_floating_point() else v for k, v in good["state_dict"].items()}
-    save_file(weights, path)
+    dataset_meta = {"classes": ["a", "b", "c"], "palette": [[0, 0, 0], [1, 2, 3], [4, 5, 6]]}
+    save_file(weights, path, {"dataset_meta": json.dumps(dataset_meta)})
     backbone = {k.removeprefix("backbone."): v for k, v in weights.items() if "backbone" in k}
     save_file(backbone, tmp_path / "backbone.safetensors")
     model = mmseg.apis.init_model(str(config), str(path), device="cpu")
     assert_same(dict(model.state_dict()), weights)
+    assert model.dataset_meta == dataset_meta
     model = MODELS.build(load_settings(str(config)).model)
     model.backbone.init_cfg = {
         "type": "Pretrained",
@@ -164,6 +167,9 @@ def test_safetensors_wherever_a_checkpoint_is(folder, good, tmp_path):
     run = ["--work-dir", str(tmp_path / "work"), "--cfg-options", "visualizer.name=st"]
     test([str(config), str(path), *run])
     train([str(config), *run, f"load_from={path}", "train_cfg.max_iters=1"])
+    save_file(weights, path, {"dataset_meta": "{"})
+    with pytest.raises(BrokenCheckpoint, match=str(path)):
+        read_checkpoint(path)
 
 
 # ---------------------------------------------------------------------- legacy files
@@ -184,7 +190,8 @@ def test_a_legacy_file_is_converted_in_a_deliberate_step(good, tmp_path, capsys)
     assert unpickle([str(legacy), str(safe), TRUST]) == 1  # never over an existing file
     assert unpickle([str(legacy), str(tmp_path / "w.safetensors"), TRUST]) == 0
     assert_same(
-        read_checkpoint(tmp_path / "w.safetensors"), dict(sorted(good["state_dict"].items()))
+        read_checkpoint(tmp_path / "w.safetensors"),
+        {"state_dict": dict(sorted(good["state_dict"].items())), "meta": {}},
     )
     assert unpickle([str(tmp_path / "none.pth"), str(tmp_path / "x.pth"), TRUST]) == 1
 
