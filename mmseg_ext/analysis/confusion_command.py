@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from mmengine.config import DictAction
 from mmseg.registry import DATASETS
@@ -36,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     register_all_modules()
     try:
+        if args.color_theme not in colormaps:
+            raise ValueError(f"--color-theme: matplotlib has no {args.color_theme!r}")
         config = load_settings(args.config, args.cfg_options)
         dataset = DATASETS.build(config.test_dataloader.dataset)
         counts = count_confusion(dataset, args.prediction_path)
@@ -60,7 +63,7 @@ def count_confusion(dataset, folder: Path) -> np.ndarray:
     with `reduce_zero_label`, one above the class.
 
     Raises:
-        ValueError: for an image without a prediction, or one of another size.
+        ValueError: for an image without a prediction, or one of another size or of no classes.
     """
     classes = len(dataset.metainfo["classes"])
     total = np.zeros((classes, classes), dtype=np.int64)
@@ -75,7 +78,10 @@ def count_confusion(dataset, folder: Path) -> np.ndarray:
             prediction -= 1
         if prediction.shape != truth.shape:
             raise ValueError(f"{path}: is {prediction.shape}, its label map {truth.shape}")
-        total += confusion_matrix(truth, prediction, classes, dataset.ignore_index)
+        try:
+            total += confusion_matrix(truth, prediction, classes, dataset.ignore_index)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
     return total
 
 

@@ -101,12 +101,18 @@ def confusion_matrix(
     """Pixels by truth (rows) and prediction (columns), (classes, classes) int64.
 
     Raises:
-        ValueError: for a label that is neither a class nor ignored.
+        ValueError: for a label that is neither a class nor ignored, and for a prediction that is
+            no class where the truth is one.
     """
     used = truth != ignored
     truth, prediction = truth[used].astype(np.int64), prediction[used].astype(np.int64)
-    if truth.size and max(truth.max(), prediction.max()) >= classes:
-        raise ValueError(f"labels must be below classes={classes}, got {truth.max()} in the truth")
+    for name, labels in (("truth", truth), ("prediction", prediction)):
+        wrong = labels[(labels < 0) | (labels >= classes)]
+        if wrong.size:
+            raise ValueError(
+                f"labels must be from 0 on and below classes={classes}, got {wrong[0]} in the "
+                f"{name}"
+            )
     counts = np.bincount(truth * classes + prediction, minlength=classes**2)
     return counts.reshape(classes, classes)
 

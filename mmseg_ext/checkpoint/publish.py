@@ -29,11 +29,14 @@ def publish(source: str | Path, destination: str | Path) -> Path:
     behind; the classes and the palette go along, in a `.safetensors` as its metadata.
 
     Raises:
+        FileNotFoundError: for a destination in a folder that is not there, or no `source`.
         ValueError: for another suffix than `.pth` or `.safetensors`, or no state dict in `source`.
     """
     destination = Path(destination)
     if destination.suffix not in _SUFFIXES:
         raise ValueError(f"{destination}: the name must end in {' or '.join(_SUFFIXES)}")
+    if not destination.parent.is_dir():
+        raise FileNotFoundError(f"{destination}: there is no folder {destination.parent}")
     content = read_checkpoint(source)
     weights = unwrap_state_dict(content, str(source))
     weights = {name: value.detach().cpu().contiguous() for name, value in weights.items()}

@@ -80,9 +80,32 @@ def test_confusion_of_21_classes(tmp_path, capsys):
     with Image.open(tmp_path / "out/confusion_matrix.png") as picture:
         assert min(picture.size) > 1000
 
+    assert confusion_command.main([*words, "--color-theme", "Paisley"]) == 1
+    assert capsys.readouterr().err == "error: --color-theme: matplotlib has no 'Paisley'\n"
+
     (tmp_path / "predicted/a.png").unlink()
     assert confusion_command.main(words) == 1
     assert "a.png: no prediction for" in capsys.readouterr().err
+
+
+def test_confusion_refuses_what_is_no_class(tmp_path, capsys):
+    """Of a dataset with `reduce_zero_label` predictions start at 1: a 0 would be class -1."""
+    words, _ = predictions(tmp_path, count=3)
+    config = tmp_path / "config.py"
+    text = config.read_text().replace("ann_file=", "reduce_zero_label=True, ann_file=")
+    config.write_text(text)
+    for name in ("labels", "predicted"):  # one above the class, but for one prediction
+        for path in (tmp_path / name).iterdir():
+            pixels = np.asarray(Image.open(path)) + 1
+            Image.fromarray(np.where(pixels == 0, 255, pixels).astype(np.uint8)).save(path)
+    assert confusion_command.main(words) == 0
+    pixels = np.array(Image.open(tmp_path / "predicted/b.png"))
+    pixels[3, 4] = 0
+    Image.fromarray(pixels).save(tmp_path / "predicted/b.png")
+    assert confusion_command.main(words) == 1
+    line = capsys.readouterr().err
+    assert line.startswith(f"error: {tmp_path / 'predicted/b.png'}: labels must be from 0 on")
+    assert line.endswith("below classes=3, got -1 in the prediction\n")
 
 
 def test_logs_are_plotted(tmp_path, capsys):
@@ -137,3 +160,12 @@ def test_published_weights(suffix, tmp_path, capsys):
 def test_publishing_refuses_another_suffix(tmp_path, capsys):
     assert publishing.main(["a.pth", str(tmp_path / "a.bin")]) == 1
     assert "the name must end in .pth or .safetensors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_publishing_into_a_missing_folder_is_one_line(suffix, tmp_path, capsys):
+    source, path = tmp_path / "iter_1.pth", tmp_path / f"none/a{suffix}"
+    torch.save({"state_dict": {"w": torch.zeros(2)}}, source)
+    assert publishing.main([str(source), str(path)]) == 1
+    assert capsys.readouterr().err == f"error: {path}: there is no folder {path.parent}\n"
+    assert list(tmp_path.iterdir()) == [source]
