@@ -9,10 +9,15 @@ import pytest
 from mmseg.registry import DATASETS
 from PIL import Image
 
-from mmseg_ext.datasets.camvid import convert_camvid
+from mmseg_ext.datasets.converters import camvid
 from mmseg_ext.datasets.converters.camvid import main
+from mmseg_ext.datasets.converters.conversion import ConversionError
 
 TOOL = Path(__file__).parents[2] / "tools/dataset_converters/camvid.py"
+
+
+def convert_camvid(source, destination):
+    return camvid.convert_camvid(source, destination, allow_partial=True)
 
 
 def write_pair(root: Path, split: str, name: str, label: np.ndarray, suffix: str = ".png"):
@@ -66,19 +71,29 @@ def test_second_run_writes_nothing_and_a_cut_one_is_completed(source, tmp_path):
 
 def test_bad_sources_are_named(source, tmp_path):
     folder, _, label = source
-    with pytest.raises(ValueError, match="none of the folders train, val, test"):
+    with pytest.raises(ConversionError, match="none of the folders train, val, test"):
         convert_camvid(tmp_path / "nowhere", tmp_path / "out")
     (folder / "valannot/ccc.png").rename(folder / "valannot/ddd.png")
-    with pytest.raises(ValueError, match=r"val: without a partner.*ccc, ddd"):
+    with pytest.raises(ConversionError, match=r"val: without a partner.*ccc, ddd"):
         convert_camvid(folder, tmp_path / "out")
     (folder / "valannot/ddd.png").unlink()
     write_pair(folder, "val", "ccc", label + 1)
-    with pytest.raises(ValueError, match=r"ccc.png: expected.*values up to 12"):
+    with pytest.raises(ConversionError, match=r"ccc.png: expected.*values up to 12"):
         convert_camvid(folder, tmp_path / "out")
     write_pair(folder, "val", "ccc", label)
     Image.fromarray(label[:3]).save(folder / "valannot/ccc.png")
-    with pytest.raises(ValueError, match=r"ccc.png is 8x3, its image 8x6"):
+    with pytest.raises(ConversionError, match=r"ccc.png: is 8x3, its image .*ccc.png 8x6"):
         convert_camvid(folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["train/a.png", "trainannot/a.png", "train/bb.jpg"])
+def test_a_truncated_source_is_named_and_nothing_of_it_written(source, tmp_path, name):
+    folder, _, _ = source
+    data = (folder / name).read_bytes()
+    (folder / name).write_bytes(data[: len(data) // 2])
+    with pytest.raises(ConversionError, match=f"{folder / name}: is truncated"):
+        convert_camvid(folder, tmp_path / "out")
+    assert not list((tmp_path / "out").rglob(f"{Path(name).stem}.png"))
 
 
 def test_command(source, tmp_path, capsys):
