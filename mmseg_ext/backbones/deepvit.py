@@ -15,7 +15,7 @@ Differences:
 Where code and paper disagree the code is followed: it gives 'l' 58.88M parameters, the paper 55M.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -110,6 +110,17 @@ class Block(nn.Module):
         return x + self.drop_path(self.mlp(self.norm2(x * s)) / s)
 
 
+def _side(img_size: int | tuple[int, int]) -> int:
+    """The side of square images, from it or from (H, W)."""
+    sides = img_size if isinstance(img_size, (tuple, list)) else (img_size, img_size)
+    whole = all(isinstance(side, int) and side > 0 and side % PATCH == 0 for side in sides)
+    if not whole or len(sides) != 2 or sides[0] != sides[1]:
+        raise ValueError(
+            f"img_size must be a positive multiple of {PATCH}, or two equal ones, not {img_size}"
+        )
+    return sides[0]
+
+
 def _block_indices(out_indices: int | Sequence[int], depth: int) -> tuple[int, ...]:
     """Increasing non-negative indices of blocks."""
     indices = (out_indices,) if isinstance(out_indices, int) else tuple(out_indices)
@@ -136,8 +147,8 @@ class DeepViT(BaseModule):
             blocks, residual branches doubled), or a dict with some of the keys of `arch_settings`'
             entries, the others being those of '16b'; `re_attention_blocks` counts from the end and
             None is every block.
-        img_size: side of the square images whose grid the positions are learned on, a multiple of
-            16: that of the pretraining.
+        img_size: side, or (H, W) with equal sides, of the images whose grid the positions are
+            learned on, a multiple of 16: that of the pretraining.
         re_attention: False gives plain attention in every block, and with it, as published, no
             `scale_adjustment`.
         attention_norm: 'batch' or 'layer', the `norm` of `ReAttention`.
@@ -159,7 +170,8 @@ class DeepViT(BaseModule):
     Raises:
         ValueError: for an unknown arch or key of one, a width not divisible by the heads,
             `out_indices`, `frozen_stages` or `re_attention_blocks` outside the blocks, an
-            `img_size` that is no multiple of 16, or input that is not (B, 3, H, W).
+            `img_size` that is no multiple of 16 or has unequal sides, a `scale_adjustment` that is
+            not positive, or input that is not (B, 3, H, W).
     """
 
     arch_settings = {
@@ -194,7 +206,7 @@ class DeepViT(BaseModule):
     def __init__(
         self,
         arch: str | dict = "16b",
-        img_size: int = 224,
+        img_size: int | tuple[int, int] = 224,
         re_attention: bool = True,
         attention_norm: str = "batch",
         scale_adjustment: float | None = None,
@@ -217,16 +229,16 @@ class DeepViT(BaseModule):
         self.out_indices = _block_indices(out_indices, depth)
         if not -1 <= frozen_stages <= depth:
             raise ValueError(f"frozen_stages must be in [-1, {depth}], not {frozen_stages}")
-        if img_size <= 0 or img_size % PATCH != 0:
-            raise ValueError(f"img_size must be a positive multiple of {PATCH}, not {img_size}")
         mixed = settings["re_attention_blocks"]
         mixed = depth if mixed is None else mixed
         if not 0 <= mixed <= depth:
             raise ValueError(f"re_attention_blocks must be in [0, {depth}], not {mixed}")
         if scale_adjustment is None:
             scale_adjustment = settings["scale_adjustment"] if re_attention else 1.0
+        if not scale_adjustment > 0:  # the branches are divided by it
+            raise ValueError(f"scale_adjustment must be positive, not {scale_adjustment}")
         norm_cfg = norm_cfg or {"type": "LN", "eps": 1e-6}
-        side = img_size // PATCH
+        side = _side(img_size) // PATCH
         self.grid = (side, side)
         self.frozen_stages = frozen_stages
         self.with_cp = with_cp
@@ -274,8 +286,8 @@ class DeepViT(BaseModule):
 
     def _settings(self, arch: str | dict) -> dict:
         complete = self.arch_settings["16b"]
-        if isinstance(arch, str):
-            if arch not in self.arch_settings:
+        if not isinstance(arch, Mapping):
+            if arch not in tuple(self.arch_settings):
                 raise ValueError(
                     f"arch must be one of {', '.join(self.arch_settings)} or a dict, not {arch!r}"
                 )

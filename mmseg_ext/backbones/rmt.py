@@ -123,7 +123,7 @@ class RMT(BaseModule):
     Args:
         arch: a name of `ARCHS` or a dict with its keys.
         in_channels: channels of the image.
-        out_indices: which stages' maps to give.
+        out_indices: which stage's or stages' maps to give.
         frozen_stages: the stem (from 0 on) and this many stages, each with the downsampling before
             it, are kept in eval mode and get no gradient; -1 freezes nothing.
         with_cp: compute the blocks again in the backward instead of keeping their activations.
@@ -145,7 +145,7 @@ class RMT(BaseModule):
         self,
         arch: str | Mapping[str, Any] = "tiny",
         in_channels: int = 3,
-        out_indices: Sequence[int] = (0, 1, 2, 3),
+        out_indices: int | Sequence[int] = (0, 1, 2, 3),
         frozen_stages: int = -1,
         with_cp: bool = False,
         norm_cfg: dict | None = None,
@@ -160,6 +160,7 @@ class RMT(BaseModule):
         self.arch = arch if isinstance(arch, str) else "custom"
         arch = _settings(arch)
         total = len(arch["depths"])
+        out_indices = (out_indices,) if isinstance(out_indices, int) else tuple(out_indices)
         if not out_indices or any(i not in range(total) for i in out_indices):
             raise ValueError(f"out_indices={out_indices} must name stages 0 to {total - 1}")
         if not -1 <= frozen_stages <= total:
@@ -168,7 +169,7 @@ class RMT(BaseModule):
         used = total if num_classes is not None else max(out_indices) + 1
         widths = arch["embed_dims"][:used]
 
-        self.out_indices = tuple(out_indices)
+        self.out_indices = out_indices
         self.frozen_stages = min(frozen_stages, used)
         self.with_cp = with_cp
         self.stem = _stem(in_channels, widths[0], norm_cfg)
@@ -269,8 +270,8 @@ class RMT(BaseModule):
 
 
 def _settings(arch: str | Mapping[str, Any]) -> Mapping[str, Any]:
-    if isinstance(arch, str):
-        if arch not in ARCHS:
+    if not isinstance(arch, Mapping):
+        if arch not in tuple(ARCHS):
             raise ValueError(f"arch must be one of {', '.join(ARCHS)} or a dict, not {arch!r}")
         return ARCHS[arch]
     expected = set(ARCHS["tiny"])

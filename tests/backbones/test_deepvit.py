@@ -185,7 +185,13 @@ def test_other_widths(width):
         ({"arch": {"embed_dims": 256}}, r"embed_dim=256.*num_heads=12"),
         ({"arch": {"embed_dims": 256}, "re_attention": False}, r"embed_dim=256.*num_heads=12"),
         ({"arch": {"re_attention_blocks": 17}}, r"re_attention_blocks.*17"),
+        ({"arch": None}, r"or a dict, not None"),
         ({"arch": "16b", "img_size": 100}, r"img_size.*100"),
+        ({"arch": "16b", "img_size": (224, 256)}, r"img_size.*\(224, 256\)"),
+        ({"arch": "16b", "img_size": (224, 224, 224)}, r"img_size.*\(224, 224, 224\)"),
+        ({"arch": "16b", "img_size": None}, r"img_size.*None"),
+        ({"arch": "16b", "scale_adjustment": 0.0}, r"scale_adjustment .* not 0\.0"),
+        ({"arch": {"scale_adjustment": -0.5}}, r"scale_adjustment .* not -0\.5"),
         ({"arch": "16b", "frozen_stages": 17}, r"frozen_stages.*17"),
         ({"arch": "16b", "attention_norm": "group"}, r"norm.*'group'"),
     ],
@@ -193,6 +199,12 @@ def test_other_widths(width):
 def test_bad_arguments(arguments, message):
     with torch.device("meta"), pytest.raises(ValueError, match=message):
         MODELS.build({"type": "DeepViT", **arguments})
+
+
+def test_image_size_as_height_and_width():
+    """As mmsegmentation's vision transformer takes it."""
+    with torch.device("meta"):
+        assert DeepViT(arch=SMALL, img_size=(64, 64)).grid == (4, 4)
 
 
 def test_bad_input():

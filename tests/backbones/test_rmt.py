@@ -158,6 +158,11 @@ def test_unused_stages_are_not_built():
     assert len(model.stages) == 2 and len(model.downsamples) == 1
 
 
+def test_a_single_out_index():
+    with torch.device("meta"):
+        assert RMT(SHRUNK, out_indices=2).out_indices == (2,)
+
+
 def test_order_of_out_indices():
     model = RMT(SHRUNK, out_indices=(2, 0)).eval()
     with torch.no_grad():
@@ -168,10 +173,13 @@ def test_order_of_out_indices():
     ("changes", "message"),
     [
         ({"arch": "huge"}, r"arch must be one of tiny, small, base, large or a dict, not 'huge'"),
+        ({"arch": 5}, r"or a dict, not 5"),
+        ({"arch": None}, r"or a dict, not None"),
         ({"arch": {"depths": (1,)}}, r"must have the keys"),
         ({"arch": {**SHRUNK, "depths": (1, 1)}}, r"lists of different lengths"),
         ({"frozen_stages": 5}, r"frozen_stages=5"),
         ({"out_indices": ()}, r"out_indices=\(\)"),
+        ({"out_indices": 4}, r"out_indices=\(4,\)"),
     ],
 )
 def test_bad_input(changes, message):
