@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmseg_ext.backbones.layer_depth import in_stages
 from mmseg_ext.backbones.recompute import run_recomputed
-from mmseg_ext.layers.lambda_layer import LambdaLayer, PositionEmbeddings
+from mmseg_ext.layers.lambda_layer import LambdaLayer, PositionEmbeddings, check_resolution
 
 EXPANSION = 4
 
@@ -93,7 +93,11 @@ def lambda_blocks(
             known = ", ".join(map(str, HYBRID_C4))
             raise ValueError(f"placement 'hybrid' is known for depth {known}, not {depth}")
         blocks = ((), (), HYBRID_C4[depth], tuple(range(counts[3])))
-    elif isinstance(placement, str) or len(placement) != len(counts):
+    elif (
+        not isinstance(placement, Sequence)
+        or len(placement) != len(counts)
+        or any(isinstance(stage, str) or not isinstance(stage, Sequence) for stage in placement)
+    ):
         raise ValueError(
             "placement must be 'all', 'hybrid' or the block indices of each of the "
             f"{len(counts)} stages, not {placement!r}"
@@ -249,7 +253,8 @@ class LambdaResNet(BaseModule):
         se_ratio: squeeze-excitation in the convolutional blocks, its hidden width over its width;
             1/16 is SENet's.
         output_stride: 32, 16 or 8; less than 32 by dilation of convolutions and lambda layers.
-        out_indices: stages whose maps are returned, increasing.
+        out_indices: stage or stages whose maps are returned, in increasing order. With
+            `num_classes` it has no meaning.
         frozen_stages: 0 freezes the stem, n also the first n stages, -1 nothing. Frozen parts stay
             in eval mode.
         norm_eval: batch norms keep their running statistics in training.
@@ -279,7 +284,7 @@ class LambdaResNet(BaseModule):
         avg_down: bool = False,
         se_ratio: float | None = None,
         output_stride: int = 32,
-        out_indices: Sequence[int] = (0, 1, 2, 3),
+        out_indices: int | Sequence[int] = (0, 1, 2, 3),
         frozen_stages: int = -1,
         norm_eval: bool = False,
         with_cp: bool = False,
@@ -313,14 +318,17 @@ class LambdaResNet(BaseModule):
             raise ValueError(
                 f"share_embeddings must be 'stage' or None, not {design['share_embeddings']!r}"
             )
+        if design["resolution"] is not None:
+            design["resolution"] = check_resolution(design["resolution"])
         if output_stride not in (8, 16, 32):
             raise ValueError(f"output_stride must be 8, 16 or 32, not {output_stride}")
         stages = len(STAGE_WIDTHS)
+        out_indices = (out_indices,) if isinstance(out_indices, int) else tuple(out_indices)
         if not out_indices or any(not 0 <= i < stages for i in out_indices):
-            raise ValueError(f"out_indices must lie in 0..{stages - 1}, not {tuple(out_indices)}")
+            raise ValueError(f"out_indices must lie in 0..{stages - 1}, not {out_indices}")
         if not -1 <= frozen_stages <= stages:
             raise ValueError(f"frozen_stages must lie in -1..{stages}, not {frozen_stages}")
-        self.out_indices = tuple(sorted(out_indices))
+        self.out_indices = tuple(sorted(set(out_indices)))
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval
         self.with_cp = with_cp
@@ -368,6 +376,11 @@ class LambdaResNet(BaseModule):
                 args = None
                 if i in placed[stage]:
                     size = _ceil_divide(design["resolution"], total_stride)
+                    if size is not None and dilation > 1:
+                        raise ValueError(
+                            "output_stride must not dilate lambda layers that have a resolution, "
+                            f"as {output_stride} does in stage {stage}"
+                        )
                     args = {**lambda_args, "resolution": size, "embeddings": shared.get(size)}
                 block = Bottleneck(
                     in_channels,

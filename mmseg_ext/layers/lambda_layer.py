@@ -11,7 +11,7 @@ that a strided layer always meets a strided 1x1 convolution.
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -155,6 +155,18 @@ class PositionEmbeddings(nn.Module):
             nn.init.zeros_(self.bias)
 
 
+def check_resolution(resolution: Sequence[int]) -> tuple[int, int]:
+    """Height and width.
+
+    Raises:
+        ValueError: for anything but two positive integers.
+    """
+    pair = isinstance(resolution, Sequence) and len(resolution) == 2
+    if not pair or any(not isinstance(n, int) or n < 1 for n in resolution):
+        raise ValueError(f"resolution must be a positive (H, W), not {resolution!r}")
+    return tuple(resolution)
+
+
 class LambdaLayer(nn.Module):
     """Content and position lambdas applied to multi-queries (the paper's equations 1 to 3).
 
@@ -218,7 +230,7 @@ class LambdaLayer(nn.Module):
         self.intra_depth = intra_depth
         self.value_depth = out_channels // num_heads
         self.receptive_field = receptive_field
-        self.resolution = None if resolution is None else tuple(resolution)
+        self.resolution = None if resolution is None else check_resolution(resolution)
         self.dilation = dilation
         self.content = content
         table = self._table_size()
@@ -257,8 +269,6 @@ class LambdaLayer(nn.Module):
                 f"resolution={self.resolution}"
             )
         if self.resolution is not None:
-            if len(self.resolution) != 2 or min(self.resolution) < 1:
-                raise ValueError(f"resolution must be a positive (H, W), not {self.resolution}")
             if self.dilation != 1:
                 raise ValueError(f"dilation must be 1 with a resolution, not {self.dilation}")
             return 2 * self.resolution[0] - 1, 2 * self.resolution[1] - 1

@@ -223,6 +223,14 @@ def test_norm_eval():
         ({"lambda_stages": (4,)}, r"lambda_stages must lie in 0..3, not \(4,\)"),
         ({"placement": "some"}, "placement must be .* not 'some'"),
         ({"placement": ((), (), (6,), ())}, r"placement of stage 2 must lie in 0..5, not \(6,\)"),
+        ({"placement": 3}, "placement must be .* not 3"),
+        ({"placement": (1, 2, 0, 0)}, r"placement must be .* not \(1, 2, 0, 0\)"),
+        ({"out_indices": 4}, r"out_indices must lie in 0..3, not \(4,\)"),
+        ({"receptive_field": None, "resolution": 32}, r"resolution .* \(H, W\), not 32"),
+        (
+            {"receptive_field": None, "resolution": (64, 64), "output_stride": 8},
+            "output_stride must not dilate .* resolution, as 8 does in stage 2",
+        ),
         ({"depth": 26, "placement": "hybrid"}, "placement 'hybrid' is known for .* not 26"),
         ({"output_stride": 4}, "output_stride must be 8, 16 or 32, not 4"),
         ({"stem": "wide"}, "stem must be .* not 'wide'"),
@@ -235,6 +243,12 @@ def test_norm_eval():
 def test_bad_arguments(changes, message):
     with torch.device("meta"), pytest.raises(ValueError, match=message):
         LambdaResNet(**changes)
+
+
+def test_one_stage_as_a_number():
+    with torch.device("meta"):
+        (out,) = LambdaResNet((1, 1, 1, 1), out_indices=1)(torch.empty(2, 3, 32, 32))
+    assert out.shape == (2, 512, 4, 4)
 
 
 def test_bad_images():

@@ -284,6 +284,7 @@ def test_multiply_adds_of_one_layer():
         ({"receptive_field": None}, "receptive_field=None and resolution=None"),
         ({"resolution": (4, 4)}, r"receptive_field=5 and resolution=\(4, 4\)"),
         ({"receptive_field": None, "resolution": (0, 4)}, r"resolution .* not \(0, 4\)"),
+        ({"receptive_field": None, "resolution": 8}, r"resolution .* \(H, W\), not 8"),
         ({"stride": 3}, "stride must be 1 or 2, not 3"),
         ({"dilation": 0}, "dilation must be at least 1, not 0"),
         ({"pool": "max"}, "pool .* not 'max'"),
