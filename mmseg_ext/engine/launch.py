@@ -332,6 +332,10 @@ def _leave_process_group() -> None:
 
 def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
+    if args.launcher == "slurm":  # its own names, until mmengine has started the process group
+        for name, given in (("RANK", "SLURM_PROCID"), ("LOCAL_RANK", "SLURM_LOCALID")):
+            if given in os.environ:
+                os.environ.setdefault(name, os.environ[given])
     os.environ.setdefault("LOCAL_RANK", str(args.local_rank))
     return args
 

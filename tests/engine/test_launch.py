@@ -253,6 +253,22 @@ def test_flags_that_need_a_launcher(tmp_path):
     assert "needs GPUs" in fails(train, config, *work, "--launcher", "slurm")
 
 
+def test_one_slurm_task_of_a_machine_says_what_is_wrong(monkeypatch):
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "")  # so that it is put back, whatever the tool sets
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SLURM_PROCID", "5")
+    monkeypatch.setenv("SLURM_LOCALID", "1")
+    with pytest.raises(SystemExit) as exit_:
+        train(["/nowhere.py", "--launcher", "slurm"])
+    assert exit_.value.code == 1
+    assert (os.environ["RANK"], os.environ["LOCAL_RANK"]) == ("5", "1")
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SLURM_LOCALID", "0")
+    assert "there is no file '/nowhere.py'" in fails(train, "/nowhere.py", "--launcher", "slurm")
+
+
 def test_amp_takes_the_plain_wrapper_alone(tmp_path):
     config = write_config(tmp_path, "optim_wrapper['type'] = 'ApexOptimWrapper'\n")
     message = fails(train, config, "--work-dir", tmp_path / "work", "--amp")
