@@ -253,8 +253,8 @@ class LambdaResNet(BaseModule):
         se_ratio: squeeze-excitation in the convolutional blocks, its hidden width over its width;
             1/16 is SENet's.
         output_stride: 32, 16 or 8; less than 32 by dilation of convolutions and lambda layers.
-        out_indices: stage or stages whose maps are returned, in increasing order. With
-            `num_classes` it has no meaning.
+        out_indices: stage or stages whose maps are returned, in increasing order; stages after the
+            last one are not built. With `num_classes` it has no meaning.
         frozen_stages: 0 freezes the stem, n also the first n stages, -1 nothing. Frozen parts stay
             in eval mode.
         norm_eval: batch norms keep their running statistics in training.
@@ -335,7 +335,9 @@ class LambdaResNet(BaseModule):
         norm_cfg = norm_cfg or {"type": "BN", "requires_grad": True}
 
         self._build_stem(design["stem"], norm_cfg, design["act_cfg"])
-        self._build_stages(design, output_stride, norm_cfg)
+        # What does not run gets no gradient, which distributed training would wait for.
+        built = stages if num_classes is not None else self.out_indices[-1] + 1
+        self._build_stages(design, output_stride, norm_cfg, built)
         self.fc = None
         if num_classes is not None:
             self.fc = nn.Linear(STAGE_WIDTHS[-1] * EXPANSION, num_classes)
@@ -361,13 +363,13 @@ class LambdaResNet(BaseModule):
             width = out_width
         self.stem = nn.Sequential(*layers)
 
-    def _build_stages(self, design: dict, output_stride: int, norm_cfg: dict) -> None:
+    def _build_stages(self, design: dict, output_stride: int, norm_cfg: dict, built: int) -> None:
         counts = block_counts(design["depth"])
         placed = lambda_blocks(design["depth"], design["lambda_stages"], design["placement"])
         keys = ("key_depth", "num_heads", "intra_depth", "receptive_field", "position_bias", "pool")
         lambda_args = {key: design[key] for key in keys}
         in_channels, total_stride, dilation = STEM_WIDTH, 4, 1
-        for stage, (width, count) in enumerate(zip(STAGE_WIDTHS, counts, strict=True)):
+        for stage, (width, count) in enumerate(zip(STAGE_WIDTHS[:built], counts, strict=False)):
             shared: dict[object, PositionEmbeddings] = {}
             blocks = []
             for i in range(count):
@@ -420,8 +422,9 @@ class LambdaResNet(BaseModule):
 
     @property
     def stages(self) -> list[nn.Sequential]:
-        """The four stages, `layer1` to `layer4`."""
-        return [getattr(self, f"layer{i + 1}") for i in range(len(STAGE_WIDTHS))]
+        """The stages that are built, `layer1` to at most `layer4`."""
+        names = (f"layer{i + 1}" for i in range(len(STAGE_WIDTHS)))
+        return [getattr(self, name) for name in names if hasattr(self, name)]
 
     def _frozen(self) -> list[nn.Module]:
         if self.frozen_stages < 0:
@@ -464,9 +467,8 @@ class LambdaResNet(BaseModule):
         else:
             x = self.act(self.bn1(self.conv1(images)))
         x = self.maxpool(x)
-        last = len(STAGE_WIDTHS) - 1 if self.fc is not None else self.out_indices[-1]
         maps = []
-        for i, stage in enumerate(self.stages[: last + 1]):
+        for i, stage in enumerate(self.stages):
             x = self._run(stage, x)
             if i in self.out_indices:
                 maps.append(x)

@@ -251,6 +251,20 @@ def test_one_stage_as_a_number():
     assert out.shape == (2, 512, 4, 4)
 
 
+def test_stages_after_the_last_are_not_built_and_full_weights_load(tmp_path):
+    full = randomise(LambdaResNet((1, 1, 1, 1), receptive_field=3)).eval()
+    torch.save(full.state_dict(), tmp_path / "full.pth")
+    weights = {"type": "Pretrained", "checkpoint": str(tmp_path / "full.pth")}
+    model = LambdaResNet((1, 1, 1, 1), receptive_field=3, out_indices=(1,), init_cfg=weights)
+    model.init_weights()
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert_same(model.eval()(x), full(x)[1])
+    model.train()(x)[0].square().sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    assert LambdaResNet((1, 1, 1, 1), out_indices=(1,), num_classes=3)(x).shape == (2, 3)
+
+
 def test_bad_images():
     with torch.device("meta"):
         model = LambdaResNet(depth=(1, 1, 1, 1))
