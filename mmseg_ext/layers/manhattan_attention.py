@@ -28,7 +28,9 @@ _DECAYS = ("logit", "product", None)
 _CHUNK_QUERIES = 256
 _CHUNK_BYTES = 64 * 2**20
 
-_CACHED_TABLES = 48  # of one kind: three per stage of a backbone, for a dozen image sizes
+# Of one kind. A backbone of four stages has four phases and at most eight decays (two axes) for an
+# image size: phases of twelve sizes are kept, decays of six.
+_CACHED_TABLES = 48
 
 # Axes of (B, H, W, n, d) along which attention runs; None is all positions.
 _ALONG_H, _ALONG_W = 1, 2
