@@ -173,12 +173,19 @@ def _curves(runs: Sequence[Run]) -> str:
     wanted = (("loss", "Training loss"), ("mIoU", "Validation mIoU, %"))
     charts = []
     for name, title in wanted:
-        lines = [(i, r.curves[name]) for i, r in enumerate(runs) if name in r.curves]
+        lines = [(i, _finite(r.curves[name])) for i, r in enumerate(runs) if name in r.curves]
+        lines = [(i, curve) for i, curve in lines if curve.steps]
         if lines:
             charts.append(f'<div class="card"><h3>{title}</h3>{_chart(lines)}</div>')
     if not charts:
         return '<p class="soft">The work directories hold no scalars.</p>'
     return _legend(runs) + f'<div class="two">{"".join(charts)}</div>'
+
+
+def _finite(curve: Curve) -> Curve:
+    """Without the points that no chart has a place for, as a loss that ran away."""
+    points = [point for point in zip(*curve, strict=True) if np.isfinite(point[1])]
+    return Curve([step for step, _ in points], [value for _, value in points])
 
 
 def _legend(runs: Sequence[Run]) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from mmseg_ext.analysis.cost_table import machine
 from mmseg_ext.analysis.curves import Curve, read_scalars
 from mmseg_ext.analysis.measure import count_multiply_adds, paired_times, peak_memory
+from mmseg_ext.datasets.metainfo import unwrapped
 
 # Of the environment that mmengine writes at the head of a log.
 _ENVIRONMENT = (
@@ -201,20 +202,23 @@ def read_run(
 ) -> Run:
     """Read a work directory and test its weights on the run's test data, single scale.
 
+    Where the test data come without label maps, as a server's do, the validation data are taken.
+
     Args:
         limit: the first images only.
         examples: how many images for each of best, median and worst.
         options: merged into the config, as `--cfg-options` are.
 
     Raises:
-        ValueError: for a directory without config or checkpoint, or test data without images.
+        ValueError: for a directory without config or checkpoint, or test data without images, and
+            where neither test nor validation data have label maps.
     """
     config = Config.fromfile(find_config(work_dir))
     config.merge_from_dict(options or {})
     init_default_scope(config.get("default_scope", "mmseg"))
     checkpoint = find_checkpoint(work_dir)
     model = init_model(config, str(checkpoint), device=device)
-    dataset = DATASETS.build(config.test_dataloader.dataset)
+    dataset = DATASETS.build(labelled_data(config))
     count = len(dataset) if limit is None else min(limit, len(dataset))
     if not count:
         raise ValueError(f"the test data of {work_dir} has no image")
@@ -237,6 +241,20 @@ def read_run(
         examples=_examples(model, dataset, scores, examples),
         cost=_cost(model, dataset[0], device),
     )
+
+
+def labelled_data(config: Config) -> dict:
+    """The settings of the test data, or of the validation data where those load no label maps.
+
+    Raises:
+        ValueError: where neither do.
+    """
+    for name in ("test_dataloader", "val_dataloader"):
+        settings = (config.get(name) or {}).get("dataset")
+        pipeline = unwrapped(settings).get("pipeline", []) if settings else []
+        if any(transform["type"].endswith("LoadAnnotations") for transform in pipeline):
+            return settings
+    raise ValueError("neither test_dataloader nor val_dataloader loads label maps to compare with")
 
 
 def _batch(sample: dict) -> dict:

@@ -20,6 +20,7 @@ from mmseg_ext.analysis.run_data import (
     confusion_matrix,
     find_checkpoint,
     find_config,
+    labelled_data,
     ranked,
     read_curves,
     read_environment,
@@ -129,6 +130,15 @@ def test_page_holds_the_runs_figures_and_differences():
         page([])
 
 
+def test_losses_that_ran_away_are_left_out_of_the_chart():
+    run = a_run("run", np.eye(3, dtype=int).tolist())
+    run.curves["loss"] = Curve([10, 20, 30], [1.5, float("inf"), 0.7])
+    run.curves["mIoU"] = Curve([20], [float("nan")])
+    html = page([run])
+    assert re.search(r'<polyline points="\S+ \S+"', html)  # two points
+    assert ">0.7</text>" in html and "Validation mIoU" not in html
+
+
 def test_many_classes_make_a_picture_of_the_matrix():
     run = a_run("many", np.eye(3, dtype=int).tolist())
     run.classes = [f"class {i}" for i in range(30)]
@@ -174,6 +184,24 @@ def test_figures_are_those_of_the_run(work_dir):
     scores = [e.miou for e in run.examples]
     assert scores == sorted(scores, reverse=True)
     assert read_environment(work_dir)["seed"] == "0"
+
+
+def test_validation_data_stand_for_test_data_without_labels(work_dir):
+    data = {
+        name: {"dataset": {"type": name, "pipeline": [{"type": "LoadImageFromFile"}]}}
+        for name in ("test_dataloader", "val_dataloader")
+    }
+    with pytest.raises(ValueError, match="neither test_dataloader nor val_dataloader"):
+        labelled_data(Config(data))
+    data["val_dataloader"]["dataset"]["pipeline"].append({"type": "CheckedLoadAnnotations"})
+    assert labelled_data(Config(data)).type == "val_dataloader"
+    voc = Config.fromfile("configs/ea_r101_voc_finetune_15k.py")
+    assert labelled_data(voc) == voc.val_dataloader.dataset
+    other = Config.fromfile("configs/ea_r18_shapes.py")
+    assert labelled_data(other) == other.test_dataloader.dataset
+    steps = [{"type": "LoadImageFromFile"}, {"type": "PackSegInputs"}]
+    run = read_run(work_dir, limit=2, options={"test_dataloader.dataset.pipeline": steps})
+    assert run.images == 2 and run.confusion.sum() == 2 * 64 * 64
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
