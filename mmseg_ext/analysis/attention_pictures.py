@@ -30,6 +30,7 @@ from mmseg_ext.analysis.attention_views import (
 )
 from mmseg_ext.analysis.panels import colourise
 from mmseg_ext.datasets.metainfo import classes_and_palette, unwrapped
+from mmseg_ext.decode_heads.ea_head import JSegEAHead
 from mmseg_ext.inference.predictor import image_pipeline
 from mmseg_ext.layers.external_attention import ExternalAttention2d, MultiHeadExternalAttention
 from mmseg_ext.layers.lambda_layer import LambdaLayer
@@ -227,6 +228,7 @@ def _alike(maps: Tensor) -> float:
 
 _DRAW: dict[type[nn.Module], Callable[..., str]] = {
     ExternalAttention2d: draw_slots,
+    JSegEAHead: draw_slots,
     MultiHeadExternalAttention: draw_slots,
     ManhattanAttention: draw_manhattan,
     LambdaLayer: draw_lambda,

@@ -19,13 +19,19 @@ from mmseg_ext.analysis.similarity import (
     layer_inputs,
     queries_and_keys,
 )
-from mmseg_ext.layers.external_attention import ExternalAttention2d, MultiHeadExternalAttention
+from mmseg_ext.decode_heads.ea_head import JSegEAHead
+from mmseg_ext.layers.external_attention import (
+    ExternalAttention2d,
+    MultiHeadExternalAttention,
+    double_normalize,
+)
 from mmseg_ext.layers.lambda_layer import LambdaLayer
 from mmseg_ext.layers.manhattan_attention import ManhattanAttention, log_decays
 from mmseg_ext.layers.re_attention import ReAttention
 
 KINDS = (
     ExternalAttention2d,
+    JSegEAHead,  # whose external attention is no module of its own
     MultiHeadExternalAttention,
     ManhattanAttention,
     LambdaLayer,
@@ -53,9 +59,11 @@ def captured_inputs(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """What each layer is called with for a normalised image (1, 3, H, W), and the labels (H, W).
 
+    Of `JSegEAHead` it is what its `linear_0`, the keys, is called with: (1, channels, h, w).
     `model` is a segmentor; it sees the image whole, whatever its test mode.
     """
-    names = {layer: name for name, layer in layers.items()}
+    # A segmentor does not call its head as a module: a hook on it would not run.
+    names = {m.linear_0 if isinstance(m, JSegEAHead) else m: name for name, m in layers.items()}
     metas = [{"ori_shape": image.shape[2:], "img_shape": image.shape[2:]}]
     logits = []
     with evaluating(model):
@@ -116,6 +124,9 @@ def slot_maps(layer: nn.Module, x: Tensor, size: tuple[int, int]) -> Tensor:
     """
     if isinstance(layer, ExternalAttention2d):
         return layer.attention(x)[0]
+    if isinstance(layer, JSegEAHead):
+        logits = layer.linear_0(x)  # (1, S, h, w)
+        return double_normalize(logits.flatten(2))[0].unflatten(1, logits.shape[2:])
     maps = attention_maps(layer, x).maps[0]  # (heads, N, S)
     grid = token_grid(maps.shape[1], size)
     maps = maps[:, 1:].transpose(1, 2) / len(maps)  # (heads, S, h w)

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from mmengine.config import Config
+from mmseg.registry import MODELS
 from PIL import Image
 
 from mmseg_ext.analysis.attention_pictures import Scene, chosen_layers, draw_layer, main, overlay
@@ -20,6 +22,7 @@ from mmseg_ext.analysis.attention_views import (
 )
 from mmseg_ext.analysis.similarity import attention_maps
 from mmseg_ext.backbones import EAMLP, DeepViT
+from mmseg_ext.decode_heads.ea_head import JSegEAHead
 from mmseg_ext.layers.external_attention import ExternalAttention2d
 from mmseg_ext.layers.lambda_layer import LambdaLayer
 from mmseg_ext.layers.manhattan_attention import ManhattanAttention
@@ -46,6 +49,27 @@ def test_slot_maps_multiply_the_memory():
     torch.testing.assert_close(maps.sum(0), torch.ones(5, 6, dtype=torch.float64))
     values = torch.einsum("cs,shw->chw", layer.linear_1.weight[..., 0], maps)
     assert_same(torch.relu(layer.conv2(values[None]) + x), layer(x), rtol=1e-6)
+
+
+def test_slot_maps_of_the_second_head_multiply_its_memory():
+    """From what a segmentor's forward calls the head with, to the scores that it gives."""
+    torch.manual_seed(0)
+    config = Config.fromfile("configs/ea_r18_shapes.py").model
+    config.decode_head = {
+        **{k: config.decode_head[k] for k in ("in_channels", "in_index", "num_classes")},
+        **{"type": "JSegEAHead", "channels": 12, "memory_size": 7},
+    }
+    model = randomise(MODELS.build(config)).double().eval()
+    layers = attention_layers(model)
+    assert layers == {"decode_head": model.decode_head}
+    image = torch.randn(1, 3, 32, 48, dtype=torch.float64)
+    inputs, _ = captured_inputs(model, layers, image)
+    head, x = model.decode_head, inputs["decode_head"]
+    maps = slot_maps(head, x, (32, 48))
+    torch.testing.assert_close(maps.sum(0), torch.ones_like(maps[0]))
+    scores = head.cls_seg(head.conv2(head.linear_1(maps[None]) + x))
+    with torch.no_grad():
+        assert_same(scores.detach(), head(model.extract_feat(image)), rtol=1e-6)
 
 
 def test_slots_are_ordered_by_mass_and_told_by_class():
@@ -161,11 +185,15 @@ def test_overlay_is_brightest_where_the_map_is():
     assert where.min(0).tolist() == [2, 4] and where.max(0).tolist() == [3, 5]
 
 
-@pytest.mark.parametrize("kind", ["slots", "manhattan", "lambda", "heads"])
+@pytest.mark.parametrize("kind", ["slots", "second head", "manhattan", "lambda", "heads"])
 def test_each_kind_is_drawn(kind, scene, tmp_path):
     torch.manual_seed(0)
     layer, x = {
         "slots": (ExternalAttention2d(8, memory_size=16), torch.randn(1, 8, 6, 8)),
+        "second head": (
+            JSegEAHead(8, channels=8, num_classes=2, memory_size=16),
+            torch.randn(1, 8, 6, 8),
+        ),
         "manhattan": (ManhattanAttention(16, 4), torch.randn(1, 6, 8, 16)),
         "lambda": (LambdaLayer(8, key_depth=4, receptive_field=5), torch.randn(1, 8, 6, 8)),
         "heads": (ReAttention(12, 3), torch.randn(1, 5, 12)),
@@ -173,7 +201,13 @@ def test_each_kind_is_drawn(kind, scene, tmp_path):
     said = draw_layer(layer.eval(), x, scene, kind, tmp_path / "a.png")
     with Image.open(tmp_path / "a.png") as picture:
         assert np.asarray(picture.convert("RGB")).std() > 10
-    told = {"slots": "slot", "manhattan": "head", "lambda": "content", "heads": "cosine"}
+    told = {
+        "slots": "slot",
+        "second head": "slot",
+        "manhattan": "head",
+        "lambda": "content",
+        "heads": "cosine",
+    }
     assert told[kind] in said
 
 
@@ -214,9 +248,6 @@ def test_command_names_an_unreadable_image(photo, tmp_path, capsys):
 
 
 def test_captured_inputs_are_the_layers_and_leave_no_hook():
-    from mmengine.config import Config
-    from mmseg.registry import MODELS
-
     torch.manual_seed(0)
     model = MODELS.build(Config.fromfile("configs/ea_r18_shapes.py").model)
     layers = attention_layers(model)
