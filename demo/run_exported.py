@@ -54,6 +54,13 @@ def main() -> int:
     parser.add_argument("images", type=Path)
     parser.add_argument("out", type=Path)
     args = parser.parse_args()
+    for path, kind, is_one in (
+        (args.model, "file", Path.is_file),
+        (args.images, "folder", Path.is_dir),
+    ):
+        if not is_one(path):
+            print(f"error: there is no {kind} {path}", file=sys.stderr)
+            return 1
     run, metadata = load(args.model)
     palette = np.array(metadata["palette"], dtype=np.uint8)
     args.out.mkdir(parents=True, exist_ok=True)

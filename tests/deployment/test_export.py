@@ -1,5 +1,6 @@
 """Exported files against the model: every head and backbone, both formats, sizes never traced."""
 
+import runpy
 import subprocess
 import sys
 
@@ -246,3 +247,14 @@ def test_command_refuses_in_one_line(tmp_path, capsys):
     assert capsys.readouterr().err == "error: --out must end in .onnx, not 'a.pt2'\n"
     assert main([config, str(tmp_path / "nowhere.pth"), "--out", str(tmp_path / "a.onnx")]) == 1
     assert "nowhere.pth: no such checkpoint file" in capsys.readouterr().err
+
+
+def test_the_example_names_what_is_missing(tmp_path, monkeypatch, capsys):
+    script = runpy.run_path(str(CONFIGS.parent / "demo" / "run_exported.py"))
+    model, folder = tmp_path / "model.onnx", tmp_path / "images"
+    monkeypatch.setattr(sys, "argv", ["run_exported.py", *map(str, (model, folder, tmp_path))])
+    assert script["main"]() == 1
+    assert capsys.readouterr().err == f"error: there is no file {model}\n"
+    model.write_bytes(b"")
+    assert script["main"]() == 1
+    assert capsys.readouterr().err == f"error: there is no folder {folder}\n"
