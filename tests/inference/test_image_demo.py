@@ -14,6 +14,7 @@ from mmseg.apis import MMSegInferencer, inference_model, init_model, show_result
 from PIL import Image
 
 from mmseg_ext.analysis import attention_pictures
+from mmseg_ext.checkpoint.publish import publish
 from mmseg_ext.datasets.metainfo import classes_and_palette
 from mmseg_ext.deployment import command as deployment
 from mmseg_ext.inference import Predictor, Shard
@@ -199,6 +200,13 @@ def test_classes_are_those_of_the_config(own, folder, tmp_path, capsys):
     assert deployment.ExportedSegmentor(exported).metadata["classes"] == ["soil", "crop", "weed"]
     assert attention_pictures.main([own, "none", image, "--out", str(tmp_path / "maps")]) == 0
     capsys.readouterr()
+
+
+def test_classes_of_published_weights(checkpoint, tmp_path):
+    path = publish(checkpoint, tmp_path / "weights.safetensors")
+    predictor = Predictor(Config.fromfile(CONFIG), path)
+    assert predictor.classes == tuple(META["classes"])
+    assert predictor.palette.tolist() == META["palette"]
 
 
 def test_classes_without_the_data():
