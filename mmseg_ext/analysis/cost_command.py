@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from mmseg_ext import register_all_modules
+from mmseg_ext.analysis.devices import usable_device
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -16,8 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     register_all_modules()
     torch.manual_seed(0)
     try:
-        if args.device.startswith("cuda") and not torch.cuda.is_available():
-            raise ValueError(f"--device {args.device}: there is no CUDA device")
+        usable_device(args.device)
         content, tables = _COMMANDS[args.command](args)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

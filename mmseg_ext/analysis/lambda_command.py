@@ -12,6 +12,7 @@ from mmseg.registry import MODELS
 from mmseg_ext import register_all_modules
 from mmseg_ext.analysis import lambda_cost
 from mmseg_ext.analysis.cost_table import machine, markdown
+from mmseg_ext.analysis.devices import usable_device
 from mmseg_ext.layers import LambdaLayer
 
 LOCAL_CASES = ((64, 56), (128, 64))  # channels, side
@@ -75,10 +76,9 @@ def _measure_layers(args: argparse.Namespace) -> list[lambda_cost.LayerTiming]:
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parse_args(argv)
     try:
-        torch.empty(0, device=args.device)
-    except (AssertionError, RuntimeError) as error:  # the former where torch is built without it
-        reason = str(error).splitlines()[0]
-        print(f"error: cannot use --device {args.device}: {reason}", file=sys.stderr)
+        usable_device(args.device)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
         return 1
     register_all_modules()
     results: dict[str, object] = {"machine": machine(args.device), "dtype": args.dtype}

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from mmseg_ext import register_all_modules
 from mmseg_ext.analysis.cost_table import MEBI, machine, markdown
+from mmseg_ext.analysis.devices import usable_device
 from mmseg_ext.analysis.measure import count_multiply_adds, paired_times, peak_memory
 
 # mIoU in percent, single scale unless said, with its source. Without one: none was published.
@@ -51,7 +52,7 @@ TRAINED = {
 
 @dataclass
 class Row:
-    """One config. Time in milliseconds and memory in MiB of a forward of one crop."""
+    """One config. Time in milliseconds and memory in MiB are of a forward as `measure` makes it."""
 
     name: str
     crop: tuple[int, int]
@@ -113,19 +114,21 @@ def count(path: Path) -> Row:
     return Row(path.stem, tuple(config.crop_size), parameters, counted.modules, counted.all)
 
 
-def measure(path: Path, row: Row, rounds: int = 3, device: str = "cpu") -> None:
-    """Fill in the median time and the peak memory of a forward of one crop with random weights."""
+def measure(path: Path, row: Row, rounds: int, batch: int = 1, **placement) -> None:
+    """Fill in the median time and the peak memory of a forward with random weights.
+
+    Of `batch` crops; `placement` is what `Module.to` takes: device, dtype, memory_format.
+    """
     config = Config.fromfile(path)
-    network = _Network(config.model).to(device)
-    network.eval()
-    images = torch.randn(1, 3, *config.crop_size, device=device)
+    network = _Network(config.model).to(**placement).eval()
+    images = torch.randn(batch, 3, *config.crop_size).to(**placement)
 
     def run() -> None:
         with torch.no_grad():
             network(images)
 
     row.milliseconds = 1e3 * statistics.median(paired_times({"": run}, rounds, warmup=1)[""])
-    row.mebibytes = peak_memory(run, device) / MEBI
+    row.mebibytes = peak_memory(run, images.device) / MEBI
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -138,9 +141,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("configs", nargs="+", type=Path)
     parser.add_argument("--time", action="store_true", help="measure a forward of one crop, too")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=1, help="crops of the measured forward")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--channels-last", action="store_true")
     args = parser.parse_args(argv)
     register_all_modules()
+    layout = torch.channels_last if args.channels_last else torch.contiguous_format
+    placement = {"dtype": getattr(torch, args.dtype), "memory_format": layout}
+    try:
+        placement["device"] = usable_device(args.device)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     rows = []
     for path in args.configs:
         if not path.is_file():
@@ -148,9 +161,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
         rows.append(count(path))
         if args.time:
-            measure(path, rows[-1], args.rounds, args.device)
+            measure(path, rows[-1], args.rounds, args.batch, **placement)
             print(" | ".join(rows[-1].cells()), file=sys.stderr)
     if args.time:
-        print(machine(args.device), end="\n\n")
+        forward = f"{args.dtype}, {layout}, {args.batch} a forward".replace("torch.", "")
+        print(f"{machine(args.device)}; {forward}", end="\n\n")
     print(table(rows), end="")
     return 0

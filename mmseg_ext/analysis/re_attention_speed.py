@@ -9,12 +9,14 @@ import argparse
 import copy
 import json
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from mmseg_ext.analysis.devices import usable_device
 from mmseg_ext.analysis.measure import median_ratio, paired_times, peak_memory
 from mmseg_ext.backbones.deepvit import DeepViT
 from mmseg_ext.layers.re_attention import ReAttention
@@ -120,6 +122,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     args = parser.parse_args(argv)
+    try:
+        usable_device(args.device)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     rows = measure(args.rounds, args.device)
     print("| | plain, ms | blocks, ms | ratio | plain, MiB | blocks, MiB |\n|-|-|-|-|-|-|")
     for row in rows:

@@ -81,7 +81,7 @@ def test_command_without_the_device(capsys):
     device = f"cuda:{torch.cuda.device_count()}"
     assert lambda_command.main(["counts", "--device", device]) == 1
     error = capsys.readouterr().err
-    assert error.startswith(f"error: cannot use --device {device}: ") and error.count("\n") == 1
+    assert error.startswith(f"error: device {device!r} cannot be used: ") and error.count("\n") == 1
 
 
 def test_training_memory_of_a_step_and_of_the_process():

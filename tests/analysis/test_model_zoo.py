@@ -52,5 +52,10 @@ def test_command_measures_and_names_what_is_missing(capsys):
     line = capsys.readouterr().out.splitlines()[-1]
     milliseconds = re.split(r" *\| *", line)[HEADINGS.index("ms") + 1]
     assert float(milliseconds.replace(",", "")) > 0
+    placed = ["--batch", "2", "--dtype", "bfloat16", "--channels-last"]
+    assert main([str(EXPERIMENTS["ea_r18_shapes"]), "--time", "--rounds", "1", *placed]) == 0
+    assert "; bfloat16, channels_last, 2 a forward\n" in capsys.readouterr().out
+    assert main([str(EXPERIMENTS["ea_r18_shapes"]), "--device", "cuda:99"]) == 1
+    assert "error: device 'cuda:99' cannot be used: " in capsys.readouterr().err
     assert main(["configs/none.py"]) == 1
     assert "there is no config 'configs/none.py'" in capsys.readouterr().err
