@@ -203,9 +203,22 @@ def _ticks(high: float) -> list[float]:
     return [step * i for i in range(int(np.ceil(high / step - 1e-9)) + 1)]
 
 
+def _apart(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Positions of labels at least `gap` apart, in the same order, between `low` and `high`."""
+    order = sorted(range(len(positions)), key=positions.__getitem__)
+    placed = [0.0] * len(positions)
+    for before, i in zip([None, *order], order, strict=False):
+        free = low if before is None else placed[before] + gap
+        placed[i] = max(positions[i], free)
+    for after, i in zip([None, *order[::-1]], order[::-1], strict=False):
+        free = high if after is None else placed[after] - gap
+        placed[i] = min(placed[i], free)
+    return placed
+
+
 def _chart(lines: Sequence[tuple[int, Curve]]) -> str:
     """An SVG of curves against the iteration, from zero."""
-    width, height, left, bottom, top, right = 480, 250, 44, 30, 14, 20
+    width, height, left, bottom, top, right = 480, 250, 44, 30, 14, 68
     xs, ys = (
         _ticks(max(max(getattr(curve, part)) for _, curve in lines)) for part in ("steps", "values")
     )
@@ -226,6 +239,13 @@ def _chart(lines: Sequence[tuple[int, Curve]]) -> str:
     for step in (s for s in xs if s <= limit):
         x, _ = at(step, 0)
         parts.append(f'<text x="{x:.1f}" y="{height - 8}" text-anchor="middle">{step:g}</text>')
+    ends = [at(curve.steps[-1], curve.values[-1]) for _, curve in lines]
+    heights = _apart([y for _, y in ends], 14, top, height - bottom)
+    for (index, curve), (x, _), y in zip(lines, ends, heights, strict=True):
+        parts.append(
+            f'<text x="{x + 7:.1f}" y="{y + 4:.1f}" '
+            f'style="fill:{_series(index)};font-weight:600">{curve.values[-1]:.4g}</text>'
+        )
     for index, curve in lines:
         points = [at(s, v) for s, v in zip(curve.steps, curve.values, strict=True)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
@@ -238,11 +258,6 @@ def _chart(lines: Sequence[tuple[int, Curve]]) -> str:
                 f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{_series(index)}"/>'
                 for x, y in points
             ]
-        (x, y), value = points[-1], curve.values[-1]
-        parts.append(
-            f'<text x="{min(x, width - 2):.1f}" y="{max(y - 8, 10):.1f}" text-anchor="end" '
-            f'style="fill:{_series(index)};font-weight:600">{value:.4g}</text>'
-        )
     return (
         f'<svg viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="curves against the iteration">{"".join(parts)}</svg>'

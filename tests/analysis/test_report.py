@@ -11,7 +11,7 @@ from PIL import Image
 
 from mmseg_ext.analysis.curves import Curve
 from mmseg_ext.analysis.report import main
-from mmseg_ext.analysis.report_page import error_overlay, page
+from mmseg_ext.analysis.report_page import _apart, error_overlay, page
 from mmseg_ext.analysis.run_data import (
     Cost,
     Example,
@@ -128,6 +128,12 @@ def test_page_holds_the_runs_figures_and_differences():
     assert "<script" not in html and "http" not in html.replace("http-equiv", "")
     with pytest.raises(ValueError, match="runs"):
         page([])
+
+
+def test_labels_at_the_curves_ends_stay_apart():
+    assert _apart([50.0, 10.0, 52.0], 14, 0, 100) == [50, 10, 64]
+    assert _apart([98.0, 97.0, 99.0], 14, 0, 100) == [86, 72, 100]
+    assert _apart([30.0], 14, 0, 100) == [30]
 
 
 def test_losses_that_ran_away_are_left_out_of_the_chart():
