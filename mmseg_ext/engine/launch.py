@@ -28,6 +28,8 @@ from mmengine.runner import Runner
 
 from mmseg_ext.checkpoint.durable import candidates
 from mmseg_ext.checkpoint.errors import CheckpointError
+from mmseg_ext.datasets.files import UnreadableFileError
+from mmseg_ext.datasets.labels import LabelError
 from mmseg_ext.engine.config_options import ConfigOptions
 from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.engine.launch_error import LaunchError
@@ -185,6 +187,20 @@ def effective_batch(runner: Runner) -> int:
     return runner.world_size * dataloader.batch_size * accumulated
 
 
+def base_batch(cfg: Config, required: bool) -> int | None:
+    """The batch that the config's learning rate is meant for.
+
+    Raises:
+        LaunchError: if it is `required` and the config has no `auto_scale_lr.base_batch_size`.
+    """
+    base = (cfg.get("auto_scale_lr") or {}).get("base_batch_size")
+    if base is None and required:
+        raise LaunchError(
+            "--auto-scale-lr: the config has no auto_scale_lr = dict(base_batch_size=...)"
+        )
+    return base
+
+
 def scale_learning_rate(runner: Runner, enable: bool) -> None:
     """Apply `auto_scale_lr` of the config and print it, or warn of a batch that does not fit.
 
@@ -194,18 +210,13 @@ def scale_learning_rate(runner: Runner, enable: bool) -> None:
     Raises:
         LaunchError: if `enable` and the config has no `auto_scale_lr.base_batch_size`.
     """
-    settings = runner.cfg.get("auto_scale_lr") or {}
-    base = settings.get("base_batch_size")
+    base = base_batch(runner.cfg, enable)
     if base is None:
-        if enable:
-            raise LaunchError(
-                "--auto-scale-lr: the config has no auto_scale_lr = dict(base_batch_size=...)"
-            )
         return
     effective = effective_batch(runner)
     factor = effective / base
     what = f"configured batch {base}, effective batch {effective}"
-    if enable or settings.get("enable", False):
+    if enable or runner.cfg.auto_scale_lr.get("enable", False):
         accumulated = runner.cfg.optim_wrapper.get("accumulative_counts", 1)
         runner.auto_scale_lr = {"enable": True, "base_batch_size": base / accumulated}
         runner.logger.info(f"auto-scale-lr: {what}, learning rate x {factor:g}")
@@ -304,6 +315,11 @@ def one_message():
         sys.exit(f"mmseg_ext: {error}" if first else 1)
     except RunError as error:  # of this process alone
         sys.exit(f"mmseg_ext: {error}")
+    except (LabelError, UnreadableFileError) as error:
+        # A loader's process hands on its trace, which ends in "module.LabelError: <message>".
+        line = str(error).strip().splitlines()[-1]
+        line = line.removeprefix(f"{type(error).__module__}.{type(error).__name__}: ")
+        sys.exit(f"mmseg_ext: data: {line}")
     except OSError as error:
         if error.errno not in _DISK:
             raise

@@ -4,7 +4,13 @@ import json
 import os
 from collections.abc import Sequence
 
-from mmseg_ext.engine.launch import enable_amp, load_settings, one_message, train_parser
+from mmseg_ext.engine.launch import (
+    base_batch,
+    enable_amp,
+    load_settings,
+    one_message,
+    train_parser,
+)
 from mmseg_ext.engine.run_record import describe_run
 
 
@@ -25,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.amp:
             enable_amp(cfg)
         if args.auto_scale_lr:
+            base_batch(cfg, required=True)
             cfg.auto_scale_lr["enable"] = True
         seed = cfg.get("randomness", {}).get("seed")
         record = describe_run(cfg, args.world_size, seed)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
+from PIL import Image
 from torch import nn
 
 from mmseg_ext.engine.launch import (
@@ -343,6 +344,28 @@ def test_wrong_paths_and_options(trained, tmp_path):
     assert "no tta_pipeline" in fails(test, no_views, checkpoint, *work, "--tta")
     message = fails(train, write_config(tmp_path, "del auto_scale_lr\n"), *work, "--auto-scale-lr")
     assert "base_batch_size" in message
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", ["images", "labels"])
+def test_broken_data_ends_in_one_message(tmp_path, workers, kind):
+    config = write_config(
+        tmp_path,
+        "train_dataloader['dataset']['pipeline'] = [dict(type='CheckedLoadImage'),"
+        "dict(type='CheckedLoadAnnotations', num_classes=3), dict(type='PackSegInputs')]\n",
+    )
+    path = tmp_path / "data" / kind / "0.png"
+    if kind == "images":
+        path.write_bytes(b"")
+        expected = f"{path}: is empty (0 bytes)"
+    else:
+        Image.new("L", (32, 32), 7).save(path)
+        expected = (
+            f"{path}: values outside the 3 classes: 7 (1024 pixels); legal are 0 to 2 and 255"
+        )
+    options = [*SHORT, f"train_dataloader.num_workers={workers}"]
+    message = fails(train, config, "--work-dir", tmp_path / "work", "--cfg-options", *options)
+    assert message == f"mmseg_ext: data: {expected}"
 
 
 @pytest.mark.parametrize("argument", ["--no-such-flag", "--cfg-options lr"])

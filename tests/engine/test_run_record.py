@@ -63,6 +63,10 @@ def test_print_config_counts_processes(tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
         print_config(["/nowhere.py"])
     assert end.value.code == "mmseg_ext: config: there is no file '/nowhere.py'"
+    config.write_text(config.read_text() + "del auto_scale_lr\n")
+    with pytest.raises(SystemExit) as end:
+        print_config([str(config), "--auto-scale-lr"])
+    assert end.value.code.startswith("mmseg_ext: --auto-scale-lr: the config has no auto_scale_lr")
 
 
 def test_the_commit_is_this_projects_or_unknown(tmp_path, monkeypatch):
