@@ -20,7 +20,7 @@ class PortableAmpOptimWrapper(AmpOptimWrapper):
     float16 alone, bfloat16 having float32's range.
 
     Raises:
-        ValueError: for another dtype, and for float16 on a CPU.
+        ValueError: for another dtype, for float16 on a CPU, and for another `loss_scale`.
     """
 
     def __init__(
@@ -30,6 +30,11 @@ class PortableAmpOptimWrapper(AmpOptimWrapper):
         dtype = dtype or ("bfloat16" if device == "cpu" else "float16")
         if dtype not in _DTYPES or (device == "cpu" and dtype == "float16"):
             raise ValueError(f"dtype must be 'bfloat16', or 'float16' on a GPU, not {dtype!r}")
+        if loss_scale != "dynamic" and not isinstance(loss_scale, (int, float, dict)):
+            raise ValueError(
+                "loss_scale must be 'dynamic', a number or GradScaler's arguments, "
+                f"not {loss_scale!r}"
+            )
         OptimWrapper.__init__(self, **kwargs)  # AmpOptimWrapper's own asserts a GPU
         self.cast_dtype = _DTYPES[dtype]
         self._scale_update_param = loss_scale if isinstance(loss_scale, (int, float)) else None

@@ -116,3 +116,10 @@ def test_arguments():
         with pytest.raises(ValueError, match="float16"):
             PortableAmpOptimWrapper(optimizer=optimizer, dtype="float16")
         assert not PortableAmpOptimWrapper(optimizer=optimizer).loss_scaler.is_enabled()
+
+
+@pytest.mark.parametrize("loss_scale", ["static", "512", None])
+def test_another_loss_scale_is_refused(loss_scale):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    with pytest.raises(ValueError, match=f"loss_scale must be 'dynamic'.* not {loss_scale!r}"):
+        PortableAmpOptimWrapper(optimizer=optimizer, loss_scale=loss_scale)
