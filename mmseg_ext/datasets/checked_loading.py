@@ -20,7 +20,7 @@ from mmseg.datasets.transforms import LoadAnnotations
 from mmseg.registry import TRANSFORMS
 
 from mmseg_ext.datasets.files import UnreadableFileError, decode, read_bytes
-from mmseg_ext.datasets.labels import LabelRule, decode_label, require_size
+from mmseg_ext.datasets.labels import LabelError, LabelRule, decode_label, require_size
 
 
 @TRANSFORMS.register_module()
@@ -34,8 +34,9 @@ class CheckedLoadAnnotations(LoadAnnotations):
     Raises:
         ValueError: at the first sample, if `num_classes` is in neither place or
             `reduce_zero_label` differs from the dataset's.
-        LabelError: for a label map of several channels or more than 8 bits, of another size than
-            its image, or with values outside the classes.
+        LabelError: for a dataset's image without a label map, and for a label map of several
+            channels or more than 8 bits, of another size than its image, or with values outside
+            the classes.
         UnreadableFileError: for one that is missing, truncated or does not decode.
     """
 
@@ -50,8 +51,10 @@ class CheckedLoadAnnotations(LoadAnnotations):
         self.num_classes = num_classes
 
     def _load_seg_map(self, results: dict) -> None:
-        if "seg_map_path" not in results and "sample_idx" not in results:
-            return
+        if "seg_map_path" not in results:
+            if "sample_idx" not in results:
+                return
+            raise LabelError(f"{results['img_path']}: its annotation is missing (no seg_map_path)")
         path = results["seg_map_path"]
         data = read_bytes(path, self.backend_args)
         label = decode_label(data, path, self.imdecode_backend)

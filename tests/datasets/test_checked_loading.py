@@ -213,7 +213,7 @@ def test_image_without_dataset_passes(tmp_path):
     """As mmsegmentation's inference_model passes it; a dataset's sample needs its label map."""
     results = {"img_path": "image.jpg", "img": np.zeros((2, 2, 3), np.uint8)}
     assert "gt_seg_map" not in CheckedLoadAnnotations().transform(dict(results))
-    with pytest.raises(KeyError):
+    with pytest.raises(LabelError, match=r"image.jpg: its annotation is missing"):
         CheckedLoadAnnotations().transform(results | {"sample_idx": 0})
 
 
