@@ -12,7 +12,7 @@ import torch
 
 from mmseg_ext.checkpoint import durable
 from mmseg_ext.checkpoint.durable import newest_whole, write_checkpoint, write_text
-from mmseg_ext.checkpoint.errors import BrokenCheckpoint, CheckpointError, CheckpointNotWritten
+from mmseg_ext.checkpoint.errors import BrokenCheckpoint, CheckpointError
 from mmseg_ext.checkpoint.reading import read_checkpoint
 from mmseg_ext.engine.launch import train
 from tests.engine.runs import write_config
@@ -181,9 +181,20 @@ def test_a_full_disk_ends_in_one_message_with_nothing_lost(tmp_path, limited):
 
 
 def test_an_unwritable_folder_ends_in_one_message(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointNotWritten, match="Not a directory"):
-        write_checkpoint({}, tmp_path / "file/iter_4.pth")
+    """A folder bars the name of the second checkpoint: permissions do not stop root."""
+    config, work = write_config(tmp_path, UNVALIDATED), tmp_path / "work"
+    (work / "iter_8.pth/bar").mkdir(parents=True)
+    with pytest.raises(SystemExit) as end:
+        run(config, work)
+    assert re.fullmatch(
+        r"mmseg_ext: \S+/iter_8.pth cannot be written: Is a directory; the checkpoints written "
+        r"before are untouched, --resume goes on from the last of them",
+        end.value.code,
+    )
+    assert not list(work.glob(".*"))
+    (work / "iter_8.pth/bar").rmdir()
+    (work / "iter_8.pth").rmdir()
+    assert newest_whole(work) == (work / "iter_4.pth", [])
 
 
 def test_the_older_one_goes_after_the_newer_is_whole(tmp_path, monkeypatch):
