@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from mmcv.transforms import Compose
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from mmengine.registry import init_default_scope
 from mmengine.runner import load_checkpoint
 from mmseg.apis import init_model
@@ -31,6 +31,7 @@ from mmseg_ext.analysis.attention_views import (
 from mmseg_ext.analysis.panels import colourise
 from mmseg_ext.datasets.metainfo import classes_and_palette, unwrapped
 from mmseg_ext.decode_heads.ea_head import JSegEAHead
+from mmseg_ext.engine.config_options import ConfigOptions
 from mmseg_ext.inference.predictor import image_pipeline
 from mmseg_ext.layers.external_attention import ExternalAttention2d, MultiHeadExternalAttention
 from mmseg_ext.layers.lambda_layer import LambdaLayer
@@ -286,7 +287,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="print the layers' names and stop")
     parser.add_argument("--out", default="work_dirs/attention_maps", help="output folder")
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    parser.add_argument("--cfg-options", nargs="+", action=DictAction, help="key=value ...")
+    parser.add_argument("--cfg-options", nargs="+", action=ConfigOptions, help="key=value ...")
     return parser
 
 

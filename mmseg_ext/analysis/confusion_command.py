@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
-from mmengine.config import DictAction
 from mmseg.registry import DATASETS
 from PIL import Image
 
 from mmseg_ext import register_all_modules
 from mmseg_ext.analysis.run_data import confusion_matrix
+from mmseg_ext.engine.config_options import ConfigOptions
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.engine.launch_error import LaunchError
 
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("save_dir", type=Path, help="folder for the picture and the counts")
     parser.add_argument("--color-theme", default="Blues", help="a colour map of matplotlib")
     parser.add_argument("--title", default="Normalized Confusion Matrix")
-    parser.add_argument("--cfg-options", nargs="+", action=DictAction)
+    parser.add_argument("--cfg-options", nargs="+", action=ConfigOptions)
     args = parser.parse_args(argv)
     register_all_modules()
     try:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mmengine.config import DictAction
-
 from mmseg_ext.analysis.report_page import page
 from mmseg_ext.analysis.run_data import Run, read_run
+from mmseg_ext.engine.config_options import ConfigOptions
 
 
 def write_report(work_dirs: Sequence[Path], path: Path, **options) -> list[Run]:
@@ -36,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--limit", type=int, help="test on the first images only")
     parser.add_argument("--examples", type=int, default=2, help="best, median, worst: each (2)")
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    parser.add_argument("--cfg-options", nargs="+", action=DictAction, help="key=value ...")
+    parser.add_argument("--cfg-options", nargs="+", action=ConfigOptions, help="key=value ...")
     return parser
 
 

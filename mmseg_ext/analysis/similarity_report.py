@@ -13,7 +13,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from mmcv.transforms import Compose
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from mmengine.model import PretrainedInit
 from mmengine.registry import init_default_scope
 from mmseg.registry import DATASETS, MODELS
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from mmseg_ext.analysis.devices import usable_device
 from mmseg_ext.analysis.similarity import SimilarityGroup, attention_similarity
 from mmseg_ext.checkpoint.reading import read_state_dict
+from mmseg_ext.engine.config_options import ConfigOptions
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 _NEIGHBOURS = (1, 2, 4, 8)
@@ -218,7 +219,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threshold", type=float, default=0.9, help="of similar layers (0.9)")
     parser.add_argument("--out", default="work_dirs/attention_similarity", help="output folder")
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    parser.add_argument("--cfg-options", nargs="+", action=DictAction, help="key=value ...")
+    parser.add_argument("--cfg-options", nargs="+", action=ConfigOptions, help="key=value ...")
     return parser
 
 

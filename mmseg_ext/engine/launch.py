@@ -37,7 +37,15 @@ from mmseg_ext.engine.pretrained import is_address, require_weights
 from mmseg_ext.engine.run_error import RunError
 
 # A disk that is full, over its quota, broken or read-only.
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES)
+_DISK = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.EROFS,
+    errno.EACCES,
+    errno.ENOTDIR,
+)
 
 
 def _common_flags(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Counting, at the end of training, the unreadable images that a config lets training skip."""
+"""Counting the unreadable images that a config lets training skip, when it ends or is stopped."""
 
 from collections import Counter
 from pathlib import Path
@@ -15,7 +15,8 @@ class SkippedImagesHook(Hook):
     """Report what `CheckedLoadImage(on_unreadable='skip')` has skipped, on all processes together.
 
     The log gets one warning with the counts, and `skipped_images.txt` in the run's log folder one
-    line per file: how many times it was skipped, its path and the reason.
+    line per file: how many times it was skipped, its path and the reason. A run that a signal
+    stops reports, too; after `--resume` the new log folder has what came later.
 
     Raises:
         ValueError: at the start of validation or testing, if its dataset skips images: the score
@@ -29,6 +30,10 @@ class SkippedImagesHook(Hook):
         _refuse_skipping(runner.test_dataloader, "test_dataloader")
 
     def after_train(self, runner) -> None:
+        self.report(runner)
+
+    def report(self, runner) -> None:
+        """What this start of the run has skipped; all processes must call it."""
         lines: list[str] = []
         for loader in image_loaders(runner.train_dataloader.dataset):
             journal = Path(loader.journal)

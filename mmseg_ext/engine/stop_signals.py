@@ -11,6 +11,7 @@ from mmengine.registry import HOOKS
 
 from mmseg_ext.engine.checkpoint_hook import DurableCheckpointHook
 from mmseg_ext.engine.run_error import StoppedBySignal
+from mmseg_ext.engine.skipped_images import SkippedImagesHook
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -76,5 +77,8 @@ class StopOnSignalHook(Hook):
             f"{name}: stopped after iteration {iteration} with everything saved in {path}; "
             "--resume goes on from there"
         )
+        for hook in runner.hooks:
+            if isinstance(hook, SkippedImagesHook):
+                hook.report(runner)
         self.release()
         raise StoppedBySignal(0)

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 
 from mmengine.dist import get_rank
@@ -31,6 +33,22 @@ class KillAt(Hook):
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         if runner.iter + 1 == self.iteration:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+@HOOKS.register_module()
+class KillWhileSaving(Hook):
+    """SIGKILL `delay` seconds into the saving of iteration `iteration`'s checkpoint."""
+
+    def __init__(self, iteration: int, delay: float):
+        self.iteration, self.delay = iteration, delay
+
+    def before_save_checkpoint(self, runner, checkpoint):
+        if runner.iter + 1 == self.iteration:
+            threading.Timer(self.delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if runner.iter + 1 > self.iteration:
+            time.sleep(60)  # the kill came late: the iteration after the checkpoint must not end
 
 
 class Crash(Exception):

@@ -15,7 +15,7 @@ from mmseg_ext.checkpoint.durable import newest_whole, write_checkpoint, write_t
 from mmseg_ext.checkpoint.errors import BrokenCheckpoint, CheckpointError
 from mmseg_ext.checkpoint.reading import read_checkpoint
 from mmseg_ext.engine.launch import train
-from tests.engine.runs import write_config
+from tests.engine.runs import run_tool, write_config
 from tests.engine.states import UNVALIDATED, assert_same
 
 
@@ -65,6 +65,22 @@ def test_killed_while_saving_many_times_there_is_always_a_whole_one(tmp_path):
         assert_same(found, content(step))
     assert step > 10
     assert cut > 0  # some were killed in the middle of a file
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.0, 0.004, 0.02])
+def test_a_training_killed_while_saving_resumes(tmp_path, delay):
+    """From iteration 4 or 8, whichever is whole; nothing is left of the file that was cut off."""
+    hook = f"custom_hooks = [dict(type='KillWhileSaving', iteration=8, delay={delay})]\n"
+    arguments = ["--work-dir", tmp_path / "work", "--cfg-options", "train_cfg.max_iters=10"]
+    killed = run_tool("train.py", write_config(tmp_path, hook), *arguments)
+    assert killed.returncode == -9
+    assert (tmp_path / "work/iter_4.pth").is_file()
+    config = write_config(tmp_path, name="resumed.py")
+    resumed = run_tool("train.py", config, "--resume", *arguments)
+    assert resumed.returncode == 0, resumed.stderr
+    assert (tmp_path / "work/iter_10.pth").is_file()
+    assert not list((tmp_path / "work").glob(".*.part"))
 
 
 @pytest.mark.parametrize("damage", ["half", "empty", "flipped", "gone", "text"])
