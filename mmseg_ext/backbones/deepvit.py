@@ -26,8 +26,8 @@ from mmseg.registry import MODELS
 from torch import Tensor, nn
 
 from mmseg_ext.backbones.layer_depth import in_blocks
+from mmseg_ext.backbones.position_table import positions_at
 from mmseg_ext.backbones.recompute import run_recomputed
-from mmseg_ext.layers.precision import autocast_disabled
 from mmseg_ext.layers.re_attention import ReAttention
 from mmseg_ext.layers.self_attention import SelfAttention
 
@@ -346,7 +346,8 @@ class DeepViT(BaseModule):
         grid = tuple(patches.shape[2:])
         tokens = patches.flatten(2).transpose(1, 2)  # (B, h * w, C)
         tokens = torch.cat([self.cls_token.expand(tokens.shape[0], -1, -1), tokens], dim=1)
-        x = self.pos_drop(tokens + self._positions(grid))  # (B, 1 + h * w, C)
+        positions = positions_at(self.pos_embed, self.grid, grid)
+        x = self.pos_drop(tokens + positions)  # (B, 1 + h * w, C)
         maps = []
         for i, block in enumerate(self.blocks[: self._last_block() + 1]):
             x = self._run(block, x)
@@ -359,14 +360,3 @@ class DeepViT(BaseModule):
         if not (self.with_cp and x.requires_grad):
             return block(x)
         return run_recomputed(block, x)
-
-    def _positions(self, grid: tuple[int, int]) -> Tensor:
-        """The positions (1, 1 + h * w, C) for a grid (h, w)."""
-        # Exported for any size, it is interpolated in all of them: at its own nothing changes.
-        if not any(isinstance(n, torch.SymInt) for n in grid) and grid == self.grid:
-            return self.pos_embed
-        first, table = self.pos_embed[:, :1], self.pos_embed[:, 1:]
-        table = table.transpose(1, 2).unflatten(2, self.grid)  # (1, C, h, w)
-        with autocast_disabled(table):
-            table = F.interpolate(table, size=grid, mode="bicubic", align_corners=False)
-        return torch.cat([first, table.flatten(2).transpose(1, 2)], dim=1)

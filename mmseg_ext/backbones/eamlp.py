@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mmseg_ext.backbones.layer_depth import in_blocks
+from mmseg_ext.backbones.position_table import positions_at
 from mmseg_ext.layers.external_attention import MultiHeadExternalAttention, double_normalize_tokens
 
 TOKEN_DIM = 64
@@ -282,7 +283,8 @@ class EAMLP(BaseModule):
             raise ValueError(f"images must be (B, 3, H, W), not {tuple(images.shape)}")
         tokens, grid = self.tokens_to_token(images)
         tokens = torch.cat([self.cls_token.expand(tokens.shape[0], -1, -1), tokens], dim=1)
-        x = self.pos_drop(tokens + self._positions(grid))  # (B, 1 + h * w, C)
+        positions = positions_at(self.pos_embed, self.table_grid, grid)
+        x = self.pos_drop(tokens + positions)  # (B, 1 + h * w, C)
         maps = []
         last = len(self.blocks) - 1
         needed = self.out_indices if self.head is None else (last,)
@@ -296,13 +298,3 @@ class EAMLP(BaseModule):
             if i in needed:
                 maps.append(x[:, 1:].transpose(1, 2).unflatten(2, grid))  # (B, C, h, w)
         return tuple(maps) if self.head is None else self.head(x[:, 0])
-
-    def _positions(self, grid: tuple[int, int]) -> Tensor:
-        """The position table (1, 1 + h * w, C) for a grid (h, w)."""
-        # Exported for any size, it is interpolated in all of them: at its own nothing changes.
-        if not any(isinstance(n, torch.SymInt) for n in grid) and grid == self.table_grid:
-            return self.pos_embed
-        first, table = self.pos_embed[:, :1], self.pos_embed[:, 1:]
-        table = table.transpose(1, 2).unflatten(2, self.table_grid)  # (1, C, h, w)
-        table = F.interpolate(table, size=grid, mode="bicubic", align_corners=False)
-        return torch.cat([first, table.flatten(2).transpose(1, 2)], dim=1)

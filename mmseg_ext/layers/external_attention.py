@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from mmseg_ext.layers.batch_statistics import update_running_statistics
 from mmseg_ext.layers.precision import autocast_disabled, compute_dtype, full_precision
 
 Normalization = Literal["double", "softmax"]
@@ -227,7 +228,7 @@ class ExternalAttention2d(nn.Module):
             mean = values @ slot_mean  # C
             variance = ((values @ covariance) * values).sum(1)  # C
             if norm.training and norm.running_mean is not None:
-                _update_running_statistics(norm, mean, variance, count)
+                update_running_statistics(norm, mean, variance, count)
         else:
             mean, variance = norm.running_mean, norm.running_var
         return _affine(norm, mean, variance)
@@ -301,20 +302,6 @@ def _affine(norm: _BatchNorm, mean: Tensor, variance: Tensor) -> tuple[Tensor, T
         scale = scale * norm.weight
     shift = -mean.to(dtype) * scale
     return scale, shift if norm.bias is None else shift + norm.bias
-
-
-@torch.no_grad()
-def _update_running_statistics(
-    norm: _BatchNorm, mean: Tensor, variance: Tensor, count: int
-) -> None:
-    """What `F.batch_norm` does to the buffers: the running variance is the unbiased one."""
-    norm.num_batches_tracked.add_(1)
-    momentum = norm.momentum
-    if momentum is None:
-        momentum = 1 / float(norm.num_batches_tracked)
-    norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), momentum)
-    unbiased = variance * (count / (count - 1))
-    norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), momentum)
 
 
 _TINY = torch.finfo(torch.float32).tiny

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mmseg_ext.layers.batch_statistics import update_running_statistics
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
 
 _NORMS = ("batch", "layer")
@@ -192,16 +193,7 @@ class ReAttention(nn.Module):
         covariance = torch.stack(sums).sum(0) / count  # (H, H)
         mean = theta.sum(1) / tokens + self.reatten_matrix.bias.to(theta.dtype)  # (H)
         variance = ((theta @ covariance) * theta).sum(1)  # (H)
-        norm = self.var_norm
-        with torch.no_grad():
-            if norm.num_batches_tracked is not None:
-                norm.num_batches_tracked.add_(1)
-            momentum = norm.momentum
-            if momentum is None:
-                momentum = 1 / float(norm.num_batches_tracked)
-            unbiased = variance * (count / max(count - 1, 1))
-            norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), momentum)
-            norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), momentum)
+        update_running_statistics(self.var_norm, mean, variance, count)
         return mean, variance
 
     def _attend_in_blocks(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch import nn
 
 from mmseg_ext.analysis.measure import count_multiply_adds
 from mmseg_ext.backbones.deepvit import DeepViT
+from mmseg_ext.backbones.position_table import positions_at
 from mmseg_ext.checkpoint import convert_official
 from tests.backbones.base import BackboneTester
 from tests.models import assert_same, randomise, weighted_sum
@@ -138,8 +139,8 @@ def test_interpolated_positions():
     """As mmsegmentation's vision transformer resizes them; on their own grid they are untouched."""
     model = DeepViT(arch=SMALL, img_size=128)
     expected = VisionTransformer.resize_pos_embed(model.pos_embed, (5, 12), (8, 8), "bicubic")
-    assert_same(model._positions((5, 12)), expected, rtol=1e-6)
-    assert model._positions((8, 8)) is model.pos_embed
+    assert_same(positions_at(model.pos_embed, model.grid, (5, 12)), expected, rtol=1e-6)
+    assert positions_at(model.pos_embed, model.grid, (8, 8)) is model.pos_embed
 
 
 def test_checkpointing_moves_running_statistics_once():

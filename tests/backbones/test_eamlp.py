@@ -8,6 +8,7 @@ import torch
 from mmseg_ext import fuse_model
 from mmseg_ext.analysis.measure import count_multiply_adds
 from mmseg_ext.backbones.eamlp import EAMLP, sinusoidal_positions
+from mmseg_ext.backbones.position_table import positions_at
 from mmseg_ext.checkpoint import convert_official
 from tests.backbones.base import BackboneTester
 from tests.models import assert_same, randomise
@@ -90,8 +91,10 @@ def test_position_table():
 def test_positions_at_other_sizes():
     """The table's own grid gets the table; others a bicubic interpolation, the class token kept."""
     model = EAMLP(arch=SMALL, img_size=64)
-    assert torch.equal(model._positions((4, 4)), sinusoidal_positions(17, 32))
-    wide = model._positions((4, 8))
+    assert torch.equal(
+        positions_at(model.pos_embed, model.table_grid, (4, 4)), sinusoidal_positions(17, 32)
+    )
+    wide = positions_at(model.pos_embed, model.table_grid, (4, 8))
     assert torch.equal(wide[:, 0], model.pos_embed[:, 0])
     grid = wide[:, 1:].unflatten(1, (4, 8))
     table = model.pos_embed[:, 1:].unflatten(1, (4, 4))
