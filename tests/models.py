@@ -6,6 +6,14 @@ import re
 import torch
 from torch import Tensor, nn
 
+# ImageNet's statistics, as the configs' bases have them.
+PREPROCESSOR = {
+    "type": "SegDataPreProcessor",
+    "mean": [123.675, 116.28, 103.53],
+    "std": [58.395, 57.12, 57.375],
+    "bgr_to_rgb": True,
+}
+
 
 def tensors(output) -> list[Tensor]:
     return [output] if isinstance(output, Tensor) else list(output)

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from mmseg_ext.analysis.cost_table import MEBI
 from mmseg_ext.analysis.devices import usable_device
 from mmseg_ext.analysis.measure import median_ratio, paired_times, peak_memory
 from mmseg_ext.backbones.deepvit import DeepViT
@@ -23,7 +24,6 @@ from mmseg_ext.layers.re_attention import ReAttention
 
 _WIDTH, _HEADS = 384, 12
 _LAYER_SIZES = ((1, 197), (8, 197), (1, 1025), (2, 1025), (1, 4097))
-_MEBI = 2**20
 
 
 class PlainReAttention(nn.Module):
@@ -80,7 +80,7 @@ def training_row(name: str, layer: ReAttention, x: Tensor, rounds: int) -> dict:
 
 def _row(name: str, steps: dict[str, Callable[[], object]], x: Tensor, rounds: int) -> dict:
     times = paired_times(steps, rounds)
-    memory = {key: peak_memory(run, x.device) / _MEBI for key, run in steps.items()}
+    memory = {key: peak_memory(run, x.device) / MEBI for key, run in steps.items()}
     return {
         "name": name,
         "plain_ms": 1e3 * statistics.median(times["plain"]),

@@ -4,7 +4,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from mmseg_ext import StackError, register_all_modules
+from mmseg_ext import register_all_modules
 
 
 def stock_tool(name: str) -> Path:
@@ -26,9 +26,9 @@ def stock_tool(name: str) -> Path:
 
 def run_stock_tool(name: str) -> None:
     """Run it as the program, with this process's command line."""
+    register_all_modules()
     try:
-        register_all_modules()
         path = stock_tool(name)
-    except (StackError, FileNotFoundError) as error:
+    except FileNotFoundError as error:
         sys.exit(str(error))
     runpy.run_path(str(path), run_name="__main__")

@@ -22,10 +22,10 @@ from mmcv.cnn.bricks import DropPath
 from mmengine.model import BaseModule
 from mmseg.registry import MODELS
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from mmseg_ext.backbones.layer_depth import in_blocks
 from mmseg_ext.backbones.position_table import positions_at
+from mmseg_ext.backbones.recompute import run_recomputed
 from mmseg_ext.layers.external_attention import MultiHeadExternalAttention, double_normalize_tokens
 
 TOKEN_DIM = 64
@@ -290,7 +290,7 @@ class EAMLP(BaseModule):
         needed = self.out_indices if self.head is None else (last,)
         for i, block in enumerate(self.blocks[: needed[-1] + 1]):
             if self.with_cp and x.requires_grad:
-                x = checkpoint(block, x, use_reentrant=False)
+                x = run_recomputed(block, x)
             else:
                 x = block(x)
             if i == last:

@@ -21,9 +21,9 @@ from mmcv.cnn.bricks import DropPath
 from mmengine.model import BaseModule
 from mmseg.registry import MODELS
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from mmseg_ext.backbones.layer_depth import in_stages
+from mmseg_ext.backbones.recompute import run_recomputed
 from mmseg_ext.layers.manhattan_block import ManhattanBlock, channels_first, channels_last
 
 # Depths, widths, heads, feed-forward ratios, decay ranges (the decays start at 2), which stages
@@ -227,7 +227,7 @@ class RMT(BaseModule):
 
     def _run(self, block: ManhattanBlock, x: Tensor) -> Tensor:
         if self.with_cp and self.training and torch.is_grad_enabled():
-            return checkpoint(block, x, use_reentrant=False)
+            return run_recomputed(block, x)
         return block(x)
 
     def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:

@@ -24,7 +24,7 @@ from mmseg_ext.deployment.command import main
 from mmseg_ext.deployment.export import ExportedSegmentor, relative_difference
 from mmseg_ext.deployment.segmentor import random_images
 from tests.configs import CONFIGS
-from tests.models import randomise
+from tests.models import PREPROCESSOR, randomise
 
 RESNET = {
     "type": "ResNetV1c",
@@ -97,12 +97,7 @@ def build(backbone: dict, head: dict):
     segmentor = MODELS.build(
         {
             "type": "EncoderDecoder",
-            "data_preprocessor": {
-                "type": "SegDataPreProcessor",
-                "mean": [123.675, 116.28, 103.53],
-                "std": [58.395, 57.12, 57.375],
-                "bgr_to_rgb": True,
-            },
+            "data_preprocessor": PREPROCESSOR,
             "backbone": backbone,
             "decode_head": {
                 **head,

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from mmseg_ext.segmentors import StreamingSegTTAModel
 from tests.configs import CONFIGS
-from tests.models import randomise
+from tests.models import PREPROCESSOR, randomise
 
 META = ("img_path", "ori_shape", "img_shape", "pad_shape", "flip", "flip_direction")
 
@@ -35,12 +35,7 @@ def segmentor(channels: int = 5, slide: bool = False, align_corners: bool = Fals
     config = ConfigDict(
         {
             "type": "EncoderDecoder",
-            "data_preprocessor": {
-                "type": "SegDataPreProcessor",
-                "mean": [123.675, 116.28, 103.53],
-                "std": [58.395, 57.12, 57.375],
-                "bgr_to_rgb": True,
-            },
+            "data_preprocessor": PREPROCESSOR,
             "backbone": {
                 "type": "ResNetV1c",
                 "depth": 18,
