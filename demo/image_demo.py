@@ -9,6 +9,6 @@ from mmseg_ext import require_stack
 
 if __name__ == "__main__":
     require_stack()
-    from mmseg_ext.inference.command import main
+    from mmseg_ext.commands.image_demo import main
 
     sys.exit(main())

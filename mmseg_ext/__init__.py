@@ -9,13 +9,13 @@ PyTorch and usable either way.
 
 import importlib
 
+from mmseg_ext.deployment.fusion import fuse_model
 from mmseg_ext.environment import (
     StackError,
     quiet_stack_imports,
     require_stack,
     stack_problem,
 )
-from mmseg_ext.fusion import fuse_model
 from mmseg_ext.version import __version__
 
 __all__ = ["StackError", "__version__", "fuse_model", "register_all_modules", "require_stack"]

@@ -14,7 +14,7 @@ import yaml
 from mmengine.config import Config
 
 import mmseg_ext
-from mmseg_ext.analysis.model_zoo import TRAINED
+from mmseg_ext.commands.model_zoo import TRAINED
 from tests.configs import CONFIGS
 
 ROOT = CONFIGS.parent

@@ -17,7 +17,7 @@ if __name__ == "__main__":
     )
     args = parser.parse_args()
     require_stack()
-    from mmseg_ext.analysis.demo import DEMO_CONFIG, compare, data_root_options, demo
+    from mmseg_ext.commands.demo import DEMO_CONFIG, compare, data_root_options, demo
 
     if not Path(DEMO_CONFIG).is_file():
         sys.exit(f"mmseg_ext: there is no {DEMO_CONFIG} here: run it in the repository's folder")

@@ -8,9 +8,9 @@ from mmseg_ext.datasets.checked_dataset import (
     CheckedPascalVOCDataset,
 )
 from mmseg_ext.datasets.checked_loading import CheckedLoadAnnotations, CheckedLoadImage
-from mmseg_ext.datasets.checked_metric import CheckedIoUMetric
 from mmseg_ext.datasets.published_voc import PadToRemainder, RandomRatioScale
 from mmseg_ext.datasets.shapes import ShapesDataset
+from mmseg_ext.evaluation.checked_iou_metric import CheckedIoUMetric
 
 __all__ = [
     "CamVidDataset",

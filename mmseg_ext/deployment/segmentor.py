@@ -9,7 +9,7 @@ from mmseg.models.utils import Upsample
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmseg_ext.fusion import fuse_model
+from mmseg_ext.deployment.fusion import fuse_model
 
 
 class WholeImageSegmentor(nn.Module):

@@ -12,7 +12,7 @@ from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
 
-from mmseg_ext.checkpoint.durable import LAST, remove_parts, write_text
+from mmseg_ext.checkpoint.writing import LAST, remove_parts, write_text
 from mmseg_ext.engine.launch_error import LaunchError
 
 

@@ -26,8 +26,8 @@ from mmengine.config import Config
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from mmseg_ext.checkpoint.durable import candidates
 from mmseg_ext.checkpoint.errors import CheckpointError
+from mmseg_ext.checkpoint.writing import candidates
 from mmseg_ext.datasets.files import UnreadableFileError
 from mmseg_ext.datasets.labels import LabelError
 from mmseg_ext.engine.config_options import ConfigOptions

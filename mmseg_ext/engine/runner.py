@@ -24,10 +24,10 @@ from mmengine.utils import get_git_hash
 from torch import nn
 from torch.utils.data import DataLoader
 
-from mmseg_ext.checkpoint.coverage import MINIMUM_SHARE, minimum_share
-from mmseg_ext.checkpoint.durable import newest_whole, write_checkpoint
 from mmseg_ext.checkpoint.errors import CheckpointError, CheckpointNotWritten
-from mmseg_ext.checkpoint.plain import to_plain
+from mmseg_ext.checkpoint.load_report import MINIMUM_SHARE, minimum_share
+from mmseg_ext.checkpoint.plain_data import to_plain
+from mmseg_ext.checkpoint.writing import newest_whole, write_checkpoint
 from mmseg_ext.engine.deterministic import make_deterministic
 from mmseg_ext.engine.random_state import random_state, set_random_state
 from mmseg_ext.engine.sample_seeds import PositionedInfiniteSampler, isolate, with_sample_seeds

@@ -6,7 +6,7 @@ from mmengine.config import Config
 from mmseg.apis import init_model
 from torch import nn
 
-from mmseg_ext.checkpoint.reading import read_checkpoint, unwrap_state_dict
+from mmseg_ext.checkpoint.safe_reading import read_checkpoint, unwrap_state_dict
 from mmseg_ext.datasets.metainfo import classes_and_palette
 
 

@@ -6,10 +6,10 @@ from mmseg.models.backbones import VisionTransformer
 from mmseg.registry import MODELS
 from torch import nn
 
-from mmseg_ext.analysis.measure import count_multiply_adds
 from mmseg_ext.backbones.deepvit import DeepViT
 from mmseg_ext.backbones.position_table import positions_at
 from mmseg_ext.checkpoint import convert_official
+from mmseg_ext.cost.measure import count_multiply_adds
 from tests.backbones.base import BackboneTester
 from tests.models import assert_same, randomise, weighted_sum
 from tests.parity import Fixture, assert_parity

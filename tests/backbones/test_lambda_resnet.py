@@ -4,9 +4,9 @@ import pytest
 import torch
 from mmseg.registry import MODELS
 
-from mmseg_ext.analysis.lambda_cost import count_lambda_resnet
-from mmseg_ext.analysis.measure import count_multiply_adds
+from benchmarks.lambda_cost import count_lambda_resnet
 from mmseg_ext.backbones.lambda_resnet import HYBRID_C4, LambdaResNet, lambda_blocks
+from mmseg_ext.cost.measure import count_multiply_adds
 from mmseg_ext.layers import LambdaLayer
 from tests.backbones.base import BackboneTester
 from tests.models import assert_same, randomise

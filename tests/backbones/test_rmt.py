@@ -7,10 +7,10 @@ import torch
 from mmengine.runner.checkpoint import load_state_dict
 from mmseg.registry import MODELS
 
-from mmseg_ext.analysis.measure import count_multiply_adds
-from mmseg_ext.analysis.plain_manhattan import PlainRMT
+from benchmarks.reference.manhattan_attention import PlainRMT
 from mmseg_ext.backbones.rmt import ARCHS, RMT
 from mmseg_ext.checkpoint import convert_official
+from mmseg_ext.cost.measure import count_multiply_adds
 from tests.backbones.base import BackboneTester
 from tests.models import assert_exports_and_compiles, randomise
 from tests.parity import Fixture, assert_parity, gradient_difference

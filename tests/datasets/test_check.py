@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmseg_ext.datasets.check import Pair, Reading, read_pair
-from mmseg_ext.datasets.check_command import main
+from mmseg_ext.commands.check_dataset import main
+from mmseg_ext.datasets.check.pairs import Pair, Reading, read_pair
 from mmseg_ext.datasets.labels import LabelRule, histogram
 from tests.datasets.trees import (
     BASES,
@@ -30,7 +30,7 @@ SHAPE = SIZE[::-1]
 @pytest.fixture
 def no_picture(monkeypatch):
     """Drawing takes a second, and one test has looked at it."""
-    monkeypatch.setattr("mmseg_ext.datasets.check_command.draw_overlays", lambda *_: False)
+    monkeypatch.setattr("mmseg_ext.commands.check_dataset.draw_overlays", lambda *_: False)
 
 
 def run(tree: Tree, *flags: str, text: str = "") -> int:

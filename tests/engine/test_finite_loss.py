@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmseg_ext.checkpoint.reading import read_checkpoint
+from mmseg_ext.checkpoint.safe_reading import read_checkpoint
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper
 from mmseg_ext.engine.finite_loss import FiniteLossHook
 from mmseg_ext.engine.launch import build_train_runner, train, train_parser

@@ -1,4 +1,4 @@
-"""What train.py and test.py do with their flags, in this process; tests/tools starts the tools."""
+"""What train.py and test.py do with their flags, in this process."""
 
 import json
 import os

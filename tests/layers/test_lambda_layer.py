@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmseg_ext.analysis import plain_lambda
+from benchmarks.reference import lambda_layer as plain_lambda
 from mmseg_ext.backbones.lambda_resnet import SqueezeExcitation
 from mmseg_ext.layers import LambdaLayer
 from mmseg_ext.layers import lambda_layer as module

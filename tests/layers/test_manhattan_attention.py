@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmseg_ext.analysis.plain_manhattan import plain_manhattan_attention
+from benchmarks.reference.manhattan_attention import plain_manhattan_attention
 from mmseg_ext.layers import ManhattanAttention, manhattan_attention
 from mmseg_ext.layers.manhattan_attention import log_decays
 from tests.models import assert_autocast_close, assert_exports_and_compiles, assert_round_trips

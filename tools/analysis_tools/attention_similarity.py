@@ -6,6 +6,6 @@ from mmseg_ext import require_stack
 
 if __name__ == "__main__":
     require_stack()
-    from mmseg_ext.analysis.similarity_report import main
+    from mmseg_ext.commands.attention_similarity import main
 
     sys.exit(main())

@@ -4,6 +4,6 @@ from mmseg_ext import require_stack
 
 if __name__ == "__main__":
     require_stack()
-    from mmseg_ext.analysis.stock_tool import run_stock_tool
+    from mmseg_ext.commands._stock_tool import run_stock_tool
 
     run_stock_tool("analysis_tools/benchmark.py")

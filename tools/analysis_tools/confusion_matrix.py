@@ -6,6 +6,6 @@ from mmseg_ext import require_stack
 
 if __name__ == "__main__":
     require_stack()
-    from mmseg_ext.analysis.confusion_command import main
+    from mmseg_ext.commands.confusion_matrix import main
 
     sys.exit(main())

@@ -6,6 +6,6 @@ from mmseg_ext import require_stack
 
 if __name__ == "__main__":
     require_stack()
-    from mmseg_ext.analysis.report import main
+    from mmseg_ext.commands.report import main
 
     sys.exit(main())

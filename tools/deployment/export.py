@@ -6,6 +6,6 @@ from mmseg_ext import require_stack
 
 if __name__ == "__main__":
     require_stack()
-    from mmseg_ext.deployment.command import main
+    from mmseg_ext.commands.export import main
 
     sys.exit(main())

@@ -7,7 +7,7 @@ from mmseg_ext import require_stack
 if __name__ == "__main__":
     require_stack(status=2)
     from mmseg_ext import register_all_modules
-    from mmseg_ext.datasets.check_command import main
+    from mmseg_ext.commands.check_dataset import main
 
     register_all_modules()
     sys.exit(main())

@@ -4,6 +4,6 @@ from mmseg_ext import require_stack
 
 if __name__ == "__main__":
     require_stack()
-    from mmseg_ext.engine.print_config import main
+    from mmseg_ext.commands.print_config import main
 
     main()

@@ -6,6 +6,6 @@ from mmseg_ext import require_stack
 
 if __name__ == "__main__":
     require_stack()
-    from mmseg_ext.checkpoint.publish import main
+    from mmseg_ext.commands.publish_model import main
 
     sys.exit(main())

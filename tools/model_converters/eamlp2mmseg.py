@@ -6,6 +6,6 @@ from mmseg_ext import require_stack
 
 if __name__ == "__main__":
     require_stack()
-    from mmseg_ext.checkpoint.convert_file import main
+    from mmseg_ext.commands._convert_file import main
 
     sys.exit(main("eamlp", classifier=True))

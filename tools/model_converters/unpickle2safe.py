@@ -9,6 +9,6 @@ from mmseg_ext import require_stack
 
 if __name__ == "__main__":
     require_stack()
-    from mmseg_ext.checkpoint.unpickle import main
+    from mmseg_ext.commands.unpickle2safe import main
 
     sys.exit(main())

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from mmseg_ext.datasets.check import Pair, Part, Problem, Reading, Split, read_pairs
+from mmseg_ext.datasets.check.pairs import Pair, Part, Problem, Reading, Split, read_pairs
 from mmseg_ext.datasets.labels import LabelRule
 
 _SHOWN = 10

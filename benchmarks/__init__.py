@@ -1,0 +1,1 @@
+"""The tables of the docs: one script for each page. Not installed."""

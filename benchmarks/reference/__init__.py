@@ -1,0 +1,1 @@
+"""The plain formulations, written from the papers' equations."""

@@ -1,0 +1,113 @@
+"""Reading a checkpoint. No path here unpickles: a file that needs it is refused."""
+
+import json
+import pickle
+import zipfile
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from mmseg_ext.checkpoint.checksum import CHECKSUM, content_digest
+from mmseg_ext.checkpoint.errors import BrokenCheckpoint, UnsafeCheckpoint
+
+# Where published checkpoints keep the state dict: mmengine, RMT and timm, EANet and EMANet, EMA.
+_WRAPPERS = ("state_dict", "model", "net", "state_dict_ema")
+_ARCHIVE = b"PK\x03\x04"  # the first bytes of a torch file
+
+
+def read_checkpoint(path: str | Path, map_location: object = "cpu") -> object:
+    """Everything in a `.safetensors` or torch file, by `weights_only=True` and nothing else.
+
+    A `.safetensors` file gives what a torch file of the same weights would: `state_dict`, and
+    `meta` with the `dataset_meta` that published files carry. Where a torch file carries a
+    checksum (ours do), the content is compared with it.
+
+    Raises:
+        FileNotFoundError: where there is no such file.
+        UnsafeCheckpoint: for a file that only unpickling could read.
+        BrokenCheckpoint: for a truncated or changed file.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such checkpoint file")
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path, map_location)
+    return read_torch(path, str(path), map_location)
+
+
+def _read_safetensors(path: Path, map_location: object) -> dict[str, dict]:
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path)
+        with safe_open(path, "pt") as file:
+            described = (file.metadata() or {}).get("dataset_meta")
+        meta = {} if described is None else {"dataset_meta": json.loads(described)}
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise BrokenCheckpoint(f"{path}: not a readable safetensors file ({error})") from error
+    if map_location not in (None, "cpu"):
+        tensors = {key: value.to(map_location) for key, value in tensors.items()}
+    return {"state_dict": tensors, "meta": meta}
+
+
+def read_torch(file: str | Path | BinaryIO, name: str, map_location: object = "cpu") -> object:
+    """The content of a torch file, named `name` in messages; see `read_checkpoint`."""
+    try:
+        content = torch.load(file, map_location=map_location, weights_only=True)
+    except pickle.UnpicklingError as error:
+        # torch's message names what it refused; a file cut short has no such thing to name.
+        named = "Unsupported" in str(error) or "GLOBAL" in str(error)
+        if named and not _is_cut_archive(file):
+            raise UnsafeCheckpoint(
+                f"{name}: holds objects other than tensors and plain containers; loading them "
+                "could run code, so it is refused. If you trust where the file comes from, convert "
+                f"it once: python tools/model_converters/unpickle2safe.py {name} NEW.pth "
+                "--i-trust-this-file"
+            ) from error
+        raise BrokenCheckpoint(f"{name}: not a readable torch file ({_line(error)})") from error
+    except (RuntimeError, EOFError, ValueError, KeyError, IndexError) as error:
+        raise BrokenCheckpoint(f"{name}: not a readable torch file ({_line(error)})") from error
+    if isinstance(content, dict) and CHECKSUM in content:
+        expected = content.pop(CHECKSUM)
+        if content_digest(content) != expected:
+            raise BrokenCheckpoint(f"{name}: the content does not have the checksum it was given")
+    return content
+
+
+def _is_cut_archive(file: str | Path | BinaryIO) -> bool:
+    """Whether `file` starts as torch's archives do and is none: its end is missing."""
+    if isinstance(file, (str, Path)):
+        with open(file, "rb") as opened:
+            return _is_cut_archive(opened)
+    file.seek(0)
+    return _ARCHIVE.startswith(file.read(len(_ARCHIVE))) and not zipfile.is_zipfile(file)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def read_state_dict(path: str | Path) -> dict[str, Tensor]:
+    """The name -> tensor mapping in a `.safetensors` or torch file, on the CPU.
+
+    Raises:
+        FileNotFoundError: where there is no such file.
+        UnsafeCheckpoint, BrokenCheckpoint: as `read_checkpoint` does.
+        ValueError: for a file that holds no state dict.
+    """
+    return unwrap_state_dict(read_checkpoint(path), str(path))
+
+
+def unwrap_state_dict(content: object, source: str) -> dict[str, Tensor]:
+    """The state dict inside `content`, which is one, or wraps one under a usual key."""
+    if isinstance(content, dict):
+        for key in _WRAPPERS:
+            if isinstance(content.get(key), dict):
+                content = content[key]
+                break
+        if content and all(isinstance(v, Tensor) for v in content.values()):
+            return {k.removeprefix("module."): v for k, v in content.items()}
+    raise ValueError(f"{source}: holds no state dict (a mapping from names to tensors)")

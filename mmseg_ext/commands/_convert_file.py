@@ -1,0 +1,126 @@
+"""`<family>2mmseg.py SRC DST`: a published weights file to one that mmsegmentation loads."""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from mmseg_ext.checkpoint.safe_reading import read_state_dict
+from mmseg_ext.published.families import convert_official
+from mmseg_ext.published.key_map import StateDict
+
+_SUFFIXES = (".pth", ".safetensors")
+
+
+def write_state_dict(state_dict: StateDict, path: str | Path, overwrite: bool = False) -> None:
+    """Write a state dict as a torch file (`.pth`) or as `.safetensors`, whole or not at all.
+
+    The content goes to a temporary file in the same folder, which then takes the name. Tensors
+    that share storage are written one by one.
+
+    Raises:
+        ValueError: for another suffix.
+        FileExistsError: where `path` exists, unless `overwrite`.
+    """
+    path = Path(path)
+    _check_destination(path, overwrite)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        key: value.detach().clone(memory_format=torch.contiguous_format)
+        for key, value in state_dict.items()
+    }
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=path.suffix)
+    os.close(handle)
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import save_file
+
+            save_file(content, temporary, metadata={"format": "pt"})
+        else:
+            torch.save(content, temporary)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes the file private
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _check_destination(path: Path, overwrite: bool) -> None:
+    if path.suffix not in _SUFFIXES:
+        raise ValueError(f"{path}: the file's name must end in {' or '.join(_SUFFIXES)}")
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists; --overwrite replaces it")
+
+
+def convert_file(
+    family: str,
+    source: str | Path,
+    destination: str | Path,
+    classifier: bool = False,
+    overwrite: bool = False,
+) -> StateDict:
+    """Read `source`, convert it as `convert_official` does, write and return the result.
+
+    Raises:
+        FileNotFoundError, FileExistsError: for a missing source, or an existing destination
+            without `overwrite`.
+        ValueError: for a file that cannot be read safely, another suffix of the destination, and
+            unmapped or missing keys.
+    """
+    _check_destination(Path(destination), overwrite)  # before the work
+    converted = convert_official(family, read_state_dict(source), classifier)
+    write_state_dict(converted, destination, overwrite)
+    return converted
+
+
+def main(
+    family: str,
+    argv: Sequence[str] | None = None,
+    classifier: bool = False,
+    segmentor_family: str | None = None,
+) -> int:
+    """The command line of a model converter; the exit status.
+
+    `classifier` offers `--classifier`, for families whose files hold one; `segmentor_family` is the
+    family of `--segmentor`, where files of whole segmentors are published too.
+    """
+    parser = argparse.ArgumentParser(
+        description=f"Convert published weights of the family {family!r} to mmsegmentation's names."
+    )
+    parser.add_argument("src", help="published weights: .pth, .pth.tar or .safetensors")
+    parser.add_argument("dst", help="where to write: .pth or .safetensors")
+    parser.add_argument("--overwrite", action="store_true", help="replace dst if it exists")
+    either = classifier and segmentor_family is not None
+    parts = parser.add_mutually_exclusive_group() if either else parser  # no empty group
+    if classifier:
+        parts.add_argument(
+            "--classifier",
+            action="store_true",
+            help="keep the classifier, for a backbone built with num_classes",
+        )
+    if segmentor_family is not None:
+        parts.add_argument(
+            "--segmentor",
+            action="store_const",
+            dest="family",
+            const=segmentor_family,
+            help="keep neck and heads, for the whole segmentor",
+        )
+    parser.set_defaults(family=family)
+    args = parser.parse_args(argv)
+    try:
+        converted = convert_file(
+            args.family, args.src, args.dst, classifier and args.classifier, args.overwrite
+        )
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    parameters = sum(value.numel() for value in converted.values())
+    print(f"{args.dst}: {len(converted)} entries, {parameters / 1e6:.2f} M values")
+    return 0

@@ -1,0 +1,276 @@
+"""Attention similarity of a config's backbone on images: figures, a JSON file, the command line."""
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from mmcv.transforms import Compose
+from mmengine.config import Config
+from mmengine.model import PretrainedInit
+from mmengine.registry import init_default_scope
+from mmseg.registry import DATASETS, MODELS
+from torch import Tensor, nn
+
+from mmseg_ext.checkpoint.safe_reading import read_state_dict
+from mmseg_ext.cost.devices import usable_device
+from mmseg_ext.engine.config_options import ConfigOptions
+from mmseg_ext.inspection.similarity import SimilarityGroup, attention_similarity
+
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
+_NEIGHBOURS = (1, 2, 4, 8)
+_RANDOM = "random initialisation"
+
+
+def folder_images(folder: str | Path, count: int) -> list[Path]:
+    """The first `count` images of a folder, by name.
+
+    Raises:
+        ValueError: where there is no folder or no image in it.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such folder")
+    paths = sorted(p for p in folder.iterdir() if p.suffix.lower() in _SUFFIXES)
+    if not paths:
+        raise ValueError(f"{folder}: no images ({', '.join(_SUFFIXES)}) in it")
+    return paths[:count]
+
+
+def _part(config: Config, name: str) -> Any:
+    if name not in config:
+        raise ValueError(f"{config.filename}: the config has no {name}")
+    return config[name]
+
+
+def _samples(config: Config, folder: str | None, count: int) -> Iterator[dict]:
+    """Packed samples: of a folder through the test pipeline without labels, or of the test data.
+
+    Raises:
+        ValueError: for an image that cannot be read, and for what the config lacks.
+    """
+    if folder is None:
+        dataset = DATASETS.build(_part(config, "test_dataloader").dataset)
+        for i in range(min(count, len(dataset))):
+            with _readable(f"image {i} of the test data"):
+                sample = dataset[i]
+            yield sample
+        return
+    steps = [t for t in _part(config, "test_pipeline") if "LoadAnnotations" not in t["type"]]
+    pipeline = Compose(steps)
+    for path in folder_images(folder, count):
+        with _readable(path):
+            sample = pipeline({"img_path": str(path), "reduce_zero_label": False})
+        yield sample
+
+
+@contextlib.contextmanager
+def _readable(image: str | Path) -> Iterator[None]:
+    """What mmcv's image loading raises, as a ValueError that names the image."""
+    try:
+        yield
+    except (AssertionError, cv2.error) as error:
+        raise ValueError(f"{image}: cannot be read: {str(error).strip()}") from error
+
+
+def config_images(
+    config: Config, preprocessor: nn.Module, folder: str | None, count: int
+) -> Iterator[Tensor]:
+    """Normalised images (1, 3, H, W), as the model sees them in a test."""
+    for sample in _samples(config, folder, count):
+        batch = {"inputs": [sample["inputs"]], "data_samples": [sample["data_samples"]]}
+        yield preprocessor(batch, False)["inputs"]
+
+
+def as_report(groups: Sequence[SimilarityGroup]) -> list[dict]:
+    """The numbers of each group in plain lists; None and a reason for what can't be compared."""
+    report = []
+    for group in groups:
+        entry = {
+            "name": group.name,
+            "layers": group.layers,
+            "threshold": group.threshold,
+            "within_layers": None,
+            "between_layers": None,
+            "share_similar": None,
+            "similar_layers": None,
+            "with_neighbours": None,
+        }
+        if group.between_heads.shape[-1] > 1:
+            entry["within_layers"] = group.within_layers().tolist()
+        try:
+            entry["between_layers"] = group.between_layers.mean(-1).tolist()
+        except ValueError as error:
+            entry["why_not"] = str(error)
+        else:
+            entry["share_similar"] = group.share_similar.tolist()
+            entry["similar_layers"] = group.similar_layers().tolist()
+            entry["with_neighbours"] = {
+                str(k): group.with_neighbours(k).tolist()
+                for k in _NEIGHBOURS
+                if k < len(group.layers)
+            }
+        report.append(entry)
+    return report
+
+
+def draw(report: Sequence[dict], path: Path, title: str) -> None:
+    """A row of three figures per group, as in the paper: neighbours, similar layers, heads."""
+    figure = Figure(figsize=(11, 3.1 * len(report) + 0.3), layout="constrained")
+    figure.suptitle(title)
+    rows = figure.subplots(len(report), 3, squeeze=False)
+    for axes, entry in zip(rows, report, strict=True):
+        _draw_neighbours(axes[0], entry)
+        _draw_similar(axes[1], entry)
+        _draw_heads(axes[2], entry)
+    figure.savefig(path, dpi=110)
+
+
+def _depth(entry: dict) -> range:
+    return range(1, len(entry["layers"]) + 1)
+
+
+def _style(axes, entry: dict, heading: str, label: str) -> None:
+    axes.set_title(f"{entry['name']}: {heading}", fontsize=9)
+    axes.set_xlabel("layer")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylabel(label)
+    axes.grid(alpha=0.25)
+
+
+def _draw_neighbours(axes, entry: dict) -> None:
+    _style(axes, entry, "each layer and its k neighbours", "cosine similarity")
+    if entry["between_layers"] is None or not entry["with_neighbours"]:
+        _say(axes, "not comparable across layers" if "why_not" in entry else "a single layer")
+        return
+    curves = entry["with_neighbours"]
+    for k, values in curves.items():
+        axes.plot(_depth(entry), values, marker="o", markersize=3, label=f"k = {k}")
+    axes.set_ylim(min(0.0, *(min(values) for values in curves.values())) - 0.02, 1.02)
+    axes.legend(fontsize=7)
+
+
+def _draw_similar(axes, entry: dict) -> None:
+    _style(axes, entry, f"layers like the one before (≥ {entry['threshold']:g})", "number")
+    if entry["similar_layers"] is None:
+        _say(axes, "not comparable across layers")
+        return
+    axes.step(_depth(entry), entry["similar_layers"], where="mid", color="#c0392b")
+    axes.set_ylim(0, len(entry["layers"]))
+
+
+def _draw_heads(axes, entry: dict) -> None:
+    _style(axes, entry, "heads of one layer", "cosine similarity")
+    if entry["within_layers"] is None:
+        _say(axes, "a single head")
+        return
+    axes.bar(_depth(entry), entry["within_layers"], color="#2a6f97")
+    axes.set_ylim(min(0.0, *entry["within_layers"]) - 0.02, 1.02)
+
+
+def _say(axes, text: str) -> None:
+    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)
+
+
+def _load_backbone(model: nn.Module, checkpoint: str) -> None:
+    """Weights of a segmentor, or of its backbone alone, into `model`.
+
+    Raises:
+        ValueError: listing missing keys of the backbone.
+    """
+    state = read_state_dict(checkpoint)
+    prefix = "backbone."
+    if any(key.startswith(prefix) for key in state):
+        state = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+    missing = model.backbone.load_state_dict(state, strict=False).missing_keys
+    if missing:
+        raise ValueError(f"{checkpoint}: lacks {len(missing)} keys, the first is {missing[0]}")
+
+
+def _initialise(backbone: nn.Module) -> list[str]:
+    """Run the config's `init_cfg`; the files that it has loaded."""
+    settings = backbone.init_cfg or []
+    if settings:
+        backbone.init_weights()
+    settings = [settings] if isinstance(settings, Mapping) else settings
+    return [s["checkpoint"] for s in settings if s["type"] in ("Pretrained", PretrainedInit)]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description="Similarity of attention maps between layers and between heads: "
+        "attention_similarity.png and attention_similarity.json."
+    )
+    parser.add_argument("config", help="a config whose backbone is DeepViT, RMT or EAMLP")
+    parser.add_argument(
+        "checkpoint",
+        nargs="?",
+        help="weights; without, those of the backbone's init_cfg, or random ones",
+    )
+    parser.add_argument("--images", help="folder of images (default: the config's test data)")
+    parser.add_argument("--count", type=int, default=16, help="images at most (default 16)")
+    parser.add_argument("--threshold", type=float, default=0.9, help="of similar layers (0.9)")
+    parser.add_argument("--out", default="work_dirs/attention_similarity", help="output folder")
+    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    parser.add_argument("--cfg-options", nargs="+", action=ConfigOptions, help="key=value ...")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line of `tools/analysis_tools/attention_similarity.py`; the exit status."""
+    args = _parser().parse_args(argv)
+    try:
+        config = Config.fromfile(args.config)
+        config.merge_from_dict(args.cfg_options or {})
+        init_default_scope(config.get("default_scope", "mmseg"))
+        torch.manual_seed(0)
+        model = MODELS.build(_part(config, "model")).to(usable_device(args.device))
+        if args.checkpoint:
+            _load_backbone(model, args.checkpoint)
+            loaded = [args.checkpoint]
+        else:
+            loaded = _initialise(model.backbone)
+        out = Path(args.out)
+        out.mkdir(parents=True, exist_ok=True)
+        images = list(config_images(config, model.data_preprocessor, args.images, args.count))
+        groups = attention_similarity(model, images, args.threshold)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    report = as_report(groups)
+    content = {
+        "config": args.config,
+        "weights": ", ".join(loaded) or _RANDOM,
+        "images": len(images),
+        "groups": report,
+    }
+    path = out / "attention_similarity.json"
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    names = ", ".join(Path(file).name for file in loaded) or _RANDOM
+    draw(report, path.with_suffix(".png"), f"{Path(args.config).stem}, {names}")
+    for entry in report:
+        print(_summary(entry))
+    print(f"{path.with_suffix('.png')}\n{path}")
+    return 0
+
+
+def _summary(entry: dict) -> str:
+    parts = [f"{entry['name']}: {len(entry['layers'])} layers"]
+    if entry["within_layers"] is not None:
+        heads = entry["within_layers"]
+        parts.append(f"heads of a layer alike {sum(heads) / len(heads):.3f}")
+    if entry["similar_layers"] is None:
+        parts.append("layers not comparable")
+    else:
+        if entry["with_neighbours"]:
+            near = entry["with_neighbours"]["1"]
+            parts.append(f"neighbouring layers alike {sum(near) / len(near):.3f}")
+        parts.append(f"{entry['similar_layers'][-1]} similar to the one before")
+    return ", ".join(parts)

@@ -1,0 +1,79 @@
+"""A training checkpoint to the file that is given to others: weights, classes, palette.
+
+mmsegmentation's `publish_model.py` is not used: it reads by `torch.load`, which since torch 2.6
+refuses mmengine's training checkpoints, strips the characters of '.pth' from the name's end
+('depth.pth' becomes 'de'), names the file by the hash of the input, and does not wait for its `mv`.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from mmseg_ext.checkpoint.plain_data import to_plain
+from mmseg_ext.checkpoint.safe_reading import read_checkpoint, unwrap_state_dict
+from mmseg_ext.checkpoint.writing import write_checkpoint
+
+_SUFFIXES = (".pth", ".safetensors")
+
+
+def publish(source: str | Path, destination: str | Path) -> Path:
+    """Write the weights of `source` as `destination`, eight digits of the hash in its name.
+
+    The optimizer, the schedule, the message hub and the config (paths and machine names) stay
+    behind; the classes and the palette go along, in a `.safetensors` as its metadata.
+
+    Raises:
+        FileNotFoundError: for a destination in a folder that is not there, or no `source`.
+        ValueError: for another suffix than `.pth` or `.safetensors`, or no state dict in `source`.
+    """
+    destination = Path(destination)
+    if destination.suffix not in _SUFFIXES:
+        raise ValueError(f"{destination}: the name must end in {' or '.join(_SUFFIXES)}")
+    if not destination.parent.is_dir():
+        raise FileNotFoundError(f"{destination}: there is no folder {destination.parent}")
+    content = read_checkpoint(source)
+    weights = unwrap_state_dict(content, str(source))
+    weights = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
+    meta = content.get("meta") if isinstance(content.get("meta"), dict) else {}
+    dataset_meta = to_plain(meta.get("dataset_meta"))
+    part = destination.with_name(f".{destination.name}.{os.getpid()}")
+    if destination.suffix == ".safetensors":
+        described = {} if dataset_meta is None else {"dataset_meta": json.dumps(dataset_meta)}
+        # Shared storage is refused by the format: each tensor gets its own.
+        save_file({name: value.clone() for name, value in weights.items()}, part, described)
+    else:
+        described = {} if dataset_meta is None else {"dataset_meta": dataset_meta}
+        write_checkpoint({"state_dict": weights, "meta": described}, part)
+    published = destination.with_name(f"{destination.stem}-{_digest(part)}{destination.suffix}")
+    os.replace(part, published)
+    return published
+
+
+def _digest(path: Path) -> str:
+    hasher = sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            hasher.update(block)
+    return hasher.hexdigest()[:8]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line of `tools/misc/publish_model.py`."""
+    parser = argparse.ArgumentParser(
+        description="Write the weights of a training checkpoint as a file to give to others."
+    )
+    parser.add_argument("in_file", help="training checkpoint")
+    parser.add_argument("out_file", help="NAME.pth or NAME.safetensors; the hash joins the name")
+    args = parser.parse_args(argv)
+    try:
+        print(publish(args.in_file, args.out_file))
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0

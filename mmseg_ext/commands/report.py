@@ -1,0 +1,61 @@
+"""The command line of `tools/analysis_tools/report.py`, and what `make demo` ends with."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from mmseg_ext.engine.config_options import ConfigOptions
+from mmseg_ext.reports.html_page import page
+from mmseg_ext.reports.run_data import Run, read_run
+
+
+def write_report(work_dirs: Sequence[Path], path: Path, **options) -> list[Run]:
+    """Write the page for the runs in `work_dirs` and return them; `options` go to `read_run`.
+
+    Raises:
+        ValueError: as `read_run` does.
+    """
+    runs = [read_run(Path(work_dir), **options) for work_dir in work_dirs]
+    names = [run.name for run in runs]
+    runs = [
+        run if names.count(run.name) == 1 else replace(run, name=f"{run.name} ({i + 1})")
+        for i, run in enumerate(runs)
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page(runs), encoding="utf-8")
+    return runs
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="One HTML page about one or several runs.")
+    parser.add_argument("work_dirs", nargs="+", type=Path, metavar="WORK_DIR")
+    parser.add_argument("--out", type=Path, help="default: report.html in the first WORK_DIR")
+    parser.add_argument("--limit", type=int, help="test on the first images only")
+    parser.add_argument("--examples", type=int, default=2, help="best, median, worst: each (2)")
+    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    parser.add_argument("--cfg-options", nargs="+", action=ConfigOptions, help="key=value ...")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Test each run's weights and write the page; the exit status."""
+    args = _parser().parse_args(argv)
+    path = args.out or args.work_dirs[0] / "report.html"
+    try:
+        runs = write_report(
+            args.work_dirs,
+            path,
+            limit=args.limit,
+            examples=args.examples,
+            device=args.device,
+            options=args.cfg_options,
+        )
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for run in runs:
+        print(f"{run.name}: mIoU {100 * run.miou:.2f} % on {run.images} images")
+    print(path)
+    return 0

@@ -1,0 +1,1 @@
+"""Finding what training would trip over, before it starts."""

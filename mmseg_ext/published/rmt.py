@@ -1,0 +1,121 @@
+"""RMT's published checkpoints: classifiers, backbones of segmentors, and whole segmentors.
+
+qhfan/RMT, `classfication_release/RMT.py`, `classification_token_label_release/RMT.py` and
+`segmentation/mmseg/models/backbones/RMT.py`.
+"""
+
+import re
+
+import torch
+
+from mmseg_ext.backbones.rmt import ARCHS, RMT, arch_of
+from mmseg_ext.layers.manhattan_attention import log_decays
+from mmseg_ext.published.key_map import Rule, StateDict, check_keys, rename_keys
+
+_BLOCK = r"layers\.(\d+)\.blocks\.(\d+)\."
+_BACKBONE: list[Rule] = [
+    (r"patch_embed\.proj\.(.+)", r"stem.\1"),
+    (_BLOCK + r"retention\.([qkv]|out)_proj\.(.+)", r"stages.\1.\2.attn.\3_proj.\4"),
+    (_BLOCK + r"retention\.lepe\.conv\.(.+)", r"stages.\1.\2.attn.lce.\3"),
+    (_BLOCK + r"retention_layer_norm\.(.+)", r"stages.\1.\2.norm1.\3"),
+    (_BLOCK + r"final_layer_norm\.(.+)", r"stages.\1.\2.norm2.\3"),
+    (_BLOCK + r"ffn\.(fc[12])\.(.+)", r"stages.\1.\2.ffn.\3.\4"),
+    (_BLOCK + r"ffn\.dwconv\.conv\.(.+)", r"stages.\1.\2.ffn.dwconv.\3"),
+    (_BLOCK + r"pos\.conv\.(.+)", r"stages.\1.\2.cpe.\3"),
+    (_BLOCK + r"gamma_([12])", r"stages.\1.\2.gamma\3"),
+    (r"layers\.(\d+)\.downsample\.reduction\.(.+)", r"downsamples.\1.conv.\2"),
+    (r"layers\.(\d+)\.downsample\.norm\.(.+)", r"downsamples.\1.norm.\2"),
+    (r"layers\.\d+\.Relpos\.(angle|decay)", None),  # compared with their formulas before
+    (r"extra_norms\.(\d+)\.(.+)", r"out_norms.\1.\2"),
+]
+_CLASSIFIER = r"(proj|norm|head)\.(.+)"
+_AUXILIARY = r"aux_head\..+"  # the dense head of training with token labels
+_OTHER_PARTS = r"(neck|decode_head|auxiliary_head)\..+"
+
+
+def convert_rmt(state_dict: StateDict, classifier: bool = False) -> StateDict:
+    """The backbone `RMT` of the arch that the shapes name; with `classifier` the classifier.
+
+    Of a whole segmentor's checkpoint the backbone is taken. The norms of the outputs, which
+    classification files lack, start as ones and zeros.
+
+    Raises:
+        ValueError: listing unmapped, missing and differing entries; where `Relpos` differs from
+            its formula; for the classifier of a file that was trained with token labels, whose
+            published result also needs its dense head.
+    """
+    state_dict = _bare_backbone(state_dict)
+    if classifier:
+        if any(re.fullmatch(_AUXILIARY, key) for key in state_dict):
+            raise ValueError(
+                "aux_head.*: a classifier trained with token labels also needs its dense head, "
+                "which RMT has not; convert the backbone (classifier=False)"
+            )
+        rules = [*_BACKBONE, (_CLASSIFIER, r"classifier.\1.\2")]
+    else:
+        rules = [*_BACKBONE, (_CLASSIFIER, None), (_AUXILIARY, None)]
+    converted = rename_keys(state_dict, rules)
+    for key in converted:
+        if re.search(r"\.gamma[12]$", key):
+            converted[key] = converted[key].flatten()  # (1, 1, 1, C) to (C,)
+    name = arch_of(converted)
+    if name is None:
+        raise ValueError(f"the checkpoint's depths and widths are none of {', '.join(ARCHS)}")
+    _check_formulas(state_dict, name)
+    classes = None
+    if classifier:
+        if "classifier.head.weight" not in converted:
+            raise ValueError("missing keys: the classifier's")
+        classes = len(converted["classifier.head.weight"])
+    elif not any(key.startswith("out_norms.") for key in converted):
+        for i, width in enumerate(ARCHS[name]["embed_dims"]):
+            converted[f"out_norms.{i}.weight"] = torch.ones(width)
+            converted[f"out_norms.{i}.bias"] = torch.zeros(width)
+    with torch.device("meta"):
+        model = RMT(name, num_classes=classes)
+    return check_keys(converted, model)
+
+
+def convert_rmt_segmentor(state_dict: StateDict) -> StateDict:
+    """The whole segmentor of `configs/fpn_rmt_*.py` or `configs/upernet_rmt_*.py`.
+
+    Neck and heads are mmsegmentation's and keep their names.
+
+    Raises:
+        ValueError: as `convert_rmt`, or if the checkpoint is not one of a whole segmentor.
+    """
+    others = {k: v for k, v in state_dict.items() if re.fullmatch(_OTHER_PARTS, k)}
+    if not others:
+        raise ValueError("the checkpoint has no decode_head.*: it is not one of a whole segmentor")
+    backbone = convert_rmt(state_dict)
+    return {f"backbone.{k}": v for k, v in backbone.items()} | others
+
+
+def _bare_backbone(state_dict: StateDict) -> StateDict:
+    """Drops the other parts of a segmentor by name and its `backbone.` prefix."""
+    if not any(key.startswith("backbone.") for key in state_dict):
+        return state_dict
+    return {
+        key.removeprefix("backbone."): value
+        for key, value in state_dict.items()
+        if not re.fullmatch(_OTHER_PARTS, key)
+    }
+
+
+def _check_formulas(state_dict: StateDict, name: str) -> None:
+    """`Relpos.angle` and `Relpos.decay`, where present, are what the attention computes."""
+    settings = ARCHS[name]
+    for i, heads in enumerate(settings["num_heads"]):
+        width = settings["embed_dims"][i] // heads
+        angle = 10000.0 ** -torch.linspace(0, 1, width // 2, dtype=torch.float64)
+        formulas = {
+            "angle": angle.repeat_interleave(2),
+            "decay": log_decays(heads, 2.0, settings["decay_ranges"][i]),
+        }
+        for kind, value in formulas.items():
+            key = f"layers.{i}.Relpos.{kind}"
+            if key not in state_dict:
+                continue
+            found = state_dict[key].double()
+            if found.shape != value.shape or not torch.allclose(found, value, rtol=1e-4):
+                raise ValueError(f"{key} differs from its formula for arch {name!r}")

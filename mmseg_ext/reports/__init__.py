@@ -1,0 +1,1 @@
+"""Looking at runs: the HTML page, curves, panels of predictions."""

@@ -1,0 +1,336 @@
+"""What a report shows of a run: read from its work directory, and measured with its weights."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.registry import init_default_scope
+from mmseg.apis import init_model
+from mmseg.registry import DATASETS
+from PIL import Image
+from torch import Tensor, nn
+
+from mmseg_ext.cost.cost_table import machine
+from mmseg_ext.cost.measure import count_multiply_adds, paired_times, peak_memory
+from mmseg_ext.datasets.metainfo import unwrapped
+from mmseg_ext.reports.curves import Curve, read_scalars
+
+# Of the environment that mmengine writes at the head of a log.
+_ENVIRONMENT = (
+    "sys.platform",
+    "Python",
+    "CUDA available",
+    "GPU 0",
+    "PyTorch",
+    "OpenCV",
+    "MMEngine",
+    "seed",
+    "GPU number",
+)
+_SHOWN_SIDE = 320  # pixels of an example's longer side
+
+
+@dataclass
+class Cost:
+    """Of one forward of one image; memory in bytes above what was held before."""
+
+    input_shape: tuple[int, ...]
+    parameters: int
+    module_multiply_adds: int
+    all_multiply_adds: int
+    milliseconds: float
+    peak_bytes: int | None
+    machine: str
+
+
+@dataclass
+class Example:
+    """One image: the picture (H, W, 3), truth and prediction (H, W), and its mean IoU."""
+
+    name: str
+    rank: str
+    miou: float
+    image: np.ndarray
+    truth: np.ndarray
+    prediction: np.ndarray
+
+
+@dataclass
+class Run:
+    """A run. `confusion` (classes, classes) counts pixels by truth (rows) and prediction."""
+
+    name: str
+    config: Config
+    checkpoint: Path
+    environment: dict[str, str]
+    curves: dict[str, Curve]
+    classes: Sequence[str]
+    palette: Sequence[Sequence[int]]
+    images: int
+    confusion: np.ndarray
+    examples: list[Example]
+    cost: Cost
+
+    @property
+    def iou(self) -> np.ndarray:
+        """IoU of each class, (classes,); NaN for a class that is neither there nor predicted."""
+        return class_iou(self.confusion)
+
+    @property
+    def miou(self) -> float:
+        return float(np.nanmean(self.iou))
+
+    @property
+    def pixel_accuracy(self) -> float:
+        return float(self.confusion.trace() / self.confusion.sum())
+
+
+def class_iou(confusion: np.ndarray) -> np.ndarray:
+    """IoU of each class of a confusion matrix; NaN where it has neither truth nor prediction."""
+    hit = confusion.diagonal()
+    union = confusion.sum(0) + confusion.sum(1) - hit
+    return np.divide(hit, union, out=np.full(len(hit), np.nan), where=union > 0)
+
+
+def confusion_matrix(
+    truth: np.ndarray, prediction: np.ndarray, classes: int, ignored: int = 255
+) -> np.ndarray:
+    """Pixels by truth (rows) and prediction (columns), (classes, classes) int64.
+
+    Raises:
+        ValueError: for a label that is neither a class nor ignored, and for a prediction that is
+            no class where the truth is one.
+    """
+    used = truth != ignored
+    truth, prediction = truth[used].astype(np.int64), prediction[used].astype(np.int64)
+    for name, labels in (("truth", truth), ("prediction", prediction)):
+        wrong = labels[(labels < 0) | (labels >= classes)]
+        if wrong.size:
+            raise ValueError(
+                f"labels must be from 0 on and below classes={classes}, got {wrong[0]} in the "
+                f"{name}"
+            )
+    counts = np.bincount(truth * classes + prediction, minlength=classes**2)
+    return counts.reshape(classes, classes)
+
+
+# --- the work directory -------------------------------------------------------------------------
+
+
+def find_config(work_dir: Path) -> Path:
+    """The config of a run's training, as it was written beside the scalars.
+
+    The copy in the work directory itself is taken where there are none: a later test overwrites
+    it, with the wrapped model and the pipeline of `--tta` if that was asked for.
+
+    Raises:
+        ValueError: where there is none, or no single one.
+    """
+    trained = [path.with_name("config.py") for path in _scalar_files(work_dir)]
+    trained = [path for path in trained if path.is_file()]
+    if trained:
+        return trained[-1]
+    configs = sorted(work_dir.glob("*.py"))
+    if len(configs) != 1:
+        raise ValueError(f"{work_dir} must hold the config of one run, found {len(configs)} .py")
+    return configs[0]
+
+
+def _scalar_files(work_dir: Path) -> list[Path]:
+    """Those of a run's trainings, in order; a test leaves none or an empty one."""
+    paths = sorted(work_dir.glob("*/vis_data/scalars.json"))
+    return [path for path in paths if path.stat().st_size]
+
+
+def find_checkpoint(work_dir: Path) -> Path:
+    """The weights of a run: the last checkpoint, or else the newest.
+
+    Raises:
+        ValueError: where there is none.
+    """
+    pointer = work_dir / "last_checkpoint"
+    if pointer.is_file():
+        path = work_dir / Path(pointer.read_text().strip()).name  # the folder may have moved
+        if path.is_file():
+            return path
+    found = sorted(work_dir.glob("*.pth"), key=lambda p: p.stat().st_mtime)
+    if not found:
+        raise ValueError(f"{work_dir} holds no checkpoint")
+    return found[-1]
+
+
+def read_curves(work_dir: Path) -> dict[str, Curve]:
+    """Every scalar of a run; where training was resumed, the later of two values of a step."""
+    merged: dict[str, dict[int, float]] = {}
+    for path in _scalar_files(work_dir):
+        for name, curve in read_scalars(path).items():
+            values = zip(curve.steps, curve.values, strict=True)
+            merged.setdefault(name, {}).update(values)
+    return {
+        name: Curve(sorted(points), [points[step] for step in sorted(points)])
+        for name, points in merged.items()
+    }
+
+
+def read_environment(work_dir: Path) -> dict[str, str]:
+    """What the head of the training log says of the machine and the versions."""
+    found: dict[str, str] = {}
+    for path in sorted(work_dir.glob("*/*.log")):
+        with path.open(errors="replace") as log:
+            for _, line in zip(range(120), log, strict=False):
+                key, colon, value = line.strip().partition(": ")
+                if colon and key in _ENVIRONMENT:
+                    found[key] = value
+                if line.startswith("Config:") or line.rstrip().endswith("Config:"):
+                    break
+    return found
+
+
+# --- with the weights ---------------------------------------------------------------------------
+
+
+def read_run(
+    work_dir: Path,
+    limit: int | None = None,
+    examples: int = 2,
+    device: str = "cpu",
+    options: dict | None = None,
+) -> Run:
+    """Read a work directory and test its weights on the run's test data, single scale.
+
+    Where the test data come without label maps, as a server's do, the validation data are taken.
+
+    Args:
+        limit: the first images only.
+        examples: how many images for each of best, median and worst.
+        options: merged into the config, as `--cfg-options` are.
+
+    Raises:
+        ValueError: for a directory without config or checkpoint, or test data without images, and
+            where neither test nor validation data have label maps.
+    """
+    config = Config.fromfile(find_config(work_dir))
+    config.merge_from_dict(options or {})
+    init_default_scope(config.get("default_scope", "mmseg"))
+    checkpoint = find_checkpoint(work_dir)
+    model = init_model(config, str(checkpoint), device=device)
+    dataset = DATASETS.build(labelled_data(config))
+    count = len(dataset) if limit is None else min(limit, len(dataset))
+    if not count:
+        raise ValueError(f"the test data of {work_dir} has no image")
+    classes = dataset.metainfo["classes"]
+    total, scores = np.zeros((len(classes),) * 2, np.int64), []
+    for i, (truth, prediction) in enumerate(_predictions(model, dataset, range(count))):
+        matrix = confusion_matrix(truth, prediction, len(classes), dataset.ignore_index)
+        total += matrix
+        scores.append((float(np.nanmean(class_iou(matrix))) if matrix.any() else np.nan, i))
+    return Run(
+        name=work_dir.resolve().name,
+        config=config,
+        checkpoint=checkpoint,
+        environment=read_environment(work_dir),
+        curves=read_curves(work_dir),
+        classes=classes,
+        palette=dataset.metainfo["palette"],
+        images=count,
+        confusion=total,
+        examples=_examples(model, dataset, scores, examples),
+        cost=_cost(model, dataset[0], device),
+    )
+
+
+def labelled_data(config: Config) -> dict:
+    """The settings of the test data, or of the validation data where those load no label maps.
+
+    Raises:
+        ValueError: where neither do.
+    """
+    for name in ("test_dataloader", "val_dataloader"):
+        settings = (config.get(name) or {}).get("dataset")
+        pipeline = unwrapped(settings).get("pipeline", []) if settings else []
+        if any(transform["type"].endswith("LoadAnnotations") for transform in pipeline):
+            return settings
+    raise ValueError("neither test_dataloader nor val_dataloader loads label maps to compare with")
+
+
+def _batch(sample: dict) -> dict:
+    return {"inputs": [sample["inputs"]], "data_samples": [sample["data_samples"]]}
+
+
+def _predictions(
+    model: nn.Module, dataset, indices: Sequence[int]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Truth and prediction (H, W) of images."""
+    for i in indices:
+        with torch.no_grad():
+            result = model.test_step(_batch(dataset[i]))[0]
+        truth, prediction = result.gt_sem_seg.data[0], result.pred_sem_seg.data[0]
+        yield truth.cpu().numpy(), prediction.cpu().numpy()
+
+
+def ranked(scores: Sequence[tuple[float, int]], count: int) -> list[tuple[str, int]]:
+    """The best, median and worst `count` of (score, index), each index once; NaN is left out."""
+    order = sorted((s for s in scores if s[0] == s[0]), key=lambda s: (-s[0], s[1]))
+    middle = max(0, (len(order) - count) // 2)
+    parts = (
+        ("best", order[:count]),
+        ("median", order[middle : middle + count]),
+        ("worst", order[::-1][:count]),
+    )
+    seen: set[int] = set()
+    chosen = []
+    for rank, part in parts:
+        for _, index in part:
+            if index not in seen:
+                seen.add(index)
+                chosen.append((rank, index))
+    return chosen
+
+
+def _examples(model: nn.Module, dataset, scores: list, count: int) -> list[Example]:
+    by_index = {index: score for score, index in scores}
+    chosen = ranked(scores, count)
+    examples = []
+    labels = _predictions(model, dataset, [index for _, index in chosen])
+    for (rank, index), (truth, prediction) in zip(chosen, labels, strict=True):
+        path = dataset.get_data_info(index)["img_path"]
+        height, width = truth.shape
+        scale = min(1.0, _SHOWN_SIDE / max(height, width))
+        size = (max(1, round(width * scale)), max(1, round(height * scale)))
+        with Image.open(path) as picture:
+            image = np.asarray(picture.convert("RGB").resize(size, Image.Resampling.LANCZOS))
+        small = [
+            np.asarray(Image.fromarray(x.astype(np.uint8)).resize(size, Image.Resampling.NEAREST))
+            for x in (truth, prediction)
+        ]
+        examples.append(Example(Path(path).name, rank, by_index[index], image, *small))
+    return examples
+
+
+@torch.no_grad()
+def _cost(model: nn.Module, sample: dict, device: str) -> Cost:
+    inputs: Tensor = model.data_preprocessor(_batch(sample), False)["inputs"]
+    counted = count_multiply_adds(model, inputs)
+
+    def forward() -> object:
+        with torch.no_grad():
+            return model(inputs)
+
+    seconds = paired_times({"forward": forward}, rounds=5, warmup=2)["forward"]
+    try:
+        peak = peak_memory(forward, device)
+    except RuntimeError:  # it can be read on Linux and on GPUs only
+        peak = None
+    return Cost(
+        tuple(inputs.shape),
+        sum(p.numel() for p in model.parameters()),
+        counted.modules,
+        counted.all,
+        1e3 * statistics.median(seconds),
+        peak,
+        machine(device),
+    )

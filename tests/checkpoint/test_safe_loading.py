@@ -1,0 +1,262 @@
+"""No path on which weights are loaded runs code from them; and how much they fill is said."""
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import mmseg.apis
+import pytest
+import torch
+from mmengine.logging import HistoryBuffer
+from mmengine.runner.checkpoint import CheckpointLoader, load_checkpoint
+from mmseg.registry import MODELS
+from safetensors.torch import save_file
+
+from mmseg_ext.checkpoint import load_report as coverage
+from mmseg_ext.checkpoint.errors import BrokenCheckpoint, PartialWeights, UnsafeCheckpoint
+from mmseg_ext.checkpoint.plain_data import from_plain, to_plain
+from mmseg_ext.checkpoint.safe_reading import read_checkpoint
+from mmseg_ext.commands.unpickle2safe import main as unpickle
+from mmseg_ext.engine.launch import load_settings, test, train
+from tests.engine.runs import write_config
+from tests.engine.states import UNVALIDATED, assert_same
+
+test.__test__ = False
+TRUST = "--i-trust-this-file"
+
+
+class Payload:
+    """Unpickled, it makes a file: the proof that code ran."""
+
+    def __init__(self, proof: Path):
+        self.proof = proof
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.proof),)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("safe")
+    config = write_config(folder, UNVALIDATED)
+    options = ["train_cfg.max_iters=1", "visualizer.name=safe"]
+    train([str(config), "--work-dir", str(folder / "work"), "--cfg-options", *options])
+    return folder
+
+
+@pytest.fixture
+def good(folder):
+    return read_checkpoint(folder / "work/iter_1.pth")
+
+
+@pytest.fixture
+def armed(good, tmp_path):
+    """A checkpoint whose weights are right and whose meta runs code when unpickled."""
+    good["meta"]["note"] = Payload(tmp_path / "proof")
+    torch.save(good, tmp_path / "armed.pth")
+    with pytest.raises(FileExistsError):  # the payload works: it runs twice here
+        for _ in range(2):
+            torch.load(tmp_path / "armed.pth", weights_only=False)
+    (tmp_path / "proof").rmdir()
+    return tmp_path / "armed.pth"
+
+
+def paths():
+    """Each way to load the file `path`, from the command line or from Python."""
+
+    def tool(*arguments):
+        def load(config, path, work):
+            line = [str(config), "--work-dir", str(work)]
+            with pytest.raises(SystemExit) as end:
+                train([*line, *(a.format(path=path) for a in arguments)])
+            raise UnsafeCheckpoint(end.value.code)
+
+        return load
+
+    def tested(config, path, work):
+        with pytest.raises(SystemExit) as end:
+            test([str(config), str(path), "--work-dir", str(work)])
+        raise UnsafeCheckpoint(end.value.code)
+
+    backbone = "model.backbone.init_cfg"
+    pretrained = [f"{backbone}.type=Pretrained", f"{backbone}.checkpoint={{path}}"]
+    return {
+        "load_from": tool("--cfg-options", "load_from={path}"),
+        "resume": tool("--resume", "--cfg-options", "load_from={path}"),
+        "init_cfg": tool("--cfg-options", *pretrained),
+        "init_cfg_prefix": tool("--cfg-options", *pretrained, f"{backbone}.prefix=backbone."),
+        "test.py": tested,
+        "init_model": lambda config, path, work: mmseg.apis.init_model(
+            str(config), str(path), device="cpu"
+        ),
+        "loader": lambda config, path, work: CheckpointLoader.load_checkpoint(str(path)),
+    }
+
+
+@pytest.mark.parametrize("way", paths())
+def test_a_payload_does_not_run(folder, armed, tmp_path, way):
+    with pytest.raises(UnsafeCheckpoint) as refused:
+        paths()[way](folder / "tiny.py", armed, tmp_path / "work")
+    assert f"unpickle2safe.py {armed} NEW.pth {TRUST}" in str(refused.value)
+    assert not (tmp_path / "proof").exists()
+
+
+def test_every_scheme_has_a_safe_loader():
+    modules = {loader.__module__ for loader in CheckpointLoader._schemes.values()}
+    assert modules == {"mmseg_ext.checkpoint.safe_loading"}
+    assert len(CheckpointLoader._schemes) >= 11
+
+
+@pytest.mark.parametrize("address", ["https://example.org/armed.pth", "open-mmlab://resnet18_v1c"])
+def test_fetched_files_are_read_as_safely(armed, tmp_path, monkeypatch, address):
+    """From torch's cache, where a fetched file lies."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    cache = tmp_path / "hub/checkpoints"
+    cache.mkdir(parents=True)
+    for name in ("armed.pth", "resnet18_v1c-b5776b93.pth"):
+        (cache / name).write_bytes(armed.read_bytes())
+    monkeypatch.setattr(torch.hub, "download_url_to_file", None)
+    with pytest.raises(UnsafeCheckpoint):
+        CheckpointLoader.load_checkpoint(address)
+    assert not (tmp_path / "proof").exists()
+
+
+def test_configs_in_a_checkpoint_are_not_executed(folder, good, tmp_path):
+    """Resuming executes meta['config'] in mmengine, an inferencer the others."""
+    program = f"import os\nos.mkdir({str(tmp_path / 'proof')!r})\n"
+    good["meta"]["config"] = good["meta"]["cfg"] = program
+    good["message_hub"]["runtime_info"]["cfg"] = program
+    path = tmp_path / "program.pth"
+    good["meta"]["iter"] = 0
+    torch.save(good, path)
+    options = [f"load_from={path}", "train_cfg.max_iters=1", "visualizer.name=program"]
+    work = tmp_path / "work"
+    train([str(folder / "tiny.py"), "--work-dir", str(work), "--resume", "--cfg-options", *options])
+    assert (work / "iter_1.pth").is_file()
+    with pytest.raises(ValueError, match="Cannot find the config"):
+        mmseg.apis.MMSegInferencer(model=None, weights=str(path), device="cpu")
+    assert not (tmp_path / "proof").exists()
+
+
+def test_our_checkpoints_need_no_unpickling(folder, good):
+    assert "sha256" not in good  # checked and taken out
+    raw = torch.load(folder / "work/iter_1.pth", weights_only=True)
+    assert len(raw["sha256"]) == 64
+    loaded = CheckpointLoader.load_checkpoint(str(folder / "work/iter_1.pth"))
+    assert isinstance(loaded["message_hub"]["log_scalars"]["train/loss"], HistoryBuffer)
+
+
+def test_safetensors_wherever_a_checkpoint_is(folder, good, tmp_path):
+    path, config = tmp_path / "weights.safetensors", folder / "tiny.py"
+    weights = {k: v + 1 if v.is_floating_point() else v for k, v in good["state_dict"].items()}
+    dataset_meta = {"classes": ["a", "b", "c"], "palette": [[0, 0, 0], [1, 2, 3], [4, 5, 6]]}
+    save_file(weights, path, {"dataset_meta": json.dumps(dataset_meta)})
+    backbone = {k.removeprefix("backbone."): v for k, v in weights.items() if "backbone" in k}
+    save_file(backbone, tmp_path / "backbone.safetensors")
+    model = mmseg.apis.init_model(str(config), str(path), device="cpu")
+    assert_same(dict(model.state_dict()), weights)
+    assert model.dataset_meta == dataset_meta
+    model = MODELS.build(load_settings(str(config)).model)
+    model.backbone.init_cfg = {
+        "type": "Pretrained",
+        "checkpoint": str(tmp_path / "backbone.safetensors"),
+    }
+    model.init_weights()
+    assert_same(dict(model.backbone.state_dict()), backbone)
+    run = ["--work-dir", str(tmp_path / "work"), "--cfg-options", "visualizer.name=st"]
+    test([str(config), str(path), *run])
+    train([str(config), *run, f"load_from={path}", "train_cfg.max_iters=1"])
+    save_file(weights, path, {"dataset_meta": "{"})
+    with pytest.raises(BrokenCheckpoint, match=str(path)):
+        read_checkpoint(path)
+
+
+# ---------------------------------------------------------------------- legacy files
+
+
+def test_a_legacy_file_is_converted_in_a_deliberate_step(good, tmp_path, capsys):
+    """An mmengine checkpoint as mmengine writes it, to one that loads, with all it held."""
+    good["message_hub"] = from_plain(good["message_hub"])
+    legacy, safe = tmp_path / "legacy.pth", tmp_path / "safe.pth"
+    torch.save(good, legacy)
+    with pytest.raises(UnsafeCheckpoint, match="unpickle2safe"):
+        read_checkpoint(legacy)
+    assert unpickle([str(legacy), str(safe)]) == 1
+    assert not safe.exists()
+    assert TRUST in capsys.readouterr().err
+    assert unpickle([str(legacy), str(safe), TRUST]) == 0
+    assert_same(read_checkpoint(safe), to_plain(good))
+    assert unpickle([str(legacy), str(safe), TRUST]) == 1  # never over an existing file
+    assert unpickle([str(legacy), str(tmp_path / "w.safetensors"), TRUST]) == 0
+    assert_same(
+        read_checkpoint(tmp_path / "w.safetensors"),
+        {"state_dict": dict(sorted(good["state_dict"].items())), "meta": {}},
+    )
+    assert unpickle([str(tmp_path / "none.pth"), str(tmp_path / "x.pth"), TRUST]) == 1
+
+
+@pytest.mark.parametrize("cut", [0, 1, 100, 0.5, 0.99])
+def test_a_truncated_file_is_broken_not_unsafe(folder, tmp_path, cut):
+    data = (folder / "work/iter_1.pth").read_bytes()
+    path = tmp_path / "cut.pth"
+    path.write_bytes(data[: int(cut * len(data)) if isinstance(cut, float) else cut])
+    with pytest.raises(BrokenCheckpoint, match=str(path)):
+        read_checkpoint(path)
+
+
+def test_a_pickle_that_is_no_torch_file_is_refused(tmp_path):
+    path = tmp_path / "plain.pth"
+    path.write_bytes(pickle.dumps({"a": Payload(tmp_path / "proof")}))
+    with pytest.raises(UnsafeCheckpoint):
+        read_checkpoint(path)
+    assert not (tmp_path / "proof").exists()
+
+
+# ---------------------------------------------------------------------- coverage
+
+
+def test_too_little_of_a_backbone_is_refused_unless_told_otherwise(folder, good, tmp_path, caplog):
+    config, path = folder / "tiny.py", tmp_path / "half.pth"
+    weights = good["state_dict"]
+    half = {k: v for k, v in weights.items() if "layer4" not in k}
+    torch.save({"state_dict": half, "meta": {}}, path)
+    kept = sum(v.numel() for k, v in half.items() if k.startswith("backbone."))
+    share = kept / sum(v.numel() for k, v in weights.items() if k.startswith("backbone."))
+    assert share < 0.9
+    work = ["--work-dir", str(tmp_path / "work"), "--cfg-options", f"load_from={path}"]
+    with pytest.raises(SystemExit) as end:
+        train([str(config), *work, "visualizer.name=half"])
+    for part in (f"fill {share:.1%}", "less than 90%", "layer4.0.", "min_backbone_share=0"):
+        assert part in end.value.code
+    with pytest.raises(PartialWeights):
+        mmseg.apis.init_model(str(config), str(path), device="cpu")
+    told = ["min_backbone_share=0", "train_cfg.max_iters=1", "visualizer.name=told"]
+    train([str(config), *work, *told])
+    text = "".join(p.read_text() for p in (tmp_path / "work").glob("2*/*.log"))
+    assert f"{share:.1%} of its backbone; not filled: backbone.layer4" in text
+
+
+def test_names_without_the_prefix_fill_nothing(folder, good):
+    """The known way to lose a week: a backbone's file given as the segmentor's."""
+    model = MODELS.build(load_settings(str(folder / "tiny.py")).model)
+    bare = {k.removeprefix("backbone."): v for k, v in good["state_dict"].items()}
+    with pytest.raises(PartialWeights, match=r"fill 0.0% of the backbone \(ResNetV1c\)"):
+        coverage.check_coverage(model, bare)
+    with coverage.minimum_share(0):
+        assert "0.0% of its backbone" in coverage.check_coverage(model, bare)
+    assert "100.0% of its backbone" in coverage.check_coverage(model, good["state_dict"])
+    wrong = {k: v[..., :1] for k, v in good["state_dict"].items()}  # names right, shapes not
+    assert coverage.coverage(model, wrong).share < 0.2
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1])
+def test_a_share_is_between_0_and_1(share):
+    with pytest.raises(ValueError, match=str(share)), coverage.minimum_share(share):
+        pass
+
+
+def test_load_checkpoint_reads_what_mmengine_reads(folder, good):
+    model = MODELS.build(load_settings(str(folder / "tiny.py")).model)
+    load_checkpoint(model, str(folder / "work/iter_1.pth"), strict=True)
+    assert_same(dict(model.state_dict()), dict(good["state_dict"]))

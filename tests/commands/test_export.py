@@ -1,0 +1,255 @@
+"""Exported files against the model: every head and backbone, both formats, sizes never traced."""
+
+import runpy
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from mmengine.runner import save_checkpoint
+from mmseg.apis import init_model
+from mmseg.registry import MODELS
+from PIL import Image
+
+from mmseg_ext.backbones.rmt import ARCHS as RMT_ARCHS
+from mmseg_ext.commands.export import main
+from mmseg_ext.deployment import (
+    ExportError,
+    WholeImageSegmentor,
+    export_onnx,
+    export_torch,
+    refusal_of_dynamic_size,
+)
+from mmseg_ext.deployment.export import ExportedSegmentor, relative_difference
+from mmseg_ext.deployment.segmentor import random_images
+from tests.configs import CONFIGS
+from tests.models import PREPROCESSOR, randomise
+
+RESNET = {
+    "type": "ResNetV1c",
+    "depth": 18,
+    "base_channels": 8,
+    "stem_channels": 8,
+    "out_indices": (3,),
+}
+RMT = {
+    "type": "RMT",
+    "arch": {
+        **RMT_ARCHS["tiny"],
+        "depths": (1, 1, 1, 1),
+        "embed_dims": (8, 16, 16, 16),
+        "num_heads": (2, 2, 2, 2),
+        "decomposed": (True, False, True, False),
+    },
+    "out_indices": (1,),  # attention along the axes in the first stage, over the map in the second
+}
+LAMBDA = {
+    "type": "LambdaResNet",
+    "depth": (1, 1, 1, 1),
+    "lambda_stages": (3,),
+    "key_depth": 4,
+    "receptive_field": 7,
+    "out_indices": (3,),
+}
+DEEPVIT = {
+    "type": "DeepViT",
+    "arch": {"embed_dims": 24, "depth": 2, "num_heads": 3},
+    "img_size": 64,
+    "out_indices": (1,),
+}
+EAMLP = {
+    "type": "EAMLP",
+    "arch": {"embed_dims": 32, "depth": 2, "num_heads": 2, "mlp_ratio": 2},
+    "img_size": 64,
+    "out_indices": (1,),
+}
+EA_HEAD = {"type": "EAHead", "channels": 16, "ea_channels": 24, "memory_size": 8}
+# mmsegmentation's heads over four maps, as the configs of RMT, LambdaResNet and DeepViT have them.
+FOUR_MAPS = {"out_indices": (0, 1, 2, 3)}
+FPN_HEAD = {"type": "FPNHead", "channels": 8, "feature_strides": [4, 8, 16, 32]}
+UPER_HEAD = {"type": "UPerHead", "channels": 8, "pool_scales": (1, 2, 3)}
+PAIRS = {
+    "EAHead on ResNet": (RESNET, EA_HEAD),
+    "MaSAHead on RMT": (
+        RMT,
+        {"type": "MaSAHead", "channels": 24, "num_heads": 3, "decomposed": False},
+    ),
+    "DANetEAHead on LambdaResNet": (
+        LAMBDA,
+        {"type": "DANetEAHead", "channels": 16, "memory_size": 8},
+    ),
+    "JSegEAHead on DeepViT": (DEEPVIT, {"type": "JSegEAHead", "channels": 24, "memory_size": 8}),
+    "EAHead on EAMLP": (EAMLP, EA_HEAD),
+    "FPNHead on RMT": ({**RMT, **FOUR_MAPS}, FPN_HEAD),
+    "UPerHead on LambdaResNet": ({**LAMBDA, **FOUR_MAPS}, UPER_HEAD),
+}
+TORCH_ALONE = ["UPerHead on LambdaResNet"]
+WRITERS = {".onnx": export_onnx, ".pt2": export_torch}
+
+
+def build(backbone: dict, head: dict):
+    model = MODELS.build(backbone)
+    model.eval()
+    with torch.no_grad():
+        widths = [maps.shape[1] for maps in model(torch.zeros(1, 3, 64, 64))]
+    of_four = head["type"] in ("FPNHead", "UPerHead")
+    segmentor = MODELS.build(
+        {
+            "type": "EncoderDecoder",
+            "data_preprocessor": PREPROCESSOR,
+            "backbone": backbone,
+            "decode_head": {
+                **head,
+                "in_channels": widths if of_four else widths[-1],
+                "in_index": [*range(len(widths))] if of_four else 0,
+                "num_classes": 5,
+                "align_corners": False,
+            },
+            "train_cfg": {},
+            "test_cfg": {"mode": "whole"},
+        }
+    )
+    randomise(segmentor).eval()
+    return segmentor
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix"),
+    # ONNX is written from what torch.export captures: one .pt2 of its own is enough.
+    [
+        *((name, ".pt2" if name in TORCH_ALONE else ".onnx") for name in PAIRS),
+        ("JSegEAHead on DeepViT", ".pt2"),
+    ],
+)
+def test_any_size_and_number_of_images(name, suffix, tmp_path):
+    segmentor = build(*PAIRS[name])
+    eager = WholeImageSegmentor(segmentor)
+    path = tmp_path / f"model{suffix}"
+    WRITERS[suffix](WholeImageSegmentor(segmentor, fuse=True), path, (64, 80), dynamic=True)
+    exported = ExportedSegmentor(path)
+    for size, batch in (((64, 80), 2), ((96, 72), 1), ((67, 101), 3)):
+        images = random_images(size, batch)
+        with torch.no_grad():
+            expected = eager(images)
+        assert exported(images).shape == (batch, 5, *size)
+        assert relative_difference(exported(images), expected) <= 1e-5
+
+
+def test_scores_are_the_segmentors():
+    """Of an image as a pipeline gives it: BGR, normalised by the data preprocessor."""
+    segmentor = build(RESNET, EA_HEAD)
+    model = WholeImageSegmentor(segmentor)
+    images = random_images((60, 70))
+    inputs = segmentor.data_preprocessor({"inputs": [images[0].flip(0)]})["inputs"]
+    metas = [{"ori_shape": (60, 70), "img_shape": (60, 70), "pad_shape": (60, 70)}]
+    with torch.no_grad():
+        expected = segmentor.encode_decode(inputs, metas)
+        assert relative_difference(model(images), expected) <= 1e-6
+
+    segmentor.data_preprocessor._channel_conversion = False  # a model of BGR images
+    inputs = segmentor.data_preprocessor({"inputs": [images[0].flip(0)]})["inputs"]
+    with torch.no_grad():
+        expected = segmentor.encode_decode(inputs, metas)
+        assert relative_difference(WholeImageSegmentor(segmentor)(images), expected) <= 1e-6
+
+
+def test_what_takes_one_size_is_refused_with_the_reason(tmp_path):
+    # The 16x16 and 8x8 maps of 64 pixels, learned position by position.
+    fixed = {**LAMBDA, "receptive_field": None, "resolution": (64, 64)}
+    model = WholeImageSegmentor(build(fixed, EA_HEAD))
+    with pytest.raises(ExportError, match="learn position embeddings for maps of at most"):
+        export_torch(model, tmp_path / "a.pt2", (64, 64), dynamic=True)
+    export_torch(model, tmp_path / "a.pt2", (64, 64))
+    images = random_images((64, 64))
+    with torch.no_grad():
+        expected = model(images)
+    exported = ExportedSegmentor(tmp_path / "a.pt2")
+    assert relative_difference(exported(images), expected) <= 1e-5
+
+    model = WholeImageSegmentor(build({**RESNET, **FOUR_MAPS}, UPER_HEAD))
+    assert refusal_of_dynamic_size(model, "torch") is None
+    with pytest.raises(ExportError, match=r"pyramid pooling .* use --format torch"):
+        export_onnx(model, tmp_path / "a.onnx", (64, 64), dynamic=True)
+    export_onnx(model, tmp_path / "a.onnx", (64, 64))
+    with torch.no_grad():
+        expected = model(images)
+    assert relative_difference(ExportedSegmentor(tmp_path / "a.onnx")(images), expected) <= 1e-5
+
+
+def test_other_segmentors_are_refused():
+    with pytest.raises(ValueError, match="must be an EncoderDecoder, not Linear"):
+        WholeImageSegmentor(torch.nn.Linear(1, 1))
+
+
+@pytest.fixture
+def shapes_checkpoint(tmp_path) -> str:
+    model = init_model(str(CONFIGS / "ea_r18_shapes.py"), None, device="cpu")
+    meta = {"dataset_meta": {"classes": list("abcdef"), "palette": [[i, 0, 9] for i in range(6)]}}
+    randomise(model).eval()
+    with torch.no_grad():  # no class wins everywhere
+        scores = WholeImageSegmentor(model)(random_images((96, 96)))
+        model.decode_head.conv_seg.bias -= scores.mean((0, 2, 3))
+    path = tmp_path / "weights.pth"
+    save_checkpoint({"state_dict": model.state_dict(), "meta": meta}, str(path))
+    return str(path)
+
+
+def test_command_and_the_example_without_mmseg(shapes_checkpoint, tmp_path, capsys):
+    """The file's label maps of a folder, in a process that can import neither package."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    random = np.random.RandomState(0)
+    for name, size in (("a", (96, 96)), ("b", (70, 110))):
+        pixels = random.randint(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{name}.png")
+    (folder / "broken.jpg").write_bytes(b"\xff\xd8 no image")
+    out = tmp_path / "model.onnx"
+    config = str(CONFIGS / "ea_r18_shapes.py")
+    words = [config, shapes_checkpoint, "--dynamic", "--fuse", "--out", str(out)]
+    assert main([*words, "--images", str(folder / "b.png")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("difference" in line for line in lines) == 3
+    assert any(line.startswith("b.png, 1x3x70x110: difference") for line in lines)
+
+    code = (
+        "import sys, runpy\n"
+        "sys.modules.update(dict.fromkeys(('mmseg', 'mmengine', 'mmcv', 'mmseg_ext', 'torch')))\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    script = str(CONFIGS.parent / "demo" / "run_exported.py")
+    command = f"import sys; sys.argv = {[script, str(out), str(folder), str(tmp_path / 'out')]}\n"
+    result = subprocess.run(
+        [sys.executable, "-c", command + code], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert result.returncode == 1 and "broken.jpg" in result.stderr
+    assert "2 of 3 images" in result.stdout
+
+    model = WholeImageSegmentor(init_model(config, shapes_checkpoint, device="cpu"))
+    for name in "ab":
+        pixels = np.asarray(Image.open(folder / f"{name}.png"), dtype=np.float32)
+        images = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+        with torch.no_grad():
+            expected = model(images)[0].argmax(0).numpy()
+        labels = np.asarray(Image.open(tmp_path / "out" / f"{name}.png"))
+        assert (labels == expected).mean() > 0.999
+        assert len(np.unique(labels)) > 1
+
+
+def test_command_refuses_in_one_line(tmp_path, capsys):
+    config = str(CONFIGS / "ea_r18_shapes.py")
+    assert main([config, "none", "--out", str(tmp_path / "a.pt2")]) == 1
+    assert capsys.readouterr().err == "error: --out must end in .onnx, not 'a.pt2'\n"
+    assert main([config, str(tmp_path / "nowhere.pth"), "--out", str(tmp_path / "a.onnx")]) == 1
+    assert "nowhere.pth: no such checkpoint file" in capsys.readouterr().err
+
+
+def test_the_example_names_what_is_missing(tmp_path, monkeypatch, capsys):
+    script = runpy.run_path(str(CONFIGS.parent / "demo" / "run_exported.py"))
+    model, folder = tmp_path / "model.onnx", tmp_path / "images"
+    monkeypatch.setattr(sys, "argv", ["run_exported.py", *map(str, (model, folder, tmp_path))])
+    assert script["main"]() == 1
+    assert capsys.readouterr().err == f"error: there is no file {model}\n"
+    model.write_bytes(b"")
+    assert script["main"]() == 1
+    assert capsys.readouterr().err == f"error: there is no folder {folder}\n"

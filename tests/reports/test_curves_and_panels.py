@@ -1,0 +1,71 @@
+"""Pictures: what the curves read and that every panel shows what it was given."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmseg_ext.reports.curves import Curve, plot_curves, prediction_loss, read_scalars
+from mmseg_ext.reports.panels import colourise, draw_panels
+
+PALETTE = [[10, 20, 30], [200, 100, 0]]
+
+
+@pytest.fixture
+def scalars(tmp_path):
+    lines = [{"step": s, "decode.loss_ce": 2.0 / s, "lr": 0.1} for s in (10, 20, 30)]
+    lines.insert(2, {"step": 20, "mIoU": 41.5})
+    path = tmp_path / "scalars.json"
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    return path
+
+
+def test_read_scalars(scalars, tmp_path):
+    curves = read_scalars(scalars)
+    assert curves["decode.loss_ce"] == ([10, 20, 30], [0.2, 0.1, pytest.approx(2 / 30)])
+    assert curves["mIoU"] == ([20], [41.5])
+    assert "step" not in curves
+    empty = tmp_path / "empty.json"
+    empty.write_text("")
+    with pytest.raises(ValueError, match="holds no scalars"):
+        read_scalars(empty)
+
+
+def test_plot_curves(scalars, tmp_path):
+    curves = read_scalars(scalars)
+    plot_curves({"one": curves}, tmp_path / "one.png")
+    plot_curves({"one": curves, "two": curves}, tmp_path / "two.png")
+    one, two = (np.asarray(Image.open(tmp_path / f"{n}.png")) for n in ("one", "two"))
+    assert one.shape == two.shape and one.shape[1] == 1300
+    assert (one != two).any()  # the second curve and the legend
+
+
+def test_prediction_loss_of_a_head_with_three():
+    names = ("loss", "decode.pam_cam.loss_ce", "decode.pam.loss_ce", "decode.cam.loss_ce")
+    curves = {name: Curve([1], [float(i)]) for i, name in enumerate(names)}
+    assert prediction_loss(curves) == ([1], [1.0])
+    with pytest.raises(ValueError, match="no cross-entropy of a decode head among loss"):
+        prediction_loss({"loss": curves["loss"]})
+
+
+def test_colourise():
+    label = np.array([[0, 1, 255]], np.uint8)
+    assert colourise(label, PALETTE).tolist() == [[*PALETTE, [255, 255, 255]]]
+
+
+def test_draw_panels_shows_every_label(tmp_path):
+    label = np.zeros((40, 60), np.uint8)
+    label[:, 30:] = 1
+    image = np.full((40, 60, 3), (250, 0, 250), np.uint8)
+    path = tmp_path / "panels.png"
+    draw_panels({"image": [image] * 2, "truth": [label] * 2}, ["a", "b"], PALETTE, path)
+    picture = np.asarray(Image.open(path).convert("RGB")).astype(int)
+
+    def area(colour):
+        return (np.abs(picture - colour).max(-1) <= 3).mean()
+
+    assert area([250, 0, 250]) == pytest.approx(area([10, 20, 30]) + area([200, 100, 0]), rel=0.05)
+    assert area([10, 20, 30]) == pytest.approx(area([200, 100, 0]), rel=0.1)
+    with pytest.raises(ValueError, match=r"rows must have one length, got \[1, 2\]"):
+        draw_panels({"image": [image], "truth": [label] * 2}, ["a", "b"], PALETTE, path)
