@@ -11,6 +11,7 @@ import argparse
 import json
 import random
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path

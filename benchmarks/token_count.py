@@ -12,6 +12,7 @@ Then it is asked about the same kind of scene at larger sizes, each patch 2x2 or
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
