@@ -1,0 +1,316 @@
+"""mmcv's operators `nms` and `roi_align` in plain PyTorch, for an mmcv without compiled operators.
+
+mmdetection does not import without the extension module `mmcv._ext`. Importing this module puts a
+stand-in in its place, only where it is missing and never by importing `mmseg_ext` alone:
+
+    custom_imports = dict(imports=["mmseg_ext.operators_in_pytorch", "mmseg_ext"])
+
+The stand-in is for trying and testing: Mask R-CNN, Cascade R-CNN, RetinaNet and Mask2Former train
+and predict with it on a CPU. Every other operator raises `NotImplementedError` with its name.
+
+Follows mmcv 2.x, `ops/csrc/pytorch/cpu/{nms,roi_align}.cpp`. Deviation: sums are taken in another
+order, so `roi_align` agrees to rounding; `nms` gives the same indices.
+"""
+
+import importlib.util
+import sys
+import warnings
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding_bag
+
+EXTENSION = "mmcv._ext"
+WITH_OPERATORS = (
+    "install mmcv with its compiled operators: `mim install onedl-mmcv` takes a wheel that fits "
+    "your torch and CUDA where there is one, MMCV_WITH_OPS=1 with pip builds one from the source"
+)
+
+# --- nms ----------------------------------------------------------------------------------------
+
+_BLOCK = 256
+"""Boxes that are compared with one another at once."""
+
+
+def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int = 0) -> Tensor:
+    """Greedy non-maximum suppression: a box falls to a better one that is kept and overlaps it.
+
+    Args:
+        boxes: (N, 4) as x1, y1, x2, y2.
+        scores: (N,).
+        iou_threshold: a box falls where the intersection over union is above it.
+        offset: 1 where x2 and y2 belong to the box.
+
+    Returns:
+        The indices (K,) of the kept boxes, the best score first.
+    """
+    order = scores.sort(descending=True).indices
+    boxes = boxes[order]
+    keep = torch.ones(len(boxes), dtype=torch.bool, device=boxes.device)
+    for start in range(0, len(boxes), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        better = boxes[:start][keep[:start]]
+        open_ = ~(_iou(better, boxes[block], offset) > iou_threshold).any(0)
+        falls_to = (_iou(boxes[block], boxes[block], offset) > iou_threshold).triu(1)
+        keep[block] = _greedy(open_, falls_to)
+    return order[keep]
+
+
+def _greedy(open_: Tensor, falls_to: Tensor) -> Tensor:
+    """Which of the open boxes (N,) stay, where box j falls if a kept i has `falls_to[i, j]`.
+
+    Boxes fall to earlier ones alone, so that only the greedy choice is its own successor; each
+    round settles at least the first box that is not settled yet.
+    """
+    keep = open_
+    while True:
+        after = open_ & ~falls_to[keep].any(0)
+        if torch.equal(after, keep):
+            return keep
+        keep = after
+
+
+def _iou(a: Tensor, b: Tensor, offset: int) -> Tensor:
+    """Intersection over union of (N, 4) with (M, 4): (N, M)."""
+    a, b = a[:, None], b[None]
+    sides = torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])
+    inter = (sides + offset).clamp(min=0).prod(-1)  # (N, M)
+    areas = [(box[..., 2:] - box[..., :2] + offset).prod(-1) for box in (a, b)]
+    return inter / (areas[0] + areas[1] - inter)
+
+
+# --- roi_align ----------------------------------------------------------------------------------
+
+
+class _Samples(NamedTuple):
+    """The S points at which the maps are read: those of the first RoI's first bin come first."""
+
+    bin: Tensor
+    """(S,) Bin of the point, RoIs x rows x columns in one count."""
+    image: Tensor
+    """(S,)"""
+    y: Tensor
+    """(S,) In cells of the map."""
+    x: Tensor
+    per_bin: Tensor
+    """(RoIs * rows * columns,) Points in each bin."""
+
+
+def _samples(
+    rois: Tensor, rows: int, columns: int, scale: float, sampling_ratio: int, aligned: bool
+) -> _Samples:
+    """The points of all bins; without a `sampling_ratio` about one for each cell of the map."""
+    corners = rois[:, 1:] * scale - (0.5 if aligned else 0.0)  # x1, y1, x2, y2
+    start, size = corners[:, :2], corners[:, 2:] - corners[:, :2]
+    if not aligned:
+        size = size.clamp(min=1)
+    elif (size < 0).any():
+        raise ValueError("rois must not have x2 < x1 or y2 < y1 where aligned=True")
+    bins = torch.tensor([columns, rows], device=rois.device)
+    pitch = size / bins
+    grid = torch.full_like(pitch, sampling_ratio) if sampling_ratio > 0 else pitch.ceil()
+    grid = grid.long()  # (RoIs, 2): points along x and y in a bin
+    per_bin = grid.prod(1).repeat_interleave(rows * columns)
+    owner = torch.arange(len(per_bin), device=rois.device).repeat_interleave(per_bin)
+    first = per_bin.cumsum(0) - per_bin
+    nth = torch.arange(len(owner), device=rois.device) - first[owner]
+    roi = owner // (rows * columns)
+    grid = grid[roi]
+    in_bin = torch.stack((nth % grid[:, 0], nth // grid[:, 0]), 1)  # x, y
+    cell = torch.stack((owner % columns, owner // columns % rows), 1)
+    point = start[roi] + cell * pitch[roi] + (in_bin + 0.5) * pitch[roi] / grid
+    return _Samples(owner, rois[roi, 0].long(), point[:, 1], point[:, 0], per_bin)
+
+
+def _corners(y: Tensor, x: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """The four cells around each point (..., 4), as row * width + column, and their weights.
+
+    Up to a cell outside the map the border's value holds; further out all weights are zero.
+    """
+    inside = (y >= -1) & (y <= height) & (x >= -1) & (x <= width)
+    y, x = y.clamp(0, height - 1), x.clamp(0, width - 1)
+    top, left = y.long(), x.long()
+    bottom, right = (top + 1).clamp(max=height - 1), (left + 1).clamp(max=width - 1)
+    down, along = y - top, x - left
+    cells = [row * width + column for row in (top, bottom) for column in (left, right)]
+    weights = [v * h for v in (1 - down, down) for h in (1 - along, along)]
+    return torch.stack(cells, -1), torch.stack(weights, -1) * inside[..., None]
+
+
+def _weighted_sums(rows: Tensor, index: Tensor, weight: Tensor, length: Tensor) -> Tensor:
+    """For each bag, of `length` entries that follow one another, the sum of weight * rows[index].
+
+    `rows` (R, C), `index` and `weight` (E,), `length` (bags,); gives (bags, C).
+    """
+    starts = length.cumsum(0) - length
+    return embedding_bag(index, rows, starts, mode="sum", per_sample_weights=weight)
+
+
+def roi_align_forward(
+    input: Tensor,
+    rois: Tensor,
+    output: Tensor,
+    argmax_y: Tensor,
+    argmax_x: Tensor,
+    *,
+    aligned_height: int,
+    aligned_width: int,
+    spatial_scale: float,
+    sampling_ratio: int,
+    pool_mode: int,
+    aligned: bool,
+) -> None:
+    """Write the pooled (N, C, aligned_height, aligned_width) of `input` (B, C, H, W) to `output`.
+
+    Args:
+        rois: (N, 5) as image, x1, y1, x2, y2.
+        argmax_y: like `output` where `pool_mode` is 0, which takes the maximum of a bin's points;
+            the row of that point, -1 in a bin without points. Not used where it is 1, the mean.
+        argmax_x: the same for the column.
+        spatial_scale: cells of the map per unit of the boxes.
+        sampling_ratio: points along each side of a bin; 0 for one per begun cell.
+        aligned: shift the boxes by half a cell.
+
+    Raises:
+        ValueError: where `aligned` and a box has a negative side.
+    """
+    channels, height, width = input.shape[1:]
+    points = _samples(rois, aligned_height, aligned_width, spatial_scale, sampling_ratio, aligned)
+    cells, weights = _corners(points.y, points.x, height, width)  # (S, 4)
+    cells += points.image[:, None] * (height * width)
+    table = input.permute(0, 2, 3, 1).reshape(-1, channels)  # (B H W, C)
+    shape = (len(rois), aligned_height, aligned_width, channels)
+    if pool_mode == 1:
+        weights = weights / points.per_bin[points.bin][:, None]
+        pooled = _weighted_sums(table, cells.flatten(), weights.flatten(), 4 * points.per_bin)
+        output.copy_(pooled.view(shape).permute(0, 3, 1, 2))
+        return
+    four = torch.full_like(points.bin, 4)
+    values = _weighted_sums(table, cells.flatten(), weights.flatten(), four)  # (S, C)
+    best, first = _first_maximum(values, points)
+    for target, source in (
+        (output, best),
+        (argmax_y, _at(points.y, first)),
+        (argmax_x, _at(points.x, first)),
+    ):
+        target.copy_(source.view(shape).permute(0, 3, 1, 2))
+
+
+def _first_maximum(values: Tensor, points: _Samples) -> tuple[Tensor, Tensor]:
+    """Maximum over each bin's points of (S, C) and the first point that has it: (bins, C) each.
+
+    As in mmcv the maximum starts at -10000; where no point is above, the index is S.
+    """
+    bins = (len(points.per_bin), values.shape[1])
+    owner = points.bin[:, None].expand_as(values)
+    best = values.new_full(bins, -10000.0).scatter_reduce_(0, owner, values, "amax")
+    found = (values == best[points.bin]) & (values > -10000.0)
+    count = torch.arange(len(values), device=values.device)[:, None].expand_as(values)
+    count = torch.where(found, count, len(values))
+    first = torch.full_like(best, len(values), dtype=torch.long)
+    return best, first.scatter_reduce_(0, owner, count, "amin")
+
+
+def _at(coordinate: Tensor, index: Tensor) -> Tensor:
+    return torch.cat((coordinate, coordinate.new_full((1,), -1.0)))[index]
+
+
+def roi_align_backward(
+    grad_output: Tensor,
+    rois: Tensor,
+    argmax_y: Tensor,
+    argmax_x: Tensor,
+    grad_input: Tensor,
+    *,
+    aligned_height: int,
+    aligned_width: int,
+    spatial_scale: float,
+    sampling_ratio: int,
+    pool_mode: int,
+    aligned: bool,
+) -> None:
+    """Add the gradient of `roi_align_forward`'s input to `grad_input` (B, C, H, W)."""
+    batch, channels, height, width = grad_input.shape
+    if pool_mode == 0:
+        cells, weights = _corners(argmax_y, argmax_x, height, width)  # (N, C, rows, columns, 4)
+        weights = weights * ((argmax_y != -1) * grad_output)[..., None]
+        plane = rois[:, 0].long()[:, None] * channels + torch.arange(channels, device=rois.device)
+        cells += (plane * (height * width))[:, :, None, None, None]
+        grad_input.view(-1).index_add_(0, cells.flatten(), weights.flatten())
+        return
+    points = _samples(rois, aligned_height, aligned_width, spatial_scale, sampling_ratio, aligned)
+    cells, weights = _corners(points.y, points.x, height, width)  # (S, 4)
+    cells += points.image[:, None] * (height * width)
+    weights = weights / points.per_bin[points.bin][:, None]
+    # The forward's bags are bins, these are cells; 32 bits sort faster.
+    cells, order = cells.flatten().int().sort(stable=True)
+    length = torch.bincount(cells, minlength=batch * height * width)
+    table = grad_output.permute(0, 2, 3, 1).reshape(-1, channels)  # (bins, C)
+    summed = _weighted_sums(table, points.bin[order // 4], weights.flatten()[order], length)
+    grad_input += summed.view(batch, height, width, channels).permute(0, 3, 1, 2)
+
+
+# --- the stand-in -------------------------------------------------------------------------------
+
+_OPERATORS: dict[str, Callable] = {
+    "nms": nms,
+    "roi_align_forward": roi_align_forward,
+    "roi_align_backward": roi_align_backward,
+}
+
+
+class _StandIn(ModuleType):
+    """Has every name of the extension: the operators above, else a function that refuses."""
+
+    def __getattr__(self, name: str) -> Callable:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _OPERATORS.get(name) or _refusing(name)
+
+
+def _refusing(name: str) -> Callable[..., NoReturn]:
+    def refuse(*args, **kwargs) -> NoReturn:
+        raise NotImplementedError(
+            f"mmcv's operator {name!r} is not compiled here, and {__name__} has no stand-in for "
+            f"it: {WITH_OPERATORS}"
+        )
+
+    return refuse
+
+
+def _stand_in() -> None:
+    if importlib.util.find_spec(EXTENSION) is not None:
+        return
+    module = _StandIn(EXTENSION)
+    module.__spec__ = ModuleSpec(EXTENSION, loader=None)
+    sys.modules[EXTENSION] = module
+    warnings.warn(
+        f"{__name__} stands in for mmcv's compiled operators: good for trying and testing, too "
+        f"slow for a real training. For that, {WITH_OPERATORS}",
+        stacklevel=3,
+    )
+    if importlib.util.find_spec("mmdet") is not None:
+        _give_mmseg_its_bases()
+
+
+def _give_mmseg_its_bases() -> None:
+    """mmsegmentation's heads that are mmdetection's, where it was imported before the stand-in.
+
+    It gives them an empty base if mmdetection does not import, which it now does.
+    """
+    for name in ("Mask2FormerHead", "MaskFormerHead"):
+        module = sys.modules.get(f"mmseg.models.decode_heads.{name.lower()[:-4]}_head")
+        if module is None:
+            continue
+        from mmdet.models import dense_heads
+
+        base = getattr(dense_heads, name)
+        setattr(module, f"MMDET_{name}", base)
+        getattr(module, name).__bases__ = (base,)
+
+
+_stand_in()
