@@ -30,6 +30,7 @@ from mmseg_ext.checkpoint.errors import CheckpointError
 from mmseg_ext.checkpoint.writing import candidates
 from mmseg_ext.datasets.files import UnreadableFileError
 from mmseg_ext.datasets.labels import LabelError
+from mmseg_ext.engine.config_check import check_config, check_options
 from mmseg_ext.engine.config_options import ConfigOptions
 from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.engine.launch_error import LaunchError
@@ -120,6 +121,7 @@ def load_settings(
         raise LaunchError(f"config {path}: {_one_line(error)}") from error
     cfg.launcher = launcher
     if options:
+        check_options(cfg, options)
         try:
             cfg.merge_from_dict(options)
         except (KeyError, IndexError, TypeError, AssertionError) as error:
@@ -256,6 +258,7 @@ def build_train_runner(args: argparse.Namespace) -> Runner:
     cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher)
     if args.amp:
         enable_amp(cfg)
+    check_config(cfg, "train")
     _set_resume(cfg, args.resume, args.cfg_options)
     require_weights(cfg)
     init_distributed(cfg)
@@ -304,6 +307,7 @@ def build_test_runner(args: argparse.Namespace) -> Runner:
     if args.out is not None:
         cfg.test_evaluator["output_dir"] = args.out
         cfg.test_evaluator["keep_results"] = True
+    check_config(cfg, "test")
     init_distributed(cfg)
     runner = _build_runner(cfg)
     _build_loop(runner, "test_loop")

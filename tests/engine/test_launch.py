@@ -176,11 +176,11 @@ def test_cfg_options_change_what_is_built(tmp_path):
             "--work-dir",
             tmp_path / "work",
             "--cfg-options",
-            "model.decode_head.num_classes=7",
+            "model.decode_head.channels=12",
             "optim_wrapper.optimizer.lr=0.5",
         )
     )
-    assert runner.model.decode_head.conv_seg.out_channels == 7
+    assert runner.model.decode_head.conv_seg.in_channels == 12
     assert runner.build_optim_wrapper(runner.optim_wrapper).optimizer.param_groups[0]["lr"] == 0.5
 
 
