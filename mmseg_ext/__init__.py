@@ -2,7 +2,8 @@
 
 Importing the package makes every head, backbone, dataset and training component known to
 mmsegmentation's registry, so a config only needs
-``custom_imports = dict(imports=['mmseg_ext'], allow_failed_imports=False)``.
+``custom_imports = dict(imports=['mmseg_ext'], allow_failed_imports=False)``. The backbones, the
+runner and the hooks are known to mmdetection and mmpretrain, too, with mmsegmentation or without.
 Without the mm stack the import succeeds and registers nothing; ``mmseg_ext.layers`` is plain
 PyTorch and usable either way.
 """
@@ -11,6 +12,7 @@ import importlib
 
 from mmseg_ext.deployment.fusion import fuse_model
 from mmseg_ext.environment import (
+    BASE,
     StackError,
     quiet_stack_imports,
     require_stack,
@@ -20,12 +22,14 @@ from mmseg_ext.version import __version__
 
 __all__ = ["StackError", "__version__", "fuse_model", "register_all_modules", "require_stack"]
 
-_REGISTERING = ("backbones", "decode_heads", "segmentors", "datasets", "engine")
+_ANY_PACKAGE = ("backbones", "datasets", "engine")
+_MMSEG = ("decode_heads", "segmentors")
 
 
 def _register() -> None:
+    rooms = _ANY_PACKAGE if stack_problem() else _ANY_PACKAGE + _MMSEG
     with quiet_stack_imports():
-        for name in _REGISTERING:
+        for name in rooms:
             importlib.import_module(f"mmseg_ext.{name}")
 
 
@@ -45,5 +49,5 @@ def register_all_modules(init_default_scope: bool = True) -> None:
     _register()
 
 
-if stack_problem() is None:
+if stack_problem(BASE) is None:
     _register()

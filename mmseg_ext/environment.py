@@ -5,6 +5,7 @@ import functools
 import importlib
 import importlib.util
 import io
+import logging
 import platform
 import re
 import sys
@@ -31,9 +32,13 @@ class Requirement(NamedTuple):
     part: str | None = None
 
 
-STACK = (
+# What the backbones, the runner and the hooks need; mmdetection and mmpretrain do the rest.
+BASE = (
     Requirement("mmengine", "0.10.7", "0.10.12"),
     Requirement("mmcv", "2.1.0", "2.3.6"),
+)
+STACK = (
+    *BASE,
     # mmseg 1.2.2 itself imports without ftfy and mmcv's compiled operators, its models do not.
     Requirement("mmseg", "1.2.2", "1.4.2", part="mmseg.models"),
 )
@@ -49,14 +54,20 @@ def _release(version: str) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def quiet_stack_imports() -> Iterator[None]:
-    """Without what mmcv and mmseg say of parts that nothing here needs.
+    """Without what mmcv, mmseg and mmdet say of parts that nothing here needs.
 
-    mmcv warns that it has no compiled ops, and mmseg prints twice that an optional backend is
-    missing (`print_log` without a logger prints even at the debug level).
+    mmcv warns that it has no compiled ops, mmseg prints twice that an optional backend is missing
+    (`print_log` without a logger prints even at the debug level), and mmdet, which mmseg tries to
+    import, logs a warning of one operator.
     """
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.filterwarnings("ignore", message="Fail to import ``MultiScaleDeformable")
-        yield
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.filterwarnings("ignore", message="Fail to import ``MultiScaleDeformable")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _import(name: str) -> ModuleType:
@@ -65,9 +76,12 @@ def _import(name: str) -> ModuleType:
 
 
 @functools.cache
-def stack_problem() -> str | None:
-    """None where mmengine, mmcv and mmseg import in versions we accept, else one line."""
-    for requirement in STACK:
+def stack_problem(stack: tuple[Requirement, ...] = STACK) -> str | None:
+    """None where mmengine, mmcv and mmseg import in versions we accept, else one line.
+
+    With `stack=BASE` mmseg is not asked for.
+    """
+    for requirement in stack:
         name = requirement.module
         if importlib.util.find_spec(name) is None:
             return f"mmseg_ext: the package {name!r} is not installed; run: {INSTALL}"
@@ -90,12 +104,16 @@ def stack_problem() -> str | None:
     return None
 
 
-def require_stack(status: int = 1) -> None:
+def require_stack(status: int = 1, segmentation: bool = True) -> None:
     """End the process with `stack_problem`'s line and this exit status where there is a problem.
 
-    The first thing a tool does, before it imports what needs the stack.
+    The first thing a tool does, before it imports what needs the stack. A tool that is not for
+    `segmentation` alone runs without mmseg, too, where there is mmdet or mmpretrain.
     """
     problem = stack_problem()
+    others = any(importlib.util.find_spec(name) for name in ("mmdet", "mmpretrain"))
+    if not segmentation and others and importlib.util.find_spec("mmseg") is None:
+        problem = stack_problem(BASE)
     if problem is not None:
         print(problem, file=sys.stderr)
         sys.exit(status)

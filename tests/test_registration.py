@@ -81,6 +81,32 @@ def test_import_without_the_stack(missing, tmp_path):
     assert f"'{first}' is not installed" in error and "pip install onedl-mmcv" in error
 
 
+OTHER_PACKAGE = """
+import mmseg_ext, mmseg_ext.engine.launch
+from mmengine.registry import *
+scope = Registry("model", scope="other", parent=MODELS)
+names = ["RMT", "LambdaResNet", "DeepViT", "EAMLP", "mmseg.RMT", mmseg_ext.backbones.RMT]
+print([type(scope.build(dict(type=n, **({"arch": "tiny"} if n == "RMT" else {})))).__name__
+       for n in names if with_mmseg or n != "mmseg.RMT"])
+hooks = ["DurableCheckpointHook", "FiniteLossHook", "RunRecordHook", "SkippedImagesHook",
+         "StopOnSignalHook"]
+found = [HOOKS.get(name).__module__.split(".")[0] for name in hooks]
+found += [RUNNERS.get("DurableRunner").__name__, PARAM_SCHEDULERS.get("HeldPolyLR").__name__]
+print(found, TRANSFORMS.get("CheckedLoadImage").__name__)
+"""
+
+
+@pytest.mark.parametrize("with_mmseg", [True, False])
+def test_another_package_finds_backbones_runner_and_hooks(with_mmseg, tmp_path):
+    code = f"with_mmseg = {with_mmseg}\n{OTHER_PACKAGE}"
+    result = run(code, tmp_path, () if with_mmseg else ("mmseg",))
+    assert result.returncode == 0, result.stderr
+    backbones, others = result.stdout.splitlines()
+    expected = ["RMT", "LambdaResNet", "DeepViT", "EAMLP", *["RMT"] * (1 + with_mmseg)]
+    assert backbones == str(expected)
+    assert others == str([*["mmseg_ext"] * 5, "DurableRunner", "HeldPolyLR"]) + " CheckedLoadImage"
+
+
 def test_layers_import_torch_alone(tmp_path):
     code = (
         "import sys, mmseg_ext.layers\n"
@@ -101,7 +127,7 @@ def test_environment_table(tmp_path):
     "args", [["-m", "mmseg_ext"], ["tools/train.py", "c.py"], ["tools/test.py", "c.py", "w.pth"]]
 )
 def test_commands_without_the_stack_say_what_to_install(args, tmp_path):
-    result = run(args, tmp_path, ("mmseg",))
+    result = run(args, tmp_path, ("mmseg", "mmdet", "mmpretrain"))
     assert result.returncode != 0
     assert "'mmseg' is not installed; run: pip install" in result.stderr
     assert "Traceback" not in result.stderr

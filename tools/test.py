@@ -3,7 +3,7 @@
 from mmseg_ext import require_stack
 
 if __name__ == "__main__":
-    require_stack()
+    require_stack(segmentation=False)
     from mmseg_ext.engine.launch import test
 
     test()

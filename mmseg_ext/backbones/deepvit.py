@@ -22,7 +22,6 @@ import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks import DropPath
 from mmengine.model import BaseModule
-from mmseg.registry import MODELS
 from torch import Tensor, nn
 
 from mmseg_ext.backbones.layer_depth import in_blocks
@@ -129,7 +128,6 @@ def _block_indices(out_indices: int | Sequence[int], depth: int) -> tuple[int, .
     return tuple(sorted({i % depth for i in indices}))
 
 
-@MODELS.register_module()
 class DeepViT(BaseModule):
     """DeepViT, for images (B, 3, H, W) of any size.
 

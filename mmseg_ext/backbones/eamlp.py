@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks import DropPath
 from mmengine.model import BaseModule
-from mmseg.registry import MODELS
 from torch import Tensor, nn
 
 from mmseg_ext.backbones.layer_depth import in_blocks
@@ -149,7 +148,6 @@ def _block_indices(out_indices: int | Sequence[int], depth: int) -> tuple[int, .
     return tuple(sorted({i % depth for i in indices}))
 
 
-@MODELS.register_module()
 class EAMLP(BaseModule):
     """EAMLP, for images (B, 3, H, W) of any size from 16x16 up.
 

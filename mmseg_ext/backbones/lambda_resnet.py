@@ -15,7 +15,6 @@ from typing import Literal
 
 from mmcv.cnn import build_activation_layer, build_norm_layer
 from mmengine.model import BaseModule
-from mmseg.registry import MODELS
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -226,7 +225,6 @@ class Bottleneck(nn.Module):
         return self.act(y + (x if self.downsample is None else self.downsample(x)))
 
 
-@MODELS.register_module()
 class LambdaResNet(BaseModule):
     """ResNet with lambda layers in the place of 3x3 convolutions, for images (B, 3, H, W).
 

@@ -19,7 +19,6 @@ import torch
 from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks import DropPath
 from mmengine.model import BaseModule
-from mmseg.registry import MODELS
 from torch import Tensor, nn
 
 from mmseg_ext.backbones.layer_depth import in_stages
@@ -111,7 +110,6 @@ class _Classifier(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-@MODELS.register_module()
 class RMT(BaseModule):
     """RMT on images (B, 3, H, W) of any size.
 

@@ -1,27 +1,35 @@
-"""Datasets and transforms; importing this package registers them with mmseg."""
+"""Datasets and transforms; importing this package registers them.
 
-from mmseg_ext.datasets.camvid import CamVidDataset
-from mmseg_ext.datasets.checked_dataset import (
-    CheckedADE20KDataset,
-    CheckedCityscapesDataset,
-    CheckedDataset,
-    CheckedPascalVOCDataset,
-)
-from mmseg_ext.datasets.checked_loading import CheckedLoadAnnotations, CheckedLoadImage
-from mmseg_ext.datasets.published_voc import PadToRemainder, RandomRatioScale
-from mmseg_ext.datasets.shapes import ShapesDataset
-from mmseg_ext.evaluation.checked_iou_metric import CheckedIoUMetric
+Those for segmentation need mmsegmentation; without it there is the loading of images alone.
+"""
 
-__all__ = [
-    "CamVidDataset",
-    "CheckedADE20KDataset",
-    "CheckedCityscapesDataset",
-    "CheckedDataset",
-    "CheckedIoUMetric",
-    "CheckedLoadAnnotations",
-    "CheckedLoadImage",
-    "CheckedPascalVOCDataset",
-    "PadToRemainder",
-    "RandomRatioScale",
-    "ShapesDataset",
-]
+from mmseg_ext.datasets.checked_image import CheckedLoadImage
+from mmseg_ext.environment import stack_problem
+
+__all__ = ["CheckedLoadImage"]
+
+if stack_problem() is None:
+    from mmseg_ext.datasets.camvid import CamVidDataset
+    from mmseg_ext.datasets.checked_dataset import (
+        CheckedADE20KDataset,
+        CheckedCityscapesDataset,
+        CheckedDataset,
+        CheckedPascalVOCDataset,
+    )
+    from mmseg_ext.datasets.checked_loading import CheckedLoadAnnotations
+    from mmseg_ext.datasets.published_voc import PadToRemainder, RandomRatioScale
+    from mmseg_ext.datasets.shapes import ShapesDataset
+    from mmseg_ext.evaluation.checked_iou_metric import CheckedIoUMetric
+
+    __all__ += [
+        "CamVidDataset",
+        "CheckedADE20KDataset",
+        "CheckedCityscapesDataset",
+        "CheckedDataset",
+        "CheckedIoUMetric",
+        "CheckedLoadAnnotations",
+        "CheckedPascalVOCDataset",
+        "PadToRemainder",
+        "RandomRatioScale",
+        "ShapesDataset",
+    ]

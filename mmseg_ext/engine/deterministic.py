@@ -9,9 +9,14 @@ deterministic kernels. Bilinear resizing is decomposed by torch itself (2.1 and 
 import os
 
 import torch
-from mmseg.models.losses import CrossEntropyLoss
-from mmseg.models.losses.cross_entropy_loss import cross_entropy
 from torch import Tensor, nn
+
+from mmseg_ext.environment import stack_problem
+
+if stack_problem() is None:
+    from mmseg.models.losses.cross_entropy_loss import CrossEntropyLoss, cross_entropy
+else:  # no model holds mmsegmentation's loss
+    CrossEntropyLoss, cross_entropy = (), None
 
 
 def cross_entropy_of_pixels(pred: Tensor, label: Tensor, weight: Tensor | None = None, **kwargs):

@@ -7,7 +7,7 @@ otherwise. Its loop runs i = 0 ... n inclusive, so that the rate of the last ite
 
 from mmengine.optim.scheduler.lr_scheduler import LRSchedulerMixin
 from mmengine.optim.scheduler.param_scheduler import PolyParamScheduler
-from mmseg.registry import PARAM_SCHEDULERS
+from mmengine.registry import PARAM_SCHEDULERS
 
 
 @PARAM_SCHEDULERS.register_module()

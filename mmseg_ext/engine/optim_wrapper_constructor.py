@@ -9,7 +9,7 @@ the rate without decay. mmengine's `bias_lr_mult` leaves the biases of normalisa
 """
 
 from mmengine.optim import DefaultOptimWrapperConstructor
-from mmseg.registry import OPTIM_WRAPPER_CONSTRUCTORS
+from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm

@@ -7,7 +7,7 @@ from mmengine import dist
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from mmseg_ext.datasets.checked_loading import image_loaders
+from mmseg_ext.datasets.checked_image import image_loaders
 
 
 @HOOKS.register_module()

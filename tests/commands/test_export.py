@@ -14,15 +14,15 @@ from PIL import Image
 
 from mmseg_ext.backbones.rmt import ARCHS as RMT_ARCHS
 from mmseg_ext.commands.export import main
-from mmseg_ext.deployment import (
+from mmseg_ext.deployment.export import (
+    ExportedSegmentor,
     ExportError,
-    WholeImageSegmentor,
     export_onnx,
     export_torch,
     refusal_of_dynamic_size,
+    relative_difference,
 )
-from mmseg_ext.deployment.export import ExportedSegmentor, relative_difference
-from mmseg_ext.deployment.segmentor import random_images
+from mmseg_ext.deployment.segmentor import WholeImageSegmentor, random_images
 from tests.configs import CONFIGS
 from tests.models import PREPROCESSOR, randomise
 

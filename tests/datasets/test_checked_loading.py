@@ -16,7 +16,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from mmseg_ext.datasets import CheckedLoadAnnotations, CheckedLoadImage
-from mmseg_ext.datasets.checked_loading import image_loaders
+from mmseg_ext.datasets.checked_image import image_loaders
 from mmseg_ext.datasets.files import UnreadableFileError
 from mmseg_ext.datasets.labels import LabelError, LabelRule
 from mmseg_ext.engine import SkippedImagesHook
