@@ -91,9 +91,14 @@ class DANetEAHead(BaseDecodeHead):
             self._classify(cam, self.cam_conv_seg),
         )
 
+    def named_logits(self, outputs: tuple[Tensor, Tensor, Tensor] | Tensor) -> dict[str, Tensor]:
+        """Prefix of the losses -> logits, of what `forward` returned; the first are predicted."""
+        if not self.channel_attention:
+            return {"": outputs}
+        return dict(zip(("ea_cam", "ea", "cam"), outputs, strict=True))
+
     def predict(self, inputs: list[Tensor], batch_img_metas: list[dict], test_cfg) -> Tensor:
-        logits = self.forward(inputs)
-        logits = logits[0] if self.channel_attention else logits
+        logits, *_ = self.named_logits(self.forward(inputs)).values()
         return self.predict_by_feat(logits, batch_img_metas)
 
     def loss_by_feat(
@@ -102,6 +107,6 @@ class DANetEAHead(BaseDecodeHead):
         if not self.channel_attention:
             return super().loss_by_feat(seg_logits, batch_data_samples)
         losses = {}
-        for prefix, logits in zip(("ea_cam", "ea", "cam"), seg_logits, strict=True):
+        for prefix, logits in self.named_logits(seg_logits).items():
             losses |= add_prefix(super().loss_by_feat(logits, batch_data_samples), prefix)
         return losses

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmseg_ext.deployment.fusion import fuse_model
+from mmseg_ext.segmentors import StripEncoderDecoder
 
 
 class WholeImageSegmentor(nn.Module):
@@ -20,7 +21,7 @@ class WholeImageSegmentor(nn.Module):
     file. The auxiliary heads are left behind, and synchronised batch norms become plain ones.
 
     Args:
-        segmentor: an `EncoderDecoder`; it is copied, not changed.
+        segmentor: an `EncoderDecoder` or `StripEncoderDecoder`; it is copied, not changed.
         fuse: fold batch norms into convolutions and compose external attention (`fuse_model`).
 
     Raises:
@@ -33,7 +34,7 @@ class WholeImageSegmentor(nn.Module):
 
     def __init__(self, segmentor: EncoderDecoder, fuse: bool = False):
         super().__init__()
-        if type(segmentor) is not EncoderDecoder:
+        if type(segmentor) not in (EncoderDecoder, StripEncoderDecoder):
             raise ValueError(f"segmentor must be an EncoderDecoder, not {type(segmentor).__name__}")
         preprocessor = segmentor.data_preprocessor
         if not hasattr(preprocessor, "mean"):

@@ -1,5 +1,6 @@
-"""Test-time augmentation; importing this package registers it in mmseg's MODELS."""
+"""Class maps by strips, and test-time augmentation; importing this registers them in MODELS."""
 
 from mmseg_ext.segmentors.streaming_tta import StreamingSegTTAModel
+from mmseg_ext.segmentors.strip_encoder_decoder import StripEncoderDecoder
 
-__all__ = ["StreamingSegTTAModel"]
+__all__ = ["StreamingSegTTAModel", "StripEncoderDecoder"]

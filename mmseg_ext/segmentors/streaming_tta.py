@@ -1,8 +1,9 @@
-"""Test-time augmentation that holds one map, however many views there are.
+"""Test-time augmentation that holds one map, however many views there are, or none.
 
 mmsegmentation's `SegTTAModel` keeps the full-resolution logits of all views (12 for six scales and
-flips) and merges them at the end. The merge is a sum, so each view is added to one running map
-here and dropped: the memory above the views' input images does not grow with their number.
+flips) and merges them at the end. The merge is a sum. With `StripEncoderDecoder` the views' own
+logits, at the head's resolution, are kept and merged by strips of rows; no full-resolution map is
+made. With mmsegmentation's segmentors each view is added to one running map and dropped.
 
 `merge='probs'` is `SegTTAModel`'s rule, the mean of the views' softmax. `merge='logits'` is the sum
 of raw logits with which EANet (arXiv 2105.02358) was tested: MenghaoGuo/EANet, `test_torch.py`;
@@ -14,6 +15,7 @@ and the mean of these is held against the head's threshold, as for a single view
 """
 
 from collections.abc import Iterator, Sequence
+from typing import get_args
 
 import torch
 from mmengine.model import BaseTTAModel
@@ -22,24 +24,27 @@ from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
 from torch import Tensor
 
-_MERGES = ("probs", "logits")
+from mmseg_ext.segmentors.score_maps import Merge
+from mmseg_ext.segmentors.strip_encoder_decoder import StripEncoderDecoder
+
+_MERGES = get_args(Merge)
 
 
 @MODELS.register_module()
 class StreamingSegTTAModel(BaseTTAModel):
-    """Sum of the views' maps, each added as soon as its view is predicted.
+    """The merged prediction of an image's views, in whole and in slide mode.
 
     The merged sample is the first view's, with `pred_sem_seg` (1, H, W) and, as `seg_logits`, the
-    merged map (C, H, W): the mean of the views' probabilities, or the sum of their logits. The
-    map is in float32 or better. A view is brought back to the original size and orientation by
-    the segmentor itself, in whole and in slide mode, for horizontal and vertical flips.
+    merged map (C, H, W): the mean of the views' probabilities, or the sum of their logits, in
+    float32 or better. `StripEncoderDecoder` leaves `seg_logits` out unless its
+    `test_cfg.keep_logits` is True.
 
     Raises:
         ValueError: for another `merge`, or for `merge='logits'` with a segmentor of one output
             channel, which returns probabilities.
     """
 
-    def __init__(self, module, merge: str = "probs", data_preprocessor=None):
+    def __init__(self, module, merge: Merge = "probs", data_preprocessor=None):
         if merge not in _MERGES:
             raise ValueError(f"merge must be one of {_MERGES}, got {merge!r}")
         super().__init__(module, data_preprocessor)
@@ -54,11 +59,24 @@ class StreamingSegTTAModel(BaseTTAModel):
         `data` is what `TestTimeAug` and the data loader make: per field, a list over views of
         lists over the batch.
         """
+        if isinstance(self.module, StripEncoderDecoder):
+            return self._merged_by_strips(_views(data))
         return self._merged(self.module.test_step(view) for view in _views(data))
 
     def merge_preds(self, data_samples_list: list[Sequence[SegDataSample]]) -> list[SegDataSample]:
         """Merge predictions that exist already: a list over images of lists over views."""
         return self._merged(zip(*data_samples_list, strict=True))
+
+    def _merged_by_strips(self, views: Iterator[dict | list]) -> list[SegDataSample]:
+        merged: list[SegDataSample] = []
+        maps = []  # per view, the scores of each image
+        for view in views:
+            batch = self.module.data_preprocessor(view, False)
+            maps.append(self.module.score_maps(batch["inputs"], batch["data_samples"]))
+            merged = merged or batch["data_samples"]
+        for sample, image in zip(merged, zip(*maps, strict=True), strict=True):
+            self.module.set_prediction(sample, image, self.merge)
+        return merged
 
     def _merged(self, views: Iterator[Sequence[SegDataSample]]) -> list[SegDataSample]:
         merged: list[SegDataSample] = []

@@ -1,108 +1,29 @@
 """Streaming test-time augmentation against mmsegmentation's and the published script's steps."""
 
 import copy
-import itertools
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from mmcv.transforms import Compose
-from mmengine.config import Config, ConfigDict
+from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
-from mmengine.registry import init_default_scope
 from mmengine.structures import PixelData
 from mmseg.models.segmentors import SegTTAModel
-from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
 from PIL import Image
-from torch.profiler import ProfilerActivity, profile
 
 from mmseg_ext.segmentors import StreamingSegTTAModel
 from tests.configs import CONFIGS
-from tests.models import PREPROCESSOR, randomise
-
-META = ("img_path", "ori_shape", "img_shape", "pad_shape", "flip", "flip_direction")
-
-
-def segmentor(channels: int = 5, slide: bool = False, align_corners: bool = False, **head):
-    """A small FCN with random statistics; output stride 8."""
-    init_default_scope("mmseg")
-    norm = {"type": "BN"}
-    test_cfg = {"mode": "whole"}
-    if slide:
-        test_cfg = {"mode": "slide", "crop_size": (32, 32), "stride": (20, 20)}
-    config = ConfigDict(
-        {
-            "type": "EncoderDecoder",
-            "data_preprocessor": PREPROCESSOR,
-            "backbone": {
-                "type": "ResNetV1c",
-                "depth": 18,
-                "base_channels": 8,
-                "stem_channels": 8,
-                "strides": (1, 2, 1, 1),
-                "dilations": (1, 1, 2, 4),
-                "out_indices": (3,),
-                "norm_cfg": norm,
-            },
-            "decode_head": {
-                "type": "FCNHead",
-                "in_channels": 64,
-                "in_index": 0,
-                "channels": 16,
-                "num_convs": 1,
-                "concat_input": False,
-                "num_classes": channels,
-                "norm_cfg": norm,
-                "align_corners": align_corners,
-                **head,
-            },
-            "test_cfg": test_cfg,
-        }
-    )
-    model = MODELS.build(config)
-    with torch.no_grad():
-        model.decode_head.conv_seg.weight.mul_(300)  # logits that differ, not all near zero
-    return randomise(model).eval()
-
-
-def views(image: np.ndarray, ratios, directions=("horizontal",), field="a") -> dict:
-    """What TestTimeAug makes of one image: every ratio, unflipped and flipped each way."""
-    flips = [{"type": "RandomFlip", "prob": 0.0}]
-    flips += [{"type": "RandomFlip", "prob": 1.0, "direction": d} for d in directions]
-    transform = Compose(
-        [
-            {
-                "type": "TestTimeAug",
-                "transforms": [
-                    [{"type": "Resize", "scale_factor": r, "keep_ratio": True} for r in ratios],
-                    flips,
-                    [{"type": "PackSegInputs", "meta_keys": META}],
-                ],
-            }
-        ]
-    )
-    return transform({"img": image, "img_path": field, "ori_shape": image.shape[:2]})
-
-
-def random_image(height: int, width: int, seed: int = 0) -> np.ndarray:
-    return np.random.RandomState(seed).randint(0, 256, (height, width, 3)).astype(np.uint8)
-
-
-def batch_of_two(ratios=(0.5, 1.0, 1.75), directions=("horizontal", "vertical")) -> dict:
-    images = [random_image(40, 56, seed) for seed in (0, 1)]
-    return pseudo_collate([views(im, ratios, directions, f"{i}") for i, im in enumerate(images)])
-
-
-def each_view(model, data) -> list[list]:
-    """Per image, the samples that the segmentor predicts for every view on its own."""
-    count = len(data["inputs"])
-    predicted = [
-        model.test_step({key: copy.deepcopy(value[i]) for key, value in data.items()})
-        for i in range(count)
-    ]
-    return list(zip(*predicted, strict=True))
+from tests.segmentors.small import (
+    allocated_at_peak,
+    batch_of_two,
+    each_view,
+    random_image,
+    segmentor,
+    views,
+)
 
 
 @pytest.mark.parametrize("slide", [False, True], ids=["whole", "slide"])
@@ -189,16 +110,6 @@ def test_bad_arguments_are_named():
         StreamingSegTTAModel(segmentor(), merge="mean")
     with pytest.raises(ValueError, match="more than one output channel"):
         StreamingSegTTAModel(segmentor(channels=2, out_channels=1, threshold=0.5), merge="logits")
-
-
-def allocated_at_peak(function) -> int:
-    """Bytes of tensors on the CPU that `function` holds at its worst, above those of its start."""
-    activities = [ProfilerActivity.CPU]
-    with torch.no_grad(), profile(activities=activities, profile_memory=True) as profiler:
-        function()
-    events = profiler.profiler.kineto_results.events()
-    changes = sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns())
-    return max(itertools.accumulate(e.nbytes() for e in changes))
 
 
 def test_memory_does_not_grow_with_the_views():

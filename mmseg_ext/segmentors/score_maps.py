@@ -1,0 +1,119 @@
+"""Class scores of an image as R L C^T, of which strips of rows are made, merged and dropped."""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mmseg_ext.layers.precision import autocast_disabled, full_precision
+from mmseg_ext.segmentors.resize_maps import AxisMap
+
+# Bytes of one strip of scores, of which a call holds up to three.
+STRIP_BYTES = 8 * 2**20
+
+Merge = Literal["probs", "logits"]
+
+
+def strip_height(width: int, channels: int, dtype: torch.dtype) -> int:
+    """Rows of a strip (rows, width, channels) of at most `STRIP_BYTES`, one at least."""
+    return max(1, STRIP_BYTES // (width * channels * dtype.itemsize))
+
+
+def resized_strip(
+    strip: Tensor, top: int, logits: Tensor, rows: AxisMap, columns: AxisMap
+) -> Tensor:
+    """Add the rows from `top` on of R L C^T to `strip` (rows, W, C); `logits` is L (h, w, C)."""
+    bottom = top + len(strip)
+    low, across = rows.needed(top, bottom), columns.reached
+    if low.start == low.stop:  # a window above or below
+        return strip
+    wide = columns.matrix[across] @ logits[low]  # low rows, W, C
+    target = strip[:, across].view(len(strip), -1)  # rows, W C
+    target.addmm_(rows.matrix[top:bottom, low], wide.flatten(1))
+    return strip
+
+
+class ScoreMap:
+    """Scores (H, W, C) of one view of an image: the sum of R L C^T over its windows.
+
+    Nothing is computed until a strip is asked for. The logits are kept in float32 or better, with
+    the classes last, where softmax and argmax are fastest.
+    """
+
+    def __init__(self):
+        self._terms: list[tuple[Tensor, AxisMap, AxisMap]] = []
+
+    def add(self, logits: Tensor, rows: AxisMap, columns: AxisMap) -> None:
+        """A window's logits (C, h, w), with the maps (H, h) and (W, w)."""
+        logits = logits.to(full_precision(logits.dtype)).permute(1, 2, 0).contiguous()  # h, w, C
+        self._terms.append((logits, rows, columns))
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        logits, rows, columns = self._terms[0]
+        return rows.size, columns.size, logits.shape[2]
+
+    def new_empty(self, *shape: int) -> Tensor:
+        """An empty tensor with the dtype and the device of the logits."""
+        return self._terms[0][0].new_empty(shape)
+
+    def add_to(self, strip: Tensor, top: int) -> None:
+        """Add the scores of the rows from `top` on to `strip` (rows, W, C)."""
+        with autocast_disabled(strip):
+            for term in self._terms:
+                resized_strip(strip, top, *term)
+
+
+def merged_strips(views: Sequence[ScoreMap], merge: Merge) -> Iterator[tuple[int, Tensor]]:
+    """(top, scores (rows, W, C)) of the merged views, from top to bottom.
+
+    'logits' is the sum of the views' scores, 'probs' the mean of their probabilities (softmax;
+    the sigmoid of a single channel). A strip is overwritten by the next one.
+    """
+    height, width, channels = views[0].shape
+    total = views[0].new_empty(0)
+    rows = min(strip_height(width, channels, total.dtype), height)
+    total = total.new_empty(rows, width, channels)
+    buffers = () if merge == "logits" else (torch.empty_like(total), torch.empty_like(total))
+    for top in range(0, height, rows):
+        strip, *summands = (buffer[: height - top] for buffer in (total, *buffers))
+        strip.zero_()
+        for view in views:
+            if merge == "logits":
+                view.add_to(strip, top)
+            else:
+                strip += _probabilities(view, top, *summands)
+        if merge == "probs":
+            strip /= len(views)
+        yield top, strip
+
+
+def _probabilities(view: ScoreMap, top: int, scores: Tensor, out: Tensor) -> Tensor:
+    view.add_to(scores.zero_(), top)
+    if scores.shape[2] == 1:
+        return torch.sigmoid(scores, out=out)
+    return torch.softmax(scores, dim=2, out=out)
+
+
+def merged_prediction(
+    views: Sequence[ScoreMap], merge: Merge, threshold: float | None, keep_scores: bool
+) -> dict[str, Tensor]:
+    """`pred_sem_seg` (1, H, W) of the merged views, and `seg_logits` (C, H, W) with `keep_scores`.
+
+    `threshold` is that of the mean probability of a single channel, as mmseg's heads have it.
+    """
+    height, width, channels = views[0].shape
+    kept = views[0].new_empty(channels, height, width) if keep_scores else None
+    labels = views[0].new_empty(1, height, width)
+    if channels > 1:
+        labels = labels.long()
+    for top, scores in merged_strips(views, merge):
+        rows = slice(top, top + len(scores))
+        if channels > 1:
+            torch.argmax(scores, dim=2, out=labels[0, rows])
+        else:
+            labels[0, rows] = scores[:, :, 0] > threshold
+        if kept is not None:
+            kept[:, rows] = scores.permute(2, 0, 1)
+    return {"pred_sem_seg": labels} | ({} if kept is None else {"seg_logits": kept})

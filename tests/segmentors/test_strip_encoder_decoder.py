@@ -1,0 +1,273 @@
+"""`StripEncoderDecoder` against mmsegmentation's `EncoderDecoder` with the same weights."""
+
+import copy
+
+import pytest
+import torch
+from mmengine.structures import PixelData
+from mmseg.models.decode_heads import FCNHead
+from mmseg.models.segmentors import SegTTAModel
+from mmseg.registry import MODELS
+from mmseg.structures import SegDataSample
+
+from mmseg_ext.segmentors import StreamingSegTTAModel, StripEncoderDecoder
+from tests.segmentors.small import allocated_at_peak, batch_of_two, pair, segmentor
+
+PYRAMID = dict(in_channels=[8, 16, 32, 64], in_index=[0, 1, 2, 3])
+LAST_TWO = dict(in_channels=[32, 64], in_index=[2, 3])
+HEADS = {
+    "FCN": dict(),
+    "DA": dict(type="DAHead", pam_channels=4),
+    "PSP": dict(type="PSPHead", pool_scales=(1, 2)),
+    "Enc": dict(type="EncHead", num_codes=4, **LAST_TWO),
+    "Enc without its second loss": dict(type="EncHead", num_codes=4, use_se_loss=False, **LAST_TWO),
+    "UPer": dict(type="UPerHead", pool_scales=(1, 2), **PYRAMID),
+    "FPN": dict(type="FPNHead", feature_strides=[4, 8, 8, 8], **PYRAMID),
+    "SegFormer": dict(type="SegformerHead", **PYRAMID),
+    "EA": dict(type="EAHead", ea_channels=16, memory_size=8),
+    "JSegEA": dict(type="JSegEAHead", memory_size=8),
+    "DANetEA": dict(type="DANetEAHead", memory_size=8),
+    "DANetEA, one branch": dict(type="DANetEAHead", memory_size=8, channel_attention=False),
+    "MaSA": dict(type="MaSAHead", num_heads=2),
+}
+
+
+def images(count: int = 3, size: tuple[int, int] = (40, 56)) -> tuple[torch.Tensor, list]:
+    """A batch whose images differ in original size, padding and flip."""
+    metas = [
+        dict(ori_shape=(61, 83), img_padding_size=(0, 5, 0, 3)),
+        dict(ori_shape=(25, 33), flip=True, flip_direction="horizontal"),
+        dict(ori_shape=size, padding_size=[4, 0, 2, 1], flip=True, flip_direction="vertical"),
+    ]
+    samples = [
+        SegDataSample(metainfo=dict(img_shape=size, pad_shape=size, **meta))
+        for meta in metas[:count]
+    ]
+    return torch.randn(count, 3, *size), samples
+
+
+def assert_same_labels(ours, theirs, scores) -> int:
+    """Labels (1, H, W) are equal wherever the two best of `scores` (C, H, W) are 1e-5 apart.
+
+    Returns how many pixels were compared.
+    """
+    best, second = scores.topk(2, dim=0).values  # H, W
+    clear = best - second >= 1e-5
+    assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
+    assert torch.equal(ours[0][clear], theirs[0][clear])
+    return int(clear.sum())
+
+
+@pytest.mark.parametrize("slide", [False, True], ids=["whole", "slide"])
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+def test_labels_and_scores_of_every_kind_of_head(head, slide):
+    stock, ours = pair(slide=slide, keep_logits=True, **head)
+    inputs, samples = images()
+    with torch.no_grad():
+        mean = stock.encode_decode(inputs, [dict(img_shape=inputs.shape[2:])]).mean((0, 2, 3))
+        for model in (stock, ours):  # every class is somewhere the best
+            model.decode_head.conv_seg.bias -= mean
+        theirs = stock.predict(inputs, copy.deepcopy(samples))
+        result = ours.predict(inputs, copy.deepcopy(samples))
+    for a, b in zip(result, theirs, strict=True):
+        expected = b.seg_logits.data
+        assert (a.seg_logits.data - expected).abs().max() <= 1e-5 * expected.abs().max()
+        compared = assert_same_labels(a.pred_sem_seg.data, b.pred_sem_seg.data, expected)
+        assert compared >= 0.999 * expected[0].numel()
+    assert len(torch.cat([s.pred_sem_seg.data.unique() for s in result]).unique()) > 2
+
+
+def test_labels_of_150_classes_differ_only_at_ties():
+    """A quarter of a million pixels of random logits, resized twice."""
+    stock, ours = pair(channels=150)
+    logits = torch.randn(1, 150, 32, 43)
+    for model in (stock, ours):
+        model.extract_feat = lambda x: x
+        model.decode_head.forward = lambda x: logits
+    sample = SegDataSample(metainfo=dict(ori_shape=(433, 577), img_shape=(256, 344)))
+    inputs = torch.zeros(1, 3, 256, 344)
+    (theirs,) = stock.predict(inputs, [sample.clone()])
+    (result,) = ours.predict(inputs, [sample.clone()])
+    count = assert_same_labels(
+        result.pred_sem_seg.data, theirs.pred_sem_seg.data, theirs.seg_logits.data
+    )
+    assert count > 0.9995 * 433 * 577
+    assert len(result.pred_sem_seg.data.unique()) == 150
+
+
+def test_scores_are_kept_only_on_request():
+    _, ours = pair()
+    inputs, samples = images()
+    with torch.no_grad():
+        for sample in ours.predict(inputs, samples):
+            assert "seg_logits" not in sample
+
+
+def test_one_output_channel():
+    stock, ours = pair(channels=2, out_channels=1, threshold=0.6, keep_logits=True)
+    inputs, samples = images()
+    with torch.no_grad():
+        theirs = stock.predict(inputs, copy.deepcopy(samples))
+        result = ours.predict(inputs, copy.deepcopy(samples))
+    for a, b in zip(result, theirs, strict=True):
+        torch.testing.assert_close(a.seg_logits.data, b.seg_logits.data, rtol=0, atol=1e-6)
+        assert 0 < b.pred_sem_seg.data.mean() < 1  # both classes occur
+        clear = (b.seg_logits.data - 0.6).abs() > 1e-5
+        assert a.pred_sem_seg.data.dtype == b.pred_sem_seg.data.dtype
+        assert torch.equal(a.pred_sem_seg.data[clear], b.pred_sem_seg.data[clear])
+
+
+def test_images_alone_are_labelled_at_their_size():
+    stock, ours = pair()
+    inputs, _ = images()
+    with torch.no_grad():
+        theirs, result = stock.predict(inputs), ours.predict(inputs)
+    for a, b in zip(result, theirs, strict=True):
+        assert_same_labels(a.pred_sem_seg.data, b.pred_sem_seg.data, b.seg_logits.data)
+
+
+def test_autocast_leaves_the_resize_in_single_precision():
+    """Only the network's products are in half precision: the labels are those of its logits."""
+    _, ours = pair(keep_logits=True)
+    inputs, samples = images()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        (result, *_) = ours.predict(inputs, samples)
+        logits = ours.decode_head(ours.extract_feat(inputs))
+    assert logits.dtype == torch.bfloat16 and result.seg_logits.data.dtype == torch.float32
+    full, _ = pair(keep_logits=True)
+    full.extract_feat = lambda x: x
+    full.decode_head.forward = lambda x: logits.float()
+    expected = full.predict(inputs, images()[1])[0].seg_logits.data
+    assert (result.seg_logits.data - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+# --- test-time augmentation ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slide", [False, True], ids=["whole", "slide"])
+def test_merged_probabilities_are_those_of_mmseg(slide):
+    stock, ours = pair(slide=slide, keep_logits=True)
+    data = batch_of_two()
+    result = StreamingSegTTAModel(ours).test_step(copy.deepcopy(data))
+    merged = StreamingSegTTAModel(stock).test_step(copy.deepcopy(data))
+    with torch.no_grad():
+        theirs = SegTTAModel(stock).test_step(copy.deepcopy(data))
+    for a, b, c in zip(result, merged, theirs, strict=True):
+        mean = b.seg_logits.data
+        torch.testing.assert_close(a.seg_logits.data, mean, rtol=0, atol=1e-5)
+        assert a.pred_sem_seg.data.shape == (1, 40, 56)
+        compared = assert_same_labels(a.pred_sem_seg.data, c.pred_sem_seg.data, mean)
+        assert compared >= 0.99 * 40 * 56
+        assert a.img_path == c.img_path
+
+
+def test_merged_logits_and_a_single_channel_are_those_of_whole_maps():
+    for merge, kwargs in (
+        ("logits", dict()),
+        ("probs", dict(channels=2, out_channels=1, threshold=0.6)),
+    ):
+        stock, ours = pair(keep_logits=True, **kwargs)
+        data = batch_of_two()
+        theirs = StreamingSegTTAModel(stock, merge=merge).test_step(copy.deepcopy(data))
+        result = StreamingSegTTAModel(ours, merge=merge).test_step(copy.deepcopy(data))
+        for a, b in zip(result, theirs, strict=True):
+            expected = b.seg_logits.data
+            assert (a.seg_logits.data - expected).abs().max() <= 1e-5 * expected.abs().max()
+            agree = a.pred_sem_seg.data == b.pred_sem_seg.data
+            assert agree.float().mean() >= 0.999
+            assert len(b.pred_sem_seg.data.unique()) > 1
+
+
+def test_no_map_of_classes_at_full_resolution_is_held(monkeypatch):
+    """One view and six, of 100 classes: less than a quarter of one map above the logits."""
+    monkeypatch.setattr("mmseg_ext.segmentors.score_maps.STRIP_BYTES", 200_000)
+    stock, ours = pair(channels=100)
+    logits = torch.randn(1, 100, 24, 32)
+    for model in (stock, ours):
+        model.extract_feat = lambda x: x
+        model.decode_head.forward = lambda x: logits
+    one_map = 100 * 192 * 256 * 4
+    low = logits.numel() * 4
+    sample = SegDataSample(metainfo=dict(ori_shape=(192, 256), img_shape=(192, 256)))
+    inputs = torch.zeros(1, 3, 192, 256)
+    assert allocated_at_peak(lambda: stock.predict(inputs, [sample.clone()])) > 1.9 * one_map
+    assert allocated_at_peak(lambda: ours.predict(inputs, [sample.clone()])) < 0.25 * one_map
+    view = dict(inputs=[inputs[0]], data_samples=[sample])
+    data = {key: [value] * 6 for key, value in view.items()}
+    merged = StreamingSegTTAModel(ours)
+    peak = allocated_at_peak(lambda: merged.test_step(copy.deepcopy(data)))
+    assert peak - 6 * low < 0.35 * one_map
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@MODELS.register_module()
+class _PredictsOtherwise(FCNHead):
+    def predict(self, inputs, batch_img_metas, test_cfg):
+        return super().predict(inputs, batch_img_metas, test_cfg) * 2
+
+
+@MODELS.register_module()
+class _ResizesOtherwise(FCNHead):
+    def predict_by_feat(self, seg_logits, batch_img_metas):
+        return seg_logits
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (dict(type="_PredictsOtherwise"), r"_PredictsOtherwise .* type='EncoderDecoder'"),
+        (dict(type="_ResizesOtherwise"), r"_ResizesOtherwise .* type='EncoderDecoder'"),
+        (dict(type="OCRHead", ocr_channels=8), r"OCRHead .* type='CascadeEncoderDecoder'"),
+    ],
+)
+def test_heads_that_do_not_resize_are_named(head, message):
+    with pytest.raises(ValueError, match=message):
+        segmentor(kind="StripEncoderDecoder", **head)
+
+
+@pytest.mark.parametrize(
+    ("test_cfg", "message"),
+    [
+        (dict(mode="window"), r"test_cfg.mode must be 'whole' or 'slide', not 'window'"),
+        (dict(mode="slide", stride=(2, 2)), r"test_cfg.crop_size must be \(height, width\)"),
+        (dict(mode="slide", crop_size=(8, 8), stride=8), r"test_cfg.stride must be .* not 8"),
+        (dict(mode="slide", crop_size=(8, 8), stride=(8, 9)), r"\(8, 9\) is larger .* gaps"),
+    ],
+)
+def test_impossible_test_cfg_is_named(test_cfg, message):
+    backbone = dict(type="ResNetV1c", depth=18, base_channels=8)
+    head = dict(type="FCNHead", in_channels=64, channels=8, num_classes=3)
+    with pytest.raises(ValueError, match=message):
+        StripEncoderDecoder(backbone, head, test_cfg=test_cfg)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(pad_shape=(40, 64)), r"pad_shape is \(40, 64\), the input is \(40, 56\)"),
+        (dict(img_padding_size=(30, 26, 0, 0)), r"img_padding_size .* does not fit"),
+        (dict(flip=True, flip_direction="diagonal"), r"flip_direction .* not 'diagonal'"),
+    ],
+)
+def test_metadata_that_contradict_the_input_are_named(change, message):
+    _, ours = pair()
+    inputs, (sample, *_) = images()
+    sample.set_metainfo(change)
+    with pytest.raises(ValueError, match=message):
+        ours.predict(inputs[:1], [sample])
+
+
+def test_missing_original_size_is_named():
+    _, ours = pair()
+    with pytest.raises(ValueError, match="ori_shape"):
+        ours.predict(torch.zeros(1, 3, 40, 56), [SegDataSample()])
+
+
+def test_ground_truth_stays_in_the_sample():
+    _, ours = pair()
+    inputs, (sample, *_) = images()
+    sample.gt_sem_seg = PixelData(data=torch.ones(1, 61, 83))
+    (result,) = ours.predict(inputs[:1], [sample])
+    assert result.gt_sem_seg.data.sum() == 61 * 83
