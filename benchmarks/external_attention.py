@@ -1,6 +1,6 @@
 """How much faster composed external attention is than the paper's order of operations.
 
-The plain block is `PlainExternalAttention`, written from the paper's equations; both hold the same
+The plain block is `PublishedExternalAttention`, written from the paper's equations; both hold the same
 weights, run in one process and take turns. The yardstick for what is left is a plain copy of the
 feature map: one read and one write of the tensor.
 """
@@ -16,7 +16,7 @@ from mmcv.cnn import ConvModule
 from mmseg.registry import MODELS
 from torch import nn
 
-from mmseg_ext.cost.attention_blocks import Entry, PlainExternalAttention
+from mmseg_ext.cost.attention_blocks import Entry, PublishedExternalAttention
 from mmseg_ext.cost.cost_table import MEBI, inference_step, markdown, training_step
 from mmseg_ext.cost.measure import median_ratio, paired_times, peak_memory
 from mmseg_ext.deployment.fusion import fuse_model
@@ -58,7 +58,7 @@ def external_attention_speed(
     dtype: torch.dtype = torch.float32,
 ) -> Speed:
     """Plain against fused inference and composed training at 1 x `channels` x `side` x `side`."""
-    plain = PlainExternalAttention(channels).to(device, dtype)
+    plain = PublishedExternalAttention(channels).to(device, dtype)
     composed = ExternalAttention2d(channels).to(device, dtype)
     plain.load_state_dict(composed.state_dict())
     x = torch.randn(1, channels, side, side, device=device, dtype=dtype)

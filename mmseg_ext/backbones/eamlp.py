@@ -25,7 +25,10 @@ from torch import Tensor, nn
 from mmseg_ext.backbones.layer_depth import in_blocks
 from mmseg_ext.backbones.position_table import positions_at
 from mmseg_ext.backbones.recompute import run_recomputed
-from mmseg_ext.layers.external_attention import MultiHeadExternalAttention, double_normalize_tokens
+from mmseg_ext.layers.token_external_attention import (
+    MultiHeadExternalAttention,
+    double_normalize_tokens,
+)
 
 TOKEN_DIM = 64
 TOKEN_MEMORY_SIZE = 128

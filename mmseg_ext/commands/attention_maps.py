@@ -32,10 +32,11 @@ from mmseg_ext.inspection.attention_views import (
     summarise_slots,
     token_grid,
 )
-from mmseg_ext.layers.external_attention import ExternalAttention2d, MultiHeadExternalAttention
+from mmseg_ext.layers.external_attention import ExternalAttention2d
 from mmseg_ext.layers.lambda_layer import LambdaLayer
 from mmseg_ext.layers.manhattan_attention import ManhattanAttention
 from mmseg_ext.layers.re_attention import ReAttention
+from mmseg_ext.layers.token_external_attention import MultiHeadExternalAttention
 from mmseg_ext.reports.panels import colourise
 
 _SLOTS = 8

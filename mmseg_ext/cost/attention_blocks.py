@@ -1,8 +1,8 @@
 """The attention blocks and heads that the cost table compares, each as its paper defines it.
 
-Blocks map (B, C, H, W) to the same. Self-attention, double attention and external attention are
-written plainly from their equations; the others are mmsegmentation's modules at the settings of
-its own configs, without the 3x3 convolutions that lead into a head.
+Blocks map (B, C, H, W) to the same. Self-attention and double attention are written plainly from
+their equations, external attention is our layer; the others are mmsegmentation's modules at the
+settings of its own configs, without the 3x3 convolutions that lead into a head.
 
 Paper figures are table 8 of arXiv 2105.02358 (input 1 x 512 x 128 x 128), in the convention of the
 table that it extends (arXiv 2109.04553): parameters in units of 2^20, multiply-adds in units of
@@ -34,48 +34,19 @@ _RELU = {"type": "ReLU"}
 _CONV = {"conv_cfg": None, "norm_cfg": _BN, "act_cfg": _RELU}
 
 
-class PlainExternalAttention(nn.Module):
-    """External attention as the paper and its published code compute it, one map after the other.
+class PublishedExternalAttention(ExternalAttention2d):
+    """External attention in its published order of operations, whatever the size.
 
-    The parameters and their names are those of `ExternalAttention2d`. With `second_conv` False it
-    ends at the values, as in the paper's first version.
+    With `second_conv` False it ends at the values, as in the paper's first version.
     """
 
-    def __init__(self, channels: int, memory_size: int = 64, second_conv: bool = True):
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, channels, 1)
-        self.linear_0 = nn.Conv1d(channels, memory_size, 1, bias=False)
-        self.linear_1 = nn.Conv1d(memory_size, channels, 1, bias=False)
-        self.conv2 = nn.Identity()
-        if second_conv:
-            self.conv2 = nn.Sequential(
-                nn.Conv2d(channels, channels, 1, bias=False), nn.BatchNorm2d(channels)
-            )
+    def __init__(self, channels: int, tied: bool = False, second_conv: bool = True):
+        super().__init__(channels, tied=tied)
+        if not second_conv:
+            self.conv2 = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        attention = self.linear_0(self.conv1(x).flatten(2))  # (B, S, N)
-        attention = attention.softmax(dim=2)
-        attention = attention / (1e-9 + attention.sum(dim=1, keepdim=True))
-        values = self.linear_1(attention).view_as(x)  # (B, C, H, W)
-        return F.relu(x + self.conv2(values))
-
-
-class TiedExternalAttention(nn.Module):
-    """The block with one memory for keys and values (paper, equation 5-6), written plainly."""
-
-    def __init__(self, channels: int, memory_size: int = 64):
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, channels, 1)
-        self.linear_0 = nn.Conv1d(channels, memory_size, 1, bias=False)
-        self.conv2 = nn.Sequential(
-            nn.Conv2d(channels, channels, 1, bias=False), nn.BatchNorm2d(channels)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        attention = self.linear_0(self.conv1(x).flatten(2)).softmax(dim=2)  # (B, S, N)
-        attention = attention / (1e-9 + attention.sum(dim=1, keepdim=True))
-        values = self.linear_0.weight[..., 0].t() @ attention  # (B, C, N)
-        return F.relu(x + self.conv2(values.view_as(x)))
+        return self.published_order(x)
 
 
 class SelfAttention(nn.Module):
@@ -236,16 +207,18 @@ def attention_blocks(channels: int = 512) -> dict[str, Entry]:
         )
     return blocks | {
         "EA, paper's first version": Entry(
-            lambda: PlainExternalAttention(channels, second_conv=False),
+            lambda: PublishedExternalAttention(channels, second_conv=False),
             None,
             "no second 1x1 convolution",
         ),
         "EA, one memory": Entry(
-            lambda: TiedExternalAttention(channels),
+            lambda: PublishedExternalAttention(channels, tied=True),
             PaperCost(0.55, 9.2),
             "the paper's figures leave out the product with the values",
         ),
-        "EA, plain": Entry(lambda: PlainExternalAttention(channels), None, "the published block"),
+        "EA, plain": Entry(
+            lambda: PublishedExternalAttention(channels), None, "the published block"
+        ),
         "EA, composed": Entry(
             lambda: ExternalAttention2d(channels), None, "its composed maps are no modules"
         ),

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from mmseg_ext.layers.lambda_layer import LambdaLayer
@@ -88,10 +90,10 @@ def held_peak(device: str | torch.device = "cpu") -> int:
 class MultiplyAdds(NamedTuple):
     """Multiply-adds of one forward.
 
-    `modules` counts what hooks on convolutions and linear layers see, the convention of mmcv's
+    `modules` counts what convolutions and linear layers are called with, the convention of mmcv's
     `get_model_complexity_info` and of most papers' segmentation tables: products of attention
     are left out. `all` counts every convolution and matrix product that runs. A lambda layer counts
-    as the paper's dense form (`LambdaLayer.multiply_adds`), whichever way it runs: its products
+    as the paper's dense form (`lambda_multiply_adds`), whichever way it runs: its products
     over positions and its Fourier transforms are no matrix products.
     """
 
@@ -105,10 +107,32 @@ def _fused_attention_flops(
     return sdpa_flop_count(query, key, value)
 
 
-# Missing in torch's own table, which has the kernels of the other devices.
-_CPU_KERNELS = {
+def _product_in_place_flops(
+    addend: tuple[int, ...], left: tuple[int, ...], right: tuple[int, ...], *args, **kwargs
+) -> int:
+    return 2 * math.prod(left) * right[-1]
+
+
+# Missing in torch's own table, which has the kernels of the other devices and `baddbmm`.
+_MORE_KERNELS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _fused_attention_flops,
+    torch.ops.aten.baddbmm_: _product_in_place_flops,
 }
+
+
+def lambda_multiply_adds(layer: LambdaLayer, height: int, width: int) -> int:
+    """Multiply-adds of the lambdas of one H x W map in the paper's dense form.
+
+    Those of the projection are not among them: a counter of modules sees that one. Taps on the zero
+    padding count, as for convolutions. In the global form all positions meet each other.
+    """
+    positions = height * width
+    pairs = layer.key_depth * layer.value_depth
+    per_position = pairs * (layer.intra_depth + layer.num_heads) if layer.content else 0
+    if layer.embeddings is not None:
+        taps = positions if layer.resolution is not None else layer.receptive_field**2
+        per_position += pairs * (layer.intra_depth * taps + layer.num_heads)
+    return positions * per_position
 
 
 def count_multiply_adds(model: nn.Module, *args) -> MultiplyAdds:
@@ -120,6 +144,8 @@ def count_multiply_adds(model: nn.Module, *args) -> MultiplyAdds:
 
     def count(module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
         nonlocal hooked
+        if not isinstance(module, kinds):
+            return
         if isinstance(module, nn.Linear):
             hooked += output.numel() * module.in_features
         elif isinstance(module, nn.modules.conv._ConvTransposeNd):
@@ -134,14 +160,15 @@ def count_multiply_adds(model: nn.Module, *args) -> MultiplyAdds:
         nonlocal lambdas, flops_inside
         hooked_before, flops_before = starts.pop()
         batch, _, height, width = inputs[0].shape
-        lambdas += hooked - hooked_before + batch * layer.multiply_adds(height, width)
+        lambdas += hooked - hooked_before + batch * lambda_multiply_adds(layer, height, width)
         flops_inside += counter.get_total_flops() - flops_before
 
     kinds = (nn.Linear, nn.modules.conv._ConvNd)
-    handles = [m.register_forward_hook(count) for m in model.modules() if isinstance(m, kinds)]
+    # For all modules of the process: with a hook of its own a module would not be composed.
+    handles = [register_module_forward_hook(count)]
     for layer in (m for m in model.modules() if isinstance(m, LambdaLayer)):
         handles += [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave)]
-    counter = FlopCounterMode(display=False, custom_mapping=_CPU_KERNELS)
+    counter = FlopCounterMode(display=False, custom_mapping=_MORE_KERNELS)
     try:
         with torch.no_grad(), counter:
             model(*args)

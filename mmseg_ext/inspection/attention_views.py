@@ -20,14 +20,11 @@ from mmseg_ext.inspection.similarity import (
     layer_inputs,
     queries_and_keys,
 )
-from mmseg_ext.layers.external_attention import (
-    ExternalAttention2d,
-    MultiHeadExternalAttention,
-    double_normalize,
-)
+from mmseg_ext.layers.external_attention import ExternalAttention2d, double_normalize
 from mmseg_ext.layers.lambda_layer import LambdaLayer
 from mmseg_ext.layers.manhattan_attention import ManhattanAttention, log_decays
 from mmseg_ext.layers.re_attention import ReAttention
+from mmseg_ext.layers.token_external_attention import MultiHeadExternalAttention
 
 KINDS = (
     ExternalAttention2d,

@@ -19,10 +19,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mmseg_ext.layers.external_attention import MultiHeadExternalAttention, double_normalize_tokens
 from mmseg_ext.layers.manhattan_attention import ManhattanAttention, log_decays
 from mmseg_ext.layers.re_attention import ReAttention
 from mmseg_ext.layers.self_attention import SelfAttention
+from mmseg_ext.layers.token_external_attention import (
+    MultiHeadExternalAttention,
+    double_normalize_tokens,
+)
 
 
 @dataclass

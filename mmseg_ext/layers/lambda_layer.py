@@ -10,7 +10,6 @@ that a strided layer always meets a strided 1x1 convolution.
 """
 
 import copy
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -401,22 +400,6 @@ class LambdaLayer(nn.Module):
         fused.norm_q = nn.Identity()
         fused.norm_v = nn.Identity()
         return fused.eval()
-
-    def multiply_adds(self, height: int, width: int) -> int:
-        """Multiply-adds of the lambdas of one H x W map in the paper's dense form.
-
-        Those of the projection are not among them: a counter of modules sees that one. Taps on the
-        zero padding count, as for convolutions. In the global form all positions meet each other.
-        """
-        positions = height * width
-        per_position = 0
-        pairs = self.key_depth * self.value_depth
-        if self.content:
-            per_position += pairs * (self.intra_depth + self.num_heads)
-        if self.embeddings is not None:
-            taps = positions if self.resolution is not None else math.prod(self._table_size())
-            per_position += pairs * (self.intra_depth * taps + self.num_heads)
-        return positions * per_position
 
     def extra_repr(self) -> str:
         scope = (

@@ -13,9 +13,7 @@ from benchmarks.external_attention import (
 from mmseg_ext.commands.cost_table import main
 from mmseg_ext.cost.attention_blocks import (
     CROPS,
-    PlainExternalAttention,
     SelfAttention,
-    TiedExternalAttention,
     attention_blocks,
     whole_heads,
 )
@@ -25,7 +23,6 @@ from mmseg_ext.cost.cost_table import (
     measure_costs,
     training_step,
 )
-from mmseg_ext.layers import ExternalAttention2d
 from tests.models import assert_same
 
 MEBI = 2**20
@@ -127,20 +124,6 @@ def test_fused_head_is_its_convolutions_and_little_else():
     convolutions = positions * (9 * 2048 * 512 + 9 * 512 * 256 + 256 * 150)
     assert cost.module_multiply_adds == convolutions
     assert cost.all_multiply_adds - convolutions == positions * 2 * 64 * 512
-
-
-def test_plain_forms_are_the_layer():
-    """What the table times as the paper's order computes what the layer computes."""
-    layer = ExternalAttention2d(24, 8).eval()
-    plain = PlainExternalAttention(24, 8).eval()
-    plain.load_state_dict(layer.state_dict())
-    x = torch.randn(2, 24, 9, 7)
-    with torch.no_grad():
-        assert_same(plain(x), layer(x))
-        tied = ExternalAttention2d(24, 8, tied=True).eval()
-        plain_tied = TiedExternalAttention(24, 8).eval()
-        plain_tied.load_state_dict(tied.state_dict())
-        assert_same(plain_tied(x), tied(x))
 
 
 def test_self_attention_is_its_equation():

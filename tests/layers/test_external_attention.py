@@ -1,38 +1,16 @@
-"""ExternalAttention2d against its fixture, the equations written plainly, and its fused form."""
+"""ExternalAttention2d against its fixture, the paper's equations, and its faster forms."""
 
 import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import parametrizations, prune
 
+from benchmarks.reference.external_attention import PlainExternalAttention2d
 from mmseg_ext import fuse_model
-from mmseg_ext.layers.external_attention import ExternalAttention2d
+from mmseg_ext.layers import ExternalAttention2d
 from tests.parity import Fixture, assert_parity, gradient_difference
-
-
-def plain_forward(block: ExternalAttention2d, x):
-    """The published block, operation by operation, on the parameters of `block`."""
-    queries = block.conv1(x).flatten(2)
-    logits = F.conv1d(queries, block.linear_0.weight)
-    if block.normalization == "double":
-        attention = logits.softmax(-1)
-        attention = attention / (1e-9 + attention.sum(1, keepdim=True))
-    else:
-        attention = logits.softmax(1)
-    weight = block.linear_0.weight.transpose(0, 1) if block.tied else block.linear_1.weight
-    y = F.conv1d(attention, weight).view_as(x)
-    return F.relu(block.conv2(y) + x)
-
-
-class Plain(nn.Module):
-    def __init__(self, block):
-        super().__init__()
-        self.block = copy.deepcopy(block)
-
-    def forward(self, x):
-        return plain_forward(self.block, x)
 
 
 def away_from_kink(output):
@@ -70,6 +48,11 @@ def plain_batch_norm(channels: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(channels, affine=False)
 
 
+class ShiftedBatchNorm(nn.BatchNorm2d):
+    def forward(self, x):
+        return super().forward(x) + 0.5
+
+
 VARIANTS = [
     {},
     {"normalization": "softmax"},
@@ -78,6 +61,7 @@ VARIANTS = [
     {"norm_layer": batch_norm_without_statistics},
     {"norm_layer": cumulative_batch_norm},
     {"norm_layer": plain_batch_norm},
+    {"norm_layer": ShiftedBatchNorm},
     {"norm_layer": nn.SyncBatchNorm},
 ]
 
@@ -87,16 +71,16 @@ def variant_name(variant: dict) -> str:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("fused", [False, True])
-def test_parity_with_published_code(dtype, fused):
+@pytest.mark.parametrize("form", ["composed", "fused", "published order"])
+def test_parity_with_published_code(dtype, form):
     fixture = Fixture("eanet_external_attention")
     block = ExternalAttention2d(512)
     block.load_state_dict(fixture.state_dict, strict=True)
     block = block.to(dtype).eval()
-    if fused:
-        block = block.fuse()
+    function = {"composed": block, "fused": block.fuse(), "published order": block.published_order}
     with torch.no_grad():
-        assert_parity(block(fixture.inputs["x"].to(dtype)), fixture.outputs["y"])
+        y = function[form](fixture.inputs["x"].to(dtype))
+    assert_parity(y, fixture.outputs["y"])
 
 
 def test_parameter_count():
@@ -108,34 +92,34 @@ def test_parameter_count():
 @pytest.mark.parametrize("variant", VARIANTS, ids=variant_name)
 @pytest.mark.parametrize("size", [(9, 11), (2, 2)], ids=["composed", "published order"])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_equals_plain_formulation(variant, size, training):
+def test_equals_the_equations(variant, size, training):
     if training and variant.get("norm_layer") is nn.SyncBatchNorm:
         pytest.skip("torch's SyncBatchNorm trains on GPUs only")
     block = trained_like(**variant).train(training)
-    reference = Plain(block).train(training)
+    plain = PlainExternalAttention2d(copy.deepcopy(block)).train(training)
     x = torch.randn(2, 48, *size)
     inputs = [x.clone().requires_grad_() for _ in range(2)]
-    outputs = [model(i) for model, i in zip((block, reference), inputs, strict=True)]
+    outputs = [model(i) for model, i in zip((block, plain), inputs, strict=True)]
     assert (outputs[0] - outputs[1]).abs().max() <= 1e-5 * outputs[1].abs().max()
     weights = away_from_kink(outputs[1])
     for output in outputs:
         (output * weights).sum().backward()
-    assert gradient_difference(block, reference.block) <= 1e-5
+    assert gradient_difference(block, plain.layer) <= 1e-5
     difference = (inputs[0].grad - inputs[1].grad).abs().max()
     assert difference <= 1e-5 * inputs[1].grad.abs().max()
-    for ours, theirs in zip(block.buffers(), reference.block.buffers(), strict=True):
+    for ours, theirs in zip(block.buffers(), plain.layer.buffers(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("variant", VARIANTS[:4], ids=variant_name)
 def test_exact_in_float64(variant):
     block = trained_like(**variant).double()
-    reference = Plain(block)
+    plain = PlainExternalAttention2d(copy.deepcopy(block))
     x = torch.randn(2, 48, 9, 11, dtype=torch.float64)
     weights = torch.randn_like(x)
-    for model in (block, reference):
+    for model in (block, plain):
         (model(x) * weights).sum().backward()
-    assert gradient_difference(block, reference.block) <= 1e-12
+    assert gradient_difference(block, plain.layer) <= 1e-12
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=variant_name)
@@ -160,16 +144,89 @@ def test_fused_equals_eval(variant):
 def test_gradients_at_full_size():
     """512 channels, 64 slots, freshly initialised: the setting of the paper."""
     block = ExternalAttention2d(512)
-    reference = Plain(block)
+    plain = PlainExternalAttention2d(copy.deepcopy(block))
     x = torch.randn(1, 512, 24, 20)
-    outputs = [model(x) for model in (block, reference)]
+    outputs = [model(x) for model in (block, plain)]
     weights = away_from_kink(outputs[1])
     for output in outputs:
         (output * weights).sum().backward()
     assert (outputs[0] - outputs[1]).abs().max() <= 1e-5 * outputs[1].abs().max()
-    assert gradient_difference(block, reference.block) <= 1e-5
+    assert gradient_difference(block, plain.layer) <= 1e-5
     # Zero by theory, yet present: distributed training expects every parameter to have one.
     assert block.conv1.bias.grad.abs().max() <= 1e-5 * block.conv1.weight.grad.abs().max()
+
+
+def with_hook(block: ExternalAttention2d) -> None:
+    block.conv1.register_forward_hook(lambda module, args, output: 2 * output)
+
+
+def with_pre_hook(block: ExternalAttention2d) -> None:
+    block.linear_1.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+
+
+def with_parametrization(block: ExternalAttention2d) -> None:
+    parametrizations.spectral_norm(block.linear_0)
+
+
+def with_pruning(block: ExternalAttention2d) -> None:
+    prune.l1_unstructured(block.conv2[0], "weight", amount=0.5)
+
+
+def with_hook_on_the_tail(block: ExternalAttention2d) -> None:
+    block.conv2.register_forward_hook(lambda module, args, output: 2 * output)
+
+
+def with_hook_on_the_norm(block: ExternalAttention2d) -> None:
+    block.conv2[1].register_forward_hook(lambda module, args, output: 2 * output)
+
+
+class LowRank(nn.Conv2d):
+    """A frozen convolution and a product of two thin ones beside it, as LoRA has."""
+
+    def __init__(self, conv: nn.Conv2d):
+        super().__init__(conv.in_channels, conv.out_channels, 1)
+        self.load_state_dict(conv.state_dict())
+        self.down = nn.Conv2d(conv.in_channels, 2, 1)
+        self.up = nn.Conv2d(2, conv.out_channels, 1)
+
+    def forward(self, x):
+        return super().forward(x) + self.up(self.down(x))
+
+
+def with_low_rank(block: ExternalAttention2d) -> None:
+    block.conv1 = LowRank(block.conv1)
+
+
+ADDITIONS = [
+    with_hook,
+    with_pre_hook,
+    with_parametrization,
+    with_pruning,
+    with_hook_on_the_tail,
+    with_hook_on_the_norm,
+    with_low_rank,
+]
+
+
+@pytest.mark.parametrize("add", ADDITIONS)
+def test_what_hangs_on_a_submodule_counts(add):
+    """In training and inference, eager, compiled, copied and fused, after calls without it."""
+    block = trained_like().eval()
+    x = torch.randn(1, 48, 9, 11)
+    compiled = torch.compile(block, backend="eager", fullgraph=True)
+    without = block(x)
+    compiled(x)
+    add(block)
+    block.eval()
+    with torch.no_grad():
+        expected = block.published_order(x)
+        assert (expected - without).abs().max() > 1e-3 * without.abs().max()
+        torch._dynamo.reset()  # torch takes a module's hooks for those of its first call
+        for form in (block, copy.deepcopy(block), fuse_model(block), compiled):
+            torch.testing.assert_close(form(x), expected, rtol=1e-4, atol=1e-5)
+    block.train()
+    twin = copy.deepcopy(block)
+    torch.testing.assert_close(block(x), twin.published_order(x), rtol=1e-4, atol=1e-5)
 
 
 def test_initialisation_is_the_published_one():
@@ -225,7 +282,7 @@ def test_multiply_adds_of_composed_form():
         block = ExternalAttention2d(512).eval()
         x = torch.empty(1, 512, 128, 128)
         composed = count_multiply_adds(block, x).all
-        plain = count_multiply_adds(Plain(block).eval(), x).all
+        plain = count_multiply_adds(PlainExternalAttention2d(block).eval(), x).all
         fused = count_multiply_adds(block.fuse(), x).all
     assert plain == 9_663_676_416
     assert fused == 2 * 64 * 512 * 128 * 128  # 1.07 G
@@ -245,10 +302,17 @@ def test_bad_arguments(kwargs, message):
         ExternalAttention2d(**kwargs)
 
 
-@pytest.mark.parametrize("shape", [(2, 47, 4, 4), (2, 48, 16)])
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((2, 47, 4, 4), r"got \(2, 47, 4, 4\)$"),
+        ((2, 48, 16), r"got \(2, 48, 16\)$"),
+        ((2, 4, 5, 48), r"got \(2, 4, 5, 48\); its channels come last: x.permute\(0, 3, 1, 2\)"),
+    ],
+)
 @pytest.mark.parametrize("fused", [False, True])
-def test_bad_input(shape, fused):
+def test_bad_input(shape, message, fused):
     block = ExternalAttention2d(48)
     block = block.fuse() if fused else block
-    with pytest.raises(ValueError, match=r"x must be \(B, 48, H, W\)"):
+    with pytest.raises(ValueError, match=r"x must be \(B, 48, H, W\), " + message):
         block(torch.randn(shape))

@@ -269,12 +269,6 @@ def test_autocast_export_and_round_trip(fourier, monkeypatch):
     assert_exports_and_compiles(layer, (x,))
 
 
-def test_multiply_adds_of_one_layer():
-    """k v (u r^2 + h) per position for position lambdas, k v (u + h) for content."""
-    layer = LambdaLayer(64)
-    assert layer.multiply_adds(56, 56) == 3136 * 256 * ((1 + 4) + (529 + 4))
-
-
 @pytest.mark.parametrize(
     "changes,message",
     [

@@ -1,0 +1,48 @@
+"""Inputs of the layers, refused in one sentence where their shape is wrong."""
+
+from torch import Tensor
+
+
+def require_map(x: Tensor, channels: int, name: str = "x") -> None:
+    """x is (B, channels, H, W).
+
+    Raises:
+        ValueError: for another shape; it names the remedy for a map whose channels come last.
+    """
+    if x.ndim == 4 and x.shape[1] == channels:
+        return
+    hint = ""
+    if x.ndim == 4 and x.shape[3] == channels:
+        hint = "; its channels come last: x.permute(0, 3, 1, 2)"
+    raise ValueError(f"{name} must be (B, {channels}, H, W), got {tuple(x.shape)}{hint}")
+
+
+def require_channels_last_map(x: Tensor, channels: int) -> None:
+    """x is (B, H, W, channels).
+
+    Raises:
+        ValueError: for another shape; it names the remedy for a map whose channels come first.
+    """
+    if x.ndim == 4 and x.shape[3] == channels:
+        return
+    hint = ""
+    if x.ndim == 4 and x.shape[1] == channels:
+        hint = "; its channels come first: x.permute(0, 2, 3, 1)"
+    raise ValueError(f"x must be (B, H, W, {channels}), got {tuple(x.shape)}{hint}")
+
+
+def require_tokens(x: Tensor, width: int) -> None:
+    """x is (B, N, width).
+
+    Raises:
+        ValueError: for another shape; it names the remedy for a map, and for tokens whose width is
+            the second dimension.
+    """
+    if x.ndim == 3 and x.shape[2] == width:
+        return
+    hint = ""
+    if x.ndim == 3 and x.shape[1] == width:
+        hint = "; its tokens come last: x.transpose(1, 2)"
+    elif x.ndim == 4 and x.shape[1] == width:
+        hint = "; tokens of a map are x.flatten(2).transpose(1, 2)"
+    raise ValueError(f"x must be (B, N, {width}), got {tuple(x.shape)}{hint}")

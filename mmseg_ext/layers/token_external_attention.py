@@ -1,0 +1,168 @@
+"""External attention on tokens: the bare equations, and the multi-head form.
+
+Paper: Guo, Liu, Mu, Hu, "Beyond Self-attention: External Attention using Two Linear Layers for
+Visual Tasks", arXiv:2105.02358 (TPAMI 2022).
+Published code: MenghaoGuo/EANet, `multi_head_attention_torch.py` (`Attention`). `ExternalAttention`
+follows the form most often copied, in xmu-xiaoma666/External-Attention-pytorch.
+
+Deviations from the published code: none.
+"""
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmseg_ext.layers.composable import computes_by_weights
+from mmseg_ext.layers.external_attention import double_normalize
+from mmseg_ext.layers.precision import full_precision
+from mmseg_ext.layers.shapes import require_tokens
+
+
+def double_normalize_tokens(logits: Tensor) -> Tensor:
+    """`double_normalize` of logits (B, N, ..., S): over the N tokens, then over the S slots."""
+    return double_normalize(logits, positions=1, slots=-1)
+
+
+def _require_positive(**values: int) -> None:
+    for name, value in values.items():
+        if value <= 0:
+            raise ValueError(f"{name} must be positive, got {value}")
+
+
+class ExternalAttention(nn.Module):
+    """External attention in its barest form: two linear memories and the double normalization.
+
+    Equations 7, 8, 10 and 11 of the paper and nothing else; the form most often copied, whose names
+    and initialization it keeps. `ExternalAttention2d`, the block of the published segmentation
+    model, has the same two memories between 1x1 convolutions, with batch norm, a residual and a
+    ReLU; `MultiHeadExternalAttention` widens the tokens and shares small memories with biases among
+    heads. This module has none of these and loads neither's weights.
+
+    Args:
+        embed_dim: C, the width of a token.
+        memory_size: S, the number of slots of either memory.
+
+    Raises:
+        ValueError: for a size that is not positive, and in `forward` for an input that is not
+            (B, N, embed_dim).
+    """
+
+    def __init__(self, embed_dim: int, memory_size: int = 64):
+        super().__init__()
+        _require_positive(embed_dim=embed_dim, memory_size=memory_size)
+        self.embed_dim = embed_dim
+        self.mk = nn.Linear(embed_dim, memory_size, bias=False)
+        self.mv = nn.Linear(memory_size, embed_dim, bias=False)
+        nn.init.normal_(self.mk.weight, std=0.001)
+        nn.init.normal_(self.mv.weight, std=0.001)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, N, C) to (B, N, C)."""
+        require_tokens(x, self.embed_dim)
+        logits = self.mk(x)  # (B, N, S)
+        shares = logits.softmax(1, dtype=full_precision(logits.dtype))
+        # The copied form adds nothing to the sum. The bound alone keeps 0 / 0 away.
+        attention = F.normalize(shares, p=1, dim=-1, eps=1e-30)
+        return self.mv(attention.to(logits.dtype))  # (B, N, C)
+
+
+class MultiHeadExternalAttention(nn.Module):
+    """Multi-head external attention on tokens (paper, section 3.3; the attention of EAMLP).
+
+    Tokens are widened from C to `expansion` C and split into G = `expansion` x `num_heads` groups
+    of width C / `num_heads`. Each group attends to the same two memories of S slots; unlike in the
+    single-head block these have biases. The published code widens four times and has 256 / 4 = 64
+    slots.
+
+    The biases before the softmax over tokens have no effect and zero gradient.
+
+    Args:
+        embed_dim: C, a multiple of `num_heads`.
+        expansion: factor by which the tokens are widened; it also multiplies the heads.
+        memory_size: S, the slots of the memories that all groups share.
+        attn_drop: dropout of the normalized attention.
+        proj_drop: dropout of the output.
+
+    Raises:
+        ValueError: for a size that is not positive, `embed_dim` that is no multiple of `num_heads`,
+            and in `forward` for an input that is not (B, N, embed_dim).
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        expansion: int = 4,
+        memory_size: int = 64,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+    ):
+        super().__init__()
+        _require_positive(
+            embed_dim=embed_dim, num_heads=num_heads, expansion=expansion, memory_size=memory_size
+        )
+        if embed_dim % num_heads != 0:
+            raise ValueError(f"embed_dim {embed_dim} is not divisible by num_heads {num_heads}")
+        self.embed_dim = embed_dim
+        self.groups = num_heads * expansion
+        self.memory_size = memory_size
+        head_dim = embed_dim // num_heads
+        self.trans_dims = nn.Linear(embed_dim, embed_dim * expansion)
+        self.linear_0 = nn.Linear(head_dim, memory_size)
+        self.linear_1 = nn.Linear(memory_size, head_dim)
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.proj = nn.Linear(embed_dim * expansion, embed_dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, N, C) to (B, N, C)."""
+        require_tokens(x, self.embed_dim)
+        wide = self.trans_dims(x).unflatten(-1, (self.groups, -1))  # (B, N, G, C / heads)
+        attention = self.attn_drop(double_normalize_tokens(self.linear_0(wide)))  # (B, N, G, S)
+        return self.proj_drop(self.proj(self.linear_1(attention).flatten(2)))  # (B, N, C)
+
+    def fuse(self) -> nn.Module:
+        """The inference form: two linear maps, each composed of two that meet, and the softmax.
+
+        It is a copy of this module where composed maps cost more, as with memories wider than the
+        heads, and where something hangs on a submodule, whose weights are then not all it computes.
+        """
+        slots, wide = self.groups * self.memory_size, self.proj.in_features
+        pays = slots * self.embed_dim < wide * (self.embed_dim + self.memory_size)
+        if pays and computes_by_weights(self.trans_dims, self.linear_0, self.linear_1, self.proj):
+            return FusedMultiHeadExternalAttention(self).eval()
+        return copy.deepcopy(self).eval()
+
+
+class FusedMultiHeadExternalAttention(nn.Module):
+    """Inference form of `MultiHeadExternalAttention`: two linear maps and the normalization.
+
+    At 384 channels and 6 heads 1.2 to 1.4 times as fast (docs/benchmarks/external_attention.md).
+    """
+
+    @torch.no_grad()
+    def __init__(self, block: MultiHeadExternalAttention):
+        super().__init__()
+        self.embed_dim = block.embed_dim
+        self.groups = groups = block.groups
+        slots = groups * block.memory_size
+        # The bias of the logits is the same for all tokens: the softmax over them removes it.
+        self.keys = nn.Linear(block.embed_dim, slots, bias=False)
+        self.values = nn.Linear(slots, block.embed_dim)
+        self.to(block.proj.weight)
+        widen, narrow = block.trans_dims.weight, block.proj.weight
+        dtype = full_precision(widen.dtype)
+        widen = widen.to(dtype).unflatten(0, (groups, -1))  # (G, C / heads, C)
+        narrow = narrow.to(dtype).unflatten(1, (groups, -1))  # (C, G, C / heads)
+        bias = narrow.sum(1) @ block.linear_1.bias.to(dtype)  # (C,)
+        self.keys.weight.copy_((block.linear_0.weight.to(dtype) @ widen).flatten(0, 1))
+        self.values.weight.copy_((narrow @ block.linear_1.weight.to(dtype)).flatten(1))
+        self.values.bias.copy_(block.proj.bias + bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, N, C) to (B, N, C)."""
+        require_tokens(x, self.embed_dim)
+        logits = self.keys(x).unflatten(-1, (self.groups, -1))  # (B, N, G, S)
+        return self.values(double_normalize_tokens(logits).flatten(2))  # (B, N, C)

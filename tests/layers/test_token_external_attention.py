@@ -1,0 +1,178 @@
+"""External attention on tokens: fixture, the paper's equations, fused form, precisions, hooks."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from benchmarks.reference.external_attention import (
+    PlainExternalAttention,
+    PlainMultiHeadExternalAttention,
+    double_normalized,
+)
+from mmseg_ext import fuse_model
+from mmseg_ext.layers import ExternalAttention, MultiHeadExternalAttention
+from tests.models import assert_autocast_close
+from tests.parity import Fixture, assert_parity, gradient_difference
+
+# Composed maps pay, but for memories wider than the heads (last).
+CASES = [
+    {"embed_dim": 32, "num_heads": 2, "memory_size": 16},
+    {"embed_dim": 24, "num_heads": 3, "expansion": 2, "memory_size": 5},
+    {"embed_dim": 24, "num_heads": 6, "expansion": 1, "memory_size": 32},
+]
+
+
+def build(case: dict) -> MultiHeadExternalAttention:
+    block = MultiHeadExternalAttention(**case)
+    for p in block.parameters():
+        nn.init.normal_(p, std=0.5)
+    return block
+
+
+def bare() -> ExternalAttention:
+    block = ExternalAttention(12, memory_size=5)
+    nn.init.normal_(block.mk.weight)
+    nn.init.normal_(block.mv.weight)
+    return block
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("fused", [False, True])
+def test_parity(dtype, fused):
+    fixture = Fixture("eamlp_multi_head_external_attention_384")
+    block = MultiHeadExternalAttention(fixture.meta["dim"], fixture.meta["num_heads"])
+    block.load_state_dict(fixture.state_dict, strict=True)
+    block = block.to(dtype)
+    if fused:
+        block = block.fuse()
+    with torch.no_grad():
+        assert_parity(block(fixture.inputs["x"].to(dtype)), fixture.outputs["y"])
+
+
+@pytest.mark.parametrize("case", [*CASES, None])
+def test_equals_the_equations(case):
+    """Equations 7, 8, 10, 11 and nothing else; for the multi-head form head by head."""
+    block = build(case) if case else bare()
+    plain_class = PlainMultiHeadExternalAttention if case else PlainExternalAttention
+    plain = plain_class(copy.deepcopy(block))
+    x = torch.randn(2, 17, block.embed_dim)
+    ours, theirs = block(x), plain(x)
+    assert_parity(ours, theirs)
+    weights = torch.randn_like(theirs)
+    (ours * weights).sum().backward()
+    (theirs * weights).sum().backward()
+    assert gradient_difference(block, plain.layer) <= 1e-5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fused_form(case):
+    block, x = build(case), torch.randn(2, 17, case["embed_dim"])
+    fused = fuse_model(block)
+    with torch.no_grad():
+        assert_parity(fused(x), block(x))
+    wider_than_heads = case["memory_size"] * case["num_heads"] > case["embed_dim"]
+    assert isinstance(fused, MultiHeadExternalAttention) == wider_than_heads
+
+
+@pytest.mark.parametrize("name", ["trans_dims", "linear_0", "linear_1", "proj"])
+@pytest.mark.parametrize("hangs", ["hook", "parametrization"])
+def test_fused_form_keeps_what_hangs_on_a_submodule(name, hangs):
+    block, x = build(CASES[0]).eval(), torch.randn(2, 17, 32)
+    module = getattr(block, name)
+    without = block(x)
+    if hangs == "hook":
+        module.register_forward_pre_hook(lambda module, args: (args[0] + args[0].square(),))
+    else:
+        parametrizations.spectral_norm(module)
+    block.eval()
+    expected = block(x)
+    assert (expected - without).abs().max() > 1e-3 * without.abs().max()
+    assert_parity(fuse_model(block)(x), expected)
+
+
+def test_biases_before_the_softmax_have_no_gradient():
+    block, x = build(CASES[0]), torch.randn(2, 17, 32)
+    (block(x) * torch.randn_like(x)).sum().backward()
+    largest = max(p.grad.abs().max() for p in block.parameters())
+    assert block.trans_dims.bias.grad.abs().max() <= 1e-5 * largest
+    assert block.linear_0.bias.grad.abs().max() <= 1e-5 * largest
+    assert block.linear_1.bias.grad.abs().max() > 1e-3 * largest
+
+
+def test_dropout_of_the_attention_is_applied_before_the_values():
+    block = MultiHeadExternalAttention(24, 3, expansion=2, memory_size=5, attn_drop=0.5).train()
+    x = torch.randn(2, 17, 24)
+    torch.manual_seed(3)
+    y = block(x)
+    torch.manual_seed(3)
+    logits = block.linear_0(block.trans_dims(x).unflatten(-1, (6, 4)))  # (B, N, G, S)
+    attention = double_normalized(logits.transpose(1, 2)).transpose(1, 2)
+    attention = F.dropout(attention.contiguous(), 0.5)
+    assert_parity(y, block.proj(block.linear_1(attention).flatten(2)))
+    assert_parity(block.eval()(x), PlainMultiHeadExternalAttention(block)(x))
+
+
+def test_a_token_that_attends_nowhere_gives_zero():
+    """Its softmax underflows in every slot: 0 / 0 without care."""
+    block = ExternalAttention(4, memory_size=2)
+    nn.init.ones_(block.mk.weight)
+    x = torch.zeros(1, 6, 4)
+    x[0, 0] = -1000.0
+    y = block(x)
+    assert torch.equal(y[0, 0], torch.zeros(4))
+    y.sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in block.parameters())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_autocast(fused):
+    block = build(CASES[0])
+    x = torch.randn(2, 60, 32)
+    assert_autocast_close(block.fuse() if fused else block, lambda m: m(x))
+
+
+def test_parameter_count():
+    """4 d^2 + 4 d widening, two 64 x 64 memories with biases, 4 d^2 + d back."""
+    block = MultiHeadExternalAttention(384, 6)
+    assert sum(p.numel() for p in block.parameters()) == 8 * 384**2 + 5 * 384 + 2 * (64 * 64 + 64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"embed_dim": 30, "num_heads": 4}, "embed_dim 30 .* num_heads 4"),
+        ({"embed_dim": 32, "num_heads": 4, "memory_size": 0}, "memory_size .* 0"),
+        ({"embed_dim": 32, "num_heads": 0}, "num_heads .* 0"),
+        ({"embed_dim": 32, "num_heads": 4, "expansion": 0}, "expansion .* 0"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        MultiHeadExternalAttention(**arguments)
+
+
+def test_bad_memory_size_of_the_bare_form():
+    with pytest.raises(ValueError, match=r"memory_size .* -1"):
+        ExternalAttention(32, -1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "hint"),
+    [
+        ((2, 5, 31), "$"),
+        ((5, 32), "$"),
+        ((2, 32, 9), r"; its tokens come last: x.transpose\(1, 2\)"),
+        ((2, 32, 4, 4), r"; tokens of a map are x.flatten\(2\).transpose\(1, 2\)"),
+    ],
+)
+@pytest.mark.parametrize(
+    "block", [ExternalAttention(32), MultiHeadExternalAttention(32, 4, memory_size=8)]
+)
+def test_bad_input(block, shape, hint):
+    for module in (block, fuse_model(block)):
+        with pytest.raises(ValueError, match=r"x must be \(B, N, 32\), got \([\d, ]*\)" + hint):
+            module(torch.zeros(shape))
