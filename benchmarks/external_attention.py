@@ -1,6 +1,6 @@
 """How much faster composed external attention is than the paper's order of operations.
 
-The plain block is `PublishedExternalAttention`, written from the paper's equations; both hold the same
+The plain block is the layer's published order; both hold the same
 weights, run in one process and take turns. The yardstick for what is left is a plain copy of the
 feature map: one read and one write of the tensor.
 """

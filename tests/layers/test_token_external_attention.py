@@ -109,7 +109,7 @@ def test_dropout_of_the_attention_is_applied_before_the_values():
     torch.manual_seed(3)
     y = block(x)
     torch.manual_seed(3)
-    logits = block.linear_0(block.trans_dims(x).unflatten(-1, (6, 4)))  # (B, N, G, S)
+    logits = block.linear_0(block.trans_dims(x).unflatten(-1, (6, 8)))  # (B, N, G, S)
     attention = double_normalized(logits.transpose(1, 2)).transpose(1, 2)
     attention = F.dropout(attention.contiguous(), 0.5)
     assert_parity(y, block.proj(block.linear_1(attention).flatten(2)))
