@@ -5,7 +5,10 @@ weights, run in one process and take turns. The yardstick for what is left is a 
 feature map: one read and one write of the tensor.
 """
 
+import argparse
+import json
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,8 +19,9 @@ from mmcv.cnn import ConvModule
 from mmseg.registry import MODELS
 from torch import nn
 
-from mmseg_ext.cost.attention_blocks import Entry, PublishedExternalAttention
-from mmseg_ext.cost.cost_table import MEBI, inference_step, markdown, training_step
+from mmseg_ext import register_all_modules
+from mmseg_ext.cost.attention_blocks import Entry, PublishedExternalAttention, attention_blocks
+from mmseg_ext.cost.cost_table import MEBI, inference_step, machine, markdown, training_step
 from mmseg_ext.cost.measure import median_ratio, paired_times, peak_memory
 from mmseg_ext.deployment.fusion import fuse_model
 from mmseg_ext.layers.external_attention import ExternalAttention2d
@@ -225,3 +229,48 @@ def plot_resolution(costs: Sequence[ResolutionCost], path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].legend(frameon=False)
     figure.savefig(path, dpi=150)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    resolution = commands.add_parser("resolution", help="time and memory against the resolution")
+    speed = commands.add_parser("speed", help="external attention against the paper's order")
+    for command, sides in ((resolution, (16, 32, 48, 64, 96, 128)), (speed, (128, 64, 32, 16, 8))):
+        command.add_argument("--sides", type=int, nargs="+", default=sides, metavar="SIDE")
+        command.add_argument("--channels", type=int, default=512)
+        command.add_argument("--json", type=Path, help="write the numbers to this file")
+        command.add_argument("--rounds", type=int, default=5, help="calls that a median is over")
+        command.add_argument("--device", default="cpu")
+        command.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    names = ["self-attention", "EA, plain", "EA, fused"]
+    resolution.add_argument("--only", nargs="+", metavar="NAME", default=names, help="rows to keep")
+    resolution.add_argument("--plot", type=Path, help="draw the curves to this PNG")
+    speed.add_argument("--head", action="store_true", help="also the head against its convolutions")
+    args = parser.parse_args(argv)
+    register_all_modules()
+    torch.manual_seed(0)
+    how = dict(rounds=args.rounds, device=args.device, dtype=getattr(torch, args.dtype))
+    content = {"machine": machine(args.device), "dtype": args.dtype, "rounds": args.rounds}
+    if args.command == "resolution":
+        blocks = attention_blocks(args.channels)
+        entries = {name: blocks[name] for name in args.only}
+        costs = resolution_costs(entries, args.sides, args.channels, **how)
+        if args.plot is not None:
+            plot_resolution(costs, args.plot)
+        content["rows"] = [asdict(cost) for cost in costs]
+        print(resolution_markdown(costs), end="")
+    else:
+        speeds = [external_attention_speed(side, args.channels, **how) for side in args.sides]
+        content["rows"] = speed_json(speeds)
+        print(speed_markdown(speeds), end="")
+        if args.head:
+            ratio = content["head_over_convolutions"] = head_over_convolutions(**how)
+            print(f"\nFused EAHead at 2048 x 64 x 64 over its two 3x3 convolutions: {ratio:.3f}")
+    if args.json is not None:
+        args.json.write_text(json.dumps(content, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

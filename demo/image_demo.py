@@ -3,12 +3,7 @@
 Several GPUs share a folder: `torchrun --nproc_per_node=4 demo/image_demo.py DIR CONFIG CKPT`.
 """
 
-import sys
-
-from mmseg_ext import require_stack
+from mmseg_ext.commands import start
 
 if __name__ == "__main__":
-    require_stack()
-    from mmseg_ext.commands.image_demo import main
-
-    sys.exit(main())
+    start("image_demo")

@@ -23,7 +23,7 @@ from mmseg_ext.version import __version__
 __all__ = ["StackError", "__version__", "fuse_model", "register_all_modules", "require_stack"]
 
 _ANY_PACKAGE = ("backbones", "datasets", "engine")
-_MMSEG = ("decode_heads", "segmentors")
+_MMSEG = ("decode_heads", "segmentors", "evaluation")
 
 
 def _register() -> None:

@@ -1,4 +1,4 @@
-"""What is installed: the mm stack's state in a sentence, and the rows of `python -m mmseg_ext`."""
+"""What is installed: the mm stack's state in a sentence, and what the command `env` prints."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""The command `tools/misc/check_dataset.py`: flags, progress, report and exit status."""
+"""Read every image and label map of a config and name each that training would trip over."""
 
 import argparse
 import os
@@ -14,6 +14,7 @@ from mmengine.registry import init_default_scope
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from mmseg_ext import register_all_modules
 from mmseg_ext.datasets.check.pairs import SPLITS, CannotCheckError, Split, check
 from mmseg_ext.datasets.check.report import (
     absent_classes,
@@ -70,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; `argv` is by default the process's. Returns the exit status."""
     args = parser().parse_args(argv)
+    register_all_modules()
     try:
         if args.workers < 0:
             raise CannotCheckError(f"--workers must be 0 or more, not {args.workers}")

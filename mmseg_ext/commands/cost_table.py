@@ -1,14 +1,22 @@
-"""The command line of `tools/analysis_tools/cost_table.py`."""
+"""Tabulate what attention blocks and whole heads cost."""
 
 import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from mmseg_ext import register_all_modules
+from mmseg_ext.cost.attention_blocks import (
+    CROPS,
+    attention_blocks,
+    criss_cross_attention,
+    whole_heads,
+)
+from mmseg_ext.cost.cost_table import cost_markdown, count_costs, machine, measure_costs
 from mmseg_ext.cost.devices import usable_device
 
 
@@ -37,28 +45,19 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     blocks = commands.add_parser("blocks", help="attention blocks on one feature map")
     heads = commands.add_parser("heads", help="whole decode heads on the crops of three datasets")
-    resolution = commands.add_parser("resolution", help="time and memory against the resolution")
-    speed = commands.add_parser("speed", help="external attention against the paper's order")
-    for command in (blocks, heads, resolution, speed):
+    for command in (blocks, heads):
         command.add_argument("--markdown", type=Path, help="also write the table to this file")
         command.add_argument("--json", type=Path, help="write the numbers to this file")
         command.add_argument("--rounds", type=int, default=5, help="calls that a median is over")
         command.add_argument("--device", default="cpu")
         command.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    for command in (blocks, resolution, speed):
-        command.add_argument("--channels", type=int, default=512)
-    for command in (blocks, heads, resolution):
         command.add_argument("--only", nargs="+", metavar="NAME", help="rows to keep")
-    for command in (blocks, heads):
         command.add_argument("--time", action="store_true", help="measure inference")
         command.add_argument("--train", action="store_true", help="measure a training step")
+    blocks.add_argument("--channels", type=int, default=512)
     blocks.add_argument("--size", type=int, nargs=2, default=(128, 128), metavar=("H", "W"))
     heads.add_argument("--in-channels", type=int, default=2048)
     heads.add_argument("--crops", nargs="+", metavar="NAME", help="VOC, ADE20K, Cityscapes")
-    for command, sides in ((resolution, (16, 32, 48, 64, 96, 128)), (speed, (128, 64, 32, 16, 8))):
-        command.add_argument("--sides", type=int, nargs="+", default=sides, metavar="SIDE")
-    resolution.add_argument("--plot", type=Path, help="draw the curves to this PNG")
-    speed.add_argument("--head", action="store_true", help="also the head against its convolutions")
     return parser
 
 
@@ -69,39 +68,21 @@ def _chosen(items: dict, names: Sequence[str] | None) -> dict:
     return {name: item for name, item in items.items() if not names or name in names}
 
 
-def _measuring(args: argparse.Namespace) -> dict:
-    return {
-        "rounds": args.rounds,
-        "device": args.device,
-        "dtype": getattr(torch, args.dtype),
-    }
-
-
 def _header(args: argparse.Namespace) -> dict:
-    from mmseg_ext.cost.cost_table import machine
-
     return {"machine": machine(args.device), "dtype": args.dtype, "rounds": args.rounds}
 
 
 def _table(args: argparse.Namespace, entries: dict, shape: tuple[int, ...]) -> tuple[dict, str]:
-    from mmseg_ext.cost.cost_table import (
-        cost_json,
-        cost_markdown,
-        count_costs,
-        measure_costs,
-    )
-
     costs = count_costs(entries, shape)
+    how = dict(rounds=args.rounds, device=args.device, dtype=getattr(torch, args.dtype))
     for wanted, training in ((args.time, False), (args.train, True)):
         if wanted:
-            measure_costs(costs, entries, shape, training=training, **_measuring(args))
+            measure_costs(costs, entries, shape, training=training, **how)
     title = f"Input {' x '.join(map(str, shape))}\n\n"
-    return {"input": shape, "rows": cost_json(costs)}, title + cost_markdown(costs)
+    return {"input": shape, "rows": list(map(asdict, costs))}, title + cost_markdown(costs)
 
 
 def _blocks(args: argparse.Namespace) -> tuple[dict, str]:
-    from mmseg_ext.cost.attention_blocks import attention_blocks, criss_cross_attention
-
     entries = _chosen(attention_blocks(args.channels), args.only)
     table, text = _table(args, entries, (1, args.channels, *args.size))
     if criss_cross_attention() is None:
@@ -110,8 +91,6 @@ def _blocks(args: argparse.Namespace) -> tuple[dict, str]:
 
 
 def _heads(args: argparse.Namespace) -> tuple[dict, str]:
-    from mmseg_ext.cost.attention_blocks import CROPS, whole_heads
-
     content, texts = _header(args) | {"crops": {}}, []
     for crop, (size, classes) in _chosen(CROPS, args.crops).items():
         entries = _chosen(whole_heads(classes, args.in_channels), args.only)
@@ -121,42 +100,4 @@ def _heads(args: argparse.Namespace) -> tuple[dict, str]:
     return content, "\n".join(texts)
 
 
-def _resolution(args: argparse.Namespace) -> tuple[dict, str]:
-    from dataclasses import asdict
-
-    from benchmarks.external_attention import (
-        plot_resolution,
-        resolution_costs,
-        resolution_markdown,
-    )
-    from mmseg_ext.cost.attention_blocks import attention_blocks
-
-    names = args.only or ["self-attention", "EA, plain", "EA, fused"]
-    entries = _chosen(attention_blocks(args.channels), names)
-    costs = resolution_costs(entries, args.sides, args.channels, **_measuring(args))
-    if args.plot is not None:
-        plot_resolution(costs, args.plot)
-    return _header(args) | {"rows": [asdict(c) for c in costs]}, resolution_markdown(costs)
-
-
-def _speed(args: argparse.Namespace) -> tuple[dict, str]:
-    from benchmarks.external_attention import (
-        external_attention_speed,
-        head_over_convolutions,
-        speed_json,
-        speed_markdown,
-    )
-
-    speeds = [
-        external_attention_speed(side, args.channels, **_measuring(args)) for side in args.sides
-    ]
-    content = _header(args) | {"rows": speed_json(speeds)}
-    text = speed_markdown(speeds)
-    if args.head:
-        ratio = head_over_convolutions(**_measuring(args))
-        content["head_over_convolutions"] = ratio
-        text += f"\nFused EAHead at 2048 x 64 x 64 over its two 3x3 convolutions: {ratio:.3f}\n"
-    return content, text
-
-
-_COMMANDS = {"blocks": _blocks, "heads": _heads, "resolution": _resolution, "speed": _speed}
+_COMMANDS = {"blocks": _blocks, "heads": _heads}

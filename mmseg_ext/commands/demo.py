@@ -1,12 +1,15 @@
-"""The demonstration: EANet trained on the embedded dataset, its curves, pictures and numbers.
+"""Train EANet on the embedded dataset, test it, draw its predictions: `make demo`.
 
-`demo()` is `make demo`, `compare()` is `make compare`.
+`--compare` trains FCN and DANet under the same budget too: `make compare`.
 """
 
+import argparse
 import contextlib
 import io
 import json
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -15,9 +18,9 @@ from mmseg.datasets import BaseSegDataset
 from mmseg.registry import DATASETS
 
 from mmseg_ext.commands._short_run import Outcome, predict, train_and_test
-from mmseg_ext.commands.report import write_report
-from mmseg_ext.evaluation.colour_classifier import colour_miou, read_pairs
+from mmseg_ext.evaluation.colour_classifier import colour_miou, images_and_labels
 from mmseg_ext.reports.curves import plot_curves
+from mmseg_ext.reports.html_page import write_report
 from mmseg_ext.reports.panels import draw_panels
 
 DEMO_CONFIG = "configs/ea_r18_shapes.py"
@@ -40,7 +43,7 @@ def build_datasets(config: str, options: dict | None = None) -> tuple[BaseSegDat
 
 def draw_predictions(outcome: Outcome, val: BaseSegDataset, path: Path) -> None:
     """The first validation images with truth and single-scale prediction, as they come."""
-    pairs = [pair for pair, _ in zip(read_pairs(val), range(SHOWN), strict=False)]
+    pairs = [pair for pair, _ in zip(images_and_labels(val), range(SHOWN), strict=False)]
     images, labels = map(list, zip(*pairs, strict=True))
     rows = {"image": images, "truth": labels, "prediction": predict(outcome, images)}
     draw_panels(rows, val.metainfo["classes"], val.metainfo["palette"], path)
@@ -126,3 +129,29 @@ def data_root_options(data_root: str) -> dict:
     """Config options that put the datasets of all splits at `data_root`."""
     loaders = ("train_dataloader", "val_dataloader", "test_dataloader")
     return {f"{loader}.dataset.data_root": data_root for loader in loaders}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work-dir", type=Path, default=Path("work_dirs/demo"))
+    parser.add_argument("--data-root", help="where the dataset is, or is generated (data/shapes)")
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="train FCN and DANet under the same budget too, and write a table",
+    )
+    args = parser.parse_args(argv)
+    if not Path(DEMO_CONFIG).is_file():
+        print(
+            f"mmseg_ext: there is no {DEMO_CONFIG} here: run it in the repository's folder",
+            file=sys.stderr,
+        )
+        return 1
+    options = data_root_options(args.data_root) if args.data_root else None
+    try:
+        if args.compare:
+            return int(not compare(args.work_dir, options))
+        return int(not demo(args.work_dir, options))
+    except FileExistsError as error:  # another recipe's scenes
+        print(f"mmseg_ext: data: {error}", file=sys.stderr)
+        return 1

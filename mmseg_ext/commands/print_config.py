@@ -1,4 +1,4 @@
-"""`print_config.py CONFIG [train.py's flags]`: what that training would run with, without it."""
+"""Print the config and the run record that `train` would start with."""
 
 import json
 import os

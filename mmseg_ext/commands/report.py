@@ -1,31 +1,12 @@
-"""The command line of `tools/analysis_tools/report.py`, and what `make demo` ends with."""
+"""Test the weights of one or several runs and write all about them on one HTML page."""
 
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from mmseg_ext.engine.config_options import ConfigOptions
-from mmseg_ext.reports.html_page import page
-from mmseg_ext.reports.run_data import Run, read_run
-
-
-def write_report(work_dirs: Sequence[Path], path: Path, **options) -> list[Run]:
-    """Write the page for the runs in `work_dirs` and return them; `options` go to `read_run`.
-
-    Raises:
-        ValueError: as `read_run` does.
-    """
-    runs = [read_run(Path(work_dir), **options) for work_dir in work_dirs]
-    names = [run.name for run in runs]
-    runs = [
-        run if names.count(run.name) == 1 else replace(run, name=f"{run.name} ({i + 1})")
-        for i, run in enumerate(runs)
-    ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(runs), encoding="utf-8")
-    return runs
+from mmseg_ext.reports.html_page import write_report
 
 
 def _parser() -> argparse.ArgumentParser:

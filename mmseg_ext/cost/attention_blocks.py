@@ -49,7 +49,7 @@ class PublishedExternalAttention(ExternalAttention2d):
         return self.published_order(x)
 
 
-class SelfAttention(nn.Module):
+class PositionSelfAttention(nn.Module):
     """softmax(Q K^T) V over all positions with four 1x1 convolutions and a residual."""
 
     def __init__(self, channels: int):
@@ -173,7 +173,7 @@ def attention_blocks(channels: int = 512) -> dict[str, Entry]:
     context = functools.partial(ACM, fusion=True, in_channels=channels, channels=channels, **_CONV)
     filters = functools.partial(DCM, fusion=True, in_channels=channels, channels=channels, **_CONV)
     blocks = {
-        "self-attention": Entry(lambda: SelfAttention(channels), PaperCost(1.00, 292)),
+        "self-attention": Entry(lambda: PositionSelfAttention(channels), PaperCost(1.00, 292)),
         "dual attention (DA)": Entry(
             lambda: DualAttention(channels),
             PaperCost(4.82, 79.5),

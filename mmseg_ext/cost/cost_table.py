@@ -8,7 +8,7 @@ import os
 import platform
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,14 @@ MEBI = 2**20
 
 @dataclass
 class Cost:
-    """One row. Times in milliseconds, memory in MiB above what was held before the call."""
+    """What a module needs for one input of `input_shape`.
+
+    Times in milliseconds, memory in MiB above what was held before the call; None where nothing
+    was measured. What a paper says is in units of 2^20 and 10^9.
+    """
 
     name: str
+    input_shape: tuple[int, ...]
     parameters: int
     module_multiply_adds: int
     all_multiply_adds: int
@@ -53,20 +58,25 @@ def count_costs(entries: Mapping[str, Entry], shape: tuple[int, ...]) -> list[Co
     costs = []
     for name, entry in entries.items():
         with torch.device("meta"):
-            module = entry.build().eval()
-            counted = count_multiply_adds(module, torch.empty(shape))
-        paper = (None, None) if entry.paper is None else entry.paper
-        costs.append(
-            Cost(
-                name,
-                _parameters(module, entry.fused),
-                counted.modules,
-                counted.all,
-                *paper,
-                remark=entry.remark,
-            )
-        )
+            cost = count_cost(name, entry.build(), torch.empty(shape), entry.fused)
+        cost.paper_parameters, cost.paper_multiply_adds = entry.paper or (None, None)
+        cost.remark = entry.remark
+        costs.append(cost)
     return costs
+
+
+def count_cost(name: str, module: nn.Module, x: Tensor, fused: bool = False) -> Cost:
+    """Parameters and multiply-adds of a module on `x`, nothing measured; leaves it in eval mode."""
+    counted = count_multiply_adds(module.eval(), x)
+    return Cost(name, tuple(x.shape), _parameters(module, fused), counted.modules, counted.all)
+
+
+def measure_inference(cost: Cost, module: nn.Module, x: Tensor, rounds: int = 5) -> None:
+    """Fill in the median time and the peak memory of a forward of `x` in eval mode."""
+    step = inference_step(module, x)
+    seconds = paired_times({"": step}, rounds, warmup=1)[""]
+    cost.inference_ms = 1e3 * statistics.median(seconds)
+    cost.inference_mib = peak_memory(step, x.device) / MEBI
 
 
 def _parameters(module: nn.Module, fused: bool) -> int:
@@ -163,7 +173,3 @@ def cost_markdown(costs: list[Cost]) -> str:
     columns = [(heading, cells) for heading, cells in columns if any(cells)]
     rows = [list(row) for row in zip(*(cells for _, cells in columns), strict=True)]
     return markdown([heading for heading, _ in columns], rows)
-
-
-def cost_json(costs: list[Cost]) -> list[dict]:
-    return [asdict(cost) for cost in costs]

@@ -19,14 +19,12 @@ if stack_problem() is None:
     from mmseg_ext.datasets.checked_loading import CheckedLoadAnnotations
     from mmseg_ext.datasets.published_voc import PadToRemainder, RandomRatioScale
     from mmseg_ext.datasets.shapes import ShapesDataset
-    from mmseg_ext.evaluation.checked_iou_metric import CheckedIoUMetric
 
     __all__ += [
         "CamVidDataset",
         "CheckedADE20KDataset",
         "CheckedCityscapesDataset",
         "CheckedDataset",
-        "CheckedIoUMetric",
         "CheckedLoadAnnotations",
         "CheckedPascalVOCDataset",
         "PadToRemainder",

@@ -1,1 +1,5 @@
-"""Metrics: mmseg's IoU with its inputs checked, and the demo's colour baseline."""
+"""Scoring; importing this package registers the checked metric with mmseg."""
+
+from mmseg_ext.evaluation.checked_iou_metric import CheckedIoUMetric
+
+__all__ = ["CheckedIoUMetric"]

@@ -11,10 +11,10 @@ import numpy as np
 from mmseg.datasets import BaseSegDataset
 from PIL import Image
 
-Pair = tuple[np.ndarray, np.ndarray]
+ImageAndLabel = tuple[np.ndarray, np.ndarray]
 
 
-def read_pairs(dataset: BaseSegDataset) -> Iterable[Pair]:
+def images_and_labels(dataset: BaseSegDataset) -> Iterable[ImageAndLabel]:
     """Image (H, W, 3) uint8 RGB and label (H, W) of every sample, without the pipeline."""
     for i in range(len(dataset)):
         info = dataset.get_data_info(i)
@@ -36,7 +36,7 @@ class ColourClassifier:
         self.bins = bins
         self.counts = np.zeros((bins**3, num_classes))
 
-    def fit(self, pairs: Iterable[Pair]) -> "ColourClassifier":
+    def fit(self, pairs: Iterable[ImageAndLabel]) -> "ColourClassifier":
         for image, label in pairs:
             known = label < self.num_classes
             flat = self._bin(image)[known] * self.num_classes + label[known]
@@ -58,7 +58,7 @@ class ColourClassifier:
         return (level[..., 0] * self.bins + level[..., 1]) * self.bins + level[..., 2]
 
 
-def mean_iou(pairs: Iterable[Pair], num_classes: int) -> float:
+def mean_iou(pairs: Iterable[ImageAndLabel], num_classes: int) -> float:
     """mIoU in [0, 1] of pairs (prediction, label): areas summed over images, as mmseg's IoUMetric.
 
     Labels from `num_classes` up are ignored; a class that occurs on neither side is left out.
@@ -79,8 +79,9 @@ def colour_miou(train: BaseSegDataset, val: BaseSegDataset) -> float:
     Of the two priors the one that does better on `val` counts: the choice favours colour.
     """
     num_classes = len(train.metainfo["classes"])
-    classifier = ColourClassifier(num_classes).fit(read_pairs(train))
-    return max(
-        mean_iou(((classifier.predict(i, weight), y) for i, y in read_pairs(val)), num_classes)
-        for weight in (0.0, 1.0)
-    )
+    classifier = ColourClassifier(num_classes).fit(images_and_labels(train))
+    scores = []
+    for weight in (0.0, 1.0):
+        pairs = ((classifier.predict(x, weight), y) for x, y in images_and_labels(val))
+        scores.append(mean_iou(pairs, num_classes))
+    return max(scores)

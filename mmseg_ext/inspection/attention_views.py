@@ -7,6 +7,7 @@ External attention: arXiv:2105.02358. Manhattan attention: arXiv:2309.11523. Lam
 arXiv:2102.08602. Re-attention: arXiv:2103.11886.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +49,22 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
         known = ", ".join(kind.__name__ for kind in KINDS)
         raise ValueError(f"{type(model).__name__} has none of the layers {known}")
     return layers
+
+
+def chosen_layers(model: nn.Module, names: Sequence[str] | None) -> dict[str, nn.Module]:
+    """The named layers, or without names the last of each kind.
+
+    Raises:
+        ValueError: for a name that is no attention layer; it lists those that are.
+    """
+    layers = attention_layers(model)
+    if names:
+        unknown = [name for name in names if name not in layers]
+        if unknown:
+            raise ValueError(f"no attention layer {', '.join(unknown)}; there are {list(layers)}")
+        return {name: layers[name] for name in names}
+    last = {type(layer): name for name, layer in layers.items()}
+    return {name: layers[name] for name in last.values()}
 
 
 @torch.no_grad()

@@ -7,14 +7,16 @@ forbids the rest. Colours follow the reader's light or dark setting.
 import base64
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from mmseg_ext.reports.curves import Curve
 from mmseg_ext.reports.panels import colourise
-from mmseg_ext.reports.run_data import Example, Run
+from mmseg_ext.reports.run_data import Example, Run, read_run
 
 _NUMBERED_CLASSES = 24  # a matrix of more is a picture without numbers
 _PAIRS = 10
@@ -74,6 +76,23 @@ pre { overflow-x: auto; font-size: 12.5px; margin: 0; padding: 12px 16px; }
 details { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
   margin: 8px 0; } summary { padding: 10px 16px; cursor: pointer; overflow-wrap: anywhere; }
 """
+
+
+def write_report(work_dirs: Sequence[Path], path: Path, **options) -> list[Run]:
+    """Write the page for the runs in `work_dirs` and return them; `options` go to `read_run`.
+
+    Raises:
+        ValueError: as `read_run` does.
+    """
+    runs = [read_run(Path(work_dir), **options) for work_dir in work_dirs]
+    names = [run.name for run in runs]
+    runs = [
+        run if names.count(run.name) == 1 else replace(run, name=f"{run.name} ({i + 1})")
+        for i, run in enumerate(runs)
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page(runs), encoding="utf-8")
+    return runs
 
 
 def page(runs: Sequence[Run]) -> str:
@@ -400,11 +419,11 @@ def _costs(runs: Sequence[Run]) -> str:
                 f"{cost.parameters:,}",
                 f"{cost.module_multiply_adds / 1e9:.3f}",
                 f"{cost.all_multiply_adds / 1e9:.3f}",
-                f"{cost.milliseconds:.1f}",
-                "–" if cost.peak_bytes is None else f"{cost.peak_bytes / 2**20:.1f}",
+                f"{cost.inference_ms:.1f}",
+                "–" if cost.inference_mib is None else f"{cost.inference_mib:.1f}",
             ]
         )
-    machines = sorted({run.cost.machine for run in runs})
+    machines = sorted({run.machine for run in runs})
     return _table(head, rows) + (
         '<p class="soft">Multiply-adds of convolution and linear modules, and of every product. '
         f"Latency is the median of five forwards; measured on {escape('; '.join(machines))}.</p>"

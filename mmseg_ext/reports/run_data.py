@@ -1,6 +1,6 @@
 """What a report shows of a run: read from its work directory, and measured with its weights."""
 
-import statistics
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +14,9 @@ from mmseg.registry import DATASETS
 from PIL import Image
 from torch import Tensor, nn
 
-from mmseg_ext.cost.cost_table import machine
-from mmseg_ext.cost.measure import count_multiply_adds, paired_times, peak_memory
+from mmseg_ext.cost.cost_table import Cost, count_cost, machine, measure_inference
 from mmseg_ext.datasets.metainfo import unwrapped
+from mmseg_ext.reports.confusion import class_iou, confusion_matrix
 from mmseg_ext.reports.curves import Curve, read_scalars
 
 # Of the environment that mmengine writes at the head of a log.
@@ -32,19 +32,6 @@ _ENVIRONMENT = (
     "GPU number",
 )
 _SHOWN_SIDE = 320  # pixels of an example's longer side
-
-
-@dataclass
-class Cost:
-    """Of one forward of one image; memory in bytes above what was held before."""
-
-    input_shape: tuple[int, ...]
-    parameters: int
-    module_multiply_adds: int
-    all_multiply_adds: int
-    milliseconds: float
-    peak_bytes: int | None
-    machine: str
 
 
 @dataclass
@@ -74,6 +61,7 @@ class Run:
     confusion: np.ndarray
     examples: list[Example]
     cost: Cost
+    machine: str
 
     @property
     def iou(self) -> np.ndarray:
@@ -87,35 +75,6 @@ class Run:
     @property
     def pixel_accuracy(self) -> float:
         return float(self.confusion.trace() / self.confusion.sum())
-
-
-def class_iou(confusion: np.ndarray) -> np.ndarray:
-    """IoU of each class of a confusion matrix; NaN where it has neither truth nor prediction."""
-    hit = confusion.diagonal()
-    union = confusion.sum(0) + confusion.sum(1) - hit
-    return np.divide(hit, union, out=np.full(len(hit), np.nan), where=union > 0)
-
-
-def confusion_matrix(
-    truth: np.ndarray, prediction: np.ndarray, classes: int, ignored: int = 255
-) -> np.ndarray:
-    """Pixels by truth (rows) and prediction (columns), (classes, classes) int64.
-
-    Raises:
-        ValueError: for a label that is neither a class nor ignored, and for a prediction that is
-            no class where the truth is one.
-    """
-    used = truth != ignored
-    truth, prediction = truth[used].astype(np.int64), prediction[used].astype(np.int64)
-    for name, labels in (("truth", truth), ("prediction", prediction)):
-        wrong = labels[(labels < 0) | (labels >= classes)]
-        if wrong.size:
-            raise ValueError(
-                f"labels must be from 0 on and below classes={classes}, got {wrong[0]} in the "
-                f"{name}"
-            )
-    counts = np.bincount(truth * classes + prediction, minlength=classes**2)
-    return counts.reshape(classes, classes)
 
 
 # --- the work directory -------------------------------------------------------------------------
@@ -239,7 +198,8 @@ def read_run(
         images=count,
         confusion=total,
         examples=_examples(model, dataset, scores, examples),
-        cost=_cost(model, dataset[0], device),
+        cost=_cost(work_dir.resolve().name, model, dataset[0]),
+        machine=machine(device),
     )
 
 
@@ -311,26 +271,10 @@ def _examples(model: nn.Module, dataset, scores: list, count: int) -> list[Examp
     return examples
 
 
-@torch.no_grad()
-def _cost(model: nn.Module, sample: dict, device: str) -> Cost:
+def _cost(name: str, model: nn.Module, sample: dict) -> Cost:
+    """Of one forward of one image."""
     inputs: Tensor = model.data_preprocessor(_batch(sample), False)["inputs"]
-    counted = count_multiply_adds(model, inputs)
-
-    def forward() -> object:
-        with torch.no_grad():
-            return model(inputs)
-
-    seconds = paired_times({"forward": forward}, rounds=5, warmup=2)["forward"]
-    try:
-        peak = peak_memory(forward, device)
-    except RuntimeError:  # it can be read on Linux and on GPUs only
-        peak = None
-    return Cost(
-        tuple(inputs.shape),
-        sum(p.numel() for p in model.parameters()),
-        counted.modules,
-        counted.all,
-        1e3 * statistics.median(seconds),
-        peak,
-        machine(device),
-    )
+    cost = count_cost(name, model, inputs)
+    with contextlib.suppress(RuntimeError):  # the peak can be read on Linux and on GPUs only
+        measure_inference(cost, model, inputs)
+    return cost

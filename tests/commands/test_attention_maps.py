@@ -8,11 +8,13 @@ from mmseg.registry import MODELS
 from PIL import Image
 
 from mmseg_ext.backbones import EAMLP, DeepViT
-from mmseg_ext.commands.attention_maps import Scene, chosen_layers, draw_layer, main, overlay
+from mmseg_ext.commands.attention_maps import main
 from mmseg_ext.decode_heads.ea_head import JSegEAHead
+from mmseg_ext.inspection.attention_pictures import Scene, draw_layer, overlay
 from mmseg_ext.inspection.attention_views import (
     attention_layers,
     captured_inputs,
+    chosen_layers,
     decay_row,
     head_maps,
     lambda_response,

@@ -13,7 +13,7 @@ from benchmarks.external_attention import (
 from mmseg_ext.commands.cost_table import main
 from mmseg_ext.cost.attention_blocks import (
     CROPS,
-    SelfAttention,
+    PositionSelfAttention,
     attention_blocks,
     whole_heads,
 )
@@ -127,7 +127,7 @@ def test_fused_head_is_its_convolutions_and_little_else():
 
 
 def test_self_attention_is_its_equation():
-    block = SelfAttention(6)
+    block = PositionSelfAttention(6)
     x = torch.randn(1, 6, 3, 4)
     tokens = x.flatten(2)[0].T  # (N, C)
     query, key, value, out = (

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from mmseg_ext.commands.context_probe import draw_probe, main, probe_table
+from mmseg_ext.commands.context_probe import main
 from mmseg_ext.inspection.context_probe import (
     BLOCKS,
     IGNORED,
@@ -20,6 +20,7 @@ from mmseg_ext.inspection.context_probe import (
     run_probe,
     share_beyond,
 )
+from mmseg_ext.inspection.context_report import draw_probe, probe_table
 
 
 def convolution(kernel: torch.Tensor) -> nn.Conv2d:

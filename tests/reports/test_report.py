@@ -10,15 +10,14 @@ from mmengine.config import Config
 from PIL import Image
 
 from mmseg_ext.commands.report import main
+from mmseg_ext.cost.cost_table import Cost
 from mmseg_ext.engine.launch import build_train_runner, train_parser
+from mmseg_ext.reports.confusion import class_iou, confusion_matrix
 from mmseg_ext.reports.curves import Curve
 from mmseg_ext.reports.html_page import _apart, error_overlay, page
 from mmseg_ext.reports.run_data import (
-    Cost,
     Example,
     Run,
-    class_iou,
-    confusion_matrix,
     find_checkpoint,
     find_config,
     labelled_data,

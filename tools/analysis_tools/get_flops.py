@@ -1,9 +1,6 @@
 """Multiply-adds (called flops) and parameters: mmsegmentation's get_flops.py; see `--help`."""
 
-from mmseg_ext import require_stack
+from mmseg_ext.commands import start
 
 if __name__ == "__main__":
-    require_stack()
-    from mmseg_ext.commands._stock_tool import run_stock_tool
-
-    run_stock_tool("analysis_tools/get_flops.py")
+    start("get_flops")

@@ -1,11 +1,6 @@
 """Unpack, place and verify ADEChallengeData2016; `--help` says where the archives come from."""
 
-import sys
-
-from mmseg_ext import require_stack
+from mmseg_ext.commands import start
 
 if __name__ == "__main__":
-    require_stack()
-    from mmseg_ext.datasets.converters.ade20k import main
-
-    sys.exit(main())
+    start("ade20k")

@@ -1,11 +1,6 @@
 """Lambda-ResNet of d-li14/lambda.pytorch to LambdaResNet, or with --classifier to the whole net."""
 
-import sys
-
-from mmseg_ext import require_stack
+from mmseg_ext.commands import start
 
 if __name__ == "__main__":
-    require_stack()
-    from mmseg_ext.commands._convert_file import main
-
-    sys.exit(main("lambda_resnet", classifier=True))
+    start("lambda_resnet2mmseg")

@@ -3,12 +3,7 @@
 Unpickling runs code from the file: only for files whose source you trust; see --help.
 """
 
-import sys
-
-from mmseg_ext import require_stack
+from mmseg_ext.commands import start
 
 if __name__ == "__main__":
-    require_stack()
-    from mmseg_ext.commands.unpickle2safe import main
-
-    sys.exit(main())
+    start("unpickle2safe")

