@@ -154,9 +154,7 @@ def outdated() -> dict[Path, str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--check", action="store_true", help="change nothing, say what differs"
-    )
+    parser.add_argument("--check", action="store_true", help="change nothing, say what differs")
     parser.add_argument("--count", action="store_true", help="count parameters and products anew")
     args = parser.parse_args(argv)
     register_all_modules()

@@ -33,7 +33,6 @@ def test_stock_get_flops_runs_through_our_entry():
 
 @pytest.mark.parametrize("name", ["get_flops", "benchmark", "browse_dataset"])
 def test_stock_tools_are_there(name):
-    assert f'run_stock_tool("analysis_tools/{name}.py")' in (TOOLS / f"{name}.py").read_text()
     assert "argparse" in stock_tool(f"analysis_tools/{name}.py").read_text()
 
 

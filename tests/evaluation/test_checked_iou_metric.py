@@ -11,8 +11,8 @@ from mmseg.registry import METRICS
 from mmseg.structures import SegDataSample
 from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
 
-from mmseg_ext.datasets import CheckedIoUMetric
 from mmseg_ext.datasets.labels import LabelError
+from mmseg_ext.evaluation import CheckedIoUMetric
 
 
 def samples(predictions, labels) -> list[dict]:

@@ -46,7 +46,8 @@ def a_run(name: str, confusion: list[list[int]], lr: float = 0.1) -> Run:
         images=5,
         confusion=np.array(confusion),
         examples=[Example("a.jpg", "best", 0.9, image, truth, truth[::-1])],
-        cost=Cost((1, 3, 40, 60), 1234567, 10**9, 2 * 10**9, 12.34, 3 * 2**20, "a machine"),
+        cost=Cost(name, (1, 3, 40, 60), 1234567, 10**9, 2 * 10**9, None, None, 12.34, 3.0),
+        machine="a machine",
     )
 
 
