@@ -15,18 +15,15 @@ Differences:
 Where code and paper disagree the code is followed: it gives 'l' 58.88M parameters, the paper 55M.
 """
 
-from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from mmcv.cnn import build_norm_layer
-from mmcv.cnn.bricks import DropPath
-from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from mmseg_ext.backbones.layer_depth import in_blocks
-from mmseg_ext.backbones.position_table import positions_at
-from mmseg_ext.backbones.recompute import run_recomputed
+from mmseg_ext.backbones.backbone import OutIndices, Settings, settings_of
+from mmseg_ext.backbones.token_backbone import TokenBackbone
 from mmseg_ext.layers.re_attention import ReAttention
 from mmseg_ext.layers.self_attention import SelfAttention
 
@@ -62,53 +59,6 @@ class ConvPatchEmbed(nn.Module):
         return self.proj(x)
 
 
-class MLP(nn.Module):
-    """Linear, GELU, linear, each linear map followed by dropout."""
-
-    def __init__(self, embed_dims: int, hidden: int, drop: float):
-        super().__init__()
-        self.fc1 = nn.Linear(embed_dims, hidden)
-        self.fc2 = nn.Linear(hidden, embed_dims)
-        self.drop = nn.Dropout(drop)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.drop(self.fc2(self.drop(F.gelu(self.fc1(x)))))
-
-
-class Block(nn.Module):
-    """`x + f(norm(s x)) / s` for attention, then for the perceptron, with s = `scale_adjustment`.
-
-    The norm takes s out again but for its epsilon, so in effect the branches weigh 1 / s.
-    """
-
-    def __init__(
-        self,
-        embed_dims: int,
-        attention: nn.Module,
-        mlp_ratio: float,
-        scale_adjustment: float,
-        drop_rate: float,
-        drop_path_rate: float,
-        norm_cfg: dict,
-    ):
-        super().__init__()
-        self.scale_adjustment = scale_adjustment
-        self.norm1 = build_norm_layer(norm_cfg, embed_dims)[1]
-        self.attn = attention
-        self.norm2 = build_norm_layer(norm_cfg, embed_dims)[1]
-        self.mlp = MLP(embed_dims, int(embed_dims * mlp_ratio), drop_rate)
-        self.drop_path = DropPath(drop_path_rate)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (B, N, C) to the same."""
-        s = self.scale_adjustment
-        if s == 1:
-            x = x + self.drop_path(self.attn(self.norm1(x)))
-            return x + self.drop_path(self.mlp(self.norm2(x)))
-        x = x + self.drop_path(self.attn(self.norm1(x * s)) / s)
-        return x + self.drop_path(self.mlp(self.norm2(x * s)) / s)
-
-
 def _side(img_size: int | tuple[int, int]) -> int:
     """The side of square images, from it or from (H, W)."""
     sides = img_size if isinstance(img_size, (tuple, list)) else (img_size, img_size)
@@ -120,15 +70,7 @@ def _side(img_size: int | tuple[int, int]) -> int:
     return sides[0]
 
 
-def _block_indices(out_indices: int | Sequence[int], depth: int) -> tuple[int, ...]:
-    """Increasing non-negative indices of blocks."""
-    indices = (out_indices,) if isinstance(out_indices, int) else tuple(out_indices)
-    if not indices or any(not -depth <= i < depth for i in indices):
-        raise ValueError(f"out_indices must lie in [-{depth}, {depth - 1}], not {out_indices}")
-    return tuple(sorted({i % depth for i in indices}))
-
-
-class DeepViT(BaseModule):
+class DeepViT(TokenBackbone):
     """DeepViT, for images (B, 3, H, W) of any size.
 
     Without `num_classes`, forward returns a tuple of maps (B, C, ceil(H / 16), ceil(W / 16)), one
@@ -155,7 +97,7 @@ class DeepViT(BaseModule):
             that of `img_size`, in training and evaluation; at `img_size` it changes nothing.
         num_classes: width of the classifier; None for feature maps.
         out_indices: index or indices of blocks, negative ones counted from the end; None is the
-            end of each quarter of the depth. Blocks after the last index do not run and are frozen.
+            end of each quarter of the depth. Blocks after the last index are not built.
         frozen_stages: 0 freezes the patch embedding, the positions and the class token, n also the
             first n blocks; -1 nothing. Frozen parts stay in eval mode.
         drop_rate: dropout after the positions, after the attention and in the perceptrons.
@@ -203,14 +145,14 @@ class DeepViT(BaseModule):
 
     def __init__(
         self,
-        arch: str | dict = "16b",
+        arch: str | Settings = "16b",
         img_size: int | tuple[int, int] = 224,
         re_attention: bool = True,
         attention_norm: str = "batch",
         scale_adjustment: float | None = None,
         rescale_norm: bool = True,
         num_classes: int | None = None,
-        out_indices: int | Sequence[int] | None = None,
+        out_indices: OutIndices | None = None,
         frozen_stages: int = -1,
         drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
@@ -220,13 +162,12 @@ class DeepViT(BaseModule):
         init_cfg: dict | list[dict] | None = None,
     ):
         super().__init__(init_cfg=init_cfg)
-        settings = self._settings(arch)
+        settings = settings_of(arch, self.arch_settings, self.arch_settings["16b"])
         depth, self.embed_dims = settings["depth"], settings["embed_dims"]
         if out_indices is None:
             out_indices = [max(depth * quarter // 4, 1) - 1 for quarter in (1, 2, 3, 4)]
-        self.out_indices = _block_indices(out_indices, depth)
-        if not -1 <= frozen_stages <= depth:
-            raise ValueError(f"frozen_stages must be in [-1, {depth}], not {frozen_stages}")
+        channels, strides = [self.embed_dims] * depth, [PATCH] * depth
+        self._set_options(arch, channels, strides, out_indices, frozen_stages, with_cp, num_classes)
         mixed = settings["re_attention_blocks"]
         mixed = depth if mixed is None else mixed
         if not 0 <= mixed <= depth:
@@ -235,67 +176,39 @@ class DeepViT(BaseModule):
             scale_adjustment = settings["scale_adjustment"] if re_attention else 1.0
         if not scale_adjustment > 0:  # the branches are divided by it
             raise ValueError(f"scale_adjustment must be positive, not {scale_adjustment}")
-        norm_cfg = norm_cfg or {"type": "LN", "eps": 1e-6}
         side = _side(img_size) // PATCH
         self.grid = (side, side)
-        self.frozen_stages = frozen_stages
-        self.with_cp = with_cp
 
         embed = ConvPatchEmbed if settings["conv_patch_embed"] else PatchEmbed
         self.patch_embed = embed(self.embed_dims)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims))
         self.pos_embed = nn.Parameter(torch.zeros(1, side * side + 1, self.embed_dims))
-        self.pos_drop = nn.Dropout(drop_rate)
-
-        def attention(i: int) -> nn.Module:
-            if not re_attention or i < depth - mixed:
-                return SelfAttention(
-                    self.embed_dims,
-                    settings["num_heads"],
-                    attn_drop=attn_drop_rate,
-                    proj_drop=drop_rate,
-                )
-            return ReAttention(
-                self.embed_dims,
-                settings["num_heads"],
-                norm=attention_norm,
-                transform_scale=settings["transform_scale"],
-                attn_drop=attn_drop_rate,
-                proj_drop=drop_rate,
-                reference_tokens=side * side + 1 if rescale_norm else None,
-            )
-
-        self.blocks = nn.ModuleList(
-            Block(
-                self.embed_dims,
-                attention(i),
-                settings["mlp_ratio"],
-                scale_adjustment,
-                drop_rate,
-                drop_path_rate * i / max(depth - 1, 1),
-                norm_cfg,
-            )
-            for i in range(depth)
+        shared: dict[str, Any] = {
+            "embed_dim": self.embed_dims,
+            "num_heads": settings["num_heads"],
+            "attn_drop": attn_drop_rate,
+            "proj_drop": drop_rate,
+        }
+        plain = partial(SelfAttention, **shared)
+        mixing = partial(
+            ReAttention,
+            **shared,
+            norm=attention_norm,
+            transform_scale=settings["transform_scale"],
+            reference_tokens=side * side + 1 if rescale_norm else None,
         )
-        self.norm = build_norm_layer(norm_cfg, self.embed_dims)[1]
-        self.head = None if num_classes is None else nn.Linear(self.embed_dims, num_classes)
+        mixed = mixed if re_attention else 0
+        self._build_blocks(
+            [plain] * (depth - mixed) + [mixing] * mixed,
+            settings["mlp_ratio"],
+            drop_rate,
+            drop_path_rate,
+            norm_cfg or {"type": "LN", "eps": 1e-6},
+            num_classes,
+            scale_adjustment,
+        )
         self._reset_parameters()
-        self._freeze()
-
-    def _settings(self, arch: str | dict) -> dict:
-        complete = self.arch_settings["16b"]
-        if not isinstance(arch, Mapping):
-            if arch not in tuple(self.arch_settings):
-                raise ValueError(
-                    f"arch must be one of {', '.join(self.arch_settings)} or a dict, not {arch!r}"
-                )
-            arch = self.arch_settings[arch]
-        unknown = [key for key in arch if key not in complete]
-        if unknown:
-            raise ValueError(
-                f"arch has the unknown keys {', '.join(unknown)}; known: {', '.join(complete)}"
-            )
-        return {**complete, **arch}
+        self._freeze_stages()
 
     def _reset_parameters(self) -> None:
         """Truncated normal of deviation 0.02 for linear maps, positions and the class token."""
@@ -306,55 +219,13 @@ class DeepViT(BaseModule):
                 nn.init.trunc_normal_(module.weight, std=0.02)
                 nn.init.zeros_(module.bias)
 
-    def _last_block(self) -> int:
-        return len(self.blocks) - 1 if self.head is not None else self.out_indices[-1]
+    @property
+    def stem_parts(self) -> list[str]:
+        return ["patch_embed"]
 
-    def _freeze(self) -> None:
-        for module in self._frozen():
-            module.requires_grad_(False)
-        self.cls_token.requires_grad_(self.frozen_stages < 0)
-        self.pos_embed.requires_grad_(self.frozen_stages < 0)
-        # What does not run gets no gradient, which distributed training would wait for.
-        self.blocks[self._last_block() + 1 :].requires_grad_(False)
-        if self._last_block() < len(self.blocks) - 1:
-            self.norm.requires_grad_(False)
-
-    def _frozen(self) -> list[nn.Module]:
-        if self.frozen_stages < 0:
-            return []
-        return [self.patch_embed, self.pos_drop, *self.blocks[: self.frozen_stages]]
-
-    def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
-        """The depth of a parameter, from 0 at the input, and the number of depths."""
-        return in_blocks(param_name, prefix, len(self.blocks))
-
-    def train(self, mode: bool = True) -> "DeepViT":
-        super().train(mode)
-        for module in self._frozen():
-            module.eval()
-        return self
-
-    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Images (B, 3, H, W) to logits (B, num_classes) or a tuple of maps (B, C, h, w)."""
-        if images.ndim != 4 or images.shape[1] != 3:
-            raise ValueError(f"images must be (B, 3, H, W), not {tuple(images.shape)}")
+    def embed(self, images: Tensor) -> Tensor:
+        """Images (B, 3, H, W) to patches (B, C, ceil(H / 16), ceil(W / 16))."""
         height, width = images.shape[2:]
-        images = F.pad(images, (0, -width % PATCH, 0, -height % PATCH))
-        patches = self.patch_embed(images)  # (B, C, h, w)
-        grid = tuple(patches.shape[2:])
-        tokens = patches.flatten(2).transpose(1, 2)  # (B, h * w, C)
-        tokens = torch.cat([self.cls_token.expand(tokens.shape[0], -1, -1), tokens], dim=1)
-        positions = positions_at(self.pos_embed, self.grid, grid)
-        x = self.pos_drop(tokens + positions)  # (B, 1 + h * w, C)
-        maps = []
-        for i, block in enumerate(self.blocks[: self._last_block() + 1]):
-            x = self._run(block, x)
-            if self.head is None and i in self.out_indices:
-                out = self.norm(x) if i == len(self.blocks) - 1 else x
-                maps.append(out[:, 1:].transpose(1, 2).unflatten(2, grid))  # (B, C, h, w)
-        return tuple(maps) if self.head is None else self.head(self.norm(x)[:, 0])
-
-    def _run(self, block: Block, x: Tensor) -> Tensor:
-        if not (self.with_cp and x.requires_grad):
-            return block(x)
-        return run_recomputed(block, x)
+        # Not -width % PATCH: compiled for any size, a negative modulus cannot be reasoned about.
+        missing = (PATCH - width % PATCH) % PATCH, (PATCH - height % PATCH) % PATCH
+        return self.patch_embed(F.pad(images, (0, missing[0], 0, missing[1])))

@@ -13,18 +13,15 @@ token_performer.py. Differences:
 """
 
 import math
-from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
-from mmcv.cnn.bricks import DropPath
-from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from mmseg_ext.backbones.layer_depth import in_blocks
-from mmseg_ext.backbones.position_table import positions_at
-from mmseg_ext.backbones.recompute import run_recomputed
+from mmseg_ext.backbones.backbone import OutIndices, Settings, settings_of
+from mmseg_ext.backbones.token_backbone import MLP, TokenBackbone
 from mmseg_ext.layers.token_external_attention import (
     MultiHeadExternalAttention,
     double_normalize_tokens,
@@ -46,18 +43,6 @@ def sinusoidal_positions(length: int, dim: int) -> Tensor:
     return table.float().unsqueeze(0)  # (1, length, dim)
 
 
-class MLP(nn.Sequential):
-    """Linear, GELU, dropout, linear, dropout on the last dimension."""
-
-    def __init__(self, dim: int, hidden_dim: int, drop: float = 0.0):
-        super().__init__()
-        self.fc1 = nn.Linear(dim, hidden_dim)
-        self.act = nn.GELU()
-        self.drop1 = nn.Dropout(drop)
-        self.fc2 = nn.Linear(hidden_dim, dim)
-        self.drop2 = nn.Dropout(drop)
-
-
 class TokenExternalAttention(nn.Module):
     """Single-head external attention that narrows tokens: the residual is the narrowed token."""
 
@@ -74,7 +59,7 @@ class TokenExternalAttention(nn.Module):
         """x (B, N, in_dim) to (B, N, dim)."""
         narrow = self.q_linear(x)
         attention = self.attn_drop(double_normalize_tokens(self.linear_0(narrow)))  # (B, N, S)
-        return narrow + self.proj_drop(self.proj(self.linear_1(attention)))
+        return narrow + self.proj_drop(self.proj(self.linear_1(attention.to(narrow.dtype))))
 
 
 class TokenModule(nn.Module):
@@ -102,8 +87,8 @@ class TokensToToken(nn.Module):
         self.attention2 = TokenModule(TOKEN_DIM * kernels[1], TOKEN_DIM, norm_cfg)
         self.project = nn.Linear(TOKEN_DIM * kernels[2], embed_dims)
 
-    def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Images (B, 3, H, W) to tokens (B, h * w, C) and the grid (h, w)."""
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (B, 3, H, W) to tokens in their places, (B, C, h, w)."""
         x = images
         for split, encode in zip(
             SOFT_SPLITS, (self.attention1, self.attention2, self.project), strict=True
@@ -113,45 +98,10 @@ class TokensToToken(nn.Module):
             x = F.unfold(x, kernel, padding=padding, stride=stride)  # (B, C * k * k, h * w)
             tokens = encode(x.transpose(1, 2))  # (B, h * w, C)
             x = tokens.transpose(1, 2).unflatten(2, grid)  # (B, C, h, w)
-        return tokens, grid
+        return x
 
 
-class Block(nn.Module):
-    """Multi-head external attention and a perceptron, each after a norm and with a residual."""
-
-    def __init__(
-        self,
-        embed_dims: int,
-        num_heads: int,
-        mlp_ratio: float,
-        drop_rate: float,
-        attn_drop_rate: float,
-        drop_path_rate: float,
-        norm_cfg: dict,
-    ):
-        super().__init__()
-        self.norm1 = build_norm_layer(norm_cfg, embed_dims)[1]
-        self.attn = MultiHeadExternalAttention(
-            embed_dims, num_heads, attn_drop=attn_drop_rate, proj_drop=drop_rate
-        )
-        self.norm2 = build_norm_layer(norm_cfg, embed_dims)[1]
-        self.mlp = MLP(embed_dims, int(embed_dims * mlp_ratio), drop_rate)
-        self.drop_path = DropPath(drop_path_rate)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.drop_path(self.attn(self.norm1(x)))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
-
-
-def _block_indices(out_indices: int | Sequence[int], depth: int) -> tuple[int, ...]:
-    """Increasing non-negative indices of blocks."""
-    indices = (out_indices,) if isinstance(out_indices, int) else tuple(out_indices)
-    if not indices or any(not -depth <= i < depth for i in indices):
-        raise ValueError(f"out_indices must lie in [-{depth}, {depth - 1}], not {out_indices}")
-    return tuple(sorted({i % depth for i in indices}))
-
-
-class EAMLP(BaseModule):
+class EAMLP(TokenBackbone):
     """EAMLP, for images (B, 3, H, W) of any size from 16x16 up.
 
     Without `num_classes`, forward returns a tuple of maps (B, C, H / 16, W / 16), one for each of
@@ -159,7 +109,8 @@ class EAMLP(BaseModule):
     returns logits (B, `num_classes`) from the class token.
 
     Args:
-        arch: a name in `arch_settings`, or a dict with the same keys as its entries.
+        arch: a name in `arch_settings`, or a dict with some of its entries' keys, the others being
+            those of '14'.
         img_size: side of the square images whose grid the position table is made for, a multiple of
             16: that of the pretraining (224, or 384 for the published EAMLP-7 weights).
         num_classes: width of the classifier; None for feature maps.
@@ -190,10 +141,10 @@ class EAMLP(BaseModule):
 
     def __init__(
         self,
-        arch: str | dict = "14",
+        arch: str | Settings = "14",
         img_size: int = 224,
         num_classes: int | None = None,
-        out_indices: int | Sequence[int] = -1,
+        out_indices: OutIndices = -1,
         frozen_stages: int = -1,
         drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
@@ -203,53 +154,36 @@ class EAMLP(BaseModule):
         init_cfg: dict | list[dict] | None = None,
     ):
         super().__init__(init_cfg=init_cfg)
-        settings = self._settings(arch)
+        settings = settings_of(arch, self.arch_settings, self.arch_settings["14"])
         depth, self.embed_dims = settings["depth"], settings["embed_dims"]
-        self.out_indices = _block_indices(out_indices, depth)
-        if not -1 <= frozen_stages <= depth:
-            raise ValueError(f"frozen_stages must be in [-1, {depth}], not {frozen_stages}")
+        channels, strides = [self.embed_dims] * depth, [STRIDE] * depth
+        self._set_options(arch, channels, strides, out_indices, frozen_stages, with_cp, num_classes)
         if img_size <= 0 or img_size % STRIDE != 0:
             raise ValueError(f"img_size must be a positive multiple of {STRIDE}, not {img_size}")
-        self.frozen_stages = frozen_stages
-        self.with_cp = with_cp
-        self.table_grid = (img_size // STRIDE, img_size // STRIDE)
+        self.grid = (img_size // STRIDE, img_size // STRIDE)
         norm_cfg = norm_cfg or {"type": "LN"}
 
         self.cls_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims))
         self.tokens_to_token = TokensToToken(self.embed_dims, norm_cfg)
-        positions = sinusoidal_positions(math.prod(self.table_grid) + 1, self.embed_dims)
+        positions = sinusoidal_positions(math.prod(self.grid) + 1, self.embed_dims)
         self.register_buffer("pos_embed", positions, persistent=False)
-        self.pos_drop = nn.Dropout(drop_rate)
-        self.blocks = nn.ModuleList(
-            Block(
-                self.embed_dims,
-                settings["num_heads"],
-                settings["mlp_ratio"],
-                drop_rate,
-                attn_drop_rate,
-                drop_path_rate * i / max(depth - 1, 1),
-                norm_cfg,
-            )
-            for i in range(depth)
+        attention = partial(
+            MultiHeadExternalAttention,
+            self.embed_dims,
+            settings["num_heads"],
+            attn_drop=attn_drop_rate,
+            proj_drop=drop_rate,
         )
-        self.norm = build_norm_layer(norm_cfg, self.embed_dims)[1]
-        self.head = None if num_classes is None else nn.Linear(self.embed_dims, num_classes)
+        self._build_blocks(
+            [attention] * depth,
+            settings["mlp_ratio"],
+            drop_rate,
+            drop_path_rate,
+            norm_cfg,
+            num_classes,
+        )
         self._reset_parameters()
-        for module in self._frozen():
-            module.requires_grad_(False)
-        self.cls_token.requires_grad_(frozen_stages < 0)
-
-    def _settings(self, arch: str | dict) -> dict:
-        if isinstance(arch, str):
-            if arch not in self.arch_settings:
-                raise ValueError(
-                    f"arch must be one of {', '.join(self.arch_settings)}, not {arch!r}"
-                )
-            return self.arch_settings[arch]
-        keys = self.arch_settings["14"].keys()
-        if arch.keys() != keys:
-            raise ValueError(f"arch must have the keys {', '.join(keys)}, not {', '.join(arch)}")
-        return arch
+        self._freeze_stages()
 
     @torch.no_grad()
     def _reset_parameters(self) -> None:
@@ -263,39 +197,10 @@ class EAMLP(BaseModule):
         for tokens in (self.tokens_to_token.attention1, self.tokens_to_token.attention2):
             tokens.attn.linear_0.weight.copy_(tokens.attn.linear_1.weight.t())
 
-    def _frozen(self) -> list[nn.Module]:
-        if self.frozen_stages < 0:
-            return []
-        return [self.tokens_to_token, self.pos_drop, *self.blocks[: self.frozen_stages]]
+    @property
+    def stem_parts(self) -> list[str]:
+        return ["tokens_to_token"]
 
-    def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
-        """The depth of a parameter, from 0 at the input, and the number of depths."""
-        return in_blocks(param_name, prefix, len(self.blocks))
-
-    def train(self, mode: bool = True) -> "EAMLP":
-        super().train(mode)
-        for module in self._frozen():
-            module.eval()
-        return self
-
-    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Images (B, 3, H, W) to logits (B, num_classes) or a tuple of maps (B, C, h, w)."""
-        if images.ndim != 4 or images.shape[1] != 3:
-            raise ValueError(f"images must be (B, 3, H, W), not {tuple(images.shape)}")
-        tokens, grid = self.tokens_to_token(images)
-        tokens = torch.cat([self.cls_token.expand(tokens.shape[0], -1, -1), tokens], dim=1)
-        positions = positions_at(self.pos_embed, self.table_grid, grid)
-        x = self.pos_drop(tokens + positions)  # (B, 1 + h * w, C)
-        maps = []
-        last = len(self.blocks) - 1
-        needed = self.out_indices if self.head is None else (last,)
-        for i, block in enumerate(self.blocks[: needed[-1] + 1]):
-            if self.with_cp and x.requires_grad:
-                x = run_recomputed(block, x)
-            else:
-                x = block(x)
-            if i == last:
-                x = self.norm(x)
-            if i in needed:
-                maps.append(x[:, 1:].transpose(1, 2).unflatten(2, grid))  # (B, C, h, w)
-        return tuple(maps) if self.head is None else self.head(x[:, 0])
+    def embed(self, images: Tensor) -> Tensor:
+        """Images (B, 3, H, W) to tokens in their places, (B, C, h, w)."""
+        return self.tokens_to_token(images)

@@ -11,18 +11,16 @@ timm stops with an error.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from itertools import accumulate, pairwise
+from operator import mul
+from typing import Literal, NamedTuple
 
 from mmcv.cnn import build_activation_layer, build_norm_layer
-from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mmseg_ext.backbones.layer_depth import in_stages
-from mmseg_ext.backbones.recompute import run_recomputed
+from mmseg_ext.backbones.backbone import Backbone, OutIndices, Settings, settings_of
 from mmseg_ext.layers.lambda_layer import LambdaLayer, PositionEmbeddings, check_resolution
-
-EXPANSION = 4
 
 # Bottlenecks per stage. 26, 50, 101 and 152 are ResNet's (152 and up with the paper's counts, which
 # third-party code agrees on).
@@ -66,10 +64,18 @@ ARCHS = {
     },
 }
 
-STEM_WIDTH = 64
+EXPANSION = 4
+STEM_WIDTH, STEM_STRIDE = 64, 4
 STAGE_WIDTHS = (64, 128, 256, 512)
 # Widths of the 3x3 convolutions; the plain stem is one 7x7 convolution.
 STEMS = {"plain": (), "deep": (32, 32, STEM_WIDTH), "tiered": (24, 32, STEM_WIDTH)}
+
+# Strides and dilations of the stages.
+OUTPUT_STRIDES = {
+    32: ((1, 2, 2, 2), (1, 1, 1, 1)),
+    16: ((1, 2, 2, 1), (1, 1, 1, 2)),
+    8: ((1, 2, 1, 1), (1, 1, 2, 4)),
+}
 
 Placement = Literal["all", "hybrid"] | Sequence[Sequence[int]]
 
@@ -127,20 +133,6 @@ def block_counts(depth: int | Sequence[int]) -> tuple[int, ...]:
     return tuple(depth)
 
 
-def _with_arch(design: dict, arch: str | dict | None) -> dict:
-    """`design` with the values that `arch` fixes."""
-    if arch is None:
-        return design
-    if isinstance(arch, str):
-        if arch not in ARCHS:
-            raise ValueError(f"arch must be one of {', '.join(ARCHS)} or a dict, not {arch!r}")
-        arch = ARCHS[arch]
-    unknown = [key for key in arch if key not in design]
-    if unknown:
-        raise ValueError(f"arch may hold {', '.join(design)}, not {', '.join(unknown)}")
-    return {**design, **arch}
-
-
 def _ceil_divide(size: Sequence[int] | None, stride: int) -> tuple[int, int] | None:
     """Height and width of a map at `stride`, from those of the image."""
     return None if size is None else (-(-size[0] // stride), -(-size[1] // stride))
@@ -166,14 +158,15 @@ class SqueezeExcitation(nn.Module):
 class Bottleneck(nn.Module):
     """1x1, 3x3 or lambda layer, 1x1, each with a norm; squeeze-excitation; the shortcut added.
 
-    `lambda_args` are LambdaLayer's keyword arguments, None for a convolution.
+    `strides` are those of the first two. `lambda_args` are LambdaLayer's keyword arguments, None
+    for a convolution.
     """
 
     def __init__(
         self,
         in_channels: int,
         channels: int,
-        stride: int,
+        strides: tuple[int, int],
         dilation: int,
         lambda_args: dict | None,
         se_ratio: float | None,
@@ -186,17 +179,14 @@ class Bottleneck(nn.Module):
         def norm(width: int) -> nn.Module:
             return build_norm_layer(norm_cfg, width)[1]
 
-        out_channels = channels * EXPANSION
-        self.conv1 = nn.Conv2d(in_channels, channels, 1, bias=False)
+        out_channels, stride = channels * EXPANSION, max(strides)
+        self.conv1 = nn.Conv2d(in_channels, channels, 1, strides[0], bias=False)
         self.bn1 = norm(channels)
+        shape = {"stride": strides[1], "dilation": dilation}
         if lambda_args is None:
-            self.conv2 = nn.Conv2d(
-                channels, channels, 3, stride, padding=dilation, dilation=dilation, bias=False
-            )
+            self.conv2 = nn.Conv2d(channels, channels, 3, padding=dilation, bias=False, **shape)
         else:
-            self.conv2 = LambdaLayer(
-                channels, stride=stride, dilation=dilation, norm_layer=norm, **lambda_args
-            )
+            self.conv2 = LambdaLayer(channels, norm_layer=norm, **shape, **lambda_args)
         self.bn2 = norm(channels)
         self.conv3 = nn.Conv2d(channels, out_channels, 1, bias=False)
         self.bn3 = norm(out_channels)
@@ -225,7 +215,42 @@ class Bottleneck(nn.Module):
         return self.act(y + (x if self.downsample is None else self.downsample(x)))
 
 
-class LambdaResNet(BaseModule):
+class Grid(NamedTuple):
+    """Strides and dilations of the stages, and the dilation of each one's first block."""
+
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    first_dilations: tuple[int, ...]
+
+
+def _grid(
+    stages: int,
+    output_stride: int | None,
+    strides: Sequence[int] | None,
+    dilations: Sequence[int] | None,
+    contract: bool,
+) -> Grid:
+    """From an output stride, or as mmsegmentation's ResNet has it."""
+    if output_stride is not None:
+        if output_stride not in OUTPUT_STRIDES:
+            raise ValueError(f"output_stride must be 8, 16 or 32, not {output_stride}")
+        if strides is not None or dilations is not None:
+            raise ValueError(
+                f"output_stride={output_stride} gives the strides and dilations: leave out "
+                f"strides={strides} and dilations={dilations}"
+            )
+        strides, dilations, contract = *OUTPUT_STRIDES[output_stride], True
+    else:
+        default = OUTPUT_STRIDES[32]
+        strides, dilations = strides or default[0][:stages], dilations or default[1][:stages]
+        for name, values in (("strides", strides), ("dilations", dilations)):
+            if len(values) != stages or min(values) < 1:
+                raise ValueError(f"{name} must be {stages} positive numbers, not {values}")
+    first = (d // 2 if contract and d > 1 else d for d in dilations)
+    return Grid(tuple(strides), tuple(dilations), tuple(first))
+
+
+class LambdaResNet(Backbone):
     """ResNet with lambda layers in the place of 3x3 convolutions, for images (B, 3, H, W).
 
     Without `num_classes`, forward returns a tuple of maps of 256, 512, 1024 and 2048 channels at
@@ -250,7 +275,10 @@ class LambdaResNet(BaseModule):
         avg_down: average pooling before the 1x1 convolution of a strided shortcut (ResNet-D).
         se_ratio: squeeze-excitation in the convolutional blocks, its hidden width over its width;
             1/16 is SENet's.
-        output_stride: 32, 16 or 8; less than 32 by dilation of convolutions and lambda layers.
+        output_stride: 32, 16 or 8; less than 32 by dilation of convolutions and lambda layers. It
+            stands for `strides`, `dilations` and `contract_dilation`.
+        num_stages, strides, dilations, contract_dilation, style, in_channels: mmsegmentation's
+            ResNet's, so that its config serves here.
         out_indices: stage or stages whose maps are returned, in increasing order; stages after the
             last one are not built. With `num_classes` it has no meaning.
         frozen_stages: 0 freezes the stem, n also the first n stages, -1 nothing. Frozen parts stay
@@ -264,10 +292,16 @@ class LambdaResNet(BaseModule):
             refuses (channels not divisible by heads, an even receptive field).
     """
 
+    arch_settings = ARCHS
+    published_names = {
+        r"stages\.": "timm_lambda_resnet2mmseg.py",
+        r".*\.conv_qkv\.": "lambda_resnet2mmseg.py",
+    }
+
     def __init__(
         self,
         depth: int | Sequence[int] = 50,
-        arch: str | dict | None = None,
+        arch: str | Settings | None = None,
         lambda_stages: Sequence[int] = (0, 1, 2, 3),
         placement: Placement = "all",
         key_depth: int = 16,
@@ -281,8 +315,14 @@ class LambdaResNet(BaseModule):
         stem: Literal["plain", "deep", "tiered"] = "plain",
         avg_down: bool = False,
         se_ratio: float | None = None,
-        output_stride: int = 32,
-        out_indices: int | Sequence[int] = (0, 1, 2, 3),
+        output_stride: int | None = None,
+        num_stages: int = 4,
+        strides: Sequence[int] | None = None,
+        dilations: Sequence[int] | None = None,
+        contract_dilation: bool = False,
+        style: Literal["pytorch", "caffe"] = "pytorch",
+        in_channels: int = 3,
+        out_indices: OutIndices = (0, 1, 2, 3),
         frozen_stages: int = -1,
         norm_eval: bool = False,
         with_cp: bool = False,
@@ -309,7 +349,7 @@ class LambdaResNet(BaseModule):
             "se_ratio": se_ratio,
             "act_cfg": act_cfg or {"type": "ReLU", "inplace": True},
         }
-        design = _with_arch(design, arch)
+        design = settings_of(arch or {}, ARCHS, design)
         if design["stem"] not in STEMS:
             raise ValueError(f"stem must be one of {', '.join(STEMS)}, not {design['stem']!r}")
         if design["share_embeddings"] not in ("stage", None):
@@ -318,89 +358,103 @@ class LambdaResNet(BaseModule):
             )
         if design["resolution"] is not None:
             design["resolution"] = check_resolution(design["resolution"])
-        if output_stride not in (8, 16, 32):
-            raise ValueError(f"output_stride must be 8, 16 or 32, not {output_stride}")
-        stages = len(STAGE_WIDTHS)
-        out_indices = (out_indices,) if isinstance(out_indices, int) else tuple(out_indices)
-        if not out_indices or any(not 0 <= i < stages for i in out_indices):
-            raise ValueError(f"out_indices must lie in 0..{stages - 1}, not {out_indices}")
-        if not -1 <= frozen_stages <= stages:
-            raise ValueError(f"frozen_stages must lie in -1..{stages}, not {frozen_stages}")
-        self.out_indices = tuple(sorted(set(out_indices)))
-        self.frozen_stages = frozen_stages
+        if num_stages not in range(1, 5):
+            raise ValueError(f"num_stages must lie in [1, 4], not {num_stages}")
+        if style not in ("pytorch", "caffe"):
+            raise ValueError(f"style must be 'pytorch' or 'caffe', not {style!r}")
+        grid = _grid(num_stages, output_stride, strides, dilations, contract_dilation)
+        channels = [width * EXPANSION for width in STAGE_WIDTHS[:num_stages]]
+        totals = list(accumulate(grid.strides[:num_stages], mul, initial=STEM_STRIDE))
+        self._set_options(
+            arch,
+            channels,
+            totals[1:],
+            out_indices,
+            frozen_stages,
+            with_cp,
+            num_classes,
+            in_channels,
+        )
         self.norm_eval = norm_eval
-        self.with_cp = with_cp
         norm_cfg = norm_cfg or {"type": "BN", "requires_grad": True}
 
         self._build_stem(design["stem"], norm_cfg, design["act_cfg"])
-        # What does not run gets no gradient, which distributed training would wait for.
-        built = stages if num_classes is not None else self.out_indices[-1] + 1
-        self._build_stages(design, output_stride, norm_cfg, built)
-        self.fc = None
-        if num_classes is not None:
-            self.fc = nn.Linear(STAGE_WIDTHS[-1] * EXPANSION, num_classes)
+        placed = lambda_blocks(design["depth"], design["lambda_stages"], design["placement"])
+        counts = block_counts(design["depth"])
+        widths = [STEM_WIDTH, *channels]
+        for i in range(self.built):
+            stage = self._stage(
+                i, widths[i], counts[i], placed[i], totals[i], grid, style, design, norm_cfg
+            )
+            self.add_module(f"layer{i + 1}", stage)
+        self.fc = None if num_classes is None else nn.Linear(channels[-1], num_classes)
         self._reset_parameters()
-        for module in self._frozen():
-            module.requires_grad_(False)
+        self._freeze_stages()
 
     def _build_stem(self, stem: str, norm_cfg: dict, act_cfg: dict) -> None:
         self.maxpool = nn.MaxPool2d(3, 2, padding=1)
         if stem == "plain":
-            self.conv1 = nn.Conv2d(3, STEM_WIDTH, 7, 2, padding=3, bias=False)
+            self.conv1 = nn.Conv2d(self.in_channels, STEM_WIDTH, 7, 2, padding=3, bias=False)
             self.bn1 = build_norm_layer(norm_cfg, STEM_WIDTH)[1]
             self.act = build_activation_layer(act_cfg)
             return
-        layers: list[nn.Module] = []
-        width = 3
-        for i, out_width in enumerate(STEMS[stem]):
-            layers += [
-                nn.Conv2d(width, out_width, 3, 2 if i == 0 else 1, padding=1, bias=False),
-                build_norm_layer(norm_cfg, out_width)[1],
-                build_activation_layer(act_cfg),
-            ]
-            width = out_width
-        self.stem = nn.Sequential(*layers)
+        self.stem = nn.Sequential()
+        for i, (before, after) in enumerate(pairwise((self.in_channels, *STEMS[stem]))):
+            self.stem.extend(
+                [
+                    nn.Conv2d(before, after, 3, 2 if i == 0 else 1, padding=1, bias=False),
+                    build_norm_layer(norm_cfg, after)[1],
+                    build_activation_layer(act_cfg),
+                ]
+            )
 
-    def _build_stages(self, design: dict, output_stride: int, norm_cfg: dict, built: int) -> None:
-        counts = block_counts(design["depth"])
-        placed = lambda_blocks(design["depth"], design["lambda_stages"], design["placement"])
+    @staticmethod
+    def _stage(
+        stage: int,
+        in_channels: int,
+        count: int,
+        placed: Sequence[int],
+        total_stride: int,
+        grid: Grid,
+        style: str,
+        design: dict,
+        norm_cfg: dict,
+    ) -> nn.Sequential:
+        """The blocks of a stage whose input has `total_stride`."""
         keys = ("key_depth", "num_heads", "intra_depth", "receptive_field", "position_bias", "pool")
-        lambda_args = {key: design[key] for key in keys}
-        in_channels, total_stride, dilation = STEM_WIDTH, 4, 1
-        for stage, (width, count) in enumerate(zip(STAGE_WIDTHS[:built], counts, strict=False)):
-            shared: dict[object, PositionEmbeddings] = {}
-            blocks = []
-            for i in range(count):
-                entering = stage > 0 and i == 0
-                stride = 2 if entering and total_stride < output_stride else 1
-                args = None
-                if i in placed[stage]:
-                    size = _ceil_divide(design["resolution"], total_stride)
-                    if size is not None and dilation > 1:
-                        raise ValueError(
-                            "output_stride must not dilate lambda layers that have a resolution, "
-                            f"as {output_stride} does in stage {stage}"
-                        )
-                    args = {**lambda_args, "resolution": size, "embeddings": shared.get(size)}
-                block = Bottleneck(
-                    in_channels,
-                    width,
-                    stride,
-                    dilation,
-                    args,
-                    design["se_ratio"],
-                    design["avg_down"],
-                    norm_cfg,
-                    design["act_cfg"],
-                )
-                if args is not None and design["share_embeddings"] == "stage":
-                    shared[size] = block.conv2.embeddings
-                blocks.append(block)
-                if entering and stride == 1:
-                    dilation *= 2  # from the second block on: the first one sees the finer map
-                total_stride *= stride
-                in_channels = width * EXPANSION
-            self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
+        shared: dict[object, PositionEmbeddings] = {}
+        blocks = nn.Sequential()
+        for i in range(count):
+            stride = grid.strides[stage] if i == 0 else 1
+            dilation = grid.first_dilations[stage] if i == 0 else grid.dilations[stage]
+            strides = (1, stride) if style == "pytorch" else (stride, 1)
+            args = None
+            if i in placed:
+                size = _ceil_divide(design["resolution"], total_stride * strides[0])
+                if size is not None and dilation > 1:
+                    raise ValueError(
+                        "output_stride must not dilate lambda layers that have a resolution, as "
+                        f"in stage {stage}"
+                    )
+                args = {key: design[key] for key in keys}
+                args |= {"resolution": size, "embeddings": shared.get(size)}
+            block = Bottleneck(
+                in_channels,
+                STAGE_WIDTHS[stage],
+                strides,
+                dilation,
+                args,
+                design["se_ratio"],
+                design["avg_down"],
+                norm_cfg,
+                design["act_cfg"],
+            )
+            if args is not None and design["share_embeddings"] == "stage":
+                shared[size] = block.conv2.embeddings
+            blocks.append(block)
+            total_stride *= stride
+            in_channels = STAGE_WIDTHS[stage] * EXPANSION
+        return blocks
 
     def _reset_parameters(self) -> None:
         """He's normal of fan-out for convolutions, the paper's values for lambda layers.
@@ -419,20 +473,9 @@ class LambdaResNet(BaseModule):
                 nn.init.zeros_(module.bn3.weight)
 
     @property
-    def stages(self) -> list[nn.Sequential]:
-        """The stages that are built, `layer1` to at most `layer4`."""
-        names = (f"layer{i + 1}" for i in range(len(STAGE_WIDTHS)))
-        return [getattr(self, name) for name in names if hasattr(self, name)]
-
-    def _frozen(self) -> list[nn.Module]:
-        if self.frozen_stages < 0:
-            return []
-        stem = [self.stem] if hasattr(self, "stem") else [self.conv1, self.bn1]
-        return [*stem, *self.stages[: self.frozen_stages]]
-
-    def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
-        """The depth of a parameter, from 0 at the input, and the number of depths."""
-        return in_stages(param_name, prefix, [len(blocks) for blocks in self.stages])
+    def parts(self) -> list[list[str]]:
+        stem = ["stem"] if hasattr(self, "stem") else ["conv1", "bn1"]
+        return [stem, *([f"layer{i + 1}"] for i in range(self.built))]
 
     def train(self, mode: bool = True) -> "LambdaResNet":
         super().train(mode)
@@ -440,17 +483,7 @@ class LambdaResNet(BaseModule):
             for module in self.modules():
                 if isinstance(module, _BatchNorm):
                     module.eval()
-        for module in self._frozen():
-            module.eval()
         return self
-
-    def _run(self, stage: nn.Sequential, x: Tensor) -> Tensor:
-        for block in stage:
-            if self.with_cp and x.requires_grad:
-                x = run_recomputed(block, x)
-            else:
-                x = block(x)
-        return x
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Images (B, 3, H, W) to logits (B, num_classes) or a tuple of maps (B, C, h, w).
@@ -458,16 +491,14 @@ class LambdaResNet(BaseModule):
         Raises:
             ValueError: for images of another shape, or larger than `resolution` in global form.
         """
-        if images.ndim != 4 or images.shape[1] != 3:
-            raise ValueError(f"images must be (B, 3, H, W), not {tuple(images.shape)}")
-        if hasattr(self, "stem"):
-            x = self.stem(images)
-        else:
-            x = self.act(self.bn1(self.conv1(images)))
+        self._check_images(images)
+        deep = hasattr(self, "stem")
+        x = self.stem(images) if deep else self.act(self.bn1(self.conv1(images)))
         x = self.maxpool(x)
         maps = []
-        for i, stage in enumerate(self.stages):
-            x = self._run(stage, x)
+        for i in range(self.built):
+            for block in getattr(self, f"layer{i + 1}"):
+                x = self._run(block, x)
             if i in self.out_indices:
                 maps.append(x)
         return tuple(maps) if self.fc is None else self.fc(x.mean(dim=(2, 3)))

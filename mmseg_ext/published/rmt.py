@@ -8,7 +8,7 @@ import re
 
 import torch
 
-from mmseg_ext.backbones.rmt import ARCHS, RMT, arch_of
+from mmseg_ext.backbones.rmt import ARCHS, RMT
 from mmseg_ext.layers.manhattan_attention import log_decays
 from mmseg_ext.published.key_map import Rule, StateDict, check_keys, rename_keys
 
@@ -58,7 +58,7 @@ def convert_rmt(state_dict: StateDict, classifier: bool = False) -> StateDict:
     for key in converted:
         if re.search(r"\.gamma[12]$", key):
             converted[key] = converted[key].flatten()  # (1, 1, 1, C) to (C,)
-    name = arch_of(converted)
+    name = RMT.named_arch(converted)
     if name is None:
         raise ValueError(f"the checkpoint's depths and widths are none of {', '.join(ARCHS)}")
     _check_formulas(state_dict, name)

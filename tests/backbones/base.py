@@ -1,8 +1,13 @@
 """One tester that every backbone passes: subclass it and name the model (see test_*.py beside)."""
 
+import copy
+
 import pytest
 import torch
+from mmcv.cnn.bricks import DropPath
+from mmengine.runner.checkpoint import load_state_dict
 from mmseg.registry import MODELS
+from torch import nn
 
 from tests.models import (
     assert_autocast_close,
@@ -15,18 +20,28 @@ from tests.models import (
     weighted_sum,
 )
 
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def load_into_segmentor(model, state):
+    whole = nn.Module()
+    whole.backbone = model
+    load_state_dict(whole, {f"backbone.{key}": value for key, value in state.items()})
+
 
 class BackboneTester:
     """Subclasses set `config` (a small build of the model, with its `type`) and what it must give.
 
-    `channels` and `strides` describe the feature maps; `size` is an input size (H, W) that is a
-    multiple of every stride. `zero_gradient` holds patterns of parameters whose gradient is zero
-    by theory. `autocast_tolerance` bounds the relative RMS error under bfloat16.
+    `channels` and `strides` describe the feature maps, the maps of all stages that the variant has;
+    `size` is an input size (H, W) that is a multiple of every stride. `deeper` are the arguments
+    that add a block. `zero_gradient` holds patterns of parameters whose gradient is zero by theory.
+    `autocast_tolerance` bounds the relative RMS error under bfloat16.
     """
 
     config: dict
     channels: tuple[int, ...]
     strides: tuple[int, ...]
+    deeper: dict
     size: tuple[int, int] = (64, 96)
     zero_gradient: tuple[str, ...] = ()
     autocast_tolerance: float = 0.08
@@ -39,24 +54,35 @@ class BackboneTester:
         return torch.randn(batch, 3, height + extra[0], width + extra[1])
 
     def test_shapes(self):
-        outputs = self.build().eval()(self.images())
+        model = self.build().eval()
+        outputs = model(self.images())
         assert isinstance(outputs, tuple)
         height, width = self.size
         assert [tuple(t.shape) for t in outputs] == [
             (2, c, height // s, width // s)
             for c, s in zip(self.channels, self.strides, strict=True)
         ]
+        assert model.feature_info.channels() == list(self.channels)
+        assert model.feature_info.reduction() == list(self.strides)
+        assert all(model.get_submodule(entry["module"]) for entry in model.feature_info)
 
     def test_out_indices(self):
-        model = self.build().eval()
+        """In increasing order, counted from the end where negative; later stages are not built."""
+        model = randomise(self.build()).eval()
         count = len(self.channels)
-        single = self.build(out_indices=(count - 1,)).eval()
-        single.load_state_dict(model.state_dict(), strict=False)
         x = self.images(1)
         with torch.no_grad():
-            outputs = single(x)
-            assert len(outputs) == 1
-            assert_same(outputs[0], model(x)[-1])
+            expected = model(x)
+            for indices in ((count - 1,), (1, 0), -2):
+                part = self.build(out_indices=indices).eval()
+                load_state_dict(part, copy.deepcopy(model.state_dict()))  # with the stages left out
+                wanted = sorted(i % count for i in ((indices,) if indices == -2 else indices))
+                assert_same(part(x), [expected[i] for i in wanted])
+                assert part.feature_info.channels() == [self.channels[i] for i in wanted]
+        part = self.build(out_indices=(0,)).train()
+        assert len(part.state_dict()) < len(model.state_dict())
+        weighted_sum(part(self.images())).backward()
+        assert all(p.grad is not None for p in part.parameters())
 
     def test_every_parameter_gets_gradient(self):
         model = randomise(self.build()).train()
@@ -71,31 +97,26 @@ class BackboneTester:
 
     def test_train_and_eval_switch(self):
         model = self.build()
-        assert model.eval() is model and not model.training
-        assert model.train() is model and model.training
+        assert model.eval() is model and not any(m.training for m in model.modules())
+        assert model.train() is model and all(m.training for m in model.modules())
 
-    def test_eval_is_deterministic(self):
-        model = self.build().eval()
-        x = self.images(1)
-        with torch.no_grad():
-            assert_same(model(x), model(x), rtol=0)
-
-    def test_frozen_stages(self):
-        model = self.build(frozen_stages=1)
-        model.train()
-        frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
-        trained = [n for n, p in model.named_parameters() if p.requires_grad]
-        assert frozen and trained
-        before = {k: v.clone() for k, v in model.state_dict().items()}
-        weighted_sum(model(self.images())).backward()
-        with torch.no_grad():
-            for p in model.parameters():
-                if p.grad is not None:
-                    p -= 1e-3 * p.grad
-        stages = {n.rsplit(".", 1)[0] for n in frozen}
-        for key, value in model.state_dict().items():
-            if key in frozen or key.rsplit(".", 1)[0] in stages:
-                assert torch.equal(value, before[key]), f"{key} moved though its stage is frozen"
+    @pytest.mark.parametrize("frozen", [0, 1, 2])
+    def test_frozen_stages(self, frozen):
+        """The stem and the first stages: no gradient, eval mode, no step of their statistics."""
+        model = self.build(frozen_stages=frozen).train()
+        outputs = model(self.images())
+        trained = {n for n, p in model.named_parameters() if p.requires_grad}
+        for i, stage in enumerate(entry["module"] for entry in model.feature_info):
+            states = {p.requires_grad for p in model.get_submodule(stage).parameters()}
+            assert states == {i >= frozen}, stage
+        assert model.get_layer_depth(sorted(trained)[0])[0] > 0
+        weighted_sum(outputs).backward()
+        for name, module in model.named_modules():
+            own = [f"{name}.{n}" if name else n for n, _ in module.named_parameters(recurse=False)]
+            if own and name:
+                assert module.training == (own[0] in trained), name
+                if hasattr(module, "num_batches_tracked") and not module.training:
+                    assert module.num_batches_tracked == 0
 
     def test_checkpointing_changes_nothing(self):
         plain = randomise(self.build()).train()
@@ -115,6 +136,14 @@ class BackboneTester:
         for ours, theirs in zip(results[1][1], results[0][1], strict=True):
             assert (ours - theirs).abs().max() <= 1e-5 * largest
 
+    def test_stochastic_depth(self):
+        """Its rate rises linearly from 0 in the first block to the full rate in the last."""
+        if not any(isinstance(m, DropPath) for m in self.build().modules()):
+            return
+        drops = [m for m in self.build(drop_path_rate=0.3).modules() if isinstance(m, DropPath)]
+        rates = [m.drop_prob for m in drops]
+        assert rates == pytest.approx([0.3 * i / (len(rates) - 1) for i in range(len(rates))])
+
     def test_round_trips(self):
         model = randomise(self.build())
         x = self.images(1)
@@ -124,15 +153,66 @@ class BackboneTester:
         x = self.images(1)
         assert_autocast_close(self.build(), lambda m: m(x), self.autocast_tolerance)
 
+    @pytest.mark.parametrize("dtype", HALVES, ids=str)
+    def test_half_precision_module(self, dtype):
+        """A module wholly in half precision, forward and backward, near the one in float32."""
+        model = randomise(self.build()).eval()
+        half = copy.deepcopy(model).to(dtype)
+        x = self.images(1)
+        with torch.no_grad():
+            expected = model(x)
+        outputs = half(x.to(dtype))
+        for ours, theirs in zip(outputs, expected, strict=True):
+            assert ours.dtype == dtype
+            error = (ours.float() - theirs).pow(2).mean().sqrt() / theirs.pow(2).mean().sqrt()
+            assert error <= self.autocast_tolerance, f"relative RMS error {error:.3g} in {dtype}"
+        sum(t.float().mean() for t in outputs).backward()
+        assert all(torch.isfinite(p.grad).all() for p in half.parameters())
+
     def test_export_and_compile(self):
         assert_exports_and_compiles(randomise(self.build()), (self.images(1),))
 
     def test_classifier(self):
-        model = self.build(num_classes=5).eval()
+        model = self.build(num_classes=5, out_indices=(0,)).eval()
         with torch.no_grad():
             assert model(self.images()).shape == (2, 5)
 
-    @pytest.mark.parametrize("indices", [(99,), (-9,)])
-    def test_bad_out_indices(self, indices):
-        with pytest.raises(ValueError, match=r"out_indices"):
-            self.build(out_indices=indices)
+    @pytest.mark.parametrize("load", [nn.Module.load_state_dict, load_state_dict])
+    def test_weights_of_another_depth(self, load):
+        """mmengine alone would load the blocks that both have, and log the others."""
+        deeper, model = self.build(**self.deeper), self.build()
+        name = r"(blocks|stages\.\d|layer\d) has (\d) blocks in the checkpoint and (\d) in the"
+        for theirs, ours in ((deeper, model), (model, deeper)):
+            with pytest.raises(ValueError, match=name):
+                load(ours, theirs.state_dict())
+
+    def test_weights_of_another_shape(self):
+        model = self.build()
+        state = copy.deepcopy(model.state_dict())
+        key = next(k for k in reversed(state) if state[k].ndim == 2 or state[k].ndim == 4)
+        state[key] = torch.cat((state[key], state[key]))
+        message = rf"backbone\.{key} is \({len(state[key])}, .* and \({len(state[key]) // 2}, "
+        with pytest.raises(ValueError, match=message):
+            load_into_segmentor(model, state)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"out_indices": (99,)}, r"out_indices must lie in \[-\d+, \d+\], not \(99,\)"),
+            ({"out_indices": (-99,)}, r"out_indices must .* not \(-99,\)"),
+            ({"out_indices": ()}, r"out_indices must .* not \(\)"),
+            ({"frozen_stages": 99}, r"frozen_stages must lie in \[-1, \d+\], not 99"),
+            ({"arch": "huge"}, r"arch must be one of .* or a dict, not 'huge'"),
+            ({"arch": 5}, r"arch must be one of .* or a dict, not 5"),
+            ({"arch": {"sizes": 3}}, r"arch has the unknown keys sizes; known: "),
+        ],
+        ids=str,
+    )
+    def test_bad_arguments(self, changes, message):
+        with pytest.raises(ValueError, match=message):
+            self.build(**changes)
+
+    @pytest.mark.parametrize("shape", [(1, 4, 32, 32), (3, 32, 32), (1, 32, 32, 3)])
+    def test_bad_images(self, shape):
+        with pytest.raises(ValueError, match=r"images must be \(B, 3, H, W\), not \("):
+            self.build()(torch.zeros(shape))

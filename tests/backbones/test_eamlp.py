@@ -7,7 +7,7 @@ import torch
 
 from mmseg_ext import fuse_model
 from mmseg_ext.backbones.eamlp import EAMLP, sinusoidal_positions
-from mmseg_ext.backbones.position_table import positions_at
+from mmseg_ext.backbones.token_backbone import positions_at
 from mmseg_ext.checkpoint import convert_official
 from mmseg_ext.cost.measure import count_multiply_adds
 from tests.backbones.base import BackboneTester
@@ -21,6 +21,7 @@ class TestEAMLP(BackboneTester):
     config = {"type": "EAMLP", "arch": SMALL, "img_size": 64, "out_indices": (0, 1, 2)}
     channels = (32, 32, 32)
     strides = (16, 16, 16)
+    deeper = {"arch": {**SMALL, "depth": 4}, "out_indices": (0, 1, 2, 3)}
     zero_gradient = (r"blocks\.\d+\.attn\.(trans_dims|linear_0)\.bias",)
 
 
@@ -92,9 +93,9 @@ def test_positions_at_other_sizes():
     """The table's own grid gets the table; others a bicubic interpolation, the class token kept."""
     model = EAMLP(arch=SMALL, img_size=64)
     assert torch.equal(
-        positions_at(model.pos_embed, model.table_grid, (4, 4)), sinusoidal_positions(17, 32)
+        positions_at(model.pos_embed, model.grid, (4, 4)), sinusoidal_positions(17, 32)
     )
-    wide = positions_at(model.pos_embed, model.table_grid, (4, 8))
+    wide = positions_at(model.pos_embed, model.grid, (4, 8))
     assert torch.equal(wide[:, 0], model.pos_embed[:, 0])
     grid = wide[:, 1:].unflatten(1, (4, 8))
     table = model.pos_embed[:, 1:].unflatten(1, (4, 4))
@@ -133,29 +134,14 @@ def test_token_memories_start_equal_and_apart():
     assert attn.linear_0.weight.abs().max() > 0
 
 
-def test_frozen_parts_drop_nothing():
-    model = EAMLP(arch=SMALL, drop_rate=0.5, frozen_stages=2).train()
-    assert not model.tokens_to_token.training and not model.blocks[1].training
-    assert model.blocks[2].training and not model.cls_token.requires_grad
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"arch": "15"}, "arch must be one of 7, 10, .* '15'"),
-        ({"arch": {"embed_dims": 32}}, "arch must have the keys"),
         ({"arch": {**SMALL, "num_heads": 5}}, "embed_dim 32 .* num_heads 5"),
         ({"img_size": 100}, "img_size .* 100"),
         ({"img_size": 0}, "img_size .* 0"),
-        ({"frozen_stages": 15}, "frozen_stages .* 15"),
-        ({"out_indices": ()}, "out_indices"),
     ],
 )
 def test_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         EAMLP(**arguments)
-
-
-def test_bad_input():
-    with pytest.raises(ValueError, match=r"\(2, 4, 64, 64\)"):
-        EAMLP(arch=SMALL)(torch.zeros(2, 4, 64, 64))

@@ -24,6 +24,7 @@ class TestLambdaResNet(BackboneTester):
     }
     channels = (256, 512, 1024, 2048)
     strides = (4, 8, 16, 32)
+    deeper = {"depth": (1, 2, 2, 1)}
 
 
 class TestDilated(BackboneTester):
@@ -38,6 +39,7 @@ class TestDilated(BackboneTester):
     }
     channels = (256, 512, 1024, 2048)
     strides = (4, 8, 8, 8)
+    deeper = {"depth": (1, 1, 2, 3)}
     size = (32, 48)
 
 
@@ -218,24 +220,20 @@ def test_norm_eval():
     [
         ({"depth": 34}, "depth must be .* not 34"),
         ({"depth": (1, 2, 3)}, r"depth .* not \(1, 2, 3\)"),
-        ({"arch": "timm_51"}, "arch must be one of timm_26t, timm_50ts or a dict, not 'timm_51'"),
-        ({"arch": {"widths": 3}}, "arch may hold .* not widths"),
         ({"lambda_stages": (4,)}, r"lambda_stages must lie in 0..3, not \(4,\)"),
         ({"placement": "some"}, "placement must be .* not 'some'"),
         ({"placement": ((), (), (6,), ())}, r"placement of stage 2 must lie in 0..5, not \(6,\)"),
         ({"placement": 3}, "placement must be .* not 3"),
         ({"placement": (1, 2, 0, 0)}, r"placement must be .* not \(1, 2, 0, 0\)"),
-        ({"out_indices": 4}, r"out_indices must lie in 0..3, not \(4,\)"),
         ({"receptive_field": None, "resolution": 32}, r"resolution .* \(H, W\), not 32"),
         (
             {"receptive_field": None, "resolution": (64, 64), "output_stride": 8},
-            "output_stride must not dilate .* resolution, as 8 does in stage 2",
+            "output_stride must not dilate .* resolution, as in stage 2",
         ),
         ({"depth": 26, "placement": "hybrid"}, "placement 'hybrid' is known for .* not 26"),
         ({"output_stride": 4}, "output_stride must be 8, 16 or 32, not 4"),
         ({"stem": "wide"}, "stem must be .* not 'wide'"),
         ({"share_embeddings": "all"}, "share_embeddings must be .* not 'all'"),
-        ({"frozen_stages": 5}, "frozen_stages must lie in -1..4, not 5"),
         ({"receptive_field": 8}, "receptive_field must be odd and positive, not 8"),
         ({"num_heads": 3}, "out_channels must be divisible by num_heads, not 64 by 3"),
     ],
@@ -243,30 +241,3 @@ def test_norm_eval():
 def test_bad_arguments(changes, message):
     with torch.device("meta"), pytest.raises(ValueError, match=message):
         LambdaResNet(**changes)
-
-
-def test_one_stage_as_a_number():
-    with torch.device("meta"):
-        (out,) = LambdaResNet((1, 1, 1, 1), out_indices=1)(torch.empty(2, 3, 32, 32))
-    assert out.shape == (2, 512, 4, 4)
-
-
-def test_stages_after_the_last_are_not_built_and_full_weights_load(tmp_path):
-    full = randomise(LambdaResNet((1, 1, 1, 1), receptive_field=3)).eval()
-    torch.save(full.state_dict(), tmp_path / "full.pth")
-    weights = {"type": "Pretrained", "checkpoint": str(tmp_path / "full.pth")}
-    model = LambdaResNet((1, 1, 1, 1), receptive_field=3, out_indices=(1,), init_cfg=weights)
-    model.init_weights()
-    x = torch.randn(2, 3, 32, 32)
-    with torch.no_grad():
-        assert_same(model.eval()(x), full(x)[1])
-    model.train()(x)[0].square().sum().backward()
-    assert all(p.grad is not None for p in model.parameters())
-    assert LambdaResNet((1, 1, 1, 1), out_indices=(1,), num_classes=3)(x).shape == (2, 3)
-
-
-def test_bad_images():
-    with torch.device("meta"):
-        model = LambdaResNet(depth=(1, 1, 1, 1))
-    with pytest.raises(ValueError, match=r"images must be \(B, 3, H, W\), not \(1, 4, 32, 32\)"):
-        model(torch.empty(1, 4, 32, 32))

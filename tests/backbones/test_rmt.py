@@ -1,11 +1,7 @@
 """RMT: the published features, parameters and multiply-adds, and what every backbone must pass."""
 
-from itertools import permutations
-
 import pytest
 import torch
-from mmengine.runner.checkpoint import load_state_dict
-from mmseg.registry import MODELS
 
 from benchmarks.reference.manhattan_attention import PlainRMT
 from mmseg_ext.backbones.rmt import ARCHS, RMT
@@ -31,6 +27,7 @@ class TestRMT(BackboneTester):
     config = {"type": "RMT", "arch": SHRUNK}
     channels = (8, 16, 32, 48)
     strides = (4, 8, 16, 32)
+    deeper = {"arch": {**SHRUNK, "depths": (1, 1, 2, 1)}}
 
     def test_export_and_compile(self):
         """On two stages, one of either kind: tracing takes seconds for each block."""
@@ -153,107 +150,22 @@ def test_frozen_stages_freeze_the_downsampling_before_them():
     assert not model.downsamples[0].training and model.downsamples[1].training
 
 
-def test_unused_stages_are_not_built():
-    model = RMT(SHRUNK, out_indices=(0, 1))
-    assert len(model.stages) == 2 and len(model.downsamples) == 1
-
-
-def test_a_single_out_index():
+@pytest.mark.parametrize(("arch", "other"), [("tiny", "small"), ("base", "large")])
+def test_weights_of_another_arch_are_named(arch, other):
     with torch.device("meta"):
-        assert RMT(SHRUNK, out_indices=2).out_indices == (2,)
-
-
-def test_order_of_out_indices():
-    model = RMT(SHRUNK, out_indices=(2, 0)).eval()
-    with torch.no_grad():
-        assert [t.shape[1] for t in model(torch.randn(1, 3, 64, 64))] == [32, 8]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"arch": "huge"}, r"arch must be one of tiny, small, base, large or a dict, not 'huge'"),
-        ({"arch": 5}, r"or a dict, not 5"),
-        ({"arch": None}, r"or a dict, not None"),
-        ({"arch": {"depths": (1,)}}, r"must have the keys"),
-        ({"arch": {**SHRUNK, "depths": (1, 1)}}, r"lists of different lengths"),
-        ({"frozen_stages": 5}, r"frozen_stages=5"),
-        ({"out_indices": ()}, r"out_indices=\(\)"),
-        ({"out_indices": 4}, r"out_indices=\(4,\)"),
-    ],
-)
-def test_bad_input(changes, message):
+        model, theirs = RMT(arch), RMT(other).state_dict()
+    message = rf"in the backbone; it looks like arch '{other}', the backbone is '{arch}'$"
     with pytest.raises(ValueError, match=message):
-        MODELS.build({"type": "RMT", **changes})
+        model.load_state_dict(theirs, strict=False)
 
 
-def load_as_torch(model: RMT, state: dict) -> None:
-    model.load_state_dict(state, strict=False)
-
-
-def load_into_segmentor(model: RMT, state: dict) -> None:
-    whole = torch.nn.Module()
-    whole.backbone = model
-    load_state_dict(whole, {f"backbone.{key}": value for key, value in state.items()})
-
-
-LOADERS = pytest.mark.parametrize("load", [load_as_torch, load_state_dict, load_into_segmentor])
-
-
-@pytest.fixture(scope="module")
-def empty_backbones() -> dict[str, RMT]:
+def test_published_names_are_refused():
     with torch.device("meta"):
-        return {arch: RMT(arch) for arch in ARCHS}
+        model = RMT("small")
+    with pytest.raises(ValueError, match=r"patch_embed\..*published code.*rmt2mmseg\.py"):
+        model.load_state_dict(Fixture("rmt_small_features").state_dict, strict=False)
 
 
-@LOADERS
-@pytest.mark.parametrize(("arch", "other"), permutations(ARCHS, 2))
-def test_checkpoint_of_another_arch(arch, other, load, empty_backbones):
-    same_widths = {arch, other} == {"tiny", "small"}
-    entry = r"stages\.0\.0\.ffn\.fc1\.weight" if same_widths else r"stem\.0\.weight"
-    message = rf"{entry} does not match: .* looks like arch '{other}', the backbone is '{arch}'$"
-    with pytest.raises(ValueError, match=message):
-        load(empty_backbones[arch], empty_backbones[other].state_dict())
-
-
-def test_checkpoint_with_more_blocks():
-    deeper = {**SHRUNK, "depths": (1, 1, 2, 1)}
-    with pytest.raises(ValueError, match=r"stages\.2\.1\..* is none of tiny, small, base, large"):
-        RMT(SHRUNK).load_state_dict(RMT(deeper).state_dict(), strict=False)
-
-
-@LOADERS
-def test_checkpoint_in_published_names(load, empty_backbones):
-    with pytest.raises(ValueError, match=r"patch_embed\..*rmt2mmseg\.py"):
-        load(empty_backbones["small"], Fixture("rmt_small_features").state_dict)
-
-
-@pytest.mark.parametrize(
-    ("theirs", "ours", "message"),
-    [
-        (
-            {"num_classes": 1000},
-            {"num_classes": 10},
-            r"classifier\.head\.weight .*\(1000, 1024\) in the checkpoint, \(10, 1024\) in the "
-            r"backbone; num_classes is 1000 there, 10 here",
-        ),
-        (
-            {"in_channels": 4, "out_indices": (0, 1)},
-            {},
-            r"stem\.0\.weight .*\(4, 4, 3, 3\) .*; in_channels is 4 there, 3 here",
-        ),
-        (
-            {"arch": {**SHRUNK, "ffn_ratios": (2, 4, 2, 2)}},
-            {},
-            r"stages\.1\.0\.ffn\.fc1\.weight .*\(64, 16\) in the .*, \(32, 16\) in the backbone$",
-        ),
-    ],
-)
-def test_other_shapes_in_the_same_arch(theirs, ours, message):
-    """The arch is not to blame: depths and widths are the same."""
-    with torch.device("meta"):
-        state = RMT(**{"arch": SHRUNK, **theirs}).state_dict()
-        model = RMT(SHRUNK, **ours)
-    with pytest.raises(ValueError, match=message) as error:
-        model.load_state_dict(state, strict=False)
-    assert "arch" not in str(error.value)
+def test_bad_lists():
+    with pytest.raises(ValueError, match="lists of different lengths"):
+        RMT({**SHRUNK, "depths": (1, 1)})
