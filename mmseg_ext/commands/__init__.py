@@ -26,10 +26,10 @@ def start(name: str) -> NoReturn:
     """Run a command with this process's command line, and end the process with its status.
 
     Without a usable mm stack it ends in one line; `check_dataset`, whose status 1 says that the
-    data have problems, with 2. `env` tells of the stack itself. Training and testing are not for
-    segmentation alone.
+    data have problems, with 2. `env` and `doctor` tell of the stack themselves. Training and
+    testing are not for segmentation alone.
     """
-    if name != "env":
+    if name not in ("env", "doctor"):
         status = 2 if name == "check_dataset" else 1
         require_stack(status, segmentation=name not in ("train", "test"))
     sys.exit(importlib.import_module(f"mmseg_ext.commands.{name}").main())

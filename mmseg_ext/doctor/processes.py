@@ -7,6 +7,7 @@ group norm, since synchronised batch norm needs a GPU.
 import os
 import socket
 import tempfile
+import time
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -93,8 +94,10 @@ def group_gradients(device: torch.device) -> tuple[dict[str, Tensor], int]:
             start_method="spawn",
         )
         try:
-            if not context.join(timeout=SECONDS):
-                raise TimeoutError(f"{world} processes did not end within {SECONDS} s")
+            end = time.monotonic() + SECONDS
+            while not context.join(timeout=max(0.0, end - time.monotonic())):  # one process's end
+                if time.monotonic() >= end:
+                    raise TimeoutError(f"{world} processes did not end within {SECONDS} s")
         finally:
             for process in context.processes:
                 process.kill()

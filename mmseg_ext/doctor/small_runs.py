@@ -33,14 +33,6 @@ _RESNET = dict(
 _HEAD = dict(
     in_channels=128, in_index=3, channels=16, num_classes=CLASSES, norm_cfg=_NORM, dropout_ratio=0.0
 )
-_RMT = dict(
-    embed_dims=(16, 32, 32, 64),
-    depths=(1, 1, 1, 1),
-    num_heads=(2, 2, 2, 4),
-    init_values=(2, 2, 2, 2),
-    heads_ranges=(4, 4, 6, 6),
-    mlp_ratios=(3, 3, 3, 3),
-)
 
 
 def _with_head(head: dict) -> dict:
@@ -88,7 +80,6 @@ def train_steps(name: str, mode: str, device: torch.device, steps: int = 3) -> l
 
     torch.manual_seed(0)
     model = _segmentor(MODELS[name]).to(device).train()
-    model.init_weights()
     images = torch.randn(2, 3, SIZE, SIZE, device=device)
     samples = []
     for image in images:
@@ -112,7 +103,7 @@ def train_steps(name: str, mode: str, device: torch.device, steps: int = 3) -> l
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-            losses.append(float(loss))
+            losses.append(float(loss.detach()))
     return losses
 
 
@@ -171,7 +162,7 @@ def _run_config(folder: Path, work_dir: str, iterations: int, resume: bool):
     model = dict(type="EncoderDecoder", **MODELS["EAHead"], test_cfg=dict(mode="whole"))
     model["decode_head"] = {**model["decode_head"], "num_classes": 6}
     model["data_preprocessor"] = dict(
-        type="SegDataPreProcessor", mean=[120.0] * 3, std=[60.0] * 3, bgr_to_rgb=True
+        type="SegDataPreProcessor", mean=[120.0] * 3, std=[60.0] * 3, size=(SIZE, SIZE)
     )
     pipeline = [
         dict(type="CheckedLoadImage"),
@@ -192,7 +183,6 @@ def _run_config(folder: Path, work_dir: str, iterations: int, resume: bool):
                 dataset=dict(
                     type="ShapesDataset",
                     data_root=str(folder / "shapes"),
-                    data_prefix=dict(img_path="images/train", seg_map_path="labels/train"),
                     recipe=dict(seed=0, train=8, val=2, size=SIZE),
                     pipeline=pipeline,
                 ),
