@@ -71,6 +71,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["mmseg_ext", "mmseg_ext.*"]),
+    package_data={"mmseg_ext": ["doctor/parity/*.npz"]},
     install_requires=["torch>=2.4", "numpy>=1.24", "safetensors>=0.4"],
     extras_require={"mm": MM, "export": EXPORT, "test": MM + EXPORT + TEST},
     cmdclass={"build_py": BuildPackage},
