@@ -1,0 +1,557 @@
+"""The CamVid table: decode heads, backbones and EANet's ablations under one small budget.
+
+    python -m benchmarks.camvid_table --seeds 3
+
+trains what is missing, goes on with what was cut (any run can be killed at any time), and writes
+docs/results/camvid.json, the tables of docs/camvid.md, which hold nothing else, and its figure.
+The configs are `configs/*_camvid_8k.py`; the validation frames are scored with the last weights.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.dataset import pseudo_collate
+from mmengine.optim import build_optim_wrapper
+from mmseg.datasets import BaseSegDataset
+from mmseg.registry import DATASETS, MODELS
+from mmseg.structures import SegDataSample
+from torch import Tensor, nn
+
+from mmseg_ext import register_all_modules
+from mmseg_ext.checkpoint.writing import write_text
+from mmseg_ext.cost.cost_table import MEBI, machine, markdown
+from mmseg_ext.cost.measure import count_multiply_adds, paired_times, peak_memory
+from mmseg_ext.engine.launch import build_train_runner, load_settings, train_parser
+from mmseg_ext.evaluation.checked_iou_metric import CheckedIoUMetric
+from mmseg_ext.inference.trained import trained_model
+from mmseg_ext.inspection.context_probe import effective_receptive_field, share_beyond
+from mmseg_ext.reports.panels import draw_panels
+
+ROOT = Path(__file__).resolve().parents[1]
+FRAME = (180, 240)  # height and width of the images that the models see in testing
+FAR = 60  # pixels of such an image, a quarter of its width
+PROBED = 16  # validation frames whose effective receptive fields are averaged
+IGNORED = 255
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: a config, and the options that an ablation changes in it."""
+
+    name: str
+    title: str
+    config: str
+    options: dict = field(default_factory=dict)
+
+
+def _head(name: str, title: str) -> Row:
+    return Row(name, title, f"{name}_r18_camvid_8k")
+
+
+def _backbone(name: str, title: str) -> Row:
+    return Row(f"fpn_{name}", title, f"fpn_{name}_camvid_8k")
+
+
+def _ablation(name: str, title: str, **options) -> Row:
+    head = {f"model.decode_head.{key}": value for key, value in options.items()}
+    return Row(f"ea_{name}", title, "ea_r18_camvid_8k", head)
+
+
+GROUPS = {
+    "heads": (
+        _head("fcn", "FCN"),
+        _head("psp", "PSP"),
+        _head("danet", "DANet"),
+        _head("ea", "`EAHead`"),
+        _head("ea_jseg", "`JSegEAHead`"),
+        _head("danet_ea", "`DANetEAHead`"),
+        _head("danet_ea_alone", "`DANetEAHead`, no channel attention"),
+        _head("masa", "`MaSAHead`, decomposed"),
+        _head("masa_full", "`MaSAHead`, full"),
+    ),
+    "backbones": (
+        _backbone("r18", "ResNet-18"),
+        _backbone("lambda", "`LambdaResNet`"),
+        _backbone("lambda_hybrid", "`LambdaResNet`, hybrid"),
+        _backbone("rmt", "`RMT`"),
+        _backbone("deepvit", "`DeepViT`"),
+        _backbone("eamlp", "`EAMLP`"),
+    ),
+    "ablations": (
+        _ablation("s8", "8 slots", memory_size=8),
+        _ablation("s32", "32 slots", memory_size=32),
+        _ablation("s256", "256 slots", memory_size=256),
+        _ablation("softmax", "softmax over the slots", normalization="softmax"),
+        _ablation("tied", "one memory for keys and values", tied=True),
+        Row(
+            "ea_jseg_s64",
+            "`JSegEAHead`: 64 slots, 1x1 convolutions",
+            "ea_jseg_r18_camvid_8k",
+            {"model.decode_head.memory_size": 64},
+        ),
+    ),
+}
+
+_WEIGHTS = "model.decode_head.loss_decode.class_weight"
+_RATE = "optim_wrapper.optimizer.lr"
+_FLOAT32 = {"optim_wrapper.type": "OptimWrapper", "model.decode_head.concat_input": False}
+_BFLOAT16 = {"model.decode_head.concat_input": False}
+LOG_WEIGHTS = [0.982, 0.811, 2.283, 0.668, 1.744, 1.302, 2.245, 2.254, 1.599, 2.356, 2.435]
+
+
+def _recipe(name: str, title: str, options: dict) -> Row:
+    return Row(f"recipe_{name}", title, "fcn_r18_camvid_8k", options)
+
+
+# Tried on FCN before the protocol was frozen. The protocol is the last one's with rate 0.006.
+RECIPE = (
+    _recipe("plain", "no weights, rate 0.002, float32", {_WEIGHTS: None, _RATE: 2e-3, **_FLOAT32}),
+    _recipe(
+        "ohem",
+        "OHEM, rate 0.002, float32",
+        {
+            _WEIGHTS: None,
+            _RATE: 2e-3,
+            "model.decode_head.sampler": dict(type="OHEMPixelSampler", thresh=0.7, min_kept=6000),
+            **_FLOAT32,
+        },
+    ),
+    _recipe(
+        "log",
+        "weights 1 / log(1.1 + share), rate 0.002, float32",
+        {_WEIGHTS: LOG_WEIGHTS, _RATE: 2e-3, **_FLOAT32},
+    ),
+    _recipe("rate2", "weights 1 / sqrt(share), rate 0.002", {_RATE: 2e-3, **_BFLOAT16}),
+    _recipe("rate6", "weights 1 / sqrt(share), rate 0.006", _BFLOAT16),
+    _recipe("rate12", "weights 1 / sqrt(share), rate 0.012, concatenation", {_RATE: 12e-3}),
+)
+
+
+# --- one run ------------------------------------------------------------------------------------
+
+
+def settings(row: Row, seed: int, iterations: int) -> dict:
+    """What a run changes in the row's config, as `--cfg-options` would."""
+    workers = 4 if torch.cuda.is_available() else 0
+    return {
+        "train_cfg.max_iters": iterations,
+        "train_cfg.val_interval": iterations,
+        "val_cfg": None,  # scored once, after the training
+        "val_dataloader": None,
+        "val_evaluator": None,
+        "param_scheduler.1.end": iterations,
+        "default_hooks.checkpoint.interval": max(1, iterations // 5),
+        "randomness.seed": seed,
+        "train_dataloader.num_workers": workers,
+        "train_dataloader.persistent_workers": workers > 0,
+        **row.options,
+    }
+
+
+def run(row: Row, seed: int, iterations: int, folder: Path) -> dict:
+    """The numbers of a run: read where they are there, else trained, or trained to the end."""
+    result = folder / "result.json"
+    if not result.is_file():
+        config = train(row, seed, iterations, folder)
+        model = weights_of(config, folder, iterations)
+        numbers = {"row": row.name, "seed": seed, "iterations": iterations, **score(config, model)}
+        numbers["far"] = far_part(config, model)
+        write_text(json.dumps(numbers) + "\n", result)
+    return json.loads(result.read_text())
+
+
+def train(row: Row, seed: int, iterations: int, folder: Path) -> Config:
+    """Train the row in `folder`, from its last checkpoint where there is one."""
+    path = str(ROOT / "configs" / f"{row.config}.py")
+    options = settings(row, seed, iterations)
+    if not (folder / f"iter_{iterations}.pth").is_file():
+        args = train_parser().parse_args([path, "--work-dir", str(folder), "--resume"])
+        # mmengine keeps visualizers by name: each run needs its own, or it logs into the first's.
+        args.cfg_options = {**options, "visualizer.name": f"{row.name}_{seed}_{iterations}"}
+        build_train_runner(args).train()
+    return load_settings(path, options, str(folder))
+
+
+def weights_of(config: Config, folder: Path, iterations: int) -> nn.Module:
+    """The segmentor with the run's last weights, for inference."""
+    model, _ = trained_model(config, folder / f"iter_{iterations}.pth")
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+# --- its numbers --------------------------------------------------------------------------------
+
+
+def predictions(model: nn.Module, dataset: BaseSegDataset) -> Iterator[SegDataSample]:
+    """Each image's sample, prediction and truth, both at the size of the annotation."""
+    for i in range(len(dataset)):
+        yield model.test_step(pseudo_collate([dataset[i]]))[0]
+
+
+def areas(model: nn.Module, dataset: BaseSegDataset) -> Tensor:
+    """Pixels (frames, 4, classes) of intersection, union, prediction and truth."""
+    classes = len(dataset.metainfo["classes"])
+    rows = []
+    for sample in predictions(model, dataset):
+        maps = (sample.pred_sem_seg.data[0], sample.gt_sem_seg.data[0])
+        maps = [m.cpu().long() for m in maps]
+        rows.append(
+            torch.stack(CheckedIoUMetric.intersect_and_union(*maps, classes, IGNORED)).double()
+        )
+    return torch.stack(rows)
+
+
+def score(config: Config, model: nn.Module) -> dict:
+    """mIoU, pixel accuracy and each class's IoU in percent, at one scale."""
+    dataset = DATASETS.build(config.test_dataloader.dataset)
+    intersection, union, _, truth = areas(model, dataset).sum(0)
+    iou = 100 * intersection / union
+    return {
+        "miou": float(iou.mean()),
+        "accuracy": float(100 * intersection.sum() / truth.sum()),
+        "iou": dict(zip(dataset.metainfo["classes"], iou.tolist(), strict=True)),
+    }
+
+
+def score_views(config: Config, model: nn.Module) -> float:
+    """mIoU in percent with the config's scales and flips."""
+    views = {**config.test_dataloader.dataset, "pipeline": config.tta_pipeline}
+    merged = MODELS.build({**config.tta_model, "module": model})
+    intersection, union, *_ = areas(merged, DATASETS.build(views)).sum(0)
+    return float(100 * (intersection / union).mean())
+
+
+def far_part(config: Config, model: nn.Module) -> float:
+    """Percent of the effective receptive field farther than `FAR` pixels from its middle."""
+    dataset = DATASETS.build(config.test_dataloader.dataset)
+    chosen = np.linspace(0, len(dataset) - 1, min(PROBED, len(dataset))).astype(int)
+    batch = pseudo_collate([dataset[int(i)] for i in chosen])
+    images = model.data_preprocessor(batch)["inputs"]  # (B, 3, h, w)
+
+    def logits(x: Tensor) -> Tensor:
+        scores = model(x)  # DANet's heads give a map for each of their branches, the sum first
+        return scores[0] if isinstance(scores, (tuple, list)) else scores
+
+    return 100 * share_beyond(effective_receptive_field(logits, images).cpu(), FAR)
+
+
+def costs(rows: Sequence[Row], rounds: int) -> dict[str, dict]:
+    """Parameters, multiply-adds of one frame, time and memory of a training iteration.
+
+    The rows take turns, so that a drifting machine is fair to all.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    steps, table = {}, {}
+    for row in rows:
+        config = load_settings(str(ROOT / "configs" / f"{row.config}.py"), row.options)
+        model = MODELS.build(config.model).to(device)
+        counted = count_multiply_adds(model.eval(), torch.zeros(1, 3, *FRAME, device=device))
+        table[row.name] = {
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "multiply_adds": counted.all,
+        }
+        wrapper = build_optim_wrapper(model, config.optim_wrapper)
+        batch = _random_batch(config.train_dataloader.batch_size, config.crop_size)
+        steps[row.name] = partial(model.train().train_step, batch, wrapper)
+    for name, seconds in paired_times(steps, rounds).items():
+        table[name]["ms"] = 1e3 * statistics.median(seconds)
+    for name, step in steps.items():
+        table[name]["mib"] = peak_memory(step, device) / MEBI
+    return table
+
+
+def _random_batch(size: int, crop: tuple[int, int]) -> dict:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (size, 3, *crop), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(0, 11, (size, 1, *crop), generator=generator)
+    samples = [SegDataSample(gt_sem_seg={"data": y}, metainfo={"img_shape": crop}) for y in labels]
+    return {"inputs": list(images), "data_samples": samples}
+
+
+# --- the recorded numbers -----------------------------------------------------------------------
+
+
+def folder_of(work_dir: Path, row: Row, seed: int, iterations: int) -> Path:
+    return work_dir / str(iterations) / row.name / f"seed{seed}"
+
+
+def jobs(groups: Sequence[str], seeds: int) -> list[tuple[Row, int]]:
+    """All rows with the first seed, then the further ones, which the backbones do not get."""
+    first = [(row, 0) for group in groups for row in rows_of(group)]
+    repeated = [group for group in groups if group not in ("backbones", "recipe")]
+    further = [(row, s) for s in range(1, seeds) for g in repeated for row in rows_of(g)]
+    return first + further
+
+
+def collect(work_dir: Path, iterations: int, rows: Sequence[Row]) -> list[dict]:
+    """The runs of these rows that are finished."""
+    runs = []
+    for row in rows:
+        for path in sorted((work_dir / str(iterations) / row.name).glob("seed*/result.json")):
+            runs.append(json.loads(path.read_text()))
+    return runs
+
+
+def rows_of(group: str) -> Sequence[Row]:
+    return RECIPE if group == "recipe" else GROUPS[group]
+
+
+def all_rows() -> list[Row]:
+    """The rows under the protocol, in the order of the tables."""
+    return [row for group in GROUPS.values() for row in group]
+
+
+# --- the page -----------------------------------------------------------------------------------
+
+
+def of(record: dict, row: Row) -> list[dict]:
+    return [r for r in record["runs"] if r["row"] == row.name]
+
+
+def spread(values: Sequence[float]) -> str:
+    """The mean, and behind it the lowest and the highest of several."""
+    if not values:
+        return ""
+    text = f"{statistics.mean(values):.1f}"
+    return text if len(values) == 1 else f"{text} ({min(values):.1f} to {max(values):.1f})"
+
+
+def head_table(record: dict) -> str:
+    columns = ["head", "seeds", "mIoU", "scales and flips", "far part, %"]
+    columns += ["parameters, M", "GMAC", "ms", "MiB"]
+    lines = []
+    for row in GROUPS["heads"]:
+        if runs := of(record, row):
+            views = [r["miou_views"] for r in runs if r.get("miou_views") is not None]
+            lines.append(
+                [
+                    row.title,
+                    str(len(runs)),
+                    spread([r["miou"] for r in runs]),
+                    spread(views),
+                    spread([r["far"] for r in runs]),
+                    *cost_cells(record, row),
+                ]
+            )
+    return markdown(columns, lines)
+
+
+def cost_cells(record: dict, row: Row) -> list[str]:
+    cost = record["costs"].get(row.name)
+    if cost is None:
+        return [""] * 4
+    return [
+        f"{cost['parameters'] / 1e6:.2f}",
+        f"{cost['multiply_adds'] / 1e9:.2f}",
+        f"{cost['ms']:.0f}",
+        f"{cost['mib']:.0f}",
+    ]
+
+
+def class_table(record: dict) -> str:
+    """IoU of each class, mean over the seeds."""
+    rows = [(row, runs) for row in GROUPS["heads"] if (runs := of(record, row))]
+    classes = list(rows[0][1][0]["iou"]) if rows else []
+    lines = []
+    for row, runs in rows:
+        means = [statistics.mean(r["iou"][c] for r in runs) for c in classes]
+        lines.append([row.title, *(f"{value:.1f}" for value in means)])
+    return markdown(["head", *classes], lines)
+
+
+def backbone_table(record: dict) -> str:
+    columns = ["backbone", "seeds", "mIoU", "pixel accuracy", "far part, %"]
+    columns += ["parameters, M", "GMAC", "ms", "MiB"]
+    lines = []
+    for row in GROUPS["backbones"]:
+        if runs := of(record, row):
+            numbers = [spread([r[key] for r in runs]) for key in ("miou", "accuracy", "far")]
+            lines.append([row.title, str(len(runs)), *numbers, *cost_cells(record, row)])
+    return markdown(columns, lines)
+
+
+def ablation_table(record: dict) -> str:
+    """Each change beside `EAHead` of the same seeds."""
+    plain = next(row for row in GROUPS["heads"] if row.name == "ea")
+    base = {r["seed"]: r["miou"] for r in of(record, plain)}
+    lines = []
+    for row in (plain, *GROUPS["ablations"]):
+        runs = of(record, row)
+        if runs:
+            differences = [r["miou"] - base[r["seed"]] for r in runs if r["seed"] in base]
+            title = "`EAHead`: 64 slots, double normalisation" if row is plain else row.title
+            cells = [title, str(len(runs)), spread([r["miou"] for r in runs])]
+            cells += [f"{statistics.mean(differences):+.1f}" if differences else ""]
+            lines.append([*cells, spread([r["far"] for r in runs])])
+    return markdown(["", "seeds", "mIoU", "against `EAHead`", "far part, %"], lines)
+
+
+def recipe_table(record: dict) -> str:
+    """What was tried on FCN, and what was taken."""
+    fcn = GROUPS["heads"][0]
+    taken = [("the protocol", run) for run in of(record, fcn) if run["seed"] == 0]
+    tried = [
+        (row.title, run) for row in RECIPE for run in record["recipe"] if run["row"] == row.name
+    ]
+    lines = []
+    for title, numbers in tried + taken:
+        iou = numbers["iou"]
+        missed = ", ".join(name for name, value in iou.items() if value < 1) or "none"
+        scores = [f"{numbers['miou']:.1f}", f"{numbers['accuracy']:.1f}", missed]
+        lines.append([title, f"{numbers['iterations']:,}", *scores])
+    columns = ["recipe", "iterations", "mIoU", "pixel accuracy", "classes with an IoU below 1"]
+    return markdown(columns, lines)
+
+
+TABLES = {
+    "recipe": recipe_table,
+    "heads": head_table,
+    "classes": class_table,
+    "backbones": backbone_table,
+    "ablations": ablation_table,
+}
+
+
+def rendered(page: str, record: dict) -> str:
+    """The page with each table between its markers made anew.
+
+    Raises:
+        ValueError: for a page that lacks a table's markers.
+    """
+    for name, table in TABLES.items():
+        start, end = f"<!-- table: {name} -->\n", f"<!-- end of table: {name} -->"
+        before, found, rest = page.partition(start)
+        _, closed, after = rest.partition(end)
+        if not found or not closed:
+            raise ValueError(f"page lacks the markers {start.strip()!r} and {end!r}")
+        page = before + start + table(record) + end + after
+    return page
+
+
+# --- the figure ---------------------------------------------------------------------------------
+
+
+def draw_frames(work_dir: Path, iterations: int, path: Path, each: int = 2) -> None:
+    """The frames where EANet is most ahead of FCN and most behind, as colour maps, by seed 0.
+
+    CamVid's images are not ours to give away: only labels are drawn.
+    """
+    maps, ious = {}, {}
+    for row in (r for r in GROUPS["heads"] if r.name in ("ea", "fcn")):
+        folder = folder_of(work_dir, row, 0, iterations)
+        config = load_settings(
+            str(ROOT / "configs" / f"{row.config}.py"), settings(row, 0, iterations), str(folder)
+        )
+        dataset = DATASETS.build(config.test_dataloader.dataset)
+        model = weights_of(config, folder, iterations)
+        samples = list(predictions(model, dataset))
+        maps[row.name] = [s.pred_sem_seg.data[0].cpu().numpy().astype(np.uint8) for s in samples]
+        truths = [s.gt_sem_seg.data[0].cpu().numpy().astype(np.uint8) for s in samples]
+        ious[row.name] = [_frame_miou(p, t) for p, t in zip(maps[row.name], truths, strict=True)]
+    order = np.argsort(np.subtract(ious["ea"], ious["fcn"]))
+    chosen = [*order[::-1][:each], *order[:each]]
+    shown = {"truth": [truths[i] for i in chosen]}
+    for name, title in (("ea", "EANet"), ("fcn", "FCN")):
+        shown[title] = [np.where(truths[i] == IGNORED, IGNORED, maps[name][i]) for i in chosen]
+    shown["EANet, where they differ"] = [
+        np.where(ea == fcn, IGNORED, ea)
+        for ea, fcn in zip(shown["EANet"], shown["FCN"], strict=True)
+    ]
+    meta = dataset.metainfo
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw_panels(shown, meta["classes"], meta["palette"], path)
+
+
+def _frame_miou(prediction: np.ndarray, truth: np.ndarray) -> float:
+    """Mean IoU of the classes that a frame shows."""
+    known = truth != IGNORED
+    present = np.unique(truth[known])
+    overlaps = [(prediction == c) & (truth == c) for c in present]
+    unions = [((prediction == c) | (truth == c)) & known for c in present]
+    return float(np.mean([o.sum() / u.sum() for o, u in zip(overlaps, unions, strict=True)]))
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    if args.check:
+        page, record = args.page.read_text(), json.loads(args.json.read_text())
+        if rendered(page, record) == page:
+            return 0
+        print(f"{args.page}: its tables are not those of {args.json}", file=sys.stderr)
+        return 1
+    register_all_modules()
+    record = {"recipe": [], "runs": [], "costs": {}}
+    if args.json.is_file():
+        record = json.loads(args.json.read_text())
+    for row, seed in jobs(args.groups, args.seeds):
+        folder = folder_of(args.work_dir, row, seed, args.iterations)
+        numbers = run(row, seed, args.iterations, folder)
+        print(f"{row.name}, seed {seed}: mIoU {numbers['miou']:.1f}", flush=True)
+    for row, seed in jobs([g for g in args.groups if g == "heads"], args.seeds):
+        add_views(row, seed, args.iterations, args.work_dir)
+    write_record(record, args)
+    if "heads" in args.groups:
+        draw_frames(args.work_dir, args.iterations, args.figure)
+    return 0
+
+
+def add_views(row: Row, seed: int, iterations: int, work_dir: Path) -> None:
+    """Score a finished run with scales and flips, unless that has been done."""
+    folder = folder_of(work_dir, row, seed, iterations)
+    numbers = json.loads((folder / "result.json").read_text())
+    if "miou_views" not in numbers:
+        config = train(row, seed, iterations, folder)
+        numbers["miou_views"] = score_views(config, weights_of(config, folder, iterations))
+        write_text(json.dumps(numbers) + "\n", folder / "result.json")
+
+
+def write_record(record: dict, args: argparse.Namespace) -> None:
+    """JSON and page of the runs that are there; costs are measured where they lack."""
+    if "recipe" in args.groups:
+        tried = {r["row"]: r for r in record["recipe"]}
+        tried |= {r["row"]: r for r in collect(args.work_dir, args.iterations, RECIPE)}
+        record["recipe"] = list(tried.values())
+    else:
+        here = machine("cuda" if torch.cuda.is_available() else "cpu")
+        known = record["costs"] if record.get("machine") == here else {}
+        rows = [row for row in all_rows() if row.name not in known]
+        record |= {
+            "iterations": args.iterations,
+            "machine": here,
+            "runs": collect(args.work_dir, args.iterations, all_rows()),
+            "costs": known | (costs(rows, args.rounds) if rows else {}),
+        }
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    write_text(json.dumps(record, indent=1) + "\n", args.json)
+    write_text(rendered(args.page.read_text(), record), args.page)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of each row (3)")
+    parser.add_argument("--iterations", type=int, default=8000, help="of each training (8000)")
+    parser.add_argument("--groups", nargs="+", choices=[*GROUPS, "recipe"], default=list(GROUPS))
+    parser.add_argument("--rounds", type=int, default=15, help="of the measured iterations (15)")
+    parser.add_argument("--work-dir", type=Path, default=Path("work_dirs/camvid_table"))
+    parser.add_argument("--json", type=Path, default=ROOT / "docs/results/camvid.json")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs/camvid.md")
+    parser.add_argument("--figure", type=Path, default=ROOT / "docs/images/camvid_frames.png")
+    parser.add_argument(
+        "--check", action="store_true", help="only say whether the page's tables are the JSON's"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,14 @@
+# What the backbones of the CamVid table have in common: Semantic FPN of 32 channels on four maps of
+# strides 4 to 32. The experiment names the backbone and, where its maps need another, the neck.
+_base_ = "./camvid_r18-d8.py"
+model = dict(
+    backbone=dict(_delete_=True),
+    neck=dict(type="FPN", out_channels=32, num_outs=4),
+    decode_head=dict(
+        type="FPNHead",
+        in_channels=[32, 32, 32, 32],
+        in_index=[0, 1, 2, 3],
+        feature_strides=[4, 8, 16, 32],
+        channels=32,
+    ),
+)

@@ -1,0 +1,47 @@
+# What all models of the CamVid table on ResNet-18 have in common: a quarter of the usual width,
+# output stride 8, no pretrained weights. The experiment names the head. The class weights are one
+# over the square root of the share of the training pixels; docs/camvid.md has what else was tried.
+norm_cfg = dict(type="BN", requires_grad=True)
+model = dict(
+    type="EncoderDecoder",
+    data_preprocessor=dict(
+        type="SegDataPreProcessor",
+        mean=[123.675, 116.28, 103.53],  # R, G, B of ImageNet
+        std=[58.395, 57.12, 57.375],
+        bgr_to_rgb=True,
+        pad_val=0,  # after normalisation: the mean colour
+        seg_pad_val=255,
+    ),
+    pretrained=None,
+    backbone=dict(
+        type="ResNetV1c",
+        depth=18,
+        base_channels=16,
+        stem_channels=16,
+        num_stages=4,
+        out_indices=(0, 1, 2, 3),
+        dilations=(1, 1, 2, 4),
+        strides=(1, 2, 1, 1),
+        norm_cfg=norm_cfg,
+        norm_eval=False,
+        style="pytorch",
+        contract_dilation=True,
+    ),
+    decode_head=dict(
+        in_channels=128,
+        in_index=3,
+        channels=64,
+        dropout_ratio=0.1,
+        num_classes=11,
+        norm_cfg=norm_cfg,
+        align_corners=False,
+        loss_decode=dict(
+            type="CrossEntropyLoss",
+            use_sigmoid=False,
+            loss_weight=1.0,
+            class_weight=[0.88, 0.75, 3.63, 0.64, 1.70, 1.15, 3.32, 3.39, 1.49, 4.50, 6.66],
+        ),
+    ),
+    train_cfg=dict(),
+    test_cfg=dict(mode="whole"),
+)

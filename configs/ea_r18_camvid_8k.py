@@ -1,0 +1,7 @@
+# CamVid table: EANet (arXiv 2105.02358), as wide before its second convolution as published:
+# twice `channels`.
+_base_ = ["./_base_/models/camvid_r18-d8.py", "./_base_/schedules/camvid_8k.py"]
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    decode_head=dict(type="EAHead", ea_channels=128, memory_size=64),
+)

@@ -1,0 +1,18 @@
+# CamVid table: a narrow EAMLP, with Semantic FPN.
+_base_ = ["./_base_/models/camvid_fpn.py", "./_base_/schedules/camvid_8k.py"]
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    backbone=dict(
+        type="EAMLP",
+        arch=dict(embed_dims=224, depth=7, num_heads=4, mlp_ratio=3),
+        img_size=160,
+        out_indices=(3, 4, 5, 6),
+    ),
+    neck=dict(
+        _delete_=True,
+        type="MultiLevelNeck",
+        in_channels=[224, 224, 224, 224],
+        out_channels=32,
+        scales=[4, 2, 1, 0.5],
+    ),
+)

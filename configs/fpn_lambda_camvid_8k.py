@@ -1,0 +1,12 @@
+# CamVid table: LambdaResNet of one block in each stage, with Semantic FPN.
+_base_ = ["./_base_/models/camvid_fpn.py", "./_base_/schedules/camvid_8k.py"]
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    backbone=dict(
+        type="LambdaResNet",
+        depth=(1, 1, 1, 1),
+        receptive_field=7,
+        norm_cfg=_base_.norm_cfg,
+    ),
+    neck=dict(in_channels=[256, 512, 1024, 2048]),
+)

@@ -1,0 +1,13 @@
+# CamVid table: the same with lambda layers in the last two stages and convolutions before them.
+_base_ = ["./_base_/models/camvid_fpn.py", "./_base_/schedules/camvid_8k.py"]
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    backbone=dict(
+        type="LambdaResNet",
+        depth=(1, 1, 1, 1),
+        placement=((), (), (0,), (0,)),
+        receptive_field=7,
+        norm_cfg=_base_.norm_cfg,
+    ),
+    neck=dict(in_channels=[256, 512, 1024, 2048]),
+)

@@ -1,0 +1,21 @@
+# CamVid table: a narrow RMT, with Semantic FPN.
+_base_ = ["./_base_/models/camvid_fpn.py", "./_base_/schedules/camvid_8k.py"]
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    backbone=dict(
+        type="RMT",
+        arch=dict(
+            depths=(2, 2, 3, 2),
+            embed_dims=(56, 112, 224, 336),
+            num_heads=(4, 4, 8, 8),
+            ffn_ratios=(3, 3, 3, 3),
+            decay_ranges=(4, 4, 6, 6),
+            decomposed=(True, True, False, False),
+            layer_scales=(None, None, None, None),
+            drop_path_rate=0.0,
+        ),
+        out_indices=(0, 1, 2, 3),
+        norm_cfg=_base_.norm_cfg,
+    ),
+    neck=dict(in_channels=[56, 112, 224, 336]),
+)

@@ -1,0 +1,6 @@
+# CamVid table: MaSAHead, its attention decomposed into rows and columns.
+_base_ = ["./_base_/models/camvid_r18-d8.py", "./_base_/schedules/camvid_8k.py"]
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    decode_head=dict(type="MaSAHead", num_heads=4, decomposed=True),
+)

@@ -1,0 +1,6 @@
+# CamVid table: PSPNet's head (arXiv 1612.01105).
+_base_ = ["./_base_/models/camvid_r18-d8.py", "./_base_/schedules/camvid_8k.py"]
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    decode_head=dict(type="PSPHead", pool_scales=(1, 2, 3, 6)),
+)

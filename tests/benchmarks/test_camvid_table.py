@@ -1,0 +1,99 @@
+"""The CamVid table: the page is its JSON's, and a run that was cut ends as one that was not."""
+
+import json
+
+import pytest
+import torch
+from mmengine.config import Config
+
+from benchmarks.camvid_table import GROUPS, ROOT, Row, all_rows, main, run, train, weights_of
+from mmseg_ext import register_all_modules
+from mmseg_ext.engine import launch
+from tests.datasets.trees import make_tree
+from tests.engine.run_hooks import Crash
+
+PAGE, RECORD = ROOT / "docs/camvid.md", ROOT / "docs/results/camvid.json"
+ITERATIONS = 8
+
+
+def check(page, record) -> int:
+    return main(["--check", "--page", str(page), "--json", str(record)])
+
+
+def test_the_page_is_the_json(tmp_path, capsys):
+    assert check(PAGE, RECORD) == 0
+    changed = json.loads(RECORD.read_text())
+    changed["runs"][0]["miou"] += 1
+    (tmp_path / "changed.json").write_text(json.dumps(changed))
+    assert check(PAGE, tmp_path / "changed.json") == 1
+    assert "changed.json" in capsys.readouterr().err
+
+
+def test_every_row_changes_what_it_says():
+    """Options that miss the model would train the same head again."""
+    register_all_modules()
+    models = {}
+    for row in all_rows():
+        config = launch.load_settings(str(ROOT / "configs" / f"{row.config}.py"), row.options)
+        models[row.name] = json.dumps(config.model.to_dict(), sort_keys=True)
+    assert len(set(models.values())) == len(models) == sum(map(len, GROUPS.values()))
+
+
+def tiny(tree, **options) -> Row:
+    """FCN on a miniature of CamVid, in crops of 32x32."""
+    crop = (32, 32)
+    pipeline = Config.fromfile(ROOT / "configs/fcn_r18_camvid_8k.py").train_pipeline
+    pipeline = [{**t, "crop_size": crop} if t["type"] == "RandomCrop" else t for t in pipeline]
+    return Row(
+        "fcn",
+        "FCN",
+        "fcn_r18_camvid_8k",
+        {
+            "train_dataloader.dataset.data_root": str(tree.root),
+            "train_dataloader.dataset.pipeline": pipeline,
+            "test_dataloader.dataset.data_root": str(tree.root),
+            "model.data_preprocessor.size": crop,
+            "model.backbone.base_channels": 4,
+            "model.backbone.stem_channels": 4,
+            "model.decode_head.in_channels": 32,
+            "param_scheduler.0.end": 2,
+            "param_scheduler.1.begin": 2,
+            **options,
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    return make_tree("camvid", tmp_path_factory.mktemp("camvid"))
+
+
+def test_a_run_that_was_cut_goes_on_and_ends_the_same(tree, tmp_path):
+    whole = run(tiny(tree), 0, ITERATIONS, tmp_path / "whole")
+    crash = {
+        "custom_hooks": [dict(type="CrashAt", iteration=6)],
+        "custom_imports.imports": ["mmseg_ext", "tests.engine.run_hooks"],
+    }
+    with pytest.raises(Crash):
+        run(tiny(tree, **crash), 0, ITERATIONS, tmp_path / "cut")
+    assert not (tmp_path / "cut/result.json").exists()
+    assert sorted(p.name for p in (tmp_path / "cut").glob("iter_*.pth")) == ["iter_5.pth"]
+    assert run(tiny(tree), 0, ITERATIONS, tmp_path / "cut") == whole
+    models = [
+        weights_of(train(tiny(tree), 0, ITERATIONS, folder), folder, ITERATIONS).state_dict()
+        for folder in (tmp_path / "whole", tmp_path / "cut")
+    ]
+    assert all(torch.equal(models[0][name], value) for name, value in models[1].items())
+
+
+def test_the_scores_are_those_of_the_test_tool(tree, tmp_path):
+    row = tiny(tree)
+    numbers = run(row, 1, ITERATIONS, tmp_path)
+    path = str(ROOT / "configs" / f"{row.config}.py")
+    args = launch.test_parser().parse_args([path, str(tmp_path / f"iter_{ITERATIONS}.pth")])
+    args.work_dir = str(tmp_path / "test")
+    args.cfg_options = {**row.options, "test_dataloader.num_workers": 0}
+    args.cfg_options["test_dataloader.persistent_workers"] = False
+    metrics = launch.build_test_runner(args).test()
+    assert metrics["mIoU"] == pytest.approx(numbers["miou"], abs=0.006)
+    assert metrics["aAcc"] == pytest.approx(numbers["accuracy"], abs=0.006)
