@@ -3,8 +3,8 @@
     python -m benchmarks.camvid_table --seeds 3
 
 trains what is missing, goes on with what was cut (any run can be killed at any time), and writes
-docs/results/camvid.json, the tables of docs/camvid.md, which hold nothing else, and its figure.
-The configs are `configs/*_camvid_8k.py`; the validation frames are scored with the last weights.
+docs/results/camvid.json, the tables of docs/camvid.md, which hold nothing else, and its figure. The
+configs are `configs/*_camvid_8k.py`; the validation frames are scored with the last weights.
 """
 
 import argparse
@@ -12,7 +12,6 @@ import json
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -26,9 +25,11 @@ from mmseg.registry import DATASETS, MODELS
 from mmseg.structures import SegDataSample
 from torch import Tensor, nn
 
+from benchmarks import docs_tables
+from benchmarks.camvid_rows import GROUPS, RECIPE, Row, all_rows, rows_of
 from mmseg_ext import register_all_modules
 from mmseg_ext.checkpoint.writing import write_text
-from mmseg_ext.cost.cost_table import MEBI, machine, markdown
+from mmseg_ext.cost.cost_table import MEBI, machine
 from mmseg_ext.cost.measure import count_multiply_adds, paired_times, peak_memory
 from mmseg_ext.engine.launch import build_train_runner, load_settings, train_parser
 from mmseg_ext.evaluation.checked_iou_metric import CheckedIoUMetric
@@ -37,103 +38,12 @@ from mmseg_ext.inspection.context_probe import effective_receptive_field, share_
 from mmseg_ext.reports.panels import draw_panels
 
 ROOT = Path(__file__).resolve().parents[1]
+RECORD = ROOT / "docs/results/camvid.json"
+FIGURE = ROOT / "docs/images/camvid_frames.png"
 FRAME = (180, 240)  # height and width of the images that the models see in testing
 FAR = 60  # pixels of such an image, a quarter of its width
 PROBED = 16  # validation frames whose effective receptive fields are averaged
 IGNORED = 255
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of a table: a config, and the options that an ablation changes in it."""
-
-    name: str
-    title: str
-    config: str
-    options: dict = field(default_factory=dict)
-
-
-def _head(name: str, title: str) -> Row:
-    return Row(name, title, f"{name}_r18_camvid_8k")
-
-
-def _backbone(name: str, title: str) -> Row:
-    return Row(f"fpn_{name}", title, f"fpn_{name}_camvid_8k")
-
-
-def _ablation(name: str, title: str, **options) -> Row:
-    head = {f"model.decode_head.{key}": value for key, value in options.items()}
-    return Row(f"ea_{name}", title, "ea_r18_camvid_8k", head)
-
-
-GROUPS = {
-    "heads": (
-        _head("fcn", "FCN"),
-        _head("psp", "PSP"),
-        _head("danet", "DANet"),
-        _head("ea", "`EAHead`"),
-        _head("ea_jseg", "`JSegEAHead`"),
-        _head("danet_ea", "`DANetEAHead`"),
-        _head("danet_ea_alone", "`DANetEAHead`, no channel attention"),
-        _head("masa", "`MaSAHead`, decomposed"),
-        _head("masa_full", "`MaSAHead`, full"),
-    ),
-    "backbones": (
-        _backbone("r18", "ResNet-18"),
-        _backbone("lambda", "`LambdaResNet`"),
-        _backbone("lambda_hybrid", "`LambdaResNet`, hybrid"),
-        _backbone("rmt", "`RMT`"),
-        _backbone("deepvit", "`DeepViT`"),
-        _backbone("eamlp", "`EAMLP`"),
-    ),
-    "ablations": (
-        _ablation("s8", "8 slots", memory_size=8),
-        _ablation("s32", "32 slots", memory_size=32),
-        _ablation("s256", "256 slots", memory_size=256),
-        _ablation("softmax", "softmax over the slots", normalization="softmax"),
-        _ablation("tied", "one memory for keys and values", tied=True),
-        Row(
-            "ea_jseg_s64",
-            "`JSegEAHead`: 64 slots, 1x1 convolutions",
-            "ea_jseg_r18_camvid_8k",
-            {"model.decode_head.memory_size": 64},
-        ),
-    ),
-}
-
-_WEIGHTS = "model.decode_head.loss_decode.class_weight"
-_RATE = "optim_wrapper.optimizer.lr"
-_FLOAT32 = {"optim_wrapper.type": "OptimWrapper", "model.decode_head.concat_input": False}
-_BFLOAT16 = {"model.decode_head.concat_input": False}
-LOG_WEIGHTS = [0.982, 0.811, 2.283, 0.668, 1.744, 1.302, 2.245, 2.254, 1.599, 2.356, 2.435]
-
-
-def _recipe(name: str, title: str, options: dict) -> Row:
-    return Row(f"recipe_{name}", title, "fcn_r18_camvid_8k", options)
-
-
-# Tried on FCN before the protocol was frozen. The protocol is the last one's with rate 0.006.
-RECIPE = (
-    _recipe("plain", "no weights, rate 0.002, float32", {_WEIGHTS: None, _RATE: 2e-3, **_FLOAT32}),
-    _recipe(
-        "ohem",
-        "OHEM, rate 0.002, float32",
-        {
-            _WEIGHTS: None,
-            _RATE: 2e-3,
-            "model.decode_head.sampler": dict(type="OHEMPixelSampler", thresh=0.7, min_kept=6000),
-            **_FLOAT32,
-        },
-    ),
-    _recipe(
-        "log",
-        "weights 1 / log(1.1 + share), rate 0.002, float32",
-        {_WEIGHTS: LOG_WEIGHTS, _RATE: 2e-3, **_FLOAT32},
-    ),
-    _recipe("rate2", "weights 1 / sqrt(share), rate 0.002", {_RATE: 2e-3, **_BFLOAT16}),
-    _recipe("rate6", "weights 1 / sqrt(share), rate 0.006", _BFLOAT16),
-    _recipe("rate12", "weights 1 / sqrt(share), rate 0.012, concatenation", {_RATE: 12e-3}),
-)
 
 
 # --- one run ------------------------------------------------------------------------------------
@@ -300,146 +210,10 @@ def collect(work_dir: Path, iterations: int, rows: Sequence[Row]) -> list[dict]:
     return runs
 
 
-def rows_of(group: str) -> Sequence[Row]:
-    return RECIPE if group == "recipe" else GROUPS[group]
-
-
-def all_rows() -> list[Row]:
-    """The rows under the protocol, in the order of the tables."""
-    return [row for group in GROUPS.values() for row in group]
-
-
-# --- the page -----------------------------------------------------------------------------------
-
-
-def of(record: dict, row: Row) -> list[dict]:
-    return [r for r in record["runs"] if r["row"] == row.name]
-
-
-def spread(values: Sequence[float]) -> str:
-    """The mean, and behind it the lowest and the highest of several."""
-    if not values:
-        return ""
-    text = f"{statistics.mean(values):.1f}"
-    return text if len(values) == 1 else f"{text} ({min(values):.1f} to {max(values):.1f})"
-
-
-def head_table(record: dict) -> str:
-    columns = ["head", "seeds", "mIoU", "scales and flips", "far part, %"]
-    columns += ["parameters, M", "GMAC", "ms", "MiB"]
-    lines = []
-    for row in GROUPS["heads"]:
-        if runs := of(record, row):
-            views = [r["miou_views"] for r in runs if r.get("miou_views") is not None]
-            lines.append(
-                [
-                    row.title,
-                    str(len(runs)),
-                    spread([r["miou"] for r in runs]),
-                    spread(views),
-                    spread([r["far"] for r in runs]),
-                    *cost_cells(record, row),
-                ]
-            )
-    return markdown(columns, lines)
-
-
-def cost_cells(record: dict, row: Row) -> list[str]:
-    cost = record["costs"].get(row.name)
-    if cost is None:
-        return [""] * 4
-    return [
-        f"{cost['parameters'] / 1e6:.2f}",
-        f"{cost['multiply_adds'] / 1e9:.2f}",
-        f"{cost['ms']:.0f}",
-        f"{cost['mib']:.0f}",
-    ]
-
-
-def class_table(record: dict) -> str:
-    """IoU of each class, mean over the seeds."""
-    rows = [(row, runs) for row in GROUPS["heads"] if (runs := of(record, row))]
-    classes = list(rows[0][1][0]["iou"]) if rows else []
-    lines = []
-    for row, runs in rows:
-        means = [statistics.mean(r["iou"][c] for r in runs) for c in classes]
-        lines.append([row.title, *(f"{value:.1f}" for value in means)])
-    return markdown(["head", *classes], lines)
-
-
-def backbone_table(record: dict) -> str:
-    columns = ["backbone", "seeds", "mIoU", "pixel accuracy", "far part, %"]
-    columns += ["parameters, M", "GMAC", "ms", "MiB"]
-    lines = []
-    for row in GROUPS["backbones"]:
-        if runs := of(record, row):
-            numbers = [spread([r[key] for r in runs]) for key in ("miou", "accuracy", "far")]
-            lines.append([row.title, str(len(runs)), *numbers, *cost_cells(record, row)])
-    return markdown(columns, lines)
-
-
-def ablation_table(record: dict) -> str:
-    """Each change beside `EAHead` of the same seeds."""
-    plain = next(row for row in GROUPS["heads"] if row.name == "ea")
-    base = {r["seed"]: r["miou"] for r in of(record, plain)}
-    lines = []
-    for row in (plain, *GROUPS["ablations"]):
-        runs = of(record, row)
-        if runs:
-            differences = [r["miou"] - base[r["seed"]] for r in runs if r["seed"] in base]
-            title = "`EAHead`: 64 slots, double normalisation" if row is plain else row.title
-            cells = [title, str(len(runs)), spread([r["miou"] for r in runs])]
-            cells += [f"{statistics.mean(differences):+.1f}" if differences else ""]
-            lines.append([*cells, spread([r["far"] for r in runs])])
-    return markdown(["", "seeds", "mIoU", "against `EAHead`", "far part, %"], lines)
-
-
-def recipe_table(record: dict) -> str:
-    """What was tried on FCN, and what was taken."""
-    fcn = GROUPS["heads"][0]
-    taken = [("the protocol", run) for run in of(record, fcn) if run["seed"] == 0]
-    tried = [
-        (row.title, run) for row in RECIPE for run in record["recipe"] if run["row"] == row.name
-    ]
-    lines = []
-    for title, numbers in tried + taken:
-        iou = numbers["iou"]
-        missed = ", ".join(name for name, value in iou.items() if value < 1) or "none"
-        scores = [f"{numbers['miou']:.1f}", f"{numbers['accuracy']:.1f}", missed]
-        lines.append([title, f"{numbers['iterations']:,}", *scores])
-    columns = ["recipe", "iterations", "mIoU", "pixel accuracy", "classes with an IoU below 1"]
-    return markdown(columns, lines)
-
-
-TABLES = {
-    "recipe": recipe_table,
-    "heads": head_table,
-    "classes": class_table,
-    "backbones": backbone_table,
-    "ablations": ablation_table,
-}
-
-
-def rendered(page: str, record: dict) -> str:
-    """The page with each table between its markers made anew.
-
-    Raises:
-        ValueError: for a page that lacks a table's markers.
-    """
-    for name, table in TABLES.items():
-        start, end = f"<!-- table: {name} -->\n", f"<!-- end of table: {name} -->"
-        before, found, rest = page.partition(start)
-        _, closed, after = rest.partition(end)
-        if not found or not closed:
-            raise ValueError(f"page lacks the markers {start.strip()!r} and {end!r}")
-        page = before + start + table(record) + end + after
-    return page
-
-
 # --- the figure ---------------------------------------------------------------------------------
 
 
-def draw_frames(work_dir: Path, iterations: int, path: Path, each: int = 2) -> None:
+def draw_frames(work_dir: Path, iterations: int, each: int = 2) -> None:
     """The frames where EANet is most ahead of FCN and most behind, as colour maps, by seed 0.
 
     CamVid's images are not ours to give away: only labels are drawn.
@@ -466,8 +240,7 @@ def draw_frames(work_dir: Path, iterations: int, path: Path, each: int = 2) -> N
         for ea, fcn in zip(shown["EANet"], shown["FCN"], strict=True)
     ]
     meta = dataset.metainfo
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draw_panels(shown, meta["classes"], meta["palette"], path)
+    draw_panels(shown, meta["classes"], meta["palette"], FIGURE)
 
 
 def _frame_miou(prediction: np.ndarray, truth: np.ndarray) -> float:
@@ -484,16 +257,10 @@ def _frame_miou(prediction: np.ndarray, truth: np.ndarray) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
-    if args.check:
-        page, record = args.page.read_text(), json.loads(args.json.read_text())
-        if rendered(page, record) == page:
-            return 0
-        print(f"{args.page}: its tables are not those of {args.json}", file=sys.stderr)
-        return 1
     register_all_modules()
     record = {"recipe": [], "runs": [], "costs": {}}
-    if args.json.is_file():
-        record = json.loads(args.json.read_text())
+    if RECORD.is_file():
+        record = json.loads(RECORD.read_text())
     if not args.no_training:
         for row, seed in jobs(args.groups, args.seeds):
             folder = folder_of(args.work_dir, row, seed, args.iterations)
@@ -503,8 +270,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             add_views(row, seed, args.iterations, args.work_dir)
     write_record(record, args)
     if {("ea", 0), ("fcn", 0)} <= {(r["row"], r["seed"]) for r in record["runs"]}:
-        draw_frames(args.work_dir, args.iterations, args.figure)
-    return 0
+        draw_frames(args.work_dir, args.iterations)
+    return docs_tables.main([])
 
 
 def add_views(row: Row, seed: int, iterations: int, work_dir: Path) -> None:
@@ -518,7 +285,7 @@ def add_views(row: Row, seed: int, iterations: int, work_dir: Path) -> None:
 
 
 def write_record(record: dict, args: argparse.Namespace) -> None:
-    """JSON and page of the runs that are there; costs are measured where they lack."""
+    """JSON of the runs that are there; costs are measured where they lack."""
     if "recipe" in args.groups:
         tried = {r["row"]: r for r in record["recipe"]}
         tried |= {r["row"]: r for r in collect(args.work_dir, args.iterations, RECIPE)}
@@ -533,9 +300,7 @@ def write_record(record: dict, args: argparse.Namespace) -> None:
             "runs": collect(args.work_dir, args.iterations, all_rows()),
             "costs": known | (costs(rows, args.rounds) if rows else {}),
         }
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    write_text(json.dumps(record, indent=1) + "\n", args.json)
-    write_text(rendered(args.page.read_text(), record), args.page)
+    write_text(json.dumps(record, indent=1) + "\n", RECORD)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -551,12 +316,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--no-training", action="store_true", help="only write what is finished")
     parser.add_argument("--work-dir", type=Path, default=Path("work_dirs/camvid_table"))
-    parser.add_argument("--json", type=Path, default=ROOT / "docs/results/camvid.json")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs/camvid.md")
-    parser.add_argument("--figure", type=Path, default=ROOT / "docs/images/camvid_frames.png")
-    parser.add_argument(
-        "--check", action="store_true", help="only say whether the page's tables are the JSON's"
-    )
     return parser
 
 

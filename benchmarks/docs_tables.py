@@ -7,7 +7,8 @@
 A table stands between `<!-- table NAME -->` and `<!-- end of table -->`. docs/results holds what
 cannot be computed: `miou.json`, published results and those of trainings here; `reproduction.json`,
 which configs make up a paper's table; `model_zoo.json`, the counts and the measured times and
-memory of `tools/analysis_tools/model_zoo.py`.
+memory of `tools/analysis_tools/model_zoo.py`; `camvid.json`, what
+`benchmarks.camvid_table` trained.
 """
 
 import argparse
@@ -15,10 +16,12 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from mmengine.config import Config
 
+from benchmarks import camvid_rows
 from mmseg_ext import register_all_modules
 from mmseg_ext.cost.config_cost import HEADINGS, cells, count_config
 from mmseg_ext.cost.cost_table import Cost, markdown
@@ -118,10 +121,15 @@ def reproduction_table() -> str:
     return markdown(["table", "config", "GPUs", "GPU-hours, estimated"], rows)
 
 
+def _camvid(table: Callable[[dict], str]) -> str:
+    return table(results("camvid"))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "configs": configs_table,
     "model_zoo": zoo_table,
     "reproduction": reproduction_table,
+    **{name: partial(_camvid, table) for name, table in camvid_rows.TABLES.items()},
 }
 
 

@@ -1,4 +1,5 @@
-# CamVid table: the second head of EANet's authors, 256 slots and no norm.
+# The second head of EANet's authors, 256 slots and no norm, under the budget of the CamVid table
+# (docs/camvid.md).
 _base_ = ["./_base_/models/camvid_r18-d8.py", "./_base_/schedules/camvid_8k.py"]
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),

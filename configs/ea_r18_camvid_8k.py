@@ -1,5 +1,5 @@
-# CamVid table: EANet (arXiv 2105.02358), as wide before its second convolution as published:
-# twice `channels`.
+# EANet (arXiv 2105.02358) under the budget of the CamVid table (docs/camvid.md). Twice as wide
+# before its second convolution as after it, as published.
 _base_ = ["./_base_/models/camvid_r18-d8.py", "./_base_/schedules/camvid_8k.py"]
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),

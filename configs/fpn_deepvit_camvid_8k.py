@@ -1,4 +1,5 @@
-# CamVid table: a narrow DeepViT, re-attention in every block, with Semantic FPN.
+# A narrow DeepViT, re-attention in every block, with Semantic FPN under the budget of the CamVid
+# table (docs/camvid.md).
 _base_ = ["./_base_/models/camvid_fpn.py", "./_base_/schedules/camvid_8k.py"]
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
