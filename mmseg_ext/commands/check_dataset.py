@@ -126,6 +126,11 @@ def _run(args: argparse.Namespace, cfg: Config) -> int:
     for split, summary in zip(splits, summaries, strict=True):
         if split.aliases:
             print(f"{', '.join(split.aliases)}: reads the same as {split.name}")
+        if summary.tagged:
+            print(
+                f"{split.name}: note: {summary.tagged} images carry an EXIF orientation, which is "
+                "not applied: image and label map are read as they are stored"
+            )
         absent = absent_classes(summary)
         if absent:
             print(f"{split.name}: note: no pixel of {', '.join(absent)}")

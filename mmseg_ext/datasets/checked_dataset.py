@@ -7,12 +7,22 @@ number of classes, by which `CheckedLoadAnnotations` refuses label maps that do 
 
 import os
 
+import numpy as np
+from mmcv.transforms import LoadImageFromFile
 from mmengine import fileio
 from mmseg.datasets import ADE20KDataset, BaseSegDataset, CityscapesDataset, PascalVOCDataset
 from mmseg.registry import DATASETS
 
-from mmseg_ext.datasets.files import UnreadableFileError, decode, read_bytes
-from mmseg_ext.datasets.labels import LabelError
+from mmseg_ext.datasets.files import UnreadableFileError, as_stored, decode, read_bytes
+from mmseg_ext.datasets.labels import (
+    LabelError,
+    LabelRule,
+    decode_label,
+    histogram,
+    refuse_binary,
+)
+
+_LOOKED_AT = 16  # label maps that are read at the start, evenly spaced
 
 
 class MissingDataError(FileNotFoundError):
@@ -28,18 +38,34 @@ class CheckedDataset(BaseSegDataset):
 
     Raises:
         MissingDataError: if a folder or the list of names is missing, or no image is in it.
-        UnreadableFileError: on access to a sample whose image does not decode. Test pipelines
-            start with the stock `LoadImageFromFile`, for which mmsegmentation's inferencer looks
-            by name, and which does not always name the file.
+        LabelError: for 1 class or more than 255, and for masks of 0 and 255 alone.
+        UnreadableFileError: for a list that is no UTF-8 text; on access to a sample whose image
+            does not decode. Test pipelines start with the stock `LoadImageFromFile`, for which
+            mmsegmentation's inferencer looks by name, and which does not always name the file.
+
+    That loader reads labelled images as they are stored here, without turning them by their EXIF
+    orientation, as `CheckedLoadImage` does.
     """
 
     LAYOUT: str = ""
     PREPARATION: str = ""
 
+    def full_init(self) -> None:
+        super().full_init()
+        for transform in self.pipeline.transforms:
+            if isinstance(transform, LoadImageFromFile) and self._has_labels:
+                transform.color_type = as_stored(transform.color_type)
+
+    @property
+    def _has_labels(self) -> bool:
+        return len(self) > 0 and bool(self.get_data_info(0).get("seg_map_path"))
+
     def load_data_list(self) -> list[dict]:
         for path in filter(None, (self.ann_file, *self.data_prefix.values())):
             if not fileio.exists(path, self.backend_args):
                 raise MissingDataError(self._missing(f"{path} is not there"))
+        if self.ann_file:
+            require_utf8(self.ann_file, self.backend_args)
         entries = super().load_data_list()
         if not entries:
             where = self.ann_file or f"{self.data_prefix['img_path']}, *{self.img_suffix}"
@@ -48,7 +74,37 @@ class CheckedDataset(BaseSegDataset):
         for entry in entries:
             entry["num_classes"] = num_classes
             entry["ignore_index"] = self.ignore_index
+        if num_classes and "seg_map_path" in entries[0]:
+            rule = LabelRule.from_data_info(entries[0], num_classes)
+            self._refuse_binary(entries, rule)
         return entries
+
+    def _refuse_binary(self, entries: list[dict], rule: LabelRule) -> None:
+        """Look at a few label maps; one that cannot be read is told of where it is loaded."""
+        counts = np.zeros(256, int)
+        positions = np.linspace(0, len(entries) - 1, min(_LOOKED_AT, len(entries))).astype(int)
+        for i in positions:
+            path = entries[i]["seg_map_path"]
+            try:
+                label = decode_label(read_bytes(path, self.backend_args), path)
+            except (LabelError, UnreadableFileError):
+                continue
+            counts += histogram(label)
+            if counts[1:255].any():  # the usual case: the first label map shows it
+                return
+        refuse_binary(counts, rule.num_classes, entries[0]["seg_map_path"], rule)
+
+    def get_cat_ids(self, idx: int) -> list[int]:
+        """Classes that a sample's label map shows, as mmengine's `ClassBalancedDataset` asks."""
+        if not hasattr(self, "_cat_ids"):
+            self._cat_ids: dict[int, list[int]] = {}  # asked for twice
+        if idx not in self._cat_ids:
+            info = self.get_data_info(idx)
+            path = info["seg_map_path"]
+            rule = LabelRule.from_data_info(info, info["num_classes"])
+            label = rule.apply(decode_label(read_bytes(path, self.backend_args), path), path)
+            self._cat_ids[idx] = np.flatnonzero(histogram(label)[: rule.num_classes]).tolist()
+        return self._cat_ids[idx]
 
     def prepare_data(self, idx: int) -> dict | None:
         try:
@@ -70,6 +126,24 @@ class CheckedDataset(BaseSegDataset):
         if self.PREPARATION:
             lines += [self.PREPARATION.strip()]
         return "\n".join(lines)
+
+
+def require_utf8(path: str, backend_args: dict | None = None) -> None:
+    """The list of names at `path` is UTF-8 text without a byte order mark.
+
+    Raises:
+        UnreadableFileError: if not; Windows' editors write UTF-16 or a mark.
+    """
+    data = read_bytes(path, backend_args)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text or text.startswith("\ufeff"):
+        raise UnreadableFileError(
+            f"{path}: is no plain UTF-8 text (UTF-16, or a byte order mark?): write it again, as "
+            "by iconv -f UTF-16 -t UTF-8"
+        )
 
 
 @DATASETS.register_module()

@@ -15,12 +15,15 @@ import numpy as np
 from mmcv.transforms import TRANSFORMS, LoadImageFromFile
 from mmengine.logging import print_log
 
-from mmseg_ext.datasets.files import UnreadableFileError, decode, read_bytes
+from mmseg_ext.datasets.files import UnreadableFileError, as_stored, decode, read_bytes
 
 
 @TRANSFORMS.register_module()
 class CheckedLoadImage(LoadImageFromFile):
     """Load `img` (H, W, 3) as mmcv's `LoadImageFromFile`, and name the file that is unreadable.
+
+    An image that has a label map is read as it is stored: mmcv would turn it by its EXIF
+    orientation, and not the label map with it.
 
     Args:
         on_unreadable: `'raise'` stops the run. `'skip'` lets the dataset fetch another image in
@@ -59,7 +62,9 @@ class CheckedLoadImage(LoadImageFromFile):
         path = results["img_path"]
         try:
             data = read_bytes(path, self.backend_args)
-            image = decode(data, path, self.color_type, self.imdecode_backend)
+            labelled = bool(results.get("seg_map_path"))
+            flag = as_stored(self.color_type) if labelled else self.color_type
+            image = decode(data, path, flag, self.imdecode_backend)
         except UnreadableFileError as error:
             if self.on_unreadable == "raise":
                 raise

@@ -69,14 +69,14 @@ class LabelRule:
     """Legal values of a dataset's label maps, and their mapping to classes.
 
     Args:
-        num_classes: Number of classes after the mapping, 1 to 255.
+        num_classes: Number of classes after the mapping, 2 to 255.
         reduce_zero_label: 0 is ignored in the file, and 1 is the first class.
         label_map: Pairs (class in the file, class in training), for a subset of the classes;
             mmseg's datasets make it when they are given `metainfo=dict(classes=...)`.
         ignore_index: The value that no loss and no metric counts.
 
     Raises:
-        ValueError: for `num_classes` outside 1 ... 255.
+        LabelError: for `num_classes` outside 2 ... 255.
     """
 
     num_classes: int
@@ -85,8 +85,16 @@ class LabelRule:
     ignore_index: int = 255
 
     def __post_init__(self):
-        if not 1 <= self.num_classes <= 255:
-            raise ValueError(f"num_classes must be in 1 ... 255, not {self.num_classes}")
+        if self.num_classes < 2:
+            raise LabelError(
+                f"a dataset of {self.num_classes} class leaves nothing to tell apart: give what "
+                "surrounds the class a class, too"
+            )
+        if self.num_classes > 255:
+            raise LabelError(
+                f"a dataset of {self.num_classes} classes does not fit label maps of 8 bits, which "
+                "hold 255 classes and the ignored value"
+            )
 
     @classmethod
     def from_data_info(
@@ -178,6 +186,21 @@ class LabelRule:
         return (
             f"values outside the {self.num_classes} classes: {', '.join(shown + more)}; "
             f"legal are {legal}{how}"
+        )
+
+
+def refuse_binary(counts: np.ndarray, classes: int, path: str, rule: "LabelRule") -> None:
+    """Of the pixels `counts` (256,) of many label maps: not just 0 and 255.
+
+    Such masks mean two classes, and 255 is ignored: one class is left, and any model has 100 mIoU.
+
+    Raises:
+        LabelError: if 0 and 255 are the values, and 255 is ignored.
+    """
+    if rule.ignore_index == 255 and np.flatnonzero(counts).tolist() == [0, 255]:
+        raise LabelError(
+            f"{path} and the others hold 0 and 255 alone, and 255 is ignored: one class of "
+            f"{classes} is left, and every model scores 100. Write the other class as 1"
         )
 
 

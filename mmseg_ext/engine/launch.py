@@ -28,8 +28,10 @@ from mmengine.runner import Runner
 
 from mmseg_ext.checkpoint.errors import CheckpointError
 from mmseg_ext.checkpoint.writing import candidates
+from mmseg_ext.datasets.checked_dataset import MissingDataError
 from mmseg_ext.datasets.files import UnreadableFileError
 from mmseg_ext.datasets.labels import LabelError
+from mmseg_ext.datasets.metainfo import tell_class_counts
 from mmseg_ext.engine.config_check import check_config, check_options
 from mmseg_ext.engine.config_options import ConfigOptions
 from mmseg_ext.engine.distributed import init_distributed
@@ -126,6 +128,7 @@ def load_settings(
             cfg.merge_from_dict(options)
         except (KeyError, IndexError, TypeError, AssertionError) as error:
             raise LaunchError(f"--cfg-options {options}: {_one_line(error)}") from error
+    tell_class_counts(cfg)
     cfg.work_dir = work_dir or cfg.get("work_dir") or f"./work_dirs/{Path(path).stem}"
     return cfg
 
@@ -327,6 +330,8 @@ def one_message():
         sys.exit(f"mmseg_ext: {error}" if first else 1)
     except RunError as error:  # of this process alone
         sys.exit(f"mmseg_ext: {error}")
+    except MissingDataError as error:  # its layout takes several lines
+        sys.exit(f"mmseg_ext: data: {error}")
     except (LabelError, UnreadableFileError) as error:
         # A loader's process hands on its trace, which ends in "module.LabelError: <message>".
         line = str(error).strip().splitlines()[-1]

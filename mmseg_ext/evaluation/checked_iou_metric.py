@@ -22,10 +22,16 @@ class CheckedIoUMetric(IoUMetric):
     Raises:
         LabelError: in `process`, for a label map with values other than the classes and
             `ignore_index`, or of another size than the prediction.
-        ValueError: in `process`, for a prediction of a class that the dataset does not have.
+        ValueError: in `process`, for a prediction of a class that the dataset does not have, and
+            for an `output_dir` where classes do not fit the 8 bits of a label map.
     """
 
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
+        if self.output_dir is not None:
+            meta = self.dataset_meta
+            largest = len(meta["classes"]) - 1 + bool(meta.get("reduce_zero_label"))
+            if largest > 255:
+                raise ValueError(f"output_dir: PNG files of 8 bits cannot hold the value {largest}")
         for sample in data_samples:
             try:
                 super().process(data_batch, [sample])

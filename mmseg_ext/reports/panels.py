@@ -14,9 +14,9 @@ _DPI = 110
 
 def colourise(label: np.ndarray, palette: Sequence[Sequence[int]]) -> np.ndarray:
     """Label map (H, W) as RGB (H, W, 3) uint8; labels beyond the palette (ignored) are white."""
-    table = np.full((256, 3), 255, np.uint8)
-    table[: len(palette)] = palette
-    return table[label]
+    table = np.full((len(palette) + 1, 3), 255, np.uint8)
+    table[:-1] = palette
+    return table[np.minimum(label.astype(int), len(palette))]
 
 
 def draw_panels(

@@ -264,7 +264,7 @@ def _examples(model: nn.Module, dataset, scores: list, count: int) -> list[Examp
         with Image.open(path) as picture:
             image = np.asarray(picture.convert("RGB").resize(size, Image.Resampling.LANCZOS))
         small = [
-            np.asarray(Image.fromarray(x.astype(np.uint8)).resize(size, Image.Resampling.NEAREST))
+            np.asarray(Image.fromarray(x.astype(np.int32)).resize(size, Image.Resampling.NEAREST))
             for x in (truth, prediction)
         ]
         examples.append(Example(Path(path).name, rank, by_index[index], image, *small))

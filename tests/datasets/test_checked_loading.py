@@ -239,9 +239,9 @@ def test_another_ignored_value(tmp_path):
         loader.transform(sample(path, ignore_index=254))
 
 
-@pytest.mark.parametrize("num_classes", [0, 256, -1])
+@pytest.mark.parametrize("num_classes", [-1, 0, 1, 256])
 def test_bad_number_of_classes(num_classes):
-    with pytest.raises(ValueError, match=f"not {num_classes}"):
+    with pytest.raises(LabelError, match=f"a dataset of {num_classes} class"):
         LabelRule(num_classes)
 
 

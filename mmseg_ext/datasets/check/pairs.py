@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -21,8 +21,25 @@ from mmengine.config import Config
 from mmseg.registry import DATASETS, TRANSFORMS
 from PIL import Image
 
-from mmseg_ext.datasets.files import MissingFileError, UnreadableFileError, decode, read_bytes
-from mmseg_ext.datasets.labels import LabelError, LabelRule, decode_label, histogram, require_size
+from mmseg_ext.datasets.checked_dataset import CheckedDataset
+from mmseg_ext.datasets.checked_image import CheckedLoadImage
+from mmseg_ext.datasets.files import (
+    MissingFileError,
+    UnreadableFileError,
+    as_stored,
+    decode,
+    orientation,
+    read_bytes,
+)
+from mmseg_ext.datasets.labels import (
+    LabelError,
+    LabelRule,
+    decode_label,
+    histogram,
+    refuse_binary,
+    require_size,
+)
+from mmseg_ext.datasets.metainfo import leaves, transforms
 
 SPLITS = ("train", "val", "test")
 _PAIRS_PER_TASK = 32
@@ -38,8 +55,8 @@ class Problem:
 
     `kind` is one of missing-image, missing-mask, mask-without-image, unreadable-image,
     unreadable-mask, mask-format, size-mismatch, label-range, palette-order, all-ignored,
-    listed-twice, shared-name, config. `message` starts with the path; `values` holds the pixels of
-    each offending value.
+    orientation, binary-masks, listed-twice, shared-name, config. `message` starts with the path;
+    `values` holds the pixels of each offending value.
     """
 
     kind: str
@@ -107,6 +124,7 @@ class Summary:
     """Counts over the readable pairs of a split.
 
     `pixels` and `images` are (num_classes,): pixels of each class, and images that show it.
+    `tagged` images have an EXIF orientation, which is not applied to them.
     """
 
     split: str
@@ -115,6 +133,7 @@ class Summary:
     pixels: np.ndarray
     images: np.ndarray
     ignored: int = 0
+    tagged: int = 0
     sizes: Counter = field(default_factory=Counter)  # of images, (width, height)
 
 
@@ -125,6 +144,7 @@ class Seen:
     problem: Problem | None
     size: tuple[int, int] | None = None  # width, height
     counts: np.ndarray | None = None  # (256,) pixels of each value of a legal label map
+    tagged: bool = False  # with an EXIF orientation
 
 
 # --- what the config reads ----------------------------------------------------------------------
@@ -149,21 +169,10 @@ def splits_of(cfg: Config, names: Sequence[str] | None = None) -> tuple[list[Spl
         if same is not None:
             same.aliases.append(name)
             continue
-        split = Split(name, [_part(leaf, name, problems) for leaf in _leaves(dataset)])
+        split = Split(name, [_part(leaf, name, problems) for leaf in leaves(dataset)])
         splits.append(split)
         problems += _class_count_problems(cfg, split)
     return splits, problems
-
-
-def _leaves(dataset: dict) -> Iterator[dict]:
-    """The datasets that read files, out of wrappers such as ConcatDataset or RepeatDataset."""
-    inner = list(dataset.get("datasets") or ())
-    if isinstance(dataset.get("dataset"), dict):
-        inner.append(dataset["dataset"])
-    if not inner:
-        yield dataset
-    for part in inner:
-        yield from _leaves(part)
 
 
 def _part(config: dict, split: str, problems: list[Problem]) -> Part:
@@ -189,8 +198,14 @@ def _part(config: dict, split: str, problems: list[Problem]) -> Part:
                 f"the dataset and {reduce} in the annotation loader"
             )
             problems.append(Problem("config", split, "", message))
-        rule = LabelRule.from_data_info(info, len(classes))
+        try:
+            rule = LabelRule.from_data_info(info, len(classes))
+        except LabelError as error:
+            raise CannotCheckError(f"{split}: {config.get('type')}: {error}") from error
     with_masks = rule is not None
+    ours = isinstance(dataset, CheckedDataset) or _image_loader(config) is CheckedLoadImage
+    if with_masks and ours:
+        reading = replace(reading, color_type=as_stored(reading.color_type))
     pairs = [
         Pair(entry["img_path"], entry.get("seg_map_path") if with_masks else None, rule)
         for entry in entries
@@ -207,11 +222,17 @@ def _part(config: dict, split: str, problems: list[Problem]) -> Part:
     )
 
 
+def _image_loader(config: dict) -> type | None:
+    """The class that a dataset's pipeline loads images with."""
+    kinds = (TRANSFORMS.get(t["type"]) for t in transforms(config.get("pipeline") or ()))
+    return next((k for k in kinds if isinstance(k, type) and issubclass(k, LoadImage)), None)
+
+
 def _reading(pipeline: Iterable) -> tuple[Reading, bool | None]:
     """How `pipeline` reads, and the `reduce_zero_label` that it gives its annotation loader."""
     image: dict = {}
     mask: dict | None = None
-    for transform in _flat(pipeline):
+    for transform in transforms(pipeline):
         kind = TRANSFORMS.get(transform["type"]) if isinstance(transform["type"], str) else None
         if isinstance(kind, type) and issubclass(kind, LoadAnnotations):
             mask = transform
@@ -224,16 +245,6 @@ def _reading(pipeline: Iterable) -> tuple[Reading, bool | None]:
         image.get("backend_args"),
     )
     return reading, None if mask is None else mask.get("reduce_zero_label")
-
-
-def _flat(pipeline: Iterable) -> Iterator[dict]:
-    """The transforms of a pipeline, those nested in TestTimeAug and its like included."""
-    for transform in pipeline:
-        if isinstance(transform, dict):
-            yield transform
-            yield from _flat(transform.get("transforms") or ())
-        elif isinstance(transform, list | tuple):
-            yield from _flat(transform)
 
 
 def _class_count_problems(cfg: Config, split: Split) -> Iterator[Problem]:
@@ -328,8 +339,15 @@ def read_pair(pair: Pair, reading: Reading, split: str, palette: Sequence) -> Se
     size = (image.shape[1], image.shape[0])
     if pair.rule is None or pair.mask is None:
         return Seen(None, size)
+    tag = orientation(data)
+    if tag != 1 and reading.color_type != as_stored(reading.color_type):
+        message = (
+            f"{pair.image}: is turned by its EXIF orientation ({tag}) and its label map is not; "
+            "CheckedLoadImage, and the datasets of this package, read both as they are stored"
+        )
+        return Seen(Problem("orientation", split, pair.image, message), size)
     problem, counts = _read_mask(pair, reading, split, image.shape[:2], palette)
-    return Seen(problem, size, counts)
+    return Seen(problem, size, counts, tag != 1)
 
 
 def _read_mask(
@@ -443,7 +461,8 @@ def check_split(
     n = len(split.classes)
     total = sum(len(part.pairs) for part in split.parts)
     summary = Summary(split.name, split.classes, total, np.zeros(n, int), np.zeros(n, int))
-    pairs = (pair for part in split.parts for pair in part.pairs)
+    values = np.zeros(256, int)  # of all label maps
+    pairs = [pair for part in split.parts for pair in part.pairs]
     for pair, seen in zip(pairs, read_pairs(split, workers, progress), strict=True):
         if seen.problem is not None:
             problems.append(seen.problem)
@@ -454,6 +473,14 @@ def check_split(
             summary.pixels += pixels
             summary.images += pixels > 0
             summary.ignored += int(seen.counts.sum() - pixels.sum())
+            values += seen.counts
+        summary.tagged += seen.tagged
+    first = next((pair for pair in pairs if pair.rule is not None), None)
+    if first is not None:
+        try:
+            refuse_binary(values, first.rule.num_classes, first.mask, first.rule)
+        except LabelError as error:
+            problems.append(Problem("binary-masks", split.name, first.mask, str(error)))
     return problems, summary
 
 

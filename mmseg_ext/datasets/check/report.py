@@ -10,10 +10,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from mmseg_ext.datasets.check.pairs import Pair, Part, Problem, Split, Summary
-from mmseg_ext.datasets.files import decode, read_bytes
+from mmseg_ext.datasets.files import as_stored, decode, read_bytes
 from mmseg_ext.datasets.labels import decode_label
 
 IGNORED_COLOUR = (255, 255, 255)
@@ -40,7 +41,7 @@ def print_summaries(summaries: Sequence[Summary], console: Console) -> None:
             cells: list[str] = []
             for s in group:
                 cells += [f"{s.pixels[i]:,}", _share(s.pixels[i], s), f"{s.images[i]:,}"]
-            table.add_row(str(i), name, *cells)
+            table.add_row(str(i), escape(name), *cells)  # a name may hold [brackets]
         console.print(table)
 
 
@@ -84,6 +85,7 @@ def to_json(
                 "pixels": summary.pixels.tolist(),
                 "images": summary.images.tolist(),
                 "ignored_pixels": summary.ignored,
+                "exif_orientations": summary.tagged,
                 "sizes": {f"{w}x{h}": n for (w, h), n in summary.sizes.most_common()},
             }
             for split, summary in zip(splits, summaries, strict=True)
@@ -115,22 +117,27 @@ def draw_overlays(
     axes = figure.subplots(2 * len(rows), columns, squeeze=False)
     for axis in axes.flat:
         axis.axis("off")
-    legend: dict[tuple[int, str], tuple[float, ...]] = {}
+    seen: dict[tuple[int, str], tuple[float, ...]] = {}
     for row, (split, chosen) in enumerate(rows):
         for column, (part, pair) in enumerate(chosen):
             image, label = _read(part, pair)
             above, below = axes[2 * row, column], axes[2 * row + 1, column]
             above.imshow(image)
-            above.set_title(f"{split.name}: {part.name_of(pair.image)}", fontsize=7)
+            title = f"{split.name}: {part.name_of(pair.image)}"
+            above.set_title(title, fontsize=7, parse_math=False)
             below.imshow(_blend(image, label, part.palette))
             for i in np.unique(label[label < len(part.classes)]):
-                legend[i, part.classes[i]] = tuple(np.array(part.palette[i]) / 255)
+                seen[i, part.classes[i]] = tuple(np.array(part.palette[i]) / 255)
     handles = [
         Patch(facecolor=colour, edgecolor="grey", label=name)
-        for (_, name), colour in sorted(legend.items())
+        for (_, name), colour in sorted(seen.items())
     ]
     handles.append(Patch(facecolor="white", edgecolor="grey", label="ignored"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize=8)
+    legend = figure.legend(
+        handles=handles, loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize=8
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a name may hold dollars
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)
     return True
@@ -151,7 +158,7 @@ def _read(part: Part, pair: Pair) -> tuple[np.ndarray, np.ndarray]:
     """Image (H, W, 3) RGB and label map (H, W) of classes."""
     reading = part.reading
     data = read_bytes(pair.image, reading.backend_args)
-    image = decode(data, pair.image, "color", reading.image_backend)
+    image = decode(data, pair.image, as_stored("color"), reading.image_backend)
     data = read_bytes(pair.mask, reading.backend_args)
     label = pair.rule.apply(decode_label(data, pair.mask, reading.mask_backend), pair.mask)
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB), label

@@ -25,6 +25,8 @@ from mmseg_ext.datasets.labels import LabelRule
 NAME = "ADEChallengeData2016"
 PUBLISHED = {"training": 20210, "validation": 2000}
 CLASSES = 150
+# Over what the archive holds: 44,000 files, 1 GB in all, none above 5 MB.
+_MOST_FILES, _MOST_BYTES, _MOST_BYTES_OF_A_FILE = 200_000, 20 * 2**30, 2**28
 
 # What zipfile raises on a member that is damaged, packed in a way unknown to it, or encrypted.
 _DAMAGE = (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError, RuntimeError)
@@ -106,11 +108,22 @@ def _unpack(archive: Path, destination: Path, workers: int) -> Path:
         raise ConversionError(f"{destination} is a link: unpack to another place or remove it")
     try:
         with zipfile.ZipFile(archive) as opened:
-            names = [info.filename for info in opened.infolist() if not info.is_dir()]
+            members = [info for info in opened.infolist() if not info.is_dir()]
     except zipfile.BadZipFile as error:
         raise ConversionError(f"{archive}: {error}; download it again") from error
+    names = [info.filename for info in members]
     _refuse_full_release(str(archive), names)
-    wanted = [name for name in names if PurePosixPath(name).parts[0] == NAME]
+    sizes = [info.file_size for info in members]
+    if (
+        len(sizes) > _MOST_FILES
+        or sum(sizes) > _MOST_BYTES
+        or max([0, *sizes]) > _MOST_BYTES_OF_A_FILE
+    ):
+        raise ConversionError(
+            f"{archive} unpacks to {len(sizes):,} files, {sum(sizes) / 2**30:,.1f} GiB: it is not "
+            f"{NAME}.zip"
+        )
+    wanted = [name for name in names if PurePosixPath(name).parts[:1] == (NAME,)]
     if not wanted or any(".." in PurePosixPath(name).parts for name in wanted):
         raise ConversionError(f"{archive} has no folder {NAME}")
     targets = {name: destination.joinpath(*PurePosixPath(name).parts[1:]) for name in wanted}

@@ -14,7 +14,7 @@ from mmseg_ext.datasets.converters.conversion import (
     verify,
     write_whole,
 )
-from mmseg_ext.datasets.files import UnreadableFileError, decode, read_bytes
+from mmseg_ext.datasets.files import UnreadableFileError, as_stored, decode, read_bytes
 from mmseg_ext.datasets.labels import LabelError, LabelRule, decode_label, require_size
 
 PUBLISHED = {"train": 367, "val": 101, "test": 233}
@@ -76,7 +76,7 @@ def _convert_pair(pair: tuple[Path, Path], images: Path, labels: Path) -> None:
     paths = [str(path) for path in pair]
     try:
         image, label = (read_bytes(path) for path in paths)
-        image = decode(image, paths[0], "color", "pillow")  # (H, W, 3), BGR
+        image = decode(image, paths[0], as_stored("color"), "pillow")  # (H, W, 3), BGR
         label = decode_label(label, paths[1])
         require_size(label, image.shape[:2], paths[1], paths[0])
     except (UnreadableFileError, LabelError) as error:

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from mmseg_ext.datasets.check.pairs import Pair, Part, Problem, Reading, Split, read_pairs
+from mmseg_ext.datasets.files import as_stored
 from mmseg_ext.datasets.labels import LabelRule
 
 _SHOWN = 10
@@ -108,7 +109,8 @@ def verify(
         ConversionError: with one line for each of the first files with a problem.
     """
     listed = [Pair(str(image), str(mask), rule) for image, mask in pairs]
-    split = Split(name, [Part(listed, Reading(), classes=(), palette=[])])
+    reading = Reading(color_type=as_stored("color"))
+    split = Split(name, [Part(listed, reading, classes=(), palette=[])])
     with _progress() as bar:
         task = bar.add_task(f"verifying {name}", total=len(pairs))
         seen = list(read_pairs(split, workers, lambda done: bar.advance(task, done)))

@@ -122,8 +122,12 @@ def convert_mat(source: Path, folder: Path) -> None:
         label = np.asarray(content["GTcls"].Segmentation)  # (H, W)
     except Exception as error:  # SciPy raises anything on a broken file
         raise ConversionError(f"{source}: no class map ({type(error).__name__})") from error
-    if label.ndim != 2 or label.max() >= CLASSES:
-        raise ConversionError(f"{source}: shape {label.shape}, values up to {label.max()}")
+    if label.ndim != 2 or not label.size:
+        raise ConversionError(f"{source}: shape {label.shape}, expected a map of classes")
+    legal = np.isin(label, range(CLASSES))  # neither fractions nor NaN are
+    if not legal.all():
+        wrong = np.unique(label[~legal])[:3].tolist()
+        raise ConversionError(f"{source}: values that are no class: {wrong}")
     image = Image.fromarray(label.astype(np.uint8))
     image.putpalette(_palette())
     write_whole(folder / f"{source.stem}.png", partial(image.save, format="PNG"))
