@@ -1,9 +1,8 @@
 # DANet with external attention on PASCAL VOC under EANet's published protocol: the same backbone,
 # data and schedule.
-_base_ = "./ea_r101_voc_45k.py"
+_base_ = "./_base_/protocols/r101_voc_45k.py"
 model = dict(
     decode_head=dict(
-        _delete_=True,
         type="DANetEAHead",
         in_channels=2048,
         in_index=3,

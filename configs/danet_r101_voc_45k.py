@@ -1,8 +1,7 @@
 # DANet on PASCAL VOC under EANet's published protocol: the same backbone, data and schedule.
-_base_ = "./ea_r101_voc_45k.py"
+_base_ = "./_base_/protocols/r101_voc_45k.py"
 model = dict(
     decode_head=dict(
-        _delete_=True,
         type="DAHead",
         in_channels=2048,
         in_index=3,

@@ -1,10 +1,7 @@
 # DANet in place of EANet, all else equal: for `make compare`.
-_base_ = ["./ea_r18_shapes.py"]
-crop_size = {{_base_.crop_size}}
-norm_cfg = dict(type="BN", requires_grad=True)
+_base_ = "./_base_/protocols/r18_shapes.py"
 model = dict(
     decode_head=dict(
-        _delete_=True,
         type="DAHead",
         in_channels=128,
         in_index=3,
@@ -12,9 +9,8 @@ model = dict(
         pam_channels=16,
         dropout_ratio=0.1,
         num_classes=6,
-        norm_cfg=norm_cfg,
+        norm_cfg=dict(type="BN", requires_grad=True),
         align_corners=True,
         loss_decode=dict(type="CrossEntropyLoss", use_sigmoid=False, loss_weight=1.0),
     )
 )
-auto_scale_lr = dict(enable=False, base_batch_size=8)

@@ -1,30 +1,21 @@
 # EANet (arXiv 2105.02358) on PASCAL VOC trainaug, as published: MenghaoGuo/EANet, model_torch.py,
 # train_torch.py, settings.py; the data pipeline is that of XiaLiPKU/EMANet.
-_base_ = [
-    "./_base_/models/ea_r101-d8.py",
-    "./_base_/datasets/voc_published.py",
-    "./_base_/schedules/published_voc_45k.py",
-    "./_base_/default_runtime.py",
-]
-crop_size = _base_.crop_size
+_base_ = "./_base_/protocols/r101_voc_45k.py"
 model = dict(
-    data_preprocessor=dict(size=crop_size),
-    # Deep stem of 128 channels, and dilations (2, 8, 16) in the last stage: mmseg's multi_grid
-    # holds the dilations themselves. The weights are resnet101-2a57e44d.pth, converted by
-    # tools/model_converters/resnet_deep_stem2mmseg.py.
-    backbone=dict(
-        stem_channels=128,
-        multi_grid=(2, 8, 16),
-        contract_dilation=True,
-        init_cfg=dict(type="Pretrained", checkpoint="pretrained/resnet101_deep_stem-2a57e44d.pth"),
-    ),
-    # The loss is the mean over all pixels, ignored and padded ones included (avg_non_ignore=False,
-    # mmseg's default).
-    decode_head=dict(num_classes=21, align_corners=True, loss_decode=dict(avg_non_ignore=False)),
-    auxiliary_head=None,
+    decode_head=dict(
+        type="EAHead",
+        in_channels=2048,
+        in_index=3,
+        ea_channels=512,
+        memory_size=64,
+        channels=256,
+        dropout_ratio=0.1,
+        num_classes=21,
+        norm_cfg=dict(type="SyncBN", requires_grad=True),
+        align_corners=True,
+        # The mean over all pixels, ignored and padded ones included: mmseg's default.
+        loss_decode=dict(
+            type="CrossEntropyLoss", use_sigmoid=False, loss_weight=1.0, avg_non_ignore=False
+        ),
+    )
 )
-# Published: a checkpoint every 3,000 iterations.
-default_hooks = dict(checkpoint=dict(interval=3000))
-randomness = dict(seed=66)
-tta_model = dict(merge="logits")  # test_torch.py adds raw logits
-auto_scale_lr = dict(enable=False, base_batch_size=16)

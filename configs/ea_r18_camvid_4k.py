@@ -5,9 +5,9 @@ _base_ = [
     "./_base_/datasets/camvid.py",
     "./_base_/default_runtime.py",
 ]
-crop_size = {{_base_.crop_size}}
+crop_size = _base_.crop_size
 model = dict(
-    data_preprocessor=dict(size={{_base_.crop_size}}),
+    data_preprocessor=dict(size=_base_.crop_size),
     backbone=dict(base_channels=32, stem_channels=32, strides=(1, 2, 2, 1), dilations=(1, 1, 1, 2)),
     decode_head=dict(in_channels=256, channels=64, ea_channels=128, num_classes=11),
 )

@@ -1,9 +1,8 @@
 # MaSAHead on PASCAL VOC under EANet's published protocol: the same backbone, data and schedule.
 # The head is this project's own design.
-_base_ = "./ea_r101_voc_45k.py"
+_base_ = "./_base_/protocols/r101_voc_45k.py"
 model = dict(
     decode_head=dict(
-        _delete_=True,
         type="MaSAHead",
         in_channels=2048,
         in_index=3,

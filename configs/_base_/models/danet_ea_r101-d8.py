@@ -1,9 +1,8 @@
 # DANet with external attention (arXiv 2105.02358) in the place of its position attention, on the
 # same backbone as EANet.
-_base_ = "./ea_r101-d8.py"
+_base_ = "./r101-d8.py"
 model = dict(
     decode_head=dict(
-        _delete_=True,
         type="DANetEAHead",
         in_channels=2048,
         in_index=3,

@@ -1,8 +1,7 @@
 # DANet (arXiv 1809.02983) as mmsegmentation configures it, on the same backbone as EANet.
-_base_ = "./ea_r101-d8.py"
+_base_ = "./r101-d8.py"
 model = dict(
     decode_head=dict(
-        _delete_=True,
         type="DAHead",
         in_channels=2048,
         in_index=3,

@@ -2,14 +2,20 @@
 # those of d-li14/lambda.pytorch, converted by tools/model_converters/lambda_resnet2mmseg.py, are
 # used with --cfg-options model.backbone.init_cfg.type=Pretrained
 # model.backbone.init_cfg.checkpoint=FILE.
-_base_ = "./ea_r101-d8.py"
+_base_ = "./lambda_r50-d8.py"
 model = dict(
-    backbone=dict(
-        _delete_=True,
-        type="LambdaResNet",
-        depth=50,
-        output_stride=8,
-        position_bias=True,
+    backbone=dict(position_bias=True),
+    decode_head=dict(
+        type="EAHead",
+        in_channels=2048,
+        in_index=3,
+        ea_channels=512,
+        memory_size=64,
+        channels=256,
+        dropout_ratio=0.1,
+        num_classes=19,
         norm_cfg=dict(type="SyncBN", requires_grad=True),
-    )
+        align_corners=False,
+        loss_decode=dict(type="CrossEntropyLoss", use_sigmoid=False, loss_weight=1.0),
+    ),
 )

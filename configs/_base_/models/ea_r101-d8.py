@@ -1,30 +1,7 @@
-# EANet on mmsegmentation's standard ResNet-101 of output stride 8, with its FCN auxiliary head.
-# `data_preprocessor.size` is the dataset's crop_size: the experiment sets it.
-norm_cfg = dict(type="SyncBN", requires_grad=True)
+# EANet on mmsegmentation's standard ResNet-101 of output stride 8. Widths and memory size are those
+# of the published head (MenghaoGuo/EANet, model_torch.py).
+_base_ = "./r101-d8.py"
 model = dict(
-    type="EncoderDecoder",
-    data_preprocessor=dict(
-        type="SegDataPreProcessor",
-        mean=[123.675, 116.28, 103.53],  # R, G, B of ImageNet
-        std=[58.395, 57.12, 57.375],
-        bgr_to_rgb=True,
-        pad_val=0,  # after normalisation: the mean colour
-        seg_pad_val=255,
-    ),
-    backbone=dict(
-        type="ResNetV1c",
-        depth=101,
-        num_stages=4,
-        out_indices=(0, 1, 2, 3),
-        dilations=(1, 1, 2, 4),
-        strides=(1, 2, 1, 1),
-        norm_cfg=norm_cfg,
-        norm_eval=False,
-        style="pytorch",
-        contract_dilation=True,
-        init_cfg=dict(type="Pretrained", checkpoint="open-mmlab://resnet101_v1c"),
-    ),
-    # Widths and memory size of the published head (MenghaoGuo/EANet, model_torch.py).
     decode_head=dict(
         type="EAHead",
         in_channels=2048,
@@ -34,23 +11,8 @@ model = dict(
         channels=256,
         dropout_ratio=0.1,
         num_classes=19,
-        norm_cfg=norm_cfg,
+        norm_cfg=dict(type="SyncBN", requires_grad=True),
         align_corners=False,
         loss_decode=dict(type="CrossEntropyLoss", use_sigmoid=False, loss_weight=1.0),
-    ),
-    auxiliary_head=dict(
-        type="FCNHead",
-        in_channels=1024,
-        in_index=2,
-        channels=256,
-        num_convs=1,
-        concat_input=False,
-        dropout_ratio=0.1,
-        num_classes=19,
-        norm_cfg=norm_cfg,
-        align_corners=False,
-        loss_decode=dict(type="CrossEntropyLoss", use_sigmoid=False, loss_weight=0.4),
-    ),
-    train_cfg=dict(),
-    test_cfg=dict(mode="whole"),
+    )
 )

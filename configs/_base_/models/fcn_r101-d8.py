@@ -1,8 +1,7 @@
 # FCN (arXiv 1411.4038) as mmsegmentation configures it, on the same backbone as EANet.
-_base_ = "./ea_r101-d8.py"
+_base_ = "./r101-d8.py"
 model = dict(
     decode_head=dict(
-        _delete_=True,
         type="FCNHead",
         in_channels=2048,
         in_index=3,

@@ -1,13 +1,12 @@
 # The EANet of the authors' own segmentation toolbox (Jittor/JSeg, project/eanet and
 # jseg/ops/external_attention.py): 256 memory slots, convolutions with bias and ReLU and without
 # batch norm, on ResNet-50.
-_base_ = "./ea_r101-d8.py"
+_base_ = "./r101-d8.py"
 model = dict(
     backbone=dict(
         depth=50, init_cfg=dict(type="Pretrained", checkpoint="open-mmlab://resnet50_v1c")
     ),
     decode_head=dict(
-        _delete_=True,
         type="JSegEAHead",
         in_channels=2048,
         in_index=3,

@@ -1,9 +1,8 @@
 # MaSAHead (the attention of arXiv 2309.11523; the head is this project's own design) on the same
 # backbone as EANet, with the same auxiliary head.
-_base_ = "./ea_r101-d8.py"
+_base_ = "./r101-d8.py"
 model = dict(
     decode_head=dict(
-        _delete_=True,
         type="MaSAHead",
         in_channels=2048,
         in_index=3,

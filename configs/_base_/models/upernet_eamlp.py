@@ -1,16 +1,6 @@
 # UPerNet on EAMLP-14: maps of four blocks, all of stride 16, to a pyramid of strides 4 to 32.
-# `data_preprocessor.size` is the dataset's crop_size: the experiment sets it.
-norm_cfg = dict(type="SyncBN", requires_grad=True)
+_base_ = "./upernet.py"
 model = dict(
-    type="EncoderDecoder",
-    data_preprocessor=dict(
-        type="SegDataPreProcessor",
-        mean=[123.675, 116.28, 103.53],  # R, G, B of ImageNet
-        std=[58.395, 57.12, 57.375],
-        bgr_to_rgb=True,
-        pad_val=0,  # after normalisation: the mean colour
-        seg_pad_val=255,
-    ),
     # No EAMLP-14 weights are published: with weights of one's own that
     # tools/model_converters/eamlp2mmseg.py has converted, set
     # init_cfg=dict(type="Pretrained", checkpoint=...).
@@ -27,31 +17,6 @@ model = dict(
         out_channels=384,
         scales=[4, 2, 1, 0.5],
     ),
-    decode_head=dict(
-        type="UPerHead",
-        in_channels=[384, 384, 384, 384],
-        in_index=[0, 1, 2, 3],
-        pool_scales=(1, 2, 3, 6),
-        channels=512,
-        dropout_ratio=0.1,
-        num_classes=19,
-        norm_cfg=norm_cfg,
-        align_corners=False,
-        loss_decode=dict(type="CrossEntropyLoss", use_sigmoid=False, loss_weight=1.0),
-    ),
-    auxiliary_head=dict(
-        type="FCNHead",
-        in_channels=384,
-        in_index=2,
-        channels=256,
-        num_convs=1,
-        concat_input=False,
-        dropout_ratio=0.1,
-        num_classes=19,
-        norm_cfg=norm_cfg,
-        align_corners=False,
-        loss_decode=dict(type="CrossEntropyLoss", use_sigmoid=False, loss_weight=0.4),
-    ),
-    train_cfg=dict(),
-    test_cfg=dict(mode="whole"),
+    decode_head=dict(in_channels=[384, 384, 384, 384]),
+    auxiliary_head=dict(in_channels=384),
 )

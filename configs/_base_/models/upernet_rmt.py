@@ -1,50 +1,15 @@
 # RMT with UPerNet and an FCN auxiliary head (qhfan/RMT, segmentation/configs/_base_/models/
-# RMT_upper.py). `data_preprocessor.size` is the dataset's crop_size: the experiment sets it, the
-# arch and its widths.
-norm_cfg = dict(type="SyncBN", requires_grad=True)
+# RMT_upper.py). The experiment sets the arch and its widths.
+_base_ = "./upernet.py"
 model = dict(
-    type="EncoderDecoder",
-    data_preprocessor=dict(
-        type="SegDataPreProcessor",
-        mean=[123.675, 116.28, 103.53],  # R, G, B of ImageNet
-        std=[58.395, 57.12, 57.375],
-        bgr_to_rgb=True,
-        pad_val=0,  # after normalisation: the mean colour
-        seg_pad_val=255,
-    ),
     # The published weights from ImageNet, as tools/model_converters/rmt2mmseg.py writes them.
     backbone=dict(
         type="RMT",
         arch="small",
         out_indices=(0, 1, 2, 3),
-        norm_cfg=norm_cfg,
+        norm_cfg=dict(type="SyncBN", requires_grad=True),
         init_cfg=dict(type="Pretrained", checkpoint="pretrained/rmt_small.pth"),
     ),
-    decode_head=dict(
-        type="UPerHead",
-        in_channels=[64, 128, 256, 512],
-        in_index=[0, 1, 2, 3],
-        pool_scales=(1, 2, 3, 6),
-        channels=512,
-        dropout_ratio=0.1,
-        num_classes=19,
-        norm_cfg=norm_cfg,
-        align_corners=False,
-        loss_decode=dict(type="CrossEntropyLoss", use_sigmoid=False, loss_weight=1.0),
-    ),
-    auxiliary_head=dict(
-        type="FCNHead",
-        in_channels=256,
-        in_index=2,
-        channels=256,
-        num_convs=1,
-        concat_input=False,
-        dropout_ratio=0.1,
-        num_classes=19,
-        norm_cfg=norm_cfg,
-        align_corners=False,
-        loss_decode=dict(type="CrossEntropyLoss", use_sigmoid=False, loss_weight=0.4),
-    ),
-    train_cfg=dict(),
-    test_cfg=dict(mode="whole"),
+    decode_head=dict(in_channels=[64, 128, 256, 512]),
+    auxiliary_head=dict(in_channels=256),
 )

@@ -1,4 +1,0 @@
-# Ablation of the memory size S (the paper's table on VOC): S = 64.
-# The protocol is that of ea_r101_voc_45k.py.
-_base_ = "./ea_r101_voc_45k.py"
-model = dict(decode_head=dict(memory_size=64))
