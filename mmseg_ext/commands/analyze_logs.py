@@ -11,6 +11,10 @@ from pathlib import Path
 from mmseg_ext.reports.curves import chosen_curves, draw_chosen
 
 
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Plot scalars of training logs over iterations.")
     parser.add_argument("json_logs", nargs="+", type=Path, help="WORK_DIR/*/vis_data/scalars.json")
@@ -20,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("work_dirs/curves.png"))
     args = parser.parse_args(argv)
     try:
-        curves = chosen_curves(args.json_logs, args.keys, args.legend)
+        curves = chosen_curves(args.json_logs, args.keys, args.legend, _warn)
         args.out.parent.mkdir(parents=True, exist_ok=True)
         draw_chosen(curves, args.out, args.title)
     except (OSError, ValueError) as error:

@@ -1,10 +1,12 @@
 """Test the weights of one or several runs and write all about them on one HTML page."""
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mmseg_ext import register_all_modules
 from mmseg_ext.engine.config_options import ConfigOptions
 from mmseg_ext.reports.html_page import write_report
 
@@ -16,6 +18,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--limit", type=int, help="test on the first images only")
     parser.add_argument("--examples", type=int, default=2, help="best, median, worst: each (2)")
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    parser.add_argument(
+        "--import",
+        nargs="+",
+        default=[],
+        dest="modules",
+        metavar="MODULE",
+        help="modules that register your own classes; those that a config names are not imported",
+    )
     parser.add_argument("--cfg-options", nargs="+", action=ConfigOptions, help="key=value ...")
     return parser
 
@@ -24,7 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Test each run's weights and write the page; the exit status."""
     args = _parser().parse_args(argv)
     path = args.out or args.work_dirs[0] / "report.html"
+    register_all_modules()
     try:
+        for module in args.modules:
+            importlib.import_module(module)
         runs = write_report(
             args.work_dirs,
             path,
@@ -33,9 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             device=args.device,
             options=args.cfg_options,
         )
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    for note in (note for run in runs for note in run.notes):
+        print(f"warning: {note}", file=sys.stderr)
     for run in runs:
         print(f"{run.name}: mIoU {100 * run.miou:.2f} % on {run.images} images")
     print(path)

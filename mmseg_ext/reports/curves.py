@@ -1,7 +1,7 @@
 """Loss and mIoU over the iterations, from the `scalars.json` of the local visualisation backend."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,22 +16,34 @@ class Curve(NamedTuple):
     values: list[float]
 
 
-def read_scalars(path: Path) -> dict[str, Curve]:
+def read_scalars(path: Path, warn: Callable[[str], None] | None = None) -> dict[str, Curve]:
     """Every scalar of a `scalars.json` (one JSON object a line), by name.
+
+    Lines that a killed run has cut are left out; `warn` is called with how many.
 
     Raises:
         ValueError: if the file holds no line with a `step`.
     """
     curves: dict[str, Curve] = {}
-    for line in path.read_text().splitlines():
-        record = json.loads(line)
+    damaged = 0
+    if not path.is_file():  # a pipe would be waited for
+        raise ValueError(f"{path}: there is no such file")
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+            step = int(record["step"])
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            damaged += 1
+            continue
         for name, value in record.items():
             if name != "step" and isinstance(value, (int, float)):
                 curve = curves.setdefault(name, Curve([], []))
-                curve.steps.append(record["step"])
+                curve.steps.append(step)
                 curve.values.append(value)
     if not curves:
         raise ValueError(f"{path} holds no scalars")
+    if damaged and warn is not None:
+        warn(f"{path}: {damaged} damaged lines are left out")
     return curves
 
 
@@ -68,7 +80,10 @@ def plot_curves(runs: dict[str, dict[str, Curve]], path: Path) -> None:
 
 
 def chosen_curves(
-    logs: Sequence[Path], keys: Sequence[str], legend: Sequence[str] | None = None
+    logs: Sequence[Path],
+    keys: Sequence[str],
+    legend: Sequence[str] | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> dict[str, Curve]:
     """The curves of `keys` in each log, by `legend` or by log and key.
 
@@ -80,7 +95,7 @@ def chosen_curves(
         raise ValueError(f"legend must hold {len(logs) * len(keys)} different names, not {names}")
     found = []
     for log in logs:
-        scalars = read_scalars(log)
+        scalars = read_scalars(log, warn)
         for key in keys:
             if key not in scalars:
                 raise ValueError(f"{log} holds no {key!r}, but {', '.join(sorted(scalars))}")
@@ -96,8 +111,9 @@ def draw_chosen(curves: dict[str, Curve], path: Path, title: str = "") -> None:
         marker = "o" if len(curve.steps) < 30 else ""
         axes.plot(*curve, label=name, marker=marker, color=COLOURS[i % len(COLOURS)])
     axes.set_xlabel("iteration")
-    axes.set_title(title)
-    axes.legend()
+    axes.set_title(title, parse_math=False)
+    for text in axes.legend().get_texts():
+        text.set_parse_math(False)
     figure.savefig(path, dpi=150)
 
 

@@ -431,7 +431,7 @@ def _costs(runs: Sequence[Run]) -> str:
 
 
 def _configuration(runs: Sequence[Run]) -> str:
-    parts = []
+    parts = [f'<p class="soft">{escape(note)}</p>' for run in runs for note in run.notes]
     differing = _differing_settings(runs)
     if len(runs) > 1:
         rows = [[escape(key), *(_text(v) for v in values)] for key, values in differing]

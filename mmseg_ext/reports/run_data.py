@@ -1,8 +1,9 @@
 """What a report shows of a run: read from its work directory, and measured with its weights."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,19 +19,8 @@ from mmseg_ext.cost.cost_table import Cost, count_cost, machine, measure_inferen
 from mmseg_ext.datasets.metainfo import unwrapped
 from mmseg_ext.reports.confusion import class_iou, confusion_matrix
 from mmseg_ext.reports.curves import Curve, read_scalars
+from mmseg_ext.reports.run_config import read_config, require_known_types
 
-# Of the environment that mmengine writes at the head of a log.
-_ENVIRONMENT = (
-    "sys.platform",
-    "Python",
-    "CUDA available",
-    "GPU 0",
-    "PyTorch",
-    "OpenCV",
-    "MMEngine",
-    "seed",
-    "GPU number",
-)
 _SHOWN_SIDE = 320  # pixels of an example's longer side
 
 
@@ -62,6 +52,7 @@ class Run:
     examples: list[Example]
     cost: Cost
     machine: str
+    notes: list[str] = field(default_factory=list)  # what could not be read
 
     @property
     def iou(self) -> np.ndarray:
@@ -113,7 +104,8 @@ def find_checkpoint(work_dir: Path) -> Path:
     """
     pointer = work_dir / "last_checkpoint"
     if pointer.is_file():
-        path = work_dir / Path(pointer.read_text().strip()).name  # the folder may have moved
+        name = Path(pointer.read_text(errors="replace").strip()).name  # the folder may have moved
+        path = work_dir / name
         if path.is_file():
             return path
     found = sorted(work_dir.glob("*.pth"), key=lambda p: p.stat().st_mtime)
@@ -122,11 +114,20 @@ def find_checkpoint(work_dir: Path) -> Path:
     return found[-1]
 
 
-def read_curves(work_dir: Path) -> dict[str, Curve]:
-    """Every scalar of a run; where training was resumed, the later of two values of a step."""
+def read_curves(work_dir: Path, warn: Callable[[str], None] | None = None) -> dict[str, Curve]:
+    """Every scalar of a run; where training was resumed, the later of two values of a step.
+
+    A file that holds none is left out; `warn` is called with what is left out.
+    """
     merged: dict[str, dict[int, float]] = {}
     for path in _scalar_files(work_dir):
-        for name, curve in read_scalars(path).items():
+        try:
+            curves = read_scalars(path, warn)
+        except ValueError as error:
+            if warn is not None:
+                warn(str(error))
+            continue
+        for name, curve in curves.items():
             values = zip(curve.steps, curve.values, strict=True)
             merged.setdefault(name, {}).update(values)
     return {
@@ -136,17 +137,21 @@ def read_curves(work_dir: Path) -> dict[str, Curve]:
 
 
 def read_environment(work_dir: Path) -> dict[str, str]:
-    """What the head of the training log says of the machine and the versions."""
-    found: dict[str, str] = {}
-    for path in sorted(work_dir.glob("*/*.log")):
-        with path.open(errors="replace") as log:
-            for _, line in zip(range(120), log, strict=False):
-                key, colon, value = line.strip().partition(": ")
-                if colon and key in _ENVIRONMENT:
-                    found[key] = value
-                if line.startswith("Config:") or line.rstrip().endswith("Config:"):
-                    break
-    return found
+    """What the last training's `run.json` says of the software and the machine; empty without."""
+    for path in sorted(work_dir.glob("*/run.json"), reverse=True):
+        try:
+            record = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+            return {
+                "command": " ".join(map(str, record["command"])),
+                "commit": str(record["git_commit"]),
+                **{name: str(version) for name, version in record["versions"].items()},
+                "devices": ", ".join(map(str, record["devices"])),
+                "processes": str(record["world_size"]),
+                "seed": str(record["seed"]),
+            }
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+    return {}
 
 
 # --- with the weights ---------------------------------------------------------------------------
@@ -162,6 +167,7 @@ def read_run(
     """Read a work directory and test its weights on the run's test data, single scale.
 
     Where the test data come without label maps, as a server's do, the validation data are taken.
+    Nothing in the directory is executed: the config is read as data.
 
     Args:
         limit: the first images only.
@@ -169,15 +175,20 @@ def read_run(
         options: merged into the config, as `--cfg-options` are.
 
     Raises:
-        ValueError: for a directory without config or checkpoint, or test data without images, and
-            where neither test nor validation data have label maps.
+        ValueError: for a directory without config or checkpoint, or test data without images, where
+            neither test nor validation data have label maps, and for a config that is no data or
+            names types that are not registered.
     """
-    config = Config.fromfile(find_config(work_dir))
+    path = find_config(work_dir)
+    config = read_config(path)
     config.merge_from_dict(options or {})
-    init_default_scope(config.get("default_scope", "mmseg"))
+    data = labelled_data(config)
+    require_known_types([config.to_dict()["model"], data.to_dict()], str(path))
+    init_default_scope("mmseg")
+    notes: list[str] = []
     checkpoint = find_checkpoint(work_dir)
     model = init_model(config, str(checkpoint), device=device)
-    dataset = DATASETS.build(labelled_data(config))
+    dataset = DATASETS.build(data)
     count = len(dataset) if limit is None else min(limit, len(dataset))
     if not count:
         raise ValueError(f"the test data of {work_dir} has no image")
@@ -192,7 +203,7 @@ def read_run(
         config=config,
         checkpoint=checkpoint,
         environment=read_environment(work_dir),
-        curves=read_curves(work_dir),
+        curves=read_curves(work_dir, notes.append),
         classes=classes,
         palette=dataset.metainfo["palette"],
         images=count,
@@ -200,6 +211,7 @@ def read_run(
         examples=_examples(model, dataset, scores, examples),
         cost=_cost(work_dir.resolve().name, model, dataset[0]),
         machine=machine(device),
+        notes=notes,
     )
 
 
