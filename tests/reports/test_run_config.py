@@ -1,4 +1,4 @@
-"""A finished run is read as data: no statement of its config runs, no module that it names loads."""
+"""A finished run is read as data: no statement of its config runs and no module of it loads."""
 
 import sys
 
