@@ -1,45 +1,37 @@
-"""Re-attention in blocks of queries against the plain order of operations.
+"""The tables of docs/benchmarks/deepvit.md.
 
-The plain layer is written from equation 3 of the paper: softmax, 1x1 convolution over the heads,
-batch norm and weighted sum, each on the maps of all heads at once. Both hold the same weights, run
-in one process and take turns.
+`blocks` times re-attention in blocks of queries against the plain order of operations. `tokens`
+asks what becomes of normalised attention maps at a number of tokens that they were not trained on.
+
+A softmax map of N tokens has the mean 1/N, so batch norm statistics learned on small images are
+wrong on large ones. The check: a small DeepViT learns, on 64x64 images (17 tokens), which patches
+are brighter than the image's mean, a question that only attention to the other patches answers.
+Then it is asked about the same kind of scene at larger sizes, each patch 2x2 or 4x4 patches:
+
+- with the statistics as they were learned;
+- with the statistics rescaled to the number of tokens (`DeepViT(rescale_norm=True)`, the default);
+- with the statistics estimated anew on images of the larger size, without labels.
 """
 
-import argparse
 import copy
-import json
-import statistics
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
 
-from mmseg_ext.backbones.deepvit import DeepViT
-from mmseg_ext.cost.cost_table import MEBI
-from mmseg_ext.cost.devices import usable_device
-from mmseg_ext.cost.measure import median_ratio, paired_times, peak_memory
-from mmseg_ext.layers.re_attention import ReAttention
+from benchmarks.contest import Settings, Table, command, contest, entrants_table
+from benchmarks.reference.re_attention import PlainReAttention
+from mmseg_ext.backbones.deepvit import PATCH, DeepViT
+from mmseg_ext.cost.cost_table import inference_step, training_step
+from mmseg_ext.layers import ReAttention
 
-_WIDTH, _HEADS = 384, 12
-_LAYER_SIZES = ((1, 197), (8, 197), (1, 1025), (2, 1025), (1, 4097))
-
-
-class PlainReAttention(nn.Module):
-    """Re-attention step by step, with the modules of a `ReAttention`."""
-
-    def __init__(self, layer: ReAttention):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        layer = self.layer
-        qkv = layer.qkv(x).unflatten(-1, (3, layer.num_heads, -1))  # (B, N, 3, H, d)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()  # each (B, H, N, d)
-        maps = (q @ k.transpose(-2, -1) * layer.scale).softmax(-1)  # (B, H, N, N)
-        maps = layer.var_norm(layer.reatten_matrix(maps)) * layer.map_scale
-        return layer.proj((maps @ v).transpose(1, 2).flatten(2))  # (B, N, C)
+LAYER_SIZES = ((1, 197), (8, 197), (1, 1025), (2, 1025), (1, 4097))  # batch, tokens
+CELLS = 4  # cells of one grey level along a side
+_NOISE = 0.3
+_ARCH = {"embed_dims": 48, "depth": 4, "num_heads": 4, "mlp_ratio": 2}
 
 
 def plain_twin(model: nn.Module) -> nn.Module:
@@ -53,91 +45,128 @@ def plain_twin(model: nn.Module) -> nn.Module:
     return twin
 
 
-def inference_row(name: str, model: nn.Module, x: Tensor, rounds: int) -> dict:
-    """Times and peak memory of one evaluation, plain and in blocks of queries."""
-
-    def step(module: nn.Module) -> Callable[[], object]:
-        def run() -> object:
-            with torch.no_grad():
-                return module(x)
-
-        return run
-
-    model.eval()
-    return _row(name, {"plain": step(plain_twin(model)), "blocks": step(model)}, x, rounds)
-
-
-def training_row(name: str, layer: ReAttention, x: Tensor, rounds: int) -> dict:
-    """Times and peak memory of one forward and backward, plain and in blocks of queries."""
-    x = x.requires_grad_()
-
-    def step(module: nn.Module) -> Callable[[], object]:
-        return lambda: module(x).square().sum().backward()
-
-    layer.train()
-    return _row(name, {"plain": step(plain_twin(layer)), "blocks": step(layer)}, x, rounds)
-
-
-def _row(name: str, steps: dict[str, Callable[[], object]], x: Tensor, rounds: int) -> dict:
-    times = paired_times(steps, rounds)
-    memory = {key: peak_memory(run, x.device) / MEBI for key, run in steps.items()}
-    return {
-        "name": name,
-        "plain_ms": 1e3 * statistics.median(times["plain"]),
-        "blocks_ms": 1e3 * statistics.median(times["blocks"]),
-        "ratio": median_ratio(times["plain"], times["blocks"]),
-        "plain_mib": memory["plain"],
-        "blocks_mib": memory["blocks"],
-    }
-
-
-def measure(rounds: int, device: str = "cpu") -> list[dict]:
-    """Rows for the layer at several numbers of tokens and for whole backbones."""
-    torch.manual_seed(0)
-    layer = ReAttention(_WIDTH, _HEADS).to(device)
-    rows = [
-        inference_row(
-            f"layer, batch {batch}, {tokens} tokens",
-            layer,
-            torch.randn(batch, tokens, _WIDTH, device=device),
-            rounds,
-        )
-        for batch, tokens in _LAYER_SIZES
+def blocks(settings: Settings) -> Table:
+    """The layer at several numbers of tokens, and whole backbones."""
+    layer = ReAttention(384, 12)
+    cases = [
+        (f"layer, batch {batch}, {tokens} tokens", layer, (batch, tokens, 384), inference_step)
+        for batch, tokens in LAYER_SIZES
     ]
-    x = torch.randn(2, 1025, _WIDTH, device=device)
-    rows.append(training_row("layer, training, batch 2, 1025 tokens", layer, x, rounds))
-    for arch, size in (("16b", 224), ("16b", 512), ("s", 512)):
-        model = DeepViT(arch=arch, rescale_norm=False).to(device)
-        images = torch.randn(1, 3, size, size, device=device)
-        rows.append(inference_row(f"DeepViT-{arch}, {size}x{size}", model, images, rounds))
+    cases.append(
+        ("layer, training, batch 2, 1025 tokens", layer, (2, 1025, 384), training_step),
+    )
+    cases += [
+        (
+            f"DeepViT-{arch}, {size}x{size}",
+            DeepViT(arch=arch, rescale_norm=False),
+            (1, 3, size, size),
+            inference_step,
+        )
+        for arch, size in (("16b", 224), ("16b", 512), ("s", 512))
+    ]
+    entrants = []
+    for case, model, shape, step in cases:
+        x = torch.randn(shape, device=settings.device)
+        ways = {"blocks": model, "plain": plain_twin(model)}
+        steps = {name: step(module.to(settings.device), x) for name, module in ways.items()}
+        entrants += contest(case, steps, settings)
+    return entrants_table(entrants)
+
+
+def scenes(count: int, factor: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Images (B, 3, H, H) and labels (B, h, h) per patch, `factor` patches along a cell's side.
+
+    Every cell has its grey level, around a level of the image's own; label 1 is above their mean.
+    """
+    level = 2 * torch.randn(count, 1, 1, 1, generator=generator)
+    cells = level + torch.randn(count, 1, CELLS, CELLS, generator=generator)
+    label = (cells > cells.mean((2, 3), keepdim=True))[:, 0].long()  # (B, 4, 4)
+    side = CELLS * factor * PATCH
+    image = F.interpolate(cells, size=side).expand(-1, 3, -1, -1)
+    image = image + _NOISE * torch.randn(count, 3, side, side, generator=generator)
+    return image, label.repeat_interleave(factor, 1).repeat_interleave(factor, 2)
+
+
+def _model(arch: dict, **arguments) -> nn.Sequential:
+    backbone = DeepViT(arch=arch, img_size=CELLS * PATCH, out_indices=-1, **arguments)
+    return nn.Sequential(backbone, _Classify(backbone.embed_dims))
+
+
+class _Classify(nn.Conv2d):
+    """Two logits per patch from the backbone's single map."""
+
+    def __init__(self, channels: int):
+        super().__init__(channels, 2, 1)
+
+    def forward(self, maps: tuple[Tensor]) -> Tensor:
+        return super().forward(maps[0])
+
+
+def train(
+    iterations: int, seed: int = 0, arch: dict | None = None, re_attention: bool = True
+) -> nn.Sequential:
+    """A DeepViT and its classifier of patches, trained on 64x64 scenes."""
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    model = _model(arch or _ARCH, re_attention=re_attention).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, iterations)
+    for _ in range(iterations):
+        images, labels = scenes(32, 1, generator)
+        loss = F.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return model.eval()
+
+
+@torch.no_grad()
+def mean_iou(model: nn.Module, factor: int, count: int = 64) -> float:
+    """Mean IoU of the two classes on unseen scenes."""
+    generator = torch.Generator().manual_seed(10_000)
+    hits, unions = torch.zeros(2), torch.zeros(2)
+    for _ in range(0, count, 8):
+        images, labels = scenes(8, factor, generator)
+        predicted = model(images).argmax(1)
+        for label in range(2):
+            a, b = predicted == label, labels == label
+            hits[label] += (a & b).sum()
+            unions[label] += (a | b).sum()
+    return float((hits / unions).mean())
+
+
+def compare_statistics(iterations: int, factors: Sequence[int] = (1, 2, 4)) -> list[dict]:
+    """A row per size: tokens, and the mean IoU with each treatment of the statistics."""
+    trained = train(iterations)
+    rows = []
+    for factor in factors:
+        row = {
+            "size": CELLS * PATCH * factor,
+            "tokens": (CELLS * factor) ** 2 + 1,
+            "rescaled": mean_iou(trained, factor),
+        }
+        plain = _model(_ARCH, rescale_norm=False)
+        plain.load_state_dict(trained.state_dict())
+        row["as learned"] = mean_iou(plain.eval(), factor)
+        generator = torch.Generator().manual_seed(20_000)
+        update_bn((scenes(8, factor, generator)[0] for _ in range(16)), plain)
+        row["estimated anew"] = mean_iou(plain.eval(), factor)
+        rows.append(row)
     return rows
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line of `benchmarks/deepvit.py`; the exit status."""
-    parser = argparse.ArgumentParser(
-        description="Re-attention: all maps at once against blocks of queries."
-    )
-    parser.add_argument("--rounds", type=int, default=9, help="paired repetitions (9)")
-    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
-    args = parser.parse_args(argv)
-    try:
-        usable_device(args.device)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    rows = measure(args.rounds, args.device)
-    print("| | plain, ms | blocks, ms | ratio | plain, MiB | blocks, MiB |\n|-|-|-|-|-|-|")
-    for row in rows:
-        print(
-            f"| {row['name']} | {row['plain_ms']:.1f} | {row['blocks_ms']:.1f} | "
-            f"{row['ratio']:.1f} | {row['plain_mib']:.0f} | {row['blocks_mib']:.0f} |"
-        )
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
-    return 0
+def tokens(settings: Settings) -> Table:
+    """mIoU at image sizes that a small DeepViT was not trained on."""
+    columns = ("as learned", "rescaled", "estimated anew")
+    rows = [
+        [f"{row['size']}x{row['size']}", str(row["tokens"]), *(f"{row[c]:.3f}" for c in columns)]
+        for row in compare_statistics(400)
+    ]
+    return Table(["size", "tokens", *columns], rows)
 
+
+PARTS = {"blocks": blocks, "tokens": tokens}
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command("Re-attention: blocks of queries; statistics at other image sizes.", PARTS))

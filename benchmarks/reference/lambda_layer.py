@@ -94,7 +94,7 @@ LOCAL_WAYS: dict[str, Way] = {
 
 
 class PlainLambdaLayer(nn.Module):
-    """What `layer(x)` computes, by the equations, with `way` for the position lambdas.
+    """What a layer computes, by the equations, with `way` for the position lambdas.
 
     It shares the layer's parameters. With `einsum`, lambdas are applied as the public
     implementations do it; without, as our layer does, so that only `way` differs.
@@ -106,13 +106,21 @@ class PlainLambdaLayer(nn.Module):
         self.way = way
         self.einsum = einsum
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """As `LambdaLayer.forward`."""
         layer = self.layer
         q, k, v = layer.qkv(x).split(layer.channels, dim=1)
+        if context is not None:
+            _, k, v = layer.qkv(context).split(layer.channels, dim=1)
         q = layer.norm_q(q).unflatten(1, (layer.num_heads, -1))  # (B, h, k, H, W)
         v = layer.norm_v(v).unflatten(1, (layer.intra_depth, -1))  # (B, u, v, H, W)
-        k = k.unflatten(1, (layer.intra_depth, -1)).flatten(3).softmax(dim=3)  # (B, u, k, M)
-        content = torch.einsum("bukm,buvm->bkv", k, v.flatten(3))
+        k = k.unflatten(1, (layer.intra_depth, -1)).flatten(3)  # (B, u, k, M)
+        if mask is not None:
+            v = v * mask[:, None, None]
+            k = k.masked_fill(~mask.flatten(1)[:, None, None], -torch.inf)
+        content = torch.einsum("bukm,buvm->bkv", k.softmax(dim=3), v.flatten(3))
         y = torch.einsum("bhkyx,bkv->bhvyx", q, content)
         lambdas = self.way(v, layer.embeddings.weight)  # (B, k, v, H, W)
         if layer.embeddings.bias is not None:

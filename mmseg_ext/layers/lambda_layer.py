@@ -16,123 +16,13 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
+from mmseg_ext.layers import _fourier_lambdas as fourier
+from mmseg_ext.layers.composable import computes_by_weights
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
-
-# Bytes of one chunk of spectra: what stays in a core's cache measured fastest (docs/lambda.md).
-_CHUNK_BYTES = 1_500_000
-
-
-def apply_shared_lambda(queries: Tensor, lambdas: Tensor) -> Tensor:
-    """y_n = lambda^T q_n: one lambda (B, k, v) for all positions and heads.
-
-    `queries` is (B, h, k, H, W). Returns (B, h, v, H, W).
-    """
-    transposed = lambdas.transpose(1, 2).unsqueeze(1)  # (B, 1, v, k)
-    y = transposed @ queries.flatten(3)  # (B, h, v, N)
-    return y.unflatten(3, queries.shape[3:])  # (B, h, v, H, W)
-
-
-def apply_lambdas(queries: Tensor, lambdas: Tensor, y: Tensor | None = None) -> Tensor:
-    """y_n = lambda_n^T q_n: a lambda for each position, (B, k, v, H, W), shared by all heads.
-
-    `queries` is (B, h, k, H, W). Returns (B, h, v, H, W), added in place to `y` where given.
-    """
-    # One pass per key channel: k is small, and the products never exist as a (B, h, k, v, H, W).
-    # In place, because sixteen new maps per layer would break up the allocator's memory.
-    for i in range(lambdas.shape[1]):
-        q, lam = queries[:, :, i, None], lambdas[:, None, i]  # (B, h, 1, H, W), (B, 1, v, H, W)
-        y = q * lam if y is None else y.addcmul_(q, lam)
-    return y
-
-
-def crop_embeddings(weight: Tensor, height: int, width: int, dilation: int = 1) -> Tensor:
-    """The offsets that two positions of an H x W map can have, of (k, u, R, S) embeddings."""
-    if isinstance(height, torch.SymInt) or isinstance(width, torch.SymInt):
-        return weight  # exported for any size: the offsets too many meet zero padding
-    cut = []
-    for taps, size in zip(weight.shape[2:], (height, width), strict=True):
-        reach = min(taps // 2, (size - 1) // dilation)
-        cut.append(slice(taps // 2 - reach, taps // 2 + reach + 1))
-    return weight[:, :, cut[0], cut[1]]
-
-
-def direct_lambdas(values: Tensor, weight: Tensor, dilation: int = 1) -> Tensor:
-    """Position lambdas (B, k, v, H, W) of values (B, u, v, H, W): a convolution, v in the batch."""
-    batch, _, depth, height, width = values.shape
-    padding = [dilation * (n // 2) for n in weight.shape[2:]]
-    folded = values.transpose(1, 2).flatten(0, 1)  # (B v, u, H, W)
-    lambdas = F.conv2d(folded, weight, padding=padding, dilation=dilation)
-    return lambdas.view(batch, depth, -1, height, width).transpose(1, 2)  # (B, k, v, H, W)
-
-
-def _fast_length(least: int) -> int:
-    """The smallest length of at least `least` with no prime factor above 5."""
-    length = least
-    while True:
-        rest = length
-        for prime in (2, 3, 5):
-            while rest % prime == 0:
-                rest //= prime
-        if rest == 1:
-            return length
-        length += 1
-
-
-def fourier_lambdas(values: Tensor, weight: Tensor, dilation: int = 1) -> Iterator[Tensor]:
-    """The same in the frequency domain, a few of the k key channels at a time.
-
-    A circular correlation of length H + reach is enough: what wraps around lies outside the map.
-    """
-    batch, _, depth, height, width = values.shape
-    key_depth, _, rows, columns = weight.shape
-    reach = (dilation * (rows // 2), dilation * (columns // 2))
-    size = (_fast_length(height + reach[0]), _fast_length(width + reach[1]))
-
-    kernel = weight.new_zeros((*weight.shape[:2], *size))
-    kernel[:, :, : 2 * reach[0] + 1 : dilation, : 2 * reach[1] + 1 : dilation] = weight
-    kernel = kernel.roll((-reach[0], -reach[1]), (2, 3))  # offset (0, 0) comes first
-    kernel = torch.fft.rfft2(kernel).conj()  # (k, u, S0, S1 // 2 + 1)
-    spectrum = torch.fft.rfft2(values, s=size)  # (B, u, v, S0, S1 // 2 + 1)
-
-    channel_bytes = batch * depth * size[0] * (size[1] // 2 + 1) * spectrum.element_size()
-    chunk = max(1, _CHUNK_BYTES // channel_bytes)
-    for first in range(0, key_depth, chunk):
-        part = kernel[first : first + chunk].unsqueeze(2)  # (k', u, 1, S0, S1 // 2 + 1)
-        product = part[:, 0] * spectrum[:, 0, None]  # (B, k', v, S0, S1 // 2 + 1)
-        for i in range(1, weight.shape[1]):
-            product = product + part[:, i] * spectrum[:, i, None]
-        # Rows first, so that the second transform runs over the rows of the map alone.
-        product = torch.fft.ifft(product, dim=3)[:, :, :, :height]
-        yield torch.fft.irfft(product, n=size[1], dim=4)[..., :width]  # (B, k', v, H, W)
-
-
-def _fourier_is_faster(positions: int, taps: int, training: bool) -> bool:
-    """Which way measured faster (docs/lambda.md): the direct form's backward is the slow part."""
-    # ONNX has no complex products, and a program for any size has one way for all of them.
-    if torch.onnx.is_in_onnx_export() or isinstance(positions, torch.SymInt):
-        return False
-    if training:
-        return taps >= 49 and taps * positions >= 50_000
-    return taps >= 400 and positions >= 2_000
-
-
-def position_lambdas(values: Tensor, weight: Tensor, dilation: int = 1) -> Iterator[Tensor]:
-    """lambda^p_n = sum over u and m of E[m - n] V[m]^T, a chunk of key channels at a time.
-
-    `values` is (B, u, v, H, W); `weight` holds the embeddings (k, u, R, S), R and S odd, indexed by
-    offset (context minus query, its middle is no offset). Positions outside the map count nothing.
-    The chunks (B, k', v, H, W) together hold all k channels in order.
-    """
-    height, width = values.shape[3:]
-    weight = crop_embeddings(weight, height, width, dilation)
-    training = torch.is_grad_enabled() and (values.requires_grad or weight.requires_grad)
-    if _fourier_is_faster(height * width, weight.shape[2] * weight.shape[3], training):
-        # No transform exists for half precision at these lengths.
-        dtype = full_precision(values.dtype)
-        yield from fourier_lambdas(values.to(dtype), weight.to(dtype), dilation)
-    else:
-        yield direct_lambdas(values, weight, dilation)
+from mmseg_ext.layers.shapes import require_map
 
 
 class PositionEmbeddings(nn.Module):
@@ -152,18 +42,6 @@ class PositionEmbeddings(nn.Module):
         nn.init.normal_(self.weight, std=self.weight.shape[0] ** -0.5)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
-
-
-def check_resolution(resolution: Sequence[int]) -> tuple[int, int]:
-    """Height and width.
-
-    Raises:
-        ValueError: for anything but two positive integers.
-    """
-    pair = isinstance(resolution, Sequence) and len(resolution) == 2
-    if not pair or any(not isinstance(n, int) or n < 1 for n in resolution):
-        raise ValueError(f"resolution must be a positive (H, W), not {resolution!r}")
-    return tuple(resolution)
 
 
 class LambdaLayer(nn.Module):
@@ -260,6 +138,135 @@ class LambdaLayer(nn.Module):
             self.pool = nn.AvgPool2d(2, stride, ceil_mode=True)
         self.reset_parameters()
 
+    def forward(
+        self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """x (B, C, H, W) to (B, out_channels, H', W'), H' = ceil(H / stride).
+
+        `context` (B, C, M, N) gives keys and values in place of x; with position lambdas it must
+        have x's size. `mask` (B, M, N) is True where the context may be used; elsewhere keys get no
+        weight and values count zero (batch norm's statistics in training still see them).
+
+        Raises:
+            ValueError: for an x, context or mask of the wrong shape, or x larger than `resolution`.
+        """
+        self._check_shapes(x, x if context is None else context, mask)
+        queries, keys, values = self._project(x, context)
+        queries = self.norm_q(queries).unflatten(1, (self.num_heads, -1))  # (B, h, k, H, W)
+        values = self.norm_v(values).unflatten(1, (self.intra_depth, -1))  # (B, u, v, M, N)
+        if mask is not None:
+            mask = mask.bool()
+            values = values * mask[:, None, None]
+        dtype = queries.dtype
+        queries = queries.to(full_precision(dtype))  # under autocast only convolutions are in half
+        y = None
+        if self.embeddings is not None:
+            first = 0
+            for lambdas in position_lambdas(values, self.embeddings.weight, self.dilation):
+                last = first + lambdas.shape[1]
+                y = apply_lambdas(queries[:, :, first:last], lambdas.to(queries.dtype), y)
+                first = last
+        with autocast_disabled(x):
+            shared = self._shared_lambda(keys, values.to(queries.dtype), mask)  # (B, k, v)
+            if shared is not None:
+                content = apply_shared_lambda(queries, shared)
+                y = content if y is None else y + content
+        return self.pool(y.flatten(1, 2).to(dtype))  # (B, h v, H', W')
+
+    def _project(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, ...]:
+        """Queries of x, keys and values of the context."""
+        if context is None:
+            return self.qkv(x).split(self.channels, dim=1)
+        if not computes_by_weights(self.qkv):
+            queries = self.qkv(x)[:, : self.channels[0]]
+            return queries, *self.qkv(context).split(self.channels, dim=1)[1:]
+        n = self.channels[0]
+        weight, bias = self.qkv.weight, self.qkv.bias
+        queries = F.conv2d(x, weight[:n], None if bias is None else bias[:n])
+        rest = F.conv2d(context, weight[n:], None if bias is None else bias[n:])
+        return queries, *rest.split(self.channels[1:], dim=1)
+
+    def _shared_lambda(self, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor | None:
+        """What all positions share: the content lambda and the embeddings' bias, (B, k, v).
+
+        Takes keys (B, k u, M, N) and values (B, u, v, M, N).
+        """
+        shared = None
+        if self.content:
+            keys = keys.unflatten(1, (self.intra_depth, -1)).flatten(3)  # (B, u, k, M)
+            keys = keys.to(values.dtype)
+            if mask is None:
+                keys = keys.softmax(dim=3)
+            else:
+                used = mask.flatten(1)[:, None, None]  # (B, 1, 1, M)
+                keys = keys.masked_fill(~used, torch.finfo(keys.dtype).min).softmax(dim=3) * used
+            shared = torch.einsum("bukm,buvm->bkv", keys, values.flatten(3))
+        if self.embeddings is not None and self.embeddings.bias is not None:
+            bias = self.embeddings.bias.to(values.dtype)[None, :, None]
+            bias = bias.expand(values.shape[0], -1, self.value_depth)  # (B, k, v)
+            shared = bias if shared is None else shared + bias
+        return shared
+
+    def _check_shapes(self, x: Tensor, context: Tensor, mask: Tensor | None) -> None:
+        require_map(x, self.qkv.in_channels)
+        require_map(context, self.qkv.in_channels, "context")
+        size, others = tuple(x.shape[2:]), tuple(context.shape[2:])
+        if mask is not None and tuple(mask.shape) != (x.shape[0], *others):
+            raise ValueError(
+                f"mask must be (B, H, W) of the context, {(x.shape[0], *others)}, not "
+                f"{tuple(mask.shape)}"
+            )
+        if self.embeddings is None:
+            return
+        if size != others:
+            raise ValueError(
+                f"with position lambdas, context must be of x's size {size}, not {others}"
+            )
+        if self.resolution is not None and any(
+            a > b for a, b in zip(size, self.resolution, strict=True)
+        ):
+            raise ValueError(f"x of size {size} is larger than resolution {self.resolution}")
+
+    def reset_parameters(self) -> None:
+        """The paper's: queries from N(0, 1/(d k)), keys and values from N(0, 1/d)."""
+        in_channels = self.qkv.in_channels
+        queries = self.channels[0]
+        nn.init.normal_(self.qkv.weight[:queries], std=(in_channels * self.key_depth) ** -0.5)
+        nn.init.normal_(self.qkv.weight[queries:], std=in_channels**-0.5)
+        if self.position is not None:
+            self.position.reset_parameters()
+
+    @property
+    def embeddings(self) -> PositionEmbeddings | None:
+        """The layer's own embeddings or those that it shares; None without position lambdas."""
+        return self._borrowed[0] if self._borrowed else self.position
+
+    def fuse(self) -> "LambdaLayer":
+        """The layer for inference: batch norms on queries and values folded into the projection.
+
+        A copy where a norm is another one, or something hangs on it or on the projection.
+        """
+        fused = copy.deepcopy(self).eval()
+        norms = (self.norm_q, self.norm_v)
+        if not computes_by_weights(self.qkv, *norms) or any(
+            not isinstance(norm, _BatchNorm) or norm.running_mean is None for norm in norms
+        ):
+            return fused
+        old, (queries, keys, _) = self.qkv, self.channels
+        fused.qkv = nn.Conv2d(old.in_channels, old.out_channels, 1).to(old.weight)
+        parts = (slice(queries), slice(queries + keys, None))
+        with torch.no_grad():
+            fused.qkv.weight.copy_(old.weight)
+            fused.qkv.bias.zero_()
+            for norm, part in zip(norms, parts, strict=True):
+                statistics = norm.running_mean, norm.running_var, norm.eps
+                fused.qkv.weight[part], fused.qkv.bias[part] = fuse_conv_bn_weights(
+                    old.weight[part], None, *statistics, norm.weight, norm.bias
+                )
+        fused.norm_q = nn.Identity()
+        fused.norm_v = nn.Identity()
+        return fused.eval()
+
     def _table_size(self) -> tuple[int, int]:
         if (self.receptive_field is None) == (self.resolution is None):
             raise ValueError(
@@ -277,130 +284,6 @@ class LambdaLayer(nn.Module):
             )
         return self.receptive_field, self.receptive_field
 
-    def reset_parameters(self) -> None:
-        """The paper's: queries from N(0, 1/(d k)), keys and values from N(0, 1/d)."""
-        in_channels = self.qkv.in_channels
-        queries = self.channels[0]
-        nn.init.normal_(self.qkv.weight[:queries], std=(in_channels * self.key_depth) ** -0.5)
-        nn.init.normal_(self.qkv.weight[queries:], std=in_channels**-0.5)
-        if self.position is not None:
-            self.position.reset_parameters()
-
-    @property
-    def embeddings(self) -> PositionEmbeddings | None:
-        """The layer's own embeddings or those that it shares; None without position lambdas."""
-        return self._borrowed[0] if self._borrowed else self.position
-
-    def _project(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        if context is None:
-            return self.qkv(x).split(self.channels, dim=1)
-        n = self.channels[0]
-        weight, bias = self.qkv.weight, self.qkv.bias
-        queries = F.conv2d(x, weight[:n], None if bias is None else bias[:n])
-        rest = F.conv2d(context, weight[n:], None if bias is None else bias[n:])
-        return queries, *rest.split(self.channels[1:], dim=1)
-
-    def _check_sizes(self, queries: Tensor, values: Tensor, mask: Tensor | None) -> None:
-        size, context = tuple(queries.shape[2:]), tuple(values.shape[2:])
-        if mask is not None and tuple(mask.shape) != (values.shape[0], *context):
-            raise ValueError(
-                f"mask must be (B, H, W) of the context, {(values.shape[0], *context)}, not "
-                f"{tuple(mask.shape)}"
-            )
-        if self.embeddings is None:
-            return
-        if size != context:
-            raise ValueError(
-                f"with position lambdas, context must be of x's size {size}, not {context}"
-            )
-        if self.resolution is not None and any(
-            a > b for a, b in zip(size, self.resolution, strict=True)
-        ):
-            raise ValueError(f"x of size {size} is larger than resolution {self.resolution}")
-
-    def _shared_lambda(self, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor | None:
-        """What all positions share: the content lambda and the embeddings' bias, (B, k, v).
-
-        Takes keys (B, k u, H, W) and values (B, u, v, H, W).
-        """
-        shared = None
-        if self.content:
-            keys = keys.unflatten(1, (self.intra_depth, self.key_depth)).flatten(3)  # (B, u, k, M)
-            keys = keys.to(values.dtype)
-            if mask is None:
-                keys = keys.softmax(dim=3)
-            else:
-                used = mask.flatten(1)[:, None, None]  # (B, 1, 1, M)
-                keys = keys.masked_fill(~used, torch.finfo(keys.dtype).min).softmax(dim=3) * used
-            keys = keys.transpose(1, 2).flatten(2)  # (B, k, u M)
-            depth_last = values.flatten(3).transpose(2, 3).flatten(1, 2)  # (B, u M, v)
-            shared = keys @ depth_last
-        if self.embeddings is not None and self.embeddings.bias is not None:
-            bias = self.embeddings.bias.to(values.dtype)[None, :, None]
-            bias = bias.expand(values.shape[0], -1, self.value_depth)  # (B, k, v)
-            shared = bias if shared is None else shared + bias
-        return shared
-
-    def forward(
-        self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensor:
-        """x (B, C, H, W) to (B, out_channels, H', W'), H' = ceil(H / stride).
-
-        `context` (B, C, M, N) gives keys and values in place of x; with position lambdas it must
-        have x's size. `mask` (B, M, N) is True where the context may be used; elsewhere keys get no
-        weight and values count zero (batch norm's statistics in training still see them).
-
-        Raises:
-            ValueError: for a context or mask of the wrong size, or x larger than `resolution`.
-        """
-        queries, keys, values = self._project(x, context)
-        self._check_sizes(queries, values, mask)
-        queries = self.norm_q(queries).unflatten(1, (self.num_heads, -1))  # (B, h, k, H, W)
-        values = self.norm_v(values).unflatten(1, (self.intra_depth, -1))  # (B, u, v, M, N)
-        if mask is not None:
-            mask = mask.bool()
-            values = values * mask[:, None, None]
-        # Under autocast only the convolutions run in half precision.
-        exact = full_precision(values.dtype)
-        exact_queries = queries.to(exact)
-        y = None
-        if self.embeddings is not None:
-            first = 0
-            for lambdas in position_lambdas(values, self.embeddings.weight, self.dilation):
-                last = first + lambdas.shape[1]
-                y = apply_lambdas(exact_queries[:, :, first:last], lambdas.to(exact), y)
-                first = last
-        with autocast_disabled(x):
-            shared = self._shared_lambda(keys, values.to(exact), mask)
-            if shared is not None:
-                content = apply_shared_lambda(exact_queries, shared)
-                y = content if y is None else y + content
-        return self.pool(y.flatten(1, 2).to(queries.dtype))  # (B, h v, H', W')
-
-    def fuse(self) -> "LambdaLayer":
-        """The layer for inference: batch norms on queries and values folded into the projection."""
-        fused = copy.deepcopy(self).eval()
-        norms = (self.norm_q, self.norm_v)
-        if not all(isinstance(norm, nn.modules.batchnorm._BatchNorm) for norm in norms):
-            return fused
-        old = self.qkv
-        scale = torch.ones_like(old.weight[:, 0, 0, 0])
-        bias = torch.zeros_like(scale)
-        queries, keys, _ = self.channels
-        for norm, part in (
-            (self.norm_q, slice(0, queries)),
-            (self.norm_v, slice(queries + keys, None)),
-        ):
-            scale[part] = norm.weight / torch.sqrt(norm.running_var + norm.eps)
-            bias[part] = norm.bias - norm.running_mean * scale[part]
-        fused.qkv = nn.Conv2d(old.in_channels, old.out_channels, 1).to(old.weight)
-        with torch.no_grad():
-            fused.qkv.weight.copy_(old.weight * scale[:, None, None, None])
-            fused.qkv.bias.copy_(bias)
-        fused.norm_q = nn.Identity()
-        fused.norm_v = nn.Identity()
-        return fused.eval()
-
     def extra_repr(self) -> str:
         scope = (
             f"resolution={self.resolution}"
@@ -411,3 +294,70 @@ class LambdaLayer(nn.Module):
             f"key_depth={self.key_depth}, num_heads={self.num_heads}, "
             f"intra_depth={self.intra_depth}, {scope}"
         )
+
+
+def position_lambdas(values: Tensor, weight: Tensor, dilation: int = 1) -> Iterator[Tensor]:
+    """lambda^p_n = sum over u and m of E[m - n] V[m]^T, a chunk of key channels at a time.
+
+    `values` is (B, u, v, H, W); `weight` holds the embeddings (k, u, R, S), R and S odd, indexed by
+    offset (context minus query, its middle is no offset). Positions outside the map count nothing.
+    The chunks (B, k', v, H, W) together hold all k channels in order.
+    """
+    weight = crop_embeddings(weight, *values.shape[3:], dilation)
+    way = fourier.fourier_lambdas if fourier.pays(values, weight) else direct_lambdas
+    return way(values, weight, dilation)
+
+
+def direct_lambdas(values: Tensor, weight: Tensor, dilation: int = 1) -> Iterator[Tensor]:
+    """The lambdas in one chunk: a 2-D convolution with v in the batch."""
+    batch, _, depth, height, width = values.shape
+    padding = [dilation * (n // 2) for n in weight.shape[2:]]
+    folded = values.transpose(1, 2).flatten(0, 1)  # (B v, u, H, W)
+    lambdas = F.conv2d(folded, weight, padding=padding, dilation=dilation)
+    yield lambdas.view(batch, depth, -1, height, width).transpose(1, 2)  # (B, k, v, H, W)
+
+
+def crop_embeddings(weight: Tensor, height: int, width: int, dilation: int = 1) -> Tensor:
+    """The offsets that two positions of an H x W map can have, of (k, u, R, S) embeddings."""
+    if type(height) is not int or type(width) is not int:
+        return weight  # a program for any size: the offsets too many meet zero padding
+    cut = []
+    for taps, size in zip(weight.shape[2:], (height, width), strict=True):
+        reach = min(taps // 2, (size - 1) // dilation)
+        cut.append(slice(taps // 2 - reach, taps // 2 + reach + 1))
+    return weight[:, :, cut[0], cut[1]]
+
+
+def apply_lambdas(queries: Tensor, lambdas: Tensor, y: Tensor | None = None) -> Tensor:
+    """y_n = lambda_n^T q_n: a lambda for each position, (B, k, v, H, W), shared by all heads.
+
+    `queries` is (B, h, k, H, W). Returns (B, h, v, H, W), added in place to `y` where given.
+    """
+    # One pass per key channel: k is small, and the products never exist as a (B, h, k, v, H, W).
+    # In place, because sixteen new maps per layer would break up the allocator's memory.
+    for i in range(lambdas.shape[1]):
+        q, lam = queries[:, :, i, None], lambdas[:, None, i]  # (B, h, 1, H, W), (B, 1, v, H, W)
+        y = q * lam if y is None else y.addcmul_(q, lam)
+    return y
+
+
+def apply_shared_lambda(queries: Tensor, lambdas: Tensor) -> Tensor:
+    """y_n = lambda^T q_n: one lambda (B, k, v) for all positions and heads.
+
+    `queries` is (B, h, k, H, W). Returns (B, h, v, H, W).
+    """
+    transposed = lambdas.transpose(1, 2).unsqueeze(1)  # (B, 1, v, k)
+    y = transposed @ queries.flatten(3)  # (B, h, v, N)
+    return y.unflatten(3, queries.shape[3:])  # (B, h, v, H, W)
+
+
+def check_resolution(resolution: Sequence[int]) -> tuple[int, int]:
+    """Height and width.
+
+    Raises:
+        ValueError: for anything but two positive integers.
+    """
+    pair = isinstance(resolution, Sequence) and len(resolution) == 2
+    if not pair or any(not isinstance(n, int) or n < 1 for n in resolution):
+        raise ValueError(f"resolution must be a positive (H, W), not {resolution!r}")
+    return tuple(resolution)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from mmseg.registry import MODELS
 
-from benchmarks.lambda_cost import count_lambda_resnet
+from benchmarks.lambda_layer import count_lambda_resnet
 from mmseg_ext.backbones.lambda_resnet import HYBRID_C4, LambdaResNet, lambda_blocks
 from mmseg_ext.cost.measure import count_multiply_adds
 from mmseg_ext.layers import LambdaLayer

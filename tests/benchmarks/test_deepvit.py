@@ -1,32 +1,37 @@
-"""The plain formulation that re-attention is measured against computes the same."""
+"""Statistics of attention maps at other image sizes, on a model trained at one size."""
 
 import pytest
 import torch
 
-from benchmarks import deepvit as re_attention_speed
-from benchmarks.deepvit import inference_row, plain_twin
+from benchmarks.deepvit import CELLS, compare_statistics, plain_twin, scenes
 from mmseg_ext.backbones.deepvit import DeepViT
-from mmseg_ext.layers.re_attention import ReAttention
 from tests.models import assert_same, randomise
 
-SMALL = {"embed_dims": 24, "depth": 2, "num_heads": 3, "transform_scale": True}
 
-
-@pytest.mark.parametrize(
-    ("model", "x"),
-    [
-        (lambda: ReAttention(24, 3), torch.randn(2, 10, 24)),
-        (lambda: DeepViT(arch=SMALL, img_size=64, rescale_norm=False), torch.randn(1, 3, 64, 64)),
-    ],
-)
-def test_plain_twin_is_the_same_function(model, x):
-    model = randomise(model()).double().eval()
+def test_plain_twin_of_a_backbone_is_the_same_function():
+    arch = {"embed_dims": 24, "depth": 2, "num_heads": 3, "transform_scale": True}
+    model = randomise(DeepViT(arch=arch, img_size=64, rescale_norm=False)).double().eval()
+    x = torch.randn(1, 3, 64, 64, dtype=torch.float64)
     with torch.no_grad():
-        assert_same(plain_twin(model)(x.double()), model(x.double()), rtol=1e-10)
+        assert_same(plain_twin(model)(x), model(x), rtol=1e-10)
 
 
-def test_row_takes_medians_and_paired_ratios(monkeypatch):
-    seconds = {"plain": [2.0, 4.0, 9.0], "blocks": [1.0, 1.0, 3.0]}
-    monkeypatch.setattr(re_attention_speed, "paired_times", lambda steps, rounds: seconds)
-    row = inference_row("layer", ReAttention(24, 3), torch.randn(1, 10, 24), rounds=3)
-    assert (row["plain_ms"], row["blocks_ms"], row["ratio"]) == (4000.0, 1000.0, 3.0)
+def test_scenes_ask_for_the_mean_and_keep_their_cells():
+    images, labels = scenes(3, 2, torch.Generator().manual_seed(0))
+    cells = images.mean(1).unflatten(1, (CELLS, 32)).unflatten(3, (CELLS, 32)).mean((2, 4))
+    above = cells > cells.mean((1, 2), keepdim=True)
+    expected = above.long().repeat_interleave(2, 1).repeat_interleave(2, 2)
+    assert (expected == labels).float().mean() > 0.95
+
+
+def test_rescaled_statistics_hold_at_other_sizes():
+    """Learned at 17 tokens, asked at 17, 65 and 257."""
+    rows = compare_statistics(iterations=200)
+    assert [row["tokens"] for row in rows] == [17, 65, 257]
+    home = rows[0]
+    assert home["rescaled"] > 0.75
+    assert home["as learned"] == pytest.approx(home["rescaled"], abs=1e-3)
+    for row in rows[1:]:
+        assert row["rescaled"] > home["rescaled"] - 0.05
+        assert row["as learned"] < home["rescaled"] - 0.3
+        assert row["estimated anew"] > row["as learned"]

@@ -5,11 +5,6 @@ import json
 import pytest
 import torch
 
-from benchmarks.external_attention import (
-    ResolutionCost,
-    external_attention_speed,
-    plot_resolution,
-)
 from mmseg_ext.commands.cost_table import main
 from mmseg_ext.cost.attention_blocks import (
     CROPS,
@@ -175,19 +170,6 @@ def test_paper_and_measured_side_by_side(blocks):
     text = cost_markdown([blocks["self-attention"], blocks["EA, plain"]])
     assert "| self-attention | 1,048,576 | 1.00 | 1.00 | 17.18 | 292.06 | 292 |" in text
     assert "ms" not in text
-
-
-def test_speed_of_a_small_block():
-    speed = external_attention_speed(4, channels=16, rounds=3)
-    assert speed.inference_ratio > 0 and speed.training_ratio > 0 and speed.copy_fraction > 0
-    assert speed.side == 4
-
-
-def test_plot(tmp_path):
-    costs = [ResolutionCost("EA", side, side / 10, side) for side in (8, 16, 32)]
-    costs[0].inference_mib = 0.0
-    plot_resolution(costs, tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_command_writes_markdown_and_json(tmp_path, capsys):

@@ -8,13 +8,12 @@ from torch import nn
 
 from benchmarks.reference import lambda_layer as plain_lambda
 from mmseg_ext.backbones.lambda_resnet import SqueezeExcitation
-from mmseg_ext.layers import LambdaLayer
-from mmseg_ext.layers import lambda_layer as module
+from mmseg_ext.layers import LambdaLayer, _fourier_lambdas
+from mmseg_ext.layers._fourier_lambdas import fourier_lambdas
 from mmseg_ext.layers.lambda_layer import (
     apply_lambdas,
     apply_shared_lambda,
     direct_lambdas,
-    fourier_lambdas,
     position_lambdas,
 )
 from tests.models import (
@@ -63,36 +62,11 @@ def published_layer(name: str) -> tuple[LambdaLayer, Fixture]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("fourier", [False, True])
 def test_published_output(name, dtype, fourier, monkeypatch):
-    monkeypatch.setattr(module, "_fourier_is_faster", lambda *args: fourier)
+    monkeypatch.setattr(_fourier_lambdas, "pays", lambda *args: fourier)
     layer, fixture = published_layer(name)
     x = fixture.inputs["x"].to(dtype)
     assert_parity(layer.to(dtype)(x), fixture.outputs["y"])
     assert_parity(layer.fuse()(x), fixture.outputs["y"])
-
-
-def equations(layer: LambdaLayer, x, context, mask, offset_limit):
-    """y_n summed over context positions one by one, in float64, norms as in eval."""
-    heads, keys, intra = layer.num_heads, layer.key_depth, layer.intra_depth
-    q, k, v = layer._project(x, context)
-    q = layer.norm_q(q).unflatten(1, (heads, keys))
-    v = layer.norm_v(v).unflatten(1, (intra, -1))
-    used = torch.ones(x.shape[0], *v.shape[3:], dtype=torch.bool) if mask is None else mask
-    k = k.unflatten(1, (intra, keys)).exp() * used[:, None, None]
-    k = k / k.sum(dim=(3, 4), keepdim=True)
-    weight = layer.position.weight
-    middle = (weight.shape[2] // 2, weight.shape[3] // 2)
-    y = torch.zeros(x.shape[0], heads, v.shape[2], *x.shape[2:], dtype=x.dtype)
-    for b in range(x.shape[0]):
-        for i in range(x.shape[2]):
-            for j in range(x.shape[3]):
-                lam = torch.einsum("ukyx,uvyx->kv", k[b], v[b])
-                for m, n in used[b].nonzero().tolist():
-                    dy, dx = m - i, n - j
-                    if abs(dy) <= offset_limit and abs(dx) <= offset_limit:
-                        e = weight[:, :, middle[0] + dy, middle[1] + dx]  # (k, u)
-                        lam = lam + e @ v[b, :, :, m, n]
-                y[b, :, :, i, j] = q[b, :, :, i, j] @ lam
-    return y.flatten(1, 2)
 
 
 @pytest.mark.parametrize("separate", [False, True])
@@ -100,14 +74,16 @@ def equations(layer: LambdaLayer, x, context, mask, offset_limit):
 @pytest.mark.parametrize("scope", ["local", "global"])
 @torch.no_grad()
 def test_equations_with_context_and_mask(separate, masked, scope):
-    arguments = {"intra_depth": 2}
+    """In the global form the embeddings are gathered for each pair of positions."""
+    arguments, way = {"intra_depth": 2}, plain_lambda.conv3d
     if scope == "global":
         arguments |= {"receptive_field": None, "resolution": (6, 5)}
+        way = plain_lambda.table
     layer = randomise(small(**arguments)).double().eval()
     x = torch.randn(2, 12, 4, 5).double()
     context = torch.randn(2, 12, 4, 5).double() if separate else None
     mask = torch.rand(2, 4, 5) > 0.4 if masked else None
-    expected = equations(layer, x, context, mask, offset_limit=2 if scope == "local" else 9)
+    expected = plain_lambda.PlainLambdaLayer(layer, way)(x, context, mask)
     assert torch.allclose(layer(x, context, mask), expected, rtol=0, atol=1e-12)
 
 
@@ -137,15 +113,13 @@ def test_global_form_equals_the_table_up_to_its_resolution(size):
 
 
 @pytest.mark.parametrize("way", plain_lambda.LOCAL_WAYS.values())
-@pytest.mark.parametrize("ours", ["direct", "fourier"])
+@pytest.mark.parametrize("ours", [direct_lambdas, fourier_lambdas])
 def test_every_way_gives_the_same_lambdas_and_gradients(way, ours):
-    values = torch.randn(2, 2, 3, 9, 11, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(4, 2, 7, 7, dtype=torch.float64, requires_grad=True)
+    """The window and the map are not square, so that no axis is taken for the other."""
+    values = torch.randn(2, 2, 3, 9, 14, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(4, 2, 7, 3, dtype=torch.float64, requires_grad=True)
     theirs = way(values, weight)
-    if ours == "direct":
-        lambdas = direct_lambdas(values, weight)
-    else:
-        lambdas = torch.cat(list(fourier_lambdas(values, weight)), dim=1)
+    lambdas = torch.cat(list(ours(values, weight)), dim=1)
     assert torch.allclose(lambdas, theirs, rtol=0, atol=1e-12)
     gradients = [
         torch.autograd.grad(weighted_sum(t.double()), (values, weight)) for t in (lambdas, theirs)
@@ -158,8 +132,8 @@ def test_every_way_gives_the_same_lambdas_and_gradients(way, ours):
 @pytest.mark.parametrize("fourier", [False, True])
 @torch.no_grad()
 def test_dilation_is_a_kernel_with_zeros_between(dilation, fourier, monkeypatch):
-    monkeypatch.setattr(module, "_fourier_is_faster", lambda *args: fourier)
-    monkeypatch.setattr(module, "_CHUNK_BYTES", 5_000)  # several chunks
+    monkeypatch.setattr(_fourier_lambdas, "pays", lambda *args: fourier)
+    monkeypatch.setattr(_fourier_lambdas, "_CHUNK_BYTES", 5_000)  # several chunks
     values = torch.randn(1, 1, 3, 13, 16).double()
     weight = torch.randn(5, 1, 7, 7).double()
     spread = torch.zeros(5, 1, 6 * dilation + 1, 6 * dilation + 1).double()
@@ -168,16 +142,45 @@ def test_dilation_is_a_kernel_with_zeros_between(dilation, fourier, monkeypatch)
     assert torch.allclose(ours, plain_lambda.conv3d(values, spread), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("taps,positions,training", [(529, 3136, False), (529, 4096, True)])
-def test_large_windows_on_large_maps_are_transformed(taps, positions, training):
-    assert module._fourier_is_faster(positions, taps, training)
-    assert not module._fourier_is_faster(49, taps, training)
-    assert not module._fourier_is_faster(positions, 9, training)
+def test_the_transform_is_for_large_windows_on_large_maps_on_a_cpu(monkeypatch):
+    def pays(side: int, taps: int, training: bool, device: str = "cpu") -> bool:
+        values = torch.empty(1, 1, 2, side, side, device=device)
+        weight = torch.empty(4, 1, taps, taps, device=device, requires_grad=training)
+        return _fourier_lambdas.pays(values, weight)
 
-
-def test_onnx_gets_convolutions(monkeypatch):
+    assert pays(56, 23, training=False) and pays(64, 23, training=True)
+    assert not pays(7, 23, training=False) and not pays(7, 23, training=True)
+    assert not pays(56, 3, training=False) and not pays(56, 3, training=True)
+    assert not pays(64, 23, training=True, device="meta")
     monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
-    assert not module._fourier_is_faster(4096, 529, True)
+    assert not pays(64, 23, training=True)
+
+
+def with_hook(layer: LambdaLayer) -> None:
+    layer.qkv.register_forward_hook(lambda module, args, output: output.tanh())
+
+
+def with_parametrization(layer: LambdaLayer) -> None:
+    nn.utils.parametrizations.spectral_norm(layer.qkv)
+
+
+def with_hook_on_a_norm(layer: LambdaLayer) -> None:
+    layer.norm_v.register_forward_pre_hook(lambda module, args: (args[0].tanh(),))
+
+
+@pytest.mark.parametrize("add", [with_hook, with_parametrization, with_hook_on_a_norm])
+@torch.no_grad()
+def test_what_hangs_on_a_submodule_counts(add):
+    """With a context of its own, too, where the projection is cut in two, and in the fused form."""
+    layer = randomise(small()).double().eval()
+    x, context = torch.randn(2, 1, 12, 6, 7).double()
+    without = layer(x, context)
+    add(layer)
+    layer.eval()
+    expected = plain_lambda.PlainLambdaLayer(layer, plain_lambda.conv3d)(x, context)
+    assert (expected - without).abs().max() > 1e-3 * without.abs().max()
+    for form in (layer, copy.deepcopy(layer), layer.fuse()):
+        assert torch.allclose(form(x, context), expected, rtol=0, atol=1e-12)
 
 
 def test_squeeze_excitation_is_a_diagonal_lambda_shared_by_all_positions():
@@ -261,7 +264,7 @@ def test_every_parameter_gets_gradient(changes):
 
 @pytest.mark.parametrize("fourier", [False, True])
 def test_autocast_export_and_round_trip(fourier, monkeypatch):
-    monkeypatch.setattr(module, "_fourier_is_faster", lambda *args: fourier)
+    monkeypatch.setattr(_fourier_lambdas, "pays", lambda *args: fourier)
     layer = randomise(small(position_bias=True))
     x = torch.randn(2, 12, 8, 9)
     assert_autocast_close(layer, lambda m: m(x), tolerance=0.02)
