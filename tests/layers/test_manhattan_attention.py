@@ -9,8 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.reference.manhattan_attention import plain_manhattan_attention
-from mmseg_ext.layers import ManhattanAttention, manhattan_attention
-from mmseg_ext.layers.manhattan_attention import log_decays
+from mmseg_ext.layers import ManhattanAttention, _manhattan_tables, _streamed_manhattan_attention
+from mmseg_ext.layers.manhattan_attention import attend, log_decays
 from tests.models import assert_autocast_close, assert_exports_and_compiles, assert_round_trips
 from tests.parity import Fixture, assert_parity, gradient_difference
 
@@ -97,9 +97,12 @@ def test_full_attention_is_the_printed_equation(decay):
 
 
 @pytest.mark.parametrize(("decomposed", "decay"), FORMS)
-def test_equals_the_plain_formulation(decomposed, decay, monkeypatch):
-    """Outputs and gradients, with queries in chunks that do not divide their number."""
-    monkeypatch.setattr(manhattan_attention, "_CHUNK_QUERIES", 8)
+@pytest.mark.parametrize("way", ["chosen", "public functions"])
+def test_equals_the_plain_formulation(decomposed, decay, way, monkeypatch):
+    """Outputs and gradients, with queries in slices that do not divide their number."""
+    monkeypatch.setattr(_manhattan_tables, "_QUERIES", 8)
+    if way == "public functions":  # what other devices run
+        monkeypatch.setattr(_streamed_manhattan_attention, "attend", attend)
     layer = attention(decomposed=decomposed, decay=decay)
     plain = copy.deepcopy(layer)
     x = maps().requires_grad_()
@@ -111,23 +114,6 @@ def test_equals_the_plain_formulation(decomposed, decay, monkeypatch):
     (expected * weights).sum().backward()
     assert torch.allclose(x.grad, twin.grad, rtol=1e-9, atol=1e-11)
     assert gradient_difference(layer, plain) <= 1e-9
-
-
-@pytest.mark.parametrize(("decomposed", "decay"), FORMS)
-def test_portable_path_equals_the_fused_one(decomposed, decay, monkeypatch):
-    """What other devices run, on the CPU."""
-    monkeypatch.setattr(manhattan_attention, "_CHUNK_QUERIES", 8)
-    layer, x = attention(decomposed=decomposed, decay=decay), maps()
-    portable = copy.deepcopy(layer)
-    out = layer(x)
-    out.square().sum().backward()
-    monkeypatch.setattr(
-        manhattan_attention._FusedAttention, "apply", manhattan_attention._portable_attention
-    )
-    again = portable(x)
-    again.square().sum().backward()
-    assert torch.allclose(again, out, rtol=1e-10, atol=1e-12)
-    assert gradient_difference(portable, layer) <= 1e-9
 
 
 @pytest.mark.parametrize("decomposed", [True, False])
@@ -156,13 +142,10 @@ def test_decomposed_equals_full_on_one_row():
 
 def test_rotary_phase_along_h_depends_on_the_width():
     """The published phase is of the raster index: padding on the right moves rows apart."""
-    layer = attention(lce=False)
     x = maps(batch=1, height=4, width=1)
-    first = manhattan_attention._rotary_phase(x, 4, 1, 8)
-    wide = manhattan_attention._rotary_phase(x, 4, 3, 8)
+    first = _manhattan_tables.rotary_phase(x, 4, 1, 8)
+    wide = _manhattan_tables.rotary_phase(x, 4, 3, 8)
     assert torch.equal(wide[1, 0], first[3, 0])
-    turned = manhattan_attention._rotate(layer._heads(x), first)
-    assert torch.allclose(turned.norm(dim=-1), layer._heads(x).norm(dim=-1), rtol=1e-12)
 
 
 def test_switches():
@@ -180,14 +163,17 @@ def test_switches():
 @pytest.mark.parametrize(("decomposed", "decay"), FORMS)
 @pytest.mark.parametrize("train", [False, True])
 def test_runs_fused(decomposed, decay, train):
+    """But for the printed form along an axis, whose maps are small."""
     layer, x = attention(decomposed=decomposed, decay=decay), maps()
     with Operators() as operators, torch.set_grad_enabled(train):
         out = layer(x)
         if train:
             out.sum().backward()
-    assert "_scaled_dot_product_flash_attention_for_cpu" in operators.names
-    assert ("_scaled_dot_product_flash_attention_for_cpu_backward" in operators.names) == train
-    assert not operators.names & {"_softmax", "_safe_softmax", "bmm", "softmax"}
+    fused = not decomposed or decay == "logit"
+    assert ("_scaled_dot_product_flash_attention_for_cpu" in operators.names) == fused
+    backward = "_scaled_dot_product_flash_attention_for_cpu_backward" in operators.names
+    assert backward == (fused and train)
+    assert bool(operators.names & {"_softmax", "_safe_softmax", "bmm", "softmax"}) == (not fused)
 
 
 @pytest.mark.parametrize("decay", ["logit", "product"])
@@ -224,12 +210,12 @@ def test_tables_of_inference_mode_serve_training():
 def test_tables_are_cached_bounded_and_not_in_the_state_dict(monkeypatch):
     layer = attention()
     assert set(layer.state_dict()) == {n for n, _ in layer.named_parameters()}
-    tables = manhattan_attention._axis_decay.tables
+    tables = _manhattan_tables.axis_decay.tables
     layer(maps(height=3, width=4))
     before = dict(tables)
     layer(maps(height=3, width=4))
     assert {k: id(v) for k, v in tables.items()} == {k: id(v) for k, v in before.items()}
-    monkeypatch.setattr(manhattan_attention, "_CACHED_TABLES", 3)
+    monkeypatch.setattr(_manhattan_tables, "_CACHED_TABLES", 3)
     for width in range(5, 15):
         layer(maps(1, 3, width))
     assert len(tables) == 3
