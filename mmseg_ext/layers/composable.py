@@ -3,7 +3,15 @@
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-_KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Sequential, nn.SyncBatchNorm)
+_KINDS = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Sequential,
+    nn.Dropout,
+    nn.LayerNorm,
+    nn.SyncBatchNorm,
+)
 
 
 def computes_by_weights(*modules: nn.Module) -> bool:

@@ -8,12 +8,15 @@ zhoudaquan/dvit_repo (1ccb152), `models/layers.py`, class `Attention`. Deviation
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmseg_ext.layers.shapes import require_tokens
+
 
 class SelfAttention(nn.Module):
     """softmax(Q K^T / sqrt(d)) V per head, then a projection; (B, N, C) to the same.
 
     Raises:
-        ValueError: if `embed_dim` is not a multiple of `num_heads`.
+        ValueError: if `embed_dim` is not a multiple of `num_heads`, and in `forward` for an input
+            that is not (B, N, embed_dim).
     """
 
     def __init__(
@@ -27,6 +30,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         if num_heads < 1 or embed_dim % num_heads:
             raise ValueError(f"embed_dim={embed_dim} is not divisible by num_heads={num_heads}")
+        self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.attn_drop = attn_drop
         self.qkv = nn.Linear(embed_dim, 3 * embed_dim, bias=qkv_bias)
@@ -45,5 +49,6 @@ class SelfAttention(nn.Module):
         return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(-1)
 
     def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        require_tokens(x, self.embed_dim)
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # (B, N, 3, H, d)
         return qkv.permute(2, 0, 3, 1, 4).unbind()  # each (B, H, N, d)

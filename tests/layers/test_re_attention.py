@@ -5,9 +5,10 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
-from mmseg_ext.layers import re_attention
-from mmseg_ext.layers.re_attention import ReAttention
+from benchmarks.reference.re_attention import PlainReAttention
+from mmseg_ext.layers import ReAttention, SelfAttention, _blocked_re_attention
 from tests.models import assert_same, randomise, weighted_sum
 from tests.parity import Fixture, assert_parity
 
@@ -19,33 +20,8 @@ def layer(**arguments) -> ReAttention:
 
 
 def equations(module: ReAttention, x: torch.Tensor) -> torch.Tensor:
-    """Softmax, mixing, norm over heads and weighted sum, written out head by head."""
-    width = x.shape[-1]
-    d = width // HEADS
-    qkv = x @ module.qkv.weight.T
-    if module.qkv.bias is not None:
-        qkv = qkv + module.qkv.bias
-    q, k, v = (
-        [part[..., h * d : (h + 1) * d] for h in range(HEADS)] for part in qkv.split(width, -1)
-    )
-    maps = torch.stack([(a @ b.mT / d**0.5).softmax(-1) for a, b in zip(q, k, strict=True)], 1)
-    theta = module.reatten_matrix.weight[:, :, 0, 0]
-    mixed = torch.einsum("gh,bhij->bgij", theta, maps)
-    norm = module.var_norm
-    if isinstance(norm, nn.LayerNorm):
-        mean, variance = mixed.mean(1, keepdim=True), mixed.var(1, correction=0, keepdim=True)
-    else:
-        mixed = mixed + module.reatten_matrix.bias[:, None, None]
-        if norm.training:
-            mean = mixed.mean((0, 2, 3), keepdim=True)
-            variance = mixed.var((0, 2, 3), correction=0, keepdim=True)
-        else:
-            mean = norm.running_mean[:, None, None]
-            variance = norm.running_var[:, None, None]
-    mixed = (mixed - mean) / (variance + norm.eps).sqrt()
-    mixed = (mixed * norm.weight[:, None, None] + norm.bias[:, None, None]) * module.map_scale
-    y = torch.cat([mixed[:, h] @ v[h] for h in range(HEADS)], -1)
-    return y @ module.proj.weight.T + module.proj.bias
+    """The paper's, on a copy: the running statistics of `module` stay."""
+    return PlainReAttention(copy.deepcopy(module))(x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -77,19 +53,20 @@ def test_equations(norm, training, transform_scale):
 @pytest.mark.parametrize("rows", [1, 4, 11])
 def test_blocks_of_queries_change_nothing(norm, rows, monkeypatch):
     """Results, gradients and running statistics, in training, and results in evaluation."""
-    monkeypatch.setitem(re_attention._BLOCK_BYTES, "cpu", rows * 2 * HEADS * 11 * 8)
-    monkeypatch.setattr(re_attention, "_RECOMPUTED_TOKENS", 11)
+    monkeypatch.setitem(_blocked_re_attention._BLOCK_BYTES, "cpu", rows * 2 * HEADS * 11 * 8)
+    monkeypatch.setattr(_blocked_re_attention, "_RECOMPUTED_TOKENS", 11)
     module = layer(norm=norm)
     x = torch.randn(2, 11, WIDTH, dtype=torch.float64, requires_grad=True)
-    parameters = [x, *module.parameters()]
-    expected = equations(module, x)
-    theirs = torch.autograd.grad(weighted_sum(expected), parameters, allow_unused=True)
+    plain = PlainReAttention(copy.deepcopy(module))
+    expected = plain(x)
+    theirs = torch.autograd.grad(weighted_sum(expected), [x, *plain.parameters()])
     y = module(x)
-    ours = torch.autograd.grad(weighted_sum(y), parameters)
+    ours = torch.autograd.grad(weighted_sum(y), [x, *module.parameters()])
     assert_same(y, expected, rtol=1e-12)
-    largest = max(g.abs().max() for g in theirs if g is not None)
+    largest = max(g.abs().max() for g in theirs)
     for a, b in zip(ours, theirs, strict=True):
         assert (a - b).abs().max() <= 1e-10 * largest
+    assert_same(list(module.buffers()), list(plain.buffers()), rtol=1e-12)
     module.eval()
     with torch.no_grad():
         assert_same(module(x), equations(module, x), rtol=1e-12)
@@ -98,7 +75,7 @@ def test_blocks_of_queries_change_nothing(norm, rows, monkeypatch):
 @pytest.mark.parametrize("momentum", [0.3, None])
 def test_running_statistics_are_those_of_batch_norm(momentum, monkeypatch):
     """The mean 1/N and the heads' covariance give what batch norm finds on the mixed maps."""
-    monkeypatch.setattr(re_attention, "_RECOMPUTED_TOKENS", 10)
+    monkeypatch.setattr(_blocked_re_attention, "_RECOMPUTED_TOKENS", 10)
     module = layer(reference_tokens=5).train()
     module.var_norm.momentum = momentum
     norm = copy.deepcopy(module.var_norm)
@@ -128,8 +105,8 @@ def test_dropped_entries_are_dropped_before_the_mixing():
 @pytest.mark.parametrize("training", [False, True])
 def test_never_holds_the_maps_of_all_heads(norm, training, monkeypatch):
     tokens = 64
-    monkeypatch.setitem(re_attention._BLOCK_BYTES, "cpu", 8 * HEADS * tokens * 4)
-    monkeypatch.setattr(re_attention, "_RECOMPUTED_TOKENS", tokens)
+    monkeypatch.setitem(_blocked_re_attention._BLOCK_BYTES, "cpu", 8 * HEADS * tokens * 4)
+    monkeypatch.setattr(_blocked_re_attention, "_RECOMPUTED_TOKENS", tokens)
     module = ReAttention(WIDTH, HEADS, norm=norm).train(training)
     largest = 0
 
@@ -146,6 +123,49 @@ def test_never_holds_the_maps_of_all_heads(norm, training, monkeypatch):
         if training:
             y.sum().backward()
     assert largest == max(8 * HEADS * tokens, 3 * WIDTH * tokens)
+
+
+def hook(module: nn.Module) -> None:
+    module.register_forward_hook(lambda module, args, output: output.tanh())
+
+
+ADDITIONS = {
+    "dropout": lambda module: hook(module.attn_drop),
+    "mixing": lambda module: hook(module.reatten_matrix),
+    "norm": lambda module: hook(module.var_norm),
+    "parametrization": lambda module: parametrizations.spectral_norm(module.reatten_matrix),
+}
+
+
+@pytest.mark.parametrize("add", ADDITIONS.values(), ids=ADDITIONS)
+def test_what_hangs_on_a_submodule_counts(add):
+    module = layer().eval()
+    x = torch.randn(2, 10, WIDTH, dtype=torch.float64)
+    without = module(x)
+    add(module)
+    module.eval()
+    plain = copy.deepcopy(module)
+    q, k, v = plain._heads(x)
+    maps = plain.var_norm(plain.reatten_matrix(plain.attn_drop((q @ k.mT).softmax(-1))))
+    expected = plain.proj((maps @ v).transpose(1, 2).flatten(2))
+    assert (expected - without).abs().max() > 1e-3 * without.abs().max()
+    with torch.no_grad():  # in which blocks run otherwise
+        for form in (module, copy.deepcopy(module), torch.compile(module, backend="eager")):
+            assert_same(form(x), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("shape", "hint"),
+    [
+        ((2, WIDTH, 10), r"; its tokens come last: x.transpose\(1, 2\)"),
+        ((2, WIDTH, 4, 5), r"; tokens of a map are x.flatten\(2\).transpose\(1, 2\)"),
+        ((2, 10, WIDTH + 1), "$"),
+    ],
+)
+def test_bad_input(shape, hint):
+    for module in (ReAttention(WIDTH, HEADS), SelfAttention(WIDTH, HEADS)):
+        with pytest.raises(ValueError, match=rf"x must be \(B, N, {WIDTH}\), got .*\){hint}"):
+            module(torch.randn(shape))
 
 
 def test_attention_map_is_what_multiplies_the_values():
