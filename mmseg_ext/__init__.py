@@ -14,6 +14,7 @@ from mmseg_ext.deployment.fusion import fuse_model
 from mmseg_ext.environment import (
     BASE,
     StackError,
+    check_stack,
     quiet_stack_imports,
     require_stack,
     stack_problem,
@@ -40,9 +41,7 @@ def register_all_modules(init_default_scope: bool = True) -> None:
         StackError: if mmengine, mmcv or mmsegmentation is missing or too old, in one line with
             the command that mends it.
     """
-    problem = stack_problem()
-    if problem is not None:
-        raise StackError(problem)
+    check_stack()
     from mmseg.utils import register_all_modules as register_mmseg
 
     register_mmseg(init_default_scope)

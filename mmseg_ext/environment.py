@@ -104,6 +104,17 @@ def stack_problem(stack: tuple[Requirement, ...] = STACK) -> str | None:
     return None
 
 
+def check_stack(stack: tuple[Requirement, ...] = STACK) -> None:
+    """What an import that needs the stack asks first.
+
+    Raises:
+        StackError: with the line of `stack_problem`, where there is a problem.
+    """
+    problem = stack_problem(stack)
+    if problem is not None:
+        raise StackError(problem)
+
+
 def require_stack(status: int = 1, segmentation: bool = True) -> None:
     """End the process with `stack_problem`'s line and this exit status where there is a problem.
 

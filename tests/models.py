@@ -5,6 +5,9 @@ import re
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+HALVES = (torch.bfloat16, torch.float16)
 
 # ImageNet's statistics, as the configs' bases have them.
 PREPROCESSOR = {
@@ -83,6 +86,23 @@ def assert_autocast_close(model: nn.Module, forward, tolerance: float = 0.08) ->
         assert torch.isfinite(a).all()
         error = (a.float() - b).pow(2).mean().sqrt() / b.pow(2).mean().sqrt()
         assert error <= tolerance, f"relative RMS error {error:.3g} under bfloat16 autocast"
+
+
+def assert_half_precision_works(
+    model: nn.Module, args: tuple, dtype: torch.dtype, tolerance: float = 0.08
+) -> None:
+    """A module wholly in half precision, forward and backward, near the one in float32."""
+    model.eval()
+    half = copy.deepcopy(model).to(dtype)
+    with torch.no_grad():
+        expected = tensors(model(*args))
+    outputs = tensors(half(*tree_map(lambda t: t.to(dtype), args)))
+    for ours, theirs in zip(outputs, expected, strict=True):
+        assert ours.dtype == dtype
+        error = (ours.float() - theirs).pow(2).mean().sqrt() / theirs.pow(2).mean().sqrt()
+        assert error <= tolerance, f"relative RMS error {error:.3g} in {dtype}"
+    sum(t.float().mean() for t in outputs).backward()
+    assert all(torch.isfinite(p.grad).all() for p in half.parameters())
 
 
 def assert_exports_and_compiles(model: nn.Module, args: tuple) -> None:

@@ -80,6 +80,14 @@ def test_import_without_the_stack(missing, tmp_path):
     assert f"'{first}' is not installed" in error and "pip install onedl-mmcv" in error
 
 
+@pytest.mark.parametrize("room", ["backbones", "decode_heads"])
+def test_heads_and_backbones_name_the_missing_stack(room, tmp_path):
+    result = run(f"from mmseg_ext.{room} import *", tmp_path, ("mmcv",))
+    line = result.stderr.strip().splitlines()[-1]
+    assert line.startswith("mmseg_ext.environment.StackError: mmseg_ext: the package 'mmcv' is not")
+    assert "pip install onedl-mmcv" in line
+
+
 OTHER_PACKAGE = """
 import mmseg_ext, mmseg_ext.engine.launch
 from mmengine.registry import *

@@ -2,7 +2,14 @@
 
 They go into mmengine's root registry, where mmdetection and mmpretrain find them by their names,
 and into mmsegmentation's where it is installed, so that `mmseg.RMT` names them everywhere, too.
+
+Raises:
+    StackError: without mmengine or mmcv, in one line with the remedy.
 """
+
+from mmseg_ext.environment import BASE, check_stack, stack_problem
+
+check_stack(BASE)
 
 from mmengine.registry import MODELS
 
@@ -10,7 +17,6 @@ from mmseg_ext.backbones.deepvit import DeepViT
 from mmseg_ext.backbones.eamlp import EAMLP
 from mmseg_ext.backbones.lambda_resnet import LambdaResNet
 from mmseg_ext.backbones.rmt import RMT
-from mmseg_ext.environment import stack_problem
 
 __all__ = ["EAMLP", "RMT", "DeepViT", "LambdaResNet"]
 

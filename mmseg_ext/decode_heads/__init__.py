@@ -1,4 +1,12 @@
-"""The decode heads; importing this package registers them in mmseg's MODELS."""
+"""The decode heads; importing this package registers them in mmseg's MODELS.
+
+Raises:
+    StackError: without mmengine, mmcv or mmsegmentation, in one line with the remedy.
+"""
+
+from mmseg_ext.environment import check_stack
+
+check_stack()
 
 from mmseg_ext.decode_heads.danet_ea_head import DANetEAHead
 from mmseg_ext.decode_heads.ea_head import EAHead, JSegEAHead

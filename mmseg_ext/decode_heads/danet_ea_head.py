@@ -11,14 +11,15 @@ attention is kept by default, since a channel memory would have keys of length H
 the input size.
 """
 
-from mmcv.cnn import ConvModule
+import warnings
+
 from mmseg.models.decode_heads.da_head import CAM
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmseg.registry import MODELS
 from mmseg.utils import SampleList, add_prefix
 from torch import Tensor, nn
 
-from mmseg_ext.decode_heads.ea_head import external_attention_block
+from mmseg_ext.decode_heads.ea_head import conv_module, external_attention_block
 from mmseg_ext.layers.external_attention import Normalization
 
 
@@ -37,6 +38,8 @@ class DANetEAHead(BaseDecodeHead):
         memory_size: memory slots S of external attention.
         channel_attention: keep DANet's second branch.
         normalization, tied: see `ExternalAttention2d`.
+        pam_channels: taken so that `DAHead`'s config serves here; it has no effect, which a warning
+            says.
         kwargs: `BaseDecodeHead`'s arguments, `in_channels` and `num_classes` among them.
     """
 
@@ -49,30 +52,25 @@ class DANetEAHead(BaseDecodeHead):
         channel_attention: bool = True,
         normalization: Normalization = "double",
         tied: bool = False,
+        pam_channels: int | None = None,
         norm_cfg: dict | None = dict(type="BN"),
         **kwargs,
     ):
         super().__init__(in_channels, channels, norm_cfg=norm_cfg, **kwargs)
         self.channel_attention = channel_attention
-
-        def conv3x3(width: int) -> ConvModule:
-            return ConvModule(
-                width,
-                channels,
-                3,
-                padding=1,
-                conv_cfg=self.conv_cfg,
-                norm_cfg=self.norm_cfg,
-                act_cfg=self.act_cfg,
+        if pam_channels is not None:
+            warnings.warn(
+                f"DANetEAHead ignores pam_channels={pam_channels}: that is the width of DAHead's "
+                "position attention, which external attention replaces",
+                stacklevel=2,
             )
-
-        self.ea_in_conv = conv3x3(self.in_channels)
+        self.ea_in_conv = conv_module(self, self.in_channels, channels, 3)
         self.ea = external_attention_block(channels, memory_size, norm_cfg, normalization, tied)
-        self.ea_out_conv = conv3x3(channels)
+        self.ea_out_conv = conv_module(self, channels, channels, 3)
         if channel_attention:
-            self.cam_in_conv = conv3x3(self.in_channels)
+            self.cam_in_conv = conv_module(self, self.in_channels, channels, 3)
             self.cam = CAM()
-            self.cam_out_conv = conv3x3(channels)
+            self.cam_out_conv = conv_module(self, channels, channels, 3)
             self.ea_conv_seg = nn.Conv2d(channels, self.out_channels, 1)
             self.cam_conv_seg = nn.Conv2d(channels, self.out_channels, 1)
 
@@ -80,6 +78,7 @@ class DANetEAHead(BaseDecodeHead):
         return classifier(features if self.dropout is None else self.dropout(features))
 
     def forward(self, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Tensor] | Tensor:
+        """Maps of which `in_index` is (B, in_channels, H, W) to one or three logits, see above."""
         x = self._transform_inputs(inputs)  # B, in_channels, H, W
         ea = self.ea_out_conv(self.ea(self.ea_in_conv(x)))  # B, channels, H, W
         if not self.channel_attention:

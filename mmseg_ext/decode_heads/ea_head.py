@@ -37,6 +37,19 @@ def external_attention_block(
     return ExternalAttention2d(channels, memory_size, norm_layer, normalization, tied)
 
 
+def conv_module(head: BaseDecodeHead, width_in: int, width_out: int, kernel: int) -> ConvModule:
+    """A convolution that keeps the size, with the norm and the activation of the head."""
+    return ConvModule(
+        width_in,
+        width_out,
+        kernel,
+        padding=kernel // 2,
+        conv_cfg=head.conv_cfg,
+        norm_cfg=head.norm_cfg,
+        act_cfg=head.act_cfg,
+    )
+
+
 @MODELS.register_module()
 class EAHead(BaseDecodeHead):
     """EANet's head: 3x3 conv, external attention, 3x3 conv, Dropout2d, 1x1 classifier.
@@ -70,18 +83,11 @@ class EAHead(BaseDecodeHead):
         **kwargs,
     ):
         super().__init__(in_channels, channels, norm_cfg=norm_cfg, init_cfg=init_cfg, **kwargs)
-        conv = dict(
-            kernel_size=3,
-            padding=1,
-            conv_cfg=self.conv_cfg,
-            norm_cfg=self.norm_cfg,
-            act_cfg=self.act_cfg,
-        )
-        self.conv_in = ConvModule(self.in_channels, ea_channels, **conv)
+        self.conv_in = conv_module(self, self.in_channels, ea_channels, 3)
         self.external_attention = external_attention_block(
             ea_channels, memory_size, norm_cfg, normalization, tied
         )
-        self.conv_out = ConvModule(ea_channels, channels, **conv)
+        self.conv_out = conv_module(self, ea_channels, channels, 3)
         self._init_published()
 
     def _init_published(self) -> None:
@@ -98,6 +104,7 @@ class EAHead(BaseDecodeHead):
             super().init_weights()
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
+        """Maps of which `in_index` is (B, in_channels, H, W) to logits (B, num_classes, H, W)."""
         x = self._transform_inputs(inputs)  # B, in_channels, H, W
         x = self.conv_in(x)  # B, ea_channels, H, W
         x = self.external_attention(x)
@@ -127,23 +134,13 @@ class JSegEAHead(BaseDecodeHead):
         super().__init__(in_channels, channels, **kwargs)
         if memory_size <= 0:
             raise ValueError(f"memory_size must be positive, got {memory_size}")
-
-        def conv1x1(width_in: int, width_out: int) -> ConvModule:
-            return ConvModule(
-                width_in,
-                width_out,
-                1,
-                conv_cfg=self.conv_cfg,
-                norm_cfg=self.norm_cfg,
-                act_cfg=self.act_cfg,
-            )
-
-        self.conv1 = conv1x1(self.in_channels, channels)
-        self.linear_0 = conv1x1(channels, memory_size)
-        self.linear_1 = conv1x1(memory_size, channels)
-        self.conv2 = conv1x1(channels, channels)
+        self.conv1 = conv_module(self, self.in_channels, channels, 1)
+        self.linear_0 = conv_module(self, channels, memory_size, 1)
+        self.linear_1 = conv_module(self, memory_size, channels, 1)
+        self.conv2 = conv_module(self, channels, channels, 1)
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
+        """Maps of which `in_index` is (B, in_channels, H, W) to logits (B, num_classes, H, W)."""
         x = self.conv1(self._transform_inputs(inputs))  # B, channels, H, W
         logits = self.linear_0(x).flatten(2)  # B, S, N
         attention = double_normalize(logits.to(full_precision(logits.dtype)))  # B, S, N

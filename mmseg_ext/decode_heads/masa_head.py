@@ -5,11 +5,11 @@ Published code: none for this head. Its design is ours; the block in its middle 
 """
 
 import torch
-from mmcv.cnn import ConvModule
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmseg.registry import MODELS
 from torch import Tensor, nn
 
+from mmseg_ext.decode_heads.ea_head import conv_module
 from mmseg_ext.layers.manhattan_block import ManhattanBlock, channels_first, channels_last
 
 
@@ -53,14 +53,7 @@ class MaSAHead(BaseDecodeHead):
         super().__init__(in_channels, channels, norm_cfg=norm_cfg, **kwargs)
         if num_blocks < 1:
             raise ValueError(f"num_blocks must be positive, got {num_blocks}")
-        conv = dict(
-            kernel_size=3,
-            padding=1,
-            conv_cfg=self.conv_cfg,
-            norm_cfg=self.norm_cfg,
-            act_cfg=self.act_cfg,
-        )
-        self.conv_in = ConvModule(self.in_channels, channels, **conv)
+        self.conv_in = conv_module(self, self.in_channels, channels, 3)
         self.blocks = nn.ModuleList(
             ManhattanBlock(
                 channels,
@@ -73,9 +66,10 @@ class MaSAHead(BaseDecodeHead):
             )
             for _ in range(num_blocks)
         )
-        self.conv_cat = ConvModule(self.in_channels + channels, channels, **conv)
+        self.conv_cat = conv_module(self, self.in_channels + channels, channels, 3)
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
+        """Maps of which `in_index` is (B, in_channels, H, W) to logits (B, num_classes, H, W)."""
         inputs = self._transform_inputs(inputs)  # (B, in_channels, H, W)
         x = channels_last(self.conv_in(inputs))  # (B, H, W, channels)
         for block in self.blocks:

@@ -10,17 +10,17 @@ from mmseg.registry import MODELS
 from torch import nn
 
 from tests.models import (
+    HALVES,
     assert_autocast_close,
     assert_every_parameter_gets_gradient,
     assert_exports_and_compiles,
+    assert_half_precision_works,
     assert_round_trips,
     assert_same,
     randomise,
     tensors,
     weighted_sum,
 )
-
-HALVES = (torch.bfloat16, torch.float16)
 
 
 def load_into_segmentor(model, state):
@@ -155,19 +155,8 @@ class BackboneTester:
 
     @pytest.mark.parametrize("dtype", HALVES, ids=str)
     def test_half_precision_module(self, dtype):
-        """A module wholly in half precision, forward and backward, near the one in float32."""
-        model = randomise(self.build()).eval()
-        half = copy.deepcopy(model).to(dtype)
-        x = self.images(1)
-        with torch.no_grad():
-            expected = model(x)
-        outputs = half(x.to(dtype))
-        for ours, theirs in zip(outputs, expected, strict=True):
-            assert ours.dtype == dtype
-            error = (ours.float() - theirs).pow(2).mean().sqrt() / theirs.pow(2).mean().sqrt()
-            assert error <= self.autocast_tolerance, f"relative RMS error {error:.3g} in {dtype}"
-        sum(t.float().mean() for t in outputs).backward()
-        assert all(torch.isfinite(p.grad).all() for p in half.parameters())
+        model, args = randomise(self.build()), (self.images(1),)
+        assert_half_precision_works(model, args, dtype, self.autocast_tolerance)
 
     def test_export_and_compile(self):
         assert_exports_and_compiles(randomise(self.build()), (self.images(1),))

@@ -1,14 +1,17 @@
 """One tester that every decode head passes: subclass it and name the head (see test_*.py)."""
 
+import pytest
 import torch
 from mmengine.structures import PixelData
 from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
 
 from tests.models import (
+    HALVES,
     assert_autocast_close,
     assert_every_parameter_gets_gradient,
     assert_exports_and_compiles,
+    assert_half_precision_works,
     assert_round_trips,
     randomise,
     tensors,
@@ -85,6 +88,10 @@ class HeadTester:
     def test_autocast(self):
         features = self.features(1)
         assert_autocast_close(self.build(), lambda m: m(features))
+
+    @pytest.mark.parametrize("dtype", HALVES, ids=str)
+    def test_half_precision_module(self, dtype):
+        assert_half_precision_works(randomise(self.build()), (self.features(1),), dtype)
 
     def test_export_and_compile(self):
         assert_exports_and_compiles(randomise(self.build()), (self.features(1),))

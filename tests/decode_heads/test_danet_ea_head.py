@@ -1,7 +1,9 @@
 """DANetEAHead with and without channel attention, against mmseg's DAHead where they coincide."""
 
+import pytest
 import torch
 from mmseg.registry import MODELS
+from torch import nn
 
 from tests.decode_heads.base import HeadTester
 from tests.models import assert_same, randomise
@@ -12,13 +14,37 @@ class TestDANetEAHead(HeadTester):
     num_outputs = 3
     zero_gradient = (r"ea\.conv1\.bias",)
 
-    def test_three_losses_as_dahead(self):
-        losses = self.build().loss(self.features(), self.samples(), train_cfg=None)
-        assert {k for k in losses if "loss" in k} == {
-            "ea_cam.loss_ce",
-            "ea.loss_ce",
-            "cam.loss_ce",
+    def test_each_branch_has_the_loss_of_its_name(self):
+        """`ea_cam` is the sum's, which is predicted; each is the cross-entropy of its own map."""
+        head, features, samples = self.build().train(), self.features(), self.samples(stride=1)
+        torch.manual_seed(4)
+        losses = head.loss(features, samples, train_cfg=None)
+        labels = torch.stack([s.gt_sem_seg.data[0] for s in samples])
+        torch.manual_seed(4)
+        for name, logits in zip(("ea_cam", "ea", "cam"), head(features), strict=True):
+            total = nn.functional.cross_entropy(logits, labels, ignore_index=255, reduction="sum")
+            torch.testing.assert_close(losses[f"{name}.loss_ce"], total / labels.numel())
+        assert len([k for k in losses if "loss" in k]) == 3
+
+    def test_takes_the_config_of_dahead(self):
+        stock = {
+            "in_channels": self.in_channels,
+            "in_index": -1,
+            "channels": 16,
+            "pam_channels": 4,
+            "dropout_ratio": 0.1,
+            "num_classes": 5,
+            "norm_cfg": {"type": "BN"},
+            "align_corners": False,
+            "loss_decode": {"type": "CrossEntropyLoss", "use_sigmoid": False, "loss_weight": 1.0},
         }
+        MODELS.build({"type": "DAHead", **stock})
+        with pytest.warns(UserWarning, match="ignores pam_channels=4") as warned:
+            head = MODELS.build({"type": "DANetEAHead", **stock})
+        assert sum("pam_channels" in str(w.message) for w in warned) == 1
+        del stock["pam_channels"]
+        plain = MODELS.build({"type": "DANetEAHead", **stock})
+        assert [p.shape for p in head.parameters()] == [p.shape for p in plain.parameters()]
 
     def test_channel_branch_equals_dahead(self):
         """With its attention branch silenced, the head is DAHead's channel branch."""
