@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
@@ -33,8 +34,19 @@ TEST = [
     "ruff==0.17.5",
 ]
 
-# What mim looks for under mmseg_ext/.mim, as in the OpenMMLab packages.
-MIM = ("configs", "demo", "tools", "model-index.yml")
+# What mim looks for under mmseg_ext/.mim, as in the OpenMMLab packages; and the tested set, which
+# `python -m mmseg_ext env` compares the installed packages with.
+MIM = ("configs", "demo", "tools", "model-index.yml", "constraints.txt")
+
+
+def copy_mim(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for name in MIM:
+        if (ROOT / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+        else:
+            shutil.copy2(ROOT / name, folder / name)
 
 
 class BuildPackage(build_py):
@@ -50,15 +62,24 @@ class BuildPackage(build_py):
         folder = package / ".mim"
         if folder.exists():  # what an earlier build left
             shutil.rmtree(folder)
+        if not self.editable_mode:
+            copy_mim(folder)
+            return
         folder.mkdir(parents=True)
         for name in MIM:
-            if self.editable_mode:
-                (folder / name).symlink_to(Path("..", "..", name))
-            elif (ROOT / name).is_dir():
-                ignored = shutil.ignore_patterns("__pycache__")
-                shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-            else:
-                shutil.copy2(ROOT / name, folder / name)
+            (folder / name).symlink_to(Path("..", "..", name))
+
+
+class BuildWheel(bdist_wheel):
+    """Puts `.mim` into the wheel's metadata as well.
+
+    The maintained mim takes the first folder of a distribution's sorted RECORD for its package, and
+    `mmseg_ext-VERSION.dist-info` comes before `mmseg_ext/`.
+    """
+
+    def write_wheelfile(self, wheelfile_base: str, *args, **kwargs) -> None:
+        super().write_wheelfile(wheelfile_base, *args, **kwargs)
+        copy_mim(Path(wheelfile_base, ".mim"))
 
 
 setup(
@@ -71,8 +92,8 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["mmseg_ext", "mmseg_ext.*"]),
-    package_data={"mmseg_ext": ["doctor/parity/*.npz"]},
+    package_data={"mmseg_ext": ["py.typed", "doctor/parity/*.npz"]},
     install_requires=["torch>=2.4", "numpy>=1.24", "safetensors>=0.4"],
     extras_require={"mm": MM, "export": EXPORT, "test": MM + EXPORT + TEST},
-    cmdclass={"build_py": BuildPackage},
+    cmdclass={"build_py": BuildPackage, "bdist_wheel": BuildWheel},
 )

@@ -163,15 +163,15 @@ def test_too_old_stack_is_named(monkeypatch):
         environment.stack_problem.cache_clear()
 
 
-def test_original_stack_is_accepted_and_marked_untested(monkeypatch):
-    import mmcv
-    import mmseg
-
-    environment.stack_problem.cache_clear()
-    monkeypatch.setattr(mmseg, "__version__", "1.2.2")
-    monkeypatch.setattr(mmcv, "__version__", "2.1.0")
-    try:
-        assert environment.stack_problem() is None
-        assert environment.stack_status().startswith("untested")
-    finally:
-        environment.stack_problem.cache_clear()
+@pytest.mark.parametrize("name", ["torch", "numpy", "onedl-mmcv", "opencv-python-headless"])
+def test_every_package_is_compared_with_the_tested_set(name, monkeypatch):
+    """A CUDA build of torch, say, which pip takes without the constraints."""
+    tested = environment.tested_set()
+    assert {"torch", "numpy", "onedl-mmengine", "matplotlib"} <= tested.keys()
+    monkeypatch.setattr(environment.metadata, "version", lambda n: tested[n] + "+cpu")
+    assert environment.stack_status() == "tested"
+    versions = {**tested, name: "99.1+cu130"}
+    monkeypatch.setattr(environment.metadata, "version", versions.__getitem__)
+    status = environment.stack_status()
+    assert status.startswith(f"untested: no test has seen {name} 99.1+cu130, not {tested[name]}.")
+    assert "pip install -c constraints.txt" in status
