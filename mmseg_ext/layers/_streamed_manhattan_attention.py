@@ -8,7 +8,7 @@ functions in the same slices took, over these, in processor time of one thread a
                                           inference   training   memory in training
     32 x 32 positions                       0.99        1.31            1.3
     32 x 32 positions, decay='product'      1.12        1.30            4.7
-    64 x 128 positions                      1.56        TRAINBIG
+    64 x 128 positions                      1.56    not measured
 
 Along one axis they took at most 1.09 times as long: there they run.
 """
