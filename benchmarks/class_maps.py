@@ -1,0 +1,354 @@
+"""`StripEncoderDecoder` against mmsegmentation's `EncoderDecoder`: time, peak memory and labels.
+
+    python -m benchmarks.class_maps                           post-processing and loss alone
+    python -m benchmarks.class_maps --network                 whole test and training steps
+    python -m benchmarks.class_maps --figure FILE             memory against the size of the image
+    python -m benchmarks.class_maps --device cuda --largest-batch
+
+Alone means with a network that returns stored random logits at output stride 8. Both sides take
+turns in one process; the peak memory of each is measured in a process of its own.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from mmengine.config import Config
+from mmengine.model.utils import revert_sync_batchnorm
+from mmengine.registry import init_default_scope
+from mmengine.structures import PixelData
+from mmseg.models import SegTTAModel
+from mmseg.models.decode_heads.decode_head import BaseDecodeHead
+from mmseg.registry import MODELS
+from mmseg.structures import SegDataSample
+from torch import Tensor, nn
+
+from mmseg_ext import register_all_modules
+from mmseg_ext.cost.cost_table import MEBI, machine, markdown
+from mmseg_ext.cost.devices import usable_device
+from mmseg_ext.cost.measure import median_ratio, paired_times, peak_memory
+from mmseg_ext.segmentors import StreamingSegTTAModel
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
+KINDS = {"stock": "EncoderDecoder", "strips": "StripEncoderDecoder"}
+STRIDE = 8  # of the stored logits
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is run: one image, predicted from `views` views, or a training step on a batch.
+
+    Args:
+        size: (H, W) of the network's input.
+        original: (H, W) of the image; None is `size`.
+        config: of the whole network, when it runs.
+        batch: images of a training step; 0 is a test step.
+    """
+
+    config: str
+    classes: int
+    size: tuple[int, int]
+    original: tuple[int, int] | None = None
+    views: int = 1
+    window: tuple[tuple[int, int], tuple[int, int]] | None = None
+    batch: int = 0
+
+
+CASES = {
+    "ADE20K, 512x683, 1 view": Case("ea_r101_ade20k_160k", 150, (512, 683)),
+    "ADE20K, 512x683, 12 views": Case("ea_r101_ade20k_160k", 150, (512, 683), views=12),
+    "ADE20K, 2000x3000, 1 view": Case("ea_r101_ade20k_160k", 150, (512, 768), (2000, 3000)),
+    "Cityscapes, 1024x2048, windows of 769": Case(
+        "ea_r101_cityscapes_80k", 19, (1024, 2048), window=((769, 769), (513, 513))
+    ),
+    "ADE20K, training, 4x512x512": Case("ea_r101_ade20k_160k", 150, (512, 512), batch=4),
+    "Cityscapes, training, 2x769x769": Case("ea_r101_cityscapes_80k", 19, (769, 769), batch=2),
+}
+
+
+@MODELS.register_module()
+class StoredLogits(BaseDecodeHead):
+    """The same random logits for every input of a size."""
+
+    def __init__(self, **kwargs):
+        super().__init__(in_channels=3, channels=3, **kwargs)
+        self._logits: dict[tuple[int, ...], Tensor] = {}
+
+    def forward(self, inputs: list[Tensor]) -> Tensor:
+        (images,) = inputs
+        low = tuple(-(-n // STRIDE) for n in images.shape[2:])
+        shape = (len(images), self.num_classes, *low)
+        if shape not in self._logits:
+            generator = torch.Generator().manual_seed(sum(shape))
+            logits = 3 * torch.randn(shape, generator=generator)
+            self._logits[shape] = logits.to(images.device).requires_grad_(self.training)
+        return self._logits[shape]
+
+
+@MODELS.register_module()
+class ImagesAsFeatures(nn.Module):
+    def forward(self, images: Tensor) -> tuple[Tensor]:
+        return (images,)
+
+
+def segmentor(case: Case, kind: str, network: bool, device: str) -> nn.Module:
+    """The case's segmentor as mmsegmentation's or as ours, with the same weights."""
+    register_all_modules()
+    init_default_scope("mmseg")
+    config = Config.fromfile(CONFIGS / f"{case.config}.py").model
+    config.type = KINDS[kind]
+    config.test_cfg = dict(mode="whole")
+    if case.window is not None:
+        config.test_cfg = dict(mode="slide", crop_size=case.window[0], stride=case.window[1])
+    if network:
+        config.backbone.init_cfg = None
+    else:
+        config.backbone = dict(type="ImagesAsFeatures")
+        config.decode_head = dict(type="StoredLogits", num_classes=case.classes)
+        config.auxiliary_head = None
+        config.data_preprocessor = dict(type="mmengine.BaseDataPreprocessor")
+    torch.manual_seed(0)
+    model = revert_sync_batchnorm(MODELS.build(config)).to(device)
+    return model.train(case.batch > 0)
+
+
+def sample(size: tuple[int, int], original: tuple[int, int], flip: bool) -> SegDataSample:
+    meta = dict(img_path="", ori_shape=original, img_shape=size, pad_shape=size)
+    return SegDataSample(metainfo=meta | dict(flip=flip, flip_direction="horizontal"))
+
+
+def test_step(case: Case, model: nn.Module, network: bool) -> Callable[[], Tensor]:
+    """A function that gives the labels of the case's image."""
+    generator = torch.Generator().manual_seed(0)
+    views = []  # (image, sample)
+    for i in range(case.views):
+        ratio = RATIOS[i // 2] if case.views > 1 else 1.0
+        size = tuple(int(n * ratio + 0.5) for n in case.size)
+        if network:
+            image = torch.randint(0, 256, (3, *size), generator=generator, dtype=torch.uint8)
+        else:  # its size alone is looked at
+            image = torch.zeros(()).expand(3, *size)
+        views.append((image, sample(size, case.original or case.size, flip=i % 2 == 1)))
+    if case.views == 1:
+        model_of_views: nn.Module = model
+    elif type(model).__name__ == KINDS["stock"]:
+        model_of_views = SegTTAModel(model)
+    else:
+        model_of_views = StreamingSegTTAModel(model)
+
+    def run() -> Tensor:
+        data: dict = {"inputs": [[image] for image, _ in views]}
+        if not network:
+            data["inputs"] = [image[None] for image, _ in views]
+        data["data_samples"] = [[one.clone()] for _, one in views]
+        if case.views == 1:
+            data = {key: value[0] for key, value in data.items()}
+        with torch.no_grad():
+            (result,) = model_of_views.test_step(data)
+        return result.pred_sem_seg.data.reshape(case.original or case.size)
+
+    return run
+
+
+def training_step(case: Case, model: nn.Module) -> Callable[[], Tensor]:
+    """A function that runs a forward and a backward and gives the losses' sum."""
+    device = model.data_preprocessor.device
+    generator = torch.Generator().manual_seed(0)
+    shape = (case.batch, 1, *case.size)
+    labels = torch.randint(0, case.classes, shape, generator=generator).to(device)
+    images = torch.randn(case.batch, 3, *case.size, generator=generator).to(device)
+    samples = [SegDataSample(gt_sem_seg=PixelData(data=label)) for label in labels]
+
+    def run() -> Tensor:
+        model.zero_grad(set_to_none=True)
+        loss, _ = model.parse_losses(model.loss(images, samples))
+        loss.backward()
+        return loss.detach()
+
+    return run
+
+
+def step(case: Case, kind: str, network: bool, device: str) -> Callable[[], Tensor]:
+    model = segmentor(case, kind, network, device)
+    return training_step(case, model) if case.batch else test_step(case, model, network)
+
+
+def peak(case: Case, kind: str, network: bool, device: str) -> int:
+    """Bytes that a step needs above its start, after one on a small image of all that it runs."""
+    run = step(case, kind, network, device)
+    if network:
+        small = replace(case, size=(64, 64), original=None, views=1, window=None)
+        step(small, kind, network, device)()
+    else:
+        run()  # makes the logits, too
+    return peak_memory(run, device)
+
+
+def peak_of_own_process(name: str, kind: str, network: bool, device: str) -> int:
+    command = [sys.executable, "-m", "benchmarks.class_maps", "--peak-of", name, kind]
+    command += ["--device", device, *(["--network"] if network else [])]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
+        raise RuntimeError(f"{name}, {kind}: {result.stderr.strip().splitlines()[-1]}")
+    return int(result.stdout.splitlines()[-1])
+
+
+def measure(
+    name: str, network: bool, rounds: int, device: str, clock: Callable[[], float]
+) -> dict[str, float]:
+    """One row: peak MiB of each, median seconds of each, and how their results differ."""
+    case = CASES[name]
+    row: dict[str, float] = {}
+    for kind in KINDS:
+        row[f"{kind}_mib"] = peak_of_own_process(name, kind, network, device) / MEBI
+    if rounds == 0:
+        return row
+    steps = {kind: step(case, kind, network, device) for kind in KINDS}
+    times = paired_times(steps, rounds, warmup=0 if network else 1, clock=clock)
+    row |= {f"{kind}_seconds": statistics.median(times[kind]) for kind in KINDS}
+    row["speedup"] = median_ratio(times["stock"], times["strips"])
+    stock, ours = (run() for run in steps.values())
+    if case.batch:
+        row["loss_difference"] = ((ours - stock).abs() / stock).item()
+    else:
+        row["other_labels"] = (ours != stock).sum().item()
+        row["pixels"] = ours.numel()
+    return row
+
+
+def table(rows: dict[str, dict[str, float]]) -> str:
+    headings = ["", "stock, s", "strips, s", "stock / strips", "stock, MiB", "strips, MiB"]
+    headings += ["strips / stock", "results that differ"]
+    lines = []
+    for name, row in rows.items():
+        times = ["", "", ""]
+        if "speedup" in row:
+            times = [
+                f"{row['stock_seconds']:.2f}",
+                f"{row['strips_seconds']:.2f}",
+                f"{row['speedup']:.1f}",
+            ]
+        difference = ""
+        if "pixels" in row:
+            difference = f"{row['other_labels']} of {row['pixels']} labels"
+        elif "loss_difference" in row:
+            difference = f"loss by {row['loss_difference']:.0e}"
+        memory = [f"{row['stock_mib']:.0f}", f"{row['strips_mib']:.0f}"]
+        ratio = f"{row['strips_mib'] / row['stock_mib']:.2f}"
+        lines.append([name, *times, *memory, ratio, difference])
+    return markdown(headings, lines)
+
+
+SIDES = (512, 1024, 2048, 3072, 4096)
+
+
+def memory_by_size(device: str) -> dict[str, dict[int, float]]:
+    """Peak MiB by the side of a square image of 150 classes, one view of 512x512."""
+    curves: dict[str, dict[int, float]] = {kind: {} for kind in KINDS}
+    for side in SIDES:
+        case = replace(CASES["ADE20K, 512x683, 1 view"], size=(512, 512), original=(side, side))
+        for kind in KINDS:
+            run = step(case, kind, False, device)
+            run()
+            curves[kind][side] = peak_memory(run, device) / MEBI
+    return curves
+
+
+def plot(curves: dict[str, dict[int, float]], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    names = {"stock": "EncoderDecoder", "strips": "StripEncoderDecoder"}
+    for kind, colour in (("stock", "#5b6270"), ("strips", "#e4572e")):
+        curve = curves[kind]
+        axes.plot(
+            [side**2 for side in curve],
+            list(curve.values()),
+            marker="o",
+            color=colour,
+            label=names[kind],
+        )
+    axes.set(xscale="log", yscale="log", xlabel="image", ylabel="peak of post-processing, MiB")
+    axes.set_xticks([side**2 for side in SIDES], [f"{side}²" for side in SIDES])
+    axes.minorticks_off()
+    axes.grid(color="#d9dce1", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def largest_batch(kind: str, device: str) -> int:
+    """Images of 512x512 of the ADE20K config with which a training step fits on the device."""
+    fits, fails = 0, None
+    while fails is None or fails - fits > 1:
+        batch = max(1, 2 * fits) if fails is None else (fits + fails) // 2
+        case = replace(CASES["ADE20K, training, 4x512x512"], batch=batch)
+        try:
+            step(case, kind, True, device)()
+            fits = batch
+        except torch.OutOfMemoryError:
+            fails = batch
+        torch.cuda.empty_cache()
+    return fits
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--network", action="store_true", help="with the whole network")
+    parser.add_argument("--rounds", type=int, default=3, help="0: memory alone")
+    parser.add_argument(
+        "--cpu-seconds", action="store_true", help="of the process, for a machine that is shared"
+    )
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", type=Path, help="write the numbers")
+    parser.add_argument("--figure", type=Path, help="instead: memory by image size, as a picture")
+    parser.add_argument("--largest-batch", action="store_true", help="instead, on a GPU")
+    parser.add_argument("--peak-of", nargs=2, metavar=("CASE", "KIND"), help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    try:  # before the measurement
+        device = usable_device(args.device)
+        if args.largest_batch and device.type != "cuda":
+            raise ValueError("--largest-batch needs a GPU: --device cuda")
+        for path in filter(None, (args.json, args.figure)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if args.peak_of:
+        name, kind = args.peak_of
+        print(peak(CASES[name], kind, args.network, args.device))
+        return 0
+    result: dict
+    if args.figure:
+        result = memory_by_size(args.device)
+        plot(result, args.figure)
+        print(result)
+    elif args.largest_batch:
+        result = {kind: largest_batch(kind, args.device) for kind in KINDS}
+        print(result)
+    else:
+        result = {}
+        clock = time.process_time if args.cpu_seconds else time.perf_counter
+        for name in args.cases:
+            result[name] = measure(name, args.network, args.rounds, args.device, clock)
+            print(name, result[name], file=sys.stderr, flush=True)
+        print(f"{machine(args.device)}\n\n{table(result)}")
+    if args.json is not None:
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
