@@ -158,7 +158,7 @@ def test_step(case: Case, model: nn.Module, network: bool) -> Callable[[], Tenso
     return run
 
 
-def training_step(case: Case, model: nn.Module) -> Callable[[], Tensor]:
+def training_step(case: Case, model: nn.Module, network: bool) -> Callable[[], Tensor]:
     """A function that runs a forward and a backward and gives the losses' sum."""
     device = model.data_preprocessor.device
     generator = torch.Generator().manual_seed(0)
@@ -177,19 +177,23 @@ def training_step(case: Case, model: nn.Module) -> Callable[[], Tensor]:
 
 
 def step(case: Case, kind: str, network: bool, device: str) -> Callable[[], Tensor]:
+    """The case's step, after the same on a small image: libraries and kernels are loaded."""
+    make = training_step if case.batch else test_step
     model = segmentor(case, kind, network, device)
-    return training_step(case, model) if case.batch else test_step(case, model, network)
+    make(replace(case, size=(64, 64), original=None), model, network)()
+    if not network:
+        for ratio in RATIOS if case.views > 1 else (1.0,):
+            height, width = (int(n * ratio + 0.5) for n in case.size)
+            if case.window is not None:
+                height, width = case.window[0]
+            images = torch.zeros(1, device=device).expand(max(case.batch, 1), 3, height, width)
+            model.decode_head([images])  # stores the logits
+    return make(case, model, network)
 
 
 def peak(case: Case, kind: str, network: bool, device: str) -> int:
-    """Bytes that a step needs above its start, after one on a small image of all that it runs."""
-    run = step(case, kind, network, device)
-    if network:
-        small = replace(case, size=(64, 64), original=None, views=1, window=None)
-        step(small, kind, network, device)()
-    else:
-        run()  # makes the logits, too
-    return peak_memory(run, device)
+    """Bytes that a step needs above its start."""
+    return peak_memory(step(case, kind, network, device), device)
 
 
 def peak_of_own_process(name: str, kind: str, network: bool, device: str) -> int:
@@ -211,11 +215,20 @@ def measure(
         row[f"{kind}_mib"] = peak_of_own_process(name, kind, network, device) / MEBI
     if rounds == 0:
         return row
-    steps = {kind: step(case, kind, network, device) for kind in KINDS}
-    times = paired_times(steps, rounds, warmup=0 if network else 1, clock=clock)
+    results: dict[str, Tensor] = {}
+
+    def timed(kind: str) -> Callable[[], None]:
+        run = step(case, kind, network, device)
+
+        def keep_result() -> None:
+            results[kind] = run()
+
+        return keep_result
+
+    times = paired_times({kind: timed(kind) for kind in KINDS}, rounds, warmup=0, clock=clock)
     row |= {f"{kind}_seconds": statistics.median(times[kind]) for kind in KINDS}
     row["speedup"] = median_ratio(times["stock"], times["strips"])
-    stock, ours = (run() for run in steps.values())
+    stock, ours = results["stock"], results["strips"]
     if case.batch:
         row["loss_difference"] = ((ours - stock).abs() / stock).item()
     else:
@@ -256,9 +269,7 @@ def memory_by_size(device: str) -> dict[str, dict[int, float]]:
     for side in SIDES:
         case = replace(CASES["ADE20K, 512x683, 1 view"], size=(512, 512), original=(side, side))
         for kind in KINDS:
-            run = step(case, kind, False, device)
-            run()
-            curves[kind][side] = peak_memory(run, device) / MEBI
+            curves[kind][side] = peak(case, kind, False, device) / MEBI
     return curves
 
 

@@ -123,6 +123,7 @@ def test_tta_is_the_configs(folder, checkpoint):
     merged = dict(predictor.predict((path, path) for path in paths))
     assert list(merged) == paths
     model = init_model(CONFIG, checkpoint, device="cpu")
+    model.test_cfg.keep_logits = True
     for path in paths:
         image = cv2.imread(path)
         total = 0

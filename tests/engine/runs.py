@@ -34,7 +34,7 @@ _base_ = [{base!r}]
 custom_imports = dict(imports=["mmseg_ext", "tests.engine.run_hooks"], allow_failed_imports=False)
 norm_cfg = dict(type="GN", num_groups=4)
 model = dict(
-    type="EncoderDecoder",
+    type="StripEncoderDecoder",
     data_preprocessor=dict(
         type="SegDataPreProcessor",
         mean=[120.0, 120.0, 120.0],

@@ -4,13 +4,18 @@ import copy
 
 import pytest
 import torch
+from mmengine.config import Config
+from mmengine.dataset import pseudo_collate
+from mmengine.model.utils import revert_sync_batchnorm
 from mmengine.structures import PixelData
 from mmseg.models.decode_heads import FCNHead
 from mmseg.models.segmentors import SegTTAModel
-from mmseg.registry import MODELS
+from mmseg.registry import DATASETS, METRICS, MODELS
 from mmseg.structures import SegDataSample
 
 from mmseg_ext.segmentors import StreamingSegTTAModel, StripEncoderDecoder
+from tests.configs import CONFIGS
+from tests.models import randomise
 from tests.segmentors.small import allocated_at_peak, batch_of_two, pair, segmentor
 
 PYRAMID = dict(in_channels=[8, 16, 32, 64], in_index=[0, 1, 2, 3])
@@ -271,3 +276,35 @@ def test_ground_truth_stays_in_the_sample():
     sample.gt_sem_seg = PixelData(data=torch.ones(1, 61, 83))
     (result,) = ours.predict(inputs[:1], [sample])
     assert result.gt_sem_seg.data.sum() == 61 * 83
+
+
+# --- the embedded dataset ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tta", [False, True], ids=["one view", "six views"])
+def test_miou_of_the_embedded_dataset_is_equal_to_the_last_digit(tmp_path, tta):
+    config = Config.fromfile(CONFIGS / "ea_r18_shapes.py")
+    dataset = config.val_dataloader.dataset
+    dataset.update(
+        data_root=str(tmp_path / "shapes"), recipe=dict(seed=0, train=1, val=8, size=128)
+    )
+    if tta:
+        dataset.pipeline = config.tta_pipeline
+    dataset = DATASETS.build(dataset)
+    images = [dataset[i] for i in range(len(dataset))]
+    scores = []
+    for kind in ("EncoderDecoder", "StripEncoderDecoder"):
+        config.model.type = kind
+        torch.manual_seed(0)
+        model = randomise(revert_sync_batchnorm(MODELS.build(config.model))).eval()
+        model.decode_head.conv_seg.weight.data.mul_(30)
+        model = StreamingSegTTAModel(model) if tta else model
+        metric = METRICS.build(config.val_evaluator)
+        metric.dataset_meta = dataset.metainfo
+        for image in copy.deepcopy(images):
+            with torch.no_grad():
+                results = model.test_step(pseudo_collate([image]))
+            metric.process({}, [sample.to_dict() for sample in results])
+        scores.append(metric.evaluate(len(images)))
+    assert scores[0] == scores[1]
+    assert 0 < scores[0]["mIoU"] < 100

@@ -3,7 +3,7 @@
 # over the square root of the share of the training pixels; docs/camvid.md has what else was tried.
 norm_cfg = dict(type="BN", requires_grad=True)
 model = dict(
-    type="EncoderDecoder",
+    type="StripEncoderDecoder",
     data_preprocessor=dict(
         type="SegDataPreProcessor",
         mean=[123.675, 116.28, 103.53],  # R, G, B of ImageNet

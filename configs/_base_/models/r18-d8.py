@@ -10,7 +10,7 @@ data_preprocessor = dict(
     seg_pad_val=255,
 )
 model = dict(
-    type="EncoderDecoder",
+    type="StripEncoderDecoder",
     data_preprocessor=data_preprocessor,
     pretrained=None,
     backbone=dict(

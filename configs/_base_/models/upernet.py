@@ -2,7 +2,7 @@
 # `data_preprocessor.size` is the dataset's crop_size: the experiment sets it.
 norm_cfg = dict(type="SyncBN", requires_grad=True)
 model = dict(
-    type="EncoderDecoder",
+    type="StripEncoderDecoder",
     data_preprocessor=dict(
         type="SegDataPreProcessor",
         mean=[123.675, 116.28, 103.53],  # R, G, B of ImageNet
