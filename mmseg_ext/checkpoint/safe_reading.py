@@ -68,7 +68,7 @@ def read_torch(file: str | Path | BinaryIO, name: str, map_location: object = "c
                 "--i-trust-this-file"
             ) from error
         raise BrokenCheckpoint(f"{name}: not a readable torch file ({_line(error)})") from error
-    except (RuntimeError, EOFError, ValueError, KeyError, IndexError) as error:
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError) as error:
         raise BrokenCheckpoint(f"{name}: not a readable torch file ({_line(error)})") from error
     if isinstance(content, dict) and CHECKSUM in content:
         expected = content.pop(CHECKSUM)

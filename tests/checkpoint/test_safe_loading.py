@@ -196,7 +196,7 @@ def test_a_legacy_file_is_converted_in_a_deliberate_step(good, tmp_path, capsys)
     assert unpickle([str(tmp_path / "none.pth"), str(tmp_path / "x.pth"), TRUST]) == 1
 
 
-@pytest.mark.parametrize("cut", [0, 1, 100, 0.5, 0.99])
+@pytest.mark.parametrize("cut", [0, 1, 100, 5000, 0.5, 0.99])
 def test_a_truncated_file_is_broken_not_unsafe(folder, tmp_path, cut):
     data = (folder / "work/iter_1.pth").read_bytes()
     path = tmp_path / "cut.pth"
