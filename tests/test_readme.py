@@ -15,7 +15,11 @@ OF_THE_READER = {
     "configs/_base_/datasets/fields.py",
     "configs/NAME.py",
 }
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "projects").glob("*/README.md")),
+]
 
 
 def test_the_two_commands_come_first():
@@ -23,23 +27,26 @@ def test_the_two_commands_come_first():
     assert commands[:2] == ["demo", "test"]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_make_targets_exist(document):
     targets = set(re.findall(r"^([a-z]\w*):", (ROOT / "Makefile").read_text(), re.M))
     named = set(re.findall(r"(?:^|`)make (\w+)", document.read_text(encoding="utf-8"), re.M))
     assert named <= targets
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_that_are_named_exist(document):
     text = document.read_text(encoding="utf-8")
     named = set(
-        re.findall(r"(?<![\w/.-])((?:tools|configs|docs|demo|mmseg_ext|tests)/[\w./-]+\.\w+)", text)
+        re.findall(
+            r"(?<![\w/.-])((?:tools|configs|docs|demo|mmseg_ext|tests|projects)/[\w./-]+\.\w+)",
+            text,
+        )
     )
     assert not {name for name in named - OF_THE_READER if not (ROOT / name).exists()}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_and_pictures_exist(document):
     text = document.read_text(encoding="utf-8")
     links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", text)

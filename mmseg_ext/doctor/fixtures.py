@@ -40,8 +40,8 @@ def _entry(key: str, shape: list[int], seed: int, gain: float) -> Tensor:
 class Fixture:
     """One `.npz`: `meta`, `inputs`, the published `state_dict`, and the stored `outputs`."""
 
-    def __init__(self, name: str):
-        with np.load(FOLDER / f"{name}.npz") as archive:
+    def __init__(self, name: str, folder: Path = FOLDER):
+        with np.load(folder / f"{name}.npz") as archive:
             self.meta = json.loads(str(archive["meta"]))
             self.outputs = {
                 key.removeprefix("out_"): torch.from_numpy(archive[key])

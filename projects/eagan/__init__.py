@@ -1,0 +1,1 @@
+"""SAGAN with external attention in place of self-attention."""

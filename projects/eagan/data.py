@@ -1,0 +1,202 @@
+"""Labelled pictures: CIFAR-10 and Tiny-ImageNet from their official archives, or made by code.
+
+Nothing is downloaded. Of CIFAR-10's three archives the binary one is read: the Python one holds
+pickles, which run code when they are loaded.
+"""
+
+import io
+import tarfile
+import zipfile
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from rich.progress import track
+from torch import Tensor
+
+CIFAR10_ARCHIVE = "cifar-10-binary.tar.gz"
+TINY_IMAGENET_ARCHIVE = "tiny-imagenet-200.zip"
+_SOURCES = {
+    CIFAR10_ARCHIVE: "https://www.cs.toronto.edu/~kriz/cifar.html, 'CIFAR-10 binary version'",
+    TINY_IMAGENET_ARCHIVE: "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+}
+_CIFAR10_RECORDS = 10_000  # of each file; a record is the label and 3 x 32 x 32 pixels
+
+
+class Pictures(NamedTuple):
+    """images (N, 3, H, W) in uint8, labels (N,) in int64."""
+
+    images: Tensor
+    labels: Tensor
+
+
+def _refused(path: Path, name: str, problem: str) -> ValueError:
+    return ValueError(f"{path}: {problem}; expected the file {name} from {_SOURCES[name]}")
+
+
+def read_cifar10(path: str | Path) -> tuple[Pictures, Pictures]:
+    """The training and the test pictures in `cifar-10-binary.tar.gz`.
+
+    Raises:
+        ValueError: for a file that is missing, damaged, or another one.
+    """
+    path = Path(path).expanduser()
+    train = [f"data_batch_{i}.bin" for i in range(1, 6)]
+    try:
+        with tarfile.open(path) as archive:
+            files = {
+                Path(member.name).name: archive.extractfile(member).read()
+                for member in archive
+                if member.isfile() and member.name.endswith(".bin")
+            }
+    except FileNotFoundError as error:
+        raise _refused(path, CIFAR10_ARCHIVE, "no such file") from error
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        raise _refused(path, CIFAR10_ARCHIVE, f"damaged or no tar archive ({error})") from error
+    missing = [name for name in (*train, "test_batch.bin") if name not in files]
+    if missing:
+        raise _refused(path, CIFAR10_ARCHIVE, f"it lacks {', '.join(missing)}")
+
+    def pictures(names: list[str]) -> Pictures:
+        records = []
+        for name in names:
+            content = np.frombuffer(files[name], np.uint8)
+            if content.size != _CIFAR10_RECORDS * 3073:
+                problem = f"{name} has {content.size} bytes, not {_CIFAR10_RECORDS} records of 3073"
+                raise _refused(path, CIFAR10_ARCHIVE, problem)
+            records.append(content.reshape(-1, 3073))
+            if records[-1][:, 0].max() > 9:
+                raise _refused(path, CIFAR10_ARCHIVE, f"{name} has labels above 9")
+        joined = torch.from_numpy(np.concatenate(records))
+        return Pictures(joined[:, 1:].reshape(-1, 3, 32, 32), joined[:, 0].long())
+
+    return pictures(train), pictures(["test_batch.bin"])
+
+
+def read_tiny_imagenet(path: str | Path, per_class: int = 500) -> tuple[Pictures, Pictures]:
+    """The training and the validation pictures in `tiny-imagenet-200.zip`; takes some minutes.
+
+    Classes are numbered in the order of `wnids.txt`.
+
+    Args:
+        per_class: how many training pictures each class must have.
+
+    Raises:
+        ValueError: for a file that is missing, damaged, or another one, or a picture of another
+            size than 64 x 64.
+    """
+    path = Path(path).expanduser()
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _read_tiny_imagenet(archive, per_class)
+    except FileNotFoundError as error:
+        raise _refused(path, TINY_IMAGENET_ARCHIVE, "no such file") from error
+    except KeyError as error:
+        raise _refused(path, TINY_IMAGENET_ARCHIVE, f"it lacks {error.args[0]}") from error
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+        problem = f"damaged or no zip archive ({error})"
+        raise _refused(path, TINY_IMAGENET_ARCHIVE, problem) from error
+    except ValueError as error:
+        raise _refused(path, TINY_IMAGENET_ARCHIVE, str(error)) from error
+
+
+def _read_tiny_imagenet(archive: zipfile.ZipFile, per_class: int) -> tuple[Pictures, Pictures]:
+    root = "tiny-imagenet-200"
+    wnids = archive.read(f"{root}/wnids.txt").decode().split()
+    if len(set(wnids)) != 200:
+        raise ValueError(f"wnids.txt names {len(set(wnids))} classes, not 200")
+    number = {wnid: i for i, wnid in enumerate(wnids)}
+    train = []
+    for name in archive.namelist():
+        parts = name.split("/")
+        if len(parts) == 5 and parts[1] == "train" and parts[3] == "images" and parts[4]:
+            train.append((name, number[parts[2]]))
+    counts = np.bincount([label for _, label in train], minlength=200)
+    if (counts != per_class).any():
+        worst = int(np.abs(counts - per_class).argmax())
+        raise ValueError(f"class {wnids[worst]} has {counts[worst]} pictures, not {per_class}")
+    rows = archive.read(f"{root}/val/val_annotations.txt").decode().splitlines()
+    fields = [row.split("\t") for row in rows]
+    val = [(f"{root}/val/images/{name}", number[wnid]) for name, wnid, *_ in fields]
+    return _decode(archive, train, "training"), _decode(archive, val, "validation")
+
+
+def _decode(archive: zipfile.ZipFile, named: list[tuple[str, int]], kind: str) -> Pictures:
+    from PIL import Image
+
+    images = np.empty((len(named), 64, 64, 3), np.uint8)
+    for i, (name, _) in enumerate(track(named, f"Reading {kind} pictures", transient=True)):
+        with Image.open(io.BytesIO(archive.read(name))) as picture:
+            if picture.size != (64, 64):
+                raise ValueError(f"{name} is {picture.size[0]} x {picture.size[1]}, not 64 x 64")
+            images[i] = np.asarray(picture.convert("RGB"))
+    labels = torch.tensor([label for _, label in named])
+    return Pictures(torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), labels)
+
+
+def _plus(u: Tensor, v: Tensor) -> Tensor:
+    across = torch.maximum(u.abs() - 1, v.abs() - 0.28)
+    return torch.minimum(across, torch.maximum(u.abs() - 0.28, v.abs() - 1))
+
+
+def _frame(u: Tensor, v: Tensor) -> Tensor:
+    return torch.maximum(u.abs(), v.abs())
+
+
+def _two_bars(u: Tensor, v: Tensor) -> Tensor:
+    return torch.maximum((v.abs() - 0.62).abs() - 0.27, u.abs() - 1)
+
+
+# Each is negative inside the shape, which fills the square from -1 to 1; v points down.
+SHAPES = {
+    "disc": lambda u, v: torch.hypot(u, v) - 1,
+    "ring": lambda u, v: (torch.hypot(u, v) - 0.78).abs() - 0.24,
+    "square": lambda u, v: _frame(u, v) - 0.88,
+    "frame": lambda u, v: (_frame(u, v) - 0.78).abs() - 0.2,
+    "diamond": lambda u, v: (u.abs() + v.abs() - 1.15) / 2**0.5,
+    "plus": _plus,
+    "cross": lambda u, v: _plus((u + v) / 2**0.5, (u - v) / 2**0.5),
+    "triangle": lambda u, v: torch.maximum(v - 0.8, (2 * u.abs() - v - 1) / 5**0.5),
+    "two bars, lying": _two_bars,
+    "two bars, standing": lambda u, v: _two_bars(v, u),
+}
+
+
+def make_shapes(count: int, seed: int, size: int = 16) -> Pictures:
+    """`count` pictures of size x size: a bright shape anywhere near the middle of a dark ground.
+
+    The classes are those of `SHAPES`; position, radius and both colours are random.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(low: float, high: float, *shape: int) -> Tensor:
+        return low + (high - low) * torch.rand(*shape, generator=generator)
+
+    labels = torch.randint(len(SHAPES), (count,), generator=generator)
+    radius = uniform(0.3, 0.42, count, 1, 1) * size
+    centre_u, centre_v = uniform(0.44, 0.56, 2, count, 1, 1) * size
+    pixel = torch.arange(size) + 0.5
+    u = ((pixel[None, None, :] - centre_u) / radius).expand(-1, size, -1)  # N, H, W
+    v = ((pixel[None, :, None] - centre_v) / radius).expand(-1, -1, size)  # N, H, W
+    cover = torch.empty(count, size, size)
+    for label, shape in enumerate(SHAPES.values()):
+        chosen = labels == label
+        distance = shape(u[chosen], v[chosen]) * radius[chosen]  # in pixels
+        cover[chosen] = (0.5 - distance).clamp(0, 1)
+    ground = uniform(0, 0.3, count, 3, 1, 1)
+    bright = uniform(0.35, 1, count, 3, 1, 1)
+    bright[torch.arange(count), torch.randint(3, (count,), generator=generator)] = 1
+    images = ground + cover[:, None] * (bright - ground)
+    return Pictures((images * 255).round().to(torch.uint8), labels)
+
+
+def to_float(images: Tensor) -> Tensor:
+    """uint8 pictures to [-1, 1], the range of the generator."""
+    return images.float() / 127.5 - 1
+
+
+def to_uint8(images: Tensor) -> Tensor:
+    """The generator's pictures as they would be stored."""
+    return ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)

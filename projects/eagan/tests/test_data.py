@@ -1,0 +1,143 @@
+"""Archives like the official ones, whole and damaged, and the pictures made by code."""
+
+import io
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from projects.eagan.data import (
+    SHAPES,
+    make_shapes,
+    read_cifar10,
+    read_tiny_imagenet,
+    to_float,
+    to_uint8,
+)
+from projects.eagan.train import main
+
+BATCHES = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
+
+
+def write_cifar10(path, **contents: bytes) -> None:
+    with tarfile.open(path, "w:gz", compresslevel=1) as archive:
+        for name in BATCHES:
+            content = contents.get(name.removesuffix(".bin"))
+            if content is None:
+                continue
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def records(label: int, colour: tuple[int, int, int]) -> bytes:
+    """A file of CIFAR-10's layout: the label, then the planes of red, green and blue."""
+    record = bytes([label]) + b"".join(bytes([value]) * 1024 for value in colour)
+    return record * 10_000
+
+
+def test_cifar10(tmp_path):
+    path = tmp_path / "cifar-10-binary.tar.gz"
+    contents = {f"data_batch_{i}": records(i, (i, 0, 255)) for i in range(1, 6)}
+    write_cifar10(path, **contents, test_batch=records(9, (1, 2, 3)))
+    train, test = read_cifar10(path)
+    assert train.images.shape == (50_000, 3, 32, 32)
+    assert train.labels.bincount().tolist() == [0] + 5 * [10_000]
+    assert train.images[20_000, :, 5, 5].tolist() == [3, 0, 255]
+    assert test.images.shape == (10_000, 3, 32, 32)
+    assert test.images[0, :, 0, 0].tolist() == [1, 2, 3]
+
+
+def test_cifar10_that_is_not_whole(tmp_path):
+    path = tmp_path / "cifar-10-binary.tar.gz"
+    expected = r"expected the file cifar-10-binary\.tar\.gz from https://www\.cs\.toronto\.edu"
+    with pytest.raises(ValueError, match=f"no such file; {expected}"):
+        read_cifar10(path)
+    write_cifar10(path, data_batch_1=b"")
+    with pytest.raises(ValueError, match=f"it lacks data_batch_2.*; {expected}"):
+        read_cifar10(path)
+    write_cifar10(path, **{name.removesuffix(".bin"): b"1234" for name in BATCHES})
+    with pytest.raises(ValueError, match=r"data_batch_1\.bin has 4 bytes"):
+        read_cifar10(path)
+    noise = np.random.RandomState(0).bytes(200_000)
+    write_cifar10(path, **{name.removesuffix(".bin"): noise for name in BATCHES})
+    path.write_bytes(path.read_bytes()[:100_000])
+    with pytest.raises(ValueError, match=f"damaged.*{expected}"):
+        read_cifar10(path)
+
+
+def write_tiny_imagenet(path, size: int = 64, classes: int = 200, lacking: str = "") -> None:
+    def jpeg(value: int) -> bytes:
+        file = io.BytesIO()
+        Image.new("L", (size, size), value).save(file, "JPEG")
+        return file.getvalue()
+
+    wnids = [f"n{i:08}" for i in range(classes)]
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("tiny-imagenet-200/wnids.txt", "\n".join(wnids))
+        for i, wnid in enumerate(wnids):
+            if wnid != lacking:
+                name = f"tiny-imagenet-200/train/{wnid}/images/{wnid}_0.JPEG"
+                archive.writestr(name, jpeg(i))
+        rows = [f"val_{i}.JPEG\t{wnids[-1 - i]}\t0\t0\t9\t9" for i in range(3)]
+        archive.writestr("tiny-imagenet-200/val/val_annotations.txt", "\n".join(rows))
+        for i in range(3):
+            archive.writestr(f"tiny-imagenet-200/val/images/val_{i}.JPEG", jpeg(50 + i))
+
+
+def test_tiny_imagenet(tmp_path):
+    path = tmp_path / "tiny-imagenet-200.zip"
+    write_tiny_imagenet(path)
+    train, val = read_tiny_imagenet(path, per_class=1)
+    assert train.images.shape == (200, 3, 64, 64)
+    assert train.labels.tolist() == list(range(200))
+    levels = train.images.float().mean((1, 2, 3)) - torch.arange(200)
+    assert levels.abs().max() < 1.5
+    assert val.labels.tolist() == [199, 198, 197]
+
+
+def test_tiny_imagenet_that_is_not_whole(tmp_path):
+    path = tmp_path / "tiny-imagenet-200.zip"
+    with pytest.raises(ValueError, match=r"no such file; expected the file tiny-imagenet-200\.zip"):
+        read_tiny_imagenet(path)
+    path.write_bytes(b"no zip")
+    with pytest.raises(ValueError, match="damaged or no zip archive"):
+        read_tiny_imagenet(path)
+    write_tiny_imagenet(path, classes=7)
+    with pytest.raises(ValueError, match=r"wnids\.txt names 7 classes, not 200"):
+        read_tiny_imagenet(path)
+    write_tiny_imagenet(path, lacking="n00000003")
+    with pytest.raises(ValueError, match="class n00000003 has 0 pictures, not 1"):
+        read_tiny_imagenet(path, per_class=1)
+    write_tiny_imagenet(path, size=32)
+    with pytest.raises(ValueError, match="is 32 x 32, not 64 x 64"):
+        read_tiny_imagenet(path, per_class=1)
+
+
+def test_the_command_says_what_is_missing():
+    with pytest.raises(SystemExit, match=r"needs --archive FILE, .* cifar-10-binary\.tar\.gz"):
+        main(["--data", "cifar10"])
+
+
+def test_shapes_are_the_same_for_a_seed_and_cover_what_they_should():
+    pictures = make_shapes(500, seed=3)
+    assert torch.equal(pictures.images, make_shapes(500, seed=3).images)
+    assert not torch.equal(pictures.images, make_shapes(500, seed=4).images)
+    share = []
+    for label in range(len(SHAPES)):
+        images = pictures.images[pictures.labels == label].float()
+        ground, bright = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
+        share.append(((images - ground) / (bright - ground)).mean())
+    covered = dict(zip(SHAPES, share, strict=True))
+    # A disc of mean radius 0.36 covers pi 0.36^2 of the picture, a square (2 0.88 0.36)^2.
+    assert covered["disc"] == pytest.approx(torch.pi * 0.36**2, abs=0.04)
+    assert covered["square"] == pytest.approx((2 * 0.88 * 0.36) ** 2, abs=0.04)
+    assert covered["ring"] < covered["disc"]
+
+
+def test_pictures_survive_the_range_of_the_generator():
+    images = make_shapes(20, seed=0).images
+    assert torch.equal(to_uint8(to_float(images)), images)
