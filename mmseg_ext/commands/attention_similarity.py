@@ -15,6 +15,8 @@ from mmengine.config import Config
 from mmengine.model import PretrainedInit
 from mmengine.registry import init_default_scope
 from mmseg.registry import DATASETS, MODELS
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor, nn
 
 from mmseg_ext.checkpoint.safe_reading import read_state_dict
@@ -48,25 +50,31 @@ def _part(config: Config, name: str) -> Any:
     return config[name]
 
 
-def _samples(config: Config, folder: str | None, count: int) -> Iterator[dict]:
-    """Packed samples: of a folder through the test pipeline without labels, or of the test data.
+def _samples(config: Config, folder: str | None, count: int) -> tuple[int, Iterator[dict]]:
+    """How many, and packed samples: a folder's through the test pipeline, or the test data's.
 
     Raises:
         ValueError: for an image that cannot be read, and for what the config lacks.
     """
     if folder is None:
         dataset = DATASETS.build(_part(config, "test_dataloader").dataset)
-        for i in range(min(count, len(dataset))):
-            with _readable(f"image {i} of the test data"):
-                sample = dataset[i]
+        sources = [(f"image {i} of the test data", i) for i in range(min(count, len(dataset)))]
+        load = dataset.__getitem__
+    else:
+        steps = [t for t in _part(config, "test_pipeline") if "LoadAnnotations" not in t["type"]]
+        pipeline = Compose(steps)
+        sources = [(path, path) for path in folder_images(folder, count)]
+
+        def load(path: Path) -> dict:
+            return pipeline({"img_path": str(path), "reduce_zero_label": False})
+
+    def samples() -> Iterator[dict]:
+        for name, source in sources:
+            with _readable(name):
+                sample = load(source)
             yield sample
-        return
-    steps = [t for t in _part(config, "test_pipeline") if "LoadAnnotations" not in t["type"]]
-    pipeline = Compose(steps)
-    for path in folder_images(folder, count):
-        with _readable(path):
-            sample = pipeline({"img_path": str(path), "reduce_zero_label": False})
-        yield sample
+
+    return len(sources), samples()
 
 
 @contextlib.contextmanager
@@ -80,11 +88,11 @@ def _readable(image: str | Path) -> Iterator[None]:
 
 def config_images(
     config: Config, preprocessor: nn.Module, folder: str | None, count: int
-) -> Iterator[Tensor]:
-    """Normalised images (1, 3, H, W), as the model sees them in a test."""
-    for sample in _samples(config, folder, count):
-        batch = {"inputs": [sample["inputs"]], "data_samples": [sample["data_samples"]]}
-        yield preprocessor(batch, False)["inputs"]
+) -> tuple[int, Iterator[Tensor]]:
+    """How many, and normalised images (1, 3, H, W), as the model sees them in a test."""
+    number, samples = _samples(config, folder, count)
+    batches = ({"inputs": [s["inputs"]], "data_samples": [s["data_samples"]]} for s in samples)
+    return number, (preprocessor(batch, False)["inputs"] for batch in batches)
 
 
 def _load_backbone(model: nn.Module, checkpoint: str) -> None:
@@ -147,8 +155,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             loaded = _initialise(model.backbone)
         out = Path(args.out)
         out.mkdir(parents=True, exist_ok=True)
-        images = list(config_images(config, model.data_preprocessor, args.images, args.count))
-        groups = attention_similarity(model, images, args.threshold)
+        count, images = config_images(config, model.data_preprocessor, args.images, args.count)
+        errors = Console(stderr=True)
+        bar = track(images, "images", count, console=errors, disable=not errors.is_terminal)
+        groups = attention_similarity(model, bar, args.threshold)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -156,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     content = {
         "config": args.config,
         "weights": ", ".join(loaded) or _RANDOM,
-        "images": len(images),
+        "images": count,
         "groups": report,
     }
     path = out / "attention_similarity.json"

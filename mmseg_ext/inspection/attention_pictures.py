@@ -6,6 +6,8 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import torch
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
@@ -59,7 +61,7 @@ class Scene:
 
 
 class Panels:
-    """A grid of small pictures with titles, saved as PNG."""
+    """A grid of small pictures with titles and a colour bar, saved as PNG."""
 
     def __init__(self, rows: int, columns: int, title: str, aspect: float = 1.0):
         height = rows * (_PANEL * aspect + 0.27) + 0.5
@@ -73,8 +75,7 @@ class Panels:
     def show(self, row: int, column: int, picture: np.ndarray, title: str = "", **options):
         axes = self.grid[row, column]
         axes.imshow(picture, **options)
-        axes.set_title(title, fontsize=8, pad=2)
-        return axes
+        axes.set_title(title, fontsize=8, pad=2, parse_math=False)
 
     def mark(self, row: int, column: int, pixel: tuple[int, int]) -> None:
         """A cross on a pixel of a picture of the scene's size."""
@@ -84,6 +85,13 @@ class Panels:
         self.grid[row, column].plot(
             pixel[1], pixel[0], "+", color="#e4572e", markersize=8, markeredgewidth=1.4
         )
+
+    def bar(self, colours: str, low: float, rows: slice = slice(None)) -> None:
+        """What the colours of these rows say: shares of each picture's largest absolute value."""
+        scale = ScalarMappable(Normalize(low, 1), colours)
+        bar = self.figure.colorbar(scale, ax=self.grid[rows], shrink=0.8, pad=0.01, aspect=30)
+        bar.set_label("of the picture's largest", fontsize=7)
+        bar.ax.tick_params(labelsize=7)
 
     def save(self, path: Path) -> None:
         self.figure.savefig(path, dpi=110)
@@ -127,6 +135,7 @@ def draw_slots(layer: nn.Module, x: Tensor, scene: Scene, title: str, path: Path
             row, column, overlay(scene.image, slots.maps[i]), f"{text}\n{name} × {lift:.1f}"
         )
         told.append(f"{text} of the mass, {name} {lift:.1f} times its area's part")
+    panels.bar("magma", 0)
     panels.save(path)
     covered = 100 * float(slots.mass[:count].sum())
     return f"the {count} strongest slots hold {covered:.0f} %; {told[0]}"
@@ -153,6 +162,7 @@ def draw_manhattan(
             panels.show(i, h + 1, overlay(scene.image, maps[h]), f"head {h}")
         for column in range(heads + 1):
             panels.mark(i, column, scene.pixel)
+    panels.bar("magma", 0)
     panels.save(path)
     reach = [_mean_distance(rows[used][h], position) for h in range(layer.num_heads)]
     return f"mean Manhattan distance by head {', '.join(f'{r:.1f}' for r in reach)} positions"
@@ -186,6 +196,7 @@ def draw_lambda(layer: LambdaLayer, x: Tensor, scene: Scene, title: str, path: P
             picture = _signed(scene.image, maps[h])
             panels.show(kernel_rows + i, h, picture, f"{name}, head {h}")
             panels.mark(kernel_rows + i, h, scene.pixel)
+    panels.bar("RdBu_r", -1)
     panels.save(path)
     sizes = [f"{name} {float(maps.abs().sum((1, 2)).mean()):.3g}" for name, maps in parts.items()]
     return f"sum of absolute weights, mean of heads: {', '.join(sizes)}"
@@ -204,6 +215,8 @@ def draw_heads(layer: ReAttention, x: Tensor, scene: Scene, title: str, path: Pa
         panels.show(1, h, _signed(scene.image, after[h]), f"re-attention, head {h}")
         panels.mark(0, h, scene.pixel)
         panels.mark(1, h, scene.pixel)
+    panels.bar("magma", 0, slice(0, 1))
+    panels.bar("RdBu_r", -1, slice(1, 2))
     panels.save(path)
     return f"heads alike {_alike(before):.3f} before, {_alike(after):.3f} after (cosine)"
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,8 @@ from mmengine.registry import init_default_scope
 from mmseg.apis import init_model
 from mmseg.registry import DATASETS
 from PIL import Image
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor, nn
 
 from mmseg_ext.cost.cost_table import Cost, count_cost, machine, measure_inference
@@ -194,7 +196,9 @@ def read_run(
         raise ValueError(f"the test data of {work_dir} has no image")
     classes = dataset.metainfo["classes"]
     total, scores = np.zeros((len(classes),) * 2, np.int64), []
-    for i, (truth, prediction) in enumerate(_predictions(model, dataset, range(count))):
+    errors = Console(stderr=True)
+    indices = track(range(count), "testing", console=errors, disable=not errors.is_terminal)
+    for i, (truth, prediction) in enumerate(_predictions(model, dataset, indices)):
         matrix = confusion_matrix(truth, prediction, len(classes), dataset.ignore_index)
         total += matrix
         scores.append((float(np.nanmean(class_iou(matrix))) if matrix.any() else np.nan, i))
@@ -234,7 +238,7 @@ def _batch(sample: dict) -> dict:
 
 
 def _predictions(
-    model: nn.Module, dataset, indices: Sequence[int]
+    model: nn.Module, dataset, indices: Iterable[int]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Truth and prediction (H, W) of images."""
     for i in indices:

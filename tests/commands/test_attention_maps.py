@@ -8,7 +8,7 @@ from mmseg.registry import MODELS
 from PIL import Image
 
 from mmseg_ext.backbones import EAMLP, DeepViT
-from mmseg_ext.commands.attention_maps import main
+from mmseg_ext.commands.attention_maps import main, seen_pixel, unique_names
 from mmseg_ext.decode_heads.ea_head import JSegEAHead
 from mmseg_ext.inspection.attention_pictures import Scene, draw_layer, overlay
 from mmseg_ext.inspection.attention_views import (
@@ -240,6 +240,29 @@ def test_command_draws_a_models_slots(photo, tmp_path, capsys):
     bad = ["configs/ea_r18_shapes.py", "none", photo, "--layers", "x"]
     assert main(bad) == 1
     assert "decode_head.external_attention" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["a/x.jpg", "b/y.png"], ["x", "y"]),
+        (["x.jpg", "x.png", "y.png"], ["x.jpg", "x.png", "y.png"]),
+        (["a/x.jpg", "b/x.jpg"], ["a_x.jpg", "b_x.jpg"]),
+        (["a/c/x.jpg", "b/c/x.jpg"], ["a_c_x.jpg", "b_c_x.jpg"]),
+        (["x.jpg", "x.jpg"], ["x"]),
+    ],
+)
+def test_results_of_two_images_have_two_names(paths, names):
+    assert unique_names(paths) == names
+
+
+def test_a_pixel_is_one_of_the_image_on_disk():
+    """Of 100 x 200 pixels seen as 50 x 400: the middle of the pixel counts."""
+    assert seen_pixel((0, 0), (100, 200), (50, 400)) == (0, 1)
+    assert seen_pixel((99, 199), (100, 200), (50, 400)) == (49, 399)
+    assert seen_pixel(None, (100, 200), (50, 400)) == (25, 201)
+    with pytest.raises(ValueError, match=r"100 rows and 200 columns, not at \(100, 3\)"):
+        seen_pixel((100, 3), (100, 200), (50, 400))
 
 
 def test_command_names_an_unreadable_image(photo, tmp_path, capsys):
