@@ -1,20 +1,25 @@
 """Full-resolution cross-entropy and accuracy by strips, with the gradient formed in the forward.
 
 What is computed is mmsegmentation 1.2.2's: `BaseDecodeHead.loss_by_feat` (bilinear resize, losses,
-`accuracy`) with its `CrossEntropyLoss`. That a loss over many classes can form its gradient while
-it has a chunk of the scores is Liger-Kernel's idea (arXiv:2410.10989); here the chunks are strips
-of an image's rows, and the gradient is kept at the resolution of the head's logits.
+`accuracy`) with `CrossEntropyLoss` and, in a pass before, `OHEMPixelSampler`. That a loss over many
+classes can form its gradient while it has a chunk of the scores is Liger-Kernel's idea (arXiv
+2410.10989); here the chunks are strips of an image's rows, and the gradient is kept at the
+resolution of the head's logits.
 
 Deviation: with class weights and `avg_non_ignore=True`, where mmsegmentation raises an IndexError
 as soon as a pixel is ignored, the average is over the weights of the other pixels.
 """
 
+from collections.abc import Iterator
+
 import torch
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmseg.models.losses import CrossEntropyLoss
 from mmseg.structures import SegDataSample
+from mmseg.structures.sampler import OHEMPixelSampler
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
 from mmseg_ext.segmentors.resize_maps import AxisMap, resize_map
@@ -24,8 +29,9 @@ _EPS = torch.finfo(torch.float32).eps  # mmseg's, in every dtype
 
 
 def takes_strips(head: BaseDecodeHead) -> bool:
-    """The head's losses are softmax cross-entropies with a mean or a sum, over all pixels."""
-    return head.sampler is None and head.out_channels > 1 and all(map(_known, _losses(head)))
+    """The head's losses are softmax cross-entropies, reduced; of all pixels or of OHEM's."""
+    sampled = head.sampler is None or type(head.sampler) is OHEMPixelSampler
+    return sampled and head.out_channels > 1 and all(map(_known, _losses(head)))
 
 
 def _losses(head: BaseDecodeHead) -> list[nn.Module]:
@@ -51,16 +57,13 @@ def strip_losses(
     """
     label = head._stack_batch_gt(data_samples).squeeze(1)  # B, H, W
     valid = label != head.ignore_index  # B, H, W
+    kept = valid if head.sampler is None else hard_pixels(head, logits, label, valid)
     losses: dict[str, Tensor] = {}
     hits = None
     for loss in _losses(head):
-        class_weight = None
-        if loss.class_weight is not None:
-            class_weight = torch.tensor(
-                loss.class_weight, dtype=full_precision(logits.dtype), device=logits.device
-            )
+        class_weight = _class_weight(loss, logits)
         total, hits, weight = StripCrossEntropy.apply(
-            logits, label, valid, class_weight, head.align_corners
+            logits, label, valid, kept, class_weight, head.align_corners
         )
         if loss.reduction == "mean":
             if class_weight is None:
@@ -71,42 +74,101 @@ def strip_losses(
     return losses | {"acc_seg": accuracy.float().reshape(1)}
 
 
+def _class_weight(loss: CrossEntropyLoss, logits: Tensor) -> Tensor | None:
+    if loss.class_weight is None:
+        return None
+    dtype = full_precision(logits.dtype)
+    return torch.tensor(loss.class_weight, dtype=dtype, device=logits.device)
+
+
+@torch.no_grad()
+def hard_pixels(head: BaseDecodeHead, logits: Tensor, label: Tensor, valid: Tensor) -> Tensor:
+    """The pixels (B, H, W) that mmseg's `OHEMPixelSampler` keeps, found by a pass over strips."""
+    sampler = head.sampler
+    losses = _pixel_losses(logits, label, valid, head.align_corners)
+    count = sampler.min_kept * len(label)
+    if sampler.thresh is None:
+        weighted = torch.zeros_like(losses)
+        for loss in _losses(head):
+            class_weight = _class_weight(loss, logits)
+            factor = 1 if class_weight is None else class_weight[torch.where(valid, label, 0)]
+            weighted += loss.loss_weight * factor * losses
+        order = weighted[valid].sort(descending=True).indices
+        hard = torch.zeros_like(order, dtype=torch.bool)
+        hard[order[:count]] = True
+    else:
+        probability = (-losses[valid]).exp()
+        if len(probability):
+            lowest = probability.sort().values[min(count, len(probability) - 1)]
+            hard = probability < lowest.clamp(min=sampler.thresh)
+        else:
+            hard = valid[valid]
+    return torch.zeros_like(valid).masked_scatter(valid, hard)
+
+
+def _pixel_losses(logits: Tensor, label: Tensor, valid: Tensor, align_corners: bool) -> Tensor:
+    """-log p of each pixel's label (B, H, W), 0 where it is to be ignored."""
+    with autocast_disabled(logits):
+        strips = _Strips(logits, label.shape[1:], align_corners)
+        losses = strips.x.new_zeros(label.shape)
+        for image, here, scores, _ in strips:
+            target = torch.where(valid[image, here], label[image, here], -1)  # rows, W
+            one = F.cross_entropy(
+                scores.flatten(0, 1), target.flatten(), ignore_index=-1, reduction="none"
+            )
+            losses[image, here] = one.view_as(target)
+    return losses
+
+
+class _Strips:
+    """Strips of the resized logits: (image, rows, scores (rows, W, C), a buffer of that shape)."""
+
+    def __init__(self, logits: Tensor, size: tuple[int, int], align_corners: bool):
+        x = logits.detach().to(full_precision(logits.dtype))
+        self.x = x.permute(0, 2, 3, 1).contiguous()  # B, h, w, C
+        self.size = size
+        self.rows, self.columns = (
+            resize_map(low, length, align_corners, x)
+            for low, length in zip(x.shape[2:], size, strict=True)
+        )
+
+    def __iter__(self) -> Iterator[tuple[int, slice, Tensor, Tensor]]:
+        height, width = self.size
+        channels = self.x.shape[3]
+        rows = min(strip_height(width, channels, self.x.dtype), height)
+        buffers = self.x.new_empty(2, rows, width, channels)
+        for image in range(len(self.x)):
+            for top in range(0, height, rows):
+                here = slice(top, min(top + rows, height))
+                scores, other = buffers[:, : here.stop - top]
+                resized_strip(scores.zero_(), top, self.x[image], self.rows, self.columns)
+                yield image, here, scores, other
+
+
 class StripCrossEntropy(torch.autograd.Function):
     """Sum over pixels of the weighted cross-entropy of resized logits.
 
-    Arguments: logits (B, C, h, w), label (B, H, W), valid (B, H, W) bool, class weights (C,) or
-    None, align_corners. Returns the sum, the number of valid pixels whose label has the highest
-    score, and the sum of the valid pixels' weights.
+    Arguments: logits (B, C, h, w), label (B, H, W), two masks (B, H, W) of pixels, those that are
+    valid and those of them whose loss counts, class weights (C,) or None, align_corners. Returns
+    the sum, the number of valid pixels whose label has the highest score, and the sum of the valid
+    pixels' weights.
     """
 
     @staticmethod
-    def forward(ctx, logits, label, valid, class_weight, align_corners):
-        batch, channels, *low = logits.shape
-        height, width = label.shape[1:]
+    def forward(ctx, logits, label, valid, kept, class_weight, align_corners):
         with autocast_disabled(logits):
-            x = logits.detach().to(full_precision(logits.dtype)).permute(0, 2, 3, 1).contiguous()
-            rows = resize_map(low[0], height, align_corners, x)
-            columns = resize_map(low[1], width, align_corners, x)
-            gradient = torch.zeros_like(x) if ctx.needs_input_grad[0] else None  # B, h, w, C
-            strip = min(strip_height(width, channels, x.dtype), height)
-            buffers = x.new_empty(2, strip, width, channels)
+            strips = _Strips(logits, label.shape[1:], align_corners)
+            gradient = torch.zeros_like(strips.x) if ctx.needs_input_grad[0] else None  # B, h, w, C
             sums = []
-            for image in range(batch):
-                for top in range(0, height, strip):
-                    here = slice(top, min(top + strip, height))
-                    scores, probabilities = buffers[:, : here.stop - top]
-                    resized_strip(scores.zero_(), top, x[image], rows, columns)
-                    sums.append(
-                        _strip_cross_entropy(
-                            scores.flatten(0, 1),
-                            probabilities.flatten(0, 1),
-                            label[image, here].flatten(),
-                            valid[image, here].flatten(),
-                            class_weight,
-                        )
+            for image, here, scores, probabilities in strips:
+                pixels = (mask[image, here].flatten() for mask in (label, valid, kept))
+                sums.append(
+                    _strip_cross_entropy(
+                        scores.flatten(0, 1), probabilities.flatten(0, 1), *pixels, class_weight
                     )
-                    if gradient is not None:
-                        _add_gradient(gradient[image], here, probabilities, rows, columns)
+                )
+                if gradient is not None:
+                    _add_gradient(gradient[image], here, probabilities, strips.rows, strips.columns)
             loss, hits, weight = torch.stack(sums).sum(0)
         if gradient is not None:
             ctx.save_for_backward(gradient)
@@ -118,11 +180,16 @@ class StripCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, factor, *_):
         (gradient,) = ctx.saved_tensors
-        return (factor * gradient).permute(0, 3, 1, 2).to(ctx.dtype), None, None, None, None
+        return (factor * gradient).permute(0, 3, 1, 2).to(ctx.dtype), *(5 * (None,))
 
 
 def _strip_cross_entropy(
-    scores: Tensor, gradient: Tensor, label: Tensor, valid: Tensor, class_weight: Tensor | None
+    scores: Tensor,
+    gradient: Tensor,
+    label: Tensor,
+    valid: Tensor,
+    kept: Tensor,
+    class_weight: Tensor | None,
 ) -> Tensor:
     """The three sums of `StripCrossEntropy` for pixels (P, C), whose gradient goes to `gradient`.
 
@@ -136,9 +203,9 @@ def _strip_cross_entropy(
     losses = (highest - scores.gather(1, label) - log_highest)[:, 0]  # P
     weight = valid.to(scores.dtype) if class_weight is None else class_weight[label[:, 0]] * valid
     hits = (predicted == label)[:, 0] & valid
-    loss = (losses * weight).masked_fill_(~valid, 0).sum()
+    loss = (losses * weight).masked_fill_(~kept, 0).sum()
     probabilities.scatter_(1, label, probabilities.gather(1, label) - 1)
-    probabilities *= weight[:, None]
+    probabilities *= (weight * kept)[:, None]
     return torch.stack((loss, hits.sum().to(loss), weight.sum()))
 
 
