@@ -20,6 +20,7 @@ import torch
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.optim import build_optim_wrapper
+from mmengine.structures import PixelData
 from mmseg.datasets import BaseSegDataset
 from mmseg.registry import DATASETS, MODELS
 from mmseg.structures import SegDataSample
@@ -182,7 +183,9 @@ def _random_batch(size: int, crop: tuple[int, int]) -> dict:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (size, 3, *crop), generator=generator, dtype=torch.uint8)
     labels = torch.randint(0, 11, (size, 1, *crop), generator=generator)
-    samples = [SegDataSample(gt_sem_seg={"data": y}, metainfo={"img_shape": crop}) for y in labels]
+    samples = [
+        SegDataSample(gt_sem_seg=PixelData(data=y), metainfo={"img_shape": crop}) for y in labels
+    ]
     return {"inputs": list(images), "data_samples": samples}
 
 

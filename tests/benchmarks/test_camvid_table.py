@@ -7,7 +7,7 @@ import torch
 from mmengine.config import Config, ConfigDict
 
 from benchmarks.camvid_rows import GROUPS, RECIPE, Row, all_rows
-from benchmarks.camvid_table import ROOT, run, train, weights_of
+from benchmarks.camvid_table import ROOT, costs, run, train, weights_of
 from mmseg_ext import register_all_modules
 from mmseg_ext.engine import launch
 from tests.datasets.trees import make_tree
@@ -85,3 +85,16 @@ def test_the_scores_are_those_of_the_test_tool(tree, tmp_path):
     metrics = launch.build_test_runner(args).test()
     assert metrics["mIoU"] == pytest.approx(numbers["miou"], abs=0.006)
     assert metrics["aAcc"] == pytest.approx(numbers["accuracy"], abs=0.006)
+
+
+def test_the_cost_of_a_row_is_its_own():
+    register_all_modules()
+    rows = {row.name: row for row in all_rows() if row.name in ("ea", "ea_s8")}
+    table = costs(list(rows.values()), rounds=1)
+    # Two memories of 128 channels with 56 slots fewer, applied at the 23 x 30 positions of a frame;
+    # before that each is composed with a 1x1 convolution of 128 channels.
+    weights = 2 * 56 * 128
+    assert table["ea"]["parameters"] - table["ea_s8"]["parameters"] == weights
+    fewer = table["ea"]["multiply_adds"] - table["ea_s8"]["multiply_adds"]
+    assert fewer == weights * (23 * 30 + 128)
+    assert all(table[name]["ms"] > 0 and table[name]["mib"] > 0 for name in rows)
