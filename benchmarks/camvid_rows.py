@@ -168,13 +168,16 @@ def class_table(record: dict) -> str:
 
 
 def backbone_table(record: dict) -> str:
+    """All backbones, for what they cost, the trained ones with their scores."""
     columns = ["backbone", "seeds", "mIoU", "pixel accuracy", "far part, %"]
     columns += ["parameters, M", "GMAC", "ms", "MiB"]
     lines = []
     for row in GROUPS["backbones"]:
-        if runs := of(record, row):
-            numbers = [spread([r[key] for r in runs]) for key in ("miou", "accuracy", "far")]
-            lines.append([row.title, str(len(runs)), *numbers, *cost_cells(record, row)])
+        runs = of(record, row)
+        scores = [spread([r[key] for r in runs]) for key in ("miou", "accuracy", "far")]
+        if not runs:
+            scores = ["not trained", "", ""]
+        lines.append([row.title, str(len(runs)), *scores, *cost_cells(record, row)])
     return markdown(columns, lines)
 
 

@@ -216,7 +216,7 @@ def collect(work_dir: Path, iterations: int, rows: Sequence[Row]) -> list[dict]:
 # --- the figure ---------------------------------------------------------------------------------
 
 
-def draw_frames(work_dir: Path, iterations: int, each: int = 2) -> None:
+def draw_frames(work_dir: Path, iterations: int, each: int = 3) -> None:
     """The frames where EANet is most ahead of FCN and most behind, as colour maps, by seed 0.
 
     CamVid's images are not ours to give away: only labels are drawn.
@@ -238,7 +238,7 @@ def draw_frames(work_dir: Path, iterations: int, each: int = 2) -> None:
     shown = {"truth": [truths[i] for i in chosen]}
     for name, title in (("ea", "EANet"), ("fcn", "FCN")):
         shown[title] = [np.where(truths[i] == IGNORED, IGNORED, maps[name][i]) for i in chosen]
-    shown["EANet, where they differ"] = [
+    shown["differing"] = [
         np.where(ea == fcn, IGNORED, ea)
         for ea, fcn in zip(shown["EANet"], shown["FCN"], strict=True)
     ]
