@@ -24,6 +24,7 @@ from mmengine.structures import PixelData
 from mmseg.datasets import BaseSegDataset
 from mmseg.registry import DATASETS, MODELS
 from mmseg.structures import SegDataSample
+from mmseg_ext.inference.trained import trained_model
 from torch import Tensor, nn
 
 from benchmarks import docs_tables
@@ -34,7 +35,6 @@ from mmseg_ext.cost.cost_table import MEBI, machine
 from mmseg_ext.cost.measure import count_multiply_adds, paired_times, peak_memory
 from mmseg_ext.engine.launch import build_train_runner, load_settings, train_parser
 from mmseg_ext.evaluation.checked_iou_metric import CheckedIoUMetric
-from mmseg_ext.inference.trained import trained_model
 from mmseg_ext.inspection.context_probe import effective_receptive_field, share_beyond
 from mmseg_ext.reports.panels import draw_panels
 

@@ -2,9 +2,11 @@
 
     python demo/run_exported.py MODEL.onnx IMAGES OUT
 
-needs numpy, Pillow and onnxruntime; MODEL.pt2 needs torch in the place of onnxruntime. For each
-image, OUT gets a label map (`NAME.png`, class indices) and a picture of the classes over the image
-(`NAME_overlay.png`). An image that cannot be read is named at the end, and the rest go on.
+needs numpy, Pillow and onnxruntime. A .pt2 is not taken: `torch.export.load` unpickles parts of it,
+so that a file of somebody else's could run code.
+
+For each image, OUT gets a label map (`NAME.png`, class indices) and a picture of the classes over
+the image (`NAME_overlay.png`). Images that cannot be read are named at the end; the rest go on.
 """
 
 import argparse
@@ -18,23 +20,12 @@ from PIL import Image
 
 def load(path: Path):
     """A function from images (1, 3, H, W) to scores (1, classes, H, W), and the metadata."""
-    if path.suffix == ".onnx":
-        import onnxruntime
+    import onnxruntime
 
-        session = onnxruntime.InferenceSession(path)
-        properties = session.get_modelmeta().custom_metadata_map
-        metadata = {key: json.loads(value) for key, value in properties.items()}
-        return lambda images: session.run(["scores"], {"images": images})[0], metadata
-    import torch
-
-    files = {"metadata.json": ""}
-    program = torch.export.load(path, extra_files=files).module()
-
-    def run(images):
-        with torch.no_grad():
-            return program(torch.from_numpy(images)).numpy()
-
-    return run, json.loads(files["metadata.json"])
+    session = onnxruntime.InferenceSession(path)
+    properties = session.get_modelmeta().custom_metadata_map
+    metadata = {key: json.loads(value) for key, value in properties.items()}
+    return lambda images: session.run(["scores"], {"images": images})[0], metadata
 
 
 def segment(run, metadata: dict, image: Image.Image) -> np.ndarray:
@@ -61,6 +52,12 @@ def main() -> int:
         if not is_one(path):
             print(f"error: there is no {kind} {path}", file=sys.stderr)
             return 1
+    if args.model.suffix != ".onnx":
+        print(
+            f"error: {args.model}: only .onnx is taken; loading a .pt2 could run code from it",
+            file=sys.stderr,
+        )
+        return 1
     run, metadata = load(args.model)
     palette = np.array(metadata["palette"], dtype=np.uint8)
     args.out.mkdir(parents=True, exist_ok=True)

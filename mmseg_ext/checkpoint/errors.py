@@ -14,7 +14,11 @@ class BrokenCheckpoint(CheckpointError):
 
 
 class PartialWeights(CheckpointError):
-    """Weights that fill too little of a backbone."""
+    """Weights that fill too little of a model."""
+
+
+class NonFiniteWeights(CheckpointError):
+    """Weights that are infinite or not a number."""
 
 
 class CheckpointNotWritten(CheckpointError):

@@ -1,43 +1,61 @@
 """How much of a model loaded weights fill, said each time, and refused where it is too little.
 
 mmengine loads what fits and warns of the rest among other lines, so that a backbone can stay at its
-random values unnoticed. Importing `mmseg_ext` puts `load_and_report` in the place of mmengine's
-`load_state_dict`, which `load_from`, `--resume`, `init_cfg=dict(type='Pretrained')`,
-`tools/test.py` and `mmseg.apis.init_model` all end in.
+random values unnoticed. `load_and_report` does what mmengine's `load_state_dict` does and says so;
+`mmseg_ext.safe_loading` puts it in that place, where `load_from`, `--resume`,
+`init_cfg=dict(type='Pretrained')`, `tools/test.py` and `mmseg.apis.init_model` all end.
 """
 
 import contextlib
 import contextvars
-import functools
 import logging
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from mmengine.logging import print_log
 from mmengine.model import BaseTTAModel, is_model_wrapper
-from mmengine.runner import checkpoint as stack
+from mmengine.runner.checkpoint import load_state_dict
 from torch import Tensor, nn
 
-from mmseg_ext.checkpoint.errors import PartialWeights
+from mmseg_ext.checkpoint.errors import NonFiniteWeights, PartialWeights
 
 MINIMUM_SHARE = 0.9  # of a backbone's values
-_minimum = contextvars.ContextVar("minimum_share", default=MINIMUM_SHARE)
+_AUXILIARY = "auxiliary_head"  # heads that training alone uses
+
+
+class _Demand(NamedTuple):
+    backbone: float = MINIMUM_SHARE
+    whole: bool = False
+
+
+_DEFAULT = _Demand()
+_demand = contextvars.ContextVar("demand", default=_DEFAULT)
 
 
 @contextlib.contextmanager
-def minimum_share(share: float) -> Iterator[None]:
-    """Within the context, backbones filled to less than `share` (0 to 1) are refused.
+def demanding(backbone_share: float | None = None, whole: bool | None = None) -> Iterator[None]:
+    """Within the context, weights that fill less than this are refused; None leaves as it is.
+
+    Args:
+        backbone_share: the least part of a backbone's values, 0 to 1.
+        whole: all of the model but its auxiliary heads, as for testing.
 
     Raises:
         ValueError: for a share outside 0 to 1.
     """
-    if not 0 <= share <= 1:
-        raise ValueError(f"minimum share must be between 0 and 1, not {share}")
-    token = _minimum.set(share)
+    if backbone_share is not None and not 0 <= backbone_share <= 1:
+        raise ValueError(f"min_backbone_share must be between 0 and 1, not {backbone_share}")
+    before = _demand.get()
+    token = _demand.set(
+        _Demand(
+            before.backbone if backbone_share is None else backbone_share,
+            before.whole if whole is None else whole,
+        )
+    )
     try:
         yield
     finally:
-        _minimum.reset(token)
+        _demand.reset(token)
 
 
 class Coverage(NamedTuple):
@@ -86,10 +104,11 @@ def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
     """One line that says how much is filled.
 
     Raises:
-        PartialWeights: where the module's backbone, or the module itself where it has none, is
-            filled to less than the minimum share.
+        PartialWeights: where less is filled than `demanding` asks: of the module's backbone, of
+            the module itself where it has none, or of everything that testing uses.
     """
     module = _bare(module)
+    demand = _demand.get()
     whole = coverage(module, state_dict)
     part, name = whole, type(module).__name__
     line = f"weights fill {whole.share:.1%} of {name} ({whole.filled:,} of {whole.values:,} values)"
@@ -97,15 +116,50 @@ def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
         part = coverage(module.backbone, state_dict, "backbone.")
         name = f"the backbone ({type(module.backbone).__name__})"
         line += f", {part.share:.1%} of its backbone"
-    if part.share < _minimum.get():
-        found = _names(sorted(state_dict))
+    found = _names(sorted(map(str, state_dict))) or "nothing"
+    if part.share < demand.backbone:
         raise PartialWeights(
-            f"the weights fill {part.share:.1%} of {name}, less than {_minimum.get():.0%}; not "
-            f"filled: {_names(part.left)}; the file has {found or 'nothing'}; if that is meant, "
-            "set min_backbone_share=0 (--cfg-options min_backbone_share=0, or "
-            "mmseg_ext.checkpoint.load_report.minimum_share(0) around the call)"
+            f"the weights fill {part.share:.1%} of {name}, less than {demand.backbone:.0%}; not "
+            f"filled: {_names(part.left)}; the file has {found}; if that is meant, set "
+            "min_backbone_share=0 (--cfg-options min_backbone_share=0, or "
+            "mmseg_ext.safe_loading(min_backbone_share=0) in Python)"
+        )
+    left = [key for key in whole.left if not key.startswith(_AUXILIARY)]
+    if demand.whole and left:
+        raise PartialWeights(
+            f"the weights leave {len(left)} entries of {type(module).__name__} at random values: "
+            f"{_names([_mismatch(key, module, state_dict) for key in left])}; the file has {found};"
+            " they are another model's, or of other classes"
         )
     return line + (f"; not filled: {_names(whole.left)}" if whole.left else "")
+
+
+def _mismatch(key: str, module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
+    given = state_dict.get(key)
+    if not isinstance(given, Tensor):
+        return key
+    return f"{key} ({tuple(given.shape)} for {tuple(module.state_dict()[key].shape)})"
+
+
+def check_finite(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
+    """That no infinity and no NaN takes the place of a finite value.
+
+    Raises:
+        NonFiniteWeights: naming the entries.
+    """
+    bad = [
+        name
+        for name, value in _bare(module).state_dict().items()
+        if isinstance(given := state_dict.get(name), Tensor)
+        and given.is_floating_point()
+        and not given.isfinite().all()
+        and value.isfinite().all()
+    ]
+    if bad:
+        raise NonFiniteWeights(
+            f"the weights are not finite: {_names(bad)}; the training that wrote them had failed: "
+            "take an earlier checkpoint"
+        )
 
 
 def refuse_foreign(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
@@ -119,17 +173,12 @@ def refuse_foreign(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
             part.refuse_foreign(state_dict, prefix)
 
 
-_load = stack.load_state_dict
-
-
-@functools.wraps(_load)
-def load_and_report(module, state_dict, strict=False, logger=None):
+def load_and_report(
+    module: nn.Module, state_dict: Mapping[str, Tensor], strict: bool = False, logger=None
+) -> None:
+    """mmengine's `load_state_dict`, which it takes the place of, with a check and a line before."""
     refuse_foreign(module, state_dict)
     line = check_coverage(module, state_dict)
-    _load(module, state_dict, strict, logger)
+    check_finite(module, state_dict)
+    load_state_dict(module, state_dict, strict, logger)
     print_log(line, logger="current", level=logging.INFO)
-
-
-def report_every_load() -> None:
-    """Put `load_and_report` in the place of mmengine's `load_state_dict`."""
-    stack.load_state_dict = load_and_report

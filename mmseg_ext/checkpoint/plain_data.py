@@ -11,7 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmseg_ext.checkpoint.pickled_values import PickledArray, PickledHistory
+
 _MARK = "__plain__"
+_MOST_DEPTH = 100
+_MOST_ITEMS = 10_000_000  # of containers, each counted wherever it stands
+_SPARE_BYTES = 2**30  # that views may claim beyond eight times the file's
 
 
 def to_plain(value: object, where: str = "", dropped: list[str] | None = None) -> object:
@@ -78,14 +83,16 @@ def _mapping(value: dict, where: str, dropped: list[str]) -> dict:
 
 
 def from_plain(value: object) -> object:
-    """The inverse of `to_plain`, up to what it dropped."""
+    """The inverse of `to_plain`, up to what it dropped; also of what mmengine itself pickles.
+
+    Raises:
+        ValueError: for a mark without its values.
+    """
+    if isinstance(value, (PickledArray, PickledHistory)):
+        return value.value
     if isinstance(value, dict):
-        if value.get(_MARK) == "ndarray":
-            return value["data"].cpu().numpy()
-        if value.get(_MARK) == "set":
-            return set(value["items"])
-        if value.get(_MARK) == "history":
-            return _history(value)
+        if isinstance(value.get(_MARK), str):
+            return _unmarked(value)
         for key, item in value.items():
             value[key] = from_plain(item)
         return value
@@ -96,9 +103,59 @@ def from_plain(value: object) -> object:
     return value
 
 
-def _history(value: dict) -> object:
+def _unmarked(value: dict) -> object:
     from mmengine.logging import HistoryBuffer
 
-    return HistoryBuffer(
-        value["values"].cpu().numpy(), value["counts"].cpu().numpy(), value["max_length"]
-    )
+    try:
+        if value[_MARK] == "ndarray":
+            return value["data"].cpu().numpy()
+        if value[_MARK] == "set":
+            return set(value["items"])
+        if value[_MARK] == "history":
+            values, counts = (value[key].cpu().numpy() for key in ("values", "counts"))
+            return HistoryBuffer(values, counts, int(value["max_length"]))
+    except (AssertionError, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"damaged {value[_MARK]!r}: {error}") from error
+    raise ValueError(f"unknown mark {value[_MARK][:40]!r}")
+
+
+def check_size(content: object, file_size: int) -> None:
+    """That walking through `content`, and copying its tensors, takes bounded time and memory.
+
+    A file of `file_size` bytes can hold containers that hold themselves, or that double at each
+    level, tensors that no byte of it stands for, and tensors that show a number terabytes of times.
+
+    Raises:
+        ValueError: for these, for tensors without data, and for nesting deeper than 100.
+    """
+    tensors: dict[int, Tensor] = {}
+    items = _count(content, {}, tensors, 0)
+    if items > _MOST_ITEMS:
+        raise ValueError(f"{items:.3g} items in nested containers")
+    stored = {}
+    for tensor in tensors.values():
+        if tensor.layout is not torch.strided or tensor.is_meta:
+            raise ValueError(f"a tensor without plain data ({tensor.layout}, {tensor.device})")
+        storage = tensor.untyped_storage()
+        stored[storage.data_ptr()] = storage.nbytes()
+    claimed = sum(t.numel() * t.element_size() for t in tensors.values())
+    if sum(stored.values()) > file_size or claimed > 8 * file_size + _SPARE_BYTES:
+        raise ValueError(f"tensors that claim {claimed:.3g} bytes in a file of {file_size:.3g}")
+
+
+def _count(value: object, known: dict[int, int], tensors: dict[int, Tensor], depth: int) -> int:
+    """Items of `value`, a container as often as it stands there; -1 marks one being counted."""
+    if isinstance(value, Tensor):
+        tensors[id(value)] = value
+        return 1
+    if not isinstance(value, (dict, list, tuple, set)):
+        return 1
+    if depth > _MOST_DEPTH or known.get(id(value)) == -1:
+        raise ValueError("containers that hold themselves, or nested more than 100 deep")
+    if id(value) not in known:
+        known[id(value)] = -1
+        parts = [*value.keys(), *value.values()] if isinstance(value, dict) else list(value)
+        metadata = getattr(value, "_metadata", None)
+        parts += [metadata] if metadata is not None else []
+        known[id(value)] = 1 + sum(_count(part, known, tensors, depth + 1) for part in parts)
+    return known[id(value)]

@@ -1,26 +1,30 @@
-"""mmengine's checkpoint loading, made safe: every scheme goes through `read_checkpoint`.
+"""mmengine's checkpoint loading, made safe while it is asked for: `mmseg_ext.safe_loading`.
 
 mmengine tries `weights_only=True` and, where that fails, unpickles after all; for addresses it
-unpickles at once. Importing `mmseg_ext` registers the loaders below for every scheme in mmengine's
-`CheckpointLoader`, which is where `load_from`, `--resume`, `init_cfg=dict(type='Pretrained')`,
-`tools/test.py`, `mmseg.apis.init_model` and mmengine's inferencers get their files from. There is
-no fallback. `.safetensors` files are read on the same paths.
+unpickles at once. Here the loaders below stand for every scheme in mmengine's `CheckpointLoader`,
+which is where `load_from`, `--resume`, `init_cfg=dict(type='Pretrained')`, `tools/test.py`,
+`mmseg.apis.init_model` and mmengine's inferencers get their files from. There is no fallback.
+`.safetensors` files are read on the same paths.
 
 A config inside a checkpoint is a program: mmengine's `Runner.resume` executes `meta['config']`, its
-inferencers `meta['cfg']`. These texts are taken out of what is loaded.
+inferencers `meta['cfg']`. These texts are taken out of what is loaded, and so are the folders of
+the checkpoints that it names, which mmengine's `CheckpointHook` would remove.
 """
 
+import contextlib
+import hashlib
 import io
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlparse
 
 import torch
 from mmengine import dist
 from mmengine.fileio import get_file_backend
+from mmengine.runner import checkpoint as stack
 from mmengine.runner.checkpoint import (
-    CheckpointLoader,
     _get_mmengine_home,
     get_deprecated_model_names,
     get_external_models,
@@ -29,7 +33,7 @@ from mmengine.runner.checkpoint import (
 )
 
 from mmseg_ext.checkpoint.errors import BrokenCheckpoint, UnsafeCheckpoint
-from mmseg_ext.checkpoint.plain_data import from_plain
+from mmseg_ext.checkpoint.load_report import demanding, load_and_report
 from mmseg_ext.checkpoint.safe_reading import read_checkpoint, read_torch
 
 
@@ -42,15 +46,23 @@ def as_mmengine(content: object, name: str) -> dict:
         if wraps:
             return content  # of a published repository: for its converter
         content = {"state_dict": content}
-    if "message_hub" in content:
-        content["message_hub"] = from_plain(content["message_hub"])
-        content["message_hub"].get("runtime_info", {}).pop("cfg", None)
-        content["message_hub"].get("resumed_keys", {}).pop("cfg", None)
-    meta = content.get("meta")
-    content["meta"] = meta = from_plain(meta) if isinstance(meta, dict) else {}
-    for program in ("config", "cfg"):
-        meta.pop(program, None)
+    meta = content["meta"] = _mapping(content, "meta", name)
+    hub = _mapping(content, "message_hub", name)
+    _mapping(hub, "log_scalars", name)
+    info = _mapping(hub, "runtime_info", name)
+    resumed = _mapping(hub, "resumed_keys", name)
+    for mapping, program in ((meta, "config"), (meta, "cfg"), (info, "cfg"), (resumed, "cfg")):
+        mapping.pop(program, None)
+    for key in [key for key in info if str(key).startswith(("best_ckpt", "last_ckpt"))]:
+        info[key] = None if info[key] is None else Path(str(info[key])).name
     return content
+
+
+def _mapping(content: dict, key: str, name: str) -> dict:
+    part = content.get(key)
+    if not isinstance(part, dict | None):
+        raise BrokenCheckpoint(f"{name}: its {key} is {type(part).__name__}, not a mapping")
+    return {} if part is None else part
 
 
 def load_from_local(filename: str, map_location: object = None) -> dict:
@@ -59,13 +71,27 @@ def load_from_local(filename: str, map_location: object = None) -> dict:
 
 def load_from_http(filename: str, map_location: object = None) -> dict:
     """Fetched once into torch's cache, by the first process; read from there."""
-    folder = Path(torch.hub.get_dir(), "checkpoints")
-    cached = folder / Path(urlparse(filename).path).name
+    cached = _in_cache(filename)
     if dist.get_rank() == 0 and not cached.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        cached.parent.mkdir(parents=True, exist_ok=True)
         torch.hub.download_url_to_file(filename, str(cached), progress=False)
     dist.barrier()
     return load_from_local(str(cached), map_location)
+
+
+def _in_cache(address: str) -> Path:
+    """Where the file of `address` lies, or will: two addresses never share one.
+
+    A file that torch has fetched is taken where the digest in its name is its own.
+    """
+    folder = Path(torch.hub.get_dir(), "checkpoints")
+    name = Path(urlparse(address).path).name
+    digest = re.search(r"-([0-9a-f]{8,})\.", name)
+    if digest and (folder / name).is_file():
+        found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        if found.startswith(digest[1]):
+            return folder / name
+    return folder / f"{hashlib.sha256(address.encode()).hexdigest()[:12]}-{name}"
 
 
 def load_from_storage(filename: str, map_location: object = None) -> dict:
@@ -117,7 +143,26 @@ _LOADERS = {
 }
 
 
-def register_safe_loaders() -> None:
-    """Put the safe loaders in the place of mmengine's, for every scheme that it knows."""
-    for prefix, loader in _LOADERS.items():
-        CheckpointLoader.register_scheme(prefix, loader, force=True)
+class SafeLoading(contextlib.AbstractContextManager):
+    """See `mmseg_ext.safe_loading`."""
+
+    _asking: list["SafeLoading"] = []
+    _before: tuple[dict, Callable]
+
+    def __init__(self, min_backbone_share: float | None = None):
+        self._demand = contextlib.ExitStack()
+        self._demand.enter_context(demanding(min_backbone_share))
+        if not self._asking:
+            loaders = stack.CheckpointLoader._schemes
+            SafeLoading._before = (loaders, stack.load_state_dict)
+            stack.CheckpointLoader._schemes = dict(loaders)
+            for prefix, loader in _LOADERS.items():
+                stack.CheckpointLoader.register_scheme(prefix, loader, force=True)
+            stack.load_state_dict = load_and_report
+        self._asking.append(self)
+
+    def __exit__(self, *error) -> None:
+        self._demand.close()
+        self._asking.remove(self)
+        if not self._asking:
+            stack.CheckpointLoader._schemes, stack.load_state_dict = self._before

@@ -14,6 +14,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
+from mmseg_ext import safe_loading
 from mmseg_ext.environment import require_stack
 
 
@@ -32,12 +33,14 @@ def start(name: str) -> NoReturn:
 
     Without a usable mm stack it ends in one line; `check_dataset`, whose status 1 says that the
     data have problems, with 2. `env` and `doctor` tell of the stack themselves. Training and
-    testing are not for segmentation alone. An exception that nothing foresaw ends in one line, with
-    its traceback in a file that the line names.
+    testing are not for segmentation alone. Whatever a command loads, it loads without running code.
+    An exception that nothing foresaw ends in one line, with its traceback in a file that the line
+    names.
     """
     if name not in ("env", "doctor"):
         status = 2 if name == "check_dataset" else 1
         require_stack(status, segmentation=name not in ("train", "test"))
+        safe_loading()
     try:
         status = importlib.import_module(f"mmseg_ext.commands.{name}").main()
     except Exception as error:  # what no check foresaw

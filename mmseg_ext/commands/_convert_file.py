@@ -1,61 +1,14 @@
 """`<family>2mmseg.py SRC DST`: a published weights file to one that mmsegmentation loads."""
 
 import argparse
-import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from mmseg_ext.checkpoint.safe_reading import read_state_dict
+from mmseg_ext.checkpoint.writing import check_suffix, write_weights
 from mmseg_ext.published.families import convert_official
 from mmseg_ext.published.key_map import StateDict
-
-_SUFFIXES = (".pth", ".safetensors")
-
-
-def write_state_dict(state_dict: StateDict, path: str | Path, overwrite: bool = False) -> None:
-    """Write a state dict as a torch file (`.pth`) or as `.safetensors`, whole or not at all.
-
-    The content goes to a temporary file in the same folder, which then takes the name. Tensors
-    that share storage are written one by one.
-
-    Raises:
-        ValueError: for another suffix.
-        FileExistsError: where `path` exists, unless `overwrite`.
-    """
-    path = Path(path)
-    _check_destination(path, overwrite)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {
-        key: value.detach().clone(memory_format=torch.contiguous_format)
-        for key, value in state_dict.items()
-    }
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=path.suffix)
-    os.close(handle)
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import save_file
-
-            save_file(content, temporary, metadata={"format": "pt"})
-        else:
-            torch.save(content, temporary)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes the file private
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _check_destination(path: Path, overwrite: bool) -> None:
-    if path.suffix not in _SUFFIXES:
-        raise ValueError(f"{path}: the file's name must end in {' or '.join(_SUFFIXES)}")
-    if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists; --overwrite replaces it")
 
 
 def convert_file(
@@ -73,9 +26,11 @@ def convert_file(
         ValueError: for a file that cannot be read safely, another suffix of the destination, and
             unmapped or missing keys.
     """
-    _check_destination(Path(destination), overwrite)  # before the work
+    check_suffix(destination)  # before the work
+    if Path(destination).exists() and not overwrite:
+        raise FileExistsError(f"{destination} exists; --overwrite replaces it")
     converted = convert_official(family, read_state_dict(source), classifier)
-    write_state_dict(converted, destination, overwrite)
+    write_weights(converted, destination)
     return converted
 
 

@@ -16,14 +16,10 @@ from pathlib import Path
 import numpy as np
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
-from mmseg.apis import inference_model, init_model
+from mmseg.apis import inference_model
 
-from mmseg_ext.engine.launch import (
-    build_test_runner,
-    build_train_runner,
-    test_parser,
-    train_parser,
-)
+from mmseg_ext.engine.launch import build_test_runner, build_train_runner, load_settings
+from mmseg_ext.engine.trained_model import trained_model
 from mmseg_ext.reports.curves import Curve, read_scalars
 
 
@@ -87,9 +83,7 @@ def train_and_test(config: str, work_dir: Path, options: dict | None = None) -> 
     `options` are merged into the config, as `--cfg-options` are.
     """
     with _log_to_file_only():
-        args = train_parser().parse_args([config, "--work-dir", str(work_dir)])
-        args.cfg_options = _own_visualizer(options)
-        runner = build_train_runner(args)
+        runner = build_train_runner(config, _own_visualizer(options), str(work_dir))
     runner.register_hook(ProgressLine())
     start = time.perf_counter()
     runner.train()
@@ -115,14 +109,12 @@ def test(
     config: str, checkpoint: Path, work_dir: Path, options: dict | None = None, tta: bool = False
 ) -> float:
     """mIoU in [0, 1] of a checkpoint, as `tools/test.py [--tta]` measures it."""
-    flags = ["--tta"] if tta else []
     print(f"  testing, {'multi-scale and flip' if tta else 'single scale'}", flush=True)
     with _log_to_file_only():
-        args = test_parser().parse_args(
-            [config, str(checkpoint), "--work-dir", str(work_dir), *flags]
+        runner = build_test_runner(
+            config, str(checkpoint), _own_visualizer(options), str(work_dir), tta=tta
         )
-        args.cfg_options = _own_visualizer(options)
-        metrics = build_test_runner(args).test()
+        metrics = runner.test()
     return float(metrics["mIoU"]) / 100
 
 
@@ -138,7 +130,7 @@ def _own_visualizer(options: dict | None) -> dict:
 def predict(outcome: Outcome, images: list[np.ndarray]) -> list[np.ndarray]:
     """Labels (H, W) of images (H, W, 3) uint8 RGB, at their own scale, with the run's weights."""
     with contextlib.redirect_stdout(_Nowhere()):
-        model = init_model(outcome.config, str(outcome.checkpoint), device="cpu")
+        model, _ = trained_model(load_settings(outcome.config), outcome.checkpoint)
     results = [inference_model(model, image[..., ::-1]) for image in images]  # mmseg reads BGR
     return [r.pred_sem_seg.data[0].cpu().numpy().astype(np.uint8) for r in results]
 

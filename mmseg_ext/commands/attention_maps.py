@@ -10,12 +10,11 @@ import torch
 from mmcv.transforms import Compose
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
-from mmengine.runner import load_checkpoint
-from mmseg.apis import init_model
 from torch import Tensor, nn
 
-from mmseg_ext.datasets.metainfo import classes_and_palette, unwrapped
+from mmseg_ext.datasets.metainfo import unwrapped
 from mmseg_ext.engine.config_options import ConfigOptions
+from mmseg_ext.engine.trained_model import trained_model
 from mmseg_ext.inference.predictor import image_pipeline
 from mmseg_ext.inspection.attention_pictures import Scene, draw_layer
 from mmseg_ext.inspection.attention_views import attention_layers, captured_inputs, chosen_layers
@@ -101,17 +100,13 @@ def _draw_all(args: argparse.Namespace) -> int:
     init_default_scope(config.get("default_scope", "mmseg"))
     checkpoint = None if args.checkpoint == "none" else args.checkpoint
     torch.manual_seed(0)
-    model = init_model(config, None, device=args.device, cfg_options=args.cfg_options)
-    meta = None
-    if checkpoint is not None:
-        content = load_checkpoint(model, checkpoint, map_location="cpu")
-        meta = content.get("meta", {}).get("dataset_meta")
+    model, meta = trained_model(config, checkpoint, args.cfg_options)
+    model.to(args.device)
     if args.list:
         for name, layer in attention_layers(model).items():
             print(f"{name}  {type(layer).__name__}")
         return 0
     layers = chosen_layers(model, args.layers)
-    meta = meta or classes_and_palette(config.test_dataloader.dataset)
     if len(meta["classes"]) != model.num_classes:
         raise ValueError(f"the model has {model.num_classes} classes, not {len(meta['classes'])}")
     out = Path(args.out)

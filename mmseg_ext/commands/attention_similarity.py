@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
 
+from mmseg_ext.checkpoint.safe_loading import SafeLoading
 from mmseg_ext.checkpoint.safe_reading import read_state_dict
 from mmseg_ext.cost.devices import usable_device
 from mmseg_ext.engine.config_options import ConfigOptions
@@ -114,7 +115,8 @@ def _initialise(backbone: nn.Module) -> list[str]:
     """Run the config's `init_cfg`; the files that it has loaded."""
     settings = backbone.init_cfg or []
     if settings:
-        backbone.init_weights()
+        with SafeLoading():
+            backbone.init_weights()
     settings = [settings] if isinstance(settings, Mapping) else settings
     return [s["checkpoint"] for s in settings if s["type"] in ("Pretrained", PretrainedInit)]
 

@@ -1,17 +1,20 @@
 """The command line of `demo/image_demo.py`: an image, a folder or a video, segmented."""
 
 import argparse
+import hashlib
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 
 import cv2
 import numpy as np
 import torch
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from rich.console import Console
 from rich.progress import track
 
@@ -21,6 +24,7 @@ from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.engine.launch_error import LaunchError
 from mmseg_ext.inference.predictor import Predictor
 from mmseg_ext.inference.shard import Shard
+from mmseg_ext.whole_file import whole_file
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".ppm")
 VIDEOS = (".mp4", ".avi", ".mov", ".mkv", ".webm")
@@ -72,15 +76,22 @@ def _device(name: str | None) -> str:
     return f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
 
 
-def find_images(path: Path) -> dict[Path, Path]:
+def find_images(path: Path, out: Path) -> dict[Path, Path]:
     """The images at `path` and the name of each one's result, which no two share.
+
+    Results of `out`, where that lies in `path`, are not among them.
 
     Raises:
         ValueError: if there is none.
     """
     if path.is_file():
         return {path: Path(path.stem + ".png")}
-    found = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGES)
+    results = [(out / kind).resolve() for kind in ("labels", "overlays")]
+    found = sorted(
+        p
+        for p in path.rglob("*")
+        if p.suffix.lower() in IMAGES and not any(r in p.resolve().parents for r in results)
+    )
     if not found:
         raise ValueError(f"{str(path)!r} holds no image ({', '.join(IMAGES)})")
     names = [p.relative_to(path).with_suffix(".png") for p in found]
@@ -92,9 +103,14 @@ def find_images(path: Path) -> dict[Path, Path]:
 
 
 def _segment_images(args: argparse.Namespace, predictor: Predictor, shard: Shard) -> int:
-    results = find_images(args.input)
+    results = find_images(args.input, args.out)
     images = shard.of(list(results))
-    missing = [p for p in images if not (args.out / "labels" / results[p]).exists()]
+    weights = _weights(args)
+    missing = []
+    for path in images:
+        made_from = {"image": str(path.resolve()), "weights": weights}
+        if not _is_there(args.out / "labels" / results[path], made_from):
+            missing.append(path)
     where = "" if shard.count == 1 else f"process {shard.rank} of {shard.count}: "
     predictions = predictor.predict((path, str(path)) for path in missing)
     broken = []
@@ -106,7 +122,8 @@ def _segment_images(args: argparse.Namespace, predictor: Predictor, shard: Shard
         overlay = blend(image, predictor.palette[labels], args.opacity)
         _save(Image.fromarray(overlay), args.out / "overlays" / results[path])
         # Last: that the label map is there is what says that the image is done.
-        _save(Image.fromarray(labels), args.out / "labels" / results[path])
+        made_from = {"image": str(path.resolve()), "weights": weights}
+        _save(Image.fromarray(labels), args.out / "labels" / results[path], made_from)
     done = len(missing) - len(broken)
     there = len(images) - len(missing)
     print(f"{where}{done} images segmented into {args.out}, {there} were there")
@@ -127,12 +144,40 @@ def blend(image: np.ndarray, colours: np.ndarray, opacity: float) -> np.ndarray:
     return (image * (1 - opacity) + colours * opacity).round().astype(np.uint8)
 
 
-def _save(picture: Image.Image, path: Path) -> None:
-    """Write all of it or nothing: a file that is there is a whole one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    picture.save(part, format="PNG")
-    os.replace(part, path)
+def _save(picture: Image.Image, path: Path, said: Mapping[str, str] = MappingProxyType({})) -> None:
+    """A PNG, whole, which holds the texts `said`."""
+    texts = PngInfo()
+    for key, text in said.items():
+        texts.add_itxt(key, text)
+    with whole_file(path) as part:
+        picture.save(part, format="PNG", pnginfo=texts)
+
+
+def _weights(args: argparse.Namespace) -> str:
+    """What decides the label maps beside the images, for the results to say."""
+    digest = "random"
+    if args.checkpoint != "none":
+        digest = hashlib.sha256(Path(args.checkpoint).read_bytes()).hexdigest()[:16]
+    return f"{digest} {Path(args.config).name}{' tta' if args.tta else ''}"
+
+
+def _is_there(result: Path, made_from: dict[str, str]) -> bool:
+    """Whether this result is there already.
+
+    Raises:
+        ValueError: where another image's or other weights' result has its name.
+    """
+    if not result.exists():
+        return False
+    with Image.open(result) as picture:
+        said = {key: getattr(picture, "text", {}).get(key) for key in made_from}
+    for key, value in made_from.items():
+        if said[key] != value:
+            other = f"other {key} ({said[key]})" if said[key] else f"{key} that it does not name"
+            raise ValueError(
+                f"{result} is there already, made from {other}: choose another folder with --out"
+            )
+    return True
 
 
 def _segment_video(args: argparse.Namespace, predictor: Predictor) -> int:
@@ -141,29 +186,40 @@ def _segment_video(args: argparse.Namespace, predictor: Predictor) -> int:
     size = tuple(int(video.get(p)) for p in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT))
     if not video.isOpened() or min(size) < 1:
         raise ValueError(f"{str(args.input)!r} cannot be read as a video")
-    args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"{args.input.stem}.mp4"
-    part = path.with_name(f".{path.name}")
-    rate = video.get(cv2.CAP_PROP_FPS) or 25.0
-    # The container is told by the name's end, so the part keeps it.
-    writer = cv2.VideoWriter(str(part), cv2.VideoWriter_fourcc(*"mp4v"), rate, size)
-    count = 0
+    if path.resolve() == args.input.resolve():
+        raise ValueError(f"{path} is the input: choose another folder with --out")
     total = max(int(video.get(cv2.CAP_PROP_FRAME_COUNT)), 0)
-    for frames in track(
-        _batches(_frames(video), predictor.batch_size),
-        "segmenting",
-        -(-total // predictor.batch_size),
-        console=Console(stderr=True),
-    ):
-        for i, labels in predictor.predict(enumerate(frames)):
-            colours = predictor.palette[labels][..., ::-1]  # BGR, as the frame
-            writer.write(blend(frames[i], colours, args.opacity))
-            count += 1
-    writer.release()
-    video.release()
-    os.replace(part, path)
+    with whole_file(path) as part:
+        rate = video.get(cv2.CAP_PROP_FPS) or 25.0
+        writer = cv2.VideoWriter(str(part), cv2.VideoWriter_fourcc(*"mp4v"), rate, size)
+        count = 0
+        for frames in track(
+            _batches(_frames(video), predictor.batch_size),
+            "segmenting",
+            -(-total // predictor.batch_size),
+            console=Console(stderr=True),
+        ):
+            for i, labels in predictor.predict(enumerate(frames)):
+                colours = predictor.palette[labels][..., ::-1]  # BGR, as the frame
+                writer.write(blend(frames[i], colours, args.opacity))
+                count += 1
+        writer.release()
+        video.release()
+        _require_frames(part, path, count)
     print(f"{count} frames segmented into {path}")
     return 0
+
+
+def _require_frames(part: Path, path: Path, count: int) -> None:
+    """OpenCV says nothing of a write that failed: the file must hold what was written."""
+    video = cv2.VideoCapture(str(part))
+    found = int(video.get(cv2.CAP_PROP_FRAME_COUNT)) if video.isOpened() else 0
+    video.release()
+    if not count or found != count:
+        raise ValueError(
+            f"{path} cannot be written: {found} of {count} frames arrived (a full disk?)"
+        )
 
 
 def _frames(video: cv2.VideoCapture) -> Iterator[np.ndarray]:

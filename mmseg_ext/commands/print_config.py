@@ -4,13 +4,9 @@ import json
 import os
 from collections.abc import Sequence
 
-from mmseg_ext.engine.launch import (
-    base_batch,
-    enable_amp,
-    load_settings,
-    one_message,
-    train_parser,
-)
+from mmseg_ext.commands import train
+from mmseg_ext.commands._launch import one_message
+from mmseg_ext.engine.launch import base_batch, enable_amp, load_settings
 from mmseg_ext.engine.run_record import describe_run
 
 
@@ -19,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     The number of processes is `WORLD_SIZE` where that is set, else `--world-size`.
     """
-    parser = train_parser()
+    parser = train.parser()
     parser.prog = "print_config.py"
     parser.description = "Print the config and the record that a training would start with"
     parser.add_argument(

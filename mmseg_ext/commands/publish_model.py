@@ -7,19 +7,14 @@ refuses mmengine's training checkpoints, strips the characters of '.pth' from th
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
-from hashlib import sha256
 from pathlib import Path
 
-from safetensors.torch import save_file
+import numpy as np
 
-from mmseg_ext.checkpoint.plain_data import to_plain
 from mmseg_ext.checkpoint.safe_reading import read_checkpoint, unwrap_state_dict
-from mmseg_ext.checkpoint.writing import write_checkpoint
-
-_SUFFIXES = (".pth", ".safetensors")
+from mmseg_ext.checkpoint.writing import check_suffix, write_weights
 
 
 def publish(source: str | Path, destination: str | Path) -> Path:
@@ -33,34 +28,14 @@ def publish(source: str | Path, destination: str | Path) -> Path:
         ValueError: for another suffix than `.pth` or `.safetensors`, or no state dict in `source`.
     """
     destination = Path(destination)
-    if destination.suffix not in _SUFFIXES:
-        raise ValueError(f"{destination}: the name must end in {' or '.join(_SUFFIXES)}")
+    check_suffix(destination)
     if not destination.parent.is_dir():
         raise FileNotFoundError(f"{destination}: there is no folder {destination.parent}")
     content = read_checkpoint(source)
     weights = unwrap_state_dict(content, str(source))
-    weights = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
     meta = content.get("meta") if isinstance(content.get("meta"), dict) else {}
-    dataset_meta = to_plain(meta.get("dataset_meta"))
-    part = destination.with_name(f".{destination.name}.{os.getpid()}")
-    if destination.suffix == ".safetensors":
-        described = {} if dataset_meta is None else {"dataset_meta": json.dumps(dataset_meta)}
-        # Shared storage is refused by the format: each tensor gets its own.
-        save_file({name: value.clone() for name, value in weights.items()}, part, described)
-    else:
-        described = {} if dataset_meta is None else {"dataset_meta": dataset_meta}
-        write_checkpoint({"state_dict": weights, "meta": described}, part)
-    published = destination.with_name(f"{destination.stem}-{_digest(part)}{destination.suffix}")
-    os.replace(part, published)
-    return published
-
-
-def _digest(path: Path) -> str:
-    hasher = sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            hasher.update(block)
-    return hasher.hexdigest()[:8]
+    dataset_meta = json.loads(json.dumps(meta.get("dataset_meta"), default=np.ndarray.tolist))
+    return write_weights(weights, destination, dataset_meta, hash_in_name=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

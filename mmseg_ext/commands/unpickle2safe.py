@@ -14,8 +14,7 @@ import torch
 from mmseg_ext.checkpoint.errors import CheckpointError
 from mmseg_ext.checkpoint.plain_data import to_plain
 from mmseg_ext.checkpoint.safe_reading import unwrap_state_dict
-from mmseg_ext.checkpoint.writing import write_checkpoint
-from mmseg_ext.commands._convert_file import write_state_dict
+from mmseg_ext.checkpoint.writing import check_suffix, write_checkpoint, write_weights
 
 
 def unpickle_to_safe(source: str | Path, destination: str | Path) -> list[str]:
@@ -31,14 +30,13 @@ def unpickle_to_safe(source: str | Path, destination: str | Path) -> list[str]:
     source, destination = Path(source), Path(destination)
     if not source.is_file():
         raise FileNotFoundError(f"{source}: no such checkpoint file")
-    if destination.suffix not in (".pth", ".safetensors"):
-        raise ValueError(f"{destination}: the file's name must end in .pth or .safetensors")
+    check_suffix(destination)
     if destination.exists():
         raise FileExistsError(f"{destination} exists; remove it or choose another name")
     dropped: list[str] = []
     plain = to_plain(torch.load(source, map_location="cpu", weights_only=False), "", dropped)
     if destination.suffix == ".safetensors":
-        write_state_dict(unwrap_state_dict(plain, str(source)), destination)
+        write_weights(unwrap_state_dict(plain, str(source)), destination)
     elif isinstance(plain, dict):
         write_checkpoint(plain, destination)
     else:

@@ -1,11 +1,5 @@
-"""What the training loop lacks: durable runs, hooks, optimizer constructors, schedulers.
+"""What the training loop lacks: durable runs, hooks, optimizer constructors, schedulers."""
 
-Importing this makes every path on which the mm stack loads weights safe: see
-`mmseg_ext.checkpoint.safe_loading` and `mmseg_ext.checkpoint.load_report`.
-"""
-
-from mmseg_ext.checkpoint.load_report import report_every_load
-from mmseg_ext.checkpoint.safe_loading import register_safe_loaders
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper
 from mmseg_ext.engine.checkpoint_hook import DurableCheckpointHook
 from mmseg_ext.engine.distributed import CPUDistributedDataParallel
@@ -35,6 +29,3 @@ __all__ = [
     "SkippedImagesHook",
     "StopOnSignalHook",
 ]
-
-register_safe_loaders()
-report_every_load()

@@ -1,23 +1,38 @@
 """mmengine's `CheckpointHook` with the order turned round: first the newer, then the older goes.
 
-mmengine removes the checkpoint that is one too many before it writes the next, and writes
-`last_checkpoint` in place. Here the newer file is whole and `last_checkpoint` names it before
-anything is removed. The files are written by `DurableRunner.save_checkpoint`.
+mmengine removes the checkpoint that is one too many before it writes the next, writes
+`last_checkpoint` in place, and trusts the paths in a resumed checkpoint: it removes the file or the
+folder that one names as the older best. Here the newer file is whole and `last_checkpoint` names it
+before anything is removed; records hold names without folders; and what is removed are files of
+this run in its own folder. The files are written by `DurableRunner.save_checkpoint`.
 """
 
+import re
 from collections import deque
 from pathlib import Path
 
+from mmengine.config import Config
 from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
 
-from mmseg_ext.checkpoint.writing import LAST, remove_parts, write_text
+from mmseg_ext.checkpoint.resuming import LAST, RUN, all_checkpoints, run_of
+from mmseg_ext.checkpoint.safe_loading import SafeLoading
 from mmseg_ext.engine.launch_error import LaunchError
+from mmseg_ext.whole_file import remove_parts, write_text
+
+_BEST = re.compile(r"best_.+_(iter|epoch)_\d+\.pth")
 
 
-class _RemovesLater:
-    """A file backend that keeps what is to be removed for later."""
+def checkpoint_folder(cfg: Config) -> Path:
+    """Where the run of a config has its checkpoints: the work directory, or in `out_dir`."""
+    hook = (cfg.get("default_hooks") or {}).get("checkpoint") or {}
+    work_dir = Path(cfg.work_dir)
+    return Path(hook["out_dir"], work_dir.name) if hook.get("out_dir") else work_dir
+
+
+class _RemovesNothing:
+    """A file backend for the base class, which removes too early; the paths are kept."""
 
     def __init__(self, backend):
         self.backend = backend
@@ -28,6 +43,9 @@ class _RemovesLater:
 
     def remove(self, path: str) -> None:
         self.paths.append(path)
+
+    def rmtree(self, path: str) -> None:
+        pass
 
 
 @HOOKS.register_module()
@@ -44,28 +62,70 @@ class DurableCheckpointHook(CheckpointHook):
                 "DurableCheckpointHook needs runner_type = 'DurableRunner', as "
                 "configs/_base_/default_runtime.py sets it"
             )
-        ids = runner.message_hub.get_info("keep_ckpt_ids", [])
+        hub = runner.message_hub
+        kept, leaving = (
+            [step for step in hub.runtime_info.get(key) or [] if type(step) is int]
+            for key in ("keep_ckpt_ids", "leaving_ckpt_ids")
+        )
+        if self.max_keep_ckpts > 0:
+            leaving += kept[: -self.max_keep_ckpts]
+            kept = kept[-self.max_keep_ckpts :]
+        hub.update_info("keep_ckpt_ids", kept)
         super().before_train(runner)
-        if is_main_process():
-            Path(self.out_dir).mkdir(parents=True, exist_ok=True)
-            remove_parts(self.out_dir)
-            for step in runner.message_hub.get_info("leaving_ckpt_ids", []):
-                if step not in ids:  # the run ended between the newer's rename and this removal
-                    self._path(step).unlink(missing_ok=True)
+        folder = Path(self.out_dir)
+        for key, name in list(hub.runtime_info.items()):
+            if key.startswith("best_ckpt"):
+                path = folder / Path(str(name)).name
+                self._set_best(key, str(path) if _is_best(path) else None)
+        if not is_main_process():
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_parts(folder)
+        for step in leaving:  # the run ended between the newer's rename and this removal
+            if step not in kept and run_of(self._path(step)) == runner.run_id:
+                _remove(self._path(step))
+        best = {Path(path) for path in self._best()}
+        for path in folder.glob("best_*.pth"):  # the run ended before a checkpoint named it
+            if path not in best and _is_best(path) and run_of(path) == runner.run_id:
+                _remove(path)
+        others = [p.name for p in all_checkpoints(folder) if run_of(p) != runner.run_id]
+        if others:
+            runner.logger.warning(
+                f"{folder} holds checkpoints of an earlier run ({', '.join(sorted(others))}); this "
+                "run writes over those of the same names and leaves the others. To go on from one: "
+                "--resume --cfg-options load_from=FILE"
+            )
+        write_text(runner.run_id, folder / RUN)
+
+    def _best(self) -> list[str]:
+        """The best checkpoints that there are."""
+        paths = getattr(self, "best_ckpt_path_dict", None)
+        found = paths.values() if paths is not None else [getattr(self, "best_ckpt_path", None)]
+        return [path for path in found if path]
+
+    def _set_best(self, key: str, path: str | None) -> None:
+        if key == "best_ckpt":
+            self.best_ckpt_path = path
+        elif hasattr(self, "best_ckpt_path_dict"):
+            self.best_ckpt_path_dict[key.removeprefix("best_ckpt_")] = path
 
     def _path(self, step: int) -> Path:
         return Path(self.out_dir, self.filename_tmpl.format(step))
 
-    def saved_now(self, runner) -> bool:
-        """Whether the newest checkpoint is of this very iteration."""
-        return self.last_ckpt is not None and Path(self.last_ckpt) == self._path(runner.iter + 1)
+    def saved_at(self, step: int) -> bool:
+        """Whether the newest checkpoint is of this iteration."""
+        return self.last_ckpt is not None and Path(self.last_ckpt) == self._path(step)
 
     def save_now(self, runner) -> str:
         """Save, out of turn, after the step of this iteration; the path."""
-        if not self.saved_now(runner):
-            step = runner.iter + 1
+        step = runner.iter + 1
+        if not self.saved_at(step):
             self._save_checkpoint_with_step(runner, step, {"epoch": runner.epoch, "iter": step})
         return self.last_ckpt
+
+    def after_train(self, runner) -> None:
+        with SafeLoading():  # `published_keys` reads checkpoints
+            super().after_train(runner)
 
     def _save_checkpoint_with_step(self, runner, step: int, meta: dict) -> None:
         leaving = []
@@ -76,7 +136,7 @@ class DurableCheckpointHook(CheckpointHook):
             runner.message_hub.update_info("keep_ckpt_ids", ids)
             runner.message_hub.update_info("leaving_ckpt_ids", leaving)
         path = self._path(step)
-        runner.message_hub.update_info("last_ckpt", str(path))
+        runner.message_hub.update_info("last_ckpt", path.name)
         runner.save_checkpoint(
             self.out_dir,
             path.name,
@@ -88,21 +148,27 @@ class DurableCheckpointHook(CheckpointHook):
         )
         self.last_ckpt = str(path)
         if is_main_process():
-            write_text(self.last_ckpt, Path(runner.work_dir, LAST))
+            write_text(path.name, Path(self.out_dir, LAST))
             for old in leaving:
-                self._path(old).unlink(missing_ok=True)
+                _remove(self._path(old))
 
     def _save_best_checkpoint(self, runner, metrics: dict) -> None:
-        backend, self.file_backend = self.file_backend, _RemovesLater(self.file_backend)
+        backend, self.file_backend = self.file_backend, _RemovesNothing(self.file_backend)
         try:
             super()._save_best_checkpoint(runner, metrics)
             old = self.file_backend.paths
         finally:
             self.file_backend = backend
-        if not self.save_best:
-            return
-        paths = getattr(self, "best_ckpt_path_dict", None)
-        new = set(paths.values()) if paths is not None else {self.best_ckpt_path}
-        for path in old:
-            if path not in new:
-                Path(path).unlink(missing_ok=True)
+        if is_main_process():
+            for path in set(old) - set(self._best()):
+                _remove(Path(path))
+
+
+def _is_best(path: Path) -> bool:
+    return path.is_file() and _BEST.fullmatch(path.name) is not None
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, never a folder."""
+    if path.is_file() or path.is_symlink():
+        path.unlink(missing_ok=True)

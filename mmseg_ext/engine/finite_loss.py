@@ -1,4 +1,4 @@
-"""A loss that is no number stops the run before it reaches the weights."""
+"""A loss or a gradient that is no number stops the run before it reaches the weights."""
 
 import math
 
@@ -11,15 +11,15 @@ from mmseg_ext.engine.run_error import NonFiniteLoss
 
 @HOOKS.register_module()
 class FiniteLossHook(Hook):
-    """Stop before the optimizer's step where a loss since the last step is not finite.
+    """Stop before the optimizer's step where a loss or a gradient is not finite.
 
-    The message names the iteration, the loss and the image files of the batches. Nothing is
-    saved, so that the last checkpoint is from before. With a gradient scaler (float16) a loss or
+    Looked at are the gradients and every loss since the last step. The message names the
+    iteration, the loss or the parameter, and the image files of the batches. Nothing is saved, so
+    that the last checkpoint is from before. With a gradient scaler (float16) a loss or
     gradient that is not finite makes the scaler skip the step and lower its scale, which is not a
     failure; more than `max_skipped` such steps in a row are.
 
-    The value of the loss is read after the backward pass has been queued, where the step waits for
-    it anyway.
+    Both are read after the backward pass has been queued, where the step waits for it anyway.
 
     Raises:
         ValueError: for `max_skipped` below 0.
@@ -63,12 +63,28 @@ class FiniteLossHook(Hook):
         images, self._losses, self._images = self._images, [], []
         bad = [f"{value} at iteration {i}" for i, value in values if not math.isfinite(value)]
         self._last_images = images
-        if bad and not _scales(wrapper):
+        if _scales(wrapper):
+            return
+        what = f"the loss is {', '.join(bad)}" if bad else self._bad_gradient(runner, wrapper)
+        if what:
             raise NonFiniteLoss(
-                f"the loss is {', '.join(bad)}; the weights are as they were before it. Images of "
+                f"{what}; the weights are as they were before it. Images of "
                 f"the batch: {', '.join(images) or 'unknown'}. --resume goes on from the last "
                 "checkpoint, and comes to the same batch"
             )
+
+    def _bad_gradient(self, runner, wrapper) -> str | None:
+        """Looks at all of them in one number; the name is looked for where it is not finite."""
+        parameters = [p for group in wrapper.optimizer.param_groups for p in group["params"]]
+        grads = [p.grad for p in parameters if p.grad is not None and p.grad.numel()]
+        if not grads:
+            return None
+        largest = torch.stack([torch.linalg.vector_norm(g.float(), math.inf) for g in grads])
+        if largest.isfinite().all():
+            return None
+        bad = next(p for p in parameters if p.grad is not None and not p.grad.isfinite().all())
+        name = next(name for name, p in runner.model.named_parameters() if p is bad)
+        return f"the gradient of {name} is not finite at iteration {runner.iter + 1}"
 
     def _after_step(self, runner, wrapper) -> None:
         if not _scales(wrapper):

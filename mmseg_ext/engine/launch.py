@@ -1,108 +1,31 @@
-"""What `tools/train.py` and `tools/test.py` do: mmsegmentation's flags, made into a Runner.
+"""A config to a Runner that trains or tests: what the tools build, also from Python.
 
-The flags and their meaning are mmsegmentation's (1.2.2 and 1.4.2). Differences, each deliberate:
+The meaning of the arguments is that of mmsegmentation's flags (1.2.2 and 1.4.2). Differences, each
+deliberate:
 
-- `--auto-scale-lr` is added, as mmdetection has it; without it a batch other than the one that
-  the learning rate is meant for is a warning. The batch counts gradient accumulation.
-- `--amp` runs on the CPU too, in bfloat16.
+- `auto_scale_lr` is added, as mmdetection has it; without it a batch other than the one that the
+  learning rate is meant for is a warning. The batch counts gradient accumulation.
+- `amp` runs on the CPU too, in bfloat16.
 - A run that torchrun or Slurm starts again resumes by itself.
-- `--resume` never takes `load_from` of a config for a run to resume: a fine-tuning config
-  resumes its own work directory. `--cfg-options load_from=FILE` beside `--resume` still does.
-- `--tta` takes `StreamingSegTTAModel` where a config names no `tta_model`.
-- A run that cannot start ends with one message and exit status 1; a wrong flag with status 2.
+- `resume` never takes `load_from` of a config for a run to resume: a fine-tuning config resumes its
+  own work directory. The option `load_from=FILE` beside it still does.
+- `tta` takes `StreamingSegTTAModel` where a config names no `tta_model`.
 """
 
-import argparse
-import errno
-import gc
 import os
-import sys
-from collections.abc import Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
-import torch.distributed
 from mmengine.config import Config
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from mmseg_ext.checkpoint.errors import CheckpointError
-from mmseg_ext.checkpoint.writing import candidates
-from mmseg_ext.datasets.checked_dataset import MissingDataError
-from mmseg_ext.datasets.files import UnreadableFileError
-from mmseg_ext.datasets.labels import LabelError
+from mmseg_ext.checkpoint.resuming import candidates
 from mmseg_ext.datasets.metainfo import tell_class_counts
+from mmseg_ext.engine.checkpoint_hook import checkpoint_folder
 from mmseg_ext.engine.config_check import check_config, check_options
-from mmseg_ext.engine.config_options import ConfigOptions
 from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.engine.launch_error import LaunchError
-from mmseg_ext.engine.pretrained import is_address, require_weights
-from mmseg_ext.engine.run_error import RunError
-
-# A disk that is full, over its quota, broken or read-only.
-_DISK = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EIO,
-    errno.EROFS,
-    errno.EACCES,
-    errno.ENOTDIR,
-)
-
-
-def _common_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--cfg-options",
-        nargs="+",
-        action=ConfigOptions,
-        metavar="KEY=VALUE",
-        help="override settings of the config, e.g. train_cfg.max_iters=100 "
-        'model.backbone.init_cfg=None key="[(a,b),(c,d)]" (no white space within a value)',
-    )
-    parser.add_argument(
-        "--launcher",
-        choices=["none", "pytorch", "slurm", "mpi"],
-        default="none",
-        help="how several processes are started",
-    )
-    parser.add_argument("--local_rank", "--local-rank", type=int, default=0)
-
-
-def train_parser() -> argparse.ArgumentParser:
-    """The flags of `tools/train.py`."""
-    parser = argparse.ArgumentParser(prog="train.py", description="Train a segmentor")
-    parser.add_argument("config", help="path of the config")
-    parser.add_argument("--work-dir", help="where logs and checkpoints go")
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on from the latest checkpoint in the work directory, where there is one",
-    )
-    parser.add_argument("--amp", action="store_true", help="automatic mixed precision")
-    parser.add_argument(
-        "--auto-scale-lr",
-        action="store_true",
-        help="multiply the learning rate by the effective batch over "
-        "auto_scale_lr.base_batch_size of the config",
-    )
-    _common_flags(parser)
-    return parser
-
-
-def test_parser() -> argparse.ArgumentParser:
-    """The flags of `tools/test.py`."""
-    parser = argparse.ArgumentParser(prog="test.py", description="Test (and evaluate) a segmentor")
-    parser.add_argument("config", help="path of the config")
-    parser.add_argument("checkpoint", help="checkpoint file")
-    parser.add_argument("--work-dir", help="where the metrics go, as JSON")
-    parser.add_argument("--out", help="where predictions go, for evaluation elsewhere")
-    parser.add_argument("--show", action="store_true", help="show predictions on the screen")
-    parser.add_argument("--show-dir", help="where painted images go")
-    parser.add_argument("--wait-time", type=float, default=2, help="seconds between shown images")
-    parser.add_argument("--tta", action="store_true", help="test-time augmentation")
-    _common_flags(parser)
-    return parser
+from mmseg_ext.engine.pretrained import require_file, require_weights
 
 
 def load_settings(
@@ -182,7 +105,7 @@ def _set_resume(cfg: Config, resume: bool, options: dict | None) -> None:
     resume = resume or cfg.get("resume", False)
     named = "load_from" in (options or {})
     restarted = _restarted()
-    own = (restarted or (resume and not named)) and bool(candidates(cfg.work_dir))
+    own = (restarted or (resume and not named)) and bool(candidates(checkpoint_folder(cfg)))
     if own:
         cfg.load_from = None
     # Else there is nothing to go on from: a first start, from `load_from` where there is one.
@@ -252,35 +175,43 @@ def _build_loop(runner: Runner, name: str) -> None:
         raise LaunchError(f"data: {error}") from error
 
 
-def build_train_runner(args: argparse.Namespace) -> Runner:
-    """The Runner that `tools/train.py` trains, from the flags of `train_parser`.
+def build_train_runner(
+    config: str,
+    options: dict | None = None,
+    work_dir: str | None = None,
+    launcher: str = "none",
+    resume: bool = False,
+    amp: bool = False,
+    auto_scale_lr: bool = False,
+) -> Runner:
+    """The Runner that trains the config at this path; see `load_settings`.
 
     Raises:
         LaunchError: for whatever keeps the run from starting.
     """
-    cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher)
-    if args.amp:
+    cfg = load_config(config, options, work_dir, launcher)
+    if amp:
         enable_amp(cfg)
     check_config(cfg, "train")
-    _set_resume(cfg, args.resume, args.cfg_options)
+    _set_resume(cfg, resume, options)
     require_weights(cfg)
     init_distributed(cfg)
     runner = _build_runner(cfg)
-    scale_learning_rate(runner, args.auto_scale_lr)
+    scale_learning_rate(runner, auto_scale_lr)
     _build_loop(runner, "train_loop")
     return runner
 
 
-def _draw_predictions(cfg: Config, args: argparse.Namespace) -> None:
+def _draw_predictions(cfg: Config, show_dir: str | None, seconds: float | None) -> None:
     hook = cfg.get("default_hooks", {}).get("visualization")
     if hook is None:
         raise LaunchError("--show and --show-dir need default_hooks.visualization in the config")
     hook["draw"] = True
-    if args.show:
+    if seconds is not None:
         hook["show"] = True
-        hook["wait_time"] = args.wait_time
-    if args.show_dir:
-        cfg.visualizer["save_dir"] = args.show_dir
+        hook["wait_time"] = seconds
+    if show_dir:
+        cfg.visualizer["save_dir"] = show_dir
 
 
 def _enable_tta(cfg: Config) -> None:
@@ -292,96 +223,39 @@ def _enable_tta(cfg: Config) -> None:
     cfg.model = tta
 
 
-def build_test_runner(args: argparse.Namespace) -> Runner:
-    """The Runner that `tools/test.py` tests with, from the flags of `test_parser`.
+def build_test_runner(
+    config: str,
+    checkpoint: str,
+    options: dict | None = None,
+    work_dir: str | None = None,
+    launcher: str = "none",
+    tta: bool = False,
+    out: str | None = None,
+    show_dir: str | None = None,
+    show_seconds: float | None = None,
+) -> Runner:
+    """The Runner that tests a checkpoint with the config at this path; see `load_settings`.
+
+    `out` is the folder of label maps, `show_dir` that of painted images; with `show_seconds` each
+    is on the screen so long.
 
     Raises:
         LaunchError: for whatever keeps the run from starting.
     """
-    if not is_address(args.checkpoint) and not Path(args.checkpoint).is_file():
-        raise LaunchError(f"checkpoint: there is no file {args.checkpoint!r}")
-    cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher)
-    cfg.load_from = args.checkpoint
+    cfg = load_settings(config, options, work_dir, launcher)
+    cfg.load_from = checkpoint
     cfg.resume = False
-    if args.show or args.show_dir:
-        _draw_predictions(cfg, args)
-    if args.tta:
+    require_file("checkpoint", checkpoint)
+    _make_work_dir(cfg.work_dir)
+    if show_dir or show_seconds is not None:
+        _draw_predictions(cfg, show_dir, show_seconds)
+    if tta:
         _enable_tta(cfg)
-    if args.out is not None:
-        cfg.test_evaluator["output_dir"] = args.out
+    if out is not None:
+        cfg.test_evaluator["output_dir"] = out
         cfg.test_evaluator["keep_results"] = True
     check_config(cfg, "test")
     init_distributed(cfg)
     runner = _build_runner(cfg)
     _build_loop(runner, "test_loop")
     return runner
-
-
-@contextmanager
-def one_message():
-    """What keeps a run from starting or going on ends the process with one message.
-
-    What is the same in all processes is printed by one per machine.
-    """
-    try:
-        yield
-    except (LaunchError, CheckpointError) as error:
-        first = int(os.environ.get("LOCAL_RANK", 0)) == 0
-        sys.exit(f"mmseg_ext: {error}" if first else 1)
-    except RunError as error:  # of this process alone
-        sys.exit(f"mmseg_ext: {error}")
-    except MissingDataError as error:  # its layout takes several lines
-        sys.exit(f"mmseg_ext: data: {error}")
-    except (LabelError, UnreadableFileError) as error:
-        # A loader's process hands on its trace, which ends in "module.LabelError: <message>".
-        line = str(error).strip().splitlines()[-1]
-        line = line.removeprefix(f"{type(error).__module__}.{type(error).__name__}: ")
-        sys.exit(f"mmseg_ext: data: {line}")
-    except OSError as error:
-        if error.errno not in _DISK:
-            raise
-        sys.exit(
-            f"mmseg_ext: {error.filename or 'a file of the run'}: {error.strerror}; the "
-            "checkpoints written before are untouched, --resume goes on from the last of them"
-        )
-    finally:
-        if torch.distributed.is_initialized():
-            _leave_process_group()
-
-
-def _leave_process_group() -> None:
-    """Destroy the group and end gloo's threads while there is an interpreter.
-
-    One of them that releases a tensor after the interpreter's end aborts the process, and a
-    finished run would exit with a failure. The wrapped model holds the group in reference cycles,
-    hence the collection; and the last reference is Python's own, which lets the threads have the
-    interpreter's lock while they are waited for.
-    """
-    group = torch.distributed.group.WORLD
-    torch.distributed.destroy_process_group()
-    gc.collect()
-    del group
-
-
-def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    args = parser.parse_args(argv)
-    if args.launcher == "slurm":  # its own names, until mmengine has started the process group
-        for name, given in (("RANK", "SLURM_PROCID"), ("LOCAL_RANK", "SLURM_LOCALID")):
-            if given in os.environ:
-                os.environ.setdefault(name, os.environ[given])
-    os.environ.setdefault("LOCAL_RANK", str(args.local_rank))
-    return args
-
-
-def train(argv: Sequence[str] | None = None) -> None:
-    """`tools/train.py`: `argv` is the command line, by default the process's."""
-    args = _parse(train_parser(), argv)
-    with one_message():
-        build_train_runner(args).train()
-
-
-def test(argv: Sequence[str] | None = None) -> None:
-    """`tools/test.py`: `argv` is the command line, by default the process's."""
-    args = _parse(test_parser(), argv)
-    with one_message():
-        build_test_runner(args).test()

@@ -15,6 +15,7 @@ from pathlib import Path
 from mmengine.config import Config
 from mmengine.runner.checkpoint import CheckpointLoader
 
+from mmseg_ext.checkpoint.safe_loading import SafeLoading
 from mmseg_ext.engine.launch_error import LaunchError
 
 _CONNECT_SECONDS = 30.0
@@ -54,6 +55,8 @@ def _connection_timeout():
 
 
 def _remedy(key: str) -> str:
+    if key == "checkpoint":
+        return "name a local file"
     if key == "load_from":
         return "name a local file with --cfg-options load_from=FILE"
     # The entry that None removes: `model.pretrained`, or the whole `init_cfg` around `checkpoint`.
@@ -67,9 +70,6 @@ def _remedy(key: str) -> str:
 def require_weights(cfg: Config) -> None:
     """Make sure that every file of weights that training starts from is there.
 
-    Local paths must be files. Addresses are fetched into torch's cache, by the first process
-    alone.
-
     Raises:
         LaunchError: naming the config key, the value, the reason and what to do.
     """
@@ -77,15 +77,26 @@ def require_weights(cfg: Config) -> None:
     if cfg.get("load_from"):
         entries.append(("load_from", cfg.load_from))
     for key, value in entries:
-        if not is_address(value):
-            if not Path(value).expanduser().is_file():
-                raise LaunchError(f"{key}: there is no file {value!r}; {_remedy(key)}")
-        elif int(os.environ.get("RANK", 0)) == 0:
-            try:
-                with _connection_timeout():
-                    CheckpointLoader.load_checkpoint(value, map_location="cpu")
-            except Exception as error:  # one per scheme and backend: URLError, KeyError, ...
-                reason = " ".join(f"{type(error).__name__}: {error}".split())
-                raise LaunchError(
-                    f"{key}: {value!r} cannot be fetched ({reason}); {_remedy(key)}"
-                ) from error
+        require_file(key, value)
+
+
+def require_file(key: str, value: str) -> None:
+    """That the weights of the config's `key` are there: a local file, or an address.
+
+    An address is fetched into torch's cache, by the first process alone.
+
+    Raises:
+        LaunchError: naming the key, the value, the reason and what to do.
+    """
+    if not is_address(value):
+        if not Path(value).expanduser().is_file():
+            raise LaunchError(f"{key}: there is no file {value!r}; {_remedy(key)}")
+    elif int(os.environ.get("RANK", 0)) == 0:
+        try:
+            with _connection_timeout(), SafeLoading():
+                CheckpointLoader.load_checkpoint(value, map_location="cpu")
+        except Exception as error:  # one per scheme and backend: URLError, KeyError, ...
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise LaunchError(
+                f"{key}: {value!r} cannot be fetched ({reason}); {_remedy(key)}"
+            ) from error

@@ -1,5 +1,9 @@
 """The errors of a run that has started."""
 
+SAFE_UNTIL_NOW = (
+    "the checkpoints written before are untouched, --resume goes on from the last of them"
+)
+
 
 class RunError(RuntimeError):
     """A run that had to stop. The message is complete: the tools print it, no trace."""

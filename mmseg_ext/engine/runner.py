@@ -2,57 +2,104 @@
 
 What it adds to `mmengine.runner.Runner` (0.10.12), each because a resumed run differs without it:
 
-- Checkpoints hold tensors and plain containers alone and are written beside and renamed.
+- Checkpoints hold tensors and plain containers alone, are written beside and renamed, and are read
+  without running code.
 - They hold the random streams of every process, the sampler's seed, and the gradients of an
   unfinished accumulation; `resume` puts these back before the first iteration.
-- A resumed run starts from the newest checkpoint that reads whole.
+- A resumed run starts from the newest of its own checkpoints that reads whole.
 - Order and augmentation of training samples follow from the seed and the position in the run.
-- Validation leaves the random streams of training where they were.
+- Validation leaves the random streams of training where they were. One that the end of the run cut
+  short, or that ended after its iteration was saved, is run by the resumed run.
+- In several processes validation takes the running statistics of the first, which are saved.
+- A run knows its own checkpoints, and holds its work directory while it trains.
 """
 
 import copy
+import errno
 import time
+import uuid
 from pathlib import Path
 
 import mmengine
+import torch
 from mmengine import dist
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from mmengine.registry import RUNNERS
-from mmengine.runner import Runner
+from mmengine.runner import IterBasedTrainLoop, Runner
 from mmengine.utils import get_git_hash
 from torch import nn
 from torch.utils.data import DataLoader
 
 from mmseg_ext.checkpoint.errors import CheckpointError, CheckpointNotWritten
-from mmseg_ext.checkpoint.load_report import MINIMUM_SHARE, minimum_share
+from mmseg_ext.checkpoint.load_report import demanding
 from mmseg_ext.checkpoint.plain_data import to_plain
-from mmseg_ext.checkpoint.writing import newest_whole, write_checkpoint
+from mmseg_ext.checkpoint.resuming import newest_whole, require_resumable
+from mmseg_ext.checkpoint.safe_loading import SafeLoading
+from mmseg_ext.checkpoint.writing import write_checkpoint
+from mmseg_ext.engine.checkpoint_hook import checkpoint_folder
 from mmseg_ext.engine.deterministic import make_deterministic
+from mmseg_ext.engine.launch_error import LaunchError
 from mmseg_ext.engine.random_state import random_state, set_random_state
+from mmseg_ext.engine.run_error import SAFE_UNTIL_NOW
 from mmseg_ext.engine.sample_seeds import PositionedInfiniteSampler, isolate, with_sample_seeds
+from mmseg_ext.engine.work_dir_lock import WorkDirLock
+from mmseg_ext.whole_file import NotWritten
 
 
-class _RandomStreams(Hook):
-    """Put the streams of a checkpoint back at the first iteration, and around each validation."""
+class _TrainingState(Hook):
+    """The state of training around a validation, and the state of a checkpoint before the first
+    iteration."""
 
     priority = "VERY_HIGH"
 
     def __init__(self):
-        self.during_val = None
+        self._random: dict | None = None
+        self._statistics: list[torch.Tensor] = []
 
     def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:
         runner.restore_process_state()
 
     def before_val(self, runner) -> None:
-        self.during_val = random_state()
+        self._random = random_state()
+
+    def before_val_iter(self, runner, batch_idx, data_batch=None) -> None:
+        """The first process's statistics, after an average of the weights has taken its place."""
+        if batch_idx == 0 and runner.world_size > 1 and self._random is not None:
+            self._statistics = [buffer.clone() for buffer in runner.model.buffers()]
+            for buffer in runner.model.buffers():
+                dist.broadcast(buffer)
 
     def after_val_epoch(self, runner, metrics=None) -> None:  # before checkpoints are saved
-        if self.during_val is not None:
-            set_random_state(self.during_val)
+        for buffer, own in zip(runner.model.buffers(), self._statistics, strict=False):
+            buffer.copy_(own)
+        self._statistics = []
+        if self._random is not None:
+            set_random_state(self._random)
+            runner.message_hub.update_info("validated_iter", runner.iter)
 
     def after_val(self, runner) -> None:
-        self.after_val_epoch(runner)
+        if self._random is not None:
+            set_random_state(self._random)
+            self._random = None
+
+
+class _OverdueValidation(Hook):
+    """Run the validation of the iteration that a resumed checkpoint was saved at."""
+
+    priority = "VERY_LOW"  # when every hook is ready
+
+    def before_train_epoch(self, runner) -> None:
+        loop, done = runner.train_loop, runner.message_hub.runtime_info.get("validated_iter")
+        if runner.val_loop is None or runner.iter == 0 or done == runner.iter:
+            return
+        if not isinstance(loop, IterBasedTrainLoop) or runner.iter < loop.val_begin:
+            return
+        loop._decide_current_val_interval()
+        if runner.iter % loop.val_interval == 0 or runner.iter == loop.max_iters:
+            runner.logger.info(f"validation of iteration {runner.iter}, which the run had ended in")
+            runner.restore_process_state()
+            runner.val_loop.run()
 
 
 @RUNNERS.register_module()
@@ -65,9 +112,12 @@ class DurableRunner(Runner):
 
     def __init__(self, *args, **kwargs):
         self._loaded: dict = {}
+        self._resuming = False
         self._process_state: dict | None = None
+        self.run_id = uuid.uuid4().hex  # a resumed run takes the checkpoint's
         super().__init__(*args, **kwargs)
-        self.register_hook(_RandomStreams())
+        self.register_hook(_TrainingState())
+        self.register_hook(_OverdueValidation())
 
     # ------------------------------------------------------------------ building
 
@@ -87,25 +137,48 @@ class DurableRunner(Runner):
         return model
 
     def _init_model_weights(self) -> None:
-        with minimum_share(self.cfg.get("min_backbone_share", MINIMUM_SHARE)):
+        with SafeLoading(self.cfg.get("min_backbone_share")):
             super()._init_model_weights()
 
     def load_checkpoint(self, filename: str, *args, **kwargs) -> dict:
-        with minimum_share(self.cfg.get("min_backbone_share", MINIMUM_SHARE)):
+        with SafeLoading(self.cfg.get("min_backbone_share")):
             self._loaded = super().load_checkpoint(filename, *args, **kwargs)
+        if self._resuming:
+            require_resumable(self._loaded, filename)
         return self._loaded
 
     # ------------------------------------------------------------------ running
 
     def train(self) -> nn.Module:
+        lock = self._lock_work_dir()
         try:
             return super().train()
         finally:
             self._release_workers()
+            if lock is not None:
+                lock.release()
+
+    def _lock_work_dir(self) -> WorkDirLock | None:
+        """The first process's.
+
+        Raises:
+            LaunchError: in every process, where another training holds it.
+        """
+        lock, failure = None, [None]
+        if dist.is_main_process():
+            try:
+                lock = WorkDirLock(self.work_dir)
+            except LaunchError as error:
+                failure = [str(error)]
+        dist.broadcast_object_list(failure)
+        if failure[0] is not None:
+            raise LaunchError(failure[0])
+        return lock
 
     def test(self) -> dict[str, float]:
         try:
-            return super().test()
+            with demanding(whole=True):
+                return super().test()
         finally:
             self._release_workers()
 
@@ -170,10 +243,13 @@ class DurableRunner(Runner):
             content = to_plain(content, "", dropped)
             if dropped:
                 self.logger.warning(f"not in the checkpoint, having no plain form: {dropped}")
+            bad = [k for k, p in self._bare_model.named_parameters() if not p.isfinite().all()]
             try:
+                if bad:
+                    raise NotWritten(errno.EINVAL, f"{bad[0]} is not finite", filename)
                 write_checkpoint(content, Path(out_dir, filename))
-            except CheckpointNotWritten as error:
-                failure = [str(error)]
+            except NotWritten as error:
+                failure = [f"{error}; {SAFE_UNTIL_NOW}"]
         dist.broadcast_object_list(failure)
         if failure[0] is not None:
             raise CheckpointNotWritten(failure[0])
@@ -194,10 +270,15 @@ class DurableRunner(Runner):
         sampler = self.train_dataloader.sampler
         if isinstance(sampler, PositionedInfiniteSampler):
             meta["sampler_seed"] = sampler.seed
+        meta["run"] = self.run_id
+        hub = self.message_hub.state_dict()
+        for key, value in hub["runtime_info"].items():
+            if key.startswith("best_ckpt") and value:
+                hub["runtime_info"][key] = Path(value).name
         content = {
             "meta": meta,
             "state_dict": self._bare_model.state_dict(),
-            "message_hub": self.message_hub.state_dict(),
+            "message_hub": hub,
         }
         if optimizer:
             content["optimizer"] = self.optim_wrapper.state_dict()
@@ -225,7 +306,7 @@ class DurableRunner(Runner):
         found: list = [None, [], None]
         if dist.is_main_process():
             try:
-                path, problems = newest_whole(self.work_dir)
+                path, problems = newest_whole(checkpoint_folder(self.cfg))
                 found = [str(path) if path else None, problems, None]
             except CheckpointError as error:
                 found[2] = str(error)
@@ -238,7 +319,11 @@ class DurableRunner(Runner):
         return path
 
     def resume(self, filename: str, *args, **kwargs) -> None:
-        super().resume(filename, *args, **kwargs)
+        self._resuming = True
+        with demanding(whole=True):
+            super().resume(filename, *args, **kwargs)
+        self._resuming = False
+        self.run_id = self._loaded["meta"].get("run") or self.run_id
         seed = self._loaded["meta"].get("sampler_seed")
         sampler = self.train_dataloader.sampler
         if seed is not None and isinstance(sampler, PositionedInfiniteSampler):

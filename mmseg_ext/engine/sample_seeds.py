@@ -142,6 +142,7 @@ def _leave_soon(number: int, frame) -> None:
 
 def _start_worker(worker_id: int, inner) -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _leave_soon)
+    for number in (signal.SIGTERM, signal.SIGINT):  # Ctrl-C goes to the whole group
+        signal.signal(number, _leave_soon)
     if inner is not None:
         inner(worker_id)

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGUSR1 (pre-emption, the end of a Slurm job's time): save, say so, end with 0."""
+"""SIGTERM, SIGUSR1 (pre-emption, the end of a Slurm job's time) and Ctrl-C: save, say so, end."""
 
 import signal
 import threading
@@ -6,14 +6,14 @@ import threading
 import torch
 from mmengine import dist
 from mmengine.device import get_device
-from mmengine.hooks import Hook
+from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import HOOKS
 
 from mmseg_ext.engine.checkpoint_hook import DurableCheckpointHook
-from mmseg_ext.engine.run_error import StoppedBySignal
+from mmseg_ext.engine.run_error import RunError, StoppedBySignal
 from mmseg_ext.engine.skipped_images import SkippedImagesHook
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 @HOOKS.register_module()
@@ -22,7 +22,7 @@ class StopOnSignalHook(Hook):
 
     In several processes, one that has the signal stops all of them at the same iteration. A signal
     during a validation ends it at once where the iteration before it has its checkpoint, and else
-    is answered after the next iteration.
+    is answered after the next iteration. A second Ctrl-C ends the run at once.
     """
 
     priority = "LOWEST"  # after the checkpoint hook, which may have saved already
@@ -45,19 +45,20 @@ class StopOnSignalHook(Hook):
         self._previous = {}
 
     def _note(self, number: int, frame) -> None:
+        if number == signal.SIGINT and self._signal == number:
+            raise KeyboardInterrupt
         self._signal = number
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None) -> None:
         number = self._agreed()
         if number:
-            path = self._checkpoints(runner).save_now(runner)
-            self._stop(runner, number, runner.iter + 1, path)
+            self._stop(runner, number, runner.iter + 1, self._save(runner, number))
 
     def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None) -> None:
         if self._signal is None or dist.get_world_size() > 1 or not self._previous:
             return
         hook = self._checkpoints(runner)
-        if hook.last_ckpt is not None and hook.last_ckpt == str(hook._path(runner.iter)):
+        if isinstance(hook, DurableCheckpointHook) and hook.saved_at(runner.iter):
             self._stop(runner, self._signal, runner.iter, hook.last_ckpt)
 
     def _agreed(self) -> int:
@@ -68,8 +69,20 @@ class StopOnSignalHook(Hook):
         dist.all_reduce(number, "max")
         return int(number)
 
-    def _checkpoints(self, runner) -> DurableCheckpointHook:
-        return next(h for h in runner.hooks if isinstance(h, DurableCheckpointHook))
+    def _checkpoints(self, runner) -> CheckpointHook | None:
+        return next((h for h in runner.hooks if isinstance(h, CheckpointHook)), None)
+
+    def _save(self, runner, number: int) -> str:
+        hook = self._checkpoints(runner)
+        if hook is None:
+            raise RunError(
+                f"{signal.Signals(number).name}: stopped after iteration {runner.iter + 1}, and "
+                "nothing was saved: the config has no default_hooks.checkpoint"
+            )
+        if not isinstance(hook, DurableCheckpointHook):
+            hook._save_checkpoint(runner)
+            return hook.last_ckpt
+        return hook.save_now(runner)
 
     def _stop(self, runner, number: int, iteration: int, path: str) -> None:
         name = signal.Signals(number).name

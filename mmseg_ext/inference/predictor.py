@@ -11,7 +11,7 @@ from mmseg.registry import MODELS
 
 from mmseg_ext.datasets.files import UnreadableFileError
 from mmseg_ext.datasets.metainfo import unwrapped
-from mmseg_ext.inference.trained import trained_model
+from mmseg_ext.engine.trained_model import trained_model
 
 _LOADERS = ("LoadImageFromFile", "CheckedLoadImage")
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mmseg_ext.backbones.deepvit import PATCH, DeepViT
-from mmseg_ext.published.key_map import StateDict, check_keys, rename_keys
+from mmseg_ext.published.key_map import StateDict, check_keys, entry, rename_keys
 
 _KEPT = r"(cls_token|pos_embed|(?:patch_embed|blocks|norm)\..+)"
 _HEAD = r"(head\.(?:weight|bias))"
@@ -32,17 +32,11 @@ def convert_deepvit(state_dict: StateDict, classifier: bool) -> StateDict:
     with torch.device("meta"):
         model = DeepViT(
             arch=_infer_arch(converted, mixing),
-            img_size=_infer_img_size(_entry(converted, "pos_embed")),
+            img_size=_infer_img_size(entry(converted, "pos_embed")),
             re_attention=bool(mixing),
-            num_classes=len(_entry(converted, "head.weight")) if classifier else None,
+            num_classes=len(entry(converted, "head.weight")) if classifier else None,
         )
     return check_keys(converted, model)
-
-
-def _entry(state_dict: StateDict, key: str) -> Tensor:
-    if key not in state_dict:
-        raise ValueError(f"missing keys: {key}")
-    return state_dict[key]
 
 
 def _infer_img_size(pos_embed: Tensor) -> int:
@@ -55,7 +49,7 @@ def _infer_img_size(pos_embed: Tensor) -> int:
 
 def _infer_arch(state_dict: StateDict, mixing: dict[int, Tensor]) -> dict:
     """The architecture's widths and depth from the shapes of the checkpoint."""
-    embed_dims = _entry(state_dict, "cls_token").shape[-1]
+    embed_dims = entry(state_dict, "cls_token").shape[-1]
     blocks = {int(m[1]) for key in state_dict if (m := re.match(r"blocks\.(\d+)\.", key))}
     depth = max(blocks, default=0) + 1
     return {
@@ -63,7 +57,7 @@ def _infer_arch(state_dict: StateDict, mixing: dict[int, Tensor]) -> dict:
         "depth": depth,
         # No other entry's shape depends on the heads, so without re-attention any number fits.
         "num_heads": len(next(iter(mixing.values()))) if mixing else 1,
-        "mlp_ratio": Fraction(len(_entry(state_dict, "blocks.0.mlp.fc1.weight")), embed_dims),
+        "mlp_ratio": Fraction(len(entry(state_dict, "blocks.0.mlp.fc1.weight")), embed_dims),
         "conv_patch_embed": "patch_embed.conv1.weight" in state_dict,
         "re_attention_blocks": depth - min(mixing) if mixing else None,
     }

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mmseg_ext.backbones.eamlp import EAMLP, sinusoidal_positions
-from mmseg_ext.published.key_map import StateDict, check_keys, rename_keys
+from mmseg_ext.published.key_map import StateDict, check_keys, entry, rename_keys
 
 _KEPT = r"(cls_token|(?:tokens_to_token|blocks|norm)\..+)"
 _HEAD = r"(head\.(?:weight|bias))"
@@ -29,15 +29,9 @@ def convert_eamlp(state_dict: StateDict, classifier: bool) -> StateDict:
     with torch.device("meta"):
         model = EAMLP(
             arch=_infer_arch(converted),
-            num_classes=len(_entry(converted, "head.weight")) if classifier else None,
+            num_classes=len(entry(converted, "head.weight")) if classifier else None,
         )
     return check_keys(converted, model)
-
-
-def _entry(state_dict: StateDict, key: str) -> Tensor:
-    if key not in state_dict:
-        raise ValueError(f"missing keys: {key}")
-    return state_dict[key]
 
 
 def _check_positions(table: Tensor) -> None:
@@ -53,11 +47,11 @@ def _check_positions(table: Tensor) -> None:
 
 def _infer_arch(state_dict: StateDict) -> dict:
     """The architecture's widths and depth from the shapes of the checkpoint."""
-    embed_dims = _entry(state_dict, "cls_token").shape[-1]
+    embed_dims = entry(state_dict, "cls_token").shape[-1]
     blocks = {int(m[1]) for key in state_dict if (m := re.match(r"blocks\.(\d+)\.", key))}
     return {
         "embed_dims": embed_dims,
         "depth": max(blocks, default=0) + 1,
-        "num_heads": embed_dims // _entry(state_dict, "blocks.0.attn.linear_0.weight").shape[1],
-        "mlp_ratio": len(_entry(state_dict, "blocks.0.mlp.fc1.weight")) / embed_dims,
+        "num_heads": embed_dims // entry(state_dict, "blocks.0.attn.linear_0.weight").shape[1],
+        "mlp_ratio": len(entry(state_dict, "blocks.0.mlp.fc1.weight")) / embed_dims,
     }

@@ -9,7 +9,7 @@ import re
 import torch
 from mmseg.registry import MODELS
 
-from mmseg_ext.published.key_map import Rule, StateDict, check_keys, rename_keys
+from mmseg_ext.published.key_map import Rule, StateDict, check_keys, entry, rename_keys
 
 _DEPTHS = {6: 50, 23: 101, 36: 152}  # blocks in the third stage
 _STAGES: list[Rule] = [(r"(layer[1-4]\..+)", r"\1")]
@@ -46,8 +46,8 @@ def convert_eanet(state_dict: StateDict) -> StateDict:
         ValueError: listing unmapped, missing and differing entries.
     """
     converted = _with_counters(rename_keys(state_dict, _EANET_RULES))
-    memory = _entry(converted, "decode_head.external_attention.linear_0.weight")
-    classifier = _entry(converted, "decode_head.conv_seg.weight")
+    memory = entry(converted, "decode_head.external_attention.linear_0.weight")
+    classifier = entry(converted, "decode_head.conv_seg.weight")
     norm_cfg = {"type": "BN"}
     with torch.device("meta"):
         model = MODELS.build(
@@ -103,12 +103,6 @@ def _depth(state_dict: StateDict, prefix: str) -> int:
             f"{', '.join(map(str, _DEPTHS))}"
         )
     return _DEPTHS[len(blocks)]
-
-
-def _entry(state_dict: StateDict, key: str) -> torch.Tensor:
-    if key not in state_dict:
-        raise ValueError(f"missing keys: {key}")
-    return state_dict[key]
 
 
 def _with_counters(state_dict: StateDict) -> StateDict:

@@ -3,69 +3,30 @@
 One module per family holds its rules and infers the architecture from the checkpoint's shapes.
 """
 
-from collections.abc import Callable
+from importlib import import_module
+from typing import NamedTuple
 
 from mmseg_ext.published.key_map import StateDict
 
 
-def _eanet(state_dict: StateDict, classifier: bool) -> StateDict:
-    from mmseg_ext.published.eanet import convert_eanet
+class Family(NamedTuple):
+    """Where a family's conversion stands, and whether its files hold a classifier to keep."""
 
-    return convert_eanet(state_dict)
-
-
-def _resnet_deep_stem(state_dict: StateDict, classifier: bool) -> StateDict:
-    from mmseg_ext.published.eanet import convert_resnet_deep_stem
-
-    return convert_resnet_deep_stem(state_dict)
+    module: str
+    function: str
+    classifier: bool
 
 
-def _deepvit(state_dict: StateDict, classifier: bool) -> StateDict:
-    from mmseg_ext.published.deepvit import convert_deepvit
-
-    return convert_deepvit(state_dict, classifier)
-
-
-def _lambda_resnet(state_dict: StateDict, classifier: bool) -> StateDict:
-    from mmseg_ext.published.lambda_resnet import convert_lambda_resnet
-
-    return convert_lambda_resnet(state_dict, classifier)
-
-
-def _timm_lambda_resnet(state_dict: StateDict, classifier: bool) -> StateDict:
-    from mmseg_ext.published.lambda_resnet import convert_timm_lambda_resnet
-
-    return convert_timm_lambda_resnet(state_dict, classifier)
-
-
-def _eamlp(state_dict: StateDict, classifier: bool) -> StateDict:
-    from mmseg_ext.published.eamlp import convert_eamlp
-
-    return convert_eamlp(state_dict, classifier)
-
-
-def _rmt(state_dict: StateDict, classifier: bool) -> StateDict:
-    from mmseg_ext.published.rmt import convert_rmt
-
-    return convert_rmt(state_dict, classifier)
-
-
-def _rmt_segmentor(state_dict: StateDict, classifier: bool) -> StateDict:
-    from mmseg_ext.published.rmt import convert_rmt_segmentor
-
-    return convert_rmt_segmentor(state_dict)
-
-
-# The family modules import mmseg's models, so each is imported when it is asked for.
-FAMILIES: dict[str, Callable[[StateDict, bool], StateDict]] = {
-    "eanet": _eanet,
-    "resnet_deep_stem": _resnet_deep_stem,
-    "eamlp": _eamlp,
-    "deepvit": _deepvit,
-    "rmt": _rmt,
-    "rmt_segmentor": _rmt_segmentor,
-    "lambda_resnet": _lambda_resnet,
-    "timm_lambda_resnet": _timm_lambda_resnet,
+# By name: the family modules import mmseg's models, so each is imported when it is asked for.
+FAMILIES = {
+    "eanet": Family("eanet", "convert_eanet", False),
+    "resnet_deep_stem": Family("eanet", "convert_resnet_deep_stem", False),
+    "eamlp": Family("eamlp", "convert_eamlp", True),
+    "deepvit": Family("deepvit", "convert_deepvit", True),
+    "rmt": Family("rmt", "convert_rmt", True),
+    "rmt_segmentor": Family("rmt", "convert_rmt_segmentor", False),
+    "lambda_resnet": Family("lambda_resnet", "convert_lambda_resnet", True),
+    "timm_lambda_resnet": Family("lambda_resnet", "convert_timm_lambda_resnet", True),
 }
 
 
@@ -79,8 +40,13 @@ def convert_official(family: str, state_dict: StateDict, classifier: bool = Fals
     formula and dropped.
 
     Raises:
-        ValueError: for an unknown family, and listing any unmapped or missing key.
+        ValueError: for an unknown family, for `classifier` where the family has none to keep, and
+            listing any unmapped or missing key.
     """
     if family not in FAMILIES:
         raise ValueError(f"family must be one of {', '.join(FAMILIES)}, not {family!r}")
-    return FAMILIES[family](state_dict, classifier)
+    module, function, has_classifier = FAMILIES[family]
+    if classifier and not has_classifier:
+        raise ValueError(f"classifier=True: the family {family!r} has no classifier to keep")
+    convert = getattr(import_module(f"mmseg_ext.published.{module}"), function)
+    return convert(state_dict, classifier) if has_classifier else convert(state_dict)

@@ -44,6 +44,17 @@ def rename_keys(state_dict: StateDict, rules: Sequence[Rule]) -> StateDict:
     return renamed
 
 
+def entry(state_dict: StateDict, key: str) -> Tensor:
+    """`state_dict[key]`.
+
+    Raises:
+        ValueError: naming the key, where it is missing.
+    """
+    if key not in state_dict:
+        raise ValueError(f"missing keys: {key}")
+    return state_dict[key]
+
+
 def check_keys(state_dict: StateDict, model: nn.Module) -> StateDict:
     """`state_dict`, after checking that it fills `model` (which may be on the meta device) exactly.
 

@@ -1,24 +1,29 @@
 """No path on which weights are loaded runs code from them; and how much they fill is said."""
 
+import hashlib
 import json
 import os
 import pickle
 from pathlib import Path
 
-import mmseg.apis
 import pytest
 import torch
 from mmengine.logging import HistoryBuffer
 from mmengine.runner.checkpoint import CheckpointLoader, load_checkpoint
+from mmseg.apis import MMSegInferencer, init_model
 from mmseg.registry import MODELS
 from safetensors.torch import save_file
 
-from mmseg_ext.checkpoint import load_report as coverage
+import mmseg_ext
 from mmseg_ext.checkpoint.errors import BrokenCheckpoint, PartialWeights, UnsafeCheckpoint
-from mmseg_ext.checkpoint.plain_data import from_plain, to_plain
+from mmseg_ext.checkpoint.load_report import check_coverage, coverage, demanding
+from mmseg_ext.checkpoint.plain_data import to_plain
 from mmseg_ext.checkpoint.safe_reading import read_checkpoint
+from mmseg_ext.commands.test import main as test
+from mmseg_ext.commands.train import main as train
 from mmseg_ext.commands.unpickle2safe import main as unpickle
-from mmseg_ext.engine.launch import load_settings, test, train
+from mmseg_ext.engine.launch import load_settings
+from mmseg_ext.inference import Predictor
 from tests.engine.runs import write_config
 from tests.engine.states import UNVALIDATED, assert_same
 
@@ -34,6 +39,10 @@ class Payload:
 
     def __reduce__(self):
         return os.mkdir, (str(self.proof),)
+
+
+class Note:
+    """An object that only unpickling can make."""
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +88,13 @@ def paths():
             test([str(config), str(path), "--work-dir", str(work)])
         raise UnsafeCheckpoint(end.value.code)
 
+    def safely(load):
+        def loaded(config, path, work):
+            with mmseg_ext.safe_loading():
+                load(str(config), str(path))
+
+        return loaded
+
     backbone = "model.backbone.init_cfg"
     pretrained = [f"{backbone}.type=Pretrained", f"{backbone}.checkpoint={{path}}"]
     return {
@@ -87,10 +103,9 @@ def paths():
         "init_cfg": tool("--cfg-options", *pretrained),
         "init_cfg_prefix": tool("--cfg-options", *pretrained, f"{backbone}.prefix=backbone."),
         "test.py": tested,
-        "init_model": lambda config, path, work: mmseg.apis.init_model(
-            str(config), str(path), device="cpu"
-        ),
-        "loader": lambda config, path, work: CheckpointLoader.load_checkpoint(str(path)),
+        "inference": lambda config, path, work: Predictor(load_settings(str(config)), path),
+        "init_model": safely(lambda config, path: init_model(config, path, device="cpu")),
+        "loader": safely(lambda config, path: CheckpointLoader.load_checkpoint(path)),
     }
 
 
@@ -102,24 +117,56 @@ def test_a_payload_does_not_run(folder, armed, tmp_path, way):
     assert not (tmp_path / "proof").exists()
 
 
-def test_every_scheme_has_a_safe_loader():
-    modules = {loader.__module__ for loader in CheckpointLoader._schemes.values()}
-    assert modules == {"mmseg_ext.checkpoint.safe_loading"}
-    assert len(CheckpointLoader._schemes) >= 11
-
-
-@pytest.mark.parametrize("address", ["https://example.org/armed.pth", "open-mmlab://resnet18_v1c"])
+@pytest.mark.parametrize(
+    "address", ["https://example.org/a.pth", "http://example.org/a.pth", "open-mmlab://resnet18_v1c"]
+    + ["openmmlab://resnet18_v1c", "torchvision://resnet18", "modelzoo://resnet18", "mmcls://vgg11"]
+)  # fmt: skip
 def test_fetched_files_are_read_as_safely(armed, tmp_path, monkeypatch, address):
-    """From torch's cache, where a fetched file lies."""
+    if address.startswith(("torchvision", "modelzoo")):
+        pytest.importorskip("torchvision")
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    cache = tmp_path / "hub/checkpoints"
-    cache.mkdir(parents=True)
-    for name in ("armed.pth", "resnet18_v1c-b5776b93.pth"):
-        (cache / name).write_bytes(armed.read_bytes())
-    monkeypatch.setattr(torch.hub, "download_url_to_file", None)
-    with pytest.raises(UnsafeCheckpoint):
-        CheckpointLoader.load_checkpoint(address)
+    fetched = []
+
+    def fetch(url, path, progress):
+        fetched.append(url)
+        Path(path).write_bytes(armed.read_bytes())
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", fetch)
+    with mmseg_ext.safe_loading():
+        for _ in range(2):  # the second time from torch's cache
+            with pytest.raises(UnsafeCheckpoint):
+                CheckpointLoader.load_checkpoint(address)
+    assert len(fetched) == 1
     assert not (tmp_path / "proof").exists()
+
+
+def test_addresses_with_one_file_name_share_no_cache(good, armed, tmp_path, monkeypatch):
+    """And what torch itself fetched is taken where the digest in its name is its own."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    folder = tmp_path / "hub/checkpoints"
+    torch.save(good["state_dict"], tmp_path / "right.pth")
+    data = (tmp_path / "right.pth").read_bytes()
+    digest = hashlib.sha256(data).hexdigest()[:8]
+    fetched = []
+
+    def fetch(url, path, progress):
+        fetched.append(url)
+        Path(path).write_bytes(data)
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", fetch)
+    (folder).mkdir(parents=True)
+    for name in ("weights.pth", f"right-{digest}.pth", "wrong-00000000.pth"):
+        (folder / name).write_bytes(data if name.startswith("right") else armed.read_bytes())
+    addresses = [
+        f"https://{host}/{name}"
+        for host in ("one.org", "two.org")
+        for name in ("weights.pth", f"right-{digest}.pth", "wrong-00000000.pth")
+    ]
+    with mmseg_ext.safe_loading():
+        for address in addresses:
+            loaded = CheckpointLoader.load_checkpoint(address)["state_dict"]
+            assert loaded.keys() == good["state_dict"].keys()
+    assert fetched == [a for a in addresses if "right" not in a]
 
 
 def test_configs_in_a_checkpoint_are_not_executed(folder, good, tmp_path):
@@ -134,8 +181,8 @@ def test_configs_in_a_checkpoint_are_not_executed(folder, good, tmp_path):
     work = tmp_path / "work"
     train([str(folder / "tiny.py"), "--work-dir", str(work), "--resume", "--cfg-options", *options])
     assert (work / "iter_1.pth").is_file()
-    with pytest.raises(ValueError, match="Cannot find the config"):
-        mmseg.apis.MMSegInferencer(model=None, weights=str(path), device="cpu")
+    with pytest.raises(ValueError, match="Cannot find the config"), mmseg_ext.safe_loading():
+        MMSegInferencer(model=None, weights=str(path), device="cpu")
     assert not (tmp_path / "proof").exists()
 
 
@@ -143,8 +190,7 @@ def test_our_checkpoints_need_no_unpickling(folder, good):
     assert "sha256" not in good  # checked and taken out
     raw = torch.load(folder / "work/iter_1.pth", weights_only=True)
     assert len(raw["sha256"]) == 64
-    loaded = CheckpointLoader.load_checkpoint(str(folder / "work/iter_1.pth"))
-    assert isinstance(loaded["message_hub"]["log_scalars"]["train/loss"], HistoryBuffer)
+    assert isinstance(good["message_hub"]["log_scalars"]["train/loss"], HistoryBuffer)
 
 
 def test_safetensors_wherever_a_checkpoint_is(folder, good, tmp_path):
@@ -154,7 +200,8 @@ def test_safetensors_wherever_a_checkpoint_is(folder, good, tmp_path):
     save_file(weights, path, {"dataset_meta": json.dumps(dataset_meta)})
     backbone = {k.removeprefix("backbone."): v for k, v in weights.items() if "backbone" in k}
     save_file(backbone, tmp_path / "backbone.safetensors")
-    model = mmseg.apis.init_model(str(config), str(path), device="cpu")
+    with mmseg_ext.safe_loading():
+        model = init_model(str(config), str(path), device="cpu")
     assert_same(dict(model.state_dict()), weights)
     assert model.dataset_meta == dataset_meta
     model = MODELS.build(load_settings(str(config)).model)
@@ -162,7 +209,8 @@ def test_safetensors_wherever_a_checkpoint_is(folder, good, tmp_path):
         "type": "Pretrained",
         "checkpoint": str(tmp_path / "backbone.safetensors"),
     }
-    model.init_weights()
+    with mmseg_ext.safe_loading():
+        model.init_weights()
     assert_same(dict(model.backbone.state_dict()), backbone)
     run = ["--work-dir", str(tmp_path / "work"), "--cfg-options", "visualizer.name=st"]
     test([str(config), str(path), *run])
@@ -176,8 +224,8 @@ def test_safetensors_wherever_a_checkpoint_is(folder, good, tmp_path):
 
 
 def test_a_legacy_file_is_converted_in_a_deliberate_step(good, tmp_path, capsys):
-    """An mmengine checkpoint as mmengine writes it, to one that loads, with all it held."""
-    good["message_hub"] = from_plain(good["message_hub"])
+    """A checkpoint with an object of somebody's own, to one that loads, with all else it held."""
+    good["meta"]["note"] = Note()
     legacy, safe = tmp_path / "legacy.pth", tmp_path / "safe.pth"
     torch.save(good, legacy)
     with pytest.raises(UnsafeCheckpoint, match="unpickle2safe"):
@@ -186,7 +234,7 @@ def test_a_legacy_file_is_converted_in_a_deliberate_step(good, tmp_path, capsys)
     assert not safe.exists()
     assert TRUST in capsys.readouterr().err
     assert unpickle([str(legacy), str(safe), TRUST]) == 0
-    assert_same(read_checkpoint(safe), to_plain(good))
+    assert_same(to_plain(read_checkpoint(safe)), to_plain(good))
     assert unpickle([str(legacy), str(safe), TRUST]) == 1  # never over an existing file
     assert unpickle([str(legacy), str(tmp_path / "w.safetensors"), TRUST]) == 0
     assert_same(
@@ -196,7 +244,7 @@ def test_a_legacy_file_is_converted_in_a_deliberate_step(good, tmp_path, capsys)
     assert unpickle([str(tmp_path / "none.pth"), str(tmp_path / "x.pth"), TRUST]) == 1
 
 
-@pytest.mark.parametrize("cut", [0, 1, 100, 5000, 0.5, 0.99])
+@pytest.mark.parametrize("cut", [0, 1, 100, 5000, 70_000, 0.5, 0.99])
 def test_a_truncated_file_is_broken_not_unsafe(folder, tmp_path, cut):
     data = (folder / "work/iter_1.pth").read_bytes()
     path = tmp_path / "cut.pth"
@@ -229,8 +277,10 @@ def test_too_little_of_a_backbone_is_refused_unless_told_otherwise(folder, good,
         train([str(config), *work, "visualizer.name=half"])
     for part in (f"fill {share:.1%}", "less than 90%", "layer4.0.", "min_backbone_share=0"):
         assert part in end.value.code
-    with pytest.raises(PartialWeights):
-        mmseg.apis.init_model(str(config), str(path), device="cpu")
+    with pytest.raises(PartialWeights), mmseg_ext.safe_loading():
+        init_model(str(config), str(path), device="cpu")
+    with mmseg_ext.safe_loading(min_backbone_share=0):
+        init_model(str(config), str(path), device="cpu")
     told = ["min_backbone_share=0", "train_cfg.max_iters=1", "visualizer.name=told"]
     train([str(config), *work, *told])
     text = "".join(p.read_text() for p in (tmp_path / "work").glob("2*/*.log"))
@@ -242,21 +292,22 @@ def test_names_without_the_prefix_fill_nothing(folder, good):
     model = MODELS.build(load_settings(str(folder / "tiny.py")).model)
     bare = {k.removeprefix("backbone."): v for k, v in good["state_dict"].items()}
     with pytest.raises(PartialWeights, match=r"fill 0.0% of the backbone \(ResNetV1c\)"):
-        coverage.check_coverage(model, bare)
-    with coverage.minimum_share(0):
-        assert "0.0% of its backbone" in coverage.check_coverage(model, bare)
-    assert "100.0% of its backbone" in coverage.check_coverage(model, good["state_dict"])
+        check_coverage(model, bare)
+    with demanding(backbone_share=0):
+        assert "0.0% of its backbone" in check_coverage(model, bare)
+    assert "100.0% of its backbone" in check_coverage(model, good["state_dict"])
     wrong = {k: v[..., :1] for k, v in good["state_dict"].items()}  # names right, shapes not
-    assert coverage.coverage(model, wrong).share < 0.2
+    assert coverage(model, wrong).share < 0.2
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1])
 def test_a_share_is_between_0_and_1(share):
-    with pytest.raises(ValueError, match=str(share)), coverage.minimum_share(share):
+    with pytest.raises(ValueError, match=str(share)), mmseg_ext.safe_loading(share):
         pass
 
 
 def test_load_checkpoint_reads_what_mmengine_reads(folder, good):
     model = MODELS.build(load_settings(str(folder / "tiny.py")).model)
-    load_checkpoint(model, str(folder / "work/iter_1.pth"), strict=True)
+    with mmseg_ext.safe_loading():
+        load_checkpoint(model, str(folder / "work/iter_1.pth"), strict=True)
     assert_same(dict(model.state_dict()), dict(good["state_dict"]))

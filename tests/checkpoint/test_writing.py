@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmseg_ext.checkpoint import writing as durable
 from mmseg_ext.checkpoint.errors import BrokenCheckpoint, CheckpointError
+from mmseg_ext.checkpoint.resuming import newest_whole
 from mmseg_ext.checkpoint.safe_reading import read_checkpoint
-from mmseg_ext.checkpoint.writing import newest_whole, write_checkpoint, write_text
-from mmseg_ext.engine.launch import train
+from mmseg_ext.checkpoint.writing import write_checkpoint
+from mmseg_ext.commands.train import main as train
+from mmseg_ext.whole_file import remove_parts, write_text
 from tests.engine.runs import run_tool, write_config
 from tests.engine.states import UNVALIDATED, assert_same
 
@@ -52,8 +53,8 @@ def test_killed_while_saving_many_times_there_is_always_a_whole_one(tmp_path):
         time.sleep(delay)
         os.kill(child, signal.SIGKILL)
         assert os.waitpid(child, 0)[1] == signal.SIGKILL
-        cut += len(list(tmp_path.glob(".*.part")))
-        durable.remove_parts(tmp_path)
+        cut += len(list(tmp_path.glob(".*.part*")))
+        remove_parts(tmp_path)
         path, problems = newest_whole(tmp_path)
         assert problems == []
         if path is None:
@@ -80,7 +81,7 @@ def test_a_training_killed_while_saving_resumes(tmp_path, delay):
     resumed = run_tool("train.py", config, "--resume", *arguments)
     assert resumed.returncode == 0, resumed.stderr
     assert (tmp_path / "work/iter_10.pth").is_file()
-    assert not list((tmp_path / "work").glob(".*.part"))
+    assert not list((tmp_path / "work").glob(".*.part*"))
 
 
 @pytest.mark.parametrize("damage", ["half", "empty", "flipped", "gone", "text"])
@@ -250,12 +251,12 @@ def test_resume_takes_the_one_before_a_broken_one_and_says_so(tmp_path):
     whole = read_checkpoint(work / "iter_12.pth")
     data = (work / "iter_12.pth").read_bytes()
     (work / "iter_12.pth").write_bytes(data[: len(data) // 2])
-    (work / ".iter_16.pth.123.part").write_bytes(b"left behind")
+    (work / ".iter_16.pth.part.pth").write_bytes(b"left behind")
     run(config, work, flags=("--resume",))
     text = "".join(p.read_text() for p in work.glob("2*/*.log"))
-    assert re.search(r"iter_12.pth: not a readable torch file .*; taking the checkpoint be", text)
+    assert re.search(r"iter_12.pth: is truncated .*; taking the checkpoint be", text)
     assert "resumed epoch: 0, iter: 8" in text
     again = read_checkpoint(work / "iter_12.pth")
     for key in ("state_dict", "optimizer", "processes"):
         assert_same(again[key], whole[key])
-    assert not list(work.glob(".*.part"))
+    assert not list(work.glob(".*.part*"))

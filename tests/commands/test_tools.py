@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmseg_ext.engine.launch import train
+from mmseg_ext.commands.train import main as train
 from tests.engine.runs import ROOT, free_port, recorded, run, run_tool, write_config
 
 TOOLS = ROOT / "tools"

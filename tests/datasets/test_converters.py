@@ -106,7 +106,7 @@ def test_voc_aug_goes_on_and_repeats_nothing(voc):
     lost = root / "VOC2012/SegmentationClassAug/g.png"
     content = lost.read_bytes()
     lost.unlink()
-    (lost.parent / ".g.partial.png").write_bytes(content[:10])  # as a killed run leaves it
+    (lost.parent / ".g.png.part.png").write_bytes(content[:10])  # as a killed run leaves it
     voc_aug.convert_voc_aug(root, sbd, allow_partial=True)
     assert lost.read_bytes() == content
     assert times(root).keys() == before.keys()

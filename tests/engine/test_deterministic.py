@@ -6,12 +6,12 @@ import torch.nn.functional as F
 from mmseg.models.losses import CrossEntropyLoss
 from torch import nn
 
+from mmseg_ext.commands.train import main as train
 from mmseg_ext.engine.deterministic import (
     MatrixAvgPool2d,
     cross_entropy_of_pixels,
     make_deterministic,
 )
-from mmseg_ext.engine.launch import train
 from tests.engine.runs import write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs
 

@@ -5,11 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from mmengine.optim import OptimWrapper
 
 from mmseg_ext.checkpoint.safe_reading import read_checkpoint
+from mmseg_ext.commands.train import main as train
+from mmseg_ext.commands.train import parser as train_parser
+from mmseg_ext.commands.train import runner_of
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper
 from mmseg_ext.engine.finite_loss import FiniteLossHook
-from mmseg_ext.engine.launch import build_train_runner, train, train_parser
 from mmseg_ext.engine.run_error import NonFiniteLoss
 from tests.engine.runs import write_config
 from tests.engine.states import UNVALIDATED
@@ -27,7 +30,7 @@ def spoiled(tmp_path, iteration: int, value: str, name: str):
 def test_it_stops_before_the_step_and_names_the_images(tmp_path, value):
     """Iteration 6 of batches of 4 of 8 images in their order: images 4 to 7."""
     args = spoiled(tmp_path, 6, value, f"finite_{value}")
-    runner = build_train_runner(train_parser().parse_args(args))
+    runner = runner_of(train_parser().parse_args(args))
     weights = {}
     step = torch.optim.SGD.step
 
@@ -59,8 +62,9 @@ def test_the_tool_ends_with_the_message(tmp_path):
 class Run:
     """The parts of a Runner that the hook looks at, around a real wrapper."""
 
-    def __init__(self, wrapper):
+    def __init__(self, wrapper, weight):
         self.optim_wrapper, self.iter = wrapper, 0
+        self.model = torch.nn.ParameterDict({"weight": weight})
 
 
 def scaled_run(max_skipped: int, accumulated: int = 1):
@@ -70,7 +74,7 @@ def scaled_run(max_skipped: int, accumulated: int = 1):
         optimizer=torch.optim.SGD([weight], lr=0.1), accumulative_counts=accumulated
     )
     wrapper.loss_scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    run, hook = Run(wrapper), FiniteLossHook(max_skipped)
+    run, hook = Run(wrapper, weight), FiniteLossHook(max_skipped)
     hook.before_train(run)
     return weight, run, hook
 
@@ -92,12 +96,25 @@ def test_steps_skipped_by_the_scaler_are_no_failure_until_too_many_in_a_row():
         go(weight, run, hook, [nan])
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_finite_loss_with_such_a_gradient_stops_too(value):
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    run, hook = Run(OptimWrapper(optimizer=optimizer), weight), FiniteLossHook()
+    hook.before_train(run)
+    go(weight, run, hook, [1])
+    weight.register_hook(lambda gradient: gradient * value)
+    with pytest.raises(NonFiniteLoss, match="gradient of weight is not finite at iteration 2;"):
+        go(weight, run, hook, [1])
+    assert weight.item() == pytest.approx(0.9)
+
+
 def test_every_batch_of_an_accumulation_is_looked_at():
     weight = torch.nn.Parameter(torch.ones(1))
     wrapper = PortableAmpOptimWrapper(
         optimizer=torch.optim.SGD([weight], lr=0.1), accumulative_counts=3, dtype="bfloat16"
     )
-    run, hook = Run(wrapper), FiniteLossHook()
+    run, hook = Run(wrapper, weight), FiniteLossHook()
     hook.before_train(run)
     go(weight, run, hook, [1, 1, 1, 1, math.inf])
     after = weight.item()

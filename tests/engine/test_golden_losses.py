@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mmseg_ext.engine.launch import train
+from mmseg_ext.commands.train import main as train
 from tests.configs import CONFIGS
 from tests.engine.runs import recorded
 

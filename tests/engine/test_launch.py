@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,13 @@ from mmengine.logging import MMLogger
 from PIL import Image
 from torch import nn
 
-from mmseg_ext.engine.launch import (
-    LaunchError,
-    build_test_runner,
-    build_train_runner,
-    one_message,
-    test,
-    test_parser,
-    train,
-    train_parser,
-)
+from mmseg_ext.commands._launch import one_message
+from mmseg_ext.commands.test import main as test
+from mmseg_ext.commands.test import parser as test_parser
+from mmseg_ext.commands.test import runner_of as scoring_runner
+from mmseg_ext.commands.train import main as train
+from mmseg_ext.commands.train import parser as train_parser
+from mmseg_ext.commands.train import runner_of
 from tests.engine.runs import free_port, recorded, run_tool, write_config
 
 SHORT = ["train_cfg.max_iters=1", "train_cfg.val_interval=1"]
@@ -118,24 +116,24 @@ def test_resume_prefers_the_own_work_directory_to_a_configs_load_from(trained, t
     """A fine-tuning config names the weights it starts from; resuming it must not restart there."""
     start = str(trained / "work/iter_4.pth")
     config = write_config(tmp_path, f"load_from = {start!r}\n")
-    fresh = build_train_runner(train_args(config, "--work-dir", tmp_path / "work", "--resume"))
+    fresh = runner_of(train_args(config, "--work-dir", tmp_path / "work", "--resume"))
     assert (fresh._load_from, fresh._resume) == (start, False)
 
-    latest = trained / "work/iter_8.pth"
-    (tmp_path / "work/last_checkpoint").write_text(str(latest))
+    latest = shutil.copy(trained / "work/iter_8.pth", tmp_path / "work")
     args = train_args(config, "--work-dir", tmp_path / "work", "--resume")
-    resumed = build_train_runner(args)
+    resumed = runner_of(args)
     assert (resumed._load_from, resumed._resume) == (None, True)
 
     args = train_args(
         config, "--work-dir", tmp_path / "work", "--resume", "--cfg-options", f"load_from={latest}"
     )
-    named = build_train_runner(args)
+    named = runner_of(args)
     assert (named._load_from, named._resume) == (str(latest), True)
 
+    Path(latest).write_bytes(b"")
     (tmp_path / "work/last_checkpoint").write_text(str(tmp_path / "iter_9.pth"))
     message = fails(train, config, "--work-dir", tmp_path / "work", "--resume")
-    assert "last_checkpoint names" in message
+    assert "last_checkpoint names 'iter_9.pth', which is not there" in message
     assert "--cfg-options load_from=FILE" in message
 
 
@@ -150,7 +148,7 @@ def test_auto_scale_lr(tmp_path, batch, accumulated, factor):
         f"optim_wrapper.accumulative_counts={accumulated}",
     ]
     effective = batch * accumulated
-    scaled = build_train_runner(
+    scaled = runner_of(
         train_args(config, "--work-dir", tmp_path / "on", "--auto-scale-lr", *options)
     )
     wrapper = scaled.build_optim_wrapper(scaled.optim_wrapper)
@@ -160,7 +158,7 @@ def test_auto_scale_lr(tmp_path, batch, accumulated, factor):
     assert line in log_text(tmp_path / "on")
 
     MMLogger._instance_dict.clear()  # loggers are kept by name, which holds the second of the start
-    plain = build_train_runner(train_args(config, "--work-dir", tmp_path / "off", *options))
+    plain = runner_of(train_args(config, "--work-dir", tmp_path / "off", *options))
     wrapper = plain.build_optim_wrapper(plain.optim_wrapper)
     plain.scale_lr(wrapper, plain.auto_scale_lr)
     assert wrapper.optimizer.param_groups[0]["lr"] == 0.1
@@ -170,7 +168,7 @@ def test_auto_scale_lr(tmp_path, batch, accumulated, factor):
 
 def test_cfg_options_change_what_is_built(tmp_path):
     config = write_config(tmp_path)
-    runner = build_train_runner(
+    runner = runner_of(
         train_args(
             config,
             "--work-dir",
@@ -189,7 +187,7 @@ def test_sync_bn_config_trains_unchanged_in_one_process(tmp_path):
     options = ["model.backbone.norm_cfg.type=SyncBN", "model.decode_head.norm_cfg.type=SyncBN"]
     text = config.read_text().replace('type="GN", num_groups=4', 'type="SyncBN"')
     config.write_text(text)
-    runner = build_train_runner(
+    runner = runner_of(
         train_args(config, "--work-dir", tmp_path / "work", "--cfg-options", *SHORT, *options)
     )
     layers = [m for m in runner.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
@@ -222,7 +220,7 @@ def test_no_thread_of_gloo_outlives_a_run(tmp_path):
     args = train_args(write_config(tmp_path), "--work-dir", tmp_path / "work")
     args.launcher, args.cfg_options = "pytorch", {"train_cfg.max_iters": 1}
     with one_message():
-        runner = build_train_runner(args)
+        runner = runner_of(args)
         runner.register_hook(Watch())
         runner.train()
         del runner
@@ -318,7 +316,7 @@ def test_training_starts_from_the_named_weights_and_from_scratch_with_none(train
         (f"{key}=None", False),
     ):
         args = train_args(config, "--work-dir", tmp_path / "work", "--cfg-options", option)
-        runner = build_train_runner(args)
+        runner = runner_of(args)
         runner._init_model_weights()
         state = runner.model.backbone.state_dict()
         assert all(torch.equal(state[k], v) for k, v in backbone.items()) == loaded
@@ -401,12 +399,8 @@ def test_test_and_tta(trained, tmp_path):
     assert len(list((tmp_path / "show").rglob("*.png"))) == 8
 
     args = [str(config), str(checkpoint), "--work-dir", str(tmp_path / "tta"), "--tta"]
-    runner = build_test_runner(test_parser().parse_args(args))
+    runner = scoring_runner(test_parser().parse_args(args))
     assert type(runner.model).__name__ == "StreamingSegTTAModel"
     metrics = runner.test()
     assert 0 < metrics["mIoU"] <= 100
     assert "LOCAL_RANK" in os.environ
-
-
-def test_launch_error_is_a_value_error():
-    assert issubclass(LaunchError, ValueError)

@@ -6,7 +6,9 @@ import re
 import pytest
 import torch
 
-from mmseg_ext.engine.launch import build_train_runner, test, train_parser
+from mmseg_ext.commands.test import main as test
+from mmseg_ext.commands.train import parser as train_parser
+from mmseg_ext.commands.train import runner_of
 from tests.engine.runs import ROOT, free_port, run, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs
 
@@ -69,7 +71,7 @@ def test_a_restarted_run_resumes_by_itself(tmp_path, monkeypatch, name):
     line = [str(config), "--work-dir", str(work), "--cfg-options", f"load_from={start}"]
 
     def built():
-        runner = build_train_runner(train_parser().parse_args(line))
+        runner = runner_of(train_parser().parse_args(line))
         return runner._load_from, runner._resume
 
     monkeypatch.setenv(name, "1")

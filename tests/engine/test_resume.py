@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from mmseg_ext.engine.launch import build_train_runner, train, train_parser
+from mmseg_ext.commands.train import main as train
+from mmseg_ext.commands.train import parser as train_parser
+from mmseg_ext.commands.train import runner_of
 from mmseg_ext.engine.random_state import random_state, seeded, set_random_state
 from mmseg_ext.engine.sample_seeds import PositionedInfiniteSampler, SampleIndex, SeededSamples
 from tests.engine.run_hooks import Crash
@@ -221,7 +223,7 @@ def test_resume_at_150000_starts_as_soon_as_at_10(folder, monkeypatch):
             "default_hooks.checkpoint.interval=7",
             flags=("--resume",),
         )
-        runner = build_train_runner(train_parser().parse_args(args))
+        runner = runner_of(train_parser().parse_args(args))
         begin = time.perf_counter()
         runner.train()
         seconds[iteration] = time.perf_counter() - begin

@@ -10,7 +10,7 @@ from mmengine.config import Config
 
 import mmseg_ext
 from mmseg_ext.commands.print_config import main as print_config
-from mmseg_ext.engine.launch import train
+from mmseg_ext.commands.train import main as train
 from mmseg_ext.engine.run_record import git_commit
 from tests.engine.runs import ROOT, write_config
 from tests.engine.states import UNVALIDATED

@@ -7,7 +7,7 @@ import signal
 import pytest
 from torch.distributed import run as torchrun
 
-from mmseg_ext.engine.launch import train
+from mmseg_ext.commands.train import main as train
 from tests.engine.runs import ROOT, free_port, run, run_tool, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs
 

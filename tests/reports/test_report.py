@@ -10,8 +10,9 @@ from mmengine.config import Config
 from PIL import Image
 
 from mmseg_ext.commands.report import main
+from mmseg_ext.commands.train import parser as train_parser
+from mmseg_ext.commands.train import runner_of
 from mmseg_ext.cost.cost_table import Cost
-from mmseg_ext.engine.launch import build_train_runner, train_parser
 from mmseg_ext.reports.confusion import class_iou, confusion_matrix
 from mmseg_ext.reports.curves import Curve
 from mmseg_ext.reports.html_page import _apart, error_overlay, page
@@ -174,7 +175,7 @@ def work_dir(tmp_path_factory):
         options[f"{split}_dataloader.persistent_workers"] = False
     args = train_parser().parse_args(["configs/ea_r18_shapes.py"])
     args.work_dir, args.cfg_options = str(folder / "run"), options
-    build_train_runner(args).train()
+    runner_of(args).train()
     return folder / "run"
 
 

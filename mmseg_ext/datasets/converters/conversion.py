@@ -10,6 +10,7 @@ from rich.progress import Progress
 from mmseg_ext.datasets.check.pairs import Pair, Part, Problem, Reading, Split, read_pairs
 from mmseg_ext.datasets.files import as_stored
 from mmseg_ext.datasets.labels import LabelRule
+from mmseg_ext.whole_file import whole_file, write_text
 
 _SHOWN = 10
 
@@ -19,31 +20,19 @@ class ConversionError(ValueError):
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> bool:
-    """Have `write` make the file `path`, unless it is there: False then.
-
-    `write` gets another name in the same folder, with the same ending; the file takes its own
-    name when it is complete, so that a run that is cut off leaves no half of one that could be
-    taken for it; what a killed run leaves, the next one overwrites.
-    """
+    """Have `write` make the file `path`, whole, unless it is there: False then."""
     if path.exists():
         return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
-    try:
-        write(partial)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(path) as part:
+        write(part)
     return True
 
 
 def write_list(path: Path, names: Iterable[str]) -> None:
     """Write one name per line, in order of the alphabet, in place of what the file holds."""
     text = "".join(f"{name}\n" for name in sorted(names))
-    if path.is_file() and path.read_text() == text:
-        return
-    path.unlink(missing_ok=True)
-    write_whole(path, lambda partial: partial.write_text(text))
+    if not path.is_file() or path.read_text() != text:
+        write_text(text, path)
 
 
 def read_list(path: Path) -> set[str]:

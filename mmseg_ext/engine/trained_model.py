@@ -6,30 +6,49 @@ from mmengine.config import Config
 from mmseg.apis import init_model
 from torch import nn
 
+from mmseg_ext.checkpoint.load_report import check_finite
 from mmseg_ext.checkpoint.safe_reading import read_checkpoint, unwrap_state_dict
 from mmseg_ext.datasets.metainfo import classes_and_palette
 
+_TRAINING_ALONE = "auxiliary_head"
 
-def trained_model(config: Config, checkpoint: str | Path | None) -> tuple[nn.Module, dict]:
+
+def trained_model(
+    config: Config, checkpoint: str | Path | None, options: dict | None = None
+) -> tuple[nn.Module, dict]:
     """The segmentor on the CPU, for inference, and its `classes` and `palette`.
 
     These are the checkpoint's where it names them, else those of the config's test dataset.
-    Weights are read without running code; None leaves them random.
+    Weights are read without running code; None leaves them random. `options` are merged into the
+    config. Auxiliary heads, which training alone uses, may be missing on either side.
 
     Raises:
-        ValueError: for weights that are not all of the model and no more, and where nothing names
-            the classes.
+        ValueError: for weights that are not finite, or not all of the model and no more, and where
+            nothing names the classes.
         OSError: for a checkpoint that is not there.
     """
-    model = init_model(config, None, device="cpu")
+    model = init_model(config, None, device="cpu", cfg_options=options)
     meta = None
     if checkpoint is not None:
         content = read_checkpoint(checkpoint)
         weights = unwrap_state_dict(content, str(checkpoint))
+        check_finite(model, weights)
         try:
-            model.load_state_dict(weights, strict=True)
-        except RuntimeError as error:
+            misfits = model.load_state_dict(weights, strict=False)
+        except RuntimeError as error:  # shapes
             raise ValueError(f"{checkpoint}: does not fit the config: {_first(error)}") from error
+        problems = [
+            f"{what} {key}"
+            for what, keys in (
+                ("it lacks", misfits.missing_keys),
+                ("the model lacks", misfits.unexpected_keys),
+            )
+            for key in keys
+            if not key.startswith(_TRAINING_ALONE)
+        ]
+        if problems:
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            raise ValueError(f"{checkpoint}: does not fit the config: {problems[0]}{more}")
         saved = content.get("meta")
         meta = saved.get("dataset_meta") if isinstance(saved, dict) else None
     return model, meta or classes_and_palette(config.test_dataloader.dataset)

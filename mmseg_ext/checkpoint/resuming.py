@@ -1,0 +1,101 @@
+"""Which checkpoint of a folder a run goes on from. Nothing outside the folder is looked at."""
+
+import re
+from pathlib import Path
+
+import torch
+
+from mmseg_ext.checkpoint.errors import CheckpointError
+from mmseg_ext.checkpoint.pickled_values import stand_ins
+from mmseg_ext.checkpoint.safe_reading import read_checkpoint
+
+LAST = "last_checkpoint"  # mmengine's name: a text file that names the newest checkpoint
+RUN = "current_run"  # a text file with the identity of the run whose folder this is
+_CHECKPOINT = re.compile(r"(iter|epoch)_\d+\.pth")
+
+
+def recorded(folder: str | Path, record: str) -> str | None:
+    """The one word in the text file `record` of `folder`; None without it."""
+    try:
+        text = Path(folder, record).read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return text if text and text.isprintable() else None
+
+
+def named_last(folder: str | Path) -> Path | None:
+    """The file in `folder` that `last_checkpoint` names, whatever folder stands there."""
+    text = recorded(folder, LAST)
+    return None if text is None else Path(folder, Path(text).name)
+
+
+def run_of(path: Path) -> str | None:
+    """The identity of the run that wrote a checkpoint; None where it does not say."""
+    try:
+        with stand_ins():
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return content["meta"].get("run")
+    except Exception:  # what cannot be read is for `newest_whole` to name
+        return None
+
+
+def all_checkpoints(folder: str | Path) -> list[Path]:
+    """The one that `last_checkpoint` names, where it is there, then the others, newest first."""
+    found = [p for p in Path(folder).glob("*.pth") if _CHECKPOINT.fullmatch(p.name)]
+    found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    named = named_last(folder)
+    if named is not None and named.is_file():
+        found = [named, *(path for path in found if path != named)]
+    return found
+
+
+def candidates(folder: str | Path) -> list[Path]:
+    """`all_checkpoints` without those that say they are of another run than the folder's.
+
+    They are so where a new run was started in the folder of an older one.
+    """
+    run = recorded(folder, RUN)
+    found = all_checkpoints(folder)
+    return found if run is None else [path for path in found if run_of(path) in (run, None)]
+
+
+def newest_whole(folder: str | Path) -> tuple[Path | None, list[str]]:
+    """The first of `candidates` that reads whole, and why those before it do not.
+
+    Raises:
+        CheckpointError: where there are candidates and none is whole, naming each.
+    """
+    problems = []
+    named = named_last(folder)
+    if named is not None and not named.exists():
+        problems.append(f"{folder}/{LAST} names {named.name!r}, which is not there")
+    for path in candidates(folder):
+        try:
+            read_checkpoint(path)
+        except (CheckpointError, OSError) as error:
+            problems.append(str(error))
+        else:
+            return path, problems
+    if problems:
+        raise CheckpointError(
+            f"--resume: {'; '.join(problems)}; there is no whole checkpoint: name another with "
+            "--cfg-options load_from=FILE, or start anew in another work directory"
+        )
+    return None, problems
+
+
+def require_resumable(content: dict, name: str) -> None:
+    """That a loaded checkpoint is of a training, and not of weights alone.
+
+    Raises:
+        CheckpointError: naming what it lacks.
+    """
+    meta, hub = content.get("meta") or {}, content.get("message_hub") or {}
+    counts = [meta.get(key) for key in ("epoch", "iter")]
+    complete = all(type(count) is int and count >= 0 for count in counts)
+    complete = complete and {"log_scalars", "runtime_info", "resumed_keys"} <= hub.keys()
+    if not complete or not isinstance(content.get("optimizer", {}), dict):
+        raise CheckpointError(
+            f"{name}: holds weights, and no state of a training to resume; to start from its "
+            f"weights, leave out --resume and name it with --cfg-options load_from={name}"
+        )

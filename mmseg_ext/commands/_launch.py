@@ -1,0 +1,110 @@
+"""What the commands that start a Runner share: mmsegmentation's flags, and one message at the end.
+
+A run that cannot start, or cannot go on, ends with one message and exit status 1; a wrong flag with
+status 2.
+"""
+
+import argparse
+import errno
+import gc
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import contextmanager
+
+import torch.distributed
+
+from mmseg_ext.checkpoint.errors import CheckpointError
+from mmseg_ext.datasets.checked_dataset import MissingDataError
+from mmseg_ext.datasets.files import UnreadableFileError
+from mmseg_ext.datasets.labels import LabelError
+from mmseg_ext.engine.config_options import ConfigOptions
+from mmseg_ext.engine.launch_error import LaunchError
+from mmseg_ext.engine.run_error import SAFE_UNTIL_NOW, RunError
+
+# A disk that is full, over its quota, broken or read-only.
+_DISK = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.EROFS,
+    errno.EACCES,
+    errno.ENOTDIR,
+)
+
+
+def common_flags(parser: argparse.ArgumentParser) -> None:
+    """Options of the config, and how processes are started."""
+    parser.add_argument(
+        "--cfg-options",
+        nargs="+",
+        action=ConfigOptions,
+        metavar="KEY=VALUE",
+        help="override settings of the config, e.g. train_cfg.max_iters=100 "
+        'model.backbone.init_cfg=None key="[(a,b),(c,d)]" (no white space within a value)',
+    )
+    parser.add_argument(
+        "--launcher",
+        choices=["none", "pytorch", "slurm", "mpi"],
+        default="none",
+        help="how several processes are started",
+    )
+    parser.add_argument("--local_rank", "--local-rank", type=int, default=0)
+
+
+def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """The flags; the launcher's numbers of this process become torch's."""
+    args = parser.parse_args(argv)
+    if args.launcher == "slurm":  # its own names, until mmengine has started the process group
+        for name, given in (("RANK", "SLURM_PROCID"), ("LOCAL_RANK", "SLURM_LOCALID")):
+            if given in os.environ:
+                os.environ.setdefault(name, os.environ[given])
+    os.environ.setdefault("LOCAL_RANK", str(args.local_rank))
+    return args
+
+
+@contextmanager
+def one_message():
+    """What keeps a run from starting or going on ends the process with one message.
+
+    What is the same in all processes is printed by one per machine.
+    """
+    try:
+        yield
+    except (LaunchError, CheckpointError) as error:
+        first = int(os.environ.get("LOCAL_RANK", 0)) == 0
+        sys.exit(f"mmseg_ext: {error}" if first else 1)
+    except RunError as error:  # of this process alone
+        sys.exit(f"mmseg_ext: {error}")
+    except MissingDataError as error:  # its layout takes several lines
+        sys.exit(f"mmseg_ext: data: {error}")
+    except (LabelError, UnreadableFileError) as error:
+        # A loader's process hands on its trace, which ends in "module.LabelError: <message>".
+        line = str(error).strip().splitlines()[-1]
+        line = line.removeprefix(f"{type(error).__module__}.{type(error).__name__}: ")
+        sys.exit(f"mmseg_ext: data: {line}")
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        sys.exit(
+            f"mmseg_ext: {error.filename or 'a file of the run'}: {error.strerror}; "
+            f"{SAFE_UNTIL_NOW}"
+        )
+    finally:
+        if torch.distributed.is_initialized():
+            _leave_process_group()
+
+
+def _leave_process_group() -> None:
+    """Destroy the group and end gloo's threads while there is an interpreter.
+
+    One of them that releases a tensor after the interpreter's end aborts the process, and a
+    finished run would exit with a failure. The wrapped model holds the group in reference cycles,
+    hence the collection; and the last reference is Python's own, which lets the threads have the
+    interpreter's lock while they are waited for.
+    """
+    group = torch.distributed.group.WORLD
+    torch.distributed.destroy_process_group()
+    gc.collect()
+    del group

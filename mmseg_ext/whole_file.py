@@ -1,0 +1,62 @@
+"""Files that are written whole or not at all: beside, synced to the disk, renamed."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_PART = ".part"
+
+
+class NotWritten(OSError):
+    """A file that could not be written; what stood under its name before is untouched."""
+
+    def __str__(self) -> str:
+        return f"{self.filename} cannot be written: {self.strerror}"
+
+
+@contextlib.contextmanager
+def whole_file(path: str | Path) -> Iterator[Path]:
+    """A name beside `path`, with its ending, to write to; at the block's end it becomes `path`.
+
+    The folder is made where it is missing. A block that raises, or a process that is killed, leaves
+    what `path` held before. What a killed one leaves of its part, the next writer of `path`
+    overwrites; a file has one writer at a time.
+
+    Raises:
+        NotWritten: for a full disk, a folder that cannot be written, ...
+    """
+    path = Path(path)
+    part = path.with_name(f".{path.name}{_PART}{path.suffix}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield part
+        _sync(part)
+        os.replace(part, path)
+        _sync(path.parent)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None:
+            raise NotWritten(error.errno, error.strerror, str(path)) from error
+        raise
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(text: str, path: str | Path) -> None:
+    """A small text file, whole."""
+    with whole_file(path) as part:
+        part.write_text(text)
+
+
+def remove_parts(folder: str | Path) -> None:
+    """Remove what writers that were killed left in `folder`."""
+    for part in Path(folder).glob(f".*{_PART}*"):
+        part.unlink(missing_ok=True)

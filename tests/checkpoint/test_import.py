@@ -1,0 +1,63 @@
+"""Importing the package registers names and changes nothing else in the process."""
+
+import json
+import subprocess
+import sys
+
+SNAPSHOT = """
+import importlib, inspect, json, pkgutil, signal, sys, warnings
+import torch
+import mmcv, mmengine, mmseg.apis, mmseg.models, mmseg.datasets, mmengine.runner
+
+
+def parts():
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] not in ("mmengine", "mmcv", "mmseg") or module is None:
+            continue
+        for key, value in vars(module).items():
+            if inspect.isroutine(value) or inspect.isclass(value):
+                found[f"{name}.{key}"] = id(value)
+            if inspect.isclass(value) and value.__module__ == name:
+                found |= {f"{name}.{key}.{k}": id(v) for k, v in vars(value).items()
+                          if inspect.isroutine(v) or isinstance(v, (classmethod, property))}
+    loaders = mmengine.runner.checkpoint.CheckpointLoader._schemes
+    found |= {f"loader of {k!r}": id(v) for k, v in loaders.items()}
+    found["warnings"] = repr(warnings.filters)
+    found["threads"] = torch.get_num_threads(), torch.get_num_interop_threads()
+    found["random"] = hash(torch.get_rng_state().numpy().tobytes())
+    found["dtype"] = str(torch.get_default_dtype())
+    found["safe globals"] = repr(torch.serialization.get_safe_globals())
+    found["signals"] = [str(signal.getsignal(s)) for s in signal.valid_signals()]
+    found["hooks"] = repr((sys.excepthook, sys.path_hooks, sys.meta_path))
+    found["cv2"] = __import__("cv2").getNumThreads()
+    return found
+
+before = parts()
+import mmseg_ext
+assert "mmseg_ext.engine.runner" in sys.modules
+after = parts()
+print(json.dumps([len(before), [k for k in before if after.get(k) != before[k]]]))
+print(json.dumps(mmseg_ext.__name__))
+with mmseg_ext.safe_loading():
+    inside = parts()
+changed = [k for k in before if inside[k] != before[k]]
+assert "mmengine.runner.checkpoint.load_state_dict" in changed, changed
+assert [k for k in before if parts()[k] != before[k]] == []
+mmseg_ext.safe_loading()
+with mmseg_ext.safe_loading():
+    pass
+import gc; gc.collect()
+assert [k for k in before if parts()[k] != before[k]] == changed  # a plain call lasts
+"""
+
+
+def test_the_import_and_the_context_leave_the_process_as_it_was():
+    """In a fresh process: functions, classes, methods, loaders, filters, threads, streams."""
+    command = [sys.executable, "-W", "ignore", "-c", SNAPSHOT]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stdout.splitlines() if line.startswith("[")]
+    count, changed = json.loads(lines[-1])
+    assert count > 5000
+    assert changed == []
