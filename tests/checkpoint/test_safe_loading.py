@@ -19,6 +19,7 @@ from mmseg_ext.checkpoint.errors import BrokenCheckpoint, PartialWeights, Unsafe
 from mmseg_ext.checkpoint.load_report import check_coverage, coverage, demanding
 from mmseg_ext.checkpoint.plain_data import to_plain
 from mmseg_ext.checkpoint.safe_reading import read_checkpoint
+from mmseg_ext.commands.attention_maps import main as draw_maps
 from mmseg_ext.commands.test import main as test
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.commands.unpickle2safe import main as unpickle
@@ -298,6 +299,59 @@ def test_names_without_the_prefix_fill_nothing(folder, good):
     assert "100.0% of its backbone" in check_coverage(model, good["state_dict"])
     wrong = {k: v[..., :1] for k, v in good["state_dict"].items()}  # names right, shapes not
     assert coverage(model, wrong).share < 0.2
+
+
+def fails(tool, *words: object) -> str:
+    with pytest.raises(SystemExit) as end:
+        tool([str(word) for word in words])
+    return end.value.code
+
+
+def test_weights_of_another_head_or_of_other_classes_are_refused(folder, good, tmp_path):
+    """By testing, resuming, inference and maps; training may start from them."""
+    config, work = folder / "tiny.py", tmp_path / "work"
+    weights = good["state_dict"]
+    head = {k for k in weights if k.startswith("decode_head.")}
+    changed = {
+        "headless": {k: v for k, v in weights.items() if k not in head},
+        "renamed": {
+            k.replace("decode_head.convs", "decode_head.other"): v for k, v in weights.items()
+        },
+        "classes": {k: v[:2] if "conv_seg" in k else v for k, v in weights.items()},
+    }
+    image = folder / "data/images/0.png"
+    for name, content in changed.items():
+        path = tmp_path / f"{name}.pth"
+        torch.save({**good, "state_dict": content}, path)
+        message = fails(test, config, path, "--work-dir", work)
+        assert "at random values: decode_head." in message and "\n" not in message
+        if name == "classes":
+            assert "decode_head.conv_seg.weight ((2, 16, 1, 1) for (3, 16, 1, 1))" in message
+        message = fails(train, config, "--work-dir", work, "--resume", "--cfg-options",
+                        f"load_from={path}", f"visualizer.name={name}")  # fmt: skip
+        assert "at random values" in message
+        with pytest.raises(ValueError, match="does not fit the config"):
+            Predictor(load_settings(str(config)), path)
+        assert draw_maps([str(config), str(path), str(image), "--out", str(tmp_path / "maps")]) == 1
+        train([str(config), "--work-dir", str(work), "--cfg-options", f"load_from={path}",
+               "train_cfg.max_iters=1", f"visualizer.name=from{name}"])  # fmt: skip
+    without_auxiliary = {**weights, "auxiliary_head.conv_seg.weight": torch.zeros(3, 16, 1, 1)}
+    torch.save({**good, "state_dict": without_auxiliary}, tmp_path / "auxiliary.pth")
+    Predictor(load_settings(str(config)), tmp_path / "auxiliary.pth")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["decode_head.conv_seg.bias", "backbone.stem.1.weight"])
+def test_weights_that_are_not_finite_are_refused(folder, good, tmp_path, name, value):
+    path, config = tmp_path / "spoiled.pth", folder / "tiny.py"
+    good["state_dict"][name][0] = value
+    torch.save(good, path)
+    work = ["--work-dir", tmp_path / "work"]
+    expected = f"the weights are not finite: {name}"
+    assert expected in fails(test, config, path, *work)
+    assert expected in fails(train, config, *work, "--cfg-options", f"load_from={path}")
+    with pytest.raises(ValueError, match=expected):
+        Predictor(load_settings(str(config)), path)
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1])

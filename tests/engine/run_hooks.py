@@ -68,6 +68,25 @@ class CrashAt(Hook):
 
 
 @HOOKS.register_module()
+class CrashInValidation(Hook):
+    """Raise `Crash` in the validation of iteration `iteration`: at its first image, or at `end`,
+    when its scores are logged and not saved."""
+
+    priority = "LOW"  # after the logger, before the checkpoint hook
+
+    def __init__(self, iteration: int, end: bool = False):
+        self.iteration, self.end = iteration, end
+
+    def before_val_iter(self, runner, batch_idx, data_batch=None):
+        if runner.iter == self.iteration and not self.end:
+            raise Crash
+
+    def after_val_epoch(self, runner, metrics=None):
+        if runner.iter == self.iteration and self.end:
+            raise Crash
+
+
+@HOOKS.register_module()
 class SpoilLossAt(Hook):
     """Give the loss of iteration `iteration` (and of those after it, up to `last`) a value."""
 

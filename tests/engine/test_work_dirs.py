@@ -1,0 +1,232 @@
+"""What a run does with its work directory, and with what it finds there."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmseg_ext.checkpoint.safe_reading import read_checkpoint
+from mmseg_ext.checkpoint.writing import write_checkpoint
+from mmseg_ext.commands.test import main as score
+from mmseg_ext.commands.train import main as train
+from mmseg_ext.engine.launch_error import LaunchError
+from mmseg_ext.engine.work_dir_lock import WorkDirLock
+from tests.engine.run_hooks import Crash
+from tests.engine.runs import ROOT, free_port, run, write_config
+from tests.engine.states import RANDOM, UNVALIDATED, assert_same, assert_same_runs
+
+VALIDATED = "train_cfg['val_interval'] = 4\n"
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+
+
+def go(config: Path, work: Path, *options: str, resume: bool = False) -> None:
+    flags = ["--resume"] if resume else []
+    number = len(list(work.glob("2*")))
+    options = [f"visualizer.name={work.name}{number}", "train_cfg.max_iters=8", *options]
+    train([str(config), "--work-dir", str(work), *flags, "--cfg-options", *options])
+
+
+def listing(folder: Path) -> dict[str, tuple[int, int]]:
+    return {
+        str(p.relative_to(folder)): (p.stat().st_mtime_ns, p.stat().st_size)
+        for p in folder.rglob("*")
+    }
+
+
+def log_text(work: Path) -> str:
+    return "".join(p.read_text() for p in sorted(work.glob("2*/*.log")))
+
+
+# ---------------------------------------------------------------------- files of others
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "upwards"])
+def test_what_a_checkpoint_names_is_not_removed(tmp_path, kind):
+    """The older best of a crafted one: a file or a folder of somebody else's."""
+    config, work = write_config(tmp_path, VALIDATED), tmp_path / "work"
+    go(config, work, "train_cfg.max_iters=4")
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "best_mIoU_iter_4.pth").write_bytes(b"precious")
+    (tmp_path / "iter_x.pth").write_bytes(b"precious")
+    named = {
+        "file": str(precious / "best_mIoU_iter_4.pth"),
+        "folder": str(precious),
+        "upwards": "../precious/best_mIoU_iter_4.pth",
+    }[kind]
+    content = torch.load(work / "iter_4.pth", weights_only=True)
+    del content["sha256"]
+    info = content["message_hub"]["runtime_info"]
+    info.update(best_ckpt=named, best_score=-1.0, keep_ckpt_ids=["/../../iter_x", "x", 4])
+    info["leaving_ckpt_ids"] = ["/../../iter_x"]
+    content["message_hub"]["resumed_keys"].update(dict.fromkeys(info, True))
+    write_checkpoint(content, work / "iter_4.pth")
+    before = listing(precious)
+    go(config, work, resume=True)
+    assert "resumed epoch: 0, iter: 4" in log_text(work)
+    assert (work / "best_mIoU_iter_8.pth").is_file()
+    assert listing(precious) == before
+    assert (tmp_path / "iter_x.pth").read_bytes() == b"precious"
+
+
+def test_a_copied_work_directory_leaves_the_original_alone(tmp_path):
+    config, work, copy = write_config(tmp_path, VALIDATED), tmp_path / "work", tmp_path / "copy"
+    go(config, work, "train_cfg.max_iters=4")
+    shutil.copytree(work, copy)
+    before = listing(work)
+    go(config, copy, "default_hooks.checkpoint.max_keep_ckpts=1", resume=True)
+    assert listing(work) == before
+    assert "resumed epoch: 0, iter: 4" in log_text(copy)
+    assert {p.name for p in copy.glob("iter*.pth")} == {"iter_8.pth"}
+    assert (copy / "last_checkpoint").read_text() == "iter_8.pth"
+    info = read_checkpoint(copy / "iter_8.pth")["message_hub"]["runtime_info"]
+    assert str(tmp_path) not in repr({k: v for k, v in info.items() if "ckpt" in k})
+
+
+def test_a_record_of_bytes_or_of_another_folder_is_not_followed(tmp_path):
+    config, work = write_config(tmp_path, UNVALIDATED), tmp_path / "work"
+    go(config, work, "train_cfg.max_iters=4")
+    for record in (b"\xff\x00\xfe", b"", b"a\x00b", str(tmp_path / "other/iter_4.pth").encode()):
+        (work / "last_checkpoint").write_bytes(record)
+        go(config, work, "train_cfg.max_iters=5", resume=True)
+        assert log_text(work).count("resumed epoch: 0, iter: ") >= 1
+        (work / "iter_5.pth").unlink()
+
+
+def test_weights_alone_cannot_be_resumed(tmp_path):
+    config, work = write_config(tmp_path, UNVALIDATED), tmp_path / "work"
+    go(config, work, "train_cfg.max_iters=1")
+    weights = tmp_path / "weights.pth"
+    torch.save({"state_dict": read_checkpoint(work / "iter_1.pth")["state_dict"]}, weights)
+    with pytest.raises(SystemExit) as end:
+        go(config, tmp_path / "new", f"load_from={weights}", resume=True)
+    assert f"{weights}: holds weights, and no state of a training to resume" in end.value.code
+
+
+# ---------------------------------------------------------------------- runs in one folder
+
+
+@pytest.mark.parametrize("way", ["restart", "resume"])
+def test_an_older_runs_checkpoints_are_left_alone(tmp_path, monkeypatch, way):
+    """A new run that ended before its first checkpoint does not go on from theirs."""
+    config, work = write_config(tmp_path, UNVALIDATED), tmp_path / "work"
+    crash = "custom_hooks = [dict(type='CrashAt', iteration=2)]\n"
+    crashing = write_config(tmp_path, UNVALIDATED + crash, "crashing.py")
+    go(config, work)  # the old one: iter_4, iter_8
+    old = read_checkpoint(work / "iter_8.pth")["meta"]["run"]
+    with pytest.raises(Crash):
+        go(crashing, work)
+    assert "holds checkpoints of an earlier run (iter_4.pth, iter_8.pth)" in log_text(work)
+    if way == "restart":
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    go(config, work, "train_cfg.max_iters=4", resume=way == "resume")
+    assert "resumed" not in log_text(work)
+    new = read_checkpoint(work / "iter_4.pth")["meta"]
+    assert new["run"] != old == read_checkpoint(work / "iter_8.pth")["meta"]["run"]
+    assert new["iter"] == 4
+    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
+    go(config, work, "train_cfg.max_iters=5", resume=True)
+    assert "resumed epoch: 0, iter: 4" in log_text(work)
+    go(config, work, f"load_from={work / 'iter_8.pth'}", "train_cfg.max_iters=9", resume=True)
+    assert "resumed epoch: 0, iter: 8" in log_text(work)  # asked for by name
+
+
+def test_a_second_training_in_the_folder_is_refused(tmp_path):
+    config, work = write_config(tmp_path, UNVALIDATED), tmp_path / "work"
+    code = (
+        "import sys, time; from mmseg_ext.engine.work_dir_lock import WorkDirLock; "
+        "lock = WorkDirLock(sys.argv[1]); print('held', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code, str(work)],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    try:
+        while "held" not in holder.stdout.readline():
+            time.sleep(0.1)
+        with pytest.raises(SystemExit) as end:
+            go(config, work, "train_cfg.max_iters=1")
+        assert f"another training is running in it (process {holder.pid} on " in end.value.code
+        assert not list(work.glob("*.pth"))
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+    go(config, work, "train_cfg.max_iters=1")  # a dead owner keeps nothing
+    WorkDirLock(work).release()  # nor does a run that has ended
+    assert issubclass(LaunchError, ValueError)
+
+
+# ---------------------------------------------------------------------- validations
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    config = write_config(folder, RANDOM + VALIDATED, "whole.py")
+    go(config, folder / "work", "train_cfg.max_iters=12")
+    return folder
+
+
+def validations(work: Path) -> dict[int, dict[str, float]]:
+    """Iteration -> scores; of a validation that ran twice, both must be the same."""
+    found: dict[int, dict[str, float]] = {}
+    for path in sorted(work.glob("2*/vis_data/scalars.json")):
+        for row in map(json.loads, path.read_text().splitlines()):
+            if "mIoU" in row:
+                scores = {k: v for k, v in row.items() if "time" not in k}
+                assert found.setdefault(row["step"], scores) == scores
+    return found
+
+
+@pytest.mark.parametrize("end", [False, True], ids=["cut short", "logged and not saved"])
+@pytest.mark.parametrize("iteration", [4, 8, 12])
+def test_a_lost_validation_runs_again(undisturbed, tmp_path, iteration, end):
+    """So that the best checkpoint and the scores are the undisturbed run's."""
+    shutil.copytree(undisturbed / "data", tmp_path / "data")
+    hook = f"custom_hooks += [dict(type='CrashInValidation', iteration={iteration}, end={end})]\n"
+    config, work = write_config(tmp_path, RANDOM + VALIDATED + hook, "cut.py"), tmp_path / "work"
+    with pytest.raises(Crash):
+        go(config, work, "train_cfg.max_iters=12")
+    orphan = work / "best_mIoU_iter_2.pth"  # as a run leaves it that ends before it is recorded
+    shutil.copy(work / f"iter_{iteration}.pth", orphan)
+    whole = write_config(tmp_path, RANDOM + VALIDATED, "whole.py")
+    go(whole, work, "train_cfg.max_iters=12", resume=True)
+    ours, theirs = ({p.name for p in w.glob("*.pth")} for w in (work, undisturbed / "work"))
+    assert ours == theirs
+    assert validations(work) == validations(undisturbed / "work")
+    assert len(validations(work)) == 3
+    assert_same_runs(work, undisturbed / "work", 12)
+    (best,) = (w for w in ours if w.startswith("best"))
+    read = [read_checkpoint(w / best)["state_dict"] for w in (work, undisturbed / "work")]
+    assert_same(dict(read[0]), dict(read[1]))
+
+
+@pytest.mark.distributed
+def test_two_processes_log_the_score_of_what_they_save(tmp_path):
+    """Their own running statistics differ: the first one's are saved, and validated."""
+    config = write_config(tmp_path, VALIDATED)
+    config.write_text(config.read_text().replace('type="GN", num_groups=4', 'type="BN"'))
+    work = tmp_path / "work"
+    result = run(
+        ROOT / "tools/dist_train.sh", config, "2", "--work-dir", work,
+        "--cfg-options", "train_cfg.max_iters=4", "train_dataloader.batch_size=2", PORT=free_port(),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    score([str(config), str(work / "iter_4.pth"), "--work-dir", str(tmp_path / "test")])
+    (path,) = (tmp_path / "test").glob("2*/2*.json")
+    scores = json.loads(path.read_text())
+    logged = validations(work)[4]
+    assert logged["mIoU"] == scores["mIoU"] and logged["aAcc"] == scores["aAcc"]
