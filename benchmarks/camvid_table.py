@@ -24,19 +24,19 @@ from mmengine.structures import PixelData
 from mmseg.datasets import BaseSegDataset
 from mmseg.registry import DATASETS, MODELS
 from mmseg.structures import SegDataSample
-from mmseg_ext.inference.trained import trained_model
 from torch import Tensor, nn
 
 from benchmarks import docs_tables
 from benchmarks.camvid_rows import GROUPS, RECIPE, Row, all_rows, rows_of
 from mmseg_ext import register_all_modules
-from mmseg_ext.checkpoint.writing import write_text
 from mmseg_ext.cost.cost_table import MEBI, machine
 from mmseg_ext.cost.measure import count_multiply_adds, paired_times, peak_memory
-from mmseg_ext.engine.launch import build_train_runner, load_settings, train_parser
+from mmseg_ext.engine.launch import build_train_runner, load_settings
+from mmseg_ext.engine.trained_model import trained_model
 from mmseg_ext.evaluation.checked_iou_metric import CheckedIoUMetric
 from mmseg_ext.inspection.context_probe import effective_receptive_field, share_beyond
 from mmseg_ext.reports.panels import draw_panels
+from mmseg_ext.whole_file import write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "docs/results/camvid.json"
@@ -85,10 +85,9 @@ def train(row: Row, seed: int, iterations: int, folder: Path) -> Config:
     path = str(ROOT / "configs" / f"{row.config}.py")
     options = settings(row, seed, iterations)
     if not (folder / f"iter_{iterations}.pth").is_file():
-        args = train_parser().parse_args([path, "--work-dir", str(folder), "--resume"])
         # mmengine keeps visualizers by name: each run needs its own, or it logs into the first's.
-        args.cfg_options = {**options, "visualizer.name": f"{row.name}_{seed}_{iterations}"}
-        build_train_runner(args).train()
+        own = {**options, "visualizer.name": f"{row.name}_{seed}_{iterations}"}
+        build_train_runner(path, own, str(folder), resume=True).train()
     return load_settings(path, options, str(folder))
 
 

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
 
+from mmseg_ext.checkpoint.load_report import check_finite
 from mmseg_ext.checkpoint.safe_loading import SafeLoading
 from mmseg_ext.checkpoint.safe_reading import read_state_dict
 from mmseg_ext.cost.devices import usable_device
@@ -106,6 +107,7 @@ def _load_backbone(model: nn.Module, checkpoint: str) -> None:
     prefix = "backbone."
     if any(key.startswith(prefix) for key in state):
         state = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+    check_finite(model.backbone, state)
     missing = model.backbone.load_state_dict(state, strict=False).missing_keys
     if missing:
         raise ValueError(f"{checkpoint}: lacks {len(missing)} keys, the first is {missing[0]}")

@@ -16,6 +16,7 @@ import os
 from pathlib import Path
 
 from mmengine.config import Config
+from mmengine.device import get_device
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
@@ -91,6 +92,14 @@ def enable_amp(cfg: Config) -> None:
     cfg.optim_wrapper.type = "PortableAmpOptimWrapper"
 
 
+def _require_amp_here(cfg: Config) -> None:
+    if cfg.optim_wrapper.get("type") == "AmpOptimWrapper" and get_device() == "cpu":
+        raise LaunchError(
+            "optim_wrapper.type='AmpOptimWrapper' needs a GPU and none is visible; "
+            "'PortableAmpOptimWrapper' runs on the CPU too, in bfloat16"
+        )
+
+
 def _restarted() -> bool:
     """Whether torchrun started this process again, or Slurm requeued its job."""
     names = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
@@ -137,8 +146,8 @@ def base_batch(cfg: Config, required: bool) -> int | None:
     return base
 
 
-def scale_learning_rate(runner: Runner, enable: bool) -> None:
-    """Apply `auto_scale_lr` of the config and print it, or warn of a batch that does not fit.
+def set_learning_rate_scaling(cfg: Config, enable: bool) -> int | None:
+    """Have the Runner apply `auto_scale_lr` of the config; its batch where there is one.
 
     The rule is linear (arXiv:1706.02677). mmengine multiplies the rate of every parameter group
     by processes x batch / base_batch_size; accumulated gradients enter through the base.
@@ -146,15 +155,19 @@ def scale_learning_rate(runner: Runner, enable: bool) -> None:
     Raises:
         LaunchError: if `enable` and the config has no `auto_scale_lr.base_batch_size`.
     """
-    base = base_batch(runner.cfg, enable)
-    if base is None:
-        return
+    base = base_batch(cfg, enable)
+    if base is not None and (enable or cfg.auto_scale_lr.get("enable", False)):
+        accumulated = cfg.optim_wrapper.get("accumulative_counts", 1)
+        cfg.auto_scale_lr = {"enable": True, "base_batch_size": base / accumulated}
+    return base
+
+
+def tell_learning_rate_factor(runner: Runner, base: int) -> None:
+    """Print by how much the rate is multiplied, or warn of a batch that does not fit."""
     effective = effective_batch(runner)
     factor = effective / base
     what = f"configured batch {base}, effective batch {effective}"
-    if enable or runner.cfg.auto_scale_lr.get("enable", False):
-        accumulated = runner.cfg.optim_wrapper.get("accumulative_counts", 1)
-        runner.auto_scale_lr = {"enable": True, "base_batch_size": base / accumulated}
+    if runner.cfg.auto_scale_lr.get("enable", False):
         runner.logger.info(f"auto-scale-lr: {what}, learning rate x {factor:g}")
     elif effective != base:
         runner.logger.warning(
@@ -192,12 +205,16 @@ def build_train_runner(
     cfg = load_config(config, options, work_dir, launcher)
     if amp:
         enable_amp(cfg)
+    _require_amp_here(cfg)
     check_config(cfg, "train")
     _set_resume(cfg, resume, options)
     require_weights(cfg)
     init_distributed(cfg)
+    base = set_learning_rate_scaling(cfg, auto_scale_lr)
     runner = _build_runner(cfg)
-    scale_learning_rate(runner, auto_scale_lr)
+    if base is not None:
+        runner.cfg.auto_scale_lr["base_batch_size"] = base  # for the record, as configured
+        tell_learning_rate_factor(runner, base)
     _build_loop(runner, "train_loop")
     return runner
 

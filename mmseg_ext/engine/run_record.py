@@ -15,6 +15,7 @@ from mmengine.registry import HOOKS
 
 import mmseg_ext
 from mmseg_ext.environment import STACK, _version
+from mmseg_ext.whole_file import write_text
 
 
 def git_commit() -> str:
@@ -94,10 +95,7 @@ class RunRecordHook(Hook):
         if not is_main_process():
             return
         record = describe_run(runner.cfg, runner.world_size, runner.seed)
-        scaling = runner.auto_scale_lr or {}
-        if scaling.get("enable") and record["effective_batch"] and record["base_batch"]:
-            record["learning_rate_factor"] = record["effective_batch"] / record["base_batch"]
         record["start_iteration"] = runner.iter
         folder = Path(runner.log_dir)
-        (folder / "run.json").write_text(json.dumps(record, indent=2, default=str) + "\n")
-        (folder / "config.py").write_text(runner.cfg.pretty_text)
+        write_text(json.dumps(record, indent=2, default=str) + "\n", folder / "run.json")
+        write_text(runner.cfg.pretty_text, folder / "config.py")

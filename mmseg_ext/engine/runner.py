@@ -298,7 +298,7 @@ class DurableRunner(Runner):
     def load_or_resume(self) -> None:
         if not self._has_loaded and self._resume and self._load_from is None:
             self._load_from = self._newest_whole()
-            self._resume = True
+            self._resume = self._load_from is not None
         super().load_or_resume()
 
     def _newest_whole(self) -> str | None:

@@ -88,6 +88,19 @@ def test_it_is_tested_resumed_published_and_used(stock, tmp_path):
         assert init_model(config, path, device="cpu").dataset_meta["classes"] == ("a", "b", "c")
 
 
+def test_the_share_of_a_backbone_is_asked_of_mmengines_runner_too(stock, tmp_path):
+    weights = read_checkpoint(stock / "work/iter_2.pth")["state_dict"]
+    half = {k: v for k, v in weights.items() if "layer4" not in k}
+    torch.save({"state_dict": half}, tmp_path / "half.pth")
+    line = [str(stock / "stock.py"), "--work-dir", str(tmp_path / "work"), "--cfg-options"]
+    line += [f"load_from={tmp_path / 'half.pth'}", "train_cfg.max_iters=1"]
+    with pytest.raises(SystemExit) as end:
+        train([*line, "visualizer.name=refused"])
+    assert "--cfg-options min_backbone_share=0" in end.value.code
+    train([*line, "visualizer.name=told", "min_backbone_share=0"])
+    assert (tmp_path / "work/iter_1.pth").is_file()
+
+
 @pytest.mark.parametrize(
     "value",
     [

@@ -1,5 +1,6 @@
 """Exported files against the model: every head and backbone, both formats, sizes never traced."""
 
+import resource
 import runpy
 import subprocess
 import sys
@@ -13,7 +14,10 @@ from mmseg.registry import MODELS
 from PIL import Image
 
 from mmseg_ext.backbones.rmt import ARCHS as RMT_ARCHS
+from mmseg_ext.checkpoint.safe_reading import read_checkpoint
+from mmseg_ext.commands import export as command
 from mmseg_ext.commands.export import main
+from mmseg_ext.commands.train import main as train
 from mmseg_ext.deployment.export import (
     ExportedSegmentor,
     ExportError,
@@ -236,6 +240,68 @@ def test_command_and_the_example_without_mmseg(shapes_checkpoint, tmp_path, caps
         assert len(np.unique(labels)) > 1
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> str:
+    """The shapes config after a short training, its memory sharpened as a long one sharpens it.
+
+    Columns of attention that no position has much of are then tiny before the second
+    normalisation, whose `1e-9 +` random weights hide.
+    """
+    work = tmp_path_factory.mktemp("trained")
+    options = [
+        *("train_cfg.max_iters=30", "train_cfg.val_interval=30", "train_dataloader.batch_size=4"),
+        *("train_dataloader.num_workers=0", "val_cfg=None", "val_dataloader=None"),
+        *("val_evaluator=None", "default_hooks.checkpoint.save_best=None"),
+    ]
+    config = str(CONFIGS / "ea_r18_shapes.py")
+    train([config, "--work-dir", str(work), "--cfg-options", *options])
+    content = read_checkpoint(work / "iter_30.pth")
+    memory = content["state_dict"]["decode_head.external_attention.linear_0.weight"]
+    memory *= 40
+    path = work / "sharp.pth"
+    torch.save({"state_dict": content["state_dict"], "meta": content["meta"]}, path)
+    return str(path)
+
+
+@pytest.mark.parametrize("flags", [[], ["--dynamic", "--fuse"]], ids=" ".join)
+@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
+def test_trained_weights_pass_the_check(trained, tmp_path, capsys, suffix, flags):
+    path = tmp_path / f"model.{suffix}"
+    kind = [] if suffix == "onnx" else ["--format", "torch"]
+    words = [str(CONFIGS / "ea_r18_shapes.py"), trained, "--out", str(path), *kind, *flags]
+    assert main([*words, "--shape", "96"]) == 0, capsys.readouterr().err
+    assert path.is_file()
+
+
+@pytest.mark.parametrize("fault", ["differs", "not a number", "full disk"])
+def test_what_fails_does_not_stay(shapes_checkpoint, tmp_path, monkeypatch, capsys, fault):
+    """And the file that was there before does."""
+    path = tmp_path / "out" / "model.onnx"
+    path.parent.mkdir()
+    path.write_bytes(b"before")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if fault == "differs":
+        monkeypatch.setattr(command, "TOLERANCE", 0.0)
+    elif fault == "full disk":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    else:
+        content = read_checkpoint(shapes_checkpoint)
+        content["state_dict"]["decode_head.conv_seg.weight"] *= (
+            1e38  # finite, but not what it gives
+        )
+        content["state_dict"]["decode_head.conv_seg.weight"].clamp_(-3e38, 3e38)
+        torch.save(content, shapes_checkpoint)
+    try:
+        words = [str(CONFIGS / "ea_r18_shapes.py"), shapes_checkpoint, "--out", str(path)]
+        assert main([*words, "--shape", "64"]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and str(path) in error
+    assert path.read_bytes() == b"before"
+    assert list(path.parent.iterdir()) == [path]
+
+
 def test_command_refuses_in_one_line(tmp_path, capsys):
     config = str(CONFIGS / "ea_r18_shapes.py")
     assert main([config, "none", "--out", str(tmp_path / "a.pt2")]) == 1
@@ -253,3 +319,9 @@ def test_the_example_names_what_is_missing(tmp_path, monkeypatch, capsys):
     model.write_bytes(b"")
     assert script["main"]() == 1
     assert capsys.readouterr().err == f"error: there is no folder {folder}\n"
+    folder.mkdir()
+    program = tmp_path / "model.pt2"
+    program.write_bytes(b"")
+    monkeypatch.setattr(sys, "argv", ["run_exported.py", *map(str, (program, folder, tmp_path))])
+    assert script["main"]() == 1
+    assert "only .onnx is taken; loading a .pt2 could run code" in capsys.readouterr().err

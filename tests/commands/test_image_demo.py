@@ -1,6 +1,8 @@
 """The demo over folders and videos, its predictor, and mmsegmentation's own ways to predict."""
 
 import os
+import resource
+import signal
 import subprocess
 import sys
 
@@ -13,6 +15,7 @@ from mmengine.runner import save_checkpoint
 from mmseg.apis import MMSegInferencer, inference_model, init_model, show_result_pyplot
 from PIL import Image
 
+from mmseg_ext.checkpoint.safe_reading import read_checkpoint
 from mmseg_ext.commands import attention_maps as attention_pictures
 from mmseg_ext.commands import export as deployment
 from mmseg_ext.commands.image_demo import find_images, main
@@ -86,6 +89,60 @@ def test_folder_is_segmented_and_what_is_broken_named(folder, checkpoint, tmp_pa
     assert "1 images segmented" in capsys.readouterr().out
     assert (out / "labels/b.png").stat().st_mtime_ns == kept
     assert (out / "labels/deep/c.png").exists()
+
+
+def test_results_of_others_are_not_taken_for_done(folder, checkpoint, tmp_path, capsys):
+    """Of other weights, or of another image whose result has the same name."""
+    out, image = tmp_path / "out", folder / "a.png"
+    words = [CONFIG, checkpoint, "--out", str(out)]
+    assert main([str(image), *words]) == 0
+    result = out / "labels/a.png"
+    before = result.read_bytes()
+    other = tmp_path / "other.pth"
+    content = read_checkpoint(checkpoint)
+    content["state_dict"]["decode_head.conv_seg.bias"] += 1
+    torch.save(content, other)
+    for line, what in (
+        ([str(image), CONFIG, str(other), "--out", str(out)], "weights"),
+        ([str(image), *words, "--tta"], "weights"),
+        ([str(folder / "a.bmp"), *words], "image"),
+    ):
+        assert main(line) == 1
+        said = capsys.readouterr().err
+        assert f"{result} is there already, made from other {what} (" in said
+        assert result.read_bytes() == before
+    assert main([str(image), *words]) == 0
+    assert "0 images segmented" in capsys.readouterr().out
+
+
+def test_its_own_results_are_no_input(folder, checkpoint, capsys):
+    words = [str(folder), CONFIG, checkpoint, "--out", str(folder / "results")]
+    for count in (4, 0):
+        assert main(words) == 0
+        assert f"{count} images segmented" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_a_full_disk_is_one_message_and_no_half_file(folder, checkpoint, tmp_path, capsys, kind):
+    path = folder / "a.png"
+    if kind == "video":
+        path = tmp_path / "clip.avi"
+        writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"MJPG"), 10, (64, 48))
+        random = np.random.RandomState(0)
+        for _ in range(5):
+            writer.write(random.randint(0, 256, (48, 64, 3)).astype("uint8"))
+        writer.release()
+    out = tmp_path / "out"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
+    try:
+        assert main([str(path), CONFIG, checkpoint, "--out", str(out), "--opacity", "0"]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert "cannot be written: " in capsys.readouterr().err
+    assert [p for p in out.rglob("*") if p.is_file()] == []
 
 
 @pytest.mark.distributed

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from mmseg_ext.commands.test import runner_of as scoring_runner
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.commands.train import parser as train_parser
 from mmseg_ext.commands.train import runner_of
-from tests.engine.runs import free_port, recorded, run_tool, write_config
+from tests.engine.runs import ROOT, free_port, recorded, run, write_config
 
 SHORT = ["train_cfg.max_iters=1", "train_cfg.val_interval=1"]
 
@@ -77,31 +78,6 @@ def test_train_writes_checkpoints_the_best_one_and_a_progress_line(trained):
     assert kept == {"iter_4.pth", "iter_8.pth", "iter_12.pth", "best_mIoU_iter_12.pth"}
     assert re.search(r"Iter\(train\) \[ *6/12\].* eta: 0:00:0\d ", log_text(work))
     assert min(recorded(trained / "loss.0")) == 1
-
-
-def test_killed_run_goes_on_from_its_last_checkpoint(trained, tmp_path):
-    """SIGKILL after iteration 10; the resumed run does 9 to 12 and ends as the whole run does."""
-    hook = f"custom_hooks = [dict(type='RecordLoss', path={str(tmp_path / 'loss')!r})]\n"
-    resumed = write_config(tmp_path, hook)
-    killed = write_config(
-        tmp_path, hook + "custom_hooks += [dict(type='KillAt', iteration=10)]\n", "killed.py"
-    )
-    result = run_tool("train.py", killed, "--work-dir", tmp_path / "work")
-    assert result.returncode == -9
-    assert max(recorded(tmp_path / "loss.0")) == 10
-    assert (tmp_path / "work/last_checkpoint").read_text().endswith("iter_8.pth")
-
-    (tmp_path / "loss.0").unlink()
-    train([str(resumed), "--work-dir", str(tmp_path / "work"), "--resume"])
-    losses = recorded(tmp_path / "loss.0")
-    whole = recorded(trained / "loss.0")
-    assert list(losses) == [9, 10, 11, 12]
-    assert losses == pytest.approx({i: whole[i] for i in losses}, rel=1e-4)
-    ours, theirs = weights(tmp_path / "work", 12), weights(trained / "work", 12)
-    for name, value in theirs.items():
-        assert (ours[name] - value).abs().max() <= 1e-4 * value.abs().max(), name
-    start = weights(trained / "work", 8)
-    assert any((theirs[n] - start[n]).abs().max() > 1e-2 * start[n].abs().max() for n in start)
 
 
 def test_resume_in_an_empty_work_directory_starts_anew(tmp_path):
@@ -164,6 +140,42 @@ def test_auto_scale_lr(tmp_path, batch, accumulated, factor):
     assert wrapper.optimizer.param_groups[0]["lr"] == 0.1
     warned = "WARNING - the learning rate is meant for another batch" in log_text(tmp_path / "off")
     assert warned == (factor != 1)
+
+
+def test_auto_scale_lr_with_the_flexible_runner(tmp_path):
+    config = write_config(
+        tmp_path,
+        "runner_type = 'FlexibleRunner'\n"
+        "default_hooks = dict(_delete_=True, logger=dict(type='LoggerHook', interval=1))\n"
+        "val_cfg = val_dataloader = val_evaluator = None\nparam_scheduler = []\n",
+    )
+    options = ["train_cfg.max_iters=1", "train_dataloader.batch_size=1"]
+    work = tmp_path / "work"
+    train([str(config), "--work-dir", str(work), "--auto-scale-lr", "--cfg-options", *options])
+    assert "effective batch 1, learning rate x 0.25" in log_text(work)
+    (path,) = work.glob("2*/vis_data/scalars.json")
+    assert json.loads(path.read_text().splitlines()[0])["lr"] == pytest.approx(0.1 * 0.25)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs it")
+def test_mmengines_mixed_precision_needs_a_gpu(tmp_path):
+    config = write_config(tmp_path, "optim_wrapper['type'] = 'AmpOptimWrapper'\n")
+    message = fails(train, config, "--work-dir", tmp_path / "work")
+    assert "'AmpOptimWrapper' needs a GPU" in message and "PortableAmpOptimWrapper" in message
+
+
+@pytest.mark.parametrize("tool", ["train", "test"])
+def test_the_launchers_name_a_port_in_use_and_no_processes(tool):
+    words = ["config.py", *["weights.pth"] * (tool == "test")]
+    script = ROOT / f"tools/dist_{tool}.sh"
+    for count in ("0", "two"):
+        result = run(script, *words, count)
+        assert result.returncode == 2 and f"at least 1, not '{count}'" in result.stderr
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        result = run(script, *words, "2", PORT=port)
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1 and f"the port {port} is in use" in result.stderr
 
 
 def test_cfg_options_change_what_is_built(tmp_path):

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGUSR1: everything saved, a message, status 0, and a resume that loses nothing."""
+"""SIGTERM, SIGUSR1, Ctrl-C: everything saved, a message, status 0, a resume that loses nothing."""
 
 import inspect
 import re
@@ -43,7 +43,7 @@ def test_skipped_images_are_reported(tmp_path):
     assert "1.png" in report.read_text()
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
 def test_a_signal_saves_and_ends_with_status_0(folder, name):
     """At iteration 3, out of turn: the resumed run is the whole run to the last bit."""
     number = int(getattr(signal, name))
@@ -61,6 +61,32 @@ def test_a_signal_saves_and_ends_with_status_0(folder, name):
     assert f"{name}: stopped after iteration 3 with everything saved in" in text
     train(arguments(folder, "whole.py", name, "--resume"))
     assert_same_runs(folder / name, folder / "whole", 6)
+
+
+@pytest.mark.parametrize("kind", ["CheckpointHook", None])
+def test_with_mmengines_checkpoint_hook_and_with_none(tmp_path, kind):
+    change = f".update(type={kind!r})" if kind else " = None"
+    hooks = (
+        f"default_hooks['checkpoint']{change}\n"
+        "custom_hooks = [dict(type='SignalAt', iteration=3, number=15)]\n"
+    )
+    write_config(tmp_path, UNVALIDATED + hooks, "stock.py")
+    with pytest.raises(SystemExit) as end:
+        train(arguments(tmp_path, "stock.py", "work"))
+    if kind:
+        assert end.value.code == 0
+        assert "SIGTERM: stopped after iteration 3" in log_text(tmp_path / "work")
+        assert (tmp_path / "work/iter_3.pth").is_file()
+    else:
+        assert "stopped after iteration 3, and nothing was saved" in end.value.code
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path):
+    hooks = [f"dict(type='SignalAt', iteration={i}, number=2)" for i in (3, 3)]
+    write_config(tmp_path, UNVALIDATED + f"custom_hooks = [{', '.join(hooks)}]\n", "twice.py")
+    with pytest.raises(KeyboardInterrupt):
+        train(arguments(tmp_path, "twice.py", "work"))
+    assert not list((tmp_path / "work").glob("*.pth"))
 
 
 def test_during_validation_it_ends_at_once_where_the_checkpoint_is_there(tmp_path):
