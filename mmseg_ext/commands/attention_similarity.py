@@ -24,6 +24,8 @@ from mmseg_ext.checkpoint.safe_loading import SafeLoading
 from mmseg_ext.checkpoint.safe_reading import read_state_dict
 from mmseg_ext.cost.devices import usable_device
 from mmseg_ext.engine.config_options import ConfigOptions
+from mmseg_ext.engine.launch import load_settings
+from mmseg_ext.engine.launch_error import LaunchError
 from mmseg_ext.inspection.similarity import attention_similarity
 from mmseg_ext.inspection.similarity_report import as_report, draw, summary
 
@@ -147,8 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line of `tools/analysis_tools/attention_similarity.py`; the exit status."""
     args = _parser().parse_args(argv)
     try:
-        config = Config.fromfile(args.config)
-        config.merge_from_dict(args.cfg_options or {})
+        config = load_settings(args.config, args.cfg_options)
         init_default_scope(config.get("default_scope", "mmseg"))
         torch.manual_seed(0)
         model = MODELS.build(_part(config, "model")).to(usable_device(args.device))
@@ -163,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         errors = Console(stderr=True)
         bar = track(images, "images", count, console=errors, disable=not errors.is_terminal)
         groups = attention_similarity(model, bar, args.threshold)
-    except (OSError, ValueError) as error:
+    except (LaunchError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     report = as_report(groups)

@@ -23,6 +23,8 @@ from mmseg_ext.datasets.check.report import (
     to_json,
 )
 from mmseg_ext.engine.config_options import ConfigOptions
+from mmseg_ext.engine.launch import load_settings
+from mmseg_ext.engine.launch_error import LaunchError
 
 CLEAN, PROBLEMS, COULD_NOT_RUN = 0, 1, 2
 
@@ -85,13 +87,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _load(path: str, options: dict | None) -> Config:
-    if not Path(path).is_file():
-        raise CannotCheckError(f"config: there is no file {path!r}")
     try:
-        cfg = Config.fromfile(path)
-        cfg.merge_from_dict(options or {})
-    except Exception as error:  # a config is a program: it can fail in any way
-        raise CannotCheckError(f"config {path}: {type(error).__name__}: {error}") from error
+        cfg = load_settings(path, options)
+    except LaunchError as error:
+        raise CannotCheckError(str(error)) from error
     init_default_scope(cfg.get("default_scope", "mmseg"))
     return cfg
 

@@ -27,6 +27,7 @@ from mmseg_ext.engine.config_check import check_config, check_options
 from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.engine.launch_error import LaunchError
 from mmseg_ext.engine.pretrained import require_file, require_weights
+from mmseg_ext.engine.yaml_config import SUFFIXES, require_plain_yaml
 
 
 def load_settings(
@@ -42,6 +43,8 @@ def load_settings(
     if not Path(path).is_file():
         raise LaunchError(f"config: there is no file {path!r}")
     try:
+        if path.endswith(SUFFIXES):
+            require_plain_yaml(path)
         cfg = Config.fromfile(path)
     except Exception as error:  # a config is a program: it can fail in any way
         raise LaunchError(f"config {path}: {_one_line(error)}") from error
