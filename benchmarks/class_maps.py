@@ -261,6 +261,7 @@ def table(rows: dict[str, dict[str, float]]) -> str:
 
 
 SIDES = (512, 1024, 2048, 3072, 4096)
+LARGEST_STOCK = 3072  # 5.3 GiB; twice that at 4096
 
 
 def memory_by_size(device: str) -> dict[str, dict[int, float]]:
@@ -268,7 +269,7 @@ def memory_by_size(device: str) -> dict[str, dict[int, float]]:
     curves: dict[str, dict[int, float]] = {kind: {} for kind in KINDS}
     for side in SIDES:
         case = replace(CASES["ADE20K, 512x683, 1 view"], size=(512, 512), original=(side, side))
-        for kind in KINDS:
+        for kind in KINDS if side <= LARGEST_STOCK else ("strips",):
             curves[kind][side] = peak(case, kind, False, device) / MEBI
     return curves
 

@@ -64,7 +64,11 @@ class StreamingSegTTAModel(BaseTTAModel):
         return self._merged(self.module.test_step(view) for view in _views(data))
 
     def merge_preds(self, data_samples_list: list[Sequence[SegDataSample]]) -> list[SegDataSample]:
-        """Merge predictions that exist already: a list over images of lists over views."""
+        """Merge predictions that exist already: a list over images of lists over views.
+
+        Raises:
+            ValueError: for predictions without `seg_logits`.
+        """
         return self._merged(zip(*data_samples_list, strict=True))
 
     def _merged_by_strips(self, views: Iterator[dict | list]) -> list[SegDataSample]:
@@ -106,6 +110,8 @@ class StreamingSegTTAModel(BaseTTAModel):
         """
         first = not maps
         for i, sample in enumerate(samples):
+            if "seg_logits" not in sample:
+                raise ValueError("a prediction has no seg_logits: set test_cfg.keep_logits=True")
             logits = sample.seg_logits.data
             del sample.seg_logits
             if "pred_sem_seg" in sample:

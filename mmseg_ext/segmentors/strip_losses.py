@@ -135,7 +135,7 @@ class _Strips:
     def __iter__(self) -> Iterator[tuple[int, slice, Tensor, Tensor]]:
         height, width = self.size
         channels = self.x.shape[3]
-        rows = min(strip_height(width, channels, self.x.dtype), height)
+        rows = min(strip_height(width, channels, self.x), height)
         buffers = self.x.new_empty(2, rows, width, channels)
         for image in range(len(self.x)):
             for top in range(0, height, rows):

@@ -16,7 +16,13 @@ from mmseg.structures import SegDataSample
 from mmseg_ext.segmentors import StreamingSegTTAModel, StripEncoderDecoder
 from tests.configs import CONFIGS
 from tests.models import randomise
-from tests.segmentors.small import allocated_at_peak, batch_of_two, pair, segmentor
+from tests.segmentors.small import (
+    allocated_at_peak,
+    batch_of_two,
+    each_view,
+    pair,
+    segmentor,
+)
 
 PYRAMID = dict(in_channels=[8, 16, 32, 64], in_index=[0, 1, 2, 3])
 LAST_TWO = dict(in_channels=[32, 64], in_index=[2, 3])
@@ -202,6 +208,22 @@ def test_no_map_of_classes_at_full_resolution_is_held(monkeypatch):
     merged = StreamingSegTTAModel(ours)
     peak = allocated_at_peak(lambda: merged.test_step(copy.deepcopy(data)))
     assert peak - 6 * low < 0.35 * one_map
+
+
+def test_existing_predictions_are_merged_if_they_kept_their_scores():
+    data = batch_of_two()
+    for keep in (True, False):
+        _, ours = pair(keep_logits=keep)
+        merged = StreamingSegTTAModel(ours)
+        with torch.no_grad():
+            predictions = each_view(ours, data)
+        if keep:
+            results = merged.merge_preds(predictions)
+            for a, b in zip(results, merged.test_step(data), strict=True):
+                assert torch.equal(a.pred_sem_seg.data, b.pred_sem_seg.data)
+        else:
+            with pytest.raises(ValueError, match=r"seg_logits: set test_cfg.keep_logits=True"):
+                merged.merge_preds(predictions)
 
 
 # --- what is refused -----------------------------------------------------------------------------
