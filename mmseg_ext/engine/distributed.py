@@ -32,15 +32,24 @@ class CPUDistributedDataParallel(MMDistributedDataParallel):
     """
 
     def __init__(self, module: nn.Module, device_ids=None, **kwargs):
-        synced = [n for n, m in module.named_modules() if isinstance(m, nn.SyncBatchNorm)]
-        if synced:
-            raise LaunchError(
-                f"this model has {len(synced)} SyncBatchNorm layers (the first: {synced[0]}), "
-                "which torch cannot run in several processes on the CPU; set type='BN' (statistics "
-                "per process) or type='GN' in its norm_cfg, or train in one process, where SyncBN "
-                "turns into BN by itself"
-            )
+        refuse_synchronised_batch_norm(module)
         super().__init__(module=module, device_ids=None, **kwargs)
+
+
+def refuse_synchronised_batch_norm(module: nn.Module) -> None:
+    """torch has no SyncBatchNorm for several processes on the CPU.
+
+    Raises:
+        LaunchError: where the module holds one.
+    """
+    synced = [n for n, m in module.named_modules() if isinstance(m, nn.SyncBatchNorm)]
+    if synced:
+        raise LaunchError(
+            f"this model has {len(synced)} SyncBatchNorm layers (the first: {synced[0]}), "
+            "which torch cannot run in several processes on the CPU; set type='BN' (statistics "
+            "per process) or type='GN' in its norm_cfg, or train in one process, where SyncBN "
+            "turns into BN by itself"
+        )
 
 
 def _init_gloo(timeout: datetime.timedelta) -> None:

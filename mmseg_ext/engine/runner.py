@@ -25,10 +25,12 @@ import torch
 from mmengine import dist
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import RUNNERS
 from mmengine.runner import IterBasedTrainLoop, Runner
 from mmengine.utils import get_git_hash
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from mmseg_ext.checkpoint.errors import CheckpointError, CheckpointNotWritten
@@ -43,6 +45,12 @@ from mmseg_ext.engine.launch_error import LaunchError
 from mmseg_ext.engine.random_state import random_state, set_random_state
 from mmseg_ext.engine.run_error import SAFE_UNTIL_NOW
 from mmseg_ext.engine.sample_seeds import PositionedInfiniteSampler, isolate, with_sample_seeds
+from mmseg_ext.engine.sharding import (
+    collect,
+    local_gradient,
+    whole_optimizer_states,
+    with_local_gradient,
+)
 from mmseg_ext.engine.work_dir_lock import WorkDirLock
 from mmseg_ext.whole_file import NotWritten
 
@@ -102,6 +110,11 @@ class _OverdueValidation(Hook):
             runner.val_loop.run()
 
 
+def _optimizers(wrapper: OptimWrapper | OptimWrapperDict) -> list[Optimizer]:
+    wrappers = wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]
+    return [w.optimizer for w in wrappers]
+
+
 @RUNNERS.register_module()
 class DurableRunner(Runner):
     """A Runner whose training survives: `runner_type = 'DurableRunner'` in a config.
@@ -135,6 +148,12 @@ class DurableRunner(Runner):
         if self.deterministic:
             make_deterministic(model)
         return model
+
+    def build_optim_wrapper(self, optim_wrapper):
+        optim_wrapper = super().build_optim_wrapper(optim_wrapper)
+        for optimizer in _optimizers(optim_wrapper):
+            whole_optimizer_states(optimizer)
+        return optim_wrapper
 
     def _init_model_weights(self) -> None:
         with SafeLoading(self.cfg.get("min_backbone_share")):
@@ -202,7 +221,7 @@ class DurableRunner(Runner):
         return {
             "random": random_state(),
             "gradients": {
-                name: parameter.grad.cpu()
+                name: local_gradient(parameter).cpu()
                 for name, parameter in self._bare_model.named_parameters()
                 if parameter.grad is not None  # none after a step: an accumulation is under way
             },
@@ -233,7 +252,11 @@ class DurableRunner(Runner):
             raise ValueError("checkpoints are written to a folder; leave out backend_args")
         own = dist.all_gather_object(self._own_state()) if save_optimizer else []
         failure = [None]
-        if dist.is_main_process():
+        if not dist.is_main_process():  # what the first process writes may take every one
+            self._bare_model.state_dict()
+            for optimizer in _optimizers(self.optim_wrapper) if save_optimizer else ():
+                collect(optimizer)
+        else:
             content = self._content(
                 save_optimizer, save_param_scheduler, dict(meta or {}), by_epoch
             )
@@ -345,5 +368,5 @@ class DurableRunner(Runner):
             return
         parameters = dict(self._bare_model.named_parameters())
         for name, gradient in state["gradients"].items():
-            parameters[name].grad = gradient.to(parameters[name].device)
+            with_local_gradient(parameters[name], gradient)
         set_random_state(state["random"])

@@ -44,9 +44,11 @@ def test_a_killed_process_is_started_again_and_the_run_is_the_same(tmp_path):
     assert "resumed epoch: 0, iter: 4" in text
     assert_same_runs(tmp_path / "killed_work", tmp_path / "whole_work", 8)
 
-    # Two evaluations of that checkpoint, and one in two processes: equal to the last digit.
+    # Two evaluations of that checkpoint, and one in two processes: equal to the last digit. Of the
+    # five images one process gets two and a repeated one, which must not count.
     checkpoint = tmp_path / "whole_work/iter_8.pth"
-    config = write_config(tmp_path, RANDOM, "tested.py")
+    five = "test_dataloader = {**val_dataloader, 'dataset': {**dataset, 'indices': 5}}\n"
+    config = write_config(tmp_path, RANDOM + five, "tested.py")
     metrics = []
     for name in ("once", "again"):
         work = ["--work-dir", str(tmp_path / name), "--cfg-options", f"visualizer.name={name}"]

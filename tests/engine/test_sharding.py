@@ -1,0 +1,72 @@
+"""Two processes with shards of everything train as one does, and write an ordinary checkpoint."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from mmseg_ext.engine.launch import train
+from tests.engine.runs import ROOT, free_port, recorded, run, write_config
+from tests.engine.states import UNVALIDATED
+
+# A backbone of blocks with a pyramid, and what differs between one process and two taken out:
+# dropout, and the order of samples.
+MODEL = """
+model["backbone"] = dict(
+    type="RMT",
+    arch=dict(
+        depths=(1, 1, 2, 1), embed_dims=(16, 32, 32, 64), num_heads=(2, 2, 2, 4),
+        ffn_ratios=(3, 3, 3, 3), decay_ranges=(4, 4, 6, 6),
+        decomposed=(True, True, False, False), layer_scales=(None, None, None, None),
+        drop_path_rate=0.0,
+    ),
+    norm_cfg=dict(type="GN", num_groups=4),
+)
+model["neck"] = dict(type="FPN", in_channels=[16, 32, 32, 64], out_channels=16, num_outs=4)
+model["decode_head"] = dict(
+    type="FPNHead", in_channels=[16] * 4, in_index=[0, 1, 2, 3], feature_strides=[4, 8, 16, 32],
+    channels=16, dropout_ratio=0, num_classes=3, norm_cfg=norm_cfg, align_corners=False,
+)
+optim_wrapper = dict(
+    type="OptimWrapper", optimizer=dict(type="AdamW", lr=1e-3), clip_grad=dict(max_norm=1.0)
+)
+"""
+SHARDS = "model_wrapper_cfg = dict(type='FullyShardedModel', block_parameters=10000)\n"
+ZERO = """
+optim_wrapper["optimizer"] = dict(type="ZeroRedundancyOptimizer", optimizer_type="AdamW", lr=1e-3)
+"""
+
+
+def torchrun(config, work, *options):
+    processes = ["--nproc_per_node=2", f"--master_port={free_port()}", ROOT / "tools/train.py"]
+    flags = ["--work-dir", work, "--launcher", "pytorch", *options]
+    result = run(sys.executable, "-m", "torch.distributed.run", *processes, config, *flags)
+    assert result.returncode == 0, result.stderr[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize(("kind", "extra"), [("shards", SHARDS), ("zero", ZERO)])
+def test_two_processes_with_parts_of_the_state_are_one(tmp_path, kind, extra):
+    """Losses, weights and the optimizer's states; one process takes the checkpoint up."""
+    losses = "custom_hooks = [dict(type='RecordLoss', path={!r})]\n"
+    alone = write_config(tmp_path, MODEL + UNVALIDATED + losses.format(f"{tmp_path}/one"), "1.py")
+    parts = MODEL + UNVALIDATED + losses.format(f"{tmp_path}/two") + extra
+    options = ["--cfg-options", "train_cfg.max_iters=4"]
+    half = "train_dataloader.batch_size=2"
+    torchrun(write_config(tmp_path, parts, "2.py"), tmp_path / "work", *options, half)
+    train([str(alone), "--work-dir", str(tmp_path / "alone"), *options])
+    one, *two = (list(recorded(tmp_path / n).values()) for n in ("one.0", "two.0", "two.1"))
+    np.testing.assert_allclose(np.mean(two, axis=0), one, rtol=1e-5)
+
+    ours, expected = (
+        torch.load(tmp_path / work / "iter_4.pth", weights_only=True) for work in ("work", "alone")
+    )
+    torch.testing.assert_close(ours["state_dict"], expected["state_dict"], rtol=1e-4, atol=2e-5)
+    moments = [[s["exp_avg"] for s in c["optimizer"]["state"].values()] for c in (ours, expected)]
+    torch.testing.assert_close(*moments, rtol=1e-3, atol=1e-6)
+    if kind == "shards":
+        options = ["--resume", "--cfg-options", "train_cfg.max_iters=5", "visualizer.name=resumed"]
+        train([str(alone), "--work-dir", str(tmp_path / "work"), *options])
+        assert list(recorded(tmp_path / "one.0"))[-1] == 5
