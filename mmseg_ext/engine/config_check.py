@@ -20,6 +20,7 @@ import inspect
 import logging
 import numbers
 import os
+import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -161,9 +162,9 @@ def _check_node(node: object, key: str, known: Mapping[str, list[Callable]]) -> 
     if name in _KEYS_OF:
         _check_names(node, key, _KEYS_OF[name])
     elif name.endswith("_dataloader"):
-        _check_names(node, key, _parameters(DataLoader) | _DATALOADER_KEYS)
+        _check_names(node, key, _parameters(DataLoader)[0] | _DATALOADER_KEYS)
     elif key == "log_processor":
-        _check_names(node, key, _parameters(LogProcessor) | {"type"})
+        _check_names(node, key, _parameters(LogProcessor)[0] | {"type"})
     if node.get("type") is not None and name not in ("paramwise_cfg", "metainfo"):
         _check_typed(node, key, known)
     for child_name, child in node.items():
@@ -184,45 +185,40 @@ def _check_typed(node: dict, key: str, known: Mapping[str, list[Callable]]) -> N
     legal = by_builder | {"type", "_scope_"}
     anything = False
     for item in found:
-        legal |= _parameters(item)
-        anything |= _takes_anything(item)
+        names, more = _parameters(item)
+        legal |= names
+        anything |= more
     _check_names(node, key, legal, anything)
 
 
-def _initialisers(item: Callable) -> Iterator[Callable]:
-    """What reads the keywords of `item`: itself, or __init__ of a class and of those above it.
-
-    A class that takes **kwargs hands them to the next one up the line.
-    """
-    if not inspect.isclass(item):
-        yield item
-        return
-    for cls in item.__mro__:
-        if "__init__" in vars(cls) and cls is not object:
-            yield vars(cls)["__init__"]
-            if not _has(vars(cls)["__init__"], inspect.Parameter.VAR_KEYWORD):
-                return
-
-
-def _has(function: Callable, kind: object) -> bool:
-    return any(p.kind is kind for p in inspect.signature(function).parameters.values())
-
-
-def _takes_anything(item: Callable) -> bool:
-    """Whether the last in line takes **kwargs, so that no keyword is wrong for certain."""
-    *_, last = [None, *_initialisers(item)]
-    return last is not None and _has(last, inspect.Parameter.VAR_KEYWORD)
+def _parameters(item: Callable) -> tuple[set[str], bool]:
+    """The names that `item` takes as keywords, and whether it may take others."""
+    names: set[str] = set()
+    functions = [item]
+    if inspect.isclass(item):
+        functions = [vars(c)["__init__"] for c in item.__mro__[:-1] if "__init__" in vars(c)]
+    for function in functions:
+        rest = None
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                rest = parameter.name
+            elif parameter.kind is not parameter.VAR_POSITIONAL:
+                names.add(parameter.name)
+        if rest is None:
+            return names - {"self"}, False
+        if not _hands_up(function, rest):
+            break
+    return names - {"self"}, True
 
 
-def _parameters(item: Callable) -> set[str]:
-    """The names that `item` takes as keywords."""
-    variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    return {
-        p.name
-        for function in _initialisers(item)
-        for p in inspect.signature(function).parameters.values()
-        if p.kind not in variable and p.name != "self"
-    }
+def _hands_up(function: Callable, rest: str) -> bool:
+    """Whether an __init__ gives its `**rest` to the class above and to nothing else."""
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):
+        return False
+    call = rf"super\([^()]*\)\s*\.__init__\(.*?\*\*{rest}\b"
+    return re.search(call, source, re.DOTALL) is not None and source.count(f"**{rest}") == 2
 
 
 def _check_names(node: dict, key: str, legal: set[str], anything: bool = False) -> None:
@@ -295,7 +291,7 @@ def _check_values(cfg: Config, mode: str) -> None:
             "integer above 0"
         )
     if wrapper.get("clip_grad") and wrapper["clip_grad"].get("type", "norm") == "norm":
-        legal = _parameters(nn.utils.clip_grad_norm_) - {"parameters"}
+        legal = _parameters(nn.utils.clip_grad_norm_)[0] - {"parameters"}
         _check_names(wrapper["clip_grad"], "optim_wrapper.clip_grad", legal | {"type"})
     optimizer = _at(cfg, "optim_wrapper.optimizer")
     for name in ("lr", "weight_decay", "momentum"):
