@@ -266,7 +266,7 @@ class DurableRunner(Runner):
             content = to_plain(content, "", dropped)
             if dropped:
                 self.logger.warning(f"not in the checkpoint, having no plain form: {dropped}")
-            bad = [k for k, p in self._bare_model.named_parameters() if not p.isfinite().all()]
+            bad = [k for k, v in content["state_dict"].items() if not v.isfinite().all()]
             try:
                 if bad:
                     raise NotWritten(errno.EINVAL, f"{bad[0]} is not finite", filename)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmseg_ext.engine.launch import train
+from mmseg_ext.commands.train import main as train
 from tests.engine.runs import ROOT, free_port, recorded, run, write_config
 from tests.engine.states import UNVALIDATED
 
