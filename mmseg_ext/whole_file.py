@@ -4,6 +4,10 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _PART = ".part"
 
@@ -53,7 +57,13 @@ def _sync(path: Path) -> None:
 def write_text(text: str, path: str | Path) -> None:
     """A small text file, whole."""
     with whole_file(path) as part:
-        part.write_text(text)
+        part.write_text(text, encoding="utf-8")
+
+
+def save_figure(figure: "Figure", path: str | Path, dpi: int) -> None:
+    """A picture of matplotlib's, whole."""
+    with whole_file(path) as part:
+        figure.savefig(part, dpi=dpi)
 
 
 def remove_parts(folder: str | Path) -> None:

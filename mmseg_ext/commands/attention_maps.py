@@ -1,19 +1,20 @@
 """Draw what a model's attention layers look at in images, as PNG panels."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from mmcv.transforms import Compose
-from mmengine.config import Config
 from mmengine.registry import init_default_scope
 from torch import Tensor, nn
 
-from mmseg_ext.datasets.metainfo import unwrapped
+from mmseg_ext.commands._one_line import one_line
+from mmseg_ext.cost.devices import usable_device
+from mmseg_ext.datasets.metainfo import classes_and_palette, unwrapped
 from mmseg_ext.engine.config_options import ConfigOptions
+from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.engine.trained_model import trained_model
 from mmseg_ext.inference.predictor import image_pipeline
 from mmseg_ext.inspection.attention_pictures import Scene, draw_layer
@@ -85,23 +86,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+@one_line
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line of `tools/analysis_tools/attention_maps.py`; the exit status."""
     args = _parser().parse_args(argv)
-    try:
-        return _draw_all(args)
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-
-
-def _draw_all(args: argparse.Namespace) -> int:
-    config = Config.fromfile(args.config)
+    config = load_settings(args.config, args.cfg_options)
     init_default_scope(config.get("default_scope", "mmseg"))
     checkpoint = None if args.checkpoint == "none" else args.checkpoint
     torch.manual_seed(0)
-    model, meta = trained_model(config, checkpoint, args.cfg_options)
-    model.to(args.device)
+    model, meta = trained_model(config, checkpoint)
+    model.to(usable_device(args.device))
     if args.list:
         for name, layer in attention_layers(model).items():
             print(f"{name}  {type(layer).__name__}")
@@ -109,12 +102,12 @@ def _draw_all(args: argparse.Namespace) -> int:
     layers = chosen_layers(model, args.layers)
     if len(meta["classes"]) != model.num_classes:
         raise ValueError(f"the model has {model.num_classes} classes, not {len(meta['classes'])}")
+    palette = meta.get("palette") or classes_and_palette(config.test_dataloader.dataset)["palette"]
     out = Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
     for file, stem in zip(dict.fromkeys(args.images), unique_names(args.images), strict=True):
         image, shown, pixel = _network_input(model, file, args.pixel)
         inputs, labels = captured_inputs(model, layers, image)
-        scene = Scene(shown, labels, meta["classes"], meta["palette"], pixel)
+        scene = Scene(shown, labels, meta["classes"], palette, pixel)
         for name, layer in layers.items():
             path = out / f"{stem}_{name}.png"
             said = draw_layer(layer, inputs[name], scene, f"{name}, {Path(file).name}", path)

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,13 @@ from torch import Tensor, nn
 from mmseg_ext.checkpoint.load_report import check_finite
 from mmseg_ext.checkpoint.safe_loading import SafeLoading
 from mmseg_ext.checkpoint.safe_reading import read_state_dict
+from mmseg_ext.commands._one_line import one_line
 from mmseg_ext.cost.devices import usable_device
 from mmseg_ext.engine.config_options import ConfigOptions
 from mmseg_ext.engine.launch import load_settings
-from mmseg_ext.engine.launch_error import LaunchError
 from mmseg_ext.inspection.similarity import attention_similarity
 from mmseg_ext.inspection.similarity_report import as_report, draw, summary
+from mmseg_ext.whole_file import write_text
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 _RANDOM = "random initialisation"
@@ -145,28 +145,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+@one_line
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line of `tools/analysis_tools/attention_similarity.py`; the exit status."""
     args = _parser().parse_args(argv)
-    try:
-        config = load_settings(args.config, args.cfg_options)
-        init_default_scope(config.get("default_scope", "mmseg"))
-        torch.manual_seed(0)
-        model = MODELS.build(_part(config, "model")).to(usable_device(args.device))
-        if args.checkpoint:
-            _load_backbone(model, args.checkpoint)
-            loaded = [args.checkpoint]
-        else:
-            loaded = _initialise(model.backbone)
-        out = Path(args.out)
-        out.mkdir(parents=True, exist_ok=True)
-        count, images = config_images(config, model.data_preprocessor, args.images, args.count)
-        errors = Console(stderr=True)
-        bar = track(images, "images", count, console=errors, disable=not errors.is_terminal)
-        groups = attention_similarity(model, bar, args.threshold)
-    except (LaunchError, OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    config = load_settings(args.config, args.cfg_options)
+    init_default_scope(config.get("default_scope", "mmseg"))
+    torch.manual_seed(0)
+    model = MODELS.build(_part(config, "model")).to(usable_device(args.device))
+    if args.checkpoint:
+        _load_backbone(model, args.checkpoint)
+        loaded = [args.checkpoint]
+    else:
+        loaded = _initialise(model.backbone)
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    count, images = config_images(config, model.data_preprocessor, args.images, args.count)
+    errors = Console(stderr=True)
+    bar = track(images, "images", count, console=errors, disable=not errors.is_terminal)
+    groups = attention_similarity(model, bar, args.threshold)
     report = as_report(groups)
     content = {
         "config": args.config,
@@ -175,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "groups": report,
     }
     path = out / "attention_similarity.json"
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    write_text(json.dumps(content, indent=1) + "\n", path)
     names = ", ".join(Path(file).name for file in loaded) or _RANDOM
     draw(report, path.with_suffix(".png"), f"{Path(args.config).stem}, {names}")
     for entry in report:

@@ -25,6 +25,7 @@ from mmseg_ext.datasets.check.report import (
 from mmseg_ext.engine.config_options import ConfigOptions
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.engine.launch_error import LaunchError
+from mmseg_ext.whole_file import write_text
 
 CLEAN, PROBLEMS, COULD_NOT_RUN = 0, 1, 2
 
@@ -137,8 +138,7 @@ def _run(args: argparse.Namespace, cfg: Config) -> int:
     if draw_overlays(splits, problems, picture):
         print(f"label maps over their images: {picture}")
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(to_json(args.config, splits, problems, summaries))
+        write_text(to_json(args.config, splits, problems, summaries), args.json)
     pairs = sum(summary.pairs for summary in summaries)
     kinds = Counter(problem.kind for problem in problems)
     counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) or "clean"

@@ -7,7 +7,7 @@ image of its name, and the counts are written beside the picture.
 """
 
 import argparse
-import sys
+import csv
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,12 +15,14 @@ from matplotlib import colormaps
 from mmseg.registry import DATASETS
 
 from mmseg_ext import register_all_modules
+from mmseg_ext.commands._one_line import one_line
 from mmseg_ext.engine.config_options import ConfigOptions
 from mmseg_ext.engine.launch import load_settings
-from mmseg_ext.engine.launch_error import LaunchError
 from mmseg_ext.reports.confusion import count_confusion, draw_confusion
+from mmseg_ext.whole_file import whole_file
 
 
+@one_line
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description="Confusion matrix of predictions that tools/test.py --out wrote."
@@ -33,21 +35,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cfg-options", nargs="+", action=ConfigOptions)
     args = parser.parse_args(argv)
     register_all_modules()
-    try:
-        if args.color_theme not in colormaps:
-            raise ValueError(f"--color-theme: matplotlib has no {args.color_theme!r}")
-        config = load_settings(args.config, args.cfg_options)
-        dataset = DATASETS.build(config.test_dataloader.dataset)
-        counts = count_confusion(dataset, args.prediction_path)
-    except (LaunchError, OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    if args.color_theme not in colormaps:
+        raise ValueError(f"--color-theme: matplotlib has no {args.color_theme!r}")
+    config = load_settings(args.config, args.cfg_options)
+    dataset = DATASETS.build(config.test_dataloader.dataset)
+    counts = count_confusion(dataset, args.prediction_path)
     classes = dataset.metainfo["classes"]
-    args.save_dir.mkdir(parents=True, exist_ok=True)
     path = args.save_dir / "confusion_matrix.png"
     draw_confusion(counts, classes, path, args.title, args.color_theme)
-    header = ",".join(("truth", *classes))
-    lines = [",".join((name, *map(str, row))) for name, row in zip(classes, counts, strict=True)]
-    path.with_suffix(".csv").write_text("\n".join((header, *lines)) + "\n")
+    with whole_file(path.with_suffix(".csv")) as part, part.open("w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["truth", *classes])
+        rows.writerows([name, *row] for name, row in zip(classes, counts, strict=True))
     print(path)
     return 0

@@ -2,13 +2,14 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mmseg_ext.commands._one_line import one_line
 from mmseg_ext.cost.cost_table import machine
 from mmseg_ext.inspection.context_probe import BLOCKS, run_probe
 from mmseg_ext.inspection.context_report import draw_probe, probe_json, probe_table
+from mmseg_ext.whole_file import write_text
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -25,14 +26,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+@one_line
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line of `tools/analysis_tools/context_probe.py`; the exit status."""
     args = _parser().parse_args(argv)
     names = args.only or list(BLOCKS)
     unknown = [name for name in names if name not in BLOCKS]
     if unknown:
-        print(f"error: no block {', '.join(unknown)}; there are {list(BLOCKS)}", file=sys.stderr)
-        return 1
+        raise ValueError(f"no block {', '.join(unknown)}; there are {list(BLOCKS)}")
     probes = []
     for name in names:
         for seed in range(args.seeds):
@@ -42,9 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     table = probe_table(probes)
     print(f"\n{machine()}\n\n{table}", end="")
     if args.markdown is not None:
-        args.markdown.write_text(table)
+        write_text(table, args.markdown)
     if args.json is not None:
-        args.json.write_text(json.dumps(probe_json(probes), indent=1) + "\n")
+        write_text(json.dumps(probe_json(probes), indent=1) + "\n", args.json)
     if args.plot is not None:
         draw_probe(probes, args.plot)
     return 0

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import torch
 
 from mmseg_ext import register_all_modules
+from mmseg_ext.commands._one_line import one_line
 from mmseg_ext.cost.attention_blocks import (
     CROPS,
     attention_blocks,
@@ -18,23 +18,21 @@ from mmseg_ext.cost.attention_blocks import (
 )
 from mmseg_ext.cost.cost_table import cost_markdown, count_costs, machine, measure_costs
 from mmseg_ext.cost.devices import usable_device
+from mmseg_ext.whole_file import write_text
 
 
+@one_line
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     register_all_modules()
     torch.manual_seed(0)
-    try:
-        usable_device(args.device)
-        content, tables = _COMMANDS[args.command](args)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    usable_device(args.device)
+    content, tables = _COMMANDS[args.command](args)
     print(tables, end="")
     if args.markdown is not None:
-        args.markdown.write_text(tables)
+        write_text(tables, args.markdown)
     if args.json is not None:
-        args.json.write_text(json.dumps(content, indent=2) + "\n")
+        write_text(json.dumps(content, indent=2) + "\n", args.json)
     return 0
 
 

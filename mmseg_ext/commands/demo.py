@@ -22,6 +22,7 @@ from mmseg_ext.evaluation.colour_classifier import colour_miou, images_and_label
 from mmseg_ext.reports.curves import plot_curves
 from mmseg_ext.reports.html_page import write_report
 from mmseg_ext.reports.panels import draw_panels
+from mmseg_ext.whole_file import write_text
 
 DEMO_CONFIG = "configs/ea_r18_shapes.py"
 COMPARED = {
@@ -87,9 +88,9 @@ def compare(work_dir: Path, options: dict | None = None) -> list[Outcome]:
         print(f"{name} ({config})", flush=True)
         outcomes[name] = train_and_test(config, work_dir / name.lower(), options)
     table = comparison_table(outcomes)
-    (work_dir / "compare.md").write_text(table)
+    write_text(table, work_dir / "compare.md")
     rows = {name: _numbers(outcome) for name, outcome in outcomes.items()}
-    (work_dir / "compare.json").write_text(json.dumps(rows, indent=1) + "\n")
+    write_text(json.dumps(rows, indent=1) + "\n", work_dir / "compare.json")
     plot_curves({name: o.curves for name, o in outcomes.items()}, work_dir / "curves.png")
     _report(list(outcomes.values()), work_dir / "report.html", options)
     print(f"\n{table}\n{work_dir}/compare.md, compare.json, curves.png, report.html")

@@ -8,11 +8,13 @@ from pathlib import Path
 import torch
 
 from mmseg_ext import register_all_modules
+from mmseg_ext.commands._one_line import one_line
 from mmseg_ext.cost.config_cost import cells, config_table, count_config, measure_config
 from mmseg_ext.cost.cost_table import machine
 from mmseg_ext.cost.devices import usable_device
 
 
+@one_line
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Table of what the configs cost.")
     parser.add_argument("configs", nargs="+", type=Path)
@@ -26,16 +28,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     register_all_modules()
     layout = torch.channels_last if args.channels_last else torch.contiguous_format
     placement = {"dtype": getattr(torch, args.dtype), "memory_format": layout}
-    try:
-        placement["device"] = usable_device(args.device)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    placement["device"] = usable_device(args.device)
     costs = []
     for path in args.configs:
         if not path.is_file():
-            print(f"error: there is no config {str(path)!r}", file=sys.stderr)
-            return 1
+            raise ValueError(f"there is no config {str(path)!r}")
         costs.append(count_config(path))
         if args.time:
             measure_config(path, costs[-1], args.rounds, args.batch, **placement)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmseg_ext import register_all_modules
+from mmseg_ext.commands._one_line import one_line
 from mmseg_ext.engine.config_options import ConfigOptions
 from mmseg_ext.reports.html_page import write_report
 
@@ -30,25 +31,25 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+@one_line
 def main(argv: Sequence[str] | None = None) -> int:
     """Test each run's weights and write the page; the exit status."""
     args = _parser().parse_args(argv)
     path = args.out or args.work_dirs[0] / "report.html"
     register_all_modules()
-    try:
-        for module in args.modules:
+    for module in args.modules:
+        try:
             importlib.import_module(module)
-        runs = write_report(
-            args.work_dirs,
-            path,
-            limit=args.limit,
-            examples=args.examples,
-            device=args.device,
-            options=args.cfg_options,
-        )
-    except (ImportError, OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        except ImportError as error:
+            raise ValueError(f"--import {module}: {error}") from error
+    runs = write_report(
+        args.work_dirs,
+        path,
+        limit=args.limit,
+        examples=args.examples,
+        device=args.device,
+        options=args.cfg_options,
+    )
     for note in (note for run in runs for note in run.notes):
         print(f"warning: {note}", file=sys.stderr)
     for run in runs:

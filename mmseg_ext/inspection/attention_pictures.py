@@ -28,6 +28,7 @@ from mmseg_ext.layers.manhattan_attention import ManhattanAttention
 from mmseg_ext.layers.re_attention import ReAttention
 from mmseg_ext.layers.token_external_attention import MultiHeadExternalAttention
 from mmseg_ext.reports.panels import colourise
+from mmseg_ext.whole_file import save_figure
 
 _SLOTS = 8
 _HEADS = 8
@@ -94,7 +95,7 @@ class Panels:
         bar.ax.tick_params(labelsize=7)
 
     def save(self, path: Path) -> None:
-        self.figure.savefig(path, dpi=110)
+        save_figure(self.figure, path, 110)
 
 
 def overlay(image: np.ndarray, heat: Tensor, colours: str = "magma") -> np.ndarray:

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from mmseg_ext.cost.cost_table import markdown
 from mmseg_ext.inspection.context_probe import DISTANCES, RADIUS, Probe
+from mmseg_ext.whole_file import save_figure
 
 _COLOURS = ("#5b6270", "#2f6fde", "#e4572e", "#2a9d6f", "#8b5cd6", "#b8860b")
 
@@ -83,7 +84,7 @@ def draw_probe(probes: Sequence[Probe], path: Path) -> None:
     bottom.suptitle(
         "Effective receptive field of the middle, logarithmic over 4 decades", fontsize=9
     )
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path, 110)
 
 
 def probe_json(probes: Sequence[Probe]) -> list[dict]:

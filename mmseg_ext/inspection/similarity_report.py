@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from mmseg_ext.inspection.similarity import SimilarityGroup
+from mmseg_ext.whole_file import save_figure
 
 _NEIGHBOURS = (1, 2, 4, 8)
 
@@ -52,7 +53,7 @@ def draw(report: Sequence[dict], path: Path, title: str) -> None:
         _draw_neighbours(axes[0], entry)
         _draw_similar(axes[1], entry)
         _draw_heads(axes[2], entry)
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path, 110)
 
 
 def _depth(entry: dict) -> range:

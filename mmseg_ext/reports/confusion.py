@@ -7,6 +7,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
+from mmseg_ext.whole_file import save_figure
+
 
 def class_iou(confusion: np.ndarray) -> np.ndarray:
     """IoU of each class of a confusion matrix; NaN where it has neither truth nor prediction."""
@@ -91,4 +93,4 @@ def draw_confusion(
             if rows[i]:
                 colour = "white" if value > 50 else "black"
                 axes.text(j, i, f"{value:.0f}", ha="center", va="center", color=colour, fontsize=8)
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path, 150)

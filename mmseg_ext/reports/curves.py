@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
+from mmseg_ext.whole_file import save_figure
+
 COLOURS = ("#2f6fde", "#e4572e", "#2a9d6f", "#8b5cd6")
 _GREY = "#5b6270"
 
@@ -76,7 +78,7 @@ def plot_curves(runs: dict[str, dict[str, Curve]], path: Path) -> None:
         _style(axes)
     loss.legend(frameon=False)
     miou.legend(frameon=False, loc="lower right")
-    figure.savefig(path, dpi=130)
+    save_figure(figure, path, 130)
 
 
 def chosen_curves(
@@ -114,7 +116,7 @@ def draw_chosen(curves: dict[str, Curve], path: Path, title: str = "") -> None:
     axes.set_title(title, parse_math=False)
     for text in axes.legend().get_texts():
         text.set_parse_math(False)
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path, 150)
 
 
 def _style(axes) -> None:

@@ -17,6 +17,7 @@ from PIL import Image
 from mmseg_ext.reports.curves import Curve
 from mmseg_ext.reports.panels import colourise
 from mmseg_ext.reports.run_data import Example, Run, read_run
+from mmseg_ext.whole_file import write_text
 
 _NUMBERED_CLASSES = 24  # a matrix of more is a picture without numbers
 _PAIRS = 10
@@ -90,8 +91,7 @@ def write_report(work_dirs: Sequence[Path], path: Path, **options) -> list[Run]:
         run if names.count(run.name) == 1 else replace(run, name=f"{run.name} ({i + 1})")
         for i, run in enumerate(runs)
     ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(runs), encoding="utf-8")
+    write_text(page(runs), path)
     return runs
 
 

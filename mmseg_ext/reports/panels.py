@@ -8,6 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from PIL import Image
 
+from mmseg_ext.whole_file import save_figure
+
 _PANEL_INCHES = 1.55
 _DPI = 110
 
@@ -82,7 +84,7 @@ def draw_panels(
         handleheight=1.1,
         columnspacing=1.3,
     )
-    figure.savefig(path, dpi=_DPI)
+    save_figure(figure, path, _DPI)
 
 
 def reduce_colours(path: Path) -> None:

@@ -1,6 +1,8 @@
 """The analysis tools: mmsegmentation's run as they are, ours against counts made by hand."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 
@@ -15,6 +17,7 @@ from safetensors.torch import load_file
 from mmseg_ext.checkpoint.safe_reading import read_checkpoint, read_state_dict
 from mmseg_ext.commands import analyze_logs as log_command
 from mmseg_ext.commands import confusion_matrix as confusion_command
+from mmseg_ext.commands import cost_table as cost_command
 from mmseg_ext.commands import publish_model as publishing
 from mmseg_ext.commands._stock_tool import stock_tool
 from tests.configs import CONFIGS
@@ -108,6 +111,30 @@ def test_confusion_refuses_what_is_no_class(tmp_path, capsys):
     assert line.endswith("below classes=3, got -1 in the prediction\n")
 
 
+def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path, monkeypatch, capsys):
+    (tmp_path / "scalars.json").write_text('{"mIoU": 1.0, "step": 1}\n')
+    words, _ = predictions(tmp_path, count=3)
+    cases = [
+        (log_command.main, [str(tmp_path / "scalars.json"), "--out"], "a.png"),
+        (confusion_command.main, words[:2], "confusion_matrix.png"),
+        (cost_command.main, ["blocks", "--only", "EA, plain", "--json"], "a.json"),
+    ]
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    for main, arguments, name in cases:
+        folder = tmp_path / main.__module__
+        folder.mkdir()
+        (folder / name).write_text("good")
+        target = folder if main is confusion_command.main else folder / name
+        assert main([*arguments, str(target)]) == 1
+        line = capsys.readouterr().err
+        assert line == f"error: {folder / name} cannot be written: No space left on device\n"
+        assert [path.read_text() for path in folder.iterdir()] == ["good"]
+
+
 def test_logs_are_plotted(tmp_path, capsys):
     log = tmp_path / "scalars.json"
     lines = [{"loss": 3.0 - i, "step": i} for i in range(3)] + [{"mIoU": 50.5, "step": 2}]
@@ -159,7 +186,7 @@ def test_published_weights(suffix, tmp_path, capsys):
 
 def test_publishing_refuses_another_suffix(tmp_path, capsys):
     assert publishing.main(["a.pth", str(tmp_path / "a.bin")]) == 1
-    assert "the name must end in .pth or .safetensors" in capsys.readouterr().err
+    assert "name must end in .pth or .safetensors" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])

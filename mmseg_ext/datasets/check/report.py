@@ -16,6 +16,7 @@ from rich.table import Table
 from mmseg_ext.datasets.check.pairs import Pair, Part, Problem, Split, Summary
 from mmseg_ext.datasets.files import as_stored, decode, read_bytes
 from mmseg_ext.datasets.labels import decode_label
+from mmseg_ext.whole_file import save_figure
 
 IGNORED_COLOUR = (255, 255, 255)
 _SHOWN_SIZES = 5
@@ -139,7 +140,7 @@ def draw_overlays(
     for text in legend.get_texts():
         text.set_parse_math(False)  # a name may hold dollars
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100)
+    save_figure(figure, path, 100)
     return True
 
 

@@ -1,0 +1,26 @@
+"""Errors that a user can mend end a command in one line."""
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+
+from mmseg_ext.engine.launch_error import LaunchError
+
+Main = Callable[[Sequence[str] | None], int]
+
+
+def one_line(main: Main) -> Main:
+    """`main` with exit status 1 and one line on the error stream for what is wrong with its input.
+
+    That is a `ValueError`, a `LaunchError` and what the system says of a file.
+    """
+
+    @functools.wraps(main)
+    def run(argv: Sequence[str] | None = None) -> int:
+        try:
+            return main(argv)
+        except (LaunchError, OSError, ValueError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+
+    return run
