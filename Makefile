@@ -6,10 +6,11 @@ INSTALLED := $(VENV)/.installed
 # Test workers run beside each other, so each takes one thread.
 WORKERS ?= 2
 
-.PHONY: help install demo compare test lint clean
+.PHONY: help install demo demo-det compare test lint clean
 
 help:
 	@echo "make demo     train EANet on the embedded dataset, test it, draw its predictions"
+	@echo "make demo-det train Mask R-CNN on the embedded dataset, draw what it finds"
 	@echo "make compare  the same budget for FCN and DANet, and a table of the three"
 	@echo "make test     lint and run every test"
 	@echo "make lint     ruff alone"
@@ -30,6 +31,9 @@ $(INSTALLED): setup.py constraints.txt
 
 demo: $(INSTALLED)
 	$(BIN)/python tools/demo.py
+
+demo-det: $(INSTALLED)
+	$(BIN)/python tools/demo_det.py
 
 compare: $(INSTALLED)
 	$(BIN)/python tools/demo.py --compare --work-dir work_dirs/compare

@@ -24,6 +24,13 @@ MM = [
     "tensorboard>=2.14",
     "rich>=13",
 ]
+# mmdetection asks for all that its import needs. Its wheel names no version of mmcv's operators:
+# mmseg_ext.operators_in_pytorch stands in for them.
+DET = ["onedl-mmdetection==3.5.1"]
+# mmpretrain does not import without torchvision, which it does not ask for, and which pins a torch
+# of its own. The tests put an empty module in its place.
+MMPRETRAIN = ["onedl-mmpretrain==1.3.6"]
+CLS = [*MMPRETRAIN, "torchvision"]
 EXPORT = ["onnx>=1.17", "onnxscript>=0.5", "onnxruntime>=1.20"]
 TEST = [
     "pytest>=8",
@@ -94,6 +101,12 @@ setup(
     packages=find_packages(include=["mmseg_ext", "mmseg_ext.*"]),
     package_data={"mmseg_ext": ["py.typed", "doctor/parity/*.npz"]},
     install_requires=["torch>=2.4", "numpy>=1.24", "safetensors>=0.4"],
-    extras_require={"mm": MM, "export": EXPORT, "test": MM + EXPORT + TEST},
+    extras_require={
+        "mm": MM,
+        "det": DET,
+        "cls": CLS,
+        "export": EXPORT,
+        "test": MM + DET + MMPRETRAIN + EXPORT + TEST,
+    },
     cmdclass={"build_py": BuildPackage, "bdist_wheel": BuildWheel},
 )

@@ -5,7 +5,6 @@ import functools
 import importlib
 import importlib.util
 import io
-import logging
 import platform
 import re
 import sys
@@ -55,25 +54,39 @@ def _release(version: str) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def quiet_stack_imports() -> Iterator[None]:
-    """Without what mmcv, mmseg and mmdet say of parts that nothing here needs.
+    """Without what mmcv and mmseg say of parts that nothing here needs.
 
-    mmcv warns that it has no compiled ops, mmseg prints twice that an optional backend is missing
-    (`print_log` without a logger prints even at the debug level), and mmdet, which mmseg tries to
-    import, logs a warning of one operator.
+    mmcv warns that it has no compiled ops, and mmseg prints twice that an optional backend is
+    missing (`print_log` without a logger prints even at the debug level).
     """
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.filterwarnings("ignore", message="Fail to import ``MultiScaleDeformable")
+        yield
+
+
+@contextlib.contextmanager
+def _without_half_of_mmdet() -> Iterator[None]:
+    """mmseg tries mmdet, which fails half-way where mmcv has no compiled operators.
+
+    The modules that did import would keep functions that refuse to work, in spite of
+    `operators_in_pytorch`, which may come later and then gives mmseg what it missed.
+    """
+    if "mmdet" in sys.modules or importlib.util.find_spec("mmcv._ext") is not None:
+        yield
+        return
+    sys.modules["mmdet"] = None  # "not found", at once
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.filterwarnings("ignore", message="Fail to import ``MultiScaleDeformable")
-            yield
+        yield
     finally:
-        logging.disable(before)
+        del sys.modules["mmdet"]
 
 
 def _import(name: str) -> ModuleType:
     with quiet_stack_imports():
-        return importlib.import_module(name)
+        if not name.startswith("mmseg"):
+            return importlib.import_module(name)
+        with _without_half_of_mmdet():
+            return importlib.import_module(name)
 
 
 @functools.cache
@@ -114,6 +127,19 @@ def check_stack(stack: tuple[Requirement, ...] = STACK) -> None:
     problem = stack_problem(stack)
     if problem is not None:
         raise StackError(problem)
+
+
+def require_package(name: str, extra: str) -> None:
+    """What a module that is for another OpenMMLab package asks for before it imports it.
+
+    Raises:
+        StackError: if the package is not installed, in one line with the extra that has it.
+    """
+    if importlib.util.find_spec(name) is None:
+        raise StackError(
+            f"the package {name!r} is not installed; run, in the repository's folder: "
+            f"pip install -e '.[mm,{extra}]'"
+        )
 
 
 def require_stack(status: int = 1, segmentation: bool = True) -> None:
@@ -186,7 +212,7 @@ def _compiled_ops() -> str:
     if importlib.util.find_spec("mmcv") is None:
         return "no mmcv"
     found = importlib.util.find_spec("mmcv._ext") is not None
-    return "present (nothing here needs them)" if found else "absent (nothing here needs them)"
+    return "present" if found else "absent (mmdetection alone needs them)"
 
 
 def registered_names() -> list[str]:

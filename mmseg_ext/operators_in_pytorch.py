@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from mmseg_ext.environment import StackError
+
 EXTENSION = "mmcv._ext"
 WITH_OPERATORS = (
     "install mmcv with its compiled operators: `mim install onedl-mmcv` takes a wheel that fits "
@@ -285,6 +287,11 @@ def _refusing(name: str) -> Callable[..., NoReturn]:
 def _stand_in() -> None:
     if importlib.util.find_spec(EXTENSION) is not None:
         return
+    if any(name.startswith("mmdet.models.") for name in sys.modules):
+        raise StackError(
+            f"mmdetection was imported without operators and keeps doing without: import "
+            f"{__name__} before it and before mmsegmentation"
+        )
     module = _StandIn(EXTENSION)
     module.__spec__ = ModuleSpec(EXTENSION, loader=None)
     sys.modules[EXTENSION] = module

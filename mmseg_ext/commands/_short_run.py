@@ -82,7 +82,7 @@ def train_and_test(config: str, work_dir: Path, options: dict | None = None) -> 
 
     `options` are merged into the config, as `--cfg-options` are.
     """
-    with _log_to_file_only():
+    with log_to_file_only():
         runner = build_train_runner(config, _own_visualizer(options), str(work_dir))
     runner.register_hook(ProgressLine())
     start = time.perf_counter()
@@ -110,7 +110,7 @@ def test(
 ) -> float:
     """mIoU in [0, 1] of a checkpoint, as `tools/test.py [--tta]` measures it."""
     print(f"  testing, {'multi-scale and flip' if tta else 'single scale'}", flush=True)
-    with _log_to_file_only():
+    with log_to_file_only():
         runner = build_test_runner(
             config, str(checkpoint), _own_visualizer(options), str(work_dir), tta=tta
         )
@@ -136,7 +136,7 @@ def predict(outcome: Outcome, images: list[np.ndarray]) -> list[np.ndarray]:
 
 
 @contextlib.contextmanager
-def _log_to_file_only():
+def log_to_file_only():
     """Runners built inside write their log to the work directory and not to the console.
 
     mmengine's console handler keeps the standard output it finds when it is made.

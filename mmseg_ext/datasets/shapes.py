@@ -30,6 +30,9 @@ from mmseg_ext.datasets.checked_dataset import CheckedDataset
 VERSION = 1
 """Raised whenever the same recipe would give other pixels."""
 
+OBJECT = 10
+"""How far the labels of two objects of one class lie apart in `render_objects`."""
+
 MARKER = "shapes.json"
 _STALE_SECONDS = 3600.0
 
@@ -193,6 +196,12 @@ def _colour(rng: Generator, unlike: np.ndarray | None = None) -> np.ndarray:
 
 def render(seed: int, index: int, size: int = 128) -> tuple[np.ndarray, np.ndarray]:
     """Scene `index` of `seed`: image (size, size, 3) uint8 RGB and label (size, size) uint8."""
+    image, objects = render_objects(seed, index, size)
+    return image, objects % OBJECT
+
+
+def render_objects(seed: int, index: int, size: int = 128) -> tuple[np.ndarray, np.ndarray]:
+    """As `render`, with the objects told apart: label + OBJECT * number, 0 for the background."""
     rng = np.random.default_rng([VERSION, seed, index])
     canvas = _Canvas(size, rng)
     scale = size / 128
@@ -201,9 +210,9 @@ def render(seed: int, index: int, size: int = 128) -> tuple[np.ndarray, np.ndarr
         canvas.paint(form, rng.uniform(*radius) * scale)
     canvas.defocus(3.0 * scale)
     kinds = rng.permutation(len(FORMS))[:2]
-    for kind in rng.choice(kinds, rng.integers(3, 7)):
+    for number, kind in enumerate(rng.choice(kinds, rng.integers(3, 7))):
         form, radius = list(FORMS.values())[kind], rng.uniform(19, 29) * scale
-        canvas.paint(form, radius, tilt=0.2, margin=0.08, label=kind + 1)
+        canvas.paint(form, radius, tilt=0.2, margin=0.08, label=kind + 1 + OBJECT * number)
     for _ in range(rng.integers(0, 3)):
         canvas.paint(_stroke(rng), rng.uniform(20, 50) * scale)
     noise = rng.normal(0.0, rng.uniform(2.0, 7.0), canvas.image.shape)
@@ -223,7 +232,7 @@ METAINFO = {
         [170, 104, 222],
     ],
 }
-_FIRST_INDEX = {"train": 0, "val": 1_000_000}  # disjoint, and independent of the splits' lengths
+FIRST_INDEX = {"train": 0, "val": 1_000_000}  # disjoint, and independent of the splits' lengths
 
 
 def generate(root: str | Path, recipe: Recipe) -> None:
@@ -263,7 +272,7 @@ def _write(folder: Path, recipe: Recipe) -> None:
         path.mkdir(parents=True)
     scenes = [
         (f"{split}_{i:05d}", first + i)
-        for split, first in _FIRST_INDEX.items()
+        for split, first in FIRST_INDEX.items()
         for i in range(getattr(recipe, split))
     ]
     print(f"Generating {len(scenes)} scenes of ShapesDataset (seed {recipe.seed})", flush=True)
@@ -275,7 +284,7 @@ def _write(folder: Path, recipe: Recipe) -> None:
         indexed = Image.fromarray(label)
         indexed.putpalette(palette)
         indexed.save(labels / f"{name}.png")
-    for split in _FIRST_INDEX:
+    for split in FIRST_INDEX:
         members = [name for name, _ in scenes if name.startswith(split)]
         (lists / f"{split}.txt").write_text("\n".join(members) + "\n")
     (folder / MARKER).write_text(json.dumps(_marker(recipe), indent=1) + "\n")

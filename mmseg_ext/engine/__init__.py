@@ -11,7 +11,7 @@ from mmseg_ext.engine.optim_wrapper_constructor import (
 )
 from mmseg_ext.engine.run_record import RunRecordHook
 from mmseg_ext.engine.runner import DurableRunner
-from mmseg_ext.engine.sample_seeds import PositionedInfiniteSampler
+from mmseg_ext.engine.sample_seeds import PositionedInfiniteSampler, PositionedSampler
 from mmseg_ext.engine.skipped_images import SkippedImagesHook
 from mmseg_ext.engine.stop_signals import StopOnSignalHook
 
@@ -24,6 +24,7 @@ __all__ = [
     "LayerDecayOptimWrapperConstructor",
     "PortableAmpOptimWrapper",
     "PositionedInfiniteSampler",
+    "PositionedSampler",
     "RoleOptimWrapperConstructor",
     "RunRecordHook",
     "SkippedImagesHook",

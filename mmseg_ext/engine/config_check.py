@@ -34,6 +34,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from mmseg_ext.engine.launch_error import LaunchError
+from mmseg_ext.environment import stack_problem
 
 # What a tool reads of a config beside the arguments of mmengine's Runner.
 _READ_BY_TOOLS = {
@@ -62,6 +63,8 @@ _BUILDERS_KEYS = {
     "init_cfg": {"override", "layer", "bias", "bias_prob"},
     "act_cfg": {"inplace"},
 }
+# Whose type is no name in a registry; the last two are mmdetection's, by names of mmcv's operators.
+_NO_REGISTRY = ("paramwise_cfg", "metainfo", "roi_layer", "nms")
 _LISTS_OF_DICTS = ("custom_hooks", "param_scheduler", "vis_backends", "pipeline", "transforms")
 _DATALOADER_KEYS = {"dataset", "sampler", "batch_sampler", "collate_fn", "num_batch_per_epoch"}
 _NEEDED = {
@@ -165,7 +168,7 @@ def _check_node(node: object, key: str, known: Mapping[str, list[Callable]]) -> 
         _check_names(node, key, _parameters(DataLoader)[0] | _DATALOADER_KEYS)
     elif key == "log_processor":
         _check_names(node, key, _parameters(LogProcessor)[0] | {"type"})
-    if node.get("type") is not None and name not in ("paramwise_cfg", "metainfo"):
+    if node.get("type") is not None and name not in _NO_REGISTRY:
         _check_typed(node, key, known)
     for child_name, child in node.items():
         _check_node(child, f"{key}.{child_name}", known)
@@ -385,6 +388,8 @@ def _check_classes(cfg: Config, known: Mapping[str, list[Callable]]) -> None:
 
 def _metric_names(evaluator: object, known: Mapping[str, list[Callable]]) -> set[str] | None:
     """What mmseg's IoUMetric, or a subclass, will report; None for other metrics."""
+    if stack_problem() is not None:
+        return None
     from mmseg.evaluation import IoUMetric
 
     names: set[str] = set()
@@ -448,6 +453,8 @@ def _check_crop(cfg: Config) -> None:
 
 def _check_forward(cfg: Config, mode: str) -> None:
     """Channels, indices and batch statistics: mmseg's EncoderDecoder run on the meta device."""
+    if stack_problem() is not None:
+        return
     from mmseg.models import EncoderDecoder
     from mmseg.registry import MODELS
 

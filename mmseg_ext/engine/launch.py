@@ -21,12 +21,12 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
 from mmseg_ext.checkpoint.resuming import candidates
-from mmseg_ext.datasets.metainfo import tell_class_counts
 from mmseg_ext.engine.checkpoint_hook import checkpoint_folder
 from mmseg_ext.engine.config_check import check_config, check_options
 from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.engine.launch_error import LaunchError
 from mmseg_ext.engine.pretrained import require_file, require_weights
+from mmseg_ext.environment import StackError, stack_problem
 from mmseg_ext.engine.yaml_config import SUFFIXES, require_plain_yaml
 
 
@@ -47,6 +47,8 @@ def load_settings(
             require_plain_yaml(path)
         cfg = Config.fromfile(path)
     except Exception as error:  # a config is a program: it can fail in any way
+        if isinstance(error.__context__, StackError):  # mmengine's "Failed to import" hides it
+            error = error.__context__
         raise LaunchError(f"config {path}: {_one_line(error)}") from error
     cfg.launcher = launcher
     if options:
@@ -55,7 +57,10 @@ def load_settings(
             cfg.merge_from_dict(options)
         except (KeyError, IndexError, TypeError, AssertionError) as error:
             raise LaunchError(f"--cfg-options {options}: {_one_line(error)}") from error
-    tell_class_counts(cfg)
+    if stack_problem() is None:  # else there is nothing of mmsegmentation in it
+        from mmseg_ext.datasets.metainfo import tell_class_counts
+
+        tell_class_counts(cfg)
     cfg.work_dir = work_dir or cfg.get("work_dir") or f"./work_dirs/{Path(path).stem}"
     return cfg
 

@@ -44,7 +44,7 @@ from mmseg_ext.engine.deterministic import make_deterministic
 from mmseg_ext.engine.launch_error import LaunchError
 from mmseg_ext.engine.random_state import random_state, set_random_state
 from mmseg_ext.engine.run_error import SAFE_UNTIL_NOW
-from mmseg_ext.engine.sample_seeds import PositionedInfiniteSampler, isolate, with_sample_seeds
+from mmseg_ext.engine.sample_seeds import isolate, positioned_sampler, with_sample_seeds
 from mmseg_ext.engine.sharding import (
     collect,
     local_gradient,
@@ -290,8 +290,8 @@ class DurableRunner(Runner):
         )
         if hasattr(self.train_dataloader.dataset, "metainfo"):
             meta["dataset_meta"] = self.train_dataloader.dataset.metainfo
-        sampler = self.train_dataloader.sampler
-        if isinstance(sampler, PositionedInfiniteSampler):
+        sampler = positioned_sampler(self.train_dataloader)
+        if sampler is not None:
             meta["sampler_seed"] = sampler.seed
         meta["run"] = self.run_id
         hub = self.message_hub.state_dict()
@@ -348,8 +348,8 @@ class DurableRunner(Runner):
         self._resuming = False
         self.run_id = self._loaded["meta"].get("run") or self.run_id
         seed = self._loaded["meta"].get("sampler_seed")
-        sampler = self.train_dataloader.sampler
-        if seed is not None and isinstance(sampler, PositionedInfiniteSampler):
+        sampler = positioned_sampler(self.train_dataloader)
+        if seed is not None and sampler is not None:
             sampler.seed = seed
         own = self._loaded.get("processes") or []
         if len(own) == self.world_size:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator
 
 import torch
-from mmengine.dataset import InfiniteSampler
+from mmengine.dataset import DefaultSampler, InfiniteSampler
 from mmengine.registry import DATA_SAMPLERS, DATASETS
 from torch.utils.data import DataLoader
 
@@ -83,6 +83,39 @@ class PositionedInfiniteSampler(InfiniteSampler):
         return torch.randperm(self.size, generator=generator).tolist()
 
 
+@DATA_SAMPLERS.register_module()
+class PositionedSampler(DefaultSampler):
+    """mmengine's `DefaultSampler`, in its order, whose indices carry the seeds of their samples.
+
+    Position p of epoch e in the stream of all processes is number e n + p of it, n being the
+    epoch's length.
+
+    Raises:
+        ValueError: for an empty dataset.
+    """
+
+    def __init__(self, dataset, shuffle: bool = True, seed: int | None = None, **kwargs):
+        if len(dataset) == 0:
+            raise ValueError("the training dataset holds 0 samples")
+        super().__init__(dataset, shuffle, seed, **kwargs)
+
+    def __iter__(self) -> Iterator[SampleIndex]:
+        start = self.epoch * self.total_size + self.rank
+        for i, index in enumerate(super().__iter__()):
+            yield SampleIndex(index, mixed(self.seed, "sample", start + i * self.world_size))
+
+
+def positioned_sampler(loader: DataLoader) -> PositionedInfiniteSampler | PositionedSampler | None:
+    """The sampler that seeds a loader's samples, also where a batch sampler has it; else None."""
+    for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
+        if isinstance(sampler, PositionedInfiniteSampler | PositionedSampler):
+            return sampler
+    return None
+
+
+_POSITIONED = {InfiniteSampler: PositionedInfiniteSampler, DefaultSampler: PositionedSampler}
+
+
 class SeededSamples:
     """A dataset whose random draws for a `SampleIndex` start from its seed; else as the dataset."""
 
@@ -105,18 +138,24 @@ class SeededSamples:
 
 
 def with_sample_seeds(dataloader: dict) -> dict:
-    """A dataloader's settings with `InfiniteSampler` made positioned, and the dataset seeded."""
+    """A dataloader's settings with its sampler made positioned, and the dataset seeded.
+
+    That is one of mmengine's, shuffling, which those of validation do not.
+    """
     sampler, dataset = dataloader.get("sampler"), dataloader.get("dataset")
     if not (isinstance(sampler, dict) and isinstance(dataset, dict)):
         return dataloader
     kind = sampler["type"]
     kind = DATA_SAMPLERS.get(kind) if isinstance(kind, str) else kind
-    if kind not in (InfiniteSampler, PositionedInfiniteSampler):
+    kind = _POSITIONED.get(kind, kind)
+    if kind not in _POSITIONED.values():
+        return dataloader
+    if kind is PositionedSampler and not sampler.get("shuffle", True):
         return dataloader
     dataset = DATASETS.build(dataset)
     if hasattr(dataset, "full_init"):
         dataset.full_init()
-    sampler = {**sampler, "type": PositionedInfiniteSampler}
+    sampler = {**sampler, "type": kind}
     return {**dataloader, "sampler": sampler, "dataset": SeededSamples(dataset)}
 
 

@@ -1,0 +1,40 @@
+# What every experiment with mmdetection shares, as ../../_base_/default_runtime.py does for
+# segmentation. The operators stand in for mmcv's compiled ones where those are missing, only there.
+default_scope = "mmdet"
+custom_imports = dict(
+    imports=[
+        "mmseg_ext.operators_in_pytorch",
+        "mmseg_ext",
+        "mmseg_ext.datasets.checked_coco",
+    ],
+    allow_failed_imports=False,
+)
+env_cfg = dict(
+    cudnn_benchmark=False,  # images of many sizes
+    mp_cfg=dict(mp_start_method="fork", opencv_num_threads=0),
+    dist_cfg=dict(backend="nccl"),  # the tools take gloo where there is no GPU
+)
+vis_backends = [dict(type="LocalVisBackend")]
+visualizer = dict(type="DetLocalVisualizer", vis_backends=vis_backends, name="visualizer")
+
+# Exact resume, checkpoints written whole or not at all: docs/reliability.md.
+runner_type = "DurableRunner"
+min_backbone_share = 0.9  # of a backbone's values that loaded weights must fill
+
+log_processor = dict(type="LogProcessor", window_size=50, by_epoch=True)
+log_level = "INFO"
+default_hooks = dict(
+    timer=dict(type="IterTimerHook"),
+    logger=dict(type="LoggerHook", interval=50),
+    param_scheduler=dict(type="ParamSchedulerHook"),
+    checkpoint=dict(type="DurableCheckpointHook", interval=1, max_keep_ckpts=1),
+    sampler_seed=dict(type="DistSamplerSeedHook"),
+    visualization=dict(type="DetVisualizationHook"),
+    finite_loss=dict(type="FiniteLossHook", max_skipped=20),
+    stop_on_signal=dict(type="StopOnSignalHook"),
+    run_record=dict(type="RunRecordHook"),
+)
+custom_hooks = [dict(type="NumClassCheckHook")]
+
+load_from = None
+resume = False

@@ -1,0 +1,10 @@
+# RMT-small with Mask R-CNN on COCO, 12 epochs.
+_base_ = [
+    "./_base_/models/mask_rcnn_rmt_fpn.py",
+    "./_base_/datasets/coco_instance.py",
+    "./_base_/schedules/rmt_1x.py",
+    "./_base_/default_runtime.py",
+]
+model = dict(
+    backbone=dict(arch="small", init_cfg=dict(checkpoint="pretrained/rmt_small.pth")),
+)

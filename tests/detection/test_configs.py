@@ -1,0 +1,207 @@
+"""Every config for mmdetection: the published figures, its pipelines, one step and one inference.
+
+Widths, depths and image sizes are reduced, so that a step takes a fraction of a second; heads,
+losses, samplers, assigners, optimizer and schedules are what the config says.
+"""
+
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config, ConfigDict
+from mmengine.dataset import pseudo_collate
+from mmengine.model.utils import revert_sync_batchnorm
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import DATASETS, MODELS, PARAM_SCHEDULERS, DefaultScope
+from torch import nn
+
+pytest.importorskip("mmdet")
+
+import mmseg_ext.operators_in_pytorch  # noqa: F401
+from mmseg_ext.cost.measure import count_multiply_adds
+from mmseg_ext.datasets.shapes import FORMS, Recipe
+from mmseg_ext.datasets.shapes_coco import annotate
+from tests.configs import CONFIGS
+
+EXPERIMENTS = sorted((CONFIGS / "detection").glob("*.py"))
+DETECTORS = [path for path in EXPERIMENTS if "mask2former" not in path.stem]
+
+# Parameters in millions and multiply-adds of the modules in 10^9 at 800x1280, 1000 proposals and
+# 100 of them for the masks: ours, and what arXiv 2309.11523 has.
+FIGURES = {
+    "mask_rcnn_rmt_tiny_fpn_coco_1x": (32.93, 217.7, 33, 218),
+    "mask_rcnn_rmt_small_fpn_coco_1x": (45.57, 262.0, 46, 262),
+    "mask_rcnn_rmt_base_fpn_coco_1x": (72.78, 372.5, 73, 373),
+    "mask_rcnn_rmt_large_fpn_coco_1x": (114.05, 555.8, 114, 557),
+    "cascade_mask_rcnn_rmt_small_fpn_coco_3x": (83.40, 740.3, 83, 741),
+    "cascade_mask_rcnn_rmt_base_fpn_coco_3x": (110.62, 850.8, 111, 852),
+}
+
+
+@functools.cache
+def load(path: Path) -> Config:
+    return Config.fromfile(path)
+
+
+def build(model: dict, scope: str) -> nn.Module:
+    with DefaultScope.overwrite_default_scope(scope):
+        return revert_sync_batchnorm(MODELS.build(ConfigDict(model)))
+
+
+def without_weights(model: dict) -> dict:
+    return {**model, "backbone": {**model["backbone"], "init_cfg": None}}
+
+
+class Proposing(nn.Module):
+    """A two-stage detector's modules on an image (1, 3, H, W) and that many boxes and masks."""
+
+    def __init__(self, detector: nn.Module, boxes: int = 1000, masks: int = 100):
+        super().__init__()
+        self.detector, self.boxes, self.masks = detector, boxes, masks
+
+    def forward(self, images):
+        maps = self.detector.extract_feat(images)
+        self.detector.rpn_head(maps)
+        heads = self.detector.roi_head
+        for head in several(heads.bbox_head):
+            head(images.new_empty(self.boxes, 256, 7, 7))
+        for head in several(heads.mask_head):
+            head(images.new_empty(self.masks, 256, 14, 14))
+        return maps
+
+
+def several(heads: nn.Module):
+    return heads if isinstance(heads, nn.ModuleList) else [heads]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_parameters_and_multiply_adds_are_the_papers(name):
+    parameters, multiply_adds, paper_parameters, paper_multiply_adds = FIGURES[name]
+    config = load(CONFIGS / "detection" / f"{name}.py")
+    with torch.device("meta"):
+        detector = build(without_weights(config.model.to_dict()), "mmdet").eval()
+        counted = count_multiply_adds(Proposing(detector), torch.empty(1, 3, 800, 1280))
+    millions = sum(p.numel() for p in detector.parameters()) / 1e6
+    assert millions == pytest.approx(parameters, abs=0.005)
+    assert counted.modules / 1e9 == pytest.approx(multiply_adds, abs=0.05)
+    assert millions == pytest.approx(paper_parameters, rel=0.015)
+    assert counted.modules / 1e9 == pytest.approx(paper_multiply_adds, rel=0.004)
+
+
+def test_the_schedules_are_the_published_ones():
+    for path in DETECTORS:
+        if "rmt" not in path.stem or "coco" not in path.stem:
+            continue
+        config = load(path)
+        optimizer = config.optim_wrapper.optimizer
+        assert optimizer.type == "AdamW" and optimizer.lr == 1e-4
+        assert optimizer.weight_decay == (1e-4 if "retinanet" in path.stem else 0.05)
+        epochs, steps = (36, [27, 33]) if path.stem.endswith("3x") else (12, [8, 11])
+        warm_up, decay = config.param_scheduler
+        assert config.train_cfg.max_epochs == epochs == decay.end
+        assert decay.milestones == steps and warm_up.end == 500
+        assert config.auto_scale_lr.base_batch_size == 16
+        assert config.train_dataloader.batch_size == 2
+
+
+# --- one training step and one inference ----------------------------------------------------------
+
+RMT = {
+    "depths": (1, 1, 1, 1),
+    "embed_dims": (8, 16, 24, 32),
+    "num_heads": (1, 2, 2, 2),
+    "ffn_ratios": (2, 2, 2, 2),
+    "decay_ranges": (4, 4, 6, 6),
+    "decomposed": (True, True, True, False),
+    "layer_scales": (None, None, None, None),
+    "drop_path_rate": 0.1,
+}
+LAMBDA = {"depth": (1, 1, 1, 1), "placement": ((), (), (0,), (0,)), "receptive_field": 5}
+SMALLER = {256: 32, 1024: 64, 80: len(FORMS), 512: 32, 2000: 100, 1000: 100}
+
+
+def small(model: dict) -> dict:
+    """The detector with a narrow backbone, narrow heads, and five classes."""
+    model = numbers_replaced(model)
+    backbone = model["backbone"] | {"init_cfg": None, "norm_cfg": {"type": "BN"}}
+    if backbone["type"] == "RMT":
+        backbone["arch"] = RMT
+        widths = [RMT["embed_dims"][i] for i in backbone.get("out_indices", range(4))]
+    else:
+        backbone |= LAMBDA
+        widths = [256, 512, 1024, 2048]
+    neck = model["neck"] | {"in_channels": widths}
+    return model | {"backbone": backbone, "neck": neck}
+
+
+def numbers_replaced(node, name: str = ""):
+    if isinstance(node, dict):
+        return {key: numbers_replaced(value, key) for key, value in node.items()}
+    if isinstance(node, (list, tuple)) and not (node and isinstance(node[0], (int, float))):
+        return type(node)(numbers_replaced(value, name) for value in node)
+    if isinstance(node, int) and not isinstance(node, bool):
+        return SMALLER.get(node, node)
+    return node
+
+
+def sizes_replaced(node):
+    """Scales and crops of a pipeline, an eighth of themselves."""
+    if isinstance(node, dict):
+        return {key: sizes_replaced(value) for key, value in node.items()}
+    if isinstance(node, (list, tuple)):
+        if len(node) == 2 and all(isinstance(side, int) and side > 300 for side in node):
+            return tuple(side // 8 for side in node)
+        return type(node)(sizes_replaced(value) for value in node)
+    return node
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("scenes") / "shapes"
+    annotate(root, Recipe(train=2, val=2, size=96))
+    return root
+
+
+def dataset(settings: dict, root: Path, split: str):
+    """The config's dataset and pipeline on the embedded scenes."""
+    settings = sizes_replaced(settings) | {
+        "data_root": f"{root}/",
+        "ann_file": f"annotations/instances_{split}.json",
+        "data_prefix": {"img": ""},
+        "metainfo": {"classes": tuple(FORMS)},
+    }
+    with DefaultScope.overwrite_default_scope("mmdet"):
+        return DATASETS.build(settings)
+
+
+@pytest.mark.parametrize("path", DETECTORS, ids=lambda path: path.stem)
+def test_one_training_step_and_one_inference(path, scenes):
+    config = load(path)
+    settings = config.to_dict()
+    model = build(small(settings["model"]), "mmdet")
+    model.init_weights()
+    train = dataset(settings["train_dataloader"]["dataset"], scenes, "train")
+    optimizer = build_optim_wrapper(model, config.optim_wrapper)
+    first = next(model.backbone.parameters())  # the gradient has come through everything
+    before = first.detach().clone()
+    batch = model.train().data_preprocessor(pseudo_collate([train[0], train[1]]), True)
+    loss, parts = model.parse_losses(model(**batch, mode="loss"))
+    assert loss > 0.5 and all(torch.isfinite(value).all() for value in parts.values())
+    loss.backward()
+    unused = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    assert unused == []
+    optimizer.step()
+    assert not torch.equal(first, before)
+    for scheduler in config.param_scheduler:
+        with DefaultScope.overwrite_default_scope("mmdet"):
+            PARAM_SCHEDULERS.build(scheduler, default_args={"optimizer": optimizer.optimizer})
+
+    test = dataset(settings["test_dataloader"]["dataset"], scenes, "val")
+    with torch.no_grad():
+        (result,) = model.eval().test_step(pseudo_collate([test[0]]))
+    found = result.pred_instances
+    assert 0 <= len(found) <= 100 and found.bboxes.shape[1] == 4
+    assert not len(found) or found.labels.max() < len(FORMS)
+    if "masks" in found:
+        assert found.masks.shape[1:] == result.ori_shape == (96, 96)
