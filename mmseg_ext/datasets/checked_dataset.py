@@ -13,7 +13,13 @@ from mmengine import fileio
 from mmseg.datasets import ADE20KDataset, BaseSegDataset, CityscapesDataset, PascalVOCDataset
 from mmseg.registry import DATASETS
 
-from mmseg_ext.datasets.files import UnreadableFileError, as_stored, decode, read_bytes
+from mmseg_ext.datasets.files import (
+    MissingDataError,
+    UnreadableFileError,
+    as_stored,
+    decode,
+    read_bytes,
+)
 from mmseg_ext.datasets.labels import (
     LabelError,
     LabelRule,
@@ -23,10 +29,6 @@ from mmseg_ext.datasets.labels import (
 )
 
 _LOOKED_AT = 16  # label maps that are read at the start, evenly spaced
-
-
-class MissingDataError(FileNotFoundError):
-    """Data that is not where a config says; the message holds the layout and the command."""
 
 
 @DATASETS.register_module()

@@ -32,6 +32,10 @@ class MissingFileError(UnreadableFileError):
     """A file that is not there."""
 
 
+class MissingDataError(FileNotFoundError):
+    """Data that is not where a config says; the message holds the layout and the command."""
+
+
 def read_bytes(path: str, backend_args: dict | None = None) -> bytes:
     """The content of the file at `path`.
 
