@@ -15,8 +15,7 @@ from contextlib import contextmanager
 import torch.distributed
 
 from mmseg_ext.checkpoint.errors import CheckpointError
-from mmseg_ext.datasets.checked_dataset import MissingDataError
-from mmseg_ext.datasets.files import UnreadableFileError
+from mmseg_ext.datasets.files import MissingDataError, UnreadableFileError
 from mmseg_ext.datasets.labels import LabelError
 from mmseg_ext.engine.config_options import ConfigOptions
 from mmseg_ext.engine.launch_error import LaunchError

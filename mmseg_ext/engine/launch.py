@@ -26,8 +26,8 @@ from mmseg_ext.engine.config_check import check_config, check_options
 from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.engine.launch_error import LaunchError
 from mmseg_ext.engine.pretrained import require_file, require_weights
-from mmseg_ext.environment import StackError, stack_problem
 from mmseg_ext.engine.yaml_config import SUFFIXES, require_plain_yaml
+from mmseg_ext.environment import StackError, stack_problem
 
 
 def load_settings(
