@@ -22,10 +22,18 @@ from mmseg_ext.layers._manhattan_tables import bias_of, query_slices
 from mmseg_ext.layers.precision import full_precision
 
 
+def recorded() -> bool:
+    """Whether a compiler or tracer, or a transform of `torch.func`, takes the operators apart."""
+    return (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or torch._C._are_functorch_transforms_active()
+    )
+
+
 def pays(q: Tensor, tables: tuple[Tensor, ...]) -> bool:
-    """Whole maps on a CPU, where nothing records the operators to run them elsewhere."""
-    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return len(tables) == 2 and q.device.type == "cpu" and not recorded
+    """Whole maps on a CPU, where nothing takes the operators apart."""
+    return len(tables) == 2 and q.device.type == "cpu" and not recorded()
 
 
 def attend(

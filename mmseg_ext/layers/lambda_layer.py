@@ -200,7 +200,10 @@ class LambdaLayer(nn.Module):
             else:
                 used = mask.flatten(1)[:, None, None]  # (B, 1, 1, M)
                 keys = keys.masked_fill(~used, torch.finfo(keys.dtype).min).softmax(dim=3) * used
-            shared = torch.einsum("bukm,buvm->bkv", keys, values.flatten(3))
+            # In this order the values' gradient has ordinary strides: for one image in others the
+            # backward of torch's batch norm is wrong on a CPU (2.13).
+            shared = values.flatten(3) @ keys.transpose(2, 3)  # (B, u, v, k)
+            shared = shared.sum(1).transpose(1, 2)
         if self.embeddings is not None and self.embeddings.bias is not None:
             bias = self.embeddings.bias.to(values.dtype)[None, :, None]
             bias = bias.expand(values.shape[0], -1, self.value_depth)  # (B, k, v)

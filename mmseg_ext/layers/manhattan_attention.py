@@ -151,10 +151,11 @@ def attend(
     q, k, v are sequences (s, n, l, d); `tables` give the log-decays b, as `bias_of` says. Over
     whole maps a slice of the queries is computed at a time, and again in the backward.
     """
+    again = len(tables) == 2 and torch.is_grad_enabled() and not streamed.recorded()
     parts = []
     for rows in query_slices(tables):
         arguments = (q[:, :, rows], k, v, rows, tables, printed)
-        if len(tables) == 2 and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if again:
             parts.append(checkpoint(_attend_slice, *arguments, use_reentrant=False))
         else:
             parts.append(_attend_slice(*arguments))
@@ -176,7 +177,7 @@ def _attend_slice(
 def _rotate(x: Tensor, phase: Tensor) -> Tensor:
     """Turn each pair of channels of (B, H, W, n, d) by its phase, in the phase's precision."""
     pairs = x.to(phase.dtype).unflatten(-1, (-1, 2))  # (B, H, W, n, d / 2, 2)
-    if torch.compiler.is_compiling():  # tracers and exporters know real arithmetic best
+    if streamed.recorded():  # tracers and exporters know real arithmetic best
         (a, b), (cos, sin) = pairs.unbind(-1), phase.unbind(-1)
         turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1)
     else:

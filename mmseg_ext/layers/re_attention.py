@@ -123,7 +123,7 @@ class ReAttention(nn.Module):
             maps = maps.to(self.reatten_matrix.weight.dtype) * self.stretch(q.shape[2])
             maps = self.reatten_matrix(maps)
             if isinstance(self.var_norm, nn.LayerNorm):
-                return self.var_norm(maps.movedim(1, -1)).movedim(-1, 1)
+                return self.var_norm(maps.movedim(1, 3)).movedim(3, 1)
             return self.var_norm(maps)
 
     def stretch(self, tokens: int) -> float:

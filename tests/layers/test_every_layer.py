@@ -1,0 +1,217 @@
+"""What every layer does: half precision, derivatives of all kinds, export, one image."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from mmseg_ext.layers import (
+    ExternalAttention,
+    ExternalAttention2d,
+    LambdaLayer,
+    ManhattanAttention,
+    ManhattanBlock,
+    MultiHeadExternalAttention,
+    ReAttention,
+    SelfAttention,
+)
+from tests.models import assert_same, randomise
+
+MAP, TOKENS, LAST = (2, 12, 5, 6), (2, 9, 12), (2, 5, 6, 12)
+SMALL_LAMBDA = {"key_depth": 4, "num_heads": 2, "position_bias": True}
+
+LAYERS = {
+    "external 2d": (lambda: ExternalAttention2d(12, 4), MAP),
+    "external": (lambda: ExternalAttention(12, 4), TOKENS),
+    "multi-head external": (lambda: MultiHeadExternalAttention(12, 2, memory_size=4), TOKENS),
+    "lambda": (lambda: LambdaLayer(12, receptive_field=5, **SMALL_LAMBDA), MAP),
+    "global lambda": (
+        lambda: LambdaLayer(
+            12, intra_depth=2, receptive_field=None, resolution=(8, 8), **SMALL_LAMBDA
+        ),
+        MAP,
+    ),
+    "manhattan": (lambda: ManhattanAttention(12, 2), LAST),
+    "manhattan product": (lambda: ManhattanAttention(12, 2, decay="product"), LAST),
+    "manhattan full": (lambda: ManhattanAttention(12, 2, decomposed=False), LAST),
+    "manhattan full product": (
+        lambda: ManhattanAttention(12, 2, decomposed=False, decay="product"),
+        LAST,
+    ),
+    "manhattan block": (lambda: ManhattanBlock(12, 2, 2.0), LAST),
+    "re-attention": (lambda: ReAttention(12, 3), TOKENS),
+    "re-attention layer": (lambda: ReAttention(12, 3, norm="layer"), TOKENS),
+    "self-attention": (lambda: SelfAttention(12, 3), TOKENS),
+}
+# PyTorch's fused attention kernel has a first derivative in reverse alone, and says so.
+FUSED = {"manhattan", "manhattan full", "manhattan full product", "manhattan block"} | {
+    "self-attention"
+}
+
+
+@pytest.fixture(params=LAYERS)
+def name(request) -> str:
+    return request.param
+
+
+def build(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, torch.Tensor]:
+    layer, shape = LAYERS[name][0](), LAYERS[name][1]
+    return randomise(layer).to(dtype).eval(), torch.randn(shape, dtype=dtype)
+
+
+def parameters(layer: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.detach() for name, p in layer.named_parameters()}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_without_autocast(name, dtype):
+    layer, x = build(name, dtype)
+    exact = copy.deepcopy(layer).float()
+    y = layer(x.requires_grad_())
+    assert y.dtype == dtype
+    expected = exact(x.detach().float())
+    error = (y.float() - expected).norm() / expected.norm()
+    assert error < {torch.bfloat16: 0.05, torch.float16: 0.01}[dtype]
+    layer.train()(x).float().square().sum().backward()
+    for tensor in (x, *layer.parameters()):
+        assert torch.isfinite(tensor.grad).all()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_gradients_for_one_image(name, training):
+    """Against finite differences along one direction. For one image torch 2.13 gives wrong
+    gradients on a CPU where a batch norm meets gradients of unusual strides."""
+    layer, x = build(name)
+    layer.train(training)
+    tensors = [x[:1].requires_grad_(), *layer.parameters()]
+    buffers = {name: b.clone() for name, b in layer.named_buffers()}
+    names = [name for name, _ in layer.named_parameters()]
+    weights = torch.randn_like(layer(x[:1]).detach())
+
+    def loss(x, *values):
+        state = {n: b.clone() for n, b in buffers.items()} | dict(zip(names, values, strict=True))
+        return (functional_call(layer, state, (x,)) * weights).sum()
+
+    gradients = torch.autograd.grad(loss(*tensors), tensors)
+    steps = [1e-6 * torch.randn_like(t) for t in tensors]
+    with torch.no_grad():
+        ahead = loss(*(t + s for t, s in zip(tensors, steps, strict=True)))
+        behind = loss(*(t - s for t, s in zip(tensors, steps, strict=True)))
+    along = sum((g * s).sum() for g, s in zip(gradients, steps, strict=True))
+    scale = sum((g * s).square().sum() for g, s in zip(gradients, steps, strict=True)).sqrt()
+    assert abs(along - (ahead - behind) / 2) <= 1e-4 * scale
+
+
+def test_second_derivatives(name):
+    """Right, or refused in one sentence."""
+    layer, x = build(name)
+    tensors = [x.requires_grad_(), *layer.parameters()]
+    names = [name for name, _ in layer.named_parameters()]
+    weights = torch.randn_like(layer(x).detach())
+
+    def gradients(x, *values):
+        y = functional_call(layer, dict(zip(names, values, strict=True)), (x,))
+        return torch.autograd.grad((y.square() * weights).sum(), (x, *values), create_graph=True)
+
+    steps = [torch.randn_like(t) for t in tensors]
+    pairs = list(zip(tensors, steps, strict=True))
+    if name in FUSED:
+        with pytest.raises((RuntimeError, NotImplementedError), match=r"derivative"):
+            first = gradients(*tensors)
+            torch.autograd.grad(sum(g.sum() for g in first), tensors, allow_unused=True)
+        return
+    along = sum((g * s).sum() for g, s in zip(gradients(*tensors), steps, strict=True))
+    second = torch.autograd.grad(along, tensors, allow_unused=True)
+    ahead, behind = (
+        gradients(*((t + e * s).detach().requires_grad_() for t, s in pairs)) for e in (1e-5, -1e-5)
+    )
+    expected = [(a - b) / 2e-5 for a, b in zip(ahead, behind, strict=True)]
+    largest = max(e.abs().max() for e in expected)
+    for ours, theirs in zip(second, expected, strict=True):
+        difference = theirs if ours is None else ours - theirs
+        assert difference.abs().max() <= 1e-6 * largest
+
+
+def test_transforms_of_torch_func(name):
+    """vmap over images, and over the gradients of images one by one."""
+    layer, x = build(name)
+    state = parameters(layer)
+
+    def loss(state, x):
+        return functional_call(layer, state, (x[None],)).square().sum()
+
+    with torch.no_grad():
+        assert_same(torch.vmap(layer)(x[:, None])[:, 0], layer(x), rtol=1e-10)
+    per_image = torch.vmap(torch.func.grad(loss), (None, 0))(state, x)
+    for i, image in enumerate(x):
+        for p in layer.parameters():
+            p.grad = None
+        layer(image[None]).square().sum().backward()
+        largest = max(p.grad.abs().max() for p in layer.parameters())
+        for key, p in layer.named_parameters():
+            assert (per_image[key][i] - p.grad).abs().max() <= 1e-10 * largest
+
+
+def test_forward_derivatives(name):
+    """Right, or refused in one sentence."""
+    layer, x = build(name)
+    tangent = torch.randn_like(x)
+    if name in FUSED - {"manhattan full product"}:
+        with pytest.raises(NotImplementedError, match="forward AD"):
+            torch.func.jvp(layer, (x,), (tangent,))
+        return
+    _, along = torch.func.jvp(layer, (x,), (tangent,))
+    with torch.no_grad():
+        expected = (layer(x + 1e-6 * tangent) - layer(x - 1e-6 * tangent)) / 2e-6
+    assert (along - expected).abs().max() <= 1e-6 * expected.abs().max()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_export_with_gradients_enabled(name, training):
+    layer, x = build(name, torch.float32)
+    layer.train(training)
+    program = torch.export.export(copy.deepcopy(layer), (x,)).module()
+    with torch.no_grad():
+        assert_same(program(x), layer(x))
+
+
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "legacy"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "external 2d",
+        "external",
+        "multi-head external",
+        "manhattan product",
+        "manhattan full product",
+        "re-attention layer",
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_onnx_of_sharp_weights(name, dynamo, tmp_path):
+    """As trained ones are: most positions get next to nothing of a slot."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    layer, x = build(name, torch.float32)
+    with torch.no_grad():
+        for key, p in layer.named_parameters():
+            if "external" in name and p.ndim > 1 and "linear_1" not in key:
+                p.mul_(4)
+    path = str(tmp_path / "layer.onnx")
+    if dynamo:
+        torch.onnx.export(layer, (x,), dynamo=True, verbose=False).save(path)
+    else:
+        torch.onnx.export(layer, (x,), path, dynamo=False)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    with torch.no_grad():
+        assert_same(torch.from_numpy(y), layer(x), rtol=2e-5)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_jit_trace(name):
+    layer, x = build(name, torch.float32)
+    with torch.no_grad():
+        traced = torch.jit.trace(layer, (x,), check_trace=False)
+        assert_same(traced(x), layer(x))
