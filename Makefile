@@ -6,15 +6,16 @@ INSTALLED := $(VENV)/.installed
 # Test workers run beside each other, so each takes one thread.
 WORKERS ?= 2
 
-.PHONY: help install demo demo-det compare test lint clean
+.PHONY: help install demo demo-det compare test test-fast lint clean
 
 help:
-	@echo "make demo     train EANet on the embedded dataset, test it, draw its predictions"
-	@echo "make demo-det train Mask R-CNN on the embedded dataset, draw what it finds"
-	@echo "make compare  the same budget for FCN and DANet, and a table of the three"
-	@echo "make test     lint and run every test"
-	@echo "make lint     ruff alone"
-	@echo "make clean    remove the environment and everything that was made"
+	@echo "make demo       train EANet on the embedded dataset, test it, draw its predictions"
+	@echo "make demo-det   train Mask R-CNN on the embedded dataset, draw what it finds"
+	@echo "make compare    the same budget for FCN and DANet, and a table of the three"
+	@echo "make test       lint and run every test"
+	@echo "make test-fast  the tests of two minutes, for after each change"
+	@echo "make lint       ruff alone"
+	@echo "make clean      remove the environment and everything that was made"
 
 install: $(INSTALLED)
 
@@ -40,6 +41,11 @@ compare: $(INSTALLED)
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=25
+
+# Without the files that train, export or start processes (tests/conftest.py names them).
+test-fast: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(WORKERS) --dist worksteal -q \
+		-m "not slow and not distributed"
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -1,11 +1,38 @@
 """Shared set-up: the registry's scope, one seed per test, and runs that share no logger."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from mmengine.logging import MMLogger
 from mmseg.visualization import SegLocalVisualizer
 
 from mmseg_ext import register_all_modules
+
+
+# What trains, exports or starts processes; the rest is `make test-fast`.
+SLOW = (
+    "backbones",
+    "benchmarks",
+    "commands/test_demo.py",
+    "commands/test_doctor.py",
+    "commands/test_export.py",
+    "commands/test_image_demo.py",
+    "commands/test_tools.py",
+    "detection",
+    "engine",
+    "test_configs.py",
+    "test_guides.py",
+    "test_packaging.py",
+    "test_registration.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    slow = [Path(__file__).parent / name for name in SLOW]
+    for item in items:
+        if any(item.path.is_relative_to(path) for path in slow):
+            item.add_marker("slow")
 
 
 @pytest.fixture(scope="session", autouse=True)
