@@ -9,7 +9,6 @@ from mmseg.visualization import SegLocalVisualizer
 
 from mmseg_ext import register_all_modules
 
-
 # What trains, exports or starts processes; the rest is `make test-fast`.
 SLOW = (
     "backbones",
