@@ -37,6 +37,7 @@ TEST = [
     "pytest-xdist>=3.5",
     "hypothesis>=6.100",
     "torchmetrics>=1.4",
+    "h5py>=3.10",
     "scipy>=1.10",
     "ruff==0.17.5",
 ]

@@ -107,7 +107,7 @@ def train(
     steps: int | None = None,
     seed: int = 0,
     device: str = "cpu",
-    save_every: int = 1000,
+    save_every: int = 200,
     resume: bool = False,
     judged_after: Collection[float] = (),
     stop_after: int | None = None,
@@ -126,7 +126,9 @@ def train(
             is, or with one of other settings.
     """
     recipe = RECIPES[data]
-    steps = steps or recipe.steps
+    steps = recipe.steps if steps is None else steps
+    if steps < 1:
+        raise ValueError(f"steps must be positive, got {steps}")
     settings = {"data": data, "attention": attention, "steps": steps, "seed": seed}
     folder.mkdir(parents=True, exist_ok=True)
     if not resume and (folder / runs.CHECKPOINT).exists():
@@ -181,7 +183,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--work-dir", type=Path, metavar="DIR")
-    parser.add_argument("--save-every", type=int, default=1000, metavar="STEPS")
+    parser.add_argument("--save-every", type=int, default=200, metavar="STEPS")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     return parser.parse_args(argv)
 

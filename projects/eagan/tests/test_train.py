@@ -37,6 +37,8 @@ def test_resuming_changes_nothing(tmp_path, shapes):
 def test_folders_are_not_mixed_up(tmp_path, shapes):
     with pytest.raises(ValueError, match=r"holds no checkpoint\.pth"):
         train("shapes", *shapes, tmp_path, steps=1, resume=True)
+    with pytest.raises(ValueError, match="steps must be positive, got 0"):
+        train("shapes", *shapes, tmp_path, steps=0)
     train("shapes", *shapes, tmp_path, steps=1)
     with pytest.raises(ValueError, match="go on with --resume, or name another --work-dir"):
         train("shapes", *shapes, tmp_path, steps=1)

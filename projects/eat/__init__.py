@@ -1,0 +1,1 @@
+"""PCT with external attention in place of offset self-attention."""

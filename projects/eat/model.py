@@ -1,0 +1,208 @@
+"""Point clouds with external attention (EAT), and PCT as it was, for comparison.
+
+Papers: Guo, Liu, Mu, Hu, "Beyond Self-attention: External Attention using Two Linear Layers for
+Visual Tasks", arXiv:2105.02358, tables 6 and 7, which replaces all self-attention of Guo, Cai, Liu,
+Mu, Martin, Hu, "PCT: Point Cloud Transformer", arXiv:2012.09688.
+Published code: MenghaoGuo/PCT (Jittor), `networks/seg/pct_partseg.py`, and its re-implementation
+Strawberry-Eat-Mango/PCT_Pytorch, `model.py`. Of EAT itself there is no published code.
+
+With `attention="self"` the classifier computes what PCT_Pytorch's `Pct` computes and the segmenter
+what PCT's `Point_Transformer_partseg` computes (tests hold both to it). The tensors are channels
+last, (B, N, C), so that 1x1 convolutions are linear layers. The first linear map of a local
+aggregation is taken before its inputs are gathered, and the part of the segmenter's head that is
+the same for all points is computed once; the results are the same.
+
+Ours to decide, because the paper does not say: the attended value of each layer comes from
+`mmseg_ext.layers.ExternalAttention`, two memories of 64 slots on the layer's own channels, and the
+offset form around it (x - attended, linear, batch norm, ReLU, plus x) stays as PCT has it.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmseg_ext.layers import ExternalAttention
+from projects.eat.sampling import farthest_points, nearest_points, require_clouds, take
+
+Attention = Literal["external", "self"]
+
+
+def _batch_norm(norm: nn.BatchNorm1d, x: Tensor) -> Tensor:
+    """Batch norm of the channels of x (..., C)."""
+    return norm(x.flatten(0, -2)).view_as(x)
+
+
+class Layer(nn.Module):
+    """Linear, batch norm, and ReLU with a slope on the negative side; (..., C) to (..., C')."""
+
+    def __init__(self, wide: int, out: int, bias: bool = False, slope: float = 0.0):
+        super().__init__()
+        self.linear = nn.Linear(wide, out, bias=bias)
+        self.norm = nn.BatchNorm1d(out)
+        self.slope = slope
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.leaky_relu(_batch_norm(self.norm, self.linear(x)), self.slope)
+
+
+class SelfAttention(nn.Module):
+    """PCT's self-attention; queries and keys are the same map.
+
+    The softmax runs over the keys and the L1 normalization over the queries, and the sum of the
+    values runs over the queries' index: the published code does so.
+    """
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.keys = nn.Linear(channels, channels // 4, bias=False)
+        self.values = nn.Linear(channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, C) to the same."""
+        keys = self.keys(x)  # B, N, C/4
+        attention = torch.bmm(keys, keys.transpose(1, 2)).softmax(2)  # B, N, N
+        attention = attention / (1e-9 + attention.sum(1, keepdim=True))
+        return torch.bmm(attention.transpose(1, 2), self.values(x))
+
+
+ATTENTION = {"external": ExternalAttention, "self": SelfAttention}
+
+
+class OffsetAttention(nn.Module):
+    """x + ReLU(norm(linear(x - attended)))."""
+
+    def __init__(self, channels: int, attention: Attention):
+        super().__init__()
+        self.attention = ATTENTION[attention](channels)
+        self.offset = Layer(channels, channels, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.offset(x - self.attention(x))
+
+
+def _attend(layers: nn.ModuleList, x: Tensor) -> list[Tensor]:
+    """The output of each layer, each the input of the next."""
+    outputs = []
+    for layer in layers:
+        x = layer(x)
+        outputs.append(x)
+    return outputs
+
+
+class LocalAggregation(nn.Module):
+    """Two layers on each sampled point's neighbours, (difference to the point, point), and their
+    maximum."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.layer1 = Layer(channels, channels)
+        self.layer2 = Layer(channels, channels)
+
+    def forward(self, features: Tensor, sampled: Tensor, neighbours: Tensor) -> Tensor:
+        """features (B, N, C/2), sampled (B, M), neighbours (B, M, K) to (B, M, C)."""
+        first = self.layer1
+        of_difference, of_point = first.linear.weight.chunk(2, dim=1)  # C, C/2
+        # W_d (f_j - f_i) + W_p f_i = W_d f_j + (W_p - W_d) f_i: N + M products, not M K of twice
+        # the width.
+        gathered = take(F.linear(features, of_difference), neighbours)  # B, M, K, C
+        own = F.linear(take(features, sampled), of_point - of_difference)  # B, M, C
+        x = F.relu(_batch_norm(first.norm, gathered + own[:, :, None]))
+        return self.layer2(x).amax(2)
+
+
+class Classifier(nn.Module):
+    """Point clouds to classes; PCT as published has width 64, that is 256 channels of attention.
+
+    Args:
+        samples: points that the first and the second aggregation keep.
+        neighbours: points that each of them aggregates.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 40,
+        attention: Attention = "external",
+        width: int = 64,
+        samples: tuple[int, int] = (512, 256),
+        neighbours: int = 32,
+        dropout: float = 0.5,
+    ):
+        super().__init__()
+        self.samples = samples
+        self.neighbours = neighbours
+        self.embedding = nn.Sequential(Layer(3, width), Layer(width, width))
+        self.aggregations = nn.ModuleList(LocalAggregation(width * n) for n in (2, 4))
+        wide = 4 * width
+        self.before = nn.Sequential(Layer(wide, wide), Layer(wide, wide))
+        self.attentions = nn.ModuleList(OffsetAttention(wide, attention) for _ in range(4))
+        self.fuse = Layer(5 * wide, 4 * wide, slope=0.2)
+        self.head = nn.Sequential(
+            Layer(4 * wide, 2 * wide, slope=0.2),
+            nn.Dropout(dropout),
+            Layer(2 * wide, wide, bias=True, slope=0.2),
+            nn.Dropout(dropout),
+            nn.Linear(wide, num_classes),
+        )
+
+    def forward(self, points: Tensor) -> Tensor:
+        """points (B, N, 3) to logits (B, classes).
+
+        Raises:
+            ValueError: as `require_clouds` does.
+        """
+        require_clouds(points, max(self.samples[0], self.neighbours))
+        features = self.embedding(points)  # B, N, C
+        for aggregation, count in zip(self.aggregations, self.samples, strict=True):
+            sampled = farthest_points(points, count)
+            centres = take(points, sampled)
+            neighbours = nearest_points(points, centres, self.neighbours)
+            features, points = aggregation(features, sampled, neighbours), centres
+        attended = self.attended(features)  # B, M, 4C
+        return self.head(self.fuse(torch.cat([attended, features], 2)).amax(1))
+
+    def attended(self, features: Tensor) -> Tensor:
+        """The joined outputs (B, M, 4C) of the attention layers, from aggregated features."""
+        return torch.cat(_attend(self.attentions, self.before(features)), 2)
+
+
+class PartSegmenter(nn.Module):
+    """Point clouds of a known class to the part of each point; PCT as published has width 128."""
+
+    def __init__(
+        self,
+        num_parts: int = 50,
+        num_classes: int = 16,
+        attention: Attention = "external",
+        width: int = 128,
+        dropout: float = 0.5,
+    ):
+        super().__init__()
+        self.num_classes = num_classes
+        wide = 8 * width
+        self.embedding = nn.Sequential(Layer(3, width), Layer(width, width))
+        self.attentions = nn.ModuleList(OffsetAttention(width, attention) for _ in range(4))
+        self.fuse = Layer(4 * width, wide, slope=0.2)
+        self.of_class = Layer(num_classes, width // 2, slope=0.2)
+        self.head1 = Layer(3 * wide + width // 2, 4 * width, bias=True)
+        self.dropout = nn.Dropout(dropout)
+        self.head2 = Layer(4 * width, 2 * width, bias=True)
+        self.head3 = nn.Linear(2 * width, num_parts)
+
+    def forward(self, points: Tensor, label: Tensor) -> Tensor:
+        """points (B, N, 3) and label (B,) to logits (B, N, parts).
+
+        Raises:
+            ValueError: as `require_clouds` does.
+        """
+        require_clouds(points, 1)
+        x = self.fuse(torch.cat(_attend(self.attentions, self.embedding(points)), 2))  # B, N, 8C
+        of_class = self.of_class(F.one_hot(label, self.num_classes).to(x.dtype))  # B, C/2
+        shared = torch.cat([x.amax(1), x.mean(1), of_class], 1)  # B, 16C + C/2
+        first = self.head1
+        per_point, of_shared = first.linear.weight.split([x.shape[2], shared.shape[1]], dim=1)
+        of_cloud = F.linear(shared, of_shared, first.linear.bias)  # B, 4C
+        x = F.linear(x, per_point) + of_cloud[:, None]  # B, N, 4C
+        x = F.relu(_batch_norm(first.norm, x))
+        return self.head3(self.head2(self.dropout(x)))
