@@ -94,16 +94,41 @@ def test_size_with_plain_attention(arch, parameters):
     assert sum(p.numel() for p in model.parameters()) == parameters
 
 
-def test_named_architectures_as_published():
-    kinds = {"s": (16, 5, True, 0.5), "l": (32, 12, False, 0.5), "24b": (24, 24, False, 1.0)}
-    for arch, (depth, mixed, transform_scale, adjustment) in kinds.items():
-        with torch.device("meta"):
-            model = DeepViT(arch=arch)
-        mixing = [hasattr(block.attn, "reatten_matrix") for block in model.blocks]
-        assert mixing == [False] * (depth - mixed) + [True] * mixed
-        assert {block.scale_adjustment for block in model.blocks} == {adjustment}
-        last = model.blocks[-1].attn
-        assert last.map_scale == (last.scale if transform_scale else 1.0)
+# Published width, depth, blocks with re-attention, scaled maps, scale adjustment, stem.
+VARIANTS = {
+    "16b": (384, 16, 16, False, 1.0, "PatchEmbed"),
+    "24b": (384, 24, 24, False, 1.0, "PatchEmbed"),
+    "32b": (384, 32, 32, False, 1.0, "PatchEmbed"),
+    "s": (396, 16, 5, True, 0.5, "ConvPatchEmbed"),
+    "l": (420, 32, 12, False, 0.5, "ConvPatchEmbed"),
+}
+
+
+@pytest.mark.parametrize("arch", VARIANTS)
+def test_published_settings(arch):
+    width, depth, mixed, transform_scale, adjustment, stem = VARIANTS[arch]
+    with torch.device("meta"):
+        model = DeepViT(arch=arch)
+    mixing = [hasattr(block.attn, "reatten_matrix") for block in model.blocks]
+    assert mixing == [False] * (depth - mixed) + [True] * mixed
+    assert {block.scale_adjustment for block in model.blocks} == {adjustment}
+    last = model.blocks[-1].attn
+    assert last.map_scale == (last.scale if transform_scale else 1.0)
+    assert {block.attn.num_heads for block in model.blocks} == {12}
+    assert {block.mlp.fc1.out_features for block in model.blocks} == {3 * width}
+    assert model.embed_dims == width and type(model.patch_embed).__name__ == stem
+
+
+def test_compiles_for_any_size():
+    """Padding and positions; the blocks, which know no size, are left out for the time it takes."""
+    model = DeepViT(arch={**SMALL, "depth": 1}, img_size=64).eval()
+    model.blocks[0] = nn.Identity()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", dynamic=True, fullgraph=True)
+    with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
+        for size in ((64, 96), (69, 103)):
+            images = torch.randn(1, 3, *size)
+            assert_same(compiled(images), model(images))
 
 
 def test_scale_adjustment_doubles_the_branches():

@@ -79,6 +79,43 @@ def test_multiply_adds(arch, published):
     assert fused == count_multiply_adds(model, images).all - memories
 
 
+# Published widths, depths, heads and ratios of the perceptrons.
+VARIANTS = {
+    "7": (256, 7, 4, 2),
+    "10": (256, 10, 4, 2),
+    "12": (256, 12, 4, 2),
+    "14": (384, 14, 6, 3),
+    "19": (448, 19, 7, 3),
+    "24": (512, 24, 8, 3),
+}
+
+
+@pytest.mark.parametrize("arch", VARIANTS)
+def test_published_settings(arch):
+    width, depth, heads, ratio = VARIANTS[arch]
+    with torch.device("meta"):
+        model = EAMLP(arch=arch)
+    block = model.blocks[-1]
+    assert (model.embed_dims, len(model.blocks)) == (width, depth)
+    assert block.attn.groups == 4 * heads and block.attn.memory_size == 64
+    assert block.mlp.fc1.out_features == ratio * width
+
+
+def test_token_modules_drop_a_tenth():
+    """As published, whatever the other rates: of the attention and of the projection, once each."""
+    model = EAMLP(arch=SMALL, img_size=32).train()
+    called = []
+    for name, module in model.tokens_to_token.named_modules():
+        if isinstance(module, torch.nn.Dropout) and "attn" in name:
+            assert module.p == 0.1
+            module.register_forward_hook(
+                lambda module, x, y, name=name: called.append((name, bool((y != x[0]).any())))
+            )
+    model(torch.randn(1, 3, 32, 32))
+    names = [f"attention{i}.attn.{n}" for i in (1, 2) for n in ("attn_drop", "proj_drop")]
+    assert called == [(name, True) for name in names]
+
+
 def test_position_table():
     """Column 2i is sin(p / 10000^(2i/d)) and column 2i + 1 the cosine of the same angle."""
     table = sinusoidal_positions(50, 6)

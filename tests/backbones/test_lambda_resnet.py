@@ -2,13 +2,16 @@
 
 import pytest
 import torch
+from mmengine.analysis import get_model_complexity_info
+from mmengine.config import Config
 from mmseg.registry import MODELS
 
 from benchmarks.lambda_layer import count_lambda_resnet
-from mmseg_ext.backbones.lambda_resnet import HYBRID_C4, LambdaResNet, lambda_blocks
+from mmseg_ext.backbones.lambda_resnet import ARCHS, HYBRID_C4, LambdaResNet, lambda_blocks
 from mmseg_ext.cost.measure import count_multiply_adds
 from mmseg_ext.layers import LambdaLayer
 from tests.backbones.base import BackboneTester
+from tests.configs import CONFIGS
 from tests.models import assert_same, randomise
 
 
@@ -241,3 +244,65 @@ def test_norm_eval():
 def test_bad_arguments(changes, message):
     with torch.device("meta"), pytest.raises(ValueError, match=message):
         LambdaResNet(**changes)
+
+
+@pytest.mark.parametrize("style", ["pytorch", "caffe"])
+@torch.no_grad()
+def test_takes_the_config_of_mmsegs_resnet(style):
+    """In one line: the type. Without lambda layers it is the same function of the same weights."""
+    stock = {
+        "depth": 50,
+        "num_stages": 3,
+        "out_indices": (0, 1, 2),
+        "strides": (1, 2, 1),
+        "dilations": (1, 1, 2),
+        "style": style,
+        "contract_dilation": True,
+        "norm_cfg": {"type": "BN", "requires_grad": True},
+        "norm_eval": False,
+    }
+    theirs = randomise(MODELS.build({"type": "ResNet", **stock}))
+    theirs.eval()  # returns None
+    ours = MODELS.build({"type": "LambdaResNet", **stock, "lambda_stages": ()}).eval()
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(1, 3, 67, 64)
+    assert_same(ours(x), theirs(x), rtol=1e-6)
+    assert ours.feature_info.reduction() == [4, 8, 8]
+    full = MODELS.build({"type": "LambdaResNet", **stock, "receptive_field": 7}).eval()
+    assert [tuple(t.shape) for t in full(x)] == [tuple(t.shape) for t in theirs(x)]
+    strided = full.layer2[0]
+    assert (strided.conv1.stride == (2, 2)) == (style == "caffe")
+    assert isinstance(strided.conv2.pool, torch.nn.Identity) == (style == "caffe")
+
+
+@torch.no_grad()
+def test_shortcut_averages_what_is_there():
+    """Where a window reaches over the edge of an odd map, the mean is over the rest of it."""
+    model = LambdaResNet((1, 1, 1, 1), lambda_stages=(), avg_down=True)
+    pool = model.layer2[0].downsample[0]
+    x = torch.arange(1.0, 10.0).view(1, 1, 3, 3)
+    assert torch.equal(pool(x)[0, 0], torch.tensor([[3.0, 4.5], [7.5, 9.0]]))
+
+
+def lambda_backbones() -> dict[str, dict]:
+    models = {p.stem: Config.fromfile(p).model.to_dict() for p in sorted(CONFIGS.glob("*.py"))}
+    backbones = {name: model["backbone"] for name, model in models.items()}
+    return {n: b for n, b in backbones.items() if b["type"] == "LambdaResNet"}
+
+
+@pytest.mark.parametrize(("name", "backbone"), lambda_backbones().items())
+@torch.no_grad()
+def test_every_config_traces_and_counts(name, backbone):
+    """What `get_flops.py` does, at a size whose first maps take the Fourier form of 23x23.
+
+    Two stages of one block: tracing takes seconds for each.
+    """
+    if "arch" in backbone:
+        backbone["arch"] = {**ARCHS[backbone["arch"]], "depth": (1, 1, 1, 1), "placement": "all"}
+    backbone |= {"depth": (1, 1, 1, 1), "norm_cfg": {"type": "BN"}, "init_cfg": None}
+    backbone["out_indices"] = (0, 1)
+    model = randomise(MODELS.build(backbone)).eval()
+    images = torch.randn(1, 3, 192, 200)
+    traced = torch.jit.trace(model, images, check_trace=False)
+    assert_same(traced(images), model(images))
+    assert get_model_complexity_info(model, inputs=images)["flops"] > 1e8

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.reference.manhattan_attention import PlainRMT
-from mmseg_ext.backbones.rmt import ARCHS, RMT
+from mmseg_ext.backbones.rmt import RMT
 from mmseg_ext.checkpoint import convert_official
 from mmseg_ext.cost.measure import count_multiply_adds
 from tests.backbones.base import BackboneTester
@@ -93,15 +93,40 @@ def test_parameters_and_multiply_adds(arch):
     assert count_multiply_adds(model, crop).all / 1e9 == pytest.approx(backbone, abs=5e-4)
 
 
-def test_archs_differ_as_published():
-    assert ARCHS["tiny"]["decomposed"] == (True, True, False, False)
-    for name in ("small", "base", "large"):
-        assert ARCHS[name]["decomposed"] == (True, True, True, False)
-    with torch.device("meta"):
-        model = RMT("base")
-    assert [b[0].gamma1 is not None for b in model.stages] == [False, False, True, True]
-    rates = [b.drop_path.drop_prob for blocks in model.stages for b in blocks]
-    assert rates == pytest.approx([0.4 * i / 44 for i in range(45)])
+# The paper's table of variants and the published code: blocks, widths, heads, feed-forward ratios,
+# decay ranges, which stages attend along the axes, layer scale of the last two stages, drop path.
+VARIANTS = {
+    "tiny": ("2 2 8 2", "64 128 256 512", "4 4 8 16", "3 3 3 3", "4 4 6 6", "1100", None, 0.1),
+    "small": ("3 4 18 4", "64 128 256 512", "4 4 8 16", "4 4 3 3", "4 4 6 6", "1110", None, 0.15),
+    "base": ("4 8 25 8", "80 160 320 512", "5 5 10 16", "4 4 3 3", "5 5 6 6", "1110", 1e-6, 0.4),
+    "large": ("4 8 25 8", "112 224 448 640", "7 7 14 20", "4 4 3 3", "6 6 6 6", "1110", 1e-6, 0.5),
+}
+
+
+@pytest.mark.parametrize("arch", VARIANTS)
+def test_published_settings(arch):
+    """Read off the modules of the built network."""
+    depths, widths, heads, ratios, ranges, axes, scale, rate = (
+        tuple(map(int, v.split())) if isinstance(v, str) and " " in v else v for v in VARIANTS[arch]
+    )
+    model = RMT(arch)  # not on the meta device, where layer scales have no value
+    blocks = [block for stage in model.stages for block in stage]
+    assert tuple(len(stage) for stage in model.stages) == depths
+    assert tuple(model.feature_info.channels()) == widths
+    first = [stage[0] for stage in model.stages]
+    assert tuple(block.attn.num_heads for block in first) == heads
+    assert tuple(b.ffn.fc1.out_features / b.ffn.fc1.in_features for b in first) == ratios
+    assert "".join(str(int(block.attn.decomposed)) for block in first) == axes
+    assert [b.drop_path.drop_prob for b in blocks] == pytest.approx(
+        [rate * i / (len(blocks) - 1) for i in range(len(blocks))]
+    )
+    for i, stage in enumerate(model.stages):
+        for block in stage:
+            assert (block.attn.decay_start, block.attn.decay_range) == (2, ranges[i])
+            assert (block.gamma1 is None) == (scale is None or i < 2)
+            if block.gamma1 is not None:
+                values = torch.cat((block.gamma1, block.gamma2)).unique()
+                assert values.tolist() == pytest.approx([scale])
 
 
 def test_init():
