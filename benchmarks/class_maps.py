@@ -307,7 +307,7 @@ def largest_batch(kind: str, device: str) -> int:
         try:
             step(case, kind, True, device)()
             fits = batch
-        except torch.OutOfMemoryError:
+        except torch.cuda.OutOfMemoryError:
             fails = batch
         torch.cuda.empty_cache()
     return fits

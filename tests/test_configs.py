@@ -331,6 +331,8 @@ def reduced(config: Config) -> dict:
     """The model at a fraction of its width, without weights, for a crop of 64 or 65."""
     crop = small_crop(config)
     model = with_crop(config.model.to_dict(), tuple(config.crop_size), crop)
+    if "stride" in model["test_cfg"]:  # of the sliding windows, which are crops
+        model["test_cfg"]["stride"] = crop
     model = without_weights(model)
     full = channels_of(model["backbone"], "meta", crop)
     shrink = SHRINK.get(model["backbone"]["type"], lambda backbone: backbone)

@@ -13,6 +13,7 @@ from mmseg.models.segmentors import SegTTAModel
 from mmseg.registry import DATASETS, METRICS, MODELS
 from mmseg.structures import SegDataSample
 
+from mmseg_ext.deployment.segmentor import WholeImageSegmentor
 from mmseg_ext.segmentors import StreamingSegTTAModel, StripEncoderDecoder
 from tests.configs import CONFIGS
 from tests.models import randomise
@@ -330,3 +331,15 @@ def test_miou_of_the_embedded_dataset_is_equal_to_the_last_digit(tmp_path, tta):
         scores.append(metric.evaluate(len(images)))
     assert scores[0] == scores[1]
     assert 0 < scores[0]["mIoU"] < 100
+
+
+# --- beside training and testing -----------------------------------------------------------------
+
+
+def test_exported_and_raw_scores_are_those_of_mmseg():
+    stock, ours = pair()
+    images, metas = 255 * torch.rand(2, 3, 40, 56), [dict(img_shape=(40, 56))] * 2
+    with torch.no_grad():
+        assert torch.equal(ours.encode_decode(images, metas), stock.encode_decode(images, metas))
+        exported = [WholeImageSegmentor(model)(images) for model in (ours, stock)]
+    assert torch.equal(*exported)
