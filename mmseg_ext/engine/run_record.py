@@ -14,6 +14,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 import mmseg_ext
+from mmseg_ext.engine.quiet_start import summary
 from mmseg_ext.environment import STACK, _version
 from mmseg_ext.whole_file import write_text
 
@@ -84,7 +85,8 @@ def describe_run(cfg: Config, world_size: int, seed: int | None) -> dict:
 
 @HOOKS.register_module()
 class RunRecordHook(Hook):
-    """At the start of training, `run.json` and the resolved `config.py` in the run's log folder.
+    """At the start of training, `run.json` and the resolved `config.py` in the run's log folder,
+    and a few lines about it on the terminal.
 
     The log folder is `<work_dir>/<time>`: each start, a resumed one too, has its own.
     """
@@ -99,3 +101,5 @@ class RunRecordHook(Hook):
         folder = Path(runner.log_dir)
         write_text(json.dumps(record, indent=2, default=str) + "\n", folder / "run.json")
         write_text(runner.cfg.pretty_text, folder / "config.py")
+        for line in summary(runner, record):
+            runner.logger.info(line)

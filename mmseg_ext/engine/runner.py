@@ -24,6 +24,7 @@ import mmengine
 import torch
 from mmengine import dist
 from mmengine.hooks import Hook
+from mmengine.logging import MMLogger
 from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import RUNNERS
@@ -42,6 +43,7 @@ from mmseg_ext.checkpoint.writing import write_checkpoint
 from mmseg_ext.engine.checkpoint_hook import checkpoint_folder
 from mmseg_ext.engine.deterministic import make_deterministic
 from mmseg_ext.engine.launch_error import LaunchError
+from mmseg_ext.engine.quiet_start import quiet_terminal
 from mmseg_ext.engine.random_state import random_state, set_random_state
 from mmseg_ext.engine.run_error import SAFE_UNTIL_NOW
 from mmseg_ext.engine.sample_seeds import isolate, positioned_sampler, with_sample_seeds
@@ -133,6 +135,12 @@ class DurableRunner(Runner):
         self.register_hook(_OverdueValidation())
 
     # ------------------------------------------------------------------ building
+
+    def build_logger(self, *args, **kwargs) -> MMLogger:
+        """As mmengine's; the terminal gets no record of many lines, the file gets all."""
+        logger = super().build_logger(*args, **kwargs)
+        quiet_terminal(logger)
+        return logger
 
     @staticmethod
     def build_dataloader(
