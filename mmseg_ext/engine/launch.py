@@ -47,9 +47,7 @@ def load_settings(
             require_plain_yaml(path)
         cfg = Config.fromfile(path)
     except Exception as error:  # a config is a program: it can fail in any way
-        if isinstance(error.__context__, StackError):  # mmengine's "Failed to import" hides it
-            error = error.__context__
-        raise LaunchError(f"config {path}: {_one_line(error)}") from error
+        raise LaunchError(f"config {path}: {_one_line(_reason(error))}") from error
     cfg.launcher = launcher
     if options:
         check_options(cfg, options)
@@ -78,7 +76,15 @@ def load_config(
     return cfg
 
 
-def _one_line(error: Exception) -> str:
+def _reason(error: Exception) -> BaseException:
+    """The missing package that mmengine's "Failed to import" hides, or the error itself."""
+    inner: BaseException | None = error
+    while inner is not None and not isinstance(inner, StackError):
+        inner = inner.__context__
+    return inner or error
+
+
+def _one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 

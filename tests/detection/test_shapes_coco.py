@@ -1,0 +1,102 @@
+"""COCO annotations of the embedded scenes, and COCO files that do not fit."""
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mmdet")
+
+from mmengine.registry import DATASETS, DefaultScope
+from pycocotools import mask as coco_mask
+from pycocotools.coco import COCO
+
+import mmseg_ext.datasets.checked_coco
+import mmseg_ext.operators_in_pytorch  # noqa: F401
+from mmseg_ext.datasets.labels import LabelError
+from mmseg_ext.datasets.shapes import FORMS, Recipe, render
+from mmseg_ext.datasets.shapes_coco import SMALLEST, annotate, annotation_file, run_lengths
+
+RECIPE = Recipe(train=3, val=1, size=96)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("scenes") / "shapes"
+    annotate(root, RECIPE)
+    return root
+
+
+def test_masks_boxes_and_classes_are_those_of_the_scenes(root):
+    truth = COCO(str(annotation_file(root, "train")))
+    for index in range(RECIPE.train):
+        label = render(RECIPE.seed, index, RECIPE.size)[1]
+        seen = np.zeros_like(label)
+        for annotation in truth.loadAnns(truth.getAnnIds(index)):
+            mask = truth.annToMask(annotation).astype(bool)
+            assert not seen[mask].any()  # what hides another is not in its mask
+            seen[mask] = annotation["category_id"]
+            left, top, width, height = annotation["bbox"]
+            rows, columns = np.nonzero(mask)
+            assert (left, top) == (columns.min(), rows.min())
+            assert (left + width, top + height) == (columns.max() + 1, rows.max() + 1)
+            assert annotation["area"] == mask.sum() >= SMALLEST
+        assert np.array_equal(seen[seen > 0], label[seen > 0])
+        assert ((seen == 0) & (label > 0)).sum() < 6 * SMALLEST
+    assert [c["name"] for c in truth.dataset["categories"]] == list(FORMS)
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["starts empty", "starts full"])
+def test_run_lengths_are_cocos(first):
+    mask = np.random.RandomState(0).rand(7, 5) < 0.5
+    mask[0, 0] = first
+    encoded = coco_mask.frPyObjects({"size": [7, 5], "counts": run_lengths(mask)}, 7, 5)
+    assert np.array_equal(coco_mask.decode(encoded), mask)
+
+
+def load(root, ann_file, **changes):
+    pipeline = [dict(type="LoadAnnotations", with_bbox=True, with_mask=True, **changes)]
+    settings = dict(
+        type="CheckedCocoDataset",
+        data_root=f"{root}/",
+        ann_file=str(ann_file),
+        data_prefix=dict(img=""),
+        metainfo=dict(classes=tuple(FORMS)),
+        pipeline=pipeline,
+    )
+    with DefaultScope.overwrite_default_scope("mmdet"):
+        return DATASETS.build(settings)
+
+
+def rewritten(root, tmp_path, change):
+    content = json.loads(annotation_file(root, "train").read_text())
+    change(content)
+    path = tmp_path / "changed.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_the_scenes_load(root):
+    assert len(load(root, annotation_file(root, "train"))) == RECIPE.train
+
+
+def drop(content):
+    content["categories"] = [c for c in content["categories"] if c["name"] != "ring"]
+
+
+@pytest.mark.parametrize("change", [drop, lambda c: c["categories"].reverse()])
+def test_categories_that_are_not_the_classes_are_named(change, root, tmp_path):
+    with pytest.raises(LabelError, match=r"changed\.json: its categories .* classes disc, ring"):
+        load(root, rewritten(root, tmp_path, change))
+
+
+def test_run_lengths_where_polygons_are_wanted_are_refused(root):
+    """mmdetection ignores every such object and trains with a mask loss of zero."""
+    with pytest.raises(LabelError, match="run lengths, which LoadAnnotations"):
+        load(root, annotation_file(root, "train"), poly2mask=False)
+
+
+def test_an_object_without_a_mask_is_refused(root, tmp_path):
+    path = rewritten(root, tmp_path, lambda c: c["annotations"][0].pop("segmentation"))
+    with pytest.raises(LabelError, match="has no segmentation"):
+        load(root, path)

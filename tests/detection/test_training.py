@@ -1,0 +1,123 @@
+"""Training in mmdetection: an exact resume, published weights, Mask2Former, what is missing."""
+
+import shutil
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("mmdet")
+
+from mmengine.config import Config
+from mmengine.model.utils import revert_sync_batchnorm
+from mmengine.registry import MODELS, DefaultScope
+from mmengine.structures import PixelData
+from mmseg.structures import SegDataSample
+
+import mmseg_ext.operators_in_pytorch  # noqa: F401
+from mmseg_ext.backbones import RMT
+from mmseg_ext.commands.demo_det import data_options
+from mmseg_ext.datasets.shapes import Recipe
+from mmseg_ext.datasets.shapes_coco import annotate
+from mmseg_ext.engine.launch import build_train_runner, load_settings
+from mmseg_ext.engine.launch_error import LaunchError
+from tests.configs import CONFIGS
+
+SHAPES = CONFIGS / "detection/mask_rcnn_rmt_shapes.py"
+# As the configs for COCO: epochs, a sampler of mmengine's, batches of mmdetection's.
+BY_EPOCH = f"""
+_base_ = [{str(SHAPES)!r}]
+train_dataloader = dict(
+    batch_size=2,
+    sampler=dict(_delete_=True, type="DefaultSampler", shuffle=True),
+    batch_sampler=dict(type="AspectRatioBatchSampler"),
+)
+train_cfg = dict(_delete_=True, type="EpochBasedTrainLoop", max_epochs=2, val_interval=10)
+param_scheduler = [dict(type="MultiStepLR", by_epoch=True, milestones=[1], gamma=0.1)]
+log_processor = dict(by_epoch=True)
+default_hooks = dict(checkpoint=dict(by_epoch=True, interval=1, max_keep_ckpts=2))
+randomness = dict(seed=None)
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("scenes") / "shapes"
+    annotate(root, Recipe(train=4, val=1, size=64))
+    return root
+
+
+def train(config, root, work_dir, resume=False):
+    options = {**data_options(root), "visualizer.name": work_dir.name}
+    runner = build_train_runner(str(config), options, str(work_dir), resume=resume)
+    runner.train()
+    return runner.model.state_dict()
+
+
+def test_a_resumed_run_ends_in_the_very_same_weights(root, tmp_path):
+    """With a seed of its own that only the checkpoint knows."""
+    config = tmp_path / "by_epoch.py"
+    config.write_text(BY_EPOCH)
+    whole = train(config, root, tmp_path / "whole")
+    (tmp_path / "resumed").mkdir()
+    shutil.copy(tmp_path / "whole/epoch_1.pth", tmp_path / "resumed/epoch_1.pth")
+    torch.manual_seed(99)
+    resumed = train(config, root, tmp_path / "resumed", resume=True)
+    assert not [name for name in whole if not torch.equal(whole[name], resumed[name])]
+    first = torch.load(tmp_path / "whole/epoch_1.pth", weights_only=False)["state_dict"]
+    assert not all(torch.equal(first[name], whole[name]) for name in whole)
+
+
+def test_a_converted_classifier_fills_the_detectors_backbone(tmp_path):
+    """With what `rmt2mmseg.py` writes for a backbone."""
+    torch.manual_seed(1)
+    weights = {k: v + torch.rand(()).to(v) for k, v in RMT(arch="tiny").state_dict().items()}
+    torch.save({"state_dict": weights}, tmp_path / "rmt_tiny.pth")
+    model = Config.fromfile(CONFIGS / "detection/mask_rcnn_rmt_tiny_fpn_coco_1x.py").model
+    model.backbone.init_cfg.checkpoint = str(tmp_path / "rmt_tiny.pth")
+    with DefaultScope.overwrite_default_scope("mmdet"):
+        detector = MODELS.build(model)
+    detector.init_weights()
+    loaded = detector.backbone.state_dict()
+    assert loaded.keys() == weights.keys()
+    assert all(torch.equal(loaded[name], weights[name]) for name in weights)
+
+
+def test_a_checkpoint_of_another_arch_is_named(tmp_path):
+    torch.save({"state_dict": RMT(arch="tiny").state_dict()}, tmp_path / "rmt_tiny.pth")
+    model = Config.fromfile(CONFIGS / "detection/mask_rcnn_rmt_base_fpn_coco_1x.py").model
+    model.backbone.init_cfg.checkpoint = str(tmp_path / "rmt_tiny.pth")
+    with DefaultScope.overwrite_default_scope("mmdet"):
+        detector = MODELS.build(model)
+    with pytest.raises(ValueError, match="looks like arch 'tiny', the backbone is 'base'"):
+        detector.init_weights()
+
+
+def test_mask2former_trains_and_predicts():
+    config = Config.fromfile(CONFIGS / "detection/mask2former_rmt_small_ade20k_160k.py")
+    model = config.model
+    model.backbone = dict(type="RMT", arch="tiny")
+    with DefaultScope.overwrite_default_scope("mmseg"):
+        segmentor = revert_sync_batchnorm(MODELS.build(model))
+    parameters = sum(p.numel() for p in segmentor.parameters())
+    assert parameters / 1e6 == pytest.approx(32.58, abs=0.005)
+    sample = SegDataSample(metainfo={"img_shape": (64, 64), "ori_shape": (64, 64)})
+    labels = torch.randint(0, 3, (1, 8, 8)).repeat_interleave(8, 1).repeat_interleave(8, 2)
+    sample.gt_sem_seg = PixelData(data=labels)
+    images = torch.randn(1, 3, 64, 64)
+    loss, _ = segmentor.parse_losses(segmentor(images, [sample], mode="loss"))
+    loss.backward()
+    assert torch.isfinite(loss) and segmentor.backbone.stem[0].weight.grad.abs().sum() > 0
+    with torch.no_grad():
+        (result,) = segmentor.eval()(images, [sample], mode="predict")
+    assert result.pred_sem_seg.data.shape == (1, 64, 64)
+
+
+def test_without_mmdetection_the_extra_is_named(monkeypatch):
+    for name in [n for n in sys.modules if n.split(".")[0] == "mmdet"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "mmdet", None)
+    monkeypatch.delitem(sys.modules, "mmseg_ext.datasets.checked_coco", raising=False)
+    with pytest.raises(LaunchError, match=r"'mmdet' is not installed; run.*\[mm,det\]") as error:
+        load_settings(str(CONFIGS / "detection/mask_rcnn_rmt_tiny_fpn_coco_1x.py"))
+    assert "\n" not in str(error.value)
