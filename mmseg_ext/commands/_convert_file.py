@@ -39,14 +39,18 @@ def main(
     argv: Sequence[str] | None = None,
     classifier: bool = False,
     segmentor_family: str | None = None,
+    where: str = "",
 ) -> int:
     """The command line of a model converter; the exit status.
 
     `classifier` offers `--classifier`, for families whose files hold one; `segmentor_family` is the
-    family of `--segmentor`, where files of whole segmentors are published too.
+    family of `--segmentor`, where files of whole segmentors are published too; `where` says where
+    the files come from.
     """
     parser = argparse.ArgumentParser(
-        description=f"Convert published weights of the family {family!r} to mmsegmentation's names."
+        description=f"Published weights of the family {family!r} to mmsegmentation's names.",
+        epilog=f"Nothing is downloaded. {where}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("src", help="published weights: .pth, .pth.tar or .safetensors")
     parser.add_argument("dst", help="where to write: .pth or .safetensors")
@@ -69,6 +73,9 @@ def main(
         )
     parser.set_defaults(family=family)
     args = parser.parse_args(argv)
+    if not Path(args.src).is_file():
+        print(f"error: {args.src}: no such checkpoint file. {where}".rstrip(), file=sys.stderr)
+        return 1
     try:
         converted = convert_file(
             args.family, args.src, args.dst, classifier and args.classifier, args.overwrite

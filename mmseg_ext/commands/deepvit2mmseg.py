@@ -4,4 +4,8 @@ from functools import partial
 
 from mmseg_ext.commands._convert_file import main as convert
 
-main = partial(convert, "deepvit", classifier=True)
+WHERE = """\
+The files are linked in the README of https://github.com/zhoudaquan/dvit_repo (MIT).
+"""
+
+main = partial(convert, "deepvit", classifier=True, where=WHERE)

@@ -4,4 +4,8 @@ from functools import partial
 
 from mmseg_ext.commands._convert_file import main as convert
 
-main = partial(convert, "eamlp", classifier=True)
+WHERE = """\
+The files are linked in the folder EAMLP of https://github.com/MenghaoGuo/EANet.
+"""
+
+main = partial(convert, "eamlp", classifier=True, where=WHERE)

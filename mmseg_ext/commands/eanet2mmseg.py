@@ -4,4 +4,9 @@ from functools import partial
 
 from mmseg_ext.commands._convert_file import main as convert
 
-main = partial(convert, "eanet")
+WHERE = """\
+The file is linked in the README of https://github.com/MenghaoGuo/EANet; the repository
+has a licence in its EAMLP folder alone.
+"""
+
+main = partial(convert, "eanet", where=WHERE)

@@ -1,5 +1,7 @@
 """The model converters' one function: reading, writing by suffix, refusing, and exit status."""
 
+import importlib
+import re
 import resource
 
 import pytest
@@ -9,6 +11,7 @@ from safetensors.torch import load_file
 from mmseg_ext.backbones.deepvit import DeepViT
 from mmseg_ext.checkpoint import convert_official, read_state_dict
 from mmseg_ext.checkpoint.writing import write_weights
+from mmseg_ext.commands import commands
 from mmseg_ext.commands._convert_file import convert_file, main
 
 FAMILY = "deepvit"
@@ -95,3 +98,17 @@ def test_a_classifier_that_the_family_has_not_is_refused():
         convert_official("eanet", {}, classifier=True)
     with pytest.raises(ValueError, match=r"family must be one of eanet, .* not 'resnet'"):
         convert_official("resnet", {})
+
+
+@pytest.mark.parametrize("name", [n for n in commands() if n.endswith("2mmseg")])
+def test_help_and_a_missing_file_say_where_it_comes_from(name, tmp_path, capsys):
+    module = importlib.import_module(f"mmseg_ext.commands.{name}")
+    with pytest.raises(SystemExit):
+        module.main(["--help"])
+    shown = capsys.readouterr().out
+    assert "Nothing is downloaded." in shown and module.WHERE.strip() in shown
+    assert re.search(r"https://github\.com/\w+", module.WHERE)
+    assert module.main([str(tmp_path / "none.pth"), str(tmp_path / "out.pth")]) == 1
+    line = capsys.readouterr().err
+    assert line.startswith(f"error: {tmp_path / 'none.pth'}: no such checkpoint file. The ")
+    assert module.WHERE.strip() in line
