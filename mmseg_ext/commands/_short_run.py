@@ -141,7 +141,7 @@ def log_to_file_only():
 
     mmengine's console handler keeps the standard output it finds when it is made.
     """
-    warnings.filterwarnings("ignore", category=UserWarning, module="mm(cv|seg|engine)")
+    warnings.filterwarnings("ignore", category=UserWarning, module="mm(cv|seg|det|engine)")
     with contextlib.redirect_stdout(_Nowhere()):
         yield
 
