@@ -9,6 +9,7 @@ from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
 from torch import nn
 
+from mmseg_ext.decode_heads import DANetEAHead
 from mmseg_ext.segmentors.strip_losses import strip_losses, takes_strips
 from tests.segmentors.small import allocated_at_peak, pair
 from tests.segmentors.test_strip_encoder_decoder import HEADS
@@ -199,7 +200,17 @@ def training_step(model: nn.Module, inputs: torch.Tensor, samples: list) -> tupl
     return losses, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
+@MODELS.register_module()
+class _OneMoreLoss(DANetEAHead):
+    """Its parent's `named_logits` does not speak for a `loss_by_feat` that came later."""
+
+    def loss_by_feat(self, seg_logits, batch_data_samples):
+        losses = super().loss_by_feat(seg_logits, batch_data_samples)
+        return losses | {"loss_more": seg_logits[1].square().mean()}
+
+
 OTHER_LOSSES = {
+    "one more": dict(type="_OneMoreLoss", memory_size=8),
     "OHEM": dict(sampler=dict(type="OHEMPixelSampler", thresh=0.7, min_kept=100)),
     "with Dice": dict(
         loss_decode=[dict(type="CrossEntropyLoss"), dict(type="DiceLoss", loss_name="loss_dice")]
