@@ -1,4 +1,4 @@
-"""Train Mask R-CNN with a small RMT on the embedded scenes and draw what it finds: `make demo-det`.
+"""Train a small Mask R-CNN with RMT on the embedded scenes, draw what it finds: `make demo-det`.
 
 Data, metric and detector are mmdetection's own; mmcv's compiled operators are not needed.
 """

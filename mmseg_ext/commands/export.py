@@ -1,4 +1,4 @@
-"""The command line of `tools/deployment/export.py`."""
+"""Export a segmentor to ONNX or to torch.export's .pt2, and compare the file with the model."""
 
 import argparse
 import sys

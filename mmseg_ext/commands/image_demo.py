@@ -1,4 +1,4 @@
-"""The command line of `demo/image_demo.py`: an image, a folder or a video, segmented."""
+"""Segment an image, a folder or a video; started again, it does what is missing."""
 
 import argparse
 import hashlib

@@ -1,4 +1,4 @@
-"""A training checkpoint to the file that is given to others: weights, classes, palette.
+"""Write the weights of a training checkpoint as a file to give to others.
 
 mmsegmentation's `publish_model.py` is not used: it reads by `torch.load`, which since torch 2.6
 refuses mmengine's training checkpoints, strips the characters of '.pth' from the name's end

@@ -1,4 +1,4 @@
-"""`unpickle2safe.py SRC DST --i-trust-this-file`: the one place that unpickles, by hand.
+"""Unpickle a legacy checkpoint once, by hand, to a file that loads without: SRC DST.
 
 Unpickling a file runs whatever its author put there. It is done once, for a file whose source you
 trust, and gives a file of tensors and plain containers that loads everywhere without.
