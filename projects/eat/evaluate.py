@@ -102,7 +102,7 @@ def draw(named: dict[str, Tensor], clouds: Clouds, path: str | Path) -> None:
             axis.set_box_aspect((1, 1, 1), zoom=1.4)
         row[0].text2D(0, 1, name, transform=row[0].transAxes, fontsize=9)
     figure.tight_layout(pad=0.3)
-    figure.savefig(path, dpi=80)
+    figure.savefig(path, dpi=64)
     plt.close(figure)
 
 
