@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mmseg_ext.layers.precision import full_precision
+from mmseg_ext.layers.shapes import is_fixed
 
 # Bytes of one chunk of spectra: what stays in a core's cache measured fastest.
 _CHUNK_BYTES = 1_500_000
@@ -22,7 +23,7 @@ def pays(values: Tensor, weight: Tensor) -> bool:
     height, width = values.shape[3:]
     if values.device.type != "cpu" or torch.onnx.is_in_onnx_export():
         return False  # ONNX has no complex products
-    if type(height) is not int or type(width) is not int:
+    if not is_fixed(height, width):
         return False  # a program for any size has one way for all of them
     taps, positions = weight.shape[2] * weight.shape[3], height * width
     if torch.is_grad_enabled() and (values.requires_grad or weight.requires_grad):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mmseg_ext.layers.precision import full_precision
+from mmseg_ext.layers.shapes import is_fixed
 
 # A slice of the bias: at most this many queries, and at most this many bytes. On a CPU 256 queries
 # measured best of 32 to 512 at 8192 positions and 8 heads.
@@ -88,7 +89,7 @@ def query_slices(tables: tuple[Tensor, ...]) -> list[slice]:
     if len(tables) == 1:
         return [slice(0, length)]
     length = length * tables[1].shape[-1]
-    if type(length) is not int:  # a program for any size: slices would fix their number
+    if not is_fixed(length):  # a program for any size: slices would fix their number
         return [slice(0, length)]
     step = max(1, min(_QUERIES, _BYTES // (heads * length * tables[0].element_size())))
     return [slice(start, min(start + step, length)) for start in range(0, length, step)]

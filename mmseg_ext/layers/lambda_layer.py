@@ -22,7 +22,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from mmseg_ext.layers import _fourier_lambdas as fourier
 from mmseg_ext.layers.composable import computes_by_weights
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
-from mmseg_ext.layers.shapes import require_map
+from mmseg_ext.layers.shapes import is_fixed, require_map
 
 
 class PositionEmbeddings(nn.Module):
@@ -322,7 +322,7 @@ def direct_lambdas(values: Tensor, weight: Tensor, dilation: int = 1) -> Iterato
 
 def crop_embeddings(weight: Tensor, height: int, width: int, dilation: int = 1) -> Tensor:
     """The offsets that two positions of an H x W map can have, of (k, u, R, S) embeddings."""
-    if type(height) is not int or type(width) is not int:
+    if not is_fixed(height, width):
         return weight  # a program for any size: the offsets too many meet zero padding
     cut = []
     for taps, size in zip(weight.shape[2:], (height, width), strict=True):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mmseg_ext.layers.manhattan_attention import ManhattanAttention
+from mmseg_ext.layers.shapes import require_channels_last_map
 
 
 def channels_first(x: Tensor) -> Tensor:
@@ -31,6 +32,7 @@ class FeedForward(nn.Module):
         self.fc2 = nn.Linear(hidden_dim, embed_dim)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (B, H, W, C) to the same."""
         x = self.act(self.fc1(x))
         x = x + channels_last(self.dwconv(channels_first(x)))
         return self.fc2(x)
@@ -67,6 +69,12 @@ class ManhattanBlock(nn.Module):
             self.gamma2 = nn.Parameter(torch.full((embed_dim,), layer_scale))
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (B, H, W, C) to the same.
+
+        Raises:
+            ValueError: for another shape.
+        """
+        require_channels_last_map(x, self.attn.embed_dim)
         if self.cpe is not None:
             x = x + channels_last(self.cpe(channels_first(x)))
         x = x + self._branch(self.attn(self.norm1(x)), self.gamma1)

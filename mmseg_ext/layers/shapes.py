@@ -1,6 +1,13 @@
-"""Inputs of the layers, refused in one sentence where their shape is wrong."""
+"""Shapes of the layers' inputs: wrong ones refused in one sentence, free ones recognised."""
 
+import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import has_static_value
+
+
+def is_fixed(*sizes: int) -> bool:
+    """Whether the sizes are numbers: not those of a program for any size, nor a tracer's."""
+    return not torch.jit.is_tracing() and all(has_static_value(size) for size in sizes)
 
 
 def require_map(x: Tensor, channels: int, name: str = "x") -> None:

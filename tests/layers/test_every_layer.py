@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch.func import functional_call
 
 from mmseg_ext.layers import (
@@ -166,6 +167,18 @@ def test_forward_derivatives(name):
     with torch.no_grad():
         expected = (layer(x + 1e-6 * tangent) - layer(x - 1e-6 * tangent)) / 2e-6
     assert (along - expected).abs().max() <= 1e-6 * expected.abs().max()
+
+
+def test_compiles_whole_and_once_for_all_sizes(name):
+    layer, x = build(name, torch.float32)
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(layer, backend=counter, fullgraph=True, dynamic=True)
+    sizes = {MAP: (2, 12, 7, 8), TOKENS: (2, 14, 12), LAST: (2, 7, 8, 12)}
+    with torch.no_grad():
+        for inputs in (x, torch.randn(sizes[tuple(x.shape)])):
+            assert_same(compiled(inputs), layer(inputs))
+    assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize("training", [True, False])

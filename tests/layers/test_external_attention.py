@@ -229,6 +229,22 @@ def test_what_hangs_on_a_submodule_counts(add):
     torch.testing.assert_close(block(x), twin.published_order(x), rtol=1e-4, atol=1e-5)
 
 
+def test_synchronised_statistics_are_the_groups(monkeypatch):
+    """In training the norm is called, which knows the other processes; here one with other maps."""
+    others = 3 * torch.randn(2, 48, 9, 11)
+
+    def forward(self, y):
+        together = torch.cat([y, others])
+        return nn.functional.batch_norm(together, None, None, self.weight, self.bias, True)[
+            : len(y)
+        ]
+
+    monkeypatch.setattr(nn.SyncBatchNorm, "forward", forward)
+    block = trained_like(norm_layer=nn.SyncBatchNorm).train()
+    x = torch.randn(2, 48, 9, 11)
+    torch.testing.assert_close(block(x), block.published_order(x), rtol=1e-4, atol=1e-5)
+
+
 def test_initialisation_is_the_published_one():
     block = ExternalAttention2d(512)
     assert torch.equal(block.linear_0.weight, block.linear_1.weight.transpose(0, 1))

@@ -302,5 +302,9 @@ def test_bad_inputs():
         layer(x, torch.randn(1, 12, 3, 6))
     with pytest.raises(ValueError, match=r"mask must be .*\(1, 6, 6\), not \(1, 6, 5\)"):
         layer(x, mask=torch.ones(1, 6, 5))
+    with pytest.raises(ValueError, match=r"x must be .*; its channels come last: x.permute\(0, 3"):
+        layer(torch.randn(1, 6, 6, 12))
+    with pytest.raises(ValueError, match=r"context must be \(B, 12, H, W\), got \(1, 11, 6, 6\)"):
+        layer(x, torch.randn(1, 11, 6, 6))
     content = small(position=False)
     assert content(x, torch.randn(1, 12, 3, 8)).shape == x.shape

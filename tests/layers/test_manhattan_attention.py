@@ -9,7 +9,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.reference.manhattan_attention import plain_manhattan_attention
-from mmseg_ext.layers import ManhattanAttention, _manhattan_tables, _streamed_manhattan_attention
+from mmseg_ext.layers import (
+    ManhattanAttention,
+    ManhattanBlock,
+    _manhattan_tables,
+    _streamed_manhattan_attention,
+)
 from mmseg_ext.layers.manhattan_attention import attend, log_decays
 from tests.models import assert_autocast_close, assert_exports_and_compiles, assert_round_trips
 from tests.parity import Fixture, assert_parity, gradient_difference
@@ -273,6 +278,20 @@ def test_export_and_round_trip(decomposed):
         ({"decay_range": -1.0}, r"decay_range=-1.0"),
     ],
 )
-def test_bad_input(changes, message):
+def test_bad_arguments(changes, message):
     with pytest.raises(ValueError, match=message):
         attention(**changes)
+
+
+@pytest.mark.parametrize(
+    ("shape", "hint"),
+    [
+        ((2, 24, 5, 7), r"; its channels come first: x.permute\(0, 2, 3, 1\)"),
+        ((2, 5, 7, 23), "$"),
+        ((2, 35, 24), "$"),
+    ],
+)
+@pytest.mark.parametrize("kind", [ManhattanAttention, lambda *sizes: ManhattanBlock(*sizes, 2.0)])
+def test_bad_input(kind, shape, hint):
+    with pytest.raises(ValueError, match=rf"x must be \(B, H, W, 24\), got \([\d, ]*\){hint}"):
+        kind(24, 3)(torch.randn(shape))
