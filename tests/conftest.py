@@ -13,6 +13,7 @@ from mmseg_ext import register_all_modules
 SLOW = (
     "backbones",
     "benchmarks",
+    "checkpoint/test_writing.py",
     "commands/test_demo.py",
     "commands/test_doctor.py",
     "commands/test_export.py",

@@ -8,7 +8,7 @@ from mmengine.optim import build_optim_wrapper
 from mmseg.registry import MODELS, PARAM_SCHEDULERS
 
 from mmseg_ext.backbones.rmt import RMT
-from mmseg_ext.checkpoint import convert_official
+from mmseg_ext.checkpoint import convert_official, read_state_dict
 from mmseg_ext.commands._convert_file import main
 from mmseg_ext.cost.measure import count_multiply_adds
 from tests.configs import CONFIGS
@@ -176,7 +176,7 @@ def test_whole_segmentor(features, tmp_path):
     torch.save({"state_dict": state, "meta": {}}, tmp_path / "published.pth")
     arguments = [str(tmp_path / "published.pth"), str(tmp_path / "ours.pth"), "--segmentor"]
     assert main("rmt", arguments, classifier=True, segmentor_family="rmt_segmentor") == 0
-    model.load_state_dict(torch.load(tmp_path / "ours.pth"), strict=True, assign=True)
+    model.load_state_dict(read_state_dict(tmp_path / "ours.pth"), strict=True, assign=True)
     assert torch.equal(
         model.backbone.stages[0][0].cpe.weight, features["layers.0.blocks.0.pos.conv.weight"]
     )
