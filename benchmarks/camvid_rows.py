@@ -124,10 +124,17 @@ def spread(values: Sequence[float]) -> str:
     return text if len(values) == 1 else f"{text} ({min(values):.1f} to {max(values):.1f})"
 
 
+def against(record: dict, row: Row, other: Row) -> str:
+    """The mean difference in mIoU from another row's runs of the same seeds."""
+    base = {r["seed"]: r["miou"] for r in of(record, other)}
+    differences = [r["miou"] - base[r["seed"]] for r in of(record, row) if r["seed"] in base]
+    return f"{statistics.mean(differences):+.1f}" if differences else ""
+
+
 def head_table(record: dict) -> str:
-    columns = ["head", "seeds", "mIoU", "scales and flips", "far part, %"]
+    columns = ["head", "seeds", "mIoU", "against FCN", "scales and flips", "far part, %"]
     columns += ["parameters, M", "GMAC", "ms", "MiB"]
-    lines = []
+    fcn, lines = GROUPS["heads"][0], []
     for row in GROUPS["heads"]:
         if runs := of(record, row):
             views = [r["miou_views"] for r in runs if r.get("miou_views") is not None]
@@ -136,7 +143,8 @@ def head_table(record: dict) -> str:
                     row.title,
                     str(len(runs)),
                     spread([r["miou"] for r in runs]),
-                    spread(views),
+                    "" if row is fcn else against(record, row, fcn),
+                    spread(views) or "not measured",
                     spread([r["far"] for r in runs]),
                     *cost_cells(record, row),
                 ]
@@ -184,16 +192,13 @@ def backbone_table(record: dict) -> str:
 def ablation_table(record: dict) -> str:
     """Each change beside `EAHead` of the same seeds."""
     plain = next(row for row in GROUPS["heads"] if row.name == "ea")
-    base = {r["seed"]: r["miou"] for r in of(record, plain)}
     lines = []
     for row in (plain, *GROUPS["ablations"]):
-        runs = of(record, row)
-        if runs:
-            differences = [r["miou"] - base[r["seed"]] for r in runs if r["seed"] in base]
+        if runs := of(record, row):
             title = "`EAHead`: 64 slots, double normalisation" if row is plain else row.title
-            cells = [title, str(len(runs)), spread([r["miou"] for r in runs])]
-            cells += [f"{statistics.mean(differences):+.1f}" if differences else ""]
-            lines.append([*cells, spread([r["far"] for r in runs])])
+            difference = "" if row is plain else against(record, row, plain)
+            scores = [spread([r[key] for r in runs]) for key in ("miou", "far")]
+            lines.append([title, str(len(runs)), scores[0], difference, scores[1]])
     return markdown(["", "seeds", "mIoU", "against `EAHead`", "far part, %"], lines)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from mmengine.config import Config, ConfigDict
 
-from benchmarks.camvid_rows import GROUPS, RECIPE, Row, all_rows
+from benchmarks.camvid_rows import GROUPS, RECIPE, Row, all_rows, head_table
 from benchmarks.camvid_table import ROOT, costs, run, train, weights_of
 from mmseg_ext import register_all_modules
 from mmseg_ext.engine import launch
@@ -25,6 +25,19 @@ def test_every_row_changes_what_it_says():
         trained = {"model": config.model, "optimizer": config.optim_wrapper}
         models[row.name] = json.dumps(ConfigDict(trained).to_dict(), sort_keys=True)
     assert len(set(models.values())) == len(models) == sum(map(len, GROUPS.values())) + len(RECIPE)
+
+
+def test_differences_are_of_the_same_seeds():
+    fcn, other = GROUPS["heads"][:2]
+    scores = [(fcn, {0: 30.0, 1: 20.0}), (other, {0: 34.0, 2: 90.0})]
+    runs = [
+        {"row": row.name, "seed": seed, "miou": miou, "far": 5.0}
+        for row, by_seed in scores
+        for seed, miou in by_seed.items()
+    ]
+    lines = head_table({"runs": runs, "costs": {}}).splitlines()
+    cells = [cell.strip() for cell in lines[3].strip("|").split("|")]
+    assert cells[:4] == ["PSP", "2", "62.0 (34.0 to 90.0)", "+4.0"]
 
 
 def tiny(tree, **options) -> Row:
