@@ -91,11 +91,10 @@ def test_the_scores_are_those_of_the_test_tool(tree, tmp_path):
     row = tiny(tree)
     numbers = run(row, 1, ITERATIONS, tmp_path)
     path = str(ROOT / "configs" / f"{row.config}.py")
-    args = launch.test_parser().parse_args([path, str(tmp_path / f"iter_{ITERATIONS}.pth")])
-    args.work_dir = str(tmp_path / "test")
-    args.cfg_options = {**row.options, "test_dataloader.num_workers": 0}
-    args.cfg_options["test_dataloader.persistent_workers"] = False
-    metrics = launch.build_test_runner(args).test()
+    workers = {"num_workers": 0, "persistent_workers": False}
+    options = row.options | {f"test_dataloader.{key}": value for key, value in workers.items()}
+    checkpoint = str(tmp_path / f"iter_{ITERATIONS}.pth")
+    metrics = launch.build_test_runner(path, checkpoint, options, str(tmp_path / "test")).test()
     assert metrics["mIoU"] == pytest.approx(numbers["miou"], abs=0.006)
     assert metrics["aAcc"] == pytest.approx(numbers["accuracy"], abs=0.006)
 
