@@ -67,9 +67,9 @@ def _array(dtype: object, data: object, shape: tuple, by_columns: bool = False) 
     if type(dtype) is not PickledDtype or not isinstance(data, bytes):
         _refuse("numpy values that are no bytes")
     if any(type(side) is not int or side < 0 for side in shape):
-        _refuse(f"numpy array of shape {shape}")
+        raise ValueError(f"numpy array of shape {shape}")
     if math.prod(shape) * dtype.dtype.itemsize != len(data):
-        _refuse(f"numpy array of shape {shape} in {len(data)} bytes")
+        raise ValueError(f"numpy array of shape {shape} in {len(data)} bytes")
     values = np.frombuffer(data, dtype.dtype) if data else np.empty(0, dtype.dtype)
     return values.reshape(shape, order="F" if by_columns else "C").copy()
 

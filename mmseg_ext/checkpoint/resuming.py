@@ -41,7 +41,8 @@ def run_of(path: Path) -> str | None:
 
 def all_checkpoints(folder: str | Path) -> list[Path]:
     """The one that `last_checkpoint` names, where it is there, then the others, newest first."""
-    found = [p for p in Path(folder).glob("*.pth") if _CHECKPOINT.fullmatch(p.name)]
+    named_so = (p for p in Path(folder).glob("*.pth") if _CHECKPOINT.fullmatch(p.name))
+    found = [p for p in named_so if p.is_file()]
     found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
     named = named_last(folder)
     if named is not None and named.is_file():
@@ -68,7 +69,7 @@ def newest_whole(folder: str | Path) -> tuple[Path | None, list[str]]:
     problems = []
     named = named_last(folder)
     if named is not None and not named.exists():
-        problems.append(f"{folder}/{LAST} names {named.name!r}, which is not there")
+        problems.append(f"{folder}/{LAST} names {str(named)!r}, which is not there")
     for path in candidates(folder):
         try:
             read_checkpoint(path)

@@ -46,6 +46,7 @@ def as_mmengine(content: object, name: str) -> dict:
         if wraps:
             return content  # of a published repository: for its converter
         content = {"state_dict": content}
+    _mapping(content, "state_dict", name)
     meta = content["meta"] = _mapping(content, "meta", name)
     hub = _mapping(content, "message_hub", name)
     _mapping(hub, "log_scalars", name)

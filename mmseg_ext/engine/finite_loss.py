@@ -74,17 +74,17 @@ class FiniteLossHook(Hook):
             )
 
     def _bad_gradient(self, runner, wrapper) -> str | None:
-        """Looks at all of them in one number; the name is looked for where it is not finite."""
+        """Looks at their sums, in one number, and for a name where that is not finite."""
         parameters = [p for group in wrapper.optimizer.param_groups for p in group["params"]]
-        grads = [p.grad for p in parameters if p.grad is not None and p.grad.numel()]
-        if not grads:
+        parameters = [p for p in parameters if p.grad is not None]
+        sums = [p.grad.float().sum() for p in parameters]
+        if not sums or torch.stack(sums).isfinite().all():
             return None
-        largest = torch.stack([torch.linalg.vector_norm(g.float(), math.inf) for g in grads])
-        if largest.isfinite().all():
+        bad = [id(p) for p in parameters if not p.grad.isfinite().all()]
+        names = [name for name, p in runner.model.named_parameters() if id(p) in bad]
+        if not names:  # finite ones whose sum is not
             return None
-        bad = next(p for p in parameters if p.grad is not None and not p.grad.isfinite().all())
-        name = next(name for name, p in runner.model.named_parameters() if p is bad)
-        return f"the gradient of {name} is not finite at iteration {runner.iter + 1}"
+        return f"the gradient of {names[0]} is not finite at iteration {runner.iter + 1}"
 
     def _after_step(self, runner, wrapper) -> None:
         if not _scales(wrapper):

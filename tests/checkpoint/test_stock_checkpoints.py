@@ -224,7 +224,7 @@ def recursive() -> dict:
 DAMAGED = {
     "recursive": recursive,
     "billion laughs": lambda: doubling(60),
-    "deep": lambda: deep(900),
+    "deep": lambda: deep(200),
     "terabytes by strides": lambda: {"w": torch.zeros(1).expand(10**12)},
     "terabytes by many": lambda: [torch.zeros(1).expand(10**9) for _ in range(1000)],
     "memory without data": lambda: Call(torch.FloatTensor, 10**9),

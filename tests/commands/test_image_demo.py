@@ -18,6 +18,7 @@ from PIL import Image
 from mmseg_ext.checkpoint.safe_reading import read_checkpoint
 from mmseg_ext.commands import attention_maps as attention_pictures
 from mmseg_ext.commands import export as deployment
+from mmseg_ext.commands import image_demo
 from mmseg_ext.commands.image_demo import find_images, main
 from mmseg_ext.commands.publish_model import publish
 from mmseg_ext.datasets.metainfo import classes_and_palette
@@ -123,7 +124,9 @@ def test_its_own_results_are_no_input(folder, checkpoint, capsys):
 
 
 @pytest.mark.parametrize("kind", ["image", "video"])
-def test_a_full_disk_is_one_message_and_no_half_file(folder, checkpoint, tmp_path, capsys, kind):
+def test_a_full_disk_is_one_message_and_no_half_file(
+    folder, checkpoint, tmp_path, capsys, monkeypatch, kind
+):
     path = folder / "a.png"
     if kind == "video":
         path = tmp_path / "clip.avi"
@@ -135,7 +138,14 @@ def test_a_full_disk_is_one_message_and_no_half_file(folder, checkpoint, tmp_pat
     out = tmp_path / "out"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
+    load = image_demo.load_settings
+
+    def load_then_fill(config):
+        settings = load(config)  # mmengine copies configs to a temporary folder
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
+        return settings
+
+    monkeypatch.setattr(image_demo, "load_settings", load_then_fill)
     try:
         assert main([str(path), CONFIG, checkpoint, "--out", str(out), "--opacity", "0"]) == 1
     finally:

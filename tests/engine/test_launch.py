@@ -109,7 +109,7 @@ def test_resume_prefers_the_own_work_directory_to_a_configs_load_from(trained, t
     Path(latest).write_bytes(b"")
     (tmp_path / "work/last_checkpoint").write_text(str(tmp_path / "iter_9.pth"))
     message = fails(train, config, "--work-dir", tmp_path / "work", "--resume")
-    assert "last_checkpoint names 'iter_9.pth', which is not there" in message
+    assert f"last_checkpoint names '{tmp_path}/work/iter_9.pth', which is not there" in message
     assert "--cfg-options load_from=FILE" in message
 
 
@@ -343,6 +343,9 @@ def test_wrong_paths_and_options(trained, tmp_path):
     work = ["--work-dir", tmp_path / "work"]
     assert "there is no file '/nowhere.py'" in fails(train, "/nowhere.py")
     assert "there is no file '/nowhere.pth'" in fails(test, config, "/nowhere.pth", *work)
+    address = "http://127.0.0.1:9/weights.pth"
+    message = fails(test, config, address, *work)
+    assert f"checkpoint: '{address}' cannot be fetched (" in message
     assert f"config {broken}: SyntaxError" in fails(train, broken, *work)
     assert "cannot be made" in fails(train, config, "--work-dir", file / "work")
     message = fails(train, config, *work, "--cfg-options", "optim_wrapper.optimizer.lr.a=1")
