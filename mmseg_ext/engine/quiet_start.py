@@ -9,24 +9,24 @@ from pathlib import Path
 
 from mmengine.model import is_model_wrapper
 
-_MOST_LINES = 2
+# What the records begin with: the environment, the config and the order of the hooks.
+_LONG = ("-----", "Config:", "Hooks will be executed in the following order")
 
 
-class ShortRecords(logging.Filter):
-    """What the terminal is spared: information of several lines. Warnings and errors pass."""
+class ShortStart(logging.Filter):
+    """What the terminal is spared: mmengine's long records of the start, and nothing else."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        long = record.getMessage().count("\n") >= _MOST_LINES
-        return record.levelno > logging.INFO or not long
+        return record.levelno > logging.INFO or not record.getMessage().lstrip().startswith(_LONG)
 
 
 def quiet_terminal(logger: logging.Logger) -> None:
-    """Give the logger's terminal short records only; its files get every line."""
+    """Spare the logger's terminal the long records of the start; its files get every line."""
     for handler in logger.handlers:
         if isinstance(handler, logging.FileHandler):
             continue
-        if not any(isinstance(f, ShortRecords) for f in handler.filters):
-            handler.addFilter(ShortRecords())
+        if not any(isinstance(f, ShortStart) for f in handler.filters):
+            handler.addFilter(ShortStart())
 
 
 def summary(runner, record: dict) -> list[str]:

@@ -137,7 +137,7 @@ class DurableRunner(Runner):
     # ------------------------------------------------------------------ building
 
     def build_logger(self, *args, **kwargs) -> MMLogger:
-        """As mmengine's; the terminal gets no record of many lines, the file gets all."""
+        """As mmengine's; the terminal is spared its long start, the file gets all."""
         logger = super().build_logger(*args, **kwargs)
         quiet_terminal(logger)
         return logger
