@@ -284,7 +284,8 @@ def build_test_runner(
         _enable_tta(cfg)
     if out is not None:
         cfg.test_evaluator["output_dir"] = out
-        cfg.test_evaluator["keep_results"] = True
+        if cfg.test_evaluator.type == "CityscapesMetric":
+            cfg.test_evaluator["keep_results"] = True
     check_config(cfg, "test")
     init_distributed(cfg)
     runner = _build_runner(cfg)

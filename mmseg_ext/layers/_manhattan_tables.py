@@ -107,8 +107,10 @@ def bias_of(tables: tuple[Tensor, ...], queries: slice, buffer: Tensor | None = 
     along_h, along_w = tables
     heads, height, width = along_h.shape[0], along_h.shape[-1], along_w.shape[-1]
     position = torch.arange(queries.start, queries.stop, device=along_h.device)
-    rows = along_h[:, position // width].unsqueeze(-1)  # (n, q, H, 1)
-    columns = along_w[:, position % width].unsqueeze(-2)  # (n, q, 1, W)
+    row = position // width
+    column = position - row * width  # ONNX has no remainder by a width that is a variable
+    rows = along_h[:, row].unsqueeze(-1)  # (n, q, H, 1)
+    columns = along_w[:, column].unsqueeze(-2)  # (n, q, 1, W)
     if buffer is not None:
         shape = (heads, len(position), height, width)
         buffer = buffer[: heads * len(position) * height * width].view(shape)
