@@ -168,7 +168,7 @@ def payloads(proof: str) -> dict[str, object]:
         "mkdir": Call(os.mkdir, proof),
         "in a history": evil,
         "in an array of objects": np.array([Call(os.mkdir, proof)], dtype=object),
-        "getattr of a module": Call(getattr, os, "mkdir"),
+        "getattr of a class": Call(getattr, os.PathLike, "__doc__"),
         "getattr of a history": Call(getattr, history, "__class__"),
         "getattr of its class": Call(Call, getattr, HistoryBuffer, "__init__"),
         "a scalar of objects": Call(SCALAR, OBJECTS, b"12345678"),
