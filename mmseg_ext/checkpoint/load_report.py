@@ -173,10 +173,24 @@ def refuse_foreign(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
             part.refuse_foreign(state_dict, prefix)
 
 
+def _of_the_whole(module: nn.Module, state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """A backbone's own weights under the names of a model that has no other parameters.
+
+    Such a model is a classifier of mmpretrain around a backbone that gives the logits itself, and
+    such weights are what the converters write.
+    """
+    names = _bare(module).state_dict()
+    whole = bool(names) and all(name.startswith("backbone.") for name in names)
+    if not whole or any(str(name).startswith("backbone.") for name in state_dict):
+        return state_dict
+    return {f"backbone.{name}": value for name, value in state_dict.items()}
+
+
 def load_and_report(
     module: nn.Module, state_dict: Mapping[str, Tensor], strict: bool = False, logger=None
 ) -> None:
     """mmengine's `load_state_dict`, which it takes the place of, with a check and a line before."""
+    state_dict = _of_the_whole(module, state_dict)
     refuse_foreign(module, state_dict)
     line = check_coverage(module, state_dict)
     check_finite(module, state_dict)

@@ -17,9 +17,14 @@ from mmengine.config import Config, ConfigDict
 from mmengine.model.utils import revert_sync_batchnorm
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, DefaultScope
+from mmengine.runner import load_checkpoint
 
+from mmseg_ext import safe_loading
 from mmseg_ext.backbones import EAMLP, RMT, DeepViT, LambdaResNet
+from mmseg_ext.checkpoint import convert_official
+from mmseg_ext.checkpoint.load_report import demanding
 from tests.configs import CONFIGS
+from tests.parity import Fixture, assert_parity
 
 if importlib.util.find_spec("mmpretrain") is None:
     pytest.skip("mmpretrain is not installed", allow_module_level=True)
@@ -112,6 +117,20 @@ def test_the_classifiers_have_the_published_parameters(name):
         model = kinds[name.split("_")[0]](**backbone)
     millions = sum(p.numel() for p in model.parameters()) / 1e6
     assert millions == pytest.approx(PARAMETERS[name], abs=0.006)
+
+
+def test_converted_weights_of_a_published_classifier_are_the_models(tmp_path):
+    """What `rmt2mmseg.py --classifier` writes, loaded as `tools/test.py` loads a checkpoint."""
+    fixture = Fixture("rmt_classifier_small")
+    path = tmp_path / "rmt_small.pth"
+    torch.save(convert_official("rmt", fixture.state_dict, classifier=True), path)
+    config = load(CONFIGS / "classification/rmt_small_imagenet_300e.py")
+    classifier = build(config.model.to_dict()).eval()
+    with safe_loading(), demanding(whole=True):
+        load_checkpoint(classifier, str(path), map_location="cpu")
+    with torch.no_grad():
+        logits = classifier(fixture.inputs["img"], mode="tensor")
+    assert_parity(logits, fixture.outputs["logits"])
 
 
 @pytest.mark.parametrize("kind", ["RMT", "LambdaResNet", "DeepViT", "EAMLP"])
