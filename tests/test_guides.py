@@ -5,6 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import mmseg
 import numpy as np
 import pytest
 from PIL import Image
@@ -50,6 +51,51 @@ def test_own_head(clone):
     assert "mIoU" in trained
     assert "same class 100.000%" in exported
     assert (clone / "my_head.pt2").stat().st_size > 1e6
+
+
+MY_DATA = """
+crop_size = (64, 64)
+load = [dict(type="LoadImageFromFile"), dict(type="LoadAnnotations")]
+pipeline = [*load, dict(type="PackSegInputs")]
+train_dataloader = dict(
+    batch_size=2, num_workers=0, sampler=dict(type="InfiniteSampler", shuffle=True),
+    dataset=dict(
+        type="CityscapesDataset", data_root="data/mine", img_suffix=".png", seg_map_suffix=".png",
+        data_prefix=dict(img_path="images", seg_map_path="labels"), pipeline=pipeline,
+    ),
+)
+val_dataloader = {**train_dataloader, "sampler": dict(type="DefaultSampler", shuffle=False)}
+test_dataloader = val_dataloader
+val_evaluator = test_evaluator = dict(type="IoUMetric", iou_metrics=["mIoU"])
+"""
+
+
+def test_the_readmes_config_on_mmsegmentations_own_bases(tmp_path):
+    """Trained by mmengine's own Runner, and its checkpoint tested."""
+    (snippet,) = re.findall(
+        r"^## Use a head in your own config\n\n```python\n(.*?)^```$",
+        (ROOT / "README.md").read_text(),
+        re.M | re.S,
+    )
+    bases = Path(mmseg.__file__).parent / ".mim" / "configs" / "_base_"
+    shutil.copytree(bases, tmp_path / "configs/_base_")
+    (tmp_path / "configs/_base_/datasets/my_data.py").write_text(MY_DATA)
+    (tmp_path / "configs/mine.py").write_text(snippet)
+    random = np.random.RandomState(0)
+    for kind, shape in (("images", (64, 64, 3)), ("labels", (64, 64))):
+        (tmp_path / "data/mine" / kind).mkdir(parents=True)
+        for i in range(2):
+            pixels = random.randint(0, 19, shape).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / f"data/mine/{kind}/{i}.png")
+    short = "train_cfg.max_iters=2 train_cfg.val_interval=2 default_hooks.checkpoint.interval=2"
+    for command in (
+        f"train.py configs/mine.py --cfg-options model.pretrained=None {short}",
+        "test.py configs/mine.py work_dirs/mine/iter_2.pth",
+    ):
+        line = f"cd {tmp_path} && {sys.executable} {ROOT}/tools/{command}"
+        result = run("bash", "-c", line, PYTHONPATH=str(ROOT))
+        assert result.returncode == 0, result.stderr
+    assert "mIoU" in result.stdout + result.stderr
 
 
 def test_own_dataset(clone):

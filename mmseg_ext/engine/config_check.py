@@ -14,6 +14,7 @@ finds, in the order in which a reader would look for them:
 Each ends in one `LaunchError` that names the key, its value and what is legal.
 """
 
+import copy
 import difflib
 import importlib
 import inspect
@@ -489,7 +490,8 @@ def _built_without_data(models: Registry, config: Mapping) -> nn.Module | None:
     """The model on the meta device; None where it cannot be built there for a reason of its own."""
     try:
         with torch.device("meta"), DefaultScope.overwrite_default_scope("mmseg"):
-            return models.build(config)
+            # A copy: mmseg's EncoderDecoder moves `pretrained` within the config that it is given.
+            return models.build(copy.deepcopy(config))
     except (ValueError, TypeError, KeyError, AssertionError, IndexError) as error:
         raise LaunchError(f"model: {_one_line(error)}") from error
     except (RuntimeError, NotImplementedError):  # it reads values of tensors while it is built

@@ -100,6 +100,14 @@ def test_an_option_that_nothing_reads_is_refused(key, told):
         check_options(Config.fromfile(CONFIGS / "ea_r18_shapes.py"), {key: 1})
 
 
+def test_the_config_stays_as_it_was():
+    """mmseg's EncoderDecoder writes into the config that it is built from."""
+    cfg = wrong("model.pretrained", "open-mmlab://resnet50_v1c")
+    before = cfg.to_dict()
+    check_config(cfg, "train")
+    assert cfg.to_dict() == before
+
+
 def test_batch_norm_over_one_value_is_refused_where_the_batch_has_one():
     """PSPNet's pooling to 1x1 leaves one value for each channel of one image."""
     pool = {"_delete_": True, "type": "PSPHead", "in_channels": 128, "in_index": 3}
