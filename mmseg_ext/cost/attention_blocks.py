@@ -161,7 +161,8 @@ class Entry(NamedTuple):
 
 def criss_cross_attention() -> type[nn.Module] | None:
     """mmcv's criss-cross attention; None where mmcv has no compiled ops, whose package holds it."""
-    if importlib.util.find_spec("mmcv._ext") is None:
+    extension = importlib.util.find_spec("mmcv._ext")
+    if extension is None or not extension.has_location:  # operators_in_pytorch has no file of it
         return None
     from mmcv.ops import CrissCrossAttention
 
