@@ -70,7 +70,7 @@ def _mmpretrain():
         sys.modules[transforms.__name__] = transforms
     yield
     for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-        if not hasattr(sys.modules[name], "__file__"):
+        if "__file__" not in vars(sys.modules[name]):  # the stand-ins have every attribute
             del sys.modules[name]
 
 
