@@ -89,8 +89,9 @@ def train_steps(name: str, mode: str, device: torch.device, steps: int = 3) -> l
         sample.set_data(dict(gt_sem_seg=_pixels(labels)))
         samples.append(sample)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    kinds = dict(dtype="bfloat16") if mode == "amp" else dict(enabled=False)
-    wrapper = PortableAmpOptimWrapper(optimizer=optimizer, **kinds) if mode == "amp" else None
+    wrapper = (
+        PortableAmpOptimWrapper(dtype="bfloat16", optimizer=optimizer) if mode == "amp" else None
+    )
     forward = torch.compile(model.forward) if mode == "compile" else model.forward
     losses = []
     with _deterministic(mode == "deterministic"):

@@ -109,7 +109,8 @@ def test_resume_prefers_the_own_work_directory_to_a_configs_load_from(trained, t
     Path(latest).write_bytes(b"")
     (tmp_path / "work/last_checkpoint").write_text(str(tmp_path / "iter_9.pth"))
     message = fails(train, config, "--work-dir", tmp_path / "work", "--resume")
-    assert f"last_checkpoint names '{tmp_path}/work/iter_9.pth', which is not there" in message
+    missing = tmp_path / "work" / "iter_9.pth"
+    assert f"last_checkpoint names '{missing}', which is not there" in message
     assert "--cfg-options load_from=FILE" in message
 
 
