@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Test under Slurm: tools/slurm_test.sh PARTITION JOB_NAME CONFIG CHECKPOINT [flags of test.py]
-# GPUS in total, GPUS_PER_NODE, CPUS_PER_TASK and SRUN_ARGS come from the environment.
+# The environment is that of tools/slurm_train.sh.
 set -euo pipefail
 
 if [ $# -lt 4 ]; then
@@ -8,17 +8,4 @@ if [ $# -lt 4 ]; then
         "CHECKPOINT [flags of test.py]" >&2
     exit 2
 fi
-HERE=$(dirname "$0")
-GPUS_PER_NODE=${GPUS_PER_NODE:-4}
-
-# SRUN_ARGS is a list of words: it is meant to be split.
-# shellcheck disable=SC2086
-PYTHONPATH="$HERE/..:${PYTHONPATH:-}" exec srun -p "$1" \
-    --job-name="$2" \
-    --gres=gpu:"$GPUS_PER_NODE" \
-    --ntasks="${GPUS:-4}" \
-    --ntasks-per-node="$GPUS_PER_NODE" \
-    --cpus-per-task="${CPUS_PER_TASK:-5}" \
-    --kill-on-bad-exit=1 \
-    ${SRUN_ARGS:-} \
-    "${PYTHON:-python}" -u "$HERE/test.py" "$3" "$4" --launcher slurm "${@:5}"
+MMSEG_EXT_TOOL=test exec "$(dirname "$0")/slurm_train.sh" "$@"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Train under Slurm: tools/slurm_train.sh PARTITION JOB_NAME CONFIG [flags of train.py]
-# GPUS in total, GPUS_PER_NODE, CPUS_PER_TASK and SRUN_ARGS come from the environment.
+# GPUS in total, GPUS_PER_NODE, CPUS_PER_TASK and SRUN_ARGS come from the environment. Processes that
+# see no GPU talk over gloo. slurm_test.sh starts this with MMSEG_EXT_TOOL=test.
 set -euo pipefail
 
 if [ $# -lt 3 ]; then
@@ -21,4 +22,4 @@ PYTHONPATH="$HERE/..:${PYTHONPATH:-}" exec srun -p "$1" \
     --cpus-per-task="${CPUS_PER_TASK:-5}" \
     --kill-on-bad-exit=1 \
     ${SRUN_ARGS:-} \
-    "${PYTHON:-python}" -u "$HERE/train.py" "$3" --launcher slurm "${@:4}"
+    "${PYTHON:-python}" -u "$HERE/${MMSEG_EXT_TOOL:-train}.py" --launcher slurm "${@:3}"

@@ -18,6 +18,7 @@ from mmseg_ext.checkpoint.errors import CheckpointError
 from mmseg_ext.datasets.files import MissingDataError, UnreadableFileError
 from mmseg_ext.datasets.labels import LabelError
 from mmseg_ext.engine.config_options import ConfigOptions
+from mmseg_ext.engine.distributed import slurm_process
 from mmseg_ext.engine.launch_error import LaunchError
 from mmseg_ext.engine.run_error import SAFE_UNTIL_NOW, RunError
 
@@ -55,10 +56,9 @@ def common_flags(parser: argparse.ArgumentParser) -> None:
 def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """The flags; the launcher's numbers of this process become torch's."""
     args = parser.parse_args(argv)
-    if args.launcher == "slurm":  # its own names, until mmengine has started the process group
-        for name, given in (("RANK", "SLURM_PROCID"), ("LOCAL_RANK", "SLURM_LOCALID")):
-            if given in os.environ:
-                os.environ.setdefault(name, os.environ[given])
+    if args.launcher == "slurm":  # its own names, before there is a process group
+        for name, value in slurm_process().items():
+            os.environ.setdefault(name, value)
     os.environ.setdefault("LOCAL_RANK", str(args.local_rank))
     return args
 

@@ -3,10 +3,14 @@
 `init_dist` calls `torch.cuda.set_device` for every backend, and `Runner.wrap_model` passes
 `device_ids`, which `DistributedDataParallel` refuses for modules on the CPU. So the gloo group is
 made here, before the Runner, which then finds it, and the wrapper drops the device ids.
+
+Slurm's variables become torch's here too, with the same meaning as in mmengine, which does it after
+asking for a GPU.
 """
 
 import datetime
 import os
+import subprocess
 
 import torch.distributed
 from mmengine.config import Config
@@ -65,6 +69,43 @@ def _init_gloo(timeout: datetime.timedelta) -> None:
     )
 
 
+def slurm_process() -> dict[str, str]:
+    """torch's names for the numbers that Slurm gave this process, of those that it gave."""
+    given = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID", "WORLD_SIZE": "SLURM_NTASKS"}
+    return {name: os.environ[slurm] for name, slurm in given.items() if slurm in os.environ}
+
+
+def _set_slurm_rendezvous(port: int | None) -> None:
+    """The variables of `_RENDEZVOUS`: the first host of the job, and its port 29500 or `port`.
+
+    MASTER_ADDR and, without `port`, MASTER_PORT stay as they are where they are set.
+
+    Raises:
+        LaunchError: outside a job step of Slurm, or where no host can be found.
+    """
+    process = slurm_process()
+    if len(process) < 3:
+        raise LaunchError(
+            "--launcher slurm: SLURM_PROCID, SLURM_LOCALID and SLURM_NTASKS are not all set; start "
+            "through tools/slurm_train.sh, tools/slurm_test.sh or srun"
+        )
+    os.environ.update(process)
+    os.environ["MASTER_PORT"] = str(port or os.environ.get("MASTER_PORT", 29500))
+    if "MASTER_ADDR" not in os.environ:
+        os.environ["MASTER_ADDR"] = _first_host(os.environ.get("SLURM_NODELIST", ""))
+
+
+def _first_host(nodes: str) -> str:
+    command = ["scontrol", "show", "hostnames", nodes]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError) as error:
+        raise LaunchError(
+            f"--launcher slurm: `{' '.join(command)}` names no host; set MASTER_ADDR to the first "
+            "machine of the job"
+        ) from error
+
+
 def init_distributed(cfg: Config) -> None:
     """On a machine without an accelerator: make the gloo group and choose the CPU's wrapper.
 
@@ -73,7 +114,7 @@ def init_distributed(cfg: Config) -> None:
 
     Raises:
         LaunchError: if the launcher's environment variables are missing, or the launcher is not
-            `pytorch` although there is no accelerator.
+            `pytorch` or `slurm` although there is no accelerator.
     """
     if cfg.launcher == "none":
         return
@@ -84,16 +125,18 @@ def init_distributed(cfg: Config) -> None:
                 f"--launcher pytorch: the variables {', '.join(missing)} are not set; start "
                 "through tools/dist_train.sh, tools/dist_test.sh or torchrun"
             )
+    settings = cfg.get("env_cfg", {}).get("dist_cfg", {})
+    if cfg.launcher == "slurm":
+        _set_slurm_rendezvous(settings.get("port"))
     if get_device() != "cpu":
         return
-    if cfg.launcher != "pytorch":
+    if cfg.launcher not in ("pytorch", "slurm"):
         raise LaunchError(
             f"--launcher {cfg.launcher} needs GPUs and none is visible; on the CPU start through "
             "tools/dist_train.sh, which uses --launcher pytorch"
         )
     if not torch.distributed.is_initialized():
-        seconds = cfg.get("env_cfg", {}).get("dist_cfg", {}).get("timeout", 1800)
-        _init_gloo(datetime.timedelta(seconds=seconds))
+        _init_gloo(datetime.timedelta(seconds=settings.get("timeout", 1800)))
     wrapper = cfg.get("model_wrapper_cfg") or {
         "broadcast_buffers": False,
         "find_unused_parameters": cfg.get("find_unused_parameters", False),

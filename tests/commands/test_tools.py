@@ -16,25 +16,68 @@ TOOLS = ROOT / "tools"
 SCRIPTS = ("dist_train.sh", "dist_test.sh", "slurm_train.sh", "slurm_test.sh")
 
 
+# Stand-ins for two commands of a Slurm cluster: `srun` starts the tasks with the variables that
+# Slurm sets, all on this machine; `scontrol` knows its one node.
+SRUN = """#!/usr/bin/env bash
+while [[ $1 == -* ]]; do
+    case $1 in
+        -p) shift ;;
+        --ntasks=*) export SLURM_NTASKS=${1#*=} ;;
+    esac
+    shift
+done
+export SLURM_JOB_ID=7 SLURM_NODELIST='node[3]'
+tasks=()
+for ((i = 0; i < SLURM_NTASKS; i++)); do
+    SLURM_PROCID=$i SLURM_LOCALID=$i "$@" &
+    tasks+=($!)
+done
+for task in "${tasks[@]}"; do wait "$task" || status=$?; done
+exit "${status:-0}"
+"""
+SCONTROL = """#!/usr/bin/env bash
+[ "$*" = 'show hostnames node[3]' ] && echo 127.0.0.1
+"""
+
+
+def slurm(folder: Path, tool: str, *arguments: str | Path):
+    """`tools/slurm_<tool>.sh` with two tasks."""
+    commands = folder / "commands"
+    commands.mkdir(exist_ok=True)
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o755)
+    return run(
+        TOOLS / f"slurm_{tool}.sh",
+        "part",
+        "job",
+        *arguments,
+        PATH=f"{commands}{os.pathsep}{os.environ['PATH']}",
+        GPUS="2",
+        MASTER_PORT=free_port(),
+    )
+
+
 @pytest.mark.distributed
-def test_two_processes_train_as_one_with_the_whole_batch(tmp_path, monkeypatch):
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("slurm", marks=pytest.mark.slow)])
+def test_two_processes_train_as_one_with_the_whole_batch(tmp_path, monkeypatch, launcher):
     """Five steps: gloo, 2 processes x 2 images against one process x 4 of the same images."""
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     config = write_config(tmp_path, "custom_hooks = [dict(type='RecordLoss', path='')]\n")
     options = ["train_cfg.max_iters=5", "train_cfg.val_interval=5"]
-    result = run(
-        TOOLS / "dist_train.sh",
-        config,
-        "2",
+    flags = [
         "--work-dir",
         tmp_path / "two",
         "--cfg-options",
         "train_dataloader.batch_size=2",
         f"custom_hooks.0.path={tmp_path / 'two.loss'}",
         *options,
-        PORT=free_port(),
-    )
+    ]
+    if launcher == "slurm":
+        result = slurm(tmp_path, "train", config, *flags)
+    else:
+        result = run(TOOLS / "dist_train.sh", config, "2", *flags, PORT=free_port())
     assert result.returncode == 0, result.stderr
     train(
         [
@@ -65,6 +108,17 @@ def test_two_processes_train_as_one_with_the_whole_batch(tmp_path, monkeypatch):
     scores = [validated_miou(tmp_path / name) for name in ("two", "one")]
     assert scores[0] == pytest.approx(scores[1], rel=1e-6)
     assert 0 < scores[0] < 100
+
+    if launcher == "slurm":  # one log, one record of the start, and the test of the checkpoint
+        assert len(list((tmp_path / "two").glob("2*/*.log"))) == 1
+        (record,) = (tmp_path / "two").glob("2*/run.json")
+        started = json.loads(record.read_text())
+        assert (started["world_size"], started["launched"]) == (2, {"SLURM_JOB_ID": "7"})
+        checkpoint = tmp_path / "two/iter_5.pth"
+        result = slurm(tmp_path, "test", config, checkpoint, "--work-dir", tmp_path / "tested")
+        assert result.returncode == 0, result.stderr
+        (metrics,) = (tmp_path / "tested").glob("2*/2*.json")
+        assert json.loads(metrics.read_text())["mIoU"] == pytest.approx(scores[0], rel=1e-6)
 
 
 def validated_miou(work_dir: Path) -> float:
@@ -173,10 +227,10 @@ def test_slurm_scripts_start_srun(kind, tmp_path):
         "python3",
         "-u",
         f"{TOOLS}/{kind}.py",
-        "c.py",
-        *checkpoint,
         "--launcher",
         "slurm",
+        "c.py",
+        *checkpoint,
         "--x",
     ]
 

@@ -262,7 +262,20 @@ def test_flags_that_need_a_launcher(tmp_path):
     work = ["--work-dir", tmp_path / "work"]
     message = fails(train, config, *work, "--launcher", "pytorch")
     assert "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not set" in message
-    assert "needs GPUs" in fails(train, config, *work, "--launcher", "slurm")
+    assert "needs GPUs" in fails(train, config, *work, "--launcher", "mpi")
+    message = fails(train, config, *work, "--launcher", "slurm")
+    assert "SLURM_PROCID, SLURM_LOCALID and SLURM_NTASKS are not all set" in message
+
+
+@pytest.mark.usefixtures("_one_process_of_torchrun")
+def test_a_slurm_job_whose_first_machine_is_unknown_names_the_remedy(tmp_path, monkeypatch):
+    monkeypatch.delenv("MASTER_ADDR")
+    for name, value in (("PROCID", "0"), ("LOCALID", "0"), ("NTASKS", "2"), ("NODELIST", "n[1-2]")):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("PATH", "")
+    arguments = [write_config(tmp_path), "--work-dir", tmp_path / "work", "--launcher", "slurm"]
+    message = fails(train, *arguments)
+    assert "`scontrol show hostnames n[1-2]` names no host; set MASTER_ADDR" in message
 
 
 def test_one_slurm_task_of_a_machine_says_what_is_wrong(monkeypatch):
