@@ -57,6 +57,14 @@ def log_decays(num_heads: int, start: float, spread: float) -> Tensor:
 
 
 @_bounded_cache
+def head_decays(
+    num_heads: int, start: float, spread: float, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """`log_decays`, (n,)."""
+    return log_decays(num_heads, start, spread).to(dtype).to(device)
+
+
+@_bounded_cache
 def axis_decay(
     num_heads: int,
     start: float,

@@ -6,7 +6,8 @@ Follows: qhfan/RMT (32ea214), `segmentation/mmseg/models/backbones/RMT.py`, clas
 
 Deviations, none of which changes the published result:
 - No mask of heads x positions x positions: attention runs through the fused kernel, in slices of
-  the queries, with the bias formed from two one-dimensional decays and formed anew in the backward.
+  the queries, with the bias formed from two one-dimensional decays and formed anew in the backward,
+  or on a GPU through flex_attention, which forms it from the positions' indices.
 - Decays and rotary phases are computed in float64, cached per size, and never in the state dict.
 """
 
@@ -15,10 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mmseg_ext.layers import _flex_manhattan_attention as flex
 from mmseg_ext.layers import _streamed_manhattan_attention as streamed
 from mmseg_ext.layers._manhattan_tables import (
     axis_decay,
     bias_of,
+    head_decays,
     log_decays,
     query_slices,
     rotary_phase,
@@ -50,11 +53,16 @@ class ManhattanAttention(nn.Module):
     does; the paper's equations have none. Along H the phase between two rows is then W theta: the
     function of a trained model depends on the width of the map.
 
+    On a GPU sequences of at least `flex_from` positions run in flex_attention, with None those for
+    which it was measured faster on such a GPU (`doctor` measures it), with `math.inf` none. What is
+    computed stays the same; on a CPU it has no effect.
+
     Under autocast the phases and, on a CPU, the decays and the softmax are float32.
 
     Raises:
         ValueError: if `embed_dim` is not a multiple of `num_heads`, the head width is odd while
-            `rotary`, `decay` is unknown, or a decay would not lie between 0 and 1.
+            `rotary`, `decay` is unknown, a decay would not lie between 0 and 1, or `flex_from` is
+            not positive.
     """
 
     def __init__(
@@ -67,6 +75,7 @@ class ManhattanAttention(nn.Module):
         decay: str | None = "logit",
         lce: bool = True,
         rotary: bool = True,
+        flex_from: float | None = None,
     ):
         super().__init__()
         if num_heads < 1 or embed_dim % num_heads:
@@ -83,6 +92,8 @@ class ManhattanAttention(nn.Module):
                 f"decay_start={decay_start} must be positive and decay_range={decay_range} not "
                 "negative: a decay lies between 0 and 1"
             )
+        if flex_from is not None and not flex_from > 0:
+            raise ValueError(f"flex_from={flex_from} must be positive, or None")
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.decay_start = decay_start
@@ -90,6 +101,7 @@ class ManhattanAttention(nn.Module):
         self.decomposed = decomposed
         self.decay = decay
         self.rotary = rotary
+        self.flex_from = flex_from
         self.q_proj = nn.Linear(embed_dim, embed_dim)
         self.k_proj = nn.Linear(embed_dim, embed_dim)
         self.v_proj = nn.Linear(embed_dim, embed_dim)
@@ -133,13 +145,16 @@ class ManhattanAttention(nn.Module):
         """New values (B, H, W, n, d) by attention along an axis, or over the map."""
         shape = v.shape
         q, k, v = (_to_sequences(x, axis) for x in (q, k, v))
+        decay = (self.num_heads, self.decay_start, self.decay_range)
+        printed = self.decay == "product"
         if self.decay is None:
             out = F.scaled_dot_product_attention(q, k, v)
+        elif flex.pays(q, len(lengths), self.flex_from):
+            out = flex.attend(q, k, v, head_decays(q, *decay), lengths, printed)
         else:
-            decay = (self.num_heads, self.decay_start, self.decay_range)
             tables = tuple(axis_decay(q, *decay, length) for length in lengths)
             way = streamed.attend if streamed.pays(q, tables) else attend
-            out = way(q, k, v, tables, printed=self.decay == "product")
+            out = way(q, k, v, tables, printed)
         return _from_sequences(out, shape, axis)
 
 
