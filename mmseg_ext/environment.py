@@ -101,7 +101,9 @@ def stack_problem(stack: tuple[Requirement, ...] = STACK) -> str | None:
             return f"mmseg_ext: the package {name!r} is not installed; run: {INSTALL}"
         try:
             module = _import(name)
-            version = getattr(module, "__version__", "0")
+            version = str(getattr(module, "__version__", None))
+            if not _release(version):
+                return f"mmseg_ext: {name} is of unknown version ({version}); run: {INSTALL}"
             if _release(version) < _release(requirement.lowest):
                 return (
                     f"mmseg_ext: {name} {version} is older than {requirement.lowest}, the oldest "

@@ -10,6 +10,7 @@ import json
 import platform
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,11 @@ from mmseg_ext.cost.devices import usable_device
 from mmseg_ext.doctor.checks import checks, perform
 from mmseg_ext.version import __version__
 
+# What the checks do on purpose, or what is mmsegmentation's own.
+_EXPECTED_WARNINGS = (
+    "Default ``avg_non_ignore`` is False",
+    "flex_attention called without torch.compile",
+)
 _STYLES = {"ok": "green", "slow": "yellow", "FAIL": "bold red", "skipped": "dim"}
 
 
@@ -52,10 +58,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         device = usable_device(args.device)
     except ValueError as error:
         parser.error(str(error))
+    if device.type not in ("cpu", "cuda"):
+        parser.error(f"device {args.device!r}: the doctor knows cuda, cuda:N and cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # of which memory is measured
     missing = [path for path in args.config if not Path(path).is_file()]
     if missing:
         parser.error(f"--config: there is no file {', '.join(missing)}")
-    rows = _run(device, args)
+    with warnings.catch_warnings():
+        for message in _EXPECTED_WARNINGS:
+            warnings.filterwarnings("ignore", message=message)
+        rows = _run(device, args)
     counts = Counter(row["status"] for row in rows)
     print(", ".join(f"{counts[status]} {status}" for status in _STYLES if counts[status]))
     if args.json is not None:

@@ -5,7 +5,6 @@ that a machine that cannot do something gets a line about it and the rest still 
 """
 
 import copy
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -17,8 +16,9 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from mmseg_ext.cost.measure import median_ratio, paired_times, peak_memory
-from mmseg_ext.doctor import processes, published_cases, small_runs
+from mmseg_ext.doctor import flex_attention, processes, published_cases, small_runs
+from mmseg_ext.doctor.compiling import check_compiled, require_compiler
+from mmseg_ext.doctor.contest import MEBI, contest, sentence, speedup
 from mmseg_ext.doctor.findings import Check, Finding, Unavailable
 from mmseg_ext.doctor.published_cases import Case
 from mmseg_ext.environment import describe, stack_problem
@@ -32,10 +32,9 @@ from mmseg_ext.layers import (
 )
 from mmseg_ext.layers import _blocked_re_attention as blocked
 from mmseg_ext.layers import _composed_external_attention as composed
+from mmseg_ext.layers import _flex_manhattan_attention as flex
 from mmseg_ext.layers import _fourier_lambdas as fourier
 from mmseg_ext.layers import _streamed_manhattan_attention as streamed
-
-MEBI = 2**20
 
 
 def perform(check: Check) -> Finding:
@@ -74,6 +73,9 @@ def checks(
         yield Check("files", "resume", partial(small_runs.check_resume, device))
     for name, build in LAYERS.items():
         yield Check("speed", name, partial(_speed, build, device, quick))
+    yield from flex_attention.checks(device, quick)
+    for name in COMPILED:
+        yield Check("compiled", name, partial(_compiled, LAYERS[name], device, quick))
     if problem is None:
         for path in configs:
             yield Check("configs", Path(path).stem, partial(small_runs.check_config, path, device))
@@ -155,7 +157,7 @@ def _error(pairs: list[tuple[Tensor, Tensor]]) -> float:
 def plain_forms() -> Iterator[None]:
     """Within, every layer runs its equations in the published order: no fast form pays."""
     with ExitStack() as stack:
-        for fast in (composed, streamed, fourier, blocked):
+        for fast in (composed, flex, streamed, fourier, blocked):
             stack.enter_context(mock.patch.object(fast, "pays", lambda *args: False))
         yield
 
@@ -216,6 +218,7 @@ LAYERS: dict[str, Callable[[], Layer]] = {
     ),
     "re-attention": lambda: Layer(ReAttention(128, 8), (2, 50, 128), (2, 785, 128)),
 }
+COMPILED = ("external attention", "lambda layer")
 
 
 def _gradients(build: Callable[[], Layer], device: torch.device) -> Finding:
@@ -243,33 +246,35 @@ def _gradients_of(
 
 
 def _speed(build: Callable[[], Layer], device: torch.device, quick: bool) -> Finding:
-    """Training step and inference of the layer against its plain form: ratios, and peak memory."""
+    """Training and inference of the layer against its plain form: ratios, and peak memory."""
+    module, x = _large(build, device, quick)
+    forms = {"ours": partial(module, x), "plain": partial(_plainly(module), x)}
+    parts, ratios = [], []
+    for name in ("training", "inference"):
+        module.train(name == "training")
+        leaves = [x, *module.parameters()] if name == "training" else None
+        results = contest(forms, leaves, device, rounds=3 if quick else 10)
+        ratios.append(speedup(results, "ours", "plain"))
+        parts.append(sentence(name, results, "ours", "plain"))
+    return Finding("ok" if min(ratios) >= 0.8 else "slow", "; ".join(parts))
+
+
+def _large(
+    build: Callable[[], Layer], device: torch.device, quick: bool
+) -> tuple[nn.Module, Tensor]:
+    """The layer and a large input, with `quick` of one image, on the device."""
     torch.manual_seed(0)
     layer = build()
-    module = layer.module.to(device)
-    x = torch.randn(layer.large, device=device, requires_grad=True)
-    forms = {"ours": module, "plain": _plainly(module)}
+    batch = 1 if quick else layer.large[0]
+    x = torch.randn(batch, *layer.large[1:], device=device, requires_grad=True)
+    return layer.module.to(device), x
 
-    def training(forward: Callable[[Tensor], Tensor]) -> None:
-        module.zero_grad(set_to_none=True)
-        forward(x).square().mean().backward()
 
-    @torch.no_grad()
-    def inference(forward: Callable[[Tensor], Tensor]) -> None:
-        forward(x)
-
-    rounds = 3 if quick else 10
-    parts, ratios = [], []
-    for name, step in (("training", training), ("inference", inference)):
-        module.train(name == "training")
-        runs = {key: partial(step, forward) for key, forward in forms.items()}
-        times = paired_times(runs, rounds=rounds, warmup=1)
-        ratios.append(median_ratio(times["plain"], times["ours"]))
-        memory = [peak_memory(run, device) / MEBI for run in runs.values()]
-        seconds = statistics.median(times["ours"])
-        share = f"{memory[0]:.0f} of {memory[1]:.0f} MiB"
-        parts.append(f"{name} {1e3 * seconds:.1f} ms, x{ratios[-1]:.2f}, {share}")
-    return Finding("ok" if min(ratios) >= 0.8 else "slow", "; ".join(parts))
+def _compiled(build: Callable[[], Layer], device: torch.device, quick: bool) -> Finding:
+    if quick:
+        raise Unavailable("a compiler takes longer than --quick has; run without it")
+    module, x = _large(build, device, quick)
+    return check_compiled(module, x, device, rounds=10)
 
 
 # --- whole models -------------------------------------------------------------------------------
@@ -285,6 +290,8 @@ def _training_checks(device: torch.device, quick: bool) -> Iterator[Check]:
 
 
 def _training(name: str, mode: str, device: torch.device) -> Finding:
+    if mode == "compile":
+        require_compiler(device)
     start = time.perf_counter()
     losses = small_runs.train_steps(name, mode, device)
     seconds = time.perf_counter() - start

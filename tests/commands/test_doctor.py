@@ -7,10 +7,11 @@ import torch
 
 from mmseg_ext.commands import doctor
 from mmseg_ext.doctor import checks as module
-from mmseg_ext.doctor import processes, published_cases, small_runs
+from mmseg_ext.doctor import flex_attention, processes, published_cases, small_runs
 from mmseg_ext.doctor.findings import Check, Finding
-from mmseg_ext.layers import ManhattanAttention
+from mmseg_ext.layers import ExternalAttention2d, ManhattanAttention
 from mmseg_ext.layers import _composed_external_attention as composed
+from mmseg_ext.layers import _flex_manhattan_attention as flex
 
 CPU = torch.device("cpu")
 
@@ -40,6 +41,66 @@ def test_a_wrong_gradient_is_reported(monkeypatch):
     forward = composed.forward
     monkeypatch.setattr(composed, "forward", lambda m, x: forward(m, 2 * x - x.detach()))
     assert found("gradients", "external attention")["external attention"].status == "FAIL"
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_is_right_or_reported(monkeypatch):
+    assert flex_attention.check_values((5, 7), True, CPU).status == "ok"
+    attend = flex.attend
+    monkeypatch.setattr(flex, "attend", lambda *args: attend(*args) * 1.0005)
+    finding = flex_attention.check_values((9,), False, CPU)
+    assert finding.status == "FAIL" and finding.figure.startswith("float32 5.0e-04")
+
+
+def test_flex_attentions_speed_gives_the_tables_entry(monkeypatch):
+    """The attention of a GPU, run on a CPU: PyTorch's reference, in both directions."""
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *args: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    ratios = {}
+
+    def least(measured):
+        ratios.update(measured)
+        return 30
+
+    monkeypatch.setattr(flex_attention, "least_paying", least)
+    finding = flex_attention.measure([(2, 3), (5, 6)], torch.float32, CPU, rounds=1)
+    assert set(ratios) == {6, 30} and all(r > 0 for r in ratios.values())
+    assert "MEASURED[('sm_90', 'float32', 'map')] = 30" in finding.figure
+
+
+@pytest.mark.parametrize(
+    ("ratios", "least"),
+    [
+        ({256: 0.8, 1024: 1.3, 4096: 2.0}, 1024),
+        ({256: 1.1, 1024: 1.3}, 256),
+        ({256: 1.3, 1024: 0.9}, None),
+        ({256: 1.3, 1024: 0.9, 4096: 1.2}, 4096),
+    ],
+)
+def test_the_length_from_which_it_pays(ratios, least):
+    assert flex_attention.least_paying(ratios) == least
+
+
+def test_a_cpu_is_not_asked_for_flex_attentions_speed():
+    findings = found("flex_attention", "speed", quick=False)
+    assert {f.status for f in findings.values()} == {"skipped"}
+
+
+def test_compiled_against_eager(monkeypatch):
+    layer = module.Layer(ExternalAttention2d(16, 4), (), (1, 16, 6, 6))
+    monkeypatch.setitem(module.LAYERS, "external attention", lambda: layer)
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda m: compiled.append(m) or m)
+    findings = found("compiled", "external attention", quick=False)
+    assert findings["external attention"].status == "ok" and compiled == [layer.module]
+    assert {f.status for f in found("compiled").values()} == {"skipped"}  # quick
+
+
+def test_without_a_compiler_compiling_is_skipped(monkeypatch):
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
+    findings = found("training", "compile", quick=False) | found("compiled", quick=False)
+    assert {f.status for f in findings.values()} == {"skipped"}
+    assert all("install g++" in f.figure for f in findings.values())
 
 
 def test_a_device_out_of_memory_is_reported(monkeypatch):
@@ -102,7 +163,13 @@ def test_the_command_writes_its_findings_and_fails_where_one_does(monkeypatch, t
 
 
 @pytest.mark.parametrize(
-    "argv", [["--device", "cuda:93"], ["--device", "tpu"], ["--config", "no/such.py"]]
+    "argv",
+    [
+        ["--device", "cuda:93"],
+        ["--device", "tpu"],
+        ["--device", "meta"],
+        ["--config", "no/such.py"],
+    ],
 )
 def test_wrong_arguments_end_in_one_line(argv, capsys):
     with pytest.raises(SystemExit) as end:
