@@ -1,10 +1,12 @@
 """Shared set-up: the registry's scope, one seed per test, and runs that share no logger."""
 
+import gc
 from pathlib import Path
 
 import pytest
 import torch
 from mmengine.logging import MMLogger
+from mmengine.registry import DefaultScope
 from mmseg.visualization import SegLocalVisualizer
 
 from mmseg_ext import register_all_modules
@@ -35,9 +37,22 @@ def pytest_collection_modifyitems(items):
             item.add_marker("slow")
 
 
+def pytest_collection_finish():
+    """What is imported stays: the collections of every run need not look through it again."""
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _registered():
     register_all_modules()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _configs_as_they_come():
+    """A run writes its config seven times; to format it each time takes longer than the steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("yapf.yapflib.yapf_api.FormatCode", lambda text, **_: (text, True))
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -46,10 +61,11 @@ def _seeded():
 
 
 @pytest.fixture(autouse=True)
-def _own_loggers_and_visualizers():
-    """mmengine keeps both by name for the process, so that a later run would log into an earlier's.
+def _own_instances():
+    """mmengine keeps loggers and visualizers by name: a later run would log into an earlier's.
 
-    Cleared before the test, for what its wider fixtures left, and after it, for the next ones'.
+    And the scope of the last run, in which a segmentor is not found after a detector. All are
+    cleared before the test, for what its wider fixtures left, and after it, for the next ones'.
     """
     _forget_instances()
     yield
@@ -59,3 +75,5 @@ def _own_loggers_and_visualizers():
 def _forget_instances():
     SegLocalVisualizer._instance_dict.clear()
     MMLogger._instance_dict.clear()
+    DefaultScope._instance_dict.clear()
+    DefaultScope.get_instance("mmseg", scope_name="mmseg")

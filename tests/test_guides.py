@@ -1,8 +1,8 @@
 """The guides' files and commands, in a copy of the repository, as a reader would follow them."""
 
 import re
+import shlex
 import shutil
-import sys
 from pathlib import Path
 
 import mmseg
@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.configs import CONFIGS
-from tests.engine.runs import ROOT, run
+from tests.engine.runs import ROOT, run_script
 
 FILE = re.compile(r"^`(?P<name>[\w/.]+)`:\n\n```python\n(?P<text>.*?)^```$", re.M | re.S)
 COMMANDS = re.compile(r"^```console\n(.*?)^```$", re.M | re.S)
@@ -35,9 +35,10 @@ def follow(guide: str, folder: Path) -> list[str]:
     printed = []
     for line in "".join(COMMANDS.findall(text)).splitlines():
         local = line.startswith("PYTHONPATH=. ")
-        line = line.removeprefix("PYTHONPATH=. ").replace("python", sys.executable, 1)
+        python, *words = shlex.split(line.removeprefix("PYTHONPATH=. "))
+        assert python == "python"
         path = f"{folder}:{ROOT}" if local else str(ROOT)
-        result = run("bash", "-c", f"cd {folder} && {line}", PYTHONPATH=path)
+        result = run_script(*words, folder=folder, PYTHONPATH=path)
         assert result.returncode == 0, f"{line}\n{result.stdout}\n{result.stderr}"
         printed.append(result.stdout + result.stderr)
     return printed
@@ -92,8 +93,8 @@ def test_the_readmes_config_on_mmsegmentations_own_bases(tmp_path):
         f"train.py configs/mine.py --cfg-options model.pretrained=None {short}",
         "test.py configs/mine.py work_dirs/mine/iter_2.pth",
     ):
-        line = f"cd {tmp_path} && {sys.executable} {ROOT}/tools/{command}"
-        result = run("bash", "-c", line, PYTHONPATH=str(ROOT))
+        tool, *words = command.split()
+        result = run_script(ROOT / "tools" / tool, *words, folder=tmp_path)
         assert result.returncode == 0, result.stderr
     assert "mIoU" in result.stdout + result.stderr
 

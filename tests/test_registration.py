@@ -81,12 +81,18 @@ def test_import_without_the_stack(missing, tmp_path):
     assert f"'{first}' is not installed" in error and "pip install onedl-mmcv" in error
 
 
-@pytest.mark.parametrize("room", ["backbones", "decode_heads"])
-def test_heads_and_backbones_name_the_missing_stack(room, tmp_path):
-    result = run(f"from mmseg_ext.{room} import *", tmp_path, ("mmcv",))
-    line = result.stderr.strip().splitlines()[-1]
-    assert line.startswith("mmseg_ext.environment.StackError: mmseg_ext: the package 'mmcv' is not")
-    assert "pip install onedl-mmcv" in line
+def test_heads_and_backbones_name_the_missing_stack(tmp_path):
+    code = (
+        "import importlib\n"
+        "for room in ('backbones', 'decode_heads'):\n"
+        "    try:\n        importlib.import_module(f'mmseg_ext.{room}')\n"
+        "    except Exception as error:\n        print(type(error).__name__, error)\n"
+    )
+    lines = run(code, tmp_path, ("mmcv",)).stdout.strip().splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert line.startswith("StackError mmseg_ext: the package 'mmcv' is not")
+        assert "pip install onedl-mmcv" in line
 
 
 OTHER_PACKAGE = """
@@ -115,15 +121,6 @@ def test_another_package_finds_backbones_runner_and_hooks(with_mmseg, tmp_path):
     assert others == str([*["mmseg_ext"] * 5, "DurableRunner", "HeldPolyLR"]) + " CheckedLoadImage"
 
 
-def test_layers_import_torch_alone(tmp_path):
-    code = (
-        "import sys, mmseg_ext.layers\n"
-        "print([m for m in sys.modules if m.split('.')[0] in ('mmcv', 'mmengine', 'mmseg')"
-        " and sys.modules[m] is not None])"
-    )
-    assert run(code, tmp_path, STACK).stdout.strip() == "[]"
-
-
 def test_environment_table(tmp_path):
     result = run(["-m", "mmseg_ext", "env"], tmp_path)
     assert result.returncode == 0
@@ -131,10 +128,7 @@ def test_environment_table(tmp_path):
         assert word in result.stdout
 
 
-@pytest.mark.parametrize(
-    "args",
-    [["-m", "mmseg_ext", "env"], ["tools/train.py", "c.py"], ["tools/test.py", "c.py", "w.pth"]],
-)
+@pytest.mark.parametrize("args", [["-m", "mmseg_ext", "env"], ["tools/train.py", "c.py"]])
 def test_commands_without_the_stack_say_what_to_install(args, tmp_path):
     result = run(args, tmp_path, ("mmseg", "mmdet", "mmpretrain"))
     assert result.returncode != 0

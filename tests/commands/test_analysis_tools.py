@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from mmseg_ext.commands import cost_table as cost_command
 from mmseg_ext.commands import publish_model as publishing
 from mmseg_ext.commands._stock_tool import stock_tool
 from tests.configs import CONFIGS
+from tests.engine.runs import run_script
 
 TOOLS = CONFIGS.parent / "tools" / "analysis_tools"
 CONFIG = str(CONFIGS / "ea_r18_shapes.py")
@@ -28,8 +28,7 @@ CONFIG = str(CONFIGS / "ea_r18_shapes.py")
 
 def test_stock_get_flops_runs_through_our_entry():
     """EANet on ResNet-18 at 96x96: 973,000 parameters (without the auxiliary head)."""
-    command = [sys.executable, TOOLS / "get_flops.py", CONFIG, "--shape", "96", "96"]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=CONFIGS.parent)
+    result = run_script(TOOLS / "get_flops.py", CONFIG, "--shape", "96", "96")
     assert result.returncode == 0, result.stderr
     assert "Input shape: (96, 96)" in result.stdout and "Params: 0.973M" in result.stdout
 

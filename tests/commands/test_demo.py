@@ -126,8 +126,11 @@ def test_comparison_table_ranks_by_miou_and_compare_writes_it(tmp_path, monkeypa
 
 @pytest.mark.slow
 def test_demo_config_reaches_its_miou(tmp_path):
-    """The whole recipe, on its own dataset; a per-pixel colour classifier stays below 0.25."""
-    options = data_root_options(str(tmp_path / "s"))
+    """The whole recipe, on its own dataset; a per-pixel colour classifier stays below 0.25.
+
+    The tests at the end score it: validations on the way, which change nothing, are left out.
+    """
+    options = data_root_options(str(tmp_path / "s")) | {"train_cfg.val_interval": 1300}
     outcome = train_and_test(DEMO_CONFIG, tmp_path / "run", options)
     assert outcome.miou >= 0.70
     assert colour_miou(*build_datasets(DEMO_CONFIG, options)) < 0.25

@@ -1,10 +1,7 @@
 """The demo over folders and videos, its predictor, and mmsegmentation's own ways to predict."""
 
-import os
 import resource
 import signal
-import subprocess
-import sys
 
 import cv2
 import numpy as np
@@ -24,7 +21,7 @@ from mmseg_ext.commands.publish_model import publish
 from mmseg_ext.datasets.metainfo import classes_and_palette
 from mmseg_ext.inference import Predictor, Shard
 from tests.configs import CONFIGS
-from tests.engine.runs import free_port
+from tests.engine.runs import run_script
 from tests.models import randomise
 
 CONFIG = str(CONFIGS / "ea_r18_shapes.py")
@@ -158,17 +155,9 @@ def test_a_full_disk_is_one_message_and_no_half_file(
 @pytest.mark.distributed
 def test_processes_share_the_images(folder, checkpoint, tmp_path):
     out = tmp_path / "out"
-    result = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"),
-            f"--master_port={free_port()}",
-            str(CONFIGS.parent / "demo" / "image_demo.py"),
-            *(str(folder), CONFIG, checkpoint, "--out", str(out), "--device", "cpu"),
-        ],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    script = CONFIGS.parent / "demo" / "image_demo.py"
+    words = [folder, CONFIG, checkpoint, "--out", out, "--device", "cpu"]
+    result = run_script(script, *words, ranks=2)
     assert result.returncode == 0, result.stderr
     assert len(list(out.glob("labels/**/*.png"))) == 4
     lines = sorted(line for line in result.stdout.splitlines() if "segmented" in line)

@@ -4,91 +4,53 @@ import json
 import os
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from mmseg_ext.commands.train import main as train
-from tests.engine.runs import ROOT, free_port, recorded, run, run_tool, write_config
+from tests.engine.runs import ROOT, recorded, run, run_tool, write_config
 
 TOOLS = ROOT / "tools"
 SCRIPTS = ("dist_train.sh", "dist_test.sh", "slurm_train.sh", "slurm_test.sh")
 
 
-# Stand-ins for two commands of a Slurm cluster: `srun` starts the tasks with the variables that
-# Slurm sets, all on this machine; `scontrol` knows its one node.
-SRUN = """#!/usr/bin/env bash
-while [[ $1 == -* ]]; do
-    case $1 in
-        -p) shift ;;
-        --ntasks=*) export SLURM_NTASKS=${1#*=} ;;
-    esac
-    shift
-done
-export SLURM_JOB_ID=7 SLURM_NODELIST='node[3]'
-tasks=()
-for ((i = 0; i < SLURM_NTASKS; i++)); do
-    SLURM_PROCID=$i SLURM_LOCALID=$i "$@" &
-    tasks+=($!)
-done
-for task in "${tasks[@]}"; do wait "$task" || status=$?; done
-exit "${status:-0}"
-"""
+# Stand-in for a command of a Slurm cluster that has one node.
 SCONTROL = """#!/usr/bin/env bash
 [ "$*" = 'show hostnames node[3]' ] && echo 127.0.0.1
 """
 
 
-def slurm(folder: Path, tool: str, *arguments: str | Path):
-    """`tools/slurm_<tool>.sh` with two tasks."""
-    commands = folder / "commands"
-    commands.mkdir(exist_ok=True)
-    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
-        (commands / name).write_text(text)
-        (commands / name).chmod(0o755)
-    return run(
-        TOOLS / f"slurm_{tool}.sh",
-        "part",
-        "job",
-        *arguments,
-        PATH=f"{commands}{os.pathsep}{os.environ['PATH']}",
-        GPUS="2",
-        MASTER_PORT=free_port(),
-    )
+@pytest.fixture
+def slurm_job(tmp_path) -> dict[str, str]:
+    """What Slurm sets for all tasks of a job."""
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    (commands / "scontrol").write_text(SCONTROL)
+    (commands / "scontrol").chmod(0o755)
+    path = f"{commands}{os.pathsep}{os.environ['PATH']}"
+    return {"SLURM_JOB_ID": "7", "SLURM_NODELIST": "node[3]", "PATH": path}
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("slurm", marks=pytest.mark.slow)])
-def test_two_processes_train_as_one_with_the_whole_batch(tmp_path, monkeypatch, launcher):
+@pytest.mark.parametrize("launcher", ["pytorch", "slurm"])
+def test_two_processes_train_as_one_with_the_whole_batch(
+    tmp_path, monkeypatch, launcher, slurm_job
+):
     """Five steps: gloo, 2 processes x 2 images against one process x 4 of the same images."""
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     config = write_config(tmp_path, "custom_hooks = [dict(type='RecordLoss', path='')]\n")
     options = ["train_cfg.max_iters=5", "train_cfg.val_interval=5"]
-    flags = [
-        "--work-dir",
-        tmp_path / "two",
-        "--cfg-options",
-        "train_dataloader.batch_size=2",
-        f"custom_hooks.0.path={tmp_path / 'two.loss'}",
-        *options,
-    ]
-    if launcher == "slurm":
-        result = slurm(tmp_path, "train", config, *flags)
-    else:
-        result = run(TOOLS / "dist_train.sh", config, "2", *flags, PORT=free_port())
+    halves = ["train_dataloader.batch_size=2", f"custom_hooks.0.path={tmp_path / 'two.loss'}"]
+    words = [config, "--work-dir", tmp_path / "two", "--cfg-options", *halves, *options]
+    job = slurm_job if launcher == "slurm" else {}
+    result = run_tool("train.py", *words, ranks=2, launcher=launcher, **job)
     assert result.returncode == 0, result.stderr
-    train(
-        [
-            str(config),
-            "--work-dir",
-            str(tmp_path / "one"),
-            "--cfg-options",
-            f"custom_hooks.0.path={tmp_path / 'one.loss'}",
-            *options,
-        ]
-    )
+    whole = ["--cfg-options", f"custom_hooks.0.path={tmp_path / 'one.loss'}", *options]
+    train([str(config), "--work-dir", str(tmp_path / "one"), *whole])
     first, second = (recorded(tmp_path / f"two.loss.{rank}") for rank in (0, 1))
     whole = recorded(tmp_path / "one.loss.0")
     assert list(whole) == list(first) == list(second) == [1, 2, 3, 4, 5]
@@ -115,7 +77,8 @@ def test_two_processes_train_as_one_with_the_whole_batch(tmp_path, monkeypatch, 
         started = json.loads(record.read_text())
         assert (started["world_size"], started["launched"]) == (2, {"SLURM_JOB_ID": "7"})
         checkpoint = tmp_path / "two/iter_5.pth"
-        result = slurm(tmp_path, "test", config, checkpoint, "--work-dir", tmp_path / "tested")
+        words = [config, checkpoint, "--work-dir", tmp_path / "tested"]
+        result = run_tool("test.py", *words, ranks=2, launcher="slurm", **job)
         assert result.returncode == 0, result.stderr
         (metrics,) = (tmp_path / "tested").glob("2*/2*.json")
         assert json.loads(metrics.read_text())["mIoU"] == pytest.approx(scores[0], rel=1e-6)
@@ -128,20 +91,20 @@ def validated_miou(work_dir: Path) -> float:
 
 
 def test_a_missing_config_is_one_line_and_a_failure():
-    result = run_tool("train.py", "nowhere.py")
+    result = run(sys.executable, TOOLS / "train.py", "nowhere.py")
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1] == "mmseg_ext: config: there is no file 'nowhere.py'"
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("tool", ["train.py", "test.py"])
-def test_a_missing_stack_is_one_line_with_the_remedy(tool, tmp_path):
+def test_a_missing_stack_is_one_line_with_the_remedy(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util as u\n"
         "find = u.find_spec\n"
         "u.find_spec = lambda name, *a: None if name == 'mmengine' else find(name, *a)\n"
     )
-    result = run_tool(tool, "config.py", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    result = run(sys.executable, TOOLS / "test.py", "config.py", PYTHONPATH=path)
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
     assert "'mmengine' is not installed; run: pip install onedl-mmcv" in line

@@ -4,7 +4,6 @@ import importlib
 import json
 import re
 import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -33,6 +32,7 @@ from tests.datasets.trees import (
     set_data_root,
     voc_palette,
 )
+from tests.engine.runs import run_script
 
 SHAPE = SIZE[::-1]
 
@@ -448,8 +448,7 @@ def test_a_writer_that_fails_leaves_nothing(tmp_path):
 def test_tool_from_the_command_line(city):
     """Two worker processes."""
     tool = CONFIGS.parent / "tools/dataset_converters/cityscapes.py"
-    command = [sys.executable, str(tool), str(city), "--nproc", "2", "--allow-partial"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run_script(tool, city, "--nproc", "2", "--allow-partial")
     assert done.returncode == 0, done.stderr
     assert "train 2, val 2, test 2; every pair was read" in done.stdout
 

@@ -2,8 +2,6 @@
 
 import hashlib
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from mmseg.registry import DATASETS
 from PIL import Image
 
 from mmseg_ext.datasets.shapes import FORMS, MARKER, METAINFO, Recipe, generate, render
-from tests.engine.runs import ROOT
+from tests.engine.runs import ROOT, run_script
 
 RECIPE = Recipe(seed=3, train=6, val=4, size=64)
 DATASET = {"type": "ShapesDataset", "recipe": {"seed": 3, "train": 6, "val": 4, "size": 64}}
@@ -174,12 +172,7 @@ def test_other_scenes_end_the_demo_in_one_line(tmp_path):
         (tmp_path, (), "run it in the repository's folder"),
     ):
         work_dir = ("--work-dir", tmp_path / "work")
-        result = subprocess.run(
-            [sys.executable, ROOT / "tools/demo.py", *work_dir, *arguments],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-        )
+        result = run_script(ROOT / "tools/demo.py", *work_dir, *arguments, folder=folder)
         assert result.returncode == 1
         assert message in result.stderr.splitlines()[-1]
         assert "Traceback" not in result.stderr

@@ -1,10 +1,13 @@
 """Tiny runs: a few images on disk, a config of seconds, and the tools as a user starts them."""
 
+import multiprocessing
 import os
+import runpy
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from PIL import Image
@@ -128,9 +131,77 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
     )
 
 
-def run_tool(tool: str, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess:
-    """`python tools/<tool> <arguments>`, as a user starts it."""
-    return run(sys.executable, ROOT / "tools" / tool, *arguments, **environment)
+# Processes that need no second import of the stack: a server that holds it forks them.
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(["tests.engine.stack"])
+
+
+def _script(words: list[str], folder: Path, environment: dict[str, str], printed: Path) -> None:
+    """`python <words>` in `folder`; what it prints goes to the files `printed`.1 and .2."""
+    for number in (1, 2):
+        os.dup2(os.open(f"{printed}.{number}", os.O_WRONLY | os.O_CREAT), number)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
+
+
+# The names under which a launcher gives each process its numbers, and all how many they are.
+TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+SLURM = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
+
+
+def run_script(
+    script: str | Path,
+    *arguments: str | Path,
+    folder: Path = ROOT,
+    ranks: int = 0,
+    names: tuple[str, str, str] = TORCHRUN,
+    **environment: str,
+) -> subprocess.CompletedProcess:
+    """`python <script> <arguments>` in `folder`.
+
+    With `ranks`, as many processes as a launcher starts them; the status is of one that failed, if
+    any did, and the output that of all.
+    """
+    base = {k: v for k, v in os.environ.items() if k not in TORCHRUN}
+    base |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
+    own = [{}]
+    if ranks:
+        base |= {"MASTER_PORT": free_port(), names[2]: str(ranks)}
+        own = [dict.fromkeys(names[:2], str(rank)) for rank in range(ranks)]
+    words = [str(word) for word in (script, *arguments)]
+    with TemporaryDirectory() as printed:
+        given = [(words, folder, base | o, Path(printed, str(i))) for i, o in enumerate(own)]
+        processes = [_SERVER.Process(target=_script, args=g) for g in given]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(300)
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+        out, err = (
+            "".join(path.read_text() for path in sorted(Path(printed).glob(f"*.{number}")))
+            for number in (1, 2)
+        )
+    statuses = [process.exitcode for process in processes]
+    return subprocess.CompletedProcess(words, next(filter(None, statuses), 0), out, err)
+
+
+def run_tool(
+    tool: str, *arguments: str | Path, ranks: int = 0, launcher: str = "pytorch", **environment: str
+) -> subprocess.CompletedProcess:
+    """`python tools/<tool> <arguments>`; `ranks` processes of it talk over gloo."""
+    names = SLURM if launcher == "slurm" else TORCHRUN
+    if ranks:
+        arguments = (*arguments, "--launcher", launcher)
+    if launcher == "pytorch":
+        environment["MASTER_ADDR"] = "127.0.0.1"
+    path = ROOT / "tools" / tool
+    return run_script(path, *arguments, ranks=ranks, names=names, **environment)
 
 
 def free_port() -> str:

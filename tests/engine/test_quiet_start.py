@@ -1,15 +1,17 @@
 """The lines on the terminal before the first iteration, and the log file, which misses none."""
 
 import re
+import sys
 
-from tests.engine.runs import run_tool, write_config
+from tests.engine.runs import ROOT, run, write_config
 from tests.engine.states import UNVALIDATED
 
 
 def test_ten_lines_stand_before_the_first_iteration(tmp_path):
     config, work = write_config(tmp_path, UNVALIDATED), tmp_path / "work"
     options = ("--cfg-options", "train_cfg.max_iters=2", "default_hooks.logger.interval=1")
-    result = run_tool("train.py", config, "--work-dir", work, *options)
+    train = ROOT / "tools/train.py"
+    result = run(sys.executable, train, config, "--work-dir", work, *options)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     start = next(i for i, line in enumerate(lines) if "Iter(train)" in line)

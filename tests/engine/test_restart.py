@@ -9,19 +9,10 @@ import torch
 from mmseg_ext.commands.test import main as test
 from mmseg_ext.commands.train import parser as train_parser
 from mmseg_ext.commands.train import runner_of
-from tests.engine.runs import ROOT, free_port, run, write_config
+from tests.engine.runs import ROOT, run, run_script, run_tool, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs
 
 test.__test__ = False
-
-
-def torchrun(tool: str, *arguments, restarts: int = 0):
-    return run(
-        ROOT / f"tools/dist_{tool}.sh",
-        *arguments,
-        PORT=free_port(),
-        MAX_RESTARTS=str(restarts),
-    )
 
 
 @pytest.mark.slow
@@ -35,10 +26,13 @@ def test_a_killed_process_is_started_again_and_the_run_is_the_same(tmp_path):
     )
     write_config(tmp_path, RANDOM + UNVALIDATED + hook, "killed.py")
     options = ["--cfg-options", "train_cfg.max_iters=8", "train_dataloader.batch_size=2"]
-    for name, restarts in (("whole", 0), ("killed", 1)):
-        work = ["--work-dir", tmp_path / f"{name}_work"]
-        result = torchrun("train", tmp_path / f"{name}.py", "2", *work, *options, restarts=restarts)
-        assert result.returncode == 0, result.stderr
+    words = [tmp_path / "whole.py", "--work-dir", tmp_path / "whole_work", *options]
+    whole = run_tool("train.py", *words, ranks=2)
+    assert whole.returncode == 0, whole.stderr
+    agent, train = ROOT / "tests/engine/elastic.py", ROOT / "tools/train.py"
+    words = [tmp_path / "killed.py", "--work-dir", tmp_path / "killed_work", *options]
+    killed = run_script(agent, "1", train, *words, "--launcher", "pytorch")
+    assert killed.returncode == 0, killed.stderr
     assert (tmp_path / "killed").exists()
     text = "".join(p.read_text() for p in (tmp_path / "killed_work").glob("2*/*.log"))
     assert "resumed epoch: 0, iter: 4" in text
@@ -53,7 +47,7 @@ def test_a_killed_process_is_started_again_and_the_run_is_the_same(tmp_path):
     for name in ("once", "again"):
         work = ["--work-dir", str(tmp_path / name), "--cfg-options", f"visualizer.name={name}"]
         test([str(config), str(checkpoint), *work])
-    result = torchrun("test", config, checkpoint, "2", "--work-dir", tmp_path / "both")
+    result = run_tool("test.py", config, checkpoint, "--work-dir", tmp_path / "both", ranks=2)
     assert result.returncode == 0, result.stderr
     for name in ("once", "again", "both"):
         (path,) = (tmp_path / name).glob("2*/2*.json")

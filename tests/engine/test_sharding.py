@@ -1,13 +1,11 @@
 """Two processes with shards of everything train as one does, and write an ordinary checkpoint."""
 
-import sys
-
 import numpy as np
 import pytest
 import torch
 
 from mmseg_ext.commands.train import main as train
-from tests.engine.runs import ROOT, free_port, recorded, run, write_config
+from tests.engine.runs import recorded, run_tool, write_config
 from tests.engine.states import UNVALIDATED
 
 # A backbone of blocks with a pyramid, and what differs between one process and two taken out:
@@ -38,13 +36,6 @@ optim_wrapper["optimizer"] = dict(type="ZeroRedundancyOptimizer", optimizer_type
 """
 
 
-def torchrun(config, work, *options):
-    processes = ["--nproc_per_node=2", f"--master_port={free_port()}", ROOT / "tools/train.py"]
-    flags = ["--work-dir", work, "--launcher", "pytorch", *options]
-    result = run(sys.executable, "-m", "torch.distributed.run", *processes, config, *flags)
-    assert result.returncode == 0, result.stderr[-2000:]
-
-
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(("kind", "extra"), [("shards", SHARDS), ("zero", ZERO)])
@@ -55,7 +46,10 @@ def test_two_processes_with_parts_of_the_state_are_one(tmp_path, kind, extra):
     parts = MODEL + UNVALIDATED + losses.format(f"{tmp_path}/two") + extra
     options = ["--cfg-options", "train_cfg.max_iters=4"]
     half = "train_dataloader.batch_size=2"
-    torchrun(write_config(tmp_path, parts, "2.py"), tmp_path / "work", *options, half)
+    config = write_config(tmp_path, parts, "2.py")
+    words = [config, "--work-dir", tmp_path / "work", *options, half]
+    result = run_tool("train.py", *words, ranks=2)
+    assert result.returncode == 0, result.stderr[-2000:]
     train([str(alone), "--work-dir", str(tmp_path / "alone"), *options])
     one, *two = (list(recorded(tmp_path / n).values()) for n in ("one.0", "two.0", "two.1"))
     np.testing.assert_allclose(np.mean(two, axis=0), one, rtol=1e-5)

@@ -121,14 +121,9 @@ def test_a_signal_to_one_of_two_processes_stops_both(tmp_path):
     """Only the first gets it; both end with 0 after the same iteration, else one would wait."""
     hook = "custom_hooks = [dict(type='SignalAt', iteration=3, number=15)]\n"
     config = write_config(tmp_path, UNVALIDATED + hook)
-    result = run(
-        ROOT / "tools/dist_train.sh",
-        config,
-        "2",
-        *("--work-dir", tmp_path / "work"),
-        *("--cfg-options", "train_cfg.max_iters=6", "train_dataloader.batch_size=2"),
-        PORT=free_port(),
-    )
+    options = ("train_cfg.max_iters=6", "train_dataloader.batch_size=2")
+    words = [config, "--work-dir", tmp_path / "work", "--cfg-options", *options]
+    result = run_tool("train.py", *words, ranks=2)
     assert result.returncode == 0, result.stderr
     assert "SIGTERM: stopped after iteration 3" in result.stdout
     assert {p.name for p in (tmp_path / "work").glob("*.pth")} == {"iter_3.pth"}

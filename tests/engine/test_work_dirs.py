@@ -19,7 +19,7 @@ from mmseg_ext.commands.train import main as train
 from mmseg_ext.engine.launch_error import LaunchError
 from mmseg_ext.engine.work_dir_lock import WorkDirLock
 from tests.engine.run_hooks import Crash
-from tests.engine.runs import ROOT, free_port, run, write_config
+from tests.engine.runs import ROOT, run_tool, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same, assert_same_runs
 
 VALIDATED = "train_cfg['val_interval'] = 4\n"
@@ -220,10 +220,9 @@ def test_two_processes_log_the_score_of_what_they_save(tmp_path):
     config = write_config(tmp_path, VALIDATED)
     config.write_text(config.read_text().replace('type="GN", num_groups=4', 'type="BN"'))
     work = tmp_path / "work"
-    result = run(
-        ROOT / "tools/dist_train.sh", config, "2", "--work-dir", work,
-        "--cfg-options", "train_cfg.max_iters=4", "train_dataloader.batch_size=2", PORT=free_port(),
-    )  # fmt: skip
+    options = ("train_cfg.max_iters=4", "train_dataloader.batch_size=2")
+    words = [config, "--work-dir", work, "--cfg-options", *options]
+    result = run_tool("train.py", *words, ranks=2)
     assert result.returncode == 0, result.stderr
     score([str(config), str(work / "iter_4.pth"), "--work-dir", str(tmp_path / "test")])
     (path,) = (tmp_path / "test").glob("2*/2*.json")
