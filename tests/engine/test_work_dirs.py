@@ -1,11 +1,8 @@
 """What a run does with its work directory, and with what it finds there."""
 
 import json
-import os
+import multiprocessing
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,7 +16,7 @@ from mmseg_ext.commands.train import main as train
 from mmseg_ext.engine.launch_error import LaunchError
 from mmseg_ext.engine.work_dir_lock import WorkDirLock
 from tests.engine.run_hooks import Crash
-from tests.engine.runs import ROOT, run_tool, write_config
+from tests.engine.runs import run_tool, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same, assert_same_runs
 
 VALIDATED = "train_cfg['val_interval'] = 4\n"
@@ -144,26 +141,28 @@ def test_an_older_runs_checkpoints_are_left_alone(tmp_path, monkeypatch, way):
     assert "resumed epoch: 0, iter: 8" in log_text(work)  # asked for by name
 
 
+def hold(work: Path, held) -> None:
+    lock = WorkDirLock(work)
+    held.set()
+    time.sleep(60)
+    lock.release()
+
+
 def test_a_second_training_in_the_folder_is_refused(tmp_path):
     config, work = write_config(tmp_path, UNVALIDATED), tmp_path / "work"
-    code = (
-        "import sys, time; from mmseg_ext.engine.work_dir_lock import WorkDirLock; "
-        "lock = WorkDirLock(sys.argv[1]); print('held', flush=True); time.sleep(60)"
-    )
-    holder = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", code, str(work)],
-        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    processes = multiprocessing.get_context("fork")
+    held = processes.Event()
+    holder = processes.Process(target=hold, args=(work, held))
+    holder.start()
     try:
-        while "held" not in holder.stdout.readline():
-            time.sleep(0.1)
+        assert held.wait(50)
         with pytest.raises(SystemExit) as end:
             go(config, work, "train_cfg.max_iters=1")
         assert f"another training is running in it (process {holder.pid} on " in end.value.code
         assert not list(work.glob("*.pth"))
     finally:
-        holder.send_signal(signal.SIGKILL)
-        holder.wait()
+        holder.kill()
+        holder.join()
     go(config, work, "train_cfg.max_iters=1")  # a dead owner keeps nothing
     WorkDirLock(work).release()  # nor does a run that has ended
     assert issubclass(LaunchError, ValueError)
