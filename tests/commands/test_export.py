@@ -4,6 +4,7 @@ import resource
 import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -250,15 +251,17 @@ def trained(tmp_path_factory) -> str:
     normalisation, whose `1e-9 +` random weights hide.
     """
     work = tmp_path_factory.mktemp("trained")
+    data = f"train_dataloader.dataset.data_root={work / 'shapes'}"
     options = [
         *("train_cfg.max_iters=30", "train_cfg.val_interval=30", "train_dataloader.batch_size=4"),
         *("train_dataloader.num_workers=0", "train_dataloader.persistent_workers=False"),
         *(
-            "val_cfg=None",
-            "val_dataloader=None",
-            "val_evaluator=None",
-            "default_hooks.checkpoint.save_best=None",
+            data,
+            "train_dataloader.dataset.recipe.train=24",
+            "train_dataloader.dataset.recipe.val=3",
         ),
+        *("val_cfg=None", "val_dataloader=None", "val_evaluator=None"),
+        "default_hooks.checkpoint.save_best=None",
     ]
     config = str(CONFIGS / "ea_r18_shapes.py")
     train([config, "--work-dir", str(work), "--cfg-options", *options])
@@ -279,6 +282,7 @@ def test_trained_weights_pass_the_check(trained, tmp_path, capsys, suffix, flags
     path = tmp_path / f"model.{suffix}"
     kind = [] if suffix == "onnx" else ["--format", "torch"]
     words = [str(CONFIGS / "ea_r18_shapes.py"), trained, "--out", str(path), *kind, *flags]
+    words += ["--images", str(Path(trained).with_name("shapes") / "JPEGImages")]
     assert main([*words, "--shape", "96"]) == 0, capsys.readouterr().err
     assert path.is_file()
 
