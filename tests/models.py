@@ -3,9 +3,13 @@
 import copy
 import re
 
+import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
+
+from mmseg_ext.layers.precision import full_precision
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -26,7 +30,8 @@ def weighted_sum(output) -> Tensor:
     """A scalar whose gradient reaches every output element with a different weight."""
     generator = torch.Generator().manual_seed(1)
     return sum(
-        (t.float() * torch.randn(t.shape, generator=generator)).sum() for t in tensors(output)
+        (t.to(full_precision(t.dtype)) * torch.randn(t.shape, generator=generator)).sum()
+        for t in tensors(output)
     )
 
 
@@ -103,6 +108,49 @@ def assert_half_precision_works(
         assert error <= tolerance, f"relative RMS error {error:.3g} in {dtype}"
     sum(t.float().mean() for t in outputs).backward()
     assert all(torch.isfinite(p.grad).all() for p in half.parameters())
+
+
+def written_out_batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """`F.batch_norm` by its formula; the running statistics are read and not moved."""
+    positions = [d for d in range(x.ndim) if d != 1]
+    if training or running_mean is None:
+        mean, variance = x.mean(positions), x.var(positions, unbiased=False)
+    else:
+        mean, variance = running_mean, running_var
+    scale = (variance + eps).rsqrt() * (1 if weight is None else weight)
+    shift = (0 if bias is None else bias) - mean * scale
+    shape = [-1 if d == 1 else 1 for d in range(x.ndim)]
+    return x * scale.view(shape) + shift.view(shape)
+
+
+def assert_right_gradients_for_one_image(model: nn.Module, x: Tensor, forward) -> None:
+    """Those with batch norm written out, in float64, of x (1, C, H, W) in either memory format.
+
+    For one image torch 2.13 gives wrong gradients on a CPU where a batch norm meets input or
+    gradients of strides that both memory formats could have.
+    """
+    model.double().train()
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        image = x.double().contiguous(memory_format=memory_format).requires_grad_()
+        results = []
+        for batch_norm in (F.batch_norm, written_out_batch_norm):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(F, "batch_norm", batch_norm)
+                torch.manual_seed(3)  # for dropout
+                loss = weighted_sum(forward(model, image))
+                results.append(torch.autograd.grad(loss, [image, *model.parameters()]))
+        largest = max(g.abs().max() for g in results[1])
+        for ours, expected in zip(*results, strict=True):
+            assert (ours - expected).abs().max() <= 1e-10 * largest
 
 
 def assert_exports_and_compiles(model: nn.Module, args: tuple) -> None:

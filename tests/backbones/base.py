@@ -15,6 +15,7 @@ from tests.models import (
     assert_every_parameter_gets_gradient,
     assert_exports_and_compiles,
     assert_half_precision_works,
+    assert_right_gradients_for_one_image,
     assert_round_trips,
     assert_same,
     randomise,
@@ -135,6 +136,10 @@ class BackboneTester:
         largest = max(g.abs().max() for g in results[0][1])
         for ours, theirs in zip(results[1][1], results[0][1], strict=True):
             assert (ours - theirs).abs().max() <= 1e-5 * largest
+
+    def test_gradients_for_one_image(self):
+        model = randomise(self.build())
+        assert_right_gradients_for_one_image(model, self.images(1), lambda model, x: model(x))
 
     def test_stochastic_depth(self):
         """Its rate rises linearly from 0 in the first block to the full rate in the last."""

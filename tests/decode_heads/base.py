@@ -12,6 +12,7 @@ from tests.models import (
     assert_every_parameter_gets_gradient,
     assert_exports_and_compiles,
     assert_half_precision_works,
+    assert_right_gradients_for_one_image,
     assert_round_trips,
     randomise,
     tensors,
@@ -66,6 +67,11 @@ class HeadTester:
         assert torch.isfinite(total) and total > 0
         total.backward()
         assert_every_parameter_gets_gradient(head, self.zero_gradient)
+
+    def test_gradients_for_one_image(self):
+        (x,) = self.features(1)
+        head = randomise(self.build())
+        assert_right_gradients_for_one_image(head, x, lambda model, x: model([x]))
 
     def test_odd_size_and_batch_of_one(self):
         head = self.build().eval()
