@@ -57,7 +57,7 @@ class DurableCheckpointHook(CheckpointHook):
     """
 
     def before_train(self, runner) -> None:
-        if not hasattr(runner, "restore_process_state"):
+        if not hasattr(runner, "run_id"):
             raise LaunchError(
                 "DurableCheckpointHook needs runner_type = 'DurableRunner', as "
                 "configs/_base_/default_runtime.py sets it"
@@ -137,20 +137,23 @@ class DurableCheckpointHook(CheckpointHook):
             runner.message_hub.update_info("leaving_ckpt_ids", leaving)
         path = self._path(step)
         runner.message_hub.update_info("last_ckpt", path.name)
+        self._write(runner, path.name, meta)
+        self.last_ckpt = str(path)
+        if is_main_process():
+            write_text(path.name, Path(self.out_dir, LAST))
+            for old in leaving:
+                _remove(self._path(old))
+
+    def _write(self, runner, name: str, meta: dict) -> None:
         runner.save_checkpoint(
             self.out_dir,
-            path.name,
+            name,
             save_optimizer=self.save_optimizer,
             save_param_scheduler=self.save_param_scheduler,
             meta=meta,
             by_epoch=self.by_epoch,
             **self.args,
         )
-        self.last_ckpt = str(path)
-        if is_main_process():
-            write_text(path.name, Path(self.out_dir, LAST))
-            for old in leaving:
-                _remove(self._path(old))
 
     def _save_best_checkpoint(self, runner, metrics: dict) -> None:
         backend, self.file_backend = self.file_backend, _RemovesNothing(self.file_backend)

@@ -106,6 +106,21 @@ def _first_host(nodes: str) -> str:
         ) from error
 
 
+def process_wrapper(cfg: Config, given: dict | None) -> dict:
+    """The settings of the model's wrapper in several processes, `given` ones first.
+
+    On the CPU mmengine's own becomes `CPUDistributedDataParallel`.
+    """
+    wrapper = given or {
+        "broadcast_buffers": False,
+        "find_unused_parameters": cfg.get("find_unused_parameters", False),
+    }
+    wrapper.setdefault("type", "MMDistributedDataParallel")
+    if get_device() == "cpu" and wrapper["type"] == "MMDistributedDataParallel":
+        wrapper["type"] = "CPUDistributedDataParallel"
+    return wrapper
+
+
 def init_distributed(cfg: Config) -> None:
     """On a machine without an accelerator: make the gloo group and choose the CPU's wrapper.
 
@@ -137,10 +152,5 @@ def init_distributed(cfg: Config) -> None:
         )
     if not torch.distributed.is_initialized():
         _init_gloo(datetime.timedelta(seconds=settings.get("timeout", 1800)))
-    wrapper = cfg.get("model_wrapper_cfg") or {
-        "broadcast_buffers": False,
-        "find_unused_parameters": cfg.get("find_unused_parameters", False),
-    }
-    if wrapper.get("type", "MMDistributedDataParallel") == "MMDistributedDataParallel":
-        wrapper["type"] = "CPUDistributedDataParallel"
-    cfg.model_wrapper_cfg = wrapper
+    if cfg.get("strategy") is None:  # FlexibleRunner's, which has a wrapper of its own
+        cfg.model_wrapper_cfg = process_wrapper(cfg, cfg.get("model_wrapper_cfg"))
