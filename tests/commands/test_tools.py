@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from mmseg_ext.commands.train import main as train
-from tests.engine.runs import ROOT, recorded, run, run_tool, write_config
+from tests.engine.runs import ROOT, free_port, recorded, run, run_tool, write_config
+from tests.engine.states import UNVALIDATED
 
 TOOLS = ROOT / "tools"
 SCRIPTS = ("dist_train.sh", "dist_test.sh", "slurm_train.sh", "slurm_test.sh")
@@ -196,6 +197,43 @@ def test_slurm_scripts_start_srun(kind, tmp_path):
         *checkpoint,
         "--x",
     ]
+
+
+# Stand-in for `srun`, which starts the tasks, here all on this machine.
+SRUN = """#!/usr/bin/env bash
+while [[ $1 == -* ]]; do
+    case $1 in
+        -p) shift ;;
+        --ntasks=*) export SLURM_NTASKS=${1#*=} ;;
+    esac
+    shift
+done
+tasks=()
+for ((i = 0; i < SLURM_NTASKS; i++)); do
+    SLURM_PROCID=$i SLURM_LOCALID=$i "$@" &
+    tasks+=($!)
+done
+for task in "${tasks[@]}"; do wait "$task" || status=$?; done
+exit "${status:-0}"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_slurm_train_runs_its_tasks(tmp_path, slurm_job):
+    """Two, which are one run: one log and one checkpoint."""
+    srun = tmp_path / "commands/srun"
+    srun.write_text(SRUN)
+    srun.chmod(0o755)
+    words = ["part", "job", write_config(tmp_path, UNVALIDATED), "--work-dir", tmp_path / "work"]
+    options = ["--cfg-options", "train_cfg.max_iters=1", "train_dataloader.batch_size=2"]
+    job = {**slurm_job, "GPUS": "2", "MASTER_PORT": free_port()}
+    result = run(TOOLS / "slurm_train.sh", *words, *options, **job)
+    assert result.returncode == 0, result.stderr
+    assert len(list((tmp_path / "work").glob("2*/*.log"))) == 1
+    (record,) = (tmp_path / "work").glob("2*/run.json")
+    assert json.loads(record.read_text())["world_size"] == 2
+    assert [p.name for p in (tmp_path / "work").glob("*.pth")] == ["iter_1.pth"]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

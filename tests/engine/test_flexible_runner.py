@@ -10,7 +10,7 @@ import torch
 from mmseg_ext.checkpoint.safe_reading import read_checkpoint
 from mmseg_ext.commands.test import main as test
 from mmseg_ext.commands.train import main as train
-from tests.engine.runs import ROOT, free_port, recorded, run, write_config
+from tests.engine.runs import recorded, run_tool, write_config
 from tests.engine.states import UNVALIDATED
 
 test.__test__ = False
@@ -51,8 +51,7 @@ def test_one_device_and_two_processes_train_as_the_durable_runner(tmp_path, monk
     config = write_config(tmp_path, losses(tmp_path, "two") + five, "two.py")
     work = ["--work-dir", tmp_path / "two_work", "--cfg-options", FLEXIBLE, EVERY_4]
     processes = ["strategy.type=DDPStrategy", "train_dataloader.batch_size=2"]
-    script = ROOT / "tools/dist_train.sh"
-    result = run(script, config, "2", *work, *processes, PORT=free_port())
+    result = run_tool("train.py", config, *work, *processes, ranks=2)
     assert result.returncode == 0, result.stderr[-2000:]
     first, second = (recorded(tmp_path / f"two.{rank}") for rank in (0, 1))
     halves = {i: (first[i] + second[i]) / 2 for i in durable}
