@@ -54,12 +54,17 @@ def _one_line(error: Exception) -> str:
     return text if len(text) <= 160 else text[:157] + "..."
 
 
+# How a row of the environment begins whose package is not there or does not work.
+_MISSING = ("not installed", "fails to import", "no mmcv", "mmseg_ext: ")
+
+
 def checks(
     device: torch.device, quick: bool = False, configs: Sequence[str] = ()
 ) -> Iterator[Check]:
     """Every check for `device`; with `quick` those that take seconds, on one model of a kind."""
     for name, value in describe():
-        yield Check("environment", name, partial(Finding, "ok", value))
+        status = "skipped" if value.startswith(_MISSING) else "ok"
+        yield Check("environment", name, partial(Finding, status, value))
     yield Check("environment", "memory", partial(_memory, device))
     yield from _parity_checks(device, quick)
     for name, build in LAYERS.items():

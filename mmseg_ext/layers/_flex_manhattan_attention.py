@@ -13,6 +13,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 # The first torch whose flex_attention and torch.compile have what is used here.
 SUPPORTED = torch.__version__ >= "2.13"
@@ -56,10 +57,15 @@ def pays(q: Tensor, axes: int, least: float | None) -> bool:
 
 
 def _recorded() -> bool:
-    """Whether an exporter, a tracer or a transform of `torch.func` asks for single operators."""
+    """Whether an exporter, a tracer, a counter of products or a transform of `torch.func` asks for
+    single operators."""
     if torch.compiler.is_compiling():
         return torch.compiler.is_exporting()
-    return torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+    return (
+        torch.jit.is_tracing()
+        or is_in_torch_dispatch_mode()
+        or torch._C._are_functorch_transforms_active()
+    )
 
 
 def attend(

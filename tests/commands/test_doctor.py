@@ -179,12 +179,17 @@ def test_wrong_arguments_end_in_one_line(argv, capsys):
 
 
 def test_without_the_stack_the_layers_are_checked_and_the_rest_is_a_line(monkeypatch):
-    monkeypatch.setattr(module, "stack_problem", lambda: "mmcv is not installed; run: pip install")
+    problem = "mmseg_ext: the package 'mmcv' is not installed; run: pip install"
+    monkeypatch.setattr(module, "stack_problem", lambda: problem)
+    rows = [("torch", "2.13.0"), ("mmcv", "not installed"), ("stack", problem)]
+    monkeypatch.setattr(module, "describe", lambda: rows)
     every = list(module.checks(CPU, quick=True))
     assert {c.group for c in every} >= {"parity", "gradients", "processes", "speed", "stack"}
     assert "training" not in {c.group for c in every}
     (stack,) = (c for c in every if c.group == "stack")
-    assert module.perform(stack) == Finding("skipped", "mmcv is not installed; run: pip install")
+    assert module.perform(stack) == Finding("skipped", problem)
+    environment = [module.perform(c).status for c in every if c.group == "environment"]
+    assert environment[:3] == ["ok", "skipped", "skipped"]
 
 
 def test_every_fixture_that_needs_no_config_is_a_case():

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention import flex_attention
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.reference.manhattan_attention import plain_manhattan_attention
 from mmseg_ext.layers import ManhattanAttention
@@ -128,7 +129,10 @@ def test_what_the_kernel_lacks_is_left_to_the_other_forms(other):
     assert not flex.pays(queries(**other), 2, 1)
 
 
-def test_tracers_and_transforms_get_single_operators(monkeypatch):
+def test_tracers_counters_and_transforms_get_single_operators(monkeypatch):
+    assert flex.pays(queries(), 2, 1)
+    with FlopCounterMode(display=False):
+        assert not flex.pays(queries(), 2, 1)
     chosen = torch.func.vmap(lambda x: x + flex.pays(queries(), 2, 1))(torch.zeros(2))
     assert not chosen.any()
     monkeypatch.setattr(torch.jit, "is_tracing", lambda: True)
