@@ -73,9 +73,10 @@ def _segmentor(parts: dict) -> nn.Module:
 def train_steps(name: str, mode: str, device: torch.device, steps: int = 3) -> list[float]:
     """Losses of some steps of AdamW on one batch.
 
-    `mode` is 'amp' (autocast as `--amp` has it), 'compile' (`cfg.compile = True`: mmengine compiles
-    the forward) or 'deterministic'.
+    `mode` is 'amp' (autocast as `--amp` has it), 'compile' (as `cfg.compile = True`: the whole
+    training step) or 'deterministic'.
     """
+    from mmengine.optim import OptimWrapper
     from mmseg.structures import SegDataSample
 
     from mmseg_ext.engine import PortableAmpOptimWrapper
@@ -91,22 +92,16 @@ def train_steps(name: str, mode: str, device: torch.device, steps: int = 3) -> l
         sample.set_data(dict(gt_sem_seg=_pixels(labels)))
         samples.append(sample)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    wrapper = (
-        PortableAmpOptimWrapper(dtype="bfloat16", optimizer=optimizer) if mode == "amp" else None
-    )
-    forward = torch.compile(model.forward) if mode == "compile" else model.forward
+    if mode == "amp":
+        wrapper = PortableAmpOptimWrapper(dtype="bfloat16", optimizer=optimizer)
+    else:
+        wrapper = OptimWrapper(optimizer)
+    step = torch.compile(model.train_step) if mode == "compile" else model.train_step
+    batch = dict(inputs=images, data_samples=samples)
     losses = []
     with _deterministic(mode == "deterministic"):
         for _ in range(steps):
-            with wrapper.optim_context(model) if wrapper else contextlib.nullcontext():
-                loss, _ = model.parse_losses(forward(images, samples, mode="loss"))
-            if wrapper:
-                wrapper.update_params(loss)
-            else:
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-            losses.append(float(loss.detach()))
+            losses.append(float(step(batch, wrapper)["loss"]))
     return losses
 
 
