@@ -3,8 +3,12 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
+from mmengine.config import Config
+from mmseg.registry import MODELS
 
+from mmseg_ext.checkpoint import read_state_dict
 from mmseg_ext.commands.train import main as train
 from tests.configs import CONFIGS
 from tests.engine.runs import recorded
@@ -57,3 +61,18 @@ def test_losses_are_those_of_the_file(tmp_path):
     finally:
         torch.use_deterministic_algorithms(False)
     np.testing.assert_allclose(losses, golden[:, 1], rtol=TOLERANCE)
+
+
+@pytest.mark.slow
+def test_compiled_training_has_the_same_losses(tmp_path):
+    """`compile` of a config: mmengine compiles the training step. Here its graphs run as captured;
+    with what `compile=True` takes, inductor, the compilation of C++ alone would take minutes."""
+    losses = demo_losses(
+        tmp_path,
+        "compile.backend=eager",
+        "train_cfg.max_iters=3",
+        "default_hooks.checkpoint.interval=3",
+    )
+    np.testing.assert_allclose(losses, np.loadtxt(GOLDEN)[:3, 1], rtol=1e-4)
+    weights = read_state_dict(tmp_path / "work" / "iter_3.pth")
+    MODELS.build(Config.fromfile(CONFIGS / "ea_r18_shapes.py").model).load_state_dict(weights)
