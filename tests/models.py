@@ -2,6 +2,7 @@
 
 import copy
 import re
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -163,3 +164,33 @@ def assert_exports_and_compiles(model: nn.Module, args: tuple) -> None:
         torch._dynamo.reset()
         compiled = torch.compile(model, backend="eager")
         assert_same(compiled(*args), expected)
+
+
+def assert_compiles_once(
+    model: nn.Module, inputs: Iterable[tuple], training: bool, backend: str = "eager"
+) -> None:
+    """One graph without a break serves all sizes; outputs and gradients are the eager ones.
+
+    Of two images: for one, torch guards on the size at which a convolution takes oneDNN.
+    """
+    twin = copy.deepcopy(model.train(training))
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=backend, dynamic=True, fullgraph=True)
+    # With floats that may change, as by default, a second analysis of the same call drops them.
+    options = torch._dynamo.config.patch(error_on_recompile=True, specialize_float=True)
+    with options, torch.set_grad_enabled(training):
+        for args in inputs:
+            results = []
+            for form in (compiled, twin):
+                torch.manual_seed(3)  # for dropout
+                results.append(tensors(form(*args)))
+            assert_same(*results)
+            if not training:
+                continue
+            ours, theirs = (
+                torch.autograd.grad(weighted_sum(result), list(form.parameters()))
+                for result, form in zip(results, (model, twin), strict=True)
+            )
+            largest = max(g.abs().max() for g in theirs)
+            for a, b in zip(ours, theirs, strict=True):
+                assert (a - b).abs().max() <= 1e-5 * largest

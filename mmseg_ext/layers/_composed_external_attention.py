@@ -82,7 +82,12 @@ def _output(
         return F.relu(norm(y) + x.to(y.dtype))
     # In one tensor of x's size and memory format.
     out = pixels + shift.to(pixels.dtype)[:, None]  # (B, C, N)
-    return out.baddbmm_(values, attention).relu_().unflatten(2, x.shape[2:])
+    out = out.baddbmm_(values, attention)
+    if torch.compiler.is_compiling():
+        # The next convolution must not get a view: for any size, inductor (2.13) then ends in
+        # "cannot determine truth value of Relational" (pytorch/pytorch#185510).
+        return F.relu(out.unflatten(2, x.shape[2:]))
+    return out.relu_().unflatten(2, x.shape[2:])
 
 
 def _keys(block: ExternalAttention2d) -> tuple[Tensor, Tensor]:

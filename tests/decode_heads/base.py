@@ -9,6 +9,7 @@ from mmseg.structures import SegDataSample
 from tests.models import (
     HALVES,
     assert_autocast_close,
+    assert_compiles_once,
     assert_every_parameter_gets_gradient,
     assert_exports_and_compiles,
     assert_half_precision_works,
@@ -102,18 +103,7 @@ class HeadTester:
     def test_export_and_compile(self):
         assert_exports_and_compiles(randomise(self.build()), (self.features(1),))
 
-    def test_compiles_once_for_all_sizes(self):
-        """One graph without a break, and none compiled again for a second and an odd size.
-
-        Of two maps: for one, torch itself guards on the size at which a convolution takes oneDNN.
-        """
-        head = randomise(self.build()).eval()
-        torch._dynamo.reset()
-        compiled = torch.compile(head, backend="eager", dynamic=True, fullgraph=True)
-        with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
-            for extra in ((0, 0), (16, 24), (3, 7)):
-                features = self.features(2, extra)
-                for ours, theirs in zip(
-                    tensors(compiled(features)), tensors(head(features)), strict=True
-                ):
-                    assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+    @pytest.mark.parametrize(("training", "backend"), [(False, "eager"), (True, "aot_eager")])
+    def test_compiles_once_for_all_sizes(self, training, backend):
+        inputs = [(self.features(2, extra),) for extra in ((0, 0), (16, 24), (3, 7))]
+        assert_compiles_once(randomise(self.build()), inputs, training, backend)

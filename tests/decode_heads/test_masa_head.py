@@ -34,6 +34,11 @@ class TestMaSAHead(HeadTester):
             self.build(num_heads=7)
 
 
+class TestMaSAHeadOverWholeMaps(HeadTester):
+    config = {**TestMaSAHead.config, "decomposed": False}
+    size = (8, 12)
+
+
 def test_cost_on_a_crop_of_769():
     """97x97 positions: along the axes attention's products are 1/97 of those over the map."""
     costs = {}
