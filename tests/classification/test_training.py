@@ -43,10 +43,10 @@ def test_rmt_tells_the_forms_apart():
     images, classes = crops(0, 220)
     unseen, truth = crops(1_000_000, 60)
     model = RMT(arch=ARCH, num_classes=len(FORMS))
-    epochs, batch = 12, 32
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
+    epochs, batch = 6, 32
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.05)
     steps = epochs * (len(images) // batch)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
     for _ in range(epochs):
         order = torch.randperm(len(images))[: len(images) // batch * batch].view(-1, batch)
         for chosen in order:
