@@ -92,7 +92,7 @@ def validated_miou(work_dir: Path) -> float:
 
 
 def test_a_missing_config_is_one_line_and_a_failure():
-    result = run(sys.executable, TOOLS / "train.py", "nowhere.py")
+    result = run_tool("train.py", "nowhere.py")
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1] == "mmseg_ext: config: there is no file 'nowhere.py'"
     assert "Traceback" not in result.stderr

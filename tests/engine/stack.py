@@ -1,12 +1,13 @@
-"""What the server of `runs.run_scripts` holds: everything that a tool imports, built nothing of."""
+"""What the server of `runs.run_script` holds: all that a tool imports, and nothing built of it."""
 
 import gc
 
 import torch
 import torch._dynamo  # the first optimizer imports it
 
-from mmseg_ext import register_all_modules
+import mmseg_ext.commands.test
+import mmseg_ext.commands.train
 
-register_all_modules()
+mmseg_ext.register_all_modules(init_default_scope=False)
 torch.set_num_threads(1)
 gc.freeze()
