@@ -8,8 +8,10 @@ import torch
 from mmengine.logging import MMLogger
 from mmengine.registry import DefaultScope
 from mmseg.visualization import SegLocalVisualizer
+from yapf.yapflib import yapf_api
 
 from mmseg_ext import register_all_modules
+from tests.configs import unformatted
 
 # What trains, exports or starts processes; the rest is `make test-fast`.
 SLOW = (
@@ -48,10 +50,9 @@ def _registered():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _configs_as_they_come():
-    """A run writes its config seven times; to format it each time takes longer than the steps."""
+def _unformatted_configs():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("yapf.yapflib.yapf_api.FormatCode", lambda text, **_: (text, True))
+        patch.setattr(yapf_api, "FormatCode", unformatted)
         yield
 
 

@@ -4,10 +4,13 @@ import gc
 
 import torch
 import torch._dynamo  # the first optimizer imports it
+from yapf.yapflib import yapf_api
 
 import mmseg_ext.commands.test
 import mmseg_ext.commands.train
+from tests.configs import unformatted
 
+yapf_api.FormatCode = unformatted
 mmseg_ext.register_all_modules(init_default_scope=False)
 torch.set_num_threads(1)
 gc.freeze()
