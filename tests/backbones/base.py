@@ -1,6 +1,7 @@
 """One tester that every backbone passes: subclass it and name the model (see test_*.py beside)."""
 
 import copy
+from typing import ClassVar
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from tests.models import (
     HALVES,
     assert_autocast_close,
+    assert_compiles_once,
     assert_every_parameter_gets_gradient,
     assert_exports_and_compiles,
     assert_half_precision_works,
@@ -35,7 +37,8 @@ class BackboneTester:
 
     `channels` and `strides` describe the feature maps, the maps of all stages that the variant has;
     `size` is an input size (H, W) that is a multiple of every stride. `deeper` are the arguments
-    that add a block. `zero_gradient` holds patterns of parameters whose gradient is zero by theory.
+    that add a block, `traced` those that leave out some, for tracing takes seconds for each block.
+    `zero_gradient` holds patterns of parameters whose gradient is zero by theory.
     `autocast_tolerance` bounds the relative RMS error under bfloat16.
     """
 
@@ -43,6 +46,7 @@ class BackboneTester:
     channels: tuple[int, ...]
     strides: tuple[int, ...]
     deeper: dict
+    traced: ClassVar[dict] = {}
     size: tuple[int, int] = (64, 96)
     zero_gradient: tuple[str, ...] = ()
     autocast_tolerance: float = 0.08
@@ -164,7 +168,12 @@ class BackboneTester:
         assert_half_precision_works(model, args, dtype, self.autocast_tolerance)
 
     def test_export_and_compile(self):
-        assert_exports_and_compiles(randomise(self.build()), (self.images(1),))
+        assert_exports_and_compiles(randomise(self.build(**self.traced)), (self.images(1),))
+
+    @pytest.mark.parametrize("training", [False, True])
+    def test_compiles_once_for_all_sizes(self, training):
+        inputs = [(self.images(2, extra),) for extra in ((0, 0), (64, 96), (5, 7))]
+        assert_compiles_once(randomise(self.build(**self.traced)), inputs, training)
 
     def test_classifier(self):
         model = self.build(num_classes=5, out_indices=(0,)).eval()

@@ -22,6 +22,7 @@ class TestDeepViT(BackboneTester):
     channels = (24, 24, 24, 24)
     strides = (16, 16, 16, 16)
     deeper = {"arch": {**SMALL, "depth": 5}}
+    traced = {"out_indices": (0,)}
     # Batch norm takes out again what the bias of the head mixing adds.
     zero_gradient = (r"reatten_matrix\.bias",)
 
@@ -41,6 +42,7 @@ class TestDeepViTConvolutional(TestDeepViT):
         "img_size": 64,
     }
     deeper = {"arch": {**config["arch"], "depth": 5}}
+    traced = {"arch": {**config["arch"], "re_attention_blocks": 4}, "out_indices": (0,)}
 
 
 class TestDeepViTPlain(TestDeepViT):

@@ -22,6 +22,7 @@ class TestEAMLP(BackboneTester):
     channels = (32, 32, 32)
     strides = (16, 16, 16)
     deeper = {"arch": {**SMALL, "depth": 4}, "out_indices": (0, 1, 2, 3)}
+    traced = {"out_indices": (0,)}
     zero_gradient = (r"blocks\.\d+\.attn\.(trans_dims|linear_0)\.bias",)
 
 

@@ -28,6 +28,7 @@ class TestLambdaResNet(BackboneTester):
     channels = (256, 512, 1024, 2048)
     strides = (4, 8, 16, 32)
     deeper = {"depth": (1, 2, 2, 1)}
+    traced = {"out_indices": (0, 1)}
 
 
 class TestDilated(BackboneTester):
@@ -43,6 +44,7 @@ class TestDilated(BackboneTester):
     channels = (256, 512, 1024, 2048)
     strides = (4, 8, 8, 8)
     deeper = {"depth": (1, 1, 2, 3)}
+    traced = {"lambda_stages": (2,), "out_indices": (2,)}
     size = (32, 48)
 
 

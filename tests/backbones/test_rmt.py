@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from torch._inductor.exc import InductorError
 
 from benchmarks.reference.manhattan_attention import PlainRMT
 from mmseg_ext.backbones.rmt import RMT
 from mmseg_ext.checkpoint import convert_official
 from mmseg_ext.cost.measure import count_multiply_adds
 from tests.backbones.base import BackboneTester
-from tests.models import assert_exports_and_compiles, randomise
+from tests.models import assert_compiles_once, randomise
 from tests.parity import Fixture, assert_parity, gradient_difference
 
 SHRUNK = {
@@ -28,10 +29,19 @@ class TestRMT(BackboneTester):
     channels = (8, 16, 32, 48)
     strides = (4, 8, 16, 32)
     deeper = {"arch": {**SHRUNK, "depths": (1, 1, 2, 1)}}
+    traced = {"out_indices": (0, 1)}  # one stage of either kind
 
-    def test_export_and_compile(self):
-        """On two stages, one of either kind: tracing takes seconds for each block."""
-        assert_exports_and_compiles(randomise(self.build(out_indices=(0, 1))), (self.images(1),))
+    @pytest.mark.slow
+    @pytest.mark.xfail(
+        torch.__version__.startswith("2.13."),
+        raises=InductorError,
+        strict=True,
+        reason="torch 2.13 compares strides by a division: pytorch/pytorch#188422",
+    )
+    def test_compiles_once_on_inductor(self):
+        model = randomise(self.build(out_indices=(0,)))
+        inputs = [(self.images(2, extra),) for extra in ((0, 0), (5, 7))]
+        assert_compiles_once(model, inputs, False, "inductor")
 
 
 @pytest.mark.parametrize("arch", ["tiny", "small"])

@@ -7,7 +7,7 @@ from torch import nn
 
 from mmseg_ext import fuse_model
 from tests.decode_heads.base import HeadTester
-from tests.models import assert_same, randomise
+from tests.models import assert_compiles_once, assert_same, randomise
 
 
 class TestEAHead(HeadTester):
@@ -47,6 +47,11 @@ class TestEAHead(HeadTester):
         with torch.no_grad():
             assert_same(fused(features), head(features))
         assert not any(isinstance(m, nn.BatchNorm2d) for m in fused.modules())
+
+    @pytest.mark.slow
+    def test_compiles_once_on_inductor(self):
+        inputs = [(self.features(2, extra),) for extra in ((0, 0), (3, 7))]
+        assert_compiles_once(randomise(self.build()), inputs, False, "inductor")
 
     def test_without_norm(self):
         assert isinstance(self.build(norm_cfg=None).external_attention.conv2[1], nn.Identity)
