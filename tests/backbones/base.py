@@ -170,7 +170,7 @@ class BackboneTester:
     def test_export_and_compile(self):
         assert_exports_and_compiles(randomise(self.build(**self.traced)), (self.images(1),))
 
-    @pytest.mark.parametrize("training", [False, True])
+    @pytest.mark.parametrize("training", [False, pytest.param(True, marks=pytest.mark.slow)])
     def test_compiles_once_for_all_sizes(self, training):
         inputs = [(self.images(2, extra),) for extra in ((0, 0), (64, 96), (5, 7))]
         assert_compiles_once(randomise(self.build(**self.traced)), inputs, training)
