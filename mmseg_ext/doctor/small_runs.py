@@ -74,7 +74,7 @@ def train_steps(name: str, mode: str, device: torch.device, steps: int = 3) -> l
     """Losses of some steps of AdamW on one batch.
 
     `mode` is 'amp' (autocast as `--amp` has it), 'compile' (as `cfg.compile = True`: the whole
-    training step) or 'deterministic'.
+    training step), 'trace' (the same as far as a compiler's input) or 'deterministic'.
     """
     from mmengine.optim import OptimWrapper
     from mmseg.structures import SegDataSample
@@ -96,7 +96,8 @@ def train_steps(name: str, mode: str, device: torch.device, steps: int = 3) -> l
         wrapper = PortableAmpOptimWrapper(dtype="bfloat16", optimizer=optimizer)
     else:
         wrapper = OptimWrapper(optimizer)
-    step = torch.compile(model.train_step) if mode == "compile" else model.train_step
+    backend = {"compile": "inductor", "trace": "aot_eager"}.get(mode)
+    step = torch.compile(model.train_step, backend=backend) if backend else model.train_step
     batch = dict(inputs=images, data_samples=samples)
     losses = []
     with _deterministic(mode == "deterministic"):

@@ -57,7 +57,8 @@ class ManhattanAttention(nn.Module):
     which it was measured faster on such a GPU (`doctor` measures it), with `math.inf` none. What is
     computed stays the same; on a CPU it has no effect.
 
-    Under autocast the phases and, on a CPU, the decays and the softmax are float32.
+    Under autocast the phases are float32, and so are the decays and the softmax on a CPU and in
+    flex_attention.
 
     Raises:
         ValueError: if `embed_dim` is not a multiple of `num_heads`, the head width is odd while

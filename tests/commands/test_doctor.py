@@ -140,8 +140,13 @@ def test_a_run_resumes_bit_for_bit():
     assert small_runs.check_resume(CPU).status == "ok"
 
 
-@pytest.mark.parametrize("name", ["EAHead", "RMT"])
-@pytest.mark.parametrize("mode", ["amp", "deterministic"])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        *((name, mode) for name in ("EAHead", "RMT") for mode in ("amp", "deterministic")),
+        ("EAHead", "trace"),
+    ],
+)
 def test_training_steps_lower_the_loss(name, mode):
     assert module._training(name, mode, CPU).status == "ok"
 
