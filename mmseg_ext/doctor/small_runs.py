@@ -102,7 +102,7 @@ def train_steps(name: str, mode: str, device: torch.device, steps: int = 3) -> l
     losses = []
     with _deterministic(mode == "deterministic"):
         for _ in range(steps):
-            losses.append(float(step(batch, wrapper)["loss"]))
+            losses.append(float(step(batch, wrapper)["loss"].detach()))
     return losses
 
 
