@@ -290,7 +290,8 @@ def write_record(record: dict, args: argparse.Namespace) -> None:
     """JSON of the runs that are there; costs are measured where they lack."""
     if "recipe" in args.groups:
         tried = {r["row"]: r for r in record["recipe"]}
-        tried |= {r["row"]: r for r in collect(args.work_dir, args.iterations, RECIPE)}
+        runs = collect(args.work_dir, args.iterations, RECIPE)
+        tried |= {r["row"]: r for r in runs if r["seed"] == 0}
         record["recipe"] = list(tried.values())
     else:
         here = machine("cuda" if torch.cuda.is_available() else "cpu")
