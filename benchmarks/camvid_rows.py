@@ -92,7 +92,7 @@ def _recipe(name: str, title: str, weights: list[float] | None, options: dict) -
     return Row(f"recipe_{name}", title, "fcn_r18_camvid_8k", {_WEIGHTS: weights, **options})
 
 
-# Tried on FCN before the protocol, the last row, was frozen. "Alone": without `concat_input`.
+# Tried before the protocol was frozen. "Alone": without `concat_input`.
 RECIPE = (
     _recipe("plain", "no weights, rate 0.002, float32, alone", None, _FLOAT32),
     _recipe(
@@ -122,6 +122,15 @@ RECIPE = (
     ),
     _recipe("wide", "weights share^-1/2, base width 32", _ROOT, _WIDE),
     Row("fcn", "weights share^-3/4: the protocol", "fcn_r18_camvid_8k"),
+    Row("recipe_fpn_r18_fast", "FPN on ResNet-18, rate 0.006", "fpn_r18_camvid_8k", {_RATE: 6e-3}),
+    Row("fpn_r18", "FPN on ResNet-18, rate 0.0015", "fpn_r18_camvid_8k"),
+    Row(
+        "recipe_fpn_deepvit_fast",
+        "FPN on DeepViT, rate 0.006",
+        "fpn_deepvit_camvid_8k",
+        {_RATE: 6e-3},
+    ),
+    Row("fpn_deepvit", "FPN on DeepViT, rate 0.0015", "fpn_deepvit_camvid_8k"),
 )
 
 

@@ -1,3 +1,3 @@
 # The protocol of the CamVid table with the rate of the backbones' rows (docs/camvid.md).
 _base_ = "./camvid_8k.py"
-optim_wrapper = dict(optimizer=dict(lr=2e-3))
+optim_wrapper = dict(optimizer=dict(lr=1.5e-3))
