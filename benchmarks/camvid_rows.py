@@ -236,6 +236,16 @@ def ablation_table(record: dict) -> str:
     return markdown(["", "seeds", "mIoU", "against `EAHead`", "far part, %"], lines)
 
 
+def by_config(record: dict) -> dict[str, str]:
+    """For the table of all configs: the mean mIoU of those that were trained as they stand."""
+    trained = {}
+    for row in all_rows():
+        if not row.options and (runs := of(record, row)):
+            mean = statistics.mean(r["miou"] for r in runs)
+            trained[row.config] = f"{mean:.1f} after {record['iterations']:,} iterations"
+    return trained
+
+
 def recipe_table(record: dict) -> str:
     """What was tried on FCN, and what was taken."""
     tried = {numbers["row"]: numbers for numbers in record["recipe"]}

@@ -271,7 +271,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for row, seed in jobs([g for g in args.groups if g == "heads"], args.seeds):
             add_views(row, seed, args.iterations, args.work_dir)
     write_record(record, args)
-    if {("ea", 0), ("fcn", 0)} <= {(r["row"], r["seed"]) for r in record["runs"]}:
+    trained = {(r["row"], r["seed"]) for r in record["runs"]}
+    if "heads" in args.groups and {("ea", 0), ("fcn", 0)} <= trained:
         draw_frames(args.work_dir, args.iterations)
     return docs_tables.main([])
 

@@ -99,10 +99,11 @@ def configs_table() -> str:
 
 def zoo_table() -> str:
     miou = results("miou")
+    trained = miou["trained here"] | camvid_rows.by_config(results("camvid"))
     rows = []
     for name, cost in zoo().items():
         published = miou["published"].get(name, {"miou": "none", "source": ""})
-        here = miou["trained here"].get(name, "not trained")
+        here = trained.get(name, "not trained")
         rows.append([*cells(cost), published["miou"], published["source"], here])
     return markdown([*HEADINGS, "published mIoU", "source", "here"], rows)
 
