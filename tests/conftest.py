@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from mmengine.logging import MMLogger
+from mmengine.logging import MessageHub, MMLogger
 from mmengine.registry import DefaultScope
 from mmseg.visualization import SegLocalVisualizer
 from yapf.yapflib import yapf_api
@@ -63,7 +63,8 @@ def _seeded():
 
 @pytest.fixture(autouse=True)
 def _own_instances():
-    """mmengine keeps loggers and visualizers by name: a later run would log into an earlier's.
+    """mmengine keeps loggers, histories and visualizers by name, and names a run after its config and
+    the second of its start: a later run would log into an earlier's.
 
     And the scope of the last run, in which a segmentor is not found after a detector. All are
     cleared before the test, for what its wider fixtures left, and after it, for the next ones'.
@@ -76,5 +77,6 @@ def _own_instances():
 def _forget_instances():
     SegLocalVisualizer._instance_dict.clear()
     MMLogger._instance_dict.clear()
+    MessageHub._instance_dict.clear()
     DefaultScope._instance_dict.clear()
     DefaultScope.get_instance("mmseg", scope_name="mmseg")
