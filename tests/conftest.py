@@ -63,8 +63,8 @@ def _seeded():
 
 @pytest.fixture(autouse=True)
 def _own_instances():
-    """mmengine keeps loggers, histories and visualizers by name, and names a run after its config and
-    the second of its start: a later run would log into an earlier's.
+    """mmengine keeps loggers, histories and visualizers by name, and names a run after its config
+    and the second of its start: a later run would log into an earlier's.
 
     And the scope of the last run, in which a segmentor is not found after a detector. All are
     cleared before the test, for what its wider fixtures left, and after it, for the next ones'.
