@@ -1,12 +1,14 @@
 """Shared set-up: the registry's scope, one seed per test, and runs that share no logger."""
 
 import gc
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from mmengine.logging import MessageHub, MMLogger
 from mmengine.registry import DefaultScope
+from mmengine.runner import Runner
 from mmseg.visualization import SegLocalVisualizer
 from yapf.yapflib import yapf_api
 
@@ -53,6 +55,22 @@ def _registered():
 def _unformatted_configs():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(yapf_api, "FormatCode", unformatted)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _seconds_of_their_own():
+    """Two runs of one second would share mmengine's logger and its file: the later waits."""
+    set_up, last = Runner.setup_env, [""]
+
+    def waiting(self, *args):
+        while time.strftime("%Y%m%d_%H%M%S") == last[0]:
+            time.sleep(0.05)
+        set_up(self, *args)
+        last[0] = time.strftime("%Y%m%d_%H%M%S")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Runner, "setup_env", waiting)
         yield
 
 
