@@ -25,7 +25,7 @@ MM = [
     "rich>=13",
 ]
 # mmdetection asks for all that its import needs. Its wheel names no version of mmcv's operators:
-# mmseg_ext.operators_in_pytorch stands in for them.
+# mmseg_ext.detection.operators_in_pytorch stands in for them.
 DET = ["onedl-mmdetection==3.5.1"]
 # mmpretrain does not import without torchvision, which it does not ask for, and which pins a torch
 # of its own. The tests put an empty module in its place.

@@ -29,14 +29,14 @@ from torch import Tensor, nn
 from benchmarks import docs_tables
 from benchmarks.camvid_rows import GROUPS, RECIPE, Row, all_rows, rows_of
 from mmseg_ext import register_all_modules
+from mmseg_ext.atomic_write import write_text
 from mmseg_ext.cost.cost_table import MEBI, machine
 from mmseg_ext.cost.measure import count_multiply_adds, paired_times, peak_memory
 from mmseg_ext.engine.launch import build_train_runner, load_settings
-from mmseg_ext.engine.trained_model import trained_model
+from mmseg_ext.engine.load_trained import load_trained
 from mmseg_ext.evaluation.checked_iou_metric import CheckedIoUMetric
 from mmseg_ext.inspection.context_probe import effective_receptive_field, share_beyond
 from mmseg_ext.reports.panels import draw_panels
-from mmseg_ext.whole_file import write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "docs/results/camvid.json"
@@ -93,7 +93,7 @@ def train(row: Row, seed: int, iterations: int, folder: Path) -> Config:
 
 def weights_of(config: Config, folder: Path, iterations: int) -> nn.Module:
     """The segmentor with the run's last weights, for inference."""
-    model, _ = trained_model(config, folder / f"iter_{iterations}.pth")
+    model, _ = load_trained(config, folder / f"iter_{iterations}.pth")
     return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -14,12 +14,12 @@ from contextlib import AbstractContextManager
 from mmseg_ext.deployment.fusion import fuse_model
 from mmseg_ext.environment import (
     BASE,
-    StackError,
     check_stack,
     quiet_stack_imports,
     require_stack,
     stack_problem,
 )
+from mmseg_ext.errors import StackError
 from mmseg_ext.version import __version__
 
 __all__ = [

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+from mmseg_ext.errors import StackError
+
 INSTALL = (
     "pip install onedl-mmcv==2.3.6 onedl-mmengine==0.10.12 onedl-mmsegmentation==1.4.2 "
     "matplotlib rich tensorboard"
@@ -42,10 +44,6 @@ STACK = (
     # mmseg 1.2.2 itself imports without ftfy and mmcv's compiled operators, its models do not.
     Requirement("mmseg", "1.2.2", part="mmseg.models"),
 )
-
-
-class StackError(ImportError):
-    """The mm stack is missing, broken or too old. Its message is one line with the remedy."""
 
 
 def _release(version: str) -> tuple[int, ...]:

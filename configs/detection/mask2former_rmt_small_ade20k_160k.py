@@ -6,7 +6,7 @@ _base_ = [
     "../_base_/default_runtime.py",
 ]
 custom_imports = dict(
-    imports=["mmseg_ext.operators_in_pytorch", "mmseg_ext", "mmdet.models"],
+    imports=["mmseg_ext.detection.operators_in_pytorch", "mmseg_ext", "mmdet.models"],
     allow_failed_imports=False,
 )
 model = dict(data_preprocessor=dict(size=_base_.crop_size))

@@ -17,7 +17,7 @@ from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.runner.checkpoint import load_state_dict
 from torch import Tensor, nn
 
-from mmseg_ext.checkpoint.errors import NonFiniteWeights, PartialWeights
+from mmseg_ext.errors import NonFiniteWeights, PartialWeights
 
 MINIMUM_SHARE = 0.9  # of a backbone's values
 _AUXILIARY = "auxiliary_head"  # heads that training alone uses
@@ -33,7 +33,9 @@ _demand = contextvars.ContextVar("demand", default=_DEFAULT)
 
 
 @contextlib.contextmanager
-def demanding(backbone_share: float | None = None, whole: bool | None = None) -> Iterator[None]:
+def require_coverage(
+    backbone_share: float | None = None, whole: bool | None = None
+) -> Iterator[None]:
     """Within the context, weights that fill less than this are refused; None leaves as it is.
 
     Args:
@@ -104,8 +106,8 @@ def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
     """One line that says how much is filled.
 
     Raises:
-        PartialWeights: where less is filled than `demanding` asks: of the module's backbone, of
-            the module itself where it has none, or of everything that testing uses.
+        PartialWeights: where less is filled than `require_coverage` asks: of the module's
+            backbone, of the module itself where it has none, or of everything that testing uses.
     """
     module = _bare(module)
     demand = _demand.get()

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-from mmseg_ext.checkpoint.errors import CheckpointError
 from mmseg_ext.checkpoint.pickled_values import stand_ins
 from mmseg_ext.checkpoint.safe_reading import read_checkpoint
+from mmseg_ext.errors import CheckpointError
 
 LAST = "last_checkpoint"  # mmengine's name: a text file that names the newest checkpoint
 RUN = "current_run"  # a text file with the identity of the run whose folder this is

@@ -32,9 +32,9 @@ from mmengine.runner.checkpoint import (
     get_torchvision_models,
 )
 
-from mmseg_ext.checkpoint.errors import BrokenCheckpoint, UnsafeCheckpoint
-from mmseg_ext.checkpoint.load_report import demanding, load_and_report
+from mmseg_ext.checkpoint.load_report import load_and_report, require_coverage
 from mmseg_ext.checkpoint.safe_reading import read_checkpoint, read_torch
+from mmseg_ext.errors import BrokenCheckpoint, UnsafeCheckpoint
 
 
 def as_mmengine(content: object, name: str) -> dict:
@@ -152,7 +152,7 @@ class SafeLoading(contextlib.AbstractContextManager):
 
     def __init__(self, min_backbone_share: float | None = None):
         self._demand = contextlib.ExitStack()
-        self._demand.enter_context(demanding(min_backbone_share))
+        self._demand.enter_context(require_coverage(min_backbone_share))
         if not self._asking:
             loaders = stack.CheckpointLoader._schemes
             SafeLoading._before = (loaders, stack.load_state_dict)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from mmseg_ext.checkpoint.checksum import CHECKSUM, content_digest
-from mmseg_ext.checkpoint.errors import BrokenCheckpoint, UnsafeCheckpoint
 from mmseg_ext.checkpoint.pickled_values import stand_ins
 from mmseg_ext.checkpoint.plain_data import check_size, from_plain
+from mmseg_ext.errors import BrokenCheckpoint, UnsafeCheckpoint
 
 # Where published checkpoints keep the state dict: mmengine, RMT and timm, EANet and EMANet, EMA.
 _WRAPPERS = ("state_dict", "model", "net", "state_dict_ema")

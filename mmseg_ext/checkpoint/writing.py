@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.checkpoint.checksum import CHECKSUM, content_digest
-from mmseg_ext.whole_file import whole_file
 
 SUFFIXES = (".pth", ".safetensors")  # of files of weights
 
@@ -40,7 +40,7 @@ def write_checkpoint(content: dict, path: str | Path) -> None:
         TypeError: for content that is neither.
     """
     content = {**content, CHECKSUM: content_digest(content)}
-    with whole_file(path) as part, part.open("wb") as file:
+    with atomic_write(path) as part, part.open("wb") as file:
         recording = _RecordingFile(file)
         try:
             torch.save(content, recording)
@@ -94,6 +94,6 @@ def write_weights(
         data = buffer.getbuffer()
     if hash_in_name:
         path = path.with_stem(f"{path.stem}-{hashlib.sha256(data).hexdigest()[:8]}")
-    with whole_file(path) as part:
+    with atomic_write(path) as part:
         part.write_bytes(data)
     return path

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from mmseg_ext.datasets.converters.conversion import ConversionError
+from mmseg_ext.errors import ConversionError
 
 
 def converter_parser(description: str, where: str) -> argparse.ArgumentParser:

@@ -14,13 +14,17 @@ from contextlib import contextmanager
 
 import torch.distributed
 
-from mmseg_ext.checkpoint.errors import CheckpointError
-from mmseg_ext.datasets.files import MissingDataError, UnreadableFileError
-from mmseg_ext.datasets.labels import LabelError
 from mmseg_ext.engine.config_options import ConfigOptions
 from mmseg_ext.engine.distributed import slurm_process
-from mmseg_ext.engine.launch_error import LaunchError
-from mmseg_ext.engine.run_error import SAFE_UNTIL_NOW, RunError
+from mmseg_ext.errors import (
+    SAFE_UNTIL_NOW,
+    CheckpointError,
+    LabelError,
+    LaunchError,
+    MissingDataError,
+    RunError,
+    UnreadableFileError,
+)
 
 # A disk that is full, over its quota, broken or read-only.
 _DISK = (

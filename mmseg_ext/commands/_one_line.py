@@ -4,7 +4,7 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 
-from mmseg_ext.engine.launch_error import LaunchError
+from mmseg_ext.errors import LaunchError
 
 Main = Callable[[Sequence[str] | None], int]
 

@@ -19,7 +19,7 @@ from mmengine.runner import Runner
 from mmseg.apis import inference_model
 
 from mmseg_ext.engine.launch import build_test_runner, build_train_runner, load_settings
-from mmseg_ext.engine.trained_model import trained_model
+from mmseg_ext.engine.load_trained import load_trained
 from mmseg_ext.reports.curves import Curve, read_scalars
 
 
@@ -130,7 +130,7 @@ def _own_visualizer(options: dict | None) -> dict:
 def predict(outcome: Outcome, images: list[np.ndarray]) -> list[np.ndarray]:
     """Labels (H, W) of images (H, W, 3) uint8 RGB, at their own scale, with the run's weights."""
     with contextlib.redirect_stdout(_Nowhere()):
-        model, _ = trained_model(load_settings(outcome.config), outcome.checkpoint)
+        model, _ = load_trained(load_settings(outcome.config), outcome.checkpoint)
     results = [inference_model(model, image[..., ::-1]) for image in images]  # mmseg reads BGR
     return [r.pred_sem_seg.data[0].cpu().numpy().astype(np.uint8) for r in results]
 

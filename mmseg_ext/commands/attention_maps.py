@@ -15,7 +15,7 @@ from mmseg_ext.cost.devices import usable_device
 from mmseg_ext.datasets.metainfo import classes_and_palette, unwrapped
 from mmseg_ext.engine.config_options import ConfigOptions
 from mmseg_ext.engine.launch import load_settings
-from mmseg_ext.engine.trained_model import trained_model
+from mmseg_ext.engine.load_trained import load_trained
 from mmseg_ext.inference.predictor import image_pipeline
 from mmseg_ext.inspection.attention_pictures import Scene, draw_layer
 from mmseg_ext.inspection.attention_views import attention_layers, captured_inputs, chosen_layers
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     init_default_scope(config.get("default_scope", "mmseg"))
     checkpoint = None if args.checkpoint == "none" else args.checkpoint
     torch.manual_seed(0)
-    model, meta = trained_model(config, checkpoint)
+    model, meta = load_trained(config, checkpoint)
     model.to(usable_device(args.device))
     if args.list:
         for name, layer in attention_layers(model).items():

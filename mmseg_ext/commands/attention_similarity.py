@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
 
+from mmseg_ext.atomic_write import write_text
 from mmseg_ext.checkpoint.load_report import check_finite
 from mmseg_ext.checkpoint.safe_loading import SafeLoading
 from mmseg_ext.checkpoint.safe_reading import read_state_dict
@@ -27,7 +28,6 @@ from mmseg_ext.engine.config_options import ConfigOptions
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.inspection.similarity import attention_similarity
 from mmseg_ext.inspection.similarity_report import as_report, draw, summary
-from mmseg_ext.whole_file import write_text
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 _RANDOM = "random initialisation"

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mmseg_ext import register_all_modules
-from mmseg_ext.datasets.check.pairs import SPLITS, CannotCheckError, Split, check
+from mmseg_ext.atomic_write import write_text
+from mmseg_ext.datasets.check.pairs import SPLITS, Split, check
 from mmseg_ext.datasets.check.report import (
     absent_classes,
     draw_overlays,
@@ -24,8 +25,7 @@ from mmseg_ext.datasets.check.report import (
 )
 from mmseg_ext.engine.config_options import ConfigOptions
 from mmseg_ext.engine.launch import load_settings
-from mmseg_ext.engine.launch_error import LaunchError
-from mmseg_ext.whole_file import write_text
+from mmseg_ext.errors import CannotCheckError, LaunchError
 
 CLEAN, PROBLEMS, COULD_NOT_RUN = 0, 1, 2
 

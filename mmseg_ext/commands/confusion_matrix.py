@@ -15,11 +15,11 @@ from matplotlib import colormaps
 from mmseg.registry import DATASETS
 
 from mmseg_ext import register_all_modules
+from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.commands._one_line import one_line
 from mmseg_ext.engine.config_options import ConfigOptions
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.reports.confusion import count_confusion, draw_confusion
-from mmseg_ext.whole_file import whole_file
 
 
 @one_line
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     classes = dataset.metainfo["classes"]
     path = args.save_dir / "confusion_matrix.png"
     draw_confusion(counts, classes, path, args.title, args.color_theme)
-    with whole_file(path.with_suffix(".csv")) as part, part.open("w", newline="") as file:
+    with atomic_write(path.with_suffix(".csv")) as part, part.open("w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["truth", *classes])
         rows.writerows([name, *row] for name, row in zip(classes, counts, strict=True))

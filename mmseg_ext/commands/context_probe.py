@@ -5,11 +5,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from mmseg_ext.atomic_write import write_text
 from mmseg_ext.commands._one_line import one_line
 from mmseg_ext.cost.cost_table import machine
 from mmseg_ext.inspection.context_probe import BLOCKS, run_probe
 from mmseg_ext.inspection.context_report import draw_probe, probe_json, probe_table
-from mmseg_ext.whole_file import write_text
 
 
 def _parser() -> argparse.ArgumentParser:

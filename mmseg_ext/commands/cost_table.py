@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from mmseg_ext import register_all_modules
+from mmseg_ext.atomic_write import write_text
 from mmseg_ext.commands._one_line import one_line
 from mmseg_ext.cost.attention_blocks import (
     CROPS,
@@ -18,7 +19,6 @@ from mmseg_ext.cost.attention_blocks import (
 )
 from mmseg_ext.cost.cost_table import cost_markdown, count_costs, machine, measure_costs
 from mmseg_ext.cost.devices import usable_device
-from mmseg_ext.whole_file import write_text
 
 
 @one_line

@@ -17,12 +17,12 @@ from mmengine.config import Config
 from mmseg.datasets import BaseSegDataset
 from mmseg.registry import DATASETS
 
+from mmseg_ext.atomic_write import write_text
 from mmseg_ext.commands._short_run import Outcome, predict, train_and_test
 from mmseg_ext.evaluation.colour_classifier import colour_miou, images_and_labels
 from mmseg_ext.reports.curves import plot_curves
 from mmseg_ext.reports.html_page import write_report
 from mmseg_ext.reports.panels import draw_panels
-from mmseg_ext.whole_file import write_text
 
 DEMO_CONFIG = "configs/ea_r18_shapes.py"
 COMPARED = {

@@ -22,9 +22,10 @@ from mmengine.structures import InstanceData
 from mmseg_ext.commands._launch import one_message
 from mmseg_ext.commands._short_run import ProgressLine, log_to_file_only
 from mmseg_ext.datasets.shapes import FORMS, Recipe
-from mmseg_ext.datasets.shapes_coco import annotate, annotation_file
+from mmseg_ext.detection.shapes_coco import annotate, annotation_file
 from mmseg_ext.engine.launch import build_train_runner
-from mmseg_ext.environment import StackError, require_package
+from mmseg_ext.environment import require_package
+from mmseg_ext.errors import StackError
 from mmseg_ext.reports.panels import draw_panels
 
 CONFIG = "configs/detection/mask_rcnn_rmt_shapes.py"
@@ -48,7 +49,9 @@ def demo(work_dir: Path, data_root: Path, resume: bool, options: dict | None = N
     print("mmseg_ext demo: Mask R-CNN with RMT on the embedded scenes")
     annotate(data_root, Recipe())
     with log_to_file_only():
-        warnings.filterwarnings("ignore", message="mmseg_ext.operators_in_pytorch stands in")
+        warnings.filterwarnings(
+            "ignore", message="mmseg_ext.detection.operators_in_pytorch stands in"
+        )
         options = {**data_options(data_root), **(options or {})}
         runner = build_train_runner(CONFIG, options, str(work_dir), resume=resume)
     runner.register_hook(_Progress())

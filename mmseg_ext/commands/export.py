@@ -12,20 +12,19 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mmseg_ext import register_all_modules
+from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.datasets.metainfo import unwrapped
 from mmseg_ext.deployment.export import (
     SUFFIXES,
     ExportedSegmentor,
-    ExportError,
     export_onnx,
     export_torch,
     relative_difference,
 )
 from mmseg_ext.deployment.segmentor import WholeImageSegmentor, random_images
 from mmseg_ext.engine.launch import load_settings
-from mmseg_ext.engine.launch_error import LaunchError
-from mmseg_ext.engine.trained_model import trained_model
-from mmseg_ext.whole_file import whole_file
+from mmseg_ext.engine.load_trained import load_trained
+from mmseg_ext.errors import ExportError, LaunchError
 
 # What float32 in another order of operations may change, relative to the largest score.
 TOLERANCE = 1e-4
@@ -61,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
 def _export(args: argparse.Namespace) -> int:
     config = load_settings(args.config)
     size = _size(args.shape, config)
-    segmentor, meta = trained_model(config, None if args.checkpoint == "none" else args.checkpoint)
+    segmentor, meta = load_trained(config, None if args.checkpoint == "none" else args.checkpoint)
     eager = WholeImageSegmentor(segmentor)
     model = WholeImageSegmentor(segmentor, fuse=True) if args.fuse else eager
     path = args.out or Path(Path(args.config).stem + SUFFIXES[args.format])
@@ -80,7 +79,7 @@ def _export(args: argparse.Namespace) -> int:
     write = export_onnx if args.format == "onnx" else export_torch
     if config.model.get("test_cfg", {}).get("mode") == "slide":
         print(f"the config tests by sliding windows; the file is one window, {size} by default")
-    with whole_file(path) as part:  # what fails the check does not stay
+    with atomic_write(path) as part:  # what fails the check does not stay
         write(model, part, size, args.dynamic, metadata)
         exported = ExportedSegmentor(part)
         for name, images in _inputs(args, config, size):

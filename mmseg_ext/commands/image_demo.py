@@ -19,12 +19,12 @@ from rich.console import Console
 from rich.progress import track
 
 from mmseg_ext import register_all_modules
-from mmseg_ext.datasets.files import UnreadableFileError, decode, read_bytes
+from mmseg_ext.atomic_write import atomic_write
+from mmseg_ext.datasets.files import decode, read_bytes
 from mmseg_ext.engine.launch import load_settings
-from mmseg_ext.engine.launch_error import LaunchError
+from mmseg_ext.errors import LaunchError, UnreadableFileError
 from mmseg_ext.inference.predictor import Predictor
 from mmseg_ext.inference.shard import Shard
-from mmseg_ext.whole_file import whole_file
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".ppm")
 VIDEOS = (".mp4", ".avi", ".mov", ".mkv", ".webm")
@@ -149,7 +149,7 @@ def _save(picture: Image.Image, path: Path, said: Mapping[str, str] = MappingPro
     texts = PngInfo()
     for key, text in said.items():
         texts.add_itxt(key, text)
-    with whole_file(path) as part:
+    with atomic_write(path) as part:
         picture.save(part, format="PNG", pnginfo=texts)
 
 
@@ -190,7 +190,7 @@ def _segment_video(args: argparse.Namespace, predictor: Predictor) -> int:
     if path.resolve() == args.input.resolve():
         raise ValueError(f"{path} is the input: choose another folder with --out")
     total = max(int(video.get(cv2.CAP_PROP_FRAME_COUNT)), 0)
-    with whole_file(path) as part:
+    with atomic_write(path) as part:
         rate = video.get(cv2.CAP_PROP_FPS) or 25.0
         writer = cv2.VideoWriter(str(part), cv2.VideoWriter_fourcc(*"mp4v"), rate, size)
         count = 0

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from mmengine.runner import Runner
 
-from mmseg_ext.checkpoint.load_report import demanding
+from mmseg_ext.checkpoint.load_report import require_coverage
 from mmseg_ext.checkpoint.safe_loading import SafeLoading
 from mmseg_ext.commands._launch import common_flags, one_message, parsed
 from mmseg_ext.engine.launch import build_test_runner
@@ -43,6 +43,6 @@ def runner_of(args: argparse.Namespace) -> Runner:
 def main(argv: Sequence[str] | None = None) -> int:
     """Test, with weights that fill all that testing uses."""
     args = parsed(parser(), argv)
-    with one_message(), SafeLoading(), demanding(whole=True):
+    with one_message(), SafeLoading(), require_coverage(whole=True):
         runner_of(args).test()
     return 0

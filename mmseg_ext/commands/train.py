@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from mmengine.runner import Runner
 
-from mmseg_ext.checkpoint.load_report import demanding
+from mmseg_ext.checkpoint.load_report import require_coverage
 from mmseg_ext.checkpoint.safe_loading import SafeLoading
 from mmseg_ext.commands._launch import common_flags, one_message, parsed
 from mmseg_ext.engine.launch import build_train_runner
@@ -50,6 +50,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parsed(parser(), argv)
     with one_message(), SafeLoading():
         runner = runner_of(args)
-        with demanding(runner.cfg.get("min_backbone_share")):
+        with require_coverage(runner.cfg.get("min_backbone_share")):
             runner.train()
     return 0

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from mmseg_ext.checkpoint.errors import CheckpointError
 from mmseg_ext.checkpoint.plain_data import to_plain
 from mmseg_ext.checkpoint.safe_reading import unwrap_state_dict
 from mmseg_ext.checkpoint.writing import check_suffix, write_checkpoint, write_weights
+from mmseg_ext.errors import CheckpointError
 
 
 def unpickle_to_safe(source: str | Path, destination: str | Path) -> list[str]:

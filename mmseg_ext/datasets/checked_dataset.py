@@ -13,20 +13,9 @@ from mmengine import fileio
 from mmseg.datasets import ADE20KDataset, BaseSegDataset, CityscapesDataset, PascalVOCDataset
 from mmseg.registry import DATASETS
 
-from mmseg_ext.datasets.files import (
-    MissingDataError,
-    UnreadableFileError,
-    as_stored,
-    decode,
-    read_bytes,
-)
-from mmseg_ext.datasets.labels import (
-    LabelError,
-    LabelRule,
-    decode_label,
-    histogram,
-    refuse_binary,
-)
+from mmseg_ext.datasets.files import as_stored, decode, read_bytes
+from mmseg_ext.datasets.labels import LabelRule, decode_label, histogram, refuse_binary
+from mmseg_ext.errors import LabelError, MissingDataError, UnreadableFileError
 
 _LOOKED_AT = 16  # label maps that are read at the start, evenly spaced
 

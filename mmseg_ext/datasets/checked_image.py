@@ -15,7 +15,8 @@ import numpy as np
 from mmcv.transforms import TRANSFORMS, LoadImageFromFile
 from mmengine.logging import print_log
 
-from mmseg_ext.datasets.files import UnreadableFileError, as_stored, decode, read_bytes
+from mmseg_ext.datasets.files import as_stored, decode, read_bytes
+from mmseg_ext.errors import UnreadableFileError
 
 
 @TRANSFORMS.register_module()

@@ -6,7 +6,8 @@ from mmseg.datasets.transforms import LoadAnnotations
 from mmseg.registry import TRANSFORMS
 
 from mmseg_ext.datasets.files import read_bytes
-from mmseg_ext.datasets.labels import LabelError, LabelRule, decode_label, require_size
+from mmseg_ext.datasets.labels import LabelRule, decode_label, require_size
+from mmseg_ext.errors import LabelError
 
 
 @TRANSFORMS.register_module()

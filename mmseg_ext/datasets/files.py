@@ -13,6 +13,8 @@ import numpy as np
 from mmengine import fileio
 from PIL import Image
 
+from mmseg_ext.errors import MissingFileError, UnreadableFileError
+
 # What complete files of the two usual formats start and end with.
 _FRAMES = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG", b"IEND\xaeB`\x82"))
 
@@ -22,18 +24,6 @@ _MOST_PIXELS = 2**29  # of a PNG, whose header may claim what a few kilobytes th
 _EXIF_ORIENTATION = 0x0112
 # A TIFF, a WebP, and the blocks of JPEG ("Exif") and PNG ("eXIf").
 _MAY_BE_TAGGED = re.compile(rb"\A(?:II\*|MM\0|RIFF)|(?i:exif)").search
-
-
-class UnreadableFileError(OSError):
-    """A file that is missing, empty, truncated or no image; the message starts with its path."""
-
-
-class MissingFileError(UnreadableFileError):
-    """A file that is not there."""
-
-
-class MissingDataError(FileNotFoundError):
-    """Data that is not where a config says; the message holds the layout and the command."""
 
 
 def read_bytes(path: str, backend_args: dict | None = None) -> bytes:

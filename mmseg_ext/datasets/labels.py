@@ -16,13 +16,10 @@ import numpy as np
 from PIL import Image
 
 from mmseg_ext.datasets.files import decode
+from mmseg_ext.errors import LabelError
 
 _EXACT_IN_FLOAT32 = 2**24  # OpenCV's histograms are float32
 _SHOWN = 8
-
-
-class LabelError(ValueError):
-    """A label map that loading would corrupt; the message starts with its path."""
 
 
 def decode_label(data: bytes, path: str, backend: str = "pillow") -> np.ndarray:

@@ -9,15 +9,12 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from mmseg_ext.deployment.segmentor import WholeImageSegmentor, random_images
+from mmseg_ext.errors import ExportError
 from mmseg_ext.layers import LambdaLayer
 
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
 METADATA = "metadata.json"  # the name under which a .pt2 keeps what ONNX has as properties
 OPSET = 18  # what torch's exporter writes without a conversion
-
-
-class ExportError(ValueError):
-    """A model that cannot be exported as asked; the message says why."""
 
 
 def refusal_of_dynamic_size(model: nn.Module, file_format: str) -> str | None:

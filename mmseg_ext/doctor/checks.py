@@ -163,7 +163,7 @@ def plain_forms() -> Iterator[None]:
     """Within, every layer runs its equations in the published order: no fast form pays."""
     with ExitStack() as stack:
         for fast in (composed, flex, streamed, fourier, blocked):
-            stack.enter_context(mock.patch.object(fast, "pays", lambda *args: False))
+            stack.enter_context(mock.patch.object(fast, "should_use", lambda *args: False))
         yield
 
 

@@ -139,7 +139,7 @@ class _Code:
 def check_safe_loading() -> Finding:
     """A file that would run code is refused, and its code does not run."""
     from mmseg_ext.checkpoint import read_state_dict
-    from mmseg_ext.checkpoint.errors import UnsafeCheckpoint
+    from mmseg_ext.errors import UnsafeCheckpoint
 
     with tempfile.TemporaryDirectory() as folder:
         ran, path = Path(folder, "ran"), Path(folder, "weights.pth")

@@ -16,10 +16,10 @@ from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
 
+from mmseg_ext.atomic_write import remove_parts, write_text
 from mmseg_ext.checkpoint.resuming import LAST, RUN, all_checkpoints, run_of
 from mmseg_ext.checkpoint.safe_loading import SafeLoading
-from mmseg_ext.engine.launch_error import LaunchError
-from mmseg_ext.whole_file import remove_parts, write_text
+from mmseg_ext.errors import LaunchError
 
 _BEST = re.compile(r"best_.+_(iter|epoch)_\d+\.pth")
 

@@ -34,8 +34,8 @@ from mmengine.runner import LogProcessor, Runner
 from torch import nn
 from torch.utils.data import DataLoader
 
-from mmseg_ext.engine.launch_error import LaunchError
 from mmseg_ext.environment import stack_problem
+from mmseg_ext.errors import LaunchError
 
 # What a tool reads of a config beside the arguments of mmengine's Runner.
 _READ_BY_TOOLS = {

@@ -6,7 +6,7 @@ import torch
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from mmseg_ext.engine.run_error import NonFiniteLoss
+from mmseg_ext.errors import NonFiniteLoss
 
 
 @HOOKS.register_module()

@@ -17,12 +17,12 @@ from mmengine.dist import is_main_process
 from mmengine.registry import HOOKS, RUNNERS
 from mmengine.runner import FlexibleRunner
 
-from mmseg_ext.checkpoint.load_report import check_coverage, demanding
+from mmseg_ext.atomic_write import atomic_write
+from mmseg_ext.checkpoint.load_report import check_coverage, require_coverage
 from mmseg_ext.checkpoint.resuming import newest_whole, require_resumable
 from mmseg_ext.engine.checkpoint_hook import DurableCheckpointHook, checkpoint_folder
 from mmseg_ext.engine.distributed import process_wrapper
-from mmseg_ext.engine.launch_error import LaunchError
-from mmseg_ext.whole_file import whole_file
+from mmseg_ext.errors import LaunchError
 
 # Settings of mmengine's Runner that FlexibleRunner would ignore, and what it has instead.
 _IGNORED = {
@@ -48,7 +48,7 @@ class FlexibleCheckpointHook(DurableCheckpointHook):
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
         if runner._resume:
             require_resumable(checkpoint, str(runner._load_from))
-            with demanding(whole=True):
+            with require_coverage(whole=True):
                 check_coverage(runner.strategy.model, checkpoint["state_dict"])
             self._run_id = checkpoint["meta"].get("run") or self._run_id
 
@@ -67,7 +67,7 @@ class FlexibleCheckpointHook(DurableCheckpointHook):
         if not is_main_process():  # takes part and writes nothing
             super()._write(runner, name, meta)
             return
-        with whole_file(Path(self.out_dir, name)) as part:
+        with atomic_write(Path(self.out_dir, name)) as part:
             super()._write(runner, part.name, meta)
 
 

@@ -25,10 +25,10 @@ from mmseg_ext.engine.checkpoint_hook import checkpoint_folder
 from mmseg_ext.engine.config_check import check_config, check_options
 from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.engine.flexible_runner import fit_strategy, name_resumed
-from mmseg_ext.engine.launch_error import LaunchError
 from mmseg_ext.engine.pretrained import require_file, require_weights
 from mmseg_ext.engine.yaml_config import SUFFIXES, require_plain_yaml
-from mmseg_ext.environment import StackError, stack_problem
+from mmseg_ext.environment import stack_problem
+from mmseg_ext.errors import LaunchError, StackError
 
 
 def load_settings(

@@ -16,7 +16,7 @@ from mmengine.config import Config
 from mmengine.runner.checkpoint import CheckpointLoader
 
 from mmseg_ext.checkpoint.safe_loading import SafeLoading
-from mmseg_ext.engine.launch_error import LaunchError
+from mmseg_ext.errors import LaunchError
 
 _CONNECT_SECONDS = 30.0
 

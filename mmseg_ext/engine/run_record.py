@@ -14,9 +14,9 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 import mmseg_ext
+from mmseg_ext.atomic_write import write_text
 from mmseg_ext.engine.quiet_start import summary
 from mmseg_ext.environment import STACK, _version
-from mmseg_ext.whole_file import write_text
 
 
 def git_commit() -> str:

@@ -34,18 +34,15 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from mmseg_ext.checkpoint.errors import CheckpointError, CheckpointNotWritten
-from mmseg_ext.checkpoint.load_report import demanding
+from mmseg_ext.checkpoint.load_report import require_coverage
 from mmseg_ext.checkpoint.plain_data import to_plain
 from mmseg_ext.checkpoint.resuming import newest_whole, require_resumable
 from mmseg_ext.checkpoint.safe_loading import SafeLoading
 from mmseg_ext.checkpoint.writing import write_checkpoint
 from mmseg_ext.engine.checkpoint_hook import checkpoint_folder
 from mmseg_ext.engine.deterministic import make_deterministic
-from mmseg_ext.engine.launch_error import LaunchError
 from mmseg_ext.engine.quiet_start import quiet_terminal
 from mmseg_ext.engine.random_state import random_state, set_random_state
-from mmseg_ext.engine.run_error import SAFE_UNTIL_NOW
 from mmseg_ext.engine.sample_seeds import isolate, positioned_sampler, with_sample_seeds
 from mmseg_ext.engine.sharding import (
     collect,
@@ -54,7 +51,13 @@ from mmseg_ext.engine.sharding import (
     with_local_gradient,
 )
 from mmseg_ext.engine.work_dir_lock import WorkDirLock
-from mmseg_ext.whole_file import NotWritten
+from mmseg_ext.errors import (
+    SAFE_UNTIL_NOW,
+    CheckpointError,
+    CheckpointNotWritten,
+    LaunchError,
+    NotWritten,
+)
 
 
 class _TrainingState(Hook):
@@ -204,7 +207,7 @@ class DurableRunner(Runner):
 
     def test(self) -> dict[str, float]:
         try:
-            with demanding(whole=True):
+            with require_coverage(whole=True):
                 return super().test()
         finally:
             self._release_workers()
@@ -351,7 +354,7 @@ class DurableRunner(Runner):
 
     def resume(self, filename: str, *args, **kwargs) -> None:
         self._resuming = True
-        with demanding(whole=True):
+        with require_coverage(whole=True):
             super().resume(filename, *args, **kwargs)
         self._resuming = False
         self.run_id = self._loaded["meta"].get("run") or self.run_id

@@ -10,8 +10,8 @@ from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import HOOKS
 
 from mmseg_ext.engine.checkpoint_hook import DurableCheckpointHook
-from mmseg_ext.engine.run_error import RunError, StoppedBySignal
 from mmseg_ext.engine.skipped_images import SkippedImagesHook
+from mmseg_ext.errors import RunError, StoppedBySignal
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 

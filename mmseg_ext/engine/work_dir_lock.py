@@ -4,7 +4,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from mmseg_ext.engine.launch_error import LaunchError
+from mmseg_ext.errors import LaunchError
 
 _LOCK = ".training"
 

@@ -12,7 +12,7 @@ from mmseg.evaluation import IoUMetric
 from mmseg.registry import METRICS
 from torch import Tensor
 
-from mmseg_ext.datasets.labels import LabelError
+from mmseg_ext.errors import LabelError
 
 
 @METRICS.register_module()

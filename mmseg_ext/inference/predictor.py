@@ -9,9 +9,9 @@ from mmengine.dataset import Compose, pseudo_collate
 from mmengine.model.utils import revert_sync_batchnorm
 from mmseg.registry import MODELS
 
-from mmseg_ext.datasets.files import UnreadableFileError
 from mmseg_ext.datasets.metainfo import unwrapped
-from mmseg_ext.engine.trained_model import trained_model
+from mmseg_ext.engine.load_trained import load_trained
+from mmseg_ext.errors import UnreadableFileError
 
 _LOADERS = ("LoadImageFromFile", "CheckedLoadImage")
 
@@ -19,7 +19,7 @@ _LOADERS = ("LoadImageFromFile", "CheckedLoadImage")
 class Predictor:
     """Label maps (H, W) uint8 of images, in batches of equal shape.
 
-    `classes` and `palette` are those of `trained_model`.
+    `classes` and `palette` are those of `load_trained`.
 
     Args:
         config: a config of this package or of mmsegmentation.
@@ -30,7 +30,7 @@ class Predictor:
 
     Raises:
         ValueError: for `tta` where the config has no `tta_pipeline`, a batch size below one, or a
-            pipeline that does not start by loading an image; and as `trained_model` does.
+            pipeline that does not start by loading an image; and as `load_trained` does.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Predictor:
         self.batch_size = batch_size
         dataset = unwrapped(config.test_dataloader.dataset)
         pipeline = config.tta_pipeline if tta else dataset["pipeline"]
-        model, meta = trained_model(config, checkpoint)
+        model, meta = load_trained(config, checkpoint)
         self.classes = tuple(meta["classes"])
         self.palette = np.array(meta["palette"], dtype=np.uint8)  # (classes, 3), RGB
         if tta:

@@ -11,6 +11,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from mmseg_ext.atomic_write import save_figure
 from mmseg_ext.decode_heads.ea_head import JSegEAHead
 from mmseg_ext.inspection.attention_views import (
     decay_row,
@@ -28,7 +29,6 @@ from mmseg_ext.layers.manhattan_attention import ManhattanAttention
 from mmseg_ext.layers.re_attention import ReAttention
 from mmseg_ext.layers.token_external_attention import MultiHeadExternalAttention
 from mmseg_ext.reports.panels import colourise
-from mmseg_ext.whole_file import save_figure
 
 _SLOTS = 8
 _HEADS = 8

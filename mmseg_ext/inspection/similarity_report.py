@@ -6,8 +6,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from mmseg_ext.atomic_write import save_figure
 from mmseg_ext.inspection.similarity import SimilarityGroup
-from mmseg_ext.whole_file import save_figure
 
 _NEIGHBOURS = (1, 2, 4, 8)
 

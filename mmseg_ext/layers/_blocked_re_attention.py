@@ -33,7 +33,7 @@ _BLOCK_BYTES_ELSEWHERE = 256 * 2**20
 _RECOMPUTED_TOKENS = 512
 
 
-def pays(layer: ReAttention, x: Tensor) -> bool:
+def should_use(layer: ReAttention, x: Tensor) -> bool:
     """Whether blocks are right, and faster, for tokens x (B, N, C)."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False  # a program has one number of blocks

@@ -37,7 +37,7 @@ def _composable(block: ExternalAttention2d) -> bool:
     return computes_by_weights(*convolutions)
 
 
-def pays(block: ExternalAttention2d, x: Tensor) -> bool:
+def should_use(block: ExternalAttention2d, x: Tensor) -> bool:
     """Whether composing is right, and costs less than it saves: from S + 1 pixels on."""
     pixels = x.shape[0] * x.shape[2] * x.shape[3]
     # A compiled program would be made anew for small maps.

@@ -42,7 +42,7 @@ def measured_key(q: Tensor, axes: int) -> tuple[str, str, str]:
     return family, precision, "map" if axes == 2 else "axis"
 
 
-def pays(q: Tensor, axes: int, least: float | None) -> bool:
+def should_use(q: Tensor, axes: int, least: float | None) -> bool:
     """From `least` positions on, or where it is None from those measured; on a GPU alone.
 
     q are sequences (s, n, l, d), whose positions are those of whole maps or of one axis.

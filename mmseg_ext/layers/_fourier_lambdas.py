@@ -18,7 +18,7 @@ from mmseg_ext.layers.shapes import is_fixed
 _CHUNK_BYTES = 1_500_000
 
 
-def pays(values: Tensor, weight: Tensor) -> bool:
+def should_use(values: Tensor, weight: Tensor) -> bool:
     """Whether this way is faster, as measured on CPUs, and possible."""
     height, width = values.shape[3:]
     if values.device.type != "cpu" or torch.onnx.is_in_onnx_export():

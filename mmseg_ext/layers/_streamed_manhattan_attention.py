@@ -31,7 +31,7 @@ def recorded() -> bool:
     )
 
 
-def pays(q: Tensor, tables: tuple[Tensor, ...]) -> bool:
+def should_use(q: Tensor, tables: tuple[Tensor, ...]) -> bool:
     """Whole maps on a CPU, where nothing takes the operators apart."""
     return len(tables) == 2 and q.device.type == "cpu" and not recorded()
 

@@ -103,7 +103,7 @@ class ExternalAttention2d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) to the same; the result is that of `published_order`."""
         require_map(x, self.channels)
-        if composed.pays(self, x):
+        if composed.should_use(self, x):
             return composed.forward(self, x)
         return self.published_order(x)
 

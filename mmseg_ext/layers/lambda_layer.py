@@ -307,7 +307,7 @@ def position_lambdas(values: Tensor, weight: Tensor, dilation: int = 1) -> Itera
     The chunks (B, k', v, H, W) together hold all k channels in order.
     """
     weight = crop_embeddings(weight, *values.shape[3:], dilation)
-    way = fourier.fourier_lambdas if fourier.pays(values, weight) else direct_lambdas
+    way = fourier.fourier_lambdas if fourier.should_use(values, weight) else direct_lambdas
     return way(values, weight, dilation)
 
 

@@ -150,11 +150,11 @@ class ManhattanAttention(nn.Module):
         printed = self.decay == "product"
         if self.decay is None:
             out = F.scaled_dot_product_attention(q, k, v)
-        elif flex.pays(q, len(lengths), self.flex_from):
+        elif flex.should_use(q, len(lengths), self.flex_from):
             out = flex.attend(q, k, v, head_decays(q, *decay), lengths, printed)
         else:
             tables = tuple(axis_decay(q, *decay, length) for length in lengths)
-            way = streamed.attend if streamed.pays(q, tables) else attend
+            way = streamed.attend if streamed.should_use(q, tables) else attend
             out = way(q, k, v, tables, printed)
         return _from_sequences(out, shape, axis)
 

@@ -98,7 +98,7 @@ class ReAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (B, N, C) to tokens (B, N, C)."""
         q, k, v = self._heads(x)
-        if blocked.pays(self, x):
+        if blocked.should_use(self, x):
             y = blocked.attend(self, q, k, v * self._gain(x))  # (B, N, H, d)
         else:
             y = (self._map(q, k).to(v.dtype) @ (v * self._gain(x))).transpose(1, 2)  # (B, N, H, d)

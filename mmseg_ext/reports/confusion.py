@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
-from mmseg_ext.whole_file import save_figure
+from mmseg_ext.atomic_write import save_figure
 
 
 def class_iou(confusion: np.ndarray) -> np.ndarray:

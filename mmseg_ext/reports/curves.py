@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from mmseg_ext.whole_file import save_figure
+from mmseg_ext.atomic_write import save_figure
 
 COLOURS = ("#2f6fde", "#e4572e", "#2a9d6f", "#8b5cd6")
 _GREY = "#5b6270"

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from mmseg_ext.atomic_write import write_text
 from mmseg_ext.reports.curves import Curve
 from mmseg_ext.reports.panels import colourise
 from mmseg_ext.reports.run_data import Example, Run, read_run
-from mmseg_ext.whole_file import write_text
 
 _NUMBERED_CLASSES = 24  # a matrix of more is a picture without numbers
 _PAIRS = 10

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from PIL import Image
 
-from mmseg_ext.whole_file import save_figure
+from mmseg_ext.atomic_write import save_figure
 
 _PANEL_INCHES = 1.55
 _DPI = 110

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mmseg_ext.cost.cost_table import Cost, count_cost, machine, measure_inference
 from mmseg_ext.datasets.metainfo import unwrapped
-from mmseg_ext.engine.trained_model import trained_model
+from mmseg_ext.engine.load_trained import load_trained
 from mmseg_ext.reports.confusion import class_iou, confusion_matrix
 from mmseg_ext.reports.curves import Curve, read_scalars
 from mmseg_ext.reports.run_config import read_config, require_known_types
@@ -189,7 +189,7 @@ def read_run(
     init_default_scope("mmseg")
     notes: list[str] = []
     checkpoint = find_checkpoint(work_dir)
-    model = trained_model(config, checkpoint)[0].to(device)
+    model = load_trained(config, checkpoint)[0].to(device)
     dataset = DATASETS.build(data)
     count = len(dataset) if limit is None else min(limit, len(dataset))
     if not count:

@@ -15,8 +15,7 @@ from mmseg.registry import MODELS
 from safetensors.torch import save_file
 
 import mmseg_ext
-from mmseg_ext.checkpoint.errors import BrokenCheckpoint, PartialWeights, UnsafeCheckpoint
-from mmseg_ext.checkpoint.load_report import check_coverage, coverage, demanding
+from mmseg_ext.checkpoint.load_report import check_coverage, coverage, require_coverage
 from mmseg_ext.checkpoint.plain_data import to_plain
 from mmseg_ext.checkpoint.safe_reading import read_checkpoint
 from mmseg_ext.commands.attention_maps import main as draw_maps
@@ -24,6 +23,7 @@ from mmseg_ext.commands.test import main as test
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.commands.unpickle2safe import main as unpickle
 from mmseg_ext.engine.launch import load_settings
+from mmseg_ext.errors import BrokenCheckpoint, PartialWeights, UnsafeCheckpoint
 from mmseg_ext.inference import Predictor
 from tests.engine.runs import write_config
 from tests.engine.states import UNVALIDATED, assert_same
@@ -294,7 +294,7 @@ def test_names_without_the_prefix_fill_nothing(folder, good):
     bare = {k.removeprefix("backbone."): v for k, v in good["state_dict"].items()}
     with pytest.raises(PartialWeights, match=r"fill 0.0% of the backbone \(ResNetV1c\)"):
         check_coverage(model, bare)
-    with demanding(backbone_share=0):
+    with require_coverage(backbone_share=0):
         assert "0.0% of its backbone" in check_coverage(model, bare)
     assert "100.0% of its backbone" in check_coverage(model, good["state_dict"])
     wrong = {k: v[..., :1] for k, v in good["state_dict"].items()}  # names right, shapes not

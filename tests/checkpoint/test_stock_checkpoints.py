@@ -14,12 +14,12 @@ from mmseg.apis import init_model
 from safetensors import safe_open
 
 import mmseg_ext
-from mmseg_ext.checkpoint.errors import BrokenCheckpoint, UnsafeCheckpoint
 from mmseg_ext.checkpoint.safe_reading import read_checkpoint
 from mmseg_ext.commands.publish_model import publish
 from mmseg_ext.commands.test import main as test
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.engine.launch import load_settings
+from mmseg_ext.errors import BrokenCheckpoint, UnsafeCheckpoint
 from mmseg_ext.inference import Predictor
 from tests.engine.runs import write_config
 from tests.engine.states import assert_same

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmseg_ext.checkpoint.errors import BrokenCheckpoint, CheckpointError
+from mmseg_ext.atomic_write import remove_parts, write_text
 from mmseg_ext.checkpoint.resuming import newest_whole
 from mmseg_ext.checkpoint.safe_reading import read_checkpoint
 from mmseg_ext.checkpoint.writing import write_checkpoint
 from mmseg_ext.commands.train import main as train
-from mmseg_ext.whole_file import remove_parts, write_text
+from mmseg_ext.errors import BrokenCheckpoint, CheckpointError
 from tests.engine.runs import run_tool, write_config
 from tests.engine.states import UNVALIDATED, assert_same
 

@@ -22,7 +22,7 @@ from mmengine.runner import load_checkpoint
 from mmseg_ext import safe_loading
 from mmseg_ext.backbones import EAMLP, RMT, DeepViT, LambdaResNet
 from mmseg_ext.checkpoint import convert_official
-from mmseg_ext.checkpoint.load_report import demanding
+from mmseg_ext.checkpoint.load_report import require_coverage
 from tests.configs import CONFIGS
 from tests.parity import Fixture, assert_parity
 
@@ -126,7 +126,7 @@ def test_converted_weights_of_a_published_classifier_are_the_models(tmp_path):
     torch.save(convert_official("rmt", fixture.state_dict, classifier=True), path)
     config = load(CONFIGS / "classification/rmt_small_imagenet_300e.py")
     classifier = build(config.model.to_dict()).eval()
-    with safe_loading(), demanding(whole=True):
+    with safe_loading(), require_coverage(whole=True):
         load_checkpoint(classifier, str(path), map_location="cpu")
     with torch.no_grad():
         logits = classifier(fixture.inputs["img"], mode="tensor")

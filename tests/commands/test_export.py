@@ -22,13 +22,13 @@ from mmseg_ext.commands.train import main as train
 from mmseg_ext.deployment.export import (
     SUFFIXES,
     ExportedSegmentor,
-    ExportError,
     export_onnx,
     export_torch,
     refusal_of_dynamic_size,
     relative_difference,
 )
 from mmseg_ext.deployment.segmentor import WholeImageSegmentor, random_images
+from mmseg_ext.errors import ExportError
 from tests.configs import CONFIGS
 from tests.models import PREPROCESSOR, randomise
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from mmseg_ext.commands.model_zoo import main
+from mmseg_ext.commands.model_cost import main
 from mmseg_ext.cost.config_cost import HEADINGS, count_config
 from tests.configs import CONFIGS
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from mmseg_ext.commands.camvid import main
 from mmseg_ext.datasets.converters import camvid
-from mmseg_ext.datasets.converters.conversion import ConversionError
+from mmseg_ext.errors import ConversionError
 
 
 def convert_camvid(source, destination):

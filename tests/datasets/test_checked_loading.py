@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 
 from mmseg_ext.datasets import CheckedLoadAnnotations, CheckedLoadImage
 from mmseg_ext.datasets.checked_image import image_loaders
-from mmseg_ext.datasets.files import UnreadableFileError
-from mmseg_ext.datasets.labels import LabelError, LabelRule
+from mmseg_ext.datasets.labels import LabelRule
 from mmseg_ext.engine import SkippedImagesHook
+from mmseg_ext.errors import LabelError, UnreadableFileError
 from tests.datasets.trees import datasets, make_tree, save_image, save_mask
 
 masks = st.integers(0, 2**32 - 1).map(

@@ -19,7 +19,8 @@ from mmseg_ext.commands import ade20k as ade20k_command
 from mmseg_ext.commands import cityscapes as cityscapes_command
 from mmseg_ext.datasets.checked_dataset import MissingDataError
 from mmseg_ext.datasets.converters import ade20k, camvid, cityscapes, voc_aug
-from mmseg_ext.datasets.converters.conversion import ConversionError, require_counts, write_whole
+from mmseg_ext.datasets.converters.conversion import require_counts, write_whole
+from mmseg_ext.errors import ConversionError
 from tests.configs import CONFIGS
 from tests.datasets.trees import (
     BASES,

@@ -16,10 +16,9 @@ from scipy.io import savemat
 
 from mmseg_ext.commands.check_dataset import main as check_dataset
 from mmseg_ext.datasets.converters import ade20k, voc_aug
-from mmseg_ext.datasets.converters.conversion import ConversionError
-from mmseg_ext.datasets.files import UnreadableFileError, decode, orientation, read_bytes
-from mmseg_ext.datasets.labels import LabelError
+from mmseg_ext.datasets.files import decode, orientation, read_bytes
 from mmseg_ext.datasets.metainfo import tell_class_counts
+from mmseg_ext.errors import ConversionError, LabelError, UnreadableFileError
 
 RIGHT_TOP, UPSIDE_DOWN = 6, 3
 CHECKED = ["CheckedLoadImage", "CheckedLoadAnnotations"]

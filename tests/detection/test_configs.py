@@ -18,10 +18,10 @@ from torch import nn
 
 pytest.importorskip("mmdet")
 
-import mmseg_ext.operators_in_pytorch  # noqa: F401
+import mmseg_ext.detection.operators_in_pytorch  # noqa: F401
 from mmseg_ext.cost.measure import count_multiply_adds
 from mmseg_ext.datasets.shapes import FORMS, Recipe
-from mmseg_ext.datasets.shapes_coco import annotate
+from mmseg_ext.detection.shapes_coco import annotate
 from tests.configs import CONFIGS
 
 EXPERIMENTS = sorted((CONFIGS / "detection").glob("*.py"))

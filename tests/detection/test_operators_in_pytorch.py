@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from mmseg_ext.operators_in_pytorch import nms, roi_align_backward, roi_align_forward
+from mmseg_ext.detection.operators_in_pytorch import nms, roi_align_backward, roi_align_forward
 
 BOXES = {"one": 1, "a block": 256, "blocks": 700}
 

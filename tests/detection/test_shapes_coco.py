@@ -11,11 +11,11 @@ from mmengine.registry import DATASETS, DefaultScope
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
-import mmseg_ext.datasets.checked_coco
-import mmseg_ext.operators_in_pytorch  # noqa: F401
-from mmseg_ext.datasets.labels import LabelError
+import mmseg_ext.detection.checked_coco
+import mmseg_ext.detection.operators_in_pytorch  # noqa: F401
 from mmseg_ext.datasets.shapes import FORMS, Recipe, render
-from mmseg_ext.datasets.shapes_coco import SMALLEST, annotate, annotation_file, run_lengths
+from mmseg_ext.detection.shapes_coco import SMALLEST, annotate, annotation_file, run_lengths
+from mmseg_ext.errors import LabelError
 
 RECIPE = Recipe(train=3, val=1, size=96)
 

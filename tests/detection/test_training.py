@@ -14,13 +14,13 @@ from mmengine.registry import MODELS, DefaultScope
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
-import mmseg_ext.operators_in_pytorch  # noqa: F401
+import mmseg_ext.detection.operators_in_pytorch  # noqa: F401
 from mmseg_ext.backbones import RMT
 from mmseg_ext.commands.demo_det import data_options
 from mmseg_ext.datasets.shapes import Recipe
-from mmseg_ext.datasets.shapes_coco import annotate
+from mmseg_ext.detection.shapes_coco import annotate
 from mmseg_ext.engine.launch import build_train_runner, load_settings
-from mmseg_ext.engine.launch_error import LaunchError
+from mmseg_ext.errors import LaunchError
 from tests.configs import CONFIGS
 
 SHAPES = CONFIGS / "detection/mask_rcnn_rmt_shapes.py"
@@ -117,7 +117,7 @@ def test_without_mmdetection_the_extra_is_named(monkeypatch):
     for name in [n for n in sys.modules if n.split(".")[0] == "mmdet"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mmdet", None)
-    monkeypatch.delitem(sys.modules, "mmseg_ext.datasets.checked_coco", raising=False)
+    monkeypatch.delitem(sys.modules, "mmseg_ext.detection.checked_coco", raising=False)
     with pytest.raises(LaunchError, match=r"'mmdet' is not installed; run.*\[mm,det\]") as error:
         load_settings(str(CONFIGS / "detection/mask_rcnn_rmt_tiny_fpn_coco_1x.py"))
     assert "\n" not in str(error.value)

@@ -4,7 +4,7 @@ import pytest
 from mmengine.config import Config
 
 from mmseg_ext.engine.config_check import check_config, check_options
-from mmseg_ext.engine.launch_error import LaunchError
+from mmseg_ext.errors import LaunchError
 from tests.configs import CONFIGS
 
 # Key and value of --cfg-options, and what the one line must say.

@@ -13,7 +13,7 @@ from mmseg_ext.commands.train import parser as train_parser
 from mmseg_ext.commands.train import runner_of
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper
 from mmseg_ext.engine.finite_loss import FiniteLossHook
-from mmseg_ext.engine.run_error import NonFiniteLoss
+from mmseg_ext.errors import NonFiniteLoss
 from tests.engine.runs import write_config
 from tests.engine.states import UNVALIDATED
 

@@ -13,8 +13,8 @@ from mmseg_ext.checkpoint.safe_reading import read_checkpoint
 from mmseg_ext.checkpoint.writing import write_checkpoint
 from mmseg_ext.commands.test import main as score
 from mmseg_ext.commands.train import main as train
-from mmseg_ext.engine.launch_error import LaunchError
 from mmseg_ext.engine.work_dir_lock import WorkDirLock
+from mmseg_ext.errors import LaunchError
 from tests.engine.run_hooks import Crash
 from tests.engine.runs import run_tool, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same, assert_same_runs

@@ -3,7 +3,7 @@
 import pytest
 
 from mmseg_ext.engine.launch import load_settings
-from mmseg_ext.engine.launch_error import LaunchError
+from mmseg_ext.errors import LaunchError
 
 
 def refused(path) -> str:

@@ -11,7 +11,7 @@ from mmseg.registry import METRICS
 from mmseg.structures import SegDataSample
 from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
 
-from mmseg_ext.datasets.labels import LabelError
+from mmseg_ext.errors import LabelError
 from mmseg_ext.evaluation import CheckedIoUMetric
 
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without to
 @pytest.fixture
 def on_a_cpu(monkeypatch):
     """The layer takes flex_attention here, and PyTorch lets a CPU differentiate it."""
-    monkeypatch.setattr(flex, "pays", lambda *args: True)
+    monkeypatch.setattr(flex, "should_use", lambda *args: True)
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *args: None)
 
 
@@ -99,14 +99,14 @@ def queries(device: str = "cuda", dtype: torch.dtype = torch.float32, positions=
 
 
 def test_a_gpu_takes_it_from_the_given_length():
-    assert flex.pays(queries(), 2, 1024) and flex.pays(queries(), 1, 1024)
-    assert not flex.pays(queries(), 2, 1025)
-    assert not flex.pays(queries(), 2, math.inf)
+    assert flex.should_use(queries(), 2, 1024) and flex.should_use(queries(), 1, 1024)
+    assert not flex.should_use(queries(), 2, 1025)
+    assert not flex.should_use(queries(), 2, math.inf)
 
 
 def test_nothing_is_chosen_that_nobody_measured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (1, 0))
-    assert not flex.pays(queries(), 2, None)
+    assert not flex.should_use(queries(), 2, None)
 
 
 def test_a_measured_length_is_for_its_family_precision_and_axes(monkeypatch):
@@ -114,29 +114,29 @@ def test_a_measured_length_is_for_its_family_precision_and_axes(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setitem(flex.MEASURED, ("sm_90", "half", "map"), 1024)
     half = queries(dtype=torch.bfloat16)
-    assert flex.pays(half, 2, None)
-    assert not flex.pays(queries(dtype=torch.bfloat16, positions=1023), 2, None)
-    assert not flex.pays(queries(), 2, None)
-    assert not flex.pays(half, 1, None)
+    assert flex.should_use(half, 2, None)
+    assert not flex.should_use(queries(dtype=torch.bfloat16, positions=1023), 2, None)
+    assert not flex.should_use(queries(), 2, None)
+    assert not flex.should_use(half, 1, None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert not flex.pays(half, 2, None)
+    assert not flex.should_use(half, 2, None)
 
 
 @pytest.mark.parametrize(
     "other", [{"device": "cpu"}, {"dtype": torch.float64}, {"dim": 8}], ids=lambda o: next(iter(o))
 )
 def test_what_the_kernel_lacks_is_left_to_the_other_forms(other):
-    assert not flex.pays(queries(**other), 2, 1)
+    assert not flex.should_use(queries(**other), 2, 1)
 
 
 def test_tracers_counters_and_transforms_get_single_operators(monkeypatch):
-    assert flex.pays(queries(), 2, 1)
+    assert flex.should_use(queries(), 2, 1)
     with FlopCounterMode(display=False):
-        assert not flex.pays(queries(), 2, 1)
-    chosen = torch.func.vmap(lambda x: x + flex.pays(queries(), 2, 1))(torch.zeros(2))
+        assert not flex.should_use(queries(), 2, 1)
+    chosen = torch.func.vmap(lambda x: x + flex.should_use(queries(), 2, 1))(torch.zeros(2))
     assert not chosen.any()
     monkeypatch.setattr(torch.jit, "is_tracing", lambda: True)
-    assert not flex.pays(queries(), 2, 1)
+    assert not flex.should_use(queries(), 2, 1)
 
 
 @pytest.mark.parametrize("least", [0, -1, math.nan])

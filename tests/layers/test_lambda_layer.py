@@ -62,7 +62,7 @@ def published_layer(name: str) -> tuple[LambdaLayer, Fixture]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("fourier", [False, True])
 def test_published_output(name, dtype, fourier, monkeypatch):
-    monkeypatch.setattr(_fourier_lambdas, "pays", lambda *args: fourier)
+    monkeypatch.setattr(_fourier_lambdas, "should_use", lambda *args: fourier)
     layer, fixture = published_layer(name)
     x = fixture.inputs["x"].to(dtype)
     assert_parity(layer.to(dtype)(x), fixture.outputs["y"])
@@ -132,7 +132,7 @@ def test_every_way_gives_the_same_lambdas_and_gradients(way, ours):
 @pytest.mark.parametrize("fourier", [False, True])
 @torch.no_grad()
 def test_dilation_is_a_kernel_with_zeros_between(dilation, fourier, monkeypatch):
-    monkeypatch.setattr(_fourier_lambdas, "pays", lambda *args: fourier)
+    monkeypatch.setattr(_fourier_lambdas, "should_use", lambda *args: fourier)
     monkeypatch.setattr(_fourier_lambdas, "_CHUNK_BYTES", 5_000)  # several chunks
     values = torch.randn(1, 1, 3, 13, 16).double()
     weight = torch.randn(5, 1, 7, 7).double()
@@ -143,17 +143,17 @@ def test_dilation_is_a_kernel_with_zeros_between(dilation, fourier, monkeypatch)
 
 
 def test_the_transform_is_for_large_windows_on_large_maps_on_a_cpu(monkeypatch):
-    def pays(side: int, taps: int, training: bool, device: str = "cpu") -> bool:
+    def should_use(side: int, taps: int, training: bool, device: str = "cpu") -> bool:
         values = torch.empty(1, 1, 2, side, side, device=device)
         weight = torch.empty(4, 1, taps, taps, device=device, requires_grad=training)
-        return _fourier_lambdas.pays(values, weight)
+        return _fourier_lambdas.should_use(values, weight)
 
-    assert pays(56, 23, training=False) and pays(64, 23, training=True)
-    assert not pays(7, 23, training=False) and not pays(7, 23, training=True)
-    assert not pays(56, 3, training=False) and not pays(56, 3, training=True)
-    assert not pays(64, 23, training=True, device="meta")
+    assert should_use(56, 23, training=False) and should_use(64, 23, training=True)
+    assert not should_use(7, 23, training=False) and not should_use(7, 23, training=True)
+    assert not should_use(56, 3, training=False) and not should_use(56, 3, training=True)
+    assert not should_use(64, 23, training=True, device="meta")
     monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
-    assert not pays(64, 23, training=True)
+    assert not should_use(64, 23, training=True)
 
 
 def with_hook(layer: LambdaLayer) -> None:
@@ -264,7 +264,7 @@ def test_every_parameter_gets_gradient(changes):
 
 @pytest.mark.parametrize("fourier", [False, True])
 def test_autocast_export_and_round_trip(fourier, monkeypatch):
-    monkeypatch.setattr(_fourier_lambdas, "pays", lambda *args: fourier)
+    monkeypatch.setattr(_fourier_lambdas, "should_use", lambda *args: fourier)
     layer = randomise(small(position_bias=True))
     x = torch.randn(2, 12, 8, 9)
     assert_autocast_close(layer, lambda m: m(x), tolerance=0.02)

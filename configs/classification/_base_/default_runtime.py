@@ -1,7 +1,9 @@
 # What every experiment with mmpretrain shares, as ../../_base_/default_runtime.py does for
 # segmentation. mmpretrain needs torchvision.
 default_scope = "mmpretrain"
-custom_imports = dict(imports=["mmseg_ext", "mmseg_ext.logits_head"], allow_failed_imports=False)
+custom_imports = dict(
+    imports=["mmseg_ext", "mmseg_ext.backbones.logits_head"], allow_failed_imports=False
+)
 env_cfg = dict(
     cudnn_benchmark=True,
     mp_cfg=dict(mp_start_method="fork", opencv_num_threads=0),

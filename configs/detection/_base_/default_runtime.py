@@ -3,9 +3,9 @@
 default_scope = "mmdet"
 custom_imports = dict(
     imports=[
-        "mmseg_ext.operators_in_pytorch",
+        "mmseg_ext.detection.operators_in_pytorch",
         "mmseg_ext",
-        "mmseg_ext.datasets.checked_coco",
+        "mmseg_ext.detection.checked_coco",
     ],
     allow_failed_imports=False,
 )

@@ -23,16 +23,8 @@ from PIL import Image
 
 from mmseg_ext.datasets.checked_dataset import CheckedDataset
 from mmseg_ext.datasets.checked_image import CheckedLoadImage
-from mmseg_ext.datasets.files import (
-    MissingFileError,
-    UnreadableFileError,
-    as_stored,
-    decode,
-    orientation,
-    read_bytes,
-)
+from mmseg_ext.datasets.files import as_stored, decode, orientation, read_bytes
 from mmseg_ext.datasets.labels import (
-    LabelError,
     LabelRule,
     decode_label,
     histogram,
@@ -40,13 +32,10 @@ from mmseg_ext.datasets.labels import (
     require_size,
 )
 from mmseg_ext.datasets.metainfo import leaves, transforms
+from mmseg_ext.errors import CannotCheckError, LabelError, MissingFileError, UnreadableFileError
 
 SPLITS = ("train", "val", "test")
 _PAIRS_PER_TASK = 32
-
-
-class CannotCheckError(RuntimeError):
-    """The check cannot run; the message says why."""
 
 
 @dataclass(frozen=True)

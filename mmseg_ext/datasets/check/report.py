@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from mmseg_ext.atomic_write import save_figure
 from mmseg_ext.datasets.check.pairs import Pair, Part, Problem, Split, Summary
 from mmseg_ext.datasets.files import as_stored, decode, read_bytes
 from mmseg_ext.datasets.labels import decode_label
-from mmseg_ext.whole_file import save_figure
 
 IGNORED_COLOUR = (255, 255, 255)
 _SHOWN_SIZES = 5

@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from mmseg_ext.datasets.converters.conversion import (
-    ConversionError,
     in_parallel,
     require_counts,
     verify,
     write_whole,
 )
 from mmseg_ext.datasets.labels import LabelRule
+from mmseg_ext.errors import ConversionError
 
 NAME = "ADEChallengeData2016"
 PUBLISHED = {"training": 20210, "validation": 2000}

@@ -8,14 +8,14 @@ from PIL import Image
 
 from mmseg_ext.datasets.camvid import CamVidDataset
 from mmseg_ext.datasets.converters.conversion import (
-    ConversionError,
     in_parallel,
     require_counts,
     verify,
     write_whole,
 )
-from mmseg_ext.datasets.files import UnreadableFileError, as_stored, decode, read_bytes
-from mmseg_ext.datasets.labels import LabelError, LabelRule, decode_label, require_size
+from mmseg_ext.datasets.files import as_stored, decode, read_bytes
+from mmseg_ext.datasets.labels import LabelRule, decode_label, require_size
+from mmseg_ext.errors import ConversionError, LabelError, UnreadableFileError
 
 PUBLISHED = {"train": 367, "val": 101, "test": 233}
 VOID_IN_SOURCE = 11

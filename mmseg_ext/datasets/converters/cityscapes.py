@@ -14,14 +14,14 @@ import cv2
 import numpy as np
 
 from mmseg_ext.datasets.converters.conversion import (
-    ConversionError,
     in_parallel,
     require_counts,
     verify,
     write_whole,
 )
-from mmseg_ext.datasets.files import UnreadableFileError, read_bytes
-from mmseg_ext.datasets.labels import LabelError, LabelRule, decode_label
+from mmseg_ext.datasets.files import read_bytes
+from mmseg_ext.datasets.labels import LabelRule, decode_label
+from mmseg_ext.errors import ConversionError, LabelError, UnreadableFileError
 
 PUBLISHED = {"train": 2975, "val": 500, "test": 1525}
 CLASSES = 19

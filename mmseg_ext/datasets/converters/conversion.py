@@ -7,23 +7,20 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
+from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.datasets.check.pairs import Pair, Part, Problem, Reading, Split, read_pairs
 from mmseg_ext.datasets.files import as_stored
 from mmseg_ext.datasets.labels import LabelRule
-from mmseg_ext.whole_file import whole_file, write_text
+from mmseg_ext.errors import ConversionError
 
 _SHOWN = 10
-
-
-class ConversionError(ValueError):
-    """A conversion that cannot be done or has not given the dataset; the message is complete."""
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> bool:
     """Have `write` make the file `path`, whole, unless it is there: False then."""
     if path.exists():
         return False
-    with whole_file(path) as part:
+    with atomic_write(path) as part:
         write(part)
     return True
 

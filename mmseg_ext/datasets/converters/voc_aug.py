@@ -18,7 +18,6 @@ from mmseg.datasets import PascalVOCDataset
 from PIL import Image
 
 from mmseg_ext.datasets.converters.conversion import (
-    ConversionError,
     in_parallel,
     read_list,
     require_counts,
@@ -27,6 +26,7 @@ from mmseg_ext.datasets.converters.conversion import (
     write_whole,
 )
 from mmseg_ext.datasets.labels import LabelRule
+from mmseg_ext.errors import ConversionError
 
 PUBLISHED = {"train": 1464, "val": 1449, "trainval": 2913, "trainaug": 10582, "aug": 9118}
 CLASSES = 21

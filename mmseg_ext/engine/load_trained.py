@@ -13,7 +13,7 @@ from mmseg_ext.datasets.metainfo import classes_and_palette
 _TRAINING_ALONE = "auxiliary_head"
 
 
-def trained_model(
+def load_trained(
     config: Config, checkpoint: str | Path | None, options: dict | None = None
 ) -> tuple[nn.Module, dict]:
     """The segmentor on the CPU, for inference, and its `classes` and `palette`.

@@ -6,21 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mmseg_ext.errors import NotWritten
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PART = ".part"
 
 
-class NotWritten(OSError):
-    """A file that could not be written; what stood under its name before is untouched."""
-
-    def __str__(self) -> str:
-        return f"{self.filename} cannot be written: {self.strerror}"
-
-
 @contextlib.contextmanager
-def whole_file(path: str | Path) -> Iterator[Path]:
+def atomic_write(path: str | Path) -> Iterator[Path]:
     """A name beside `path`, with its ending, to write to; at the block's end it becomes `path`.
 
     The folder is made where it is missing. A block that raises, or a process that is killed, leaves
@@ -56,13 +51,13 @@ def _sync(path: Path) -> None:
 
 def write_text(text: str, path: str | Path) -> None:
     """A small text file, whole."""
-    with whole_file(path) as part:
+    with atomic_write(path) as part:
         part.write_text(text, encoding="utf-8")
 
 
 def save_figure(figure: "Figure", path: str | Path, dpi: int) -> None:
     """A picture of matplotlib's, whole."""
-    with whole_file(path) as part:
+    with atomic_write(path) as part:
         figure.savefig(part, dpi=dpi)
 
 

@@ -3,4 +3,4 @@
 from mmseg_ext.commands import start
 
 if __name__ == "__main__":
-    start("model_zoo")
+    start("model_cost")

@@ -3,7 +3,7 @@
 mmdetection does not import without the extension module `mmcv._ext`. Importing this module puts a
 stand-in in its place, only where it is missing and never by importing `mmseg_ext` alone:
 
-    custom_imports = dict(imports=["mmseg_ext.operators_in_pytorch", "mmseg_ext"])
+    custom_imports = dict(imports=["mmseg_ext.detection.operators_in_pytorch", "mmseg_ext"])
 
 The stand-in is for trying and testing: Mask R-CNN, Cascade R-CNN, RetinaNet and Mask2Former train
 and predict with it on a CPU. Every other operator raises `NotImplementedError` with its name.
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from mmseg_ext.environment import StackError
+from mmseg_ext.errors import StackError
 
 EXTENSION = "mmcv._ext"
 WITH_OPERATORS = (

@@ -3,8 +3,8 @@
 It needs mmdetection and is imported by the configs under configs/detection, not by `mmseg_ext`.
 """
 
-from mmseg_ext.datasets.labels import LabelError
 from mmseg_ext.environment import require_package
+from mmseg_ext.errors import LabelError
 
 require_package("mmdet", extra="det")
 
