@@ -26,7 +26,7 @@ from benchmarks.contest import (
 from mmseg_ext import register_all_modules
 from mmseg_ext.cost.attention_blocks import PublishedExternalAttention, attention_blocks
 from mmseg_ext.cost.cost_table import inference_step
-from mmseg_ext.deployment.fusion import fuse_model
+from mmseg_ext.inference.fusion import fuse_model
 from mmseg_ext.layers import ExternalAttention2d, MultiHeadExternalAttention
 
 CHANNELS = 512

@@ -11,7 +11,6 @@ PyTorch and usable either way. Nothing else in the process changes: see `safe_lo
 import importlib
 from contextlib import AbstractContextManager
 
-from mmseg_ext.deployment.fusion import fuse_model
 from mmseg_ext.environment import (
     BASE,
     check_stack,
@@ -20,6 +19,7 @@ from mmseg_ext.environment import (
     stack_problem,
 )
 from mmseg_ext.errors import StackError
+from mmseg_ext.inference.fusion import fuse_model
 from mmseg_ext.version import __version__
 
 __all__ = [

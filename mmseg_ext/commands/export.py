@@ -14,17 +14,18 @@ from torch import Tensor, nn
 from mmseg_ext import register_all_modules
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.datasets.metainfo import unwrapped
-from mmseg_ext.deployment.export import (
-    SUFFIXES,
-    ExportedSegmentor,
-    export_onnx,
-    export_torch,
-    relative_difference,
-)
-from mmseg_ext.deployment.segmentor import WholeImageSegmentor, random_images
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.engine.load_trained import load_trained
 from mmseg_ext.errors import ExportError, LaunchError
+from mmseg_ext.inference.export import (
+    SUFFIXES,
+    ExportedSegmentor,
+    WholeImageSegmentor,
+    export_onnx,
+    export_torch,
+    random_images,
+    relative_difference,
+)
 
 # What float32 in another order of operations may change, relative to the largest score.
 TOLERANCE = 1e-4

@@ -26,7 +26,7 @@ from mmseg.models.decode_heads.isa_head import ISAHead
 from mmseg.registry import MODELS
 from torch import Tensor, nn
 
-from mmseg_ext.deployment.fusion import fuse_model
+from mmseg_ext.inference.fusion import fuse_model
 from mmseg_ext.layers.external_attention import ExternalAttention2d
 
 _BN = {"type": "BN"}

@@ -19,16 +19,17 @@ from mmseg_ext.checkpoint.safe_reading import read_checkpoint
 from mmseg_ext.commands import export as command
 from mmseg_ext.commands.export import main
 from mmseg_ext.commands.train import main as train
-from mmseg_ext.deployment.export import (
+from mmseg_ext.errors import ExportError
+from mmseg_ext.inference.export import (
     SUFFIXES,
     ExportedSegmentor,
+    WholeImageSegmentor,
     export_onnx,
     export_torch,
+    random_images,
     refusal_of_dynamic_size,
     relative_difference,
 )
-from mmseg_ext.deployment.segmentor import WholeImageSegmentor, random_images
-from mmseg_ext.errors import ExportError
 from tests.configs import CONFIGS
 from tests.models import PREPROCESSOR, randomise
 

@@ -13,7 +13,7 @@ from mmseg.models.segmentors import SegTTAModel
 from mmseg.registry import DATASETS, METRICS, MODELS
 from mmseg.structures import SegDataSample
 
-from mmseg_ext.deployment.segmentor import WholeImageSegmentor
+from mmseg_ext.inference.export import WholeImageSegmentor
 from mmseg_ext.segmentors import StreamingSegTTAModel, StripEncoderDecoder
 from tests.configs import CONFIGS
 from tests.models import randomise

@@ -1,1 +1,0 @@
-"""A trained segmentor as one file that runs without mmsegmentation: torch.export and ONNX."""
