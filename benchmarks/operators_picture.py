@@ -46,7 +46,7 @@ def scene(index: int) -> tuple[np.ndarray, Tensor]:
 
 @torch.no_grad()
 def external(x: Tensor, at: tuple[int, int]) -> Tensor:
-    slots = ExternalAttention2d(CHANNELS, memory_size=64).eval().attention(x)[0]  # (S, H, W)
+    slots = ExternalAttention2d(CHANNELS, memory_size=64).eval().attention_map(x)[0]  # (S, H, W)
     return torch.einsum("s,shw->hw", slots[:, at[0], at[1]], slots)
 
 

@@ -142,8 +142,15 @@ class JSegEAHead(BaseDecodeHead):
     def forward(self, inputs: list[Tensor]) -> Tensor:
         """Maps of which `in_index` is (B, in_channels, H, W) to logits (B, num_classes, H, W)."""
         x = self.conv1(self._transform_inputs(inputs))  # B, channels, H, W
+        x = self.conv2(self.linear_1(self._attention(x)) + x)  # B, channels, H, W
+        return self.cls_seg(x)  # B, num_classes, H, W
+
+    def attention_map(self, inputs: list[Tensor]) -> Tensor:
+        """The weights of the memory slots at each position of the head's inputs: (B, S, H, W)."""
+        return self._attention(self.conv1(self._transform_inputs(inputs)))
+
+    def _attention(self, x: Tensor) -> Tensor:
+        """(B, channels, H, W) to (B, S, H, W)."""
         logits = self.linear_0(x).flatten(2)  # B, S, N
         attention = double_normalize(logits.to(full_precision(logits.dtype)))  # B, S, N
-        attention = attention.to(x.dtype).unflatten(2, x.shape[2:])  # B, S, H, W
-        x = self.conv2(self.linear_1(attention) + x)  # B, channels, H, W
-        return self.cls_seg(x)  # B, num_classes, H, W
+        return attention.to(x.dtype).unflatten(2, x.shape[2:])  # B, S, H, W

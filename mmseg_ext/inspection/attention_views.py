@@ -137,7 +137,7 @@ def slot_maps(layer: nn.Module, x: Tensor, size: tuple[int, int]) -> Tensor:
     With several heads their maps follow one another, each divided by the number of heads.
     """
     if isinstance(layer, ExternalAttention2d):
-        return layer.attention(x)[0]
+        return layer.attention_map(x)[0]
     if isinstance(layer, JSegEAHead):
         logits = layer.linear_0(x)  # (1, S, h, w)
         return double_normalize(logits.flatten(2))[0].unflatten(1, logits.shape[2:])

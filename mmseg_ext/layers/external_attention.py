@@ -121,10 +121,10 @@ class ExternalAttention2d(nn.Module):
         """Attention (B, S, N) from logits (B, S, N), in their dtype."""
         return _NORMALIZATIONS[self.normalization](logits)
 
-    def attention(self, x: Tensor) -> Tensor:
-        """Normalised attention of each position to each memory slot: (B, C, H, W) to (B, S, H, W).
+    def attention_map(self, x: Tensor) -> Tensor:
+        """The weights of the memory slots at each position of x (B, C, H, W): (B, S, H, W).
 
-        For looking at; `forward` does not keep it. In the dtype of the weights, autocast or not.
+        `forward` does not keep them. They have the dtype of the weights, autocast or not.
         """
         require_map(x, self.channels)
         with autocast_disabled(x):

@@ -173,6 +173,36 @@ class LambdaLayer(nn.Module):
                 y = content if y is None else y + content
         return self.pool(y.flatten(1, 2).to(dtype))  # (B, h v, H', W')
 
+    def attention_map(self, x: Tensor, position: tuple[int, int] | None = None) -> Tensor:
+        """The weights of the values for x (B, C, H, W): (B, h, u, N, N) of N = H W positions.
+
+        A lambda is linear in the values, so y_n is the sum over m of q_n . (K~_m + E_(m-n)) times
+        V_m, plus what the embeddings' bias adds; weights may be negative. Positions are in raster
+        order, queries before keys. With `position` (row, column) there is this query alone,
+        (B, h, u, 1, N). Of a strided layer these are the weights before pooling.
+        """
+        self._check_shapes(x, x, None)
+        size = x.shape[2:]
+        queries, keys, _ = self._project(x, None)
+        queries = self.norm_q(queries).unflatten(1, (self.num_heads, -1))  # (B, h, k, H, W)
+        if position is not None:
+            queries = queries[..., position[0], position[1], None, None]  # (B, h, k, 1, 1)
+        weights = 0
+        if self.content:
+            keys = keys.flatten(2).softmax(2).unflatten(1, (self.intra_depth, -1))  # (B, u, k, M)
+            weights = torch.einsum("bhkyx,bukm->bhuyxm", queries, keys).unflatten(-1, size)
+        if self.embeddings is not None:
+            kernel = torch.einsum("bhkyx,kurs->bhuyxrs", queries, self.embeddings.weight)
+            for axis, taps in enumerate(self.embeddings.weight.shape[2:]):
+                here = torch.arange(size[axis], device=x.device)
+                start = here if position is None else here[position[axis], None]
+                offset = self.dilation * (torch.arange(taps, device=x.device) - taps // 2)
+                hit = start[:, None, None] + offset[:, None] == here  # (queries, taps, keys)
+                way = ("bhuyxrs,yrm->bhuyxms", "bhuyxms,xsn->bhuyxmn")[axis]
+                kernel = torch.einsum(way, kernel, hit.to(kernel.dtype))
+            weights = weights + kernel
+        return weights.flatten(5).flatten(3, 4)  # (B, h, u, N, N)
+
     def _project(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, ...]:
         """Queries of x, keys and values of the context."""
         if context is None:

@@ -122,15 +122,10 @@ class ManhattanAttention(nn.Module):
         Raises:
             ValueError: for another shape.
         """
-        require_channels_last_map(x, self.embed_dim)
+        q, k = self._queries_and_keys(x)  # (B, H, W, n, d)
         value = self.v_proj(x)
-        q, k, v = (
-            t.unflatten(-1, (self.num_heads, -1)) for t in (self.q_proj(x), self.k_proj(x), value)
-        )  # (B, H, W, n, d)
+        v = value.unflatten(-1, (self.num_heads, -1))  # (B, H, W, n, d)
         height, width = x.shape[1:3]
-        if self.rotary:
-            phase = rotary_phase(q, height, width, q.shape[-1])
-            q, k = _rotate(q, phase), _rotate(k, phase)
         if self.decomposed:
             v = self._attend(q, k, v, _ALONG_W, width)
             v = self._attend(q, k, v, _ALONG_H, height)
@@ -141,6 +136,49 @@ class ManhattanAttention(nn.Module):
             local = self.lce(value.permute(0, 3, 1, 2))  # (B, C, H, W)
             out = out + local.permute(0, 2, 3, 1)  # (B, H, W, C)
         return self.out_proj(out)
+
+    def _queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the layer compares, each (B, H, W, n, d), phases applied."""
+        require_channels_last_map(x, self.embed_dim)
+        q, k = (p(x).unflatten(-1, (self.num_heads, -1)) for p in (self.q_proj, self.k_proj))
+        if self.rotary:
+            phase = rotary_phase(q, *q.shape[1:3], q.shape[-1])
+            q, k = _rotate(q, phase), _rotate(k, phase)
+        return q, k
+
+    def attention_map(self, x: Tensor, position: tuple[int, int] | None = None) -> Tensor:
+        """The weights of the values for x (B, H, W, C): (B, n, N, N) of N = H W positions.
+
+        Positions are in raster order, queries before keys. With `position` (row, column) there is
+        this query alone, (B, n, 1, N). In the decomposed form a weight is the product of two:
+        along the column of the query, then along the row of the key.
+        """
+        q, k = (t.permute(0, 3, 1, 2, 4) for t in self._queries_and_keys(x))  # (B, n, H, W, d)
+        q = q * q.shape[-1] ** -0.5
+        row, column = (slice(i, i + 1) for i in position) if position else [slice(None)] * 2
+        down, across = (
+            (p[:, None] - p).abs() for p in (torch.arange(s, device=x.device) for s in x.shape[1:3])
+        )  # (H, H), (W, W)
+        if self.decomposed:
+            queries, keys = q[:, :, row].transpose(2, 3), k.permute(0, 1, 3, 4, 2)
+            along_h = self._weights(queries[:, :, column] @ keys[:, :, column], down[row])
+            along_w = self._weights(q[:, :, :, column] @ k.transpose(3, 4), across[column])
+            # (B, n, W, H, H') and (B, n, H', W, W')
+            maps = torch.einsum("bnwrs,bnswv->bnrwsv", along_h, along_w)
+            return maps.flatten(4).flatten(2, 3)  # (B, n, H W, H' W')
+        distance = down[row][:, None, :, None] + across[column][:, None]  # (H, W, H', W')
+        logits = q[:, :, row, column].flatten(2, 3) @ k.flatten(2, 3).transpose(2, 3)
+        return self._weights(logits, distance.flatten(2).flatten(0, 1))
+
+    def _weights(self, logits: Tensor, distance: Tensor) -> Tensor:
+        """Weights from logits (B, n, ..., l, m) and distances (l, m)."""
+        if self.decay is None:
+            return logits.softmax(-1)
+        rates = log_decays(self.num_heads, self.decay_start, self.decay_range).to(logits)
+        bias = rates.view(-1, *[1] * (logits.ndim - 2)) * distance
+        if self.decay == "product":
+            return logits.softmax(-1) * bias.exp()
+        return (logits + bias).softmax(-1)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, axis: int | None, *lengths: int) -> Tensor:
         """New values (B, H, W, n, d) by attention along an axis, or over the map."""

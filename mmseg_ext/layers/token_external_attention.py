@@ -60,12 +60,15 @@ class ExternalAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, N, C) to (B, N, C)."""
+        return self.mv(self.attention_map(x))  # (B, N, C)
+
+    def attention_map(self, x: Tensor) -> Tensor:
+        """The weights of the memory slots for each token of x (B, N, C): (B, N, S)."""
         require_tokens(x, self.embed_dim)
         logits = self.mk(x)  # (B, N, S)
         shares = logits.softmax(1, dtype=full_precision(logits.dtype))
         # The copied form adds nothing to the sum. The bound alone keeps 0 / 0 away.
-        attention = F.normalize(shares, p=1, dim=-1, eps=1e-30)
-        return self.mv(attention.to(logits.dtype))  # (B, N, C)
+        return F.normalize(shares, p=1, dim=-1, eps=1e-30).to(logits.dtype)
 
 
 class MultiHeadExternalAttention(nn.Module):
@@ -118,10 +121,14 @@ class MultiHeadExternalAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, N, C) to (B, N, C)."""
+        attention = self.attn_drop(self.attention_map(x).transpose(1, 2))  # (B, N, G, S)
+        return self.proj_drop(self.proj(self.linear_1(attention).flatten(2)))  # (B, N, C)
+
+    def attention_map(self, x: Tensor) -> Tensor:
+        """The weights of the memory slots for each token of x (B, N, C) and group: (B, G, N, S)."""
         require_tokens(x, self.embed_dim)
         wide = self.trans_dims(x).unflatten(-1, (self.groups, -1))  # (B, N, G, C / heads)
-        attention = self.attn_drop(double_normalize_tokens(self.linear_0(wide)))  # (B, N, G, S)
-        return self.proj_drop(self.proj(self.linear_1(attention).flatten(2)))  # (B, N, C)
+        return double_normalize_tokens(self.linear_0(wide)).transpose(1, 2)  # (B, G, N, S)
 
     def fuse(self) -> nn.Module:
         """The inference form: two linear maps, each composed of two that meet, and the softmax.

@@ -258,14 +258,14 @@ def test_initialisation_is_the_published_one():
 
 def test_double_normalisation():
     block = trained_like().eval()
-    attention = block.attention(torch.randn(2, 48, 9, 11))
+    attention = block.attention_map(torch.randn(2, 48, 9, 11))
     assert attention.shape == (2, 8, 9, 11)
     torch.testing.assert_close(attention.sum(1), torch.ones(2, 9, 11))
     # Adding a constant to one slot's logits changes nothing: softmax runs over positions.
     shifted = copy.deepcopy(block)
     shifted.conv1.bias.data.add_(1.7)
     x = torch.randn(1, 48, 9, 11)
-    torch.testing.assert_close(shifted.attention(x), block.attention(x), rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(shifted.attention_map(x), block.attention_map(x), rtol=1e-4, atol=1e-7)
 
 
 def test_channels_last_is_kept():
@@ -283,7 +283,7 @@ def test_autocast_keeps_composed_weights_and_probabilities_in_float32():
     expected = block(x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = block(x)
-        attention = block.attention(x)
+        attention = block.attention_map(x)
     assert out.dtype == torch.bfloat16 and attention.dtype == torch.float32
     error = (out.float() - expected).pow(2).mean().sqrt() / expected.pow(2).mean().sqrt()
     assert error < 0.01
