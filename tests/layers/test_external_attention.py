@@ -265,7 +265,9 @@ def test_double_normalisation():
     shifted = copy.deepcopy(block)
     shifted.conv1.bias.data.add_(1.7)
     x = torch.randn(1, 48, 9, 11)
-    torch.testing.assert_close(shifted.attention_map(x), block.attention_map(x), rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(
+        shifted.attention_map(x), block.attention_map(x), rtol=1e-4, atol=1e-7
+    )
 
 
 def test_channels_last_is_kept():
