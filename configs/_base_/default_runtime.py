@@ -35,7 +35,6 @@ default_hooks = dict(
     ),
     sampler_seed=dict(type="DistSamplerSeedHook"),
     visualization=dict(type="SegVisualizationHook"),
-    skipped_images=dict(type="SkippedImagesHook"),
     finite_loss=dict(type="FiniteLossHook", max_skipped=20),
     stop_on_signal=dict(type="StopOnSignalHook"),
     run_record=dict(type="RunRecordHook"),

@@ -5,14 +5,10 @@ from mmseg_ext.engine.checkpoint_hook import DurableCheckpointHook
 from mmseg_ext.engine.distributed import CPUDistributedDataParallel
 from mmseg_ext.engine.finite_loss import FiniteLossHook
 from mmseg_ext.engine.held_poly_lr import HeldPolyLR
-from mmseg_ext.engine.optim_wrapper_constructor import (
-    LayerDecayOptimWrapperConstructor,
-    RoleOptimWrapperConstructor,
-)
+from mmseg_ext.engine.optim_wrapper_constructor import RoleOptimWrapperConstructor
 from mmseg_ext.engine.run_record import RunRecordHook
 from mmseg_ext.engine.runner import DurableRunner
 from mmseg_ext.engine.sample_seeds import PositionedInfiniteSampler, PositionedSampler
-from mmseg_ext.engine.skipped_images import SkippedImagesHook
 from mmseg_ext.engine.stop_signals import StopOnSignalHook
 
 __all__ = [
@@ -21,12 +17,10 @@ __all__ = [
     "DurableRunner",
     "FiniteLossHook",
     "HeldPolyLR",
-    "LayerDecayOptimWrapperConstructor",
     "PortableAmpOptimWrapper",
     "PositionedInfiniteSampler",
     "PositionedSampler",
     "RoleOptimWrapperConstructor",
     "RunRecordHook",
-    "SkippedImagesHook",
     "StopOnSignalHook",
 ]

@@ -152,5 +152,4 @@ def init_distributed(cfg: Config) -> None:
         )
     if not torch.distributed.is_initialized():
         _init_gloo(datetime.timedelta(seconds=settings.get("timeout", 1800)))
-    if cfg.get("strategy") is None:  # FlexibleRunner's, which has a wrapper of its own
-        cfg.model_wrapper_cfg = process_wrapper(cfg, cfg.get("model_wrapper_cfg"))
+    cfg.model_wrapper_cfg = process_wrapper(cfg, cfg.get("model_wrapper_cfg"))

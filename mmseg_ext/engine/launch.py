@@ -24,7 +24,6 @@ from mmseg_ext.checkpoint.resuming import candidates
 from mmseg_ext.engine.checkpoint_hook import checkpoint_folder
 from mmseg_ext.engine.config_check import check_config, check_options
 from mmseg_ext.engine.distributed import init_distributed
-from mmseg_ext.engine.flexible_runner import fit_strategy, name_resumed
 from mmseg_ext.engine.pretrained import require_file, require_weights
 from mmseg_ext.engine.yaml_config import SUFFIXES, require_plain_yaml
 from mmseg_ext.environment import stack_problem
@@ -224,13 +223,9 @@ def build_train_runner(
     check_config(cfg, "train")
     _set_resume(cfg, resume, options)
     require_weights(cfg)
-    fit_strategy(cfg)
-    broken = name_resumed(cfg)
     init_distributed(cfg)
     base = set_learning_rate_scaling(cfg, auto_scale_lr)
     runner = _build_runner(cfg)
-    for problem in broken:
-        runner.logger.warning(f"{problem}; taking the checkpoint before it")
     if base is not None:
         runner.cfg.auto_scale_lr["base_batch_size"] = base  # for the record, as configured
         tell_learning_rate_factor(runner, base)
@@ -292,7 +287,6 @@ def build_test_runner(
         if cfg.test_evaluator.type == "CityscapesMetric":
             cfg.test_evaluator["keep_results"] = True
     check_config(cfg, "test")
-    fit_strategy(cfg)
     init_distributed(cfg)
     runner = _build_runner(cfg)
     _build_loop(runner, "test_loop")

@@ -58,6 +58,7 @@ from mmseg_ext.errors import (
     LaunchError,
     NotWritten,
 )
+from mmseg_ext.upstream import built_dataloaders, resume_from, searches_checkpoint, validates_at
 
 
 class _TrainingState(Hook):
@@ -106,10 +107,7 @@ class _OverdueValidation(Hook):
         loop, done = runner.train_loop, runner.message_hub.runtime_info.get("validated_iter")
         if runner.val_loop is None or runner.iter == 0 or done == runner.iter:
             return
-        if not isinstance(loop, IterBasedTrainLoop) or runner.iter < loop.val_begin:
-            return
-        loop._decide_current_val_interval()
-        if runner.iter % loop.val_interval == 0 or runner.iter == loop.max_iters:
+        if isinstance(loop, IterBasedTrainLoop) and validates_at(loop, runner.iter):
             runner.logger.info(f"validation of iteration {runner.iter}, which the run had ended in")
             runner.restore_process_state()
             runner.val_loop.run()
@@ -218,8 +216,7 @@ class DurableRunner(Runner):
         Left to the garbage collector, which frees a run's parts in any order, each worker is waited
         for until torch gives up on it, five seconds.
         """
-        for loop in (self._train_loop, self._val_loop, self._test_loop):
-            loader = getattr(loop, "dataloader", None)
+        for loader in built_dataloaders(self):
             iterator = getattr(loader, "_iterator", None)
             if iterator is not None:
                 iterator._shutdown_workers()
@@ -330,9 +327,8 @@ class DurableRunner(Runner):
     # ------------------------------------------------------------------ resuming
 
     def load_or_resume(self) -> None:
-        if not self._has_loaded and self._resume and self._load_from is None:
-            self._load_from = self._newest_whole()
-            self._resume = self._load_from is not None
+        if searches_checkpoint(self):
+            resume_from(self, self._newest_whole())
         super().load_or_resume()
 
     def _newest_whole(self) -> str | None:

@@ -10,8 +10,8 @@ from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import HOOKS
 
 from mmseg_ext.engine.checkpoint_hook import DurableCheckpointHook
-from mmseg_ext.engine.skipped_images import SkippedImagesHook
 from mmseg_ext.errors import RunError, StoppedBySignal
+from mmseg_ext.upstream import save_checkpoint
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
@@ -80,7 +80,7 @@ class StopOnSignalHook(Hook):
                 "nothing was saved: the config has no default_hooks.checkpoint"
             )
         if not isinstance(hook, DurableCheckpointHook):
-            hook._save_checkpoint(runner)
+            save_checkpoint(hook, runner)
             return hook.last_ckpt
         return hook.save_now(runner)
 
@@ -90,8 +90,5 @@ class StopOnSignalHook(Hook):
             f"{name}: stopped after iteration {iteration} with everything saved in {path}; "
             "--resume goes on from there"
         )
-        for hook in runner.hooks:
-            if isinstance(hook, SkippedImagesHook):
-                hook.report(runner)
         self.release()
         raise StoppedBySignal(0)

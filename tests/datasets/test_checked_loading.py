@@ -1,26 +1,21 @@
 """The loaders: the stock result or a refusal that names the file; skips are counted."""
 
 import copy
-import pickle
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mmcv.transforms import Compose, LoadImageFromFile
-from mmengine.hooks import Hook
-from mmengine.logging import MMLogger
 from mmseg.datasets.transforms import LoadAnnotations
 from mmseg.registry import DATASETS, TRANSFORMS
 from PIL import Image
 from torch.utils.data import DataLoader
 
 from mmseg_ext.datasets import CheckedLoadAnnotations, CheckedLoadImage
-from mmseg_ext.datasets.checked_image import image_loaders
 from mmseg_ext.datasets.labels import LabelRule
-from mmseg_ext.engine import SkippedImagesHook
 from mmseg_ext.errors import LabelError, UnreadableFileError
-from tests.datasets.trees import datasets, make_tree, save_image, save_mask
+from tests.datasets.trees import make_tree, save_image, save_mask
 
 masks = st.integers(0, 2**32 - 1).map(
     lambda seed: np.random.RandomState(seed).randint(0, 256, (6, 5), dtype=np.uint8)
@@ -243,82 +238,6 @@ def test_another_ignored_value(tmp_path):
 def test_bad_number_of_classes(num_classes):
     with pytest.raises(LabelError, match=f"a dataset of {num_classes} class"):
         LabelRule(num_classes)
-
-
-# --- skipping -------------------------------------------------------------------------------------
-
-
-class Run:
-    """What the hook sees of a Runner."""
-
-    def __init__(self, train, log_dir):
-        self.train_dataloader = self.val_dataloader = self.test_dataloader = train
-        self.log_dir = log_dir
-        self.logger = MMLogger.get_current_instance()
-
-
-def skipping_dataset(tree):
-    cfg = tree.config()
-    for dataset in datasets(cfg):
-        dataset["pipeline"][0].update(type="CheckedLoadImage", on_unreadable="skip")
-    return DATASETS.build(cfg.train_dataloader.dataset)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_skipped_images_are_replaced_counted_and_reported(workers, tmp_path, caplog):
-    """Two of five images, through ConcatDataset and worker processes, three rounds."""
-    tree = make_tree("voc", tmp_path)
-    tree.image("train", 1).write_bytes(b"")
-    tree.image("aug", 0).unlink()
-    dataset = skipping_dataset(tree)
-    loader = DataLoader(dataset, num_workers=workers, collate_fn=list)
-    read = [sample["data_samples"].img_path for _ in range(3) for (sample,) in loader]
-    good = {str(tree.image("train", 0)), str(tree.image("train", 2)), str(tree.image("aug", 1))}
-    assert len(read) == 15 and set(read) <= good
-    run = Run(loader, tmp_path)
-    run.logger.addHandler(caplog.handler)
-    try:
-        hook = SkippedImagesHook()
-        assert isinstance(hook, Hook)
-        hook.after_train(run)
-    finally:
-        run.logger.removeHandler(caplog.handler)
-    lines = (tmp_path / "skipped_images.txt").read_text().splitlines()
-    counts = {line.split("\t")[1].split(": ")[0]: int(line.split("\t")[0]) for line in lines}
-    assert counts.keys() == {str(tree.image("train", 1)), str(tree.image("aug", 0))}
-    assert all(count >= 3 for count in counts.values())
-    (record,) = (r for r in caplog.records if "unreadable images were skipped" in r.message)
-    assert f"2 unreadable images were skipped, {sum(counts.values())} times" in record.message
-
-
-def test_nothing_skipped_is_nothing_reported(tmp_path):
-    loader = DataLoader(skipping_dataset(make_tree("camvid", tmp_path)), collate_fn=list)
-    list(loader)
-    SkippedImagesHook().after_train(Run(loader, tmp_path))
-    assert not (tmp_path / "skipped_images.txt").exists()
-
-
-def test_no_skipping_where_a_score_is_taken(tmp_path):
-    run = Run(DataLoader(skipping_dataset(make_tree("voc", tmp_path))), tmp_path)
-    hook = SkippedImagesHook()
-    with pytest.raises(ValueError, match="val_dataloader: on_unreadable='skip'"):
-        hook.before_val(run)
-    with pytest.raises(ValueError, match="test_dataloader: on_unreadable='skip'"):
-        hook.before_test(run)
-    hook.before_val(Run(DataLoader(DATASETS.build(ordinary(tmp_path / "b"))), tmp_path))
-
-
-def ordinary(root):
-    return make_tree("voc", root).config().train_dataloader.dataset
-
-
-def test_journal_is_one_for_the_copies_of_a_loader(tmp_path):
-    """Workers get copies, by fork or by pickle; another loader has another journal."""
-    loader = CheckedLoadImage(on_unreadable="skip")
-    assert pickle.loads(pickle.dumps(loader)).journal == loader.journal
-    assert CheckedLoadImage(on_unreadable="skip").journal != loader.journal
-    dataset = DATASETS.build(ordinary(tmp_path))
-    assert len(list(image_loaders(dataset))) == 2  # the two parts of trainaug
 
 
 def test_bad_on_unreadable():

@@ -121,12 +121,6 @@ def test_batch_norm_over_one_value_is_refused_where_the_batch_has_one():
     check_config(cfg, "test")  # running statistics
 
 
-def test_arguments_that_a_type_hands_to_another_are_left_to_it():
-    """ZeroRedundancyOptimizer gives what it does not know to the optimizer that it wraps."""
-    optimizer = {"type": "ZeroRedundancyOptimizer", "optimizer_type": "AdamW", "lr": 1e-3}
-    check_config(wrong("optim_wrapper.optimizer", {"_delete_": True, **optimizer}), "train")
-
-
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.py")), ids=lambda p: p.stem)
 def test_every_config_passes(path):
     check_config(Config.fromfile(path), "train")

@@ -143,21 +143,6 @@ def test_auto_scale_lr(tmp_path, batch, accumulated, factor):
     assert warned == (factor != 1)
 
 
-def test_auto_scale_lr_with_the_flexible_runner(tmp_path):
-    config = write_config(
-        tmp_path,
-        "runner_type = 'FlexibleRunner'\n"
-        "default_hooks = dict(_delete_=True, logger=dict(type='LoggerHook', interval=1))\n"
-        "val_cfg = val_dataloader = val_evaluator = None\nparam_scheduler = []\n",
-    )
-    options = ["train_cfg.max_iters=1", "train_dataloader.batch_size=1"]
-    work = tmp_path / "work"
-    train([str(config), "--work-dir", str(work), "--auto-scale-lr", "--cfg-options", *options])
-    assert "effective batch 1, learning rate x 0.25" in log_text(work)
-    (path,) = work.glob("2*/vis_data/scalars.json")
-    assert json.loads(path.read_text().splitlines()[0])["lr"] == pytest.approx(0.1 * 0.25)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs it")
 def test_mmengines_mixed_precision_needs_a_gpu(tmp_path):
     config = write_config(tmp_path, "optim_wrapper['type'] = 'AmpOptimWrapper'\n")

@@ -27,22 +27,6 @@ def log_text(work):
     return "".join(p.read_text() for p in sorted(work.glob("2*/*.log")))
 
 
-def test_skipped_images_are_reported(tmp_path):
-    hook = (
-        "custom_hooks = [dict(type='SignalAt', iteration=3, number=15)]\n"
-        "read = dict(type='CheckedLoadImage', on_unreadable='skip')\n"
-        "train_dataloader['dataset'] = {**dataset, 'pipeline': [read, *load[1:]]}\n"
-    )
-    write_config(tmp_path, UNVALIDATED + hook, "skipping.py")
-    (tmp_path / "data/images/1.png").write_bytes(b"no image")
-    with pytest.raises(SystemExit) as end:
-        train(arguments(tmp_path, "skipping.py", "work"))
-    assert end.value.code == 0
-    assert "1 unreadable images were skipped" in log_text(tmp_path / "work")
-    (report,) = (tmp_path / "work").glob("2*/skipped_images.txt")
-    assert "1.png" in report.read_text()
-
-
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
 def test_a_signal_saves_and_ends_with_status_0(folder, name):
     """At iteration 3, out of turn: the resumed run is the whole run to the last bit."""
