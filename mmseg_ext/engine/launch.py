@@ -25,7 +25,6 @@ from mmseg_ext.engine.checkpoint_hook import checkpoint_folder
 from mmseg_ext.engine.config_check import check_config, check_options
 from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.engine.pretrained import require_file, require_weights
-from mmseg_ext.engine.yaml_config import SUFFIXES, require_plain_yaml
 from mmseg_ext.environment import stack_problem
 from mmseg_ext.errors import LaunchError, StackError
 
@@ -43,8 +42,6 @@ def load_settings(
     if not Path(path).is_file():
         raise LaunchError(f"config: there is no file {path!r}")
     try:
-        if path.endswith(SUFFIXES):
-            require_plain_yaml(path)
         cfg = Config.fromfile(path)
     except Exception as error:  # a config is a program: it can fail in any way
         raise LaunchError(f"config {path}: {_one_line(_reason(error))}") from error
