@@ -113,9 +113,9 @@ def areas(model: nn.Module, dataset: BaseSegDataset) -> Tensor:
     for sample in predictions(model, dataset):
         maps = (sample.pred_sem_seg.data[0], sample.gt_sem_seg.data[0])
         maps = [m.cpu().long() for m in maps]
-        rows.append(
-            torch.stack(CheckedIoUMetric.intersect_and_union(*maps, classes, IGNORED)).double()
-        )
+        counts = CheckedIoUMetric.intersect_and_union(*maps, classes, IGNORED).to_dense()
+        hits, predicted, truth = counts.diag(), counts.sum(0), counts.sum(1)
+        rows.append(torch.stack([hits, truth + predicted - hits, predicted, truth]).double())
     return torch.stack(rows)
 
 

@@ -19,12 +19,17 @@ from mmseg_ext.errors import LabelError
 class CheckedIoUMetric(IoUMetric):
     """`IoUMetric` with exact counts; same arguments, same results on legal label maps.
 
+    After an evaluation `confusion` (classes, classes) holds the pixels by label (rows) and
+    prediction; None before, and where nothing is compared (`format_only`).
+
     Raises:
         LabelError: in `process`, for a label map with values other than the classes and
             `ignore_index`, or of another size than the prediction.
         ValueError: in `process`, for a prediction of a class that the dataset does not have, and
             for an `output_dir` where classes do not fit the 8 bits of a label map.
     """
+
+    confusion: Tensor | None = None
 
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
         if self.output_dir is not None:
@@ -42,8 +47,8 @@ class CheckedIoUMetric(IoUMetric):
     @staticmethod
     def intersect_and_union(
         pred_label: Tensor, label: Tensor, num_classes: int, ignore_index: int
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Pixels (num_classes,) int64 of intersection, union, prediction and label of each class.
+    ) -> Tensor:
+        """Pixels by label (rows) and prediction, sparse int64 (num_classes, num_classes).
 
         Both maps are (H, W) of one dtype and hold classes; `label` may hold `ignore_index`.
         """
@@ -54,12 +59,18 @@ class CheckedIoUMetric(IoUMetric):
         prediction, label = pred_label[counted].long(), label[counted].long()  # (N,)
         if label.numel():
             _require_classes(prediction, label, num_classes, ignore_index)
-        confusion = torch.bincount(
-            label * num_classes + prediction, minlength=num_classes**2
-        ).reshape(num_classes, num_classes)  # (label, prediction)
-        confusion = confusion.cpu()
-        intersection, of_label, predicted = confusion.diag(), confusion.sum(1), confusion.sum(0)
-        return intersection, of_label + predicted - intersection, predicted, of_label
+        counts = torch.bincount(label * num_classes + prediction, minlength=num_classes**2)
+        return counts.view(num_classes, num_classes).cpu().to_sparse()
+
+    def compute_metrics(self, results: list[Tensor]) -> dict[str, float]:
+        """As `IoUMetric`; `results` are the matrices of the images, `confusion` keeps their sum."""
+        if self.format_only:
+            return super().compute_metrics(results)
+        self.confusion = sum(result.to_dense() for result in results)
+        intersection = self.confusion.diag()
+        of_label, predicted = self.confusion.sum(1), self.confusion.sum(0)
+        union = of_label + predicted - intersection
+        return super().compute_metrics([(intersection, union, predicted, of_label)])
 
 
 class _IllegalLabelError(ValueError):
