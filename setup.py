@@ -42,9 +42,8 @@ TEST = [
     "ruff==0.17.5",
 ]
 
-# What mim looks for under mmseg_ext/.mim, as in the OpenMMLab packages; and the tested set, which
-# `python -m mmseg_ext env` compares the installed packages with.
-MIM = ("configs", "demo", "tools", "model-index.yml", "constraints.txt")
+# What mim looks for under mmseg_ext/.mim, as in the OpenMMLab packages.
+MIM = ("configs", "demo", "tools", "model-index.yml")
 
 
 def copy_mim(folder: Path) -> None:
@@ -100,6 +99,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["mmseg_ext", "mmseg_ext.*"]),
+    entry_points={"console_scripts": ["mmseg-ext = mmseg_ext.__main__:main"]},
     package_data={"mmseg_ext": ["py.typed", "doctor/parity/*.npz"]},
     install_requires=["torch>=2.4", "numpy>=1.24", "safetensors>=0.4"],
     extras_require={

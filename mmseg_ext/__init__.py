@@ -8,6 +8,10 @@ Without the mm stack the import succeeds and registers nothing; ``mmseg_ext.laye
 PyTorch and usable either way. Nothing else in the process changes: see `safe_loading`.
 """
 
+from mmseg_ext import interruption
+
+interruption.guard_imports()
+
 import importlib
 from contextlib import AbstractContextManager
 
@@ -15,7 +19,6 @@ from mmseg_ext.environment import (
     BASE,
     check_stack,
     quiet_stack_imports,
-    require_stack,
     stack_problem,
 )
 from mmseg_ext.errors import StackError
@@ -27,7 +30,6 @@ __all__ = [
     "__version__",
     "fuse_model",
     "register_all_modules",
-    "require_stack",
     "safe_loading",
 ]
 
@@ -46,8 +48,8 @@ def register_all_modules(init_default_scope: bool = True) -> None:
     """Register mmsegmentation's modules and ours; for scripts that build without a Runner.
 
     Raises:
-        StackError: if mmengine, mmcv or mmsegmentation is missing or too old, in one line with
-            the command that mends it.
+        StackError: if mmengine, mmcv or mmsegmentation is missing or too old; the message names the
+            command that installs them.
     """
     check_stack()
     from mmseg.utils import register_all_modules as register_mmseg

@@ -1,4 +1,4 @@
-"""`python -m mmseg_ext` lists the commands; `python -m mmseg_ext NAME ...` runs one."""
+"""`mmseg-ext` or `python -m mmseg_ext` lists the commands; with a command's name it runs that."""
 
 import difflib
 import sys
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from mmseg_ext.commands import commands, start
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """The exit status; a command that runs ends the process itself."""
+    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     known = commands()
-    name = argv[0] if argv else "--help"
     if name in ("-h", "--help"):
-        print("usage: python -m mmseg_ext COMMAND ...; COMMAND --help lists its flags\n")
+        print("usage: mmseg-ext COMMAND ...; COMMAND --help lists its flags\n")
         width = max(map(len, known))
         for command, text in known.items():
             print(f"{command:<{width}}  {text}")
@@ -22,9 +22,9 @@ def main(argv: Sequence[str]) -> int:
         hint = f"; did you mean {near[0]}?" if near else ""
         print(f"mmseg_ext: there is no command {name!r}{hint}", file=sys.stderr)
         return 2
-    sys.argv = [f"python -m mmseg_ext {name}", *argv[1:]]
+    sys.argv = [f"mmseg-ext {name}", *rest]
     start(name)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -57,7 +57,7 @@ def mim_files() -> set[str]:
         for top in ("configs", "tools", "demo")
         for path in (ROOT / top).rglob("*")
         if path.is_file() and path.suffix in (".py", ".sh", ".yml")
-    } | {"model-index.yml", "constraints.txt"}
+    } | {"model-index.yml"}
 
 
 def test_a_wheel_holds_the_package_and_what_mim_looks_for(clone, tmp_path):
@@ -69,7 +69,10 @@ def test_a_wheel_holds_the_package_and_what_mim_looks_for(clone, tmp_path):
         names = set(archive.namelist())
         sizes = {i.filename: i.file_size for i in archive.infolist()}
         licence = [name for name in names if name.endswith("/LICENSE")]
-        metadata = archive.read(next(n for n in names if n.endswith("/METADATA"))).decode()
+        metadata, scripts = (
+            archive.read(next(n for n in names if n.endswith(end))).decode()
+            for end in ("/METADATA", "/entry_points.txt")
+        )
     fixtures = [n for n in names if n.startswith("mmseg_ext/doctor/parity/")]
     assert len(fixtures) == len(list(FOLDER.glob("*.npz"))) > 0
     assert sum(sizes[name] for name in fixtures) < 8e6
@@ -84,7 +87,7 @@ def test_a_wheel_holds_the_package_and_what_mim_looks_for(clone, tmp_path):
         "mmseg_ext",
         f"mmseg_ext-{mmseg_ext.__version__}.dist-info",
     }
-    assert len(licence) == 1
+    assert len(licence) == 1 and "mmseg-ext = mmseg_ext.__main__:main" in scripts
     assert "Provides-Extra: export" in metadata and "Requires-Dist: onedl-mmcv" in metadata
 
 
@@ -111,7 +114,6 @@ def test_an_editable_installation_links_what_mim_looks_for(clone, tmp_path):
         "demo",
         "tools",
         "model-index.yml",
-        "constraints.txt",
     }
     (clone / "configs/new_config.py").write_text("a = 1\n")
     assert Config.fromfile(mim / "configs" / "new_config.py").a == 1  # a link, not a copy

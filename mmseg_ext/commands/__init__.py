@@ -1,6 +1,7 @@
-"""The commands, one module for each tool, with the tool's name: its flags and its main.
+"""The commands, one module each: its flags and its `main`, which returns the exit status.
 
-`python -m mmseg_ext NAME` and the file of that name under `tools/` start the same function.
+`mmseg-ext NAME`, `python -m mmseg_ext NAME` and the file of that name under `tools/` start the same
+function.
 """
 
 import ast
@@ -11,17 +12,18 @@ import sys
 import tempfile
 import time
 import traceback
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from mmseg_ext import safe_loading
-from mmseg_ext.environment import require_stack
+from mmseg_ext import interruption, safe_loading
+from mmseg_ext.environment import BASE, STACK, stack_problem
 
 
 def commands() -> dict[str, str]:
-    """Name of every command and the first line of its file, in the order of the alphabet.
+    """Name of every command and the first line of its file, in alphabetical order.
 
-    The files are read and not imported: a list costs nothing.
+    The files are read and not imported, so that the list is there at once.
     """
     files = sorted(Path(__file__).parent.glob("[!_]*.py"))
     texts = {path.stem: path.read_text(encoding="utf-8") for path in files}
@@ -31,18 +33,25 @@ def commands() -> dict[str, str]:
 def start(name: str) -> NoReturn:
     """Run a command with this process's command line, and end the process with its status.
 
-    Without a usable mm stack it ends in one line; `check_dataset`, whose status 1 says that the
-    data have problems, with 2. `env` and `doctor` tell of the stack themselves. Training and
-    testing are not for segmentation alone. Whatever a command loads, it loads without running code.
-    An exception that nothing foresaw ends in one line, with its traceback in a file that the line
-    names.
+    Without a usable mm stack the process ends with one line and status 1; `check_dataset`, whose
+    status 1 says that the data have problems, ends with 2. `env` and `doctor` report the stack
+    themselves. Training and testing also run without mmsegmentation. Whatever a command loads, it
+    loads without running code. An unexpected exception becomes one line that names the file with
+    its traceback. Ctrl-C becomes one line and status 130.
     """
     if name not in ("env", "doctor"):
-        status = 2 if name == "check_dataset" else 1
-        require_stack(status, segmentation=name not in ("train", "test"))
+        problem = stack_problem(BASE if _detects_or_classifies(name) else STACK)
+        if problem is not None:
+            print(problem, file=sys.stderr)
+            sys.exit(2 if name == "check_dataset" else 1)
         safe_loading()
     try:
-        status = importlib.import_module(f"mmseg_ext.commands.{name}").main()
+        main = importlib.import_module(f"mmseg_ext.commands.{name}").main
+        interruption.release_imports()
+        status = main()
+    except KeyboardInterrupt:
+        interruption.tell_interruption()
+        status = interruption.STATUS
     except Exception as error:  # what no check foresaw
         message = " ".join(str(error).split())[:300]
         sys.exit(
@@ -52,8 +61,14 @@ def start(name: str) -> NoReturn:
     sys.exit(status)
 
 
+def _detects_or_classifies(name: str) -> bool:
+    """Training or testing, with mmdetection or mmpretrain installed and without mmsegmentation."""
+    there = {module for module in ("mmseg", "mmdet", "mmpretrain") if find_spec(module)}
+    return name in ("train", "test") and bool(there) and "mmseg" not in there
+
+
 def _write_traceback(name: str) -> str:
-    """The path of a new file with the traceback that is being handled."""
+    """The path of a new file with the traceback of the exception that is being handled."""
     file = f"{name}_{time.strftime('%Y%m%d_%H%M%S')}_{os.getpid()}.log"
     for folder in (Path("work_dirs/errors"), Path(tempfile.gettempdir())):
         with contextlib.suppress(OSError):

@@ -55,7 +55,7 @@ def _one_line(error: Exception) -> str:
 
 
 # How a row of the environment begins whose package is not there or does not work.
-_MISSING = ("not installed", "fails to import", "no mmcv", "mmseg_ext: ")
+_MISSING = ("not usable", "mmseg_ext: ")
 
 
 def checks(

@@ -16,7 +16,7 @@ from mmengine.registry import HOOKS
 import mmseg_ext
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.engine.quiet_start import summary
-from mmseg_ext.environment import STACK, _version
+from mmseg_ext.environment import STACK, module_version
 
 
 def git_commit() -> str:
@@ -69,8 +69,8 @@ def describe_run(cfg: Config, world_size: int, seed: int | None) -> dict:
             "python": platform.python_version(),
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
-            "numpy": _version("numpy"),
-            **{r.module: _version(r.module) for r in STACK},
+            "numpy": module_version("numpy"),
+            **{name: module_version(name) for name in STACK},
         },
         "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         or [f"CPU, {torch.get_num_threads()} threads"],

@@ -1,11 +1,16 @@
-"""Starting a command: the list, a name that is not there, and an error that nothing foresaw."""
+"""Starting a command: its status, an error that nothing foresaw, Ctrl-C."""
 
 import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from mmseg_ext.commands import env, start
+from tests.configs import CONFIGS
 
 
 def test_an_error_that_nothing_foresaw_is_one_line_and_a_file(monkeypatch, tmp_path):
@@ -30,3 +35,35 @@ def test_a_commands_status_is_the_process_status(monkeypatch):
     with pytest.raises(SystemExit) as end:
         start("env")
     assert end.value.code == 3
+
+
+def test_an_interrupted_command_prints_one_line(monkeypatch, capfd):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(env, "main", interrupted)
+    with pytest.raises(SystemExit) as end:
+        start("env")
+    assert end.value.code == 130 and capfd.readouterr().err == "mmseg_ext: interrupted\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["tools/train.py", "c.py"], ["-m", "mmseg_ext", "doctor"]])
+def test_ctrl_c_during_the_imports_prints_one_line(words):
+    process = subprocess.Popen(
+        [sys.executable, *words], cwd=CONFIGS.parent, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        while b"libtorch" not in Path(f"/proc/{process.pid}/maps").read_bytes():
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        error = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+    assert (process.returncode, error) == (130, "mmseg_ext: interrupted\n")
+
+
+def test_a_program_that_imports_the_package_keeps_its_answer_to_ctrl_c():
+    code = "import signal, mmseg_ext; print(signal.getsignal(2) is signal.default_int_handler)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout == "True\n"
