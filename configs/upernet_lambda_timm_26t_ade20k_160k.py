@@ -1,7 +1,7 @@
 # UPerNet on timm's lambda_resnet26t, started from its ImageNet weights. Fetch
 # https://github.com/rwightman/pytorch-image-models/releases/download/v0.1-attn-weights/
 # lambda_resnet26t_c_256-e5a5c857.pth and convert it:
-# python tools/model_converters/timm_lambda_resnet2mmseg.py lambda_resnet26t_c_256-e5a5c857.pth
+# mmseg-ext convert timm_lambda_resnet lambda_resnet26t_c_256-e5a5c857.pth
 # pretrained/timm_lambda_resnet26t.pth
 _base_ = "./upernet_lambda_r101_ade20k_160k.py"
 model = dict(

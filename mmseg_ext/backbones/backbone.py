@@ -55,7 +55,7 @@ class Backbone(BaseModule):
     """
 
     arch_settings: ClassVar[Mapping[str, Settings]]
-    # Patterns of names that only published code has, and the converter of its checkpoints.
+    # Patterns of names that only published code has, and the family of `convert` for its files.
     published_names: ClassVar[Mapping[str, str]] = {}
 
     @property
@@ -177,11 +177,11 @@ class Backbone(BaseModule):
                 number of blocks: which, and the variant that the checkpoint looks like.
         """
         theirs = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
-        for pattern, tool in self.published_names.items():
+        for pattern, family in self.published_names.items():
             if (key := next((k for k in theirs if re.match(pattern, k)), None)) is not None:
                 raise ValueError(
                     f"{prefix}{key} is a name of published code: convert the checkpoint with "
-                    f"tools/model_converters/{tool}"
+                    f"mmseg-ext convert {family} SRC DST"
                 )
         problem = self._other_shape(theirs) or self._other_depth(theirs)
         if problem is None:

@@ -293,10 +293,7 @@ class LambdaResNet(Backbone):
     """
 
     arch_settings = ARCHS
-    published_names = {
-        r"stages\.": "timm_lambda_resnet2mmseg.py",
-        r".*\.conv_qkv\.": "lambda_resnet2mmseg.py",
-    }
+    published_names = {r"stages\.": "timm_lambda_resnet", r".*\.conv_qkv\.": "lambda_resnet"}
 
     def __init__(
         self,

@@ -129,7 +129,7 @@ class RMT(Backbone):
         cpe: conditional position encoding; False is the paper's ablation.
         num_classes: classes of the classifier, None for a backbone.
         init_cfg: mmengine's initialisation, as a rule `dict(type='Pretrained', checkpoint=...)`
-            with a file that `tools/model_converters/rmt2mmseg.py` has written.
+            with a file that `mmseg-ext convert rmt` writes.
         flex_from: from how many positions on a GPU takes flex_attention, see `ManhattanAttention`.
 
     Raises:
@@ -138,7 +138,7 @@ class RMT(Backbone):
     """
 
     arch_settings = ARCHS
-    published_names = {r"patch_embed\.": "rmt2mmseg.py"}
+    published_names = {r"patch_embed\.": "rmt"}
 
     def __init__(
         self,

@@ -77,9 +77,9 @@ def read_torch(file: BinaryIO, name: str, map_location: object = "cpu") -> objec
             raise BrokenCheckpoint(f"{name}: not a readable torch file ({_line(error)})") from error
         raise UnsafeCheckpoint(
             f"{name}: holds objects other than tensors and plain containers; loading them "
-            "could run code, so it is refused. If you trust where the file comes from, convert "
-            f"it once: python tools/model_converters/unpickle2safe.py {name} NEW.pth "
-            "--i-trust-this-file"
+            "could run code, so it is refused. If you trust its source, rewrite its weights once: "
+            f"content = torch.load({name!r}, weights_only=False), then "
+            "torch.save({'state_dict': content['state_dict']}, 'NEW.pth')"
         ) from error
     except Exception as error:  # a damaged or crafted pickle raises of every kind
         raise BrokenCheckpoint(f"{name}: not a readable torch file ({_line(error)})") from error

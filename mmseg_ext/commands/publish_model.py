@@ -1,13 +1,11 @@
-"""Write the weights of a training checkpoint as a file to give to others.
+"""Write the weights of a training checkpoint as a file to give to others: IN OUT.
 
-mmsegmentation's `publish_model.py` is not used: it reads by `torch.load`, which since torch 2.6
-refuses mmengine's training checkpoints, strips the characters of '.pth' from the name's end
-('depth.pth' becomes 'de'), names the file by the hash of the input, and does not wait for its `mv`.
+mmsegmentation's `publish_model.py` calls `torch.load`, which since torch 2.6 refuses mmengine's
+training checkpoints, and shortens names (`depth.pth` becomes `de`).
 """
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,16 +13,17 @@ import numpy as np
 
 from mmseg_ext.checkpoint.safe_reading import read_checkpoint, unwrap_state_dict
 from mmseg_ext.checkpoint.writing import check_suffix, write_weights
+from mmseg_ext.commands._one_line import one_line
 
 
 def publish(source: str | Path, destination: str | Path) -> Path:
-    """Write the weights of `source` as `destination`, eight digits of the hash in its name.
+    """Write the weights of `source` as `destination`, with eight digits of its hash in the name.
 
-    The optimizer, the schedule, the message hub and the config (paths and machine names) stay
-    behind; the classes and the palette go along, in a `.safetensors` as its metadata.
+    The file keeps the classes and the palette, a `.safetensors` as its metadata. It drops the
+    optimizer, the schedule, the message hub and the config, which holds paths and machine names.
 
     Raises:
-        FileNotFoundError: for a destination in a folder that is not there, or no `source`.
+        FileNotFoundError: if `source` or the folder of `destination` does not exist.
         ValueError: for another suffix than `.pth` or `.safetensors`, or no state dict in `source`.
     """
     destination = Path(destination)
@@ -38,17 +37,14 @@ def publish(source: str | Path, destination: str | Path) -> Path:
     return write_weights(weights, destination, dataset_meta, hash_in_name=True)
 
 
+@one_line
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line of `tools/misc/publish_model.py`."""
+    """The command line; the exit status."""
     parser = argparse.ArgumentParser(
         description="Write the weights of a training checkpoint as a file to give to others."
     )
     parser.add_argument("in_file", help="training checkpoint")
     parser.add_argument("out_file", help="NAME.pth or NAME.safetensors; the hash joins the name")
     args = parser.parse_args(argv)
-    try:
-        print(publish(args.in_file, args.out_file))
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    print(publish(args.in_file, args.out_file))
     return 0

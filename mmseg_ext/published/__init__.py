@@ -1,1 +1,1 @@
-"""Published weights: one module for each family that maps its names to ours."""
+"""Published weights: one module for each family maps its names to ours."""

@@ -1,26 +1,24 @@
-"""EAMLP classifiers as MenghaoGuo/EANet publishes them (its folder `EAMLP`)."""
-
-import re
+"""EAMLP classifiers that MenghaoGuo/EANet publishes in its folder `EAMLP`."""
 
 import torch
 from torch import Tensor
 
 from mmseg_ext.backbones.eamlp import EAMLP, sinusoidal_positions
-from mmseg_ext.published.key_map import StateDict, check_keys, entry, rename_keys
+from mmseg_ext.published.key_map import StateDict, blocks_in, check_keys, entry, rename_keys
 
 _KEPT = r"(cls_token|(?:tokens_to_token|blocks|norm)\..+)"
 _HEAD = r"(head\.(?:weight|bias))"
-# An average of weights over 10^5 steps in float32 moves a constant by about 1e-4.
+# An exponential moving average over 10^5 steps in float32 moves a constant by about 1e-4.
 _POSITION_TOLERANCE = 1e-3
 
 
 def convert_eamlp(state_dict: StateDict, classifier: bool) -> StateDict:
-    """The backbone's state dict; with `classifier`, that of one built with `num_classes`.
+    """Return the backbone's state dict; with `classifier`, that of a model with `num_classes`.
 
-    A `pos_embed` in the file is compared with the sinusoidal table of its length and dropped.
+    If the file has a `pos_embed`, it is compared with the sinusoidal table and dropped.
 
     Raises:
-        ValueError: where `pos_embed` is another table, and listing unmapped and missing keys.
+        ValueError: if `pos_embed` is another table, and listing unmapped and missing keys.
     """
     rules = [(_KEPT, r"\1"), (_HEAD, r"\1" if classifier else None), (r"pos_embed", None)]
     converted = rename_keys(state_dict, rules)
@@ -46,12 +44,11 @@ def _check_positions(table: Tensor) -> None:
 
 
 def _infer_arch(state_dict: StateDict) -> dict:
-    """The architecture's widths and depth from the shapes of the checkpoint."""
+    """Read the architecture's widths and depth from the checkpoint's shapes."""
     embed_dims = entry(state_dict, "cls_token").shape[-1]
-    blocks = {int(m[1]) for key in state_dict if (m := re.match(r"blocks\.(\d+)\.", key))}
     return {
         "embed_dims": embed_dims,
-        "depth": max(blocks, default=0) + 1,
+        "depth": max(blocks_in(state_dict, "blocks"), default=0) + 1,
         "num_heads": embed_dims // entry(state_dict, "blocks.0.attn.linear_0.weight").shape[1],
         "mlp_ratio": len(entry(state_dict, "blocks.0.mlp.fc1.weight")) / embed_dims,
     }

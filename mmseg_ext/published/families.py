@@ -1,6 +1,6 @@
-"""`convert_official`: published checkpoints, family by family, to state dicts that load strictly.
+"""`convert_official` converts published checkpoints to state dicts that load strictly.
 
-One module per family holds its rules and infers the architecture from the checkpoint's shapes.
+One module per family holds its renaming rules and reads the architecture from the shapes.
 """
 
 from importlib import import_module
@@ -10,43 +10,52 @@ from mmseg_ext.published.key_map import StateDict
 
 
 class Family(NamedTuple):
-    """Where a family's conversion stands, and whether its files hold a classifier to keep."""
+    """The module that converts a family, whether its files hold a classifier, their source."""
 
     module: str
-    function: str
     classifier: bool
+    source: str
 
 
-# By name: the family modules import mmseg's models, so each is imported when it is asked for.
+_EANET = "https://github.com/MenghaoGuo/EANet"
+_RMT = "linked in the README of https://github.com/qhfan/RMT"
+_TIMM = "https://github.com/rwightman/pytorch-image-models/releases/tag/v0.1-attn-weights"
+
+# A family's module imports mmseg's models, so it is imported when the family is asked for.
 FAMILIES = {
-    "eanet": Family("eanet", "convert_eanet", False),
-    "resnet_deep_stem": Family("eanet", "convert_resnet_deep_stem", False),
-    "eamlp": Family("eamlp", "convert_eamlp", True),
-    "deepvit": Family("deepvit", "convert_deepvit", True),
-    "rmt": Family("rmt", "convert_rmt", True),
-    "rmt_segmentor": Family("rmt", "convert_rmt_segmentor", False),
-    "lambda_resnet": Family("lambda_resnet", "convert_lambda_resnet", True),
-    "timm_lambda_resnet": Family("lambda_resnet", "convert_timm_lambda_resnet", True),
+    "eanet": Family("eanet", False, f"linked in the README of {_EANET} (no licence)"),
+    "resnet_deep_stem": Family(
+        "eanet", False, "linked in the README of https://github.com/XiaLiPKU/EMANet"
+    ),
+    "eamlp": Family("eamlp", True, f"linked in the folder EAMLP of {_EANET}"),
+    "deepvit": Family(
+        "deepvit", True, "linked in the README of https://github.com/zhoudaquan/dvit_repo"
+    ),
+    "rmt": Family("rmt", True, _RMT),
+    "rmt_segmentor": Family("rmt", False, _RMT),
+    "lambda_resnet": Family(
+        "lambda_resnet", True, "linked in the README of https://github.com/d-li14/lambda.pytorch"
+    ),
+    "timm_lambda_resnet": Family("lambda_resnet", True, f"lambda_resnet*.pth in {_TIMM}"),
 }
 
 
 def convert_official(family: str, state_dict: StateDict, classifier: bool = False) -> StateDict:
-    """A published state dict in our names; it loads with `strict=True`.
+    """Convert a published state dict to our names; the result loads with `strict=True`.
 
     `eanet` fills the whole segmentor of `configs/ea_r101_voc_45k.py`, `rmt_segmentor` that of
-    RMT's configs; every other family fills a backbone. With `classifier=True` the classifier's keys
-    are kept, for a backbone that was built with `num_classes`; with False they are dropped by name.
-    Entries that a formula gives may be present or absent; where present they are compared with the
-    formula and dropped.
+    RMT's configs; every other family fills a backbone. `classifier=True` keeps the classifier's
+    entries, for a backbone built with `num_classes`. Entries that a formula gives are optional;
+    they are compared with the formula and dropped.
 
     Raises:
-        ValueError: for an unknown family, for `classifier` where the family has none to keep, and
-            listing any unmapped or missing key.
+        ValueError: for an unknown family, for `classifier` if the family has no classifier, and
+            listing all unmapped and missing keys.
     """
     if family not in FAMILIES:
         raise ValueError(f"family must be one of {', '.join(FAMILIES)}, not {family!r}")
-    module, function, has_classifier = FAMILIES[family]
+    module, has_classifier, _ = FAMILIES[family]
     if classifier and not has_classifier:
         raise ValueError(f"classifier=True: the family {family!r} has no classifier to keep")
-    convert = getattr(import_module(f"mmseg_ext.published.{module}"), function)
+    convert = getattr(import_module(f"mmseg_ext.published.{module}"), f"convert_{family}")
     return convert(state_dict, classifier) if has_classifier else convert(state_dict)

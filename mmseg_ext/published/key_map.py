@@ -1,4 +1,4 @@
-"""How a published state dict becomes ours, and the check that nothing is left over."""
+"""Renaming the keys of a published state dict, and checking that the result fills our model."""
 
 import re
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ def _listing(keys: Sequence[str]) -> str:
 
 
 def rename_keys(state_dict: StateDict, rules: Sequence[Rule]) -> StateDict:
-    """Each key by the first rule that matches it whole.
+    """Rename each key by the first rule whose pattern matches the whole key.
 
     Raises:
-        ValueError: listing the keys that no rule matches, or two keys that meet in one name.
+        ValueError: listing the keys that no rule matches, or for two keys that become one.
     """
     compiled = [(re.compile(pattern), replacement) for pattern, replacement in rules]
     renamed: StateDict = {}
@@ -34,7 +34,7 @@ def rename_keys(state_dict: StateDict, rules: Sequence[Rule]) -> StateDict:
             if replacement is not None:
                 name = match.expand(replacement)
                 if name in renamed:
-                    raise ValueError(f"two keys of the checkpoint map to {name!r}, one is {key!r}")
+                    raise ValueError(f"two keys of the checkpoint become {name!r}, one is {key!r}")
                 renamed[name] = value
             break
         else:
@@ -45,21 +45,27 @@ def rename_keys(state_dict: StateDict, rules: Sequence[Rule]) -> StateDict:
 
 
 def entry(state_dict: StateDict, key: str) -> Tensor:
-    """`state_dict[key]`.
+    """Return `state_dict[key]`.
 
     Raises:
-        ValueError: naming the key, where it is missing.
+        ValueError: naming the key, if it is missing.
     """
     if key not in state_dict:
         raise ValueError(f"missing keys: {key}")
     return state_dict[key]
 
 
+def blocks_in(state_dict: StateDict, prefix: str) -> list[int]:
+    """Return the numbers i of the keys `<prefix>.<i>.*` in increasing order."""
+    pattern = re.compile(rf"{re.escape(prefix)}\.(\d+)\.")
+    return sorted({int(match[1]) for key in state_dict if (match := pattern.match(key))})
+
+
 def check_keys(state_dict: StateDict, model: nn.Module) -> StateDict:
-    """`state_dict`, after checking that it fills `model` (which may be on the meta device) exactly.
+    """Return `state_dict` if it fills `model`, which may be on the meta device, exactly.
 
     Raises:
-        ValueError: listing missing and unexpected keys and differing shapes.
+        ValueError: listing missing keys, unexpected keys and differing shapes.
     """
     expected = model.state_dict()
     problems = []

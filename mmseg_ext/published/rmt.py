@@ -1,6 +1,6 @@
 """RMT's published checkpoints: classifiers, backbones of segmentors, and whole segmentors.
 
-qhfan/RMT, `classfication_release/RMT.py`, `classification_token_label_release/RMT.py` and
+Source: qhfan/RMT, `classfication_release/RMT.py`, `classification_token_label_release/RMT.py` and
 `segmentation/mmseg/models/backbones/RMT.py`.
 """
 
@@ -10,7 +10,7 @@ import torch
 
 from mmseg_ext.backbones.rmt import ARCHS, RMT
 from mmseg_ext.layers.manhattan_attention import log_decays
-from mmseg_ext.published.key_map import Rule, StateDict, check_keys, rename_keys
+from mmseg_ext.published.key_map import Rule, StateDict, check_keys, entry, rename_keys
 
 _BLOCK = r"layers\.(\d+)\.blocks\.(\d+)\."
 _BACKBONE: list[Rule] = [
@@ -25,7 +25,7 @@ _BACKBONE: list[Rule] = [
     (_BLOCK + r"gamma_([12])", r"stages.\1.\2.gamma\3"),
     (r"layers\.(\d+)\.downsample\.reduction\.(.+)", r"downsamples.\1.conv.\2"),
     (r"layers\.(\d+)\.downsample\.norm\.(.+)", r"downsamples.\1.norm.\2"),
-    (r"layers\.\d+\.Relpos\.(angle|decay)", None),  # compared with their formulas before
+    (r"layers\.\d+\.Relpos\.(angle|decay)", None),  # `_check_formulas` compares them
     (r"extra_norms\.(\d+)\.(.+)", r"out_norms.\1.\2"),
 ]
 _CLASSIFIER = r"(proj|norm|head)\.(.+)"
@@ -34,22 +34,22 @@ _OTHER_PARTS = r"(neck|decode_head|auxiliary_head)\..+"
 
 
 def convert_rmt(state_dict: StateDict, classifier: bool = False) -> StateDict:
-    """The backbone `RMT` of the arch that the shapes name; with `classifier` the classifier.
+    """Return the state dict of the backbone `RMT`; with `classifier`, of the classifier.
 
-    Of a whole segmentor's checkpoint the backbone is taken. The norms of the outputs, which
-    classification files lack, start as ones and zeros.
+    The shapes tell the arch. A whole segmentor's checkpoint gives its backbone. Classification
+    files have no output norms, so these become ones and zeros.
 
     Raises:
-        ValueError: listing unmapped, missing and differing entries; where `Relpos` differs from
-            its formula; for the classifier of a file that was trained with token labels, whose
-            published result also needs its dense head.
+        ValueError: listing unmapped, missing and differing entries; if `Relpos` differs from its
+            formula; for the classifier of a file trained with token labels, whose published result
+            also needs its dense head.
     """
     state_dict = _bare_backbone(state_dict)
     if classifier:
         if any(re.fullmatch(_AUXILIARY, key) for key in state_dict):
             raise ValueError(
-                "aux_head.*: a classifier trained with token labels also needs its dense head, "
-                "which RMT has not; convert the backbone (classifier=False)"
+                "aux_head.*: a classifier trained with token labels needs its dense head, which "
+                "RMT does not have; convert the backbone (classifier=False)"
             )
         rules = [*_BACKBONE, (_CLASSIFIER, r"classifier.\1.\2")]
     else:
@@ -62,12 +62,8 @@ def convert_rmt(state_dict: StateDict, classifier: bool = False) -> StateDict:
     if name is None:
         raise ValueError(f"the checkpoint's depths and widths are none of {', '.join(ARCHS)}")
     _check_formulas(state_dict, name)
-    classes = None
-    if classifier:
-        if "classifier.head.weight" not in converted:
-            raise ValueError("missing keys: the classifier's")
-        classes = len(converted["classifier.head.weight"])
-    elif not any(key.startswith("out_norms.") for key in converted):
+    classes = len(entry(converted, "classifier.head.weight")) if classifier else None
+    if not classifier and not any(key.startswith("out_norms.") for key in converted):
         for i, width in enumerate(ARCHS[name]["embed_dims"]):
             converted[f"out_norms.{i}.weight"] = torch.ones(width)
             converted[f"out_norms.{i}.bias"] = torch.zeros(width)
@@ -77,33 +73,29 @@ def convert_rmt(state_dict: StateDict, classifier: bool = False) -> StateDict:
 
 
 def convert_rmt_segmentor(state_dict: StateDict) -> StateDict:
-    """The whole segmentor of `configs/fpn_rmt_*.py` or `configs/upernet_rmt_*.py`.
+    """Return the state dict of the segmentor of `configs/fpn_rmt_*.py` or `upernet_rmt_*.py`.
 
     Neck and heads are mmsegmentation's and keep their names.
 
     Raises:
-        ValueError: as `convert_rmt`, or if the checkpoint is not one of a whole segmentor.
+        ValueError: as `convert_rmt`, or if the checkpoint has no decode head.
     """
     others = {k: v for k, v in state_dict.items() if re.fullmatch(_OTHER_PARTS, k)}
     if not others:
-        raise ValueError("the checkpoint has no decode_head.*: it is not one of a whole segmentor")
+        raise ValueError("the checkpoint has no decode_head.*, so it is no whole segmentor's")
     backbone = convert_rmt(state_dict)
     return {f"backbone.{k}": v for k, v in backbone.items()} | others
 
 
 def _bare_backbone(state_dict: StateDict) -> StateDict:
-    """Drops the other parts of a segmentor by name and its `backbone.` prefix."""
+    """Drop a segmentor's other parts and the prefix `backbone.`."""
     if not any(key.startswith("backbone.") for key in state_dict):
         return state_dict
-    return {
-        key.removeprefix("backbone."): value
-        for key, value in state_dict.items()
-        if not re.fullmatch(_OTHER_PARTS, key)
-    }
+    return rename_keys(state_dict, [(_OTHER_PARTS, None), (r"(?:backbone\.)?(.+)", r"\1")])
 
 
 def _check_formulas(state_dict: StateDict, name: str) -> None:
-    """`Relpos.angle` and `Relpos.decay`, where present, are what the attention computes."""
+    """Check that `Relpos.angle` and `Relpos.decay`, if present, are what the attention computes."""
     settings = ARCHS[name]
     for i, heads in enumerate(settings["num_heads"]):
         width = settings["embed_dims"][i] // heads

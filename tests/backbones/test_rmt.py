@@ -197,7 +197,7 @@ def test_weights_of_another_arch_are_named(arch, other):
 def test_published_names_are_refused():
     with torch.device("meta"):
         model = RMT("small")
-    with pytest.raises(ValueError, match=r"patch_embed\..*published code.*rmt2mmseg\.py"):
+    with pytest.raises(ValueError, match=r"patch_embed\..*published code.*mmseg-ext convert rmt "):
         model.load_state_dict(Fixture("rmt_small_features").state_dict, strict=False)
 
 

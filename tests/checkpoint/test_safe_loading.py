@@ -16,12 +16,10 @@ from safetensors.torch import save_file
 
 import mmseg_ext
 from mmseg_ext.checkpoint.load_report import check_coverage, coverage, require_coverage
-from mmseg_ext.checkpoint.plain_data import to_plain
 from mmseg_ext.checkpoint.safe_reading import read_checkpoint
 from mmseg_ext.commands.attention_maps import main as draw_maps
 from mmseg_ext.commands.test import main as test
 from mmseg_ext.commands.train import main as train
-from mmseg_ext.commands.unpickle2safe import main as unpickle
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.errors import BrokenCheckpoint, PartialWeights, UnsafeCheckpoint
 from mmseg_ext.inference import Predictor
@@ -29,7 +27,6 @@ from tests.engine.runs import write_config
 from tests.engine.states import UNVALIDATED, assert_same
 
 test.__test__ = False
-TRUST = "--i-trust-this-file"
 
 
 class Payload:
@@ -114,7 +111,7 @@ def paths():
 def test_a_payload_does_not_run(folder, armed, tmp_path, way):
     with pytest.raises(UnsafeCheckpoint) as refused:
         paths()[way](folder / "tiny.py", armed, tmp_path / "work")
-    assert f"unpickle2safe.py {armed} NEW.pth {TRUST}" in str(refused.value)
+    assert f"{armed}: holds objects other than tensors" in str(refused.value)
     assert not (tmp_path / "proof").exists()
 
 
@@ -221,28 +218,7 @@ def test_safetensors_wherever_a_checkpoint_is(folder, good, tmp_path):
         read_checkpoint(path)
 
 
-# ---------------------------------------------------------------------- legacy files
-
-
-def test_a_legacy_file_is_converted_in_a_deliberate_step(good, tmp_path, capsys):
-    """A checkpoint with an object of somebody's own, to one that loads, with all else it held."""
-    good["meta"]["note"] = Note()
-    legacy, safe = tmp_path / "legacy.pth", tmp_path / "safe.pth"
-    torch.save(good, legacy)
-    with pytest.raises(UnsafeCheckpoint, match="unpickle2safe"):
-        read_checkpoint(legacy)
-    assert unpickle([str(legacy), str(safe)]) == 1
-    assert not safe.exists()
-    assert TRUST in capsys.readouterr().err
-    assert unpickle([str(legacy), str(safe), TRUST]) == 0
-    assert_same(to_plain(read_checkpoint(safe)), to_plain(good))
-    assert unpickle([str(legacy), str(safe), TRUST]) == 1  # never over an existing file
-    assert unpickle([str(legacy), str(tmp_path / "w.safetensors"), TRUST]) == 0
-    assert_same(
-        read_checkpoint(tmp_path / "w.safetensors"),
-        {"state_dict": dict(sorted(good["state_dict"].items())), "meta": {}},
-    )
-    assert unpickle([str(tmp_path / "none.pth"), str(tmp_path / "x.pth"), TRUST]) == 1
+# ---------------------------------------------------------------------- broken files
 
 
 @pytest.mark.parametrize("cut", [0, 1, 100, 5000, 70_000, 0.5, 0.99])

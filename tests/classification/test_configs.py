@@ -120,7 +120,7 @@ def test_the_classifiers_have_the_published_parameters(name):
 
 
 def test_converted_weights_of_a_published_classifier_are_the_models(tmp_path):
-    """What `rmt2mmseg.py --classifier` writes, loaded as `tools/test.py` loads a checkpoint."""
+    """What `convert rmt --classifier` writes, loaded as `tools/test.py` loads a checkpoint."""
     fixture = Fixture("rmt_classifier_small")
     path = tmp_path / "rmt_small.pth"
     torch.save(convert_official("rmt", fixture.state_dict, classifier=True), path)

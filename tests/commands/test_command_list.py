@@ -23,7 +23,7 @@ def test_a_tool_starts_the_command_of_its_name(path):
 
 
 def test_every_command_is_a_tool():
-    assert set(commands()) == {path.stem for path in TOOLS} | {"doctor", "env"}
+    assert set(commands()) == {path.stem for path in TOOLS} | {"doctor", "env", "publish_model"}
 
 
 def test_the_list(capsys):

@@ -69,7 +69,7 @@ def test_a_resumed_run_ends_in_the_very_same_weights(root, tmp_path):
 
 
 def test_a_converted_classifier_fills_the_detectors_backbone(tmp_path):
-    """With what `rmt2mmseg.py` writes for a backbone."""
+    """With what `convert rmt` writes for a backbone."""
     torch.manual_seed(1)
     weights = {k: v + torch.rand(()).to(v) for k, v in RMT(arch="tiny").state_dict().items()}
     torch.save({"state_dict": weights}, tmp_path / "rmt_tiny.pth")

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from mmengine.config import Config
 from mmengine.model.utils import revert_sync_batchnorm
 from mmseg.registry import MODELS
@@ -68,7 +67,7 @@ def test_files_without_counters_convert(fixture):
     assert all(torch.equal(converted[key], new[key]) for key in new)
 
 
-def test_depth_is_read_off_the_keys(fixture):
+def test_the_keys_tell_the_depth(fixture):
     shallow = {
         k: v
         for k, v in resnet_file(fixture).items()
@@ -81,34 +80,7 @@ def test_depth_is_read_off_the_keys(fixture):
     model.load_state_dict(converted, strict=True)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"extra.weight": torch.zeros(1)}, r"unmapped keys in the checkpoint: extra\.weight"),
-        ({"linu.conv1.bias": None}, r"missing keys: decode_head\.external_attention\.conv1\.bias"),
-        ({"fc2.weight": None}, r"missing keys: decode_head\.conv_seg\.weight"),
-        ({"fc2.bias": torch.zeros(20)}, r"shapes differ: decode_head\.conv_seg\.bias \(20,\)"),
-        ({"extractor.6.22.bn1.weight": None}, r"missing keys: backbone\.layer3\.22\.bn1\.weight"),
-    ],
-)
-def test_leftovers_are_errors(fixture, change, message):
-    changed = {k: v for k, v in {**fixture.state_dict, **change}.items() if v is not None}
-    with pytest.raises(ValueError, match=message):
-        convert_official("eanet", changed)
-
-
 def test_unknown_depth_is_refused(fixture):
     without = {k: v for k, v in resnet_file(fixture).items() if not k.startswith("layer3.1.")}
     with pytest.raises(ValueError, match="22 blocks in layer3"):
         convert_official("resnet_deep_stem", without)
-
-
-def test_unaligned_upsampling_would_be_seen(fixture, segmentor):
-    """The fixture tells align_corners apart: the config's setting is not vacuous."""
-    with torch.no_grad():
-        model = segmentor.float()
-        logits = model._forward(fixture.inputs["img"])
-        size = fixture.inputs["img"].shape[2:]
-        unaligned = F.interpolate(logits, size, mode="bilinear", align_corners=False)
-    with pytest.raises(AssertionError, match="relative error"):
-        assert_parity(unaligned[:, :, ::4, ::4], fixture.outputs["logits"])

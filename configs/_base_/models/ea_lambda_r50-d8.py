@@ -1,7 +1,6 @@
-# EANet's head on LambdaResNet-50 of output stride 8. `position_bias` is there for public weights:
-# those of d-li14/lambda.pytorch, converted by tools/model_converters/lambda_resnet2mmseg.py, are
-# used with --cfg-options model.backbone.init_cfg.type=Pretrained
-# model.backbone.init_cfg.checkpoint=FILE.
+# EANet's head on LambdaResNet-50 of output stride 8. `position_bias` fits the public weights of
+# d-li14/lambda.pytorch: convert them with `mmseg-ext convert lambda_resnet SRC DST` and pass
+# --cfg-options model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.checkpoint=DST.
 _base_ = "./lambda_r50-d8.py"
 model = dict(
     backbone=dict(position_bias=True),

@@ -11,7 +11,7 @@ model = dict(
         pad_val=0,  # after normalisation: the mean colour
         seg_pad_val=255,
     ),
-    # The published weights from ImageNet, as tools/model_converters/rmt2mmseg.py writes them.
+    # The published ImageNet weights, converted by `mmseg-ext convert rmt SRC DST`.
     backbone=dict(
         type="RMT",
         arch="tiny",

@@ -5,8 +5,8 @@ model = dict(
         mean=[127.5, 127.5, 127.5],  # R, G, B of the published weights
         std=[127.5, 127.5, 127.5],
     ),
-    # To start from published weights, convert them with tools/model_converters/deepvit2mmseg.py and
-    # set init_cfg=dict(type="Pretrained", checkpoint=...).
+    # To start from published weights, convert them with `mmseg-ext convert deepvit SRC DST` and
+    # set init_cfg=dict(type="Pretrained", checkpoint=DST).
     backbone=dict(
         type="DeepViT",
         arch="16b",

@@ -1,9 +1,9 @@
 # UPerNet on EAMLP-14: maps of four blocks, all of stride 16, to a pyramid of strides 4 to 32.
 _base_ = "./upernet.py"
 model = dict(
-    # No EAMLP-14 weights are published: with weights of one's own that
-    # tools/model_converters/eamlp2mmseg.py has converted, set
-    # init_cfg=dict(type="Pretrained", checkpoint=...).
+    # EAMLP-14's weights are not published. To start from your own, trained with the published code,
+    # convert them with `mmseg-ext convert eamlp SRC DST` and set
+    # init_cfg=dict(type="Pretrained", checkpoint=DST).
     backbone=dict(
         type="EAMLP",
         arch="14",

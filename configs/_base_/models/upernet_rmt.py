@@ -2,7 +2,7 @@
 # RMT_upper.py). The experiment sets the arch and its widths.
 _base_ = "./upernet.py"
 model = dict(
-    # The published weights from ImageNet, as tools/model_converters/rmt2mmseg.py writes them.
+    # The published ImageNet weights, converted by `mmseg-ext convert rmt SRC DST`.
     backbone=dict(
         type="RMT",
         arch="small",

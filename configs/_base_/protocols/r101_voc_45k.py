@@ -11,7 +11,7 @@ model = dict(
     data_preprocessor=dict(size=crop_size),
     # Deep stem of 128 channels, and dilations (2, 8, 16) in the last stage: mmseg's multi_grid
     # holds the dilations themselves. The weights are resnet101-2a57e44d.pth, converted by
-    # tools/model_converters/resnet_deep_stem2mmseg.py.
+    # `mmseg-ext convert resnet_deep_stem SRC DST`.
     backbone=dict(
         stem_channels=128,
         multi_grid=(2, 8, 16),

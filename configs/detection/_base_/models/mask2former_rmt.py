@@ -23,7 +23,7 @@ model = dict(
         seg_pad_val=255,
         test_cfg=dict(size_divisor=32),
     ),
-    # The published weights from ImageNet, as tools/model_converters/rmt2mmseg.py writes them.
+    # The published ImageNet weights, converted by `mmseg-ext convert rmt SRC DST`.
     backbone=dict(
         type="RMT",
         arch="small",

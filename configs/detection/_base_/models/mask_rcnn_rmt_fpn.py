@@ -2,7 +2,7 @@
 # names the arch, its widths and its weights.
 _base_ = "./mask_rcnn_fpn.py"
 model = dict(
-    # The published weights from ImageNet, as tools/model_converters/rmt2mmseg.py writes them.
+    # The published ImageNet weights, converted by `mmseg-ext convert rmt SRC DST`.
     backbone=dict(
         type="RMT",
         arch="tiny",

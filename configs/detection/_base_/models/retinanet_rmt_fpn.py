@@ -11,7 +11,7 @@ model = dict(
         bgr_to_rgb=True,
         pad_size_divisor=32,
     ),
-    # The published weights from ImageNet, as tools/model_converters/rmt2mmseg.py writes them.
+    # The published ImageNet weights, converted by `mmseg-ext convert rmt SRC DST`.
     backbone=dict(
         type="RMT",
         arch="tiny",

@@ -1,0 +1,42 @@
+"""Convert published weights to mmsegmentation's names: FAMILY SRC DST."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from mmseg_ext.checkpoint.safe_reading import read_state_dict
+from mmseg_ext.checkpoint.writing import check_suffix, write_weights
+from mmseg_ext.commands._one_line import one_line
+from mmseg_ext.published.families import FAMILIES, convert_official
+
+
+@one_line
+def main(argv: Sequence[str] | None = None) -> int:
+    """Read SRC, convert it as `convert_official` does, and write DST."""
+    sources = "\n".join(f"  {name}: {family.source}" for name, family in FAMILIES.items())
+    parser = argparse.ArgumentParser(
+        description="Convert published weights to the names of mmsegmentation's configs.",
+        epilog=f"The command downloads nothing. The families and their files:\n{sources}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("family", choices=FAMILIES, metavar="FAMILY", help="listed below")
+    parser.add_argument("src", help="published weights: .pth, .pth.tar or .safetensors")
+    parser.add_argument("dst", type=Path, help="file to write: .pth or .safetensors")
+    parser.add_argument(
+        "--classifier",
+        action="store_true",
+        help="keep the classifier, for a backbone built with num_classes",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace DST if it exists")
+    args = parser.parse_args(argv)
+    check_suffix(args.dst)
+    if args.dst.exists() and not args.overwrite:
+        raise FileExistsError(f"{args.dst} exists; --overwrite replaces it")
+    if not Path(args.src).is_file():
+        source = FAMILIES[args.family].source
+        raise FileNotFoundError(f"{args.src}: no such checkpoint file; {args.family}: {source}")
+    converted = convert_official(args.family, read_state_dict(args.src), args.classifier)
+    write_weights(converted, args.dst)
+    values = sum(value.numel() for value in converted.values())
+    print(f"{args.dst}: {len(converted)} entries, {values / 1e6:.2f} M values")
+    return 0

@@ -1,0 +1,82 @@
+"""The command `convert`: what it reads, writes and refuses, and its exit status."""
+
+import resource
+
+import pytest
+import torch
+
+from mmseg_ext.backbones.deepvit import DeepViT
+from mmseg_ext.checkpoint import read_state_dict
+from mmseg_ext.commands.convert import main
+from mmseg_ext.published.families import FAMILIES
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A small DeepViT classifier, wrapped as EANet's training wraps its checkpoints."""
+    arch = {"embed_dims": 24, "depth": 2, "num_heads": 3, "mlp_ratio": 2}
+    model = DeepViT(arch=arch, img_size=32, num_classes=5)
+    path = tmp_path / "published.pth"
+    torch.save({"net": model.state_dict(), "step": 3}, path)
+    return str(path)
+
+
+@pytest.mark.parametrize("classifier", [False, True])
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_converts(source, tmp_path, suffix, classifier):
+    target = tmp_path / "new" / f"converted{suffix}"
+    assert main(["deepvit", source, str(target), *["--classifier"] * classifier]) == 0
+    written, read = read_state_dict(target), read_state_dict(source)
+    assert written.keys() == {k for k in read if classifier or not k.startswith("head.")}
+    assert all(torch.equal(value, read[key]) for key, value in written.items())
+    assert [p.name for p in target.parent.iterdir()] == [target.name]
+
+
+def test_an_existing_file_is_kept(source, tmp_path, capsys):
+    target = tmp_path / "converted.pth"
+    target.write_bytes(b"precious")
+    assert main(["deepvit", source, str(target)]) == 1
+    assert "exists; --overwrite replaces it" in capsys.readouterr().err
+    assert target.read_bytes() == b"precious"
+    assert main(["deepvit", source, str(target), "--overwrite"]) == 0
+    assert "norm.weight" in read_state_dict(target)
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_a_failed_write_keeps_what_was_there(source, tmp_path, capsys, suffix):
+    """This process's files can grow to 10 kB, as on a full disk."""
+    target = tmp_path / f"out{suffix}"
+    target.write_bytes(b"before")
+    before = sorted(tmp_path.iterdir())
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        assert main(["deepvit", source, str(target), "--overwrite"]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "File too large" in capsys.readouterr().err
+    assert target.read_bytes() == b"before" and sorted(tmp_path.iterdir()) == before
+
+
+def test_refusals_are_one_line(source, tmp_path, capsys):
+    target = tmp_path / "out.pth"
+    for words, message in (
+        (
+            ["eanet", "absent.pth", target],
+            f"absent.pth: no such checkpoint file; eanet: {FAMILIES['eanet'].source}",
+        ),
+        (["deepvit", source, tmp_path / "out.bin"], "must end in .pth or .safetensors"),
+        (["eamlp", source, target], "unmapped keys"),
+        (["eanet", source, target, "--classifier"], "'eanet' has no classifier to keep"),
+    ):
+        assert main([str(word) for word in words]) == 1
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+    assert not target.exists()
+
+
+def test_help_lists_every_family_and_its_source(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert all(f"{name}: {family.source}" in shown for name, family in FAMILIES.items())

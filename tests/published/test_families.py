@@ -1,0 +1,59 @@
+"""What every family refuses: leftover, missing, differing and colliding entries."""
+
+import pytest
+import torch
+
+from mmseg_ext.backbones.deepvit import DeepViT
+from mmseg_ext.checkpoint import convert_official
+from mmseg_ext.published.families import FAMILIES
+from mmseg_ext.published.key_map import rename_keys
+from tests.parity import Fixture
+
+
+@pytest.fixture
+def weights() -> dict[str, torch.Tensor]:
+    """A small DeepViT classifier."""
+    arch = {"embed_dims": 24, "depth": 3, "num_heads": 3}
+    return DeepViT(arch=arch, num_classes=2).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"distillation": torch.zeros(1)}, r"unmapped keys in the checkpoint: distillation"),
+        ({"blocks.0.ls1": torch.zeros(1)}, r"unmapped keys in the checkpoint: blocks\.0\.ls1"),
+        ({"blocks.1.attn.proj.bias": None}, r"missing keys: blocks\.1\.attn\.proj\.bias"),
+        ({"cls_token": None}, r"missing keys: cls_token"),
+        ({"head.weight": None}, r"missing keys: head\.weight"),
+        ({"norm.bias": torch.zeros(3)}, r"shapes differ: norm\.bias \(3,\) instead of \(24,\)"),
+    ],
+)
+def test_entries_that_do_not_fit_are_listed(weights, change, message):
+    changed = {k: v for k, v in {**weights, **change}.items() if v is not None}
+    with pytest.raises(ValueError, match=message):
+        convert_official("deepvit", changed, classifier=True)
+
+
+def test_two_keys_that_become_one_are_an_error():
+    """Whether the same rule renames both, or one of them has a segmentor's prefix."""
+    with pytest.raises(ValueError, match=r"two keys of the checkpoint become 'x', one is 'b\.x'"):
+        rename_keys({"a.x": torch.ones(1), "b.x": torch.ones(1)}, [(r"[ab]\.(.+)", r"\1")])
+    published = Fixture("rmt_small_features").state_dict
+    key = "patch_embed.proj.0.weight"
+    with pytest.raises(ValueError, match=f"two keys of the checkpoint become '{key}'"):
+        convert_official("rmt", {**published, f"backbone.{key}": published[key]})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_another_models_checkpoint_is_refused(family):
+    with pytest.raises(ValueError):
+        convert_official(family, {})
+    with pytest.raises(ValueError):
+        convert_official(family, {"features.0.weight": torch.zeros(3, 3)})
+
+
+def test_unknown_families_and_classifiers():
+    with pytest.raises(ValueError, match=r"family must be one of eanet, .* not 'resnet'"):
+        convert_official("resnet", {})
+    with pytest.raises(ValueError, match="'eanet' has no classifier to keep"):
+        convert_official("eanet", {}, classifier=True)
