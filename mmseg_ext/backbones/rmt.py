@@ -130,7 +130,6 @@ class RMT(Backbone):
         num_classes: classes of the classifier, None for a backbone.
         init_cfg: mmengine's initialisation, as a rule `dict(type='Pretrained', checkpoint=...)`
             with a file that `mmseg-ext convert rmt` writes.
-        flex_from: from how many positions on a GPU takes flex_attention, see `ManhattanAttention`.
 
     Raises:
         ValueError: for an unknown arch, listing the known, for stages that do not exist, and on
@@ -154,7 +153,6 @@ class RMT(Backbone):
         cpe: bool = True,
         num_classes: int | None = None,
         init_cfg: dict | list[dict] | None = None,
-        flex_from: float | None = None,
     ):
         super().__init__(init_cfg)
         settings = settings_of(arch, ARCHS, ARCHS["tiny"])
@@ -194,7 +192,6 @@ class RMT(Backbone):
                     decomposed=settings["decomposed"][i],
                     decay=decay,
                     lce=lce,
-                    flex_from=flex_from,
                 )
                 for _ in range(settings["depths"][i])
             )

@@ -28,7 +28,7 @@ class MaSAHead(BaseDecodeHead):
         num_heads: attention heads; `channels` is a multiple of it, by an even factor.
         num_blocks: blocks of attention and feed-forward network.
         ffn_ratio: hidden width of the feed-forward network over `channels`.
-        decay_start, decay_range, decomposed, decay, flex_from: see `ManhattanAttention`.
+        decay_start, decay_range, decomposed, decay: see `ManhattanAttention`.
         kwargs: `BaseDecodeHead`'s arguments.
 
     Raises:
@@ -47,7 +47,6 @@ class MaSAHead(BaseDecodeHead):
         decay_range: float = 4.0,
         decomposed: bool = True,
         decay: str | None = "logit",
-        flex_from: float | None = None,
         norm_cfg: dict | None = dict(type="BN"),
         **kwargs,
     ):
@@ -64,7 +63,6 @@ class MaSAHead(BaseDecodeHead):
                 decay_range=decay_range,
                 decomposed=decomposed,
                 decay=decay,
-                flex_from=flex_from,
             )
             for _ in range(num_blocks)
         )

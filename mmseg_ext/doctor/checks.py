@@ -7,16 +7,15 @@ that a machine that cannot do something gets a line about it and the rest still 
 import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
-from mmseg_ext.doctor import flex_attention, processes, published_cases, small_runs
+from mmseg_ext.doctor import processes, published_cases, small_runs
 from mmseg_ext.doctor.compiling import check_compiled, require_compiler
 from mmseg_ext.doctor.contest import MEBI, contest, sentence, speedup
 from mmseg_ext.doctor.findings import Check, Finding, Unavailable
@@ -30,11 +29,6 @@ from mmseg_ext.layers import (
     MultiHeadExternalAttention,
     ReAttention,
 )
-from mmseg_ext.layers import _blocked_re_attention as blocked
-from mmseg_ext.layers import _composed_external_attention as composed
-from mmseg_ext.layers import _flex_manhattan_attention as flex
-from mmseg_ext.layers import _fourier_lambdas as fourier
-from mmseg_ext.layers import _streamed_manhattan_attention as streamed
 
 
 def perform(check: Check) -> Finding:
@@ -78,7 +72,6 @@ def checks(
         yield Check("files", "resume", partial(small_runs.check_resume, device))
     for name, build in LAYERS.items():
         yield Check("speed", name, partial(_speed, build, device, quick))
-    yield from flex_attention.checks(device, quick)
     for name in COMPILED:
         yield Check("compiled", name, partial(_compiled, LAYERS[name], device, quick))
     if problem is None:
@@ -106,7 +99,7 @@ class Precision(NamedTuple):
     """How a module runs: its name, the autocast type, TF32, and the largest error that is right.
 
     The error is the largest difference over the largest value. Under autocast it is compared with
-    the plain formulation's as well, whose own rounding sets the scale.
+    the published order's as well, whose own rounding sets the scale.
     """
 
     name: str
@@ -140,11 +133,13 @@ def _parity(build: Callable[[], Case], precision: Precision, device: torch.devic
     case = build()
     module, x = case.module.to(device), case.x.to(device)
     with torch.no_grad(), _tf32(precision.tf32), _autocast(device, precision.autocast):
-        result = module(x)
-        plain = _error(case.compared(_plainly(module)(x)))
-    error = _error(case.compared(result))
-    bound = max(precision.bound, 1.5 * plain) if precision.autocast else precision.bound
-    figure = f"{error:.1e} (plain {plain:.1e}), bound {bound:.1e}"
+        error = _error(case.compared(module(x)))
+        bound, figure = precision.bound, f"{error:.1e}"
+        if hasattr(module, "published_order"):
+            plain = _error(case.compared(module.published_order(x)))
+            bound = max(bound, 1.5 * plain) if precision.autocast else bound
+            figure += f" (plain {plain:.1e})"
+    figure += f", bound {bound:.1e}"
     return Finding("ok" if error <= bound else "FAIL", figure)
 
 
@@ -158,23 +153,9 @@ def _error(pairs: list[tuple[Tensor, Tensor]]) -> float:
     return worst
 
 
-@contextmanager
-def plain_forms() -> Iterator[None]:
-    """Within, every layer runs its equations in the published order: no fast form pays."""
-    with ExitStack() as stack:
-        for fast in (composed, flex, streamed, fourier, blocked):
-            stack.enter_context(mock.patch.object(fast, "should_use", lambda *args: False))
-        yield
-
-
 def _plainly(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The module's forward by the plain forms."""
-
-    def forward(x: Tensor) -> Tensor:
-        with plain_forms():
-            return module(x)
-
-    return forward
+    """The module's equations in the published order: its forward, if it has no faster form."""
+    return getattr(module, "published_order", module)
 
 
 @contextmanager

@@ -2,14 +2,16 @@
 
 Mixing and batch norm are one matrix and one constant per head, so a block needs no other; the maps
 of all heads never exist together. In training the batch statistics come first, from the covariance
-of the heads' softmax maps, and the backward computes each block again. At 1025 tokens this was 6.6
-times faster in inference and 2.0 times in training (docs/benchmarks/deepvit.md).
+of the heads' softmax maps, and the backward computes each block again. Against the maps of all
+heads, at width 384 with 12 heads and the 1025 tokens of the configs' 512x512 crops
+(docs/benchmarks/deepvit.md):
+
+    batch 2: inference 412.1 to 61.5 ms, a training step 1348.8 to 676.0 ms
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +19,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from mmseg_ext.layers.batch_statistics import update_running_statistics
-from mmseg_ext.layers.composable import computes_by_weights
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
-
-if TYPE_CHECKING:
-    from mmseg_ext.layers.re_attention import ReAttention
+from mmseg_ext.layers.submodules import computes_by_weights, update_running_statistics
 
 # One block of queries keeps its maps in the last-level cache on a CPU: 4 MiB measured best of
 # 0.5 to 16 MiB for 197 to 1025 tokens. Elsewhere the block only bounds the memory.
@@ -33,54 +31,70 @@ _BLOCK_BYTES_ELSEWHERE = 256 * 2**20
 _RECOMPUTED_TOKENS = 512
 
 
-def should_use(layer: ReAttention, x: Tensor) -> bool:
+def should_use(x: Tensor, drop: nn.Dropout, mixing: nn.Conv2d, norm: nn.Module) -> bool:
     """Whether blocks are right, and faster, for tokens x (B, N, C)."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False  # a program has one number of blocks
-    if not computes_by_weights(layer.attn_drop, layer.reatten_matrix, layer.var_norm):
+    if not computes_by_weights(drop, mixing, norm):
         return False
     if torch.is_grad_enabled() and x.shape[1] < _RECOMPUTED_TOKENS:
         return False
     # Dropped entries change the maps' mean; synchronised statistics are the whole group's.
-    dropped = layer.training and layer.attn_drop.p > 0
-    return not dropped and not (
-        layer.var_norm.training and isinstance(layer.var_norm, nn.SyncBatchNorm)
-    )
+    dropped = drop.training and drop.p > 0
+    return not dropped and not (norm.training and isinstance(norm, nn.SyncBatchNorm))
 
 
-def attend(layer: ReAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The weighted values (B, N, H, d) of queries, keys and values (B, H, N, d)."""
-    affine = ()
-    if isinstance(layer.var_norm, _BatchNorm):
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mixing: nn.Conv2d, norm: nn.Module, stretch: float
+) -> Tensor:
+    """The weighted values (B, N, H, d) of queries, keys and values (B, H, N, d).
+
+    The softmax maps times `stretch` go through `mixing` across the heads and through `norm`.
+    """
+    matrix = mixing.weight.flatten(1).to(full_precision(q.dtype)) * stretch  # (H, H)
+    if isinstance(norm, _BatchNorm):
         with autocast_disabled(q):
-            affine = _affine(layer, q, k)
-    parts = [_again(_block, layer, q[:, :, rows], k, v, *affine) for rows in _blocks(q)]
-    return torch.cat(parts, 1)
+            affine = _affine(matrix, mixing.bias, norm, q, k)
+        blocks = [_again(_batch_normed, q[:, :, rows], k, v, *affine) for rows in _blocks(q)]
+    else:
+        blocks = [_again(_layer_normed, q[:, :, rows], k, v, matrix, norm) for rows in _blocks(q)]
+    return torch.cat(blocks, 1)
 
 
-def _block(layer: ReAttention, q: Tensor, k: Tensor, v: Tensor, *affine: Tensor) -> Tensor:
-    """The weighted values (B, n, H, d) of n queries."""
+def _batch_normed(q: Tensor, k: Tensor, v: Tensor, matrix: Tensor, constant: Tensor) -> Tensor:
+    """The weighted values (B, n, H, d) of n queries, by mixing and batch norm in one."""
     maps = _softmax_maps(q, k)
     with autocast_disabled(maps):
-        maps = _mix_heads(maps, *affine) if affine else _layer_normed(layer, maps)
+        maps = _mix_heads(maps, matrix, constant)
     return (maps.to(v.dtype) @ v).transpose(1, 2)
 
 
-def _affine(layer: ReAttention, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+def _layer_normed(q: Tensor, k: Tensor, v: Tensor, matrix: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """The weighted values (B, n, H, d) of n queries, by mixing and a norm over the heads."""
+    maps = _softmax_maps(q, k)
+    with autocast_disabled(maps):
+        maps = _mix_heads(maps, matrix, matrix.new_zeros(len(matrix))).movedim(1, -1)
+        weight, bias = norm.weight.to(maps.dtype), norm.bias.to(maps.dtype)
+        maps = F.layer_norm(maps, norm.normalized_shape, weight, bias, norm.eps).movedim(-1, 1)
+    return (maps.to(v.dtype) @ v).transpose(1, 2)
+
+
+def _affine(
+    matrix: Tensor, bias: Tensor, norm: _BatchNorm, q: Tensor, k: Tensor
+) -> tuple[Tensor, Tensor]:
     """Mixing and batch norm as a matrix (H, H) and a constant (H)."""
-    norm, dtype = layer.var_norm, full_precision(q.dtype)
-    theta = layer.reatten_matrix.weight.flatten(1).to(dtype) * layer.stretch(k.shape[2])  # (H, H)
-    bias = layer.reatten_matrix.bias.to(dtype)
+    dtype = matrix.dtype
+    bias = bias.to(dtype)
     if norm.training or norm.running_mean is None:
-        mean, variance = _learn_statistics(norm, q, k, theta, bias)
+        mean, variance = _learn_statistics(norm, q, k, matrix, bias)
     else:
         mean, variance = norm.running_mean.to(dtype), norm.running_var.to(dtype)
     gain = norm.weight.to(dtype) * (variance + norm.eps).rsqrt()  # (H)
-    return theta * gain[:, None], norm.bias.to(dtype) + gain * (bias - mean)
+    return matrix * gain[:, None], norm.bias.to(dtype) + gain * (bias - mean)
 
 
 def _learn_statistics(
-    norm: _BatchNorm, q: Tensor, k: Tensor, theta: Tensor, bias: Tensor
+    norm: _BatchNorm, q: Tensor, k: Tensor, matrix: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Mean and variance (H) of the mixed maps, which also move the running statistics.
 
@@ -91,8 +105,8 @@ def _learn_statistics(
     count = batch * tokens * tokens
     sums = [_again(_centred_products, q[:, :, rows], k) for rows in _blocks(q)]
     covariance = torch.stack(sums).sum(0) / count  # (H, H)
-    mean = theta.sum(1) / tokens + bias  # (H)
-    variance = ((theta @ covariance) * theta).sum(1)  # (H)
+    mean = matrix.sum(1) / tokens + bias  # (H)
+    variance = ((matrix @ covariance) * matrix).sum(1)  # (H)
     if norm.running_mean is not None:
         update_running_statistics(norm, mean, variance, count)
     return mean, variance
@@ -115,16 +129,6 @@ def _mix_heads(maps: Tensor, matrix: Tensor, constant: Tensor) -> Tensor:
     batch, heads = maps.shape[:2]
     addend = constant.expand(batch, heads)[..., None]
     return torch.baddbmm(addend, matrix.expand(batch, -1, -1), maps.flatten(2)).view_as(maps)
-
-
-def _layer_normed(layer: ReAttention, maps: Tensor) -> Tensor:
-    """Maps (B, H, n, N) mixed, and normalised over the heads."""
-    norm = layer.var_norm
-    matrix = layer.reatten_matrix.weight.flatten(1).to(maps.dtype)  # (H, H)
-    maps = _mix_heads(maps, matrix * layer.stretch(maps.shape[3]), matrix.new_zeros(len(matrix)))
-    weight, bias = norm.weight.to(maps.dtype), norm.bias.to(maps.dtype)
-    maps = F.layer_norm(maps.movedim(1, -1), norm.normalized_shape, weight, bias, norm.eps)
-    return maps.movedim(-1, 1)  # (B, H, n, N)
 
 
 def _blocks(q: Tensor) -> list[slice]:

@@ -3,57 +3,55 @@
 The 1x1 convolution and the keys have nothing between them, nor have the values and the second
 convolution: each pair is one map of C x S. In training, batch norm's statistics come from the mean
 and covariance of the S attention rows, of which the normalised map is a linear image, not from the
-(C, N) tensor itself. At 512 x 128 x 128 on a CPU this was 7.6 times faster in inference and 5.6
-times in training (docs/benchmarks/external_attention.md).
+(C, N) tensor itself. At 512 channels, against the published order (docs/benchmarks/
+external_attention.md; the configs' crops give maps of 64 x 64 to 97 x 97):
+
+    64 x 64 positions: inference 56.06 to 7.77 ms, a training step 95.85 to 22.58 ms
 """
 
-from __future__ import annotations
-
-import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mmseg_ext.layers.batch_statistics import update_running_statistics
-from mmseg_ext.layers.composable import computes_by_weights
 from mmseg_ext.layers.precision import autocast_disabled, compute_dtype, full_precision
 from mmseg_ext.layers.shapes import require_map
-
-if TYPE_CHECKING:
-    from mmseg_ext.layers.external_attention import ExternalAttention2d
+from mmseg_ext.layers.submodules import computes_by_weights, update_running_statistics
 
 Normalize = Callable[[Tensor], Tensor]
 
 
-def _composable(block: ExternalAttention2d) -> bool:
-    """Whether the weights alone say what the submodules compute; the norm's are used if they do."""
-    convolutions = [block.conv1, block.linear_0, block.conv2, block.conv2[0]]
-    if not block.tied:
-        convolutions.append(block.linear_1)
-    return computes_by_weights(*convolutions)
+def compose_keys(memory: Tensor, conv: nn.Conv2d) -> tuple[Tensor, Tensor]:
+    """M_k W_1 (S, C) and M_k b_1 (S,) of a memory (S, C), in float32 at least."""
+    dtype = full_precision(conv.weight.dtype)
+    memory = memory.to(dtype)
+    return memory @ conv.weight.flatten(1).to(dtype), memory @ conv.bias.to(dtype)
 
 
-def should_use(block: ExternalAttention2d, x: Tensor) -> bool:
-    """Whether composing is right, and costs less than it saves: from S + 1 pixels on."""
-    pixels = x.shape[0] * x.shape[2] * x.shape[3]
-    # A compiled program would be made anew for small maps.
-    return _composable(block) and (torch.compiler.is_compiling() or pixels > block.memory_size)
+def compose_values(memory: Tensor, conv: nn.Conv2d) -> Tensor:
+    """W_2 M_v (C, S) of a memory (C, S), in float32 at least, before the norm."""
+    dtype = full_precision(conv.weight.dtype)
+    return conv.weight.flatten(1).to(dtype) @ memory.to(dtype)
 
 
-def forward(block: ExternalAttention2d, x: Tensor) -> Tensor:
-    """x (B, C, H, W) to the same."""
+def composed_attention(
+    x: Tensor,
+    keys: Tensor,
+    key_bias: Tensor,
+    values: Tensor,
+    norm: nn.Module,
+    normalize: Normalize,
+) -> Tensor:
+    """x (B, C, H, W) to the same, by composed keys (S, C) with a bias (S,) and values (C, S)."""
     dtype = compute_dtype(x)
     with autocast_disabled(x):
-        keys, key_bias = (weight.to(dtype) for weight in _keys(block))
         pixels = x.flatten(2).to(dtype)  # (B, C, N)
         # Softmax over positions cancels key_bias; it stays so that its parameter is used.
-        attention = _attention(pixels, keys, key_bias, block.normalize)  # (B, S, N)
-        values, shift = _normed_values(block, attention)
-        norm = block.conv2[1] if shift is None else None
+        attention = _attention(pixels, keys.to(dtype), key_bias.to(dtype), normalize)  # (B, S, N)
+        values, shift = _absorb_norm(values, norm, attention)
+        norm = norm if shift is None else None
         return _output(x, pixels, values, attention.to(dtype), shift, norm)
 
 
@@ -84,37 +82,20 @@ def _output(
     out = pixels + shift.to(pixels.dtype)[:, None]  # (B, C, N)
     out = out.baddbmm_(values, attention)
     if torch.compiler.is_compiling():
-        # The next convolution must not get a view: for any size, inductor (2.13) then ends in
+        # The next convolution must not get a view: for any size, inductor (2.13) then fails with
         # "cannot determine truth value of Relational" (pytorch/pytorch#185510).
         return F.relu(out.unflatten(2, x.shape[2:]))
     return out.relu_().unflatten(2, x.shape[2:])
 
 
-def _keys(block: ExternalAttention2d) -> tuple[Tensor, Tensor]:
-    """M_k W_1 (S, C) and M_k b_1 (S,), in float32 at least."""
-    dtype = full_precision(block.conv1.weight.dtype)
-    # Flattened, not indexed: the backward of an index fills a tensor of zeros.
-    memory = block.linear_0.weight.flatten(1).to(dtype)  # (S, C)
-    return memory @ block.conv1.weight.flatten(1).to(dtype), memory @ block.conv1.bias.to(dtype)
-
-
-def _values(block: ExternalAttention2d) -> Tensor:
-    """W_2 M_v (C, S), in float32 at least, before the norm."""
-    weight = block.conv2[0].weight.flatten(1)  # (C, C)
-    memory = (
-        block.linear_0.weight.flatten(1).t() if block.tied else block.linear_1.weight.flatten(1)
-    )
-    dtype = full_precision(weight.dtype)
-    return weight.to(dtype) @ memory.to(dtype)
-
-
-def _normed_values(block: ExternalAttention2d, attention: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The values and, where the norm is a batch norm, its shift (C,), with its scale in the values.
+def _absorb_norm(
+    values: Tensor, norm: nn.Module, attention: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Values (C, S) times a batch norm's scale, and its shift (C,); None for any other norm.
 
     With y = V a the batch mean is V mean(a) and the variance diag(V cov(a) V^T): S rows of
     statistics instead of C, and no pass over the (C, N) tensor.
     """
-    values, norm = _values(block), block.conv2[1]
     if not _is_plain_batch_norm(norm):
         return values, None
     if not (norm.training or norm.running_mean is None):
@@ -147,33 +128,31 @@ def _fold(
     return values * scale[:, None], shift if norm.bias is None else shift + norm.bias
 
 
-def fuse(block: ExternalAttention2d, normalize: Normalize) -> nn.Module:
-    """The inference form of `block`; a copy where composing would leave something out."""
-    if not _composable(block):
-        return copy.deepcopy(block).eval()
-    return FusedExternalAttention2d(block, normalize)
-
-
 class FusedExternalAttention2d(nn.Module):
     """Inference form of `ExternalAttention2d`: relu(x + V normalise(K x) + shift).
 
-    The key bias is dropped where the softmax runs over positions, which cancels it.
+    Takes what `composed_attention` takes; `key_bias` is None where the softmax runs over positions,
+    which cancels it. The weights are stored in `dtype`.
     """
 
-    def __init__(self, block: ExternalAttention2d, normalize: Normalize):
+    @torch.no_grad()
+    def __init__(
+        self,
+        keys: Tensor,
+        key_bias: Tensor | None,
+        values: Tensor,
+        norm: nn.Module,
+        normalize: Normalize,
+        dtype: torch.dtype,
+    ):
         super().__init__()
-        self.channels = block.channels
+        self.channels = keys.shape[1]
         self.normalize = normalize
-        dtype = block.conv1.weight.dtype
-        with torch.no_grad():
-            keys, key_bias = _keys(block)
-            values, norm, shift = _values(block), block.conv2[1], None
-            if _is_plain_batch_norm(norm) and norm.running_mean is not None:
-                values, shift = _fold(norm, values, norm.running_mean, norm.running_var)
+        shift = None
+        if _is_plain_batch_norm(norm) and norm.running_mean is not None:
+            values, shift = _fold(norm, values, norm.running_mean, norm.running_var)
         self.norm = norm if shift is None else None
         tensors = {"keys": keys, "key_bias": key_bias, "values": values, "shift": shift}
-        if block.normalization == "double":
-            tensors["key_bias"] = None
         for name, tensor in tensors.items():
             self.register_buffer(name, None if tensor is None else tensor.to(dtype))
 

@@ -57,14 +57,6 @@ def log_decays(num_heads: int, start: float, spread: float) -> Tensor:
 
 
 @_bounded_cache
-def head_decays(
-    num_heads: int, start: float, spread: float, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """`log_decays`, (n,)."""
-    return log_decays(num_heads, start, spread).to(dtype).to(device)
-
-
-@_bounded_cache
 def axis_decay(
     num_heads: int,
     start: float,
@@ -103,23 +95,20 @@ def query_slices(tables: tuple[Tensor, ...]) -> list[slice]:
     return [slice(start, min(start + step, length)) for start in range(0, length, step)]
 
 
-def bias_of(tables: tuple[Tensor, ...], queries: slice, buffer: Tensor | None = None) -> Tensor:
+def bias_of(tables: tuple[Tensor, ...], queries: slice) -> Tensor:
     """The log-decays of a slice of the queries to all positions, (1, n, queries, L).
 
     `tables` are the decays along H and along W (n, l, l), or those of the one axis along which
     attention runs. Four dimensions, because a three-dimensional mask takes the kernel's unfused
-    path. With a `buffer` the bias is written there.
+    path.
     """
     if len(tables) == 1:
         return tables[0].unsqueeze(0)
     along_h, along_w = tables
-    heads, height, width = along_h.shape[0], along_h.shape[-1], along_w.shape[-1]
+    width = along_w.shape[-1]
     position = torch.arange(queries.start, queries.stop, device=along_h.device)
     row = position // width
     column = position - row * width  # ONNX has no remainder by a width that is a variable
     rows = along_h[:, row].unsqueeze(-1)  # (n, q, H, 1)
     columns = along_w[:, column].unsqueeze(-2)  # (n, q, 1, W)
-    if buffer is not None:
-        shape = (heads, len(position), height, width)
-        buffer = buffer[: heads * len(position) * height * width].view(shape)
-    return torch.add(rows, columns, out=buffer).flatten(2).unsqueeze(0)  # (1, n, q, L)
+    return (rows + columns).flatten(2).unsqueeze(0)  # (1, n, q, L)

@@ -5,13 +5,14 @@ Visual Tasks", arXiv:2105.02358 (TPAMI 2022).
 Published code: MenghaoGuo/EANet, `model_torch.py` (`External_attention`).
 
 Deviations from the published code:
-- Where it pays, the 1x1 convolution and the keys are multiplied into one map, and so are the values
-  and the second convolution (`_composed_external_attention.py`). Results and the state dict are the
-  same.
+- On maps of more than S positions the 1x1 convolution and the keys are multiplied into one map, and
+  so are the values and the second convolution (`_composed_external_attention.py`). Results and the
+  state dict are the same.
 - The two memories are separate parameters that start equal. The published module ties their
   storage on the CPU by accident and separates it on a GPU, where its weights were trained.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Literal
 
@@ -19,9 +20,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmseg_ext.layers import _composed_external_attention as composed
+from mmseg_ext.layers._composed_external_attention import (
+    FusedExternalAttention2d,
+    compose_keys,
+    compose_values,
+    composed_attention,
+)
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
 from mmseg_ext.layers.shapes import require_map
+from mmseg_ext.layers.submodules import computes_by_weights
 
 Normalization = Literal["double", "softmax"]
 
@@ -103,8 +110,14 @@ class ExternalAttention2d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) to the same; the result is that of `published_order`."""
         require_map(x, self.channels)
-        if composed.should_use(self, x):
-            return composed.forward(self, x)
+        pixels = x.shape[0] * x.shape[2] * x.shape[3]
+        # From S + 1 pixels on composing saves more than it costs. A compiled program would be made
+        # anew for small maps.
+        many = torch.compiler.is_compiling() or pixels > self.memory_size
+        if many and self._is_composable():
+            with autocast_disabled(x):
+                weights = self._composed_weights()
+            return composed_attention(x, *weights, self.conv2[1], self.normalize)
         return self.published_order(x)
 
     def published_order(self, x: Tensor) -> Tensor:
@@ -148,10 +161,33 @@ class ExternalAttention2d(nn.Module):
     def fuse(self) -> nn.Module:
         """The inference form: two products, with batch norm folded into the second.
 
-        A norm that is not a batch norm with running statistics is kept as it is. Where something
-        hangs on a submodule, so that its weights alone do not say what it computes, this is a copy.
+        A norm other than a batch norm with running statistics stays a module. If hooks or adapters
+        are attached to a submodule, the result is a copy of this block.
         """
-        return composed.fuse(self, _NORMALIZATIONS[self.normalization])
+        if not self._is_composable():
+            return copy.deepcopy(self).eval()
+        with torch.no_grad():
+            keys, key_bias, values = self._composed_weights()
+        return FusedExternalAttention2d(
+            keys,
+            None if self.normalization == "double" else key_bias,
+            values,
+            self.conv2[1],
+            _NORMALIZATIONS[self.normalization],
+            self.conv1.weight.dtype,
+        )
+
+    def _is_composable(self) -> bool:
+        """Whether the weights alone say what the submodules before the norm compute."""
+        memories = (self.linear_0,) if self.tied else (self.linear_0, self.linear_1)
+        return computes_by_weights(self.conv1, self.conv2, self.conv2[0], *memories)
+
+    def _composed_weights(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys (S, C) with their bias (S,), and values (C, S), in float32 at least."""
+        # Flattened, not indexed: the backward of an index fills a tensor of zeros.
+        keys = self.linear_0.weight.flatten(1)  # (S, C)
+        values = keys.t() if self.tied else self.linear_1.weight.flatten(1)  # (C, S)
+        return *compose_keys(keys, self.conv1), compose_values(values, self.conv2[0])
 
     def extra_repr(self) -> str:
         return f"normalization={self.normalization!r}, tied={self.tied}"

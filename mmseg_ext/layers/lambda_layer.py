@@ -20,9 +20,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from mmseg_ext.layers import _fourier_lambdas as fourier
-from mmseg_ext.layers.composable import computes_by_weights
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
 from mmseg_ext.layers.shapes import is_fixed, require_map
+from mmseg_ext.layers.submodules import computes_by_weights
+
+PositionLambdas = Callable[[Tensor, Tensor, int], Iterator[Tensor]]
 
 
 class PositionEmbeddings(nn.Module):
@@ -150,6 +152,17 @@ class LambdaLayer(nn.Module):
         Raises:
             ValueError: for an x, context or mask of the wrong shape, or x larger than `resolution`.
         """
+        return self._forward(x, context, mask, position_lambdas)
+
+    def published_order(
+        self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """What `forward` computes, with one convolution of all embeddings at every size."""
+        return self._forward(x, context, mask, direct_lambdas)
+
+    def _forward(
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, way: PositionLambdas
+    ) -> Tensor:
         self._check_shapes(x, x if context is None else context, mask)
         queries, keys, values = self._project(x, context)
         queries = self.norm_q(queries).unflatten(1, (self.num_heads, -1))  # (B, h, k, H, W)
@@ -162,7 +175,7 @@ class LambdaLayer(nn.Module):
         y = None
         if self.embeddings is not None:
             first = 0
-            for lambdas in position_lambdas(values, self.embeddings.weight, self.dilation):
+            for lambdas in way(values, self.embeddings.weight, self.dilation):
                 last = first + lambdas.shape[1]
                 y = apply_lambdas(queries[:, :, first:last], lambdas.to(queries.dtype), y)
                 first = last

@@ -5,9 +5,8 @@ Follows: qhfan/RMT (32ea214), `segmentation/mmseg/models/backbones/RMT.py`, clas
 `RetNetRelPos2d`, `VisionRetentionChunk` and `VisionRetentionAll`.
 
 Deviations, none of which changes the published result:
-- No mask of heads x positions x positions: attention runs through the fused kernel, in slices of
-  the queries, with the bias formed from two one-dimensional decays and formed anew in the backward,
-  or on a GPU through flex_attention, which forms it from the positions' indices.
+- No mask of heads x positions x positions: attention runs in slices of the queries, with the bias
+  formed from two one-dimensional decays, and a slice is computed again in the backward.
 - Decays and rotary phases are computed in float64, cached per size, and never in the state dict.
 """
 
@@ -16,12 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mmseg_ext.layers import _flex_manhattan_attention as flex
-from mmseg_ext.layers import _streamed_manhattan_attention as streamed
 from mmseg_ext.layers._manhattan_tables import (
     axis_decay,
     bias_of,
-    head_decays,
     log_decays,
     query_slices,
     rotary_phase,
@@ -53,17 +49,11 @@ class ManhattanAttention(nn.Module):
     does; the paper's equations have none. Along H the phase between two rows is then W theta: the
     function of a trained model depends on the width of the map.
 
-    On a GPU sequences of at least `flex_from` positions run in flex_attention, with None those for
-    which it was measured faster on such a GPU (`doctor` measures it), with `math.inf` none. What is
-    computed stays the same; on a CPU it has no effect.
-
-    Under autocast the phases are float32, and so are the decays and the softmax on a CPU and in
-    flex_attention.
+    Under autocast the phases are float32, and so are the decays and the softmax on a CPU.
 
     Raises:
         ValueError: if `embed_dim` is not a multiple of `num_heads`, the head width is odd while
-            `rotary`, `decay` is unknown, a decay would not lie between 0 and 1, or `flex_from` is
-            not positive.
+            `rotary`, `decay` is unknown, or a decay would not lie between 0 and 1.
     """
 
     def __init__(
@@ -76,7 +66,6 @@ class ManhattanAttention(nn.Module):
         decay: str | None = "logit",
         lce: bool = True,
         rotary: bool = True,
-        flex_from: float | None = None,
     ):
         super().__init__()
         if num_heads < 1 or embed_dim % num_heads:
@@ -93,8 +82,6 @@ class ManhattanAttention(nn.Module):
                 f"decay_start={decay_start} must be positive and decay_range={decay_range} not "
                 "negative: a decay lies between 0 and 1"
             )
-        if flex_from is not None and not flex_from > 0:
-            raise ValueError(f"flex_from={flex_from} must be positive, or None")
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.decay_start = decay_start
@@ -102,7 +89,6 @@ class ManhattanAttention(nn.Module):
         self.decomposed = decomposed
         self.decay = decay
         self.rotary = rotary
-        self.flex_from = flex_from
         self.q_proj = nn.Linear(embed_dim, embed_dim)
         self.k_proj = nn.Linear(embed_dim, embed_dim)
         self.v_proj = nn.Linear(embed_dim, embed_dim)
@@ -184,16 +170,12 @@ class ManhattanAttention(nn.Module):
         """New values (B, H, W, n, d) by attention along an axis, or over the map."""
         shape = v.shape
         q, k, v = (_to_sequences(x, axis) for x in (q, k, v))
-        decay = (self.num_heads, self.decay_start, self.decay_range)
-        printed = self.decay == "product"
         if self.decay is None:
             out = F.scaled_dot_product_attention(q, k, v)
-        elif flex.should_use(q, len(lengths), self.flex_from):
-            out = flex.attend(q, k, v, head_decays(q, *decay), lengths, printed)
         else:
+            decay = (self.num_heads, self.decay_start, self.decay_range)
             tables = tuple(axis_decay(q, *decay, length) for length in lengths)
-            way = streamed.attend if streamed.should_use(q, tables) else attend
-            out = way(q, k, v, tables, printed)
+            out = attend(q, k, v, tables, printed=self.decay == "product")
         return _from_sequences(out, shape, axis)
 
 
@@ -203,17 +185,25 @@ def attend(
     """softmax(q k^T / sqrt(d) + b) v, or (softmax(q k^T / sqrt(d)) * exp(b)) v where `printed`.
 
     q, k, v are sequences (s, n, l, d); `tables` give the log-decays b, as `bias_of` says. Over
-    whole maps a slice of the queries is computed at a time, and again in the backward.
+    whole maps a slice of the queries is computed at a time. Where there are several, each is
+    computed again in the backward.
     """
-    again = len(tables) == 2 and torch.is_grad_enabled() and not streamed.recorded()
+    slices = query_slices(tables)
+    if len(slices) == 1:
+        return _attend_slice(q, k, v, slices[0], tables, printed)  # (s, n, l, d)
+    again = torch.is_grad_enabled() and not _is_recorded()
     parts = []
-    for rows in query_slices(tables):
+    for rows in slices:
         arguments = (q[:, :, rows], k, v, rows, tables, printed)
         if again:
             parts.append(checkpoint(_attend_slice, *arguments, use_reentrant=False))
         else:
             parts.append(_attend_slice(*arguments))
     return torch.cat(parts, 2)  # (s, n, l, d)
+
+
+def _is_recorded() -> bool:
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def _attend_slice(
@@ -231,7 +221,7 @@ def _attend_slice(
 def _rotate(x: Tensor, phase: Tensor) -> Tensor:
     """Turn each pair of channels of (B, H, W, n, d) by its phase, in the phase's precision."""
     pairs = x.to(phase.dtype).unflatten(-1, (-1, 2))  # (B, H, W, n, d / 2, 2)
-    if streamed.recorded():  # tracers and exporters know real arithmetic best
+    if _is_recorded():  # tracers and exporters know real arithmetic best
         (a, b), (cos, sin) = pairs.unbind(-1), phase.unbind(-1)
         turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1)
     else:

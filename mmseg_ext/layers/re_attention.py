@@ -5,8 +5,8 @@ Follows: zhoudaquan/dvit_repo (1ccb152), `models/layers.py`, class `ReAttention`
 follows lucidrains/vit-pytorch, `deepvit.py`.
 
 Deviations, none of which changes the published result:
-- Where it pays, blocks of queries are worked through one after the other, so that the maps of all
-  heads are never held at once (`_blocked_re_attention.py`).
+- Where that was measured faster, blocks of queries run one after the other, so that the maps of all
+  heads never exist at once (`_blocked_re_attention.py`).
 - `reference_tokens` keeps a normalisation that was learned at one number of tokens valid at any
   other; None (the default) and an input with just that many tokens are the published computation.
 - Mixing and normalisation run in float32 under autocast.
@@ -96,13 +96,21 @@ class ReAttention(nn.Module):
         return f"num_heads={self.num_heads}, reference_tokens={self.reference_tokens}"
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens (B, N, C) to tokens (B, N, C)."""
+        """Tokens (B, N, C) to tokens (B, N, C); the result is that of `published_order`."""
+        if not blocked.should_use(x, self.attn_drop, self.reatten_matrix, self.var_norm):
+            return self.published_order(x)
         q, k, v = self._heads(x)
-        if blocked.should_use(self, x):
-            y = blocked.attend(self, q, k, v * self._gain(x))  # (B, N, H, d)
-        else:
-            y = (self._map(q, k).to(v.dtype) @ (v * self._gain(x))).transpose(1, 2)  # (B, N, H, d)
+        stretch = self.stretch(x.shape[1])
+        y = blocked.attend(
+            q, k, v * self._gain(x), self.reatten_matrix, self.var_norm, stretch
+        )  # (B, N, H, d)
         return self.proj_drop(self.proj(y.flatten(2)))  # (B, N, C)
+
+    def published_order(self, x: Tensor) -> Tensor:
+        """Tokens (B, N, C) to tokens (B, N, C), by the maps of all heads at once."""
+        q, k, v = self._heads(x)
+        y = self._map(q, k).to(v.dtype) @ (v * self._gain(x))  # (B, H, N, d)
+        return self.proj_drop(self.proj(y.transpose(1, 2).flatten(2)))  # (B, N, C)
 
     def attention_map(self, x: Tensor) -> Tensor:
         """The map that multiplies the values, (B, H, N, N), for tokens (B, N, C)."""

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmseg_ext.layers.composable import computes_by_weights
 from mmseg_ext.layers.external_attention import double_normalize
 from mmseg_ext.layers.precision import full_precision
 from mmseg_ext.layers.shapes import require_tokens
+from mmseg_ext.layers.submodules import computes_by_weights
 
 
 def double_normalize_tokens(logits: Tensor) -> Tensor:

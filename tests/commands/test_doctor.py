@@ -7,11 +7,9 @@ import torch
 
 from mmseg_ext.commands import doctor
 from mmseg_ext.doctor import checks as module
-from mmseg_ext.doctor import flex_attention, processes, published_cases, small_runs
+from mmseg_ext.doctor import processes, published_cases, small_runs
 from mmseg_ext.doctor.findings import Check, Finding
 from mmseg_ext.layers import ExternalAttention2d, ManhattanAttention
-from mmseg_ext.layers import _composed_external_attention as composed
-from mmseg_ext.layers import _flex_manhattan_attention as flex
 
 CPU = torch.device("cpu")
 
@@ -38,52 +36,9 @@ def test_a_wrong_kernel_result_is_reported(monkeypatch):
 
 
 def test_a_wrong_gradient_is_reported(monkeypatch):
-    forward = composed.forward
-    monkeypatch.setattr(composed, "forward", lambda m, x: forward(m, 2 * x - x.detach()))
+    forward = ExternalAttention2d.forward
+    monkeypatch.setattr(ExternalAttention2d, "forward", lambda m, x: forward(m, 2 * x - x.detach()))
     assert found("gradients", "external attention")["external attention"].status == "FAIL"
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_is_right_or_reported(monkeypatch):
-    assert flex_attention.check_values((5, 7), True, CPU).status == "ok"
-    attend = flex.attend
-    monkeypatch.setattr(flex, "attend", lambda *args: attend(*args) * 1.0005)
-    finding = flex_attention.check_values((9,), False, CPU)
-    assert finding.status == "FAIL" and finding.figure.startswith("float32 5.0e-04")
-
-
-def test_flex_attentions_speed_gives_the_tables_entry(monkeypatch):
-    """The attention of a GPU, run on a CPU: PyTorch's reference, in both directions."""
-    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *args: None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    ratios = {}
-
-    def least(measured):
-        ratios.update(measured)
-        return 30
-
-    monkeypatch.setattr(flex_attention, "least_paying", least)
-    finding = flex_attention.measure([(2, 3), (5, 6)], torch.float32, CPU, rounds=1)
-    assert set(ratios) == {6, 30} and all(r > 0 for r in ratios.values())
-    assert "MEASURED[('sm_90', 'float32', 'map')] = 30" in finding.figure
-
-
-@pytest.mark.parametrize(
-    ("ratios", "least"),
-    [
-        ({256: 0.8, 1024: 1.3, 4096: 2.0}, 1024),
-        ({256: 1.1, 1024: 1.3}, 256),
-        ({256: 1.3, 1024: 0.9}, None),
-        ({256: 1.3, 1024: 0.9, 4096: 1.2}, 4096),
-    ],
-)
-def test_the_length_from_which_it_pays(ratios, least):
-    assert flex_attention.least_paying(ratios) == least
-
-
-def test_a_cpu_is_not_asked_for_flex_attentions_speed():
-    findings = found("flex_attention", "speed", quick=False)
-    assert {f.status for f in findings.values()} == {"skipped"}
 
 
 def test_compiled_against_eager(monkeypatch):

@@ -8,11 +8,14 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from benchmarks.reference.re_attention import PlainReAttention
-from mmseg_ext.layers import ReAttention, SelfAttention, _blocked_re_attention
+from mmseg_ext.layers import ReAttention, SelfAttention
+from mmseg_ext.layers._blocked_re_attention import attend
 from tests.models import assert_same, randomise, weighted_sum
 from tests.parity import Fixture, assert_parity
 
 HEADS, WIDTH = 4, 24
+# Enough images for several blocks of the few queries.
+SHAPE = (1000, 11, WIDTH)
 
 
 def layer(**arguments) -> ReAttention:
@@ -22,6 +25,17 @@ def layer(**arguments) -> ReAttention:
 def equations(module: ReAttention, x: torch.Tensor) -> torch.Tensor:
     """The paper's, on a copy: the running statistics of `module` stay."""
     return PlainReAttention(copy.deepcopy(module))(x)
+
+
+def softmax_maps(module: ReAttention, x: torch.Tensor) -> torch.Tensor:
+    q, k, _ = module.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+    return (q @ k.mT * (WIDTH // HEADS) ** -0.5).softmax(-1)  # (B, H, N, N)
+
+
+def weighted(module: ReAttention, x: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
+    """The layer's result where `maps` (B, H, N, N) multiply the values."""
+    v = module.qkv(x)[..., 2 * WIDTH :].unflatten(-1, (HEADS, -1)).transpose(1, 2)
+    return module.proj((maps @ v).transpose(1, 2).flatten(2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -49,18 +63,25 @@ def test_equations(norm, training, transform_scale):
         assert_same(module(x), expected, rtol=1e-12)
 
 
+def in_blocks(module: ReAttention, x: torch.Tensor) -> torch.Tensor:
+    """As the layer computes more than 512 tokens in training."""
+    q, k, v = module.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+    q = q * (WIDTH // HEADS) ** -0.5
+    ratio = module.stretch(x.shape[1])
+    return module.proj(
+        attend(q, k, v / ratio, module.reatten_matrix, module.var_norm, ratio).flatten(2)
+    )
+
+
 @pytest.mark.parametrize("norm", ["batch", "layer"])
-@pytest.mark.parametrize("rows", [1, 4, 11])
-def test_blocks_of_queries_change_nothing(norm, rows, monkeypatch):
+def test_blocks_of_queries_change_nothing(norm):
     """Results, gradients and running statistics, in training, and results in evaluation."""
-    monkeypatch.setitem(_blocked_re_attention._BLOCK_BYTES, "cpu", rows * 2 * HEADS * 11 * 8)
-    monkeypatch.setattr(_blocked_re_attention, "_RECOMPUTED_TOKENS", 11)
     module = layer(norm=norm)
-    x = torch.randn(2, 11, WIDTH, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(SHAPE, dtype=torch.float64, requires_grad=True)
     plain = PlainReAttention(copy.deepcopy(module))
     expected = plain(x)
     theirs = torch.autograd.grad(weighted_sum(expected), [x, *plain.parameters()])
-    y = module(x)
+    y = in_blocks(module, x)
     ours = torch.autograd.grad(weighted_sum(y), [x, *module.parameters()])
     assert_same(y, expected, rtol=1e-12)
     largest = max(g.abs().max() for g in theirs)
@@ -73,17 +94,15 @@ def test_blocks_of_queries_change_nothing(norm, rows, monkeypatch):
 
 
 @pytest.mark.parametrize("momentum", [0.3, None])
-def test_running_statistics_are_those_of_batch_norm(momentum, monkeypatch):
+def test_running_statistics_are_those_of_batch_norm(momentum):
     """The mean 1/N and the heads' covariance give what batch norm finds on the mixed maps."""
-    monkeypatch.setattr(_blocked_re_attention, "_RECOMPUTED_TOKENS", 10)
     module = layer(reference_tokens=5).train()
     module.var_norm.momentum = momentum
     norm = copy.deepcopy(module.var_norm)
     for _ in range(2):
         x = torch.randn(3, 10, WIDTH, dtype=torch.float64)
-        q, k, _ = module._heads(x)
-        norm(module.reatten_matrix((q @ k.mT).softmax(-1) * 2))
-        module(x)
+        norm(module.reatten_matrix(softmax_maps(module, x) * 2))
+        in_blocks(module, x)
     for name, value in norm.state_dict().items():
         torch.testing.assert_close(module.var_norm.state_dict()[name], value, rtol=1e-10, atol=0)
 
@@ -94,19 +113,16 @@ def test_dropped_entries_are_dropped_before_the_mixing():
     x = torch.randn(2, 10, WIDTH, dtype=torch.float64)
     torch.manual_seed(5)
     y = module(x)
-    q, k, v = module._heads(x)
     torch.manual_seed(5)
-    maps = nn.functional.dropout((q @ k.mT).softmax(-1), 0.5)
+    maps = nn.functional.dropout(softmax_maps(module, x), 0.5)
     maps = module.var_norm(module.reatten_matrix(maps))
-    assert_same(y, module.proj((maps @ v).transpose(1, 2).flatten(2)), rtol=1e-12)
+    assert_same(y, weighted(module, x, maps), rtol=1e-12)
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer"])
 @pytest.mark.parametrize("training", [False, True])
-def test_never_holds_the_maps_of_all_heads(norm, training, monkeypatch):
-    tokens = 64
-    monkeypatch.setitem(_blocked_re_attention._BLOCK_BYTES, "cpu", 8 * HEADS * tokens * 4)
-    monkeypatch.setattr(_blocked_re_attention, "_RECOMPUTED_TOKENS", tokens)
+def test_never_holds_the_maps_of_all_heads(norm, training):
+    """1025 tokens and 4 heads: the maps are 16 MiB, a block of them 4 MiB on a CPU."""
     module = ReAttention(WIDTH, HEADS, norm=norm).train(training)
     largest = 0
 
@@ -119,10 +135,10 @@ def test_never_holds_the_maps_of_all_heads(norm, training, monkeypatch):
             return result
 
     with torch.set_grad_enabled(training), Watch():
-        y = module(torch.randn(1, tokens, WIDTH))
+        y = module(torch.randn(1, 1025, WIDTH))
         if training:
             y.sum().backward()
-    assert largest == max(8 * HEADS * tokens, 3 * WIDTH * tokens)
+    assert HEADS * 1025 < largest <= 2**20
 
 
 def hook(module: nn.Module) -> None:
@@ -145,9 +161,8 @@ def test_what_hangs_on_a_submodule_counts(add):
     add(module)
     module.eval()
     plain = copy.deepcopy(module)
-    q, k, v = plain._heads(x)
-    maps = plain.var_norm(plain.reatten_matrix(plain.attn_drop((q @ k.mT).softmax(-1))))
-    expected = plain.proj((maps @ v).transpose(1, 2).flatten(2))
+    maps = plain.var_norm(plain.reatten_matrix(plain.attn_drop(softmax_maps(plain, x))))
+    expected = weighted(plain, x, maps)
     assert (expected - without).abs().max() > 1e-3 * without.abs().max()
     with torch.no_grad():  # in which blocks run otherwise
         for form in (module, copy.deepcopy(module), torch.compile(module, backend="eager")):
@@ -172,9 +187,7 @@ def test_attention_map_is_what_multiplies_the_values():
     for training in (False, True):
         module = layer(transform_scale=True, reference_tokens=5).train(training)
         x = torch.randn(2, 10, WIDTH, dtype=torch.float64)
-        v = module.qkv(x)[..., 2 * WIDTH :].unflatten(-1, (HEADS, -1)).transpose(1, 2)
-        y = module.proj((module.attention_map(x) @ v).transpose(1, 2).flatten(2))
-        assert_same(module(x), y, rtol=1e-12)
+        assert_same(module(x), weighted(module, x, module.attention_map(x)), rtol=1e-12)
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer"])
