@@ -10,6 +10,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 from mmseg_ext.errors import StackError
@@ -105,6 +106,13 @@ def module_version(name: str) -> str:
         return str(getattr(_import(name), "__version__", "unknown"))
     except Exception as error:
         return f"not usable: {' '.join(str(error).split())}"
+
+
+def own_config(name: str) -> str:
+    """The path of a config of this package, in an installation or in a clone."""
+    package = Path(__file__).parent
+    installed = package / ".mim" / "configs"
+    return str((installed if installed.is_dir() else package.parent / "configs") / name)
 
 
 def registered_names() -> list[str]:

@@ -1,4 +1,4 @@
-"""Errors that a user can mend end a command in one line."""
+"""A command prints an error that its user can correct in one line."""
 
 import functools
 import sys

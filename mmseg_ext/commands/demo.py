@@ -1,87 +1,78 @@
-"""Train EANet on the embedded dataset, test it, draw its predictions: `make demo`.
-
-`--compare` trains FCN and DANet under the same budget too: `make compare`.
-"""
+"""Train EANet on the embedded dataset, test it, draw its predictions: `make demo`."""
 
 import argparse
 import contextlib
 import io
-import json
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from mmengine.config import Config
-from mmseg.datasets import BaseSegDataset
+from mmcv.image import imread
 from mmseg.registry import DATASETS
 
 from mmseg_ext.atomic_write import write_text
-from mmseg_ext.commands._short_run import Outcome, predict, train_and_test
-from mmseg_ext.evaluation.colour_classifier import colour_miou, images_and_labels
+from mmseg_ext.commands._one_line import one_line
+from mmseg_ext.commands._short_run import Outcome, train_and_test
+from mmseg_ext.engine.launch import load_settings
+from mmseg_ext.environment import own_config
+from mmseg_ext.inference.predictor import Predictor
 from mmseg_ext.reports.curves import plot_curves
 from mmseg_ext.reports.html_page import write_report
 from mmseg_ext.reports.panels import draw_panels
 
-DEMO_CONFIG = "configs/ea_r18_shapes.py"
+DEMO_CONFIG = own_config("ea_r18_shapes.py")
 COMPARED = {
     "EANet": DEMO_CONFIG,
-    "FCN": "configs/fcn_r18_shapes.py",
-    "DANet": "configs/danet_r18_shapes.py",
+    "FCN": own_config("fcn_r18_shapes.py"),
+    "DANet": own_config("danet_r18_shapes.py"),
 }
 REQUIRED_MIOU = 0.70
 SHOWN = 8
 
 
-def build_datasets(config: str, options: dict | None = None) -> tuple[BaseSegDataset, ...]:
-    """Training and validation set of a config, without their pipelines."""
-    cfg = Config.fromfile(config)
-    cfg.merge_from_dict(options or {})
-    splits = (cfg.train_dataloader.dataset, cfg.val_dataloader.dataset)
-    return tuple(DATASETS.build({**split, "pipeline": []}) for split in splits)
-
-
-def draw_predictions(outcome: Outcome, val: BaseSegDataset, path: Path) -> None:
-    """The first validation images with truth and single-scale prediction, as they come."""
-    pairs = [pair for pair, _ in zip(images_and_labels(val), range(SHOWN), strict=False)]
-    images, labels = map(list, zip(*pairs, strict=True))
-    rows = {"image": images, "truth": labels, "prediction": predict(outcome, images)}
-    draw_panels(rows, val.metainfo["classes"], val.metainfo["palette"], path)
-
-
-def demo(work_dir: Path, options: dict | None = None) -> bool:
-    """Train, test, draw, report into `work_dir`; True if the single-scale mIoU is 0.70 or more."""
-    start = time.perf_counter()
-    print("mmseg_ext demo: EANet on the embedded dataset ShapesDataset")
-    train, val = build_datasets(DEMO_CONFIG, options)
-    classes = val.metainfo["classes"]
-    print(f"  {len(train)} training scenes, {len(val)} others for validation")
+def demo(work_dir: Path, options: dict | None = None, required: float = REQUIRED_MIOU) -> bool:
+    """Train, test, draw and report into `work_dir`; True if the single-scale mIoU is `required`."""
+    print("mmseg_ext demo: EANet on the embedded dataset ShapesDataset", flush=True)
     outcome = train_and_test(DEMO_CONFIG, work_dir, options)
-    colour = colour_miou(train, val)
     curves, panels = work_dir / "curves.png", work_dir / "predictions.png"
     plot_curves({"EANet": outcome.curves}, curves)
-    draw_predictions(outcome, val, panels)
-    report = work_dir / "report.html"
-    _report([outcome], report, options)
+    draw_predictions(outcome, options, panels)
+    report = _report([outcome], work_dir, options)
     print(
-        f"\nmIoU on the {len(val)} validation scenes, the mean over {len(classes)} classes "
-        f"({', '.join(classes)}):\n"
+        "\nmIoU on the validation scenes, the mean over the classes, background included:\n"
         f"  EANet, single scale             {outcome.miou:.3f}\n"
         f"  EANet, multi-scale and flip     {outcome.miou_tta:.3f}\n"
-        f"  each pixel's colour alone       {colour:.3f}\n"
-        f"{outcome.iterations} iterations in {outcome.train_seconds:.0f} s, "
-        f"{time.perf_counter() - start:.0f} s in all, {torch.get_num_threads()} threads\n"
+        f"{outcome.iterations} iterations in {outcome.seconds:.0f} s, "
+        f"{torch.get_num_threads()} threads\n"
         f"pictures: {panels}  {curves}\n"
         f"log:      {outcome.log}\n"
         f"report:   {report}"
     )
-    if outcome.miou < REQUIRED_MIOU:
-        print(f"FAILED: mIoU {outcome.miou:.3f} is below {REQUIRED_MIOU:.2f}")
-    return outcome.miou >= REQUIRED_MIOU
+    if outcome.miou < required:
+        print(f"FAILED: mIoU {outcome.miou:.3f} is below {required:.2f}")
+    return outcome.miou >= required
 
 
-def compare(work_dir: Path, options: dict | None = None) -> list[Outcome]:
+def draw_predictions(outcome: Outcome, options: dict | None, path: Path) -> None:
+    """The first validation images with truth and single-scale prediction, as they come."""
+    settings = load_settings(outcome.config, options)
+    scenes = DATASETS.build({**settings.val_dataloader.dataset, "pipeline": []})
+    infos = [scenes.get_data_info(i) for i in range(min(SHOWN, len(scenes)))]
+    with contextlib.redirect_stdout(io.StringIO()):  # the loader's lines
+        predictor = Predictor(settings, outcome.checkpoint)
+    rows = {
+        "image": [imread(info["img_path"], channel_order="rgb") for info in infos],
+        "truth": [imread(info["seg_map_path"], "unchanged", backend="pillow") for info in infos],
+        "prediction": [labels for _, labels in predictor.predict(_numbered_paths(infos))],
+    }
+    draw_panels(rows, predictor.classes, scenes.metainfo["palette"], path)
+
+
+def _numbered_paths(infos: list[dict]) -> list[tuple[int, str]]:
+    return [(i, info["img_path"]) for i, info in enumerate(infos)]
+
+
+def compare(work_dir: Path, options: dict | None = None) -> None:
     """Train each of `COMPARED` under the same budget; a table, curves and one page of all runs."""
     outcomes = {}
     for name, config in COMPARED.items():
@@ -89,17 +80,9 @@ def compare(work_dir: Path, options: dict | None = None) -> list[Outcome]:
         outcomes[name] = train_and_test(config, work_dir / name.lower(), options)
     table = comparison_table(outcomes)
     write_text(table, work_dir / "compare.md")
-    rows = {name: _numbers(outcome) for name, outcome in outcomes.items()}
-    write_text(json.dumps(rows, indent=1) + "\n", work_dir / "compare.json")
     plot_curves({name: o.curves for name, o in outcomes.items()}, work_dir / "curves.png")
-    _report(list(outcomes.values()), work_dir / "report.html", options)
-    print(f"\n{table}\n{work_dir}/compare.md, compare.json, curves.png, report.html")
-    return list(outcomes.values())
-
-
-def _report(outcomes: list[Outcome], path: Path, options: dict | None) -> None:
-    with contextlib.redirect_stdout(io.StringIO()):  # the loader's lines
-        write_report([outcome.checkpoint.parent for outcome in outcomes], path, options=options)
+    report = _report(list(outcomes.values()), work_dir, options)
+    print(f"\n{table}\n{work_dir}/compare.md, curves.png\n{report}")
 
 
 def comparison_table(outcomes: dict[str, Outcome]) -> str:
@@ -111,19 +94,17 @@ def comparison_table(outcomes: dict[str, Outcome]) -> str:
     ]
     lines += [
         f"| {name} | {o.miou:.3f} | {o.miou_tta:.3f} | {o.parameters / 1e6:.2f} M "
-        f"| {o.iterations} | {o.train_seconds:.0f} |"
+        f"| {o.iterations} | {o.seconds:.0f} |"
         for name, o in ranked
     ]
     return "\n".join(lines) + "\n"
 
 
-def _numbers(outcome: Outcome) -> dict:
-    fields = ("config", "miou", "miou_tta", "parameters", "iterations")
-    return {
-        **{field: getattr(outcome, field) for field in fields},
-        "train_seconds": round(outcome.train_seconds, 1),
-        "test_seconds": round(outcome.test_seconds, 1),
-    }
+def _report(outcomes: list[Outcome], work_dir: Path, options: dict | None) -> Path:
+    path = work_dir / "report.html"
+    with contextlib.redirect_stdout(io.StringIO()):  # the loader's lines
+        write_report([outcome.checkpoint.parent for outcome in outcomes], path, options=options)
+    return path
 
 
 def data_root_options(data_root: str) -> dict:
@@ -132,6 +113,7 @@ def data_root_options(data_root: str) -> dict:
     return {f"{loader}.dataset.data_root": data_root for loader in loaders}
 
 
+@one_line
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work-dir", type=Path, default=Path("work_dirs/demo"))
@@ -142,17 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="train FCN and DANet under the same budget too, and write a table",
     )
     args = parser.parse_args(argv)
-    if not Path(DEMO_CONFIG).is_file():
-        print(
-            f"mmseg_ext: there is no {DEMO_CONFIG} here: run it in the repository's folder",
-            file=sys.stderr,
-        )
-        return 1
     options = data_root_options(args.data_root) if args.data_root else None
-    try:
-        if args.compare:
-            return int(not compare(args.work_dir, options))
-        return int(not demo(args.work_dir, options))
-    except FileExistsError as error:  # another recipe's scenes
-        print(f"mmseg_ext: data: {error}", file=sys.stderr)
-        return 1
+    if args.compare:
+        compare(args.work_dir, options)
+        return 0
+    return int(not demo(args.work_dir, options))
