@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mmseg_ext.cost.cost_table import markdown
+from mmseg_ext.cost.model_cost import markdown
 
 
 @dataclass(frozen=True)

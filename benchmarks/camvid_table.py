@@ -9,7 +9,6 @@ configs are `configs/*_camvid_8k.py`; the validation frames are scored with the 
 
 import argparse
 import json
-import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -30,8 +29,9 @@ from benchmarks import docs_tables
 from benchmarks.camvid_rows import GROUPS, RECIPE, Row, all_rows, rows_of
 from mmseg_ext import register_all_modules
 from mmseg_ext.atomic_write import write_text
-from mmseg_ext.cost.cost_table import MEBI, machine
-from mmseg_ext.cost.measure import count_multiply_adds, paired_times, peak_memory
+from mmseg_ext.cost.contest import contest
+from mmseg_ext.cost.model_cost import machine
+from mmseg_ext.cost.multiply_adds import count_multiply_adds
 from mmseg_ext.engine.launch import build_train_runner, load_settings
 from mmseg_ext.engine.load_trained import load_trained
 from mmseg_ext.evaluation.checked_iou_metric import CheckedIoUMetric
@@ -171,10 +171,8 @@ def costs(rows: Sequence[Row], rounds: int) -> dict[str, dict]:
         wrapper = build_optim_wrapper(model, config.optim_wrapper)
         batch = _random_batch(config.train_dataloader.batch_size, config.crop_size)
         steps[row.name] = partial(model.train().train_step, batch, wrapper)
-    for name, seconds in paired_times(steps, rounds).items():
-        table[name]["ms"] = 1e3 * statistics.median(seconds)
-    for name, step in steps.items():
-        table[name]["mib"] = peak_memory(step, device) / MEBI
+    for name, result in contest(steps, rounds, device).items():
+        table[name] |= {"ms": result.ms, "mib": result.mib}
     return table
 
 

@@ -31,9 +31,9 @@ from mmseg.structures import SegDataSample
 from torch import Tensor, nn
 
 from mmseg_ext import register_all_modules
-from mmseg_ext.cost.cost_table import MEBI, machine, markdown
+from mmseg_ext.cost.contest import MEBI, median_ratio, paired_times, peak_memory
 from mmseg_ext.cost.devices import usable_device
-from mmseg_ext.cost.measure import median_ratio, paired_times, peak_memory
+from mmseg_ext.cost.model_cost import machine, markdown
 from mmseg_ext.segmentors import StreamingSegTTAModel
 
 CONFIGS = Path(__file__).parents[1] / "configs"

@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks/deepvit.md.
+"""The tables of docs/deepvit.md and docs/benchmarks/deepvit.md.
 
 `blocks` times re-attention in blocks of queries against the plain order of operations. `tokens`
 asks what becomes of normalised attention maps at a number of tokens that they were not trained on.
@@ -22,15 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from benchmarks.contest import Settings, Table, command, contest, entrants_table
 from benchmarks.reference.re_attention import PlainReAttention
+from benchmarks.tables import Settings, command, contest_table
 from mmseg_ext.backbones.deepvit import PATCH, DeepViT
-from mmseg_ext.cost.cost_table import inference_step, training_step
+from mmseg_ext.cost.contest import contest, inference_step, training_step
 from mmseg_ext.layers import ReAttention
 
-LAYER_SIZES = ((1, 197), (8, 197), (1, 1025), (2, 1025), (1, 4097))  # batch, tokens
 CELLS = 4  # cells of one grey level along a side
-_NOISE = 0.3
 _ARCH = {"embed_dims": 48, "depth": 4, "num_heads": 4, "mlp_ratio": 2}
 
 
@@ -45,32 +43,25 @@ def plain_twin(model: nn.Module) -> nn.Module:
     return twin
 
 
-def blocks(settings: Settings) -> Table:
+def blocks(settings: Settings):
     """The layer at several numbers of tokens, and whole backbones."""
     layer = ReAttention(384, 12)
+    backbone = DeepViT(arch="16b", rescale_norm=False)
     cases = [
-        (f"layer, batch {batch}, {tokens} tokens", layer, (batch, tokens, 384), inference_step)
-        for batch, tokens in LAYER_SIZES
-    ]
-    cases.append(
+        ("layer, batch 1, 197 tokens", layer, (1, 197, 384), inference_step),
+        ("layer, batch 1, 1025 tokens", layer, (1, 1025, 384), inference_step),
+        ("layer, batch 1, 4097 tokens", layer, (1, 4097, 384), inference_step),
         ("layer, training, batch 2, 1025 tokens", layer, (2, 1025, 384), training_step),
-    )
-    cases += [
-        (
-            f"DeepViT-{arch}, {size}x{size}",
-            DeepViT(arch=arch, rescale_norm=False),
-            (1, 3, size, size),
-            inference_step,
-        )
-        for arch, size in (("16b", 224), ("16b", 512), ("s", 512))
+        ("DeepViT-16b, 224x224", backbone, (1, 3, 224, 224), inference_step),
+        ("DeepViT-16b, 512x512", backbone, (1, 3, 512, 512), inference_step),
     ]
-    entrants = []
+    results = {}
     for case, model, shape, step in cases:
         x = torch.randn(shape, device=settings.device)
         ways = {"blocks": model, "plain": plain_twin(model)}
         steps = {name: step(module.to(settings.device), x) for name, module in ways.items()}
-        entrants += contest(case, steps, settings)
-    return entrants_table(entrants)
+        results[case] = contest(steps, settings.rounds, settings.device)
+    return contest_table(results)
 
 
 def scenes(count: int, factor: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -83,7 +74,7 @@ def scenes(count: int, factor: int, generator: torch.Generator) -> tuple[Tensor,
     label = (cells > cells.mean((2, 3), keepdim=True))[:, 0].long()  # (B, 4, 4)
     side = CELLS * factor * PATCH
     image = F.interpolate(cells, size=side).expand(-1, 3, -1, -1)
-    image = image + _NOISE * torch.randn(count, 3, side, side, generator=generator)
+    image = image + 0.3 * torch.randn(count, 3, side, side, generator=generator)
     return image, label.repeat_interleave(factor, 1).repeat_interleave(factor, 2)
 
 
@@ -156,14 +147,14 @@ def compare_statistics(iterations: int, factors: Sequence[int] = (1, 2, 4)) -> l
     return rows
 
 
-def tokens(settings: Settings) -> Table:
+def tokens(settings: Settings):
     """mIoU at image sizes that a small DeepViT was not trained on."""
     columns = ("as learned", "rescaled", "estimated anew")
     rows = [
         [f"{row['size']}x{row['size']}", str(row["tokens"]), *(f"{row[c]:.3f}" for c in columns)]
         for row in compare_statistics(400)
     ]
-    return Table(["size", "tokens", *columns], rows)
+    return ["size", "tokens", *columns], rows
 
 
 PARTS = {"blocks": blocks, "tokens": tokens}

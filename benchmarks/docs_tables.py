@@ -23,8 +23,7 @@ from mmengine.config import Config
 
 from benchmarks import camvid_rows
 from mmseg_ext import register_all_modules
-from mmseg_ext.cost.config_cost import HEADINGS, cells, count_config
-from mmseg_ext.cost.cost_table import Cost, markdown
+from mmseg_ext.cost.model_cost import HEADINGS, Cost, cells, count_config, markdown
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"

@@ -1,135 +1,186 @@
 """The tables of docs/benchmarks/external_attention.md.
 
-The published order is the layer's own; it holds the same weights as the forms it is compared with.
-The yardstick for what is left is a plain copy of the feature map: one read and one write.
+`blocks` counts what table 8 of arXiv 2105.02358 counts, an input of 1 x 512 x 128 x 128, in the
+convention of the table that it extends (arXiv 2109.04553): parameters in units of 2^20,
+multiply-adds in units of 10^9, some truncated. The other blocks are those of their papers. The
+published order is the layer's own; it holds the same weights as the forms it is compared with.
 """
 
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
-from matplotlib.figure import Figure
 from mmcv.cnn import ConvModule
-from mmseg.registry import MODELS
-from torch import nn
+from mmseg.models.decode_heads.da_head import CAM, PAM
+from mmseg.models.decode_heads.dm_head import DCM
+from mmseg.models.decode_heads.ham_head import Hamburger
+from torch import Tensor, nn
 
-from benchmarks.contest import (
-    Entrant,
-    Settings,
-    Table,
-    command,
-    contest,
-    entrants_table,
-    module_contest,
-)
+from benchmarks.tables import Settings, command, contest_table, draw_growth, module_contest
 from mmseg_ext import register_all_modules
-from mmseg_ext.cost.attention_blocks import PublishedExternalAttention, attention_blocks
-from mmseg_ext.cost.cost_table import inference_step
-from mmseg_ext.inference.fusion import fuse_model
+from mmseg_ext.cost.contest import MEBI, contest, inference_step
+from mmseg_ext.cost.multiply_adds import MultiplyAdds, count_multiply_adds
 from mmseg_ext.layers import ExternalAttention2d, MultiHeadExternalAttention
 
 CHANNELS = 512
-SPEED_SIDES = (128, 64, 32, 16, 12, 9, 8, 4)
-RESOLUTION_SIDES = (16, 32, 48, 64, 96, 128)
-_COLOURS = ("#e4572e", "#5b6270", "#2f6fde", "#2a9d6f")
+SIDES = (128, 64, 32, 16, 8)
+_BN = {"type": "BN"}
 
 
-class Copy(nn.Module):
-    """One read and one write of a map."""
+class PublishedExternalAttention(ExternalAttention2d):
+    """External attention in its published order of operations, whatever the size.
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
+    With `second_conv` False it ends at the values, as in the paper's first version.
+    """
+
+    def __init__(self, channels: int, tied: bool = False, second_conv: bool = True):
+        super().__init__(channels, tied=tied)
+        if not second_conv:
+            self.conv2 = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.published_order(x)
 
 
-def speed(settings: Settings) -> Table:
+class PositionSelfAttention(nn.Module):
+    """softmax(Q K^T) V over all positions with four 1x1 convolutions and a residual."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.query, self.key, self.value, self.out = (
+            nn.Conv2d(channels, channels, 1, bias=False) for _ in range(4)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (f(x).flatten(2) for f in (self.query, self.key, self.value))
+        attention = (query.transpose(1, 2) @ key).softmax(dim=-1)  # (B, N, N)
+        attended = value @ attention.transpose(1, 2)  # (B, C, N)
+        return x + self.out(attended.view_as(x))
+
+
+class DoubleAttention(PositionSelfAttention):
+    """A2-Net, arXiv 1810.11579: gather C global descriptors, distribute them to the positions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gather = self.key(x).flatten(2).softmax(dim=2)  # (B, C, N)
+        distribute = self.query(x).flatten(2).softmax(dim=1)  # (B, C, N)
+        descriptors = self.value(x).flatten(2) @ gather.transpose(1, 2)  # (B, C, C)
+        return x + self.out((descriptors @ distribute).view_as(x))
+
+
+class Summed(nn.ModuleList):
+    """Branches that read the same map, summed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum(branch(x) for branch in self)
+
+
+def dual_attention(channels: int) -> nn.Module:
+    """DANet, arXiv 1809.02983: mmseg's two attentions, each with its 3x3 convolution, summed."""
+    attentions = (PAM(channels, channels // 8), CAM())
+    convs = (ConvModule(channels, channels, 3, padding=1, norm_cfg=_BN) for _ in attentions)
+    return Summed(nn.Sequential(*pair) for pair in zip(attentions, convs, strict=True))
+
+
+def dynamic_filters(channels: int) -> nn.Module:
+    """DMNet's four filters as mmseg has them."""
+    options = {"conv_cfg": None, "norm_cfg": _BN, "act_cfg": {"type": "ReLU"}}
+    return Summed(DCM(size, True, channels, channels, **options) for size in (1, 3, 5, 7))
+
+
+class Block(NamedTuple):
+    """How to build a block, and the paper's parameters in 2^20 and multiply-adds in 10^9."""
+
+    build: Callable[[int], nn.Module]
+    paper: tuple[float, float] | None = None
+
+
+BLOCKS = {
+    "self-attention": Block(PositionSelfAttention, (1.00, 292)),
+    "dual attention (DA)": Block(dual_attention, (4.82, 79.5)),
+    "double attention (A2)": Block(DoubleAttention, (1.01, 25.7)),
+    "dynamic multi-scale filters (DM)": Block(dynamic_filters, (3.00, 35.1)),
+    "Hamburger (NMF)": Block(lambda c: Hamburger(c, {"MD_R": 64}, _BN), (0.50, 17.6)),
+    "EA, paper's first version": Block(lambda c: PublishedExternalAttention(c, second_conv=False)),
+    "EA, one memory": Block(lambda c: PublishedExternalAttention(c, tied=True), (0.55, 9.2)),
+    "EA, published order": Block(PublishedExternalAttention),
+    "EA, composed": Block(ExternalAttention2d),
+    "EA, fused": Block(lambda c: ExternalAttention2d(c).eval().fuse()),
+}
+
+
+def count_block(name: str, channels: int = CHANNELS, side: int = 128) -> tuple[int, MultiplyAdds]:
+    """Parameters (of the fused form its two maps and the bias) and multiply-adds on one map."""
+    with torch.device("meta"):
+        block = BLOCKS[name].build(channels).eval()
+        counted = count_multiply_adds(block, torch.empty(1, channels, side, side))
+    weights = list(block.parameters()) or list(block.buffers())
+    return sum(w.numel() for w in weights), counted
+
+
+def blocks(settings: Settings):
+    """Parameters and multiply-adds of all blocks; time and memory of inference."""
+    x = torch.randn(1, CHANNELS, 128, 128, device=settings.device)
+    steps = {n: inference_step(b.build(CHANNELS).to(x.device), x) for n, b in BLOCKS.items()}
+    measured = contest(steps, settings.rounds, settings.device)
+    rows = []
+    for name, block in BLOCKS.items():
+        parameters, counted = count_block(name)
+        paper = [f"{value:g}" for value in block.paper] if block.paper else ["", ""]
+        giga = [f"{count / 1e9:.2f}" for count in counted]
+        cost = [f"{measured[name].ms:.1f}", f"{measured[name].mib:.0f}"]
+        counts = [f"{parameters:,}", f"{parameters / MEBI:.2f}", paper[0], *giga, paper[1]]
+        rows.append([name, *counts, *cost])
+    headings = ["", "parameters", "in 2^20", "paper", "GMAC, modules", "GMAC, all", "paper"]
+    return [*headings, "inference, ms", "MiB"], rows
+
+
+def speed(settings: Settings):
     """The published order against the composed and the fused form on square maps."""
     published = PublishedExternalAttention(CHANNELS)
     composed = ExternalAttention2d(CHANNELS)
     composed.load_state_dict(published.state_dict())
-    ways = {
-        "published order": published,
-        "composed": composed,
-        "fused": composed.fuse(),
-        "copy": Copy(),
-    }
-    entrants = []
-    for side in SPEED_SIDES:
+    ways = {"published order": published, "composed": composed, "fused": composed.fuse()}
+    results = {}
+    for side in SIDES:
         x = torch.randn(1, CHANNELS, side, side)
-        entrants += module_contest(f"{side} x {side}", ways, x, settings)
-    return entrants_table(entrants)
+        results |= module_contest(f"{side} x {side}", ways, x, settings)
+    return contest_table(results)
 
 
-def head(settings: Settings) -> Table:
-    """The fused `EAHead` against its two 3x3 convolutions alone, at 2048 x 64 x 64."""
-    config = {"type": "EAHead", "in_channels": 2048, "in_index": 0, "num_classes": 21}
-    fused = fuse_model(MODELS.build(config)).to(settings.device)
-    convolutions = nn.Sequential(
-        *(m.conv for m in (fused.conv_in, fused.conv_out) if isinstance(m, ConvModule))
-    )
-    x = torch.randn(1, 2048, 64, 64, device=settings.device)
-    steps = {
-        "convolutions": inference_step(convolutions, x),
-        "fused EAHead": inference_step(fused, [x]),
-    }
-    return entrants_table(contest("2048 x 64 x 64", steps, settings))
-
-
-def tokens(settings: Settings) -> Table:
+def tokens(settings: Settings):
     """The multi-head form of EAMLP's width, as published and fused."""
-    entrants = []
     layer = MultiHeadExternalAttention(384, 6)
+    ways = {"published order": layer, "fused": layer.fuse()}
+    results = {}
     for batch, count in ((1, 197), (8, 197), (1, 1025)):
-        ways = {"published order": layer, "fused": layer.fuse()}
         x = torch.randn(batch, count, 384)
-        entrants += contest(
-            f"batch {batch}, {count} tokens",
-            {name: inference_step(module, x) for name, module in ways.items()},
-            settings,
-        )
-    return entrants_table(entrants)
+        results |= module_contest(f"batch {batch}, {count} tokens", ways, x, settings)
+    return contest_table(results)
 
 
-def resolution(settings: Settings) -> Table:
+def resolution(settings: Settings):
     """Self-attention and external attention against the number of positions."""
-    blocks = attention_blocks(CHANNELS)
-    names = ("self-attention", "EA, plain", "EA, fused")
-    modules = {name: blocks[name].build().to(settings.device) for name in names}
-    entrants = []
-    for side in RESOLUTION_SIDES:
+    sides = (16, 32, 48, 64, 96, 128)
+    names = ("self-attention", "EA, published order", "EA, fused")
+    modules = {name: BLOCKS[name].build(CHANNELS).to(settings.device) for name in names}
+    results = {}
+    for side in sides:
         x = torch.randn(1, CHANNELS, side, side, device=settings.device)
         steps = {name: inference_step(module, x) for name, module in modules.items()}
-        entrants += contest(f"{side} x {side}", steps, settings)
+        results[f"{side} x {side}"] = contest(steps, settings.rounds, settings.device)
     if settings.figures is not None:
-        plot_resolution(entrants, settings.figures / "external_attention_resolution.png")
-    return entrants_table(entrants)
+        path = settings.figures / "external_attention_resolution.png"
+        draw_growth(results, [side**2 for side in sides], list(results), path)
+    return contest_table(results)
 
 
-def plot_resolution(entrants: Sequence[Entrant], path: Path) -> None:
-    """Time (left) and peak memory (right) against the positions, both axes logarithmic."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    panels = figure.subplots(1, 2)
-    sides = sorted({int(e.case.split(" x ")[0]) for e in entrants})
-    names = list(dict.fromkeys(e.name for e in entrants))
-    for axes, (field, label) in zip(
-        panels, (("ms", "inference time, ms"), ("mib", "peak memory, MiB")), strict=True
-    ):
-        for name, colour in zip(names, _COLOURS, strict=False):
-            values = [getattr(e, field) for e in entrants if e.name == name]
-            # Below a memory page there is nothing to read off.
-            points = [(s**2, value) for s, value in zip(sides, values, strict=True) if value > 0]
-            axes.plot(*zip(*points, strict=True), "o-", color=colour, markersize=4, label=name)
-        axes.set(xscale="log", yscale="log", xlabel="positions N = H x W", ylabel=label)
-        axes.set_xticks([side**2 for side in sides], [f"{side}²" for side in sides])
-        axes.minorticks_off()
-        axes.grid(color="#d9dce1", linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0].legend(frameon=False)
-    figure.savefig(path, dpi=150)
+def main(argv: Sequence[str] | None = None) -> int:
+    register_all_modules()
+    parts = {"blocks": blocks, "speed": speed, "tokens": tokens, "resolution": resolution}
+    return command("External attention: counts, speed and memory of its forms.", parts, argv)
 
-
-PARTS = {"speed": speed, "head": head, "tokens": tokens, "resolution": resolution}
 
 if __name__ == "__main__":
-    register_all_modules()
-    sys.exit(command("External attention: speed and memory of its forms.", PARTS))
+    sys.exit(main())

@@ -6,40 +6,19 @@ are twice these (arXiv 2102.08602 as reproduced by third parties).
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from mmseg.registry import MODELS
-from torch import Tensor, nn
+from torch import Tensor
 
-from benchmarks.contest import (
-    Entrant,
-    Settings,
-    Table,
-    command,
-    contest,
-    entrants_table,
-    module_contest,
-)
 from benchmarks.reference.lambda_layer import LOCAL_WAYS, PlainLambdaLayer, conv3d, table
-from mmseg_ext import register_all_modules
+from benchmarks.tables import Settings, command, contest_table, module_contest
 from mmseg_ext.backbones.lambda_resnet import LambdaResNet
-from mmseg_ext.cost.cost_table import MEBI, training_step
-from mmseg_ext.cost.measure import count_multiply_adds, held_peak, peak_memory
+from mmseg_ext.cost.contest import contest
+from mmseg_ext.cost.multiply_adds import count_multiply_adds
 from mmseg_ext.layers import LambdaLayer
 from mmseg_ext.layers._fourier_lambdas import fourier_lambdas
 from mmseg_ext.layers.lambda_layer import apply_lambdas, crop_embeddings, direct_lambdas
-
-LOCAL_CASES = ((64, 56), (128, 64))  # channels, side
-GLOBAL_CASE = (64, 64)
-RESNET_D8 = {
-    "type": "ResNet",
-    "depth": 50,
-    "strides": (1, 2, 1, 1),
-    "dilations": (1, 1, 2, 4),
-    "norm_cfg": {"type": "BN"},
-}
 
 
 class PublishedCost(NamedTuple):
@@ -50,31 +29,30 @@ class PublishedCost(NamedTuple):
     remark: str = ""
 
 
-def _grid(
-    key_depth: int, num_heads: int, intra_depth: int, paper: float, remark: str = ""
-) -> PublishedCost:
-    arguments = {"key_depth": key_depth, "num_heads": num_heads, "intra_depth": intra_depth}
-    return PublishedCost(arguments, paper, remark)
-
-
 # Receptive field 23. The paper's column as copied in a third party's README.
-KEY_HEAD_DEPTH_GRID = (
-    _grid(2, 4, 1, 14.7, "differs"),
-    _grid(4, 4, 1, 14.7),
-    _grid(8, 4, 1, 14.8),
-    _grid(16, 4, 1, 15.0),
-    _grid(32, 4, 1, 15.4),
-    _grid(2, 8, 1, 14.7, "differs"),
-    _grid(4, 8, 1, 14.7, "differs"),
-    _grid(8, 8, 1, 14.7),
-    _grid(16, 8, 1, 15.1),
-    _grid(32, 8, 1, 15.7, "differs"),
-    _grid(8, 2, 1, 14.8, "differs"),
-    _grid(8, 16, 1, 15.6, "differs"),
-    _grid(16, 4, 4, 16.0, "16.04 with receptive field 7"),
-    _grid(8, 8, 8, 16.0, "16.04 with receptive field 7"),
-    _grid(8, 8, 4, 15.3, "15.26 with receptive field 7"),
+_GRID = (  # k, h, u, paper, remark
+    (2, 4, 1, 14.7, "differs"),
+    (4, 4, 1, 14.7, ""),
+    (8, 4, 1, 14.8, ""),
+    (16, 4, 1, 15.0, ""),
+    (32, 4, 1, 15.4, ""),
+    (2, 8, 1, 14.7, "differs"),
+    (4, 8, 1, 14.7, "differs"),
+    (8, 8, 1, 14.7, ""),
+    (16, 8, 1, 15.1, ""),
+    (32, 8, 1, 15.7, "differs"),
+    (8, 2, 1, 14.8, "differs"),
+    (8, 16, 1, 15.6, "differs"),
+    (16, 4, 4, 16.0, "16.04 with receptive field 7"),
+    (8, 8, 8, 16.0, "16.04 with receptive field 7"),
+    (8, 8, 4, 15.3, "15.26 with receptive field 7"),
 )
+KEY_HEAD_DEPTH_GRID = {
+    f"k={k}, h={h}, u={u}": PublishedCost(
+        {"key_depth": k, "num_heads": h, "intra_depth": u}, paper, remark
+    )
+    for k, h, u, paper, remark in _GRID
+}
 
 # Convolution or lambda layer in c2 to c5. The paper's column is remembered, not read.
 PLACEMENTS = {
@@ -100,73 +78,38 @@ def count_lambda_resnet(size: int = 224, **arguments) -> tuple[int, int]:
     return sum(p.numel() for p in model.parameters()), counted.all
 
 
-def counts(settings: Settings) -> Table:
+def counts(settings: Settings):
     """Parameters and multiply-adds beside the paper's; nothing is timed."""
-    named = [
-        (f"k={a['key_depth']}, h={a['num_heads']}, u={a['intra_depth']}", cost)
-        for cost in KEY_HEAD_DEPTH_GRID
-        for a in (cost.arguments,)
-    ]
     rows = []
-    for name, cost in [*named, *PLACEMENTS.items()]:
+    for name, cost in {**KEY_HEAD_DEPTH_GRID, **PLACEMENTS}.items():
         parameters, multiply_adds = count_lambda_resnet(**cost.arguments)
         numbers = (f"{parameters / 1e6:.2f}", f"{cost.paper:.1f}", f"{multiply_adds / 1e9:.2f}")
         rows.append([name, *numbers, cost.remark])
-    return Table(["", "parameters, M", "paper, M", "GMAC", ""], rows)
+    return ["", "parameters, M", "paper, M", "GMAC", ""], rows
 
 
-def local_contenders(layer: LambdaLayer) -> dict[str, nn.Module]:
+def local(settings: Settings):
     """Our layer, the plain formulation, and our layer with each known way in its place."""
-    return {
-        "ours": layer,
-        "plain formulation (3-D convolution, einsum)": PlainLambdaLayer(layer, conv3d),
-        **{name: PlainLambdaLayer(layer, way, einsum=False) for name, way in LOCAL_WAYS.items()},
-    }
-
-
-def local(settings: Settings) -> Table:
-    """Local context at two sizes."""
-    entrants = []
-    for channels, side in LOCAL_CASES:
-        case = f"local, {channels} x {side} x {side}"
+    results = {}
+    for channels, side in ((64, 56), (128, 64)):
+        layer = LambdaLayer(channels)
+        ways = {
+            "ours": layer,
+            "plain formulation (3-D convolution, einsum)": PlainLambdaLayer(layer, conv3d),
+        }
+        for name, way in LOCAL_WAYS.items():
+            ways[name] = PlainLambdaLayer(layer, way, einsum=False)
         x = torch.randn(1, channels, side, side)
-        entrants += module_contest(case, local_contenders(LambdaLayer(channels)), x, settings)
-    if settings.figures is not None:
-        draw(entrants, settings.figures / "lambda_ways.png")
-    return entrants_table(entrants)
+        results |= module_contest(f"local, {channels} x {side} x {side}", ways, x, settings)
+    return contest_table(results)
 
 
-def global_context(settings: Settings) -> Table:
+def global_context(settings: Settings):
     """Global context against the public table over pairs of positions."""
-    channels, side = GLOBAL_CASE
-    layer = LambdaLayer(channels, receptive_field=None, resolution=(side, side))
+    layer = LambdaLayer(64, receptive_field=None, resolution=(64, 64))
     ways = {"ours": layer, "plain formulation (table)": PlainLambdaLayer(layer, table)}
-    x = torch.randn(1, channels, side, side)
-    case = f"global, {channels} x {side} x {side}"
-    return entrants_table(module_contest(case, ways, x, settings))
-
-
-def draw(entrants: list[Entrant], path: Path) -> None:
-    """Bars of the times over ours, one panel per case."""
-    from matplotlib.figure import Figure
-
-    panels = list(dict.fromkeys(e.case for e in entrants))
-    rows = -(-len(panels) // 2)
-    figure = Figure(figsize=(11, 2.2 * rows), layout="constrained")
-    axes = figure.subplots(rows, 2, squeeze=False)
-    for axis, panel in zip(axes.flat, panels, strict=False):
-        chosen = [e for e in entrants if e.case == panel][::-1]
-        bars = axis.barh(
-            [e.name for e in chosen],
-            [e.over_first for e in chosen],
-            color=["#c03028" if e.name == "ours" else "#8090a0" for e in chosen],
-        )
-        axis.bar_label(bars, [f" {e.ms:.1f} ms" for e in chosen], fontsize=7)
-        axis.margins(x=0.3)
-        axis.set_title(panel, fontsize=9)
-        axis.set_xlabel("time over ours", fontsize=8)
-        axis.tick_params(labelsize=7)
-    figure.savefig(path, dpi=120)
+    x = torch.randn(1, 64, 64, 64)
+    return contest_table(module_contest("global, 64 x 64 x 64", ways, x, settings))
 
 
 # Channels, side of the map, receptive field: LambdaResNet's stages at 224, 256 and 512.
@@ -178,12 +121,12 @@ CHOICES = (
 )
 
 
-def choice(settings: Settings) -> Table:
+def choice(settings: Settings):
     """The layer's two ways beside each other, by size: what the layer's rule rests on.
 
     One image, k = 16, h = 4, u = 1; position lambdas and their application alone, no projection.
     """
-    entrants = []
+    results = {}
     for channels, side, window in CHOICES:
         options = {"device": settings.device, "requires_grad": True}
         queries = torch.randn(1, 4, 16, side, side, **options)
@@ -192,15 +135,15 @@ def choice(settings: Settings) -> Table:
         inputs = (queries, values, weight)
         ways = {"direct": direct_lambdas, "Fourier": fourier_lambdas}
         forwards = {name: _lambdas_applied(way, *inputs) for name, way in ways.items()}
-        steps = {name: torch.no_grad()(forward) for name, forward in forwards.items()}
-        case = f"{channels} x {side}, r = {window}"
-        entrants += contest(f"{case}, inference", steps, settings)
-        steps = {
+        inference = {name: torch.no_grad()(forward) for name, forward in forwards.items()}
+        training = {
             name: lambda f=forward, i=inputs: torch.autograd.grad(f().sum(), i)
             for name, forward in forwards.items()
         }
-        entrants += contest(f"{case}, training", steps, settings)
-    return entrants_table(entrants)
+        for mode, steps in (("inference", inference), ("training", training)):
+            case = f"{channels} x {side}, r = {window}, {mode}"
+            results[case] = contest(steps, settings.rounds, settings.device)
+    return contest_table(results)
 
 
 def _lambdas_applied(
@@ -219,42 +162,7 @@ def _lambdas_applied(
     return run
 
 
-def memory(settings: Settings) -> Table:
-    """What forward and backward of LambdaResNet-50 need; meant for a fresh process.
-
-    Peaks in MiB of the first and the second step above their starts, and of the process in the
-    first, which also loads libraries.
-    """
-    model = LambdaResNet(with_cp=True).to(settings.device)
-    run = training_step(model, torch.randn(2, 3, 512, 512, device=settings.device))
-    first = peak_memory(run, settings.device)
-    process = held_peak(settings.device)
-    peaks = (first, process, peak_memory(run, settings.device))
-    headings = ["", "first step", "process in all", "second step"]
-    return Table(headings, [["2 x 3 x 512 x 512", *(f"{n / MEBI:,.0f}" for n in peaks)]])
-
-
-def throughput(settings: Settings) -> Table:
-    """Whole backbones on one image of 512 x 512."""
-    configs = {
-        "LambdaResNet-50": {"type": "LambdaResNet"},
-        "LambdaResNet-50, output stride 8": {"type": "LambdaResNet", "output_stride": 8},
-        "ResNet-50-d8": RESNET_D8,
-    }
-    models = {name: MODELS.build(config) for name, config in configs.items()}
-    x = torch.randn(1, 3, 512, 512)
-    return entrants_table(module_contest("512 x 512", models, x, settings))
-
-
-PARTS = {
-    "counts": counts,
-    "local": local,
-    "choice": choice,
-    "global": global_context,
-    "memory": memory,
-    "throughput": throughput,
-}
+PARTS = {"counts": counts, "local": local, "choice": choice, "global": global_context}
 
 if __name__ == "__main__":
-    register_all_modules()
     sys.exit(command("The lambda layer and LambdaResNet: counts, time and memory.", PARTS))

@@ -29,19 +29,6 @@ def folded_conv2d(values: Tensor, weight: Tensor) -> Tensor:
     return lambdas.view(batch, depth, -1, height, width).transpose(1, 2)  # (B, k, v, H, W)
 
 
-def depthwise(values: Tensor, weight: Tensor) -> Tensor:
-    """A grouped 2-D convolution, v groups with the same kernels."""
-    batch, _, depth, height, width = values.shape
-    padding = (weight.shape[2] // 2, weight.shape[3] // 2)
-    lambdas = F.conv2d(
-        values.transpose(1, 2).flatten(1, 2),  # (B, v u, H, W)
-        weight.repeat(depth, 1, 1, 1),
-        padding=padding,
-        groups=depth,
-    )
-    return lambdas.view(batch, depth, -1, height, width).transpose(1, 2)  # (B, k, v, H, W)
-
-
 def fft(values: Tensor, weight: Tensor) -> Tensor:
     """All maps at once in the frequency domain, padded to whole linear correlations."""
     height, width = values.shape[3:]
@@ -51,24 +38,6 @@ def fft(values: Tensor, weight: Tensor) -> Tensor:
     kernel = torch.fft.rfft2(weight, s=size).conj()
     product = (kernel[None, :, :, None] * spectrum[:, None]).sum(2)  # (B, k, v, S0, S1 // 2 + 1)
     return torch.fft.irfft2(product, s=size)[..., :height, :width]
-
-
-def row_products(values: Tensor, weight: Tensor, tile: int = 8) -> Tensor:
-    """Matrix products: strips of `tile` positions of a row with a banded matrix of embeddings."""
-    batch, intra, depth, height, width = values.shape
-    keys, _, rows, columns = weight.shape
-    reach = (rows // 2, columns // 2)
-    tiles = -(-width // tile)
-    span = tile + 2 * reach[1]
-    padded = F.pad(values, (reach[1], reach[1] + tiles * tile - width, reach[0], reach[0]))
-    strips = padded.unfold(3, rows, 1).unfold(4, span, tile)  # (B, u, v, H, tiles, R, span)
-    strips = strips.permute(0, 2, 3, 4, 1, 5, 6).flatten(4).flatten(0, 3)  # (B v H tiles, u R span)
-    # Row x of the band is the kernel's row shifted by x: repeat rows one element longer and re-cut.
-    band = F.pad(weight, (0, tile)).repeat(1, 1, 1, tile)[..., : tile * span]
-    band = band.view(keys, intra, rows, tile, span).permute(1, 2, 4, 3, 0)  # (u, R, span, tile, k)
-    lambdas = strips @ band.flatten(3).flatten(0, 2)  # (B v H tiles, tile k)
-    lambdas = lambdas.view(batch, depth, height, tiles * tile, keys)[:, :, :, :width]
-    return lambdas.permute(0, 4, 1, 2, 3)  # (B, k, v, H, W)
 
 
 def table(values: Tensor, weight: Tensor) -> Tensor:
@@ -87,9 +56,7 @@ def table(values: Tensor, weight: Tensor) -> Tensor:
 LOCAL_WAYS: dict[str, Way] = {
     "3-D convolution": conv3d,
     "2-D convolution, values folded": folded_conv2d,
-    "depthwise convolution": depthwise,
     "FFT": fft,
-    "row products": row_products,
 }
 
 

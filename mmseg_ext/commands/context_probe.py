@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.commands._one_line import one_line
-from mmseg_ext.cost.cost_table import machine
+from mmseg_ext.cost.model_cost import machine
 from mmseg_ext.inspection.context_probe import BLOCKS, run_probe
 from mmseg_ext.inspection.context_report import draw_probe, probe_json, probe_table
 

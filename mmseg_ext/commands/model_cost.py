@@ -9,9 +9,15 @@ import torch
 
 from mmseg_ext import register_all_modules
 from mmseg_ext.commands._one_line import one_line
-from mmseg_ext.cost.config_cost import cells, config_table, count_config, measure_config
-from mmseg_ext.cost.cost_table import machine
 from mmseg_ext.cost.devices import usable_device
+from mmseg_ext.cost.model_cost import (
+    HEADINGS,
+    cells,
+    count_config,
+    machine,
+    markdown,
+    measure_config,
+)
 
 
 @one_line
@@ -40,5 +46,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.time:
         forward = f"{args.dtype}, {layout}, {args.batch} a forward".replace("torch.", "")
         print(f"{machine(args.device)}; {forward}", end="\n\n")
-    print(config_table(costs), end="")
+    print(markdown(HEADINGS, [cells(cost) for cost in costs]), end="")
     return 0

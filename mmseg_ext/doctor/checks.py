@@ -15,10 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mmseg_ext.cost.contest import MEBI, inference_step, training_step
 from mmseg_ext.doctor import processes, published_cases, small_runs
 from mmseg_ext.doctor.compiling import check_compiled, require_compiler
-from mmseg_ext.doctor.contest import MEBI, contest, sentence, speedup
-from mmseg_ext.doctor.findings import Check, Finding, Unavailable
+from mmseg_ext.doctor.findings import Check, Finding, Unavailable, compared
 from mmseg_ext.doctor.published_cases import Case
 from mmseg_ext.environment import describe, stack_problem
 from mmseg_ext.layers import (
@@ -234,14 +234,16 @@ def _gradients_of(
 def _speed(build: Callable[[], Layer], device: torch.device, quick: bool) -> Finding:
     """Training and inference of the layer against its plain form: ratios, and peak memory."""
     module, x = _large(build, device, quick)
-    forms = {"ours": partial(module, x), "plain": partial(_plainly(module), x)}
-    parts, ratios = [], []
-    for name in ("training", "inference"):
-        module.train(name == "training")
-        leaves = [x, *module.parameters()] if name == "training" else None
-        results = contest(forms, leaves, device, rounds=3 if quick else 10)
-        ratios.append(speedup(results, "ours", "plain"))
-        parts.append(sentence(name, results, "ours", "plain"))
+    plain = _plainly(module)
+    rounds = 3 if quick else 10
+    training = {
+        "ours": training_step(module, x),
+        "plain": training_step(plain, x, module.parameters()),
+    }
+    trained, training_ratio = compared("training", training, device, rounds)
+    inference = {"ours": inference_step(module, x), "plain": inference_step(plain, x)}
+    inferred, inference_ratio = compared("inference", inference, device, rounds)
+    parts, ratios = [trained, inferred], [training_ratio, inference_ratio]
     return Finding("ok" if min(ratios) >= 0.8 else "slow", "; ".join(parts))
 
 

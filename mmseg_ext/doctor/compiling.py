@@ -1,12 +1,10 @@
 """What `torch.compile` needs on this machine, and what it makes of a layer."""
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 
-from mmseg_ext.doctor.contest import contest, sentence
-from mmseg_ext.doctor.findings import Finding, Unavailable
+from mmseg_ext.cost.contest import inference_step, training_step
+from mmseg_ext.doctor.findings import Finding, Unavailable, compared
 
 
 def require_compiler(device: torch.device) -> None:
@@ -38,11 +36,10 @@ def check_compiled(module: nn.Module, x: Tensor, device: torch.device, rounds: i
     The layer's own choices among its forms hold in both.
     """
     require_compiler(device)
-    forms = {"compiled": partial(torch.compile(module), x), "eager": partial(module, x)}
+    forms = {"compiled": torch.compile(module), "eager": module}
     parts = []
-    for name in ("training", "inference"):
-        module.train(name == "training")
-        leaves = [x, *module.parameters()] if name == "training" else None
-        results = contest(forms, leaves, device, rounds)
-        parts.append(sentence(name, results, "compiled", "eager"))
+    for mode, step in (("training", training_step), ("inference", inference_step)):
+        steps = {name: step(form, x) for name, form in forms.items()}
+        text, _ = compared(mode, steps, device, rounds)
+        parts.append(text)
     return Finding("ok", "; ".join(parts))

@@ -1,7 +1,11 @@
 """What a check is and what it finds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
+
+import torch
+
+from mmseg_ext.cost.contest import contest
 
 Status = Literal["ok", "slow", "FAIL", "skipped"]
 
@@ -23,3 +27,12 @@ class Check(NamedTuple):
 
 class Unavailable(Exception):
     """This machine, or this installation, cannot do what the check is about."""
+
+
+def compared(
+    name: str, steps: Mapping[str, Callable[[], object]], device: torch.device, rounds: int
+) -> tuple[str, float]:
+    """'training 12.3 ms, x1.40, 20 of 41 MiB' of two steps, and how much faster the first is."""
+    first, second = contest(steps, rounds, device).values()
+    memory = f"{first.mib:.0f} of {second.mib:.0f} MiB"
+    return f"{name} {first.ms:.1f} ms, x{second.over_first:.2f}, {memory}", second.over_first

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from mmseg_ext.cost.measure import paired_times
+from mmseg_ext.cost.contest import paired_times
 from mmseg_ext.doctor.findings import Finding, Unavailable
 
 SIZE = 64
@@ -249,6 +249,6 @@ def check_config(path: str, device: torch.device) -> Finding:
     figures = []
     for name, run in (("training", training), ("inference", inference)):
         model.train(name == "training")
-        seconds = statistics.median(paired_times({name: run}, rounds=3, warmup=1)[name])
+        seconds = statistics.median(paired_times({name: run}, rounds=3)[name])
         figures.append(f"{name} {len(images) / seconds:.2f} images/s")
     return Finding("ok", f"{', '.join(figures)} at {size[0]}x{size[1]}, batch {len(images)}")

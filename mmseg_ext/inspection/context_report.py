@@ -9,7 +9,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from mmseg_ext.atomic_write import save_figure
-from mmseg_ext.cost.cost_table import markdown
+from mmseg_ext.cost.model_cost import markdown
 from mmseg_ext.inspection.context_probe import DISTANCES, RADIUS, Probe
 
 _COLOURS = ("#5b6270", "#2f6fde", "#e4572e", "#2a9d6f", "#8b5cd6", "#b8860b")

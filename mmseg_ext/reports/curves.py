@@ -1,7 +1,7 @@
 """Loss and mIoU over the iterations, from the `scalars.json` of the local visualisation backend."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,44 +79,6 @@ def plot_curves(runs: dict[str, dict[str, Curve]], path: Path) -> None:
     loss.legend(frameon=False)
     miou.legend(frameon=False, loc="lower right")
     save_figure(figure, path, 130)
-
-
-def chosen_curves(
-    logs: Sequence[Path],
-    keys: Sequence[str],
-    legend: Sequence[str] | None = None,
-    warn: Callable[[str], None] | None = None,
-) -> dict[str, Curve]:
-    """The curves of `keys` in each log, by `legend` or by log and key.
-
-    Raises:
-        ValueError: for a key that a log lacks, or a legend of another length.
-    """
-    names = list(legend or (f"{log}_{key}" for log in logs for key in keys))
-    if len(names) != len(logs) * len(keys) or len(set(names)) != len(names):
-        raise ValueError(f"legend must hold {len(logs) * len(keys)} different names, not {names}")
-    found = []
-    for log in logs:
-        scalars = read_scalars(log, warn)
-        for key in keys:
-            if key not in scalars:
-                raise ValueError(f"{log} holds no {key!r}, but {', '.join(sorted(scalars))}")
-            found.append(scalars[key])
-    return dict(zip(names, found, strict=True))
-
-
-def draw_chosen(curves: dict[str, Curve], path: Path, title: str = "") -> None:
-    """Named curves in one picture, as a PNG."""
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for i, (name, curve) in enumerate(curves.items()):
-        marker = "o" if len(curve.steps) < 30 else ""
-        axes.plot(*curve, label=name, marker=marker, color=COLOURS[i % len(COLOURS)])
-    axes.set_xlabel("iteration")
-    axes.set_title(title, parse_math=False)
-    for text in axes.legend().get_texts():
-        text.set_parse_math(False)
-    save_figure(figure, path, 150)
 
 
 def _style(axes) -> None:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
 
-from mmseg_ext.cost.cost_table import Cost, count_cost, machine, measure_inference
+from mmseg_ext.cost.model_cost import Cost, count_cost, machine, measure_cost
 from mmseg_ext.datasets.metainfo import unwrapped
 from mmseg_ext.engine.load_trained import load_trained
 from mmseg_ext.reports.confusion import class_iou, confusion_matrix
@@ -292,5 +292,5 @@ def _cost(name: str, model: nn.Module, sample: dict) -> Cost:
     inputs: Tensor = model.data_preprocessor(_batch(sample), False)["inputs"]
     cost = count_cost(name, model, inputs)
     with contextlib.suppress(RuntimeError):  # the peak can be read on Linux and on GPUs only
-        measure_inference(cost, model, inputs)
+        measure_cost(cost, model, inputs)
     return cost

@@ -9,7 +9,7 @@ from mmseg_ext import fuse_model
 from mmseg_ext.backbones.eamlp import EAMLP, sinusoidal_positions
 from mmseg_ext.backbones.token_backbone import positions_at
 from mmseg_ext.checkpoint import convert_official
-from mmseg_ext.cost.measure import count_multiply_adds
+from mmseg_ext.cost.multiply_adds import count_multiply_adds
 from tests.backbones.base import BackboneTester
 from tests.models import assert_same, randomise
 from tests.parity import Fixture, assert_parity

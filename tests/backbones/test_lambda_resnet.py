@@ -8,7 +8,7 @@ from mmseg.registry import MODELS
 
 from benchmarks.lambda_layer import count_lambda_resnet
 from mmseg_ext.backbones.lambda_resnet import ARCHS, HYBRID_C4, LambdaResNet, lambda_blocks
-from mmseg_ext.cost.measure import count_multiply_adds
+from mmseg_ext.cost.multiply_adds import count_multiply_adds
 from mmseg_ext.layers import LambdaLayer
 from tests.backbones.base import BackboneTester
 from tests.configs import CONFIGS

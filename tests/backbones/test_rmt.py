@@ -7,7 +7,7 @@ from torch._inductor.exc import InductorError
 from benchmarks.reference.manhattan_attention import PlainRMT
 from mmseg_ext.backbones.rmt import RMT
 from mmseg_ext.checkpoint import convert_official
-from mmseg_ext.cost.measure import count_multiply_adds
+from mmseg_ext.cost.multiply_adds import count_multiply_adds
 from tests.backbones.base import BackboneTester
 from tests.models import assert_compiles_once, randomise
 from tests.parity import Fixture, assert_parity, gradient_difference

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.docs_tables import outdated, results, what_it_trains, with_tables, zoo
-from mmseg_ext.cost.config_cost import count_config
+from mmseg_ext.cost.model_cost import count_config
 from tests.configs import CONFIGS
 
 EXPERIMENTS = {path.stem: path for path in CONFIGS.glob("*.py")}

@@ -1,4 +1,4 @@
-"""The analysis tools: mmsegmentation's run as they are, ours against counts made by hand."""
+"""The analysis tools against counts made by hand, and publishing weights."""
 
 import errno
 import json
@@ -14,33 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from mmseg_ext.checkpoint.safe_reading import read_checkpoint, read_state_dict
-from mmseg_ext.commands import analyze_logs as log_command
 from mmseg_ext.commands import confusion_matrix as confusion_command
-from mmseg_ext.commands import cost_table as cost_command
 from mmseg_ext.commands import publish_model as publishing
-from mmseg_ext.commands._stock_tool import stock_tool
-from tests.configs import CONFIGS
-from tests.engine.runs import run_script
-
-TOOLS = CONFIGS.parent / "tools" / "analysis_tools"
-CONFIG = str(CONFIGS / "ea_r18_shapes.py")
-
-
-def test_stock_get_flops_runs_through_our_entry():
-    """EANet on ResNet-18 at 96x96: 973,000 parameters (without the auxiliary head)."""
-    result = run_script(TOOLS / "get_flops.py", CONFIG, "--shape", "96", "96")
-    assert result.returncode == 0, result.stderr
-    assert "Input shape: (96, 96)" in result.stdout and "Params: 0.973M" in result.stdout
-
-
-@pytest.mark.parametrize("name", ["get_flops", "benchmark", "browse_dataset"])
-def test_stock_tools_are_there(name):
-    assert "argparse" in stock_tool(f"analysis_tools/{name}.py").read_text()
-
-
-def test_a_tool_that_mmsegmentation_lacks_is_named():
-    with pytest.raises(FileNotFoundError, match=r"carries no tools/none\.py"):
-        stock_tool("none.py")
 
 
 def predictions(folder, size=(24, 32), count=21) -> tuple[list[str], np.ndarray]:
@@ -111,43 +86,19 @@ def test_confusion_refuses_what_is_no_class(tmp_path, capsys):
 
 
 def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path, monkeypatch, capsys):
-    (tmp_path / "scalars.json").write_text('{"mIoU": 1.0, "step": 1}\n')
     words, _ = predictions(tmp_path, count=3)
-    cases = [
-        (log_command.main, [str(tmp_path / "scalars.json"), "--out"], "a.png"),
-        (confusion_command.main, words[:2], "confusion_matrix.png"),
-        (cost_command.main, ["blocks", "--only", "EA, plain", "--json"], "a.json"),
-    ]
 
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    for main, arguments, name in cases:
-        folder = tmp_path / main.__module__
-        folder.mkdir()
-        (folder / name).write_text("good")
-        target = folder if main is confusion_command.main else folder / name
-        assert main([*arguments, str(target)]) == 1
-        line = capsys.readouterr().err
-        assert line == f"error: {folder / name} cannot be written: No space left on device\n"
-        assert [path.read_text() for path in folder.iterdir()] == ["good"]
-
-
-def test_logs_are_plotted(tmp_path, capsys):
-    log = tmp_path / "scalars.json"
-    lines = [{"loss": 3.0 - i, "step": i} for i in range(3)] + [{"mIoU": 50.5, "step": 2}]
-    log.write_text("\n".join(map(json.dumps, lines)))
-    words = [str(log), "--keys", "loss", "mIoU", "--legend", "a", "b", "--out"]
-    assert log_command.main([*words, str(tmp_path / "a.png")]) == 0
-    assert capsys.readouterr().out.splitlines()[:2] == [
-        "a: last 1, least 1, greatest 3 of 3",
-        "b: last 50.5, least 50.5, greatest 50.5 of 1",
-    ]
-    with Image.open(tmp_path / "a.png") as picture:
-        assert picture.size == (1200, 675)
-    assert log_command.main([str(log), "--keys", "aAcc"]) == 1
-    assert "holds no 'aAcc', but loss, mIoU" in capsys.readouterr().err
+    picture = tmp_path / "out/confusion_matrix.png"
+    picture.parent.mkdir()
+    picture.write_text("good")
+    assert confusion_command.main(words) == 1
+    line = capsys.readouterr().err
+    assert line == f"error: {picture} cannot be written: No space left on device\n"
+    assert [path.read_text() for path in picture.parent.iterdir()] == ["good"]
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])

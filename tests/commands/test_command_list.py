@@ -34,14 +34,14 @@ def test_the_list(capsys):
 
 
 def test_an_unknown_command_is_a_usage_error(capsys):
-    assert main(["cost_tabel"]) == 2
+    assert main(["modle_cost"]) == 2
     line = capsys.readouterr().err
-    assert line == "mmseg_ext: there is no command 'cost_tabel'; did you mean cost_table?\n"
+    assert line == "mmseg_ext: there is no command 'modle_cost'; did you mean model_cost?\n"
 
 
 def test_a_command_gets_the_rest_of_the_line(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["mmseg_ext", "analyze_logs", "none.json"])
+    monkeypatch.setattr("sys.argv", ["mmseg_ext", "report", "none"])
     with pytest.raises(SystemExit) as end:
-        main(["analyze_logs", "none.json"])
+        main(["report", "none"])
     assert end.value.code == 1
-    assert "none.json" in capsys.readouterr().err
+    assert "none" in capsys.readouterr().err

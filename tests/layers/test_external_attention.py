@@ -294,7 +294,7 @@ def test_autocast_keeps_composed_weights_and_probabilities_in_float32():
 
 
 def test_multiply_adds_of_composed_form():
-    from mmseg_ext.cost.measure import count_multiply_adds
+    from mmseg_ext.cost.multiply_adds import count_multiply_adds
 
     with torch.device("meta"):
         block = ExternalAttention2d(512).eval()

@@ -12,7 +12,7 @@ from PIL import Image
 from mmseg_ext.commands.report import main
 from mmseg_ext.commands.train import parser as train_parser
 from mmseg_ext.commands.train import runner_of
-from mmseg_ext.cost.cost_table import Cost
+from mmseg_ext.cost.model_cost import Cost
 from mmseg_ext.reports.confusion import class_iou, confusion_matrix
 from mmseg_ext.reports.curves import Curve
 from mmseg_ext.reports.html_page import _apart, error_overlay, page
@@ -47,7 +47,7 @@ def a_run(name: str, confusion: list[list[int]], lr: float = 0.1) -> Run:
         images=5,
         confusion=np.array(confusion),
         examples=[Example("a.jpg", "best", 0.9, image, truth, truth[::-1])],
-        cost=Cost(name, (1, 3, 40, 60), 1234567, 10**9, 2 * 10**9, None, None, 12.34, 3.0),
+        cost=Cost(name, (1, 3, 40, 60), 1234567, 10**9, 2 * 10**9, 12.34, 3.0),
         machine="a machine",
     )
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from mmseg_ext.commands.model_cost import main
-from mmseg_ext.cost.config_cost import HEADINGS, count_config
+from mmseg_ext.cost.model_cost import HEADINGS, count_config
 from tests.configs import CONFIGS
 
 DEMO = str(CONFIGS / "ea_r18_shapes.py")

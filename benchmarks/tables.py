@@ -1,0 +1,115 @@
+"""What the benchmarks share: contests as tables, pictures of them and the command line."""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from mmseg_ext.cost.contest import Result, contest, inference_step, training_step
+from mmseg_ext.cost.devices import usable_device
+from mmseg_ext.cost.model_cost import machine, markdown
+
+Results = dict[str, dict[str, Result]]
+"""What `contest` gave, by case."""
+
+
+class Settings(NamedTuple):
+    """What the command line asks for. `figures` is a folder for pictures, or None."""
+
+    rounds: int = 5
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    figures: Path | None = None
+
+
+class Part(Protocol):
+    def __call__(self, settings: Settings) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+        """The headings and the rows of a table."""
+
+
+def module_contest(
+    case: str, modules: Mapping[str, nn.Module], x: Tensor, settings: Settings
+) -> Results:
+    """`contest` of modules on one input, in inference and in training; half precision by autocast.
+
+    Modules without parameters, which are fused ones, are left out of training.
+    """
+    x = x.to(settings.device)
+    modules = {name: module.to(settings.device) for name, module in modules.items()}
+    trainable = {n: m for n, m in modules.items() if any(p.requires_grad for p in m.parameters())}
+    results = {}
+    half = settings.dtype is not torch.float32
+    with torch.autocast(settings.device, dtype=settings.dtype, enabled=half):
+        steps = {name: inference_step(module, x) for name, module in modules.items()}
+        results[f"{case}, inference"] = contest(steps, settings.rounds, settings.device)
+        steps = {name: training_step(module, x) for name, module in trainable.items()}
+        if steps:
+            results[f"{case}, training"] = contest(steps, settings.rounds, settings.device)
+    return results
+
+
+def contest_table(results: Results) -> tuple[list[str], list[list[str]]]:
+    rows = [
+        [case, name, f"{r.ms:.1f}", f"{r.over_first:.2f}", f"{r.mib:.0f}"]
+        for case, by_name in results.items()
+        for name, r in by_name.items()
+    ]
+    return ["case", "way", "ms", "time over the first", "peak MiB"], rows
+
+
+def draw_growth(
+    results: Results, sizes: Sequence[int], labels: Sequence[str], path: Path, time: bool = True
+) -> None:
+    """Time (unless `time` is False) and peak memory by size, both axes logarithmic.
+
+    `sizes` holds positions or pixels of the cases in their order, `labels` the texts under them.
+    """
+    from matplotlib.figure import Figure
+
+    panels = [("ms", "time, ms")] * time + [("mib", "peak memory, MiB")]
+    figure = Figure(figsize=(5 * len(panels), 4), layout="constrained")
+    names = list(dict.fromkeys(name for by_name in results.values() for name in by_name))
+    row = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (field, label) in zip(row, panels, strict=True):
+        for name in names:
+            points = [
+                (size, getattr(by_name[name], field))
+                for size, by_name in zip(sizes, results.values(), strict=True)
+                if name in by_name and getattr(by_name[name], field) > 0
+            ]
+            axes.plot(*zip(*points, strict=True), "o-", markersize=4, label=name)
+        axes.set(xscale="log", yscale="log", xlabel="size", ylabel=label)
+        axes.set_xticks(list(sizes), list(labels), rotation=30)
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=120)
+
+
+def command(description: str, parts: Mapping[str, Part], argv: Sequence[str] | None = None) -> int:
+    """Run the parts named on the command line, or all of them, and print their tables."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(parts)}; or all")
+    parser.add_argument("--rounds", type=int, default=5, help="that medians are over")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--figures", type=Path, help="draw pictures into this folder")
+    args = parser.parse_args(argv)
+    unknown = [name for name in args.parts if name not in parts]
+    if unknown:
+        parser.error(f"unknown part {unknown[0]!r}: choose from {', '.join(parts)}")
+    try:
+        usable_device(args.device)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    torch.manual_seed(0)
+    settings = Settings(args.rounds, args.device, getattr(torch, args.dtype), args.figures)
+    print(machine(args.device))
+    for name in args.parts or parts:
+        print(f"\n{name}\n\n{markdown(*parts[name](settings))}", end="")
+    return 0
