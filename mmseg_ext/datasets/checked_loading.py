@@ -1,12 +1,9 @@
 """Label maps that are what mmsegmentation's `LoadAnnotations` gives, or an error by their name."""
 
-from functools import lru_cache
-
 from mmseg.datasets.transforms import LoadAnnotations
 from mmseg.registry import TRANSFORMS
 
-from mmseg_ext.datasets.files import read_bytes
-from mmseg_ext.datasets.labels import LabelRule, decode_label, require_size
+from mmseg_ext.datasets.labels import read_label
 from mmseg_ext.errors import LabelError
 
 
@@ -14,13 +11,12 @@ from mmseg_ext.errors import LabelError
 class CheckedLoadAnnotations(LoadAnnotations):
     """Load `gt_seg_map` (H, W) uint8 and refuse what is no label map of the dataset.
 
-    The number of classes comes with each sample from this package's datasets (`CheckedDataset`);
-    for another dataset it is given here. An image that comes from no dataset and has no label
-    map, as mmsegmentation's `inference_model` passes it, goes through as it is.
+    The number of classes comes with each sample from this package's datasets (`CheckedDataset`).
+    With another dataset give `num_classes`; without it any value of 8 bits passes. An image that
+    comes from no dataset and has no label map, as mmsegmentation's `inference_model` passes it,
+    goes through as it is.
 
     Raises:
-        ValueError: at the first sample, if `num_classes` is in neither place or
-            `reduce_zero_label` differs from the dataset's.
         LabelError: for a dataset's image without a label map, and for a label map of several
             channels or more than 8 bits, of another size than its image, or with values outside
             the classes.
@@ -42,28 +38,13 @@ class CheckedLoadAnnotations(LoadAnnotations):
             if "sample_idx" not in results:
                 return
             raise LabelError(f"{results['img_path']}: its annotation is missing (no seg_map_path)")
-        path = results["seg_map_path"]
-        data = read_bytes(path, self.backend_args)
-        label = decode_label(data, path, self.imdecode_backend)
-        if "ori_shape" in results:
-            require_size(label, results["ori_shape"][:2], path, results["img_path"])
-        results["gt_seg_map"] = self._rule(results).apply(label, path)
+        info = dict(results)
+        if self.num_classes is not None:
+            info["num_classes"] = self.num_classes
+        if self.reduce_zero_label is not None:
+            info["reduce_zero_label"] = self.reduce_zero_label
+        results["gt_seg_map"] = read_label(info, self.imdecode_backend, self.backend_args)
         results["seg_fields"].append("gt_seg_map")
-
-    def _rule(self, results: dict) -> LabelRule:
-        num_classes = self.num_classes or results.get("num_classes")
-        if num_classes is None:
-            raise ValueError(
-                "CheckedLoadAnnotations: the dataset does not tell its number of classes; give "
-                "dict(type='CheckedLoadAnnotations', num_classes=...)"
-            )
-        return _shared(LabelRule.from_data_info(results, num_classes, self.reduce_zero_label))
 
     def __repr__(self) -> str:
         return super().__repr__()[:-1] + f", num_classes={self.num_classes})"
-
-
-@lru_cache(maxsize=64)
-def _shared(rule: LabelRule) -> LabelRule:
-    """The first rule equal to this one, with its tables made."""
-    return rule

@@ -1,12 +1,11 @@
-"""Reading images and label maps from files: whatever does not decode whole is an error by name.
+"""Read images and label maps from files; a file that does not decode whole is an error by name.
 
-OpenCV answers None or, in older versions, the readable part of a truncated JPEG with grey below;
-Pillow raises a different exception for each kind of damage. Here all of it is one error.
+OpenCV returns None for a damaged file or, in older versions, the readable part of a truncated JPEG
+with grey below. Pillow raises a different exception for each kind of damage. Here all of them are
+one error.
 """
 
 import io
-import os
-import re
 
 import mmcv
 import numpy as np
@@ -17,13 +16,8 @@ from mmseg_ext.errors import MissingFileError, UnreadableFileError
 
 # What complete files of the two usual formats start and end with.
 _FRAMES = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG", b"IEND\xaeB`\x82"))
-
-
-_PNG = b"\x89PNG"
-_MOST_PIXELS = 2**29  # of a PNG, whose header may claim what a few kilobytes then fill
 _EXIF_ORIENTATION = 0x0112
-# A TIFF, a WebP, and the blocks of JPEG ("Exif") and PNG ("eXIf").
-_MAY_BE_TAGGED = re.compile(rb"\A(?:II\*|MM\0|RIFF)|(?i:exif)").search
+_MAY_BE_TAGGED = (b"Exif", b"eXIf", b"EXIF", b"II*\0", b"MM\0*")  # JPEG, PNG, WebP, TIFF
 
 
 def read_bytes(path: str, backend_args: dict | None = None) -> bytes:
@@ -33,8 +27,6 @@ def read_bytes(path: str, backend_args: dict | None = None) -> bytes:
         MissingFileError: if there is no such file.
         UnreadableFileError: if it cannot be read.
     """
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
-        raise UnreadableFileError(f"{path}: is no file")
     try:
         return fileio.get(path, backend_args=backend_args)
     except FileNotFoundError:
@@ -51,16 +43,13 @@ def decode(data: bytes, path: str, flag: str, backend: str) -> np.ndarray:
     """
     if not data:
         raise UnreadableFileError(f"{path}: is empty (0 bytes)")
-    width, height = _png_size(data)
-    if width * height > _MOST_PIXELS:
-        raise UnreadableFileError(f"{path}: is too large ({width}x{height})")
     reason = ""
     try:
         image = mmcv.imfrombytes(data, flag=flag, backend=backend)
     except Exception as error:  # decoders raise anything: cv2.error, SyntaxError, struct.error
         image = None
         reason = f", {type(error).__name__}"
-    whole = _has_its_end(data)
+    whole = all(data.endswith(end) for start, end in _FRAMES if data.startswith(start))
     if image is None:
         what = "does not decode" if whole else "is truncated"
         raise UnreadableFileError(f"{path}: {what} ({len(data)} bytes{reason})")
@@ -69,35 +58,22 @@ def decode(data: bytes, path: str, flag: str, backend: str) -> np.ndarray:
     return image
 
 
-def _png_size(data: bytes) -> tuple[int, int]:
-    """Width and height that the header of a PNG claims; zeros for another format."""
-    if not data.startswith(_PNG):
-        return 0, 0
-    return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
-
-
 def orientation(data: bytes) -> int:
-    """The EXIF orientation of an image, 1 for upright and where it has none."""
-    if not _MAY_BE_TAGGED(data[: 2**16]):
+    """The EXIF orientation of an image; 1, upright, if it has none."""
+    head = data[: 2**16]
+    if not any(mark in head for mark in _MAY_BE_TAGGED):
         return 1
     try:
         return Image.open(io.BytesIO(data)).getexif().get(_EXIF_ORIENTATION, 1)
-    except Exception:  # damage is told where the pixels are decoded
+    except Exception:  # `decode` reports the damage
         return 1
 
 
 def as_stored(color_type: str) -> str:
-    """mmcv's decoding flag that gives the stored pixels, whatever the EXIF orientation says.
-
-    A label map has no such tag: it is of the stored pixels.
-    """
+    """mmcv's decoding flag that ignores the EXIF orientation, as a label map has none."""
     return (
         f"{color_type}_ignore_orientation" if color_type in ("color", "grayscale") else color_type
     )
-
-
-def _has_its_end(data: bytes) -> bool:
-    return all(data.endswith(end) for start, end in _FRAMES if data.startswith(start))
 
 
 def _pillow_reads(data: bytes) -> bool:

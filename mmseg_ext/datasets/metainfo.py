@@ -1,38 +1,10 @@
 """What a config says of a dataset, without its files: the classes and the palette."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 
 from mmseg.datasets import BaseSegDataset
 from mmseg.registry import DATASETS
-
-from mmseg_ext.datasets.checked_dataset import CheckedDataset
-
-
-def unwrapped(settings: dict) -> dict:
-    """The settings of the dataset that reads files: of several in a wrapper, the first's."""
-    while "dataset" in settings or "datasets" in settings:
-        settings = settings["dataset"] if "dataset" in settings else settings["datasets"][0]
-    return settings
-
-
-def tell_class_counts(config: dict) -> None:
-    """Give every `CheckedLoadAnnotations` of a stock dataset the number of its classes.
-
-    Samples of this package's datasets carry it; of others the settings tell, in place.
-    """
-    loaders = [config.get(f"{split}_dataloader") or {} for split in ("train", "val", "test")]
-    for settings in (leaf for x in loaders if x.get("dataset") for leaf in leaves(x["dataset"])):
-        kind = DATASETS.get(settings["type"]) if isinstance(settings.get("type"), str) else None
-        if not isinstance(kind, type) or issubclass(kind, CheckedDataset):
-            continue
-        for step in transforms(settings.get("pipeline") or ()):
-            if _counts_classes(step) and (classes := _class_names(kind, settings)):
-                step["num_classes"] = len(classes)
-
-
-def _class_names(kind: type, settings: dict) -> Sequence[str]:
-    return kind._load_metainfo(settings.get("metainfo")).get("classes") or ()
 
 
 def leaves(dataset: dict) -> Iterator[dict]:
@@ -46,6 +18,11 @@ def leaves(dataset: dict) -> Iterator[dict]:
         yield from leaves(part)
 
 
+def unwrapped(settings: dict) -> dict:
+    """The settings of the first dataset that reads files."""
+    return next(leaves(settings))
+
+
 def transforms(pipeline: Iterable) -> Iterator[dict]:
     """The transforms of a pipeline, those nested in TestTimeAug and its like included."""
     for transform in pipeline:
@@ -56,20 +33,15 @@ def transforms(pipeline: Iterable) -> Iterator[dict]:
             yield from transforms(transform)
 
 
-def _counts_classes(step: dict) -> bool:
-    kind = str(step.get("type")).rpartition(".")[2]
-    return kind == "CheckedLoadAnnotations" and step.get("num_classes") is None
-
-
 def classes_and_palette(settings: dict) -> dict:
     """`classes` and `palette` of the dataset that `settings` describe, as building it gives them.
 
-    The class's METAINFO, what `metainfo` in the settings changes of it, and mmsegmentation's rule
-    for a palette that is left out or has more colours than there are classes. Nothing is built:
-    the data may be on another machine.
+    They are the class's METAINFO, changed by `metainfo` in the settings. mmsegmentation's rule
+    completes a palette that is left out or has more colours than there are classes. Nothing is
+    built, as the data may be on another machine.
 
     Raises:
-        ValueError: for an unknown type, and where neither place names classes.
+        ValueError: for an unknown type, and if neither place names classes.
     """
     settings = unwrapped(settings)
     kind = DATASETS.get(settings["type"])

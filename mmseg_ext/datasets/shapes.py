@@ -13,14 +13,13 @@ ranges of indices.
 import json
 import shutil
 import sys
-import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import mmengine
 import numpy as np
+from filelock import FileLock
 from mmseg.registry import DATASETS
 from numpy.random import Generator
 from PIL import Image
@@ -34,7 +33,6 @@ OBJECT = 10
 """How far the labels of two objects of one class lie apart in `render_objects`."""
 
 MARKER = "shapes.json"
-_STALE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
@@ -239,30 +237,23 @@ def generate(root: str | Path, recipe: Recipe) -> None:
     """Write the folder `root` in the layout of PASCAL VOC, unless it is there already.
 
     `JPEGImages/*.jpg`, `SegmentationClass/*.png` (indexed colour) and
-    `ImageSets/Segmentation/{train,val}.txt`. All is written beside `root` and renamed at the end:
-    a run that is killed leaves nothing that could be taken for the dataset, and of several
-    processes that generate at once the first one's result stays.
+    `ImageSets/Segmentation/{train,val}.txt`. All is written beside `root` and renamed at the end,
+    so that a killed run leaves nothing that looks like the dataset. Of several processes one
+    writes, and the others wait for it.
 
     Raises:
         FileExistsError: if `root` exists and holds something else or another recipe's scenes.
     """
     root = Path(root)
-    if root.exists():
-        _check_marker(root, recipe)
-        return
-    root.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(root)
-    partial = Path(tempfile.mkdtemp(prefix=f".{root.name}-", dir=root.parent))
-    try:
-        _write(partial, recipe)
-        partial.chmod(0o755)
-        partial.rename(root)
-    except OSError:
-        if not root.exists():  # else another process was faster
-            raise
-        _check_marker(root, recipe)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    if not root.exists():
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(root.with_name(f".{root.name}.lock")):
+            if not root.exists():  # else another process was faster
+                partial = root.with_name(f".{root.name}.part")
+                shutil.rmtree(partial, ignore_errors=True)
+                _write(partial, recipe)
+                partial.rename(root)
+    _check_marker(root, recipe)
 
 
 def _write(folder: Path, recipe: Recipe) -> None:
@@ -302,13 +293,6 @@ def _check_marker(root: Path, recipe: Recipe) -> None:
             f"data_root {str(root)!r} holds {found}, not {_marker(recipe)}: "
             "delete that folder or name another data_root"
         )
-
-
-def _remove_abandoned(root: Path) -> None:
-    """Delete what killed runs have left beside `root`; a run at work is never an hour old."""
-    for path in root.parent.glob(f".{root.name}-*"):
-        if time.time() - path.stat().st_mtime > _STALE_SECONDS:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 @DATASETS.register_module()

@@ -25,7 +25,6 @@ from mmseg_ext.engine.checkpoint_hook import checkpoint_folder
 from mmseg_ext.engine.config_check import check_config, check_options
 from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.engine.pretrained import require_file, require_weights
-from mmseg_ext.environment import stack_problem
 from mmseg_ext.errors import LaunchError, StackError
 
 
@@ -52,10 +51,6 @@ def load_settings(
             cfg.merge_from_dict(options)
         except (KeyError, IndexError, TypeError, AssertionError) as error:
             raise LaunchError(f"--cfg-options {options}: {_one_line(error)}") from error
-    if stack_problem() is None:  # else there is nothing of mmsegmentation in it
-        from mmseg_ext.datasets.metainfo import tell_class_counts
-
-        tell_class_counts(cfg)
     cfg.work_dir = work_dir or cfg.get("work_dir") or f"./work_dirs/{Path(path).stem}"
     return cfg
 

@@ -1,4 +1,4 @@
-# CamVid, 11 classes, 480x360, written by tools/dataset_converters/camvid.py.
+# CamVid, 11 classes, 480x360, written by `mmseg-ext prepare camvid`.
 dataset_type = "CamVidDataset"
 data_root = "data/camvid"
 crop_size = (224, 224)

@@ -1,1 +1,0 @@
-"""Finding what training would trip over, before it starts."""

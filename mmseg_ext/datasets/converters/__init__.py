@@ -1,1 +1,0 @@
-"""From the published archives to the layouts that the configs read. Nothing is downloaded."""

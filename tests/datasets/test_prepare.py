@@ -1,0 +1,85 @@
+"""The command `prepare` on a small CamVid, and the dataset that reads the result."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mmseg.registry import DATASETS
+from PIL import Image
+
+from mmseg_ext.commands.prepare import main
+
+
+def write_pair(root: Path, split: str, name: str, label: np.ndarray, suffix: str = ".png"):
+    rng = np.random.default_rng(len(name))
+    image = rng.integers(0, 256, (*label.shape, 3), dtype=np.uint8)
+    for folder, array, end in ((split, image, suffix), (f"{split}annot", label, ".png")):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(array).save(root / folder / f"{name}{end}")
+    return image
+
+
+@pytest.fixture
+def source(tmp_path):
+    label = np.arange(12, dtype=np.uint8).repeat(4).reshape(6, 8)
+    image = write_pair(tmp_path / "in", "train", "a", label)
+    write_pair(tmp_path / "in", "train", "bb", label[::-1].copy(), suffix=".jpg")
+    write_pair(tmp_path / "in", "val", "ccc", label)
+    return tmp_path / "in", image, label
+
+
+def prepare(folder: Path) -> int:
+    return main(["camvid", str(folder), str(folder.parent / "out")])
+
+
+def test_converts_and_reads(source, tmp_path, capsys):
+    folder, image, label = source
+    assert prepare(folder) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/out: train 2, val 1\n"
+    dataset = DATASETS.build(
+        {
+            "type": "CamVidDataset",
+            "data_root": str(tmp_path / "out"),
+            "data_prefix": {"img_path": "images/train", "seg_map_path": "annotations/train"},
+            "pipeline": [{"type": "LoadImageFromFile"}, {"type": "LoadAnnotations"}],
+        }
+    )
+    assert len(dataset) == 2 and len(dataset.metainfo["classes"]) == 11
+    assert np.array_equal(dataset[0]["img"], image[..., ::-1])  # BGR
+    assert np.array_equal(dataset[0]["gt_seg_map"], np.where(label == 11, 255, label))
+
+
+def test_second_run_writes_nothing_and_completes_a_cut_one(source, tmp_path):
+    folder, _, _ = source
+    prepare(folder)
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*.png")}
+    assert len(before) == 6
+    prepare(folder)
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*.png")} == before
+    sorted(before)[0].unlink()
+    prepare(folder)
+    assert sorted((tmp_path / "out").rglob("*.png")) == sorted(before)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: f.rename(f.parent / "moved"), "none of the folders train, val, test"),
+        (lambda f: (f / "valannot/ccc.png").unlink(), "val: no partner for ccc"),
+        (lambda f: (f / "val/ccc.png").write_bytes(b"\x89PNG"), "val/ccc.png: is truncated"),
+        (
+            lambda f: write_pair(f, "val", "ccc", np.full((6, 8), 12, np.uint8)),
+            "valannot/ccc.png: values outside the 12 classes: 12 (48 pixels)",
+        ),
+        (
+            lambda f: Image.new("L", (8, 3)).save(f / "valannot/ccc.png"),
+            "valannot/ccc.png: is 8x3, its image",
+        ),
+    ],
+)
+def test_bad_sources_are_named(source, damage, message, capsys):
+    folder, _, _ = source
+    damage(folder)
+    assert prepare(folder) == 1
+    assert message in capsys.readouterr().err
+    assert not list(folder.parent.glob("out/*/val/*"))
