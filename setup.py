@@ -21,7 +21,6 @@ MM = [
     "onedl-mmengine>=0.10.12",
     "onedl-mmsegmentation>=1.4.2",
     "matplotlib>=3.8",
-    "tensorboard>=2.14",
     "rich>=13",
 ]
 # mmdetection asks for all that its import needs. Its wheel names no version of mmcv's operators:

@@ -1,11 +1,11 @@
 # EANet on PASCAL VOC: second phase of the paper's VOC test result, fine-tuning on trainval (2,913
 # images) from the final checkpoint of ea_r101_voc_45k.py.
 #
-# The paper gives the 15,000 iterations and leaves the learning rate and the schedule open, and the
-# published code has no second phase. Taken here from the segmentation code of HamNet
+# The paper gives 15,000 iterations, but neither the learning rate nor the schedule, and the
+# published code has no second phase. The rest comes from the segmentation code of HamNet
 # (Gsunshine/Enjoy-Hamburger, same code base, shared author): a tenth of the first phase's rate,
-# poly decay to zero over its own iterations, batch norm trained, the final checkpoint and not the
-# best one.
+# poly decay to zero over its own iterations, trained batch norm, and the final checkpoint instead
+# of the best one.
 _base_ = "./ea_r101_voc_45k.py"
 max_iters = 15001  # iterations 0 to 15,000 inclusive, as in the first phase
 load_from = "work_dirs/ea_r101_voc_45k/iter_45001.pth"
@@ -33,11 +33,11 @@ train_dataloader = dict(
         pipeline=_base_.train_pipeline,
     )
 )
-# The validation images are trained on: their mIoU shows that training is alive and selects nothing.
-allow_overlap = True  # for check_dataset
+# Training includes the validation images: their mIoU only shows that training works.
+allow_overlap = True  # for `mmseg-ext check_dataset`
 default_hooks = dict(checkpoint=dict(save_best=None))
-# The result is scored by the VOC server: tools/test.py writes one PNG of labels per test image.
-# The test images have no annotations, so that none are loaded.
+# The VOC server scores the result: tools/test.py writes one PNG of labels per test image. The test
+# images have no annotations to load.
 test_pipeline = [step for step in _base_.test_pipeline if step["type"] != "CheckedLoadAnnotations"]
 tta_pipeline = [
     _base_.tta_pipeline[0],

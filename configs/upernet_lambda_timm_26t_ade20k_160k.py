@@ -1,8 +1,7 @@
 # UPerNet on timm's lambda_resnet26t, started from its ImageNet weights. Fetch
-# https://github.com/rwightman/pytorch-image-models/releases/download/v0.1-attn-weights/
-# lambda_resnet26t_c_256-e5a5c857.pth and convert it:
-# mmseg-ext convert timm_lambda_resnet lambda_resnet26t_c_256-e5a5c857.pth
-# pretrained/timm_lambda_resnet26t.pth
+# lambda_resnet26t_c_256-e5a5c857.pth from
+# https://github.com/rwightman/pytorch-image-models/releases/tag/v0.1-attn-weights and convert it
+# with `mmseg-ext convert timm_lambda_resnet SRC pretrained/timm_lambda_resnet26t.pth`.
 _base_ = "./upernet_lambda_r101_ade20k_160k.py"
 model = dict(
     backbone=dict(

@@ -23,7 +23,7 @@ BASE = STACK[:2]
 """What the backbones, the runner and the hooks need; mmdetection and mmpretrain do the rest."""
 INSTALL = (
     f"pip install onedl-mmcv=={TESTED['mmcv']} onedl-mmengine=={TESTED['mmengine']} "
-    f"onedl-mmsegmentation=={TESTED['mmseg']} matplotlib rich tensorboard"
+    f"onedl-mmsegmentation=={TESTED['mmseg']} matplotlib rich"
 )
 
 

@@ -1,24 +1,20 @@
-# What every experiment shares: imports, environment, hooks, logging, test-time augmentation.
-# An experiment sets its own `default_hooks.checkpoint.interval`, as a rule the schedule's
-# `val_interval`; schedules must not define `default_hooks` (two bases naming a key do not merge).
-import importlib.util
-
+# What every experiment shares: imports, environment, hooks, logging, test-time augmentation. Each
+# experiment sets `default_hooks.checkpoint.interval`, usually to the schedule's `val_interval`.
+# Schedules must not define `default_hooks`, because two bases with the same key do not merge.
 default_scope = "mmseg"
 custom_imports = dict(imports=["mmseg_ext"], allow_failed_imports=False)
 env_cfg = dict(
     cudnn_benchmark=True,
     mp_cfg=dict(mp_start_method="fork", opencv_num_threads=0),
-    dist_cfg=dict(backend="nccl"),  # the tools take gloo where there is no GPU
+    dist_cfg=dict(backend="nccl"),  # without a GPU, the commands use gloo
 )
 
-vis_backends = [dict(type="LocalVisBackend")]
-if importlib.util.find_spec("tensorboard") is not None:
-    vis_backends.append(dict(type="TensorboardVisBackend"))
+vis_backends = [dict(type="LocalVisBackend")]  # docs/tools.md adds TensorBoard
 visualizer = dict(type="SegLocalVisualizer", vis_backends=vis_backends, name="visualizer")
 
-# Exact resume, checkpoints written whole or not at all: docs/reliability.md.
+# Resumes exactly and writes checkpoints whole or not at all: docs/reliability.md.
 runner_type = "DurableRunner"
-min_backbone_share = 0.9  # of a backbone's values that loaded weights must fill
+min_backbone_share = 0.9  # the part of a backbone that loaded weights must fill
 
 log_processor = dict(by_epoch=False)
 log_level = "INFO"

@@ -1,17 +1,4 @@
-# LambdaResNet-152 on ImageNet-1k with the paper's hybrid placement and squeeze-excitation. No top-1
-# of this very model at 224x224 is known to us.
-_base_ = [
-    "./_base_/classifier.py",
-    "./_base_/imagenet_224.py",
-    "./_base_/lambda_350e.py",
-    "./_base_/default_runtime.py",
-]
-model = dict(
-    backbone=dict(
-        type="LambdaResNet",
-        depth=152,
-        placement="hybrid",
-        se_ratio=1 / 16,
-        norm_cfg=dict(type="SyncBN", requires_grad=True),
-    ),
-)
+# LambdaResNet-152 on ImageNet-1k with the paper's hybrid placement and squeeze-excitation. We know
+# no published top-1 of this model at 224x224.
+_base_ = "./lambda_resnet50_imagenet_350e.py"
+model = dict(backbone=dict(depth=152))

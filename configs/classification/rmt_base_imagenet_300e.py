@@ -1,11 +1,3 @@
 # RMT-base on ImageNet-1k; the paper has 85.0 % top-1.
-_base_ = [
-    "./_base_/classifier.py",
-    "./_base_/imagenet_224.py",
-    "./_base_/rmt_300e.py",
-    "./_base_/default_runtime.py",
-]
-model = dict(
-    backbone=dict(type="RMT", arch="base", norm_cfg=dict(type="SyncBN", requires_grad=True))
-)
-train_dataloader = dict(sampler=dict(type="RepeatAugSampler", shuffle=True))
+_base_ = "./rmt_tiny_imagenet_300e.py"
+model = dict(backbone=dict(arch="base"))

@@ -1,6 +1,6 @@
-# LambdaResNet-101 with Mask R-CNN on COCO at 1024x1024. Of the paper's experiment we know the table
-# alone: which blocks hold lambda layers, the augmentation and the schedule are not in it. Here they
-# are the paper's classification hybrid and mmdetection's 12 epochs for a ResNet.
+# LambdaResNet-101 with Mask R-CNN on COCO at 1024x1024. The paper does not say which blocks hold
+# lambda layers, nor the augmentation and the schedule. Here they are the hybrid of its classifiers
+# and mmdetection's 12 epochs for a ResNet.
 _base_ = [
     "./_base_/models/mask_rcnn_lambda_fpn.py",
     "./_base_/datasets/coco_instance_1024.py",

@@ -14,7 +14,7 @@ train_pipeline = [
 test_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(type="Resize", scale=(2048, 512), keep_ratio=True),
-    dict(type="CheckedLoadAnnotations", reduce_zero_label=True),  # at its own size: scored there
+    dict(type="CheckedLoadAnnotations", reduce_zero_label=True),  # scored at the original size
     dict(type="PackSegInputs"),
 ]
 tta_pipeline = [

@@ -1,4 +1,4 @@
-# CamVid, 11 classes, 480x360, written by `mmseg-ext prepare camvid`.
+# CamVid, 11 classes, 480x360, as `mmseg-ext prepare camvid` writes it.
 dataset_type = "CamVidDataset"
 data_root = "data/camvid"
 crop_size = (224, 224)

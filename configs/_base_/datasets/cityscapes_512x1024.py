@@ -13,7 +13,7 @@ train_pipeline = [
 test_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(type="Resize", scale=(2048, 1024), keep_ratio=True),
-    dict(type="CheckedLoadAnnotations"),  # at its own size: scored there
+    dict(type="CheckedLoadAnnotations"),  # scored at the original size
     dict(type="PackSegInputs"),
 ]
 train_dataloader = dict(dataset=dict(pipeline=train_pipeline))

@@ -14,7 +14,7 @@ train_pipeline = [
 test_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(type="Resize", scale=(2049, 1025), keep_ratio=True),
-    dict(type="CheckedLoadAnnotations"),  # at its own size: scored there
+    dict(type="CheckedLoadAnnotations"),  # scored at the original size
     dict(type="PackSegInputs"),
 ]
 tta_pipeline = [

@@ -1,5 +1,5 @@
-# PASCAL VOC 2012, trainaug (10,582 images), by the pipeline EANet was trained with: the data code
-# of EMANet (XiaLiPKU/EMANet, dataset.py) and the values of MenghaoGuo/EANet's settings.py.
+# PASCAL VOC 2012, trainaug (10,582 images), with EANet's published pipeline: the data code of
+# EMANet (XiaLiPKU/EMANet, dataset.py) and the values of MenghaoGuo/EANet's settings.py.
 dataset_type = "CheckedPascalVOCDataset"
 data_root = "data/VOCdevkit/VOC2012"
 crop_size = (513, 513)
@@ -32,7 +32,7 @@ test_pipeline = [
     dict(type="CheckedLoadAnnotations"),
     dict(type="PackSegInputs", meta_keys=meta_keys),
 ]
-# The views of test_torch.py in its order, to be merged as logits.
+# The views of test_torch.py in its order; their logits are added.
 tta_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(
@@ -52,8 +52,8 @@ tta_pipeline = [
         ],
     ),
 ]
-# trainaug is the union of VOC's train and of the images that SBD adds to it (the two lists and
-# folders that mmsegmentation's tools/dataset_converters/voc_aug.py writes).
+# trainaug is VOC's train and the images that SBD adds to it. mmsegmentation's converter voc_aug.py
+# writes a list and a folder for each.
 train_dataloader = dict(
     batch_size=4,  # per GPU, on 4 GPUs
     num_workers=4,

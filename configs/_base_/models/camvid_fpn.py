@@ -1,5 +1,5 @@
-# What the backbones of the CamVid table have in common: Semantic FPN of 32 channels on four maps of
-# strides 4 to 32. The experiment names the backbone and, where its maps need another, the neck.
+# Semantic FPN of 32 channels on four maps of strides 4 to 32, for all backbones of the CamVid
+# table. The experiment adds the backbone and, if its maps need another one, the neck.
 _base_ = "./camvid_r18-d8.py"
 model = dict(
     backbone=dict(_delete_=True),

@@ -1,6 +1,6 @@
-# What all models of the CamVid table on ResNet-18 have in common: a quarter of the usual width,
-# output stride 8, no pretrained weights. The experiment names the head. The class weights fall
-# with the share of the training pixels to the power of 3/4; docs/camvid.md has what else was tried.
+# ResNet-18 for all heads of the CamVid table: a quarter of the usual width, output stride 8, no
+# pretrained weights. The experiment adds the head. A class's weight is inverse to its share of the
+# training pixels to the power of 3/4; docs/camvid.md lists what else was tried.
 norm_cfg = dict(type="BN", requires_grad=True)
 model = dict(
     type="StripEncoderDecoder",

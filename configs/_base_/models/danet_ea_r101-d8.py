@@ -1,5 +1,5 @@
-# DANet with external attention (arXiv 2105.02358) in the place of its position attention, on the
-# same backbone as EANet.
+# DANet with external attention (arXiv 2105.02358) instead of position attention, on the same
+# backbone as EANet.
 _base_ = "./r101-d8.py"
 model = dict(
     decode_head=dict(

@@ -1,5 +1,5 @@
-# FCN's head on LambdaResNet-50 of output stride 8, from random weights: what all members of the
-# comparison of convolution, squeeze-excitation and lambda layers start from.
+# FCN's head on LambdaResNet-50 of output stride 8, from random weights: the common base of the
+# comparison of convolutions, squeeze-excitation and lambda layers.
 _base_ = "./lambda_r50-d8.py"
 model = dict(
     decode_head=dict(

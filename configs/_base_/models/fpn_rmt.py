@@ -1,5 +1,5 @@
 # RMT with Semantic FPN (qhfan/RMT, segmentation/configs/_base_/models/RMT_fpn.py).
-# `data_preprocessor.size` is the dataset's crop_size: the experiment sets it, arch and widths.
+# The experiment sets the arch, its widths, and `data_preprocessor.size`, the dataset's crop_size.
 norm_cfg = dict(type="SyncBN", requires_grad=True)
 model = dict(
     type="StripEncoderDecoder",

@@ -1,6 +1,5 @@
-# mmsegmentation's standard ResNet-101 of output stride 8 with its FCN auxiliary head; the decode
-# head is its users'.
-# `data_preprocessor.size` is the dataset's crop_size: the experiment sets it.
+# mmsegmentation's standard ResNet-101 of output stride 8 with its FCN auxiliary head. The config
+# that uses it adds the decode head and sets `data_preprocessor.size` to the dataset's crop_size.
 norm_cfg = dict(type="SyncBN", requires_grad=True)
 model = dict(
     type="StripEncoderDecoder",

@@ -1,5 +1,5 @@
-# A ResNet-18 of output stride 8 without ImageNet weights: it trains from scratch and small.
-# `base_channels` scales it (64 is the usual ResNet-18). The decode head is its users'.
+# A small ResNet-18 of output stride 8 that trains from scratch. `base_channels` sets its width (64
+# is the usual ResNet-18). The config that uses it adds the decode head.
 norm_cfg = dict(type="BN", requires_grad=True)
 data_preprocessor = dict(
     type="SegDataPreProcessor",

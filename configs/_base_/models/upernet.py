@@ -1,5 +1,5 @@
-# UPerNet and an FCN auxiliary head. The backbone, and the widths that they read, are their users'.
-# `data_preprocessor.size` is the dataset's crop_size: the experiment sets it.
+# UPerNet and an FCN auxiliary head. The config that uses it adds the backbone, the heads'
+# in_channels, and `data_preprocessor.size`, which is the dataset's crop_size.
 norm_cfg = dict(type="SyncBN", requires_grad=True)
 model = dict(
     type="StripEncoderDecoder",

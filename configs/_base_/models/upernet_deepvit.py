@@ -10,11 +10,11 @@ model = dict(
     backbone=dict(
         type="DeepViT",
         arch="16b",
-        # Of the pretraining, not of the crops: positions are interpolated, and the normalisation of
-        # the attention maps is rescaled, from this size.
+        # The size of the pretraining, not of the crops: the model interpolates the positions and
+        # rescales the normalisation of the attention maps from this size.
         img_size=224,
         out_indices=(3, 7, 11, 15),
-        drop_path_rate=0.2,  # the published training's
+        drop_path_rate=0.2,  # as in the published training
     ),
     neck=dict(
         type="MultiLevelNeck",

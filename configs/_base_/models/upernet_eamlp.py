@@ -7,7 +7,7 @@ model = dict(
     backbone=dict(
         type="EAMLP",
         arch="14",
-        img_size=224,  # of the pretraining, not of the crops
+        img_size=224,  # the size of the pretraining, not of the crops
         out_indices=(4, 7, 10, 13),
         drop_path_rate=0.1,
     ),

@@ -1,4 +1,4 @@
-# UPerNet on LambdaResNet: four maps of strides 4 to 32. The experiment names the variant.
+# UPerNet on LambdaResNet: four maps of strides 4 to 32. The experiment sets the variant.
 _base_ = "./upernet.py"
 model = dict(
     backbone=dict(type="LambdaResNet", norm_cfg=dict(type="SyncBN", requires_grad=True)),

@@ -1,3 +1,3 @@
-# The protocol of the CamVid table with the rate of the backbones' rows (docs/camvid.md).
+# The protocol of the CamVid table with the learning rate of its backbones (docs/camvid.md).
 _base_ = "./camvid_8k.py"
 optim_wrapper = dict(optimizer=dict(lr=1.5e-3))

@@ -1,11 +1,11 @@
 # RMT's published recipe for UPerNet (qhfan/RMT, segmentation/configs/RMT/RMT_Uper_*_2x.py). Two of
-# those files divide by zero: s in its warm-up, which is 1500 iterations as in m and l, and m in the
-# interval of its checkpoints, which is 8000 as in s and l.
-# Published in float16 with a loss scale of 512, under a warning of NaN losses; here in float32.
+# these files divide by zero: s in its warm-up, here 1500 iterations as in m and l, and m in its
+# checkpoint interval, here 8000 as in s and l. The published training is in float16 with a loss
+# scale of 512 and a warning of NaN losses; this one is in float32.
 optim_wrapper = dict(
     type="OptimWrapper",
     optimizer=dict(type="AdamW", lr=6e-5, betas=(0.9, 0.999), weight_decay=0.01),
-    # Every module with "norm" in its name: those of the blocks, outputs and downsamplings, not the
+    # Modules with "norm" in their names: those of blocks, outputs and downsamplings, not the
     # stem's.
     paramwise_cfg=dict(custom_keys={"norm": dict(decay_mult=0.0)}),
     clip_grad=None,

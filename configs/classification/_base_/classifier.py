@@ -1,4 +1,4 @@
-# A backbone with its published classifier: it gives the logits. The experiment names it.
+# A backbone with its published classifier, which returns logits. The experiment sets the backbone.
 model = dict(
     type="ImageClassifier",
     data_preprocessor=dict(

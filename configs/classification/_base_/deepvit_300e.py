@@ -1,23 +1,5 @@
-# DeepViT's recipe (zhoudaquan/dvit_repo): a rate of 5e-4 with 32 images for each process, of an
-# unstated number of processes; here that of 256 images.
-optim_wrapper = dict(
-    type="OptimWrapper",
-    optimizer=dict(type="AdamW", lr=5e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.05),
-    paramwise_cfg=dict(norm_decay_mult=0.0, bias_decay_mult=0.0),
-)
-param_scheduler = [
-    dict(type="LinearLR", start_factor=1e-3, by_epoch=True, end=5, convert_to_iter_based=True),
-    dict(
-        type="CosineAnnealingLR",
-        eta_min=1e-5,
-        by_epoch=True,
-        begin=5,
-        end=300,
-        convert_to_iter_based=True,
-    ),
-]
-train_cfg = dict(by_epoch=True, max_epochs=300, val_interval=1)
-val_cfg = dict()
-test_cfg = dict()
-custom_hooks = [dict(type="EMAHook", momentum=4e-5, priority="ABOVE_NORMAL")]  # decay 0.99996
-auto_scale_lr = dict(enable=False, base_batch_size=256)
+# DeepViT's recipe (zhoudaquan/dvit_repo): RMT's with a rate of 5e-4 for 32 images per process. The
+# number of processes is not published; here the rate belongs to 256 images.
+_base_ = "./rmt_300e.py"
+optim_wrapper = dict(optimizer=dict(lr=5e-4))
+auto_scale_lr = dict(base_batch_size=256)

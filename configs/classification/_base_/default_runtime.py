@@ -7,14 +7,14 @@ custom_imports = dict(
 env_cfg = dict(
     cudnn_benchmark=True,
     mp_cfg=dict(mp_start_method="fork", opencv_num_threads=0),
-    dist_cfg=dict(backend="nccl"),  # the tools take gloo where there is no GPU
+    dist_cfg=dict(backend="nccl"),  # without a GPU, the commands use gloo
 )
 vis_backends = [dict(type="LocalVisBackend")]
 visualizer = dict(type="UniversalVisualizer", vis_backends=vis_backends, name="visualizer")
 
-# Exact resume, checkpoints written whole or not at all: docs/reliability.md.
+# Resumes exactly and writes checkpoints whole or not at all: docs/reliability.md.
 runner_type = "DurableRunner"
-min_backbone_share = 0.9  # of a backbone's values that loaded weights must fill
+min_backbone_share = 0.9  # the part of a backbone that loaded weights must fill
 
 log_level = "INFO"
 default_hooks = dict(

@@ -1,5 +1,5 @@
-# ImageNet-1k at 224x224 with the augmentation of DeiT (RandAugment m9-mstd0.5-inc1, erasing 0.25),
-# and for the test the usual centre crop of seven eighths.
+# ImageNet-1k at 224x224 with DeiT's augmentation (RandAugment m9-mstd0.5-inc1, erasing 0.25),
+# tested on the usual centre crop of seven eighths.
 mean = [123.675, 116.28, 103.53]  # R, G, B
 bgr_mean = mean[::-1]
 bgr_std = [57.375, 57.12, 58.395]

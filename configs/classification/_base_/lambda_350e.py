@@ -1,6 +1,6 @@
 # LambdaNetworks' 350 epochs at batch 4096 with a weight decay of 4e-5, RandAugment, label smoothing
-# and a moving average. The rate (0.1 for each 256 images) and the warm-up are not known to us: they
-# are those of ResNet-RS' family. Its dropout and stochastic depth are not in our backbone.
+# and a moving average. The paper does not give the rate and the warm-up: 0.1 per 256 images and
+# five epochs are those of ResNet-RS. Our backbone has no dropout and no stochastic depth.
 optim_wrapper = dict(
     type="OptimWrapper",
     optimizer=dict(type="SGD", lr=1.6, momentum=0.9, weight_decay=4e-5),

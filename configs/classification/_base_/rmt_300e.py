@@ -1,6 +1,6 @@
-# RMT's recipe (qhfan/RMT, classfication_release): a rate of 5e-4 for each 512 images, which the
-# paper states as 1e-3 for 1024 and the logs show as 2e-3 (2048). Repeated augmentation is the
-# experiment's sampler.
+# RMT's recipe (qhfan/RMT, classfication_release): a rate of 5e-4 per 512 images, which the paper
+# gives as 1e-3 for 1024 and the logs as 2e-3 for 2048. The experiment sets the sampler with
+# repeated augmentation.
 optim_wrapper = dict(
     type="OptimWrapper",
     optimizer=dict(type="AdamW", lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.05),

@@ -1,5 +1,5 @@
 # What every experiment with mmdetection shares, as ../../_base_/default_runtime.py does for
-# segmentation. The operators stand in for mmcv's compiled ones where those are missing, only there.
+# segmentation. `operators_in_pytorch` replaces mmcv's compiled operators if they are missing.
 default_scope = "mmdet"
 custom_imports = dict(
     imports=[
@@ -12,14 +12,14 @@ custom_imports = dict(
 env_cfg = dict(
     cudnn_benchmark=False,  # images of many sizes
     mp_cfg=dict(mp_start_method="fork", opencv_num_threads=0),
-    dist_cfg=dict(backend="nccl"),  # the tools take gloo where there is no GPU
+    dist_cfg=dict(backend="nccl"),  # without a GPU, the commands use gloo
 )
 vis_backends = [dict(type="LocalVisBackend")]
 visualizer = dict(type="DetLocalVisualizer", vis_backends=vis_backends, name="visualizer")
 
-# Exact resume, checkpoints written whole or not at all: docs/reliability.md.
+# Resumes exactly and writes checkpoints whole or not at all: docs/reliability.md.
 runner_type = "DurableRunner"
-min_backbone_share = 0.9  # of a backbone's values that loaded weights must fill
+min_backbone_share = 0.9  # the part of a backbone that loaded weights must fill
 
 log_processor = dict(type="LogProcessor", window_size=50, by_epoch=True)
 log_level = "INFO"

@@ -1,7 +1,6 @@
-# COCO 2017 at one scale, as published for the 1x schedules (qhfan/RMT, detect/configs/_base_/
-# datasets/coco_detection.py): the shorter side 800 and the longer at most 1333.
-dataset_type = "CheckedCocoDataset"
-data_root = "data/coco/"
+# COCO 2017 at one scale for boxes alone, as published for the 1x schedules (qhfan/RMT,
+# detect/configs/_base_/datasets/coco_detection.py): coco_instance.py without the masks.
+_base_ = "./coco_instance.py"
 
 train_pipeline = [
     dict(type="CheckedLoadImage"),
@@ -19,41 +18,8 @@ test_pipeline = [
         meta_keys=("img_id", "img_path", "ori_shape", "img_shape", "scale_factor"),
     ),
 ]
-train_dataloader = dict(
-    batch_size=2,
-    num_workers=2,
-    persistent_workers=True,
-    sampler=dict(type="DefaultSampler", shuffle=True),
-    batch_sampler=dict(type="AspectRatioBatchSampler"),
-    dataset=dict(
-        type=dataset_type,
-        data_root=data_root,
-        ann_file="annotations/instances_train2017.json",
-        data_prefix=dict(img="train2017/"),
-        filter_cfg=dict(filter_empty_gt=True, min_size=32),
-        pipeline=train_pipeline,
-    ),
-)
-val_dataloader = dict(
-    batch_size=1,
-    num_workers=2,
-    persistent_workers=True,
-    drop_last=False,
-    sampler=dict(type="DefaultSampler", shuffle=False),
-    dataset=dict(
-        type=dataset_type,
-        data_root=data_root,
-        ann_file="annotations/instances_val2017.json",
-        data_prefix=dict(img="val2017/"),
-        test_mode=True,
-        pipeline=test_pipeline,
-    ),
-)
-test_dataloader = val_dataloader
-val_evaluator = dict(
-    type="CocoMetric",
-    ann_file=data_root + "annotations/instances_val2017.json",
-    metric="bbox",
-    format_only=False,
-)
-test_evaluator = val_evaluator
+train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
+val_dataloader = dict(dataset=dict(pipeline=test_pipeline))
+test_dataloader = dict(dataset=dict(pipeline=test_pipeline))
+val_evaluator = dict(metric="bbox")
+test_evaluator = dict(metric="bbox")

@@ -1,5 +1,5 @@
 # COCO 2017 at one scale, as published for the 1x schedules (qhfan/RMT, detect/configs/_base_/
-# datasets/coco_instance.py): the shorter side 800 and the longer at most 1333.
+# datasets/coco_instance.py): the shorter side 800, the longer at most 1333.
 dataset_type = "CheckedCocoDataset"
 data_root = "data/coco/"
 

@@ -1,52 +1,13 @@
 # Cascade Mask R-CNN with RMT and FPN (qhfan/RMT, detect/configs/_base_/models/RMT_cas_rcnn.py). The
-# experiment names the arch, its widths and its weights.
+# experiment sets the arch, its widths and its weights.
+_base_ = "./mask_rcnn_rmt_fpn.py"
 model = dict(
     type="CascadeRCNN",
-    data_preprocessor=dict(
-        type="DetDataPreprocessor",
-        mean=[123.675, 116.28, 103.53],  # R, G, B of ImageNet
-        std=[58.395, 57.12, 57.375],
-        bgr_to_rgb=True,
-        pad_mask=True,
-        pad_size_divisor=32,
-    ),
-    # The published ImageNet weights, converted by `mmseg-ext convert rmt SRC DST`.
-    backbone=dict(
-        type="RMT",
-        arch="tiny",
-        out_indices=(0, 1, 2, 3),
-        norm_cfg=dict(type="SyncBN", requires_grad=True),
-        init_cfg=dict(type="Pretrained", checkpoint="pretrained/rmt_tiny.pth"),
-    ),
-    neck=dict(type="FPN", in_channels=[64, 128, 256, 512], out_channels=256, num_outs=5),
-    rpn_head=dict(
-        type="RPNHead",
-        in_channels=256,
-        feat_channels=256,
-        anchor_generator=dict(
-            type="AnchorGenerator",
-            scales=[8],
-            ratios=[0.5, 1.0, 2.0],
-            strides=[4, 8, 16, 32, 64],
-        ),
-        bbox_coder=dict(
-            type="DeltaXYWHBBoxCoder",
-            target_means=[0.0, 0.0, 0.0, 0.0],
-            target_stds=[1.0, 1.0, 1.0, 1.0],
-        ),
-        loss_cls=dict(type="CrossEntropyLoss", use_sigmoid=True, loss_weight=1.0),
-        loss_bbox=dict(type="SmoothL1Loss", beta=1.0 / 9.0, loss_weight=1.0),
-    ),
+    rpn_head=dict(loss_bbox=dict(type="SmoothL1Loss", beta=1.0 / 9.0, loss_weight=1.0)),
     roi_head=dict(
         type="CascadeRoIHead",
         num_stages=3,
         stage_loss_weights=[1, 0.5, 0.25],
-        bbox_roi_extractor=dict(
-            type="SingleRoIExtractor",
-            roi_layer=dict(type="RoIAlign", output_size=7, sampling_ratio=0),
-            out_channels=256,
-            featmap_strides=[4, 8, 16, 32],
-        ),
         bbox_head=[
             dict(
                 type="ConvFCBBoxHead",
@@ -60,97 +21,20 @@ model = dict(
                 bbox_coder=dict(
                     type="DeltaXYWHBBoxCoder",
                     target_means=[0.0, 0.0, 0.0, 0.0],
-                    target_stds=[0.1, 0.1, 0.2, 0.2],
+                    target_stds=[centre, centre, size, size],
                 ),
                 reg_class_agnostic=False,
                 reg_decoded_bbox=True,
                 norm_cfg=dict(type="SyncBN", requires_grad=True),
                 loss_cls=dict(type="CrossEntropyLoss", use_sigmoid=False, loss_weight=1.0),
                 loss_bbox=dict(type="GIoULoss", loss_weight=10.0),
-            ),
-            dict(
-                type="ConvFCBBoxHead",
-                num_shared_convs=4,
-                num_shared_fcs=1,
-                in_channels=256,
-                conv_out_channels=256,
-                fc_out_channels=1024,
-                roi_feat_size=7,
-                num_classes=80,
-                bbox_coder=dict(
-                    type="DeltaXYWHBBoxCoder",
-                    target_means=[0.0, 0.0, 0.0, 0.0],
-                    target_stds=[0.05, 0.05, 0.1, 0.1],
-                ),
-                reg_class_agnostic=False,
-                reg_decoded_bbox=True,
-                norm_cfg=dict(type="SyncBN", requires_grad=True),
-                loss_cls=dict(type="CrossEntropyLoss", use_sigmoid=False, loss_weight=1.0),
-                loss_bbox=dict(type="GIoULoss", loss_weight=10.0),
-            ),
-            dict(
-                type="ConvFCBBoxHead",
-                num_shared_convs=4,
-                num_shared_fcs=1,
-                in_channels=256,
-                conv_out_channels=256,
-                fc_out_channels=1024,
-                roi_feat_size=7,
-                num_classes=80,
-                bbox_coder=dict(
-                    type="DeltaXYWHBBoxCoder",
-                    target_means=[0.0, 0.0, 0.0, 0.0],
-                    target_stds=[0.033, 0.033, 0.067, 0.067],
-                ),
-                reg_class_agnostic=False,
-                reg_decoded_bbox=True,
-                norm_cfg=dict(type="SyncBN", requires_grad=True),
-                loss_cls=dict(type="CrossEntropyLoss", use_sigmoid=False, loss_weight=1.0),
-                loss_bbox=dict(type="GIoULoss", loss_weight=10.0),
-            ),
+            )
+            for centre, size in ((0.1, 0.2), (0.05, 0.1), (0.033, 0.067))
         ],
-        mask_roi_extractor=dict(
-            type="SingleRoIExtractor",
-            roi_layer=dict(type="RoIAlign", output_size=14, sampling_ratio=0),
-            out_channels=256,
-            featmap_strides=[4, 8, 16, 32],
-        ),
-        mask_head=dict(
-            type="FCNMaskHead",
-            num_convs=4,
-            in_channels=256,
-            conv_out_channels=256,
-            num_classes=80,
-            loss_mask=dict(type="CrossEntropyLoss", use_mask=True, loss_weight=1.0),
-        ),
     ),
     train_cfg=dict(
-        rpn=dict(
-            assigner=dict(
-                type="MaxIoUAssigner",
-                pos_iou_thr=0.7,
-                neg_iou_thr=0.3,
-                min_pos_iou=0.3,
-                match_low_quality=True,
-                ignore_iof_thr=-1,
-            ),
-            sampler=dict(
-                type="RandomSampler",
-                num=256,
-                pos_fraction=0.5,
-                neg_pos_ub=-1,
-                add_gt_as_proposals=False,
-            ),
-            allowed_border=0,
-            pos_weight=-1,
-            debug=False,
-        ),
-        rpn_proposal=dict(
-            nms_pre=2000,
-            max_per_img=2000,
-            nms=dict(type="nms", iou_threshold=0.7),
-            min_bbox_size=0,
-        ),
+        rpn=dict(allowed_border=0),
+        rpn_proposal=dict(max_per_img=2000),
         rcnn=[
             dict(
                 assigner=dict(
@@ -174,19 +58,5 @@ model = dict(
             )
             for overlap in (0.5, 0.6, 0.7)
         ],
-    ),
-    test_cfg=dict(
-        rpn=dict(
-            nms_pre=1000,
-            max_per_img=1000,
-            nms=dict(type="nms", iou_threshold=0.7),
-            min_bbox_size=0,
-        ),
-        rcnn=dict(
-            score_thr=0.05,
-            nms=dict(type="nms", iou_threshold=0.5),
-            max_per_img=100,
-            mask_thr_binary=0.5,
-        ),
     ),
 )

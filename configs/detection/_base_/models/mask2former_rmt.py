@@ -1,7 +1,7 @@
 # Mask2Former for semantic segmentation with RMT: mmsegmentation's numbers for Swin (its
 # mask2former_swin-s_8xb2-160k_ade20k-512x512.py), which are the paper's, arXiv 2112.01527. The head
-# is mmsegmentation's and needs mmdetection. `data_preprocessor.size` is the dataset's crop_size:
-# the experiment sets it.
+# is mmsegmentation's and needs mmdetection. The experiment sets `data_preprocessor.size` to the
+# dataset's crop_size.
 num_classes = 150
 width = 256
 attention = dict(

@@ -1,8 +1,8 @@
-# Mask R-CNN with LambdaResNet and FPN. Of the paper's detector (arXiv 2102.08602) only the table is
-# known to us: Mask R-CNN at 1024x1024 with FPN. Heads, anchors and thresholds are mmdetection's.
+# Mask R-CNN with LambdaResNet and FPN. The paper (arXiv 2102.08602) gives only a table: Mask R-CNN
+# with FPN at 1024x1024. Heads, anchors and thresholds are mmdetection's.
 _base_ = "./mask_rcnn_fpn.py"
 model = dict(
-    # No weights are published: an ImageNet classifier of ../../classification comes first.
+    # No weights are published: first train the ImageNet classifier of ../../classification.
     backbone=dict(
         type="LambdaResNet",
         depth=101,

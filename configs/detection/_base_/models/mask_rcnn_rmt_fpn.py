@@ -1,5 +1,5 @@
 # Mask R-CNN with RMT and FPN (qhfan/RMT, detect/configs/_base_/models/RMT_rcnn.py). The experiment
-# names the arch, its widths and its weights.
+# sets the arch, its widths and its weights.
 _base_ = "./mask_rcnn_fpn.py"
 model = dict(
     # The published ImageNet weights, converted by `mmseg-ext convert rmt SRC DST`.

@@ -1,7 +1,7 @@
 # RetinaNet with RMT and FPN (qhfan/RMT, detect/configs/_base_/models/RMT_retinanet.py). The
-# experiment names the arch, its widths and its weights. The published FPN starts at its second
-# input and leaves the first without a gradient (`find_unused_parameters`); here the backbone does
-# not give it.
+# experiment sets the arch, its widths and its weights. The published FPN starts at its second
+# input, so that the backbone's first output norm gets no gradient (`find_unused_parameters`); here
+# the backbone does not return the first map.
 model = dict(
     type="RetinaNet",
     data_preprocessor=dict(

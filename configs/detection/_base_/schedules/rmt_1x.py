@@ -1,9 +1,9 @@
 # RMT's recipe for Mask R-CNN in 12 epochs (qhfan/RMT, detect/configs/RMT/maskrcnn_*_1x.py).
 #
 # The learning rate is the paper's, 1e-4 for a batch of 16. The published configs have 4e-4 (tiny,
-# small, base) and 2e-4 (large) with two images for each GPU, of a number of GPUs that is nowhere
-# stated: without it a rate means nothing, and by the linear rule 4e-4 belongs to a batch of 64.
-# Published in float16 with a dynamic loss scale; here in float32, `--amp` is mixed precision.
+# small, base) and 2e-4 (large) with two images per GPU, and the number of GPUs is not published. By
+# the linear rule 4e-4 belongs to a batch of 64. The published training is in float16 with a dynamic
+# loss scale; this one is in float32, and `--amp` turns mixed precision on.
 optim_wrapper = dict(
     type="OptimWrapper",
     optimizer=dict(type="AdamW", lr=1e-4, betas=(0.9, 0.999), weight_decay=0.05),

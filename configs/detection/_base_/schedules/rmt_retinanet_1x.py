@@ -1,9 +1,7 @@
 # RMT's recipe for RetinaNet in 12 epochs (qhfan/RMT, detect/configs/RMT/retinanet_*_1x.py).
 #
-# The learning rate is the paper's, 1e-4 for a batch of 16. The published configs have 4e-4 (tiny,
-# small, base) and 2e-4 (large) with two images for each GPU, of a number of GPUs that is nowhere
-# stated; see rmt_1x.py. Unlike Mask R-CNN, norms decay as everything does. Published in float16
-# with a loss scale of 512; here in float32, `--amp` is mixed precision.
+# rmt_1x.py explains the learning rate and the precision; the published loss scale is 512. Unlike
+# Mask R-CNN's recipe, norms decay, too.
 optim_wrapper = dict(
     type="OptimWrapper",
     optimizer=dict(type="AdamW", lr=1e-4, betas=(0.9, 0.999), weight_decay=0.0001),
