@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
@@ -35,7 +34,7 @@ def should_use(x: Tensor, drop: nn.Dropout, mixing: nn.Conv2d, norm: nn.Module) 
     """Whether blocks are right, and faster, for tokens x (B, N, C)."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False  # a program has one number of blocks
-    if not computes_by_weights(drop, mixing, norm):
+    if not (isinstance(norm, _BatchNorm) and computes_by_weights(drop, mixing, norm)):
         return False
     if torch.is_grad_enabled() and x.shape[1] < _RECOMPUTED_TOKENS:
         return False
@@ -45,38 +44,26 @@ def should_use(x: Tensor, drop: nn.Dropout, mixing: nn.Conv2d, norm: nn.Module) 
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, mixing: nn.Conv2d, norm: nn.Module, stretch: float
+    q: Tensor, k: Tensor, v: Tensor, mixing: nn.Conv2d, norm: _BatchNorm, stretch: float
 ) -> Tensor:
     """The weighted values (B, N, H, d) of queries, keys and values (B, H, N, d).
 
     The softmax maps times `stretch` go through `mixing` across the heads and through `norm`.
     """
     matrix = mixing.weight.flatten(1).to(full_precision(q.dtype)) * stretch  # (H, H)
-    if isinstance(norm, _BatchNorm):
-        with autocast_disabled(q):
-            affine = _affine(matrix, mixing.bias, norm, q, k)
-        blocks = [_again(_batch_normed, q[:, :, rows], k, v, *affine) for rows in _blocks(q)]
-    else:
-        blocks = [_again(_layer_normed, q[:, :, rows], k, v, matrix, norm) for rows in _blocks(q)]
-    return torch.cat(blocks, 1)
+    with autocast_disabled(q):
+        affine = _affine(matrix, mixing.bias, norm, q, k)
+    return torch.cat([_again(_block, q[:, :, rows], k, v, *affine) for rows in _blocks(q)], 1)
 
 
-def _batch_normed(q: Tensor, k: Tensor, v: Tensor, matrix: Tensor, constant: Tensor) -> Tensor:
-    """The weighted values (B, n, H, d) of n queries, by mixing and batch norm in one."""
-    maps = _softmax_maps(q, k)
+def _block(q: Tensor, k: Tensor, v: Tensor, matrix: Tensor, constant: Tensor) -> Tensor:
+    """The weighted values (B, n, H, d) of n queries: `matrix` across the heads, and `constant`."""
+    maps = _softmax_maps(q, k)  # (B, H, n, N)
     with autocast_disabled(maps):
-        maps = _mix_heads(maps, matrix, constant)
-    return (maps.to(v.dtype) @ v).transpose(1, 2)
-
-
-def _layer_normed(q: Tensor, k: Tensor, v: Tensor, matrix: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """The weighted values (B, n, H, d) of n queries, by mixing and a norm over the heads."""
-    maps = _softmax_maps(q, k)
-    with autocast_disabled(maps):
-        maps = _mix_heads(maps, matrix, matrix.new_zeros(len(matrix))).movedim(1, -1)
-        weight, bias = norm.weight.to(maps.dtype), norm.bias.to(maps.dtype)
-        maps = F.layer_norm(maps, norm.normalized_shape, weight, bias, norm.eps).movedim(-1, 1)
-    return (maps.to(v.dtype) @ v).transpose(1, 2)
+        batch, heads = maps.shape[:2]
+        addend = constant.expand(batch, heads)[..., None]
+        mixed = torch.baddbmm(addend, matrix.expand(batch, -1, -1), maps.flatten(2))
+    return (mixed.view_as(maps).to(v.dtype) @ v).transpose(1, 2)
 
 
 def _affine(
@@ -122,13 +109,6 @@ def _softmax_maps(q: Tensor, k: Tensor) -> Tensor:
     """softmax(q k^T) (B, H, n, N), at least in float32."""
     scores = q @ k.transpose(-2, -1)
     return scores.softmax(-1, dtype=full_precision(scores.dtype))
-
-
-def _mix_heads(maps: Tensor, matrix: Tensor, constant: Tensor) -> Tensor:
-    """`matrix` applied across the heads of maps (B, H, n, N), plus `constant` per head."""
-    batch, heads = maps.shape[:2]
-    addend = constant.expand(batch, heads)[..., None]
-    return torch.baddbmm(addend, matrix.expand(batch, -1, -1), maps.flatten(2)).view_as(maps)
 
 
 def _blocks(q: Tensor) -> list[slice]:

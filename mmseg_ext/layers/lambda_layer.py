@@ -9,20 +9,16 @@ over pairs of positions is built in the global form either; average pooling roun
 that a strided layer always meets a strided 1x1 convolution.
 """
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from mmseg_ext.layers import _fourier_lambdas as fourier
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
 from mmseg_ext.layers.shapes import is_fixed, require_map
-from mmseg_ext.layers.submodules import computes_by_weights
 
 PositionLambdas = Callable[[Tensor, Tensor, int], Iterator[Tensor]]
 
@@ -218,16 +214,10 @@ class LambdaLayer(nn.Module):
 
     def _project(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, ...]:
         """Queries of x, keys and values of the context."""
-        if context is None:
-            return self.qkv(x).split(self.channels, dim=1)
-        if not computes_by_weights(self.qkv):
-            queries = self.qkv(x)[:, : self.channels[0]]
-            return queries, *self.qkv(context).split(self.channels, dim=1)[1:]
-        n = self.channels[0]
-        weight, bias = self.qkv.weight, self.qkv.bias
-        queries = F.conv2d(x, weight[:n], None if bias is None else bias[:n])
-        rest = F.conv2d(context, weight[n:], None if bias is None else bias[n:])
-        return queries, *rest.split(self.channels[1:], dim=1)
+        queries, keys, values = self.qkv(x).split(self.channels, dim=1)
+        if context is not None:
+            _, keys, values = self.qkv(context).split(self.channels, dim=1)
+        return queries, keys, values
 
     def _shared_lambda(self, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor | None:
         """What all positions share: the content lambda and the embeddings' bias, (B, k, v).
@@ -286,32 +276,6 @@ class LambdaLayer(nn.Module):
     def embeddings(self) -> PositionEmbeddings | None:
         """The layer's own embeddings or those that it shares; None without position lambdas."""
         return self._borrowed[0] if self._borrowed else self.position
-
-    def fuse(self) -> "LambdaLayer":
-        """The layer for inference: batch norms on queries and values folded into the projection.
-
-        A copy where a norm is another one, or something hangs on it or on the projection.
-        """
-        fused = copy.deepcopy(self).eval()
-        norms = (self.norm_q, self.norm_v)
-        if not computes_by_weights(self.qkv, *norms) or any(
-            not isinstance(norm, _BatchNorm) or norm.running_mean is None for norm in norms
-        ):
-            return fused
-        old, (queries, keys, _) = self.qkv, self.channels
-        fused.qkv = nn.Conv2d(old.in_channels, old.out_channels, 1).to(old.weight)
-        parts = (slice(queries), slice(queries + keys, None))
-        with torch.no_grad():
-            fused.qkv.weight.copy_(old.weight)
-            fused.qkv.bias.zero_()
-            for norm, part in zip(norms, parts, strict=True):
-                statistics = norm.running_mean, norm.running_var, norm.eps
-                fused.qkv.weight[part], fused.qkv.bias[part] = fuse_conv_bn_weights(
-                    old.weight[part], None, *statistics, norm.weight, norm.bias
-                )
-        fused.norm_q = nn.Identity()
-        fused.norm_v = nn.Identity()
-        return fused.eval()
 
     def _table_size(self) -> tuple[int, int]:
         if (self.receptive_field is None) == (self.resolution is None):

@@ -7,7 +7,7 @@ Follows: qhfan/RMT (32ea214), `segmentation/mmseg/models/backbones/RMT.py`, clas
 Deviations, none of which changes the published result:
 - No mask of heads x positions x positions: attention runs in slices of the queries, with the bias
   formed from two one-dimensional decays, and a slice is computed again in the backward.
-- Decays and rotary phases are computed in float64, cached per size, and never in the state dict.
+- Decays and rotary phases come from the positions in every forward; the state dict has none.
 """
 
 import torch
@@ -15,21 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mmseg_ext.layers._manhattan_tables import (
-    axis_decay,
-    bias_of,
-    log_decays,
-    query_slices,
-    rotary_phase,
-)
-from mmseg_ext.layers.shapes import require_channels_last_map
-
-__all__ = ["ManhattanAttention", "attend", "log_decays"]
+from mmseg_ext.layers.precision import full_precision
+from mmseg_ext.layers.shapes import is_fixed, require_channels_last_map
 
 _DECAYS = ("logit", "product", None)
 
-# Axes of (B, H, W, n, d) along which attention runs; None is all positions.
-_ALONG_H, _ALONG_W = 1, 2
+# A slice of whole maps: at most this many queries, and at most this many bytes of bias. On a CPU
+# 256 queries measured best of 32 to 512 at 8192 positions and 8 heads.
+_QUERIES = 256
+_BYTES = 64 * 2**20
 
 
 class ManhattanAttention(nn.Module):
@@ -113,10 +107,11 @@ class ManhattanAttention(nn.Module):
         v = value.unflatten(-1, (self.num_heads, -1))  # (B, H, W, n, d)
         height, width = x.shape[1:3]
         if self.decomposed:
-            v = self._attend(q, k, v, _ALONG_W, width)
-            v = self._attend(q, k, v, _ALONG_H, height)
+            v = self._attend(q, k, v, 1, width)
+            q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, W, H, n, d)
+            v = self._attend(q, k, v, 1, height).transpose(1, 2)
         else:
-            v = self._attend(q, k, v, None, height, width)
+            v = self._attend(q, k, v, height, width)
         out = v.flatten(-2)  # (B, H, W, C)
         if self.lce is not None:
             local = self.lce(value.permute(0, 3, 1, 2))  # (B, C, H, W)
@@ -128,7 +123,7 @@ class ManhattanAttention(nn.Module):
         require_channels_last_map(x, self.embed_dim)
         q, k = (p(x).unflatten(-1, (self.num_heads, -1)) for p in (self.q_proj, self.k_proj))
         if self.rotary:
-            phase = rotary_phase(q, *q.shape[1:3], q.shape[-1])
+            phase = rotary_phase(*q.shape[1:3], q.shape[-1], like=q)
             q, k = _rotate(q, phase), _rotate(k, phase)
         return q, k
 
@@ -142,59 +137,71 @@ class ManhattanAttention(nn.Module):
         q, k = (t.permute(0, 3, 1, 2, 4) for t in self._queries_and_keys(x))  # (B, n, H, W, d)
         q = q * q.shape[-1] ** -0.5
         row, column = (slice(i, i + 1) for i in position) if position else [slice(None)] * 2
-        down, across = (
-            (p[:, None] - p).abs() for p in (torch.arange(s, device=x.device) for s in x.shape[1:3])
-        )  # (H, H), (W, W)
+        rows, columns = (torch.arange(size, device=x.device) for size in x.shape[1:3])
         if self.decomposed:
             queries, keys = q[:, :, row].transpose(2, 3), k.permute(0, 1, 3, 4, 2)
-            along_h = self._weights(queries[:, :, column] @ keys[:, :, column], down[row])
-            along_w = self._weights(q[:, :, :, column] @ k.transpose(3, 4), across[column])
+            down = manhattan_distance(rows[row], 1, len(rows))  # (H, H')
+            across = manhattan_distance(columns[column], 1, len(columns))  # (W, W')
+            along_h = self._weights(queries[:, :, column] @ keys[:, :, column], down)
+            along_w = self._weights(q[:, :, :, column] @ k.transpose(3, 4), across)
             # (B, n, W, H, H') and (B, n, H', W, W')
             maps = torch.einsum("bnwrs,bnswv->bnrwsv", along_h, along_w)
             return maps.flatten(4).flatten(2, 3)  # (B, n, H W, H' W')
-        distance = down[row][:, None, :, None] + across[column][:, None]  # (H, W, H', W')
+        raster = (rows[row, None] * len(columns) + columns[column]).flatten()
+        distance = manhattan_distance(raster, len(rows), len(columns))  # (H W, H' W')
         logits = q[:, :, row, column].flatten(2, 3) @ k.flatten(2, 3).transpose(2, 3)
-        return self._weights(logits, distance.flatten(2).flatten(0, 1))
+        return self._weights(logits, distance)
 
     def _weights(self, logits: Tensor, distance: Tensor) -> Tensor:
         """Weights from logits (B, n, ..., l, m) and distances (l, m)."""
         if self.decay is None:
             return logits.softmax(-1)
-        rates = log_decays(self.num_heads, self.decay_start, self.decay_range).to(logits)
-        bias = rates.view(-1, *[1] * (logits.ndim - 2)) * distance
+        bias = self._log_decays(logits).view(-1, *[1] * (logits.ndim - 2)) * distance
         if self.decay == "product":
             return logits.softmax(-1) * bias.exp()
         return (logits + bias).softmax(-1)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, axis: int | None, *lengths: int) -> Tensor:
-        """New values (B, H, W, n, d) by attention along an axis, or over the map."""
-        shape = v.shape
-        q, k, v = (_to_sequences(x, axis) for x in (q, k, v))
+    def _log_decays(self, like: Tensor) -> Tensor:
+        decays = log_decays(self.num_heads, self.decay_start, self.decay_range)  # (n,)
+        return decays.to(like.device, full_precision(like.dtype))
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, height: int, width: int) -> Tensor:
+        """New values by attention over maps of the last two positions' axes.
+
+        Takes and gives (B, H, W, n, d). With `height` 1 each row is a map of its own.
+        """
+        first = 0 if self.decomposed else 1
+        q, k, values = (t.flatten(first, first + 1).transpose(1, 2) for t in (q, k, v))
         if self.decay is None:
-            out = F.scaled_dot_product_attention(q, k, v)
+            out = F.scaled_dot_product_attention(q, k, values)  # (s, n, l, d)
         else:
-            decay = (self.num_heads, self.decay_start, self.decay_range)
-            tables = tuple(axis_decay(q, *decay, length) for length in lengths)
-            out = attend(q, k, v, tables, printed=self.decay == "product")
-        return _from_sequences(out, shape, axis)
+            printed = self.decay == "product"
+            out = attend(q, k, values, self._log_decays(q), height, width, printed)
+        return out.transpose(1, 2).reshape(v.shape)
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, tables: tuple[Tensor, ...], printed: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decays: Tensor,
+    height: int,
+    width: int,
+    printed: bool = False,
 ) -> Tensor:
     """softmax(q k^T / sqrt(d) + b) v, or (softmax(q k^T / sqrt(d)) * exp(b)) v where `printed`.
 
-    q, k, v are sequences (s, n, l, d); `tables` give the log-decays b, as `bias_of` says. Over
-    whole maps a slice of the queries is computed at a time. Where there are several, each is
-    computed again in the backward.
+    q, k, v are (s, n, l, d), whose l = height x width positions are in raster order; b is the
+    log-decay of the head, `decays` (n,), times the Manhattan distance. Over maps of several rows a
+    slice of the queries is computed at a time, and again in the backward.
     """
-    slices = query_slices(tables)
-    if len(slices) == 1:
-        return _attend_slice(q, k, v, slices[0], tables, printed)  # (s, n, l, d)
+    step = _slice_length(height, width, decays)
+    if step is None:
+        return _attend_slice(q, k, v, decays, 0, height, width, printed)  # (s, n, l, d)
     again = torch.is_grad_enabled() and not _is_recorded()
     parts = []
-    for rows in slices:
-        arguments = (q[:, :, rows], k, v, rows, tables, printed)
+    for start in range(0, height * width, step):
+        arguments = (q[:, :, start : start + step], k, v, decays, start, height, width, printed)
         if again:
             parts.append(checkpoint(_attend_slice, *arguments, use_reentrant=False))
         else:
@@ -202,20 +209,72 @@ def attend(
     return torch.cat(parts, 2)  # (s, n, l, d)
 
 
-def _is_recorded() -> bool:
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+def _slice_length(height: int, width: int, decays: Tensor) -> int | None:
+    """Queries in a slice; None where all are one: few, along an axis, or in a program for any
+    size, whose number of slices would be fixed."""
+    length = height * width
+    if not is_fixed(length) or height == 1 or length <= _QUERIES:
+        return None
+    return max(1, min(_QUERIES, _BYTES // (decays.nbytes * length)))
 
 
 def _attend_slice(
-    q: Tensor, k: Tensor, v: Tensor, rows: slice, tables: tuple[Tensor, ...], printed: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decays: Tensor,
+    start: int,
+    height: int,
+    width: int,
+    printed: bool,
 ) -> Tensor:
-    bias = bias_of(tables, rows)  # (1, n, q, l)
+    """`attend` for the queries from position `start` on, q (s, n, l', d)."""
+    positions = torch.arange(start, start + q.shape[2], device=q.device)
+    # Four dimensions: a mask of three takes the kernel's unfused path.
+    bias = decays.view(1, -1, 1, 1) * manhattan_distance(positions, height, width)  # (1, n, l', l)
     if not printed:
         if q.device.type != "cpu":  # a GPU's kernels ask for the dtype of the queries
             bias = bias.to(q.dtype)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-    logits = (q @ k.transpose(-1, -2)).to(bias.dtype) * q.shape[-1] ** -0.5  # (s, n, q, l)
-    return (torch.softmax(logits, -1) * bias.exp()).to(v.dtype) @ v  # (s, n, q, d)
+    logits = (q @ k.transpose(-1, -2)).to(bias.dtype) * q.shape[-1] ** -0.5  # (s, n, l', l)
+    return (torch.softmax(logits, -1) * bias.exp()).to(v.dtype) @ v  # (s, n, l', d)
+
+
+def manhattan_distance(positions: Tensor, height: int, width: int) -> Tensor:
+    """Distances of raster positions (q,) to all of a map, (q, height x width)."""
+    row = positions // width
+    column = positions - row * width  # ONNX has no remainder by a width that is a variable
+    down = (row[:, None] - torch.arange(height, device=positions.device)).abs()  # (q, H)
+    across = (column[:, None] - torch.arange(width, device=positions.device)).abs()  # (q, W)
+    return (down[:, :, None] + across[:, None]).flatten(1)  # (q, H W)
+
+
+def log_decays(num_heads: int, start: float, spread: float) -> Tensor:
+    """log(gamma_i), gamma_i = 1 - 2^(-start - spread * i / num_heads), of head i; float64 (n,)."""
+    head = torch.arange(num_heads, dtype=torch.float64, device="cpu")
+    return torch.log1p(-torch.exp2(-start - spread * head / num_heads))
+
+
+def rotary_phase(height: int, width: int, head_dim: int, like: Tensor) -> Tensor:
+    """cos and sin of theta_j times the raster index, (H, W, 1, head_dim / 2, 2).
+
+    On the device of `like`, in float32 at least. The angles are float64: those of the rows and of
+    the columns, whose sums' cosines and sines follow.
+    """
+    theta = 10000.0 ** -torch.linspace(0, 1, head_dim // 2, dtype=torch.float64, device="cpu")
+    parts = []
+    for count, stride in ((height, width), (width, 1)):
+        index = torch.arange(count, dtype=torch.float64, device="cpu") * stride
+        angle = index[:, None, None] * theta  # (count, 1, d / 2)
+        phase = torch.stack((angle.cos(), angle.sin()), -1)
+        parts.append(phase.to(like.device, full_precision(like.dtype)))
+    (cos_row, sin_row), (cos, sin) = parts[0][:, None].unbind(-1), parts[1].unbind(-1)
+    real, imaginary = cos_row * cos - sin_row * sin, sin_row * cos + cos_row * sin
+    return torch.stack((real, imaginary), -1)
+
+
+def _is_recorded() -> bool:
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def _rotate(x: Tensor, phase: Tensor) -> Tensor:
@@ -227,20 +286,3 @@ def _rotate(x: Tensor, phase: Tensor) -> Tensor:
     else:
         turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(phase))
     return turned.flatten(-2).to(x.dtype)  # (B, H, W, n, d)
-
-
-def _to_sequences(x: Tensor, axis: int | None) -> Tensor:
-    """(B, H, W, n, d) to (sequences, n, length, d): its columns, its rows, or whole maps."""
-    if axis == _ALONG_H:
-        x = x.transpose(1, 2)  # (B, W, H, n, d)
-    x = x.flatten(1, 2) if axis is None else x.flatten(0, 1)  # (s, l, n, d)
-    return x.transpose(1, 2)  # (s, n, l, d)
-
-
-def _from_sequences(x: Tensor, shape: torch.Size, axis: int | None) -> Tensor:
-    """The inverse of `_to_sequences`; `shape` is (B, H, W, n, d)."""
-    batch, height, width, heads, dim = shape
-    x = x.transpose(1, 2)  # (s, l, n, d)
-    if axis == _ALONG_H:
-        return x.reshape(batch, width, height, heads, dim).transpose(1, 2)  # (B, H, W, n, d)
-    return x.reshape(batch, height, width, heads, dim)  # (B, H, W, n, d)

@@ -1,4 +1,4 @@
-"""Shapes of the layers' inputs: wrong ones refused in one sentence, free ones recognised."""
+"""Shapes of the layers' inputs. A wrong one is refused in one sentence, with the remedy."""
 
 import torch
 from torch import Tensor
@@ -11,11 +11,7 @@ def is_fixed(*sizes: int) -> bool:
 
 
 def require_map(x: Tensor, channels: int, name: str = "x") -> None:
-    """x is (B, channels, H, W).
-
-    Raises:
-        ValueError: for another shape; it names the remedy for a map whose channels come last.
-    """
+    """Raise a ValueError unless x is (B, channels, H, W)."""
     if x.ndim == 4 and x.shape[1] == channels:
         return
     hint = ""
@@ -25,11 +21,7 @@ def require_map(x: Tensor, channels: int, name: str = "x") -> None:
 
 
 def require_channels_last_map(x: Tensor, channels: int) -> None:
-    """x is (B, H, W, channels).
-
-    Raises:
-        ValueError: for another shape; it names the remedy for a map whose channels come first.
-    """
+    """Raise a ValueError unless x is (B, H, W, channels)."""
     if x.ndim == 4 and x.shape[3] == channels:
         return
     hint = ""
@@ -39,12 +31,7 @@ def require_channels_last_map(x: Tensor, channels: int) -> None:
 
 
 def require_tokens(x: Tensor, width: int) -> None:
-    """x is (B, N, width).
-
-    Raises:
-        ValueError: for another shape; it names the remedy for a map, and for tokens whose width is
-            the second dimension.
-    """
+    """Raise a ValueError unless x is (B, N, width)."""
     if x.ndim == 3 and x.shape[2] == width:
         return
     hint = ""

@@ -62,7 +62,7 @@ def test_published_output(name, dtype):
     """With gradients two of the three maps are large enough for the Fourier form."""
     layer, fixture = published_layer(name)
     x, y = fixture.inputs["x"].to(dtype), fixture.outputs["y"]
-    for form in (layer.to(dtype), layer.published_order, layer.fuse()):
+    for form in (layer.to(dtype), layer.published_order):
         assert_parity(form(x), y)
         with torch.no_grad():
             assert_parity(form(x), y)
@@ -148,33 +148,6 @@ def test_large_windows_on_large_maps_take_the_transform_on_a_cpu(side, taps, tra
     values = torch.empty(1, 1, 2, side, side)
     assert should_use(values, weight) == faster
     assert not should_use(values.to("meta"), weight.to("meta"))
-
-
-def with_hook(layer: LambdaLayer) -> None:
-    layer.qkv.register_forward_hook(lambda module, args, output: output.tanh())
-
-
-def with_parametrization(layer: LambdaLayer) -> None:
-    nn.utils.parametrizations.spectral_norm(layer.qkv)
-
-
-def with_hook_on_a_norm(layer: LambdaLayer) -> None:
-    layer.norm_v.register_forward_pre_hook(lambda module, args: (args[0].tanh(),))
-
-
-@pytest.mark.parametrize("add", [with_hook, with_parametrization, with_hook_on_a_norm])
-@torch.no_grad()
-def test_what_hangs_on_a_submodule_counts(add):
-    """With a context of its own, too, where the projection is cut in two, and in the fused form."""
-    layer = randomise(small()).double().eval()
-    x, context = torch.randn(2, 1, 12, 6, 7).double()
-    without = layer(x, context)
-    add(layer)
-    layer.eval()
-    expected = plain_lambda.PlainLambdaLayer(layer, plain_lambda.conv3d)(x, context)
-    assert (expected - without).abs().max() > 1e-3 * without.abs().max()
-    for form in (layer, copy.deepcopy(layer), layer.fuse()):
-        assert torch.allclose(form(x, context), expected, rtol=0, atol=1e-12)
 
 
 def test_squeeze_excitation_is_a_diagonal_lambda_shared_by_all_positions():

@@ -73,10 +73,9 @@ def in_blocks(module: ReAttention, x: torch.Tensor) -> torch.Tensor:
     )
 
 
-@pytest.mark.parametrize("norm", ["batch", "layer"])
-def test_blocks_of_queries_change_nothing(norm):
+def test_blocks_of_queries_change_nothing():
     """Results, gradients and running statistics, in training, and results in evaluation."""
-    module = layer(norm=norm)
+    module = layer()
     x = torch.randn(SHAPE, dtype=torch.float64, requires_grad=True)
     plain = PlainReAttention(copy.deepcopy(module))
     expected = plain(x)
@@ -119,11 +118,10 @@ def test_dropped_entries_are_dropped_before_the_mixing():
     assert_same(y, weighted(module, x, maps), rtol=1e-12)
 
 
-@pytest.mark.parametrize("norm", ["batch", "layer"])
 @pytest.mark.parametrize("training", [False, True])
-def test_never_holds_the_maps_of_all_heads(norm, training):
+def test_never_holds_the_maps_of_all_heads(training):
     """1025 tokens and 4 heads: the maps are 16 MiB, a block of them 4 MiB on a CPU."""
-    module = ReAttention(WIDTH, HEADS, norm=norm).train(training)
+    module = ReAttention(WIDTH, HEADS).train(training)
     largest = 0
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
