@@ -1,24 +1,23 @@
-"""The checks of an installation, in the order in which a user would want them answered.
+"""The checks of an installation, in the order of their output.
 
-Every check is a function that returns a `Finding`; what it raises becomes one too (`perform`), so
+Every check is a function that returns a `Finding`. `perform` turns an exception into one too, so
 that a machine that cannot do something gets a line about it and the rest still runs.
 """
 
 import copy
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mmseg_ext.cost.contest import MEBI, inference_step, training_step
-from mmseg_ext.doctor import processes, published_cases, small_runs
-from mmseg_ext.doctor.compiling import check_compiled, require_compiler
-from mmseg_ext.doctor.findings import Check, Finding, Unavailable, compared
+from mmseg_ext.cost.contest import contest, inference_step, training_step
+from mmseg_ext.doctor import Check, Finding, Unavailable, published_cases, small_runs, within
+from mmseg_ext.doctor.processes import check_gradients
 from mmseg_ext.doctor.published_cases import Case
 from mmseg_ext.environment import describe, stack_problem
 from mmseg_ext.layers import (
@@ -37,57 +36,37 @@ def perform(check: Check) -> Finding:
         return check.run()
     except Unavailable as reason:
         return Finding("skipped", str(reason))
-    except torch.OutOfMemoryError as error:
-        return Finding("FAIL", f"out of memory: {_one_line(error)}")
     except Exception as error:
-        return Finding("FAIL", f"{type(error).__name__}: {_one_line(error)}")
+        return Finding("FAIL", f"{type(error).__name__}: {' '.join(str(error).split())[:160]}")
 
 
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) <= 160 else text[:157] + "..."
-
-
-# How a row of the environment begins whose package is not there or does not work.
-_MISSING = ("not usable", "mmseg_ext: ")
-
-
-def checks(
-    device: torch.device, quick: bool = False, configs: Sequence[str] = ()
-) -> Iterator[Check]:
+def checks(device: torch.device, quick: bool = False) -> Iterator[Check]:
     """Every check for `device`; with `quick` those that take seconds, on one model of a kind."""
-    for name, value in describe():
-        status = "skipped" if value.startswith(_MISSING) else "ok"
-        yield Check("environment", name, partial(Finding, status, value))
-    yield Check("environment", "memory", partial(_memory, device))
-    yield from _parity_checks(device, quick)
-    for name, build in LAYERS.items():
-        yield Check("gradients", name, partial(_gradients, build, device))
     problem = stack_problem()
+    for name, value in describe():
+        missing = value.startswith("not usable") or value == problem
+        finding = Finding("skipped" if missing else "ok", value)
+        yield Check("environment", name, lambda finding=finding: finding)
+    yield Check("environment", "memory", partial(_memory, device))
+    yield from _parity_checks(device, quick, with_models=problem is None)
+    for name, layer in LAYERS.items():
+        yield Check("gradients", name, partial(_gradients, layer, device))
     if problem is None:
         yield from _training_checks(device, quick)
-    yield Check("processes", "DDP, gradients", partial(processes.check_gradients, device))
-    yield Check("files", "safe loading", small_runs.check_safe_loading)
+    yield Check("processes", "DDP, gradients", partial(check_gradients, device))
     if problem is None:
-        yield Check("files", "resume", partial(small_runs.check_resume, device))
-    for name, build in LAYERS.items():
-        yield Check("speed", name, partial(_speed, build, device, quick))
-    for name in COMPILED:
-        yield Check("compiled", name, partial(_compiled, LAYERS[name], device, quick))
-    if problem is None:
-        for path in configs:
-            yield Check("configs", Path(path).stem, partial(small_runs.check_config, path, device))
-    else:
-        yield Check("stack", "heads, backbones, training", partial(Finding, "skipped", problem))
+        yield Check("files", "resume", small_runs.check_resume)
+    for name, layer in LAYERS.items():
+        if layer.large is not None:
+            yield Check("speed", name, partial(_speed, layer, device, quick))
+    if problem is not None:
+        yield Check("stack", "backbones, training, resume", lambda: Finding("skipped", problem))
 
 
 def _memory(device: torch.device) -> Finding:
     if device.type != "cuda":
-        pages = Path("/proc/meminfo")
-        if not pages.exists():
-            raise Unavailable("the machine's memory is read from /proc, which only Linux has")
-        total, _, free = (int(x.split()[1]) for x in pages.read_text().splitlines()[:3])
-        return Finding("ok", f"{free / MEBI:.1f} of {total / MEBI:.1f} GiB free")
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return Finding("ok", f"{total / 2**30:.1f} GiB")
     free, total = torch.cuda.mem_get_info(device)
     return Finding("ok", f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free on {device}")
 
@@ -116,46 +95,33 @@ PRECISIONS = (
 )
 
 
-def _parity_checks(device: torch.device, quick: bool) -> Iterator[Check]:
-    cases = dict(published_cases.LAYERS)
-    if stack_problem() is None:
-        models = list(published_cases.MODELS.items())
-        cases |= models[:1] if quick else models
-    for name, build in cases.items():
+def _parity_checks(device: torch.device, quick: bool, with_models: bool) -> Iterator[Check]:
+    models = list(published_cases.MODELS.items()) if with_models else []
+    for name, build in [*published_cases.LAYERS.items(), *models[: 1 if quick else None]]:
         for precision in PRECISIONS:
-            if precision.tf32 and device.type != "cuda":
-                continue
-            run = partial(_parity, build, precision, device)
-            yield Check("parity", f"{name}, {precision.name}", run)
+            if device.type == "cuda" or not precision.tf32:
+                run = partial(_parity, build, precision, device)
+                yield Check("parity", f"{name}, {precision.name}", run)
 
 
 def _parity(build: Callable[[], Case], precision: Precision, device: torch.device) -> Finding:
     case = build()
     module, x = case.module.to(device), case.x.to(device)
+    bound, figure = precision.bound, ""
     with torch.no_grad(), _tf32(precision.tf32), _autocast(device, precision.autocast):
-        error = _error(case.compared(module(x)))
-        bound, figure = precision.bound, f"{error:.1e}"
+        error = _error(module(x), case.outputs)
         if hasattr(module, "published_order"):
-            plain = _error(case.compared(module.published_order(x)))
+            plain = _error(module.published_order(x), case.outputs)
             bound = max(bound, 1.5 * plain) if precision.autocast else bound
-            figure += f" (plain {plain:.1e})"
-    figure += f", bound {bound:.1e}"
-    return Finding("ok" if error <= bound else "FAIL", figure)
+            figure = f" (published order {plain:.1e})"
+    return within(error, bound, figure)
 
 
-def _error(pairs: list[tuple[Tensor, Tensor]]) -> float:
-    """Largest difference over the largest stored value; infinite where something is not finite."""
-    worst = 0.0
-    for ours, stored in pairs:
-        stored = stored.double()
-        difference = (ours.double().cpu() - stored).abs().max() / stored.abs().max()
-        worst = max(worst, float(difference) if torch.isfinite(difference) else float("inf"))
-    return worst
-
-
-def _plainly(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The module's equations in the published order: its forward, if it has no faster form."""
-    return getattr(module, "published_order", module)
+def _error(ours: Tensor | Sequence[Tensor], published: list[Tensor]) -> float:
+    """Largest difference over the largest published value; infinite for what is not finite."""
+    pairs = zip([ours] if isinstance(ours, Tensor) else ours, published, strict=True)
+    errors = [(a.double().cpu() - b).abs().max() / b.abs().max() for a, b in pairs]
+    return max(float(e) if torch.isfinite(e) else float("inf") for e in errors)
 
 
 @contextmanager
@@ -176,50 +142,48 @@ def _autocast(device: torch.device, dtype: torch.dtype | None):
 
 
 class Layer(NamedTuple):
-    """A layer and its input at a small and at a large size."""
+    """A layer, its input at a small size, and at a large one if it has a fast form."""
 
-    module: nn.Module
+    build: Callable[[], nn.Module]
     small: tuple[int, ...]
-    large: tuple[int, ...]
+    large: tuple[int, ...] | None = None
 
 
-LAYERS: dict[str, Callable[[], Layer]] = {
-    "external attention": lambda: Layer(
-        ExternalAttention2d(256), (2, 256, 12, 10), (2, 256, 64, 64)
+LAYERS = {
+    "external attention": Layer(
+        lambda: ExternalAttention2d(256), (2, 256, 12, 10), (2, 256, 64, 64)
     ),
-    "external attention, tokens": lambda: Layer(
-        ExternalAttention(128), (2, 50, 128), (2, 4096, 128)
+    "external attention, tokens": Layer(lambda: ExternalAttention(128), (2, 50, 128)),
+    "multi-head external attention": Layer(
+        lambda: MultiHeadExternalAttention(128, 4), (2, 50, 128)
     ),
-    "multi-head external attention": lambda: Layer(
-        MultiHeadExternalAttention(128, 4), (2, 50, 128), (2, 2048, 128)
+    "Manhattan attention, decomposed": Layer(lambda: ManhattanAttention(128, 4), (2, 9, 7, 128)),
+    "Manhattan attention, full": Layer(
+        lambda: ManhattanAttention(128, 4, decomposed=False), (2, 9, 7, 128)
     ),
-    "Manhattan attention, decomposed": lambda: Layer(
-        ManhattanAttention(128, 4), (2, 9, 7, 128), (2, 64, 64, 128)
+    "lambda layer": Layer(
+        lambda: LambdaLayer(64, receptive_field=23), (2, 64, 12, 10), (2, 64, 64, 64)
     ),
-    "Manhattan attention, full": lambda: Layer(
-        ManhattanAttention(128, 4, decomposed=False), (2, 9, 7, 128), (2, 32, 32, 128)
-    ),
-    "lambda layer": lambda: Layer(
-        LambdaLayer(64, receptive_field=23), (2, 64, 12, 10), (2, 64, 64, 64)
-    ),
-    "re-attention": lambda: Layer(ReAttention(128, 8), (2, 50, 128), (2, 785, 128)),
+    "re-attention": Layer(lambda: ReAttention(128, 8), (2, 50, 128), (2, 785, 128)),
 }
-COMPILED = ("external attention", "lambda layer")
 
 
-def _gradients(build: Callable[[], Layer], device: torch.device) -> Finding:
-    """Gradients in float64 on the device, by the layer, against the CPU's by the plain form."""
+def _published_order(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    return getattr(module, "published_order", module)
+
+
+def _gradients(layer: Layer, device: torch.device) -> Finding:
+    """Gradients in float64 on the device against the CPU's in the published order."""
     torch.manual_seed(0)
-    layer = build()
-    reference = layer.module.double()
+    reference = layer.build().double()
     ours = copy.deepcopy(reference).to(device)
     x = torch.randn(layer.small, dtype=torch.float64)
     weights = torch.randn(layer.small, dtype=torch.float64)
-    expected = _gradients_of(reference, _plainly(reference), x, weights)
+    expected = _gradients_of(reference, _published_order(reference), x, weights)
     gradients = _gradients_of(ours, ours, x.to(device), weights.to(device))
     largest = max(float(g.abs().max()) for g in expected.values())
     error = max(float((gradients[k].cpu() - g).abs().max()) / largest for k, g in expected.items())
-    return Finding("ok" if error <= 1e-9 else "FAIL", f"{error:.1e}, bound 1.0e-09")
+    return within(error, 1e-9)
 
 
 def _gradients_of(
@@ -231,61 +195,41 @@ def _gradients_of(
     return {"the input": x.grad} | {name: p.grad for name, p in module.named_parameters()}
 
 
-def _speed(build: Callable[[], Layer], device: torch.device, quick: bool) -> Finding:
-    """Training and inference of the layer against its plain form: ratios, and peak memory."""
-    module, x = _large(build, device, quick)
-    plain = _plainly(module)
-    rounds = 3 if quick else 10
-    training = {
-        "ours": training_step(module, x),
-        "plain": training_step(plain, x, module.parameters()),
-    }
-    trained, training_ratio = compared("training", training, device, rounds)
-    inference = {"ours": inference_step(module, x), "plain": inference_step(plain, x)}
-    inferred, inference_ratio = compared("inference", inference, device, rounds)
-    parts, ratios = [trained, inferred], [training_ratio, inference_ratio]
-    return Finding("ok" if min(ratios) >= 0.8 else "slow", "; ".join(parts))
-
-
-def _large(
-    build: Callable[[], Layer], device: torch.device, quick: bool
-) -> tuple[nn.Module, Tensor]:
-    """The layer and a large input, with `quick` of one image, on the device."""
+def _speed(layer: Layer, device: torch.device, quick: bool) -> Finding:
+    """Training and inference of the layer against the published order: ratios, and peak memory."""
     torch.manual_seed(0)
-    layer = build()
-    batch = 1 if quick else layer.large[0]
-    x = torch.randn(batch, *layer.large[1:], device=device, requires_grad=True)
-    return layer.module.to(device), x
-
-
-def _compiled(build: Callable[[], Layer], device: torch.device, quick: bool) -> Finding:
-    if quick:
-        raise Unavailable("a compiler takes longer than --quick has; run without it")
-    module, x = _large(build, device, quick)
-    return check_compiled(module, x, device, rounds=10)
+    module = layer.build().to(device)
+    x = torch.randn(1 if quick else layer.large[0], *layer.large[1:], device=device)
+    forms, parameters = (module, module.published_order), list(module.parameters())
+    modes = {
+        "training": [training_step(form, x, parameters) for form in forms],
+        "inference": [inference_step(form, x) for form in forms],
+    }
+    parts, ratios = [], []
+    for mode, steps in modes.items():
+        module.train(mode == "training")
+        steps = dict(zip(("ours", "published"), steps, strict=True))
+        ours, published = contest(steps, 3 if quick else 10, device).values()
+        ratios.append(published.over_first)
+        memory = f"{ours.mib:.0f} of {published.mib:.0f} MiB"
+        parts.append(f"{mode} {ours.ms:.1f} ms, x{ratios[-1]:.2f}, {memory}")
+    return Finding("ok" if min(ratios) >= 0.8 else "slow", "; ".join(parts))
 
 
 # --- whole models -------------------------------------------------------------------------------
 
 
 def _training_checks(device: torch.device, quick: bool) -> Iterator[Check]:
-    models = small_runs.MODELS
-    # On a CPU a C++ compiler takes most of the minute that a quick doctor has.
-    compiling = "trace" if quick and device.type == "cpu" else "compile"
-    for i, name in enumerate(models):
-        for mode in ("amp", "deterministic", compiling):
-            if quick and i and mode != "amp":
-                continue
+    for i, name in enumerate(small_runs.MODELS):
+        modes = ("amp", "deterministic", "compile")
+        for mode in modes[: 2 - (i > 0)] if quick else modes:  # a compiler takes minutes
             yield Check("training", f"{name}, {mode}", partial(_training, name, mode, device))
 
 
 def _training(name: str, mode: str, device: torch.device) -> Finding:
-    if mode == "compile":
-        require_compiler(device)
     start = time.perf_counter()
     losses = small_runs.train_steps(name, mode, device)
-    seconds = time.perf_counter() - start
-    figure = f"loss {losses[0]:.3f} to {losses[-1]:.3f}, {seconds:.1f} s"
+    figure = f"loss {losses[0]:.3f} to {losses[-1]:.3f}, {time.perf_counter() - start:.1f} s"
     if mode == "deterministic" and small_runs.train_steps(name, mode, device) != losses:
         return Finding("FAIL", f"{figure}; a second run differs")
     finite = all(torch.isfinite(torch.tensor(losses)))

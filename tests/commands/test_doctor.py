@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from mmseg_ext.commands import doctor
+from mmseg_ext.doctor import Check, Finding, processes, published_cases, small_runs
 from mmseg_ext.doctor import checks as module
-from mmseg_ext.doctor import processes, published_cases, small_runs
-from mmseg_ext.doctor.findings import Check, Finding
 from mmseg_ext.layers import ExternalAttention2d, ManhattanAttention
 
 CPU = torch.device("cpu")
@@ -24,7 +23,13 @@ def found(group: str, part: str = "", quick: bool = True) -> dict[str, Finding]:
 def test_parity_and_gradients_of_every_layer():
     findings = found("parity", "attention") | found("parity", "lambda") | found("gradients")
     assert {f.status for f in findings.values()} == {"ok"}, findings
-    assert "plain" in findings["external attention, bfloat16"].figure
+    assert "published order" in findings["external attention, bfloat16"].figure
+
+
+@pytest.mark.parametrize("name", published_cases.MODELS)
+def test_parity_of_every_backbone(name):
+    findings = found("parity", f"{name}, float32", quick=False)
+    assert {f.status for f in findings.values()} == {"ok"}, findings
 
 
 def test_a_wrong_kernel_result_is_reported(monkeypatch):
@@ -37,25 +42,9 @@ def test_a_wrong_kernel_result_is_reported(monkeypatch):
 
 def test_a_wrong_gradient_is_reported(monkeypatch):
     forward = ExternalAttention2d.forward
-    monkeypatch.setattr(ExternalAttention2d, "forward", lambda m, x: forward(m, 2 * x - x.detach()))
+    wrong = lambda self, x: forward(self, 2 * x - x.detach())  # noqa: E731
+    monkeypatch.setattr(ExternalAttention2d, "forward", wrong)
     assert found("gradients", "external attention")["external attention"].status == "FAIL"
-
-
-def test_compiled_against_eager(monkeypatch):
-    layer = module.Layer(ExternalAttention2d(16, 4), (), (1, 16, 6, 6))
-    monkeypatch.setitem(module.LAYERS, "external attention", lambda: layer)
-    compiled = []
-    monkeypatch.setattr(torch, "compile", lambda m: compiled.append(m) or m)
-    findings = found("compiled", "external attention", quick=False)
-    assert findings["external attention"].status == "ok" and compiled == [layer.module]
-    assert {f.status for f in found("compiled").values()} == {"skipped"}  # quick
-
-
-def test_without_a_compiler_compiling_is_skipped(monkeypatch):
-    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
-    findings = found("training", "compile", quick=False) | found("compiled", quick=False)
-    assert {f.status for f in findings.values()} == {"skipped"}
-    assert all("install g++" in f.figure for f in findings.values())
 
 
 def test_a_device_out_of_memory_is_reported(monkeypatch):
@@ -64,46 +53,34 @@ def test_a_device_out_of_memory_is_reported(monkeypatch):
 
     monkeypatch.setattr(ManhattanAttention, "forward", full)
     finding = found("gradients", "Manhattan attention, full")["Manhattan attention, full"]
-    assert finding.status == "FAIL" and finding.figure.startswith("out of memory")
+    assert finding.status == "FAIL" and "out of memory" in finding.figure
+
+
+def test_without_a_compiler_compiling_is_skipped(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    findings = found("training", "compile", quick=False)
+    assert {f.status for f in findings.values()} == {"skipped"}
+    assert all("install g++" in f.figure for f in findings.values())
 
 
 @pytest.mark.distributed
-def test_the_groups_gradient_and_a_failing_collective(monkeypatch):
+def test_the_groups_gradient(monkeypatch):
     gradients, world = processes.group_gradients(CPU)
     assert world == 2
     monkeypatch.setattr(processes, "group_gradients", lambda device: (gradients, world))
     assert processes.check_gradients(CPU).status == "ok"
-    name, gradient = next(iter(gradients.items()))
-    monkeypatch.setattr(
-        processes, "group_gradients", lambda device: (gradients | {name: gradient / 2}, world)
-    )
+    gradients[next(iter(gradients))] /= 2
     assert processes.check_gradients(CPU).status == "FAIL"
-    monkeypatch.undo()
-    monkeypatch.setattr(processes, "SECONDS", 0.01)
-    finding = module.perform(Check("", "", lambda: processes.check_gradients(CPU)))
-    assert finding.status == "FAIL" and "did not end" in finding.figure
-
-
-def test_a_file_that_runs_code_is_reported_where_it_is_read(monkeypatch):
-    assert small_runs.check_safe_loading().status == "ok"
-    unsafe = lambda path: torch.load(path, weights_only=False)  # noqa: E731
-    monkeypatch.setattr("mmseg_ext.checkpoint.read_state_dict", unsafe)
-    assert small_runs.check_safe_loading().status == "FAIL"
 
 
 def test_a_run_resumes_bit_for_bit():
-    assert small_runs.check_resume(CPU).status == "ok"
+    assert small_runs.check_resume().status == "ok"
 
 
-@pytest.mark.parametrize(
-    ("name", "mode"),
-    [
-        *((name, mode) for name in ("EAHead", "RMT") for mode in ("amp", "deterministic")),
-        ("EAHead", "trace"),
-    ],
-)
+@pytest.mark.parametrize("mode", ["amp", "deterministic"])
+@pytest.mark.parametrize("name", ["EAHead", "RMT"])
 def test_training_steps_lower_the_loss(name, mode):
-    assert module._training(name, mode, CPU).status == "ok"
+    assert found("training", f"{name}, {mode}", quick=False)[f"{name}, {mode}"].status == "ok"
 
 
 def test_the_command_writes_its_findings_and_fails_where_one_does(monkeypatch, tmp_path, capsys):
@@ -116,44 +93,25 @@ def test_the_command_writes_its_findings_and_fails_where_one_does(monkeypatch, t
     assert doctor.main(["--device", "cpu", "--json", str(path)]) == 0
     record = json.loads(path.read_text())
     assert [c["status"] for c in record["checks"]] == ["slow", "ok"]
-    assert record["torch"] == torch.__version__
     chosen.append(Check("files", "resume", lambda: 1 / 0))
     assert doctor.main(["--device", "cpu"]) == 1
     assert "FAIL    files: resume" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["--device", "cuda:93"],
-        ["--device", "tpu"],
-        ["--device", "meta"],
-        ["--config", "no/such.py"],
-    ],
-)
-def test_wrong_arguments_end_in_one_line(argv, capsys):
-    with pytest.raises(SystemExit) as end:
-        doctor.main(argv)
-    assert end.value.code == 2
-    assert argv[1] in capsys.readouterr().err
+@pytest.mark.parametrize("device", ["cuda:93", "meta"])
+def test_a_device_that_cannot_be_used_is_named(device, capsys):
+    assert doctor.main(["--device", device]) == 1
+    assert device in capsys.readouterr().err
 
 
 def test_without_the_stack_the_layers_are_checked_and_the_rest_is_a_line(monkeypatch):
     problem = "mmseg_ext: the package 'mmcv' is not installed; run: pip install"
     monkeypatch.setattr(module, "stack_problem", lambda: problem)
-    rows = [("torch", "2.13.0"), ("mmcv", "not installed"), ("stack", problem)]
+    rows = [("torch", "2.13.0"), ("mmcv", "not usable: No module"), ("stack", problem)]
     monkeypatch.setattr(module, "describe", lambda: rows)
     every = list(module.checks(CPU, quick=True))
     assert {c.group for c in every} >= {"parity", "gradients", "processes", "speed", "stack"}
-    assert "training" not in {c.group for c in every}
-    (stack,) = (c for c in every if c.group == "stack")
-    assert module.perform(stack) == Finding("skipped", problem)
+    assert not {c.group for c in every} & {"training", "files"}
+    assert module.perform(every[-1]) == Finding("skipped", problem)
     environment = [module.perform(c).status for c in every if c.group == "environment"]
     assert environment[:3] == ["ok", "skipped", "skipped"]
-
-
-def test_every_fixture_that_needs_no_config_is_a_case():
-    fixtures = {
-        path.stem for path in published_cases.Fixture.__init__.__globals__["FOLDER"].glob("*.npz")
-    }
-    assert len(published_cases.LAYERS) + len(published_cases.MODELS) == len(fixtures) - 1
