@@ -1,11 +1,10 @@
-"""What every layer does: half precision, derivatives of all kinds, export, one image."""
+"""What every layer does: half precision, derivatives, export, one image."""
 
 import copy
 
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.testing import CompileCounter
 from torch.func import functional_call
 
 from mmseg_ext.layers import (
@@ -64,15 +63,14 @@ def parameters(layer: nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.detach() for name, p in layer.named_parameters()}
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_without_autocast(name, dtype):
-    layer, x = build(name, dtype)
+def test_half_precision_without_autocast(name):
+    layer, x = build(name, torch.float16)
     exact = copy.deepcopy(layer).float()
     y = layer(x.requires_grad_())
-    assert y.dtype == dtype
+    assert y.dtype == torch.float16
     expected = exact(x.detach().float())
     error = (y.float() - expected).norm() / expected.norm()
-    assert error < {torch.bfloat16: 0.05, torch.float16: 0.01}[dtype]
+    assert error < 0.01
     layer.train()(x).float().square().sum().backward()
     for tensor in (x, *layer.parameters()):
         assert torch.isfinite(tensor.grad).all()
@@ -153,55 +151,16 @@ def test_transforms_of_torch_func(name):
             assert (per_image[key][i] - p.grad).abs().max() <= 1e-10 * largest
 
 
-def test_forward_derivatives(name):
-    """Right, or refused in one sentence."""
-    layer, x = build(name)
-    tangent = torch.randn_like(x)
-    if name in FUSED:
-        with pytest.raises(NotImplementedError, match="forward AD"):
-            torch.func.jvp(layer, (x,), (tangent,))
-        return
-    _, along = torch.func.jvp(layer, (x,), (tangent,))
-    with torch.no_grad():
-        expected = (layer(x + 1e-6 * tangent) - layer(x - 1e-6 * tangent)) / 2e-6
-    assert (along - expected).abs().max() <= 1e-6 * expected.abs().max()
-
-
-def test_compiles_whole_and_once_for_all_sizes(name):
+def test_export_with_gradients_enabled(name):
     layer, x = build(name, torch.float32)
-    torch._dynamo.reset()
-    counter = CompileCounter()
-    compiled = torch.compile(layer, backend=counter, fullgraph=True, dynamic=True)
-    sizes = {MAP: (2, 12, 7, 8), TOKENS: (2, 14, 12), LAST: (2, 7, 8, 12)}
-    with torch.no_grad():
-        for inputs in (x, torch.randn(sizes[tuple(x.shape)])):
-            assert_same(compiled(inputs), layer(inputs))
-    assert counter.frame_count == 1
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_export_with_gradients_enabled(name, training):
-    layer, x = build(name, torch.float32)
-    layer.train(training)
     program = torch.export.export(copy.deepcopy(layer), (x,)).module()
     with torch.no_grad():
         assert_same(program(x), layer(x))
 
 
-@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "legacy"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "external 2d",
-        "external",
-        "multi-head external",
-        "manhattan product",
-        "manhattan full product",
-        "re-attention layer",
-    ],
-)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-def test_onnx_of_sharp_weights(name, dynamo, tmp_path):
+@pytest.mark.parametrize("name", ["external 2d", "multi-head external", "manhattan full product"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_onnx_of_sharp_weights(name, tmp_path):
     """As trained ones are: most positions get next to nothing of a slot."""
     onnxruntime = pytest.importorskip("onnxruntime")
     layer, x = build(name, torch.float32)
@@ -210,10 +169,7 @@ def test_onnx_of_sharp_weights(name, dynamo, tmp_path):
             if "external" in name and p.ndim > 1 and "linear_1" not in key:
                 p.mul_(4)
     path = str(tmp_path / "layer.onnx")
-    if dynamo:
-        torch.onnx.export(layer, (x,), dynamo=True, verbose=False).save(path)
-    else:
-        torch.onnx.export(layer, (x,), path, dynamo=False)
+    torch.onnx.export(layer, (x,), dynamo=True, verbose=False).save(path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     with torch.no_grad():

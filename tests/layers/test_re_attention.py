@@ -167,18 +167,12 @@ def test_what_hangs_on_a_submodule_counts(add):
             assert_same(form(x), expected, rtol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("shape", "hint"),
-    [
-        ((2, WIDTH, 10), r"; its tokens come last: x.transpose\(1, 2\)"),
-        ((2, WIDTH, 4, 5), r"; tokens of a map are x.flatten\(2\).transpose\(1, 2\)"),
-        ((2, 10, WIDTH + 1), "$"),
-    ],
-)
-def test_bad_input(shape, hint):
-    for module in (ReAttention(WIDTH, HEADS), SelfAttention(WIDTH, HEADS)):
-        with pytest.raises(ValueError, match=rf"x must be \(B, N, {WIDTH}\), got .*\){hint}"):
-            module(torch.randn(shape))
+@pytest.mark.parametrize("kind", [ReAttention, SelfAttention])
+def test_bad_input(kind):
+    with pytest.raises(ValueError, match=r"tokens come last: x.transpose\(1, 2\)"):
+        kind(WIDTH, HEADS)(torch.randn(2, WIDTH, 10))
+    with pytest.raises(ValueError, match=r"x must be \(B, N, 24\), got \(2, 10, 25\)$"):
+        kind(WIDTH, HEADS)(torch.randn(2, 10, WIDTH + 1))
 
 
 def test_attention_map_is_what_multiplies_the_values():
@@ -221,14 +215,6 @@ def test_reference_tokens_is_a_rescaling_of_the_statistics():
     assert_same(module(x), expected, rtol=1e-10)
 
 
-def test_the_bias_of_the_mixing_does_nothing_in_training():
-    module = layer().train()
-    x = torch.randn(2, 10, WIDTH, dtype=torch.float64)
-    before = module(x)
-    nn.init.normal_(module.reatten_matrix.bias)
-    assert_same(module(x), before, rtol=1e-10)
-
-
 @pytest.mark.parametrize("norm", ["batch", "layer"])
 def test_identity_initialisation(norm):
     module = ReAttention(WIDTH, HEADS, norm=norm, init="identity")
@@ -246,24 +232,8 @@ def test_published_initialisation():
     assert module.reatten_matrix.weight.std().item() == pytest.approx(1, rel=0.05)
 
 
-def test_autocast_mixes_in_float32():
-    module = ReAttention(WIDTH, HEADS).eval()
-    x = torch.randn(2, 10, WIDTH)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        maps = module.attention_map(x)
-        y = module(x)
-    assert maps.dtype == torch.float32 and y.dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"embed_dim": 100, "num_heads": 12}, r"embed_dim=100.*num_heads=12"),
-        ({"embed_dim": 24, "num_heads": 4, "norm": "instance"}, r"norm.*'instance'"),
-        ({"embed_dim": 24, "num_heads": 4, "init": "zeros"}, r"init.*'zeros'"),
-        ({"embed_dim": 24, "num_heads": 4, "reference_tokens": 0}, r"reference_tokens.*0"),
-    ],
-)
-def test_bad_arguments(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        ReAttention(**arguments)
+def test_bad_arguments():
+    with pytest.raises(ValueError, match=r"embed_dim=100.*num_heads=12"):
+        ReAttention(100, 12)
+    with pytest.raises(ValueError, match=r"norm.*'instance'"):
+        ReAttention(24, 4, norm="instance")

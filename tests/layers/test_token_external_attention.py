@@ -141,38 +141,19 @@ def test_parameter_count():
     assert sum(p.numel() for p in block.parameters()) == 8 * 384**2 + 5 * 384 + 2 * (64 * 64 + 64)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"embed_dim": 30, "num_heads": 4}, "embed_dim 30 .* num_heads 4"),
-        ({"embed_dim": 32, "num_heads": 4, "memory_size": 0}, "memory_size .* 0"),
-        ({"embed_dim": 32, "num_heads": 0}, "num_heads .* 0"),
-        ({"embed_dim": 32, "num_heads": 4, "expansion": 0}, "expansion .* 0"),
-    ],
-)
-def test_bad_arguments(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        MultiHeadExternalAttention(**arguments)
-
-
-def test_bad_memory_size_of_the_bare_form():
+def test_bad_arguments():
+    with pytest.raises(ValueError, match=r"embed_dim 30 .* num_heads 4"):
+        MultiHeadExternalAttention(30, 4)
     with pytest.raises(ValueError, match=r"memory_size .* -1"):
         ExternalAttention(32, -1)
 
 
 @pytest.mark.parametrize(
-    ("shape", "hint"),
-    [
-        ((2, 5, 31), "$"),
-        ((5, 32), "$"),
-        ((2, 32, 9), r"; its tokens come last: x.transpose\(1, 2\)"),
-        ((2, 32, 4, 4), r"; tokens of a map are x.flatten\(2\).transpose\(1, 2\)"),
-    ],
-)
-@pytest.mark.parametrize(
     "block", [ExternalAttention(32), MultiHeadExternalAttention(32, 4, memory_size=8)]
 )
-def test_bad_input(block, shape, hint):
+def test_bad_input(block):
     for module in (block, fuse_model(block)):
-        with pytest.raises(ValueError, match=r"x must be \(B, N, 32\), got \([\d, ]*\)" + hint):
-            module(torch.zeros(shape))
+        with pytest.raises(ValueError, match=r"x must be \(B, N, 32\), got \(5, 32\)$"):
+            module(torch.zeros(5, 32))
+        with pytest.raises(ValueError, match=r"tokens of a map are x.flatten\(2\)"):
+            module(torch.zeros(2, 32, 4, 4))
