@@ -7,7 +7,7 @@
 A table stands between `<!-- table NAME -->` and `<!-- end of table -->`. docs/results holds what
 cannot be computed: `miou.json`, published results and those of trainings here; `reproduction.json`,
 which configs make up a paper's table; `model_zoo.json`, the counts and the measured times and
-memory of `tools/analysis_tools/model_cost.py`; `camvid.json`, what
+memory of `mmseg-ext model_cost`; `camvid.json`, what
 `benchmarks.camvid_table` trained.
 """
 
