@@ -39,5 +39,9 @@ def validates_at(loop: IterBasedTrainLoop, iteration: int) -> bool:
 
 
 def save_checkpoint(hook: CheckpointHook, runner: Runner) -> None:
-    """Save the state after this iteration as the hook does; its public methods ask the interval."""
-    hook._save_checkpoint(runner)
+    """Save the state after this iteration, out of turn; the hook's public methods ask the interval.
+
+    Unlike `_save_checkpoint`, it does not count an unfinished epoch as done.
+    """
+    step = runner.iter + 1
+    hook._save_checkpoint_with_step(runner, step, {"epoch": runner.epoch, "iter": step})

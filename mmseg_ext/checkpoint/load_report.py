@@ -1,16 +1,14 @@
-"""How much of a model loaded weights fill, said each time, and refused where it is too little.
+"""How much of a model loaded weights fill. Each load says so; too little is refused.
 
 mmengine loads what fits and warns of the rest among other lines, so that a backbone can stay at its
-random values unnoticed. `load_and_report` does what mmengine's `load_state_dict` does and says so;
-`mmseg_ext.safe_loading` puts it in that place, where `load_from`, `--resume`,
-`init_cfg=dict(type='Pretrained')`, `tools/test.py` and `mmseg.apis.init_model` all end.
+random values unnoticed. `load_and_report` takes the place of its `load_state_dict` while
+`mmseg_ext.safe_loading` lasts.
 """
 
 import contextlib
 import contextvars
 import logging
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from mmengine.logging import print_log
 from mmengine.model import BaseTTAModel, is_model_wrapper
@@ -22,14 +20,8 @@ from mmseg_ext.errors import NonFiniteWeights, PartialWeights
 MINIMUM_SHARE = 0.9  # of a backbone's values
 _AUXILIARY = "auxiliary_head"  # heads that training alone uses
 
-
-class _Demand(NamedTuple):
-    backbone: float = MINIMUM_SHARE
-    whole: bool = False
-
-
-_DEFAULT = _Demand()
-_demand = contextvars.ContextVar("demand", default=_DEFAULT)
+_share = contextvars.ContextVar("share", default=MINIMUM_SHARE)
+_whole = contextvars.ContextVar("whole", default=False)
 
 
 @contextlib.contextmanager
@@ -47,48 +39,32 @@ def require_coverage(
     """
     if backbone_share is not None and not 0 <= backbone_share <= 1:
         raise ValueError(f"min_backbone_share must be between 0 and 1, not {backbone_share}")
-    before = _demand.get()
-    token = _demand.set(
-        _Demand(
-            before.backbone if backbone_share is None else backbone_share,
-            before.whole if whole is None else whole,
-        )
-    )
+    share = _share.set(_share.get() if backbone_share is None else backbone_share)
+    everything = _whole.set(_whole.get() if whole is None else whole)
     try:
         yield
     finally:
-        _demand.reset(token)
+        _share.reset(share)
+        _whole.reset(everything)
 
 
-class Coverage(NamedTuple):
-    """Values (not tensors) of a module, how many of them the weights have, and the names left."""
+def _coverage(
+    module: nn.Module, state_dict: Mapping[str, Tensor], prefix: str = ""
+) -> tuple[float, list[str]]:
+    """The share of the module's values that `state_dict` fills, and the names of the others.
 
-    values: int
-    filled: int
-    left: list[str]
-
-    @property
-    def share(self) -> float:
-        return self.filled / self.values if self.values else 1.0
-
-
-def coverage(module: nn.Module, state_dict: Mapping[str, Tensor], prefix: str = "") -> Coverage:
-    """What `state_dict` fills of `module`, whose names there start with `prefix`.
-
-    A value is filled by an entry of its name and shape; counters of batches do not count.
+    A value is filled by an entry of its name, after `prefix`, and shape. Counters of batches do not
+    count.
     """
-    values = filled = 0
-    left = []
-    for name, value in module.state_dict().items():
-        if name.endswith("num_batches_tracked"):
-            continue
-        values += value.numel()
-        given = state_dict.get(prefix + name)
-        if isinstance(given, Tensor) and given.shape == value.shape:
-            filled += value.numel()
-        else:
-            left.append(name)
-    return Coverage(values, filled, left)
+    own = {k: v for k, v in module.state_dict().items() if "num_batches_tracked" not in k}
+    left = [k for k, v in own.items() if _shape(state_dict.get(prefix + k)) != tuple(v.shape)]
+    values = sum(value.numel() for value in own.values())
+    missing = sum(own[name].numel() for name in left)
+    return (1 - missing / values if values else 1.0), left
+
+
+def _shape(value: object) -> tuple[int, ...] | None:
+    return tuple(value.shape) if isinstance(value, Tensor) else None
 
 
 def _bare(module: nn.Module) -> nn.Module:
@@ -110,37 +86,34 @@ def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
             backbone, of the module itself where it has none, or of everything that testing uses.
     """
     module = _bare(module)
-    demand = _demand.get()
-    whole = coverage(module, state_dict)
-    part, name = whole, type(module).__name__
-    line = f"weights fill {whole.share:.1%} of {name} ({whole.filled:,} of {whole.values:,} values)"
+    share, left = _coverage(module, state_dict)
+    line = f"weights fill {share:.1%} of {type(module).__name__}"
+    part, part_left, name = share, left, type(module).__name__
     if isinstance(getattr(module, "backbone", None), nn.Module):
-        part = coverage(module.backbone, state_dict, "backbone.")
+        part, part_left = _coverage(module.backbone, state_dict, "backbone.")
         name = f"the backbone ({type(module.backbone).__name__})"
-        line += f", {part.share:.1%} of its backbone"
+        line += f", {part:.1%} of its backbone"
     found = _names(sorted(map(str, state_dict))) or "nothing"
-    if part.share < demand.backbone:
+    if part < _share.get():
         raise PartialWeights(
-            f"the weights fill {part.share:.1%} of {name}, less than {demand.backbone:.0%}; not "
-            f"filled: {_names(part.left)}; the file has {found}; if that is meant, set "
+            f"the weights fill {part:.1%} of {name}, less than {_share.get():.0%}; not filled: "
+            f"{_names(part_left)}; the file has {found}; if that is meant, set "
             "min_backbone_share=0 (--cfg-options min_backbone_share=0, or "
             "mmseg_ext.safe_loading(min_backbone_share=0) in Python)"
         )
-    left = [key for key in whole.left if not key.startswith(_AUXILIARY)]
-    if demand.whole and left:
+    needed = [key for key in left if not key.startswith(_AUXILIARY)]
+    if _whole.get() and needed:
         raise PartialWeights(
-            f"the weights leave {len(left)} entries of {type(module).__name__} at random values: "
-            f"{_names([_mismatch(key, module, state_dict) for key in left])}; the file has {found};"
-            " they are another model's, or of other classes"
+            f"the weights leave {len(needed)} entries of {type(module).__name__} at random values: "
+            f"{_names([_mismatch(key, module, state_dict) for key in needed])}; the file has "
+            f"{found}; they are another model's, or of other classes"
         )
-    return line + (f"; not filled: {_names(whole.left)}" if whole.left else "")
+    return line + (f"; not filled: {_names(left)}" if left else "")
 
 
 def _mismatch(key: str, module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
-    given = state_dict.get(key)
-    if not isinstance(given, Tensor):
-        return key
-    return f"{key} ({tuple(given.shape)} for {tuple(module.state_dict()[key].shape)})"
+    given = _shape(state_dict.get(key))
+    return key if given is None else f"{key} ({given} for {_shape(module.state_dict()[key])})"
 
 
 def check_finite(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
@@ -153,7 +126,6 @@ def check_finite(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
         name
         for name, value in _bare(module).state_dict().items()
         if isinstance(given := state_dict.get(name), Tensor)
-        and given.is_floating_point()
         and not given.isfinite().all()
         and value.isfinite().all()
     ]
@@ -164,12 +136,11 @@ def check_finite(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
         )
 
 
-def refuse_foreign(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
+def _refuse_foreign(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     """Ask the module and its backbone, where they know weights that are not theirs.
 
     What they say of another arch or of published names is closer to the cause than a share.
     """
-    module = _bare(module)
     for part, prefix in ((module, ""), (getattr(module, "backbone", None), "backbone.")):
         if hasattr(part, "refuse_foreign"):
             part.refuse_foreign(state_dict, prefix)
@@ -181,7 +152,7 @@ def _of_the_whole(module: nn.Module, state_dict: Mapping[str, Tensor]) -> Mappin
     Such a model is a classifier of mmpretrain around a backbone that gives the logits itself, and
     such weights are what the converters write.
     """
-    names = _bare(module).state_dict()
+    names = module.state_dict()
     whole = bool(names) and all(name.startswith("backbone.") for name in names)
     if not whole or any(str(name).startswith("backbone.") for name in state_dict):
         return state_dict
@@ -192,9 +163,10 @@ def load_and_report(
     module: nn.Module, state_dict: Mapping[str, Tensor], strict: bool = False, logger=None
 ) -> None:
     """mmengine's `load_state_dict`, which it takes the place of, with a check and a line before."""
-    state_dict = _of_the_whole(module, state_dict)
-    refuse_foreign(module, state_dict)
-    line = check_coverage(module, state_dict)
-    check_finite(module, state_dict)
+    bare = _bare(module)
+    state_dict = _of_the_whole(bare, state_dict)
+    _refuse_foreign(bare, state_dict)
+    line = check_coverage(bare, state_dict)
+    check_finite(bare, state_dict)
     load_state_dict(module, state_dict, strict, logger)
     print_log(line, logger="current", level=logging.INFO)

@@ -3,38 +3,27 @@
 import re
 from pathlib import Path
 
-import torch
-
-from mmseg_ext.checkpoint.pickled_values import stand_ins
 from mmseg_ext.checkpoint.safe_reading import read_checkpoint
 from mmseg_ext.errors import CheckpointError
 
-LAST = "last_checkpoint"  # mmengine's name: a text file that names the newest checkpoint
 RUN = "current_run"  # a text file with the identity of the run whose folder this is
+_LAST = "last_checkpoint"  # mmengine's name: a text file that names the newest checkpoint
 _CHECKPOINT = re.compile(r"(iter|epoch)_\d+\.pth")
 
 
-def recorded(folder: str | Path, record: str) -> str | None:
-    """The one word in the text file `record` of `folder`; None without it."""
+def _word(path: Path) -> str | None:
+    """The one word in a text file; None without it."""
     try:
-        text = Path(folder, record).read_text().strip()
+        text = path.read_text().strip()
     except (OSError, UnicodeDecodeError):
         return None
     return text if text and text.isprintable() else None
 
 
-def named_last(folder: str | Path) -> Path | None:
-    """The file in `folder` that `last_checkpoint` names, whatever folder stands there."""
-    text = recorded(folder, LAST)
-    return None if text is None else Path(folder, Path(text).name)
-
-
 def run_of(path: Path) -> str | None:
     """The identity of the run that wrote a checkpoint; None where it does not say."""
     try:
-        with stand_ins():
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return content["meta"].get("run")
+        return read_checkpoint(path, mmap=True)["meta"].get("run")
     except Exception:  # what cannot be read is for `newest_whole` to name
         return None
 
@@ -44,10 +33,16 @@ def all_checkpoints(folder: str | Path) -> list[Path]:
     named_so = (p for p in Path(folder).glob("*.pth") if _CHECKPOINT.fullmatch(p.name))
     found = [p for p in named_so if p.is_file()]
     found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    named = named_last(folder)
+    named = _named_last(folder)
     if named is not None and named.is_file():
         found = [named, *(path for path in found if path != named)]
     return found
+
+
+def _named_last(folder: str | Path) -> Path | None:
+    """The file in `folder` that `last_checkpoint` names, whatever folder stands there."""
+    text = _word(Path(folder, _LAST))
+    return None if text is None else Path(folder, Path(text).name)
 
 
 def candidates(folder: str | Path) -> list[Path]:
@@ -55,7 +50,7 @@ def candidates(folder: str | Path) -> list[Path]:
 
     They are so where a new run was started in the folder of an older one.
     """
-    run = recorded(folder, RUN)
+    run = _word(Path(folder, RUN))
     found = all_checkpoints(folder)
     return found if run is None else [path for path in found if run_of(path) in (run, None)]
 
@@ -67,9 +62,9 @@ def newest_whole(folder: str | Path) -> tuple[Path | None, list[str]]:
         CheckpointError: where there are candidates and none is whole, naming each.
     """
     problems = []
-    named = named_last(folder)
+    named = _named_last(folder)
     if named is not None and not named.exists():
-        problems.append(f"{folder}/{LAST} names {str(named)!r}, which is not there")
+        problems.append(f"{folder}/{_LAST} names {str(named)!r}, which is not there")
     for path in candidates(folder):
         try:
             read_checkpoint(path)
@@ -89,13 +84,10 @@ def require_resumable(content: dict, name: str) -> None:
     """That a loaded checkpoint is of a training, and not of weights alone.
 
     Raises:
-        CheckpointError: naming what it lacks.
+        CheckpointError: with what to do instead.
     """
     meta, hub = content.get("meta") or {}, content.get("message_hub") or {}
-    counts = [meta.get(key) for key in ("epoch", "iter")]
-    complete = all(type(count) is int and count >= 0 for count in counts)
-    complete = complete and {"log_scalars", "runtime_info", "resumed_keys"} <= hub.keys()
-    if not complete or not isinstance(content.get("optimizer", {}), dict):
+    if not {"epoch", "iter"} <= meta.keys() or "runtime_info" not in hub:
         raise CheckpointError(
             f"{name}: holds weights, and no state of a training to resume; to start from its "
             f"weights, leave out --resume and name it with --cfg-options load_from={name}"

@@ -1,108 +1,85 @@
-"""Reading a checkpoint. No path here runs code of the file: one that needs it is refused."""
+"""Reading a checkpoint by torch's `weights_only`. A file that needs unpickling is refused."""
 
-import io
+import contextlib
 import json
 import pickle
 import re
-import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
-from mmseg_ext.checkpoint.checksum import CHECKSUM, content_digest
-from mmseg_ext.checkpoint.pickled_values import stand_ins
-from mmseg_ext.checkpoint.plain_data import check_size, from_plain
-from mmseg_ext.errors import BrokenCheckpoint, UnsafeCheckpoint
+from mmseg_ext.checkpoint.logged_values import from_plain, safe_globals
+from mmseg_ext.errors import BrokenCheckpoint, CheckpointError, UnsafeCheckpoint
 
 # Where published checkpoints keep the state dict: mmengine, RMT and timm, EANet and EMANet, EMA.
 _WRAPPERS = ("state_dict", "model", "net", "state_dict_ema")
-_ARCHIVE = b"PK\x03\x04"  # the first bytes of a torch file
 
 
-def read_checkpoint(path: str | Path, map_location: object = "cpu") -> object:
+def read_checkpoint(
+    path: str | Path, map_location: object = "cpu", mmap: bool | None = None
+) -> object:
     """Everything in a `.safetensors` or torch file, and no code run for it.
 
-    Read are tensors, plain containers, and mmengine's `HistoryBuffer`s and NumPy values as data.
-    A `.safetensors` file gives what a torch file of the same weights would: `state_dict`, and
-    `meta` with the `dataset_meta` that published files carry. Where a torch file carries a
-    checksum (ours do), the content is compared with it.
+    Tensors, plain containers, mmengine's `HistoryBuffer`s and NumPy's values are read. A
+    `.safetensors` file gives what a torch file of the same weights would: `state_dict`, and `meta`
+    with the `dataset_meta` that published files carry. With `mmap` tensors stay on the disk.
 
     Raises:
         FileNotFoundError: where there is no such file.
         UnsafeCheckpoint: for a file that only unpickling could read.
-        BrokenCheckpoint: for a truncated or changed file, and one that would fill the memory.
+        BrokenCheckpoint: for a truncated or damaged file.
     """
     path = Path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such checkpoint file")
-    if path.suffix == ".safetensors":
-        return _read_safetensors(path, map_location)
-    with path.open("rb") as file:
-        return read_torch(file, str(path), map_location)
+    try:
+        if path.suffix == ".safetensors":
+            return _read_safetensors(path, map_location)
+        with as_data(path):
+            content = torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
+            return from_plain(content)
+    except CheckpointError:
+        raise
+    except Exception as error:  # a damaged file raises of every kind
+        raise BrokenCheckpoint(f"{path}: is truncated or damaged ({_line(error)})") from error
 
 
 def _read_safetensors(path: Path, map_location: object) -> dict[str, dict]:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
     from safetensors.torch import load_file
 
-    try:
-        tensors = load_file(path)
-        with safe_open(path, "pt") as file:
-            described = (file.metadata() or {}).get("dataset_meta")
-        meta = {} if described is None else {"dataset_meta": json.loads(described)}
-    except (SafetensorError, json.JSONDecodeError, RecursionError) as error:
-        raise BrokenCheckpoint(f"{path}: not a readable safetensors file ({error})") from error
+    tensors = load_file(path)
+    with safe_open(path, "pt") as file:
+        described = (file.metadata() or {}).get("dataset_meta")
+    meta = {} if described is None else {"dataset_meta": json.loads(described)}
     if map_location not in (None, "cpu"):
         tensors = {key: value.to(map_location) for key, value in tensors.items()}
     return {"state_dict": tensors, "meta": meta}
 
 
-def read_torch(file: BinaryIO, name: str, map_location: object = "cpu") -> object:
-    """The content of a torch file, named `name` in messages; see `read_checkpoint`."""
-    size = _check_archive(file, name)
+@contextlib.contextmanager
+def as_data(name: str | Path) -> Iterator[None]:
+    """Within the context `torch.load(weights_only=True)` takes what mmengine's Runner saves.
+
+    Raises:
+        UnsafeCheckpoint: for a file, called `name` in the message, that holds other objects.
+        BrokenCheckpoint: for one that is no pickle.
+    """
     try:
-        with stand_ins():
-            content = torch.load(file, map_location=map_location, weights_only=True)
-        check_size(content, size)
-        if isinstance(content, dict) and CHECKSUM in content:
-            expected = content.pop(CHECKSUM)
-            if content_digest(content) != expected:
-                raise ValueError("the content does not have the checksum it was given")
-        return from_plain(content)
+        with torch.serialization.safe_globals(safe_globals()):
+            yield
     except pickle.UnpicklingError as error:
         # torch's message names what it refused; a file that is no pickle has no such thing.
         if not re.search("GLOBAL|Unsupported|call reduce|create new object", str(error)):
-            raise BrokenCheckpoint(f"{name}: not a readable torch file ({_line(error)})") from error
+            raise BrokenCheckpoint(f"{name}: is truncated or damaged ({_line(error)})") from error
         raise UnsafeCheckpoint(
             f"{name}: holds objects other than tensors and plain containers; loading them "
             "could run code, so it is refused. If you trust its source, rewrite its weights once: "
             f"content = torch.load({name!r}, weights_only=False), then "
             "torch.save({'state_dict': content['state_dict']}, 'NEW.pth')"
         ) from error
-    except Exception as error:  # a damaged or crafted pickle raises of every kind
-        raise BrokenCheckpoint(f"{name}: not a readable torch file ({_line(error)})") from error
-
-
-def _check_archive(file: BinaryIO, name: str) -> int:
-    """The file's size; a torch archive has its end and stores its members as they are."""
-    start = file.read(len(_ARCHIVE))
-    size = file.seek(0, io.SEEK_END)
-    file.seek(0)
-    if not start or not _ARCHIVE.startswith(start):
-        return size  # torch's older format, or none of its formats
-    try:
-        with zipfile.ZipFile(file) as archive:
-            members = archive.infolist()
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
-        raise BrokenCheckpoint(f"{name}: is truncated ({size} bytes)") from error
-    finally:
-        file.seek(0)
-    stored = all(m.compress_type == zipfile.ZIP_STORED for m in members)
-    if not stored or sum(m.file_size for m in members) > size:
-        raise BrokenCheckpoint(f"{name}: not an archive as torch writes it: compressed members")
-    return size
 
 
 def _line(error: Exception) -> str:

@@ -9,43 +9,25 @@ import torch
 from torch import Tensor
 
 from mmseg_ext.atomic_write import atomic_write
-from mmseg_ext.checkpoint.checksum import CHECKSUM, content_digest
 
 SUFFIXES = (".pth", ".safetensors")  # of files of weights
 
 
-class _RecordingFile:
-    """A file that remembers the error of a failed write, which torch reports without its cause."""
-
-    def __init__(self, file):
-        self.file = file
-        self.error: OSError | None = None
-
-    def write(self, data) -> int:
-        try:
-            return self.file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        self.file.flush()
-
-
 def write_checkpoint(content: dict, path: str | Path) -> None:
-    """Write tensors and plain containers with their checksum; an older `path` stays until then.
+    """Write `content` with `torch.save`; an older `path` stays until the new one is whole.
 
     Raises:
         NotWritten: for a full disk, a folder that cannot be written, ...
-        TypeError: for content that is neither.
     """
-    content = {**content, CHECKSUM: content_digest(content)}
-    with atomic_write(path) as part, part.open("wb") as file:
-        recording = _RecordingFile(file)
-        try:
-            torch.save(content, recording)
-        except RuntimeError as error:
-            raise recording.error or error from error
+    with atomic_write(path) as part:
+        part.write_bytes(_saved(content))
+
+
+def _saved(content: dict) -> memoryview:
+    """The bytes of a torch file; written as a file, torch would hide why writing failed."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getbuffer()
 
 
 def check_suffix(path: str | Path) -> None:
@@ -88,10 +70,7 @@ def write_weights(
         data = save(weights, described)
     else:
         meta = {} if dataset_meta is None else {"dataset_meta": dataset_meta}
-        content = {"state_dict": weights, "meta": meta}
-        buffer = io.BytesIO()
-        torch.save({**content, CHECKSUM: content_digest(content)}, buffer)
-        data = buffer.getbuffer()
+        data = _saved({"state_dict": weights, "meta": meta})
     if hash_in_name:
         path = path.with_stem(f"{path.stem}-{hashlib.sha256(data).hexdigest()[:8]}")
     with atomic_write(path) as part:

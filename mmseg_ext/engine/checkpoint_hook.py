@@ -1,14 +1,12 @@
-"""mmengine's `CheckpointHook` with the order turned round: first the newer, then the older goes.
+"""mmengine's `CheckpointHook` in another order: the newer one is written, then the older goes.
 
-mmengine removes the checkpoint that is one too many before it writes the next, writes
-`last_checkpoint` in place, and trusts the paths in a resumed checkpoint: it removes the file or the
-folder that one names as the older best. Here the newer file is whole and `last_checkpoint` names it
-before anything is removed; records hold names without folders; and what is removed are files of
-this run in its own folder. The files are written by `DurableRunner.save_checkpoint`.
+mmengine removes the checkpoint that is one too many before it writes the next, and trusts the paths
+in a resumed checkpoint: it removes the file or the folder that one names as the older best. Here
+removals wait until the newer file is whole, and only files in the run's own folder are removed.
+`DurableRunner.save_checkpoint` writes the files.
 """
 
-import re
-from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from mmengine.config import Config
@@ -17,11 +15,10 @@ from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
 
 from mmseg_ext.atomic_write import remove_parts, write_text
-from mmseg_ext.checkpoint.resuming import LAST, RUN, all_checkpoints, run_of
+from mmseg_ext.checkpoint.resuming import RUN, all_checkpoints, run_of
 from mmseg_ext.checkpoint.safe_loading import SafeLoading
 from mmseg_ext.errors import LaunchError
-
-_BEST = re.compile(r"best_.+_(iter|epoch)_\d+\.pth")
+from mmseg_ext.upstream import save_checkpoint
 
 
 def checkpoint_folder(cfg: Config) -> Path:
@@ -31,21 +28,21 @@ def checkpoint_folder(cfg: Config) -> Path:
     return Path(hook["out_dir"], work_dir.name) if hook.get("out_dir") else work_dir
 
 
-class _RemovesNothing:
-    """A file backend for the base class, which removes too early; the paths are kept."""
+class _Postponing:
+    """A file backend that notes what it is asked to remove."""
 
     def __init__(self, backend):
         self.backend = backend
-        self.paths: list[str] = []
+        self.asked: list[str] = []
 
     def __getattr__(self, name: str):
         return getattr(self.backend, name)
 
     def remove(self, path: str) -> None:
-        self.paths.append(path)
+        self.asked.append(path)
 
     def rmtree(self, path: str) -> None:
-        pass
+        """Checkpoints are files: a folder is somebody else's."""
 
 
 @HOOKS.register_module()
@@ -62,33 +59,31 @@ class DurableCheckpointHook(CheckpointHook):
                 "DurableCheckpointHook needs runner_type = 'DurableRunner', as "
                 "configs/_base_/default_runtime.py sets it"
             )
-        hub = runner.message_hub
-        kept, leaving = (
-            [step for step in hub.runtime_info.get(key) or [] if type(step) is int]
-            for key in ("keep_ckpt_ids", "leaving_ckpt_ids")
-        )
-        if self.max_keep_ckpts > 0:
-            leaving += kept[: -self.max_keep_ckpts]
-            kept = kept[-self.max_keep_ckpts :]
-        hub.update_info("keep_ckpt_ids", kept)
+        folder, hub = checkpoint_folder(runner.cfg), runner.message_hub
+        for key, value in list(hub.runtime_info.items()):
+            if key.startswith("best_ckpt") and value is not None:
+                path = folder / Path(str(value)).name
+                hub.update_info(key, str(path) if path.is_file() else None)
+        kept = [s for s in hub.runtime_info.get("keep_ckpt_ids") or [] if type(s) is int]
+        hub.update_info("keep_ckpt_ids", kept[-max(self.max_keep_ckpts, 0) :])
         super().before_train(runner)
+        if is_main_process():
+            self._tidy(runner)
+
+    def _tidy(self, runner) -> None:
+        """Remove what this run left between a write and a removal; name what others left."""
         folder = Path(self.out_dir)
-        for key, name in list(hub.runtime_info.items()):
-            if key.startswith("best_ckpt"):
-                path = folder / Path(str(name)).name
-                self._set_best(key, str(path) if _is_best(path) else None)
-        if not is_main_process():
-            return
         folder.mkdir(parents=True, exist_ok=True)
         remove_parts(folder)
-        for step in leaving:  # the run ended between the newer's rename and this removal
-            if step not in kept and run_of(self._path(step)) == runner.run_id:
-                _remove(self._path(step))
-        best = {Path(path) for path in self._best()}
-        for path in folder.glob("best_*.pth"):  # the run ended before a checkpoint named it
-            if path not in best and _is_best(path) and run_of(path) == runner.run_id:
-                _remove(path)
-        others = [p.name for p in all_checkpoints(folder) if run_of(p) != runner.run_id]
+        for path in folder.glob("best_*.pth"):
+            if str(path) not in self._best() and run_of(path) == runner.run_id:
+                path.unlink()
+        others = []
+        for path in all_checkpoints(folder):
+            if run_of(path) != runner.run_id:
+                others.append(path.name)
+            elif self.max_keep_ckpts > 0 and _step(path) < min(self.keep_ckpt_ids, default=0):
+                path.unlink()
         if others:
             runner.logger.warning(
                 f"{folder} holds checkpoints of an earlier run ({', '.join(sorted(others))}); this "
@@ -99,79 +94,44 @@ class DurableCheckpointHook(CheckpointHook):
 
     def _best(self) -> list[str]:
         """The best checkpoints that there are."""
-        paths = getattr(self, "best_ckpt_path_dict", None)
-        found = paths.values() if paths is not None else [getattr(self, "best_ckpt_path", None)]
-        return [path for path in found if path]
-
-    def _set_best(self, key: str, path: str | None) -> None:
-        if key == "best_ckpt":
-            self.best_ckpt_path = path
-        elif hasattr(self, "best_ckpt_path_dict"):
-            self.best_ckpt_path_dict[key.removeprefix("best_ckpt_")] = path
-
-    def _path(self, step: int) -> Path:
-        return Path(self.out_dir, self.filename_tmpl.format(step))
+        paths = getattr(self, "best_ckpt_path_dict", {"": getattr(self, "best_ckpt_path", None)})
+        return [path for path in paths.values() if path]
 
     def saved_at(self, step: int) -> bool:
         """Whether the newest checkpoint is of this iteration."""
-        return self.last_ckpt is not None and Path(self.last_ckpt) == self._path(step)
+        name = self.filename_tmpl.format(step)
+        return self.last_ckpt is not None and Path(self.last_ckpt).name == name
 
     def save_now(self, runner) -> str:
         """Save, out of turn, after the step of this iteration; the path."""
-        step = runner.iter + 1
-        if not self.saved_at(step):
-            self._save_checkpoint_with_step(runner, step, {"epoch": runner.epoch, "iter": step})
+        if not self.saved_at(runner.iter + 1):
+            self._write_then_remove(save_checkpoint, self, runner)
         return self.last_ckpt
+
+    def after_train_iter(self, *args, **kwargs) -> None:
+        self._write_then_remove(super().after_train_iter, *args, **kwargs)
+
+    def after_train_epoch(self, *args, **kwargs) -> None:
+        self._write_then_remove(super().after_train_epoch, *args, **kwargs)
+
+    def after_val_epoch(self, *args, **kwargs) -> None:
+        self._write_then_remove(super().after_val_epoch, *args, **kwargs)
+
+    def _write_then_remove(self, write: Callable, *args, **kwargs) -> None:
+        """Call `write`, and remove after it what it wanted to remove before."""
+        backend, self.file_backend = self.file_backend, _Postponing(self.file_backend)
+        try:
+            write(*args, **kwargs)
+            asked = self.file_backend.asked
+        finally:
+            self.file_backend = backend
+        for path in set(asked) - set(self._best()):
+            Path(path).unlink(missing_ok=True)
 
     def after_train(self, runner) -> None:
         with SafeLoading():  # `published_keys` reads checkpoints
             super().after_train(runner)
 
-    def _save_checkpoint_with_step(self, runner, step: int, meta: dict) -> None:
-        leaving = []
-        if self.max_keep_ckpts > 0:
-            ids = [i for i in self.keep_ckpt_ids if i != step] + [step]
-            leaving, ids = ids[: -self.max_keep_ckpts], ids[-self.max_keep_ckpts :]
-            self.keep_ckpt_ids = deque(ids, self.max_keep_ckpts)
-            runner.message_hub.update_info("keep_ckpt_ids", ids)
-            runner.message_hub.update_info("leaving_ckpt_ids", leaving)
-        path = self._path(step)
-        runner.message_hub.update_info("last_ckpt", path.name)
-        self._write(runner, path.name, meta)
-        self.last_ckpt = str(path)
-        if is_main_process():
-            write_text(path.name, Path(self.out_dir, LAST))
-            for old in leaving:
-                _remove(self._path(old))
 
-    def _write(self, runner, name: str, meta: dict) -> None:
-        runner.save_checkpoint(
-            self.out_dir,
-            name,
-            save_optimizer=self.save_optimizer,
-            save_param_scheduler=self.save_param_scheduler,
-            meta=meta,
-            by_epoch=self.by_epoch,
-            **self.args,
-        )
-
-    def _save_best_checkpoint(self, runner, metrics: dict) -> None:
-        backend, self.file_backend = self.file_backend, _RemovesNothing(self.file_backend)
-        try:
-            super()._save_best_checkpoint(runner, metrics)
-            old = self.file_backend.paths
-        finally:
-            self.file_backend = backend
-        if is_main_process():
-            for path in set(old) - set(self._best()):
-                _remove(Path(path))
-
-
-def _is_best(path: Path) -> bool:
-    return path.is_file() and _BEST.fullmatch(path.name) is not None
-
-
-def _remove(path: Path) -> None:
-    """Remove a file, never a folder."""
-    if path.is_file() or path.is_symlink():
-        path.unlink(missing_ok=True)
+def _step(path: Path) -> int:
+    return int(path.stem.rpartition("_")[2])

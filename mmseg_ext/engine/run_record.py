@@ -16,39 +16,33 @@ from mmengine.registry import HOOKS
 import mmseg_ext
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.engine.quiet_start import summary
-from mmseg_ext.environment import STACK, module_version
+
+_PACKAGES = ("mmseg_ext", "torch", "numpy", "mmengine", "mmcv", "mmseg", "mmdet", "mmpretrain")
 
 
 def git_commit() -> str:
-    """The commit of this package, '-dirty' where files differ, or 'unknown'.
+    """The commit of the checkout that holds this package, '-dirty' where files differ.
 
-    It is known in a checkout of this project alone: an installed package may lie in the repository
-    of another one.
+    'unknown' for an installed package, and without git.
     """
     root = Path(mmseg_ext.__file__).resolve().parents[1]
-    if Path(_git(root, "rev-parse", "--show-toplevel") or "/").resolve() != root:
-        return "unknown"
-    return _git(root, "describe", "--always", "--abbrev=40", "--dirty") or "unknown"
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    """What git prints, empty where it fails or is not installed."""
-    command = ["git", "-C", str(folder), *arguments]
+    command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty"]
     try:
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError:
-        return ""
-    return result.stdout.strip()
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return found if (root / ".git").exists() else "unknown"
 
 
 def describe_run(cfg: Config, world_size: int, seed: int | None) -> dict:
     """The settings that decide a run's numbers, and the software it runs on, as JSON values."""
+    wrapper, scaling = cfg.get("optim_wrapper") or {}, cfg.get("auto_scale_lr") or {}
     batch = cfg.get("train_dataloader", {}).get("batch_size")
-    accumulated = cfg.get("optim_wrapper", {}).get("accumulative_counts", 1)
+    accumulated = wrapper.get("accumulative_counts", 1)
     effective = None if batch is None else world_size * batch * accumulated
-    scaling = cfg.get("auto_scale_lr") or {}
-    base, on = scaling.get("base_batch_size"), scaling.get("enable", False)
-    known = base is not None and effective is not None
+    base = scaling.get("base_batch_size")
+    scaled = scaling.get("enable", False) and base is not None and effective is not None
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "config": cfg.filename,
         "work_dir": cfg.get("work_dir"),
@@ -58,28 +52,18 @@ def describe_run(cfg: Config, world_size: int, seed: int | None) -> dict:
         "accumulated_batches": accumulated,
         "effective_batch": effective,
         "base_batch": base,
-        "learning_rate": cfg.get("optim_wrapper", {}).get("optimizer", {}).get("lr"),
-        "learning_rate_factor": effective / base if known and on else 1.0,
-        "precision": cfg.get("optim_wrapper", {}).get("type"),
+        "learning_rate": wrapper.get("optimizer", {}).get("lr"),
+        "learning_rate_factor": effective / base if scaled else 1.0,
+        "precision": wrapper.get("type"),
         "seed": seed,
         "deterministic": cfg.get("randomness", {}).get("deterministic", False),
         "git_commit": git_commit(),
-        "versions": {
-            "mmseg_ext": mmseg_ext.__version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            "numpy": module_version("numpy"),
-            **{name: module_version(name) for name in STACK},
-        },
-        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        or [f"CPU, {torch.get_num_threads()} threads"],
+        "python": platform.python_version(),
+        "versions": {n: sys.modules[n].__version__ for n in _PACKAGES if n in sys.modules},
+        "devices": gpus or [f"CPU, {torch.get_num_threads()} threads"],
         "host": platform.node(),
-        "launched": {
-            k: os.environ[k]
-            for k in ("SLURM_JOB_ID", "TORCHELASTIC_RESTART_COUNT")
-            if k in os.environ
-        },
+        "slurm_job": os.environ.get("SLURM_JOB_ID"),
+        "restarts": os.environ.get("TORCHELASTIC_RESTART_COUNT"),
     }
 
 

@@ -14,43 +14,41 @@ What it adds to `mmengine.runner.Runner` (0.10.12), each because a resumed run d
 - A run knows its own checkpoints, and holds its work directory while it trains.
 """
 
+import contextlib
 import copy
-import errno
-import time
+import fcntl
+import os
 import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import mmengine
 import torch
 from mmengine import dist
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
 from mmengine.model import is_model_wrapper
-from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.optim import OptimWrapperDict
 from mmengine.registry import RUNNERS
 from mmengine.runner import IterBasedTrainLoop, Runner
-from mmengine.utils import get_git_hash
 from torch import nn
-from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.checkpoint.load_report import require_coverage
-from mmseg_ext.checkpoint.plain_data import to_plain
+from mmseg_ext.checkpoint.logged_values import to_plain
 from mmseg_ext.checkpoint.resuming import newest_whole, require_resumable
 from mmseg_ext.checkpoint.safe_loading import SafeLoading
-from mmseg_ext.checkpoint.writing import write_checkpoint
 from mmseg_ext.engine.checkpoint_hook import checkpoint_folder
 from mmseg_ext.engine.deterministic import make_deterministic
 from mmseg_ext.engine.quiet_start import quiet_terminal
-from mmseg_ext.engine.random_state import random_state, set_random_state
-from mmseg_ext.engine.sample_seeds import isolate, positioned_sampler, with_sample_seeds
-from mmseg_ext.engine.sharding import (
-    collect,
-    local_gradient,
-    whole_optimizer_states,
-    with_local_gradient,
+from mmseg_ext.engine.randomness import (
+    isolate,
+    positioned_sampler,
+    random_state,
+    set_random_state,
+    with_sample_seeds,
 )
-from mmseg_ext.engine.work_dir_lock import WorkDirLock
+from mmseg_ext.engine.sharding import local_gradient, whole_optimizer_states, with_local_gradient
 from mmseg_ext.errors import (
     SAFE_UNTIL_NOW,
     CheckpointError,
@@ -98,12 +96,16 @@ class _TrainingState(Hook):
             self._random = None
 
 
-class _OverdueValidation(Hook):
-    """Run the validation of the iteration that a resumed checkpoint was saved at."""
+class _AfterOthers(Hook):
+    """What follows every other hook: a checkpoint's last entries, and an overdue validation."""
 
-    priority = "VERY_LOW"  # when every hook is ready
+    priority = "LOWEST"
+
+    def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
+        runner.complete(checkpoint)
 
     def before_train_epoch(self, runner) -> None:
+        """Run the validation of the iteration that a resumed checkpoint was saved at."""
         loop, done = runner.train_loop, runner.message_hub.runtime_info.get("validated_iter")
         if runner.val_loop is None or runner.iter == 0 or done == runner.iter:
             return
@@ -113,9 +115,44 @@ class _OverdueValidation(Hook):
             runner.val_loop.run()
 
 
-def _optimizers(wrapper: OptimWrapper | OptimWrapperDict) -> list[Optimizer]:
-    wrappers = wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]
-    return [w.optimizer for w in wrappers]
+def _by_the_first(action: Callable[[], object]) -> object:
+    """What `action` gives, or the error it raises, in the first process; in every process."""
+    found: list = [None, None]
+    if dist.is_main_process():
+        try:
+            found[0] = action()
+        except (CheckpointError, LaunchError) as error:
+            found[1] = error
+    dist.broadcast_object_list(found)
+    if found[1] is not None:
+        raise found[1]
+    return found[0]
+
+
+@contextlib.contextmanager
+def _sole_training(work_dir: str) -> Iterator[None]:
+    """Hold the work directory, until the process ends in any way.
+
+    The lock is POSIX's: the system takes it back from an owner that has ended, and unlike flock's,
+    which `filelock` takes, workers that outlive a killed process do not hold it.
+
+    Raises:
+        LaunchError: where another process holds it.
+    """
+    Path(work_dir).mkdir(parents=True, exist_ok=True)
+    with Path(work_dir, ".training").open("a+") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            raise LaunchError(
+                f"work dir {str(work_dir)!r}: another training is running in it "
+                f"({file.read().strip()}); wait for it to end, or name another with --work-dir"
+            ) from error
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
+        file.flush()
+        yield
 
 
 @RUNNERS.register_module()
@@ -133,7 +170,7 @@ class DurableRunner(Runner):
         self.run_id = uuid.uuid4().hex  # a resumed run takes the checkpoint's
         super().__init__(*args, **kwargs)
         self.register_hook(_TrainingState())
-        self.register_hook(_OverdueValidation())
+        self.register_hook(_AfterOthers())
 
     # ------------------------------------------------------------------ building
 
@@ -159,17 +196,16 @@ class DurableRunner(Runner):
         return model
 
     def build_optim_wrapper(self, optim_wrapper):
-        optim_wrapper = super().build_optim_wrapper(optim_wrapper)
-        for optimizer in _optimizers(optim_wrapper):
-            whole_optimizer_states(optimizer)
-        return optim_wrapper
+        built = super().build_optim_wrapper(optim_wrapper)
+        for wrapper in built.values() if isinstance(built, OptimWrapperDict) else (built,):
+            whole_optimizer_states(wrapper.optimizer)
+        return built
 
-    def _init_model_weights(self) -> None:
-        with SafeLoading(self.cfg.get("min_backbone_share")):
-            super()._init_model_weights()
+    def _safe_loading(self) -> SafeLoading:
+        return SafeLoading(self.cfg.get("min_backbone_share"))
 
     def load_checkpoint(self, filename: str, *args, **kwargs) -> dict:
-        with SafeLoading(self.cfg.get("min_backbone_share")):
+        with self._safe_loading():
             self._loaded = super().load_checkpoint(filename, *args, **kwargs)
         if self._resuming:
             require_resumable(self._loaded, filename)
@@ -178,34 +214,15 @@ class DurableRunner(Runner):
     # ------------------------------------------------------------------ running
 
     def train(self) -> nn.Module:
-        lock = self._lock_work_dir()
-        try:
+        with contextlib.ExitStack() as held:
+            _by_the_first(lambda: held.enter_context(_sole_training(self.work_dir)))
+            held.callback(self._release_workers)
+            held.enter_context(self._safe_loading())
             return super().train()
-        finally:
-            self._release_workers()
-            if lock is not None:
-                lock.release()
-
-    def _lock_work_dir(self) -> WorkDirLock | None:
-        """The first process's.
-
-        Raises:
-            LaunchError: in every process, where another training holds it.
-        """
-        lock, failure = None, [None]
-        if dist.is_main_process():
-            try:
-                lock = WorkDirLock(self.work_dir)
-            except LaunchError as error:
-                failure = [str(error)]
-        dist.broadcast_object_list(failure)
-        if failure[0] is not None:
-            raise LaunchError(failure[0])
-        return lock
 
     def test(self) -> dict[str, float]:
         try:
-            with require_coverage(whole=True):
+            with self._safe_loading(), require_coverage(whole=True):
                 return super().test()
         finally:
             self._release_workers()
@@ -245,10 +262,8 @@ class DurableRunner(Runner):
         filename: str,
         file_client_args: dict | None = None,
         save_optimizer: bool = True,
-        save_param_scheduler: bool = True,
-        meta: dict | None = None,
-        by_epoch: bool = True,
         backend_args: dict | None = None,
+        **settings,
     ) -> None:
         """Write `out_dir/filename` whole or not at all; every process must call it.
 
@@ -258,71 +273,37 @@ class DurableRunner(Runner):
         """
         if file_client_args is not None or backend_args is not None:
             raise ValueError("checkpoints are written to a folder; leave out backend_args")
-        own = dist.all_gather_object(self._own_state()) if save_optimizer else []
-        failure = [None]
-        if not dist.is_main_process():  # what the first process writes may take every one
-            self._bare_model.state_dict()
-            for optimizer in _optimizers(self.optim_wrapper) if save_optimizer else ():
-                collect(optimizer)
-        else:
-            content = self._content(
-                save_optimizer, save_param_scheduler, dict(meta or {}), by_epoch
-            )
-            content["processes"] = own
-            self.call_hook("before_save_checkpoint", checkpoint=content)
-            dropped: list[str] = []
-            content = to_plain(content, "", dropped)
-            if dropped:
-                self.logger.warning(f"not in the checkpoint, having no plain form: {dropped}")
-            bad = [k for k, v in content["state_dict"].items() if not v.isfinite().all()]
-            try:
-                if bad:
-                    raise NotWritten(errno.EINVAL, f"{bad[0]} is not finite", filename)
-                write_checkpoint(content, Path(out_dir, filename))
-            except NotWritten as error:
-                failure = [f"{error}; {SAFE_UNTIL_NOW}"]
-        dist.broadcast_object_list(failure)
-        if failure[0] is not None:
-            raise CheckpointNotWritten(failure[0])
+        self._processes = dist.all_gather_object(self._own_state()) if save_optimizer else []
 
-    def _content(self, optimizer: bool, scheduler: bool, meta: dict, by_epoch: bool) -> dict:
-        """mmengine's checkpoint: the same keys with the same meaning."""
-        meta.setdefault("epoch", self.epoch + 1 if by_epoch else self.epoch)
-        meta.setdefault("iter", self.iter if by_epoch else self.iter + 1)
-        meta.update(
-            cfg=self.cfg.pretty_text,
-            seed=self.seed,
-            experiment_name=self.experiment_name,
-            time=time.strftime("%Y%m%d_%H%M%S", time.localtime()),
-            mmengine_version=mmengine.__version__ + get_git_hash(),
-        )
-        if hasattr(self.train_dataloader.dataset, "metainfo"):
-            meta["dataset_meta"] = self.train_dataloader.dataset.metainfo
+        def write() -> None:
+            try:
+                with atomic_write(Path(out_dir, filename)) as part:
+                    folder, name = str(part.parent), part.name
+                    Runner.save_checkpoint(self, folder, name, None, save_optimizer, **settings)
+            except NotWritten as error:
+                raise CheckpointNotWritten(f"{error}; {SAFE_UNTIL_NOW}") from error
+
+        if not dist.is_main_process():  # every process takes part where the state is in shards
+            self._bare_model.state_dict()
+            if save_optimizer:
+                self.optim_wrapper.state_dict()
+        _by_the_first(write)
+
+    def complete(self, checkpoint: dict) -> None:
+        """Add to mmengine's checkpoint what an exact resume needs, and leave plain data in it."""
+        checkpoint["meta"]["run"] = self.run_id
         sampler = positioned_sampler(self.train_dataloader)
         if sampler is not None:
-            meta["sampler_seed"] = sampler.seed
-        meta["run"] = self.run_id
-        hub = self.message_hub.state_dict()
-        for key, value in hub["runtime_info"].items():
-            if key.startswith("best_ckpt") and value:
-                hub["runtime_info"][key] = Path(value).name
-        content = {
-            "meta": meta,
-            "state_dict": self._bare_model.state_dict(),
-            "message_hub": hub,
-        }
-        if optimizer:
-            content["optimizer"] = self.optim_wrapper.state_dict()
-        if scheduler and self.param_schedulers is not None:
-            schedulers = self.param_schedulers
-            if isinstance(schedulers, dict):
-                states = {k: [s.state_dict() for s in v] for k, v in schedulers.items()}
-            else:
-                states = [s.state_dict() for s in schedulers]
-            content["param_schedulers"] = states
-        # Hooks may exchange entries of this mapping (EMA does): the model must not see that.
-        content["state_dict"] = copy.copy(content["state_dict"])
-        return content
+            checkpoint["meta"]["sampler_seed"] = sampler.seed
+        checkpoint["processes"] = self._processes
+        dropped: list[str] = []
+        checkpoint.update({k: to_plain(v, k, dropped) for k, v in checkpoint.items()})
+        info = checkpoint["message_hub"]["runtime_info"]
+        for key, path in info.items():
+            if key.startswith(("best_ckpt", "last_ckpt")) and path is not None:
+                info[key] = Path(path).name  # so that a copied folder leaves this one alone
+        if dropped:
+            self.logger.warning(f"not in the checkpoint, having no plain form: {dropped}")
 
     # ------------------------------------------------------------------ resuming
 
@@ -332,21 +313,10 @@ class DurableRunner(Runner):
         super().load_or_resume()
 
     def _newest_whole(self) -> str | None:
-        """The first process looks, all take what it found."""
-        found: list = [None, [], None]
-        if dist.is_main_process():
-            try:
-                path, problems = newest_whole(checkpoint_folder(self.cfg))
-                found = [str(path) if path else None, problems, None]
-            except CheckpointError as error:
-                found[2] = str(error)
-        dist.broadcast_object_list(found)
-        path, problems, error = found
-        if error is not None:
-            raise CheckpointError(error)
+        path, problems = _by_the_first(lambda: newest_whole(checkpoint_folder(self.cfg)))
         for problem in problems:
             self.logger.warning(f"{problem}; taking the checkpoint before it")
-        return path
+        return None if path is None else str(path)
 
     def resume(self, filename: str, *args, **kwargs) -> None:
         self._resuming = True

@@ -28,7 +28,7 @@ class StopOnSignalHook(Hook):
     priority = "LOWEST"  # after the checkpoint hook, which may have saved already
 
     def __init__(self):
-        self._signal: int | None = None
+        self._signal = 0
         self._previous: dict = {}
 
     def before_train(self, runner) -> None:
@@ -50,45 +50,42 @@ class StopOnSignalHook(Hook):
         self._signal = number
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None) -> None:
-        number = self._agreed()
+        number = self._signal
+        if dist.get_world_size() > 1:  # one that any process has stops all of them
+            shared = torch.tensor(number, device=get_device())
+            dist.all_reduce(shared, "max")
+            number = int(shared)
         if number:
-            self._stop(runner, number, runner.iter + 1, self._save(runner, number))
+            self._stop(runner, number, runner.iter + 1, _save(runner, number))
 
     def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None) -> None:
-        if self._signal is None or dist.get_world_size() > 1 or not self._previous:
+        if not self._signal or dist.get_world_size() > 1 or not self._previous:
             return
-        hook = self._checkpoints(runner)
+        hook = _checkpoint_hook(runner)
         if isinstance(hook, DurableCheckpointHook) and hook.saved_at(runner.iter):
             self._stop(runner, self._signal, runner.iter, hook.last_ckpt)
 
-    def _agreed(self) -> int:
-        """The signal that any process has, in all of them; 0 where none has."""
-        if dist.get_world_size() == 1:
-            return self._signal or 0
-        number = torch.tensor(self._signal or 0, device=get_device())
-        dist.all_reduce(number, "max")
-        return int(number)
-
-    def _checkpoints(self, runner) -> CheckpointHook | None:
-        return next((h for h in runner.hooks if isinstance(h, CheckpointHook)), None)
-
-    def _save(self, runner, number: int) -> str:
-        hook = self._checkpoints(runner)
-        if hook is None:
-            raise RunError(
-                f"{signal.Signals(number).name}: stopped after iteration {runner.iter + 1}, and "
-                "nothing was saved: the config has no default_hooks.checkpoint"
-            )
-        if not isinstance(hook, DurableCheckpointHook):
-            save_checkpoint(hook, runner)
-            return hook.last_ckpt
-        return hook.save_now(runner)
-
     def _stop(self, runner, number: int, iteration: int, path: str) -> None:
-        name = signal.Signals(number).name
         runner.logger.info(
-            f"{name}: stopped after iteration {iteration} with everything saved in {path}; "
-            "--resume goes on from there"
+            f"{signal.Signals(number).name}: stopped after iteration {iteration} with everything "
+            f"saved in {path}; --resume goes on from there"
         )
         self.release()
         raise StoppedBySignal(0)
+
+
+def _checkpoint_hook(runner) -> CheckpointHook | None:
+    return next((h for h in runner.hooks if isinstance(h, CheckpointHook)), None)
+
+
+def _save(runner, number: int) -> str:
+    hook = _checkpoint_hook(runner)
+    if hook is None:
+        raise RunError(
+            f"{signal.Signals(number).name}: stopped after iteration {runner.iter + 1}, and "
+            "nothing was saved: the config has no default_hooks.checkpoint"
+        )
+    if isinstance(hook, DurableCheckpointHook):
+        return hook.save_now(runner)
+    save_checkpoint(hook, runner)
+    return hook.last_ckpt

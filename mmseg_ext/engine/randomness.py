@@ -1,4 +1,4 @@
-"""Order and augmentation of training samples as functions of the seed and the position in the run.
+"""The random streams of a run: saved and put back, and started anew for each training sample.
 
 With mmengine a sample's augmentation depends on what its worker drew before, so that it changes
 with the number of workers and after a resume. Here the sampler gives each index a seed, made from
@@ -10,16 +10,58 @@ elsewhere, at any iteration in the time of one permutation.
 import functools
 import hashlib
 import os
+import random
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
+import numpy as np
 import torch
 from mmengine.dataset import DefaultSampler, InfiniteSampler
 from mmengine.registry import DATA_SAMPLERS, DATASETS
 from torch.utils.data import DataLoader
 
-from mmseg_ext.engine.random_state import seeded
+
+def random_state() -> dict:
+    """The states of Python's, NumPy's and torch's streams, that of CUDA's device included."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    state = {
+        "python": random.getstate(),
+        "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_random_state(state: dict) -> None:
+    """The inverse of `random_state`; tensors may be on any device."""
+    random.setstate(state["python"])
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.cpu().numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"].cpu())
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"].cpu())
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Within the context, Python's, NumPy's and torch's CPU streams start at `seed` (64 bits).
+
+    Outside, they go on as if nothing had been drawn.
+    """
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
 
 
 def mixed(seed: int, what: str, number: int) -> int:
