@@ -58,8 +58,10 @@ def describe_run(cfg: Config, world_size: int, seed: int | None) -> dict:
         "seed": seed,
         "deterministic": cfg.get("randomness", {}).get("deterministic", False),
         "git_commit": git_commit(),
-        "python": platform.python_version(),
-        "versions": {n: sys.modules[n].__version__ for n in _PACKAGES if n in sys.modules},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: sys.modules[name].__version__ for name in _PACKAGES if name in sys.modules},
+        },
         "devices": gpus or [f"CPU, {torch.get_num_threads()} threads"],
         "host": platform.node(),
         "slurm_job": os.environ.get("SLURM_JOB_ID"),
