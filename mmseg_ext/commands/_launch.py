@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import torch.distributed
 
 from mmseg_ext.engine.config_options import ConfigOptions
-from mmseg_ext.engine.distributed import slurm_process
+from mmseg_ext.engine.distributed import name_slurm_process
 from mmseg_ext.errors import (
     SAFE_UNTIL_NOW,
     CheckpointError,
@@ -60,9 +60,8 @@ def common_flags(parser: argparse.ArgumentParser) -> None:
 def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """The flags; the launcher's numbers of this process become torch's."""
     args = parser.parse_args(argv)
-    if args.launcher == "slurm":  # its own names, before there is a process group
-        for name, value in slurm_process().items():
-            os.environ.setdefault(name, value)
+    if args.launcher == "slurm":  # messages ask for LOCAL_RANK before there is a process group
+        name_slurm_process()
     os.environ.setdefault("LOCAL_RANK", str(args.local_rank))
     return args
 

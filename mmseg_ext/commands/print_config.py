@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from mmseg_ext.commands import train
 from mmseg_ext.commands._launch import one_message
-from mmseg_ext.engine.launch import base_batch, enable_amp, load_settings
+from mmseg_ext.engine.amp import enable_amp
+from mmseg_ext.engine.launch import enable_learning_rate_scaling, load_settings
 from mmseg_ext.engine.run_record import describe_run
 
 
@@ -27,8 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.amp:
             enable_amp(cfg)
         if args.auto_scale_lr:
-            base_batch(cfg, required=True)
-            cfg.auto_scale_lr["enable"] = True
+            enable_learning_rate_scaling(cfg)
         seed = cfg.get("randomness", {}).get("seed")
         record = describe_run(cfg, args.world_size, seed)
     print(cfg.pretty_text)

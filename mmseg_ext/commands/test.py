@@ -8,6 +8,7 @@ from mmengine.runner import Runner
 from mmseg_ext.checkpoint.load_report import require_coverage
 from mmseg_ext.checkpoint.safe_loading import SafeLoading
 from mmseg_ext.commands._launch import common_flags, one_message, parsed
+from mmseg_ext.engine.config_check import explained
 from mmseg_ext.engine.launch import build_test_runner
 
 
@@ -44,5 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Test, with weights that fill all that testing uses."""
     args = parsed(parser(), argv)
     with one_message(), SafeLoading(), require_coverage(whole=True):
-        runner_of(args).test()
+        runner = runner_of(args)
+        with explained(runner.cfg):
+            runner.test()
     return 0

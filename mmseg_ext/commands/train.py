@@ -8,6 +8,7 @@ from mmengine.runner import Runner
 from mmseg_ext.checkpoint.load_report import require_coverage
 from mmseg_ext.checkpoint.safe_loading import SafeLoading
 from mmseg_ext.commands._launch import common_flags, one_message, parsed
+from mmseg_ext.engine.config_check import explained
 from mmseg_ext.engine.launch import build_train_runner
 
 
@@ -50,6 +51,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parsed(parser(), argv)
     with one_message(), SafeLoading():
         runner = runner_of(args)
-        with require_coverage(runner.cfg.get("min_backbone_share")):
+        with explained(runner.cfg), require_coverage(runner.cfg.get("min_backbone_share")):
             runner.train()
     return 0

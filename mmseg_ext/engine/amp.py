@@ -4,9 +4,12 @@ mmengine's `AmpOptimWrapper` (0.10.7 to 0.10.12) asserts a GPU.
 """
 
 import torch
+from mmengine.config import Config
 from mmengine.device import get_device
-from mmengine.optim import AmpOptimWrapper, OptimWrapper
+from mmengine.optim import AmpOptimWrapper, ApexOptimWrapper, OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
+
+from mmseg_ext.errors import LaunchError
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -42,3 +45,27 @@ class PortableAmpOptimWrapper(AmpOptimWrapper):
         if self._scale_update_param is not None:
             settings["init_scale"] = float(loss_scale)
         self.loss_scaler = torch.amp.GradScaler(device, enabled=dtype == "float16", **settings)
+
+
+def enable_amp(cfg: Config) -> None:
+    """Have the config's optimizer wrapper run in mixed precision, where it does not already.
+
+    A subclass of `OptimWrapper` keeps what it does and is registered as `Amp<its name>`.
+
+    Raises:
+        LaunchError: for a config of several optimizer wrappers.
+    """
+    if "optimizer" not in cfg.optim_wrapper:
+        raise LaunchError("--amp: set the type of each of the config's optimizer wrappers instead")
+    kind = cfg.optim_wrapper.get("type", "OptimWrapper")
+    if isinstance(kind, str):
+        with OPTIM_WRAPPERS.switch_scope_and_registry(cfg.get("default_scope")) as registry:
+            kind = registry.get(kind)
+    if kind is None or issubclass(kind, AmpOptimWrapper | ApexOptimWrapper):
+        return  # an unknown one is reported when it is built
+    name = "PortableAmpOptimWrapper"
+    if kind is not OptimWrapper:
+        name = f"Amp{kind.__name__}"
+        both = type(name, (kind, PortableAmpOptimWrapper), {})
+        OPTIM_WRAPPERS.register_module(name, force=True, module=both)
+    cfg.optim_wrapper.type = name

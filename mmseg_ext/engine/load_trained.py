@@ -35,27 +35,14 @@ def load_trained(
         check_finite(model, weights)
         try:
             misfits = model.load_state_dict(weights, strict=False)
-        except RuntimeError as error:  # shapes
-            raise ValueError(f"{checkpoint}: does not fit the config: {_first(error)}") from error
-        problems = [
-            f"{what} {key}"
-            for what, keys in (
-                ("it lacks", misfits.missing_keys),
-                ("the model lacks", misfits.unexpected_keys),
-            )
-            for key in keys
-            if not key.startswith(_TRAINING_ALONE)
-        ]
+            problems = [f"it lacks {key}" for key in misfits.missing_keys]
+            problems += [f"the model lacks {key}" for key in misfits.unexpected_keys]
+        except RuntimeError as error:  # shapes, one a line
+            problems = [line.strip() for line in str(error).splitlines()[1:]]
+        problems = [p for p in problems if f"lacks {_TRAINING_ALONE}" not in p]
         if problems:
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-            raise ValueError(f"{checkpoint}: does not fit the config: {problems[0]}{more}")
+            raise ValueError(f"{checkpoint}: does not fit the config: {problems[0][:300]}{more}")
         saved = content.get("meta")
         meta = saved.get("dataset_meta") if isinstance(saved, dict) else None
     return model, meta or classes_and_palette(config.test_dataloader.dataset)
-
-
-def _first(error: RuntimeError) -> str:
-    """The first of the problems that torch lists, one a line."""
-    problems = [line.strip() for line in str(error).splitlines()[1:] if line.strip()]
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return (problems[0][:300] if problems else str(error)) + more
