@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from benchmarks import docs_tables
 from benchmarks.camvid_rows import GROUPS, RECIPE, Row, all_rows, rows_of
+from benchmarks.receptive_field import effective_receptive_field, share_beyond
 from mmseg_ext import register_all_modules
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.cost.contest import contest
@@ -35,7 +36,6 @@ from mmseg_ext.cost.multiply_adds import count_multiply_adds
 from mmseg_ext.engine.launch import build_train_runner, load_settings
 from mmseg_ext.engine.load_trained import load_trained
 from mmseg_ext.evaluation.checked_iou_metric import CheckedIoUMetric
-from mmseg_ext.inspection.context_probe import effective_receptive_field, share_beyond
 from mmseg_ext.reports.panels import draw_panels
 
 ROOT = Path(__file__).resolve().parents[1]

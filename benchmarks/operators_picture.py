@@ -2,7 +2,7 @@
 
 Each layer, untrained, gets the same maps: the colours of an embedded scene and of its
 neighbourhood under a fixed random projection, so that like surfaces have like features. The maps
-are the layers' own (`mmseg_ext.inspection.attention_views`):
+are the layers' own (`attention_map`):
 
 - external attention: sum over slots of the marked position's attention and of every position's, so
   that positions that use the same slots are bright;
@@ -23,7 +23,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmseg_ext.datasets.shapes import render
-from mmseg_ext.inspection.attention_views import head_maps, lambda_response, manhattan_row
 from mmseg_ext.layers import ExternalAttention2d, LambdaLayer, ManhattanAttention, ReAttention
 
 CHANNELS = 64
@@ -50,21 +49,22 @@ def external(x: Tensor, at: tuple[int, int]) -> Tensor:
     return torch.einsum("s,shw->hw", slots[:, at[0], at[1]], slots)
 
 
+@torch.no_grad()
 def manhattan(x: Tensor, at: tuple[int, int]) -> Tensor:
     layer = ManhattanAttention(CHANNELS, num_heads=4).eval()
-    return manhattan_row(layer, x.permute(0, 2, 3, 1), at).mean(0)
+    return layer.attention_map(x.permute(0, 2, 3, 1), at)[0, :, 0].mean(0).unflatten(0, (SIZE, SIZE))
 
 
+@torch.no_grad()
 def lambdas(x: Tensor, at: tuple[int, int]) -> Tensor:
-    response, _ = lambda_response(LambdaLayer(CHANNELS, receptive_field=23).eval(), x, at)
-    return response.total.abs().mean((0, 1))
+    weights = LambdaLayer(CHANNELS, receptive_field=23).eval().attention_map(x, at)
+    return weights[0, :, :, 0].abs().mean((0, 1)).unflatten(0, (SIZE, SIZE))
 
 
 @torch.no_grad()
 def re_attention(x: Tensor, at: tuple[int, int]) -> Tensor:
-    layer = ReAttention(CHANNELS, num_heads=8).eval()
-    _, maps = head_maps(layer, x.flatten(2).transpose(1, 2))  # (heads, N, N)
-    row = maps[:, at[0] * SIZE + at[1]]
+    maps = ReAttention(CHANNELS, num_heads=8).eval().attention_map(x.flatten(2).transpose(1, 2))
+    row = maps[0, :, at[0] * SIZE + at[1]]  # (heads, N)
     return (row - row.mean(1, keepdim=True)).abs().mean(0).unflatten(0, (SIZE, SIZE))
 
 
