@@ -1,0 +1,60 @@
+"""Publishing weights: what the file holds, its name, and what is refused."""
+
+import json
+import subprocess
+
+import pytest
+import torch
+from mmengine.runner import save_checkpoint
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from mmseg_ext.checkpoint.safe_reading import read_checkpoint, read_state_dict
+from mmseg_ext.commands import publish_model as publishing
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_published_weights(suffix, tmp_path, capsys):
+    """The weights and the classes alone, under a name that ends in the file's own hash."""
+    meta = {"dataset_meta": {"classes": ("a", "b"), "palette": [[0, 0, 0], [1, 2, 3]]}}
+    weights = {"w": torch.randn(3, 4), "n": torch.tensor(7)}
+    content = {
+        "state_dict": weights,
+        "optimizer": {"state": torch.randn(1000)},
+        "meta": {**meta, "cfg": "secret = '/home/someone'"},
+    }
+    save_checkpoint(content, str(tmp_path / "iter_1.pth"))
+    # A name whose end stripping the characters of '.pth' would eat.
+    words = [str(tmp_path / "iter_1.pth"), str(tmp_path / f"depth{suffix}")]
+    capsys.readouterr()  # what writing the checkpoint said
+    assert publishing.main(words) == 0
+    (path,) = tmp_path.glob("depth-*")
+    assert capsys.readouterr().out == f"{path}\n"
+    assert path.suffix == suffix
+    digest = subprocess.run(["sha256sum", path], capture_output=True, text=True, check=True).stdout
+    assert path.stem == f"depth-{digest[:8]}"
+    read = read_state_dict(path)
+    assert read.keys() == weights.keys()
+    assert all((read[name] == value).all() for name, value in weights.items())
+    assert b"secret" not in path.read_bytes()
+    if suffix == ".pth":
+        assert set(read_checkpoint(path)) == {"state_dict", "meta"}
+    else:
+        assert load_file(path).keys() == weights.keys()
+        with safe_open(path, "pt") as file:
+            saved = json.loads(file.metadata()["dataset_meta"])
+        assert saved["palette"] == meta["dataset_meta"]["palette"]
+
+
+def test_publishing_refuses_another_suffix(tmp_path, capsys):
+    assert publishing.main(["a.pth", str(tmp_path / "a.bin")]) == 1
+    assert "name must end in .pth or .safetensors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_publishing_into_a_missing_folder_is_one_line(suffix, tmp_path, capsys):
+    source, path = tmp_path / "iter_1.pth", tmp_path / f"none/a{suffix}"
+    torch.save({"state_dict": {"w": torch.zeros(2)}}, source)
+    assert publishing.main([str(source), str(path)]) == 1
+    assert capsys.readouterr().err == f"error: {path}: there is no folder {path.parent}\n"
+    assert list(tmp_path.iterdir()) == [source]
