@@ -20,6 +20,7 @@ MM = [
     "onedl-mmcv>=2.3.6",
     "onedl-mmengine>=0.10.12",
     "onedl-mmsegmentation>=1.4.2",
+    "jinja2>=3",
     "matplotlib>=3.8",
     "rich>=13",
 ]
@@ -99,7 +100,7 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["mmseg_ext", "mmseg_ext.*"]),
     entry_points={"console_scripts": ["mmseg-ext = mmseg_ext.__main__:main"]},
-    package_data={"mmseg_ext": ["py.typed", "doctor/parity/*.npz"]},
+    package_data={"mmseg_ext": ["py.typed", "doctor/parity/*.npz", "reports/*.j2"]},
     install_requires=["torch>=2.4", "numpy>=1.24", "safetensors>=0.4"],
     extras_require={
         "mm": MM,

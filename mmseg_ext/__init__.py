@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 _ANY_PACKAGE = ("backbones", "datasets", "engine")
-_MMSEG = ("decode_heads", "segmentors", "evaluation")
+_MMSEG = ("decode_heads", "segmentors", "evaluation", "reports")
 
 
 def _register() -> None:

@@ -34,6 +34,7 @@ default_hooks = dict(
     finite_loss=dict(type="FiniteLossHook", max_skipped=20),
     stop_on_signal=dict(type="StopOnSignalHook"),
     run_record=dict(type="RunRecordHook"),
+    run_results=dict(type="RunResultsHook"),  # what `mmseg-ext report` shows
 )
 
 load_from = None

@@ -8,16 +8,17 @@ from pathlib import Path
 
 import torch
 from mmcv.image import imread
+from mmseg.apis import inference_model
 from mmseg.registry import DATASETS
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.commands._one_line import one_line
 from mmseg_ext.commands._short_run import Outcome, train_and_test
 from mmseg_ext.engine.launch import load_settings
+from mmseg_ext.engine.load_trained import load_trained
 from mmseg_ext.environment import own_config
-from mmseg_ext.inference.predictor import Predictor
 from mmseg_ext.reports.curves import plot_curves
-from mmseg_ext.reports.html_page import write_report
+from mmseg_ext.reports.page import write_report
 from mmseg_ext.reports.panels import draw_panels
 
 DEMO_CONFIG = own_config("ea_r18_shapes.py")
@@ -37,7 +38,8 @@ def demo(work_dir: Path, options: dict | None = None, required: float = REQUIRED
     curves, panels = work_dir / "curves.png", work_dir / "predictions.png"
     plot_curves({"EANet": outcome.curves}, curves)
     draw_predictions(outcome, options, panels)
-    report = _report([outcome], work_dir, options)
+    report = work_dir / "report.html"
+    write_report([work_dir], report)
     print(
         "\nmIoU on the validation scenes, the mean over the classes, background included:\n"
         f"  EANet, single scale             {outcome.miou:.3f}\n"
@@ -59,17 +61,14 @@ def draw_predictions(outcome: Outcome, options: dict | None, path: Path) -> None
     scenes = DATASETS.build({**settings.val_dataloader.dataset, "pipeline": []})
     infos = [scenes.get_data_info(i) for i in range(min(SHOWN, len(scenes)))]
     with contextlib.redirect_stdout(io.StringIO()):  # the loader's lines
-        predictor = Predictor(settings, outcome.checkpoint)
+        model, _ = load_trained(settings, outcome.checkpoint)
+    found = [inference_model(model, info["img_path"]).pred_sem_seg.data[0] for info in infos]
     rows = {
         "image": [imread(info["img_path"], channel_order="rgb") for info in infos],
         "truth": [imread(info["seg_map_path"], "unchanged", backend="pillow") for info in infos],
-        "prediction": [labels for _, labels in predictor.predict(_numbered_paths(infos))],
+        "prediction": [labels.cpu().numpy() for labels in found],
     }
-    draw_panels(rows, predictor.classes, scenes.metainfo["palette"], path)
-
-
-def _numbered_paths(infos: list[dict]) -> list[tuple[int, str]]:
-    return [(i, info["img_path"]) for i, info in enumerate(infos)]
+    draw_panels(rows, scenes.metainfo["classes"], scenes.metainfo["palette"], path)
 
 
 def compare(work_dir: Path, options: dict | None = None) -> None:
@@ -81,8 +80,8 @@ def compare(work_dir: Path, options: dict | None = None) -> None:
     table = comparison_table(outcomes)
     write_text(table, work_dir / "compare.md")
     plot_curves({name: o.curves for name, o in outcomes.items()}, work_dir / "curves.png")
-    report = _report(list(outcomes.values()), work_dir, options)
-    print(f"\n{table}\n{work_dir}/compare.md, curves.png\n{report}")
+    write_report([o.checkpoint.parent for o in outcomes.values()], work_dir / "report.html")
+    print(f"\n{table}\n{work_dir}/compare.md, curves.png, report.html")
 
 
 def comparison_table(outcomes: dict[str, Outcome]) -> str:
@@ -98,13 +97,6 @@ def comparison_table(outcomes: dict[str, Outcome]) -> str:
         for name, o in ranked
     ]
     return "\n".join(lines) + "\n"
-
-
-def _report(outcomes: list[Outcome], work_dir: Path, options: dict | None) -> Path:
-    path = work_dir / "report.html"
-    with contextlib.redirect_stdout(io.StringIO()):  # the loader's lines
-        write_report([outcome.checkpoint.parent for outcome in outcomes], path, options=options)
-    return path
 
 
 def data_root_options(data_root: str) -> dict:

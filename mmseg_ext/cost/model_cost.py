@@ -67,9 +67,13 @@ class _Network(nn.Module):
 def count_config(path: Path) -> Cost:
     """Parameters and multiply-adds of one crop, under the config's name; allocates no weights."""
     config = Config.fromfile(path)
+    return count_model(path.stem, config.model, config.crop_size)
+
+
+def count_model(name: str, model: dict, size: Sequence[int]) -> Cost:
+    """Parameters and multiply-adds of a config's `model` on one crop of `size` (H, W)."""
     with torch.device("meta"):
-        images = torch.empty(1, 3, *config.crop_size)
-        return count_cost(path.stem, _Network(config.model), images)
+        return count_cost(name, _Network(model), torch.empty(1, 3, *size))
 
 
 def measure_config(path: Path, cost: Cost, rounds: int, batch: int = 1, **placement) -> None:

@@ -25,7 +25,7 @@ from mmseg_ext.layers.manhattan_attention import ManhattanAttention
 from mmseg_ext.layers.re_attention import ReAttention
 from mmseg_ext.layers.self_attention import SelfAttention
 from mmseg_ext.layers.token_external_attention import MultiHeadExternalAttention
-from mmseg_ext.reports.panels import colourise
+from mmseg_ext.reports.label_pictures import colourise
 
 _SLOTS = (ExternalAttention2d, JSegEAHead, MultiHeadExternalAttention)
 _ON_MAPS = (ManhattanAttention, LambdaLayer)
@@ -134,9 +134,7 @@ def slot_maps(layer: nn.Module, x: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 @torch.no_grad()
-def head_maps(
-    layer: nn.Module, x: Tensor, size: tuple[int, int], pixel: tuple[int, int]
-) -> Tensor:
+def head_maps(layer: nn.Module, x: Tensor, size: tuple[int, int], pixel: tuple[int, int]) -> Tensor:
     """The weights by which a pixel's position attends to each position, (heads, h, w).
 
     Weights of a lambda layer are the mean over the intra-depth. They may be negative.

@@ -1,1 +1,5 @@
-"""Looking at runs: the HTML page, curves, panels of predictions."""
+"""The page of a run: what validation and testing write for it, and the page itself."""
+
+from mmseg_ext.reports.results_hook import RunResultsHook
+
+__all__ = ["RunResultsHook"]

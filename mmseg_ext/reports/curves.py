@@ -1,16 +1,20 @@
 """Loss and mIoU over the iterations, from the `scalars.json` of the local visualisation backend."""
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from mmseg_ext.atomic_write import save_figure
 
-COLOURS = ("#2f6fde", "#e4572e", "#2a9d6f", "#8b5cd6")
-_GREY = "#5b6270"
+COLOURS = ("#3f7ee8", "#e0602b", "#2a9d6f", "#9166dc", "#b8860b", "#c2417f")
+# In the page these two become the reader's colours, light or dark.
+_TEXT, _GRID = "#5b6270", "#e1e4eb"
 
 
 class Curve(NamedTuple):
@@ -50,44 +54,54 @@ def read_scalars(path: Path, warn: Callable[[str], None] | None = None) -> dict[
 
 
 def prediction_loss(curves: dict[str, Curve]) -> Curve:
-    """The decode head's cross-entropy; of a head with several (DANet's), its prediction's.
+    """The decode head's cross-entropy, the same quantity in every head; else the whole loss.
 
-    Raises:
-        ValueError: if there is none among the curves.
+    Of a head with several (DANet's), that of its prediction. Empty where nothing is logged.
     """
     for name, curve in curves.items():  # a head logs the loss of its prediction first
         if name.startswith("decode.") and name.endswith("loss_ce"):
             return curve
-    raise ValueError(f"no cross-entropy of a decode head among {', '.join(curves)}")
+    return curves.get("loss", Curve([], []))
+
+
+def curves_figure(runs: dict[str, dict[str, Curve]]) -> Figure:
+    """Training loss above validation mIoU in percent, on one axis of iterations."""
+    figure = Figure(figsize=(4.9, 4.7), layout="constrained")
+    loss, miou = figure.subplots(2, 1, sharex=True)
+    for i, (name, curves) in enumerate(runs.items()):
+        style = {"color": COLOURS[i % len(COLOURS)], "linewidth": 1.6}
+        loss.plot(*prediction_loss(curves), **style)
+        steps, values = curves.get("mIoU", Curve([], []))
+        label = f"{name} {values[-1]:.1f}" if values else name
+        miou.plot(steps, values, marker="o", markersize=4, label=label, **style)
+    loss.set_title("Training loss (cross-entropy)", fontsize=10, color=_TEXT)
+    loss.set_ylim(bottom=0)
+    miou.set_title("Validation mIoU, %", fontsize=10, color=_TEXT)
+    miou.set_ylim(0, 100)
+    miou.set_xlim(left=0)
+    miou.set_xlabel("iteration", color=_TEXT)
+    miou.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    for text in miou.legend(frameon=False, labelcolor=_TEXT).get_texts():
+        text.set_parse_math(False)
+    for axes in (loss, miou):
+        axes.grid(color=_GRID, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.tick_params(colors=_TEXT, length=0)
+        axes.spines[:].set_visible(False)
+    return figure
 
 
 def plot_curves(runs: dict[str, dict[str, Curve]], path: Path) -> None:
-    """Training loss (left) and validation mIoU in percent (right) of each named run, as a PNG."""
-    figure = Figure(figsize=(10, 3.8), layout="constrained")
-    loss, miou = figure.subplots(1, 2)
-    for (name, curves), colour in zip(runs.items(), COLOURS, strict=False):
-        loss.plot(*prediction_loss(curves), color=colour, linewidth=1.6, label=name)
-        steps, values = curves["mIoU"]
-        last = f"{name} {values[-1]:.1f}"
-        miou.plot(steps, values, color=colour, linewidth=1.8, marker="o", markersize=5, label=last)
-    loss.set_title("Training loss (cross-entropy)")
-    loss.set_ylim(bottom=0)
-    miou.set_title("Validation mIoU, %")
-    miou.set_ylim(0, 100)
-    for axes in (loss, miou):
-        _style(axes)
-    loss.legend(frameon=False)
-    miou.legend(frameon=False, loc="lower right")
-    save_figure(figure, path, 130)
+    """The figure of the named runs as a PNG."""
+    save_figure(curves_figure(runs), path, 130)
 
 
-def _style(axes) -> None:
-    axes.set_xlabel("iteration", color=_GREY)
-    axes.set_xlim(left=0)
-    axes.margins(x=0.06)
-    axes.title.set_fontsize(12)
-    axes.grid(color="#e6e8ee", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=_GREY, length=0)
-    for side in axes.spines.values():
-        side.set_visible(False)
+def curves_svg(runs: dict[str, dict[str, Curve]]) -> str:
+    """The same as SVG for a page that defines the colours `--soft` and `--line`."""
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "curves"}):
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        curves_figure(runs).savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    return svg.replace(_TEXT, "var(--soft)").replace(_GRID, "var(--line)")

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from mmseg_ext.reports.confusion import class_iou, confusion_matrix
+from mmseg_ext.reports.html_page import _apart, error_overlay, page
 from PIL import Image
 
 from mmseg_ext.commands.report import main
 from mmseg_ext.commands.train import parser as train_parser
 from mmseg_ext.commands.train import runner_of
 from mmseg_ext.cost.model_cost import Cost
-from mmseg_ext.reports.confusion import class_iou, confusion_matrix
 from mmseg_ext.reports.curves import Curve
-from mmseg_ext.reports.html_page import _apart, error_overlay, page
 from mmseg_ext.reports.run_data import (
     Example,
     Run,

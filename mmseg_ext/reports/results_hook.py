@@ -1,0 +1,171 @@
+"""What validation and testing write for the report: figures, confusion matrix, example pictures."""
+
+import copy
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.dist import is_main_process
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+from PIL import Image
+from torch import Tensor
+
+from mmseg_ext.atomic_write import atomic_write, write_text
+from mmseg_ext.reports.label_pictures import colourise, error_overlay
+
+RESULTS = "results.json"
+PICTURES = "examples"
+_SIDE = 320  # pixels of an example's longer side
+_GAP = 4
+
+
+@HOOKS.register_module()
+class RunResultsHook(Hook):
+    """`results.json` and `examples/*.jpg` in the run's log folder after a validation or a test.
+
+    They hold what the report shows beyond the log: classes, palette, metrics, the confusion matrix
+    of `CheckedIoUMetric`, parameters and multiply-adds of one crop, and a few images with truth,
+    prediction and wrong pixels. A later validation of the same run replaces them. A test without
+    label maps writes nothing.
+
+    Args:
+        examples: how many images are drawn, evenly spaced in the dataset.
+    """
+
+    priority = "LOW"
+
+    def __init__(self, examples: int = 6):
+        self.examples = examples
+        self._drawn: list[tuple[np.ndarray, dict]] = []
+        self._cost: dict | None = None
+
+    def before_val_epoch(self, runner) -> None:
+        self._drawn = []
+
+    before_test_epoch = before_val_epoch
+
+    def after_val_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
+        self._draw(runner.val_loop, batch_idx, data_batch, outputs)
+
+    def after_test_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
+        self._draw(runner.test_loop, batch_idx, data_batch, outputs)
+
+    def after_val_epoch(self, runner, metrics: dict[str, float] | None = None) -> None:
+        self._write(runner, runner.val_loop, metrics, "validation")
+
+    def after_test_epoch(self, runner, metrics: dict[str, float] | None = None) -> None:
+        self._write(runner, runner.test_loop, metrics, "test")
+
+    def _draw(self, loop, batch_idx: int, data_batch: dict, outputs: list) -> None:
+        chosen = np.linspace(0, len(loop.dataloader) - 1, self.examples).astype(int)
+        if not is_main_process() or batch_idx not in chosen:
+            return
+        metric = _metric(loop)
+        image, sample = data_batch["inputs"][0], outputs[0]
+        if metric is None or "gt_sem_seg" not in sample or not isinstance(image, Tensor):
+            return  # of test-time augmentation there are several views
+        meta = loop.dataloader.dataset.metainfo
+        maps = (sample.pred_sem_seg.data[0].cpu(), sample.gt_sem_seg.data[0].cpu())
+        counts = metric.intersect_and_union(*maps, len(meta["classes"]), metric.ignore_index)
+        iou = class_iou(counts.to_dense().numpy())
+        score = None if np.isnan(iou).all() else float(np.nanmean(iou))
+        name = Path(getattr(sample, "img_path", "")).name
+        self._drawn.append((_example(image, *maps, meta["palette"]), {"name": name, "miou": score}))
+
+    def _write(self, runner, loop, metrics: dict | None, source: str) -> None:
+        metric = _metric(loop)
+        if not is_main_process() or metric is None or metric.confusion is None:
+            return
+        if self._cost is None:
+            self._cost = _cost(runner.cfg)
+        folder = Path(runner.log_dir)
+        examples = []
+        for i, (picture, entry) in enumerate(self._drawn):
+            examples.append({"file": f"{i}.jpg", **entry})
+            with atomic_write(folder / PICTURES / f"{i}.jpg") as part:
+                Image.fromarray(picture).save(part, "JPEG", quality=90, subsampling=0)
+        dataset = loop.dataloader.dataset
+        content = {
+            "source": source,
+            "time": time.time(),
+            "iteration": runner.iter if source == "validation" else None,
+            "checkpoint": runner.cfg.get("load_from") if source == "test" else None,
+            "augmented": "module" in runner.cfg.model,
+            "images": len(dataset),
+            "dataset": type(dataset).__name__,
+            "config": Path(runner.cfg.filename or "").stem,
+            **_parts(runner.cfg),
+            "metrics": {name: float(value) for name, value in (metrics or {}).items()},
+            "classes": list(dataset.metainfo["classes"]),
+            "palette": np.asarray(dataset.metainfo["palette"]).tolist(),
+            "confusion": metric.confusion.tolist(),
+            "cost": self._cost,
+            "examples": examples,
+        }
+        write_text(json.dumps(content), folder / RESULTS)
+
+
+def _metric(loop):
+    """The loop's metric that keeps a confusion matrix, or None."""
+    return next((m for m in loop.evaluator.metrics if hasattr(m, "confusion")), None)
+
+
+def _parts(cfg: Config) -> dict[str, str]:
+    """The types of the segmentor's head and backbone."""
+    model = cfg.model.get("module", cfg.model)
+    heads = model.get("decode_head", {})
+    head = heads[-1] if isinstance(heads, list) else heads
+    return {
+        "head": str(head.get("type", "")),
+        "backbone": str(model.get("backbone", {}).get("type", "")),
+    }
+
+
+def _cost(cfg: Config) -> dict | None:
+    """Parameters and multiply-adds of one crop, counted on the meta device."""
+    from mmseg_ext.cost.model_cost import count_model
+
+    model = cfg.model.get("module", cfg.model)
+    size = cfg.get("crop_size") or (model.get("data_preprocessor") or {}).get("size")
+    if size is None:
+        return None
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return asdict(count_model("", copy.deepcopy(model), size))
+    except Exception:  # a model that only its own data can run: the page goes without
+        return None
+
+
+def _example(
+    image: Tensor, prediction: Tensor, truth: Tensor, palette: list[list[int]]
+) -> np.ndarray:
+    """Image and truth over prediction and wrong pixels, RGB uint8, from a BGR image (3, h, w)."""
+    height, width = truth.shape
+    scale = min(1.0, _SIDE / max(height, width))
+    size = (max(1, round(width * scale)), max(1, round(height * scale)))
+    pixels = image.float().clamp(0, 255).byte().cpu().numpy()
+    pixels = pixels[::-1] if len(pixels) == 3 else np.repeat(pixels[:1], 3, 0)
+    picture = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+    shown = np.asarray(picture.resize(size, Image.Resampling.LANCZOS))
+    small = []
+    for labels in (truth, prediction):
+        labels = Image.fromarray(labels.numpy().astype(np.int32))
+        small.append(np.asarray(labels.resize(size, Image.Resampling.NEAREST)))
+    quarters = [shown, *(colourise(x, palette) for x in small), error_overlay(shown, *small)]
+    out = np.full((2 * size[1] + _GAP, 2 * size[0] + _GAP, 3), 128, np.uint8)
+    for i, quarter in enumerate(quarters):
+        row, column = (size[1] + _GAP) * (i // 2), (size[0] + _GAP) * (i % 2)
+        out[row : row + size[1], column : column + size[0]] = quarter
+    return out
+
+
+def class_iou(confusion: np.ndarray) -> np.ndarray:
+    """IoU of each class of a confusion matrix; NaN where it has neither truth nor prediction."""
+    hit = confusion.diagonal()
+    union = confusion.sum(0) + confusion.sum(1) - hit
+    return np.divide(hit, union, out=np.full(len(hit), np.nan), where=union > 0)
