@@ -52,9 +52,8 @@ def external(x: Tensor, at: tuple[int, int]) -> Tensor:
 @torch.no_grad()
 def manhattan(x: Tensor, at: tuple[int, int]) -> Tensor:
     layer = ManhattanAttention(CHANNELS, num_heads=4).eval()
-    return (
-        layer.attention_map(x.permute(0, 2, 3, 1), at)[0, :, 0].mean(0).unflatten(0, (SIZE, SIZE))
-    )
+    weights = layer.attention_map(x.permute(0, 2, 3, 1), at)  # (1, n, 1, N)
+    return weights[0, :, 0].mean(0).unflatten(0, (SIZE, SIZE))
 
 
 @torch.no_grad()

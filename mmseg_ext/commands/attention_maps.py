@@ -94,8 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for file, stem in zip(args.images, stems, strict=True):
         image, shown, original = network_input(model, file)
         pixel = seen_pixel(args.pixel, original, shown.shape[:2])
-        size = image.shape[2:]  # padded for the network at the right and the bottom
-        shown = np.pad(shown, [*((0, n - m) for n, m in zip(size, shown.shape)), (0, 0)])
+        height, width = image.shape[2:]  # padded for the network at the right and the bottom
+        shown = np.pad(shown, [(0, height - shown.shape[0]), (0, width - shown.shape[1]), (0, 0)])
         inputs, labels = captured_inputs(model, layers, image)
         scene = Scene(shown, labels, meta["classes"], meta["palette"], pixel)
         for name, layer in layers.items():

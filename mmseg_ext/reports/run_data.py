@@ -19,10 +19,10 @@ _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, Recur
 
 @dataclass
 class Results:
-    """One validation or test. `confusion` (classes, classes) counts pixels by truth (rows).
+    """One validation or test.
 
-    `trained` names config, head, backbone and dataset. `examples` are images' names, pictures as data
-    URIs, and mean IoUs or None.
+    `trained` names config, head, backbone and dataset. `confusion` (classes, classes) counts pixels
+    by truth (rows) and prediction. `examples` are names, pictures as data URIs, mean IoUs or None.
     """
 
     source: str

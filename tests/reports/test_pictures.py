@@ -1,52 +1,29 @@
 """Pictures: what the curves read and that every panel shows what it was given."""
 
-import json
-
 import numpy as np
 import pytest
 from PIL import Image
 
-from mmseg_ext.reports.curves import Curve, plot_curves, prediction_loss, read_scalars
-from mmseg_ext.reports.panels import colourise, draw_panels
+from mmseg_ext.reports.curves import Curve, plot_curves, prediction_loss
+from mmseg_ext.reports.label_pictures import colourise
+from mmseg_ext.reports.panels import draw_panels
 
 PALETTE = [[10, 20, 30], [200, 100, 0]]
 
 
-@pytest.fixture
-def scalars(tmp_path):
-    lines = [{"step": s, "decode.loss_ce": 2.0 / s, "lr": 0.1} for s in (10, 20, 30)]
-    lines.insert(2, {"step": 20, "mIoU": 41.5})
-    path = tmp_path / "scalars.json"
-    path.write_text("\n".join(json.dumps(line) for line in lines))
-    return path
-
-
-def test_read_scalars(scalars, tmp_path):
-    curves = read_scalars(scalars)
-    assert curves["decode.loss_ce"] == ([10, 20, 30], [0.2, 0.1, pytest.approx(2 / 30)])
-    assert curves["mIoU"] == ([20], [41.5])
-    assert "step" not in curves
-    empty = tmp_path / "empty.json"
-    empty.write_text("")
-    with pytest.raises(ValueError, match="holds no scalars"):
-        read_scalars(empty)
-
-
-def test_plot_curves(scalars, tmp_path):
-    curves = read_scalars(scalars)
+def test_plot_curves(tmp_path):
+    curves = {"decode.loss_ce": Curve([10, 20], [0.2, 0.1]), "mIoU": Curve([20], [41.5])}
     plot_curves({"one": curves}, tmp_path / "one.png")
     plot_curves({"one": curves, "two": curves}, tmp_path / "two.png")
     one, two = (np.asarray(Image.open(tmp_path / f"{n}.png")) for n in ("one", "two"))
-    assert one.shape == two.shape and one.shape[1] == 1300
-    assert (one != two).any()  # the second curve and the legend
+    assert one.shape == two.shape and (one != two).any()  # the second curve and the legend
 
 
 def test_prediction_loss_of_a_head_with_three():
     names = ("loss", "decode.pam_cam.loss_ce", "decode.pam.loss_ce", "decode.cam.loss_ce")
     curves = {name: Curve([1], [float(i)]) for i, name in enumerate(names)}
     assert prediction_loss(curves) == ([1], [1.0])
-    with pytest.raises(ValueError, match="no cross-entropy of a decode head among loss"):
-        prediction_loss({"loss": curves["loss"]})
+    assert prediction_loss({"loss": curves["loss"]}) == ([1], [0.0])
 
 
 def test_colourise():
