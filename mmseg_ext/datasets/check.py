@@ -116,7 +116,7 @@ def check(
 ) -> tuple[list[Problem], list[Summary]]:
     """Check the splits `names` of `cfg`, by default all that it has, with `workers` processes.
 
-    A split that reads the same as an earlier one is left out. With 0 workers this process reads.
+    A test set that is the validation set is read once. With 0 workers this process reads.
 
     Raises:
         CannotCheckError: if the config has no such split or a dataset cannot list its files.
@@ -125,11 +125,9 @@ def check(
     missing = [name for name in names or () if name not in present]
     if missing or not present:
         raise CannotCheckError(f"the config has no {(missing or SPLITS)[0]}_dataloader")
-    datasets: dict[str, dict] = {}
-    for name in names or present:
-        dataset = cfg[f"{name}_dataloader"]["dataset"]
-        if dataset not in datasets.values():
-            datasets[name] = dataset
+    datasets = {name: cfg[f"{name}_dataloader"]["dataset"] for name in names or present}
+    if "test" in datasets and datasets["test"] == datasets.get("val"):
+        del datasets["test"]
     listed = {
         name: [_part(name, leaf) for leaf in leaves(dataset)] for name, dataset in datasets.items()
     }
@@ -164,11 +162,11 @@ def _part(split: str, config: dict) -> Part:
     entries = dataset.data_list
     if not classes or not entries or "img_path" not in entries[0]:
         raise CannotCheckError(f"{split}: {kind} lists no {'images' if classes else 'classes'}")
-    known = {"num_classes": len(classes), "ignore_index": getattr(dataset, "ignore_index", 255)}
-    entries = [{**entry, **known} for entry in entries]
 
-    steps = [(TRANSFORMS.get(str(t["type"])), t) for t in transforms(config.get("pipeline") or ())]
-    steps = [(step, t) for step, t in steps if isinstance(step, type)]
+    steps = []
+    for settings in transforms(config.get("pipeline") or ()):
+        step = settings["type"]
+        steps.append((step if isinstance(step, type) else TRANSFORMS.get(step) or object, settings))
     image = next((t for step, t in steps if issubclass(step, LoadImageFromFile)), {})
     label = next((t for step, t in steps if issubclass(step, LoadAnnotations)), None)
     upright = any(issubclass(step, CheckedLoadImage) for step, _ in steps)
@@ -179,6 +177,10 @@ def _part(split: str, config: dict) -> Part:
         label and label.get("imdecode_backend", "pillow"),
         image.get("backend_args"),
     )
+    known = {"num_classes": len(classes), "ignore_index": getattr(dataset, "ignore_index", 255)}
+    if label and label.get("reduce_zero_label") is not None:
+        known["reduce_zero_label"] = label["reduce_zero_label"]
+    entries = [{**entry, **known} for entry in entries]
     return Part(reading, classes, entries)
 
 
@@ -200,8 +202,8 @@ def look_at(entry: dict, reading: Reading) -> Seen:
     digest, size = b"", None
     try:
         data = read_bytes(path, reading.backend_args)
-        digest = hashlib.blake2b(data, digest_size=16).digest()
         image = decode(data, path, reading.image_flag, reading.image_backend)
+        digest = hashlib.blake2b(data, digest_size=16).digest()
         size = (image.shape[1], image.shape[0])
         if reading.label_backend is None or "seg_map_path" not in entry:
             return Seen("", "", digest, size)

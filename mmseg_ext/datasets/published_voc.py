@@ -1,9 +1,11 @@
-"""What the published VOC pipeline does to an image and mmsegmentation's transforms do not.
+"""What the published VOC pipeline does to an image and no transform of mmseg or mmcv does.
 
-EANet (arXiv 2105.02358) was trained on VOC in EMANet's code (XiaLiPKU/EMANet, `dataset.py`): the
-image is normalised and then resized and padded with zeros. Both transforms here act before the
-normalisation instead, on the image in its own value range. Resizing commutes with it, as bilinear
-weights sum to one, and zero after it is the mean colour before it.
+mmcv resizes without aligned corners and rounds sizes; it pads to a multiple and not to a remainder.
+
+EANet (arXiv 2105.02358) was trained on VOC in EMANet's code (XiaLiPKU/EMANet, `dataset.py`), which
+normalises the image and then resizes it and pads it with zeros. Both transforms here act before the
+normalisation, on the image in its own value range. Resizing commutes with it, as bilinear weights
+sum to one, and zero after it is the mean colour before it.
 """
 
 from collections.abc import Sequence
@@ -24,14 +26,9 @@ class RandomRatioScale(BaseTransform):
     Reads `img` (H, W, C) and the maps (H, W) named in `seg_fields`; writes them at
     (int(H r), int(W r)), the image in float32, bilinear with aligned corners, the maps by nearest
     neighbour, and sets `img_shape` (h, w), `scale` (w, h) and `scale_factor` (w, h).
-
-    Raises:
-        ValueError: for no ratio, or one that is not positive.
     """
 
     def __init__(self, ratios: Sequence[float]):
-        if not ratios or min(ratios) <= 0:
-            raise ValueError(f"ratios must be positive numbers, at least one, not {ratios}")
         self.ratios = tuple(ratios)
 
     @cache_randomness
@@ -66,14 +63,9 @@ class PadToRemainder(BaseTransform):
     afterwards keep the original size. Sets `img_shape` and `pad_shape` (h, w) and
     `img_padding_size` (left, right, top, bottom), by which mmsegmentation cuts the logits; it has
     to be among the `meta_keys` of `PackSegInputs`.
-
-    Raises:
-        ValueError: for a `remainder` outside 0 ... divisor - 1.
     """
 
     def __init__(self, pad_val: Sequence[float], divisor: int = 8, remainder: int = 1):
-        if not 0 <= remainder < divisor:
-            raise ValueError(f"remainder must be in 0 ... {divisor - 1}, not {remainder}")
         self.pad_val = tuple(pad_val)
         self.divisor = divisor
         self.remainder = remainder

@@ -35,7 +35,8 @@ def test_clean(layout, tmp_path, capsys):
     tree = make_tree(layout, tmp_path)
     assert run(tree) == 0
     assert problem_lines(capsys.readouterr().out) == []
-    _, (found, *_) = check(tree.config())
+    _, (found, val) = check(tree.config())
+    assert val.split == "val"  # which the test set is, too
     train = [pair for split in ("train", "aug") for pair in tree.pairs.get(split, ())]
     assert found.split == "train" and found.pairs == len(train)
     assert found.sizes == {SIZE: len(train)}
@@ -137,6 +138,9 @@ def test_images_may_be_shared_on_purpose(tmp_path):
     shutil.copy(tree.image("train"), tree.image("val"))
     assert run(tree, text="allow_overlap = True") == 0
     assert run(tree, "--split", "val") == 0
+    cfg = tree.config()
+    cfg.val_dataloader.dataset = cfg.train_dataloader.dataset
+    assert [p.kind for p in check(cfg, ["train", "val"])[0]] == ["shared-image"] * 3
 
 
 def test_subset_of_classes(tmp_path, capsys):

@@ -67,7 +67,8 @@ def datasets(cfg: Config) -> Iterator[dict]:
 def make_tree(layout: str, root: Path) -> Tree:
     """A valid dataset of a few pairs below `root`/data."""
     rng = np.random.RandomState(0)
-    return _MAKERS[layout](root / "data", rng)
+    root = root / "data"
+    return _voc(root, rng) if layout == "voc" else _in_folders(layout, root, rng)
 
 
 def save_image(path: Path, rng: np.random.RandomState, size=SIZE) -> None:
@@ -76,24 +77,17 @@ def save_image(path: Path, rng: np.random.RandomState, size=SIZE) -> None:
     Image.fromarray(pixels).save(path)
 
 
-def save_mask(path: Path, label: np.ndarray, palette: np.ndarray | None = None) -> None:
-    """Write `label` (H, W); with a palette (256, 3) as an indexed image."""
+def save_mask(path: Path, label: np.ndarray, indexed: bool = False) -> None:
+    """Write `label` (H, W); as an indexed image with VOC's colours, if asked for."""
     path.parent.mkdir(parents=True, exist_ok=True)
     image = Image.fromarray(label)
-    if palette is not None:
-        image.putpalette(palette.astype(np.uint8).tobytes())
+    if indexed:
+        image.putpalette(np.ravel(PascalVOCDataset.METAINFO["palette"]).tolist())
     image.save(path)
 
 
 def random_label(rng: np.random.RandomState, values, size=SIZE) -> np.ndarray:
     return rng.choice(np.array(values, np.uint8), (size[1], size[0]))
-
-
-def voc_palette() -> np.ndarray:
-    palette = np.zeros((256, 3), np.uint8)
-    palette[:21] = PascalVOCDataset.METAINFO["palette"]
-    palette[255] = (224, 224, 192)
-    return palette
 
 
 def _voc(root: Path, rng) -> Tree:
@@ -106,7 +100,7 @@ def _voc(root: Path, rng) -> Tree:
             name = f"2007_{letter}"
             image, mask = root / f"JPEGImages/{name}.jpg", root / folder / f"{name}.png"
             save_image(image, rng)
-            save_mask(mask, random_label(rng, [*range(21), 255]), voc_palette())
+            save_mask(mask, random_label(rng, [*range(21), 255]), indexed=True)
             pairs.setdefault(part, []).append((image, mask))
             lines.append(name)
         listed = root / "ImageSets/Segmentation" / f"{part}.txt"
@@ -115,52 +109,37 @@ def _voc(root: Path, rng) -> Tree:
     return Tree("voc", root, pairs)
 
 
-def _in_folders(layout, root, rng, image_name, mask_name, splits, values) -> Tree:
-    pairs: dict[str, list] = {}
-    for split, folder in splits.items():
-        for i in range(3):
-            image = root / image_name.format(folder=folder, split=split, i=i)
-            mask = root / mask_name.format(folder=folder, split=split, i=i)
-            save_image(image, rng)
-            save_mask(mask, random_label(rng, values))
-            pairs.setdefault(split, []).append((image, mask))
-    return Tree(layout, root, pairs)
-
-
-def _ade20k(root: Path, rng) -> Tree:
-    return _in_folders(
-        "ade20k",
-        root,
-        rng,
+# Of the layouts by folders: image, label map, the splits' folders, and the values of label maps.
+_FOLDERS = {
+    "ade20k": (
         "images/{folder}/ADE_{split}_{i:08d}.jpg",
         "annotations/{folder}/ADE_{split}_{i:08d}.png",
         {"train": "training", "val": "validation"},
         range(151),
-    )
-
-
-def _cityscapes(root: Path, rng) -> Tree:
-    return _in_folders(
-        "cityscapes",
-        root,
-        rng,
+    ),
+    "cityscapes": (
         "leftImg8bit/{folder}/town{split}/town_{i:06d}_leftImg8bit.png",
         "gtFine/{folder}/town{split}/town_{i:06d}_gtFine_labelTrainIds.png",
         {"train": "train", "val": "val"},
         [*range(19), 255],
-    )
-
-
-def _camvid(root: Path, rng) -> Tree:
-    return _in_folders(
-        "camvid",
-        root,
-        rng,
+    ),
+    "camvid": (
         "images/{folder}/{split}_{i:04d}.png",
         "annotations/{folder}/{split}_{i:04d}.png",
         {"train": "train", "val": "val", "test": "test"},
         [*range(11), 255],
-    )
+    ),
+}
 
 
-_MAKERS = {"voc": _voc, "ade20k": _ade20k, "cityscapes": _cityscapes, "camvid": _camvid}
+def _in_folders(layout: str, root: Path, rng) -> Tree:
+    image_name, mask_name, splits, values = _FOLDERS[layout]
+    pairs: dict[str, list] = {split: [] for split in splits}
+    for split, folder in splits.items():
+        for i in range(3):
+            name = dict(folder=folder, split=split, i=i)
+            image, mask = root / image_name.format(**name), root / mask_name.format(**name)
+            save_image(image, rng)
+            save_mask(mask, random_label(rng, values))
+            pairs[split].append((image, mask))
+    return Tree(layout, root, pairs)
