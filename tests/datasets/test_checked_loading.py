@@ -75,19 +75,6 @@ def test_stock_result_or_refusal(mask, top, reduce, chosen, tmp_path):
             assert f"{value} ({count} pixels)" in str(error.value)
 
 
-def test_what_stock_loading_corrupts(tmp_path):
-    """The defects that the loader is for, in mmsegmentation itself."""
-    path = tmp_path / "mask.png"
-    save_mask(path, np.full((2, 2), 300, np.uint16))
-    assert LoadAnnotations().transform(sample(path))["gt_seg_map"].max() == 300 - 256
-    with pytest.raises(LabelError, match=r"uint16 with values 300 to 300"):
-        CheckedLoadAnnotations().transform(sample(path))
-    save_mask(path, np.full((2, 2), 200, np.uint8))
-    assert LoadAnnotations().transform(sample(path))["gt_seg_map"].max() == 200
-    with pytest.raises(LabelError, match=r"200 \(4 pixels\)"):
-        CheckedLoadAnnotations().transform(sample(path))
-
-
 @pytest.mark.parametrize(
     ("array", "message"),
     [
@@ -125,28 +112,22 @@ def test_damaged_files_are_named(suffix, kept, tmp_path):
         CheckedLoadImage().transform({"img_path": str(path)})
 
 
-def test_bytes_after_the_end_are_no_damage(tmp_path):
-    path = tmp_path / "image.jpg"
-    save_image(path, np.random.RandomState(0))
-    expected = LoadImageFromFile().transform({"img_path": str(path)})["img"]
-    path.write_bytes(path.read_bytes() + b"\0" * 100)
-    assert np.array_equal(CheckedLoadImage().transform({"img_path": str(path)})["img"], expected)
-
-
 @pytest.mark.parametrize("to_float32", [False, True])
 def test_image_is_the_stock_one(to_float32, tmp_path):
+    """Also with bytes after its end, which are no damage."""
     path = tmp_path / "image.jpg"
     save_image(path, np.random.RandomState(0))
     stock = LoadImageFromFile(to_float32=to_float32).transform({"img_path": str(path)})
+    path.write_bytes(path.read_bytes() + b"\0" * 100)
     ours = CheckedLoadImage(to_float32=to_float32).transform({"img_path": str(path)})
-    assert ours.keys() == stock.keys()
     assert np.array_equal(ours["img"], stock["img"]) and ours["img"].dtype == stock["img"].dtype
-    assert ours["img_shape"] == stock["img_shape"] and ours["ori_shape"] == stock["ori_shape"]
+    del ours["img"], stock["img"]
+    assert ours == stock
 
 
 @pytest.mark.parametrize("layout", BASES)
 def test_every_base_refuses_by_name(layout, tmp_path):
-    """The pipelines of the dataset bases, in training and in validation."""
+    """The pipelines of the dataset bases, in a training worker and in validation."""
     tree = make_tree(layout, tmp_path)
     cfg = tree.config()
     for split in ("train", "val"):
@@ -156,8 +137,8 @@ def test_every_base_refuses_by_name(layout, tmp_path):
         image, mask = tree.image(split), tree.mask(split)
         good = mask.read_bytes(), image.read_bytes()
         save_mask(mask, np.full((18, 24), 200, np.uint8))
-        with pytest.raises(LabelError, match=rf"^{mask}: .*200 \(432 pixels\)"):
-            dataset[0]
+        with pytest.raises(LabelError, match=rf"{mask}: .*200 \(432 pixels\)"):
+            next(iter(DataLoader(dataset, num_workers=split == "train", collate_fn=list)))
         mask.write_bytes(good[0])
         for content in (b"", good[1][:40], b"text"):
             image.write_bytes(content)
@@ -165,14 +146,6 @@ def test_every_base_refuses_by_name(layout, tmp_path):
                 dataset[0]
         image.write_bytes(good[1])
         assert dataset[0]["data_samples"].seg_map_path == str(mask)
-
-
-def test_errors_pass_from_the_workers_by_name(tmp_path):
-    tree = make_tree("camvid", tmp_path)
-    tree.image().write_bytes(b"")
-    dataset = DATASETS.build(tree.config().train_dataloader.dataset)
-    with pytest.raises(UnreadableFileError, match=str(tree.image())):
-        list(DataLoader(dataset, num_workers=1, collate_fn=list))
 
 
 def test_number_of_classes_and_ignored_value(tmp_path):
