@@ -2,11 +2,11 @@
 
     python demo/run_exported.py MODEL.onnx IMAGES OUT
 
-needs numpy, Pillow and onnxruntime. A .pt2 is not taken: `torch.export.load` unpickles parts of it,
-so that a file of somebody else's could run code.
+needs numpy, Pillow and onnxruntime. It takes no .pt2: `torch.export.load` unpickles parts of it, so
+that a stranger's file could run code.
 
 For each image, OUT gets a label map (`NAME.png`, class indices) and a picture of the classes over
-the image (`NAME_overlay.png`). Images that cannot be read are named at the end; the rest go on.
+the image (`NAME_overlay.png`). Unreadable images are named at the end.
 """
 
 import argparse
@@ -58,8 +58,13 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
-    run, metadata = load(args.model)
-    palette = np.array(metadata["palette"], dtype=np.uint8)
+    try:
+        run, metadata = load(args.model)
+        palette = np.array(metadata["palette"], dtype=np.uint8)
+    except Exception as error:  # onnxruntime raises kinds of its own
+        reason = " ".join(str(error).split())
+        print(f"error: {args.model}: no exported segmentor: {reason}", file=sys.stderr)
+        return 1
     args.out.mkdir(parents=True, exist_ok=True)
     broken = []
     paths = sorted(p for p in args.images.iterdir() if p.is_file())
@@ -80,4 +85,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        sys.exit(130)

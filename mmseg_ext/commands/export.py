@@ -1,7 +1,6 @@
 """Export a segmentor to ONNX or to torch.export's .pt2, and compare the file with the model."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,20 +8,19 @@ import numpy as np
 import torch
 from mmengine.config import Config
 from PIL import Image
-from torch import Tensor, nn
 
 from mmseg_ext import register_all_modules
 from mmseg_ext.atomic_write import atomic_write
+from mmseg_ext.commands._one_line import one_line
 from mmseg_ext.datasets.metainfo import unwrapped
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.engine.load_trained import load_trained
-from mmseg_ext.errors import ExportError, LaunchError
+from mmseg_ext.errors import ExportError
 from mmseg_ext.inference.export import (
     SUFFIXES,
     ExportedSegmentor,
     WholeImageSegmentor,
-    export_onnx,
-    export_torch,
+    export,
     random_images,
     relative_difference,
 )
@@ -33,32 +31,10 @@ REAL_IMAGES = 3  # of a folder, compared
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp")
 
 
+@one_line
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     register_all_modules()
-    try:
-        return _export(args)
-    except (ExportError, LaunchError, OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description="Export a segmentor to one file, and compare the file with the model."
-    )
-    parser.add_argument("config")
-    parser.add_argument("checkpoint", help="checkpoint file, or 'none' for random weights")
-    parser.add_argument("--format", choices=tuple(SUFFIXES), default="onnx")
-    parser.add_argument("--dynamic", action="store_true", help="images of any size and number")
-    parser.add_argument("--fuse", action="store_true", help="fold batch norms, compose EA")
-    parser.add_argument("--shape", type=int, nargs="+", help="H [W]; by default the config's crop")
-    parser.add_argument("--images", help="a real image or a folder, to compare on")
-    parser.add_argument("--out", type=Path, help="file to write; by default CONFIG's name here")
-    return parser
-
-
-def _export(args: argparse.Namespace) -> int:
     config = load_settings(args.config)
     size = _size(args.shape, config)
     segmentor, meta = load_trained(config, None if args.checkpoint == "none" else args.checkpoint)
@@ -77,14 +53,16 @@ def _export(args: argparse.Namespace) -> int:
         "dynamic": args.dynamic,
         "fused": args.fuse,
     }
-    write = export_onnx if args.format == "onnx" else export_torch
     if config.model.get("test_cfg", {}).get("mode") == "slide":
         print(f"the config tests by sliding windows; the file is one window, {size} by default")
     with atomic_write(path) as part:  # what fails the check does not stay
-        write(model, part, size, args.dynamic, metadata)
+        export(model, part, size, args.dynamic, metadata)
         exported = ExportedSegmentor(part)
         for name, images in _inputs(args, config, size):
-            difference, agreeing = compare(exported, eager, images)
+            with torch.no_grad():
+                scores, expected = exported(images), eager(images)
+            difference = relative_difference(scores, expected)
+            agreeing = (scores.argmax(1) == expected.argmax(1)).double().mean().item()
             shape = "x".join(map(str, images.shape))
             print(f"{name}, {shape}: difference {difference:.1e}, same class {agreeing:.3%}")
             if not difference <= TOLERANCE:  # nor is NaN
@@ -96,13 +74,19 @@ def _export(args: argparse.Namespace) -> int:
     return 0
 
 
-def compare(exported: ExportedSegmentor, eager: nn.Module, images: Tensor) -> tuple[float, float]:
-    """The relative difference of the scores, and the part of the pixels of the same class."""
-    with torch.no_grad():
-        theirs = eager(images)
-    ours = exported(images)
-    agreeing = (ours.argmax(1) == theirs.argmax(1)).double().mean().item()
-    return relative_difference(ours, theirs), agreeing
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description="Export a segmentor to one file, and compare the file with the model."
+    )
+    parser.add_argument("config")
+    parser.add_argument("checkpoint", help="checkpoint file, or 'none' for random weights")
+    parser.add_argument("--format", choices=tuple(SUFFIXES), default="onnx")
+    parser.add_argument("--dynamic", action="store_true", help="images of any size and number")
+    parser.add_argument("--fuse", action="store_true", help="fold batch norms, compose EA")
+    parser.add_argument("--shape", type=int, nargs="+", help="H [W]; by default the config's crop")
+    parser.add_argument("--images", help="a real image or a folder, to compare on")
+    parser.add_argument("--out", type=Path, help="file to write; by default CONFIG's name here")
+    return parser
 
 
 def _size(shape: list[int] | None, config: Config) -> tuple[int, int]:
@@ -130,18 +114,16 @@ def _inputs(args: argparse.Namespace, config: Config, size: tuple[int, int]):
 
 
 def _real_images(given: str | None, config: Config) -> list[Path]:
-    if given is not None:
-        path = Path(given)
-        if path.is_file():
-            return [path]
-        if not path.is_dir():
-            raise ValueError(f"--images: there is no {given!r}")
-    else:
+    """The first images of the given folder, or of the test set; the image that is given."""
+    if given is None:
         dataset = unwrapped(config.test_dataloader.dataset)
-        path = Path(
-            dataset.get("data_root", ""), dataset.get("data_prefix", {}).get("img_path", "")
-        )
-        if not path.is_dir():
-            return []
+        prefix = dataset.get("data_prefix", {}).get("img_path", "")
+        path = Path(dataset.get("data_root", ""), prefix)
+    else:
+        path = Path(given)
+        if not path.exists():
+            raise ValueError(f"--images: there is no {given!r}")
+    if path.is_file():
+        return [path]
     found = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGES)
     return found[:REAL_IMAGES]

@@ -103,97 +103,76 @@ def random_images(size: tuple[int, int], batch: int = 1, seed: int = 0) -> Tenso
     return torch.rand(batch, 3, *size, generator=generator) * 255
 
 
-def refusal_of_dynamic_size(model: nn.Module, file_format: str) -> str | None:
-    """Why `model` cannot take images of any size in this format; None where it can."""
-    for module in model.modules():
-        if isinstance(module, LambdaLayer) and module.resolution is not None:
-            return (
-                "its lambda layers learn position embeddings for maps of at most "
-                f"{module.resolution} (resolution=...): a size of its own each; build "
-                "it with receptive_field for any size"
-            )
-        if file_format == "onnx" and isinstance(module, PPM):
-            return (
-                "UPerNet's pyramid pooling divides the map into a fixed number of bins, and ONNX "
-                "has no pooling whose windows depend on the size; use --format torch"
-            )
-    return None
-
-
-def export_torch(
+def export(
     model: WholeImageSegmentor,
     path: str | Path,
     size: tuple[int, int],
     dynamic: bool = False,
     metadata: dict | None = None,
 ) -> None:
-    """Write `path`, which `torch.export.load(path).module()` runs.
+    """Write `path`, in the format of its ending: `.pt2` or `.onnx`, one file with its weights.
 
-    It takes one image of `size`; with `dynamic`, any number of any size.
-
-    Raises:
-        ExportError: where a dynamic size is refused or torch.export cannot keep it.
-    """
-    images, shapes = _example(model, size, dynamic, "torch")
-    try:
-        with torch.no_grad():
-            program = torch.export.export(model, (images,), dynamic_shapes=shapes)
-        torch.export.save(program, path, extra_files={METADATA: json.dumps(metadata or {})})
-    except Exception as error:  # torch.export raises many kinds
-        raise _export_error(error, dynamic) from error
-
-
-def export_onnx(
-    model: WholeImageSegmentor,
-    path: str | Path,
-    size: tuple[int, int],
-    dynamic: bool = False,
-    metadata: dict | None = None,
-) -> None:
-    """Write `path`, one file with its weights; input `images`, output `scores`.
-
-    It takes one image of `size`; with `dynamic`, any number of any size.
+    `torch.export.load(path).module()` runs the first; ONNX has the input `images` and the output
+    `scores`. The file takes one image of `size`; with `dynamic`, any number of any size.
 
     Raises:
         ExportError: where a dynamic size is refused or the exporter cannot write the model.
     """
-    images, shapes = _example(model, size, dynamic, "onnx")
+    images, shapes = random_images(size), None
+    if dynamic:
+        _require_any_size(model, Path(path).suffix)
+        images = random_images(size, batch=2)  # torch.export takes a dimension of one as constant
+        shapes = ({0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC},)
+    write = _write_onnx if Path(path).suffix == SUFFIXES["onnx"] else _write_torch
     try:
         with torch.no_grad():
-            exported = torch.onnx.export(
-                model,
-                (images,),
-                dynamo=True,
-                dynamic_shapes=shapes,
-                opset_version=OPSET,
-                input_names=["images"],
-                output_names=["scores"],
-                verbose=False,
+            write(model, Path(path), images, shapes, metadata or {})
+    except OSError:
+        raise
+    except Exception as error:  # both exporters raise many kinds
+        what = "for any size" if dynamic else "for one size"
+        message = f"cannot be exported {what}: {' '.join(str(error).split())[:600]}"
+        raise ExportError(message) from error
+
+
+def _require_any_size(model: nn.Module, suffix: str) -> None:
+    for module in model.modules():
+        if isinstance(module, LambdaLayer) and module.resolution is not None:
+            raise ExportError(
+                "its lambda layers learn position embeddings for maps of at most "
+                f"{module.resolution} (resolution=...): a size of its own each; build "
+                "it with receptive_field for any size"
             )
-    except Exception as error:  # and so does torch.onnx
-        raise _export_error(error, dynamic) from error
-    exported.model.metadata_props.update(
-        {key: json.dumps(value) for key, value in (metadata or {}).items()}
+        if suffix == SUFFIXES["onnx"] and isinstance(module, PPM):
+            raise ExportError(
+                "UPerNet's pyramid pooling divides the map into a fixed number of bins, and ONNX "
+                "has no pooling whose windows depend on the size; use --format torch"
+            )
+
+
+def _write_torch(
+    model: nn.Module, path: Path, images: Tensor, shapes: tuple | None, metadata: dict
+) -> None:
+    program = torch.export.export(model, (images,), dynamic_shapes=shapes)
+    torch.export.save(program, path, extra_files={METADATA: json.dumps(metadata)})
+
+
+def _write_onnx(
+    model: nn.Module, path: Path, images: Tensor, shapes: tuple | None, metadata: dict
+) -> None:
+    exported = torch.onnx.export(
+        model,
+        (images,),
+        dynamo=True,
+        dynamic_shapes=shapes,
+        opset_version=OPSET,
+        input_names=["images"],
+        output_names=["scores"],
+        verbose=False,
     )
+    texts = {key: json.dumps(value) for key, value in metadata.items()}
+    exported.model.metadata_props.update(texts)
     exported.save(path, external_data=False)
-
-
-def _example(
-    model: WholeImageSegmentor, size: tuple[int, int], dynamic: bool, file_format: str
-) -> tuple[Tensor, tuple | None]:
-    """The images that the model is traced with, and which of their dimensions are free."""
-    if not dynamic:
-        return random_images(size), None
-    refusal = refusal_of_dynamic_size(model, file_format)
-    if refusal is not None:
-        raise ExportError(refusal)
-    # Two images: torch.export takes a dimension of one for a constant.
-    return random_images(size, batch=2), ({0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC},)
-
-
-def _export_error(error: Exception, dynamic: bool) -> ExportError:
-    what = "for any size" if dynamic else "for one size"
-    return ExportError(f"cannot be exported {what}: {' '.join(str(error).split())[:600]}")
 
 
 class ExportedSegmentor:
