@@ -5,6 +5,7 @@ is what `torch.load(weights_only=True)` must know of them. Ours hold tensors and
 alone, which torch reads without: `to_plain` writes them so, `from_plain` is its inverse.
 """
 
+import argparse
 import functools
 from collections import OrderedDict
 from pathlib import Path
@@ -44,6 +45,7 @@ def safe_globals() -> list:
         (_PickledHistory, "mmengine.logging.history_buffer.HistoryBuffer"),
         (_method_of_history, "builtins.getattr"),
         (bytes, "builtins.bytes"),  # the data of an empty array
+        argparse.Namespace,  # published checkpoints keep their script's arguments in one
         *(np.ndarray, np.dtype),
         *{type(np.dtype(code)) for code in "?bhilqBHILQefdFDSU"},
         *((f, f"numpy.{core}.multiarray.{name}")  # NumPy 1 and 2

@@ -1,5 +1,6 @@
 """The command `convert`: what it reads, writes and refuses, and its exit status."""
 
+import argparse
 import resource
 
 import pytest
@@ -13,11 +14,11 @@ from mmseg_ext.published.families import FAMILIES
 
 @pytest.fixture
 def source(tmp_path):
-    """A small DeepViT classifier, wrapped as EANet's training wraps its checkpoints."""
+    """A small DeepViT classifier, wrapped as published training scripts wrap their checkpoints."""
     arch = {"embed_dims": 24, "depth": 2, "num_heads": 3, "mlp_ratio": 2}
     model = DeepViT(arch=arch, img_size=32, num_classes=5)
     path = tmp_path / "published.pth"
-    torch.save({"net": model.state_dict(), "step": 3}, path)
+    torch.save({"net": model.state_dict(), "step": 3, "args": argparse.Namespace(lr=0.1)}, path)
     return str(path)
 
 

@@ -5,6 +5,7 @@ import torch
 
 from mmseg_ext.backbones.deepvit import DeepViT
 from mmseg_ext.checkpoint import convert_official
+from mmseg_ext.checkpoint.safe_reading import unwrap_state_dict
 from mmseg_ext.published.families import FAMILIES
 from mmseg_ext.published.key_map import rename_keys
 from tests.parity import Fixture
@@ -38,6 +39,8 @@ def test_two_keys_that_become_one_are_an_error():
     """Whether the same rule renames both, or one of them has a segmentor's prefix."""
     with pytest.raises(ValueError, match=r"two keys of the checkpoint become 'x', one is 'b\.x'"):
         rename_keys({"a.x": torch.ones(1), "b.x": torch.ones(1)}, [(r"[ab]\.(.+)", r"\1")])
+    with pytest.raises(ValueError, match="two names differ by the prefix"):
+        unwrap_state_dict({"x": torch.ones(1), "module.x": torch.ones(1)}, "a.pth")
     published = Fixture("rmt_small_features").state_dict
     key = "patch_embed.proj.0.weight"
     with pytest.raises(ValueError, match=f"two keys of the checkpoint become '{key}'"):
