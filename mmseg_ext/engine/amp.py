@@ -33,17 +33,17 @@ class PortableAmpOptimWrapper(AmpOptimWrapper):
         dtype = dtype or ("bfloat16" if device == "cpu" else "float16")
         if dtype not in _DTYPES or (device == "cpu" and dtype == "float16"):
             raise ValueError(f"dtype must be 'bfloat16', or 'float16' on a GPU, not {dtype!r}")
-        if loss_scale != "dynamic" and not isinstance(loss_scale, (int, float, dict)):
+        if loss_scale != "dynamic" and not isinstance(loss_scale, int | float | dict):
             raise ValueError(
                 "loss_scale must be 'dynamic', a number or GradScaler's arguments, "
                 f"not {loss_scale!r}"
             )
         OptimWrapper.__init__(self, **kwargs)  # AmpOptimWrapper's own asserts a GPU
         self.cast_dtype = _DTYPES[dtype]
-        self._scale_update_param = loss_scale if isinstance(loss_scale, (int, float)) else None
-        settings = dict(loss_scale) if isinstance(loss_scale, dict) else {}
+        self._scale_update_param = loss_scale if isinstance(loss_scale, int | float) else None
+        settings = loss_scale if isinstance(loss_scale, dict) else {}
         if self._scale_update_param is not None:
-            settings["init_scale"] = float(loss_scale)
+            settings = {"init_scale": float(loss_scale)}
         self.loss_scaler = torch.amp.GradScaler(device, enabled=dtype == "float16", **settings)
 
 

@@ -73,15 +73,12 @@ def unread_options(cfg: Config, options: Iterable[str]) -> list[str]:
 
     A hook may read it. `cfg` is the config before the options are merged.
     """
-    warnings = []
-    for key in options:
-        top = key.split(".")[0]
-        if top in cfg and top not in _KEYS:
-            reason = f"{top!r} is read while the config loads, and what was made of it stays"
-            warnings.append(f"--cfg-options {key}: {reason}; print_config.py shows the result")
-        elif top not in _KEYS:
-            warnings.append(f"--cfg-options {key}: nothing reads {top!r}{_nearest(top, _KEYS)}")
-    return warnings
+    unread = [(key, top) for key in options if (top := key.split(".")[0]) not in _KEYS]
+    return [
+        f"--cfg-options {key}: nothing reads {top!r} after the config is loaded"
+        + ("" if top in cfg else _nearest(top, _KEYS))
+        for key, top in unread
+    ]
 
 
 def class_counts(runner: Runner) -> list[str]:
@@ -128,11 +125,8 @@ def _explanation(cfg: Config, error: Exception) -> str | None:
 def _part(cfg: Config, frame: FrameType) -> _Part | None:
     """What the frame builds, where it is a builder's and the part is written in the config."""
     registry, settings = (frame.f_locals.get(name) for name in ("registry", "cfg"))
-    if not isinstance(registry, Registry):
+    if not isinstance(registry, Registry) or not isinstance(settings, Config | Mapping):
         return None
-    if not isinstance(settings, Mapping | Config):  # such as a name in place of dict(type=...)
-        key = next((k for k, v in _entries(cfg) if v == settings), None)
-        return key and _Part(f"{key}={_short(repr(settings))}", {}, None, None, registry)
     root = isinstance(settings, Config)
     kind = settings.get("runner_type", "Runner") if root else settings.get("type")
     called = registry.get(kind) if isinstance(kind, str) else kind
@@ -149,10 +143,11 @@ def _part(cfg: Config, frame: FrameType) -> _Part | None:
 
 def _of_part(part: _Part, error: Exception, innermost: FrameType) -> str:
     key, settings, kind, called, registry = part
-    if kind is not None and called is None:
+    if called is None:
+        setting = f"{key}.type" if key else "runner_type"
         names = [*registry.module_dict, *(registry.parent or registry).module_dict]
         where = f"the registry {registry.scope}::{registry.name} lacks it"
-        return f"{f'{key}.type' if key else 'runner_type'}={kind!r}: {where}{_nearest(kind, names)}"
+        return f"{setting}={kind!r}: {where}{_nearest(str(kind), names)}"
     reason = one_line(error)
     if isinstance(error, AssertionError) and not str(error):
         reason += f" {traceback.extract_tb(error.__traceback__)[-1].line}"

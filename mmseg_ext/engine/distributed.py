@@ -28,29 +28,10 @@ class CPUDistributedDataParallel(MMDistributedDataParallel):
 
     Gradients are averaged over the processes. The losses of mmsegmentation are means over pixels,
     so that processes with batches of the same size give the gradient of their union.
-
-    Raises:
-        LaunchError: where the module holds SyncBatchNorm layers, which torch has for GPUs only.
     """
 
     def __init__(self, module: nn.Module, device_ids=None, **kwargs):
-        refuse_synchronised_batch_norm(module)
         super().__init__(module=module, device_ids=None, **kwargs)
-
-
-def refuse_synchronised_batch_norm(module: nn.Module) -> None:
-    """torch has no SyncBatchNorm for several processes on the CPU.
-
-    Raises:
-        LaunchError: where the module holds one.
-    """
-    synced = [n for n, m in module.named_modules() if isinstance(m, nn.SyncBatchNorm)]
-    if synced:
-        raise LaunchError(
-            f"this model has {len(synced)} SyncBatchNorm layers (the first: {synced[0]}), "
-            "which torch cannot run in several processes on the CPU; set type='BN' (statistics "
-            "per process) or type='GN' in its norm_cfg, or train in one process"
-        )
 
 
 def init_distributed(cfg: Config) -> None:

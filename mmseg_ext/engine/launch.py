@@ -43,14 +43,13 @@ def load_settings(
     except Exception as error:  # a config is a program: it can fail in any way
         raise LaunchError(f"config {path}: {one_line(_missing_package(error) or error)}") from error
     cfg.launcher = launcher
-    if options:
-        if os.environ.get("RANK", "0") == "0":
-            for warning in unread_options(cfg, options):
-                print(f"mmseg_ext: {warning}", file=sys.stderr)
-        try:
-            cfg.merge_from_dict(options)
-        except (KeyError, IndexError, TypeError, AssertionError) as error:
-            raise LaunchError(f"--cfg-options {options}: {one_line(error)}") from error
+    if os.environ.get("RANK", "0") == "0":
+        for warning in unread_options(cfg, options or {}):
+            print(f"mmseg_ext: {warning}", file=sys.stderr)
+    try:
+        cfg.merge_from_dict(options or {})
+    except (KeyError, IndexError, TypeError, AssertionError) as error:
+        raise LaunchError(f"--cfg-options {options}: {one_line(error)}") from error
     cfg.work_dir = work_dir or cfg.get("work_dir") or f"./work_dirs/{Path(path).stem}"
     return cfg
 
@@ -189,10 +188,9 @@ def _draw_predictions(cfg: Config, show_dir: str | None, seconds: float | None) 
     hook = cfg.get("default_hooks", {}).get("visualization")
     if hook is None:
         raise LaunchError("--show and --show-dir need default_hooks.visualization in the config")
-    hook["draw"] = True
+    hook.update(draw=True)
     if seconds is not None:
-        hook["show"] = True
-        hook["wait_time"] = seconds
+        hook.update(show=True, wait_time=seconds)
     if show_dir:
         cfg.visualizer["save_dir"] = show_dir
 

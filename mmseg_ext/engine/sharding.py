@@ -18,8 +18,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from mmseg_ext.engine.distributed import refuse_synchronised_batch_norm
-
 
 @MODEL_WRAPPERS.register_module()
 class FullyShardedModel:
@@ -31,14 +29,9 @@ class FullyShardedModel:
         module: the model, the same in every process.
         block_parameters: a block, an element of a `ModuleList` or `Sequential`, is a unit of its
             own from this many parameters on; the rest of the model is one more.
-
-    Raises:
-        LaunchError: for a model on the CPU that holds SyncBatchNorm layers.
     """
 
     def __new__(cls, module: nn.Module, block_parameters: int = 500_000) -> nn.Module:
-        if next(module.parameters()).device.type == "cpu":
-            refuse_synchronised_batch_norm(module)
         if hasattr(module, "init_weights"):
             module.init_weights()
         for block in reversed(_blocks(module, block_parameters)):  # inner ones first

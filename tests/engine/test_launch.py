@@ -145,8 +145,7 @@ def test_sync_bn_trains_in_one_process_and_is_refused_under_gloo(tmp_path, monke
     text = config.read_text().replace('type="GN", num_groups=4', 'type="SyncBN"')
     config.write_text(text)
     message = fails(train, config, "--work-dir", tmp_path / "work", "--launcher", "pytorch")
-    assert "SyncBatchNorm layers (the first: backbone.stem.1)" in message
-    assert "type='BN'" in message
+    assert "model_wrapper_cfg: ValueError: SyncBatchNorm layers only work with GPU" in message
     assert not torch.distributed.is_initialized()
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name)
