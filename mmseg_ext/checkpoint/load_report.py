@@ -7,7 +7,6 @@ random values unnoticed. `load_and_report` takes the place of its `load_state_di
 
 import contextlib
 import contextvars
-import logging
 from collections.abc import Iterator, Mapping
 
 from mmengine.logging import print_log
@@ -17,11 +16,9 @@ from torch import Tensor, nn
 
 from mmseg_ext.errors import NonFiniteWeights, PartialWeights
 
-MINIMUM_SHARE = 0.9  # of a backbone's values
 _AUXILIARY = "auxiliary_head"  # heads that training alone uses
 
-_share = contextvars.ContextVar("share", default=MINIMUM_SHARE)
-_whole = contextvars.ContextVar("whole", default=False)
+_demand = contextvars.ContextVar("demand", default=(0.9, False))  # backbone's share, whole model
 
 
 @contextlib.contextmanager
@@ -39,13 +36,12 @@ def require_coverage(
     """
     if backbone_share is not None and not 0 <= backbone_share <= 1:
         raise ValueError(f"min_backbone_share must be between 0 and 1, not {backbone_share}")
-    share = _share.set(_share.get() if backbone_share is None else backbone_share)
-    everything = _whole.set(_whole.get() if whole is None else whole)
+    asked = zip((backbone_share, whole), _demand.get(), strict=True)
+    before = _demand.set(tuple(old if new is None else new for new, old in asked))
     try:
         yield
     finally:
-        _share.reset(share)
-        _whole.reset(everything)
+        _demand.reset(before)
 
 
 def _coverage(
@@ -75,7 +71,7 @@ def _bare(module: nn.Module) -> nn.Module:
 
 def _names(names: list[str], shown: int = 4) -> str:
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
+    return (", ".join(names[:shown]) or "nothing") + more
 
 
 def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
@@ -86,6 +82,7 @@ def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
             backbone, of the module itself where it has none, or of everything that testing uses.
     """
     module = _bare(module)
+    least, whole = _demand.get()
     share, left = _coverage(module, state_dict)
     line = f"weights fill {share:.1%} of {type(module).__name__}"
     part, part_left, name = share, left, type(module).__name__
@@ -93,27 +90,23 @@ def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
         part, part_left = _coverage(module.backbone, state_dict, "backbone.")
         name = f"the backbone ({type(module.backbone).__name__})"
         line += f", {part:.1%} of its backbone"
-    found = _names(sorted(map(str, state_dict))) or "nothing"
-    if part < _share.get():
+    if part < least:
         raise PartialWeights(
-            f"the weights fill {part:.1%} of {name}, less than {_share.get():.0%}; not filled: "
-            f"{_names(part_left)}; the file has {found}; if that is meant, set "
-            "min_backbone_share=0 (--cfg-options min_backbone_share=0, or "
+            f"the weights fill {part:.1%} of {name}, less than {least:.0%}; not filled: "
+            f"{_names(part_left)}; the file has {_names(sorted(map(str, state_dict)))}; if that is "
+            "meant, set min_backbone_share=0 (--cfg-options min_backbone_share=0, or "
             "mmseg_ext.safe_loading(min_backbone_share=0) in Python)"
         )
     needed = [key for key in left if not key.startswith(_AUXILIARY)]
-    if _whole.get() and needed:
+    if whole and needed:
+        shapes = ((_shape(state_dict.get(k)), _shape(module.state_dict()[k])) for k in needed)
+        found = [f"{given} for {own}" if given else "missing" for given, own in shapes]
+        described = [f"{key} ({what})" for key, what in zip(needed, found, strict=True)]
         raise PartialWeights(
             f"the weights leave {len(needed)} entries of {type(module).__name__} at random values: "
-            f"{_names([_mismatch(key, module, state_dict) for key in needed])}; the file has "
-            f"{found}; they are another model's, or of other classes"
+            f"{_names(described)}; they are another model's, or of other classes"
         )
     return line + (f"; not filled: {_names(left)}" if left else "")
-
-
-def _mismatch(key: str, module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
-    given = _shape(state_dict.get(key))
-    return key if given is None else f"{key} ({given} for {_shape(module.state_dict()[key])})"
 
 
 def check_finite(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
@@ -136,37 +129,16 @@ def check_finite(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
         )
 
 
-def _refuse_foreign(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
-    """Ask the module and its backbone, where they know weights that are not theirs.
-
-    What they say of another arch or of published names is closer to the cause than a share.
-    """
-    for part, prefix in ((module, ""), (getattr(module, "backbone", None), "backbone.")):
-        if hasattr(part, "refuse_foreign"):
-            part.refuse_foreign(state_dict, prefix)
-
-
-def _of_the_whole(module: nn.Module, state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """A backbone's own weights under the names of a model that has no other parameters.
-
-    Such a model is a classifier of mmpretrain around a backbone that gives the logits itself, and
-    such weights are what the converters write.
-    """
-    names = module.state_dict()
-    whole = bool(names) and all(name.startswith("backbone.") for name in names)
-    if not whole or any(str(name).startswith("backbone.") for name in state_dict):
-        return state_dict
-    return {f"backbone.{name}": value for name, value in state_dict.items()}
-
-
 def load_and_report(
     module: nn.Module, state_dict: Mapping[str, Tensor], strict: bool = False, logger=None
 ) -> None:
-    """mmengine's `load_state_dict`, which it takes the place of, with a check and a line before."""
-    bare = _bare(module)
-    state_dict = _of_the_whole(bare, state_dict)
-    _refuse_foreign(bare, state_dict)
-    line = check_coverage(bare, state_dict)
-    check_finite(bare, state_dict)
-    load_state_dict(module, state_dict, strict, logger)
-    print_log(line, logger="current", level=logging.INFO)
+    """mmengine's `load_state_dict` with the checks and a line about what is filled."""
+    names = _bare(module).state_dict()
+    headless = bool(names) and all(name.startswith("backbone.") for name in names)
+    if headless and not any(str(name).startswith("backbone.") for name in state_dict):
+        # A classifier of mmpretrain around a backbone that gives the logits itself: the backbone's
+        # own weights, which `convert` writes, are all of it.
+        state_dict = {f"backbone.{name}": value for name, value in state_dict.items()}
+    check_finite(module, state_dict)
+    load_state_dict(module, state_dict, strict, logger)  # backbones refuse published names here
+    print_log(check_coverage(module, state_dict), logger="current")

@@ -93,15 +93,14 @@ def to_plain(value: object, where: str = "", dropped: list[str] | None = None) -
 
 def from_plain(value: object) -> object:
     """The inverse of `to_plain`, up to what that dropped."""
-    if isinstance(value, dict) and value.get(_MARK) == "ndarray":
-        return value["data"].cpu().numpy()
-    if isinstance(value, dict) and value.get(_MARK) == "history":
-        from mmengine.logging import HistoryBuffer
-
-        return HistoryBuffer(
-            value["values"].cpu().numpy(), value["counts"].cpu().numpy(), value["max_length"]
-        )
     if isinstance(value, dict):
+        if value.get(_MARK) == "ndarray":
+            return value["data"].cpu().numpy()
+        if value.get(_MARK) == "history":
+            from mmengine.logging import HistoryBuffer
+
+            values, counts = (value[key].cpu().numpy() for key in ("values", "counts"))
+            return HistoryBuffer(values, counts, value["max_length"])
         for key, item in value.items():
             value[key] = from_plain(item)
     elif isinstance(value, (list, tuple)):

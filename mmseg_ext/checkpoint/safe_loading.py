@@ -45,42 +45,37 @@ def load_checkpoint(
     return content
 
 
-def _replace() -> contextlib.ExitStack:
-    """Put the safe functions in the place of mmengine's; closing what it gives puts them back."""
-    replaced = contextlib.ExitStack()
-    for owner, name, safe in (
-        (CheckpointLoader, "load_checkpoint", staticmethod(load_checkpoint)),
-        (upstream, "load_state_dict", load_and_report),
-        (upstream, "get_torch_safe_globals", safe_globals),  # for files in its own folder
-    ):
-        if name in vars(owner):  # mmengine 0.10.7 has no list of safe globals
-            replaced.callback(setattr, owner, name, vars(owner)[name])
-            setattr(owner, name, safe)
-    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
-    os.environ.update(_ENVIRONMENT)
-    for name, value in before.items():
-        if value is None:
-            replaced.callback(os.environ.pop, name, None)
-        else:
-            replaced.callback(os.environ.__setitem__, name, value)
-    return replaced
-
-
 class SafeLoading(contextlib.AbstractContextManager):
     """See `mmseg_ext.safe_loading`."""
 
     _asking: list["SafeLoading"] = []
-    _replaced: contextlib.ExitStack
+    _before: tuple[dict, list]
 
     def __init__(self, min_backbone_share: float | None = None):
         self._demand = contextlib.ExitStack()
         self._demand.enter_context(require_coverage(min_backbone_share))
         if not self._asking:
-            SafeLoading._replaced = _replace()
+            safe = [
+                (CheckpointLoader, "load_checkpoint", staticmethod(load_checkpoint)),
+                (upstream, "load_state_dict", load_and_report),
+            ]
+            if hasattr(upstream, "get_torch_safe_globals"):  # mmengine 0.10.7 has none
+                safe.append((upstream, "get_torch_safe_globals", safe_globals))
+            replaced = [(owner, name, vars(owner)[name]) for owner, name, _ in safe]
+            SafeLoading._before = {k: os.environ.get(k) for k in _ENVIRONMENT}, replaced
+            os.environ.update(_ENVIRONMENT)
+            for owner, name, function in safe:
+                setattr(owner, name, function)
         self._asking.append(self)
 
     def __exit__(self, *error) -> None:
         self._demand.close()
         self._asking.remove(self)
-        if not self._asking:
-            self._replaced.close()
+        if self._asking:
+            return
+        environment, replaced = self._before
+        for name in environment:
+            del os.environ[name]
+        os.environ.update({k: v for k, v in environment.items() if v is not None})
+        for owner, name, function in replaced:
+            setattr(owner, name, function)

@@ -91,21 +91,12 @@ class PositionedInfiniteSampler(InfiniteSampler):
     The stream is one permutation of the dataset after the other, each from the seed and its number;
     process r of n takes the positions r, r + n, r + 2n, ..., so that n processes with batches of b
     see the samples, and the augmentations, of one process with a batch of n b.
-
-    Raises:
-        ValueError: for an empty dataset.
     """
 
-    def __init__(self, dataset, shuffle: bool = True, seed: int | None = None):
-        if len(dataset) == 0:
-            raise ValueError("the training dataset holds 0 samples")
-        super().__init__(dataset, shuffle, seed)
-        self.start = 0
+    start = 0
 
     def skip(self, num_samples: int) -> None:
         """Start at this process's sample number `num_samples`, counted from the run's start."""
-        if num_samples < 0:
-            raise ValueError(f"num_samples must be at least 0, not {num_samples}")
         self.start = num_samples
 
     def __iter__(self) -> Iterator[SampleIndex]:
@@ -131,15 +122,7 @@ class PositionedSampler(DefaultSampler):
 
     Position p of epoch e in the stream of all processes is number e n + p of it, n being the
     epoch's length.
-
-    Raises:
-        ValueError: for an empty dataset.
     """
-
-    def __init__(self, dataset, shuffle: bool = True, seed: int | None = None, **kwargs):
-        if len(dataset) == 0:
-            raise ValueError("the training dataset holds 0 samples")
-        super().__init__(dataset, shuffle, seed, **kwargs)
 
     def __iter__(self) -> Iterator[SampleIndex]:
         start = self.epoch * self.total_size + self.rank
@@ -183,6 +166,9 @@ def with_sample_seeds(dataloader: dict) -> dict:
     """A dataloader's settings with its sampler made positioned, and the dataset seeded.
 
     That is one of mmengine's, shuffling, which those of validation do not.
+
+    Raises:
+        ValueError: for an empty dataset.
     """
     sampler, dataset = dataloader.get("sampler"), dataloader.get("dataset")
     if not (isinstance(sampler, dict) and isinstance(dataset, dict)):
@@ -197,6 +183,8 @@ def with_sample_seeds(dataloader: dict) -> dict:
     dataset = DATASETS.build(dataset)
     if hasattr(dataset, "full_init"):
         dataset.full_init()
+    if len(dataset) == 0:
+        raise ValueError("the training dataset holds 0 samples")
     sampler = {**sampler, "type": kind}
     return {**dataloader, "sampler": sampler, "dataset": SeededSamples(dataset)}
 

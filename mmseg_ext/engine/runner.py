@@ -48,7 +48,7 @@ from mmseg_ext.engine.randomness import (
     set_random_state,
     with_sample_seeds,
 )
-from mmseg_ext.engine.sharding import local_gradient, whole_optimizer_states, with_local_gradient
+from mmseg_ext.engine.sharding import cut_like, whole, whole_optimizer_states
 from mmseg_ext.errors import (
     SAFE_UNTIL_NOW,
     CheckpointError,
@@ -246,7 +246,7 @@ class DurableRunner(Runner):
         return {
             "random": random_state(),
             "gradients": {
-                name: local_gradient(parameter).cpu()
+                name: whole(parameter.grad).cpu()
                 for name, parameter in self._bare_model.named_parameters()
                 if parameter.grad is not None  # none after a step: an accumulation is under way
             },
@@ -345,5 +345,6 @@ class DurableRunner(Runner):
             return
         parameters = dict(self._bare_model.named_parameters())
         for name, gradient in state["gradients"].items():
-            with_local_gradient(parameters[name], gradient)
+            parameter = parameters[name]
+            parameter.grad = cut_like(gradient.to(parameter.device), parameter)
         set_random_state(state["random"])

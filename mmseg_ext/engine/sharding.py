@@ -4,10 +4,9 @@
 
 in a config with `runner_type = 'DurableRunner'`, started in several processes. Each holds a part
 of every large block; a block's parameters are put together while it runs. Checkpoints stay ordinary
-ones: who asks for a state dict gets whole tensors, and whole tensors are cut when one is loaded.
+ones: state dicts give and take whole tensors, which needs every process at once.
 
-mmengine's own FSDP wrapper and strategy use torch's first FSDP, which flattens parameters and needs
-a GPU. Collecting whole tensors takes every process: `DurableRunner.save_checkpoint` sees to it.
+mmengine's own FSDP wrapper uses torch's first FSDP, which flattens parameters and needs a GPU.
 """
 
 from typing import Any
@@ -39,8 +38,8 @@ class FullyShardedModel:
         fully_shard(module)
         for part in module.modules():
             if any(isinstance(p, DTensor) for p in part.parameters(recurse=False)):
-                part.register_load_state_dict_pre_hook(_cut)
-        module.register_state_dict_post_hook(_put_together)
+                part.register_load_state_dict_pre_hook(_cut_own)
+        module.register_state_dict_post_hook(_make_whole)
         return module
 
 
@@ -52,24 +51,30 @@ def _blocks(module: nn.Module, least: int) -> list[nn.Module]:
     return [b for b in unique if sum(p.numel() for p in b.parameters()) >= least]
 
 
-def _like(value: Tensor, parameter: DTensor) -> DTensor:
-    """A whole tensor cut as `parameter` is; every process has the whole one."""
-    value = value.to(parameter.device)
-    return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+def whole(value: object) -> object:
+    """The whole of a tensor in shards, which every process must ask for; anything else as it is."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def _cut(module: nn.Module, state: dict[str, Any], prefix: str, *args) -> None:
+def cut_like(value: object, parameter: Tensor) -> object:
+    """A whole tensor of the shape of `parameter`, in shards as it is; anything else as it is."""
+    if not isinstance(parameter, DTensor) or isinstance(value, DTensor):
+        return value
+    if not isinstance(value, Tensor) or value.shape != parameter.shape:
+        return value
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return distribute_tensor(value.to(parameter.device), mesh, placements, src_data_rank=None)
+
+
+def _cut_own(module: nn.Module, state: dict[str, Any], prefix: str, *args) -> None:
     for name, parameter in module.named_parameters(recurse=False):
-        value = state.get(prefix + name)
-        same = isinstance(value, Tensor) and value.shape == parameter.shape
-        if isinstance(parameter, DTensor) and same and not isinstance(value, DTensor):
-            state[prefix + name] = _like(value, parameter)
+        if prefix + name in state:
+            state[prefix + name] = cut_like(state[prefix + name], parameter)
 
 
-def _put_together(module: nn.Module, state: dict[str, Any], prefix: str, *args) -> None:
+def _make_whole(module: nn.Module, state: dict[str, Any], prefix: str, *args) -> None:
     for name, value in state.items():
-        if isinstance(value, DTensor):
-            state[name] = value.full_tensor()
+        state[name] = whole(value)
 
 
 def whole_optimizer_states(optimizer: Optimizer) -> None:
@@ -78,57 +83,14 @@ def whole_optimizer_states(optimizer: Optimizer) -> None:
     if not any(isinstance(p, DTensor) for p in parameters):
         return
 
-    def put_together(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        states = {
-            i: {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in entry.items()}
-            for i, entry in state["state"].items()
-        }
-        return {**state, "state": states}
+    def make_whole(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        entries = state["state"].items()
+        return {**state, "state": {i: {k: whole(v) for k, v in e.items()} for i, e in entries}}
 
     def cut(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        states = {i: _cut_entry(entry, parameters[i]) for i, entry in state["state"].items()}
+        entries = state["state"].items()
+        states = {i: {k: cut_like(v, parameters[i]) for k, v in e.items()} for i, e in entries}
         return {**state, "state": states}
 
-    optimizer.register_state_dict_post_hook(put_together)
+    optimizer.register_state_dict_post_hook(make_whole)
     optimizer.register_load_state_dict_pre_hook(cut)
-
-
-def _cut_entry(entry: dict[str, Any], parameter: nn.Parameter) -> dict[str, Any]:
-    """One parameter's states; those of its shape are cut as it is."""
-    if not isinstance(parameter, DTensor):
-        return entry
-    return {
-        key: _like(value, parameter)
-        if isinstance(value, Tensor) and value.shape == parameter.shape
-        else value
-        for key, value in entry.items()
-    }
-
-
-def local_gradient(parameter: nn.Parameter) -> Tensor:
-    """This process's part of a gradient."""
-    gradient = parameter.grad
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
-
-
-def with_local_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
-    """Set `parameter.grad` from this process's part."""
-    gradient = gradient.to(parameter.device)
-    if isinstance(parameter, DTensor):
-        gradient = DTensor.from_local(
-            gradient, parameter.device_mesh, parameter.placements, run_check=False,
-            shape=parameter.shape, stride=parameter.stride(),
-        )  # fmt: skip
-    parameter.grad = gradient
-
-
-def collect(optimizer: Optimizer) -> None:
-    """Take part in what the first process's `optimizer.state_dict()` needs of the others.
-
-    Shards are put together by every process; torch's ZeroRedundancyOptimizer sends its parts to
-    the first.
-    """
-    if hasattr(optimizer, "consolidate_state_dict"):
-        optimizer.consolidate_state_dict(to=0)
-    elif any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"]):
-        optimizer.state_dict()
