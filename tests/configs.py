@@ -1,4 +1,4 @@
-"""Where the configs are, and what leaves the text of a run's as it comes."""
+"""Where the configs are, and a replacement for the formatter of configs."""
 
 from pathlib import Path
 
@@ -6,5 +6,5 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 def unformatted(text: str, **_) -> tuple[str, bool]:
-    """For yapf's `FormatCode`: a run formats its config seven times, which outlasts its steps."""
+    """Replace yapf's `FormatCode`: a run formats its config seven times, longer than it trains."""
     return text, True

@@ -1,4 +1,4 @@
-"""Shared set-up: the registry's scope, one seed per test, and runs that share no logger."""
+"""Shared set-up: the registry's scope, one seed per test, and a logger of its own for each run."""
 
 import gc
 import time
@@ -15,7 +15,7 @@ from yapf.yapflib import yapf_api
 from mmseg_ext import register_all_modules
 from tests.configs import unformatted
 
-# What trains, exports or starts processes; the rest is `make test-fast`.
+# These train, export or start processes; `make test-fast` runs the rest.
 SLOW = (
     "backbones",
     "benchmarks",
@@ -42,35 +42,28 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """What is imported stays: the collections of every run need not look through it again."""
+    """Keep what is imported out of the garbage collector's later passes."""
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _registered():
+def _prepared_stack():
+    """Register every module, leave the configs of runs unformatted, and keep runs' seconds apart.
+
+    Two runs that start within one second would share mmengine's logger and its file.
+    """
     register_all_modules()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _unformatted_configs():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(yapf_api, "FormatCode", unformatted)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _seconds_of_their_own():
-    """Two runs of one second would share mmengine's logger and its file: the later waits."""
     set_up, last = Runner.setup_env, [""]
 
-    def waiting(self, *args):
+    def wait_and_set_up(self, *args):
         while time.strftime("%Y%m%d_%H%M%S") == last[0]:
             time.sleep(0.05)
         set_up(self, *args)
         last[0] = time.strftime("%Y%m%d_%H%M%S")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Runner, "setup_env", waiting)
+        patch.setattr(yapf_api, "FormatCode", unformatted)
+        patch.setattr(Runner, "setup_env", wait_and_set_up)
         yield
 
 
@@ -81,11 +74,10 @@ def _seeded():
 
 @pytest.fixture(autouse=True)
 def _own_instances():
-    """mmengine keeps loggers, histories and visualizers by name, and names a run after its config
-    and the second of its start: a later run would log into an earlier's.
+    """Forget mmengine's loggers, histories, visualizers and scope, which it keeps by name.
 
-    And the scope of the last run, in which a segmentor is not found after a detector. All are
-    cleared before the test, for what its wider fixtures left, and after it, for the next ones'.
+    A later run would log into an earlier one's, and after a detector no segmentor would be found.
+    Wider fixtures leave instances before the test, and the test leaves its own after it.
     """
     _forget_instances()
     yield
@@ -93,8 +85,6 @@ def _own_instances():
 
 
 def _forget_instances():
-    SegLocalVisualizer._instance_dict.clear()
-    MMLogger._instance_dict.clear()
-    MessageHub._instance_dict.clear()
-    DefaultScope._instance_dict.clear()
+    for kind in (SegLocalVisualizer, MMLogger, MessageHub, DefaultScope):
+        kind._instance_dict.clear()
     DefaultScope.get_instance("mmseg", scope_name="mmseg")
