@@ -23,6 +23,20 @@ PREPROCESSOR = {
 }
 
 
+# An RMT and a LambdaResNet whose step takes a fraction of a second.
+NARROW_RMT = {
+    "depths": (1, 1, 1, 1),
+    "embed_dims": (8, 16, 24, 32),
+    "num_heads": (1, 2, 2, 2),
+    "ffn_ratios": (2, 2, 2, 2),
+    "decay_ranges": (4, 4, 6, 6),
+    "decomposed": (True, True, True, False),
+    "layer_scales": (None, None, None, None),
+    "drop_path_rate": 0.1,
+}
+NARROW_LAMBDA = {"depth": (1, 1, 1, 1), "placement": ((), (), (0,), (0,)), "receptive_field": 5}
+
+
 def tensors(output) -> list[Tensor]:
     return [output] if isinstance(output, Tensor) else list(output)
 

@@ -8,8 +8,9 @@ stand-in in its place, only where it is missing and never by importing `mmseg_ex
 The stand-in is for trying and testing: Mask R-CNN, Cascade R-CNN, RetinaNet and Mask2Former train
 and predict with it on a CPU. Every other operator raises `NotImplementedError` with its name.
 
-Follows mmcv 2.x, `ops/csrc/pytorch/cpu/{nms,roi_align}.cpp`. Deviation: sums are taken in another
-order, so `roi_align` agrees to rounding; `nms` gives the same indices.
+Follows mmcv 2.x, `ops/csrc/pytorch/cpu/{nms,roi_align}.cpp`. Deviations: `roi_align` sums in
+another order and agrees to rounding (`nms` gives the same indices); it takes the mean of a
+bin's points, and refuses the maximum.
 """
 
 import importlib.util
@@ -128,11 +129,13 @@ def _samples(
     return _Samples(owner, rois[roi, 0].long(), point[:, 1], point[:, 0], per_bin)
 
 
-def _corners(y: Tensor, x: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """The four cells around each point (..., 4), as row * width + column, and their weights.
+def _cells(points: _Samples, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """The four cells around each point and their weights in the mean of its bin, (S, 4) each.
 
-    Up to a cell outside the map the border's value holds; further out all weights are zero.
+    A cell counts image, row and column in one. Up to a cell outside the map the border's value
+    holds; further out all weights are zero.
     """
+    y, x = points.y, points.x
     inside = (y >= -1) & (y <= height) & (x >= -1) & (x <= width)
     y, x = y.clamp(0, height - 1), x.clamp(0, width - 1)
     top, left = y.long(), x.long()
@@ -140,7 +143,9 @@ def _corners(y: Tensor, x: Tensor, height: int, width: int) -> tuple[Tensor, Ten
     down, along = y - top, x - left
     cells = [row * width + column for row in (top, bottom) for column in (left, right)]
     weights = [v * h for v in (1 - down, down) for h in (1 - along, along)]
-    return torch.stack(cells, -1), torch.stack(weights, -1) * inside[..., None]
+    share = inside.to(y) / points.per_bin[points.bin]  # (S,)
+    cells = torch.stack(cells, -1) + points.image[:, None] * (height * width)
+    return cells, torch.stack(weights, -1) * share[:, None]
 
 
 def _weighted_sums(rows: Tensor, index: Tensor, weight: Tensor, length: Tensor) -> Tensor:
@@ -170,55 +175,25 @@ def roi_align_forward(
 
     Args:
         rois: (N, 5) as image, x1, y1, x2, y2.
-        argmax_y: like `output` where `pool_mode` is 0, which takes the maximum of a bin's points;
-            the row of that point, -1 in a bin without points. Not used where it is 1, the mean.
-        argmax_x: the same for the column.
+        argmax_y: not used, as `argmax_x`: they are for the maximum.
         spatial_scale: cells of the map per unit of the boxes.
         sampling_ratio: points along each side of a bin; 0 for one per begun cell.
+        pool_mode: 1, the mean of a bin's points.
         aligned: shift the boxes by half a cell.
 
     Raises:
+        NotImplementedError: for `pool_mode=0`, the maximum.
         ValueError: where `aligned` and a box has a negative side.
     """
+    if pool_mode != 1:
+        _refusing("roi_align with pool_mode='max'")()
     channels, height, width = input.shape[1:]
     points = _samples(rois, aligned_height, aligned_width, spatial_scale, sampling_ratio, aligned)
-    cells, weights = _corners(points.y, points.x, height, width)  # (S, 4)
-    cells += points.image[:, None] * (height * width)
+    cells, weights = _cells(points, height, width)
     table = input.permute(0, 2, 3, 1).reshape(-1, channels)  # (B H W, C)
+    pooled = _weighted_sums(table, cells.flatten(), weights.flatten(), 4 * points.per_bin)
     shape = (len(rois), aligned_height, aligned_width, channels)
-    if pool_mode == 1:
-        weights = weights / points.per_bin[points.bin][:, None]
-        pooled = _weighted_sums(table, cells.flatten(), weights.flatten(), 4 * points.per_bin)
-        output.copy_(pooled.view(shape).permute(0, 3, 1, 2))
-        return
-    four = torch.full_like(points.bin, 4)
-    values = _weighted_sums(table, cells.flatten(), weights.flatten(), four)  # (S, C)
-    best, first = _first_maximum(values, points)
-    for target, source in (
-        (output, best),
-        (argmax_y, _at(points.y, first)),
-        (argmax_x, _at(points.x, first)),
-    ):
-        target.copy_(source.view(shape).permute(0, 3, 1, 2))
-
-
-def _first_maximum(values: Tensor, points: _Samples) -> tuple[Tensor, Tensor]:
-    """Maximum over each bin's points of (S, C) and the first point that has it: (bins, C) each.
-
-    As in mmcv the maximum starts at -10000; where no point is above, the index is S.
-    """
-    bins = (len(points.per_bin), values.shape[1])
-    owner = points.bin[:, None].expand_as(values)
-    best = values.new_full(bins, -10000.0).scatter_reduce_(0, owner, values, "amax")
-    found = (values == best[points.bin]) & (values > -10000.0)
-    count = torch.arange(len(values), device=values.device)[:, None].expand_as(values)
-    count = torch.where(found, count, len(values))
-    first = torch.full_like(best, len(values), dtype=torch.long)
-    return best, first.scatter_reduce_(0, owner, count, "amin")
-
-
-def _at(coordinate: Tensor, index: Tensor) -> Tensor:
-    return torch.cat((coordinate, coordinate.new_full((1,), -1.0)))[index]
+    output.copy_(pooled.view(shape).permute(0, 3, 1, 2))
 
 
 def roi_align_backward(
@@ -237,17 +212,8 @@ def roi_align_backward(
 ) -> None:
     """Add the gradient of `roi_align_forward`'s input to `grad_input` (B, C, H, W)."""
     batch, channels, height, width = grad_input.shape
-    if pool_mode == 0:
-        cells, weights = _corners(argmax_y, argmax_x, height, width)  # (N, C, rows, columns, 4)
-        weights = weights * ((argmax_y != -1) * grad_output)[..., None]
-        plane = rois[:, 0].long()[:, None] * channels + torch.arange(channels, device=rois.device)
-        cells += (plane * (height * width))[:, :, None, None, None]
-        grad_input.view(-1).index_add_(0, cells.flatten(), weights.flatten())
-        return
     points = _samples(rois, aligned_height, aligned_width, spatial_scale, sampling_ratio, aligned)
-    cells, weights = _corners(points.y, points.x, height, width)  # (S, 4)
-    cells += points.image[:, None] * (height * width)
-    weights = weights / points.per_bin[points.bin][:, None]
+    cells, weights = _cells(points, height, width)
     # The forward's bags are bins, these are cells; 32 bits sort faster.
     cells, order = cells.flatten().int().sort(stable=True)
     length = torch.bincount(cells, minlength=batch * height * width)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mmseg_ext.atomic_write import write_text
 from mmseg_ext.datasets.shapes import FIRST_INDEX, FORMS, OBJECT, Recipe, generate, render_objects
 
 SMALLEST = 32
@@ -34,10 +35,7 @@ def annotate(root: str | Path, recipe: Recipe) -> None:
         if path.exists():
             continue
         content = _split(split, range(first, first + getattr(recipe, split)), recipe)
-        path.parent.mkdir(exist_ok=True)
-        partial = path.with_suffix(".part")
-        partial.write_text(json.dumps(content))
-        partial.rename(path)
+        write_text(json.dumps(content), path)
 
 
 def _split(split: str, indices: range, recipe: Recipe) -> dict:

@@ -7,15 +7,13 @@ from torch.nn.functional import cross_entropy, interpolate
 
 from mmseg_ext.backbones import RMT
 from mmseg_ext.datasets.shapes import FORMS, OBJECT, render_objects
+from tests.models import NARROW_RMT
 
 ARCH = {
-    "depths": (1, 1, 1, 1),
+    **NARROW_RMT,
     "embed_dims": (24, 32, 48, 64),
     "num_heads": (2, 2, 3, 4),
-    "ffn_ratios": (2, 2, 2, 2),
-    "decay_ranges": (4, 4, 6, 6),
     "decomposed": (True, True, False, False),
-    "layer_scales": (None, None, None, None),
     "drop_path_rate": 0.0,
 }
 SIDE = 48

@@ -184,7 +184,9 @@ def test_absent_classes_and_names_with_markup(tmp_path, capsys):
     tree = make_tree("camvid", tmp_path)
     settings = dict(type="CheckedDataset", img_suffix=".png")
     settings["metainfo"] = dict(classes=[f"[c{i}] $x" for i in range(13)])
-    assert run(tree, "--split", "train", text=f"train_dataloader['dataset'].update({settings})") == 0
+    assert (
+        run(tree, "--split", "train", text=f"train_dataloader['dataset'].update({settings})") == 0
+    )
     output = capsys.readouterr().out
     assert "[c1] $x" in output and "train: note: no pixel of [c11] $x, [c12] $x" in output
 

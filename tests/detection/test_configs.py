@@ -23,6 +23,7 @@ from mmseg_ext.cost.multiply_adds import count_multiply_adds
 from mmseg_ext.datasets.shapes import FORMS, Recipe
 from mmseg_ext.detection.shapes_coco import annotate
 from tests.configs import CONFIGS
+from tests.models import NARROW_LAMBDA, NARROW_RMT
 
 EXPERIMENTS = sorted((CONFIGS / "detection").glob("*.py"))
 DETECTORS = [path for path in EXPERIMENTS if "mask2former" not in path.stem]
@@ -107,17 +108,6 @@ def test_the_schedules_are_the_published_ones():
 
 # --- one training step and one inference ----------------------------------------------------------
 
-RMT = {
-    "depths": (1, 1, 1, 1),
-    "embed_dims": (8, 16, 24, 32),
-    "num_heads": (1, 2, 2, 2),
-    "ffn_ratios": (2, 2, 2, 2),
-    "decay_ranges": (4, 4, 6, 6),
-    "decomposed": (True, True, True, False),
-    "layer_scales": (None, None, None, None),
-    "drop_path_rate": 0.1,
-}
-LAMBDA = {"depth": (1, 1, 1, 1), "placement": ((), (), (0,), (0,)), "receptive_field": 5}
 SMALLER = {256: 32, 1024: 64, 80: len(FORMS), 512: 32, 2000: 100, 1000: 100}
 
 
@@ -126,10 +116,10 @@ def small(model: dict) -> dict:
     model = numbers_replaced(model)
     backbone = model["backbone"] | {"init_cfg": None, "norm_cfg": {"type": "BN"}}
     if backbone["type"] == "RMT":
-        backbone["arch"] = RMT
-        widths = [RMT["embed_dims"][i] for i in backbone.get("out_indices", range(4))]
+        backbone["arch"] = NARROW_RMT
+        widths = [NARROW_RMT["embed_dims"][i] for i in backbone.get("out_indices", range(4))]
     else:
-        backbone |= LAMBDA
+        backbone |= NARROW_LAMBDA
         widths = [256, 512, 1024, 2048]
     neck = model["neck"] | {"in_channels": widths}
     return model | {"backbone": backbone, "neck": neck}

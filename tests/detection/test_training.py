@@ -83,16 +83,6 @@ def test_a_converted_classifier_fills_the_detectors_backbone(tmp_path):
     assert all(torch.equal(loaded[name], weights[name]) for name in weights)
 
 
-def test_a_checkpoint_of_another_arch_is_named(tmp_path):
-    torch.save({"state_dict": RMT(arch="tiny").state_dict()}, tmp_path / "rmt_tiny.pth")
-    model = Config.fromfile(CONFIGS / "detection/mask_rcnn_rmt_base_fpn_coco_1x.py").model
-    model.backbone.init_cfg.checkpoint = str(tmp_path / "rmt_tiny.pth")
-    with DefaultScope.overwrite_default_scope("mmdet"):
-        detector = MODELS.build(model)
-    with pytest.raises(ValueError, match="looks like arch 'tiny', the backbone is 'base'"):
-        detector.init_weights()
-
-
 def test_mask2former_trains_and_predicts():
     config = Config.fromfile(CONFIGS / "detection/mask2former_rmt_small_ade20k_160k.py")
     model = config.model
