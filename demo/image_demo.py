@@ -1,7 +1,4 @@
-"""Segment an image, a folder or a video: `image_demo.py IMG|DIR|VIDEO CONFIG CKPT`; see `--help`.
-
-Several GPUs share a folder: `torchrun --nproc_per_node=4 demo/image_demo.py DIR CONFIG CKPT`.
-"""
+"""Segment an image or a folder: `image_demo.py IMAGE|FOLDER CONFIG CKPT`; see `--help`."""
 
 from mmseg_ext.commands import start
 

@@ -22,8 +22,8 @@ from mmseg_ext.checkpoint.safe_reading import read_checkpoint
 from mmseg_ext.commands.test import main as test
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.engine.launch import load_settings
+from mmseg_ext.engine.load_trained import load_trained
 from mmseg_ext.errors import BrokenCheckpoint, PartialWeights, UnsafeCheckpoint
-from mmseg_ext.inference import Predictor
 from tests.engine.runs import write_config
 from tests.engine.states import UNVALIDATED, assert_same
 
@@ -100,7 +100,7 @@ def ways():
             "--cfg-options", f"{init}.type=Pretrained", f"{init}.checkpoint={{path}}"
         ),
         "test.py": tested,
-        "inference": lambda config, path, work: Predictor(load_settings(str(config)), path),
+        "inference": lambda config, path, work: load_trained(load_settings(str(config)), path),
         "init_model": safely(lambda config, path: init_model(config, path, device="cpu")),
         "torch": safely(lambda config, path: torch.load(path, weights_only=False)),
     }
@@ -293,4 +293,4 @@ def test_weights_that_are_not_finite_are_refused(folder, good, tmp_path):
     expected = "the weights are not finite: decode_head.conv_seg.bias"
     assert expected in fails(test, config, path, "--work-dir", tmp_path / "work")
     with pytest.raises(ValueError, match=expected):
-        Predictor(load_settings(str(config)), path)
+        load_trained(load_settings(str(config)), path)

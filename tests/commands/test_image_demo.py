@@ -1,9 +1,8 @@
-"""The demo over folders and videos, its predictor, and mmsegmentation's own ways to predict."""
+"""The demo over images and folders, and mmsegmentation's own ways to predict."""
 
-import resource
-import signal
+import errno
+import os
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -12,16 +11,13 @@ from mmengine.runner import save_checkpoint
 from mmseg.apis import MMSegInferencer, inference_model, init_model, show_result_pyplot
 from PIL import Image
 
-from mmseg_ext.checkpoint.safe_reading import read_checkpoint
 from mmseg_ext.commands import attention_maps as attention_pictures
 from mmseg_ext.commands import export as deployment
-from mmseg_ext.commands import image_demo
-from mmseg_ext.commands.image_demo import find_images, main
+from mmseg_ext.commands.image_demo import main
 from mmseg_ext.commands.publish_model import publish
 from mmseg_ext.datasets.metainfo import classes_and_palette
-from mmseg_ext.inference import Predictor, Shard
+from mmseg_ext.engine.load_trained import load_trained
 from tests.configs import CONFIGS
-from tests.engine.runs import run_script
 from tests.models import randomise
 
 CONFIG = str(CONFIGS / "ea_r18_shapes.py")
@@ -56,177 +52,58 @@ def read(path) -> np.ndarray:
     return np.asarray(Image.open(path))
 
 
-def test_folder_is_segmented_and_what_is_broken_named(folder, checkpoint, tmp_path, capsys):
-    out = tmp_path / "out"
-    words = [str(folder), CONFIG, checkpoint, "--out", str(out), "--batch-size", "2"]
-    assert main(words) == 0
-    captured = capsys.readouterr()
-    assert "4 images segmented" in captured.out
-    assert f"skipped {folder}/z.png: is truncated (2000 bytes)" in captured.err
-    assert {str(p.relative_to(out / "labels")) for p in out.glob("labels/**/*.png")} == {
-        "a.png.png",
-        "a.bmp.png",
-        "b.png",
-        "deep/c.png",
-    }
+def test_folder_is_segmented_and_what_is_broken_named(folder, checkpoint, capsys):
+    """Results may lie in the folder: they are no input of a second start."""
+    out = folder / "out"
+    words = [str(folder), CONFIG, checkpoint, "--out", str(out)]
+    for _ in range(2):
+        assert main(words) == 1
+        captured = capsys.readouterr()
+        assert "4 images segmented" in captured.out
+        assert f"error: {folder}/z.png: is truncated (2000 bytes)" in captured.err
+    images = {"a.png.png": "a.png", "a.bmp.png": "a.bmp", "b.png": "b.png"}
+    images["deep/c.png"] = "deep/c.png"
+    assert {str(p.relative_to(out / "labels")) for p in out.glob("labels/**/*.png")} == set(images)
     model = init_model(CONFIG, checkpoint, device="cpu")
-    for image, name in find_images(folder, tmp_path / "out").items():
-        if image.name == "z.png":
-            continue
-        expected = inference_model(model, str(image)).pred_sem_seg.data[0].numpy()
-        labels = read(out / "labels" / name)
-        assert (labels == expected).mean() > 0.999  # batches may round otherwise
-        colours = np.array(META["palette"])[labels]
-        overlay = read(out / "overlays" / name).astype(int)
-        assert np.abs(overlay - (read(image) + colours) / 2).max() <= 0.5
-
-    # Started again it does what is missing, and only that.
-    kept = (out / "labels/b.png").stat().st_mtime_ns
-    (out / "labels/deep/c.png").unlink()
-    assert main(words) == 0
-    assert "1 images segmented" in capsys.readouterr().out
-    assert (out / "labels/b.png").stat().st_mtime_ns == kept
-    assert (out / "labels/deep/c.png").exists()
+    for result, image in images.items():
+        expected = inference_model(model, str(folder / image)).pred_sem_seg.data[0].numpy()
+        labels = read(out / "labels" / result)
+        assert (labels == expected).all()
+        overlay = read(out / "overlays" / result).astype(int)
+        mixed = (read(folder / image) + np.array(META["palette"])[labels]) / 2
+        assert np.abs(overlay - mixed).max() <= 1
 
 
-def test_results_of_others_are_not_taken_for_done(folder, checkpoint, tmp_path, capsys):
-    """Of other weights, or of another image whose result has the same name."""
-    out, image = tmp_path / "out", folder / "a.png"
-    words = [CONFIG, checkpoint, "--out", str(out)]
-    assert main([str(image), *words]) == 0
-    result = out / "labels/a.png"
-    before = result.read_bytes()
-    other = tmp_path / "other.pth"
-    content = read_checkpoint(checkpoint)
-    content["state_dict"]["decode_head.conv_seg.bias"] += 1
-    torch.save(content, other)
-    for line, what in (
-        ([str(image), CONFIG, str(other), "--out", str(out)], "weights"),
-        ([str(image), *words, "--tta"], "weights"),
-        ([str(folder / "a.bmp"), *words], "image"),
-    ):
-        assert main(line) == 1
-        said = capsys.readouterr().err
-        assert f"{result} is there already, made from other {what} (" in said
-        assert result.read_bytes() == before
-    assert main([str(image), *words]) == 0
-    assert "0 images segmented" in capsys.readouterr().out
-
-
-def test_its_own_results_are_no_input(folder, checkpoint, capsys):
-    words = [str(folder), CONFIG, checkpoint, "--out", str(folder / "results")]
-    for count in (4, 0):
-        assert main(words) == 0
-        assert f"{count} images segmented" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("kind", ["image", "video"])
-def test_a_full_disk_is_one_message_and_no_half_file(
-    folder, checkpoint, tmp_path, capsys, monkeypatch, kind
-):
-    path = folder / "a.png"
-    if kind == "video":
-        path = tmp_path / "clip.avi"
-        writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"MJPG"), 10, (64, 48))
-        random = np.random.RandomState(0)
-        for _ in range(5):
-            writer.write(random.randint(0, 256, (48, 64, 3)).astype("uint8"))
-        writer.release()
-    out = tmp_path / "out"
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    load = image_demo.load_settings
-
-    def load_then_fill(config):
-        settings = load(config)  # mmengine copies configs to a temporary folder
-        resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
-        return settings
-
-    monkeypatch.setattr(image_demo, "load_settings", load_then_fill)
-    try:
-        assert main([str(path), CONFIG, checkpoint, "--out", str(out), "--opacity", "0"]) == 1
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
-    assert "cannot be written: " in capsys.readouterr().err
-    assert [p for p in out.rglob("*") if p.is_file()] == []
-
-
-@pytest.mark.distributed
-def test_processes_share_the_images(folder, checkpoint, tmp_path):
-    out = tmp_path / "out"
-    script = CONFIGS.parent / "demo" / "image_demo.py"
-    words = [folder, CONFIG, checkpoint, "--out", out, "--device", "cpu"]
-    result = run_script(script, *words, ranks=2)
-    assert result.returncode == 0, result.stderr
-    assert len(list(out.glob("labels/**/*.png"))) == 4
-    lines = sorted(line for line in result.stdout.splitlines() if "segmented" in line)
-    assert lines[0].startswith("process 0 of 2: ") and lines[1].startswith("process 1 of 2: 2 ")
-    assert result.stderr.count("z.png: is truncated") == 1
-
-
-def test_shards_are_a_partition():
-    items = list(range(11))
-    parts = [Shard(rank, 3).of(items) for rank in range(3)]
-    assert sorted(item for part in parts for item in part) == items
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-def test_tta_is_the_configs(folder, checkpoint):
-    """A batch of two with three scales and flips equals the mean of the views, one by one."""
-    paths = [str(folder / "a.png"), str(folder / "b.png")]
-    predictor = Predictor(Config.fromfile(CONFIG), checkpoint, tta=True, batch_size=2)
-    merged = dict(predictor.predict((path, path) for path in paths))
-    assert list(merged) == paths
-    model = init_model(CONFIG, checkpoint, device="cpu")
-    model.test_cfg.keep_logits = True
-    for path in paths:
-        image = cv2.imread(path)
-        total = 0
-        for ratio in (0.75, 1.0, 1.25):
-            size = [int(side * ratio + 0.5) for side in image.shape[1::-1]]
-            view = cv2.resize(image, size, interpolation=cv2.INTER_LINEAR)
-            for flip in (False, True):
-                turned = view[:, ::-1].copy() if flip else view
-                scores = inference_model(model, turned).seg_logits.data[None]
-                scores = scores.flip(3) if flip else scores
-                shape = image.shape[:2]
-                scores = torch.nn.functional.interpolate(
-                    scores, shape, mode="bilinear", align_corners=True
-                )
-                total = total + scores.softmax(1)
-        # The model's own way samples the scores once, at the original size: a little different.
-        assert (total[0].argmax(0).numpy() == merged[path]).mean() > 0.9
-
-
-def test_video(checkpoint, tmp_path, capsys):
-    path = tmp_path / "clip.avi"
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"MJPG"), 10, (64, 48))
-    random = np.random.RandomState(0)
-    for _ in range(5):
-        writer.write(np.kron(random.randint(0, 256, (6, 8, 3)), np.ones((8, 8, 1))).astype("uint8"))
-    writer.release()
-    words = [str(path), CONFIG, checkpoint, "--out", str(tmp_path), "--batch-size", "2"]
-    assert main([*words, "--opacity", "1"]) == 0
-    assert "5 frames segmented" in capsys.readouterr().out
-    video = cv2.VideoCapture(str(tmp_path / "clip.mp4"))
-    frames = []
-    while (item := video.read())[0]:
-        frames.append(item[1])
-    assert len(frames) == 5 and frames[0].shape == (48, 64, 3)
-    # The palette's colours differ in red alone, BGR's last: the others stay near 9 and 0.
-    assert np.abs(frames[0][..., 1].astype(int)).mean() < 12
-
-
-def test_bad_arguments_are_one_line(tmp_path, capsys):
+def test_bad_arguments_are_one_line(folder, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad.py").write_text("a = (")
+    image = str(folder / "a.png")
     for words, message in (
         (["nowhere", CONFIG, "none"], "there is no 'nowhere'"),
-        ([str(tmp_path), CONFIG, "none"], "holds no image"),
-        ([str(tmp_path), CONFIG, "none", "--batch-size", "0"], "batch_size must be positive"),
-        ([str(tmp_path), CONFIG, str(tmp_path / "w.pth")], "no such checkpoint file"),
+        ([str(tmp_path / "empty"), CONFIG, "none"], "holds no image"),
+        ([image, CONFIG, "none", "--opacity", "2"], "--opacity must lie between 0 and 1"),
+        ([image, CONFIG, str(tmp_path / "w.pth")], "w.pth"),
+        ([image, str(tmp_path / "bad.py"), "none"], "bad.py"),
+        ([image, CONFIG, str(tmp_path / "bad.py")], "bad.py"),
+        ([image, CONFIG, "none", "--device", "cuda:99"], "device 'cuda:99' cannot be used"),
+        ([str(folder / "z.png"), CONFIG, "none"], "z.png: is truncated"),
     ):
         assert main([*words, "--out", str(tmp_path / "out")]) == 1
-        assert message in capsys.readouterr().err
+        line = capsys.readouterr().err
+        assert message in line and line.count("\n") == 1
+
+
+def test_a_full_disk_is_one_line_and_no_half_file(
+    folder, checkpoint, tmp_path, monkeypatch, capsys
+):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    words = [str(folder / "a.png"), CONFIG, checkpoint, "--out", str(tmp_path / "out")]
+    assert main(words) == 1
+    assert "cannot be written: No space left on device" in capsys.readouterr().err
+    assert [p for p in (tmp_path / "out").rglob("*") if p.is_file()] == []
 
 
 @pytest.fixture
@@ -246,9 +123,9 @@ def own(tmp_path) -> str:
 
 def test_classes_are_those_of_the_config(own, folder, tmp_path, capsys):
     """Where no checkpoint names them: in each tool that needs them."""
-    predictor = Predictor(Config.fromfile(own), None)
-    assert predictor.classes == ("soil", "crop", "weed")
-    assert predictor.palette.tolist() == META["palette"][:3]
+    _, meta = load_trained(Config.fromfile(own), None)
+    assert tuple(meta["classes"]) == ("soil", "crop", "weed")
+    assert [list(colour) for colour in meta["palette"]] == META["palette"][:3]
     image = str(folder / "a.png")
     assert main([image, own, "none", "--out", str(tmp_path / "out")]) == 0
     exported = tmp_path / "own.pt2"
@@ -261,9 +138,8 @@ def test_classes_are_those_of_the_config(own, folder, tmp_path, capsys):
 
 def test_classes_of_published_weights(checkpoint, tmp_path):
     path = publish(checkpoint, tmp_path / "weights.safetensors")
-    predictor = Predictor(Config.fromfile(CONFIG), path)
-    assert predictor.classes == tuple(META["classes"])
-    assert predictor.palette.tolist() == META["palette"]
+    _, meta = load_trained(Config.fromfile(CONFIG), path)
+    assert meta == META
 
 
 def test_classes_without_the_data():
