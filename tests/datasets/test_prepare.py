@@ -33,6 +33,7 @@ def prepare(folder: Path) -> int:
 
 
 def test_converts_and_reads(source, tmp_path, capsys):
+    """A second run writes nothing, or completes one that was cut off."""
     folder, image, label = source
     assert prepare(folder) == 0
     assert capsys.readouterr().out == f"{tmp_path}/out: train 2, val 1\n"
@@ -48,17 +49,13 @@ def test_converts_and_reads(source, tmp_path, capsys):
     assert np.array_equal(dataset[0]["img"], image[..., ::-1])  # BGR
     assert np.array_equal(dataset[0]["gt_seg_map"], np.where(label == 11, 255, label))
 
-
-def test_second_run_writes_nothing_and_completes_a_cut_one(source, tmp_path):
-    folder, _, _ = source
+    written = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*.png")}
+    assert len(written) == 6
     prepare(folder)
-    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*.png")}
-    assert len(before) == 6
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*.png")} == written
+    sorted(written)[0].unlink()
     prepare(folder)
-    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*.png")} == before
-    sorted(before)[0].unlink()
-    prepare(folder)
-    assert sorted((tmp_path / "out").rglob("*.png")) == sorted(before)
+    assert sorted((tmp_path / "out").rglob("*.png")) == sorted(written)
 
 
 @pytest.mark.parametrize(
