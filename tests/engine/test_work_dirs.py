@@ -49,32 +49,23 @@ def log_text(work: Path) -> str:
 # ---------------------------------------------------------------------- files of others
 
 
-@pytest.mark.parametrize("kind", ["file", "folder", "upwards"])
-def test_what_a_checkpoint_names_is_not_removed(tmp_path, kind):
-    """The older best of a crafted one: a file or a folder of somebody else's."""
+def test_what_a_checkpoint_names_is_not_removed(tmp_path):
+    """The older best and the older ones of a crafted checkpoint: somebody else's files."""
     config, work = write_config(tmp_path, VALIDATED), tmp_path / "work"
     go(config, work, "train_cfg.max_iters=4")
-    precious = tmp_path / "precious"
-    precious.mkdir()
-    (precious / "best_mIoU_iter_4.pth").write_bytes(b"precious")
-    (tmp_path / "iter_x.pth").write_bytes(b"precious")
-    named = {
-        "file": str(precious / "best_mIoU_iter_4.pth"),
-        "folder": str(precious),
-        "upwards": "../precious/best_mIoU_iter_4.pth",
-    }[kind]
+    precious = [tmp_path / "best_mIoU_iter_4.pth", tmp_path / "iter_x.pth"]
+    for path in precious:
+        path.write_bytes(b"precious")
     content = torch.load(work / "iter_4.pth", weights_only=True)
     info = content["message_hub"]["runtime_info"]
-    info.update(best_ckpt=named, best_score=-1.0, keep_ckpt_ids=["/../../iter_x", "x", 4])
+    info.update(best_ckpt=str(precious[0]), best_score=-1.0, keep_ckpt_ids=["/../../iter_x", 4])
     info["leaving_ckpt_ids"] = ["/../../iter_x"]
     content["message_hub"]["resumed_keys"].update(dict.fromkeys(info, True))
     write_checkpoint(content, work / "iter_4.pth")
-    before = listing(precious)
     go(config, work, resume=True)
     assert "resumed epoch: 0, iter: 4" in log_text(work)
     assert (work / "best_mIoU_iter_8.pth").is_file()
-    assert listing(precious) == before
-    assert (tmp_path / "iter_x.pth").read_bytes() == b"precious"
+    assert [path.read_bytes() for path in precious] == [b"precious"] * 2
 
 
 def test_a_copied_work_directory_leaves_the_original_alone(tmp_path):
@@ -93,12 +84,13 @@ def test_a_copied_work_directory_leaves_the_original_alone(tmp_path):
 
 def test_a_record_of_bytes_or_of_another_folder_is_not_followed(tmp_path):
     config, work = write_config(tmp_path, UNVALIDATED), tmp_path / "work"
-    go(config, work, "train_cfg.max_iters=4")
-    for record in (b"\xff\x00\xfe", b"", b"a\x00b", str(tmp_path / "other/iter_4.pth").encode()):
+    go(config, work, "train_cfg.max_iters=1")
+    records = (b"\xff\x00\xfe", str(tmp_path / "other/iter_1.pth").encode())
+    for count, record in enumerate(records, 1):
         (work / "last_checkpoint").write_bytes(record)
-        go(config, work, "train_cfg.max_iters=5", resume=True)
-        assert log_text(work).count("resumed epoch: 0, iter: ") >= 1
-        (work / "iter_5.pth").unlink()
+        go(config, work, "train_cfg.max_iters=2", resume=True)
+        assert log_text(work).count("resumed epoch: 0, iter: 1") == count
+        (work / "iter_2.pth").unlink()
 
 
 def test_weights_alone_cannot_be_resumed(tmp_path):
@@ -114,8 +106,7 @@ def test_weights_alone_cannot_be_resumed(tmp_path):
 # ---------------------------------------------------------------------- runs in one folder
 
 
-@pytest.mark.parametrize("way", ["restart", "resume"])
-def test_an_older_runs_checkpoints_are_left_alone(tmp_path, monkeypatch, way):
+def test_an_older_runs_checkpoints_are_left_alone(tmp_path):
     """A new run that ended before its first checkpoint does not go on from theirs."""
     config, work = write_config(tmp_path, UNVALIDATED), tmp_path / "work"
     crash = "custom_hooks = [dict(type='CrashAt', iteration=2)]\n"
@@ -125,14 +116,10 @@ def test_an_older_runs_checkpoints_are_left_alone(tmp_path, monkeypatch, way):
     with pytest.raises(Crash):
         go(crashing, work)
     assert "holds checkpoints of an earlier run (iter_4.pth, iter_8.pth)" in log_text(work)
-    if way == "restart":
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    go(config, work, "train_cfg.max_iters=4", resume=way == "resume")
+    go(config, work, "train_cfg.max_iters=4", resume=True)
     assert "resumed" not in log_text(work)
     new = read_checkpoint(work / "iter_4.pth")["meta"]
     assert new["run"] != old == read_checkpoint(work / "iter_8.pth")["meta"]["run"]
-    assert new["iter"] == 4
-    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
     go(config, work, "train_cfg.max_iters=5", resume=True)
     assert "resumed epoch: 0, iter: 4" in log_text(work)
     go(config, work, f"load_from={work / 'iter_8.pth'}", "train_cfg.max_iters=9", resume=True)
@@ -191,8 +178,7 @@ def validations(work: Path) -> dict[int, dict[str, float]]:
     return found
 
 
-@pytest.mark.parametrize("end", [False, True], ids=["cut short", "logged and not saved"])
-@pytest.mark.parametrize("iteration", [4, 8, 12])
+@pytest.mark.parametrize(("iteration", "end"), [(4, False), (12, True)])
 def test_a_lost_validation_runs_again(undisturbed, tmp_path, iteration, end):
     """So that the best checkpoint and the scores are the undisturbed run's."""
     shutil.copytree(undisturbed / "data", tmp_path / "data")
