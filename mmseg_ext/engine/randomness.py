@@ -166,9 +166,6 @@ def with_sample_seeds(dataloader: dict) -> dict:
     """A dataloader's settings with its sampler made positioned, and the dataset seeded.
 
     That is one of mmengine's, shuffling, which those of validation do not.
-
-    Raises:
-        ValueError: for an empty dataset.
     """
     sampler, dataset = dataloader.get("sampler"), dataloader.get("dataset")
     if not (isinstance(sampler, dict) and isinstance(dataset, dict)):
@@ -183,8 +180,6 @@ def with_sample_seeds(dataloader: dict) -> dict:
     dataset = DATASETS.build(dataset)
     if hasattr(dataset, "full_init"):
         dataset.full_init()
-    if len(dataset) == 0:
-        raise ValueError("the training dataset holds 0 samples")
     sampler = {**sampler, "type": kind}
     return {**dataloader, "sampler": sampler, "dataset": SeededSamples(dataset)}
 

@@ -24,18 +24,6 @@ class RecordLoss(Hook):
 
 
 @HOOKS.register_module()
-class KillAt(Hook):
-    """End the process after iteration `iteration` as a lost machine does: SIGKILL, no clean-up."""
-
-    def __init__(self, iteration: int):
-        self.iteration = iteration
-
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        if runner.iter + 1 == self.iteration:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-@HOOKS.register_module()
 class KillWhileSaving(Hook):
     """SIGKILL `delay` seconds into the saving of iteration `iteration`'s checkpoint."""
 
@@ -107,11 +95,10 @@ class SpoilLossAt(Hook):
 
 @HOOKS.register_module()
 class SignalAt(Hook):
-    """Send signal `number` at iteration `iteration` to this process, its group or its parent."""
+    """Send signal `number` at iteration `iteration` to this process or to its group."""
 
-    def __init__(self, iteration: int, number: int, group: bool = False, parent: bool = False):
-        self.iteration, self.number = iteration, number
-        self.group, self.parent = group, parent
+    def __init__(self, iteration: int, number: int, group: bool = False):
+        self.iteration, self.number, self.group = iteration, number, group
 
     def before_run(self, runner):
         if self.group:
@@ -120,10 +107,7 @@ class SignalAt(Hook):
     def before_train_iter(self, runner, batch_idx, data_batch=None):
         if runner.iter + 1 != self.iteration or get_rank() != 0:
             return
-        if self.group:
-            os.killpg(os.getpid(), self.number)
-        else:
-            os.kill(os.getppid() if self.parent else os.getpid(), self.number)
+        (os.killpg if self.group else os.kill)(os.getpid(), self.number)
 
 
 @HOOKS.register_module()

@@ -16,8 +16,8 @@ from tests.engine.runs import write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 6, (3, 5), (None, 4)])
-@pytest.mark.parametrize("shape", [(2, 3, 8, 8), (1, 2, 7, 13), (1, 1, 1, 2)])
+@pytest.mark.parametrize("size", [1, 6, (3, 5), (None, 4)])
+@pytest.mark.parametrize("shape", [(2, 3, 8, 8), (1, 2, 7, 13)])
 def test_pooling_is_the_adaptive_one(size, shape):
     x = torch.randn(shape, dtype=torch.float64)
     expected = F.adaptive_avg_pool2d(x, size)

@@ -131,9 +131,3 @@ def test_scheduler_resumes():
     scheduler.load_state_dict(states[1])
     assert first + run(wrapper, scheduler, 14) == whole
     assert whole[:4] == [1.0] * 4 and whole[20] == 0.0
-
-
-def test_interval_below_one_is_refused():
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    with pytest.raises(ValueError, match="interval must be at least 1, not 0"):
-        HeldPolyLR(optimizer, interval=0, end=10)

@@ -78,9 +78,11 @@ def test_a_restarted_run_resumes_by_itself(tmp_path, monkeypatch, name):
     assert built() == (str(start), False)
 
 
-def test_the_script_hands_restarts_to_torchrun(tmp_path):
+def test_the_script_hands_restarts_and_signals_to_torchrun(tmp_path):
+    """SIGUSR1 to torchrun alone would end it, and the processes would train on."""
     python = tmp_path / "python"
-    python.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n')
+    python.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@" "$PET_SIGNALS_TO_HANDLE"\n')
     python.chmod(0o755)
     given = run(ROOT / "tools/dist_train.sh", "c.py", "2", PYTHON=str(python), MAX_RESTARTS="3")
     assert re.search(r"^--max_restarts=3$", given.stdout, re.MULTILINE)
+    assert given.stdout.endswith(",SIGUSR1\n")
