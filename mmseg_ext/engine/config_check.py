@@ -40,7 +40,7 @@ _KEYS = set(inspect.signature(Runner).parameters) | {
     "tta_model",
     "tta_pipeline",
 }
-_LOADING = CheckpointLoader.load_checkpoint.__func__.__code__
+_LOADING = (CheckpointLoader.__module__, "load_checkpoint")  # module and function
 _UNEXPECTED = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument '(\w+)'")
 
 
@@ -112,7 +112,7 @@ class _Part(NamedTuple):
 def _explanation(cfg: Config, error: Exception) -> str | None:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][::-1]
     for frame in frames:
-        if frame.f_code is _LOADING:
+        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == _LOADING:
             return _of_weights(cfg, frame.f_locals["filename"], error)
     part = next(filter(None, (_part(cfg, frame) for frame in frames)), None)
     wrong = _UNEXPECTED.match(str(error))

@@ -9,7 +9,7 @@ import torch
 from mmseg_ext.backbones.deepvit import DeepViT
 from mmseg_ext.checkpoint import read_state_dict
 from mmseg_ext.commands.convert import main
-from mmseg_ext.published.families import FAMILIES
+from mmseg_ext.published import FAMILIES
 
 
 @pytest.fixture
