@@ -6,12 +6,14 @@ function.
 
 import ast
 import contextlib
+import functools
 import importlib
 import os
 import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
@@ -59,6 +61,23 @@ def start(name: str) -> NoReturn:
             f"(the traceback is in {_write_traceback(name)})"
         )
     sys.exit(status)
+
+
+def one_line(main: Callable) -> Callable:
+    """`main` that prints what is wrong with its input in one line and returns 1.
+
+    That is a `ValueError`, as most errors of this package are, or what the system says of a file.
+    """
+
+    @functools.wraps(main)
+    def run(argv: Sequence[str] | None = None) -> int:
+        try:
+            return main(argv)
+        except (OSError, ValueError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+
+    return run
 
 
 def _detects_or_classifies(name: str) -> bool:

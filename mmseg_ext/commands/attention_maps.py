@@ -10,7 +10,7 @@ from mmcv.transforms import Compose
 from mmengine.registry import init_default_scope
 from torch import Tensor, nn
 
-from mmseg_ext.commands._one_line import one_line
+from mmseg_ext.commands import one_line
 from mmseg_ext.cost.devices import usable_device
 from mmseg_ext.datasets.files import decode, read_bytes
 from mmseg_ext.datasets.metainfo import unwrapped

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mmseg_ext.checkpoint.safe_reading import read_state_dict
 from mmseg_ext.checkpoint.writing import check_suffix, write_weights
-from mmseg_ext.commands._one_line import one_line
+from mmseg_ext.commands import one_line
 from mmseg_ext.published import FAMILIES, convert_official
 
 

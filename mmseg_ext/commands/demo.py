@@ -12,7 +12,7 @@ from mmseg.apis import inference_model
 from mmseg.registry import DATASETS
 
 from mmseg_ext.atomic_write import write_text
-from mmseg_ext.commands._one_line import one_line
+from mmseg_ext.commands import one_line
 from mmseg_ext.commands._short_run import Outcome, train_and_test
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.engine.load_trained import load_trained

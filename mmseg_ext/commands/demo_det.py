@@ -15,8 +15,8 @@ from mmengine.dataset import pseudo_collate
 from mmengine.runner import Runner
 from mmengine.structures import InstanceData
 
+from mmseg_ext.commands import one_line
 from mmseg_ext.commands._launch import one_message
-from mmseg_ext.commands._one_line import one_line
 from mmseg_ext.commands._short_run import ProgressLine, log_to_file_only
 from mmseg_ext.datasets.shapes import Recipe
 from mmseg_ext.detection.shapes_coco import annotate, annotation_file

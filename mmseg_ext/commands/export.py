@@ -11,7 +11,7 @@ from PIL import Image
 
 from mmseg_ext import register_all_modules
 from mmseg_ext.atomic_write import atomic_write
-from mmseg_ext.commands._one_line import one_line
+from mmseg_ext.commands import one_line
 from mmseg_ext.datasets.metainfo import unwrapped
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.engine.load_trained import load_trained

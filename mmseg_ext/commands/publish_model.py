@@ -13,7 +13,7 @@ import numpy as np
 
 from mmseg_ext.checkpoint.safe_reading import read_checkpoint, unwrap_state_dict
 from mmseg_ext.checkpoint.writing import check_suffix, write_weights
-from mmseg_ext.commands._one_line import one_line
+from mmseg_ext.commands import one_line
 
 
 def publish(source: str | Path, destination: str | Path) -> Path:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mmseg_ext.commands._one_line import one_line
+from mmseg_ext.commands import one_line
 from mmseg_ext.reports.page import write_report
 
 
