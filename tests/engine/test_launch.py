@@ -1,5 +1,7 @@
 """What train.py and test.py do with their flags, in this process."""
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -68,7 +70,10 @@ def trained(tmp_path_factory) -> Path:
     """The work directory of 12 iterations, undisturbed: checkpoints and the recorded losses."""
     folder = tmp_path_factory.mktemp("trained")
     hook = f"custom_hooks = [dict(type='RecordLoss', path={str(folder / 'loss')!r})]\n"
-    train([str(write_config(folder, hook)), "--work-dir", str(folder / "work"), "--resume"])
+    MMLogger._instance_dict.clear()
+    with contextlib.redirect_stdout(io.StringIO()) as terminal:
+        train([str(write_config(folder, hook)), "--work-dir", str(folder / "work"), "--resume"])
+    (folder / "terminal").write_text(terminal.getvalue())
     return folder
 
 
@@ -79,6 +84,17 @@ def test_train_writes_checkpoints_the_best_one_and_a_progress_line(trained):
     assert kept == {"iter_4.pth", "iter_8.pth", "iter_12.pth", "best_mIoU_iter_12.pth"}
     assert re.search(r"Iter\(train\) \[ *6/12\].* eta: 0:00:0\d ", log_text(work))
     assert list(recorded(trained / "loss.0")) == [*range(1, 13)]
+
+
+def test_ten_lines_stand_on_the_terminal_before_the_first_iteration(trained):
+    """The log file has all that mmengine says."""
+    shown = (trained / "terminal").read_text().partition("Iter(train)")[0]
+    assert shown.count("\n") <= 14, shown
+    assert re.search(r"model: \w+ of ResNetV1c, FCNHead; 0\.19 M parameters", shown)
+    assert ", 8 images" in shown and "from 0 to 12 iterations" in shown and str(trained) in shown
+    written = log_text(trained / "work")
+    assert "System environment:" in written and "Config:" in written
+    assert "Hooks will be executed in the following order" in written
 
 
 def test_resume_prefers_the_own_work_directory_to_a_configs_load_from(trained, tmp_path):
@@ -224,24 +240,6 @@ def test_weights_that_cannot_be_read_end_in_one_message(tmp_path, key, value, sc
     assert scratch in message
 
 
-def test_training_starts_from_the_named_weights_and_from_scratch_with_none(trained, tmp_path):
-    """The two remedies of the message do what it says."""
-    init = "model['backbone']['init_cfg'] = dict(type='Pretrained', checkpoint='/nowhere.pth')\n"
-    config = write_config(tmp_path, init)
-    source = torch.load(trained / "work/iter_12.pth", weights_only=True)["state_dict"]
-    backbone = {k.removeprefix("backbone."): v for k, v in source.items() if "backbone" in k}
-    torch.save(backbone, tmp_path / "backbone.pth")
-    key = "model.backbone.init_cfg"
-    for option, loaded in (
-        (f"{key}.checkpoint={tmp_path / 'backbone.pth'}", True),
-        (f"{key}=None", False),
-    ):
-        runner = built(config, "--work-dir", tmp_path / "work", "--cfg-options", option)
-        runner._init_model_weights()
-        state = runner.model.backbone.state_dict()
-        assert all(torch.equal(state[k], v) for k, v in backbone.items()) == loaded
-
-
 def test_wrong_paths_and_flags(trained, tmp_path, capsys):
     config = write_config(tmp_path)
     broken, file = tmp_path / "broken.py", tmp_path / "file"
@@ -265,25 +263,15 @@ def test_wrong_paths_and_flags(trained, tmp_path, capsys):
         assert argument.split()[-1] in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("images", 1), ("labels", 0)])
-def test_broken_data_ends_in_one_message(tmp_path, workers, kind):
-    config = write_config(
-        tmp_path,
-        "train_dataloader['dataset']['pipeline'] = [dict(type='CheckedLoadImage'),"
-        "dict(type='CheckedLoadAnnotations', num_classes=3), dict(type='PackSegInputs')]\n",
-    )
-    path = tmp_path / "data" / kind / "0.png"
-    if kind == "images":
-        path.write_bytes(b"")
-        expected = f"{path}: is empty (0 bytes)"
-    else:
-        Image.new("L", (32, 32), 7).save(path)
-        expected = (
-            f"{path}: values outside the 3 classes: 7 (1024 pixels); legal are 0 to 2 and 255"
-        )
-    option = f"train_dataloader.num_workers={workers}"
-    message = fails(train, config, "--work-dir", tmp_path / "work", "--cfg-options", option)
-    assert message == f"mmseg_ext: data: {expected}"
+def test_broken_data_ends_in_one_message(tmp_path):
+    """Also where a worker reads them."""
+    checked = "load[1] = dict(type='CheckedLoadAnnotations', num_classes=3)\n"
+    text = checked + "train_dataloader['num_workers'] = 1\n"
+    config, path = write_config(tmp_path, text), tmp_path / "data/labels/0.png"
+    Image.new("L", (32, 32), 7).save(path)
+    message = fails(train, config, "--work-dir", tmp_path / "work")
+    expected = "values outside the 3 classes: 7 (1024 pixels); legal are 0 to 2 and 255"
+    assert message == f"mmseg_ext: data: {path}: {expected}"
 
 
 def test_test_and_tta(trained, tmp_path):
