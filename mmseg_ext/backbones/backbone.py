@@ -1,19 +1,19 @@
 """What every backbone does alike: variants, outputs, freezing, recomputing, foreign weights.
 
-The arguments mean what they mean in mmsegmentation's ResNet; `get_layer_depth` follows mmpretrain,
-`feature_info` timm.
+The arguments mean what they mean in mmsegmentation's ResNet; `feature_info` follows timm.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
 from mmengine.model import BaseModule
 from torch import Tensor, nn
-
-from mmseg_ext.backbones.recompute import run_recomputed
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
 
 Settings = Mapping[str, Any]
 OutIndices = int | Sequence[int]
@@ -52,6 +52,16 @@ class Backbone(BaseModule):
 
     A subclass has `parts`, calls `_set_options` before it builds its modules, of whose stages it
     builds the first `self.built`, and `_freeze_stages` when they are there.
+
+    Args that every subclass has:
+        out_indices: index or indices of the stages whose maps forward returns, in increasing order;
+            negative ones count from the end. Stages after the last of them are not built.
+        frozen_stages: 0 freezes the stem, n also the first n stages; -1 nothing. Frozen parts have
+            no gradient and stay in eval mode.
+        with_cp: recompute the blocks' activations in the backward to save memory.
+        num_classes: classes of the published classifier, whose logits (B, num_classes) forward then
+            returns; None for feature maps.
+        norm_cfg, init_cfg: mmcv's norm and mmengine's initialisation.
     """
 
     arch_settings: ClassVar[Mapping[str, Settings]]
@@ -125,36 +135,14 @@ class Backbone(BaseModule):
             )
 
     def _run(self, block: nn.Module, x: Tensor) -> Tensor:
-        return run_recomputed(block, x) if self.with_cp and x.requires_grad else block(x)
-
-    def _depths(self) -> list[list[str]]:
-        """Names of the parts of each depth: the stem, then each block with what stands before."""
-        depths = self.parts[:1]
-        for *before, stage in self.parts[1:]:
-            blocks = self.get_submodule(stage)
-            if isinstance(blocks, (nn.ModuleList, nn.Sequential)):
-                depths += [[f"{stage}.{i}"] for i in range(len(blocks))]
-                depths[-len(blocks)] += before
-            else:
-                depths.append([*before, stage])
-        return depths
-
-    def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
-        """The depth of a parameter and the number of depths, for rates that fall to the input.
-
-        The stem is 0, each block counts one, and what follows the blocks has the last depth.
-
-        Raises:
-            ValueError: if the name does not begin with `prefix`.
-        """
-        if not param_name.startswith(prefix):
-            raise ValueError(f"{param_name!r} is no parameter under {prefix!r}")
-        name = param_name.removeprefix(prefix) + "."
-        depths = self._depths()
-        for depth, parts in enumerate(depths):
-            if any(name.startswith(f"{part}.") for part in parts):
-                return depth, len(depths) + 1
-        return len(depths), len(depths) + 1
+        if not (self.with_cp and x.requires_grad):
+            return block(x)
+        return checkpoint(
+            block,
+            x,
+            use_reentrant=False,
+            context_fn=lambda: (nullcontext(), _statistics_kept(block)),
+        )
 
     # ------------------------------------------------------------------ foreign weights
 
@@ -207,6 +195,21 @@ class Backbone(BaseModule):
             if not ours.get(stage, 0) <= count <= most:
                 return f"{stage} has {count} blocks in the checkpoint and {most} in the backbone"
         return None
+
+
+@contextmanager
+def _statistics_kept(block: nn.Module) -> Iterator[None]:
+    """The batch norms of `block` normalise as they do, but leave their running statistics alone."""
+    norms = [m for m in block.modules() if isinstance(m, _BatchNorm)]
+    kept = [dict(norm._buffers) for norm in norms]
+    # Copies, not a momentum of zero: synchronised norms stop where the count of batches is None.
+    for norm, buffers in zip(norms, kept, strict=True):
+        norm._buffers.update({k: v.clone() for k, v in buffers.items() if v is not None})
+    try:
+        yield
+    finally:
+        for norm, buffers in zip(norms, kept, strict=True):
+            norm._buffers.update(buffers)
 
 
 _NORMS = ("norm1", "bn1")

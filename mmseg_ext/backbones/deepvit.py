@@ -15,6 +15,7 @@ Differences:
 Where code and paper disagree the code is followed: it gives 'l' 58.88M parameters, the paper 55M.
 """
 
+import math
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmseg_ext.backbones.backbone import OutIndices, Settings, settings_of
-from mmseg_ext.backbones.token_backbone import TokenBackbone
+from mmseg_ext.backbones.token_backbone import TokenBackbone, square_grid
 from mmseg_ext.layers.re_attention import ReAttention
 from mmseg_ext.layers.self_attention import SelfAttention
 
@@ -59,17 +60,6 @@ class ConvPatchEmbed(nn.Module):
         return self.proj(x)
 
 
-def _side(img_size: int | tuple[int, int]) -> int:
-    """The side of square images, from it or from (H, W)."""
-    sides = img_size if isinstance(img_size, (tuple, list)) else (img_size, img_size)
-    whole = all(isinstance(side, int) and side > 0 and side % PATCH == 0 for side in sides)
-    if not whole or len(sides) != 2 or sides[0] != sides[1]:
-        raise ValueError(
-            f"img_size must be a positive multiple of {PATCH}, or two equal ones, not {img_size}"
-        )
-    return sides[0]
-
-
 class DeepViT(TokenBackbone):
     """DeepViT, for images (B, 3, H, W) of any size.
 
@@ -87,31 +77,27 @@ class DeepViT(TokenBackbone):
             blocks, residual branches doubled), or a dict with some of the keys of `arch_settings`'
             entries, the others being those of '16b'; `re_attention_blocks` counts from the end and
             None is every block.
-        img_size: side, or (H, W) with equal sides, of the images whose grid the positions are
-            learned on, a multiple of 16: that of the pretraining.
+        img_size: side of the square images whose grid the positions are learned on, a multiple of
+            16: that of the pretraining.
         re_attention: False gives plain attention in every block, and with it, as published, no
             `scale_adjustment`.
         attention_norm: 'batch' or 'layer', the `norm` of `ReAttention`.
         scale_adjustment: replaces that of the arch where given, whatever `re_attention` is.
         rescale_norm: keep the normalisation of attention maps valid at other numbers of tokens than
             that of `img_size`, in training and evaluation; at `img_size` it changes nothing.
-        num_classes: width of the classifier; None for feature maps.
-        out_indices: index or indices of blocks, negative ones counted from the end; None is the
-            end of each quarter of the depth. Blocks after the last index are not built.
-        frozen_stages: 0 freezes the patch embedding, the positions and the class token, n also the
-            first n blocks; -1 nothing. Frozen parts stay in eval mode.
+        out_indices, frozen_stages, with_cp, num_classes, init_cfg: see `Backbone`; a stage is a
+            block. `out_indices` None is the end of each quarter of the depth.
         drop_rate: dropout after the positions, after the attention and in the perceptrons.
         attn_drop_rate: dropout of the attention maps, before they are mixed.
         drop_path_rate: stochastic depth of the last block, rising linearly from 0. The published
             training uses 0.2.
-        with_cp: recompute the blocks' activations in the backward to save memory.
         norm_cfg: norm of the tokens; None is layer norm with the published epsilon of 1e-6.
 
     Raises:
         ValueError: for an unknown arch or key of one, a width not divisible by the heads,
             `out_indices`, `frozen_stages` or `re_attention_blocks` outside the blocks, an
-            `img_size` that is no multiple of 16 or has unequal sides, a `scale_adjustment` that is
-            not positive, or input that is not (B, 3, H, W).
+            `img_size` that is no multiple of 16, a `scale_adjustment` that is not positive, or
+            input that is not (B, 3, H, W).
     """
 
     arch_settings = {
@@ -146,7 +132,7 @@ class DeepViT(TokenBackbone):
     def __init__(
         self,
         arch: str | Settings = "16b",
-        img_size: int | tuple[int, int] = 224,
+        img_size: int = 224,
         re_attention: bool = True,
         attention_norm: str = "batch",
         scale_adjustment: float | None = None,
@@ -176,13 +162,12 @@ class DeepViT(TokenBackbone):
             scale_adjustment = settings["scale_adjustment"] if re_attention else 1.0
         if not scale_adjustment > 0:  # the branches are divided by it
             raise ValueError(f"scale_adjustment must be positive, not {scale_adjustment}")
-        side = _side(img_size) // PATCH
-        self.grid = (side, side)
+        self.grid = square_grid(img_size, PATCH)
 
         embed = ConvPatchEmbed if settings["conv_patch_embed"] else PatchEmbed
         self.patch_embed = embed(self.embed_dims)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims))
-        self.pos_embed = nn.Parameter(torch.zeros(1, side * side + 1, self.embed_dims))
+        self.pos_embed = nn.Parameter(torch.zeros(1, math.prod(self.grid) + 1, self.embed_dims))
         shared: dict[str, Any] = {
             "embed_dim": self.embed_dims,
             "num_heads": settings["num_heads"],
@@ -195,7 +180,7 @@ class DeepViT(TokenBackbone):
             **shared,
             norm=attention_norm,
             transform_scale=settings["transform_scale"],
-            reference_tokens=side * side + 1 if rescale_norm else None,
+            reference_tokens=math.prod(self.grid) + 1 if rescale_norm else None,
         )
         mixed = mixed if re_attention else 0
         self._build_blocks(
@@ -208,16 +193,8 @@ class DeepViT(TokenBackbone):
             scale_adjustment,
         )
         self._reset_parameters()
-        self._freeze_stages()
-
-    def _reset_parameters(self) -> None:
-        """Truncated normal of deviation 0.02 for linear maps, positions and the class token."""
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
-        nn.init.trunc_normal_(self.cls_token, std=0.02)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                nn.init.zeros_(module.bias)
+        self._freeze_stages()
 
     @property
     def stem_parts(self) -> list[str]:

@@ -21,7 +21,7 @@ from mmcv.cnn import build_norm_layer
 from torch import Tensor, nn
 
 from mmseg_ext.backbones.backbone import OutIndices, Settings, settings_of
-from mmseg_ext.backbones.token_backbone import MLP, TokenBackbone
+from mmseg_ext.backbones.token_backbone import MLP, TokenBackbone, square_grid
 from mmseg_ext.layers.token_external_attention import (
     MultiHeadExternalAttention,
     double_normalize_tokens,
@@ -113,15 +113,12 @@ class EAMLP(TokenBackbone):
             those of '14'.
         img_size: side of the square images whose grid the position table is made for, a multiple of
             16: that of the pretraining (224, or 384 for the published EAMLP-7 weights).
-        num_classes: width of the classifier; None for feature maps.
-        out_indices: index or indices of blocks, negative ones counted from the end.
-        frozen_stages: 0 freezes the token modules and the class token, n also the first n blocks;
-            -1 nothing. Frozen parts stay in eval mode.
+        out_indices, frozen_stages, with_cp, num_classes, init_cfg: see `Backbone`; a stage is a
+            block, and the stem is the token modules with the class token.
         drop_rate: dropout after the positions, in the perceptrons and after the attention.
         attn_drop_rate: dropout of the attention. That of the token modules is 0.1, as published.
         drop_path_rate: stochastic depth of the last block, rising linearly from 0. The published
             training uses 0.1.
-        with_cp: recompute the blocks' activations in the backward to save memory.
         norm_cfg: norm of the tokens' width; None is layer norm.
 
     Raises:
@@ -158,9 +155,7 @@ class EAMLP(TokenBackbone):
         depth, self.embed_dims = settings["depth"], settings["embed_dims"]
         channels, strides = [self.embed_dims] * depth, [STRIDE] * depth
         self._set_options(arch, channels, strides, out_indices, frozen_stages, with_cp, num_classes)
-        if img_size <= 0 or img_size % STRIDE != 0:
-            raise ValueError(f"img_size must be a positive multiple of {STRIDE}, not {img_size}")
-        self.grid = (img_size // STRIDE, img_size // STRIDE)
+        self.grid = square_grid(img_size, STRIDE)
         norm_cfg = norm_cfg or {"type": "LN"}
 
         self.cls_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims))
@@ -183,19 +178,9 @@ class EAMLP(TokenBackbone):
             num_classes,
         )
         self._reset_parameters()
-        self._freeze_stages()
-
-    @torch.no_grad()
-    def _reset_parameters(self) -> None:
-        """Truncated normal of standard deviation 0.02 for weights and zero biases, as published."""
-        nn.init.trunc_normal_(self.cls_token, std=0.02)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
         for tokens in (self.tokens_to_token.attention1, self.tokens_to_token.attention2):
-            tokens.attn.linear_0.weight.copy_(tokens.attn.linear_1.weight.t())
+            tokens.attn.linear_0.weight.data.copy_(tokens.attn.linear_1.weight.t())
+        self._freeze_stages()
 
     @property
     def stem_parts(self) -> list[str]:

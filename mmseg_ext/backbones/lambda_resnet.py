@@ -5,15 +5,14 @@ arXiv 2102.08602. There is no code of its authors; the names and the strided blo
 d-li14/lambda.pytorch (torchvision's names, so a torchvision ResNet loads into the convolutional
 part), `arch='timm_...'` follows timm's byoanet.py.
 
-Deviations: output strides 16 and 8 by dilation, which none of them has; a dilated stage's first
-block keeps the dilation before it, as in torchvision; timm's 2x2 pooling rounds odd sizes up, where
-timm stops with an error.
+Deviations: dilation, which none of them has; timm's 2x2 pooling rounds odd sizes up, where timm
+stops with an error.
 """
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from operator import mul
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from mmcv.cnn import build_activation_layer, build_norm_layer
 from torch import Tensor, nn
@@ -69,13 +68,6 @@ STEM_WIDTH, STEM_STRIDE = 64, 4
 STAGE_WIDTHS = (64, 128, 256, 512)
 # Widths of the 3x3 convolutions; the plain stem is one 7x7 convolution.
 STEMS = {"plain": (), "deep": (32, 32, STEM_WIDTH), "tiered": (24, 32, STEM_WIDTH)}
-
-# Strides and dilations of the stages.
-OUTPUT_STRIDES = {
-    32: ((1, 2, 2, 2), (1, 1, 1, 1)),
-    16: ((1, 2, 2, 1), (1, 1, 1, 2)),
-    8: ((1, 2, 1, 1), (1, 1, 2, 4)),
-}
 
 Placement = Literal["all", "hybrid"] | Sequence[Sequence[int]]
 
@@ -215,39 +207,11 @@ class Bottleneck(nn.Module):
         return self.act(y + (x if self.downsample is None else self.downsample(x)))
 
 
-class Grid(NamedTuple):
-    """Strides and dilations of the stages, and the dilation of each one's first block."""
-
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    first_dilations: tuple[int, ...]
-
-
-def _grid(
-    stages: int,
-    output_stride: int | None,
-    strides: Sequence[int] | None,
-    dilations: Sequence[int] | None,
-    contract: bool,
-) -> Grid:
-    """From an output stride, or as mmsegmentation's ResNet has it."""
-    if output_stride is not None:
-        if output_stride not in OUTPUT_STRIDES:
-            raise ValueError(f"output_stride must be 8, 16 or 32, not {output_stride}")
-        if strides is not None or dilations is not None:
-            raise ValueError(
-                f"output_stride={output_stride} gives the strides and dilations: leave out "
-                f"strides={strides} and dilations={dilations}"
-            )
-        strides, dilations, contract = *OUTPUT_STRIDES[output_stride], True
-    else:
-        default = OUTPUT_STRIDES[32]
-        strides, dilations = strides or default[0][:stages], dilations or default[1][:stages]
-        for name, values in (("strides", strides), ("dilations", dilations)):
-            if len(values) != stages or min(values) < 1:
-                raise ValueError(f"{name} must be {stages} positive numbers, not {values}")
-    first = (d // 2 if contract and d > 1 else d for d in dilations)
-    return Grid(tuple(strides), tuple(dilations), tuple(first))
+def _of_stages(name: str, values: Sequence[int] | None, default: Sequence[int]) -> Sequence[int]:
+    values = default if values is None else values
+    if len(values) != len(default) or min(values) < 1:
+        raise ValueError(f"{name} must be {len(default)} positive numbers, not {values}")
+    return values
 
 
 class LambdaResNet(Backbone):
@@ -275,17 +239,9 @@ class LambdaResNet(Backbone):
         avg_down: average pooling before the 1x1 convolution of a strided shortcut (ResNet-D).
         se_ratio: squeeze-excitation in the convolutional blocks, its hidden width over its width;
             1/16 is SENet's.
-        output_stride: 32, 16 or 8; less than 32 by dilation of convolutions and lambda layers. It
-            stands for `strides`, `dilations` and `contract_dilation`.
-        num_stages, strides, dilations, contract_dilation, style, in_channels: mmsegmentation's
-            ResNet's, so that its config serves here.
-        out_indices: stage or stages whose maps are returned, in increasing order; stages after the
-            last one are not built. With `num_classes` it has no meaning.
-        frozen_stages: 0 freezes the stem, n also the first n stages, -1 nothing. Frozen parts stay
-            in eval mode.
-        norm_eval: batch norms keep their running statistics in training.
-        with_cp: recompute the blocks' activations in the backward to save memory.
-        num_classes: width of the classifier; None for feature maps.
+        num_stages, strides, dilations, contract_dilation, style, in_channels, norm_eval:
+            mmsegmentation's ResNet's, so that its config serves here. Lambda layers dilate too.
+        out_indices, frozen_stages, with_cp, norm_cfg, num_classes, init_cfg: see `Backbone`.
 
     Raises:
         ValueError: naming the argument, for values outside these and for what the lambda layer
@@ -312,7 +268,6 @@ class LambdaResNet(Backbone):
         stem: Literal["plain", "deep", "tiered"] = "plain",
         avg_down: bool = False,
         se_ratio: float | None = None,
-        output_stride: int | None = None,
         num_stages: int = 4,
         strides: Sequence[int] | None = None,
         dilations: Sequence[int] | None = None,
@@ -359,9 +314,10 @@ class LambdaResNet(Backbone):
             raise ValueError(f"num_stages must lie in [1, 4], not {num_stages}")
         if style not in ("pytorch", "caffe"):
             raise ValueError(f"style must be 'pytorch' or 'caffe', not {style!r}")
-        grid = _grid(num_stages, output_stride, strides, dilations, contract_dilation)
+        strides = _of_stages("strides", strides, (1, 2, 2, 2)[:num_stages])
+        dilations = _of_stages("dilations", dilations, (1,) * num_stages)
         channels = [width * EXPANSION for width in STAGE_WIDTHS[:num_stages]]
-        totals = list(accumulate(grid.strides[:num_stages], mul, initial=STEM_STRIDE))
+        totals = list(accumulate(strides, mul, initial=STEM_STRIDE))
         self._set_options(
             arch,
             channels,
@@ -380,9 +336,11 @@ class LambdaResNet(Backbone):
         counts = block_counts(design["depth"])
         widths = [STEM_WIDTH, *channels]
         for i in range(self.built):
-            stage = self._stage(
-                i, widths[i], counts[i], placed[i], totals[i], grid, style, design, norm_cfg
-            )
+            first = dilations[i] // 2 if contract_dilation and dilations[i] > 1 else dilations[i]
+            spacing = [((1, 1), dilations[i])] * counts[i]
+            caffe = style == "caffe"
+            spacing[0] = ((strides[i], 1) if caffe else (1, strides[i]), first)
+            stage = self._stage(i, widths[i], spacing, placed[i], totals[i], design, norm_cfg)
             self.add_module(f"layer{i + 1}", stage)
         self.fc = None if num_classes is None else nn.Linear(channels[-1], num_classes)
         self._reset_parameters()
@@ -409,29 +367,24 @@ class LambdaResNet(Backbone):
     def _stage(
         stage: int,
         in_channels: int,
-        count: int,
+        spacing: Sequence[tuple[tuple[int, int], int]],
         placed: Sequence[int],
         total_stride: int,
-        grid: Grid,
-        style: str,
         design: dict,
         norm_cfg: dict,
     ) -> nn.Sequential:
-        """The blocks of a stage whose input has `total_stride`."""
+        """The blocks of a stage whose input has `total_stride`, with their strides and dilation."""
         keys = ("key_depth", "num_heads", "intra_depth", "receptive_field", "position_bias", "pool")
         shared: dict[object, PositionEmbeddings] = {}
         blocks = nn.Sequential()
-        for i in range(count):
-            stride = grid.strides[stage] if i == 0 else 1
-            dilation = grid.first_dilations[stage] if i == 0 else grid.dilations[stage]
-            strides = (1, stride) if style == "pytorch" else (stride, 1)
+        for i, (strides, dilation) in enumerate(spacing):
             args = None
             if i in placed:
                 size = _ceil_divide(design["resolution"], total_stride * strides[0])
                 if size is not None and dilation > 1:
                     raise ValueError(
-                        "output_stride must not dilate lambda layers that have a resolution, as "
-                        f"in stage {stage}"
+                        "dilations must be 1 for lambda layers that have a resolution, as in "
+                        f"stage {stage}"
                     )
                 args = {key: design[key] for key in keys}
                 args |= {"resolution": size, "embeddings": shared.get(size)}
@@ -449,7 +402,7 @@ class LambdaResNet(Backbone):
             if args is not None and design["share_embeddings"] == "stage":
                 shared[size] = block.conv2.embeddings
             blocks.append(block)
-            total_stride *= stride
+            total_stride *= max(strides)
             in_channels = STAGE_WIDTHS[stage] * EXPANSION
         return blocks
 

@@ -118,18 +118,12 @@ class RMT(Backbone):
     Args:
         arch: a name of `ARCHS` or a dict with its keys.
         in_channels: channels of the image.
-        out_indices: which stage's or stages' maps to give.
-        frozen_stages: the stem (from 0 on) and this many stages, each with the downsampling before
-            it, are kept in eval mode and get no gradient; -1 freezes nothing.
-        with_cp: compute the blocks again in the backward instead of keeping their activations.
-        norm_cfg: the batch norm of stem, downsamplings and classifier.
+        out_indices, frozen_stages, with_cp, norm_cfg, num_classes, init_cfg: see `Backbone`; a
+            stage freezes together with the downsampling before it.
         drop_path_rate: stochastic depth of the last block, from 0 at the first; None is the arch's.
         decay: the attention's decay, see `ManhattanAttention`; None is the paper's ablation.
         lce: local context enhancement in the attention; False is the paper's ablation.
         cpe: conditional position encoding; False is the paper's ablation.
-        num_classes: classes of the classifier, None for a backbone.
-        init_cfg: mmengine's initialisation, as a rule `dict(type='Pretrained', checkpoint=...)`
-            with a file that `mmseg-ext convert rmt` writes.
 
     Raises:
         ValueError: for an unknown arch, listing the known, for stages that do not exist, and on

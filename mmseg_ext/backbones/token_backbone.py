@@ -59,6 +59,13 @@ class Block(nn.Module):
         return x + self.drop_path(self.mlp(self.norm2(x * s)) / s)
 
 
+def square_grid(img_size: int, stride: int) -> tuple[int, int]:
+    """The grid of tokens of a square image."""
+    if img_size <= 0 or img_size % stride != 0:
+        raise ValueError(f"img_size must be a positive multiple of {stride}, not {img_size}")
+    return img_size // stride, img_size // stride
+
+
 def positions_at(table: Tensor, own: tuple[int, int], grid: tuple[int, int]) -> Tensor:
     """(1, 1 + h w, C) of the grid `own` to (1, 1 + h w, C) of `grid`, the class token's first.
 
@@ -119,6 +126,15 @@ class TokenBackbone(Backbone):
         whole = self.built == depth
         self.norm = build_norm_layer(norm_cfg, width)[1] if whole else nn.Identity()
         self.head = None if num_classes is None else nn.Linear(width, num_classes)
+
+    def _reset_parameters(self) -> None:
+        """Truncated normal of deviation 0.02 for linear maps and the class token, zero biases."""
+        nn.init.trunc_normal_(self.cls_token, std=0.02)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Images (B, 3, H, W) to logits (B, num_classes) or a tuple of maps (B, C, h, w)."""

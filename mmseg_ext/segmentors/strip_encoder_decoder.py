@@ -49,8 +49,8 @@ class StripEncoderDecoder(EncoderDecoder):
             prediction is the resize of its forward (`head_outputs`).
 
     Raises:
-        ValueError: for a decode head that predicts otherwise, and for a `test_cfg` whose mode is
-            neither 'whole' nor 'slide', or whose windows leave gaps.
+        ValueError: for a decode head that predicts otherwise, and for a `test_cfg` whose windows
+            leave gaps.
     """
 
     def __init__(self, *args, **kwargs):
@@ -144,21 +144,13 @@ class StripEncoderDecoder(EncoderDecoder):
 
 
 def _check_test_cfg(test_cfg: dict | None) -> None:
-    test_cfg = test_cfg or {}
-    mode = test_cfg.get("mode", "whole")
-    if mode not in ("whole", "slide"):
-        raise ValueError(f"test_cfg.mode must be 'whole' or 'slide', not {mode!r}")
-    if mode == "whole":
+    if (test_cfg or {}).get("mode", "whole") == "whole":
         return
-    for field in ("crop_size", "stride"):
-        value = test_cfg.get(field)
-        if not isinstance(value, Sequence) or len(value) != 2 or min(value) < 1:
-            raise ValueError(f"test_cfg.{field} must be (height, width), not {value!r}")
-    crop_size, stride = test_cfg["crop_size"], test_cfg["stride"]
+    crop_size, stride = tuple(test_cfg["crop_size"]), tuple(test_cfg["stride"])
     if any(step > length for step, length in zip(stride, crop_size, strict=True)):
         raise ValueError(
-            f"test_cfg.stride {tuple(stride)} is larger than crop_size {tuple(crop_size)}: "
-            "windows would leave gaps"
+            f"test_cfg.stride {stride} is larger than crop_size {crop_size}: windows would leave "
+            "gaps"
         )
 
 
@@ -172,7 +164,7 @@ def _steps(meta: dict, size: tuple[int, int]) -> tuple[AxisSteps, AxisSteps]:
     field = "img_padding_size" if "img_padding_size" in meta else "padding_size"
     left, right, top, bottom = meta.get(field, (0, 0, 0, 0))
     padding = ((top, bottom), (left, right))
-    if any(min(pair) < 0 or sum(pair) >= n for pair, n in zip(padding, size, strict=True)):
+    if any(sum(pair) >= n for pair, n in zip(padding, size, strict=True)):
         raise ValueError(f"{field} {left, right, top, bottom} does not fit an input of {size}")
     direction = meta.get("flip_direction") if meta.get("flip") else None
     if meta.get("flip") and direction not in ("horizontal", "vertical"):

@@ -3,15 +3,13 @@
 import pytest
 import torch
 from mmengine.analysis import get_model_complexity_info
-from mmengine.config import Config
 from mmseg.registry import MODELS
 
 from benchmarks.lambda_layer import count_lambda_resnet
-from mmseg_ext.backbones.lambda_resnet import ARCHS, HYBRID_C4, LambdaResNet, lambda_blocks
+from mmseg_ext.backbones.lambda_resnet import HYBRID_C4, LambdaResNet, lambda_blocks
 from mmseg_ext.cost.multiply_adds import count_multiply_adds
 from mmseg_ext.layers import LambdaLayer
 from tests.backbones.base import BackboneTester
-from tests.configs import CONFIGS
 from tests.models import assert_same, randomise
 
 
@@ -31,12 +29,15 @@ class TestLambdaResNet(BackboneTester):
     traced = {"out_indices": (0, 1)}
 
 
+STRIDE_8 = {"strides": (1, 2, 1, 1), "dilations": (1, 1, 2, 4), "contract_dilation": True}
+
+
 class TestDilated(BackboneTester):
     config = {
         "type": "LambdaResNet",
         "depth": (1, 1, 2, 2),
         "receptive_field": 7,
-        "output_stride": 8,
+        **STRIDE_8,
         "stem": "deep",
         "avg_down": True,
         "share_embeddings": "stage",
@@ -161,11 +162,11 @@ def test_dilation_keeps_the_finer_map_of_stride_32():
     """Dilated stages compute, at the kept positions, what the strided ones do (torchvision)."""
     design = {"depth": (1, 1, 2, 2), "lambda_stages": ()}
     strided = randomise(LambdaResNet(**design)).eval()
-    dilated = LambdaResNet(**design, output_stride=8).eval()
+    dilated = LambdaResNet(**design, **STRIDE_8).eval()
     dilated.load_state_dict(strided.state_dict())
     x = torch.randn(1, 3, 64, 96)
     assert_same(dilated(x)[3][:, :, ::4, ::4], strided(x)[3])
-    with_lambda = LambdaResNet(depth=(1, 1, 2, 2), output_stride=8)
+    with_lambda = LambdaResNet(depth=(1, 1, 2, 2), **STRIDE_8)
     dilations = [layer.dilation for layer in lambda_layers(with_lambda).values()]
     assert dilations == [1, 1, 1, 2, 2, 4]
     assert all(
@@ -224,23 +225,11 @@ def test_norm_eval():
     "changes,message",
     [
         ({"depth": 34}, "depth must be .* not 34"),
-        ({"depth": (1, 2, 3)}, r"depth .* not \(1, 2, 3\)"),
         ({"lambda_stages": (4,)}, r"lambda_stages must lie in 0..3, not \(4,\)"),
         ({"placement": "some"}, "placement must be .* not 'some'"),
         ({"placement": ((), (), (6,), ())}, r"placement of stage 2 must lie in 0..5, not \(6,\)"),
-        ({"placement": 3}, "placement must be .* not 3"),
-        ({"placement": (1, 2, 0, 0)}, r"placement must be .* not \(1, 2, 0, 0\)"),
-        ({"receptive_field": None, "resolution": 32}, r"resolution .* \(H, W\), not 32"),
-        (
-            {"receptive_field": None, "resolution": (64, 64), "output_stride": 8},
-            "output_stride must not dilate .* resolution, as in stage 2",
-        ),
         ({"depth": 26, "placement": "hybrid"}, "placement 'hybrid' is known for .* not 26"),
-        ({"output_stride": 4}, "output_stride must be 8, 16 or 32, not 4"),
-        ({"stem": "wide"}, "stem must be .* not 'wide'"),
-        ({"share_embeddings": "all"}, "share_embeddings must be .* not 'all'"),
-        ({"receptive_field": 8}, "receptive_field must be odd and positive, not 8"),
-        ({"num_heads": 3}, "out_channels must be divisible by num_heads, not 64 by 3"),
+        ({"strides": (1, 2)}, r"strides must be 4 positive numbers, not \(1, 2\)"),
     ],
 )
 def test_bad_arguments(changes, message):
@@ -286,24 +275,10 @@ def test_shortcut_averages_what_is_there():
     assert torch.equal(pool(x)[0, 0], torch.tensor([[3.0, 4.5], [7.5, 9.0]]))
 
 
-def lambda_backbones() -> dict[str, dict]:
-    models = {p.stem: Config.fromfile(p).model.to_dict() for p in sorted(CONFIGS.glob("*.py"))}
-    backbones = {name: model["backbone"] for name, model in models.items()}
-    return {n: b for n, b in backbones.items() if b["type"] == "LambdaResNet"}
-
-
-@pytest.mark.parametrize(("name", "backbone"), lambda_backbones().items())
 @torch.no_grad()
-def test_every_config_traces_and_counts(name, backbone):
-    """What `get_flops.py` does, at a size whose first maps take the Fourier form of 23x23.
-
-    Two stages of one block: tracing takes seconds for each.
-    """
-    if "arch" in backbone:
-        backbone["arch"] = {**ARCHS[backbone["arch"]], "depth": (1, 1, 1, 1), "placement": "all"}
-    backbone |= {"depth": (1, 1, 1, 1), "norm_cfg": {"type": "BN"}, "init_cfg": None}
-    backbone["out_indices"] = (0, 1)
-    model = randomise(MODELS.build(backbone)).eval()
+def test_traces_and_counts():
+    """What `get_flops.py` does, at a size whose first maps take the Fourier form of 23x23."""
+    model = randomise(LambdaResNet(depth=(1, 1, 1, 1), out_indices=(0,))).eval()
     images = torch.randn(1, 3, 192, 200)
     traced = torch.jit.trace(model, images, check_trace=False)
     assert_same(traced(images), model(images))

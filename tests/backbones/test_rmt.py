@@ -139,13 +139,6 @@ def test_published_settings(arch):
                 assert values.tolist() == pytest.approx([scale])
 
 
-def test_init():
-    model = RMT(SHRUNK)
-    linear = [m.weight.flatten() for m in model.modules() if isinstance(m, torch.nn.Linear)]
-    assert torch.cat(linear).std().item() == pytest.approx(0.02, rel=0.03)
-    assert model.stages[2][0].gamma1.unique().item() == pytest.approx(1e-6)
-
-
 def test_equals_the_plain_formulation():
     """Features and gradients of a whole network, in training mode."""
     arch = {**SHRUNK, "drop_path_rate": 0.0, "layer_scales": (None, None, 0.5, 0.5)}
@@ -185,8 +178,8 @@ def test_frozen_stages_freeze_the_downsampling_before_them():
     assert not model.downsamples[0].training and model.downsamples[1].training
 
 
-@pytest.mark.parametrize(("arch", "other"), [("tiny", "small"), ("base", "large")])
-def test_weights_of_another_arch_are_named(arch, other):
+def test_weights_of_another_arch_are_named():
+    arch, other = "tiny", "small"
     with torch.device("meta"):
         model, theirs = RMT(arch), RMT(other).state_dict()
     message = rf"in the backbone; it looks like arch '{other}', the backbone is '{arch}'$"

@@ -1,17 +1,15 @@
 """One tester that every decode head passes: subclass it and name the head (see test_*.py)."""
 
-import pytest
 import torch
 from mmengine.structures import PixelData
 from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
 
 from tests.models import (
-    HALVES,
     assert_autocast_close,
     assert_compiles_once,
     assert_every_parameter_gets_gradient,
-    assert_exports_and_compiles,
+    assert_exports,
     assert_half_precision_works,
     assert_right_gradients_for_one_image,
     assert_round_trips,
@@ -96,14 +94,12 @@ class HeadTester:
         features = self.features(1)
         assert_autocast_close(self.build(), lambda m: m(features))
 
-    @pytest.mark.parametrize("dtype", HALVES, ids=str)
-    def test_half_precision_module(self, dtype):
-        assert_half_precision_works(randomise(self.build()), (self.features(1),), dtype)
+    def test_half_precision_module(self):
+        assert_half_precision_works(randomise(self.build()), (self.features(1),))
 
-    def test_export_and_compile(self):
-        assert_exports_and_compiles(randomise(self.build()), (self.features(1),))
+    def test_export(self):
+        assert_exports(randomise(self.build()), (self.features(1),))
 
-    @pytest.mark.parametrize(("training", "backend"), [(False, "eager"), (True, "aot_eager")])
-    def test_compiles_once_for_all_sizes(self, training, backend):
-        inputs = [(self.features(2, extra),) for extra in ((0, 0), (16, 24), (3, 7))]
-        assert_compiles_once(randomise(self.build()), inputs, training, backend)
+    def test_compiles_once_for_all_sizes(self):
+        inputs = [(self.features(2, extra),) for extra in ((0, 0), (3, 7))]
+        assert_compiles_once(randomise(self.build()), inputs, training=True)

@@ -75,13 +75,6 @@ class TestDANetEAHead(HeadTester):
             parts = (head.conv_seg(ea + cam), head.ea_conv_seg(ea), head.cam_conv_seg(cam))
             assert_same(head(features), parts)
 
-    def test_prediction_uses_the_sum(self):
-        head = randomise(self.build()).eval()
-        features = self.features(1)
-        with torch.no_grad():
-            logits = head.predict(features, [{"img_shape": self.size}], test_cfg=None)
-            assert_same(logits, head(features)[0])
-
     def test_parameters_at_full_size(self):
         """DAHead's, with the 328,321 of its position attention exchanged for 591,360."""
         common = dict(in_channels=2048, channels=512, num_classes=150, norm_cfg=dict(type="BN"))

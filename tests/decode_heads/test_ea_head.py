@@ -53,9 +53,6 @@ class TestEAHead(HeadTester):
         inputs = [(self.features(2, extra),) for extra in ((0, 0), (3, 7))]
         assert_compiles_once(randomise(self.build()), inputs, False, "inductor")
 
-    def test_without_norm(self):
-        assert isinstance(self.build(norm_cfg=None).external_attention.conv2[1], nn.Identity)
-
     def test_loss_averages_over_ignored_pixels_too(self):
         head = self.build().train()
         samples = self.samples(2)

@@ -29,10 +29,6 @@ class TestMaSAHead(HeadTester):
         with pytest.raises(ValueError, match="num_blocks must be positive, got 0"):
             self.build(num_blocks=0)
 
-    def test_bad_number_of_heads(self):
-        with pytest.raises(ValueError, match=r"embed_dim=24 is not a multiple of num_heads=7"):
-            self.build(num_heads=7)
-
 
 class TestMaSAHeadOverWholeMaps(HeadTester):
     config = {**TestMaSAHead.config, "decomposed": False}

@@ -45,18 +45,6 @@ def test_mean_of_softmax_and_the_labels_of_mmseg(slide):
         assert sample.img_path == stock.img_path
 
 
-def test_merging_existing_predictions_is_the_same():
-    model = segmentor()
-    data = batch_of_two()
-    tta = StreamingSegTTAModel(model)
-    streamed = tta.test_step(copy.deepcopy(data))
-    with torch.no_grad():
-        merged = tta.merge_preds(each_view(model, data))
-    for a, b in zip(streamed, merged, strict=True):
-        assert torch.equal(a.seg_logits.data, b.seg_logits.data)
-        assert torch.equal(a.pred_sem_seg.data, b.pred_sem_seg.data)
-
-
 def test_sum_of_logits():
     model = segmentor()
     data = batch_of_two()

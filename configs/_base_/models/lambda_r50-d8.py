@@ -6,7 +6,9 @@ model = dict(
         _delete_=True,
         type="LambdaResNet",
         depth=50,
-        output_stride=8,
+        strides=(1, 2, 1, 1),
+        dilations=(1, 1, 2, 4),
+        contract_dilation=True,
         norm_cfg=dict(type="SyncBN", requires_grad=True),
     )
 )
