@@ -47,11 +47,12 @@ def page(runs: Sequence[Run]) -> str:
     )
     environment.filters |= {"percent": percent, "duration": duration, "signed": signed}
     tested = [run for run in runs if run.results]
+    comparable = len({tuple(run.results.classes) for run in tested}) == 1
     return environment.get_template("report.html.j2").render(
         runs=runs,
         colours=COLOURS,
         curves=Markup(curves_svg({run.name: run.curves for run in runs})),
-        groups=_of_same_classes(tested),
+        groups=[tested] if comparable else [[run] for run in tested],
         confusions={run.name: _commonest(run.results) for run in tested},
         matrix_classes=_MATRIX_CLASSES,
         differences=[(run.name, _difference(runs[0], run)) for run in runs[1:]],
@@ -73,14 +74,6 @@ def duration(seconds: float) -> str:
     if minutes < 1:
         return f"{seconds:.0f} s"
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
-
-
-def _of_same_classes(runs: Sequence[Run]) -> list[list[Run]]:
-    """The runs in groups that one table can compare."""
-    groups: dict[tuple[str, ...], list[Run]] = {}
-    for run in runs:
-        groups.setdefault(tuple(run.results.classes), []).append(run)
-    return list(groups.values())
 
 
 def _commonest(results: Results) -> list[tuple[int, int, float, float]]:

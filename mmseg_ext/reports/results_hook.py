@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from mmengine.config import Config
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
@@ -16,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmseg_ext.atomic_write import atomic_write, write_text
+from mmseg_ext.cost.model_cost import count_model
 from mmseg_ext.reports.label_pictures import colourise, error_overlay
 
 RESULTS = "results.json"
@@ -28,7 +28,7 @@ _GAP = 4
 class RunResultsHook(Hook):
     """`results.json` and `examples/*.jpg` in the run's log folder after a validation or a test.
 
-    They hold what the report shows beyond the log: classes, palette, metrics, the confusion matrix
+    They hold what the report shows beyond the log: classes, palette, the confusion matrix
     of `CheckedIoUMetric`, parameters and multiply-adds of one crop, and a few images with truth,
     prediction and wrong pixels. A later validation of the same run replaces them. A test without
     label maps writes nothing.
@@ -47,7 +47,8 @@ class RunResultsHook(Hook):
     def before_val_epoch(self, runner) -> None:
         self._drawn = []
 
-    before_test_epoch = before_val_epoch
+    def before_test_epoch(self, runner) -> None:
+        self._drawn = []
 
     def after_val_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
         self._draw(runner.val_loop, batch_idx, data_batch, outputs)
@@ -56,10 +57,11 @@ class RunResultsHook(Hook):
         self._draw(runner.test_loop, batch_idx, data_batch, outputs)
 
     def after_val_epoch(self, runner, metrics: dict[str, float] | None = None) -> None:
-        self._write(runner, runner.val_loop, metrics, "validation")
+        self._write(runner, runner.val_loop, f"validation at iteration {runner.iter}")
 
     def after_test_epoch(self, runner, metrics: dict[str, float] | None = None) -> None:
-        self._write(runner, runner.test_loop, metrics, "test")
+        checkpoint = Path(runner.cfg.get("load_from") or "random weights").name
+        self._write(runner, runner.test_loop, f"test of {checkpoint}")
 
     def _draw(self, loop, batch_idx: int, data_batch: dict, outputs: list) -> None:
         chosen = np.linspace(0, len(loop.dataloader) - 1, self.examples).astype(int)
@@ -75,37 +77,33 @@ class RunResultsHook(Hook):
         iou = class_iou(counts.to_dense().numpy())
         score = None if np.isnan(iou).all() else float(np.nanmean(iou))
         name = Path(getattr(sample, "img_path", "")).name
-        self._drawn.append((_example(image, *maps, meta["palette"]), {"name": name, "miou": score}))
+        entry = {"file": f"{len(self._drawn)}.jpg", "name": name, "miou": score}
+        self._drawn.append((_example(image, *maps, meta["palette"]), entry))
 
-    def _write(self, runner, loop, metrics: dict | None, source: str) -> None:
+    def _write(self, runner, loop, source: str) -> None:
         metric = _metric(loop)
         if not is_main_process() or metric is None or metric.confusion is None:
             return
-        if self._cost is None:
-            self._cost = _cost(runner.cfg)
-        folder = Path(runner.log_dir)
-        examples = []
-        for i, (picture, entry) in enumerate(self._drawn):
-            examples.append({"file": f"{i}.jpg", **entry})
+        cfg, dataset, folder = runner.cfg, loop.dataloader.dataset, Path(runner.log_dir)
+        model = cfg.model.get("module", cfg.model)  # inside a model of test-time augmentation
+        self._cost = self._cost or _cost(model, cfg.get("crop_size"))
+        for i, (picture, _) in enumerate(self._drawn):
             with atomic_write(folder / PICTURES / f"{i}.jpg") as part:
                 Image.fromarray(picture).save(part, "JPEG", quality=90, subsampling=0)
-        dataset = loop.dataloader.dataset
         content = {
             "source": source,
             "time": time.time(),
-            "iteration": runner.iter if source == "validation" else None,
-            "checkpoint": runner.cfg.get("load_from") if source == "test" else None,
-            "augmented": "module" in runner.cfg.model,
+            "augmented": model is not cfg.model,
             "images": len(dataset),
             "dataset": type(dataset).__name__,
-            "config": Path(runner.cfg.filename or "").stem,
-            **_parts(runner.cfg),
-            "metrics": {name: float(value) for name, value in (metrics or {}).items()},
+            "config": Path(cfg.filename or "").stem,
+            "head": _type(model.get("decode_head")),
+            "backbone": _type(model.get("backbone")),
             "classes": list(dataset.metainfo["classes"]),
             "palette": np.asarray(dataset.metainfo["palette"]).tolist(),
             "confusion": metric.confusion.tolist(),
             "cost": self._cost,
-            "examples": examples,
+            "examples": [entry for _, entry in self._drawn],
         }
         write_text(json.dumps(content), folder / RESULTS)
 
@@ -115,25 +113,15 @@ def _metric(loop):
     return next((m for m in loop.evaluator.metrics if hasattr(m, "confusion")), None)
 
 
-def _parts(cfg: Config) -> dict[str, str]:
-    """The types of the segmentor's head and backbone."""
-    model = cfg.model.get("module", cfg.model)
-    heads = model.get("decode_head", {})
-    head = heads[-1] if isinstance(heads, list) else heads
-    return {
-        "head": str(head.get("type", "")),
-        "backbone": str(model.get("backbone", {}).get("type", "")),
-    }
+def _type(part: dict | list[dict] | None) -> str:
+    """The type of a backbone or head; of several heads, the last's."""
+    part = part[-1] if isinstance(part, list) else part
+    return str((part or {}).get("type", "none"))
 
 
-def _cost(cfg: Config) -> dict | None:
-    """Parameters and multiply-adds of one crop, counted on the meta device."""
-    from mmseg_ext.cost.model_cost import count_model
-
-    model = cfg.model.get("module", cfg.model)
-    size = cfg.get("crop_size") or (model.get("data_preprocessor") or {}).get("size")
-    if size is None:
-        return None
+def _cost(model: dict, size: tuple[int, int] | None) -> dict | None:
+    """Parameters and multiply-adds of one crop of `size`, counted on the meta device."""
+    size = size or (model.get("data_preprocessor") or {}).get("size")
     try:
         with torch.random.fork_rng(devices=[]):
             return asdict(count_model("", copy.deepcopy(model), size))

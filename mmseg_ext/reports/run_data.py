@@ -26,7 +26,6 @@ class Results:
     """
 
     source: str
-    checkpoint: str
     images: int
     trained: str
     classes: list[str]
@@ -88,8 +87,8 @@ def read_run(work_dir: Path) -> Run:
     if not curves and results is None:
         raise ValueError(f"{work_dir} holds no run: neither vis_data/scalars.json nor {RESULTS}")
     if results is None:
-        notes.append(f"{work_dir}: no validation has written its {RESULTS} yet")
-    config = _newest(work_dir, "*/config.py", "*/vis_data/config.py", "*.py")
+        notes.append(f"{work_dir}: no validation with CheckedIoUMetric has written {RESULTS} yet")
+    config = _newest(work_dir, "*/config.py")
     return Run(
         name=work_dir.resolve().name,
         config=config.read_text(encoding="utf-8", errors="replace") if config else "",
@@ -123,26 +122,19 @@ def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
     }
 
 
-def _newest(work_dir: Path, *patterns: str) -> Path | None:
-    """The last file by name that matches the first pattern that any file matches."""
-    for pattern in patterns:
-        if found := [path for path in sorted(work_dir.glob(pattern)) if path.is_file()]:
-            return found[-1]
-    return None
+def _newest(work_dir: Path, pattern: str) -> Path | None:
+    """The last file by name."""
+    return max((path for path in work_dir.glob(pattern) if path.is_file()), default=None)
 
 
 def _environment(path: Path | None) -> dict[str, str]:
-    """What the last training's `run.json` says of the software and the machine; empty without."""
+    """What a training's `run.json` says of the run, the software and the machine; or nothing."""
     try:
         record = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-        return {
-            "command": " ".join(map(str, record["command"])),
-            "commit": str(record["git_commit"]),
-            **{name: str(version) for name, version in record["versions"].items()},
-            "devices": ", ".join(map(str, record["devices"])),
-            "processes": str(record["world_size"]),
-            "seed": str(record["seed"]),
-        }
+        facts = {**record, **record["versions"]}
+        del facts["versions"]
+        lists = {name: " ".join(map(str, x)) for name, x in facts.items() if isinstance(x, list)}
+        return {str(name): str(value) for name, value in (facts | lists).items()}
     except _MALFORMED:
         return {}
 
@@ -168,18 +160,15 @@ def _results(content: dict, folder: Path) -> Results:
     confusion = np.array(content["confusion"], dtype=np.int64)
     if confusion.shape != (len(classes),) * 2 or [len(c) for c in palette] != [3] * len(classes):
         raise ValueError("classes, palette and confusion do not fit each other")
-    iteration, cost = content["iteration"], content["cost"]
-    names = ("parameters", "module_multiply_adds", "all_multiply_adds")
-    source = str(content["source"])
+    cost, counts = content["cost"], ("parameters", "module_multiply_adds", "all_multiply_adds")
     return Results(
-        source=source if iteration is None else f"{source} at iteration {int(iteration)}",
-        checkpoint=Path(str(content["checkpoint"] or "")).name,
+        source=str(content["source"]),
         images=int(content["images"]),
         trained="{config}: {head} on {backbone}, {dataset}".format(**content),
         classes=classes,
         palette=palette,
         confusion=confusion,
-        cost=cost and {name: int(cost[name]) for name in names},
+        cost=cost and {name: int(cost[name]) for name in counts},
         size=cost and tuple(int(n) for n in cost["input_shape"][2:]),
         examples=[_example(entry, folder / PICTURES) for entry in content["examples"]],
     )
