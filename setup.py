@@ -38,7 +38,6 @@ TEST = [
     "hypothesis>=6.100",
     "torchmetrics>=1.4",
     "h5py>=3.10",
-    "scipy>=1.10",
     "ruff==0.17.5",
 ]
 

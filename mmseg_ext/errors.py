@@ -72,10 +72,6 @@ class LabelError(ValueError):
     """A label map that loading would corrupt; the message starts with its path."""
 
 
-class ConversionError(ValueError):
-    """A conversion that cannot be done or has not given the dataset; the message is complete."""
-
-
 class CannotCheckError(RuntimeError):
     """The check cannot run; the message says why."""
 

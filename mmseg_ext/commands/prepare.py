@@ -1,12 +1,11 @@
 """Convert a dataset to the layout that the configs read: `prepare camvid SRC DST`."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mmseg_ext.commands import one_line
 from mmseg_ext.datasets.prepare_camvid import prepare_camvid
-from mmseg_ext.errors import ConversionError, LabelError
 
 CONVERTERS = {"camvid": prepare_camvid}
 
@@ -22,6 +21,7 @@ ADE20K's archive is unpacked.
 """
 
 
+@one_line
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; `argv` is by default the process's. Returns the exit status."""
     parser = argparse.ArgumentParser(
@@ -31,11 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("source", type=Path, help="folder of the published data")
     parser.add_argument("destination", type=Path, help="folder that the configs read")
     args = parser.parse_args(argv)
-    try:
-        counts = CONVERTERS[args.dataset](args.source, args.destination)
-    except (ConversionError, LabelError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
+    counts = CONVERTERS[args.dataset](args.source, args.destination)
     found = ", ".join(f"{split} {count:,}" for split, count in counts.items())
     print(f"{args.destination}: {found}")
     return 0

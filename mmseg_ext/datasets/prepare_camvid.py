@@ -8,7 +8,6 @@ from PIL import Image
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.datasets.files import as_stored, decode, read_bytes
 from mmseg_ext.datasets.labels import read_label
-from mmseg_ext.errors import ConversionError
 
 SPLITS = ("train", "val", "test")
 VOID, IGNORED = 11, 255
@@ -24,13 +23,13 @@ def prepare_camvid(source: Path, destination: Path) -> dict[str, int]:
         Number of pairs of each split found in `source`.
 
     Raises:
-        ConversionError: if `source` has no split, or an image has no label map of its name.
+        ValueError: if `source` has no split, or an image has no label map of its name.
         LabelError: for a label map of another size than its image, or values other than 0 to 11.
         UnreadableFileError: for a file that does not decode.
     """
     pairs = {split: _pairs(source, split) for split in SPLITS if (source / split).is_dir()}
     if not pairs:
-        raise ConversionError(f"{source} has none of the folders {', '.join(SPLITS)}")
+        raise ValueError(f"{source} has none of the folders {', '.join(SPLITS)}")
     for split, found in pairs.items():
         for image, label in found:
             _convert(image, label, destination, split)
@@ -44,7 +43,7 @@ def _pairs(source: Path, split: str) -> list[tuple[Path, Path]]:
     )
     alone = sorted(images.keys() ^ labels.keys())
     if alone:
-        raise ConversionError(f"{source}: {split}: no partner for {', '.join(alone[:5])}")
+        raise ValueError(f"{source}: {split}: no partner for {', '.join(alone[:5])}")
     return [(images[stem], labels[stem]) for stem in images]
 
 
