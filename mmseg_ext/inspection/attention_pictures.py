@@ -223,7 +223,7 @@ def _save(
     """A grid of pictures (H, W, 3) with a colour bar; `marked` is a pixel that gets a cross."""
     height, width = next(iter(pictures.values())).shape[:2]
     rows = -(-len(pictures) // _COLUMNS)
-    inches = (_COLUMNS * _PANEL, rows * (_PANEL * height / width + 0.35) + 0.5)
+    inches = (_COLUMNS * _PANEL + 1.0, rows * (_PANEL * height / width + 0.35) + 0.4)
     figure = Figure(figsize=inches, layout="constrained")
     figure.suptitle(title, fontsize=10)
     grid = figure.subplots(rows, _COLUMNS, squeeze=False)
