@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from mmseg_ext.errors import StackError
+from mmseg_ext.upstream import COMPILED_OPERATORS
 
 # By import names, which the maintained and the original packages share.
 LOWEST = {"mmengine": "0.10.7", "mmcv": "2.1.0", "mmseg": "1.2.2"}
@@ -42,7 +43,7 @@ def _without_half_of_mmdet() -> Iterator[None]:
     The import would fail half-way, and the modules that did import would keep functions that refuse
     to work, even if `mmseg_ext.detection.operators_in_pytorch` comes later.
     """
-    if "mmdet" in sys.modules or importlib.util.find_spec("mmcv._ext") is not None:
+    if "mmdet" in sys.modules or importlib.util.find_spec(COMPILED_OPERATORS) is not None:
         yield
         return
     sys.modules["mmdet"] = None  # "not found", at once
@@ -149,7 +150,7 @@ def describe() -> list[tuple[str, str]]:
         rows.append((name, version if same else f"{version} (tested with {tested})"))
     rows.append(("stack", stack_problem() or "usable"))
     if stack_problem() is None:
-        compiled = importlib.util.find_spec("mmcv._ext") is not None
+        compiled = importlib.util.find_spec(COMPILED_OPERATORS) is not None
         rows.append(("mmcv.ops", "present" if compiled else "absent (only mmdetection needs them)"))
         rows.append(("registered", ", ".join(registered_names())))
     return rows

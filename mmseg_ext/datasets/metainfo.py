@@ -1,10 +1,10 @@
 """What a config says of a dataset, without its files: the classes and the palette."""
 
 from collections.abc import Iterable, Iterator
-from types import SimpleNamespace
 
-from mmseg.datasets import BaseSegDataset
 from mmseg.registry import DATASETS
+
+from mmseg_ext import upstream
 
 
 def leaves(dataset: dict) -> Iterator[dict]:
@@ -36,9 +36,8 @@ def transforms(pipeline: Iterable) -> Iterator[dict]:
 def classes_and_palette(settings: dict) -> dict:
     """`classes` and `palette` of the dataset that `settings` describe, as building it gives them.
 
-    They are the class's METAINFO, changed by `metainfo` in the settings. mmsegmentation's rule
-    completes a palette that is left out or has more colours than there are classes. Nothing is
-    built, as the data may be on another machine.
+    They are the class's METAINFO, changed by `metainfo` in the settings. Nothing is built, as the
+    data may be on another machine.
 
     Raises:
         ValueError: for an unknown type, and if neither place names classes.
@@ -47,13 +46,9 @@ def classes_and_palette(settings: dict) -> dict:
     kind = DATASETS.get(settings["type"])
     if kind is None:
         raise ValueError(f"there is no dataset of type {settings['type']!r}")
-    meta = kind._load_metainfo(settings.get("metainfo"))
-    if not meta.get("classes"):
+    classes, palette = upstream.classes_and_palette(kind, settings.get("metainfo"))
+    if not classes:
         raise ValueError(
             f"{settings['type']} has no classes: name them in the dataset's metainfo=dict(...)"
         )
-    partial = SimpleNamespace(_metainfo=meta, label_map=kind.get_label_map(meta["classes"]))
-    return {
-        "classes": tuple(meta["classes"]),
-        "palette": BaseSegDataset._update_palette(partial),
-    }
+    return {"classes": classes, "palette": palette}

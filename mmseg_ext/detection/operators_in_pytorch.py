@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from mmseg_ext.errors import StackError
+from mmseg_ext.upstream import COMPILED_OPERATORS
 
-EXTENSION = "mmcv._ext"
 WITH_OPERATORS = (
     "install mmcv with its compiled operators: `mim install onedl-mmcv` takes a wheel that fits "
     "your torch and CUDA where there is one, MMCV_WITH_OPS=1 with pip builds one from the source"
@@ -251,16 +251,16 @@ def _refusing(name: str) -> Callable[..., NoReturn]:
 
 
 def _stand_in() -> None:
-    if importlib.util.find_spec(EXTENSION) is not None:
+    if importlib.util.find_spec(COMPILED_OPERATORS) is not None:
         return
     if any(name.startswith("mmdet.models.") for name in sys.modules):
         raise StackError(
             f"mmdetection was imported without operators and keeps doing without: import "
             f"{__name__} before it and before mmsegmentation"
         )
-    module = _StandIn(EXTENSION)
-    module.__spec__ = ModuleSpec(EXTENSION, loader=None)
-    sys.modules[EXTENSION] = module
+    module = _StandIn(COMPILED_OPERATORS)
+    module.__spec__ = ModuleSpec(COMPILED_OPERATORS, loader=None)
+    sys.modules[COMPILED_OPERATORS] = module
     warnings.warn(
         f"{__name__} stands in for mmcv's compiled operators: good for trying and testing, too "
         f"slow for a real training. For that, {WITH_OPERATORS}",

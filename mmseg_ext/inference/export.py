@@ -20,6 +20,7 @@ from mmseg_ext.errors import ExportError
 from mmseg_ext.inference.fusion import fuse_model
 from mmseg_ext.layers import LambdaLayer
 from mmseg_ext.segmentors import StripEncoderDecoder
+from mmseg_ext.upstream import converts_channels
 
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
 METADATA = "metadata.json"  # the name under which a .pt2 keeps what ONNX has as properties
@@ -53,7 +54,7 @@ class WholeImageSegmentor(nn.Module):
         if not hasattr(preprocessor, "mean"):
             raise ValueError("segmentor: its data_preprocessor has no mean and std")
         # Pipelines load BGR; a model that does not convert was trained on it.
-        self.bgr = not preprocessor._channel_conversion
+        self.bgr = not converts_channels(preprocessor)
         self.register_buffer("mean", preprocessor.mean.float().reshape(1, 3, 1, 1))  # (1, 3, 1, 1)
         self.register_buffer("std", preprocessor.std.float().reshape(1, 3, 1, 1))  # (1, 3, 1, 1)
         parts = nn.ModuleDict({"backbone": segmentor.backbone})

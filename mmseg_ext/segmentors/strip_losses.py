@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
 from mmseg_ext.segmentors.resize_maps import AxisMap, resize_map
 from mmseg_ext.segmentors.score_maps import resized_strip, strip_height
+from mmseg_ext.upstream import label_maps
 
 _EPS = torch.finfo(torch.float32).eps  # mmseg's, in every dtype
 
@@ -55,7 +56,7 @@ def strip_losses(
 
     `logits` are (B, C, h, w), of any float dtype; the losses are in float32 or better.
     """
-    label = head._stack_batch_gt(data_samples).squeeze(1)  # B, H, W
+    label = label_maps(head, data_samples).squeeze(1)  # B, H, W
     valid = label != head.ignore_index  # B, H, W
     kept = valid if head.sampler is None else hard_pixels(head, logits, label, valid)
     losses: dict[str, Tensor] = {}
