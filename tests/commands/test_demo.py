@@ -21,11 +21,12 @@ def shortened(root: Path, iterations: int, train: int, val: int) -> dict:
     """Options that shorten the schedule and the dataset."""
     loaders = ("train_dataloader", "val_dataloader", "test_dataloader")
     recipe = {"seed": 0, "train": train, "val": val, "size": 128}
+    warm_up = max(iterations // 10, 1)
     return {
         **data_root_options(str(root / "shapes")),
         **{f"{loader}.dataset.recipe": recipe for loader in loaders},
-        "param_scheduler.0.end": iterations // 10,
-        "param_scheduler.1.begin": iterations // 10,
+        "param_scheduler.0.end": warm_up,
+        "param_scheduler.1.begin": warm_up,
         "param_scheduler.1.end": iterations,
         "train_cfg.max_iters": iterations,
         "train_cfg.val_interval": iterations,

@@ -3,8 +3,10 @@
 import shutil
 import sys
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 pytest.importorskip("mmdet")
 
@@ -16,7 +18,7 @@ from mmseg.structures import SegDataSample
 
 import mmseg_ext.detection.operators_in_pytorch  # noqa: F401
 from mmseg_ext.backbones import RMT
-from mmseg_ext.commands.demo_det import data_options
+from mmseg_ext.commands.demo_det import data_options, demo
 from mmseg_ext.datasets.shapes import Recipe
 from mmseg_ext.detection.shapes_coco import annotate
 from mmseg_ext.engine.launch import build_train_runner, load_settings
@@ -66,6 +68,15 @@ def test_a_resumed_run_ends_in_the_very_same_weights(root, tmp_path):
     assert not [name for name in whole if not torch.equal(whole[name], resumed[name])]
     first = torch.load(tmp_path / "whole/epoch_1.pth", weights_only=False)["state_dict"]
     assert not all(torch.equal(first[name], whole[name]) for name in whole)
+
+
+def test_the_demo_draws_and_fails_below_its_floor(tmp_path, capsys):
+    options = {"train_cfg.max_iters": 2, "train_cfg.val_interval": 2}
+    recipe = Recipe(train=8, val=6, size=64)
+    assert not demo(tmp_path / "run", tmp_path / "shapes", options=options, recipe=recipe)
+    printed = capsys.readouterr().out
+    assert "2 iterations" in printed and "FAILED: bbox AP" in printed
+    assert np.asarray(Image.open(tmp_path / "run/detections.png")).std() > 10
 
 
 def test_a_converted_classifier_fills_the_detectors_backbone(tmp_path):
