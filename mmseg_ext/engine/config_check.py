@@ -88,14 +88,13 @@ def class_counts(runner: Runner) -> list[str]:
         model = model.module
     head = getattr(model, "decode_head", None)
     number = getattr(head[-1] if isinstance(head, nn.ModuleList) else head, "num_classes", None)
-    counts = {}
-    for dataset in (loader.dataset for loader in built_dataloaders(runner)):
-        classes = (getattr(dataset, "metainfo", None) or {}).get("classes") or ()
-        counts[type(dataset).__name__] = len(classes)
+    datasets = [loader.dataset for loader in built_dataloaders(runner)]
+    metas = {type(d).__name__: getattr(d, "metainfo", None) for d in datasets}
+    found = {n: m.get("classes") for n, m in metas.items() if isinstance(m, Mapping)}
     return [
-        f"model.decode_head.num_classes={number}: {name} has {count} classes"
-        for name, count in counts.items()
-        if isinstance(number, int) and count not in (0, number)
+        f"model.decode_head.num_classes={number}: {name} has {len(classes)} classes"
+        for name, classes in found.items()
+        if isinstance(number, int) and isinstance(classes, list | tuple) and len(classes) != number
     ]
 
 
@@ -151,7 +150,7 @@ def _of_part(part: _Part, error: Exception, innermost: FrameType) -> str:
     reason = one_line(error)
     if isinstance(error, AssertionError) and not str(error):
         reason += f" {traceback.extract_tb(error.__traceback__)[-1].line}"
-    told = [n for n in settings if re.search(rf"\b{n}\b", reason) and n in _arguments(called)]
+    told = settings.keys() & _arguments(called) & set(re.findall(r"\w+", reason))
     if key and told:
         name = max(told, key=len)
         key = f"{key}.{name}={_short(repr(settings[name]))}"
@@ -165,7 +164,7 @@ def _of_argument(
     """`function` takes no argument `name`, which the part has, or a dict that mmengine unpacks."""
     if part and name in part.settings:
         key, settings, called = part.key, part.settings, part.called
-        function = called.__name__
+        function = getattr(called, "__name__", function)
     elif caller.f_globals["__name__"].startswith("mmengine."):
         dicts = ((k, v) for k, v in _entries(cfg) if isinstance(v, dict) and name in v)
         key, settings = next(dicts, (None, {}))
@@ -190,17 +189,13 @@ def _of_weights(cfg: Config, name: str, error: Exception) -> str:
 
 def _entries(cfg: Config) -> Iterator[tuple[str, object]]:
     """(dotted key, value) of all that the Runner and the tools read, outer ones first."""
-
-    def below(key: str, node: object) -> Iterator[tuple[str, object]]:
+    left = [(key, cfg[key]) for key in cfg if key in _KEYS][::-1]
+    while left:
+        key, node = left.pop()
         yield key, node
         children = node.items() if isinstance(node, dict) else ()
         children = enumerate(node) if isinstance(node, list | tuple) else children
-        for name, child in children:
-            yield from below(f"{key}.{name}", child)
-
-    for key in cfg:
-        if key in _KEYS:
-            yield from below(key, cfg[key])
+        left += [(f"{key}.{name}", child) for name, child in children][::-1]
 
 
 def _arguments(called: Callable) -> set[str]:

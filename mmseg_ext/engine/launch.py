@@ -168,7 +168,8 @@ def _fit_learning_rate(runner: Runner) -> None:
     by processes x batch / base_batch_size; accumulated gradients enter through the base.
     """
     scaling = runner.cfg.get("auto_scale_lr") or {}
-    base, batch = scaling.get("base_batch_size"), runner.cfg.train_dataloader.get("batch_size")
+    batch = (runner.cfg.get("train_dataloader") or {}).get("batch_size")
+    base = scaling.get("base_batch_size")
     if base is None or batch is None:
         return
     accumulated = runner.cfg.optim_wrapper.get("accumulative_counts", 1)

@@ -119,10 +119,9 @@ def test_resume_prefers_the_own_work_directory_to_a_configs_load_from(trained, t
     assert "--cfg-options load_from=FILE" in message
 
 
-@pytest.mark.parametrize(("batch", "accumulated", "factor"), [(2, 2, 1.0), (4, 3, 3.0)])
-def test_auto_scale_lr(tmp_path, batch, accumulated, factor):
-    words = [write_config(tmp_path), "--cfg-options", f"train_dataloader.batch_size={batch}"]
-    words.append(f"optim_wrapper.accumulative_counts={accumulated}")
+def test_auto_scale_lr(tmp_path):
+    """The batch that counts is the effective one; without the flag another batch is a warning."""
+    words = [write_config(tmp_path), "--cfg-options", "optim_wrapper.accumulative_counts=3"]
 
     def rate(*flags: str) -> float:
         MMLogger._instance_dict.clear()  # loggers are kept by name, which holds the second
@@ -131,14 +130,16 @@ def test_auto_scale_lr(tmp_path, batch, accumulated, factor):
         runner.scale_lr(wrapper, runner.auto_scale_lr)
         return wrapper.optimizer.param_groups[0]["lr"]
 
-    assert rate("--auto-scale-lr") == pytest.approx(0.1 * factor)
-    line = f"configured batch 4, effective batch {batch * accumulated}, learning rate x {factor:g}"
+    assert rate("--auto-scale-lr") == pytest.approx(0.3)
+    line = "configured batch 4, effective batch 12, learning rate x 3"
     assert line in log_text(tmp_path / "work1")
     assert rate() == 0.1
-    warned = "WARNING - the learning rate is meant for another batch" in log_text(
-        tmp_path / "work0"
-    )
-    assert warned == (factor != 1)
+    line = "WARNING - the learning rate is meant for another batch"
+    assert line in log_text(tmp_path / "work0")
+    words.append("train_dataloader.batch_size=2")
+    words[2] = "optim_wrapper.accumulative_counts=2"
+    assert rate("--auto-scale-lr", "--amp") == pytest.approx(0.1)
+    assert line not in log_text(tmp_path / "work2")
 
 
 @pytest.mark.parametrize("tool", ["train", "test"])
