@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmseg_ext.backbones.backbone import Backbone, OutIndices, Settings, settings_of
-from mmseg_ext.layers.lambda_layer import LambdaLayer, PositionEmbeddings, check_resolution
+from mmseg_ext.layers.lambda_layer import LambdaLayer, PositionEmbeddings
 
 # Bottlenecks per stage. 26, 50, 101 and 152 are ResNet's (152 and up with the paper's counts, which
 # third-party code agrees on).
@@ -90,11 +90,7 @@ def lambda_blocks(
             known = ", ".join(map(str, HYBRID_C4))
             raise ValueError(f"placement 'hybrid' is known for depth {known}, not {depth}")
         blocks = ((), (), HYBRID_C4[depth], tuple(range(counts[3])))
-    elif (
-        not isinstance(placement, Sequence)
-        or len(placement) != len(counts)
-        or any(isinstance(stage, str) or not isinstance(stage, Sequence) for stage in placement)
-    ):
+    elif isinstance(placement, str) or len(placement) != len(counts):
         raise ValueError(
             "placement must be 'all', 'hybrid' or the block indices of each of the "
             f"{len(counts)} stages, not {placement!r}"
@@ -308,8 +304,6 @@ class LambdaResNet(Backbone):
             raise ValueError(
                 f"share_embeddings must be 'stage' or None, not {design['share_embeddings']!r}"
             )
-        if design["resolution"] is not None:
-            design["resolution"] = check_resolution(design["resolution"])
         if num_stages not in range(1, 5):
             raise ValueError(f"num_stages must lie in [1, 4], not {num_stages}")
         if style not in ("pytorch", "caffe"):

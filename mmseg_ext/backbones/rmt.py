@@ -23,48 +23,37 @@ from mmseg_ext.layers.manhattan_block import ManhattanBlock, channels_first, cha
 
 # Depths, widths, heads, feed-forward ratios, decay ranges (the decays start at 2), which stages
 # attend along W and H in turn, initial layer scale (None: no layer scale) and stochastic depth.
-ARCHS: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "depths": (2, 2, 8, 2),
-        "embed_dims": (64, 128, 256, 512),
-        "num_heads": (4, 4, 8, 16),
-        "ffn_ratios": (3, 3, 3, 3),
-        "decay_ranges": (4, 4, 6, 6),
-        "decomposed": (True, True, False, False),
-        "layer_scales": (None, None, None, None),
-        "drop_path_rate": 0.1,
-    },
-    "small": {
-        "depths": (3, 4, 18, 4),
-        "embed_dims": (64, 128, 256, 512),
-        "num_heads": (4, 4, 8, 16),
-        "ffn_ratios": (4, 4, 3, 3),
-        "decay_ranges": (4, 4, 6, 6),
-        "decomposed": (True, True, True, False),
-        "layer_scales": (None, None, None, None),
-        "drop_path_rate": 0.15,
-    },
-    "base": {
-        "depths": (4, 8, 25, 8),
-        "embed_dims": (80, 160, 320, 512),
-        "num_heads": (5, 5, 10, 16),
-        "ffn_ratios": (4, 4, 3, 3),
-        "decay_ranges": (5, 5, 6, 6),
-        "decomposed": (True, True, True, False),
-        "layer_scales": (None, None, 1e-6, 1e-6),
-        "drop_path_rate": 0.4,
-    },
-    "large": {
-        "depths": (4, 8, 25, 8),
-        "embed_dims": (112, 224, 448, 640),
-        "num_heads": (7, 7, 14, 20),
-        "ffn_ratios": (4, 4, 3, 3),
-        "decay_ranges": (6, 6, 6, 6),
-        "decomposed": (True, True, True, False),
-        "layer_scales": (None, None, 1e-6, 1e-6),
-        "drop_path_rate": 0.5,
-    },
+_TINY: dict[str, Any] = {
+    "depths": (2, 2, 8, 2),
+    "embed_dims": (64, 128, 256, 512),
+    "num_heads": (4, 4, 8, 16),
+    "ffn_ratios": (3, 3, 3, 3),
+    "decay_ranges": (4, 4, 6, 6),
+    "decomposed": (True, True, False, False),
+    "layer_scales": (None, None, None, None),
+    "drop_path_rate": 0.1,
 }
+_SMALL = _TINY | {
+    "depths": (3, 4, 18, 4),
+    "ffn_ratios": (4, 4, 3, 3),
+    "decomposed": (True, True, True, False),
+    "drop_path_rate": 0.15,
+}
+_BASE = _SMALL | {
+    "depths": (4, 8, 25, 8),
+    "embed_dims": (80, 160, 320, 512),
+    "num_heads": (5, 5, 10, 16),
+    "decay_ranges": (5, 5, 6, 6),
+    "layer_scales": (None, None, 1e-6, 1e-6),
+    "drop_path_rate": 0.4,
+}
+_LARGE = _BASE | {
+    "embed_dims": (112, 224, 448, 640),
+    "num_heads": (7, 7, 14, 20),
+    "decay_ranges": (6, 6, 6, 6),
+    "drop_path_rate": 0.5,
+}
+ARCHS = {"tiny": _TINY, "small": _SMALL, "base": _BASE, "large": _LARGE}
 
 _DECAY_START = 2.0
 _STEM_STRIDE = 4

@@ -188,6 +188,3 @@ class ExternalAttention2d(nn.Module):
         keys = self.linear_0.weight.flatten(1)  # (S, C)
         values = keys.t() if self.tied else self.linear_1.weight.flatten(1)  # (C, S)
         return *compose_keys(keys, self.conv1), compose_values(values, self.conv2[0])
-
-    def extra_repr(self) -> str:
-        return f"normalization={self.normalization!r}, tied={self.tied}"

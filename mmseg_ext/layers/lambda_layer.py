@@ -105,7 +105,7 @@ class LambdaLayer(nn.Module):
         self.intra_depth = intra_depth
         self.value_depth = out_channels // num_heads
         self.receptive_field = receptive_field
-        self.resolution = None if resolution is None else check_resolution(resolution)
+        self.resolution = resolution
         self.dilation = dilation
         self.content = content
         table = self._table_size()
@@ -285,6 +285,8 @@ class LambdaLayer(nn.Module):
                 f"resolution={self.resolution}"
             )
         if self.resolution is not None:
+            if not isinstance(self.resolution, Sequence) or min(self.resolution) < 1:
+                raise ValueError(f"resolution must be a positive (H, W), not {self.resolution!r}")
             if self.dilation != 1:
                 raise ValueError(f"dilation must be 1 with a resolution, not {self.dilation}")
             return 2 * self.resolution[0] - 1, 2 * self.resolution[1] - 1
@@ -293,17 +295,6 @@ class LambdaLayer(nn.Module):
                 f"receptive_field must be odd and positive, not {self.receptive_field}"
             )
         return self.receptive_field, self.receptive_field
-
-    def extra_repr(self) -> str:
-        scope = (
-            f"resolution={self.resolution}"
-            if self.resolution is not None
-            else f"receptive_field={self.receptive_field}, dilation={self.dilation}"
-        )
-        return (
-            f"key_depth={self.key_depth}, num_heads={self.num_heads}, "
-            f"intra_depth={self.intra_depth}, {scope}"
-        )
 
 
 def position_lambdas(values: Tensor, weight: Tensor, dilation: int = 1) -> Iterator[Tensor]:
@@ -359,15 +350,3 @@ def apply_shared_lambda(queries: Tensor, lambdas: Tensor) -> Tensor:
     transposed = lambdas.transpose(1, 2).unsqueeze(1)  # (B, 1, v, k)
     y = transposed @ queries.flatten(3)  # (B, h, v, N)
     return y.unflatten(3, queries.shape[3:])  # (B, h, v, H, W)
-
-
-def check_resolution(resolution: Sequence[int]) -> tuple[int, int]:
-    """Height and width.
-
-    Raises:
-        ValueError: for anything but two positive integers.
-    """
-    pair = isinstance(resolution, Sequence) and len(resolution) == 2
-    if not pair or any(not isinstance(n, int) or n < 1 for n in resolution):
-        raise ValueError(f"resolution must be a positive (H, W), not {resolution!r}")
-    return tuple(resolution)

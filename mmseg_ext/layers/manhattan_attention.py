@@ -89,13 +89,6 @@ class ManhattanAttention(nn.Module):
         self.lce = nn.Conv2d(embed_dim, embed_dim, 5, padding=2, groups=embed_dim) if lce else None
         self.out_proj = nn.Linear(embed_dim, embed_dim)
 
-    def extra_repr(self) -> str:
-        return (
-            f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, "
-            f"decay_start={self.decay_start}, decay_range={self.decay_range}, "
-            f"decomposed={self.decomposed}, decay={self.decay!r}, rotary={self.rotary}"
-        )
-
     def forward(self, x: Tensor) -> Tensor:
         """x (B, H, W, C) to the same.
 

@@ -19,7 +19,6 @@ from mmseg_ext.layers.precision import autocast_disabled, full_precision
 from mmseg_ext.layers.shapes import require_tokens
 
 _NORMS = ("batch", "layer")
-_INITS = ("published", "identity")
 
 
 class ReAttention(nn.Module):
@@ -31,8 +30,6 @@ class ReAttention(nn.Module):
     tokens (that code also has no bias in `qkv`: `qkv_bias=False`).
 
     `transform_scale=True` multiplies the normalised maps by the inverse root of the head width.
-    `init='published'` draws the mixing as the published code does (PyTorch's default for a
-    convolution); `'identity'` starts with every head on its own.
 
     A softmax map of N tokens has the mean 1/N, so a normalisation learned at N tokens is wrong at
     any other number. With `reference_tokens` = R, an input of N tokens has its maps multiplied by
@@ -55,7 +52,6 @@ class ReAttention(nn.Module):
         qkv_bias: bool = True,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
-        init: str = "published",
         reference_tokens: int | None = None,
     ):
         super().__init__()
@@ -63,8 +59,6 @@ class ReAttention(nn.Module):
             raise ValueError(f"embed_dim={embed_dim} is not divisible by num_heads={num_heads}")
         if norm not in _NORMS:
             raise ValueError(f"norm must be one of {', '.join(_NORMS)}, not {norm!r}")
-        if init not in _INITS:
-            raise ValueError(f"init must be one of {', '.join(_INITS)}, not {init!r}")
         if reference_tokens is not None and reference_tokens < 1:
             raise ValueError(f"reference_tokens must be at least 1, not {reference_tokens}")
         self.embed_dim = embed_dim
@@ -81,19 +75,8 @@ class ReAttention(nn.Module):
         self.attn_drop = nn.Dropout(attn_drop)
         self.proj = nn.Linear(embed_dim, embed_dim)
         self.proj_drop = nn.Dropout(proj_drop)
-        self._init_mixing(init)
-
-    def _init_mixing(self, init: str) -> None:
-        matrix = self.reatten_matrix
-        if init == "identity":
-            nn.init.dirac_(matrix.weight)
-            if matrix.bias is not None:
-                nn.init.zeros_(matrix.bias)
-        elif isinstance(self.var_norm, nn.LayerNorm):
-            nn.init.normal_(matrix.weight)
-
-    def extra_repr(self) -> str:
-        return f"num_heads={self.num_heads}, reference_tokens={self.reference_tokens}"
+        if norm == "layer":
+            nn.init.normal_(self.reatten_matrix.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (B, N, C) to tokens (B, N, C); the result is that of `published_order`."""

@@ -144,18 +144,6 @@ def test_rotary_phase_along_h_depends_on_the_width():
     assert torch.allclose(wide[1, 0], first[3, 0], rtol=0, atol=1e-15)
 
 
-def test_switches():
-    names = {n for n, _ in attention().named_parameters()}
-    assert {n for n in names if n.startswith("lce")} == {"lce.weight", "lce.bias"}
-    assert not any(n.startswith("lce") for n, _ in attention(lce=False).named_parameters())
-    layer, without = attention(), attention(lce=False)
-    without.load_state_dict({k: v for k, v in layer.state_dict().items() if "lce" not in k})
-    x = maps()
-    local = layer.lce(layer.v_proj(x).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-    difference = (layer(x) - without(x)) @ torch.linalg.inv(layer.out_proj.weight.T)
-    assert torch.allclose(difference, local, rtol=1e-8, atol=1e-10)
-
-
 @pytest.mark.parametrize("decomposed", [True, False])
 def test_runs_fused(decomposed):
     layer, x = attention(decomposed=decomposed), maps()
@@ -192,14 +180,6 @@ def test_autocast(decomposed, decay):
     layer = ManhattanAttention(32, 2, decomposed=decomposed, decay=decay)
     x = torch.randn(2, 24, 20, 32)
     assert_autocast_close(layer, lambda m: m(x), 0.02)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        layer(x).float().square().sum().backward()
-    half = [p.grad.clone() for p in layer.parameters()]
-    layer.zero_grad()
-    layer(x).square().sum().backward()
-    largest = max(p.grad.abs().max() for p in layer.parameters())
-    for ours, p in zip(half, layer.parameters(), strict=True):
-        assert (ours - p.grad).abs().max() <= 0.05 * largest
 
 
 @pytest.mark.parametrize(

@@ -175,13 +175,6 @@ def test_bad_input(kind):
         kind(WIDTH, HEADS)(torch.randn(2, 10, WIDTH + 1))
 
 
-def test_attention_map_is_what_multiplies_the_values():
-    for training in (False, True):
-        module = layer(transform_scale=True, reference_tokens=5).train(training)
-        x = torch.randn(2, 10, WIDTH, dtype=torch.float64)
-        assert_same(module(x), weighted(module, x, module.attention_map(x)), rtol=1e-12)
-
-
 @pytest.mark.parametrize("norm", ["batch", "layer"])
 @pytest.mark.parametrize("training", [False, True])
 def test_repeated_tokens_change_nothing_with_reference_tokens(norm, training):
@@ -213,13 +206,6 @@ def test_reference_tokens_is_a_rescaling_of_the_statistics():
     norm.weight.data *= ratio
     norm.bias.data *= ratio
     assert_same(module(x), expected, rtol=1e-10)
-
-
-@pytest.mark.parametrize("norm", ["batch", "layer"])
-def test_identity_initialisation(norm):
-    module = ReAttention(WIDTH, HEADS, norm=norm, init="identity")
-    maps = torch.randn(2, HEADS, 5, 5)
-    assert torch.equal(module.reatten_matrix(maps), maps)
 
 
 def test_published_initialisation():
