@@ -1,11 +1,12 @@
 """mmseg_ext: decode heads and backbones with external, Manhattan, lambda and re-attention.
 
-Importing the package makes every head, backbone, dataset and training component known to
-mmsegmentation's registry, so a config only needs
-``custom_imports = dict(imports=['mmseg_ext'], allow_failed_imports=False)``. The backbones, the
-runner and the hooks are known to mmdetection and mmpretrain, too, with mmsegmentation or without.
-Without the mm stack the import succeeds and registers nothing; ``mmseg_ext.layers`` is plain
-PyTorch and usable either way. Nothing else in the process changes: see `safe_loading`.
+Importing the package registers its heads, backbones, datasets and training components with
+mmsegmentation, so a config only needs
+``custom_imports = dict(imports=['mmseg_ext'], allow_failed_imports=False)``. mmdetection and
+mmpretrain know the backbones, the runner and the hooks too, with mmsegmentation or without. Without
+the mm stack the import succeeds and registers nothing; ``mmseg_ext.layers`` is plain PyTorch.
+Nothing else in a process changes that imports the package. A command of its own answers Ctrl-C with
+one line.
 """
 
 from mmseg_ext import interruption
@@ -61,13 +62,13 @@ def register_all_modules(init_default_scope: bool = True) -> None:
 def safe_loading(min_backbone_share: float | None = None) -> AbstractContextManager:
     """Let mmengine, mmsegmentation and their siblings load weights without running code from them.
 
-    As a context manager for its block, as a plain call for the rest of the process. Checkpoints
-    load as data, of which tensors, plain containers and mmengine's logged numbers are known, and
-    there is no fallback; each load says how much of the model it fills, and is refused where
-    the weights are not finite or fill too little of the backbone.
+    A context manager changes its block, a plain call the rest of the process. Checkpoints load as
+    data: tensors, plain containers and mmengine's logged numbers. There is no fallback. Each load
+    logs how much of the model it fills. Weights that are not finite, or that fill too little of the
+    backbone, are refused.
 
-    `DurableRunner`, the tools and `mmseg_ext.inference` load so by themselves. mmengine's functions
-    are replaced while the context lasts, for all threads.
+    `DurableRunner` and the tools load so by themselves. The context replaces functions of mmengine,
+    for all threads.
 
     Args:
         min_backbone_share: the least part of a backbone's values, 0 to 1; by default 0.9.

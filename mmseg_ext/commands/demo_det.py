@@ -27,8 +27,7 @@ from mmseg_ext.reports.panels import draw_panels
 CONFIG = own_config("detection/mask_rcnn_rmt_shapes.py")
 REQUIRED_AP = {"bbox": 0.40, "segm": 0.25}
 SHOWN = 6
-SCORE = 0.5
-"""Detections below it are not drawn."""
+SCORE = 0.5  # detections below it are not drawn
 
 
 def demo(
