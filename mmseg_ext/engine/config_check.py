@@ -82,19 +82,19 @@ def unread_options(cfg: Config, options: Iterable[str]) -> list[str]:
 
 
 def class_counts(runner: Runner) -> list[str]:
-    """A warning for each dataset whose number of classes is not that of the last decode head."""
+    """A warning for each number of classes of a dataset that is not the last decode head's."""
     model = runner.model
     while isinstance(getattr(model, "module", None), nn.Module):  # out of wrappers
         model = model.module
     head = getattr(model, "decode_head", None)
     number = getattr(head[-1] if isinstance(head, nn.ModuleList) else head, "num_classes", None)
-    datasets = [loader.dataset for loader in built_dataloaders(runner)]
-    metas = {type(d).__name__: getattr(d, "metainfo", None) for d in datasets}
-    found = {n: m.get("classes") for n, m in metas.items() if isinstance(m, Mapping)}
+    metas = [getattr(loader.dataset, "metainfo", None) for loader in built_dataloaders(runner)]
+    named = [meta.get("classes") for meta in metas if isinstance(meta, Mapping)]
+    counts = {len(classes) for classes in named if isinstance(classes, list | tuple)}
     return [
-        f"model.decode_head.num_classes={number}: {name} has {len(classes)} classes"
-        for name, classes in found.items()
-        if isinstance(number, int) and isinstance(classes, list | tuple) and len(classes) != number
+        f"model.decode_head.num_classes={number}, but a dataset has {count} classes"
+        for count in sorted(counts)
+        if isinstance(number, int) and count != number
     ]
 
 

@@ -65,7 +65,7 @@ def test_options_that_nothing_reads_and_other_class_counts_are_warnings(tmp_path
     runner = runner_of(args)
     told = capsys.readouterr().err
     assert "did you mean 'randomness'" in told and "nothing reads 'norm_cfg'" in told
-    assert "decode_head.num_classes=4: BaseSegDataset has 3 classes" in log_text(runner)
+    assert "decode_head.num_classes=4, but a dataset has 3 classes" in log_text(runner)
 
 
 # ---------------------------------------------------------------------- what must not be refused
