@@ -1,17 +1,9 @@
-"""What the trainings of the projects share: checkpoints to resume from exactly, and progress."""
+"""What the trainings of the projects share: a run's folder, and its checkpoint to resume from."""
 
+import time
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from torch import Tensor
 
 from mmseg_ext.checkpoint.safe_reading import read_checkpoint
@@ -20,30 +12,75 @@ from mmseg_ext.checkpoint.writing import write_checkpoint
 CHECKPOINT = "checkpoint.pth"
 
 
-def save(folder: Path, settings: dict, position: int, parts: dict, log: list[dict]) -> None:
-    """Write `checkpoint.pth`: it resumes at `position` with the state of parts and generators.
+class Run:
+    """A training in a folder. A resumed one ends as one that was never cut.
 
     Args:
         settings: what makes the run; a resumed one must have the same.
-        position: steps or epochs that are done.
         parts: networks, optimizers and schedulers by name.
-        log: what was measured so far.
+        resume: whether to go on from the folder's checkpoint.
+
+    Attributes:
+        position: steps or epochs that are done.
+        log: what was measured.
+
+    Raises:
+        ValueError: if the folder holds a checkpoint and `resume` is not set, if it holds none and
+            `resume` is set, or if the checkpoint has other settings.
     """
-    content = {
-        "settings": settings,
-        "position": position,
-        "parts": {name: part.state_dict() for name, part in parts.items()},
-        "random": _random_state(),
-        "log": log,
-    }
-    write_checkpoint(content, folder / CHECKPOINT)
+
+    def __init__(self, folder: Path, settings: dict, parts: dict, resume: bool):
+        self.folder, self.settings, self.parts = folder, settings, parts
+        self.position = 0
+        self.log: list[dict] = []
+        self.began = _clocks()
+        if resume:
+            self._resume()
+        elif (folder / CHECKPOINT).exists():
+            raise ValueError(f"{folder} holds a training: use --resume or another --work-dir")
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def _resume(self) -> None:
+        content = load(self.folder)
+        saved = content["settings"]
+        differing = [name for name in self.settings if saved.get(name) != self.settings[name]]
+        if differing:
+            said = ", ".join(f"{n} {saved.get(n)!r}, not {self.settings[n]!r}" for n in differing)
+            raise ValueError(f"{self.folder / CHECKPOINT} is of another run: {said}")
+        for name, part in self.parts.items():
+            part.load_state_dict(content["parts"][name])
+        torch.set_rng_state(content["random"]["cpu"])
+        if "cuda" in content["random"] and torch.cuda.is_available():
+            torch.cuda.set_rng_state(content["random"]["cuda"])
+        self.position, self.log = content["position"], content["log"]
+
+    def measured(self, found: dict[str, float]) -> None:
+        """Log and print numbers, with the seconds since the start of this process's training."""
+        wall, cpu = (now - then for now, then in zip(_clocks(), self.began, strict=True))
+        self.log.append({"position": self.position, **found, "seconds": wall, "cpu_seconds": cpu})
+        numbers = ", ".join(f"{name} {value:.3f}" for name, value in found.items())
+        print(f"{self.position}: {numbers}, {wall:.0f} s ({cpu:.0f} s of CPU)")
+
+    def save(self) -> None:
+        """Write the checkpoint."""
+        random = {"cpu": torch.get_rng_state()}
+        if torch.cuda.is_available():
+            random["cuda"] = torch.cuda.get_rng_state()
+        content = {
+            "settings": self.settings,
+            "position": self.position,
+            "parts": {name: part.state_dict() for name, part in self.parts.items()},
+            "random": random,
+            "log": self.log,
+        }
+        write_checkpoint(content, self.folder / CHECKPOINT)
 
 
 def load(folder: Path) -> dict:
     """The content of a run's checkpoint.
 
     Raises:
-        ValueError: where there is none.
+        ValueError: if there is none.
         CheckpointError: for a damaged one.
     """
     path = Path(folder, CHECKPOINT)
@@ -52,52 +89,11 @@ def load(folder: Path) -> dict:
     return read_checkpoint(path)
 
 
-def resume(folder: Path, settings: dict, parts: dict) -> tuple[int, list[dict]]:
-    """Put parts and generators into the state of the checkpoint; gives its position and log.
-
-    Raises:
-        ValueError: where the checkpoint's run has other settings, naming them.
-    """
-    content = load(folder)
-    saved = content["settings"]
-    differing = [name for name in settings if saved.get(name) != settings[name]]
-    if differing:
-        said = ", ".join(f"{n} {saved.get(n)!r}, not {settings[n]!r}" for n in differing)
-        raise ValueError(f"{folder / CHECKPOINT} is of another run: {said}")
-    for name, part in parts.items():
-        part.load_state_dict(content["parts"][name])
-    _set_random_state(content["random"])
-    return content["position"], content["log"]
-
-
-def _random_state() -> dict[str, Tensor]:
-    state = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
-
-
-def _set_random_state(state: dict[str, Tensor]) -> None:
-    torch.set_rng_state(state["cpu"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
-
-
 def epoch_order(count: int, epoch: int, seed: int) -> Tensor:
     """The order of the samples in an epoch; it depends on nothing else, so resuming is exact."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     return torch.randperm(count, generator=generator)
 
 
-def progress_bar(console: Console) -> Progress:
-    """A bar with the count, the time that has passed and the time that is left."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[loss]}"),
-        console=console,
-    )
+def _clocks() -> tuple[float, float]:
+    return time.monotonic(), time.process_time()

@@ -4,6 +4,9 @@ CIFAR-10 and Tiny-ImageNet are as PyTorch-StudioGAN's configurations of SAGAN ha
 ours, small enough for ten minutes on two cores.
 """
 
+import tarfile
+import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +21,8 @@ from projects.eagan.data import (
 from projects.eagan.model import CIFAR10, TINY_IMAGENET, Architecture
 
 SHAPES = Architecture(16, 10, (64, 64, 32), (32, 64, 64), halvings=2, attention_after=(1, 1))
+
+_DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -55,11 +60,14 @@ def read(data: str, archive: str | Path | None) -> tuple[Pictures, Pictures]:
     """Training and test pictures of a recipe's data.
 
     Raises:
-        ValueError: where an archive is needed and not named, missing or damaged.
+        ValueError: if an archive is needed and not named, missing, damaged or another one.
     """
     name = RECIPES[data].archive
     if name is None:
         return make_shapes(8000, seed=0), make_shapes(2000, seed=1)
     if archive is None:
         raise ValueError(f"--data {data} needs --archive FILE, the place of {name}")
-    return (read_cifar10 if data == "cifar10" else read_tiny_imagenet)(archive)
+    try:
+        return (read_cifar10 if data == "cifar10" else read_tiny_imagenet)(archive)
+    except (OSError, EOFError, KeyError, ValueError, *_DAMAGED) as error:
+        raise ValueError(f"{archive} cannot be read as {name}: {error}") from error

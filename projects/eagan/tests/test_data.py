@@ -17,6 +17,7 @@ from projects.eagan.data import (
     to_float,
     to_uint8,
 )
+from projects.eagan.recipes import read
 from projects.eagan.train import main
 
 BATCHES = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
@@ -51,70 +52,43 @@ def test_cifar10(tmp_path):
     assert test.images[0, :, 0, 0].tolist() == [1, 2, 3]
 
 
-def test_cifar10_that_is_not_whole(tmp_path):
-    path = tmp_path / "cifar-10-binary.tar.gz"
-    expected = r"expected the file cifar-10-binary\.tar\.gz from https://www\.cs\.toronto\.edu"
-    with pytest.raises(ValueError, match=f"no such file; {expected}"):
-        read_cifar10(path)
-    write_cifar10(path, data_batch_1=b"")
-    with pytest.raises(ValueError, match=f"it lacks data_batch_2.*; {expected}"):
-        read_cifar10(path)
-    write_cifar10(path, **{name.removesuffix(".bin"): b"1234" for name in BATCHES})
-    with pytest.raises(ValueError, match=r"data_batch_1\.bin has 4 bytes"):
-        read_cifar10(path)
-    noise = np.random.RandomState(0).bytes(200_000)
-    write_cifar10(path, **{name.removesuffix(".bin"): noise for name in BATCHES})
-    path.write_bytes(path.read_bytes()[:100_000])
-    with pytest.raises(ValueError, match=f"damaged.*{expected}"):
-        read_cifar10(path)
-
-
-def write_tiny_imagenet(path, size: int = 64, classes: int = 200, lacking: str = "") -> None:
-    def jpeg(value: int) -> bytes:
-        file = io.BytesIO()
-        Image.new("L", (size, size), value).save(file, "JPEG")
-        return file.getvalue()
-
-    wnids = [f"n{i:08}" for i in range(classes)]
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("tiny-imagenet-200/wnids.txt", "\n".join(wnids))
-        for i, wnid in enumerate(wnids):
-            if wnid != lacking:
-                name = f"tiny-imagenet-200/train/{wnid}/images/{wnid}_0.JPEG"
-                archive.writestr(name, jpeg(i))
-        rows = [f"val_{i}.JPEG\t{wnids[-1 - i]}\t0\t0\t9\t9" for i in range(3)]
-        archive.writestr("tiny-imagenet-200/val/val_annotations.txt", "\n".join(rows))
-        for i in range(3):
-            archive.writestr(f"tiny-imagenet-200/val/images/val_{i}.JPEG", jpeg(50 + i))
+def test_another_file_is_refused_by_name(tmp_path):
+    path = tmp_path / "archive"
+    for data in ("cifar10", "tiny-imagenet"):
+        with pytest.raises(ValueError, match=f"{path} cannot be read as"):
+            read(data, path)
+    noise = {name.removesuffix(".bin"): np.random.RandomState(0).bytes(30_730) for name in BATCHES}
+    write_cifar10(path, **noise)
+    path.write_bytes(path.read_bytes()[:20_000])
+    with pytest.raises(ValueError, match=r"cannot be read as cifar-10-binary\.tar\.gz"):
+        read("cifar10", path)
+    with pytest.raises(ValueError, match=r"cannot be read as tiny-imagenet-200\.zip"):
+        read("tiny-imagenet", path)
 
 
 def test_tiny_imagenet(tmp_path):
+    def jpeg(value: int) -> bytes:
+        file = io.BytesIO()
+        Image.new("L", (64, 64), value).save(file, "JPEG")
+        return file.getvalue()
+
     path = tmp_path / "tiny-imagenet-200.zip"
-    write_tiny_imagenet(path)
-    train, val = read_tiny_imagenet(path, per_class=1)
+    wnids = [f"n{i:08}" for i in range(200)]
+    root = "tiny-imagenet-200"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{root}/wnids.txt", "\n".join(wnids))
+        for i, wnid in enumerate(wnids):
+            archive.writestr(f"{root}/train/{wnid}/images/{wnid}_0.JPEG", jpeg(i))
+        rows = [f"val_{i}.JPEG\t{wnids[-1 - i]}\t0\t0\t9\t9" for i in range(3)]
+        archive.writestr(f"{root}/val/val_annotations.txt", "\n".join(rows))
+        for i in range(3):
+            archive.writestr(f"{root}/val/images/val_{i}.JPEG", jpeg(50 + i))
+    train, val = read_tiny_imagenet(path)
     assert train.images.shape == (200, 3, 64, 64)
     assert train.labels.tolist() == list(range(200))
     levels = train.images.float().mean((1, 2, 3)) - torch.arange(200)
     assert levels.abs().max() < 1.5
     assert val.labels.tolist() == [199, 198, 197]
-
-
-def test_tiny_imagenet_that_is_not_whole(tmp_path):
-    path = tmp_path / "tiny-imagenet-200.zip"
-    with pytest.raises(ValueError, match=r"no such file; expected the file tiny-imagenet-200\.zip"):
-        read_tiny_imagenet(path)
-    path.write_bytes(b"no zip")
-    with pytest.raises(ValueError, match="damaged or no zip archive"):
-        read_tiny_imagenet(path)
-    write_tiny_imagenet(path, classes=7)
-    with pytest.raises(ValueError, match=r"wnids\.txt names 7 classes, not 200"):
-        read_tiny_imagenet(path)
-    write_tiny_imagenet(path, lacking="n00000003")
-    with pytest.raises(ValueError, match="class n00000003 has 0 pictures, not 1"):
-        read_tiny_imagenet(path, per_class=1)
-    write_tiny_imagenet(path, size=32)
-    with pytest.raises(ValueError, match="is 32 x 32, not 64 x 64"):
-        read_tiny_imagenet(path, per_class=1)
 
 
 def test_the_command_says_what_is_missing():
