@@ -1,6 +1,5 @@
 """What the trainings of the projects share: a run's folder, and its checkpoint to resume from."""
 
-import time
 from pathlib import Path
 
 import torch
@@ -33,7 +32,6 @@ class Run:
         self.folder, self.settings, self.parts = folder, settings, parts
         self.position = 0
         self.log: list[dict] = []
-        self.began = _clocks()
         if resume:
             self._resume()
         elif (folder / CHECKPOINT).exists():
@@ -55,11 +53,9 @@ class Run:
         self.position, self.log = content["position"], content["log"]
 
     def measured(self, found: dict[str, float]) -> None:
-        """Log and print numbers, with the seconds since the start of this process's training."""
-        wall, cpu = (now - then for now, then in zip(_clocks(), self.began, strict=True))
-        self.log.append({"position": self.position, **found, "seconds": wall, "cpu_seconds": cpu})
-        numbers = ", ".join(f"{name} {value:.3f}" for name, value in found.items())
-        print(f"{self.position}: {numbers}, {wall:.0f} s ({cpu:.0f} s of CPU)")
+        """Log and print numbers."""
+        self.log.append({"position": self.position, **found})
+        print(f"{self.position}:", ", ".join(f"{name} {n:.3f}" for name, n in found.items()))
 
     def save(self) -> None:
         """Write the checkpoint."""
@@ -93,7 +89,3 @@ def epoch_order(count: int, epoch: int, seed: int) -> Tensor:
     """The order of the samples in an epoch; it depends on nothing else, so resuming is exact."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     return torch.randperm(count, generator=generator)
-
-
-def _clocks() -> tuple[float, float]:
-    return time.monotonic(), time.process_time()

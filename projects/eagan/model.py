@@ -223,7 +223,6 @@ class Discriminator(nn.Module):
     def __init__(self, architecture: Architecture, attention: Attention = "external"):
         super().__init__()
         channels = architecture.discriminator
-        self.image_shape = (3, architecture.image_size, architecture.image_size)
         self.blocks = nn.Sequential()
         for index, wide in enumerate(channels, 1):
             if index == 1:
@@ -237,13 +236,7 @@ class Discriminator(nn.Module):
         self.classes = _spectral(nn.Embedding(architecture.num_classes, channels[-1]))
 
     def forward(self, image: Tensor, label: Tensor) -> Tensor:
-        """image (B, 3, H, W) in [-1, 1] and label (B,) to scores (B,).
-
-        Raises:
-            ValueError: for pictures of another size.
-        """
-        if image.shape[1:] != self.image_shape:
-            raise ValueError(f"image must be (B, {self.image_shape}), got {tuple(image.shape)}")
+        """image (B, 3, H, W) in [-1, 1] and label (B,) to scores (B,)."""
         features = F.relu(self.blocks(image)).sum((2, 3))  # B, C
         return self.score(features)[:, 0] + (self.classes(label) * features).sum(1)
 

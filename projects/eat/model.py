@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmseg_ext.layers import ExternalAttention
-from projects.eat.sampling import farthest_points, nearest_points, require_clouds, take
+from projects.eat.sampling import farthest_points, nearest_points, take
 
 Attention = Literal["external", "self"]
 
@@ -147,12 +147,7 @@ class Classifier(nn.Module):
         )
 
     def forward(self, points: Tensor) -> Tensor:
-        """points (B, N, 3) to logits (B, classes).
-
-        Raises:
-            ValueError: as `require_clouds` does.
-        """
-        require_clouds(points, max(self.samples[0], self.neighbours))
+        """points (B, N, 3) to logits (B, classes)."""
         features = self.embedding(points)  # B, N, C
         for aggregation, count in zip(self.aggregations, self.samples, strict=True):
             sampled = farthest_points(points, count)
@@ -191,12 +186,7 @@ class PartSegmenter(nn.Module):
         self.head3 = nn.Linear(2 * width, num_parts)
 
     def forward(self, points: Tensor, label: Tensor) -> Tensor:
-        """points (B, N, 3) and label (B,) to logits (B, N, parts).
-
-        Raises:
-            ValueError: as `require_clouds` does.
-        """
-        require_clouds(points, 1)
+        """points (B, N, 3) and label (B,) to logits (B, N, parts)."""
         x = self.fuse(torch.cat(_attend(self.attentions, self.embedding(points)), 2))  # B, N, 8C
         of_class = self.of_class(F.one_hot(label, self.num_classes).to(x.dtype))  # B, C/2
         shared = torch.cat([x.amax(1), x.mean(1), of_class], 1)  # B, 16C + C/2

@@ -85,13 +85,15 @@ def read(data: str, folder: str | Path | None) -> tuple[Clouds, Clouds]:
     """Training and test clouds of a recipe's data.
 
     Raises:
-        ValueError: where a folder is needed and not named, or lacks what it should hold.
+        ValueError: if a folder is needed and not named, or lacks what it should hold; without h5py.
     """
     recipe = RECIPES[data]
     if recipe.folder is None:
-        return Clouds(*make_solids(2048, recipe.points, seed=0)), Clouds(
-            *make_solids(800, recipe.points, seed=1)
-        )
+        train, test = (make_solids(n, recipe.points, i) for i, n in enumerate((2048, 800)))
+        return Clouds(*train), Clouds(*test)
     if folder is None:
         raise ValueError(f"--data {data} needs --folder DIR, the place of {recipe.folder}")
-    return (read_modelnet40 if data == "modelnet40" else read_shapenet_part)(folder)
+    try:
+        return (read_modelnet40 if data == "modelnet40" else read_shapenet_part)(folder)
+    except (ImportError, OSError, KeyError) as error:
+        raise ValueError(f"{folder} cannot be read as {recipe.folder}: {error}") from error

@@ -9,26 +9,6 @@ import torch
 from torch import Tensor
 
 
-def require_clouds(points: Tensor, needed: int) -> None:
-    """Refuse what cannot be sampled.
-
-    Raises:
-        ValueError: unless points is (B, N, 3) with at least `needed` points, all coordinates
-            finite, and not all points of a cloud the same.
-    """
-    if points.ndim != 3 or points.shape[2] != 3:
-        raise ValueError(f"points must be (B, N, 3), got {tuple(points.shape)}")
-    if points.shape[1] < needed:
-        raise ValueError(f"points: {points.shape[1]} to a cloud, of which {needed} are sampled")
-    low, high = points.amin(1), points.amax(1)  # B, 3
-    if not (low.isfinite() & high.isfinite()).all():
-        cloud = int((~(low.isfinite() & high.isfinite())).any(1).nonzero()[0])
-        raise ValueError(f"points: cloud {cloud} has coordinates that are not finite")
-    if (low == high).all(1).any():
-        cloud = int((low == high).all(1).nonzero()[0])
-        raise ValueError(f"points: all points of cloud {cloud} are the same")
-
-
 def farthest_points(points: Tensor, count: int) -> Tensor:
     """Indices (B, count): the first point, then always the point farthest from those chosen.
 

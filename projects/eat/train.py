@@ -1,12 +1,11 @@
 """Train EAT or PCT: python -m projects.eat.train --data solids"""
 
 import argparse
-import time
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
+from rich.progress import track
 from torch import Tensor, nn
 
 from projects import runs
@@ -36,32 +35,19 @@ def train(
     seed: int = 0,
     device: str = "cpu",
     resume: bool = False,
-    stop_after: int | None = None,
 ) -> list[dict]:
     """Train in `folder`, with a checkpoint after each epoch; gives what was measured.
 
     Args:
         epochs: the recipe's if not given.
         resume: whether to go on from the folder's checkpoint.
-        stop_after: an epoch to stop after, as if the training had been cut.
 
     Raises:
-        ValueError: for a folder with a checkpoint where `resume` is not set, or with none where it
-            is, or with one of other settings; for clouds with fewer points than the recipe takes.
+        ValueError: as `runs.Run` does.
     """
     recipe = RECIPES[data]
     epochs = recipe.epochs if epochs is None else epochs
-    if epochs < 1:
-        raise ValueError(f"epochs must be positive, got {epochs}")
     settings = {"data": data, "attention": attention, "epochs": epochs, "seed": seed}
-    if train_clouds.points.shape[1] < recipe.points:
-        count = train_clouds.points.shape[1]
-        raise ValueError(f"clouds have {count} points, {recipe.points} are needed")
-    folder.mkdir(parents=True, exist_ok=True)
-    if not resume and (folder / runs.CHECKPOINT).exists():
-        raise ValueError(
-            f"{folder} holds a training: go on with --resume, or name another --work-dir"
-        )
     torch.manual_seed(seed)
     network = recipe.build(attention).to(device)
     if recipe.adam:
@@ -73,41 +59,24 @@ def train(
         optimizer, epochs * batches, recipe.rates[1]
     )
     parts = {"network": network, "optimizer": optimizer, "schedule": schedule}
-    start, log = runs.resume(folder, settings, parts) if resume else (0, [])
-    console = Console()
-    began, cpu_began = time.monotonic(), time.process_time()
-    with runs.progress_bar(console) as bar:
-        task = bar.add_task(
-            f"{attention} attention", total=epochs * batches, completed=start * batches, loss=""
-        )
-        for epoch in range(start, epochs):
-            order = runs.epoch_order(len(train_clouds.points), epoch, seed)
-            for chosen in order[: batches * recipe.batch].split(recipe.batch):
-                batch = Clouds(*(None if x is None else x[chosen] for x in train_clouds))
-                loss = loss_of(network, recipe, batch, torch.device(device))
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                schedule.step()
-                bar.update(task, advance=1, loss=f"loss {loss.item():.3f}")
-            found = judge(network, recipe, test_clouds)
-            spent = {
-                "seconds": time.monotonic() - began,
-                "cpu_seconds": time.process_time() - cpu_began,
-            }
-            log.append({"epoch": epoch + 1, **found, **spent})
-            measures = ", ".join(f"{name} {value:.1%}" for name, value in found.items())
-            console.print(
-                f"epoch {epoch + 1}: {measures}, "
-                f"{spent['seconds']:.0f} s ({spent['cpu_seconds']:.0f} s of CPU)"
-            )
-            runs.save(folder, settings, epoch + 1, parts, log)
-            if epoch + 1 == stop_after:
-                break
-    return log
+    run = runs.Run(folder, settings, parts, resume)
+    for epoch in range(run.position, epochs):
+        order = runs.epoch_order(len(train_clouds.points), epoch, seed)
+        chosen_batches = order[: batches * recipe.batch].split(recipe.batch)
+        for chosen in track(chosen_batches, f"{attention} attention, epoch {epoch + 1}"):
+            batch = Clouds(*(None if x is None else x[chosen] for x in train_clouds))
+            loss = loss_of(network, recipe, batch, torch.device(device))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+        run.position = epoch + 1
+        run.measured(judge(network, recipe, test_clouds))
+        run.save()
+    return run.log
 
 
-def _arguments(argv: list[str] | None) -> argparse.Namespace:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m projects.eat.train", description=__doc__)
     parser.add_argument("--data", choices=list(RECIPES), required=True)
     parser.add_argument("--folder", metavar="DIR", help="the dataset's HDF5 files")
@@ -117,30 +86,15 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--work-dir", type=Path, metavar="DIR")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str] | None = None) -> None:
-    arguments = _arguments(argv)
-    folder = arguments.work_dir or Path(
-        "work_dirs", f"eat_{arguments.data}_{arguments.attention}_seed{arguments.seed}"
-    )
+    args = vars(parser.parse_args(argv))
+    name = "eat_{data}_{attention}_seed{seed}".format(**args)
+    folder = args.pop("work_dir") or Path("work_dirs", name)
     try:
-        train_clouds, test_clouds = read(arguments.data, arguments.folder)
-        train(
-            arguments.data,
-            train_clouds,
-            test_clouds,
-            folder,
-            arguments.attention,
-            arguments.epochs,
-            arguments.seed,
-            arguments.device,
-            arguments.resume,
-        )
+        clouds = read(args["data"], args.pop("folder"))
+        train(args.pop("data"), *clouds, folder, **args)
     except ValueError as error:
         raise SystemExit(str(error)) from error
-    print(f"{folder / runs.CHECKPOINT}: python -m projects.eat.evaluate {folder}")
+    print(f"{folder}: python -m projects.eat.evaluate {folder}")
 
 
 if __name__ == "__main__":

@@ -149,8 +149,3 @@ def test_external_attention_takes_the_offset_from_its_memories():
     rows = columns / columns.sum(1, keepdim=True)
     expected = x + layer.offset(x - (rows @ memories.mv.weight.T)[None])
     torch.testing.assert_close(layer(x), expected)
-
-
-def test_a_cloud_with_too_few_points_is_refused():
-    with pytest.raises(ValueError, match="100 to a cloud, of which 128 are sampled"):
-        RECIPES["solids"].build("external")(torch.randn(2, 100, 3))
