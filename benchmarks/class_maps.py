@@ -1,18 +1,14 @@
 """`StripEncoderDecoder` against mmsegmentation's `EncoderDecoder`: time, peak memory and labels.
 
-    python -m benchmarks.class_maps                           post-processing and loss alone
-    python -m benchmarks.class_maps --network                 whole test and training steps
-    python -m benchmarks.class_maps --figure FILE             memory against the size of the image
-    python -m benchmarks.class_maps --device cuda --largest-batch
+    python -m benchmarks.class_maps              post-processing and loss alone
+    python -m benchmarks.class_maps --network    whole test and training steps
 
 Alone means with a network that returns stored random logits at output stride 8. Both sides take
-turns in one process; the peak memory of each is measured in a process of its own.
+turns in one process.
 """
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -32,7 +28,6 @@ from torch import Tensor, nn
 
 from mmseg_ext import register_all_modules
 from mmseg_ext.cost.contest import MEBI, median_ratio, paired_times, peak_memory
-from mmseg_ext.cost.devices import usable_device
 from mmseg_ext.cost.model_cost import machine, markdown
 from mmseg_ext.segmentors import StreamingSegTTAModel
 
@@ -191,126 +186,30 @@ def step(case: Case, kind: str, network: bool, device: str) -> Callable[[], Tens
     return make(case, model, network)
 
 
-def peak(case: Case, kind: str, network: bool, device: str) -> int:
-    """Bytes that a step needs above its start."""
-    return peak_memory(step(case, kind, network, device), device)
-
-
-def peak_of_own_process(name: str, kind: str, network: bool, device: str) -> int:
-    command = [sys.executable, "-m", "benchmarks.class_maps", "--peak-of", name, kind]
-    command += ["--device", device, *(["--network"] if network else [])]
-    result = subprocess.run(command, capture_output=True, text=True)
-    if result.returncode:
-        raise RuntimeError(f"{name}, {kind}: {result.stderr.strip().splitlines()[-1]}")
-    return int(result.stdout.splitlines()[-1])
-
-
 def measure(
-    name: str, network: bool, rounds: int, device: str, clock: Callable[[], float]
-) -> dict[str, float]:
-    """One row: peak MiB of each, median seconds of each, and how their results differ."""
-    case = CASES[name]
-    row: dict[str, float] = {}
-    for kind in KINDS:
-        row[f"{kind}_mib"] = peak_of_own_process(name, kind, network, device) / MEBI
-    if rounds == 0:
-        return row
+    case: Case, network: bool, rounds: int, device: str, clock: Callable[[], float]
+) -> list[str]:
+    """Median seconds and peak MiB of either, their ratios, and how the results differ."""
+    steps = {kind: step(case, kind, network, device) for kind in KINDS}
     results: dict[str, Tensor] = {}
 
-    def timed(kind: str) -> Callable[[], None]:
-        run = step(case, kind, network, device)
+    def keep(kind: str) -> Callable[[], None]:
+        return lambda: results.update({kind: steps[kind]()})
 
-        def keep_result() -> None:
-            results[kind] = run()
-
-        return keep_result
-
-    times = paired_times({kind: timed(kind) for kind in KINDS}, rounds, warmup=0, clock=clock)
-    row |= {f"{kind}_seconds": statistics.median(times[kind]) for kind in KINDS}
-    row["speedup"] = median_ratio(times["stock"], times["strips"])
+    times = paired_times({kind: keep(kind) for kind in KINDS}, rounds, warmup=0, clock=clock)
+    seconds = [f"{statistics.median(times[kind]):.2f}" for kind in KINDS]
+    speedup = median_ratio(times["stock"], times["strips"])
     stock, ours = results["stock"], results["strips"]
-    if case.batch:
-        row["loss_difference"] = ((ours - stock).abs() / stock).item()
-    else:
-        row["other_labels"] = (ours != stock).sum().item()
-        row["pixels"] = ours.numel()
-    return row
+    difference = f"loss by {((ours - stock).abs() / stock).item():.0e}"
+    if not case.batch:
+        difference = f"{(ours != stock).sum().item()} of {ours.numel()} labels"
+    mib = [peak_memory(run, device) / MEBI for run in steps.values()]
+    memory = [f"{n:.0f}" for n in mib] + [f"{mib[1] / mib[0]:.2f}"]
+    return [*seconds, f"{speedup:.1f}", *memory, difference]
 
 
-def table(rows: dict[str, dict[str, float]]) -> str:
-    headings = ["", "stock, s", "strips, s", "stock / strips", "stock, MiB", "strips, MiB"]
-    headings += ["strips / stock", "results that differ"]
-    lines = []
-    for name, row in rows.items():
-        times = ["", "", ""]
-        if "speedup" in row:
-            times = [
-                f"{row['stock_seconds']:.2f}",
-                f"{row['strips_seconds']:.2f}",
-                f"{row['speedup']:.1f}",
-            ]
-        difference = ""
-        if "pixels" in row:
-            difference = f"{row['other_labels']} of {row['pixels']} labels"
-        elif "loss_difference" in row:
-            difference = f"loss by {row['loss_difference']:.0e}"
-        memory = [f"{row['stock_mib']:.0f}", f"{row['strips_mib']:.0f}"]
-        ratio = f"{row['strips_mib'] / row['stock_mib']:.2f}"
-        lines.append([name, *times, *memory, ratio, difference])
-    return markdown(headings, lines)
-
-
-SIDES = (512, 1024, 2048, 3072, 4096)
-LARGEST_STOCK = 3072  # 5.3 GiB; twice that at 4096
-
-
-def memory_by_size(device: str) -> dict[str, dict[int, float]]:
-    """Peak MiB by the side of a square image of 150 classes, one view of 512x512."""
-    curves: dict[str, dict[int, float]] = {kind: {} for kind in KINDS}
-    for side in SIDES:
-        case = replace(CASES["ADE20K, 512x683, 1 view"], size=(512, 512), original=(side, side))
-        for kind in KINDS if side <= LARGEST_STOCK else ("strips",):
-            curves[kind][side] = peak(case, kind, False, device) / MEBI
-    return curves
-
-
-def plot(curves: dict[str, dict[int, float]], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    axes = figure.add_subplot()
-    names = {"stock": "EncoderDecoder", "strips": "StripEncoderDecoder"}
-    for kind, colour in (("stock", "#5b6270"), ("strips", "#e4572e")):
-        curve = curves[kind]
-        axes.plot(
-            [side**2 for side in curve],
-            list(curve.values()),
-            marker="o",
-            color=colour,
-            label=names[kind],
-        )
-    axes.set(xscale="log", yscale="log", xlabel="image", ylabel="peak of post-processing, MiB")
-    axes.set_xticks([side**2 for side in SIDES], [f"{side}²" for side in SIDES])
-    axes.minorticks_off()
-    axes.grid(color="#d9dce1", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
-
-
-def largest_batch(kind: str, device: str) -> int:
-    """Images of 512x512 of the ADE20K config with which a training step fits on the device."""
-    fits, fails = 0, None
-    while fails is None or fails - fits > 1:
-        batch = max(1, 2 * fits) if fails is None else (fits + fails) // 2
-        case = replace(CASES["ADE20K, training, 4x512x512"], batch=batch)
-        try:
-            step(case, kind, True, device)()
-            fits = batch
-        except torch.cuda.OutOfMemoryError:
-            fails = batch
-        torch.cuda.empty_cache()
-    return fits
+HEADINGS = ["", "stock, s", "strips, s", "stock / strips", "stock, MiB", "strips, MiB"]
+HEADINGS += ["strips / stock", "results that differ"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -319,46 +218,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--network", action="store_true", help="with the whole network")
-    parser.add_argument("--rounds", type=int, default=3, help="0: memory alone")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--cpu-seconds", action="store_true", help="of the process, for a machine that is shared"
     )
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", type=Path, help="write the numbers")
-    parser.add_argument("--figure", type=Path, help="instead: memory by image size, as a picture")
-    parser.add_argument("--largest-batch", action="store_true", help="instead, on a GPU")
-    parser.add_argument("--peak-of", nargs=2, metavar=("CASE", "KIND"), help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    try:  # before the measurement
-        device = usable_device(args.device)
-        if args.largest_batch and device.type != "cuda":
-            raise ValueError("--largest-batch needs a GPU: --device cuda")
-        for path in filter(None, (args.json, args.figure)):
-            path.parent.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    if args.peak_of:
-        name, kind = args.peak_of
-        print(peak(CASES[name], kind, args.network, args.device))
-        return 0
-    result: dict
-    if args.figure:
-        result = memory_by_size(args.device)
-        plot(result, args.figure)
-        print(result)
-    elif args.largest_batch:
-        result = {kind: largest_batch(kind, args.device) for kind in KINDS}
-        print(result)
-    else:
-        result = {}
-        clock = time.process_time if args.cpu_seconds else time.perf_counter
-        for name in args.cases:
-            result[name] = measure(name, args.network, args.rounds, args.device, clock)
-            print(name, result[name], file=sys.stderr, flush=True)
-        print(f"{machine(args.device)}\n\n{table(result)}")
-    if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    clock = time.process_time if args.cpu_seconds else time.perf_counter
+    rows = []
+    for name in args.cases:
+        cells = measure(CASES[name], args.network, args.rounds, args.device, clock)
+        rows.append([name, *cells])
+        print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
+    print(f"{machine(args.device)}\n\n{markdown(HEADINGS, rows)}")
     return 0
 
 
