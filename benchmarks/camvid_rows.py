@@ -65,85 +65,10 @@ GROUPS = {
     ),
 }
 
-_WEIGHTS = "model.decode_head.loss_decode.class_weight"
-_RATE = "optim_wrapper.optimizer.lr"
-_CLIP = "optim_wrapper.clip_grad"
-_TRAIN, _TEST = "train_dataloader.dataset.pipeline", "test_dataloader.dataset.pipeline"
-_LOG = [0.982, 0.811, 2.283, 0.668, 1.744, 1.302, 2.245, 2.254, 1.599, 2.356, 2.435]
-_ROOT = [0.88, 0.75, 3.63, 0.64, 1.70, 1.15, 3.32, 3.39, 1.49, 4.50, 6.66]
-_INVERSE = [0.27, 0.19, 4.56, 0.14, 1.0, 0.46, 3.81, 3.98, 0.77, 7.01, 15.35]
-_OHEM = dict(type="OHEMPixelSampler", thresh=0.7, min_kept=6000)
-_SGD = dict(_delete_=True, type="SGD", lr=0.05, momentum=0.9, weight_decay=0.0005)
-_NARROW = {"model.decode_head.concat_input": False}
-_FLOAT32 = {_RATE: 2e-3, "optim_wrapper.type": "OptimWrapper", **_NARROW}
-_WIDE = {
-    "model.backbone.base_channels": 32,
-    "model.backbone.stem_channels": 32,
-    "model.decode_head.in_channels": 256,
-}
-_WHOLE = {
-    f"{_TRAIN}.2.scale": (480, 360),
-    f"{_TRAIN}.2.ratio_range": (0.5, 1.25),
-    f"{_TEST}.1.scale": (480, 360),
-}
-
-
-def _recipe(name: str, title: str, weights: list[float] | None, options: dict) -> Row:
-    return Row(f"recipe_{name}", title, "fcn_r18_camvid_8k", {_WEIGHTS: weights, **options})
-
-
-# Tried before the protocol was frozen. "Alone": without `concat_input`.
-RECIPE = (
-    _recipe("plain", "no weights, rate 0.002, float32, alone", None, _FLOAT32),
-    _recipe(
-        "ohem",
-        "OHEM, rate 0.002, float32, alone",
-        None,
-        {"model.decode_head.sampler": _OHEM, **_FLOAT32},
-    ),
-    _recipe("log", "weights 1 / log(1.1 + share), rate 0.002, float32, alone", _LOG, _FLOAT32),
-    _recipe("rate2", "weights share^-1/2, rate 0.002, alone", _ROOT, {_RATE: 2e-3, **_NARROW}),
-    _recipe("rate6", "weights share^-1/2, alone", _ROOT, _NARROW),
-    _recipe("rate12", "weights share^-1/2, rate 0.012", _ROOT, {_RATE: 12e-3}),
-    _recipe("root", "weights share^-1/2", _ROOT, {}),
-    _recipe("inverse", "weights share^-1", _INVERSE, {}),
-    _recipe(
-        "unclipped", "weights share^-1/2, rate 0.01, no clipping", _ROOT, {_RATE: 1e-2, _CLIP: None}
-    ),
-    _recipe(
-        "sgd",
-        "weights share^-1/2, SGD of rate 0.05, no clipping",
-        _ROOT,
-        {"optim_wrapper.optimizer": _SGD, _CLIP: None},
-    ),
-    _recipe("whole", "weights share^-1/2, images of 480x360", _ROOT, _WHOLE),
-    _recipe(
-        "pairs", "weights share^-1/2, batches of two", _ROOT, {"train_dataloader.batch_size": 2}
-    ),
-    _recipe("wide", "weights share^-1/2, base width 32", _ROOT, _WIDE),
-    Row("fcn", "weights share^-3/4: the protocol", "fcn_r18_camvid_8k"),
-    Row("recipe_fpn_r18_fast", "FPN on ResNet-18, rate 0.006", "fpn_r18_camvid_8k", {_RATE: 6e-3}),
-    Row("fpn_r18", "FPN on ResNet-18, rate 0.0015", "fpn_r18_camvid_8k"),
-    Row(
-        "recipe_fpn_deepvit_fast",
-        "FPN on DeepViT, rate 0.006",
-        "fpn_deepvit_camvid_8k",
-        {_RATE: 6e-3},
-    ),
-    Row("fpn_deepvit", "FPN on DeepViT, rate 0.0015", "fpn_deepvit_camvid_8k"),
-)
-
-
-def rows_of(group: str) -> Sequence[Row]:
-    return RECIPE if group == "recipe" else GROUPS[group]
-
 
 def all_rows() -> list[Row]:
     """The rows under the protocol, in the order of the tables."""
     return [row for group in GROUPS.values() for row in group]
-
-
-# --- the tables ---------------------------------------------------------------------------------
 
 
 def of(record: dict, row: Row) -> list[dict]:
@@ -237,7 +162,7 @@ def ablation_table(record: dict) -> str:
 
 
 def by_config(record: dict) -> dict[str, str]:
-    """For the table of all configs: the mean mIoU of those that were trained as they stand."""
+    """The mean mIoU of the configs that were trained as they stand, for the model zoo."""
     trained = {}
     for row in all_rows():
         if not row.options and (runs := of(record, row)):
@@ -246,23 +171,7 @@ def by_config(record: dict) -> dict[str, str]:
     return trained
 
 
-def recipe_table(record: dict) -> str:
-    """What was tried on FCN, and what was taken."""
-    tried = {numbers["row"]: numbers for numbers in record["recipe"]}
-    lines = []
-    for row in RECIPE:
-        if numbers := tried.get(row.name):
-            missed = (
-                ", ".join(name for name, value in numbers["iou"].items() if value < 1) or "none"
-            )
-            scores = [f"{numbers['miou']:.1f}", f"{numbers['accuracy']:.1f}", missed]
-            lines.append([row.title, f"{numbers['iterations']:,}", *scores])
-    columns = ["recipe", "iterations", "mIoU", "pixel accuracy", "classes with an IoU below 1"]
-    return markdown(columns, lines)
-
-
 TABLES = {
-    "camvid_recipe": recipe_table,
     "camvid_heads": head_table,
     "camvid_classes": class_table,
     "camvid_backbones": backbone_table,

@@ -2,15 +2,15 @@
 
     python -m benchmarks.camvid_table --seeds 3
 
-trains what is missing, goes on with what was cut (any run can be killed at any time), and writes
-docs/results/camvid.json, the tables of docs/camvid.md, which hold nothing else, and its figure. The
-configs are `configs/*_camvid_8k.py`; the validation frames are scored with the last weights.
+trains what is missing and resumes what was cut; it may be killed at any time. It writes
+docs/results/camvid.json and the tables of docs/camvid.md. The configs are
+`configs/*_camvid_8k.py`; the validation frames are scored with the last weights.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from mmseg.structures import SegDataSample
 from torch import Tensor, nn
 
 from benchmarks import docs_tables
-from benchmarks.camvid_rows import GROUPS, RECIPE, Row, all_rows, rows_of
+from benchmarks.camvid_rows import GROUPS, Row, all_rows
 from benchmarks.receptive_field import effective_receptive_field, share_beyond
 from mmseg_ext import register_all_modules
 from mmseg_ext.atomic_write import write_text
@@ -36,23 +36,18 @@ from mmseg_ext.cost.multiply_adds import count_multiply_adds
 from mmseg_ext.engine.launch import build_train_runner, load_settings
 from mmseg_ext.engine.load_trained import load_trained
 from mmseg_ext.evaluation.checked_iou_metric import CheckedIoUMetric
-from mmseg_ext.reports.panels import draw_panels
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "docs/results/camvid.json"
-FIGURE = ROOT / "docs/images/camvid_frames.png"
 FRAME = (180, 240)  # height and width of the images that the models see in testing
 FAR = 60  # pixels of such an image, a quarter of its width
 PROBED = 16  # validation frames whose effective receptive fields are averaged
-IGNORED = 255
-
-
-# --- one run ------------------------------------------------------------------------------------
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def settings(row: Row, seed: int, iterations: int) -> dict:
     """What a run changes in the row's config, as `--cfg-options` would."""
-    workers = 4 if torch.cuda.is_available() else 0
+    workers = 4 if DEVICE == "cuda" else 0
     return {
         "train_cfg.max_iters": iterations,
         "train_cfg.val_interval": iterations,
@@ -69,19 +64,21 @@ def settings(row: Row, seed: int, iterations: int) -> dict:
 
 
 def run(row: Row, seed: int, iterations: int, folder: Path) -> dict:
-    """The numbers of a run: read where they are there, else trained, or trained to the end."""
+    """The numbers of a run; it is trained first, or to its end, unless its result is there."""
     result = folder / "result.json"
     if not result.is_file():
         config = train(row, seed, iterations, folder)
         model = weights_of(config, folder, iterations)
         numbers = {"row": row.name, "seed": seed, "iterations": iterations, **score(config, model)}
         numbers["far"] = far_part(config, model)
+        if row in GROUPS["heads"]:
+            numbers["miou_views"] = score_views(config, model)
         write_text(json.dumps(numbers) + "\n", result)
     return json.loads(result.read_text())
 
 
 def train(row: Row, seed: int, iterations: int, folder: Path) -> Config:
-    """Train the row in `folder`, from its last checkpoint where there is one."""
+    """Train the row in `folder`, from its last checkpoint if there is one."""
     path = str(ROOT / "configs" / f"{row.config}.py")
     options = settings(row, seed, iterations)
     if not (folder / f"iter_{iterations}.pth").is_file():
@@ -94,39 +91,34 @@ def train(row: Row, seed: int, iterations: int, folder: Path) -> Config:
 def weights_of(config: Config, folder: Path, iterations: int) -> nn.Module:
     """The segmentor with the run's last weights, for inference."""
     model, _ = load_trained(config, folder / f"iter_{iterations}.pth")
-    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+    return model.to(DEVICE)
 
 
-# --- its numbers --------------------------------------------------------------------------------
-
-
-def predictions(model: nn.Module, dataset: BaseSegDataset) -> Iterator[SegDataSample]:
-    """Each image's sample, prediction and truth, both at the size of the annotation."""
-    for i in range(len(dataset)):
-        yield model.test_step(pseudo_collate([dataset[i]]))[0]
-
-
-def areas(model: nn.Module, dataset: BaseSegDataset) -> Tensor:
-    """Pixels (frames, 4, classes) of intersection, union, prediction and truth."""
+def confusion(model: nn.Module, dataset: BaseSegDataset) -> Tensor:
+    """Pixels (classes, classes) of a dataset's images, truth by prediction."""
     classes = len(dataset.metainfo["classes"])
-    rows = []
-    for sample in predictions(model, dataset):
+    total = torch.zeros(classes, classes, dtype=torch.float64)
+    for i in range(len(dataset)):
+        (sample,) = model.test_step(pseudo_collate([dataset[i]]))
         maps = (sample.pred_sem_seg.data[0], sample.gt_sem_seg.data[0])
         maps = [m.cpu().long() for m in maps]
-        counts = CheckedIoUMetric.intersect_and_union(*maps, classes, IGNORED).to_dense()
-        hits, predicted, truth = counts.diag(), counts.sum(0), counts.sum(1)
-        rows.append(torch.stack([hits, truth + predicted - hits, predicted, truth]).double())
-    return torch.stack(rows)
+        total += CheckedIoUMetric.intersect_and_union(*maps, classes, 255).to_dense()
+    return total
+
+
+def iou_of(counts: Tensor) -> Tensor:
+    """IoU (classes,) in percent."""
+    return 100 * counts.diag() / (counts.sum(0) + counts.sum(1) - counts.diag())
 
 
 def score(config: Config, model: nn.Module) -> dict:
     """mIoU, pixel accuracy and each class's IoU in percent, at one scale."""
     dataset = DATASETS.build(config.test_dataloader.dataset)
-    intersection, union, _, truth = areas(model, dataset).sum(0)
-    iou = 100 * intersection / union
+    counts = confusion(model, dataset)
+    iou = iou_of(counts)
     return {
         "miou": float(iou.mean()),
-        "accuracy": float(100 * intersection.sum() / truth.sum()),
+        "accuracy": float(100 * counts.diag().sum() / counts.sum()),
         "iou": dict(zip(dataset.metainfo["classes"], iou.tolist(), strict=True)),
     }
 
@@ -135,8 +127,7 @@ def score_views(config: Config, model: nn.Module) -> float:
     """mIoU in percent with the config's scales and flips."""
     views = {**config.test_dataloader.dataset, "pipeline": config.tta_pipeline}
     merged = MODELS.build({**config.tta_model, "module": model})
-    intersection, union, *_ = areas(merged, DATASETS.build(views)).sum(0)
-    return float(100 * (intersection / union).mean())
+    return float(iou_of(confusion(merged, DATASETS.build(views))).mean())
 
 
 def far_part(config: Config, model: nn.Module) -> float:
@@ -158,12 +149,11 @@ def costs(rows: Sequence[Row], rounds: int) -> dict[str, dict]:
 
     The rows take turns, so that a drifting machine is fair to all.
     """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     steps, table = {}, {}
     for row in rows:
         config = load_settings(str(ROOT / "configs" / f"{row.config}.py"), row.options)
-        model = MODELS.build(config.model).to(device)
-        counted = count_multiply_adds(model.eval(), torch.zeros(1, 3, *FRAME, device=device))
+        model = MODELS.build(config.model).to(DEVICE)
+        counted = count_multiply_adds(model.eval(), torch.zeros(1, 3, *FRAME, device=DEVICE))
         table[row.name] = {
             "parameters": sum(p.numel() for p in model.parameters()),
             "multiply_adds": counted.all,
@@ -171,7 +161,7 @@ def costs(rows: Sequence[Row], rounds: int) -> dict[str, dict]:
         wrapper = build_optim_wrapper(model, config.optim_wrapper)
         batch = _random_batch(config.train_dataloader.batch_size, config.crop_size)
         steps[row.name] = partial(model.train().train_step, batch, wrapper)
-    for name, result in contest(steps, rounds, device).items():
+    for name, result in contest(steps, rounds, DEVICE).items():
         table[name] |= {"ms": result.ms, "mib": result.mib}
     return table
 
@@ -186,139 +176,38 @@ def _random_batch(size: int, crop: tuple[int, int]) -> dict:
     return {"inputs": list(images), "data_samples": samples}
 
 
-# --- the recorded numbers -----------------------------------------------------------------------
-
-
-def folder_of(work_dir: Path, row: Row, seed: int, iterations: int) -> Path:
-    return work_dir / str(iterations) / row.name / f"seed{seed}"
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of each row (3)")
+    parser.add_argument("--iterations", type=int, default=8000, help="of each training (8000)")
+    parser.add_argument("--groups", nargs="+", choices=list(GROUPS), default=list(GROUPS))
+    parser.add_argument("--rounds", type=int, default=15, help="of the measured iterations (15)")
+    parser.add_argument("--work-dir", type=Path, default=Path("work_dirs/camvid_table"))
+    args = parser.parse_args(argv)
+    register_all_modules()
+    work_dir = args.work_dir / str(args.iterations)
+    for row, seed in jobs(args.groups, args.seeds):
+        folder = work_dir / row.name / f"seed{seed}"
+        numbers = run(row, seed, args.iterations, folder)
+        print(f"{row.name}, seed {seed}: mIoU {numbers['miou']:.1f}", flush=True)
+    folders = [work_dir / row.name for row in all_rows()]
+    results = [path for folder in folders for path in sorted(folder.glob("seed*/result.json"))]
+    record = json.loads(RECORD.read_text())
+    record |= {
+        "iterations": args.iterations,
+        "machine": machine(DEVICE),
+        "runs": [json.loads(path.read_text()) for path in results],
+        "costs": costs(all_rows(), args.rounds),
+    }
+    write_text(json.dumps(record, indent=1) + "\n", RECORD)
+    return docs_tables.main([])
 
 
 def jobs(groups: Sequence[str], seeds: int) -> list[tuple[Row, int]]:
     """All rows with the first seed, then the further ones, which the backbones do not get."""
-    first = [(row, 0) for group in groups for row in rows_of(group)]
-    repeated = [group for group in groups if group not in ("backbones", "recipe")]
-    further = [(row, s) for s in range(1, seeds) for g in repeated for row in rows_of(g)]
-    return first + further
-
-
-def collect(work_dir: Path, iterations: int, rows: Sequence[Row]) -> list[dict]:
-    """The runs of these rows that are finished."""
-    runs = []
-    for row in rows:
-        for path in sorted((work_dir / str(iterations) / row.name).glob("seed*/result.json")):
-            runs.append(json.loads(path.read_text()))
-    return runs
-
-
-# --- the figure ---------------------------------------------------------------------------------
-
-
-def draw_frames(work_dir: Path, iterations: int, each: int = 3) -> None:
-    """The frames where EANet is most ahead of FCN and most behind, as colour maps, by seed 0.
-
-    CamVid's images are not ours to give away: only labels are drawn.
-    """
-    maps, ious = {}, {}
-    for row in (r for r in GROUPS["heads"] if r.name in ("ea", "fcn")):
-        folder = folder_of(work_dir, row, 0, iterations)
-        config = load_settings(
-            str(ROOT / "configs" / f"{row.config}.py"), settings(row, 0, iterations), str(folder)
-        )
-        dataset = DATASETS.build(config.test_dataloader.dataset)
-        model = weights_of(config, folder, iterations)
-        samples = list(predictions(model, dataset))
-        maps[row.name] = [s.pred_sem_seg.data[0].cpu().numpy().astype(np.uint8) for s in samples]
-        truths = [s.gt_sem_seg.data[0].cpu().numpy().astype(np.uint8) for s in samples]
-        ious[row.name] = [_frame_miou(p, t) for p, t in zip(maps[row.name], truths, strict=True)]
-    order = np.argsort(np.subtract(ious["ea"], ious["fcn"]))
-    chosen = [*order[::-1][:each], *order[:each]]
-    shown = {"truth": [truths[i] for i in chosen]}
-    for name, title in (("ea", "EANet"), ("fcn", "FCN")):
-        shown[title] = [np.where(truths[i] == IGNORED, IGNORED, maps[name][i]) for i in chosen]
-    shown["differing"] = [
-        np.where(ea == fcn, IGNORED, ea)
-        for ea, fcn in zip(shown["EANet"], shown["FCN"], strict=True)
-    ]
-    meta = dataset.metainfo
-    draw_panels(shown, meta["classes"], meta["palette"], FIGURE)
-
-
-def _frame_miou(prediction: np.ndarray, truth: np.ndarray) -> float:
-    """Mean IoU of the classes that a frame shows."""
-    known = truth != IGNORED
-    present = np.unique(truth[known])
-    overlaps = [(prediction == c) & (truth == c) for c in present]
-    unions = [((prediction == c) | (truth == c)) & known for c in present]
-    return float(np.mean([o.sum() / u.sum() for o, u in zip(overlaps, unions, strict=True)]))
-
-
-# --- the command --------------------------------------------------------------------------------
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
-    register_all_modules()
-    record = {"recipe": [], "runs": [], "costs": {}}
-    if RECORD.is_file():
-        record = json.loads(RECORD.read_text())
-    if not args.no_training:
-        for row, seed in jobs(args.groups, args.seeds):
-            folder = folder_of(args.work_dir, row, seed, args.iterations)
-            numbers = run(row, seed, args.iterations, folder)
-            print(f"{row.name}, seed {seed}: mIoU {numbers['miou']:.1f}", flush=True)
-        for row, seed in jobs([g for g in args.groups if g == "heads"], args.seeds):
-            add_views(row, seed, args.iterations, args.work_dir)
-    write_record(record, args)
-    trained = {(r["row"], r["seed"]) for r in record["runs"]}
-    if "heads" in args.groups and {("ea", 0), ("fcn", 0)} <= trained:
-        draw_frames(args.work_dir, args.iterations)
-    return docs_tables.main([])
-
-
-def add_views(row: Row, seed: int, iterations: int, work_dir: Path) -> None:
-    """Score a finished run with scales and flips, unless that has been done."""
-    folder = folder_of(work_dir, row, seed, iterations)
-    numbers = json.loads((folder / "result.json").read_text())
-    if "miou_views" not in numbers:
-        config = train(row, seed, iterations, folder)
-        numbers["miou_views"] = score_views(config, weights_of(config, folder, iterations))
-        write_text(json.dumps(numbers) + "\n", folder / "result.json")
-
-
-def write_record(record: dict, args: argparse.Namespace) -> None:
-    """JSON of the runs that are there; costs are measured where they lack."""
-    if "recipe" in args.groups:
-        tried = {r["row"]: r for r in record["recipe"]}
-        runs = collect(args.work_dir, args.iterations, RECIPE)
-        tried |= {r["row"]: r for r in runs if r["seed"] == 0}
-        record["recipe"] = list(tried.values())
-    else:
-        here = machine("cuda" if torch.cuda.is_available() else "cpu")
-        known = record["costs"] if record.get("machine") == here else {}
-        rows = [row for row in all_rows() if row.name not in known and args.rounds]
-        record |= {
-            "iterations": args.iterations,
-            "machine": here,
-            "runs": collect(args.work_dir, args.iterations, all_rows()),
-            "costs": known | (costs(rows, args.rounds) if rows else {}),
-        }
-    write_text(json.dumps(record, indent=1) + "\n", RECORD)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--seeds", type=int, default=3, help="trainings of each row (3)")
-    parser.add_argument("--iterations", type=int, default=8000, help="of each training (8000)")
-    parser.add_argument("--groups", nargs="+", choices=[*GROUPS, "recipe"], default=list(GROUPS))
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=15,
-        help="of the measured iterations (15); 0: none is measured",
-    )
-    parser.add_argument("--no-training", action="store_true", help="only write what is finished")
-    parser.add_argument("--work-dir", type=Path, default=Path("work_dirs/camvid_table"))
-    return parser
+    first = [(row, 0) for group in groups for row in GROUPS[group]]
+    repeated = [row for group in groups if group != "backbones" for row in GROUPS[group]]
+    return first + [(row, seed) for seed in range(1, seeds) for row in repeated]
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from mmseg.models.decode_heads.dm_head import DCM
 from mmseg.models.decode_heads.ham_head import Hamburger
 from torch import Tensor, nn
 
-from benchmarks.tables import Settings, command, contest_table, draw_growth, module_contest
+from benchmarks.tables import Settings, command, contest_table, module_contest
 from mmseg_ext import register_all_modules
 from mmseg_ext.cost.contest import MEBI, contest, inference_step
 from mmseg_ext.cost.multiply_adds import MultiplyAdds, count_multiply_adds
@@ -160,25 +160,9 @@ def tokens(settings: Settings):
     return contest_table(results)
 
 
-def resolution(settings: Settings):
-    """Self-attention and external attention against the number of positions."""
-    sides = (16, 32, 48, 64, 96, 128)
-    names = ("self-attention", "EA, published order", "EA, fused")
-    modules = {name: BLOCKS[name].build(CHANNELS).to(settings.device) for name in names}
-    results = {}
-    for side in sides:
-        x = torch.randn(1, CHANNELS, side, side, device=settings.device)
-        steps = {name: inference_step(module, x) for name, module in modules.items()}
-        results[f"{side} x {side}"] = contest(steps, settings.rounds, settings.device)
-    if settings.figures is not None:
-        path = settings.figures / "external_attention_resolution.png"
-        draw_growth(results, [side**2 for side in sides], list(results), path)
-    return contest_table(results)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     register_all_modules()
-    parts = {"blocks": blocks, "speed": speed, "tokens": tokens, "resolution": resolution}
+    parts = {"blocks": blocks, "speed": speed, "tokens": tokens}
     return command("External attention: counts, speed and memory of its forms.", parts, argv)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from benchmarks.reference.manhattan_attention import PlainManhattanAttention, PlainRMT
-from benchmarks.tables import Results, Settings, command, contest_table, draw_growth
+from benchmarks.tables import Results, Settings, command, contest_table
 from mmseg_ext.backbones.rmt import ARCHS, RMT
 from mmseg_ext.cost.contest import contest, inference_step, training_step
 from mmseg_ext.layers import ManhattanAttention
@@ -48,26 +48,11 @@ def layer(settings: Settings):
     return contest_table({"one layer, 64x128 positions": results})
 
 
-def memory(settings: Settings):
-    """Inference of `tiny` on images of width / 2 by width."""
-    results: Results = {}
-    widths = (256, 512, 1024, 1536, 2048)
-    for width in widths:
-        shape = (1, 3, width // 2, width)
-        results |= _backbones(["tiny"], shape, inference_step, settings)
-    if settings.figures is not None:
-        labels = [f"{width // 2}x{width}" for width in widths]
-        path = settings.figures / "rmt_memory.png"
-        draw_growth(results, [width**2 // 2 for width in widths], labels, path, time=False)
-    return contest_table(results)
-
-
 PARTS = {
     "inference": inference,
     "training": training,
     "cityscapes": cityscapes,
     "layer": layer,
-    "memory": memory,
 }
 
 if __name__ == "__main__":

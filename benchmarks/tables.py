@@ -1,9 +1,8 @@
-"""What the benchmarks share: contests as tables, pictures of them and the command line."""
+"""What the benchmarks share: contests as tables, and the command line."""
 
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
@@ -18,12 +17,11 @@ Results = dict[str, dict[str, Result]]
 
 
 class Settings(NamedTuple):
-    """What the command line asks for. `figures` is a folder for pictures, or None."""
+    """What the command line asks for."""
 
     rounds: int = 5
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
-    figures: Path | None = None
 
 
 class Part(Protocol):
@@ -61,35 +59,6 @@ def contest_table(results: Results) -> tuple[list[str], list[list[str]]]:
     return ["case", "way", "ms", "time over the first", "peak MiB"], rows
 
 
-def draw_growth(
-    results: Results, sizes: Sequence[int], labels: Sequence[str], path: Path, time: bool = True
-) -> None:
-    """Time (unless `time` is False) and peak memory by size, both axes logarithmic.
-
-    `sizes` holds positions or pixels of the cases in their order, `labels` the texts under them.
-    """
-    from matplotlib.figure import Figure
-
-    panels = [("ms", "time, ms")] * time + [("mib", "peak memory, MiB")]
-    figure = Figure(figsize=(5 * len(panels), 4), layout="constrained")
-    names = list(dict.fromkeys(name for by_name in results.values() for name in by_name))
-    row = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, (field, label) in zip(row, panels, strict=True):
-        for name in names:
-            points = [
-                (size, getattr(by_name[name], field))
-                for size, by_name in zip(sizes, results.values(), strict=True)
-                if name in by_name and getattr(by_name[name], field) > 0
-            ]
-            axes.plot(*zip(*points, strict=True), "o-", markersize=4, label=name)
-        axes.set(xscale="log", yscale="log", xlabel="size", ylabel=label)
-        axes.set_xticks(list(sizes), list(labels), rotation=30)
-        axes.minorticks_off()
-        axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=120)
-
-
 def command(description: str, parts: Mapping[str, Part], argv: Sequence[str] | None = None) -> int:
     """Run the parts named on the command line, or all of them, and print their tables."""
     parser = argparse.ArgumentParser(description=description)
@@ -97,7 +66,6 @@ def command(description: str, parts: Mapping[str, Part], argv: Sequence[str] | N
     parser.add_argument("--rounds", type=int, default=5, help="that medians are over")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--figures", type=Path, help="draw pictures into this folder")
     args = parser.parse_args(argv)
     unknown = [name for name in args.parts if name not in parts]
     if unknown:
@@ -108,7 +76,7 @@ def command(description: str, parts: Mapping[str, Part], argv: Sequence[str] | N
         print(f"error: {error}", file=sys.stderr)
         return 1
     torch.manual_seed(0)
-    settings = Settings(args.rounds, args.device, getattr(torch, args.dtype), args.figures)
+    settings = Settings(args.rounds, args.device, getattr(torch, args.dtype))
     print(machine(args.device))
     for name in args.parts or parts:
         print(f"\n{name}\n\n{markdown(*parts[name](settings))}", end="")

@@ -6,7 +6,7 @@ from torch import nn
 
 from benchmarks import lambda_layer
 from benchmarks.external_attention import BLOCKS, PositionSelfAttention, count_block
-from benchmarks.tables import Settings, command, draw_growth, module_contest
+from benchmarks.tables import Settings, command, module_contest
 from mmseg_ext.backbones.lambda_resnet import LambdaResNet
 from mmseg_ext.cost.contest import MEBI
 from tests.models import assert_same
@@ -38,13 +38,6 @@ def test_command_runs_the_parts_asked_for(capsys):
     with pytest.raises(SystemExit):
         command("", parts, ["parts"])
     assert "unknown part 'parts': choose from part, other" in capsys.readouterr().err
-
-
-def test_picture(tmp_path):
-    ways = {"first": nn.Conv2d(4, 4, 3)}
-    results = module_contest("case", ways, torch.randn(1, 4, 64, 64), Settings(rounds=1))
-    draw_growth(results, [8, 16], ["8", "16"], tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
