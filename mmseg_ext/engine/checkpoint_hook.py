@@ -17,7 +17,6 @@ from mmengine.registry import HOOKS
 from mmseg_ext.atomic_write import remove_parts, write_text
 from mmseg_ext.checkpoint.resuming import RUN, all_checkpoints, run_of
 from mmseg_ext.checkpoint.safe_loading import SafeLoading
-from mmseg_ext.errors import LaunchError
 from mmseg_ext.upstream import save_checkpoint
 
 
@@ -47,18 +46,9 @@ class _Postponing:
 
 @HOOKS.register_module()
 class DurableCheckpointHook(CheckpointHook):
-    """As `CheckpointHook`, with its arguments; needs `runner_type = 'DurableRunner'`.
-
-    Raises:
-        LaunchError: at the start of training, with another runner.
-    """
+    """As `CheckpointHook`, with its arguments, for `runner_type = 'DurableRunner'`."""
 
     def before_train(self, runner) -> None:
-        if not hasattr(runner, "run_id"):
-            raise LaunchError(
-                "DurableCheckpointHook needs runner_type = 'DurableRunner', as "
-                "configs/_base_/default_runtime.py sets it"
-            )
         folder, hub = checkpoint_folder(runner.cfg), runner.message_hub
         for key, value in list(hub.runtime_info.items()):
             if key.startswith("best_ckpt") and value is not None:
@@ -67,7 +57,7 @@ class DurableCheckpointHook(CheckpointHook):
         kept = [s for s in hub.runtime_info.get("keep_ckpt_ids") or [] if type(s) is int]
         hub.update_info("keep_ckpt_ids", kept[-max(self.max_keep_ckpts, 0) :])
         super().before_train(runner)
-        if is_main_process():
+        if is_main_process() and hasattr(runner, "run_id"):  # a `DurableRunner`
             self._tidy(runner)
 
     def _tidy(self, runner) -> None:

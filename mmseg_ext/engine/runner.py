@@ -262,17 +262,13 @@ class DurableRunner(Runner):
         filename: str,
         file_client_args: dict | None = None,
         save_optimizer: bool = True,
-        backend_args: dict | None = None,
         **settings,
     ) -> None:
-        """Write `out_dir/filename` whole or not at all; every process must call it.
+        """Write the file in a folder, whole or not at all; every process must call it.
 
         Raises:
             CheckpointNotWritten: in every process, where the first cannot write the file.
-            ValueError: for a storage backend: a folder of the file system is needed.
         """
-        if file_client_args is not None or backend_args is not None:
-            raise ValueError("checkpoints are written to a folder; leave out backend_args")
         self._processes = dist.all_gather_object(self._own_state()) if save_optimizer else []
 
         def write() -> None:
