@@ -10,6 +10,7 @@ import os
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import adaptive_avg_pool1d
 
 from mmseg_ext.environment import stack_problem
 
@@ -43,11 +44,7 @@ class MatrixAvgPool2d(nn.AdaptiveAvgPool2d):
 
 def _means(side: int, parts: int, like: Tensor) -> Tensor:
     """(parts, side): row i holds the weights of part i, which may overlap its neighbours."""
-    part = torch.arange(parts, device=like.device)[:, None]
-    start, end = part * side // parts, -(-(part + 1) * side // parts)
-    place = torch.arange(side, device=like.device)[None]
-    inside = ((place >= start) & (place < end)).to(like.dtype)
-    return inside / (end - start).to(like.dtype)
+    return adaptive_avg_pool1d(torch.eye(side, dtype=like.dtype, device=like.device), parts).T
 
 
 def make_deterministic(model: nn.Module) -> None:

@@ -15,14 +15,9 @@ class FiniteLossHook(Hook):
     parameter, and the image files. Nothing is saved: the last checkpoint is from before. With a
     gradient scaler (float16) such a step is skipped and the scale lowered, which is no failure;
     more than `max_skipped` in a row are one.
-
-    Raises:
-        ValueError: for `max_skipped` below 0.
     """
 
     def __init__(self, max_skipped: int = 20):
-        if max_skipped < 0:
-            raise ValueError(f"max_skipped must be at least 0, not {max_skipped}")
         self.max_skipped = max_skipped
         self._skipped = 0  # steps in a row
         self._losses: dict[int, torch.Tensor] = {}  # of the iterations since the last step

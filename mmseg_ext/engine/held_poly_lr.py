@@ -17,14 +17,9 @@ class HeldPolyLR(LRSchedulerMixin, PolyParamScheduler):
     As there, the value reaches `eta_min` at iteration `end - 1`: the published schedule of n
     iterations plus the last one at rate zero is `begin=0, end=n + 1`. `interval` is in iterations
     (in epochs with `by_epoch=True`).
-
-    Raises:
-        ValueError: for an `interval` below 1.
     """
 
     def __init__(self, optimizer, *args, interval: int = 10, **kwargs):
-        if interval < 1:
-            raise ValueError(f"interval must be at least 1, not {interval}")
         self.interval = interval
         super().__init__(optimizer, *args, **kwargs)
 

@@ -172,8 +172,6 @@ class DurableRunner(Runner):
         self.register_hook(_TrainingState())
         self.register_hook(_AfterOthers())
 
-    # ------------------------------------------------------------------ building
-
     def build_logger(self, *args, **kwargs) -> MMLogger:
         """As mmengine's; the terminal is spared its long start, the file gets all."""
         logger = super().build_logger(*args, **kwargs)
@@ -211,8 +209,6 @@ class DurableRunner(Runner):
             require_resumable(self._loaded, filename)
         return self._loaded
 
-    # ------------------------------------------------------------------ running
-
     def train(self) -> nn.Module:
         with contextlib.ExitStack() as held:
             _by_the_first(lambda: held.enter_context(_sole_training(self.work_dir)))
@@ -238,8 +234,6 @@ class DurableRunner(Runner):
             if iterator is not None:
                 iterator._shutdown_workers()
                 loader._iterator = None
-
-    # ------------------------------------------------------------------ saving
 
     def _own_state(self) -> dict:
         """What of the state is this process's own."""
@@ -301,18 +295,13 @@ class DurableRunner(Runner):
         if dropped:
             self.logger.warning(f"not in the checkpoint, having no plain form: {dropped}")
 
-    # ------------------------------------------------------------------ resuming
-
     def load_or_resume(self) -> None:
         if searches_checkpoint(self):
-            resume_from(self, self._newest_whole())
+            path, problems = _by_the_first(lambda: newest_whole(checkpoint_folder(self.cfg)))
+            for problem in problems:
+                self.logger.warning(f"{problem}; taking the checkpoint before it")
+            resume_from(self, None if path is None else str(path))
         super().load_or_resume()
-
-    def _newest_whole(self) -> str | None:
-        path, problems = _by_the_first(lambda: newest_whole(checkpoint_folder(self.cfg)))
-        for problem in problems:
-            self.logger.warning(f"{problem}; taking the checkpoint before it")
-        return None if path is None else str(path)
 
     def resume(self, filename: str, *args, **kwargs) -> None:
         self._resuming = True
