@@ -68,9 +68,9 @@ def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
 
 @contextmanager
 def one_message():
-    """What keeps a run from starting or going on ends the process with one message.
+    """End the process with one message when a run cannot start or go on.
 
-    What is the same in all processes is printed by one per machine.
+    One process per machine prints a message that is the same in all of them.
     """
     try:
         yield

@@ -13,21 +13,19 @@ from mmseg_ext.datasets.metainfo import classes_and_palette
 _TRAINING_ALONE = "auxiliary_head"
 
 
-def load_trained(
-    config: Config, checkpoint: str | Path | None, options: dict | None = None
-) -> tuple[nn.Module, dict]:
+def load_trained(config: Config, checkpoint: str | Path | None) -> tuple[nn.Module, dict]:
     """The segmentor on the CPU, for inference, and its `classes` and `palette`.
 
     These are the checkpoint's where it names them, else those of the config's test dataset.
-    Weights are read without running code; None leaves them random. `options` are merged into the
-    config. Auxiliary heads, which training alone uses, may be missing on either side.
+    Weights are read without running code; None leaves them random. Auxiliary heads, which training
+    alone uses, may be missing on either side.
 
     Raises:
         ValueError: for weights that are not finite, or not all of the model and no more, and where
             nothing names the classes.
         OSError: for a checkpoint that is not there.
     """
-    model = init_model(config, None, device="cpu", cfg_options=options)
+    model = init_model(config, None, device="cpu")
     meta = None
     if checkpoint is not None:
         content = read_checkpoint(checkpoint)
