@@ -13,7 +13,6 @@ from mmseg.apis import init_model
 from mmseg.registry import MODELS
 from PIL import Image
 
-from mmseg_ext.backbones.rmt import ARCHS as RMT_ARCHS
 from mmseg_ext.checkpoint.safe_reading import read_checkpoint
 from mmseg_ext.commands.export import main
 from mmseg_ext.commands.train import main as train
@@ -27,64 +26,33 @@ from mmseg_ext.inference.export import (
     relative_difference,
 )
 from tests.configs import CONFIGS
-from tests.models import PREPROCESSOR, randomise
+from tests.models import NARROW_RMT, PREPROCESSOR, randomise
 
-RESNET = {
-    "type": "ResNetV1c",
-    "depth": 18,
-    "base_channels": 8,
-    "stem_channels": 8,
-    "out_indices": (3,),
-}
-RMT = {
-    "type": "RMT",
-    "arch": {
-        **RMT_ARCHS["tiny"],
-        "depths": (1, 1, 1, 1),
-        "embed_dims": (8, 16, 16, 16),
-        "num_heads": (2, 2, 2, 2),
-        "decomposed": (True, False, True, False),
-    },
-    # Attention along the axes in the first stage, over the map in the second; to export all four
-    # takes twice as long.
-    "out_indices": (0, 1),
-}
-LAMBDA = {
-    "type": "LambdaResNet",
-    "depth": (1, 1, 1, 1),
-    "lambda_stages": (3,),
-    "key_depth": 4,
-    "receptive_field": 7,
-    "out_indices": (3,),
-}
-DEEPVIT = {
-    "type": "DeepViT",
-    "arch": {"embed_dims": 24, "depth": 1, "num_heads": 3},
-    "img_size": 64,
-    "out_indices": (0,),
-}
-EAMLP = {
-    "type": "EAMLP",
-    "arch": {"embed_dims": 32, "depth": 1, "num_heads": 2, "mlp_ratio": 2},
-    "img_size": 64,
-    "out_indices": (0,),
-}
-EA_HEAD = {"type": "EAHead", "channels": 16, "ea_channels": 24, "memory_size": 8}
-# Heads of mmsegmentation over several maps, as in the configs of the backbones.
-FOUR_MAPS = {"out_indices": (0, 1, 2, 3)}
-FPN_HEAD = {"type": "FPNHead", "channels": 8, "feature_strides": [4, 8]}
-UPER_HEAD = {"type": "UPerHead", "channels": 8, "pool_scales": (1, 2, 3)}
+RESNET = dict(type="ResNetV1c", depth=18, base_channels=8, stem_channels=8, out_indices=(3,))
+# Attention along the axes in the first stage, over the map in the second; to export all four takes
+# twice as long.
+RMT_ARCH = {**NARROW_RMT, "embed_dims": (8, 16, 16, 16), "num_heads": (2, 2, 2, 2)}
+RMT_ARCH["decomposed"] = (True, False, True, False)
+RMT = dict(type="RMT", arch=RMT_ARCH, out_indices=(0, 1))
+LAMBDA = dict(type="LambdaResNet", depth=(1, 1, 1, 1), lambda_stages=(3,), out_indices=(3,))
+LAMBDA |= dict(key_depth=4, receptive_field=7)
+DEEPVIT = dict(type="DeepViT", arch=dict(embed_dims=24, depth=1, num_heads=3))
+EAMLP = dict(type="EAMLP", arch=dict(embed_dims=32, depth=1, num_heads=2, mlp_ratio=2))
+TOKENS = dict(img_size=64, out_indices=(0,))
+EA_HEAD = dict(type="EAHead", channels=16, ea_channels=24, memory_size=8)
+FPN_HEAD = dict(type="FPNHead", channels=8, feature_strides=[4, 8])
+UPER_HEAD = dict(type="UPerHead", channels=8, pool_scales=(1, 2, 3))
 PAIRS = {
     "MaSAHead on ResNet": (
         RESNET,
-        {"type": "MaSAHead", "channels": 24, "num_heads": 3, "decomposed": False},
+        dict(type="MaSAHead", channels=24, num_heads=3, decomposed=False),
     ),
-    "DANetEAHead on LambdaResNet": (
-        LAMBDA,
-        {"type": "DANetEAHead", "channels": 16, "memory_size": 8},
+    "DANetEAHead on LambdaResNet": (LAMBDA, dict(type="DANetEAHead", channels=16, memory_size=8)),
+    "JSegEAHead on DeepViT": (
+        DEEPVIT | TOKENS,
+        dict(type="JSegEAHead", channels=24, memory_size=8),
     ),
-    "JSegEAHead on DeepViT": (DEEPVIT, {"type": "JSegEAHead", "channels": 24, "memory_size": 8}),
-    "EAHead on EAMLP": (EAMLP, EA_HEAD),
+    "EAHead on EAMLP": (EAMLP | TOKENS, EA_HEAD),
     "FPNHead on RMT": (RMT, FPN_HEAD),
 }
 
@@ -160,7 +128,7 @@ def test_what_takes_one_size_is_refused_with_the_reason(tmp_path):
         expected = model(images)
     assert relative_difference(ExportedSegmentor(path)(images), expected) <= 1e-5
 
-    model = WholeImageSegmentor(build({**RESNET, **FOUR_MAPS}, UPER_HEAD))
+    model = WholeImageSegmentor(build({**RESNET, "out_indices": (0, 1, 2, 3)}, UPER_HEAD))
     with pytest.raises(ExportError, match=r"pyramid pooling .* use --format torch"):
         export(model, tmp_path / "a.onnx", (64, 64), dynamic=True)
     export(model, path, (64, 64), dynamic=True)
