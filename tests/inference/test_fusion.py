@@ -91,12 +91,3 @@ def test_norm_without_running_statistics_stays():
     with torch.no_grad():
         assert_same(fused(x), model(x), rtol=0)
     assert isinstance(fused[1], nn.BatchNorm2d)
-
-
-def test_model_that_is_itself_one_layer():
-    from mmseg_ext.layers import ExternalAttention2d
-
-    block = randomise(ExternalAttention2d(16, 4)).eval()
-    x = torch.randn(1, 16, 6, 6)
-    with torch.no_grad():
-        assert_same(fuse_model(block)(x), block(x))
