@@ -8,7 +8,6 @@ turns in one process.
 """
 
 import argparse
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +26,7 @@ from mmseg.structures import SegDataSample
 from torch import Tensor, nn
 
 from mmseg_ext import register_all_modules
-from mmseg_ext.cost.contest import MEBI, median_ratio, paired_times, peak_memory
+from mmseg_ext.cost.contest import contest
 from mmseg_ext.cost.model_cost import machine, markdown
 from mmseg_ext.segmentors import StreamingSegTTAModel
 
@@ -190,22 +189,21 @@ def measure(
     case: Case, network: bool, rounds: int, device: str, clock: Callable[[], float]
 ) -> list[str]:
     """Median seconds and peak MiB of either, their ratios, and how the results differ."""
-    steps = {kind: step(case, kind, network, device) for kind in KINDS}
+    steps = {kind: step(case, kind, network, device) for kind in ("strips", "stock")}
     results: dict[str, Tensor] = {}
 
     def keep(kind: str) -> Callable[[], None]:
         return lambda: results.update({kind: steps[kind]()})
 
-    times = paired_times({kind: keep(kind) for kind in KINDS}, rounds, warmup=0, clock=clock)
-    seconds = [f"{statistics.median(times[kind]):.2f}" for kind in KINDS]
-    speedup = median_ratio(times["stock"], times["strips"])
-    stock, ours = results["stock"], results["strips"]
-    difference = f"loss by {((ours - stock).abs() / stock).item():.0e}"
-    if not case.batch:
-        difference = f"{(ours != stock).sum().item()} of {ours.numel()} labels"
-    mib = [peak_memory(run, device) / MEBI for run in steps.values()]
-    memory = [f"{n:.0f}" for n in mib] + [f"{mib[1] / mib[0]:.2f}"]
-    return [*seconds, f"{speedup:.1f}", *memory, difference]
+    measured = contest({kind: keep(kind) for kind in steps}, rounds, device, clock)
+    ours, stock = measured["strips"], measured["stock"]
+    cells = [f"{stock.ms / 1e3:.2f}", f"{ours.ms / 1e3:.2f}", f"{stock.over_first:.1f}"]
+    cells += [f"{stock.mib:.0f}", f"{ours.mib:.0f}", f"{ours.mib / stock.mib:.2f}"]
+    if case.batch:
+        difference = (results["strips"] - results["stock"]).abs() / results["stock"]
+        return [*cells, f"loss by {difference.item():.0e}"]
+    other = (results["strips"] != results["stock"]).sum().item()
+    return [*cells, f"{other} of {results['stock'].numel()} labels"]
 
 
 HEADINGS = ["", "stock, s", "strips, s", "stock / strips", "stock, MiB", "strips, MiB"]

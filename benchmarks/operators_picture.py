@@ -79,4 +79,4 @@ def draw(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw(Path(sys.argv[1]))
+    draw(Path(*sys.argv[1:]) if sys.argv[1:] else Path("docs/images/operators.png"))

@@ -1,8 +1,4 @@
-"""What a network costs: parameters, multiply-adds, and the time and memory of a forward.
-
-A config's network is backbone, neck and decode head, without the auxiliary head. It gives scores
-on the head's own map.
-"""
+"""What a config's network costs: parameters, multiply-adds, time and memory of a forward."""
 
 import os
 import platform
@@ -22,11 +18,7 @@ from mmseg_ext.cost.multiply_adds import count_multiply_adds
 
 @dataclass
 class Cost:
-    """What a module needs for one input of `input_shape`.
-
-    Times in milliseconds, memory in MiB above what was held before the call; None where nothing
-    was measured.
-    """
+    """What a network needs for one input: milliseconds and MiB, None until they are measured."""
 
     name: str
     input_shape: Sequence[int]
@@ -37,24 +29,9 @@ class Cost:
     inference_mib: float | None = None
 
 
-def count_cost(name: str, module: nn.Module, x: Tensor) -> Cost:
-    """Parameters and multiply-adds of a module on `x`; nothing is measured. Sets eval mode."""
-    counted = count_multiply_adds(module.eval(), x)
-    parameters = sum(p.numel() for p in module.parameters())
-    return Cost(name, tuple(x.shape), parameters, counted.modules, counted.all)
-
-
-def measure_cost(cost: Cost, module: nn.Module, x: Tensor, rounds: int = 5) -> None:
-    """Fill in the median time and the peak memory of a forward of `x` in eval mode.
-
-    Raises:
-        RuntimeError: if `x` is on a CPU and the system is not Linux (`peak_memory`).
-    """
-    (result,) = contest({"": inference_step(module, x)}, rounds, x.device).values()
-    cost.inference_ms, cost.inference_mib = result.ms, result.mib
-
-
 class _Network(nn.Module):
+    """Backbone, neck and decode head; gives scores on the head's own map."""
+
     def __init__(self, model: dict):
         super().__init__()
         model = {**model, "auxiliary_head": None, "pretrained": None, "train_cfg": None}
@@ -65,7 +42,7 @@ class _Network(nn.Module):
 
 
 def count_config(path: Path) -> Cost:
-    """Parameters and multiply-adds of one crop, under the config's name; allocates no weights."""
+    """`count_model` of a config's model and crop, under the config's name."""
     config = Config.fromfile(path)
     return count_model(path.stem, config.model, config.crop_size)
 
@@ -73,18 +50,19 @@ def count_config(path: Path) -> Cost:
 def count_model(name: str, model: dict, size: Sequence[int]) -> Cost:
     """Parameters and multiply-adds of a config's `model` on one crop of `size` (H, W)."""
     with torch.device("meta"):
-        return count_cost(name, _Network(model), torch.empty(1, 3, *size))
+        network, images = _Network(model).eval(), torch.empty(1, 3, *size)
+        counted = count_multiply_adds(network, images)
+    parameters = sum(p.numel() for p in network.parameters())
+    return Cost(name, tuple(images.shape), parameters, counted.modules, counted.all)
 
 
 def measure_config(path: Path, cost: Cost, rounds: int, batch: int = 1, **placement) -> None:
-    """Fill in the time and the memory of a forward of `batch` crops with random weights.
-
-    `placement` is what `Module.to` takes: device, dtype, memory_format.
-    """
+    """Fill in time and memory of a forward of `batch` crops; `placement` goes to `Module.to`."""
     config = Config.fromfile(path)
     network = _Network(config.model).to(**placement)
     images = torch.randn(batch, 3, *config.crop_size).to(**placement)
-    measure_cost(cost, network, images, rounds)
+    (result,) = contest({"": inference_step(network, images)}, rounds, images.device).values()
+    cost.inference_ms, cost.inference_mib = result.ms, result.mib
 
 
 def machine(device: str | torch.device = "cpu") -> str:
@@ -92,9 +70,8 @@ def machine(device: str | torch.device = "cpu") -> str:
     version = torch.__version__.split("+")[0]
     if torch.device(device).type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {version}"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    name = platform.machine().replace("_", "-")
-    return f"{cores}-core {name} CPU, {torch.get_num_threads()} threads, torch {version}"
+    name = f"{os.cpu_count()}-core {platform.machine().replace('_', '-')} CPU"
+    return f"{name}, {torch.get_num_threads()} threads, torch {version}"
 
 
 HEADINGS = ["config", "crop", "parameters, M", "GMAC, modules", "GMAC, all", "ms", "MiB"]
@@ -115,6 +92,6 @@ def cells(cost: Cost) -> list[str]:
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; the first column is aligned to the left, numbers to the right."""
+    """A Markdown table; all columns but the first are aligned to the right."""
     lines = [headings, [":--", *["--:"] * (len(headings) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

@@ -1,7 +1,6 @@
 """Multiply-adds of a forward in two conventions, by PyTorch's counter of operators.
 
-mmengine's counter (`mmengine.analysis.FlopAnalyzer`) traces the model and leaves out the kernels of
-scaled-dot-product attention; PyTorch's sees every operator and names the module that runs it.
+mmengine's `FlopAnalyzer` leaves out the kernels of scaled-dot-product attention.
 """
 
 import math
@@ -17,57 +16,45 @@ from mmseg_ext.layers.lambda_layer import LambdaLayer
 class MultiplyAdds(NamedTuple):
     """Multiply-adds of one forward.
 
-    `modules` counts what convolution and linear modules run, the convention of mmcv's
-    `get_model_complexity_info` and of most papers' segmentation tables: products of attention
-    are left out. `all` counts every convolution and matrix product that runs. A lambda layer counts
-    as the paper's dense form (`lambda_multiply_adds`), whichever way it runs: its products
-    over positions and its Fourier transforms are no matrix products.
+    `modules` counts convolution and linear modules, as mmcv's `get_model_complexity_info` and most
+    papers' segmentation tables do, without products of attention. `all` counts every convolution
+    and matrix product that runs, and a lambda layer as the paper's dense form
+    (`lambda_multiply_adds`): the products that it runs over positions are no matrix products.
     """
 
     modules: int
     all: int
 
 
-def count_multiply_adds(model: nn.Module, *args) -> MultiplyAdds:
-    """Multiply-adds of `model(*args)`, the same on every device, the meta device included."""
+def count_multiply_adds(model: nn.Module, x: Tensor) -> MultiplyAdds:
+    """Multiply-adds of `model(x)`, the same on every device, the meta device included."""
+    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=_MORE_KERNELS) as counter:
+        model(x)
+    counts = counter.get_flop_counts()
     root = type(model).__name__
     named = model.named_modules(remove_duplicate=False)  # the counter takes any of a module's names
-    names = {f"{root}.{name}" if name else root: m for name, m in named}
-    lambdas = {name: m for name, m in names.items() if isinstance(m, LambdaLayer)}
-    dense = 0  # of the lambdas
+    modules = {f"{root}.{name}" if name else root: module for name, module in named}
 
-    def add_dense_form(layer: LambdaLayer, inputs: tuple[Tensor, ...]) -> None:
-        nonlocal dense
-        batch, _, height, width = inputs[0].shape
-        dense += batch * lambda_multiply_adds(layer, height, width)
-
-    handles = [m.register_forward_pre_hook(add_dense_form) for m in set(lambdas.values())]
-    counter = FlopCounterMode(display=False, custom_mapping=_MORE_KERNELS)
-    try:
-        with torch.no_grad(), counter:
-            model(*args)
-    finally:
-        for handle in handles:
-            handle.remove()
-
-    counts = counter.get_flop_counts()
-
-    def flops(name: str) -> int:
-        return sum(counts.get(name, {}).values())
+    def products(name: str) -> int:
+        return sum(counts.get(name, {}).values()) // 2
 
     kinds = (nn.Linear, nn.modules.conv._ConvNd)
-    modules = sum(flops(name) for name, m in names.items() if isinstance(m, kinds))
-    inside = sum(flops(name) - flops(f"{name}.qkv") for name in lambdas)
-    return MultiplyAdds(modules // 2, (counter.get_total_flops() - inside) // 2 + dense)
+    in_modules = sum(products(name) for name, m in modules.items() if isinstance(m, kinds))
+    total = counter.get_total_flops() // 2
+    for name, layer in modules.items():
+        if isinstance(layer, LambdaLayer):
+            projection = products(f"{name}.qkv")
+            positions = projection // (len(x) * layer.qkv.weight.numel())
+            dense = len(x) * lambda_multiply_adds(layer, positions)
+            total += projection + dense - products(name)
+    return MultiplyAdds(in_modules, total)
 
 
-def lambda_multiply_adds(layer: LambdaLayer, height: int, width: int) -> int:
-    """Multiply-adds of the lambdas of one H x W map in the paper's dense form.
+def lambda_multiply_adds(layer: LambdaLayer, positions: int) -> int:
+    """Multiply-adds of the lambdas of one map in the paper's dense form, without the projection.
 
-    Those of the projection are not among them: a counter of modules sees that one. Taps on the zero
-    padding count, as for convolutions. In the global form all positions meet each other.
+    Taps on the zero padding count, as for convolutions.
     """
-    positions = height * width
     pairs = layer.key_depth * layer.value_depth
     per_position = pairs * (layer.intra_depth + layer.num_heads) if layer.content else 0
     if layer.embeddings is not None:
@@ -76,20 +63,12 @@ def lambda_multiply_adds(layer: LambdaLayer, height: int, width: int) -> int:
     return positions * per_position
 
 
-def _fused_attention_flops(
-    query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], *args, **kwargs
-) -> int:
-    return sdpa_flop_count(query, key, value)
-
-
-def _product_in_place_flops(
-    addend: tuple[int, ...], left: tuple[int, ...], right: tuple[int, ...], *args, **kwargs
-) -> int:
-    return 2 * math.prod(left) * right[-1]
-
-
 # Missing in torch's own table, which has the kernels of the other devices and `baddbmm`.
 _MORE_KERNELS = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _fused_attention_flops,
-    torch.ops.aten.baddbmm_: _product_in_place_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
+        lambda query, key, value, *args, **kwargs: sdpa_flop_count(query, key, value)
+    ),
+    torch.ops.aten.baddbmm_: (
+        lambda addend, left, right, *args, **kwargs: 2 * math.prod(left) * right[-1]
+    ),
 }

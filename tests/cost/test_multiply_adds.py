@@ -16,13 +16,13 @@ def test_lambda_layer_counts_as_its_dense_form(side, training):
         counted = count_multiply_adds(torch.nn.Sequential(layer), torch.empty(3, 8, side, side))
     projection = 3 * side**2 * layer.qkv.weight.numel()
     assert counted.modules == projection
-    assert counted.all == projection + 3 * lambda_multiply_adds(layer, side, side)
+    assert counted.all == projection + 3 * lambda_multiply_adds(layer, side**2)
 
 
 def test_multiply_adds_of_one_lambda_layer():
     """k v (u r^2 + h) per position for position lambdas, k v (u + h) for content."""
     layer = LambdaLayer(64)
-    assert lambda_multiply_adds(layer, 56, 56) == 3136 * 256 * ((1 + 4) + (529 + 4))
+    assert lambda_multiply_adds(layer, 56**2) == 3136 * 256 * ((1 + 4) + (529 + 4))
 
 
 @pytest.mark.parametrize(
