@@ -179,7 +179,7 @@ ADDITIONS = [
 
 
 @pytest.mark.parametrize("add", ADDITIONS)
-def test_what_hangs_on_a_submodule_counts(add):
+def test_attached_hooks_and_adapters_run(add):
     """In training and inference, eager, compiled, copied and fused, after calls without it."""
     block = trained_like().eval()
     x = torch.randn(1, 48, 9, 11)

@@ -152,7 +152,7 @@ ADDITIONS = {
 
 
 @pytest.mark.parametrize("add", ADDITIONS.values(), ids=ADDITIONS)
-def test_what_hangs_on_a_submodule_counts(add):
+def test_attached_hooks_and_adapters_run(add):
     module = layer().eval()
     x = torch.randn(2, 10, WIDTH, dtype=torch.float64)
     without = module(x)

@@ -80,7 +80,7 @@ def test_fused_form(case):
 
 @pytest.mark.parametrize("name", ["trans_dims", "linear_0", "linear_1", "proj"])
 @pytest.mark.parametrize("hangs", ["hook", "parametrization"])
-def test_fused_form_keeps_what_hangs_on_a_submodule(name, hangs):
+def test_fused_form_keeps_attached_hooks(name, hangs):
     block, x = build(CASES[0]).eval(), torch.randn(2, 17, 32)
     module = getattr(block, name)
     without = block(x)
