@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all: beside, synced to the disk, renamed."""
+"""Files that are written whole or not at all: under another name, synced to the disk, renamed."""
 
 import contextlib
 import os
@@ -16,11 +16,10 @@ _PART = ".part"
 
 @contextlib.contextmanager
 def atomic_write(path: str | Path) -> Iterator[Path]:
-    """A name beside `path`, with its ending, to write to; at the block's end it becomes `path`.
+    """Give a name beside `path` to write to, and rename it to `path` at the end of the block.
 
-    The folder is made where it is missing. A block that raises, or a process that is killed, leaves
-    what `path` held before. What a killed one leaves of its part, the next writer of `path`
-    overwrites; a file has one writer at a time.
+    A missing folder is made. If the block raises or the process is killed, `path` stays as it was;
+    the next writer of `path` overwrites what is left. A file has one writer at a time.
 
     Raises:
         NotWritten: for a full disk, a folder that cannot be written, ...

@@ -8,9 +8,9 @@ What it adds to `mmengine.runner.Runner` (0.10.12), each because a resumed run d
   unfinished accumulation; `resume` puts these back before the first iteration.
 - A resumed run starts from the newest of its own checkpoints that reads whole.
 - Order and augmentation of training samples follow from the seed and the position in the run.
-- Validation leaves the random streams of training where they were. One that the end of the run cut
-  short, or that ended after its iteration was saved, is run by the resumed run.
-- In several processes validation takes the running statistics of the first, which are saved.
+- Validation leaves the random streams of training where they were. A resumed run repeats a
+  validation that was cut short, or that ended after its iteration was saved.
+- In several processes validation uses the running statistics of the first, which are saved.
 - A run knows its own checkpoints, and holds its work directory while it trains.
 """
 
@@ -60,8 +60,7 @@ from mmseg_ext.upstream import built_dataloaders, resume_from, searches_checkpoi
 
 
 class _TrainingState(Hook):
-    """The state of training around a validation, and the state of a checkpoint before the first
-    iteration."""
+    """Restores what a validation changes, and before the first iteration what a checkpoint holds."""
 
     priority = "VERY_HIGH"
 
