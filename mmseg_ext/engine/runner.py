@@ -60,7 +60,7 @@ from mmseg_ext.upstream import built_dataloaders, resume_from, searches_checkpoi
 
 
 class _TrainingState(Hook):
-    """Restores what a validation changes, and before the first iteration what a checkpoint holds."""
+    """Restores what a validation changes, and what a checkpoint holds of this process."""
 
     priority = "VERY_HIGH"
 
