@@ -2,6 +2,10 @@
 
 import json
 import re
+import shutil
+import subprocess
+from html import escape
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +20,8 @@ from mmseg_ext.reports.label_pictures import error_overlay
 from mmseg_ext.reports.page import page
 from mmseg_ext.reports.results_hook import class_iou
 from mmseg_ext.reports.run_data import Results, Run, read_curves, read_run
-from tests.reports.browser import CHROMIUM, Browser
 
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 CLASSES, PALETTE = ["ground", "box <b>", "sky"], [(30, 30, 30), (220, 80, 60), (70, 150, 240)]
 
 
@@ -192,22 +196,27 @@ def test_a_report_runs_nothing_of_a_work_directory(tmp_path, capsys):
     assert end.value.code == 2
 
 
+def measured(html: str, width: int, folder: Path) -> tuple[int, int]:
+    """Pixels that a page overflows a frame of `width` by, and how many pictures do not load."""
+    count = "[...d.images].filter(i => !i.naturalWidth).length"
+    over = "d.documentElement.scrollWidth - d.documentElement.clientWidth"
+    seen = f"d = contentDocument; document.title = ({over}) + ' ' + {count}"
+    frame = folder / "frame.html"
+    style = f"width: {width}px; border: 0"
+    frame.write_text(f'<iframe srcdoc="{escape(html)}" style="{style}" onload="{seen}"></iframe>')
+    flags = f"--headless --no-sandbox --disable-gpu --user-data-dir={folder}/profile --dump-dom"
+    command = [CHROMIUM, *flags.split(), frame.as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return tuple(map(int, re.search(r"<title>(\d+) (\d+)</title>", dom).groups()))
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
-def test_browser_loads_the_page_and_nothing_else(work_dir, tmp_path, capsys):
+def test_page_of_two_runs_in_a_browser(work_dir, tmp_path, capsys):
+    """The page fits a phone and a screen, and holds all that it shows."""
     path = tmp_path / "report.html"
     assert main([str(work_dir), str(work_dir), "--out", str(path)]) == 0
-    printed = capsys.readouterr().out
-    assert printed.splitlines()[-1] == str(path)
-    miou = float(re.search(r"mIoU ([\d.]+) %", printed).group(1))
-    colours = set()
-    with Browser(tmp_path / "profile") as browser:
-        for width, dark in ((390, True), (1400, False)):
-            browser.open(path, width, dark)
-            assert browser.requests() == [path.resolve().as_uri()]
-            assert browser.complaints() == []
-            assert browser.evaluate("document.documentElement.scrollWidth") <= width
-            assert browser.evaluate("[...document.images].filter(i => !i.naturalWidth).length") == 0
-            big = browser.evaluate("document.querySelector('.big').dataset.miou")
-            assert 100 * float(big) == pytest.approx(miou, abs=0.006)
-            colours.add(browser.evaluate("getComputedStyle(document.body).backgroundColor"))
-    assert len(colours) == 2
+    assert capsys.readouterr().out.splitlines()[-1] == str(path)
+    html = path.read_text()
+    assert all(source.startswith("data:image/jpeg") for source in re.findall('src="(.*?)"', html))
+    for width in (390, 1400):
+        assert measured(html, width, tmp_path) == (0, 0)
