@@ -28,6 +28,11 @@ def computes_by_weights(*modules: nn.Module) -> bool:
 def _has_to_be_called(module: nn.Module) -> bool:
     if type(module) not in _KINDS and type(module).forward is not _BatchNorm.forward:
         return True  # a parametrized module has a class of its own
+    return does_more_than_forward(module)
+
+
+def does_more_than_forward(module: nn.Module) -> bool:
+    """Whether a call of the module runs more, or something else, than its class's `forward`."""
     if module._forward_hooks or module._forward_pre_hooks:
         return True
     if module._backward_hooks or module._backward_pre_hooks:

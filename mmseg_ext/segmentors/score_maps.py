@@ -40,8 +40,8 @@ def resized_strip(
 class ScoreMap:
     """Scores (H, W, C) of one view of an image: the sum of R L C^T over its windows.
 
-    Nothing is computed until a strip is asked for. The logits are kept in float32 or better, with
-    the classes last, where softmax and argmax are fastest.
+    Nothing is computed until a strip is asked for. The logits are kept in float32 or better,
+    without their graph, and with the classes last, where softmax and argmax are fastest.
     """
 
     def __init__(self):
@@ -49,8 +49,10 @@ class ScoreMap:
 
     def add(self, logits: Tensor, rows: AxisMap, columns: AxisMap) -> None:
         """A window's logits (C, h, w), with the maps (H, h) and (W, w)."""
-        logits = logits.to(full_precision(logits.dtype)).permute(1, 2, 0).contiguous()  # h, w, C
-        self._terms.append((logits, rows, columns))
+        logits = logits.detach().to(full_precision(logits.dtype))
+        # Minus infinity (a class that must never win) times a zero of the maps would be no number.
+        logits = logits.clamp(min=torch.finfo(logits.dtype).min / 2**10)
+        self._terms.append((logits.permute(1, 2, 0).contiguous(), rows, columns))  # h, w, C
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -36,6 +36,24 @@ from mmseg_ext.segmentors.score_maps import Merge, ScoreMap, merged_prediction
 from mmseg_ext.segmentors.strip_losses import strip_losses, takes_strips
 
 
+class LabelSample(SegDataSample):
+    """A `SegDataSample` whose prediction may have labels alone."""
+
+    @SegDataSample.seg_logits.getter
+    def seg_logits(self) -> PixelData:
+        """The scores (C, H, W).
+
+        Raises:
+            AttributeError: if the segmentor did not keep them.
+        """
+        if "seg_logits" not in self:
+            raise AttributeError(
+                "this prediction has no seg_logits: StripEncoderDecoder keeps them only with "
+                "test_cfg.keep_logits=True"
+            )
+        return self._seg_logits
+
+
 @MODELS.register_module()
 class StripEncoderDecoder(EncoderDecoder):
     """`EncoderDecoder` that turns logits into labels and losses by strips of rows.
@@ -49,12 +67,17 @@ class StripEncoderDecoder(EncoderDecoder):
             prediction is the resize of its forward (`head_outputs`).
 
     Raises:
-        ValueError: for a decode head that predicts otherwise, and for a `test_cfg` whose windows
-            leave gaps.
+        ValueError: for a decode head that predicts otherwise, for a list of them, and for a
+            `test_cfg` whose windows leave gaps.
     """
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
+    def __init__(self, backbone: dict, decode_head: dict, **kwargs):
+        if isinstance(decode_head, Sequence):
+            raise ValueError(
+                "decode_head: a list of heads belongs to type='CascadeEncoderDecoder'; "
+                "StripEncoderDecoder has one (further heads go to auxiliary_head)"
+            )
+        super().__init__(backbone, decode_head, **kwargs)
         check_prediction(self.decode_head)
         _check_test_cfg(self.test_cfg)
 
@@ -113,7 +136,7 @@ class StripEncoderDecoder(EncoderDecoder):
 
         @cache  # the images of a batch and the windows of a row or a column share theirs
         def axis_map(axis: int, low: int, window: Span, axis_steps: AxisSteps) -> AxisMap:
-            return view_map(low, window, spans[axis], axis_steps, self.align_corners, inputs)
+            return view_map(low, window, spans[axis], axis_steps, self.align_corners, batch)
 
         maps = [ScoreMap() for _ in metas]
         for rows, columns in product(*spans):
@@ -131,7 +154,12 @@ class StripEncoderDecoder(EncoderDecoder):
     def set_prediction(self, sample: SegDataSample, views: list[ScoreMap], merge: Merge) -> None:
         """Give `sample` the labels of the merged views, and the merged scores if they are kept."""
         keep = (self.test_cfg or {}).get("keep_logits", False)
-        fields = merged_prediction(views, merge, self.decode_head.threshold, keep)
+        # Some heads do not call BaseDecodeHead's __init__ and have no threshold.
+        threshold = self.decode_head.threshold if self.out_channels == 1 else None
+        fields = merged_prediction(views, merge, threshold, keep)
+        if "seg_logits" in sample:  # of an earlier prediction
+            del sample.seg_logits
+        object.__setattr__(sample, "__class__", LabelSample)
         sample.set_data({name: PixelData(data=data) for name, data in fields.items()})
 
     def _windows(self, size: tuple[int, int]) -> list[list[Span]]:

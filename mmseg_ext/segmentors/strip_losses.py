@@ -14,14 +14,15 @@ from collections.abc import Iterator
 
 import torch
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
-from mmseg.models.losses import CrossEntropyLoss
+from mmseg.models.losses import CrossEntropyLoss, cross_entropy
+from mmseg.models.utils import resize
 from mmseg.structures import SegDataSample
 from mmseg.structures.sampler import OHEMPixelSampler
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
+from mmseg_ext.layers.submodules import does_more_than_forward
 from mmseg_ext.segmentors.resize_maps import AxisMap, resize_map
 from mmseg_ext.segmentors.score_maps import resized_strip, strip_height
 from mmseg_ext.upstream import label_maps
@@ -41,10 +42,12 @@ def _losses(head: BaseDecodeHead) -> list[nn.Module]:
 
 
 def _known(loss: nn.Module) -> bool:
+    """mmseg's own class, not a subclass, with its own criterion, and nothing that watches it."""
     return (
         type(loss) is CrossEntropyLoss
-        and not (loss.use_sigmoid or loss.use_mask)
+        and loss.cls_criterion is cross_entropy
         and loss.reduction in ("mean", "sum")
+        and not does_more_than_forward(loss)
     )
 
 
@@ -153,6 +156,9 @@ class StripCrossEntropy(torch.autograd.Function):
     valid and those of them whose loss counts, class weights (C,) or None, align_corners. Returns
     the sum, the number of valid pixels whose label has the highest score, and the sum of the valid
     pixels' weights.
+
+    Under `create_graph=True` the backward pass goes through the whole resized maps, as
+    mmsegmentation's does, so that second derivatives exist.
     """
 
     @staticmethod
@@ -172,16 +178,38 @@ class StripCrossEntropy(torch.autograd.Function):
                     _add_gradient(gradient[image], here, probabilities, strips.rows, strips.columns)
             loss, hits, weight = torch.stack(sums).sum(0)
         if gradient is not None:
-            ctx.save_for_backward(gradient)
-        ctx.dtype = logits.dtype
+            ctx.save_for_backward(gradient, logits, label, valid, kept, class_weight)
+        ctx.align_corners = align_corners
         ctx.mark_non_differentiable(hits, weight)
         return loss, hits, weight
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, factor, *_):
-        (gradient,) = ctx.saved_tensors
-        return (factor * gradient).permute(0, 3, 1, 2).to(ctx.dtype), *(5 * (None,))
+        gradient, logits, *pixels = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True
+            loss = _whole_cross_entropy(logits, *pixels, ctx.align_corners)
+            (result,) = torch.autograd.grad(loss, logits, factor, create_graph=True)
+        else:
+            result = (factor * gradient).permute(0, 3, 1, 2).to(logits.dtype)
+        return result, *(5 * (None,))
+
+
+def _whole_cross_entropy(
+    logits: Tensor,
+    label: Tensor,
+    valid: Tensor,
+    kept: Tensor,
+    class_weight: Tensor | None,
+    align_corners: bool,
+) -> Tensor:
+    """The sum that `StripCrossEntropy` returns, by torch's operators on the resized logits."""
+    with autocast_disabled(logits):
+        logits = logits.to(full_precision(logits.dtype))
+        scores = resize(logits, label.shape[1:], mode="bilinear", align_corners=align_corners)
+        target = torch.where(valid & kept, label, -1)
+        return F.cross_entropy(
+            scores, target, weight=class_weight, ignore_index=-1, reduction="sum"
+        )
 
 
 def _strip_cross_entropy(
