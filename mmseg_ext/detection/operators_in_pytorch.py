@@ -1,4 +1,4 @@
-"""mmcv's operators `nms` and `roi_align` in plain PyTorch, for an mmcv without compiled operators.
+"""mmcv's `nms`, `soft_nms` and `roi_align` in plain PyTorch, where mmcv has no compiled operators.
 
 mmdetection does not import without the extension module `mmcv._ext`. Importing this module puts a
 stand-in in its place, only where it is missing and never by importing `mmseg_ext` alone:
@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from mmseg_ext.errors import StackError
+from mmseg_ext.layers.precision import full_precision
 from mmseg_ext.upstream import COMPILED_OPERATORS
 
 WITH_OPERATORS = (
@@ -75,6 +76,50 @@ def _greedy(open_: Tensor, falls_to: Tensor) -> Tensor:
         if torch.equal(after, keep):
             return keep
         keep = after
+
+
+def softnms(
+    boxes: Tensor,
+    scores: Tensor,
+    dets: Tensor,
+    *,
+    iou_threshold: float,
+    sigma: float,
+    min_score: float,
+    method: int,
+    offset: int,
+) -> Tensor:
+    """Soft non-maximum suppression (arXiv 1704.04503): overlaps lower a score instead of the box.
+
+    Args:
+        boxes: (N, 4) as x1, y1, x2, y2.
+        scores: (N,).
+        dets: (N, 5); the first K rows become the kept boxes with their lowered scores.
+        iou_threshold: from this overlap on, methods 0 and 1 lower a score.
+        sigma: width of the Gaussian of method 2.
+        min_score: a box whose score falls below it goes.
+        method: 0 for greedy (a score becomes 0), 1 for linear, 2 for Gaussian.
+        offset: 1 where x2 and y2 belong to the box.
+
+    Returns:
+        The indices (K,) of the kept boxes, in the order in which they were chosen.
+    """
+    scores = scores.clone()
+    rest = torch.arange(len(boxes), device=boxes.device)
+    kept = []
+    while len(rest):
+        best = scores[rest].argmax()
+        chosen = rest[best]
+        dets[len(kept)] = torch.cat((boxes[chosen], scores[chosen, None]))
+        kept.append(chosen)
+        rest = rest[rest != chosen]
+        iou = _iou(boxes[chosen, None], boxes[rest], offset)[0]
+        if method == 2:
+            scores[rest] *= torch.exp(-(iou**2) / sigma)
+        else:
+            scores[rest] *= torch.where(iou >= iou_threshold, method * (1 - iou), 1.0)
+        rest = rest[scores[rest] >= min_score]
+    return torch.stack(kept) if kept else rest
 
 
 def _iou(a: Tensor, b: Tensor, offset: int) -> Tensor:
@@ -157,6 +202,11 @@ def _weighted_sums(rows: Tensor, index: Tensor, weight: Tensor, length: Tensor) 
     return embedding_bag(index, rows, starts, mode="sum", per_sample_weights=weight)
 
 
+def _common(maps: Tensor, rois: Tensor) -> torch.dtype:
+    """Where points and sums are computed: float32 or better, mixed dtypes in the better one."""
+    return torch.promote_types(full_precision(maps.dtype), rois.dtype)
+
+
 def roi_align_forward(
     input: Tensor,
     rois: Tensor,
@@ -173,6 +223,8 @@ def roi_align_forward(
 ) -> None:
     """Write the pooled (N, C, aligned_height, aligned_width) of `input` (B, C, H, W) to `output`.
 
+    The dtypes of `input` and `rois` may differ; sums are taken in float32 or better.
+
     Args:
         rois: (N, 5) as image, x1, y1, x2, y2.
         argmax_y: not used, as `argmax_x`: they are for the maximum.
@@ -188,9 +240,11 @@ def roi_align_forward(
     if pool_mode != 1:
         _refusing("roi_align with pool_mode='max'")()
     channels, height, width = input.shape[1:]
+    dtype = _common(input, rois)
+    rois = rois.to(dtype)
     points = _samples(rois, aligned_height, aligned_width, spatial_scale, sampling_ratio, aligned)
     cells, weights = _cells(points, height, width)
-    table = input.permute(0, 2, 3, 1).reshape(-1, channels)  # (B H W, C)
+    table = input.to(dtype).permute(0, 2, 3, 1).reshape(-1, channels)  # (B H W, C)
     pooled = _weighted_sums(table, cells.flatten(), weights.flatten(), 4 * points.per_bin)
     shape = (len(rois), aligned_height, aligned_width, channels)
     output.copy_(pooled.view(shape).permute(0, 3, 1, 2))
@@ -212,12 +266,14 @@ def roi_align_backward(
 ) -> None:
     """Add the gradient of `roi_align_forward`'s input to `grad_input` (B, C, H, W)."""
     batch, channels, height, width = grad_input.shape
+    dtype = _common(grad_output, rois)
+    rois = rois.to(dtype)
     points = _samples(rois, aligned_height, aligned_width, spatial_scale, sampling_ratio, aligned)
     cells, weights = _cells(points, height, width)
     # The forward's bags are bins, these are cells; 32 bits sort faster.
     cells, order = cells.flatten().int().sort(stable=True)
     length = torch.bincount(cells, minlength=batch * height * width)
-    table = grad_output.permute(0, 2, 3, 1).reshape(-1, channels)  # (bins, C)
+    table = grad_output.to(dtype).permute(0, 2, 3, 1).reshape(-1, channels)  # (bins, C)
     summed = _weighted_sums(table, points.bin[order // 4], weights.flatten()[order], length)
     grad_input += summed.view(batch, height, width, channels).permute(0, 3, 1, 2)
 
@@ -226,6 +282,7 @@ def roi_align_backward(
 
 _OPERATORS: dict[str, Callable] = {
     "nms": nms,
+    "softnms": softnms,
     "roi_align_forward": roi_align_forward,
     "roi_align_backward": roi_align_backward,
 }

@@ -6,7 +6,12 @@ import math
 import pytest
 import torch
 
-from mmseg_ext.detection.operators_in_pytorch import nms, roi_align_backward, roi_align_forward
+from mmseg_ext.detection.operators_in_pytorch import (
+    nms,
+    roi_align_backward,
+    roi_align_forward,
+    softnms,
+)
 
 BOXES = {"none": 0, "a block": 256, "blocks": 700}
 
@@ -52,6 +57,37 @@ def test_nms_keeps_boxes_that_overlap_by_the_threshold_exactly():
     boxes = torch.tensor([[0.0, 0, 4, 4], [0, 0, 4, 2]])
     assert len(nms(boxes, torch.tensor([0.9, 0.8]), 0.5)) == 2
     assert len(nms(boxes, torch.tensor([0.9, 0.8]), 0.4999)) == 1
+
+
+def lowered(boxes, scores, weight, min_score):
+    """The definition: the best box that is left stays and lowers the scores of the others."""
+    left = dict(enumerate(scores))
+    kept = []
+    while left:
+        best = max(left, key=left.get)
+        kept.append((best, left.pop(best)))
+        left = {i: s * weight(overlap(boxes[best], boxes[i], 0)) for i, s in left.items()}
+        left = {i: s for i, s in left.items() if s >= min_score}
+    return kept
+
+
+WEIGHTS = {  # mmcv's number of the method, its rule for a threshold of 0.3 and sigma of 0.5
+    "greedy": (0, lambda iou: float(iou < 0.3)),
+    "linear": (1, lambda iou: 1 - iou if iou >= 0.3 else 1.0),
+    "gaussian": (2, lambda iou: math.exp(-(iou**2) / 0.5)),
+}
+
+
+@pytest.mark.parametrize(("method", "weight"), WEIGHTS.values(), ids=WEIGHTS)
+def test_soft_nms_lowers_what_the_rule_lowers(method, weight):
+    boxes, scores = random_boxes(80, 60).double(), torch.rand(80).double()
+    dets = boxes.new_empty(80, 5)
+    options = dict(iou_threshold=0.3, sigma=0.5, min_score=0.05, method=method, offset=0)
+    kept = softnms(boxes, scores, dets, **options)
+    expected = lowered(boxes.tolist(), scores.tolist(), weight, 0.05)
+    assert kept.tolist() == [i for i, _ in expected] and 0 < len(kept) < 80
+    torch.testing.assert_close(dets[: len(kept), :4], boxes[kept])
+    torch.testing.assert_close(dets[: len(kept), 4].tolist(), [s for _, s in expected])
 
 
 # --- roi_align ----------------------------------------------------------------------------------
@@ -145,6 +181,19 @@ def test_the_gradient_is_that_of_the_forward(aligned):
     assert torch.autograd.gradcheck(lambda m: align(m, rois, aligned=aligned), maps)
 
 
+@pytest.mark.parametrize("maps_in", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("rois_in", [torch.float16, torch.float32])
+def test_dtypes_may_be_half_and_mixed(maps_in, rois_in):
+    """As under autocast: both are rounded on their way in and sums are taken in float32."""
+    maps, rois = torch.randn(2, 2, 9, 13).to(maps_in), random_rois(12).to(rois_in)
+    leaf = maps.clone().requires_grad_()
+    got = align(leaf, rois)
+    got.sum().backward()
+    assert got.dtype == leaf.grad.dtype == maps_in and leaf.grad.any()
+    expected = align(maps.float(), rois.float()).to(maps_in)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
 def test_empty_boxes_give_zeros_and_inverted_ones_an_error():
     maps = torch.randn(1, 1, 5, 5, requires_grad=True)
     pooled = align(maps, torch.tensor([[0.0, 4, 4, 4, 4]]))
@@ -170,6 +219,9 @@ def test_mmcv_calls_the_stand_ins():
     ]
     expected = torch.cat(by_class)
     assert kept.tolist() == expected[scores[expected].argsort(descending=True)].tolist()
+    assert len(ops.soft_nms(boxes, scores, method="naive", iou_threshold=0.5)[1]) == len(
+        greedy(boxes.tolist(), scores.tolist(), 0.5, 0)
+    )
     layer = ops.RoIAlign((3, 2), spatial_scale=0.5)
     maps, rois = torch.randn(2, 4, 9, 13), random_rois(10).float()
     torch.testing.assert_close(layer(maps, rois), align(maps, rois), rtol=1e-4, atol=1e-5)
@@ -180,7 +232,7 @@ def test_mmcv_calls_the_stand_ins():
     reason="mmcv has compiled operators",
 )
 def test_another_operator_ends_in_one_sentence_with_its_name():
-    from mmcv.ops import soft_nms
+    from mmcv.ops import box_iou_rotated
 
-    with pytest.raises(NotImplementedError, match=r"'softnms' is not compiled .*MMCV_WITH_OPS"):
-        soft_nms(random_boxes(3, 9), torch.rand(3))
+    with pytest.raises(NotImplementedError, match=r"'box_iou_rotated' is not compiled .*WITH_OPS"):
+        box_iou_rotated(torch.rand(3, 5), torch.rand(3, 5))
