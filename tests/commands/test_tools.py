@@ -153,6 +153,5 @@ def test_slurm_train_runs_its_tasks(tmp_path):
     assert result.returncode == 0, result.stderr
     assert len(list((tmp_path / "work").glob("2*/*.log"))) == 1
     (record,) = (tmp_path / "work").glob("2*/run.json")
-    started = json.loads(record.read_text())
-    assert (started["world_size"], started["launched"]) == (2, {"SLURM_JOB_ID": "7"})
+    assert json.loads(record.read_text())["world_size"] == 2
     assert [p.name for p in (tmp_path / "work").glob("*.pth")] == ["iter_1.pth"]
