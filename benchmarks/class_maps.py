@@ -1,10 +1,7 @@
 """`StripEncoderDecoder` against mmsegmentation's `EncoderDecoder`: time, peak memory and labels.
 
-    python -m benchmarks.class_maps              post-processing and loss alone
-    python -m benchmarks.class_maps --network    whole test and training steps
-
-Alone means with a network that returns stored random logits at output stride 8. Both sides take
-turns in one process.
+Post-processing and loss alone: the network is one that returns stored random logits at output
+stride 8. Both sides take turns in one process.
 """
 
 import argparse
@@ -43,7 +40,7 @@ class Case:
     Args:
         size: (H, W) of the network's input.
         original: (H, W) of the image; None is `size`.
-        config: of the whole network, when it runs.
+        config: whose segmentor it is.
         batch: images of a training step; 0 is a test step.
     """
 
@@ -93,7 +90,7 @@ class ImagesAsFeatures(nn.Module):
         return (images,)
 
 
-def segmentor(case: Case, kind: str, network: bool, device: str) -> nn.Module:
+def segmentor(case: Case, kind: str, device: str) -> nn.Module:
     """The case's segmentor as mmsegmentation's or as ours, with the same weights."""
     register_all_modules()
     init_default_scope("mmseg")
@@ -102,13 +99,10 @@ def segmentor(case: Case, kind: str, network: bool, device: str) -> nn.Module:
     config.test_cfg = dict(mode="whole")
     if case.window is not None:
         config.test_cfg = dict(mode="slide", crop_size=case.window[0], stride=case.window[1])
-    if network:
-        config.backbone.init_cfg = None
-    else:
-        config.backbone = dict(type="ImagesAsFeatures")
-        config.decode_head = dict(type="StoredLogits", num_classes=case.classes)
-        config.auxiliary_head = None
-        config.data_preprocessor = dict(type="mmengine.BaseDataPreprocessor")
+    config.backbone = dict(type="ImagesAsFeatures")
+    config.decode_head = dict(type="StoredLogits", num_classes=case.classes)
+    config.auxiliary_head = None
+    config.data_preprocessor = dict(type="mmengine.BaseDataPreprocessor")
     torch.manual_seed(0)
     model = revert_sync_batchnorm(MODELS.build(config)).to(device)
     return model.train(case.batch > 0)
@@ -119,17 +113,13 @@ def sample(size: tuple[int, int], original: tuple[int, int], flip: bool) -> SegD
     return SegDataSample(metainfo=meta | dict(flip=flip, flip_direction="horizontal"))
 
 
-def test_step(case: Case, model: nn.Module, network: bool) -> Callable[[], Tensor]:
+def test_step(case: Case, model: nn.Module) -> Callable[[], Tensor]:
     """A function that gives the labels of the case's image."""
-    generator = torch.Generator().manual_seed(0)
     views = []  # (image, sample)
     for i in range(case.views):
         ratio = RATIOS[i // 2] if case.views > 1 else 1.0
         size = tuple(int(n * ratio + 0.5) for n in case.size)
-        if network:
-            image = torch.randint(0, 256, (3, *size), generator=generator, dtype=torch.uint8)
-        else:  # its size alone is looked at
-            image = torch.zeros(()).expand(3, *size)
+        image = torch.zeros(()).expand(3, *size)  # its size alone is looked at
         views.append((image, sample(size, case.original or case.size, flip=i % 2 == 1)))
     if case.views == 1:
         model_of_views: nn.Module = model
@@ -139,9 +129,7 @@ def test_step(case: Case, model: nn.Module, network: bool) -> Callable[[], Tenso
         model_of_views = StreamingSegTTAModel(model)
 
     def run() -> Tensor:
-        data: dict = {"inputs": [[image] for image, _ in views]}
-        if not network:
-            data["inputs"] = [image[None] for image, _ in views]
+        data: dict = {"inputs": [image[None] for image, _ in views]}
         data["data_samples"] = [[one.clone()] for _, one in views]
         if case.views == 1:
             data = {key: value[0] for key, value in data.items()}
@@ -152,7 +140,7 @@ def test_step(case: Case, model: nn.Module, network: bool) -> Callable[[], Tenso
     return run
 
 
-def training_step(case: Case, model: nn.Module, network: bool) -> Callable[[], Tensor]:
+def training_step(case: Case, model: nn.Module) -> Callable[[], Tensor]:
     """A function that runs a forward and a backward and gives the losses' sum."""
     device = model.data_preprocessor.device
     generator = torch.Generator().manual_seed(0)
@@ -170,26 +158,23 @@ def training_step(case: Case, model: nn.Module, network: bool) -> Callable[[], T
     return run
 
 
-def step(case: Case, kind: str, network: bool, device: str) -> Callable[[], Tensor]:
+def step(case: Case, kind: str, device: str = "cpu") -> Callable[[], Tensor]:
     """The case's step, after the same on a small image: libraries and kernels are loaded."""
     make = training_step if case.batch else test_step
-    model = segmentor(case, kind, network, device)
-    make(replace(case, size=(64, 64), original=None), model, network)()
-    if not network:
-        for ratio in RATIOS if case.views > 1 else (1.0,):
-            height, width = (int(n * ratio + 0.5) for n in case.size)
-            if case.window is not None:
-                height, width = case.window[0]
-            images = torch.zeros(1, device=device).expand(max(case.batch, 1), 3, height, width)
-            model.decode_head([images])  # stores the logits
-    return make(case, model, network)
+    model = segmentor(case, kind, device)
+    make(replace(case, size=(64, 64), original=None), model)()
+    for ratio in RATIOS if case.views > 1 else (1.0,):
+        height, width = (int(n * ratio + 0.5) for n in case.size)
+        if case.window is not None:
+            height, width = case.window[0]
+        images = torch.zeros(1, device=device).expand(max(case.batch, 1), 3, height, width)
+        model.decode_head([images])  # stores the logits
+    return make(case, model)
 
 
-def measure(
-    case: Case, network: bool, rounds: int, device: str, clock: Callable[[], float]
-) -> list[str]:
+def measure(case: Case, rounds: int, device: str, clock: Callable[[], float]) -> list[str]:
     """Median seconds and peak MiB of either, their ratios, and how the results differ."""
-    steps = {kind: step(case, kind, network, device) for kind in ("strips", "stock")}
+    steps = {kind: step(case, kind, device) for kind in ("strips", "stock")}
     results: dict[str, Tensor] = {}
 
     def keep(kind: str) -> Callable[[], None]:
@@ -211,11 +196,8 @@ HEADINGS += ["strips / stock", "results that differ"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--network", action="store_true", help="with the whole network")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--cpu-seconds", action="store_true", help="of the process, for a machine that is shared"
@@ -225,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     clock = time.process_time if args.cpu_seconds else time.perf_counter
     rows = []
     for name in args.cases:
-        cells = measure(CASES[name], args.network, args.rounds, args.device, clock)
+        cells = measure(CASES[name], args.rounds, args.device, clock)
         rows.append([name, *cells])
         print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
     print(f"{machine(args.device)}\n\n{markdown(HEADINGS, rows)}")

@@ -6,7 +6,6 @@ are twice these (arXiv 2102.08602 as reproduced by third parties).
 
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,52 +20,6 @@ from mmseg_ext.layers._fourier_lambdas import fourier_lambdas
 from mmseg_ext.layers.lambda_layer import apply_lambdas, crop_embeddings, direct_lambdas
 
 
-class PublishedCost(NamedTuple):
-    """A row of the ablations on ResNet-50 at 224 x 224: arguments, millions of parameters."""
-
-    arguments: dict
-    paper: float
-    remark: str = ""
-
-
-# Receptive field 23. The paper's column as copied in a third party's README.
-_GRID = (  # k, h, u, paper, remark
-    (2, 4, 1, 14.7, "differs"),
-    (4, 4, 1, 14.7, ""),
-    (8, 4, 1, 14.8, ""),
-    (16, 4, 1, 15.0, ""),
-    (32, 4, 1, 15.4, ""),
-    (2, 8, 1, 14.7, "differs"),
-    (4, 8, 1, 14.7, "differs"),
-    (8, 8, 1, 14.7, ""),
-    (16, 8, 1, 15.1, ""),
-    (32, 8, 1, 15.7, "differs"),
-    (8, 2, 1, 14.8, "differs"),
-    (8, 16, 1, 15.6, "differs"),
-    (16, 4, 4, 16.0, "16.04 with receptive field 7"),
-    (8, 8, 8, 16.0, "16.04 with receptive field 7"),
-    (8, 8, 4, 15.3, "15.26 with receptive field 7"),
-)
-KEY_HEAD_DEPTH_GRID = {
-    f"k={k}, h={h}, u={u}": PublishedCost(
-        {"key_depth": k, "num_heads": h, "intra_depth": u}, paper, remark
-    )
-    for k, h, u, paper, remark in _GRID
-}
-
-# Convolution or lambda layer in c2 to c5. The paper's column is remembered, not read.
-PLACEMENTS = {
-    "CCCC": PublishedCost({"lambda_stages": ()}, 25.6),
-    "LCCC": PublishedCost({"lambda_stages": (0,)}, 25.5),
-    "LLCC": PublishedCost({"lambda_stages": (0, 1)}, 25.0),
-    "LLLC": PublishedCost({"lambda_stages": (0, 1, 2)}, 21.7),
-    "LLLL": PublishedCost({"lambda_stages": (0, 1, 2, 3)}, 15.0),
-    "CLLL": PublishedCost({"lambda_stages": (1, 2, 3)}, 15.1),
-    "CCLL": PublishedCost({"lambda_stages": (2, 3)}, 15.4, "differs"),
-    "CCCL": PublishedCost({"lambda_stages": (3,)}, 18.8),
-}
-
-
 def count_lambda_resnet(size: int = 224, **arguments) -> tuple[int, int]:
     """Parameters and multiply-adds of a classifier LambdaResNet on `size` x `size`.
 
@@ -76,16 +29,6 @@ def count_lambda_resnet(size: int = 224, **arguments) -> tuple[int, int]:
         model = LambdaResNet(num_classes=1000, **arguments).eval()
         counted = count_multiply_adds(model, torch.empty(1, 3, size, size))
     return sum(p.numel() for p in model.parameters()), counted.all
-
-
-def counts(settings: Settings):
-    """Parameters and multiply-adds beside the paper's; nothing is timed."""
-    rows = []
-    for name, cost in {**KEY_HEAD_DEPTH_GRID, **PLACEMENTS}.items():
-        parameters, multiply_adds = count_lambda_resnet(**cost.arguments)
-        numbers = (f"{parameters / 1e6:.2f}", f"{cost.paper:.1f}", f"{multiply_adds / 1e9:.2f}")
-        rows.append([name, *numbers, cost.remark])
-    return ["", "parameters, M", "paper, M", "GMAC", ""], rows
 
 
 def local(settings: Settings):
@@ -162,7 +105,7 @@ def _lambdas_applied(
     return run
 
 
-PARTS = {"counts": counts, "local": local, "choice": choice, "global": global_context}
+PARTS = {"local": local, "choice": choice, "global": global_context}
 
 if __name__ == "__main__":
-    sys.exit(command("The lambda layer and LambdaResNet: counts, time and memory.", PARTS))
+    sys.exit(command("The lambda layer: time and memory of its forms.", PARTS))

@@ -1,4 +1,4 @@
-"""Judge a trained network and draw clouds by part: python -m projects.eat.evaluate RUN
+"""Judge a trained network: python -m projects.eat.evaluate RUN
 
 Classification: the share of test clouds whose class is found. Part segmentation: the mean over test
 clouds of the mean IoU of the parts that their class has (a part that is neither there nor predicted
@@ -53,30 +53,10 @@ def judge(network: nn.Module, recipe: Recipe, clouds: Clouds) -> dict[str, float
     return {"part mIoU": part_iou(said, parts, clouds.labels, recipe.parts).mean().item()}
 
 
-def draw(named: dict[str, Tensor], clouds: Clouds, path: str | Path) -> None:
-    """One cloud of each class in a column, coloured by part; a row for each of `named` (n, p)."""
-    from matplotlib.figure import Figure
-
-    first = [int((clouds.labels == label).nonzero()[0]) for label in clouds.labels.unique()][:8]
-    figure = Figure(figsize=(1.6 * len(first), 1.7 * len(named)), layout="tight")
-    shape = (len(named), len(first))
-    axes = figure.subplots(*shape, subplot_kw={"projection": "3d"}, squeeze=False)
-    for row, (name, parts) in zip(axes, named.items(), strict=True):
-        for axis, i in zip(row, first, strict=True):
-            x, y, z = clouds.points[i, : parts.shape[1]].T.numpy()
-            colours = parts[i].numpy() % 20
-            axis.scatter(x, y, z, c=colours, cmap="tab20", vmin=0, vmax=19, s=4, alpha=1)
-            axis.set_axis_off()
-            axis.set_box_aspect((1, 1, 1), zoom=1.4)
-        row[0].text2D(0, 1, name, transform=row[0].transAxes, fontsize=9)
-    figure.savefig(path, dpi=64)
-
-
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m projects.eat.evaluate", description=__doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="a training's folder")
     parser.add_argument("--folder", metavar="DIR", help="the dataset's HDF5 files")
-    parser.add_argument("--figure", metavar="PNG", help="draw clouds by part (part segmentation)")
     args = parser.parse_args(argv)
     try:
         content = runs.load(args.run)
@@ -89,12 +69,6 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(str(error)) from error
     for name, value in judge(network, recipe, test).items():
         print(f"{name} {value:.1%}")
-    if args.figure:
-        if recipe.parts is None:
-            raise SystemExit(f"--figure draws parts, and {settings['data']} has none")
-        title = f"{settings['attention']} attention"
-        true = test.parts[:, : recipe.points]
-        draw({"true parts": true, title: predict(network, recipe, test)}, test, args.figure)
 
 
 if __name__ == "__main__":

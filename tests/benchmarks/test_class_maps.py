@@ -12,7 +12,7 @@ WINDOWS = Case("ea_r101_cityscapes_80k", 19, (96, 160), window=((64, 64), (48, 4
 
 @pytest.mark.parametrize("case", [VIEWS, WINDOWS], ids=["views", "windows"])
 def test_both_sides_give_the_same_labels(case):
-    stock, ours = (step(case, kind, False, "cpu")() for kind in ("stock", "strips"))
+    stock, ours = (step(case, kind)() for kind in ("stock", "strips"))
     assert stock.shape == ours.shape == (case.original or case.size)
     assert (stock == ours).float().mean() > 0.999
     assert len(stock.unique()) == case.classes
@@ -20,15 +20,13 @@ def test_both_sides_give_the_same_labels(case):
 
 def test_both_sides_give_the_same_loss():
     case = Case("ea_r101_ade20k_160k", 20, (64, 96), batch=2)
-    stock, ours = (step(case, kind, False, "cpu")() for kind in ("stock", "strips"))
+    stock, ours = (step(case, kind)() for kind in ("stock", "strips"))
     torch.testing.assert_close(ours, stock, rtol=1e-6, atol=0)
 
 
 def test_peak_of_post_processing():
     """A map of 150 classes at 512x683 takes 200 MiB, and mmsegmentation holds two."""
     case = CASES["ADE20K, 512x683, 1 view"]
-    stock, ours = (
-        peak_memory(step(case, kind, False, "cpu")) / MEBI for kind in ("stock", "strips")
-    )
+    stock, ours = (peak_memory(step(case, kind)) / MEBI for kind in ("stock", "strips"))
     assert stock > 390
     assert ours < 40

@@ -6,7 +6,7 @@ import torch
 
 from projects.eat.data import augmented, read_modelnet40, read_shapenet_part
 from projects.eat.recipes import read
-from projects.eat.solids import PARTS, SOLIDS, capsule, cone, cylinder, make_solids, torus
+from projects.eat.solids import PARTS, SOLIDS, capsule, cylinder, make_solids, torus
 from projects.eat.train import main
 
 
@@ -23,18 +23,6 @@ def test_points_lie_on_their_solids():
     points, part = capsule(20, 50)
     body = points[..., :2].norm(dim=2)[part == 0]
     torch.testing.assert_close(body, torch.ones_like(body))
-
-
-def test_points_are_uniform_on_the_surface():
-    """Of a cone of height h and radius 1 the side has (1 + h^2)^(1/2) parts, the base 1."""
-    points, part = cone(300, 400)
-    height = points[..., 2].amax(1)
-    share = (part == 0).float().mean(1)
-    side = (1 + height.square()).sqrt()
-    assert (share - side / (side + 1)).mean().abs() < 0.01
-    # Half of a disc's points lie within a radius of 1/sqrt(2).
-    inner = points[..., :2].norm(dim=2)[part == 1] < 0.5**0.5
-    assert inner.float().mean() == pytest.approx(0.5, abs=0.02)
 
 
 def test_solids_are_the_same_for_a_seed_and_parts_belong_to_their_solids():

@@ -129,14 +129,6 @@ def test_every_parameter_gets_a_gradient(data, attention):
     assert {n for n in without if not n.endswith((".linear.bias", ".values.bias"))} == set()
 
 
-def test_the_order_of_points_does_not_matter_to_attention():
-    x = torch.randn(2, 30, 32)
-    order = torch.randperm(30)
-    for attention in ("external", "self"):
-        layer = OffsetAttention(32, attention).eval()
-        torch.testing.assert_close(layer(x)[:, order], layer(x[:, order]))
-
-
 def test_external_attention_takes_the_offset_from_its_memories():
     """x + ReLU(norm(linear(x - V a))) with equations 10 and 11 of the paper written out."""
     layer = OffsetAttention(16, "external").double().eval()
