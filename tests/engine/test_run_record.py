@@ -3,7 +3,6 @@
 import json
 import re
 
-import pytest
 import torch
 from mmengine.config import Config
 
@@ -59,13 +58,6 @@ def test_print_config_counts_processes(tmp_path, capsys):
     config = write_config(tmp_path)
     print_config([str(config), "--world-size", "8"])
     assert '"effective_batch": 32' in capsys.readouterr().out
-    with pytest.raises(SystemExit) as end:
-        print_config(["/nowhere.py"])
-    assert end.value.code == "mmseg_ext: config: there is no file '/nowhere.py'"
-    config.write_text(config.read_text() + "del auto_scale_lr\n")
-    with pytest.raises(SystemExit) as end:
-        print_config([str(config), "--auto-scale-lr"])
-    assert end.value.code.startswith("mmseg_ext: --auto-scale-lr: the config has no auto_scale_lr")
 
 
 def test_the_commit_is_this_projects_or_unknown(tmp_path, monkeypatch):
