@@ -5,7 +5,8 @@ alone. All exist in mmengine 0.10.7 to 0.10.12, mmcv 2.1 to 2.3 and mmsegmentati
 
 Subclasses call or write these where they are: `_transform_inputs` of a decode head,
 `_decode_head_forward_train` and `_auxiliary_head_forward_train` of a segmentor, `_load_seg_map` of
-a label transform, `_metainfo` of a dataset, and `_get_value` of a scheduler.
+a label transform, `_metainfo` of a dataset, `_get_value` of a scheduler, and `_scale_update_param`
+of `AmpOptimWrapper`, whose constructor asserts a GPU.
 """
 
 from collections.abc import Iterator
