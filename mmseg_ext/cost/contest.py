@@ -33,13 +33,14 @@ def contest(
     The functions take turns, so a drifting machine is fair to all. The clock `time.process_time`
     leaves out what other processes take of the CPU.
     """
+    synchronise = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for i in range(1 + rounds):
         for name, function in functions.items():
-            _synchronise()
+            synchronise()
             start = clock()
             function()
-            _synchronise()
+            synchronise()
             if i > 0:
                 seconds[name].append(clock() - start)
     first = next(iter(seconds.values()))
@@ -116,8 +117,3 @@ def training_step(
 def _set_mode(function: object, training: bool) -> None:
     if isinstance(function, nn.Module) and function.training is not training:
         function.train(training)
-
-
-def _synchronise() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()

@@ -4,11 +4,7 @@ import torch
 
 
 def usable_device(name: str) -> torch.device:
-    """The device of this name.
-
-    Raises:
-        ValueError: where PyTorch has none of that name here.
-    """
+    """The device of this name; a ValueError says why PyTorch cannot use it here."""
     try:
         return torch.empty(0, device=name).device
     except (AssertionError, RuntimeError) as error:  # the first where PyTorch is built without CUDA

@@ -51,10 +51,7 @@ def count_multiply_adds(model: nn.Module, x: Tensor) -> MultiplyAdds:
 
 
 def lambda_multiply_adds(layer: LambdaLayer, positions: int) -> int:
-    """Multiply-adds of the lambdas of one map in the paper's dense form, without the projection.
-
-    Taps on the zero padding count, as for convolutions.
-    """
+    """Of one map in the paper's dense form, without the projection; taps on padding count."""
     pairs = layer.key_depth * layer.value_depth
     per_position = pairs * (layer.intra_depth + layer.num_heads) if layer.content else 0
     if layer.embeddings is not None:

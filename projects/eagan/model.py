@@ -34,24 +34,14 @@ LATENT = 128  # the dimension of z
 
 @dataclass(frozen=True)
 class Architecture:
-    """What the published configurations of one dataset fix.
+    """What the published configurations of one dataset fix. Blocks are counted from one."""
 
-    Args:
-        image_size: pixels of a side; each generator block doubles the side.
-        num_classes: classes that can be asked for.
-        generator: channels of the first map, then of each block's output.
-        discriminator: channels of each block's output.
-        halvings: how many of the discriminator's blocks, from the first, halve the side.
-        attention_after: the generator's and the discriminator's block, counted from one, which
-            the attention follows.
-    """
-
-    image_size: int
+    image_size: int  # of a side; each generator block doubles the side
     num_classes: int
-    generator: tuple[int, ...]
-    discriminator: tuple[int, ...]
-    halvings: int
-    attention_after: tuple[int, int]
+    generator: tuple[int, ...]  # channels of the first map, then of each block's output
+    discriminator: tuple[int, ...]  # channels of each block's output
+    halvings: int  # how many of the discriminator's blocks, from the first, halve the side
+    attention_after: tuple[int, int]  # the generator's and the discriminator's block
 
     @property
     def first_size(self) -> int:

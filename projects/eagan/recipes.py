@@ -27,24 +27,15 @@ _DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error)
 
 @dataclass(frozen=True)
 class Recipe:
-    """One dataset's networks and schedule.
-
-    Args:
-        batch: pictures of a step, real and generated each.
-        rates: learning rates of the generator and of the discriminator, of Adam.
-        betas: Adam's.
-        discriminator_steps: steps of the discriminator before each step of the generator.
-        steps: steps of the generator.
-        archive: the file that the data is read from; without one it is made by code.
-    """
+    """One dataset's networks and schedule."""
 
     architecture: Architecture
-    batch: int
-    rates: tuple[float, float]
+    batch: int  # pictures of a step, real and generated each
+    rates: tuple[float, float]  # of the generator and of the discriminator, for Adam
     betas: tuple[float, float]
-    discriminator_steps: int
-    steps: int
-    archive: str | None = None
+    discriminator_steps: int  # before each step of the generator
+    steps: int  # of the generator
+    archive: str | None = None  # without one the data is made by code
 
 
 RECIPES = {

@@ -27,30 +27,18 @@ from projects.eat.solids import PARTS, SOLIDS, make_solids
 
 @dataclass(frozen=True)
 class Recipe:
-    """One dataset's network and schedule.
+    """One dataset's network and schedule."""
 
-    Args:
-        points: points of a cloud that a network sees.
-        epochs: over all training clouds.
-        rates: the learning rates at which a cosine starts and ends.
-        adam: whether the optimizer is Adam, and not SGD with momentum and weight decay.
-        network: arguments of the network.
-        parts: the parts of each class, for part segmentation; nothing for classification.
-        drop: the largest share of points that a training cloud loses.
-        smoothing: of the labels.
-        folder: the folder that the data is read from; without one it is made by code.
-    """
-
-    points: int
+    points: int  # of a cloud that a network sees
     epochs: int
-    network: dict
-    parts: list[list[int]] | None = None
-    rates: tuple[float, float] = (0.01, 1e-4)
-    adam: bool = False
+    network: dict  # its arguments
+    parts: list[list[int]] | None = None  # of each class, for part segmentation
+    rates: tuple[float, float] = (0.01, 1e-4)  # at which a cosine starts and ends
+    adam: bool = False  # or SGD with momentum and weight decay
     batch: int = 32
-    drop: float = 0.0
-    smoothing: float = 0.0
-    folder: str | None = None
+    drop: float = 0.0  # the largest share of points that a training cloud loses
+    smoothing: float = 0.0  # of the labels
+    folder: str | None = None  # without one the data is made by code
 
     def build(self, attention: str) -> nn.Module:
         kind = Classifier if self.parts is None else PartSegmenter
