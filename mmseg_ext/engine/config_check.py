@@ -81,8 +81,10 @@ def unread_options(cfg: Config, options: Iterable[str]) -> list[str]:
     ]
 
 
-def class_counts(runner: Runner) -> list[str]:
-    """A warning for each number of classes of a dataset that is not the last decode head's."""
+def dataset_warnings(runner: Runner) -> list[str]:
+    """A warning for each number of classes of a dataset that is not the last decode head's, and
+    one if the datasets disagree about `reduce_zero_label`.
+    """
     model = runner.model
     while isinstance(getattr(model, "module", None), nn.Module):  # out of wrappers
         model = model.module
@@ -91,11 +93,25 @@ def class_counts(runner: Runner) -> list[str]:
     metas = [getattr(loader.dataset, "metainfo", None) for loader in built_dataloaders(runner)]
     named = [meta.get("classes") for meta in metas if isinstance(meta, Mapping)]
     counts = {len(classes) for classes in named if isinstance(classes, list | tuple)}
-    return [
+    warnings = [
         f"model.decode_head.num_classes={number}, but a dataset has {count} classes"
         for count in sorted(counts)
         if isinstance(number, int) and count != number
     ]
+    datasets = (part for loader in built_dataloaders(runner) for part in _leaves(loader.dataset))
+    if {True, False} <= {getattr(dataset, "reduce_zero_label", None) for dataset in datasets}:
+        warnings.append(
+            "reduce_zero_label is True in one dataset and False in another: their labels differ by "
+            "one class, so the scores are not those of what is trained"
+        )
+    return warnings
+
+
+def _leaves(dataset: object) -> Iterator[object]:
+    """The datasets inside wrappers such as ConcatDataset and RepeatDataset."""
+    inside = getattr(dataset, "datasets", None) or [getattr(dataset, "dataset", None)]
+    for part in inside:
+        yield from [dataset] if part is None else _leaves(part)
 
 
 class _Part(NamedTuple):

@@ -6,6 +6,12 @@ from mmengine.registry import HOOKS
 
 from mmseg_ext.errors import NonFiniteLoss
 
+_FIRST = 3  # iterations
+_NO_LABELS = (
+    f"the loss of the first {_FIRST} iterations is exactly 0: all their pixels are ignored. Look "
+    "at the label maps (mmseg-ext check_dataset CONFIG), reduce_zero_label and ignore_index"
+)
+
 
 @HOOKS.register_module()
 class FiniteLossHook(Hook):
@@ -15,11 +21,15 @@ class FiniteLossHook(Hook):
     parameter, and the image files. Nothing is saved: the last checkpoint is from before. With a
     gradient scaler (float16) such a step is skipped and the scale lowered, which is no failure;
     more than `max_skipped` in a row are one.
+
+    A loss of exactly zero in each of the first three iterations is a warning: no pixel of theirs
+    has a label that counts.
     """
 
     def __init__(self, max_skipped: int = 20):
         self.max_skipped = max_skipped
         self._skipped = 0  # steps in a row
+        self._zeros = 0  # losses of zero among the first iterations
         self._losses: dict[int, torch.Tensor] = {}  # of the iterations since the last step
         self._images: list[str] = []
 
@@ -29,6 +39,10 @@ class FiniteLossHook(Hook):
 
         def update_params(loss, *args, **kwargs):
             self._losses[runner.iter + 1] = loss.detach()
+            if runner.iter < _FIRST and not loss.detach().any():
+                self._zeros += 1
+                if self._zeros == _FIRST:
+                    runner.logger.warning(_NO_LABELS)
             return update(loss, *args, **kwargs)
 
         def checked_step(**kwargs):

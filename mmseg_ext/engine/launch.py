@@ -21,7 +21,7 @@ from mmengine.runner import Runner
 from mmseg_ext.checkpoint.resuming import candidates
 from mmseg_ext.engine.amp import enable_amp
 from mmseg_ext.engine.checkpoint_hook import checkpoint_folder
-from mmseg_ext.engine.config_check import class_counts, explained, one_line, unread_options
+from mmseg_ext.engine.config_check import dataset_warnings, explained, one_line, unread_options
 from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.errors import LaunchError, StackError
 
@@ -125,7 +125,7 @@ def _built(cfg: Config, *loops: str) -> Runner:
         runner = RUNNERS.build(cfg)
         for loop in loops:
             getattr(runner, loop)
-    for warning in class_counts(runner):
+    for warning in dataset_warnings(runner):
         runner.logger.warning(warning)
     if "train_loop" in loops:
         _fit_learning_rate(runner)

@@ -304,9 +304,17 @@ class DurableRunner(Runner):
 
     def resume(self, filename: str, *args, **kwargs) -> None:
         self._resuming = True
+        configured = self._optimizer_settings()
         with require_coverage(whole=True):
             super().resume(filename, *args, **kwargs)
         self._resuming = False
+        for name, kept in self._optimizer_settings().items():
+            if kept != configured[name]:
+                self.logger.warning(
+                    f"{name}: the run goes on with the checkpoint's {sorted(kept)}, not with the "
+                    f"config's {sorted(configured[name])}; to train with these, start a new run "
+                    "from the weights (load_from)"
+                )
         self.run_id = self._loaded["meta"].get("run") or self.run_id
         seed = self._loaded["meta"].get("sampler_seed")
         sampler = positioned_sampler(self.train_dataloader)
@@ -321,6 +329,16 @@ class DurableRunner(Runner):
                 f"{self.world_size}: it goes on, but not as it would have"
             )
         self._loaded = {}
+
+    def _optimizer_settings(self) -> dict[str, set[float]]:
+        """The learning rates before any schedule, and the weight decays, of all groups."""
+        built = self.optim_wrapper
+        wrappers = built.values() if isinstance(built, OptimWrapperDict) else (built,)
+        groups = [group for wrapper in wrappers for group in wrapper.optimizer.param_groups]
+        return {
+            "learning rate": {float(group.get("initial_lr", group["lr"])) for group in groups},
+            "weight decay": {float(group.get("weight_decay", 0)) for group in groups},
+        }
 
     def restore_process_state(self) -> None:
         """Put back the streams and gradients of the checkpoint, once."""

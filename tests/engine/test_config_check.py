@@ -14,7 +14,7 @@ from torch import nn
 
 from mmseg_ext.commands.train import parser, runner_of
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper
-from mmseg_ext.engine.config_check import class_counts, explained
+from mmseg_ext.engine.config_check import dataset_warnings, explained
 from mmseg_ext.errors import LaunchError
 from tests.engine.runs import write_config
 
@@ -57,7 +57,7 @@ def test_a_wrong_setting_ends_in_one_line(tmp_path, key, value, told):
         assert part in message
 
 
-def test_options_that_nothing_reads_and_other_class_counts_are_warnings(tmp_path, capsys):
+def test_options_that_nothing_reads_and_other_dataset_warnings_are_warnings(tmp_path, capsys):
     config = write_config(tmp_path)
     options = {"randomnes.seed": 1, "norm_cfg.type": "BN", "model.decode_head.num_classes": 4}
     args = parser().parse_args([str(config), "--work-dir", str(tmp_path / "work")])
@@ -214,4 +214,9 @@ def test_mmsegs_own_configs_train(tmp_path, base, backbone):
     config.write_text(MMSEG.format(base=path, backbone=backbone, data=str(tmp_path / "data")))
     runner = train(config)
     assert runner.iter == 2
-    assert class_counts(runner) == []
+    assert dataset_warnings(runner) == []
+
+
+def test_datasets_that_count_their_labels_otherwise_are_a_warning(tmp_path):
+    runner = train(write_config(tmp_path), {"val_dataloader.dataset.reduce_zero_label": True})
+    assert log_text(runner).count("reduce_zero_label is True in one dataset") == 1

@@ -1,11 +1,13 @@
 """A loss that is no number stops the run before the step, and says where it came from."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from mmengine.optim import OptimWrapper
+from PIL import Image
 
 from mmseg_ext.checkpoint.safe_reading import read_checkpoint
 from mmseg_ext.commands.train import parser as train_parser
@@ -13,7 +15,7 @@ from mmseg_ext.commands.train import runner_of
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper
 from mmseg_ext.engine.finite_loss import FiniteLossHook
 from mmseg_ext.errors import NonFiniteLoss
-from tests.engine.runs import write_config
+from tests.engine.runs import SIZE, write_config
 from tests.engine.states import UNVALIDATED
 
 
@@ -119,3 +121,14 @@ def test_arguments():
         with pytest.raises(ValueError, match="float16"):
             PortableAmpOptimWrapper(optimizer=optimizer, dtype="float16")
         assert not PortableAmpOptimWrapper(optimizer=optimizer).loss_scaler.is_enabled()
+
+
+def test_batches_without_a_label_are_a_warning(tmp_path):
+    """All pixels are ignored: loss 0 and accuracy 100, which nothing else tells."""
+    config = write_config(tmp_path, UNVALIDATED)
+    for path in (tmp_path / "data" / "labels").iterdir():
+        Image.fromarray(np.full((SIZE, SIZE), 255, np.uint8)).save(path)
+    runner = runner_of(train_parser().parse_args([str(config), "--work-dir", str(tmp_path / "w")]))
+    runner.train()
+    text = "".join(path.read_text() for path in Path(runner.log_dir).glob("*.log"))
+    assert text.count("the loss of the first 3 iterations is exactly 0") == 1

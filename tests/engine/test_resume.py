@@ -225,3 +225,13 @@ def test_resume_at_150000_starts_as_soon_as_at_10(folder, monkeypatch):
         seconds[iteration] = time.perf_counter() - begin
         assert runner.iter == iteration + 1
     assert seconds[150_000] - seconds[10] < 1
+
+
+def test_resuming_with_other_optimizer_settings_is_a_warning(folder):
+    """The checkpoint's settings stay, as in mmengine; here they are named."""
+    train(arguments(folder, "whole.py", "other", "train_cfg.max_iters=4"))
+    options = ("train_cfg.max_iters=5", "optim_wrapper.optimizer.lr=0.5")
+    train(arguments(folder, "whole.py", "other", *options, flags=("--resume",)))
+    text = "".join(path.read_text() for path in (folder / "other").rglob("*.log"))
+    assert "learning rate: the run goes on with the checkpoint's [0.1], not with the" in text
+    assert "weight decay: " not in text
