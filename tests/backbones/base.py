@@ -167,6 +167,7 @@ class BackboneTester:
     def test_export(self):
         assert_exports(randomise(self.build(**self.traced)), (self.images(1),))
 
+    @pytest.mark.slow
     def test_compiles_once_for_all_sizes(self):
         inputs = [(self.images(2, extra),) for extra in ((0, 0), (5, 7))]
         assert_compiles_once(randomise(self.build(**self.traced)), inputs, training=True)
