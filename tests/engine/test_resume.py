@@ -233,5 +233,5 @@ def test_resuming_with_other_optimizer_settings_is_a_warning(folder):
     options = ("train_cfg.max_iters=5", "optim_wrapper.optimizer.lr=0.5")
     train(arguments(folder, "whole.py", "other", *options, flags=("--resume",)))
     text = "".join(path.read_text() for path in (folder / "other").rglob("*.log"))
-    assert "learning rate: the run goes on with the checkpoint's [0.1], not with the" in text
+    assert "learning rate: the run goes on with the checkpoint's [0.01], not with the" in text
     assert "weight decay: " not in text
