@@ -123,17 +123,6 @@ def cost_cells(record: dict, row: Row) -> list[str]:
     ]
 
 
-def class_table(record: dict) -> str:
-    """IoU of each class, mean over the seeds."""
-    rows = [(row, runs) for row in GROUPS["heads"] if (runs := of(record, row))]
-    classes = list(rows[0][1][0]["iou"]) if rows else []
-    lines = []
-    for row, runs in rows:
-        means = [statistics.mean(r["iou"][c] for r in runs) for c in classes]
-        lines.append([row.title, *(f"{value:.1f}" for value in means)])
-    return markdown(["head", *classes], lines)
-
-
 def backbone_table(record: dict) -> str:
     """All backbones, for what they cost, the trained ones with their scores."""
     columns = ["backbone", "seeds", "mIoU", "pixel accuracy", "far part, %"]
@@ -173,7 +162,6 @@ def by_config(record: dict) -> dict[str, str]:
 
 TABLES = {
     "camvid_heads": head_table,
-    "camvid_classes": class_table,
     "camvid_backbones": backbone_table,
     "camvid_ablations": ablation_table,
 }

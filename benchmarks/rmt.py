@@ -5,11 +5,10 @@ from collections.abc import Sequence
 
 import torch
 
-from benchmarks.reference.manhattan_attention import PlainManhattanAttention, PlainRMT
+from benchmarks.reference.manhattan_attention import PlainRMT
 from benchmarks.tables import Results, Settings, command, contest_table
 from mmseg_ext.backbones.rmt import ARCHS, RMT
 from mmseg_ext.cost.contest import contest, inference_step, training_step
-from mmseg_ext.layers import ManhattanAttention
 
 
 def inference(settings: Settings):
@@ -38,21 +37,10 @@ def _backbones(archs: Sequence[str], shape: tuple[int, ...], step, settings: Set
     return results
 
 
-def layer(settings: Settings):
-    """One layer with 8 heads of 32 over 64x128 positions, those of 1024x2048 in stage 3."""
-    module = ManhattanAttention(256, 8, 2.0, 6.0, decomposed=False).to(settings.device)
-    x = torch.randn(1, 64, 128, 256, device=settings.device)
-    modules = {"ours": module, "plain": PlainManhattanAttention(module)}
-    ways = {name: inference_step(form, x) for name, form in modules.items()}
-    results = contest(ways, settings.rounds, settings.device)
-    return contest_table({"one layer, 64x128 positions": results})
-
-
 PARTS = {
     "inference": inference,
     "training": training,
     "cityscapes": cityscapes,
-    "layer": layer,
 }
 
 if __name__ == "__main__":

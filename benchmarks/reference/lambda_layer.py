@@ -29,17 +29,6 @@ def folded_conv2d(values: Tensor, weight: Tensor) -> Tensor:
     return lambdas.view(batch, depth, -1, height, width).transpose(1, 2)  # (B, k, v, H, W)
 
 
-def fft(values: Tensor, weight: Tensor) -> Tensor:
-    """All maps at once in the frequency domain, padded to whole linear correlations."""
-    height, width = values.shape[3:]
-    reach = (weight.shape[2] // 2, weight.shape[3] // 2)
-    size = (height + 2 * reach[0], width + 2 * reach[1])
-    spectrum = torch.fft.rfft2(F.pad(values, (reach[1], reach[1], reach[0], reach[0])))
-    kernel = torch.fft.rfft2(weight, s=size).conj()
-    product = (kernel[None, :, :, None] * spectrum[:, None]).sum(2)  # (B, k, v, S0, S1 // 2 + 1)
-    return torch.fft.irfft2(product, s=size)[..., :height, :width]
-
-
 def table(values: Tensor, weight: Tensor) -> Tensor:
     """The public global form: embeddings gathered to N x N x k x u, then one product."""
     height, width = values.shape[3:]
@@ -56,7 +45,6 @@ def table(values: Tensor, weight: Tensor) -> Tensor:
 LOCAL_WAYS: dict[str, Way] = {
     "3-D convolution": conv3d,
     "2-D convolution, values folded": folded_conv2d,
-    "FFT": fft,
 }
 
 

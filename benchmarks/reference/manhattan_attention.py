@@ -104,17 +104,6 @@ def _plain_block(block: ManhattanBlock, x: Tensor, relations: Relations) -> Tens
     return x + branch(ffn.fc2(hidden + local), block.gamma2)
 
 
-class PlainManhattanAttention(nn.Module):
-    """`plain_manhattan_attention` as a module that shares the layer's parameters."""
-
-    def __init__(self, layer: ManhattanAttention):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return plain_manhattan_attention(self.layer, x)
-
-
 class PlainRMT(nn.Module):
     """The features of `model`, an `RMT`, by the plain formulation; it shares the parameters."""
 
