@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.docs_tables import outdated, results, what_it_trains, with_tables, zoo
+from benchmarks.docs_tables import outdated, results, zoo
 from mmseg_ext.cost.model_cost import count_config
 from tests.configs import CONFIGS
 
@@ -35,18 +35,3 @@ def test_counts_on_file_are_the_configs(name):
     ours, filed = count_config(EXPERIMENTS[name]), zoo()[name]
     for field in ("parameters", "module_multiply_adds", "all_multiply_adds"):
         assert getattr(ours, field) == getattr(filed, field)
-
-
-def test_a_table_replaces_what_stands_between_its_markers():
-    page = "before\n<!-- table configs -->\nold\n<!-- end of table -->\nafter\n"
-    made = with_tables(page)
-    assert made.startswith("before\n<!-- table configs -->\n\n| config |")
-    assert "old" not in made and made.endswith("|\n\n<!-- end of table -->\nafter\n")
-    with pytest.raises(ValueError, match="there is no table 'costs'"):
-        with_tables(page.replace("configs", "costs"))
-
-
-def test_what_a_config_trains_is_its_first_sentence(tmp_path):
-    path = tmp_path / "a.py"
-    path.write_text("# A head (arXiv 1.2) on a backbone: as published,\n# by hand. More.\nx = 1\n")
-    assert what_it_trains(path) == "A head (arXiv 1.2) on a backbone"

@@ -2,23 +2,11 @@
 
 import pytest
 import torch
-from torch import nn
 
 from benchmarks.external_attention import BLOCKS, PositionSelfAttention, count_block
-from benchmarks.tables import Settings, command, module_contest
+from benchmarks.tables import Settings, command
 from mmseg_ext.cost.contest import MEBI
 from tests.models import assert_same
-
-
-def test_contest_takes_turns_and_leaves_fused_forms_out_of_training():
-    ways = {"first": nn.Conv2d(4, 4, 3), "fused": nn.Identity()}
-    results = module_contest("case", ways, torch.randn(1, 4, 8, 8), Settings(rounds=3))
-    assert {case: list(by_name) for case, by_name in results.items()} == {
-        "case, inference": ["first", "fused"],
-        "case, training": ["first"],
-    }
-    assert results["case, inference"]["first"].over_first == 1.0
-    assert all(r.ms > 0 for by_name in results.values() for r in by_name.values())
 
 
 def test_command_runs_the_parts_asked_for(capsys):

@@ -63,14 +63,9 @@ def test_converts_and_reads(source, tmp_path, capsys):
     [
         (lambda f: f.rename(f.parent / "moved"), "none of the folders train, val, test"),
         (lambda f: (f / "valannot/ccc.png").unlink(), "val: no partner for ccc"),
-        (lambda f: (f / "val/ccc.png").write_bytes(b"\x89PNG"), "val/ccc.png: is truncated"),
         (
             lambda f: write_pair(f, "val", "ccc", np.full((6, 8), 12, np.uint8)),
             "valannot/ccc.png: values outside the 12 classes: 12 (48 pixels)",
-        ),
-        (
-            lambda f: Image.new("L", (8, 3)).save(f / "valannot/ccc.png"),
-            "valannot/ccc.png: is 8x3, its image",
         ),
     ],
 )

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mmcv.transforms import Compose
-from mmengine.config import Config, ConfigDict
+from mmengine.config import Config
 from mmseg.registry import MODELS, TRANSFORMS
 from PIL import Image
 from torch import Tensor
@@ -122,48 +122,6 @@ def test_evaluation_sample(config, files, size):
     assert sample.pad_shape == sample.img_shape == tuple(expected.shape[-2:])
     assert sample.img_padding_size == (0, right, 0, bottom)
     assert torch.equal(sample.gt_sem_seg.data[0], torch.from_numpy(label.copy()).long())
-
-
-def test_prediction_is_cut_to_the_original_size(config, files):
-    """The segmentor's own post-processing takes the padding away."""
-    norm = {"type": "BN"}
-    model = MODELS.build(
-        {
-            "type": "EncoderDecoder",
-            "data_preprocessor": config.model.data_preprocessor,
-            "backbone": {
-                "type": "ResNetV1c",
-                "depth": 18,
-                "base_channels": 4,
-                "stem_channels": 4,
-                "norm_cfg": norm,
-            },
-            "decode_head": {
-                "type": "FCNHead",
-                "in_channels": 32,
-                "channels": 4,
-                "num_classes": 21,
-                "num_convs": 1,
-                "norm_cfg": norm,
-                "align_corners": True,
-            },
-            "test_cfg": ConfigDict(mode="whole"),
-        }
-    ).eval()
-    compose = Compose([TRANSFORMS.build(t) for t in config.test_pipeline])
-    packed = compose({**files, "seg_fields": []})
-    batch = {"inputs": [packed["inputs"]], "data_samples": [packed["data_samples"]]}
-    with torch.no_grad():
-        (prediction,) = model.test_step(batch)
-        image, _ = fetch(files)
-        image = F.pad(image, (0, 6, 0, 5))  # 417 x 305
-        logits = F.interpolate(
-            model._forward(image), image.shape[-2:], mode="bilinear", align_corners=True
-        )
-    assert prediction.seg_logits.data.shape == (21, 300, 411)
-    torch.testing.assert_close(
-        prediction.seg_logits.data, logits[0, :, :300, :411], rtol=1e-4, atol=1e-4
-    )
 
 
 def test_loss_is_the_mean_over_all_pixels(config):
