@@ -74,7 +74,7 @@ def safe_loading(min_backbone_share: float | None = None) -> AbstractContextMana
         min_backbone_share: the least part of a backbone's values, 0 to 1; by default 0.9.
     """
     check_stack(BASE)
-    from mmseg_ext.checkpoint.safe_loading import SafeLoading
+    from mmseg_ext.checkpoint.loading import SafeLoading
 
     return SafeLoading(min_backbone_share)
 

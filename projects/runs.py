@@ -5,8 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mmseg_ext.checkpoint.safe_reading import read_checkpoint
-from mmseg_ext.checkpoint.writing import write_checkpoint
+from mmseg_ext.checkpoint.files import read_checkpoint, write_checkpoint
 
 CHECKPOINT = "checkpoint.pth"
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from mmseg_ext.doctor.fixtures import Fixture
+from mmseg_ext.doctor.published_cases import Fixture
 
 __all__ = ["Fixture", "assert_parity", "gradient_difference"]
 

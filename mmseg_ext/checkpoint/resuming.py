@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from mmseg_ext.checkpoint.safe_reading import read_checkpoint
+from mmseg_ext.checkpoint.files import read_checkpoint
 from mmseg_ext.errors import CheckpointError
 
 RUN = "current_run"  # a text file with the identity of the run whose folder this is

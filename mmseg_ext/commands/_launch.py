@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 
 import torch.distributed
+from mmengine.config import DictAction
 
-from mmseg_ext.engine.config_options import ConfigOptions
 from mmseg_ext.engine.distributed import name_slurm_process
 from mmseg_ext.errors import (
     SAFE_UNTIL_NOW,
@@ -36,6 +36,16 @@ _DISK = (
     errno.EACCES,
     errno.ENOTDIR,
 )
+
+
+class ConfigOptions(DictAction):
+    """mmengine's KEY=VALUE pairs of `--cfg-options`; one without '=' is a usage error."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        for value in values:
+            if "=" not in value:
+                parser.error(f"argument {option_string}: expected KEY=VALUE, got {value!r}")
+        super().__call__(parser, namespace, values, option_string)
 
 
 def common_flags(parser: argparse.ArgumentParser) -> None:

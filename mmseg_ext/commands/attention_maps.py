@@ -11,10 +11,10 @@ from mmengine.registry import init_default_scope
 from torch import Tensor, nn
 
 from mmseg_ext.commands import one_line
+from mmseg_ext.commands._launch import ConfigOptions
 from mmseg_ext.cost.devices import usable_device
-from mmseg_ext.datasets.files import decode, read_bytes
+from mmseg_ext.datasets.images import decode, read_bytes
 from mmseg_ext.datasets.metainfo import unwrapped
-from mmseg_ext.engine.config_options import ConfigOptions
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.engine.load_trained import load_trained
 from mmseg_ext.inspection.attention_pictures import (

@@ -12,8 +12,8 @@ from mmengine.registry import init_default_scope
 from rich.console import Console
 
 from mmseg_ext import register_all_modules
+from mmseg_ext.commands._launch import ConfigOptions
 from mmseg_ext.datasets.check import SPLITS, check, tables
-from mmseg_ext.engine.config_options import ConfigOptions
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.errors import CannotCheckError, LaunchError
 

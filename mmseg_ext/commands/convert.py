@@ -4,8 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from mmseg_ext.checkpoint.safe_reading import read_state_dict
-from mmseg_ext.checkpoint.writing import check_suffix, write_weights
+from mmseg_ext.checkpoint.files import check_suffix, read_state_dict, write_weights
 from mmseg_ext.commands import one_line
 from mmseg_ext.published import FAMILIES, convert_official
 

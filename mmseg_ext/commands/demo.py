@@ -19,7 +19,7 @@ from mmseg_ext.engine.load_trained import load_trained
 from mmseg_ext.environment import own_config
 from mmseg_ext.reports.curves import plot_curves
 from mmseg_ext.reports.page import write_report
-from mmseg_ext.reports.panels import draw_panels
+from mmseg_ext.reports.pictures import draw_panels
 
 DEMO_CONFIG = own_config("ea_r18_shapes.py")
 COMPARED = {

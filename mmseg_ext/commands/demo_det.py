@@ -22,7 +22,7 @@ from mmseg_ext.datasets.shapes import Recipe
 from mmseg_ext.detection.shapes_coco import annotate, annotation_file
 from mmseg_ext.engine.launch import build_train_runner
 from mmseg_ext.environment import own_config
-from mmseg_ext.reports.panels import draw_panels
+from mmseg_ext.reports.pictures import draw_panels
 
 CONFIG = own_config("detection/mask_rcnn_rmt_shapes.py")
 REQUIRED_AP = {"bbox": 0.40, "segm": 0.25}

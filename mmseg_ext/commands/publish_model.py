@@ -11,8 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from mmseg_ext.checkpoint.safe_reading import read_checkpoint, unwrap_state_dict
-from mmseg_ext.checkpoint.writing import check_suffix, write_weights
+from mmseg_ext.checkpoint.files import (
+    check_suffix,
+    read_checkpoint,
+    unwrap_state_dict,
+    write_weights,
+)
 from mmseg_ext.commands import one_line
 
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 from mmengine.runner import Runner
 
-from mmseg_ext.checkpoint.load_report import require_coverage
-from mmseg_ext.checkpoint.safe_loading import SafeLoading
+from mmseg_ext.checkpoint.loading import SafeLoading, require_coverage
 from mmseg_ext.commands._launch import common_flags, one_message, parsed
 from mmseg_ext.engine.config_check import explained
 from mmseg_ext.engine.launch import build_train_runner

@@ -3,7 +3,7 @@
 Those for segmentation need mmsegmentation; without it there is the loading of images alone.
 """
 
-from mmseg_ext.datasets.checked_image import CheckedLoadImage
+from mmseg_ext.datasets.images import CheckedLoadImage
 from mmseg_ext.environment import stack_problem
 
 __all__ = ["CheckedLoadImage"]

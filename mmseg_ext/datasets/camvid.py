@@ -13,7 +13,7 @@ from PIL import Image
 
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.datasets.checked_dataset import CheckedDataset
-from mmseg_ext.datasets.files import as_stored, decode, read_bytes
+from mmseg_ext.datasets.images import as_stored, decode, read_bytes
 from mmseg_ext.datasets.labels import read_label
 
 _SPLITS = ("train", "val", "test")

@@ -24,8 +24,7 @@ from rich.progress import track
 from rich.table import Table
 
 from mmseg_ext.datasets.checked_dataset import CheckedDataset
-from mmseg_ext.datasets.checked_image import CheckedLoadImage
-from mmseg_ext.datasets.files import as_stored, decode, orientation, read_bytes
+from mmseg_ext.datasets.images import CheckedLoadImage, as_stored, decode, orientation, read_bytes
 from mmseg_ext.datasets.labels import histogram, read_label
 from mmseg_ext.datasets.metainfo import leaves, transforms
 from mmseg_ext.errors import CannotCheckError, LabelError, MissingFileError, UnreadableFileError

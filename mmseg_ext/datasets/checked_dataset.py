@@ -12,7 +12,7 @@ from mmengine import fileio
 from mmseg.datasets import ADE20KDataset, BaseSegDataset, CityscapesDataset, PascalVOCDataset
 from mmseg.registry import DATASETS
 
-from mmseg_ext.datasets.files import as_stored, decode, read_bytes
+from mmseg_ext.datasets.images import as_stored, decode, read_bytes
 from mmseg_ext.errors import LabelError, MissingDataError, UnreadableFileError
 
 

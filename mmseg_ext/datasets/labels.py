@@ -16,7 +16,7 @@ from mmseg.datasets.transforms import LoadAnnotations
 from mmseg.registry import TRANSFORMS
 from PIL import Image
 
-from mmseg_ext.datasets.files import decode, read_bytes
+from mmseg_ext.datasets.images import decode, read_bytes
 from mmseg_ext.errors import LabelError
 
 _SHOWN = 8

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from mmseg_ext.cost.contest import contest, inference_step, training_step
 from mmseg_ext.doctor import Check, Finding, Unavailable, published_cases, small_runs, within
-from mmseg_ext.doctor.processes import check_gradients
 from mmseg_ext.doctor.published_cases import Case
+from mmseg_ext.doctor.small_runs import check_gradients
 from mmseg_ext.environment import describe, stack_problem
 from mmseg_ext.layers import (
     ExternalAttention,

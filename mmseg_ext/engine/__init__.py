@@ -4,8 +4,7 @@ from mmseg_ext.engine.amp import PortableAmpOptimWrapper
 from mmseg_ext.engine.checkpoint_hook import DurableCheckpointHook
 from mmseg_ext.engine.distributed import CPUDistributedDataParallel
 from mmseg_ext.engine.finite_loss import FiniteLossHook
-from mmseg_ext.engine.held_poly_lr import HeldPolyLR
-from mmseg_ext.engine.optim_wrapper_constructor import RoleOptimWrapperConstructor
+from mmseg_ext.engine.published_voc import HeldPolyLR, RoleOptimWrapperConstructor
 from mmseg_ext.engine.randomness import PositionedInfiniteSampler, PositionedSampler
 from mmseg_ext.engine.run_record import RunRecordHook
 from mmseg_ext.engine.runner import DurableRunner

@@ -15,8 +15,8 @@ from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
 
 from mmseg_ext.atomic_write import remove_parts, write_text
+from mmseg_ext.checkpoint.loading import SafeLoading
 from mmseg_ext.checkpoint.resuming import RUN, all_checkpoints, run_of
-from mmseg_ext.checkpoint.safe_loading import SafeLoading
 from mmseg_ext.upstream import save_checkpoint
 
 

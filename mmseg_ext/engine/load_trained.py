@@ -6,8 +6,8 @@ from mmengine.config import Config
 from mmseg.apis import init_model
 from torch import nn
 
-from mmseg_ext.checkpoint.load_report import check_finite
-from mmseg_ext.checkpoint.safe_reading import read_checkpoint, unwrap_state_dict
+from mmseg_ext.checkpoint.files import read_checkpoint, unwrap_state_dict
+from mmseg_ext.checkpoint.loading import check_finite
 from mmseg_ext.datasets.metainfo import classes_and_palette
 
 _TRAINING_ALONE = "auxiliary_head"

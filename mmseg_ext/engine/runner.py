@@ -34,13 +34,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from mmseg_ext.atomic_write import atomic_write
-from mmseg_ext.checkpoint.load_report import require_coverage
+from mmseg_ext.checkpoint.loading import SafeLoading, require_coverage
 from mmseg_ext.checkpoint.logged_values import to_plain
 from mmseg_ext.checkpoint.resuming import newest_whole, require_resumable
-from mmseg_ext.checkpoint.safe_loading import SafeLoading
 from mmseg_ext.engine.checkpoint_hook import checkpoint_folder
 from mmseg_ext.engine.deterministic import make_deterministic
-from mmseg_ext.engine.quiet_start import quiet_terminal
+from mmseg_ext.engine.distributed import cut_like, whole, whole_optimizer_states
 from mmseg_ext.engine.randomness import (
     isolate,
     positioned_sampler,
@@ -48,7 +47,7 @@ from mmseg_ext.engine.randomness import (
     set_random_state,
     with_sample_seeds,
 )
-from mmseg_ext.engine.sharding import cut_like, whole, whole_optimizer_states
+from mmseg_ext.engine.run_record import quiet_terminal
 from mmseg_ext.errors import (
     SAFE_UNTIL_NOW,
     CheckpointError,

@@ -25,7 +25,7 @@ from mmseg_ext.layers.manhattan_attention import ManhattanAttention
 from mmseg_ext.layers.re_attention import ReAttention
 from mmseg_ext.layers.self_attention import SelfAttention
 from mmseg_ext.layers.token_external_attention import MultiHeadExternalAttention
-from mmseg_ext.reports.label_pictures import colourise
+from mmseg_ext.reports.pictures import colourise
 
 _SLOTS = (ExternalAttention2d, JSegEAHead, MultiHeadExternalAttention)
 _ON_MAPS = (ManhattanAttention, LambdaLayer)

@@ -1,6 +1,6 @@
 """Published weights: `convert_official` gives state dicts that load strictly.
 
-One module per family holds its renaming rules and reads the architecture from the shapes.
+The module of a family holds its renaming rules and reads the architecture from the shapes.
 """
 
 from importlib import import_module
@@ -27,9 +27,9 @@ FAMILIES = {
     "resnet_deep_stem": Family(
         "eanet", False, "linked in the README of https://github.com/XiaLiPKU/EMANet"
     ),
-    "eamlp": Family("eamlp", True, f"linked in the folder EAMLP of {_EANET}"),
+    "eamlp": Family("token_backbones", True, f"linked in the folder EAMLP of {_EANET}"),
     "deepvit": Family(
-        "deepvit", True, "linked in the README of https://github.com/zhoudaquan/dvit_repo"
+        "token_backbones", True, "linked in the README of https://github.com/zhoudaquan/dvit_repo"
     ),
     "rmt": Family("rmt", True, _RMT),
     "rmt_segmentor": Family("rmt", False, _RMT),

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.cost.model_cost import count_model
-from mmseg_ext.reports.label_pictures import colourise, error_overlay
+from mmseg_ext.reports.pictures import colourise, error_overlay
 
 RESULTS = "results.json"
 PICTURES = "examples"

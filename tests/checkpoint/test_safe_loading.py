@@ -16,9 +16,9 @@ from mmseg.registry import MODELS
 from safetensors.torch import save_file
 
 import mmseg_ext
-from mmseg_ext.checkpoint.load_report import check_coverage, require_coverage
+from mmseg_ext.checkpoint.files import read_checkpoint
+from mmseg_ext.checkpoint.loading import check_coverage, require_coverage
 from mmseg_ext.checkpoint.logged_values import to_plain
-from mmseg_ext.checkpoint.safe_reading import read_checkpoint
 from mmseg_ext.commands.test import main as test
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.engine.launch import load_settings

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from mmseg_ext.atomic_write import remove_parts, write_text
+from mmseg_ext.checkpoint.files import read_checkpoint, write_checkpoint
 from mmseg_ext.checkpoint.resuming import newest_whole
-from mmseg_ext.checkpoint.safe_reading import read_checkpoint
-from mmseg_ext.checkpoint.writing import write_checkpoint
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.errors import CheckpointError
 from tests.engine.runs import write_config

@@ -21,7 +21,7 @@ from mmengine.runner import load_checkpoint
 
 from mmseg_ext import safe_loading
 from mmseg_ext.checkpoint import convert_official
-from mmseg_ext.checkpoint.load_report import require_coverage
+from mmseg_ext.checkpoint.loading import require_coverage
 from tests.configs import CONFIGS
 from tests.models import NARROW_LAMBDA, NARROW_RMT
 from tests.parity import Fixture, assert_parity

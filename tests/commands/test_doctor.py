@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmseg_ext.commands import doctor
-from mmseg_ext.doctor import Check, Finding, processes, published_cases, small_runs
+from mmseg_ext.doctor import Check, Finding, published_cases, small_runs
 from mmseg_ext.doctor import checks as module
 from mmseg_ext.layers import ExternalAttention2d, ManhattanAttention
 
@@ -65,12 +65,12 @@ def test_without_a_compiler_compiling_is_skipped(monkeypatch):
 
 @pytest.mark.distributed
 def test_the_groups_gradient(monkeypatch):
-    gradients, world = processes.group_gradients(CPU)
+    gradients, world = small_runs.group_gradients(CPU)
     assert world == 2
-    monkeypatch.setattr(processes, "group_gradients", lambda device: (gradients, world))
-    assert processes.check_gradients(CPU).status == "ok"
+    monkeypatch.setattr(small_runs, "group_gradients", lambda device: (gradients, world))
+    assert small_runs.check_gradients(CPU).status == "ok"
     gradients[next(iter(gradients))] /= 2
-    assert processes.check_gradients(CPU).status == "FAIL"
+    assert small_runs.check_gradients(CPU).status == "FAIL"
 
 
 def test_a_run_resumes_bit_for_bit():

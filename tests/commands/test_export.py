@@ -13,7 +13,7 @@ from mmseg.apis import init_model
 from mmseg.registry import MODELS
 from PIL import Image
 
-from mmseg_ext.checkpoint.safe_reading import read_checkpoint
+from mmseg_ext.checkpoint.files import read_checkpoint
 from mmseg_ext.commands.export import main
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.errors import ExportError

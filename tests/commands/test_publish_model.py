@@ -9,7 +9,7 @@ from mmengine.runner import save_checkpoint
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from mmseg_ext.checkpoint.safe_reading import read_checkpoint, read_state_dict
+from mmseg_ext.checkpoint.files import read_checkpoint, read_state_dict
 from mmseg_ext.commands import publish_model as publishing
 
 

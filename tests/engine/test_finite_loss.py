@@ -9,7 +9,7 @@ import torch
 from mmengine.optim import OptimWrapper
 from PIL import Image
 
-from mmseg_ext.checkpoint.safe_reading import read_checkpoint
+from mmseg_ext.checkpoint.files import read_checkpoint
 from mmseg_ext.commands.train import parser as train_parser
 from mmseg_ext.commands.train import runner_of
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmseg_ext.checkpoint.safe_reading import read_checkpoint
-from mmseg_ext.checkpoint.writing import write_checkpoint
+from mmseg_ext.checkpoint.files import read_checkpoint, write_checkpoint
 from mmseg_ext.commands.test import main as score
 from mmseg_ext.commands.train import main as train
 from tests.engine.run_hooks import Crash

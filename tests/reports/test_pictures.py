@@ -5,8 +5,7 @@ import pytest
 from PIL import Image
 
 from mmseg_ext.reports.curves import Curve, plot_curves, prediction_loss
-from mmseg_ext.reports.label_pictures import colourise
-from mmseg_ext.reports.panels import draw_panels
+from mmseg_ext.reports.pictures import colourise, draw_panels
 
 PALETTE = [[10, 20, 30], [200, 100, 0]]
 

@@ -16,8 +16,8 @@ from mmseg_ext.commands.report import main
 from mmseg_ext.commands.train import parser as train_parser
 from mmseg_ext.commands.train import runner_of
 from mmseg_ext.reports.curves import Curve
-from mmseg_ext.reports.label_pictures import error_overlay
 from mmseg_ext.reports.page import page
+from mmseg_ext.reports.pictures import error_overlay
 from mmseg_ext.reports.results_hook import class_iou
 from mmseg_ext.reports.run_data import Results, Run, read_curves, read_run
 

@@ -2,13 +2,14 @@
 
 OpenCV returns None for a damaged file or, in older versions, the readable part of a truncated JPEG
 with grey below. Pillow raises a different exception for each kind of damage. Here all of them are
-one error.
+one error. The module needs mmcv alone, so that mmdetection and mmpretrain can use it, too.
 """
 
 import io
 
 import mmcv
 import numpy as np
+from mmcv.transforms import TRANSFORMS, LoadImageFromFile
 from mmengine import fileio
 from PIL import Image
 
@@ -83,3 +84,24 @@ def _pillow_reads(data: bytes) -> bool:
     except Exception:  # as above
         return False
     return True
+
+
+@TRANSFORMS.register_module()
+class CheckedLoadImage(LoadImageFromFile):
+    """Load `img` (H, W, 3) as mmcv's `LoadImageFromFile`; an unreadable file stops the run.
+
+    Arguments are those of `LoadImageFromFile`; `ignore_empty` has no effect. An image that has a
+    label map is read as it is stored: mmcv would turn it by its EXIF orientation, and not the label
+    map with it.
+
+    Raises:
+        UnreadableFileError: for a file that is missing, truncated or does not decode.
+    """
+
+    def transform(self, results: dict) -> dict:
+        path = results["img_path"]
+        flag = as_stored(self.color_type) if results.get("seg_map_path") else self.color_type
+        image = decode(read_bytes(path, self.backend_args), path, flag, self.imdecode_backend)
+        results["img"] = image.astype(np.float32) if self.to_float32 else image
+        results["img_shape"] = results["ori_shape"] = image.shape[:2]
+        return results

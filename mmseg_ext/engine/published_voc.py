@@ -1,13 +1,19 @@
-"""Parameter groups by role: convolution weights, normalisation weights, biases.
+"""What the published VOC training of EANet has and mmengine lacks (arXiv 2105.02358).
 
-EANet (arXiv 2105.02358) was trained on VOC with three groups (published `train_torch.py`,
-`get_params`): the weights of convolutions at the learning rate with weight decay, the weights of
-normalisation layers without decay, and every bias, those of normalisation layers included, at twice
-the rate without decay. mmengine's `bias_lr_mult` leaves the biases of normalisation layers out.
+`train_torch.py` there has three groups of parameters (`get_params`): the weights of convolutions at
+the learning rate with weight decay, the weights of normalisation layers without decay, and every
+bias, those of normalisation layers included, at twice the rate without decay. mmengine's
+`bias_lr_mult` leaves the biases of normalisation layers out.
+
+Its `poly_lr_scheduler` sets the rate to `lr * (1 - i / n) ** power` at iterations i that are
+multiples of 10 and leaves it alone otherwise. Its loop runs i = 0 ... n inclusive, so that the rate
+of the last iteration is zero.
 """
 
 from mmengine.optim import DefaultOptimWrapperConstructor
-from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
+from mmengine.optim.scheduler.lr_scheduler import LRSchedulerMixin
+from mmengine.optim.scheduler.param_scheduler import PolyParamScheduler
+from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS, PARAM_SCHEDULERS
 from torch import nn
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)  # batch and instance norms
@@ -54,3 +60,22 @@ class RoleOptimWrapperConstructor(DefaultOptimWrapperConstructor):
                     group = weights
                 group["params"].append(parameter)
         params.extend(group for group in (weights, norms, biases) if group["params"])
+
+
+@PARAM_SCHEDULERS.register_module()
+class HeldPolyLR(LRSchedulerMixin, PolyParamScheduler):
+    """mmengine's `PolyLR` with the value held for `interval` iterations.
+
+    As there, the value reaches `eta_min` at iteration `end - 1`: the published schedule of n
+    iterations plus the last one at rate zero is `begin=0, end=n + 1`. `interval` is in iterations
+    (in epochs with `by_epoch=True`).
+    """
+
+    def __init__(self, optimizer, *args, interval: int = 10, **kwargs):
+        self.interval = interval
+        super().__init__(optimizer, *args, **kwargs)
+
+    def _get_value(self) -> list[float]:
+        step = self.last_step - self.last_step % self.interval
+        factor = (1 - step / self.total_iters) ** self.power
+        return [self.eta_min + (base - self.eta_min) * factor for base in self.base_values]
