@@ -38,10 +38,10 @@ from mmseg_ext.checkpoint.loading import SafeLoading, require_coverage
 from mmseg_ext.checkpoint.logged_values import to_plain
 from mmseg_ext.checkpoint.resuming import newest_whole, require_resumable
 from mmseg_ext.engine.checkpoint_hook import checkpoint_folder
-from mmseg_ext.engine.deterministic import make_deterministic
 from mmseg_ext.engine.distributed import cut_like, whole, whole_optimizer_states
 from mmseg_ext.engine.randomness import (
     isolate,
+    make_deterministic,
     positioned_sampler,
     random_state,
     set_random_state,

@@ -7,7 +7,7 @@ from mmseg.models.losses import CrossEntropyLoss
 from torch import nn
 
 from mmseg_ext.commands.train import main as train
-from mmseg_ext.engine.deterministic import (
+from mmseg_ext.engine.randomness import (
     MatrixAvgPool2d,
     cross_entropy_of_pixels,
     make_deterministic,
