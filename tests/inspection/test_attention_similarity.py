@@ -85,13 +85,15 @@ def test_curves_of_the_figures():
 
 
 def test_averages_over_images():
-    """Two images together are the mean of each alone, at sizes of their own."""
-    model = randomise(DeepViT(arch=SMALL, img_size=64)).eval()
-    images = [torch.randn(1, 3, 64, 64), torch.randn(1, 3, 32, 80)]
-    (both,) = attention_similarity(model, images)
-    alone = [attention_similarity(model, image)[0] for image in images]
-    for name in ("between_layers", "share_similar", "between_heads"):
-        assert_same(getattr(both, name), sum(getattr(g, name) for g in alone) / 2)
+    """Two images together are the mean of each alone; the layers of a stage form a group."""
+    model = randomise(RMT(arch="tiny")).eval()
+    images = [torch.randn(1, 3, 64, 64), torch.randn(1, 3, 32, 96)]
+    groups = attention_similarity(model, images)
+    alone = [attention_similarity(model, image) for image in images]
+    assert [len(g.layers) for g in groups] == [2, 2, 8, 2]
+    for both, first, second in zip(groups, *alone, strict=True):
+        for name in ("between_layers", "share_similar", "between_heads"):
+            assert_same(getattr(both, name), (getattr(first, name) + getattr(second, name)) / 2)
 
 
 @pytest.mark.parametrize("re_attention", [True, False])
@@ -115,29 +117,22 @@ def test_deepvit(re_attention):
     heads = torch.einsum("pgit,phit->pght", stacked, stacked).mean(-1)
     assert_same(group.between_heads, heads.detach(), rtol=1e-10)
     assert group.layers == [f"blocks.{i}.attn" for i in range(4)]
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
 
 
-def test_rmt_has_a_group_for_each_stage():
-    groups = attention_similarity(RMT(arch="tiny"), torch.randn(1, 3, 64, 96))
-    assert [len(g.layers) for g in groups] == [2, 2, 8, 2]
-    for group in groups:
-        assert group.between_layers.min() > 0 and group.between_layers.max() <= 1 + 1e-5
-
-
-def test_eamlp_compares_heads_and_refuses_layers():
+@pytest.fixture
+def eamlp_groups():
     arch = {"embed_dims": 32, "depth": 2, "num_heads": 2, "mlp_ratio": 2}
-    (group,) = attention_similarity(EAMLP(arch=arch, img_size=32), torch.randn(1, 3, 32, 48))
+    return attention_similarity(EAMLP(arch=arch, img_size=32), torch.randn(1, 3, 32, 48))
+
+
+def test_eamlp_compares_heads_and_refuses_layers(eamlp_groups):
+    (group,) = eamlp_groups
     assert group.between_heads.shape == (2, 8, 8)
     torch.testing.assert_close(group.between_heads.diagonal(0, 1, 2), torch.ones(2, 8))
     assert group.between_layers is None and group.share_similar is None
     with pytest.raises(ValueError, match=r"'blocks'.*memory slots"):
         group.similar_layers()
-
-
-def test_nothing_stays_on_the_model():
-    model = DeepViT(arch=SMALL, img_size=64)
-    attention_similarity(model, torch.randn(1, 3, 64, 64))
-    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
 
 
 def test_refuses_what_it_cannot_measure():
@@ -147,10 +142,10 @@ def test_refuses_what_it_cannot_measure():
         attention_similarity(DeepViT(arch=SMALL), [])
 
 
-def test_figures_of_both_kinds(tmp_path):
-    arch = {"embed_dims": 32, "depth": 2, "num_heads": 2, "mlp_ratio": 2}
-    groups = attention_similarity(EAMLP(arch=arch, img_size=32), torch.randn(1, 3, 32, 48))
-    groups += attention_similarity(DeepViT(arch=SMALL, img_size=64), torch.randn(1, 3, 64, 64))
+def test_figures_of_both_kinds(eamlp_groups, tmp_path):
+    groups = eamlp_groups + attention_similarity(
+        DeepViT(arch=SMALL, img_size=64), torch.randn(1, 3, 64, 64)
+    )
     draw_similarity(groups, tmp_path / "a.png", "two models")
     with Image.open(tmp_path / "a.png") as picture:
         assert picture.size[0] > 1000 and np.asarray(picture.convert("L")).std() > 10

@@ -35,14 +35,6 @@ def test_infers_each_architecture(arch, re_attention):
     assert weights.keys() == backbone.state_dict().keys()
 
 
-def test_infers_other_sizes_and_widths():
-    arch = {"embed_dims": 24, "depth": 3, "num_heads": 3, "mlp_ratio": 2.5}
-    arch["re_attention_blocks"] = 1
-    model = DeepViT(arch=arch, img_size=96, num_classes=4)
-    weights = convert_official("deepvit", model.state_dict(), classifier=True)
-    model.load_state_dict(weights, strict=True)
-
-
 def test_positions_that_form_no_square_are_refused(published):
     with pytest.raises(ValueError, match="11 patch positions"):
         convert_official("deepvit", {**published, "pos_embed": torch.zeros(1, 12, 24)})

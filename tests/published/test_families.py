@@ -21,11 +21,8 @@ def weights() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"distillation": torch.zeros(1)}, r"unmapped keys in the checkpoint: distillation"),
         ({"blocks.0.ls1": torch.zeros(1)}, r"unmapped keys in the checkpoint: blocks\.0\.ls1"),
         ({"blocks.1.attn.proj.bias": None}, r"missing keys: blocks\.1\.attn\.proj\.bias"),
-        ({"cls_token": None}, r"missing keys: cls_token"),
-        ({"head.weight": None}, r"missing keys: head\.weight"),
         ({"norm.bias": torch.zeros(3)}, r"shapes differ: norm\.bias \(3,\) instead of \(24,\)"),
     ],
 )
@@ -49,8 +46,6 @@ def test_two_keys_that_become_one_are_an_error():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_another_models_checkpoint_is_refused(family):
-    with pytest.raises(ValueError):
-        convert_official(family, {})
     with pytest.raises(ValueError):
         convert_official(family, {"features.0.weight": torch.zeros(3, 3)})
 

@@ -4,18 +4,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmseg_ext.reports.curves import Curve, plot_curves, prediction_loss
-from mmseg_ext.reports.pictures import colourise, draw_panels
+from mmseg_ext.reports.curves import Curve, prediction_loss
+from mmseg_ext.reports.pictures import draw_panels
 
 PALETTE = [[10, 20, 30], [200, 100, 0]]
-
-
-def test_plot_curves(tmp_path):
-    curves = {"decode.loss_ce": Curve([10, 20], [0.2, 0.1]), "mIoU": Curve([20], [41.5])}
-    plot_curves({"one": curves}, tmp_path / "one.png")
-    plot_curves({"one": curves, "two": curves}, tmp_path / "two.png")
-    one, two = (np.asarray(Image.open(tmp_path / f"{n}.png")) for n in ("one", "two"))
-    assert one.shape == two.shape and (one != two).any()  # the second curve and the legend
 
 
 def test_prediction_loss_of_a_head_with_three():
@@ -23,11 +15,6 @@ def test_prediction_loss_of_a_head_with_three():
     curves = {name: Curve([1], [float(i)]) for i, name in enumerate(names)}
     assert prediction_loss(curves) == ([1], [1.0])
     assert prediction_loss({"loss": curves["loss"]}) == ([1], [0.0])
-
-
-def test_colourise():
-    label = np.array([[0, 1, 255]], np.uint8)
-    assert colourise(label, PALETTE).tolist() == [[*PALETTE, [255, 255, 255]]]
 
 
 def test_draw_panels_shows_every_label(tmp_path):
