@@ -80,8 +80,6 @@ def test_curves_of_the_figures():
     for k, values in zip((1, 2), expected, strict=True):
         assert group.with_neighbours(k).tolist() == pytest.approx(values)
     assert group.similar_layers().tolist() == [0, 0, 1, 2]
-    with pytest.raises(ValueError, match=r"k must lie between 1 and 3, not 4"):
-        group.with_neighbours(4)
 
 
 def test_averages_over_images():
@@ -138,14 +136,11 @@ def test_eamlp_compares_heads_and_refuses_layers(eamlp_groups):
 def test_refuses_what_it_cannot_measure():
     with pytest.raises(ValueError, match=r"Conv2d has none of the layers"):
         attention_similarity(nn.Conv2d(3, 3, 1), torch.zeros(1, 3, 4, 4))
-    with pytest.raises(ValueError, match=r"images"):
-        attention_similarity(DeepViT(arch=SMALL), [])
 
 
 def test_figures_of_both_kinds(eamlp_groups, tmp_path):
-    groups = eamlp_groups + attention_similarity(
-        DeepViT(arch=SMALL, img_size=64), torch.randn(1, 3, 64, 64)
-    )
+    model = DeepViT(arch=SMALL, img_size=64)
+    groups = eamlp_groups + attention_similarity(model, torch.randn(1, 3, 64, 64))
     draw_similarity(groups, tmp_path / "a.png", "two models")
     with Image.open(tmp_path / "a.png") as picture:
         assert picture.size[0] > 1000 and np.asarray(picture.convert("L")).std() > 10

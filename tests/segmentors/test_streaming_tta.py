@@ -45,19 +45,6 @@ def test_mean_of_softmax_and_the_labels_of_mmseg(slide):
         assert sample.img_path == stock.img_path
 
 
-def test_sum_of_logits():
-    model = segmentor()
-    data = batch_of_two()
-    ours = StreamingSegTTAModel(model, merge="logits").test_step(copy.deepcopy(data))
-    with torch.no_grad():
-        single = each_view(model, data)
-    for sample, seen in zip(ours, single, strict=True):
-        total = torch.stack([v.seg_logits.data for v in seen]).sum(0)
-        error = (sample.seg_logits.data - total).abs().max()
-        assert error <= 1e-6 * total.abs().max()
-        assert torch.equal(sample.pred_sem_seg.data[0], sample.seg_logits.data.argmax(0))
-
-
 def test_one_output_channel_is_a_mean_of_probabilities():
     """One view gives the plain prediction, and several the threshold of their mean."""
     model = segmentor(channels=2, out_channels=1, threshold=0.6)

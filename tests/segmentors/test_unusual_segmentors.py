@@ -71,15 +71,6 @@ def test_a_head_without_a_threshold_predicts():
     assert all("pred_sem_seg" in sample for sample in model.predict(inputs, samples))
 
 
-def test_one_channel_with_gradients_enabled():
-    model = segmentor(2, kind="StripEncoderDecoder", out_channels=1, threshold=0.6)
-    inputs, samples = images()
-    with torch.no_grad():
-        expected = [s.pred_sem_seg.data.clone() for s in model.predict(inputs, samples)]
-    for sample, labels in zip(model.predict(inputs, samples), expected, strict=True):
-        assert torch.equal(sample.pred_sem_seg.data, labels)
-
-
 def test_the_threshold_itself_is_background():
     """mmsegmentation compares with `>`: a probability of exactly 0.5 is not foreground."""
     model = segmentor(2, kind="StripEncoderDecoder", out_channels=1, threshold=0.5)
