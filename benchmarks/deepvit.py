@@ -1,4 +1,4 @@
-"""The table of docs/benchmarks/deepvit.md: re-attention in blocks of queries, and step by step."""
+"""The table of docs/deepvit.md: re-attention in blocks of queries, and step by step."""
 
 import copy
 import sys

@@ -18,7 +18,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 
 from mmengine.config import Config
@@ -64,47 +63,29 @@ def count_all() -> None:
     (RESULTS / "model_zoo.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def what_it_trains(path: Path) -> str:
-    """The first sentence of the comment that a config starts with."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    comment = takewhile(lambda line: line.startswith("#"), lines)
-    text = " ".join(line.removeprefix("#").strip() for line in comment)
-    return re.split(r"\.(?:\s|$)|;\s|:\s", text)[0].strip()
-
-
-def config_row(path: Path) -> list[str]:
-    config = Config.fromfile(path)
+def training(name: str) -> str:
+    """How a config trains: optimizer and rate, GPUs x images, iterations."""
+    config = Config.fromfile(CONFIGS / f"{name}.py")
     optimizer = config.optim_wrapper.optimizer
     images = config.train_dataloader.batch_size
     gpus = config.auto_scale_lr.base_batch_size // images
-    height, width = config.crop_size
-    return [
-        f"`{path.name}`",
-        what_it_trains(path),
-        f"{optimizer.type}, {optimizer.lr:g}",
-        f"{height}x{width}",
-        f"{gpus} x {images}",
-        f"{config.train_cfg.max_iters:,}",
-    ]
-
-
-def configs_table() -> str:
-    head = ["config", "what it trains", "optimizer, rate", "crop", "GPUs x images", "iterations"]
-    return markdown(head, [config_row(path) for path in sorted(CONFIGS.glob("*.py"))])
+    iterations = config.train_cfg.max_iters
+    return f"{optimizer.type} {optimizer.lr:g}, {gpus} x {images}, {iterations:,}"
 
 
 def zoo_table() -> str:
     """One table for each dataset."""
     miou, costs = results("miou"), zoo()
     trained = miou["trained here"] | camvid_rows.by_config(results("camvid"))
-    headings = [*HEADINGS, "published mIoU", "source", "here"]
+    headings = [*HEADINGS, "training", "published mIoU", "source", "here"]
     tables = []
     for key, title in DATASETS.items():
         rows = []
         for name in (name for name in costs if key in name.split("_")):
             published = miou["published"].get(name, {"miou": "none", "source": ""})
             here = trained.get(name, "not trained")
-            rows.append([*cells(costs[name]), published["miou"], published["source"], here])
+            paper = [published["miou"], published["source"]]
+            rows.append([*cells(costs[name]), training(name), *paper, here])
         tables.append(f"### {title}\n\n{markdown(headings, rows)}")
     return "\n".join(tables)
 
@@ -128,7 +109,6 @@ def _camvid(table: Callable[[dict], str]) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "configs": configs_table,
     "model_zoo": zoo_table,
     "reproduction": reproduction_table,
     **{name: partial(_camvid, table) for name, table in camvid_rows.TABLES.items()},

@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks/rmt.md: RMT against its plain formulation."""
+"""The tables of docs/rmt.md: RMT against its plain formulation."""
 
 import sys
 from collections.abc import Sequence

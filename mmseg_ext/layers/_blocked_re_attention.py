@@ -4,7 +4,7 @@ Mixing and batch norm are one matrix and one constant per head, so a block needs
 of all heads never exist together. In training the batch statistics come first, from the covariance
 of the heads' softmax maps, and the backward computes each block again. Against the maps of all
 heads, at width 384 with 12 heads and the 1025 tokens of the configs' 512x512 crops
-(docs/benchmarks/deepvit.md):
+(docs/deepvit.md):
 
     batch 2: inference 412.1 to 61.5 ms, a training step 1348.8 to 676.0 ms
 """
