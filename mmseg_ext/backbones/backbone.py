@@ -62,6 +62,10 @@ class Backbone(BaseModule):
         num_classes: classes of the published classifier, whose logits (B, num_classes) forward then
             returns; None for feature maps.
         norm_cfg, init_cfg: mmcv's norm and mmengine's initialisation.
+
+    Raises:
+        ValueError: for an unknown arch or key of one, `out_indices` or `frozen_stages` that do not
+            exist, images that are not (B, C, H, W), and a state dict of another arch.
     """
 
     arch_settings: ClassVar[Mapping[str, Settings]]

@@ -17,7 +17,6 @@ Where code and paper disagree the code is followed: it gives 'l' 58.88M paramete
 
 import math
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -94,10 +93,8 @@ class DeepViT(TokenBackbone):
         norm_cfg: norm of the tokens; None is layer norm with the published epsilon of 1e-6.
 
     Raises:
-        ValueError: for an unknown arch or key of one, a width not divisible by the heads,
-            `out_indices`, `frozen_stages` or `re_attention_blocks` outside the blocks, an
-            `img_size` that is no multiple of 16, a `scale_adjustment` that is not positive, or
-            input that is not (B, 3, H, W).
+        ValueError: for an unknown arch, `re_attention_blocks` outside the blocks, an `img_size`
+            that is no multiple of 16, and as `Backbone`.
     """
 
     arch_settings = {
@@ -160,24 +157,19 @@ class DeepViT(TokenBackbone):
             raise ValueError(f"re_attention_blocks must be in [0, {depth}], not {mixed}")
         if scale_adjustment is None:
             scale_adjustment = settings["scale_adjustment"] if re_attention else 1.0
-        if not scale_adjustment > 0:  # the branches are divided by it
-            raise ValueError(f"scale_adjustment must be positive, not {scale_adjustment}")
         self.grid = square_grid(img_size, PATCH)
 
         embed = ConvPatchEmbed if settings["conv_patch_embed"] else PatchEmbed
         self.patch_embed = embed(self.embed_dims)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims))
         self.pos_embed = nn.Parameter(torch.zeros(1, math.prod(self.grid) + 1, self.embed_dims))
-        shared: dict[str, Any] = {
-            "embed_dim": self.embed_dims,
-            "num_heads": settings["num_heads"],
-            "attn_drop": attn_drop_rate,
-            "proj_drop": drop_rate,
-        }
-        plain = partial(SelfAttention, **shared)
+        sizes = (self.embed_dims, settings["num_heads"])
+        drops = {"attn_drop": attn_drop_rate, "proj_drop": drop_rate}
+        plain = partial(SelfAttention, *sizes, **drops)
         mixing = partial(
             ReAttention,
-            **shared,
+            *sizes,
+            **drops,
             norm=attention_norm,
             transform_scale=settings["transform_scale"],
             reference_tokens=math.prod(self.grid) + 1 if rescale_norm else None,

@@ -122,9 +122,7 @@ class EAMLP(TokenBackbone):
         norm_cfg: norm of the tokens' width; None is layer norm.
 
     Raises:
-        ValueError: for an unknown arch, `embed_dims` not divisible by `num_heads`, `out_indices`
-            or `frozen_stages` outside the blocks, `img_size` that is no multiple of 16, or input
-            that is not (B, 3, H, W).
+        ValueError: for an unknown arch, an `img_size` that is no multiple of 16, and as `Backbone`.
     """
 
     arch_settings = {

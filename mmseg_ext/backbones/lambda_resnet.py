@@ -46,12 +46,7 @@ HYBRID_C4 = {
     420: (15, 30, 45, 60, 75),
 }
 
-_TIMM = {
-    "stem": "tiered",
-    "receptive_field": 9,
-    "position_bias": True,
-    "pool": "avg2",
-}
+_TIMM = {"stem": "tiered", "receptive_field": 9, "position_bias": True, "pool": "avg2"}
 # What each name fixes, as keyword arguments of LambdaResNet.
 ARCHS = {
     "timm_26t": {**_TIMM, "depth": (2, 2, 2, 2), "placement": ((), (), (1,), (0, 1))},
@@ -75,55 +70,36 @@ Placement = Literal["all", "hybrid"] | Sequence[Sequence[int]]
 def lambda_blocks(
     depth: int | Sequence[int], lambda_stages: Sequence[int], placement: Placement
 ) -> tuple[tuple[int, ...], ...]:
-    """For each stage, the indices of the blocks that hold a lambda layer.
-
-    Raises:
-        ValueError: for an unknown depth or placement, or an index that is no block of its stage.
-    """
+    """For each stage, the indices of the blocks that hold a lambda layer."""
     counts = block_counts(depth)
     if any(not 0 <= stage < len(counts) for stage in lambda_stages):
         raise ValueError(f"lambda_stages must lie in 0..{len(counts) - 1}, not {lambda_stages}")
     if placement == "all":
-        blocks = tuple(tuple(range(count)) for count in counts)
+        placement = [range(count) for count in counts]
     elif placement == "hybrid":
         if depth not in HYBRID_C4:
             known = ", ".join(map(str, HYBRID_C4))
             raise ValueError(f"placement 'hybrid' is known for depth {known}, not {depth}")
-        blocks = ((), (), HYBRID_C4[depth], tuple(range(counts[3])))
+        placement = [(), (), HYBRID_C4[depth], range(counts[3])]
     elif isinstance(placement, str) or len(placement) != len(counts):
         raise ValueError(
             "placement must be 'all', 'hybrid' or the block indices of each of the "
             f"{len(counts)} stages, not {placement!r}"
         )
-    else:
-        blocks = tuple(tuple(stage) for stage in placement)
-        for stage, (indices, count) in enumerate(zip(blocks, counts, strict=True)):
-            if any(not 0 <= i < count for i in indices):
-                raise ValueError(
-                    f"placement of stage {stage} must lie in 0..{count - 1}, not {indices}"
-                )
-    return tuple(b if stage in lambda_stages else () for stage, b in enumerate(blocks))
+    for stage, (indices, count) in enumerate(zip(placement, counts, strict=True)):
+        if any(not 0 <= i < count for i in indices):
+            raise ValueError(
+                f"placement of stage {stage} must lie in 0..{count - 1}, not {indices}"
+            )
+    return tuple(tuple(b) if i in lambda_stages else () for i, b in enumerate(placement))
 
 
 def block_counts(depth: int | Sequence[int]) -> tuple[int, ...]:
-    """Bottlenecks in each of the four stages.
-
-    Raises:
-        ValueError: for a depth without a name, or counts that are not four positive ones.
-    """
-    if isinstance(depth, int):
-        if depth not in DEPTHS:
-            known = ", ".join(map(str, DEPTHS))
-            raise ValueError(f"depth must be {known} or four block counts, not {depth}")
-        return DEPTHS[depth]
-    if len(depth) != 4 or min(depth) < 1:
-        raise ValueError(f"depth must hold four positive block counts, not {tuple(depth)}")
-    return tuple(depth)
-
-
-def _ceil_divide(size: Sequence[int] | None, stride: int) -> tuple[int, int] | None:
-    """Height and width of a map at `stride`, from those of the image."""
-    return None if size is None else (-(-size[0] // stride), -(-size[1] // stride))
+    """Bottlenecks in each of the four stages; a ValueError for a depth without a name."""
+    if isinstance(depth, int) and depth not in DEPTHS:
+        known = ", ".join(map(str, DEPTHS))
+        raise ValueError(f"depth must be {known} or four block counts, not {depth}")
+    return DEPTHS[depth] if isinstance(depth, int) else tuple(depth)
 
 
 class SqueezeExcitation(nn.Module):
@@ -203,13 +179,6 @@ class Bottleneck(nn.Module):
         return self.act(y + (x if self.downsample is None else self.downsample(x)))
 
 
-def _of_stages(name: str, values: Sequence[int] | None, default: Sequence[int]) -> Sequence[int]:
-    values = default if values is None else values
-    if len(values) != len(default) or min(values) < 1:
-        raise ValueError(f"{name} must be {len(default)} positive numbers, not {values}")
-    return values
-
-
 class LambdaResNet(Backbone):
     """ResNet with lambda layers in the place of 3x3 convolutions, for images (B, 3, H, W).
 
@@ -221,10 +190,8 @@ class LambdaResNet(Backbone):
         arch: a name in `ARCHS` or a dict: keyword arguments that take precedence over the others.
         lambda_stages: stages 0 to 3 (c2 to c5) that may hold lambda layers; () gives a ResNet.
         placement: which of their blocks do: all, the paper's hybrid, or indices for each stage.
-        key_depth: k of the lambda layers.
-        num_heads: h of the lambda layers.
-        intra_depth: u of the lambda layers.
-        receptive_field: r of the lambda layers, odd; None with `resolution`.
+        key_depth, num_heads, intra_depth, receptive_field: k, h, u and r of the lambda layers; r is
+            odd, or None with `resolution`.
         resolution: (H, W) of the largest input image, for lambda layers of global context.
         share_embeddings: 'stage' gives all lambda layers of a stage whose embeddings have one shape
             the first one's embeddings, the paper's low-memory variant; None gives each its own.
@@ -240,8 +207,7 @@ class LambdaResNet(Backbone):
         out_indices, frozen_stages, with_cp, norm_cfg, num_classes, init_cfg: see `Backbone`.
 
     Raises:
-        ValueError: naming the argument, for values outside these and for what the lambda layer
-            refuses (channels not divisible by heads, an even receptive field).
+        ValueError: naming the argument, for values outside these or that `LambdaLayer` refuses.
     """
 
     arch_settings = ARCHS
@@ -300,28 +266,15 @@ class LambdaResNet(Backbone):
         design = settings_of(arch or {}, ARCHS, design)
         if design["stem"] not in STEMS:
             raise ValueError(f"stem must be one of {', '.join(STEMS)}, not {design['stem']!r}")
-        if design["share_embeddings"] not in ("stage", None):
-            raise ValueError(
-                f"share_embeddings must be 'stage' or None, not {design['share_embeddings']!r}"
-            )
-        if num_stages not in range(1, 5):
-            raise ValueError(f"num_stages must lie in [1, 4], not {num_stages}")
         if style not in ("pytorch", "caffe"):
             raise ValueError(f"style must be 'pytorch' or 'caffe', not {style!r}")
-        strides = _of_stages("strides", strides, (1, 2, 2, 2)[:num_stages])
-        dilations = _of_stages("dilations", dilations, (1,) * num_stages)
+        strides, dilations = strides or (1, 2, 2, 2)[:num_stages], dilations or (1,) * num_stages
+        if not len(strides) == len(dilations) == num_stages:
+            raise ValueError(f"strides and dilations must be {num_stages} numbers each")
         channels = [width * EXPANSION for width in STAGE_WIDTHS[:num_stages]]
         totals = list(accumulate(strides, mul, initial=STEM_STRIDE))
-        self._set_options(
-            arch,
-            channels,
-            totals[1:],
-            out_indices,
-            frozen_stages,
-            with_cp,
-            num_classes,
-            in_channels,
-        )
+        shared = (out_indices, frozen_stages, with_cp, num_classes, in_channels)
+        self._set_options(arch, channels, totals[1:], *shared)
         self.norm_eval = norm_eval
         norm_cfg = norm_cfg or {"type": "BN", "requires_grad": True}
 
@@ -374,7 +327,9 @@ class LambdaResNet(Backbone):
         for i, (strides, dilation) in enumerate(spacing):
             args = None
             if i in placed:
-                size = _ceil_divide(design["resolution"], total_stride * strides[0])
+                stride, size = total_stride * strides[0], design["resolution"]
+                if size is not None:
+                    size = tuple(-(-length // stride) for length in size)
                 if size is not None and dilation > 1:
                     raise ValueError(
                         "dilations must be 1 for lambda layers that have a resolution, as in "
@@ -393,7 +348,7 @@ class LambdaResNet(Backbone):
                 norm_cfg,
                 design["act_cfg"],
             )
-            if args is not None and design["share_embeddings"] == "stage":
+            if args is not None and design["share_embeddings"] is not None:
                 shared[size] = block.conv2.embeddings
             blocks.append(block)
             total_stride *= max(strides)

@@ -111,12 +111,11 @@ class RMT(Backbone):
             stage freezes together with the downsampling before it.
         drop_path_rate: stochastic depth of the last block, from 0 at the first; None is the arch's.
         decay: the attention's decay, see `ManhattanAttention`; None is the paper's ablation.
-        lce: local context enhancement in the attention; False is the paper's ablation.
-        cpe: conditional position encoding; False is the paper's ablation.
+        lce, cpe: local context enhancement in the attention, conditional position encoding; False
+            is the paper's ablation.
 
     Raises:
-        ValueError: for an unknown arch, listing the known, for stages that do not exist, and on
-            loading a state dict of another arch.
+        ValueError: for lists of different lengths in `arch`, and as `Backbone`.
     """
 
     arch_settings = ARCHS
@@ -143,16 +142,8 @@ class RMT(Backbone):
         if len(set(lengths.values())) != 1:
             raise ValueError(f"arch has lists of different lengths: {lengths}")
         strides = [_STEM_STRIDE * 2**i for i in range(lengths["depths"])]
-        self._set_options(
-            arch,
-            settings["embed_dims"],
-            strides,
-            out_indices,
-            frozen_stages,
-            with_cp,
-            num_classes,
-            in_channels,
-        )
+        shared = (out_indices, frozen_stages, with_cp, num_classes, in_channels)
+        self._set_options(arch, settings["embed_dims"], strides, *shared)
         norm_cfg = norm_cfg or {"type": "BN"}
         widths = self.stage_channels[: self.built]
         self.stem = _stem(in_channels, widths[0], norm_cfg)

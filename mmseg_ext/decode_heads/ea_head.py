@@ -125,15 +125,10 @@ class JSegEAHead(BaseDecodeHead):
     Args:
         memory_size: memory slots S.
         kwargs: `BaseDecodeHead`'s arguments; `norm_cfg` None is the published form.
-
-    Raises:
-        ValueError: for a non-positive `memory_size`.
     """
 
     def __init__(self, in_channels: int, channels: int = 512, *, memory_size: int = 256, **kwargs):
         super().__init__(in_channels, channels, **kwargs)
-        if memory_size <= 0:
-            raise ValueError(f"memory_size must be positive, got {memory_size}")
         self.conv1 = conv_module(self, self.in_channels, channels, 1)
         self.linear_0 = conv_module(self, channels, memory_size, 1)
         self.linear_1 = conv_module(self, memory_size, channels, 1)

@@ -30,9 +30,6 @@ class MaSAHead(BaseDecodeHead):
         ffn_ratio: hidden width of the feed-forward network over `channels`.
         decay_start, decay_range, decomposed, decay: see `ManhattanAttention`.
         kwargs: `BaseDecodeHead`'s arguments.
-
-    Raises:
-        ValueError: for a non-positive `num_blocks`, and as `ManhattanAttention` does.
     """
 
     def __init__(
@@ -51,8 +48,6 @@ class MaSAHead(BaseDecodeHead):
         **kwargs,
     ):
         super().__init__(in_channels, channels, norm_cfg=norm_cfg, **kwargs)
-        if num_blocks < 1:
-            raise ValueError(f"num_blocks must be positive, got {num_blocks}")
         self.conv_in = conv_module(self, self.in_channels, channels, 3)
         self.blocks = nn.ModuleList(
             ManhattanBlock(

@@ -6,7 +6,7 @@ and covariance of the S attention rows, of which the normalised map is a linear 
 (C, N) tensor itself. At 512 channels, against the published order (docs/benchmarks/
 external_attention.md; the configs' crops give maps of 64 x 64 to 97 x 97):
 
-    64 x 64 positions: inference 56.06 to 7.77 ms, a training step 95.85 to 22.58 ms
+    64 x 64 positions, fused inference 56.06 to 7.77 ms, a composed training step 95.85 to 22.58 ms
 """
 
 from collections.abc import Callable
@@ -23,69 +23,42 @@ from mmseg_ext.layers.submodules import computes_by_weights, update_running_stat
 Normalize = Callable[[Tensor], Tensor]
 
 
-def compose_keys(memory: Tensor, conv: nn.Conv2d) -> tuple[Tensor, Tensor]:
-    """M_k W_1 (S, C) and M_k b_1 (S,) of a memory (S, C), in float32 at least."""
-    dtype = full_precision(conv.weight.dtype)
-    memory = memory.to(dtype)
-    return memory @ conv.weight.flatten(1).to(dtype), memory @ conv.bias.to(dtype)
-
-
-def compose_values(memory: Tensor, conv: nn.Conv2d) -> Tensor:
-    """W_2 M_v (C, S) of a memory (C, S), in float32 at least, before the norm."""
-    dtype = full_precision(conv.weight.dtype)
-    return conv.weight.flatten(1).to(dtype) @ memory.to(dtype)
-
-
 def composed_attention(
     x: Tensor,
     keys: Tensor,
     key_bias: Tensor,
     values: Tensor,
-    norm: nn.Module,
+    norm: nn.Module | None,
     normalize: Normalize,
+    shift: Tensor | None = None,
 ) -> Tensor:
-    """x (B, C, H, W) to the same, by composed keys (S, C) with a bias (S,) and values (C, S)."""
+    """relu(x + norm(values @ normalize(keys @ x + key_bias))), (B, C, H, W) to the same.
+
+    The composed keys are (S, C) with a bias (S,), the values (C, S). A `shift` (C,) stands in the
+    place of a norm whose scale the values hold already.
+    """
     dtype = compute_dtype(x)
     with autocast_disabled(x):
         pixels = x.flatten(2).to(dtype)  # (B, C, N)
+        keys = keys.to(dtype).expand(x.shape[0], -1, -1)  # (B, S, C)
         # Softmax over positions cancels key_bias; it stays so that its parameter is used.
-        attention = _attention(pixels, keys.to(dtype), key_bias.to(dtype), normalize)  # (B, S, N)
-        values, shift = _absorb_norm(values, norm, attention)
-        norm = norm if shift is None else None
-        return _output(x, pixels, values, attention.to(dtype), shift, norm)
-
-
-def _attention(pixels: Tensor, keys: Tensor, bias: Tensor | None, normalize: Normalize) -> Tensor:
-    """Attention (B, S, N) of pixels (B, C, N) to keys (S, C), in float32 at least."""
-    keys = keys.expand(pixels.shape[0], -1, -1)  # (B, S, C)
-    if bias is None:
-        logits = torch.bmm(keys, pixels)
-    else:
-        logits = torch.baddbmm(bias[:, None], keys, pixels)
-    return normalize(logits.to(full_precision(logits.dtype)))
-
-
-def _output(
-    x: Tensor,
-    pixels: Tensor,
-    values: Tensor,
-    attention: Tensor,
-    shift: Tensor | None,
-    norm: nn.Module | None,
-) -> Tensor:
-    """relu(x + values @ attention + shift), (B, C, H, W), or with a norm in place of the shift."""
-    values = values.to(pixels.dtype).expand(x.shape[0], -1, -1)  # (B, C, S)
-    if norm is not None:
-        y = torch.bmm(values, attention).unflatten(2, x.shape[2:])  # (B, C, H, W)
-        return F.relu(norm(y) + x.to(y.dtype))
-    # In one tensor of x's size and memory format.
-    out = pixels + shift.to(pixels.dtype)[:, None]  # (B, C, N)
-    out = out.baddbmm_(values, attention)
-    if torch.compiler.is_compiling():
-        # The next convolution must not get a view: for any size, inductor (2.13) then fails with
-        # "cannot determine truth value of Relational" (pytorch/pytorch#185510).
-        return F.relu(out.unflatten(2, x.shape[2:]))
-    return out.relu_().unflatten(2, x.shape[2:])
+        logits = torch.baddbmm(key_bias.to(dtype)[:, None], keys, pixels)  # (B, S, N)
+        attention = normalize(logits.to(full_precision(dtype)))  # (B, S, N)
+        if shift is None:
+            values, shift = _absorb_norm(values.to(attention.dtype), norm, attention)
+        values = values.to(dtype).expand(x.shape[0], -1, -1)  # (B, C, S)
+        attention = attention.to(dtype)
+        if shift is None:
+            y = torch.bmm(values, attention).unflatten(2, x.shape[2:])  # (B, C, H, W)
+            return F.relu(norm(y) + x.to(y.dtype))
+        # In one tensor of x's size and memory format.
+        out = pixels + shift.to(dtype)[:, None]  # (B, C, N)
+        out = out.baddbmm_(values, attention)
+        if torch.compiler.is_compiling():
+            # The next convolution must not get a view: for any size, inductor (2.13) then fails
+            # with "cannot determine truth value of Relational" (pytorch/pytorch#185510).
+            return F.relu(out.unflatten(2, x.shape[2:]))
+        return out.relu_().unflatten(2, x.shape[2:])
 
 
 def _absorb_norm(
@@ -129,24 +102,22 @@ def _fold(
 
 
 class FusedExternalAttention2d(nn.Module):
-    """Inference form of `ExternalAttention2d`: relu(x + V normalise(K x) + shift).
+    """Inference form of `ExternalAttention2d`: `composed_attention` with its weights stored.
 
-    Takes what `composed_attention` takes; `key_bias` is None where the softmax runs over positions,
-    which cancels it. The weights are stored in `dtype`.
+    A batch norm with running statistics is folded into the values; any other norm stays a module.
     """
 
     @torch.no_grad()
     def __init__(
         self,
         keys: Tensor,
-        key_bias: Tensor | None,
+        key_bias: Tensor,
         values: Tensor,
         norm: nn.Module,
         normalize: Normalize,
         dtype: torch.dtype,
     ):
         super().__init__()
-        self.channels = keys.shape[1]
         self.normalize = normalize
         shift = None
         if _is_plain_batch_norm(norm) and norm.running_mean is not None:
@@ -158,10 +129,6 @@ class FusedExternalAttention2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) to the same."""
-        require_map(x, self.channels)
-        dtype = compute_dtype(x)
-        with autocast_disabled(x):
-            pixels = x.flatten(2).to(dtype)  # (B, C, N)
-            bias = None if self.key_bias is None else self.key_bias.to(dtype)
-            attention = _attention(pixels, self.keys.to(dtype), bias, self.normalize).to(dtype)
-            return _output(x, pixels, self.values, attention, self.shift, self.norm)
+        require_map(x, self.keys.shape[1])
+        weights = (self.keys, self.key_bias, self.values)
+        return composed_attention(x, *weights, self.norm, self.normalize, self.shift)

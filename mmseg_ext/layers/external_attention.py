@@ -22,8 +22,6 @@ from torch import Tensor, nn
 
 from mmseg_ext.layers._composed_external_attention import (
     FusedExternalAttention2d,
-    compose_keys,
-    compose_values,
     composed_attention,
 )
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
@@ -75,8 +73,8 @@ class ExternalAttention2d(nn.Module):
         tied: one memory, M_v = M_k^T (Eq. 5-6), instead of two (Eq. 7-8).
 
     Raises:
-        ValueError: for a non-positive `channels` or `memory_size`, an unknown `normalization`,
-            and in `forward` for an input that is not (B, channels, H, W).
+        ValueError: for an unknown `normalization`, and in `forward` for an input that is not
+            (B, channels, H, W).
     """
 
     def __init__(
@@ -88,9 +86,6 @@ class ExternalAttention2d(nn.Module):
         tied: bool = False,
     ):
         super().__init__()
-        for name, value in (("channels", channels), ("memory_size", memory_size)):
-            if value <= 0:
-                raise ValueError(f"{name} must be positive, got {value}")
         if normalization not in _NORMALIZATIONS:
             raise ValueError(f"normalization must be 'double' or 'softmax', got {normalization!r}")
         self.channels = channels
@@ -159,23 +154,17 @@ class ExternalAttention2d(nn.Module):
             nn.init.zeros_(norm.bias)
 
     def fuse(self) -> nn.Module:
-        """The inference form: two products, with batch norm folded into the second.
+        """The inference form, with the composed weights stored and batch norm folded into them.
 
-        A norm other than a batch norm with running statistics stays a module. If hooks or adapters
-        are attached to a submodule, the result is a copy of this block.
+        If hooks or adapters are attached to a submodule, the result is a copy of this block.
         """
         if not self._is_composable():
             return copy.deepcopy(self).eval()
         with torch.no_grad():
-            keys, key_bias, values = self._composed_weights()
-        return FusedExternalAttention2d(
-            keys,
-            None if self.normalization == "double" else key_bias,
-            values,
-            self.conv2[1],
-            _NORMALIZATIONS[self.normalization],
-            self.conv1.weight.dtype,
-        )
+            weights = self._composed_weights()
+        normalize = _NORMALIZATIONS[self.normalization]
+        dtype = self.conv1.weight.dtype
+        return FusedExternalAttention2d(*weights, self.conv2[1], normalize, dtype)
 
     def _is_composable(self) -> bool:
         """Whether the weights alone say what the submodules before the norm compute."""
@@ -183,8 +172,10 @@ class ExternalAttention2d(nn.Module):
         return computes_by_weights(self.conv1, self.conv2, self.conv2[0], *memories)
 
     def _composed_weights(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys (S, C) with their bias (S,), and values (C, S), in float32 at least."""
+        """M_k W_1 (S, C), its bias M_k b_1 (S,) and W_2 M_v (C, S), in float32 at least."""
+        dtype = full_precision(self.conv1.weight.dtype)
+        first, last = (c.weight.flatten(1).to(dtype) for c in (self.conv1, self.conv2[0]))
         # Flattened, not indexed: the backward of an index fills a tensor of zeros.
-        keys = self.linear_0.weight.flatten(1)  # (S, C)
-        values = keys.t() if self.tied else self.linear_1.weight.flatten(1)  # (C, S)
-        return *compose_keys(keys, self.conv1), compose_values(values, self.conv2[0])
+        keys = self.linear_0.weight.flatten(1).to(dtype)  # (S, C)
+        values = keys.t() if self.tied else self.linear_1.weight.flatten(1).to(dtype)  # (C, S)
+        return keys @ first, keys @ self.conv1.bias.to(dtype), last @ values

@@ -79,27 +79,12 @@ class LambdaLayer(nn.Module):
     ):
         super().__init__()
         out_channels = in_channels if out_channels is None else out_channels
-        sizes = {
-            "in_channels": in_channels,
-            "out_channels": out_channels,
-            "key_depth": key_depth,
-            "num_heads": num_heads,
-            "intra_depth": intra_depth,
-            "dilation": dilation,
-        }
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, not {size}")
         if out_channels % num_heads:
             raise ValueError(
                 f"out_channels must be divisible by num_heads, not {out_channels} by {num_heads}"
             )
-        if stride not in (1, 2):
-            raise ValueError(f"stride must be 1 or 2, not {stride}")
         if pool not in ("avg3", "avg2"):
             raise ValueError(f"pool must be 'avg3' or 'avg2', not {pool!r}")
-        if not (content or position):
-            raise ValueError("content and position are both False: no lambda is left")
         self.num_heads = num_heads
         self.key_depth = key_depth
         self.intra_depth = intra_depth
@@ -247,11 +232,10 @@ class LambdaLayer(nn.Module):
         require_map(x, self.qkv.in_channels)
         require_map(context, self.qkv.in_channels, "context")
         size, others = tuple(x.shape[2:]), tuple(context.shape[2:])
-        if mask is not None and tuple(mask.shape) != (x.shape[0], *others):
-            raise ValueError(
-                f"mask must be (B, H, W) of the context, {(x.shape[0], *others)}, not "
-                f"{tuple(mask.shape)}"
-            )
+        wanted = (x.shape[0], *others)
+        if mask is not None and mask.shape != wanted:
+            given = tuple(mask.shape)
+            raise ValueError(f"mask must be (B, H, W) of the context, {wanted}, not {given}")
         if self.embeddings is None:
             return
         if size != others:
@@ -290,10 +274,8 @@ class LambdaLayer(nn.Module):
             if self.dilation != 1:
                 raise ValueError(f"dilation must be 1 with a resolution, not {self.dilation}")
             return 2 * self.resolution[0] - 1, 2 * self.resolution[1] - 1
-        if self.receptive_field < 1 or self.receptive_field % 2 == 0:
-            raise ValueError(
-                f"receptive_field must be odd and positive, not {self.receptive_field}"
-            )
+        if self.receptive_field % 2 == 0:
+            raise ValueError(f"receptive_field must be odd, not {self.receptive_field}")
         return self.receptive_field, self.receptive_field
 
 

@@ -47,7 +47,7 @@ class ManhattanAttention(nn.Module):
 
     Raises:
         ValueError: if `embed_dim` is not a multiple of `num_heads`, the head width is odd while
-            `rotary`, `decay` is unknown, or a decay would not lie between 0 and 1.
+            `rotary`, or `decay` is unknown.
     """
 
     def __init__(
@@ -71,11 +71,6 @@ class ManhattanAttention(nn.Module):
             )
         if decay not in _DECAYS:
             raise ValueError(f"decay must be one of {_DECAYS}, not {decay!r}")
-        if decay_start <= 0 or decay_range < 0:
-            raise ValueError(
-                f"decay_start={decay_start} must be positive and decay_range={decay_range} not "
-                "negative: a decay lies between 0 and 1"
-            )
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.decay_start = decay_start

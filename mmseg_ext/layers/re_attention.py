@@ -59,8 +59,6 @@ class ReAttention(nn.Module):
             raise ValueError(f"embed_dim={embed_dim} is not divisible by num_heads={num_heads}")
         if norm not in _NORMS:
             raise ValueError(f"norm must be one of {', '.join(_NORMS)}, not {norm!r}")
-        if reference_tokens is not None and reference_tokens < 1:
-            raise ValueError(f"reference_tokens must be at least 1, not {reference_tokens}")
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.reference_tokens = reference_tokens

@@ -12,31 +12,25 @@ def is_fixed(*sizes: int) -> bool:
 
 def require_map(x: Tensor, channels: int, name: str = "x") -> None:
     """Raise a ValueError unless x is (B, channels, H, W)."""
-    if x.ndim == 4 and x.shape[1] == channels:
-        return
-    hint = ""
-    if x.ndim == 4 and x.shape[3] == channels:
-        hint = "; its channels come last: x.permute(0, 3, 1, 2)"
-    raise ValueError(f"{name} must be (B, {channels}, H, W), got {tuple(x.shape)}{hint}")
+    if x.ndim != 4 or x.shape[1] != channels:
+        last = x.ndim == 4 and x.shape[3] == channels
+        hint = "; its channels come last: x.permute(0, 3, 1, 2)" if last else ""
+        raise ValueError(f"{name} must be (B, {channels}, H, W), got {tuple(x.shape)}{hint}")
 
 
 def require_channels_last_map(x: Tensor, channels: int) -> None:
     """Raise a ValueError unless x is (B, H, W, channels)."""
-    if x.ndim == 4 and x.shape[3] == channels:
-        return
-    hint = ""
-    if x.ndim == 4 and x.shape[1] == channels:
-        hint = "; its channels come first: x.permute(0, 2, 3, 1)"
-    raise ValueError(f"x must be (B, H, W, {channels}), got {tuple(x.shape)}{hint}")
+    if x.ndim != 4 or x.shape[3] != channels:
+        first = x.ndim == 4 and x.shape[1] == channels
+        hint = "; its channels come first: x.permute(0, 2, 3, 1)" if first else ""
+        raise ValueError(f"x must be (B, H, W, {channels}), got {tuple(x.shape)}{hint}")
 
 
 def require_tokens(x: Tensor, width: int) -> None:
     """Raise a ValueError unless x is (B, N, width)."""
-    if x.ndim == 3 and x.shape[2] == width:
-        return
-    hint = ""
-    if x.ndim == 3 and x.shape[1] == width:
-        hint = "; its tokens come last: x.transpose(1, 2)"
-    elif x.ndim == 4 and x.shape[1] == width:
-        hint = "; tokens of a map are x.flatten(2).transpose(1, 2)"
-    raise ValueError(f"x must be (B, N, {width}), got {tuple(x.shape)}{hint}")
+    if x.ndim != 3 or x.shape[2] != width:
+        hint = ""
+        if x.ndim in (3, 4) and x.shape[1] == width:
+            tokens = "x.transpose(1, 2)" if x.ndim == 3 else "x.flatten(2).transpose(1, 2)"
+            hint = f"; its tokens come last: {tokens}"
+        raise ValueError(f"x must be (B, N, {width}), got {tuple(x.shape)}{hint}")

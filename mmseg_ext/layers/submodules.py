@@ -22,13 +22,12 @@ def computes_by_weights(*modules: nn.Module) -> bool:
     its own or another class has to be called. Hooks on all modules of a process do not count: they
     observe what runs.
     """
-    return not any(_has_to_be_called(module) for module in modules)
-
-
-def _has_to_be_called(module: nn.Module) -> bool:
-    if type(module) not in _KINDS and type(module).forward is not _BatchNorm.forward:
-        return True  # a parametrized module has a class of its own
-    return does_more_than_forward(module)
+    # A parametrized module has a class of its own.
+    return all(
+        (type(module) in _KINDS or type(module).forward is _BatchNorm.forward)
+        and not does_more_than_forward(module)
+        for module in modules
+    )
 
 
 def does_more_than_forward(module: nn.Module) -> bool:

@@ -25,33 +25,23 @@ def double_normalize_tokens(logits: Tensor) -> Tensor:
     return double_normalize(logits, positions=1, slots=-1)
 
 
-def _require_positive(**values: int) -> None:
-    for name, value in values.items():
-        if value <= 0:
-            raise ValueError(f"{name} must be positive, got {value}")
-
-
 class ExternalAttention(nn.Module):
     """External attention in its barest form: two linear memories and the double normalization.
 
     Equations 7, 8, 10 and 11 of the paper and nothing else; the form most often copied, whose names
-    and initialization it keeps. `ExternalAttention2d`, the block of the published segmentation
-    model, has the same two memories between 1x1 convolutions, with batch norm, a residual and a
-    ReLU; `MultiHeadExternalAttention` widens the tokens and shares small memories with biases among
-    heads. This module has none of these and loads neither's weights.
+    and initialization it keeps. It does not load the weights of `ExternalAttention2d`, the block of
+    the published segmentation model, or of `MultiHeadExternalAttention`.
 
     Args:
         embed_dim: C, the width of a token.
         memory_size: S, the number of slots of either memory.
 
     Raises:
-        ValueError: for a size that is not positive, and in `forward` for an input that is not
-            (B, N, embed_dim).
+        ValueError: in `forward`, for an input that is not (B, N, embed_dim).
     """
 
     def __init__(self, embed_dim: int, memory_size: int = 64):
         super().__init__()
-        _require_positive(embed_dim=embed_dim, memory_size=memory_size)
         self.embed_dim = embed_dim
         self.mk = nn.Linear(embed_dim, memory_size, bias=False)
         self.mv = nn.Linear(memory_size, embed_dim, bias=False)
@@ -89,8 +79,8 @@ class MultiHeadExternalAttention(nn.Module):
         proj_drop: dropout of the output.
 
     Raises:
-        ValueError: for a size that is not positive, `embed_dim` that is no multiple of `num_heads`,
-            and in `forward` for an input that is not (B, N, embed_dim).
+        ValueError: for an `embed_dim` that is no multiple of `num_heads`, and in `forward` for an
+            input that is not (B, N, embed_dim).
     """
 
     def __init__(
@@ -103,9 +93,6 @@ class MultiHeadExternalAttention(nn.Module):
         proj_drop: float = 0.0,
     ):
         super().__init__()
-        _require_positive(
-            embed_dim=embed_dim, num_heads=num_heads, expansion=expansion, memory_size=memory_size
-        )
         if embed_dim % num_heads != 0:
             raise ValueError(f"embed_dim {embed_dim} is not divisible by num_heads {num_heads}")
         self.embed_dim = embed_dim

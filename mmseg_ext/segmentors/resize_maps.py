@@ -53,12 +53,9 @@ class AxisMap:
 
 def resized(matrix: Tensor, size: int, align_corners: bool) -> Tensor:
     """mmseg's bilinear `resize` along the first axis: (n, low) to (size, low)."""
-    return F.interpolate(
-        matrix[None, None],
-        size=(size, matrix.shape[1]),
-        mode="bilinear",
-        align_corners=align_corners,
-    )[0, 0]
+    shape = (size, matrix.shape[1])
+    whole = matrix[None, None]
+    return F.interpolate(whole, shape, mode="bilinear", align_corners=align_corners)[0, 0]
 
 
 def resize_map(low: int, size: int, align_corners: bool, like: Tensor) -> AxisMap:

@@ -24,10 +24,9 @@ from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
 from torch import Tensor
 
+from mmseg_ext.layers.precision import full_precision
 from mmseg_ext.segmentors.score_maps import Merge
 from mmseg_ext.segmentors.strip_encoder_decoder import StripEncoderDecoder
-
-_MERGES = get_args(Merge)
 
 
 @MODELS.register_module()
@@ -45,8 +44,8 @@ class StreamingSegTTAModel(BaseTTAModel):
     """
 
     def __init__(self, module, merge: Merge = "probs", data_preprocessor=None):
-        if merge not in _MERGES:
-            raise ValueError(f"merge must be one of {_MERGES}, got {merge!r}")
+        if merge not in get_args(Merge):
+            raise ValueError(f"merge must be one of {get_args(Merge)}, got {merge!r}")
         super().__init__(module, data_preprocessor)
         if merge == "logits" and self.module.out_channels == 1:
             raise ValueError("merge='logits' needs a segmentor with more than one output channel")
@@ -87,20 +86,15 @@ class StreamingSegTTAModel(BaseTTAModel):
         maps: list[Tensor] = []
         count = 0
         for samples in views:
-            if not merged:
-                merged = list(samples)
+            merged = merged or list(samples)
             self._add(maps, samples)
             count += 1
             del samples  # or the next view is predicted while this one is held
         for sample, total in zip(merged, maps, strict=True):
             if self.merge == "probs":
                 total /= count
-            sample.set_data(
-                {
-                    "seg_logits": PixelData(data=total),
-                    "pred_sem_seg": PixelData(data=self._labels(total)),
-                }
-            )
+            fields = {"seg_logits": total, "pred_sem_seg": self._labels(total)}
+            sample.set_data({name: PixelData(data=data) for name, data in fields.items()})
         return merged
 
     def _add(self, maps: list[Tensor], samples: Sequence[SegDataSample]) -> None:
@@ -123,7 +117,7 @@ class StreamingSegTTAModel(BaseTTAModel):
                 maps[i] += summand
 
     def _summand(self, logits: Tensor) -> Tensor:
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = logits.to(full_precision(logits.dtype))
         if self.merge == "logits" or self.module.out_channels == 1:
             return logits
         return logits.softmax(dim=0)
@@ -137,8 +131,5 @@ class StreamingSegTTAModel(BaseTTAModel):
 def _views(data: dict | Sequence) -> Iterator[dict | list]:
     """The batch of each view in turn."""
     if isinstance(data, dict):
-        for i in range(len(next(iter(data.values())))):
-            yield {key: value[i] for key, value in data.items()}
-    else:
-        for i in range(len(data[0])):
-            yield [field[i] for field in data]
+        return (dict(zip(data, view, strict=True)) for view in zip(*data.values(), strict=True))
+    return map(list, zip(*data, strict=True))

@@ -25,13 +25,7 @@ from mmseg_ext.segmentors.head_outputs import (
     loss_logits,
     prediction,
 )
-from mmseg_ext.segmentors.resize_maps import (
-    AxisMap,
-    AxisSteps,
-    Span,
-    view_map,
-    window_spans,
-)
+from mmseg_ext.segmentors.resize_maps import AxisMap, AxisSteps, Span, view_map, window_spans
 from mmseg_ext.segmentors.score_maps import Merge, ScoreMap, merged_prediction
 from mmseg_ext.segmentors.strip_losses import strip_losses, takes_strips
 

@@ -88,7 +88,3 @@ class TestJSegEAHead(HeadTester):
         expected = head.conv_seg.weight.flatten(1) @ x + head.conv_seg.bias[:, None]
         with torch.no_grad():
             assert_same(head([features]).flatten(2), expected, rtol=1e-12)
-
-    def test_bad_memory_size(self):
-        with pytest.raises(ValueError, match="memory_size must be positive, got 0"):
-            self.build(memory_size=0)

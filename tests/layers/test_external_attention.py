@@ -40,10 +40,6 @@ def batch_norm_without_statistics(channels: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(channels, track_running_stats=False)
 
 
-def cumulative_batch_norm(channels: int) -> nn.BatchNorm2d:
-    return nn.BatchNorm2d(channels, momentum=None)
-
-
 def plain_batch_norm(channels: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(channels, affine=False)
 
@@ -59,7 +55,6 @@ VARIANTS = [
     {"tied": True},
     {"norm_layer": group_norm},
     {"norm_layer": batch_norm_without_statistics},
-    {"norm_layer": cumulative_batch_norm},
     {"norm_layer": plain_batch_norm},
     {"norm_layer": ShiftedBatchNorm},
     {"norm_layer": nn.SyncBatchNorm},
@@ -95,31 +90,20 @@ def test_parameter_count():
 def test_equals_the_equations(variant, size, training):
     if training and variant.get("norm_layer") is nn.SyncBatchNorm:
         pytest.skip("torch's SyncBatchNorm trains on GPUs only")
-    block = trained_like(**variant).train(training)
+    block = trained_like(**variant).train(training).double()
     plain = PlainExternalAttention2d(copy.deepcopy(block)).train(training)
-    x = torch.randn(2, 48, *size)
+    x = torch.randn(2, 48, *size, dtype=torch.float64)
     inputs = [x.clone().requires_grad_() for _ in range(2)]
     outputs = [model(i) for model, i in zip((block, plain), inputs, strict=True)]
-    assert (outputs[0] - outputs[1]).abs().max() <= 1e-5 * outputs[1].abs().max()
+    assert (outputs[0] - outputs[1]).abs().max() <= 1e-12 * outputs[1].abs().max()
     weights = away_from_kink(outputs[1])
     for output in outputs:
         (output * weights).sum().backward()
-    assert gradient_difference(block, plain.layer) <= 1e-5
-    difference = (inputs[0].grad - inputs[1].grad).abs().max()
-    assert difference <= 1e-5 * inputs[1].grad.abs().max()
-    for ours, theirs in zip(block.buffers(), plain.layer.buffers(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("variant", VARIANTS[:4], ids=variant_name)
-def test_exact_in_float64(variant):
-    block = trained_like(**variant).double()
-    plain = PlainExternalAttention2d(copy.deepcopy(block))
-    x = torch.randn(2, 48, 9, 11, dtype=torch.float64)
-    weights = torch.randn_like(x)
-    for model in (block, plain):
-        (model(x) * weights).sum().backward()
     assert gradient_difference(block, plain.layer) <= 1e-12
+    difference = (inputs[0].grad - inputs[1].grad).abs().max()
+    assert difference <= 1e-12 * inputs[1].grad.abs().max()
+    for ours, theirs in zip(block.buffers(), plain.layer.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=variant_name)
@@ -264,8 +248,6 @@ def test_multiply_adds_of_composed_form():
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match="memory_size must be positive, got -3"):
-        ExternalAttention2d(8, -3)
     with pytest.raises(ValueError, match="'l2'"):
         ExternalAttention2d(8, normalization="l2")
 

@@ -126,17 +126,9 @@ def test_autocast(fused):
     assert_autocast_close(block.fuse() if fused else block, lambda m: m(x))
 
 
-def test_parameter_count():
-    """4 d^2 + 4 d widening, two 64 x 64 memories with biases, 4 d^2 + d back."""
-    block = MultiHeadExternalAttention(384, 6)
-    assert sum(p.numel() for p in block.parameters()) == 8 * 384**2 + 5 * 384 + 2 * (64 * 64 + 64)
-
-
 def test_bad_arguments():
     with pytest.raises(ValueError, match=r"embed_dim 30 .* num_heads 4"):
         MultiHeadExternalAttention(30, 4)
-    with pytest.raises(ValueError, match=r"memory_size .* -1"):
-        ExternalAttention(32, -1)
 
 
 @pytest.mark.parametrize(
@@ -146,5 +138,5 @@ def test_bad_input(block):
     for module in (block, fuse_model(block)):
         with pytest.raises(ValueError, match=r"x must be \(B, N, 32\), got \(5, 32\)$"):
             module(torch.zeros(5, 32))
-        with pytest.raises(ValueError, match=r"tokens of a map are x.flatten\(2\)"):
+        with pytest.raises(ValueError, match=r"x.flatten\(2\).transpose\(1, 2\)$"):
             module(torch.zeros(2, 32, 4, 4))
