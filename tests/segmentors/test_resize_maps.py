@@ -8,7 +8,7 @@ import torch
 from mmseg.models import utils
 
 from mmseg_ext.segmentors.resize_maps import AxisSteps, view_map, window_spans
-from mmseg_ext.segmentors.score_maps import ScoreMap, merged_strips, strip_height
+from mmseg_ext.segmentors.score_maps import ScoreMap, merged_strips
 
 resize = partial(utils.resize, mode="bilinear", warning=False)
 ORIGINALS = {"enlarged": (61, 47), "reduced": (17, 23), "one pixel wide": (30, 1)}
@@ -77,12 +77,3 @@ def test_windows_of_which_the_last_is_shifted(short_strips, align_corners, origi
     theirs = (total / count)[:, :, 2 : size[0] - 4, 3:].flip(2)
     theirs = resize(theirs, size=original, align_corners=align_corners)[0]
     torch.testing.assert_close(scores(view), theirs, rtol=0, atol=1e-12)
-
-
-def test_strips_keep_the_byte_budget():
-    """8 MiB: 20 rows of 683 pixels and 150 classes in float32, and never less than one row."""
-    single, double = torch.empty(0), torch.empty(0, dtype=torch.float64)
-    assert strip_height(683, 150, single) == 20
-    assert strip_height(683, 150, double) == 10
-    assert strip_height(10**6, 150, single) == 1
-    assert strip_height(683, 150, single.to("meta")) == 163  # 64 MiB where kernels are started

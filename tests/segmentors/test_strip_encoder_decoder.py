@@ -193,18 +193,11 @@ def test_windows_that_leave_gaps_are_named():
         StripEncoderDecoder(backbone, head, test_cfg=test_cfg)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (dict(pad_shape=(40, 64)), r"pad_shape is \(40, 64\), the input is \(40, 56\)"),
-        (dict(img_padding_size=(30, 26, 0, 0)), r"img_padding_size .* does not fit"),
-    ],
-)
-def test_metadata_that_contradict_the_input_are_named(change, message):
+def test_metadata_that_contradict_the_input_are_named():
     _, ours = pair()
     inputs, (sample, *_) = images()
-    sample.set_metainfo(change)
-    with pytest.raises(ValueError, match=message):
+    sample.set_metainfo(dict(pad_shape=(40, 64)))
+    with pytest.raises(ValueError, match=r"pad_shape is \(40, 64\), the input is \(40, 56\)"):
         ours.predict(inputs[:1], [sample])
 
 
