@@ -5,14 +5,13 @@ Widths, depths and crops are reduced, so that a step takes a fraction of a secon
 """
 
 import ast
+import copy
 import functools
 import gzip
-import inspect
 import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from mmengine.config import Config, ConfigDict
@@ -20,9 +19,9 @@ from mmengine.dataset import pseudo_collate
 from mmengine.model.utils import revert_sync_batchnorm
 from mmengine.optim import build_optim_wrapper
 from mmseg.registry import DATASETS, MODELS, PARAM_SCHEDULERS
-from PIL import Image
 
 from tests.configs import CONFIGS
+from tests.datasets.trees import BASES, datasets, make_tree, set_data_root
 
 EXPERIMENTS = sorted(CONFIGS.glob("*.py"))
 NAME = re.compile(
@@ -111,39 +110,34 @@ def test_name_and_numbers_agree(path):
 # ---------------------------------------------------------------------- pipelines
 
 
-def lay_out(dataset: dict, root: Path) -> None:
-    """One image with its label map where `dataset` looks for them under `root`."""
-    for wrapped in (*dataset.get("datasets", ()), *filter(None, [dataset.get("dataset")])):
-        lay_out(wrapped, root)
-    if "data_root" not in dataset:
-        return
-    dataset["data_root"] = str(root)
-    if "recipe" in dataset:  # generated at first use
-        dataset["recipe"] |= {"train": 2, "val": 1}
-        return
-    kind = DATASETS.get(dataset["type"])
-    random = np.random.RandomState(0)
-    classes = len(kind.METAINFO["classes"])
-    labels = np.append(np.arange(classes), 255)[random.randint(0, classes + 1, (12, 16))]
-    content = {
-        "img": Image.fromarray(random.randint(0, 256, (96, 128, 3), dtype=np.uint8)),
-        "seg_map": Image.fromarray(np.kron(labels, np.ones((8, 8))).astype(np.uint8)),
-    }
-    for part, picture in content.items():
-        folder = root / dataset["data_prefix"][f"{part}_path"]
-        folder.mkdir(parents=True, exist_ok=True)
-        picture.save(folder / f"sample{suffix(kind, dataset, part)}")
-    if dataset.get("ann_file"):
-        listing = root / dataset["ann_file"]
-        listing.parent.mkdir(parents=True, exist_ok=True)
-        listing.write_text("sample\n")
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    for layout in BASES:
+        make_tree(layout, root / layout)
+    return root
 
 
-def suffix(kind: type, dataset: dict, part: str) -> str:
-    name = f"{part}_suffix"
-    signatures = (inspect.signature(cls.__init__).parameters for cls in kind.__mro__)
-    default = next(parameters[name].default for parameters in signatures if name in parameters)
-    return dataset.get(name, default)
+def on_tiny_data(path: Path, data: Path) -> Config:
+    """The config with a dataset of a few small images in the place of its own."""
+    config = copy.deepcopy(load(path))
+    layout = next(name for name in (*BASES, "shapes") if name in path.stem.split("_"))
+    set_data_root(config, data / layout / "data")
+    for dataset in datasets(config):
+        if "recipe" in dataset:  # generated at first use
+            dataset["recipe"] |= {"train": 2, "val": 1}
+    return config
+
+
+_samples: dict[str, dict] = {}
+
+
+def sample(dataset: dict) -> dict:
+    """The first item of a dataset; made once for equal settings."""
+    key = json.dumps(dataset, sort_keys=True)
+    if key not in _samples:
+        _samples[key] = DATASETS.build(dataset)[0]
+    return _samples[key]
 
 
 def with_crop(node, crop: tuple[int, ...], small: tuple[int, int]):
@@ -162,29 +156,17 @@ def small_crop(config: Config) -> tuple[int, int]:
     return tuple(64 + side % 2 for side in config.crop_size)
 
 
-_samples: dict[str, dict] = {}
-
-
-def sample(dataset: dict, folder: Path) -> dict:
-    """The first item of a miniature of `dataset`; made once for equal datasets."""
-    key = json.dumps(dataset, sort_keys=True, default=str)
-    if key not in _samples:
-        lay_out(dataset, folder / "data")
-        _samples[key] = DATASETS.build(dataset)[0]
-    return _samples[key]
-
-
 @every_config
-def test_pipelines(path, tmp_path):
+def test_pipelines(path, data):
     """Training, validation, test and test-time augmentation, each on one image."""
-    config = load(path)
+    config = on_tiny_data(path, data)
     small = small_crop(config)
     parts = {
         name: with_crop(config[f"{name}_dataloader"].dataset.to_dict(), config.crop_size, small)
         for name in ("train", "val", "test")
     }
     views = {**parts["test"], "pipeline": config.to_dict()["tta_pipeline"]}
-    train = sample(parts["train"], tmp_path / "train")
+    train = sample(parts["train"])
     assert train["inputs"].shape[0] == 3
     assert train["inputs"].shape[1:] == train["data_samples"].gt_sem_seg.data.shape[1:]
     assert all(side <= limit for side, limit in zip(train["inputs"].shape[1:], small, strict=True))
@@ -192,13 +174,13 @@ def test_pipelines(path, tmp_path):
     classes = config.model.decode_head.num_classes
     assert ((labels < classes) | (labels == 255)).all() and (labels < classes).any()
     for name in ("val", "test"):
-        item = sample(parts[name], tmp_path / name)
+        item = sample(parts[name])
         truth = item["data_samples"].get("gt_sem_seg")
         if truth is not None:
             assert truth.data.shape[1:] == tuple(item["data_samples"].ori_shape)
         else:
             assert config.test_evaluator.format_only
-    items = sample(views, tmp_path / "views")
+    items = sample(views)
     assert len(items["inputs"]) == len(items["data_samples"]) >= 2
     assert {s.metainfo.get("flip") for s in items["data_samples"]} == {False, True}
 
@@ -283,8 +265,8 @@ def reduced(config: Config) -> dict:
 
 
 @every_config
-def test_one_training_step(path, tmp_path):
-    config = load(path)
+def test_one_training_step(path, data):
+    config = on_tiny_data(path, data)
     torch.manual_seed(0)
     model = revert_sync_batchnorm(MODELS.build(ConfigDict(reduced(config)))).train()
     wrapper_config = config.optim_wrapper.to_dict()
@@ -302,7 +284,7 @@ def test_one_training_step(path, tmp_path):
     dataset = with_crop(
         config.train_dataloader.dataset.to_dict(), config.crop_size, small_crop(config)
     )
-    item = sample(dataset, tmp_path)
+    item = sample(dataset)
     losses = model.train_step(pseudo_collate([item, item]), wrapper)
     for scheduler in schedulers:
         scheduler.step()

@@ -93,6 +93,10 @@ def random_label(rng: np.random.RandomState, values, size=SIZE) -> np.ndarray:
 def _voc(root: Path, rng) -> Tree:
     parts = {"train": ("a", "b", "c"), "aug": ("d", "e"), "val": ("f", "g")}
     pairs: dict[str, list] = {}
+    lists = root / "ImageSets/Segmentation"
+    lists.mkdir(parents=True)
+    for part in ("trainval", "test"):
+        (lists / f"{part}.txt").write_text("2007_a\n")
     for part, names in parts.items():
         folder = "SegmentationClassAug" if part == "aug" else "SegmentationClass"
         lines = []
@@ -103,9 +107,7 @@ def _voc(root: Path, rng) -> Tree:
             save_mask(mask, random_label(rng, [*range(21), 255]), indexed=True)
             pairs.setdefault(part, []).append((image, mask))
             lines.append(name)
-        listed = root / "ImageSets/Segmentation" / f"{part}.txt"
-        listed.parent.mkdir(parents=True, exist_ok=True)
-        listed.write_text("\n".join(lines) + "\n")
+        (lists / f"{part}.txt").write_text("\n".join(lines) + "\n")
     return Tree("voc", root, pairs)
 
 
