@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from mmseg_ext.commands import usable_device
 from mmseg_ext.cost.contest import Result, contest, inference_step, training_step
-from mmseg_ext.cost.devices import usable_device
 from mmseg_ext.cost.model_cost import machine, markdown
 
 Results = dict[str, dict[str, Result]]

@@ -18,6 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
+import torch
+
 from mmseg_ext import interruption, safe_loading
 from mmseg_ext.environment import BASE, STACK, stack_problem
 
@@ -78,6 +80,14 @@ def one_line(main: Callable) -> Callable:
             return 1
 
     return run
+
+
+def usable_device(name: str) -> torch.device:
+    """The device of this name; a ValueError says why PyTorch cannot use it here."""
+    try:
+        return torch.empty(0, device=name).device
+    except (AssertionError, RuntimeError) as error:  # the first where PyTorch is built without CUDA
+        raise ValueError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
 
 
 def _detects_or_classifies(name: str) -> bool:

@@ -48,8 +48,8 @@ class ConfigOptions(DictAction):
         super().__call__(parser, namespace, values, option_string)
 
 
-def common_flags(parser: argparse.ArgumentParser) -> None:
-    """Options of the config, and how processes are started."""
+def config_flag(parser: argparse.ArgumentParser) -> None:
+    """Options of the config."""
     parser.add_argument(
         "--cfg-options",
         nargs="+",
@@ -58,6 +58,11 @@ def common_flags(parser: argparse.ArgumentParser) -> None:
         help="override settings of the config, e.g. train_cfg.max_iters=100 "
         'model.backbone.init_cfg=None key="[(a,b),(c,d)]" (no white space within a value)',
     )
+
+
+def common_flags(parser: argparse.ArgumentParser) -> None:
+    """Options of the config, and how processes are started."""
+    config_flag(parser)
     parser.add_argument(
         "--launcher",
         choices=["none", "pytorch", "slurm", "mpi"],

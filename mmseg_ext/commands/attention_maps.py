@@ -10,9 +10,8 @@ from mmcv.transforms import Compose
 from mmengine.registry import init_default_scope
 from torch import Tensor, nn
 
-from mmseg_ext.commands import one_line
-from mmseg_ext.commands._launch import ConfigOptions
-from mmseg_ext.cost.devices import usable_device
+from mmseg_ext.commands import one_line, usable_device
+from mmseg_ext.commands._launch import config_flag
 from mmseg_ext.datasets.images import decode, read_bytes
 from mmseg_ext.datasets.metainfo import unwrapped
 from mmseg_ext.engine.launch import load_settings
@@ -71,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="print the layers' names and stop")
     parser.add_argument("--out", type=Path, default=Path("work_dirs/attention_maps"))
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    parser.add_argument("--cfg-options", nargs="+", action=ConfigOptions, help="key=value ...")
+    config_flag(parser)
     return parser
 
 

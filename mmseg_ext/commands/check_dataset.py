@@ -12,7 +12,7 @@ from mmengine.registry import init_default_scope
 from rich.console import Console
 
 from mmseg_ext import register_all_modules
-from mmseg_ext.commands._launch import ConfigOptions
+from mmseg_ext.commands._launch import config_flag
 from mmseg_ext.datasets.check import SPLITS, check, tables
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.errors import CannotCheckError, LaunchError
@@ -43,13 +43,7 @@ def parser() -> argparse.ArgumentParser:
         default=min(os.cpu_count() or 1, 8),
         help="processes that read, 0 for this one (default: the CPU's cores, at most 8)",
     )
-    result.add_argument(
-        "--cfg-options",
-        nargs="+",
-        action=ConfigOptions,
-        metavar="KEY=VALUE",
-        help="override settings",
-    )
+    config_flag(result)
     return result
 
 

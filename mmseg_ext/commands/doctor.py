@@ -12,8 +12,7 @@ from pathlib import Path
 import torch
 
 from mmseg_ext.atomic_write import write_text
-from mmseg_ext.commands import one_line
-from mmseg_ext.cost.devices import usable_device
+from mmseg_ext.commands import one_line, usable_device
 from mmseg_ext.doctor.checks import checks, perform
 from mmseg_ext.version import __version__
 

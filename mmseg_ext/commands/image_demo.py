@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.progress import track
 
 from mmseg_ext.atomic_write import atomic_write
-from mmseg_ext.commands import one_line
-from mmseg_ext.cost.devices import usable_device
+from mmseg_ext.commands import one_line, usable_device
 from mmseg_ext.datasets.images import decode, read_bytes
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.engine.load_trained import load_trained

@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 
 from mmseg_ext import register_all_modules
-from mmseg_ext.commands import one_line
-from mmseg_ext.cost.devices import usable_device
+from mmseg_ext.commands import one_line, usable_device
 from mmseg_ext.cost.model_cost import (
     HEADINGS,
     cells,

@@ -23,6 +23,7 @@ from mmengine.runner.checkpoint import CheckpointLoader
 from torch import nn
 
 from mmseg_ext import errors
+from mmseg_ext.checkpoint.loading import bare
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.upstream import built_dataloaders
 
@@ -85,10 +86,7 @@ def dataset_warnings(runner: Runner) -> list[str]:
     """A warning for each number of classes of a dataset that is not the last decode head's, and
     one if the datasets disagree about `reduce_zero_label`.
     """
-    model = runner.model
-    while isinstance(getattr(model, "module", None), nn.Module):  # out of wrappers
-        model = model.module
-    head = getattr(model, "decode_head", None)
+    head = getattr(bare(runner.model), "decode_head", None)
     number = getattr(head[-1] if isinstance(head, nn.ModuleList) else head, "num_classes", None)
     metas = [getattr(loader.dataset, "metainfo", None) for loader in built_dataloaders(runner)]
     named = [meta.get("classes") for meta in metas if isinstance(meta, Mapping)]

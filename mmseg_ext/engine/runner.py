@@ -26,7 +26,6 @@ import torch
 from mmengine import dist
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
-from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapperDict
 from mmengine.registry import RUNNERS
 from mmengine.runner import IterBasedTrainLoop, Runner
@@ -34,7 +33,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from mmseg_ext.atomic_write import atomic_write
-from mmseg_ext.checkpoint.loading import SafeLoading, require_coverage
+from mmseg_ext.checkpoint.loading import SafeLoading, bare, require_coverage
 from mmseg_ext.checkpoint.logged_values import to_plain
 from mmseg_ext.checkpoint.resuming import newest_whole, require_resumable
 from mmseg_ext.engine.checkpoint_hook import checkpoint_folder
@@ -239,14 +238,10 @@ class DurableRunner(Runner):
             "random": random_state(),
             "gradients": {
                 name: whole(parameter.grad).cpu()
-                for name, parameter in self._bare_model.named_parameters()
+                for name, parameter in bare(self.model).named_parameters()
                 if parameter.grad is not None  # none after a step: an accumulation is under way
             },
         }
-
-    @property
-    def _bare_model(self) -> nn.Module:
-        return self.model.module if is_model_wrapper(self.model) else self.model
 
     def save_checkpoint(
         self,
@@ -272,7 +267,7 @@ class DurableRunner(Runner):
                 raise CheckpointNotWritten(f"{error}; {SAFE_UNTIL_NOW}") from error
 
         if not dist.is_main_process():  # every process takes part where the state is in shards
-            self._bare_model.state_dict()
+            bare(self.model).state_dict()
             if save_optimizer:
                 self.optim_wrapper.state_dict()
         _by_the_first(write)
@@ -344,7 +339,7 @@ class DurableRunner(Runner):
         state, self._process_state = self._process_state, None
         if state is None:
             return
-        parameters = dict(self._bare_model.named_parameters())
+        parameters = dict(bare(self.model).named_parameters())
         for name, gradient in state["gradients"].items():
             parameter = parameters[name]
             parameter.grad = cut_like(gradient.to(parameter.device), parameter)

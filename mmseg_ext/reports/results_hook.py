@@ -44,12 +44,6 @@ class RunResultsHook(Hook):
         self._drawn: list[tuple[np.ndarray, dict]] = []
         self._cost: dict | None = None
 
-    def before_val_epoch(self, runner) -> None:
-        self._drawn = []
-
-    def before_test_epoch(self, runner) -> None:
-        self._drawn = []
-
     def after_val_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
         self._draw(runner.val_loop, batch_idx, data_batch, outputs)
 
@@ -64,6 +58,8 @@ class RunResultsHook(Hook):
         self._write(runner, runner.test_loop, f"test of {checkpoint}")
 
     def _draw(self, loop, batch_idx: int, data_batch: dict, outputs: list) -> None:
+        if batch_idx == 0:
+            self._drawn = []
         chosen = np.linspace(0, len(loop.dataloader) - 1, self.examples).astype(int)
         if not is_main_process() or batch_idx not in chosen:
             return
