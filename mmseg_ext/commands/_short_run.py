@@ -118,6 +118,12 @@ def _own_visualizer(options: dict | None) -> dict:
     return {**(options or {}), "visualizer.name": f"short_run_{next(_run_numbers)}"}
 
 
+def data_root_options(data_root: str) -> dict:
+    """Config options that put the datasets of all splits at `data_root`."""
+    loaders = ("train_dataloader", "val_dataloader", "test_dataloader")
+    return {f"{loader}.dataset.data_root": data_root for loader in loaders}
+
+
 @contextlib.contextmanager
 def log_to_file_only():
     """Runners built inside write their log to the work directory and not to the console.

@@ -13,7 +13,7 @@ from mmseg.registry import DATASETS
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.commands import one_line
-from mmseg_ext.commands._short_run import Outcome, train_and_test
+from mmseg_ext.commands._short_run import Outcome, data_root_options, train_and_test
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.engine.load_trained import load_trained
 from mmseg_ext.environment import own_config
@@ -97,12 +97,6 @@ def comparison_table(outcomes: dict[str, Outcome]) -> str:
         for name, o in ranked
     ]
     return "\n".join(lines) + "\n"
-
-
-def data_root_options(data_root: str) -> dict:
-    """Config options that put the datasets of all splits at `data_root`."""
-    loaders = ("train_dataloader", "val_dataloader", "test_dataloader")
-    return {f"{loader}.dataset.data_root": data_root for loader in loaders}
 
 
 @one_line

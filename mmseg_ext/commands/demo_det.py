@@ -17,7 +17,7 @@ from mmengine.structures import InstanceData
 
 from mmseg_ext.commands import one_line
 from mmseg_ext.commands._launch import one_message
-from mmseg_ext.commands._short_run import ProgressLine, log_to_file_only
+from mmseg_ext.commands._short_run import ProgressLine, data_root_options, log_to_file_only
 from mmseg_ext.datasets.shapes import Recipe
 from mmseg_ext.detection.shapes_coco import annotate, annotation_file
 from mmseg_ext.engine.launch import build_train_runner
@@ -72,10 +72,7 @@ def demo(
 
 def data_options(data_root: Path) -> dict:
     """Config options that put the data of all splits at `data_root`."""
-    options = {
-        f"{split}_dataloader.dataset.data_root": f"{data_root}/"
-        for split in ("train", "val", "test")
-    }
+    options = data_root_options(f"{data_root}/")
     validation = str(annotation_file(data_root, "val"))
     return options | {f"{split}_evaluator.ann_file": validation for split in ("val", "test")}
 

@@ -78,7 +78,6 @@ class DANetEAHead(BaseDecodeHead):
         return classifier(features if self.dropout is None else self.dropout(features))
 
     def forward(self, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Tensor] | Tensor:
-        """Maps of which `in_index` is (B, in_channels, H, W) to one or three logits, see above."""
         x = self._transform_inputs(inputs)  # B, in_channels, H, W
         ea = self.ea_out_conv(self.ea(self.ea_in_conv(x)))  # B, channels, H, W
         if not self.channel_attention:

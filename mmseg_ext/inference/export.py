@@ -87,11 +87,7 @@ def _free_of_size(module: nn.Module) -> None:
     By a whole factor torch's module computes the same.
     """
     for name, child in module.named_children():
-        if (
-            isinstance(child, Upsample)
-            and not child.size
-            and float(child.scale_factor).is_integer()
-        ):
+        if isinstance(child, Upsample) and not child.size and child.scale_factor % 1 == 0:
             upsample = nn.Upsample(None, child.scale_factor, child.mode, child.align_corners)
             setattr(module, name, upsample)
         else:
@@ -177,10 +173,7 @@ def _write_onnx(
 
 
 class ExportedSegmentor:
-    """An exported file as a function of images (B, 3, H, W): to compare it with the model.
-
-    `metadata` is what the file holds beside the program.
-    """
+    """An exported file as a function of images (B, 3, H, W), and the `metadata` in it."""
 
     def __init__(self, path: str | Path):
         path = Path(path)

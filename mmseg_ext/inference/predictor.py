@@ -103,19 +103,17 @@ def image_pipeline(pipeline: list[dict], loader: str = "CheckedLoadImage") -> li
     if first["type"] not in _LOADERS:
         raise ValueError(f"the test pipeline starts with {first['type']!r}, not {_LOADERS}")
     options = {} if loader == "LoadImageFromNDArray" else first
-    rest = [_without_labels(transform) for transform in rest]
-    return [{**options, "type": loader}, *(t for t in rest if t is not None)]
+    return [{**options, "type": loader}, *_without_labels(rest)]
 
 
-def _without_labels(transform: dict) -> dict | None:
-    """`transform` unless it loads label maps; inside test-time augmentation, too."""
-    if transform["type"].endswith("LoadAnnotations"):
-        return None
-    if transform["type"] != "TestTimeAug":
-        return transform
-    choices = [[_without_labels(t) for t in choice] for choice in transform["transforms"]]
-    kept = [[t for t in choice if t is not None] for choice in choices]
-    return {**transform, "transforms": [choice for choice in kept if choice]}
+def _without_labels(pipeline: list[dict]) -> list[dict]:
+    """The transforms that load no label map; inside test-time augmentation, too."""
+    kept = [t for t in pipeline if not t["type"].endswith("LoadAnnotations")]
+    for i, transform in enumerate(kept):
+        if transform["type"] == "TestTimeAug":
+            choices = map(_without_labels, transform["transforms"])
+            kept[i] = {**transform, "transforms": [choice for choice in choices if choice]}
+    return kept
 
 
 def _shape(data: dict) -> tuple[int, ...]:
