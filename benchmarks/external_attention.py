@@ -111,7 +111,7 @@ BLOCKS = {
 
 
 def count_block(name: str, channels: int = CHANNELS, side: int = 128) -> tuple[int, MultiplyAdds]:
-    """Parameters (of the fused form its two maps and the bias) and multiply-adds on one map."""
+    """Parameters (of the fused form its two maps and biases) and multiply-adds on one map."""
     with torch.device("meta"):
         block = BLOCKS[name].build(channels).eval()
         counted = count_multiply_adds(block, torch.empty(1, channels, side, side))

@@ -99,11 +99,6 @@ class BackboneTester:
             outputs = model(self.images(1, extra=(3, 7)))
         assert all(torch.isfinite(t).all() for t in outputs)
 
-    def test_train_and_eval_switch(self):
-        model = self.build()
-        assert model.eval() is model and not any(m.training for m in model.modules())
-        assert model.train() is model and all(m.training for m in model.modules())
-
     @pytest.mark.parametrize("frozen", [0, 2])
     def test_frozen_stages(self, frozen):
         """The stem and the first stages: no gradient, eval mode, no step of their statistics."""

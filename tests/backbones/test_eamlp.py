@@ -1,7 +1,5 @@
 """EAMLP: the shared tests of backbones, the published classifier, parameters and positions."""
 
-import math
-
 import pytest
 import torch
 
@@ -70,28 +68,6 @@ def test_multiply_adds(arch, published):
     assert fused == count_multiply_adds(model, images).all - memories
 
 
-# Published widths, depths, heads and ratios of the perceptrons.
-VARIANTS = {
-    "7": (256, 7, 4, 2),
-    "10": (256, 10, 4, 2),
-    "12": (256, 12, 4, 2),
-    "14": (384, 14, 6, 3),
-    "19": (448, 19, 7, 3),
-    "24": (512, 24, 8, 3),
-}
-
-
-@pytest.mark.parametrize("arch", VARIANTS)
-def test_published_settings(arch):
-    width, depth, heads, ratio = VARIANTS[arch]
-    with torch.device("meta"):
-        model = EAMLP(arch=arch)
-    block = model.blocks[-1]
-    assert (model.embed_dims, len(model.blocks)) == (width, depth)
-    assert block.attn.groups == 4 * heads and block.attn.memory_size == 64
-    assert block.mlp.fc1.out_features == ratio * width
-
-
 def test_token_modules_drop_a_tenth():
     """As published, whatever the other rates: of the attention and of the projection, once each."""
     model = EAMLP(arch=SMALL, img_size=32).train()
@@ -105,16 +81,6 @@ def test_token_modules_drop_a_tenth():
     model(torch.randn(1, 3, 32, 32))
     names = [f"attention{i}.attn.{n}" for i in (1, 2) for n in ("attn_drop", "proj_drop")]
     assert called == [(name, True) for name in names]
-
-
-def test_position_table():
-    """Column 2i is sin(p / 10000^(2i/d)) and column 2i + 1 the cosine of the same angle."""
-    table = sinusoidal_positions(50, 6)
-    assert table.shape == (1, 50, 6)
-    for position, column in ((0, 0), (0, 1), (7, 2), (49, 5), (13, 4)):
-        angle = position / 10000 ** (2 * (column // 2) / 6)
-        expected = math.cos(angle) if column % 2 else math.sin(angle)
-        assert abs(float(table[0, position, column]) - expected) < 1e-6
 
 
 def test_positions_at_other_sizes():
@@ -132,12 +98,6 @@ def test_positions_at_other_sizes():
     weights = torch.tensor([-0.10546875, 0.87890625, 0.26171875, -0.03515625])
     expected = sum(w * table[:, :, i] for i, w in zip(range(0, 4), weights, strict=True))
     assert_same(grid[:, :, 3], expected)
-
-
-def test_img_size_of_the_pretraining_sets_the_table():
-    model = EAMLP(arch=SMALL, img_size=384)
-    assert torch.equal(model.pos_embed, sinusoidal_positions(577, 32))
-    assert "pos_embed" not in model.state_dict()
 
 
 def test_only_the_last_map_is_normalized():
@@ -160,8 +120,3 @@ def test_token_memories_start_equal_and_apart():
     with torch.no_grad():
         attn.linear_1.weight.zero_()
     assert attn.linear_0.weight.abs().max() > 0
-
-
-def test_bad_arguments():
-    with pytest.raises(ValueError, match=r"img_size .* 100"):
-        EAMLP(img_size=100)

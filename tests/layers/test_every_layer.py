@@ -59,10 +59,6 @@ def build(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, tor
     return randomise(layer).to(dtype).eval(), torch.randn(shape, dtype=dtype)
 
 
-def parameters(layer: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: p.detach() for name, p in layer.named_parameters()}
-
-
 def test_half_precision_without_autocast(name):
     layer, x = build(name, torch.float16)
     exact = copy.deepcopy(layer).float()
@@ -134,7 +130,7 @@ def test_second_derivatives(name):
 def test_transforms_of_torch_func(name):
     """vmap over images, and over the gradients of images one by one."""
     layer, x = build(name)
-    state = parameters(layer)
+    state = {name: p.detach() for name, p in layer.named_parameters()}
 
     def loss(state, x):
         return functional_call(layer, state, (x[None],)).square().sum()
