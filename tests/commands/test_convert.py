@@ -1,7 +1,6 @@
 """The command `convert`: what it reads, writes and refuses, and its exit status."""
 
 import argparse
-import resource
 
 import pytest
 import torch
@@ -10,6 +9,8 @@ from mmseg_ext.backbones.deepvit import DeepViT
 from mmseg_ext.checkpoint import read_state_dict
 from mmseg_ext.commands.convert import main
 from mmseg_ext.published import FAMILIES
+
+EANET = FAMILIES["eanet"]
 
 
 @pytest.fixture
@@ -22,8 +23,7 @@ def source(tmp_path):
     return str(path)
 
 
-@pytest.mark.parametrize("classifier", [False, True])
-@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+@pytest.mark.parametrize(("suffix", "classifier"), [(".pth", False), (".safetensors", True)])
 def test_converts(source, tmp_path, suffix, classifier):
     target = tmp_path / "new" / f"converted{suffix}"
     assert main(["deepvit", source, str(target), *["--classifier"] * classifier]) == 0
@@ -43,34 +43,13 @@ def test_an_existing_file_is_kept(source, tmp_path, capsys):
     assert "norm.weight" in read_state_dict(target)
 
 
-@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_a_failed_write_keeps_what_was_there(source, tmp_path, capsys, suffix):
-    """This process's files can grow to 10 kB, as on a full disk."""
-    target = tmp_path / f"out{suffix}"
-    target.write_bytes(b"before")
-    before = sorted(tmp_path.iterdir())
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
-    try:
-        assert main(["deepvit", source, str(target), "--overwrite"]) == 1
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert "File too large" in capsys.readouterr().err
-    assert target.read_bytes() == b"before" and sorted(tmp_path.iterdir()) == before
-
-
 def test_refusals_are_one_line(source, tmp_path, capsys):
     target = tmp_path / "out.pth"
     for words, message in (
-        (
-            ["eanet", "absent.pth", target],
-            f"absent.pth: no such checkpoint file; eanet: {FAMILIES['eanet'].source}",
-        ),
-        (["deepvit", source, tmp_path / "out.bin"], "must end in .pth or .safetensors"),
-        (["eamlp", source, target], "unmapped keys"),
-        (["eanet", source, target, "--classifier"], "'eanet' has no classifier to keep"),
+        (["eanet", "absent.pth"], f"absent.pth: no such checkpoint file; eanet: {EANET.source}"),
+        (["eamlp", source], "unmapped keys"),
     ):
-        assert main([str(word) for word in words]) == 1
+        assert main([*words, str(target)]) == 1
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1
     assert not target.exists()

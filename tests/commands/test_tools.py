@@ -8,29 +8,37 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmseg_ext.commands.train import main as train
-from tests.engine.runs import ROOT, free_port, recorded, run, run_tool, write_config
+from tests.engine.runs import (
+    LAUNCHER,
+    ROOT,
+    free_port,
+    recorded,
+    run,
+    run_tool,
+    train_here,
+    train_words,
+    write_config,
+)
 from tests.engine.states import UNVALIDATED
 
 TOOLS = ROOT / "tools"
-SCRIPTS = ("dist_train.sh", "dist_test.sh", "slurm_train.sh", "slurm_test.sh")
 
 
 @pytest.mark.distributed
 def test_two_processes_train_as_one_with_the_whole_batch(tmp_path, monkeypatch):
     """Five steps: gloo, 2 processes x 2 images against one process x 4 of the same images."""
-    monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    for name in LAUNCHER:
+        monkeypatch.delenv(name, raising=False)
     config = write_config(tmp_path, "custom_hooks = [dict(type='RecordLoss', path='')]\n")
+    path, work = "custom_hooks.0.path", tmp_path / "two"
     options = ["train_cfg.max_iters=5", "train_cfg.val_interval=5"]
-    halves = ["train_dataloader.batch_size=2", f"custom_hooks.0.path={tmp_path / 'two.loss'}"]
-    words = [config, "--work-dir", tmp_path / "two", "--cfg-options", *halves, *options]
-    result = run_tool("train.py", *words, ranks=2)
+    halves = ["train_dataloader.batch_size=2", f"{path}={work}.loss", *options]
+    result = run_tool("train.py", *train_words(config, work, *halves), ranks=2)
     assert result.returncode == 0, result.stderr
-    whole = ["--cfg-options", f"custom_hooks.0.path={tmp_path / 'one.loss'}", *options]
-    train([str(config), "--work-dir", str(tmp_path / "one"), *whole])
-    first, second = (recorded(tmp_path / f"two.loss.{rank}") for rank in (0, 1))
-    whole = recorded(tmp_path / "one.loss.0")
+    train_here(config, tmp_path / "one", f"{path}={tmp_path / 'one.loss'}", *options)
+    first, second, whole = (
+        recorded(tmp_path / name) for name in ("two.loss.0", "two.loss.1", "one.loss.0")
+    )
     assert list(whole) == list(first) == list(second) == [1, 2, 3, 4, 5]
     assert max(abs(first[i] - second[i]) for i in whole) > 1e-3  # each saw its own half
     halves = {i: (first[i] + second[i]) / 2 for i in whole}
@@ -56,13 +64,6 @@ def validated_miou(work_dir: Path) -> float:
     return [row["mIoU"] for row in rows if "mIoU" in row][-1]
 
 
-def test_a_missing_config_is_one_line_and_a_failure():
-    result = run_tool("train.py", "nowhere.py")
-    assert result.returncode == 1
-    assert result.stderr.splitlines()[-1] == "mmseg_ext: config: there is no file 'nowhere.py'"
-    assert "Traceback" not in result.stderr
-
-
 def test_a_missing_stack_is_one_line_with_the_remedy(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util as u\n"
@@ -76,14 +77,6 @@ def test_a_missing_stack_is_one_line_with_the_remedy(tmp_path):
     assert "'mmengine' is not installed; run: pip install onedl-mmcv" in line
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_scripts_are_executable_and_say_how_they_are_used(script):
-    result = run(TOOLS / script)
-    assert result.returncode == 2
-    assert result.stderr.startswith("usage: ")
-    assert ("CHECKPOINT" in result.stderr) == ("test" in script)
-
-
 def write_command(folder: Path, name: str, text: str) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / name
@@ -92,21 +85,23 @@ def write_command(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-PRINT_ARGUMENTS = 'echo "$@"'
-
-
 @pytest.mark.parametrize("kind", ["train", "test"])
 def test_scripts_start_torchrun_and_srun(kind, tmp_path):
-    python = write_command(tmp_path, "python", PRINT_ARGUMENTS)
-    write_command(tmp_path, "srun", PRINT_ARGUMENTS)
+    """With the restarts and signals that torchrun hands on: SIGUSR1 to it alone would end it."""
+    python = write_command(tmp_path, "python", 'echo "$@" "$PET_SIGNALS_TO_HANDLE"')
+    write_command(tmp_path, "srun", 'echo "$@"')
     words = ["c.py"] if kind == "train" else ["c.py", "a.pth"]
     names = {"NNODES": "3", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.7", "PORT": "1234"}
-    result = run(TOOLS / f"dist_{kind}.sh", *words, "8", "--x", PYTHON=str(python), **names)
-    assert result.stdout == (
+    names |= {"MAX_RESTARTS": "3", "PYTHON": str(python)}
+    result = run(TOOLS / f"dist_{kind}.sh", *words, "8", "--x", **names)
+    given, _, signals = result.stdout.rpartition(" ")
+    assert given.replace(" --max_restarts=3", "") == (
         "-m torch.distributed.run --nnodes=3 --node_rank=1 --master_addr=10.0.0.7 "
         f"--master_port=1234 --nproc_per_node=8 {TOOLS}/{kind}.py {' '.join(words)} "
-        "--launcher pytorch --x\n"
+        "--launcher pytorch --x"
     )
+    if kind == "train":
+        assert " --max_restarts=3 " in given and signals.endswith(",SIGUSR1\n")
     names = {"GPUS": "16", "GPUS_PER_NODE": "8", "SRUN_ARGS": "--qos=a --time=1"}
     names |= {"PYTHON": "python3", "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     result = run(TOOLS / f"slurm_{kind}.sh", "part", "job", *words, "--x", **names)

@@ -39,94 +39,60 @@ class KillWhileSaving(Hook):
             time.sleep(60)  # the kill came late: the iteration after the checkpoint must not end
 
 
-class Crash(Exception):
-    """What `CrashAt` raises."""
-
-
-@HOOKS.register_module()
-class CrashAt(Hook):
-    """Raise `Crash` after iteration `iteration`, before anything is saved there."""
-
-    def __init__(self, iteration: int):
-        self.iteration = iteration
-
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        if runner.iter + 1 == self.iteration:
-            raise Crash
-
-
-@HOOKS.register_module()
-class CrashInValidation(Hook):
-    """Raise `Crash` in the validation of iteration `iteration`: at its first image, or at `end`,
-    when its scores are logged and not saved."""
-
-    priority = "LOW"  # after the logger, before the checkpoint hook
-
-    def __init__(self, iteration: int, end: bool = False):
-        self.iteration, self.end = iteration, end
-
-    def before_val_iter(self, runner, batch_idx, data_batch=None):
-        if runner.iter == self.iteration and not self.end:
-            raise Crash
-
-    def after_val_epoch(self, runner, metrics=None):
-        if runner.iter == self.iteration and self.end:
-            raise Crash
-
-
 @HOOKS.register_module()
 class SpoilLossAt(Hook):
-    """Give the loss of iteration `iteration` (and of those after it, up to `last`) a value."""
+    """Multiply the loss of iteration `iteration` by `value`."""
 
-    def __init__(self, iteration: int, value: float, last: int = 0):
-        self.iterations = range(iteration, max(iteration, last) + 1)
-        self.value = value
+    def __init__(self, iteration: int, value: float):
+        self.iteration, self.value = iteration, value
 
     def before_train(self, runner):
         parse = runner.model.parse_losses
 
         def spoiled(losses):
             loss, logged = parse(losses)
-            wrong = runner.iter + 1 in self.iterations
-            return loss * (self.value if wrong else 1.0), logged
+            return loss * (self.value if runner.iter + 1 == self.iteration else 1.0), logged
 
         runner.model.parse_losses = spoiled
 
 
-@HOOKS.register_module()
-class SignalAt(Hook):
-    """Send signal `number` at iteration `iteration` to this process or to its group."""
+class _At(Hook):
+    """Acts at `point` of iteration `iteration` in process `rank`; not after a restart."""
 
-    def __init__(self, iteration: int, number: int, group: bool = False):
-        self.iteration, self.number, self.group = iteration, number, group
+    def __init__(self, iteration: int, point: str = "after_train_iter", rank: int = 0):
+        self.iteration, self.point, self.rank = iteration, point, rank
+        setattr(self, point, self._reached)
+
+    def _reached(self, runner, *args, **kwargs):
+        iteration = runner.iter + ("train" in self.point)  # counted up after its hooks
+        restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+        if iteration == self.iteration and get_rank() == self.rank and not restarted:
+            self.act()
+
+
+class Crash(Exception):
+    """What `CrashAt` raises."""
+
+
+@HOOKS.register_module()
+class CrashAt(_At):
+    """Raise `Crash`; where nothing else is said, before anything is saved at the iteration."""
+
+    def act(self):
+        raise Crash
+
+
+@HOOKS.register_module()
+class SignalAt(_At):
+    """Send signal `number` to this process or to its group."""
+
+    def __init__(self, *args, number: int, group: bool = False, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.number, self.group = number, group
 
     def before_run(self, runner):
         if self.group:
             os.setpgrp()  # the workers to come are in it, the test is not
 
-    def before_train_iter(self, runner, batch_idx, data_batch=None):
-        if runner.iter + 1 != self.iteration or get_rank() != 0:
-            return
+    def act(self):
         (os.killpg if self.group else os.kill)(os.getpid(), self.number)
-
-
-@HOOKS.register_module()
-class SignalInValidation(Hook):
-    """Send this process SIGTERM at the first image of each validation."""
-
-    def before_val_iter(self, runner, batch_idx, data_batch=None):
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-@HOOKS.register_module()
-class KillOnce(Hook):
-    """SIGKILL process `rank` after iteration `iteration`, the first time that comes."""
-
-    def __init__(self, iteration: int, rank: int, marker: str):
-        self.iteration, self.rank, self.marker = iteration, rank, Path(marker)
-
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        here = runner.iter + 1 == self.iteration and get_rank() == self.rank
-        if here and not self.marker.exists():
-            self.marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)

@@ -1,5 +1,6 @@
 """Tiny runs: a few images on disk, a config of seconds, and the tools as a user starts them."""
 
+import itertools
 import multiprocessing
 import os
 import runpy
@@ -12,11 +13,13 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from PIL import Image
 
+from mmseg_ext.commands.train import main as train
 from tests.configs import CONFIGS
 
 ROOT = CONFIGS.parent
 SIZE = 32  # pixels of the images' sides
 CLASSES = 3
+LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # what one sets in the environment
 
 
 def write_images(root: Path, count: int = 8) -> None:
@@ -120,7 +123,7 @@ def write_config(folder: Path, extra: str = "", name: str = "tiny.py") -> Path:
 
 def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess:
     """A command in a fresh process with the repository importable; nothing of a launcher set."""
-    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    env = {k: v for k, v in os.environ.items() if k not in LAUNCHER}
     env |= {"PYTHONPATH": str(ROOT), "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [str(part) for part in command],
@@ -150,30 +153,20 @@ def _script(words: list[str], folder: Path, environment: dict[str, str], printed
     runpy.run_path(words[0], run_name="__main__")
 
 
-# The names under which a launcher gives each process its numbers, and all how many they are.
-TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-SLURM = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
-
-
 def run_script(
-    script: str | Path,
-    *arguments: str | Path,
-    folder: Path = ROOT,
-    ranks: int = 0,
-    names: tuple[str, str, str] = TORCHRUN,
-    **environment: str,
+    script: str | Path, *arguments: str | Path, folder: Path = ROOT, ranks: int = 0, **environment
 ) -> subprocess.CompletedProcess:
     """`python <script> <arguments>` in `folder`.
 
-    With `ranks`, as many processes as a launcher starts them; the status is of one that failed, if
+    With `ranks`, as many processes as torchrun starts them; the status is of one that failed, if
     any did, and the output that of all.
     """
-    base = {k: v for k, v in os.environ.items() if k not in TORCHRUN}
+    base = {k: v for k, v in os.environ.items() if k not in LAUNCHER}
     base |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
     own = [{}]
     if ranks:
-        base |= {"MASTER_PORT": free_port(), names[2]: str(ranks)}
-        own = [dict.fromkeys(names[:2], str(rank)) for rank in range(ranks)]
+        base |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(ranks)}
+        own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
     words = [str(word) for word in (script, *arguments)]
     with TemporaryDirectory() as printed:
         given = [(words, folder, base | o, Path(printed, str(i))) for i, o in enumerate(own)]
@@ -193,17 +186,29 @@ def run_script(
     return subprocess.CompletedProcess(words, next(filter(None, statuses), 0), out, err)
 
 
-def run_tool(
-    tool: str, *arguments: str | Path, ranks: int = 0, launcher: str = "pytorch", **environment: str
-) -> subprocess.CompletedProcess:
+def run_tool(tool: str, *arguments: str | Path, ranks: int = 0) -> subprocess.CompletedProcess:
     """`python tools/<tool> <arguments>`; `ranks` processes of it talk over gloo."""
-    names = SLURM if launcher == "slurm" else TORCHRUN
-    if ranks:
-        arguments = (*arguments, "--launcher", launcher)
-    if launcher == "pytorch":
-        environment["MASTER_ADDR"] = "127.0.0.1"
-    path = ROOT / "tools" / tool
-    return run_script(path, *arguments, ranks=ranks, names=names, **environment)
+    launcher = ("--launcher", "pytorch") if ranks else ()
+    return run_script(ROOT / "tools" / tool, *arguments, *launcher, ranks=ranks)
+
+
+_NUMBERS = itertools.count()
+
+
+def train_words(config: Path, work: Path, *options: str, flags: tuple[str, ...] = ()) -> list[str]:
+    """train.py's command line; a run's visualizer is its own, as in a process of its own."""
+    own = f"visualizer.name=run{next(_NUMBERS)}"
+    return [str(config), "--work-dir", str(work), *flags, "--cfg-options", own, *options]
+
+
+def train_here(config: Path, work: Path, *options: str, flags: tuple[str, ...] = ()) -> None:
+    """What train.py does, in this process."""
+    train(train_words(config, work, *options, flags=flags))
+
+
+def log_text(work: Path) -> str:
+    """The text logs of all starts in a work directory, the oldest first."""
+    return "".join(path.read_text() for path in sorted(work.glob("2*/*.log")))
 
 
 def free_port() -> str:

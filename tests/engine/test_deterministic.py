@@ -6,13 +6,12 @@ import torch.nn.functional as F
 from mmseg.models.losses import CrossEntropyLoss
 from torch import nn
 
-from mmseg_ext.commands.train import main as train
 from mmseg_ext.engine.randomness import (
     MatrixAvgPool2d,
     cross_entropy_of_pixels,
     make_deterministic,
 )
-from tests.engine.runs import write_config
+from tests.engine.runs import train_here, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs
 
 
@@ -52,9 +51,8 @@ def test_training_under_it_twice_is_the_same(tmp_path):
     config = write_config(tmp_path, RANDOM + UNVALIDATED)
     try:
         for name in ("one", "two"):
-            options = ["randomness.deterministic=True", "train_cfg.max_iters=4"]
-            line = [str(config), "--work-dir", str(tmp_path / name), "--cfg-options", *options]
-            train([*line, f"visualizer.name=deterministic_{name}"])
+            options = ("randomness.deterministic=True", "train_cfg.max_iters=4")
+            train_here(config, tmp_path / name, *options)
             assert torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(False)

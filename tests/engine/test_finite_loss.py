@@ -1,7 +1,6 @@
 """A loss that is no number stops the run before the step, and says where it came from."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from mmseg_ext.commands.train import runner_of
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper
 from mmseg_ext.engine.finite_loss import FiniteLossHook
 from mmseg_ext.errors import NonFiniteLoss
-from tests.engine.runs import SIZE, write_config
+from tests.engine.runs import SIZE, log_text, train_here, train_words, write_config
 from tests.engine.states import UNVALIDATED
 
 
@@ -23,8 +22,7 @@ def test_it_stops_before_the_step_and_names_the_images(tmp_path):
     """Iteration 6 of batches of 4 of 8 images in their order: images 4 to 7."""
     spoil = "custom_hooks = [dict(type='SpoilLossAt', iteration=6, value=float('nan'))]\n"
     config = write_config(tmp_path, UNVALIDATED + spoil)
-    args = [str(config), "--work-dir", str(tmp_path / "work")]
-    runner = runner_of(train_parser().parse_args(args))
+    runner = runner_of(train_parser().parse_args(train_words(config, tmp_path / "work")))
     weights = {}
     step = torch.optim.SGD.step
 
@@ -48,87 +46,70 @@ def test_it_stops_before_the_step_and_names_the_images(tmp_path):
 
 
 class Run:
-    """The parts of a Runner that the hook looks at, around a real wrapper."""
+    """The parts of a Runner that the hook looks at: a weight of 1, trained by a real wrapper."""
 
-    def __init__(self, wrapper, weight):
-        self.optim_wrapper, self.iter = wrapper, 0
-        self.model = torch.nn.ParameterDict({"weight": weight})
+    def __init__(self, kind=OptimWrapper, **settings):
+        self.weight = torch.nn.Parameter(torch.ones(1))
+        self.model = torch.nn.ParameterDict({"weight": self.weight})
+        self.optim_wrapper = kind(optimizer=torch.optim.SGD([self.weight], lr=0.1), **settings)
+        self.iter = 0
 
-
-def scaled_run(max_skipped: int, accumulated: int = 1):
-    """A parameter trained with float16's gradient scaler, which runs on the CPU for this."""
-    weight = torch.nn.Parameter(torch.ones(1))
-    wrapper = PortableAmpOptimWrapper(
-        optimizer=torch.optim.SGD([weight], lr=0.1), accumulative_counts=accumulated
-    )
-    wrapper.loss_scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    run, hook = Run(wrapper, weight), FiniteLossHook(max_skipped)
-    hook.before_train(run)
-    return weight, run, hook
-
-
-def go(weight, run, hook, values):
-    for value in values:
-        hook.before_train_iter(run, run.iter, {"data_samples": ()})
-        run.optim_wrapper.update_params(weight.sum() * value)
-        run.iter += 1
+    def go(self, hook, values):
+        """One iteration for each of `values`, which the loss is multiplied with."""
+        if self.iter == 0:
+            hook.before_train(self)
+        for value in values:
+            hook.before_train_iter(self, self.iter, {"data_samples": ()})
+            self.optim_wrapper.update_params(self.weight.sum() * value)
+            self.iter += 1
 
 
 def test_steps_skipped_by_the_scaler_are_no_failure_until_too_many_in_a_row():
-    weight, run, hook = scaled_run(max_skipped=3)
-    nan = math.nan
-    go(weight, run, hook, [1, nan, nan, nan, 1, nan, nan, nan])
-    np.testing.assert_allclose(weight.item(), 1 - 2 * 0.1, rtol=1e-6)
+    """Float16's gradient scaler, which runs on the CPU for this."""
+    run, hook, nan = Run(PortableAmpOptimWrapper), FiniteLossHook(max_skipped=3), math.nan
+    run.optim_wrapper.loss_scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    run.go(hook, [1, nan, nan, nan, 1, nan, nan, nan])
+    np.testing.assert_allclose(run.weight.item(), 1 - 2 * 0.1, rtol=1e-6)
     assert run.optim_wrapper.loss_scaler.get_scale() == 2.0 ** (10 - 6)
     with pytest.raises(NonFiniteLoss, match="skipped 4 steps in a row, up to iteration 9"):
-        go(weight, run, hook, [nan])
+        run.go(hook, [nan])
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_finite_loss_with_such_a_gradient_stops_too(value):
-    weight = torch.nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    run, hook = Run(OptimWrapper(optimizer=optimizer), weight), FiniteLossHook()
-    hook.before_train(run)
-    go(weight, run, hook, [1])
-    weight.register_hook(lambda gradient: gradient * value)
+    run, hook = Run(), FiniteLossHook()
+    run.go(hook, [1])
+    run.weight.register_hook(lambda gradient: gradient * value)
     with pytest.raises(NonFiniteLoss, match="gradient of weight is not finite at iteration 2;"):
-        go(weight, run, hook, [1])
-    assert weight.item() == pytest.approx(0.9)
+        run.go(hook, [1])
+    assert run.weight.item() == pytest.approx(0.9)
 
 
 def test_every_batch_of_an_accumulation_is_looked_at():
-    weight = torch.nn.Parameter(torch.ones(1))
-    wrapper = PortableAmpOptimWrapper(
-        optimizer=torch.optim.SGD([weight], lr=0.1), accumulative_counts=3, dtype="bfloat16"
-    )
-    run, hook = Run(wrapper, weight), FiniteLossHook()
-    hook.before_train(run)
-    go(weight, run, hook, [1, 1, 1, 1, math.inf])
-    after = weight.item()
+    run = Run(PortableAmpOptimWrapper, accumulative_counts=3, dtype="bfloat16")
+    hook = FiniteLossHook()
+    run.go(hook, [1, 1, 1, 1, math.inf])
+    after = run.weight.item()
     with pytest.raises(NonFiniteLoss, match="inf at iteration 5;"):
-        go(weight, run, hook, [1])
-    assert weight.item() == after
+        run.go(hook, [1])
+    assert run.weight.item() == after
 
 
 def test_arguments():
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     with pytest.raises(ValueError, match="float64"):
-        PortableAmpOptimWrapper(optimizer=optimizer, dtype="float64")
+        Run(PortableAmpOptimWrapper, dtype="float64")
     with pytest.raises(ValueError, match="loss_scale must be 'dynamic'"):
-        PortableAmpOptimWrapper(optimizer=optimizer, loss_scale="512")
+        Run(PortableAmpOptimWrapper, loss_scale="512")
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="float16"):
-            PortableAmpOptimWrapper(optimizer=optimizer, dtype="float16")
-        assert not PortableAmpOptimWrapper(optimizer=optimizer).loss_scaler.is_enabled()
+            Run(PortableAmpOptimWrapper, dtype="float16")
+        assert not Run(PortableAmpOptimWrapper).optim_wrapper.loss_scaler.is_enabled()
 
 
 def test_batches_without_a_label_are_a_warning(tmp_path):
     """All pixels are ignored: loss 0 and accuracy 100, which nothing else tells."""
     config = write_config(tmp_path, UNVALIDATED)
     for path in (tmp_path / "data" / "labels").iterdir():
-        Image.fromarray(np.full((SIZE, SIZE), 255, np.uint8)).save(path)
-    runner = runner_of(train_parser().parse_args([str(config), "--work-dir", str(tmp_path / "w")]))
-    runner.train()
-    text = "".join(path.read_text() for path in Path(runner.log_dir).glob("*.log"))
-    assert text.count("the loss of the first 3 iterations is exactly 0") == 1
+        Image.new("L", (SIZE, SIZE), 255).save(path)
+    train_here(config, tmp_path / "work", "train_cfg.max_iters=4")
+    assert log_text(tmp_path / "work").count("loss of the first 3 iterations is exactly 0") == 1

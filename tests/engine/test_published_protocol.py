@@ -25,19 +25,12 @@ def published_rates(iterations: int) -> list[tuple[float, float, float]]:
     return rates
 
 
-NORM = {"type": "BN"}
-
-
 def tiny_model() -> nn.Module:
-    backbone = {"type": "ResNetV1c", "depth": 18, "base_channels": 4, "stem_channels": 4}
-    head = {"type": "EAHead", "in_channels": 32, "channels": 4, "num_classes": 3, "memory_size": 2}
-    return MODELS.build(
-        {
-            "type": "EncoderDecoder",
-            "backbone": {**backbone, "norm_cfg": NORM},
-            "decode_head": {**head, "norm_cfg": NORM},
-        }
-    )
+    norm = {"norm_cfg": {"type": "BN"}}
+    backbone = {"type": "ResNetV1c", "depth": 18, "base_channels": 4, "stem_channels": 4, **norm}
+    head = {"type": "EAHead", "in_channels": 32, "channels": 4, "num_classes": 3, **norm}
+    head["memory_size"] = 2
+    return MODELS.build({"type": "EncoderDecoder", "backbone": backbone, "decode_head": head})
 
 
 @pytest.fixture(scope="module")
@@ -90,11 +83,9 @@ def test_rates_of_every_iteration(config):
     for _ in range(config.train_cfg.max_iters):
         ours.append([group["lr"] for group in optimizer.param_groups])
         scheduler.step()
-    ours, theirs = (
-        torch.tensor(ours, dtype=torch.float64),
-        torch.tensor(published_rates(ITERATIONS)),
-    )
-    torch.testing.assert_close(ours, theirs.double(), rtol=1e-6, atol=0)
+    ours = torch.tensor(ours, dtype=torch.float64)
+    theirs = torch.tensor(published_rates(ITERATIONS), dtype=torch.float64)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
     assert ours[0].tolist() == [LR, LR, 2 * LR]
     assert (ours[9] == ours[0]).all() and (ours[10] < ours[9]).all()
     assert ours[-1].tolist() == [0.0, 0.0, 0.0] and (ours[-2] > 0).all()

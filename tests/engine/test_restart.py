@@ -1,7 +1,6 @@
 """Two processes over gloo, one of them killed: torchrun starts both again, nothing is lost."""
 
 import json
-import re
 
 import pytest
 import torch
@@ -9,47 +8,45 @@ import torch
 from mmseg_ext.commands.test import main as test
 from mmseg_ext.commands.train import parser as train_parser
 from mmseg_ext.commands.train import runner_of
-from tests.engine.runs import ROOT, run, run_script, run_tool, write_config
+from tests.engine.runs import ROOT, log_text, run_script, run_tool, train_words, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs
 
 test.__test__ = False
 
 
-@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_killed_process_is_started_again_and_the_run_is_the_same(tmp_path):
     """SIGKILL of process 1 after iteration 7 of 8; no --resume on the command line."""
-    write_config(tmp_path, RANDOM + UNVALIDATED, "whole.py")
-    hook = (
-        "custom_hooks += [dict(type='KillOnce', iteration=7, rank=1, "
-        f"marker={str(tmp_path / 'killed')!r})]\n"
+    hooks = "custom_hooks += [dict(type='SignalAt', iteration=7, rank=1, number=9)]\n"
+    whole, killed = (
+        train_words(
+            write_config(tmp_path, RANDOM + UNVALIDATED + extra, f"{name}.py"),
+            tmp_path / name,
+            "train_cfg.max_iters=8",
+            "train_dataloader.batch_size=2",
+        )
+        for name, extra in (("whole", ""), ("killed", hooks))
     )
-    write_config(tmp_path, RANDOM + UNVALIDATED + hook, "killed.py")
-    options = ["--cfg-options", "train_cfg.max_iters=8", "train_dataloader.batch_size=2"]
-    words = [tmp_path / "whole.py", "--work-dir", tmp_path / "whole_work", *options]
-    whole = run_tool("train.py", *words, ranks=2)
-    assert whole.returncode == 0, whole.stderr
-    agent, train = ROOT / "tests/engine/elastic.py", ROOT / "tools/train.py"
-    words = [tmp_path / "killed.py", "--work-dir", tmp_path / "killed_work", *options]
-    killed = run_script(agent, "1", train, *words, "--launcher", "pytorch")
-    assert killed.returncode == 0, killed.stderr
-    assert (tmp_path / "killed").exists()
-    text = "".join(p.read_text() for p in (tmp_path / "killed_work").glob("2*/*.log"))
-    assert "resumed epoch: 0, iter: 4" in text
-    assert_same_runs(tmp_path / "killed_work", tmp_path / "whole_work", 8)
+    result = run_tool("train.py", *whole, ranks=2)
+    assert result.returncode == 0, result.stderr
+    agent, tool = ROOT / "tests/engine/elastic.py", ROOT / "tools/train.py"
+    result = run_script(agent, "1", tool, *killed, "--launcher", "pytorch")
+    assert result.returncode == 0, result.stderr
+    assert "resumed epoch: 0, iter: 4" in log_text(tmp_path / "killed")
+    assert_same_runs(tmp_path / "killed", tmp_path / "whole", 8)
 
     # Two evaluations of that checkpoint, and one in two processes: equal to the last digit. Of the
     # five images one process gets two and a repeated one, which must not count.
-    checkpoint = tmp_path / "whole_work/iter_8.pth"
     five = "test_dataloader = {**val_dataloader, 'dataset': {**dataset, 'indices': 5}}\n"
-    config = write_config(tmp_path, RANDOM + five, "tested.py")
-    metrics = []
-    for name in ("once", "again"):
-        work = ["--work-dir", str(tmp_path / name), "--cfg-options", f"visualizer.name={name}"]
-        test([str(config), str(checkpoint), *work])
-    result = run_tool("test.py", config, checkpoint, "--work-dir", tmp_path / "both", ranks=2)
-    assert result.returncode == 0, result.stderr
+    config, metrics = write_config(tmp_path, RANDOM + five, "tested.py"), []
     for name in ("once", "again", "both"):
+        words = [config, tmp_path / "whole/iter_8.pth", "--work-dir", tmp_path / name]
+        words += ["--cfg-options", f"visualizer.name={name}"]
+        if name == "both":
+            result = run_tool("test.py", *words, ranks=2)
+            assert result.returncode == 0, result.stderr
+        else:
+            test([str(word) for word in words])
         (path,) = (tmp_path / name).glob("2*/2*.json")
         found = json.loads(path.read_text())
         metrics.append({k: v for k, v in found.items() if "time" not in k})
@@ -60,14 +57,13 @@ def test_a_killed_process_is_started_again_and_the_run_is_the_same(tmp_path):
 @pytest.mark.parametrize("name", ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])
 def test_a_restarted_run_resumes_by_itself(tmp_path, monkeypatch, name):
     """Also one that was started from other weights: its own come first."""
-    monkeypatch.setenv("LOCAL_RANK", "0")
     config, work = write_config(tmp_path, UNVALIDATED), tmp_path / "work"
     start = tmp_path / "start.pth"
     torch.save({}, start)
-    line = [str(config), "--work-dir", str(work), "--cfg-options", f"load_from={start}"]
 
     def built():
-        runner = runner_of(train_parser().parse_args(line))
+        words = train_words(config, work, f"load_from={start}")
+        runner = runner_of(train_parser().parse_args(words))
         return runner._load_from, runner._resume
 
     monkeypatch.setenv(name, "1")
@@ -76,13 +72,3 @@ def test_a_restarted_run_resumes_by_itself(tmp_path, monkeypatch, name):
     assert built() == (None, True)
     monkeypatch.setenv(name, "0")
     assert built() == (str(start), False)
-
-
-def test_the_script_hands_restarts_and_signals_to_torchrun(tmp_path):
-    """SIGUSR1 to torchrun alone would end it, and the processes would train on."""
-    python = tmp_path / "python"
-    python.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@" "$PET_SIGNALS_TO_HANDLE"\n')
-    python.chmod(0o755)
-    given = run(ROOT / "tools/dist_train.sh", "c.py", "2", PYTHON=str(python), MAX_RESTARTS="3")
-    assert re.search(r"^--max_restarts=3$", given.stdout, re.MULTILINE)
-    assert given.stdout.endswith(",SIGUSR1\n")

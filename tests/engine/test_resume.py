@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from mmseg_ext.commands.train import main as train
 from mmseg_ext.commands.train import parser as train_parser
 from mmseg_ext.commands.train import runner_of
 from mmseg_ext.engine.randomness import (
@@ -18,43 +17,41 @@ from mmseg_ext.engine.randomness import (
     set_random_state,
 )
 from tests.engine.run_hooks import Crash
-from tests.engine.runs import run_tool, write_config
+from tests.engine.runs import log_text, run_tool, train_here, train_words, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same, assert_same_runs
 
 WORKERS = "train_dataloader.num_workers"
 
 
 @pytest.fixture(autouse=True)
-def _one_thread(monkeypatch):
-    """Sums in one order on any machine, and a launcher's variables set by the test alone."""
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("LOCAL_RANK", "0")
+def _one_thread():
+    """Sums in one order on any machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 
 
+# Two images a batch, with which autocast takes half its time on a CPU.
+SMALL = RANDOM + "train_dataloader['batch_size'] = 2\n"
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Configs of the same run of 12: whole, with an exception after 10, killed while saving 8."""
     folder = tmp_path_factory.mktemp("resume")
-    write_config(folder, RANDOM, "validated.py")
+    write_config(folder, SMALL, "validated.py")
     for name, hook in (
         ("whole", ""),
         ("cut", "dict(type='CrashAt', iteration=10)"),
         ("killed", "dict(type='KillWhileSaving', iteration=8, delay=0.004)"),
     ):
-        write_config(folder, f"{RANDOM}{UNVALIDATED}custom_hooks += [{hook}]\n", f"{name}.py")
+        write_config(folder, f"{SMALL}{UNVALIDATED}custom_hooks += [{hook}]\n", f"{name}.py")
     return folder
 
 
-def arguments(folder, config, work, *options, flags=()):
-    """`train.py`'s command line; a run's visualizer is its own, as in a process of its own."""
-    name = f"visualizer.name={config}{work}{len(flags)}"
-    options = ["--cfg-options", name, *options]
-    return [str(folder / config), "--work-dir", str(folder / work), *flags, *options]
+def go(folder, config, work, *options, flags=()):
+    train_here(folder / config, folder / work, *options, flags=flags)
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +62,12 @@ def whole(folder):
     def trained(*flags):
         if flags not in done:
             done[flags] = name = f"whole{len(done)}"
-            train(arguments(folder, "whole.py", name, flags=flags))
+            go(folder, "whole.py", name, flags=flags)
         return folder / done[flags]
 
     return trained
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "flags"), [(0, ()), (2, ("--amp",))], ids=["float32", "autocast, workers"]
 )
@@ -80,12 +76,11 @@ def test_cut_and_resumed_is_the_whole_run(folder, whole, workers, flags):
 
     The undisturbed run loads its samples itself: workers change nothing either.
     """
-    work = f"cut{workers}{''.join(flags)}"
-    options = f"{WORKERS}={workers}"
+    work, options = f"cut{workers}", f"{WORKERS}={workers}"
     with pytest.raises(Crash):
-        train(arguments(folder, "cut.py", work, options, flags=flags))
+        go(folder, "cut.py", work, options, flags=flags)
     torch.rand(100), np.random.rand(100)  # the streams of the resuming process are elsewhere
-    train(arguments(folder, "whole.py", work, options, flags=(*flags, "--resume")))
+    go(folder, "whole.py", work, options, flags=(*flags, "--resume"))
     assert_same_runs(folder / work, whole(*flags), 12)
 
 
@@ -96,45 +91,43 @@ def test_autocast_changes_the_numbers_and_keeps_the_types(whole):
     assert all(v.dtype == plain[k].dtype for k, v in amp.items())  # bfloat16 stays inside
 
 
-@pytest.mark.slow
 def test_killed_process_resumes_to_the_whole_run(folder, whole):
     """SIGKILL while a checkpoint is written; the run goes on from it or from the one before."""
-    options = f"{WORKERS}=2"
-    result = run_tool("train.py", *arguments(folder, "killed.py", "killed", options))
+    work = folder / "killed"
+    result = run_tool("train.py", *train_words(folder / "killed.py", work, f"{WORKERS}=2"))
     assert result.returncode == -9
-    assert (folder / "killed/iter_4.pth").is_file()
-    train(arguments(folder, "whole.py", "killed", flags=("--resume",)))
-    assert_same_runs(folder / "killed", whole(), 12)
-    assert not list((folder / "killed").glob(".*.part*"))
+    assert (work / "iter_4.pth").is_file()
+    go(folder, "whole.py", "killed", flags=("--resume",))
+    assert_same_runs(work, whole(), 12)
+    assert not list(work.glob(".*.part*"))
 
 
 def test_an_unfinished_accumulation_goes_on(folder):
     """Gradients of two of three batches are in the checkpoint of iteration 8."""
     options = "optim_wrapper.accumulative_counts=3"
-    train(arguments(folder, "whole.py", "accumulated", options))
+    go(folder, "whole.py", "accumulated", options)
     with pytest.raises(Crash):
-        train(arguments(folder, "cut.py", "accumulated_cut", options))
+        go(folder, "cut.py", "accumulated_cut", options)
     saved = torch.load(folder / "accumulated_cut/iter_8.pth", weights_only=True)
     assert saved["processes"][0]["gradients"]
-    train(arguments(folder, "whole.py", "accumulated_cut", options, flags=("--resume",)))
+    go(folder, "whole.py", "accumulated_cut", options, flags=("--resume",))
     assert_same_runs(folder / "accumulated_cut", folder / "accumulated", 12)
 
 
 def test_a_run_without_a_seed_keeps_the_one_it_drew(folder):
-    """The seed is drawn at the first start, and taken from the checkpoint after it."""
     with pytest.raises(Crash):
-        train(arguments(folder, "cut.py", "drawn", "randomness.seed=None"))
-    before = torch.load(folder / "drawn/iter_8.pth", weights_only=True)["meta"]
-    flags = ("--resume",)
-    train(arguments(folder, "whole.py", "drawn", "randomness.seed=None", flags=flags))
-    after = torch.load(folder / "drawn/iter_12.pth", weights_only=True)["meta"]
+        go(folder, "cut.py", "drawn", "randomness.seed=None")
+    go(folder, "whole.py", "drawn", "randomness.seed=None", flags=("--resume",))
+    before, after = (
+        torch.load(folder / f"drawn/iter_{i}.pth", weights_only=True)["meta"] for i in (8, 12)
+    )
     for key in ("seed", "sampler_seed"):
         assert after[key] == before[key] != 0
 
 
 def test_validation_leaves_the_random_streams_alone(folder, whole):
     """Validating now and then, which draws numbers, changes nothing of the training."""
-    train(arguments(folder, "validated.py", "validated", "train_cfg.val_interval=4"))
+    go(folder, "validated.py", "validated", "train_cfg.val_interval=4")
     state = ("state_dict", "optimizer", "ema_state_dict", "processes")
     assert_same_runs(folder / "validated", whole(), 12, state)
 
@@ -201,25 +194,18 @@ def test_draws_follow_the_seed_and_leave_the_streams_alone():
         assert 0 <= torch.rand(1).item() < 1
 
 
-def test_resume_at_150000_starts_as_soon_as_at_10(folder, monkeypatch):
+def test_resume_at_150000_starts_as_soon_as_at_10(folder):
     """The whole start: build, read the checkpoint, go to the position, one iteration."""
-    train(arguments(folder, "whole.py", "late", "train_cfg.max_iters=10"))
-    seconds = {}
+    go(folder, "whole.py", "late", "train_cfg.max_iters=10")
+    path, seconds = folder / "late/iter_10.pth", {}
     for iteration in (10, 150_000):
-        path = folder / "late/iter_10.pth"
         content = torch.load(path, weights_only=True)
         content["meta"]["iter"] = iteration
         torch.save(content, path)
-        args = arguments(
-            folder,
-            "whole.py",
-            "late",
-            f"train_cfg.max_iters={iteration + 1}",
-            "default_hooks.checkpoint.save_last=False",
-            "default_hooks.checkpoint.interval=7",
-            flags=("--resume",),
-        )
-        runner = runner_of(train_parser().parse_args(args))
+        hook = "default_hooks.checkpoint"
+        options = (f"train_cfg.max_iters={iteration + 1}", f"{hook}.save_last=False")
+        words = (folder / "whole.py", path.parent, *options, f"{hook}.interval=7")
+        runner = runner_of(train_parser().parse_args(train_words(*words, flags=("--resume",))))
         begin = time.perf_counter()
         runner.train()
         seconds[iteration] = time.perf_counter() - begin
@@ -229,9 +215,9 @@ def test_resume_at_150000_starts_as_soon_as_at_10(folder, monkeypatch):
 
 def test_resuming_with_other_optimizer_settings_is_a_warning(folder):
     """The checkpoint's settings stay, as in mmengine; here they are named."""
-    train(arguments(folder, "whole.py", "other", "train_cfg.max_iters=4"))
+    go(folder, "whole.py", "other", "train_cfg.max_iters=4")
     options = ("train_cfg.max_iters=5", "optim_wrapper.optimizer.lr=0.5")
-    train(arguments(folder, "whole.py", "other", *options, flags=("--resume",)))
-    text = "".join(path.read_text() for path in (folder / "other").rglob("*.log"))
+    go(folder, "whole.py", "other", *options, flags=("--resume",))
+    text = log_text(folder / "other")
     assert "learning rate: the run goes on with the checkpoint's [0.01], not with the" in text
     assert "weight decay: " not in text

@@ -64,9 +64,8 @@ def test_the_commit_is_this_projects_or_unknown(tmp_path, monkeypatch):
     """An installed package may lie in the checkout of another project."""
     if (ROOT / ".git").exists():
         assert re.fullmatch("[0-9a-f]{40}(-dirty)?", git_commit())
-    monkeypatch.setattr(
-        mmseg_ext, "__file__", str(ROOT / "env/site-packages/mmseg_ext/__init__.py")
-    )
+    installed = ROOT / "env/site-packages/mmseg_ext/__init__.py"
+    monkeypatch.setattr(mmseg_ext, "__file__", str(installed))
     assert git_commit() == "unknown"
     monkeypatch.undo()
     monkeypatch.setenv("PATH", str(tmp_path))  # no git there

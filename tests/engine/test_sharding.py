@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmseg_ext.commands.train import main as train
-from tests.engine.runs import recorded, run_tool, write_config
+from tests.engine.runs import recorded, run_tool, train_here, train_words, write_config
 from tests.engine.states import UNVALIDATED
 
 # A backbone of blocks with a pyramid, and what differs between one process and two taken out:
@@ -33,20 +32,17 @@ optim_wrapper = dict(
 SHARDS = "model_wrapper_cfg = dict(type='FullyShardedModel', block_parameters=10000)\n"
 
 
-@pytest.mark.slow
 @pytest.mark.distributed
 def test_two_processes_with_parts_of_the_state_are_one(tmp_path):
     """Losses, weights and the optimizer's states; one process takes the checkpoint up."""
     losses = "custom_hooks = [dict(type='RecordLoss', path={!r})]\n"
     alone = write_config(tmp_path, MODEL + UNVALIDATED + losses.format(f"{tmp_path}/one"), "1.py")
     parts = MODEL + UNVALIDATED + losses.format(f"{tmp_path}/two") + SHARDS
-    options = ["--cfg-options", "train_cfg.max_iters=4"]
-    half = "train_dataloader.batch_size=2"
-    config = write_config(tmp_path, parts, "2.py")
-    words = [config, "--work-dir", tmp_path / "work", *options, half]
+    steps, half = "train_cfg.max_iters=4", "train_dataloader.batch_size=2"
+    words = train_words(write_config(tmp_path, parts, "2.py"), tmp_path / "work", steps, half)
     result = run_tool("train.py", *words, ranks=2)
     assert result.returncode == 0, result.stderr[-2000:]
-    train([str(alone), "--work-dir", str(tmp_path / "alone"), *options])
+    train_here(alone, tmp_path / "alone", steps)
     one, *two = (list(recorded(tmp_path / n).values()) for n in ("one.0", "two.0", "two.1"))
     np.testing.assert_allclose(np.mean(two, axis=0), one, rtol=1e-5)
 
@@ -56,6 +52,5 @@ def test_two_processes_with_parts_of_the_state_are_one(tmp_path):
     torch.testing.assert_close(ours["state_dict"], expected["state_dict"], rtol=1e-4, atol=2e-5)
     moments = [[s["exp_avg"] for s in c["optimizer"]["state"].values()] for c in (ours, expected)]
     torch.testing.assert_close(*moments, rtol=1e-3, atol=1e-6)
-    options = ["--resume", "--cfg-options", "train_cfg.max_iters=5", "visualizer.name=resumed"]
-    train([str(alone), "--work-dir", str(tmp_path / "work"), *options])
+    train_here(alone, tmp_path / "work", "train_cfg.max_iters=5", flags=("--resume",))
     assert list(recorded(tmp_path / "one.0"))[-1] == 5

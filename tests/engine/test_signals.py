@@ -4,107 +4,73 @@ import signal
 
 import pytest
 
-from mmseg_ext.commands.train import main as train
-from tests.engine.runs import run_tool, write_config
+from tests.engine.runs import log_text, run_tool, train_here, train_words, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("signals")
+SHORT = "train_cfg.max_iters=6"
 
 
-def arguments(folder, config, work, *flags):
-    name = f"visualizer.name={config}{work}{len(flags)}"
-    line = [str(folder / config), "--work-dir", str(folder / work), *flags]
-    return [*line, "--cfg-options", name, "train_cfg.max_iters=6"]
+def config_of(folder, extra, *signals, iteration=3, point="before_train_iter"):
+    """A config whose run gets the signals `signals` there."""
+    hook = f"dict(type='SignalAt', iteration={iteration}, point={point!r}, {{}})"
+    hooks = ", ".join(hook.format(signal) for signal in signals)
+    return write_config(folder, f"{extra}custom_hooks += [{hooks}]\n", "signal.py")
 
 
-def log_text(work):
-    return "".join(p.read_text() for p in sorted(work.glob("2*/*.log")))
+NO_HOOKS = UNVALIDATED + "custom_hooks = []\n"
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
-def test_a_signal_saves_and_ends_with_status_0(folder, name):
+def test_a_signal_saves_and_ends_with_status_0(tmp_path, name):
     """At iteration 3, out of turn: the resumed run is the whole run to the last bit."""
-    number = int(getattr(signal, name))
-    hook = f"custom_hooks += [dict(type='SignalAt', iteration=3, number={number})]\n"
-    write_config(folder, RANDOM + UNVALIDATED + hook, "stopped.py")
+    number, work = int(getattr(signal, name)), tmp_path / "work"
     before = signal.getsignal(number)
     with pytest.raises(SystemExit) as end:
-        train(arguments(folder, "stopped.py", name))
+        train_here(config_of(tmp_path, RANDOM + UNVALIDATED, f"number={number}"), work, SHORT)
     assert end.value.code == 0
     assert signal.getsignal(number) == before
-    text = log_text(folder / name)
-    assert f"{name}: stopped after iteration 3 with everything saved in" in text
+    assert f"{name}: stopped after iteration 3 with everything saved in" in log_text(work)
     if name == "SIGTERM":
-        write_config(folder, RANDOM + UNVALIDATED, "whole.py")
-        train(arguments(folder, "whole.py", "whole"))
-        train(arguments(folder, "whole.py", name, "--resume"))
-        assert_same_runs(folder / name, folder / "whole", 6)
+        config = write_config(tmp_path, RANDOM + UNVALIDATED, "whole.py")
+        train_here(config, tmp_path / "whole", SHORT)
+        train_here(config, work, SHORT, flags=("--resume",))
+        assert_same_runs(work, tmp_path / "whole", 6)
 
 
-@pytest.mark.parametrize("kind", ["CheckpointHook", None])
-def test_with_mmengines_checkpoint_hook_and_with_none(tmp_path, kind):
-    change = f".update(type={kind!r})" if kind else " = None"
-    hooks = (
-        f"default_hooks['checkpoint']{change}\n"
-        "custom_hooks = [dict(type='SignalAt', iteration=3, number=15)]\n"
-    )
-    write_config(tmp_path, UNVALIDATED + hooks, "stock.py")
+def test_without_a_checkpoint_hook_the_message_says_that_nothing_is_saved(tmp_path):
+    hooks = NO_HOOKS + "default_hooks['checkpoint'] = None\n"
     with pytest.raises(SystemExit) as end:
-        train(arguments(tmp_path, "stock.py", "work"))
-    if kind:
-        assert end.value.code == 0
-        assert "SIGTERM: stopped after iteration 3" in log_text(tmp_path / "work")
-        assert (tmp_path / "work/iter_3.pth").is_file()
-    else:
-        assert "stopped after iteration 3, and nothing was saved" in end.value.code
+        train_here(config_of(tmp_path, hooks, "number=15"), tmp_path / "work", SHORT)
+    assert "stopped after iteration 3, and nothing was saved" in end.value.code
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path):
-    hooks = [f"dict(type='SignalAt', iteration={i}, number=2)" for i in (3, 3)]
-    write_config(tmp_path, UNVALIDATED + f"custom_hooks = [{', '.join(hooks)}]\n", "twice.py")
     with pytest.raises(KeyboardInterrupt):
-        train(arguments(tmp_path, "twice.py", "work"))
+        train_here(config_of(tmp_path, NO_HOOKS, "number=2", "number=2"), tmp_path / "work", SHORT)
     assert not list((tmp_path / "work").glob("*.pth"))
 
 
 def test_during_validation_it_ends_at_once_where_the_checkpoint_is_there(tmp_path):
-    hook = (
-        "custom_hooks = [dict(type='SignalInValidation')]\n"
-        "default_hooks['checkpoint']['interval'] = 2\n"
-        "train_cfg['val_interval'] = 2\n"
-    )
-    write_config(tmp_path, hook, "val.py")
+    often = "default_hooks['checkpoint']['interval'] = train_cfg['val_interval'] = 2\n"
+    where = {"iteration": 2, "point": "before_val_iter"}
+    config = config_of(tmp_path, f"custom_hooks = []\n{often}", "number=15", **where)
     with pytest.raises(SystemExit) as end:
-        train(arguments(tmp_path, "val.py", "val"))
+        train_here(config, tmp_path / "work", SHORT)
     assert end.value.code == 0
-    assert "SIGTERM: stopped after iteration 2" in log_text(tmp_path / "val")
+    assert "SIGTERM: stopped after iteration 2" in log_text(tmp_path / "work")
 
 
-def test_the_whole_process_group_may_get_it(tmp_path):
-    """A job's workers get the signal too (Slurm, a terminal): the state is saved all the same."""
-    hook = "custom_hooks = [dict(type='SignalAt', iteration=3, number=15, group=True)]\n"
-    write_config(tmp_path, UNVALIDATED + hook, "group.py")
-    result = run_tool(
-        "train.py",
-        *arguments(tmp_path, "group.py", "work"),
-        "train_dataloader.num_workers=2",
-    )
-    assert result.returncode == 0, result.stderr
-    assert "SIGTERM: stopped after iteration 3" in result.stdout
-    assert (tmp_path / "work/iter_3.pth").is_file()
-
-
-@pytest.mark.distributed
-def test_a_signal_to_one_of_two_processes_stops_both(tmp_path):
-    """Only the first gets it; both end with 0 after the same iteration, else one would wait."""
-    hook = "custom_hooks = [dict(type='SignalAt', iteration=3, number=15)]\n"
-    config = write_config(tmp_path, UNVALIDATED + hook)
-    options = ("train_cfg.max_iters=6", "train_dataloader.batch_size=2")
-    words = [config, "--work-dir", tmp_path / "work", "--cfg-options", *options]
-    result = run_tool("train.py", *words, ranks=2)
+@pytest.mark.parametrize(
+    ("ranks", "group"),
+    [(0, True), pytest.param(2, False, marks=pytest.mark.distributed)],
+    ids=["with its workers", "the first of two processes"],
+)
+def test_a_signal_to_several_processes_or_to_one_of_them(tmp_path, ranks, group):
+    """A job's workers get it too (Slurm, a terminal); of two processes one gets it, both end."""
+    config = config_of(tmp_path, NO_HOOKS, f"number=15, group={group}")
+    loader = ("train_dataloader.batch_size=2", f"train_dataloader.num_workers={2 * group}")
+    words = train_words(config, tmp_path / "work", SHORT, *loader)
+    result = run_tool("train.py", *words, ranks=ranks)
     assert result.returncode == 0, result.stderr
     assert "SIGTERM: stopped after iteration 3" in result.stdout
     assert {p.name for p in (tmp_path / "work").glob("*.pth")} == {"iter_3.pth"}

@@ -12,37 +12,16 @@ import torch
 
 from mmseg_ext.checkpoint.files import read_checkpoint, write_checkpoint
 from mmseg_ext.commands.test import main as score
-from mmseg_ext.commands.train import main as train
 from tests.engine.run_hooks import Crash
-from tests.engine.runs import run_tool, write_config
+from tests.engine.runs import log_text, run_tool, train_here, train_words, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same, assert_same_runs
 
 VALIDATED = "train_cfg['val_interval'] = 4\n"
 
 
-@pytest.fixture(autouse=True)
-def _no_launcher(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("LOCAL_RANK", "0")
-
-
 def go(config: Path, work: Path, *options: str, resume: bool = False) -> None:
-    flags = ["--resume"] if resume else []
-    number = len(list(work.glob("2*")))
-    options = [f"visualizer.name={work.name}{number}", "train_cfg.max_iters=8", *options]
-    train([str(config), "--work-dir", str(work), *flags, "--cfg-options", *options])
-
-
-def listing(folder: Path) -> dict[str, tuple[int, int]]:
-    return {
-        str(p.relative_to(folder)): (p.stat().st_mtime_ns, p.stat().st_size)
-        for p in folder.rglob("*")
-    }
-
-
-def log_text(work: Path) -> str:
-    return "".join(p.read_text() for p in sorted(work.glob("2*/*.log")))
+    flags = ("--resume",) if resume else ()
+    train_here(config, work, "train_cfg.max_iters=8", *options, flags=flags)
 
 
 # ---------------------------------------------------------------------- files of others
@@ -71,25 +50,14 @@ def test_a_copied_work_directory_leaves_the_original_alone(tmp_path):
     config, work, copy = write_config(tmp_path, VALIDATED), tmp_path / "work", tmp_path / "copy"
     go(config, work, "train_cfg.max_iters=4")
     shutil.copytree(work, copy)
-    before = listing(work)
+    before = {path: path.stat().st_mtime_ns for path in work.rglob("*")}
     go(config, copy, "default_hooks.checkpoint.max_keep_ckpts=1", resume=True)
-    assert listing(work) == before
+    assert {path: path.stat().st_mtime_ns for path in work.rglob("*")} == before
     assert "resumed epoch: 0, iter: 4" in log_text(copy)
     assert {p.name for p in copy.glob("iter*.pth")} == {"iter_8.pth"}
     assert (copy / "last_checkpoint").read_text() == str(copy / "iter_8.pth")
     info = read_checkpoint(copy / "iter_8.pth")["message_hub"]["runtime_info"]
     assert str(tmp_path) not in repr({k: v for k, v in info.items() if "ckpt" in k})
-
-
-def test_a_record_of_bytes_or_of_another_folder_is_not_followed(tmp_path):
-    config, work = write_config(tmp_path, UNVALIDATED), tmp_path / "work"
-    go(config, work, "train_cfg.max_iters=1")
-    records = (b"\xff\x00\xfe", str(tmp_path / "other/iter_1.pth").encode())
-    for count, record in enumerate(records, 1):
-        (work / "last_checkpoint").write_bytes(record)
-        go(config, work, "train_cfg.max_iters=2", resume=True)
-        assert log_text(work).count("resumed epoch: 0, iter: 1") == count
-        (work / "iter_2.pth").unlink()
 
 
 def test_weights_alone_cannot_be_resumed(tmp_path):
@@ -177,11 +145,15 @@ def validations(work: Path) -> dict[int, dict[str, float]]:
     return found
 
 
-@pytest.mark.parametrize(("iteration", "end"), [(4, False), (12, True)])
-def test_a_lost_validation_runs_again(undisturbed, tmp_path, iteration, end):
-    """So that the best checkpoint and the scores are the undisturbed run's."""
+@pytest.mark.parametrize(("iteration", "point"), [(4, "before_val_iter"), (12, "after_val_epoch")])
+def test_a_lost_validation_runs_again(undisturbed, tmp_path, iteration, point):
+    """So that the best checkpoint and the scores are the undisturbed run's.
+
+    The hook's priority is after the logger's and before the checkpoint hook's.
+    """
     shutil.copytree(undisturbed / "data", tmp_path / "data")
-    hook = f"custom_hooks += [dict(type='CrashInValidation', iteration={iteration}, end={end})]\n"
+    where = f"iteration={iteration}, point={point!r}, priority='LOW'"
+    hook = f"custom_hooks += [dict(type='CrashAt', {where})]\n"
     config, work = write_config(tmp_path, RANDOM + VALIDATED + hook, "cut.py"), tmp_path / "work"
     with pytest.raises(Crash):
         go(config, work, "train_cfg.max_iters=12")
@@ -206,8 +178,7 @@ def test_two_processes_log_the_score_of_what_they_save(tmp_path):
     config.write_text(config.read_text().replace('type="GN", num_groups=4', 'type="BN"'))
     work = tmp_path / "work"
     options = ("train_cfg.max_iters=4", "train_dataloader.batch_size=2")
-    words = [config, "--work-dir", work, "--cfg-options", *options]
-    result = run_tool("train.py", *words, ranks=2)
+    result = run_tool("train.py", *train_words(config, work, *options), ranks=2)
     assert result.returncode == 0, result.stderr
     score([str(config), str(work / "iter_4.pth"), "--work-dir", str(tmp_path / "test")])
     (path,) = (tmp_path / "test").glob("2*/2*.json")
