@@ -1,8 +1,5 @@
 """The demo over images and folders, and mmsegmentation's own ways to predict."""
 
-import errno
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +11,6 @@ from PIL import Image
 from mmseg_ext.commands import attention_maps as attention_pictures
 from mmseg_ext.commands import export as deployment
 from mmseg_ext.commands.image_demo import main
-from mmseg_ext.commands.publish_model import publish
 from mmseg_ext.datasets.metainfo import classes_and_palette
 from mmseg_ext.engine.load_trained import load_trained
 from tests.configs import CONFIGS
@@ -75,35 +71,16 @@ def test_folder_is_segmented_and_what_is_broken_named(folder, checkpoint, capsys
 
 
 def test_bad_arguments_are_one_line(folder, tmp_path, capsys):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "bad.py").write_text("a = (")
     image = str(folder / "a.png")
     for words, message in (
         (["nowhere", CONFIG, "none"], "there is no 'nowhere'"),
-        ([str(tmp_path / "empty"), CONFIG, "none"], "holds no image"),
-        ([image, CONFIG, "none", "--opacity", "2"], "--opacity must lie between 0 and 1"),
         ([image, CONFIG, str(tmp_path / "w.pth")], "w.pth"),
-        ([image, str(tmp_path / "bad.py"), "none"], "bad.py"),
-        ([image, CONFIG, str(tmp_path / "bad.py")], "bad.py"),
         ([image, CONFIG, "none", "--device", "cuda:99"], "device 'cuda:99' cannot be used"),
         ([str(folder / "z.png"), CONFIG, "none"], "z.png: is truncated"),
     ):
         assert main([*words, "--out", str(tmp_path / "out")]) == 1
         line = capsys.readouterr().err
         assert message in line and line.count("\n") == 1
-
-
-def test_a_full_disk_is_one_line_and_no_half_file(
-    folder, checkpoint, tmp_path, monkeypatch, capsys
-):
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    words = [str(folder / "a.png"), CONFIG, checkpoint, "--out", str(tmp_path / "out")]
-    assert main(words) == 1
-    assert "cannot be written: No space left on device" in capsys.readouterr().err
-    assert [p for p in (tmp_path / "out").rglob("*") if p.is_file()] == []
 
 
 @pytest.fixture
@@ -136,12 +113,6 @@ def test_classes_are_those_of_the_config(own, folder, tmp_path, capsys):
     capsys.readouterr()
 
 
-def test_classes_of_published_weights(checkpoint, tmp_path):
-    path = publish(checkpoint, tmp_path / "weights.safetensors")
-    _, meta = load_trained(Config.fromfile(CONFIG), path)
-    assert meta == META
-
-
 def test_classes_without_the_data():
     """As building the dataset gives them: a subset of METAINFO takes its colours along."""
     stock = {"type": "PascalVOCDataset", "ann_file": "nowhere.txt"}
@@ -156,15 +127,18 @@ def test_classes_without_the_data():
 
 
 def test_weights_of_other_classes_are_one_line(own, checkpoint, folder, tmp_path, capsys):
-    image = str(folder / "a.png")
-    assert main([image, own, checkpoint, "--out", str(tmp_path)]) == 1
-    line = capsys.readouterr().err
+    image, out = str(folder / "a.png"), ["--out", str(tmp_path / "a.onnx")]
+    lines = set()
+    for tool, words in (
+        (main, [image, own, checkpoint]),
+        (deployment.main, [own, checkpoint]),
+        (attention_pictures.main, [own, checkpoint, image]),
+    ):
+        assert tool([*words, *out]) == 1
+        lines.add(capsys.readouterr().err)
+    (line,) = lines
     assert line.startswith(f"error: {checkpoint}: does not fit the config: size mismatch for ")
     assert line.count("\n") == 1 and "more)" in line
-    assert deployment.main([own, checkpoint, "--out", str(tmp_path / "a.onnx")]) == 1
-    assert capsys.readouterr().err == line
-    assert attention_pictures.main([own, checkpoint, image, "--out", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == line
 
 
 def test_mmsegmentations_inferencer_takes_our_configs(folder, checkpoint):
