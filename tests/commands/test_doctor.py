@@ -47,22 +47,6 @@ def test_a_wrong_gradient_is_reported(monkeypatch):
     assert found("gradients", "external attention")["external attention"].status == "FAIL"
 
 
-def test_a_device_out_of_memory_is_reported(monkeypatch):
-    def full(*args):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-
-    monkeypatch.setattr(ManhattanAttention, "forward", full)
-    finding = found("gradients", "Manhattan attention, full")["Manhattan attention, full"]
-    assert finding.status == "FAIL" and "out of memory" in finding.figure
-
-
-def test_without_a_compiler_compiling_is_skipped(monkeypatch):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    findings = found("training", "compile", quick=False)
-    assert {f.status for f in findings.values()} == {"skipped"}
-    assert all("install g++" in f.figure for f in findings.values())
-
-
 @pytest.mark.distributed
 def test_the_groups_gradient(monkeypatch):
     gradients, world = small_runs.group_gradients(CPU)
@@ -77,10 +61,9 @@ def test_a_run_resumes_bit_for_bit():
     assert small_runs.check_resume().status == "ok"
 
 
-@pytest.mark.parametrize("mode", ["amp", "deterministic"])
-@pytest.mark.parametrize("name", ["EAHead", "RMT"])
-def test_training_steps_lower_the_loss(name, mode):
-    assert found("training", f"{name}, {mode}", quick=False)[f"{name}, {mode}"].status == "ok"
+@pytest.mark.parametrize("name", ["EAHead, amp", "RMT, deterministic"])
+def test_training_steps_lower_the_loss(name):
+    assert found("training", name, quick=False)[name].status == "ok"
 
 
 def test_the_command_writes_its_findings_and_fails_where_one_does(monkeypatch, tmp_path, capsys):
@@ -96,12 +79,6 @@ def test_the_command_writes_its_findings_and_fails_where_one_does(monkeypatch, t
     chosen.append(Check("files", "resume", lambda: 1 / 0))
     assert doctor.main(["--device", "cpu"]) == 1
     assert "FAIL    files: resume" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("device", ["cuda:93", "meta"])
-def test_a_device_that_cannot_be_used_is_named(device, capsys):
-    assert doctor.main(["--device", device]) == 1
-    assert device in capsys.readouterr().err
 
 
 def test_without_the_stack_the_layers_are_checked_and_the_rest_is_a_line(monkeypatch):
