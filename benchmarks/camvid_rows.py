@@ -90,9 +90,11 @@ def against(record: dict, row: Row, other: Row) -> str:
     return f"{statistics.mean(differences):+.1f}" if differences else ""
 
 
+COSTS = ("parameters, M", "GMAC", "ms", "MiB")
+
+
 def head_table(record: dict) -> str:
-    columns = ["head", "seeds", "mIoU", "against FCN", "scales and flips", "far part, %"]
-    columns += ["parameters, M", "GMAC", "ms", "MiB"]
+    columns = ["head", "seeds", "mIoU", "against FCN", "scales and flips", "far part, %", *COSTS]
     fcn, lines = GROUPS["heads"][0], []
     for row in GROUPS["heads"]:
         if runs := of(record, row):
@@ -125,8 +127,7 @@ def cost_cells(record: dict, row: Row) -> list[str]:
 
 def backbone_table(record: dict) -> str:
     """All backbones, for what they cost, the trained ones with their scores."""
-    columns = ["backbone", "seeds", "mIoU", "pixel accuracy", "far part, %"]
-    columns += ["parameters, M", "GMAC", "ms", "MiB"]
+    columns = ["backbone", "seeds", "mIoU", "pixel accuracy", "far part, %", *COSTS]
     lines = []
     for row in GROUPS["backbones"]:
         runs = of(record, row)

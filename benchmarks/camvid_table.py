@@ -36,6 +36,7 @@ from mmseg_ext.cost.multiply_adds import count_multiply_adds
 from mmseg_ext.engine.launch import build_train_runner, load_settings
 from mmseg_ext.engine.load_trained import load_trained
 from mmseg_ext.evaluation.checked_iou_metric import CheckedIoUMetric
+from mmseg_ext.reports.results_hook import class_iou
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "docs/results/camvid.json"
@@ -68,7 +69,8 @@ def run(row: Row, seed: int, iterations: int, folder: Path) -> dict:
     result = folder / "result.json"
     if not result.is_file():
         config = train(row, seed, iterations, folder)
-        model = weights_of(config, folder, iterations)
+        model, _ = load_trained(config, folder / f"iter_{iterations}.pth")
+        model.to(DEVICE)
         numbers = {"row": row.name, "seed": seed, "iterations": iterations, **score(config, model)}
         numbers["far"] = far_part(config, model)
         if row in GROUPS["heads"]:
@@ -88,12 +90,6 @@ def train(row: Row, seed: int, iterations: int, folder: Path) -> Config:
     return load_settings(path, options, str(folder))
 
 
-def weights_of(config: Config, folder: Path, iterations: int) -> nn.Module:
-    """The segmentor with the run's last weights, for inference."""
-    model, _ = load_trained(config, folder / f"iter_{iterations}.pth")
-    return model.to(DEVICE)
-
-
 def confusion(model: nn.Module, dataset: BaseSegDataset) -> Tensor:
     """Pixels (classes, classes) of a dataset's images, truth by prediction."""
     classes = len(dataset.metainfo["classes"])
@@ -106,16 +102,11 @@ def confusion(model: nn.Module, dataset: BaseSegDataset) -> Tensor:
     return total
 
 
-def iou_of(counts: Tensor) -> Tensor:
-    """IoU (classes,) in percent."""
-    return 100 * counts.diag() / (counts.sum(0) + counts.sum(1) - counts.diag())
-
-
 def score(config: Config, model: nn.Module) -> dict:
     """mIoU, pixel accuracy and each class's IoU in percent, at one scale."""
     dataset = DATASETS.build(config.test_dataloader.dataset)
     counts = confusion(model, dataset)
-    iou = iou_of(counts)
+    iou = 100 * class_iou(counts.numpy())
     return {
         "miou": float(iou.mean()),
         "accuracy": float(100 * counts.diag().sum() / counts.sum()),
@@ -127,7 +118,7 @@ def score_views(config: Config, model: nn.Module) -> float:
     """mIoU in percent with the config's scales and flips."""
     views = {**config.test_dataloader.dataset, "pipeline": config.tta_pipeline}
     merged = MODELS.build({**config.tta_model, "module": model})
-    return float(iou_of(confusion(merged, DATASETS.build(views))).mean())
+    return float(100 * class_iou(confusion(merged, DATASETS.build(views)).numpy()).mean())
 
 
 def far_part(config: Config, model: nn.Module) -> float:
@@ -180,13 +171,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each row (3)")
     parser.add_argument("--iterations", type=int, default=8000, help="of each training (8000)")
-    parser.add_argument("--groups", nargs="+", choices=list(GROUPS), default=list(GROUPS))
-    parser.add_argument("--rounds", type=int, default=15, help="of the measured iterations (15)")
     parser.add_argument("--work-dir", type=Path, default=Path("work_dirs/camvid_table"))
     args = parser.parse_args(argv)
     register_all_modules()
     work_dir = args.work_dir / str(args.iterations)
-    for row, seed in jobs(args.groups, args.seeds):
+    for row, seed in jobs(args.seeds):
         folder = work_dir / row.name / f"seed{seed}"
         numbers = run(row, seed, args.iterations, folder)
         print(f"{row.name}, seed {seed}: mIoU {numbers['miou']:.1f}", flush=True)
@@ -197,17 +186,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         "iterations": args.iterations,
         "machine": machine(DEVICE),
         "runs": [json.loads(path.read_text()) for path in results],
-        "costs": costs(all_rows(), args.rounds),
+        "costs": costs(all_rows(), rounds=15),
     }
     write_text(json.dumps(record, indent=1) + "\n", RECORD)
     return docs_tables.main([])
 
 
-def jobs(groups: Sequence[str], seeds: int) -> list[tuple[Row, int]]:
+def jobs(seeds: int) -> list[tuple[Row, int]]:
     """All rows with the first seed, then the further ones, which the backbones do not get."""
-    first = [(row, 0) for group in groups for row in GROUPS[group]]
-    repeated = [row for group in groups if group != "backbones" for row in GROUPS[group]]
-    return first + [(row, seed) for seed in range(1, seeds) for row in repeated]
+    repeated = [*GROUPS["heads"], *GROUPS["ablations"]]
+    further = [(row, seed) for seed in range(1, seeds) for row in repeated]
+    return [(row, 0) for row in all_rows()] + further
 
 
 if __name__ == "__main__":

@@ -4,10 +4,9 @@ Post-processing and loss alone: the network is one that returns stored random lo
 stride 8. Both sides take turns in one process.
 """
 
-import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,9 +21,9 @@ from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
 from torch import Tensor, nn
 
+from benchmarks.tables import Settings, command
 from mmseg_ext import register_all_modules
 from mmseg_ext.cost.contest import contest
-from mmseg_ext.cost.model_cost import machine, markdown
 from mmseg_ext.segmentors import StreamingSegTTAModel
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -172,15 +171,19 @@ def step(case: Case, kind: str, device: str = "cpu") -> Callable[[], Tensor]:
     return make(case, model)
 
 
-def measure(case: Case, rounds: int, device: str, clock: Callable[[], float]) -> list[str]:
+def measure(case: Case, settings: Settings) -> list[str]:
     """Median seconds and peak MiB of either, their ratios, and how the results differ."""
-    steps = {kind: step(case, kind, device) for kind in ("strips", "stock")}
+    steps = {kind: step(case, kind, settings.device) for kind in ("strips", "stock")}
     results: dict[str, Tensor] = {}
 
     def keep(kind: str) -> Callable[[], None]:
         return lambda: results.update({kind: steps[kind]()})
 
-    measured = contest({kind: keep(kind) for kind in steps}, rounds, device, clock)
+    # The CPU's seconds leave out what other processes take of a shared machine.
+    clock = time.process_time if settings.device == "cpu" else time.perf_counter
+    measured = contest(
+        {kind: keep(kind) for kind in steps}, settings.rounds, settings.device, clock
+    )
     ours, stock = measured["strips"], measured["stock"]
     cells = [f"{stock.ms / 1e3:.2f}", f"{ours.ms / 1e3:.2f}", f"{stock.over_first:.1f}"]
     cells += [f"{stock.mib:.0f}", f"{ours.mib:.0f}", f"{ours.mib / stock.mib:.2f}"]
@@ -191,28 +194,12 @@ def measure(case: Case, rounds: int, device: str, clock: Callable[[], float]) ->
     return [*cells, f"{other} of {results['stock'].numel()} labels"]
 
 
-HEADINGS = ["", "stock, s", "strips, s", "stock / strips", "stock, MiB", "strips, MiB"]
-HEADINGS += ["strips / stock", "results that differ"]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--cpu-seconds", action="store_true", help="of the process, for a machine that is shared"
-    )
-    parser.add_argument("--device", default="cpu")
-    args = parser.parse_args(argv)
-    clock = time.process_time if args.cpu_seconds else time.perf_counter
-    rows = []
-    for name in args.cases:
-        cells = measure(CASES[name], args.rounds, args.device, clock)
-        rows.append([name, *cells])
-        print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
-    print(f"{machine(args.device)}\n\n{markdown(HEADINGS, rows)}")
-    return 0
+def segmentors(settings: Settings):
+    """All cases."""
+    headings = ["", "stock, s", "strips, s", "stock / strips", "stock, MiB", "strips, MiB"]
+    headings += ["strips / stock", "results that differ"]
+    return headings, [[name, *measure(case, settings)] for name, case in CASES.items()]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command("Class maps: time, memory and labels.", {"segmentors": segmentors}))

@@ -15,9 +15,9 @@ from mmseg_ext.layers import ReAttention
 
 def plain_twin(model: nn.Module) -> nn.Module:
     """A copy of `model` with every re-attention evaluated step by step."""
-    if isinstance(model, ReAttention):
-        return PlainReAttention(copy.deepcopy(model))
     twin = copy.deepcopy(model)
+    if isinstance(twin, ReAttention):
+        return PlainReAttention(twin)
     for block in twin.blocks:
         if isinstance(block.attn, ReAttention):
             block.attn = PlainReAttention(block.attn)

@@ -17,7 +17,6 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 from mmengine.config import Config
@@ -104,14 +103,10 @@ def reproduction_table() -> str:
     return markdown(["table", "config", "GPUs", "GPU-hours, estimated"], rows)
 
 
-def _camvid(table: Callable[[dict], str]) -> str:
-    return table(results("camvid"))
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "model_zoo": zoo_table,
     "reproduction": reproduction_table,
-    **{name: partial(_camvid, table) for name, table in camvid_rows.TABLES.items()},
+    **{n: lambda table=t: table(results("camvid")) for n, t in camvid_rows.TABLES.items()},
 }
 
 

@@ -7,7 +7,7 @@ published order is the layer's own; it holds the same weights as the forms it is
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -24,7 +24,6 @@ from mmseg_ext.cost.multiply_adds import MultiplyAdds, count_multiply_adds
 from mmseg_ext.layers import ExternalAttention2d, MultiHeadExternalAttention
 
 CHANNELS = 512
-SIDES = (128, 64, 32, 16, 8)
 _BN = {"type": "BN"}
 
 
@@ -110,11 +109,11 @@ BLOCKS = {
 }
 
 
-def count_block(name: str, channels: int = CHANNELS, side: int = 128) -> tuple[int, MultiplyAdds]:
+def count_block(name: str) -> tuple[int, MultiplyAdds]:
     """Parameters (of the fused form its two maps and biases) and multiply-adds on one map."""
     with torch.device("meta"):
-        block = BLOCKS[name].build(channels).eval()
-        counted = count_multiply_adds(block, torch.empty(1, channels, side, side))
+        block = BLOCKS[name].build(CHANNELS).eval()
+        counted = count_multiply_adds(block, torch.empty(1, CHANNELS, 128, 128))
     weights = list(block.parameters()) or list(block.buffers())
     return sum(w.numel() for w in weights), counted
 
@@ -143,7 +142,7 @@ def speed(settings: Settings):
     composed.load_state_dict(published.state_dict())
     ways = {"published order": published, "composed": composed, "fused": composed.fuse()}
     results = {}
-    for side in SIDES:
+    for side in (128, 64, 32, 16, 8):
         x = torch.randn(1, CHANNELS, side, side)
         results |= module_contest(f"{side} x {side}", ways, x, settings)
     return contest_table(results)
@@ -160,11 +159,8 @@ def tokens(settings: Settings):
     return contest_table(results)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    register_all_modules()
-    parts = {"blocks": blocks, "speed": speed, "tokens": tokens}
-    return command("External attention: counts, speed and memory of its forms.", parts, argv)
-
+PARTS = {"blocks": blocks, "speed": speed, "tokens": tokens}
 
 if __name__ == "__main__":
-    sys.exit(main())
+    register_all_modules()
+    sys.exit(command("External attention: counts, speed and memory of its forms.", PARTS))

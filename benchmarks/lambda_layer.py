@@ -6,14 +6,20 @@ are twice these (arXiv 2102.08602 as reproduced by third parties).
 
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from benchmarks.reference.lambda_layer import LOCAL_WAYS, PlainLambdaLayer, conv3d, table
+from benchmarks.reference.lambda_layer import (
+    PlainLambdaLayer,
+    conv3d,
+    folded_conv2d,
+    table,
+)
 from benchmarks.tables import Settings, command, contest_table, module_contest
 from mmseg_ext.backbones.lambda_resnet import LambdaResNet
-from mmseg_ext.cost.contest import contest
+from mmseg_ext.cost.contest import contest, inference_step, training_step
 from mmseg_ext.cost.multiply_adds import count_multiply_adds
 from mmseg_ext.layers import LambdaLayer
 from mmseg_ext.layers._fourier_lambdas import fourier_lambdas
@@ -32,16 +38,15 @@ def count_lambda_resnet(size: int = 224, **arguments) -> tuple[int, int]:
 
 
 def local(settings: Settings):
-    """Our layer, the plain formulation, and our layer with each known way in its place."""
+    """Our layer, the plain formulation, and our layer with a 2-D convolution in its place."""
     results = {}
     for channels, side in ((64, 56), (128, 64)):
         layer = LambdaLayer(channels)
         ways = {
             "ours": layer,
             "plain formulation (3-D convolution, einsum)": PlainLambdaLayer(layer, conv3d),
+            "2-D convolution, values folded": PlainLambdaLayer(layer, folded_conv2d, einsum=False),
         }
-        for name, way in LOCAL_WAYS.items():
-            ways[name] = PlainLambdaLayer(layer, way, einsum=False)
         x = torch.randn(1, channels, side, side)
         results |= module_contest(f"local, {channels} x {side} x {side}", ways, x, settings)
     return contest_table(results)
@@ -55,13 +60,8 @@ def global_context(settings: Settings):
     return contest_table(module_contest("global, 64 x 64 x 64", ways, x, settings))
 
 
-# Channels, side of the map, receptive field: LambdaResNet's stages at 224, 256 and 512.
-CHOICES = (
-    *((64 * 2**i, side, 23) for i, side in enumerate((56, 28, 14, 7))),
-    *((64 * 2**i, side, 23) for i, side in enumerate((128, 64, 32, 16))),
-    *((64 * 2**i, side, 9) for i, side in enumerate((64, 32, 16, 8))),
-    *((64 * 2**i, side, 7) for i, side in enumerate((128, 64, 32, 16))),
-)
+# Sides of the maps of LambdaResNet's c2 and c3 (64 and 128 channels), and the receptive field.
+CHOICES = ((56, 28, 23), (128, 64, 23), (64, 32, 9), (128, 64, 7))
 
 
 def choice(settings: Settings):
@@ -70,39 +70,30 @@ def choice(settings: Settings):
     One image, k = 16, h = 4, u = 1; position lambdas and their application alone, no projection.
     """
     results = {}
-    for channels, side, window in CHOICES:
-        options = {"device": settings.device, "requires_grad": True}
-        queries = torch.randn(1, 4, 16, side, side, **options)
-        values = torch.randn(1, 1, channels // 4, side, side, **options)
-        weight = torch.randn(16, 1, window, window, **options)
-        inputs = (queries, values, weight)
-        ways = {"direct": direct_lambdas, "Fourier": fourier_lambdas}
-        forwards = {name: _lambdas_applied(way, *inputs) for name, way in ways.items()}
-        inference = {name: torch.no_grad()(forward) for name, forward in forwards.items()}
-        training = {
-            name: lambda f=forward, i=inputs: torch.autograd.grad(f().sum(), i)
-            for name, forward in forwards.items()
-        }
-        for mode, steps in (("inference", inference), ("training", training)):
-            case = f"{channels} x {side}, r = {window}, {mode}"
-            results[case] = contest(steps, settings.rounds, settings.device)
+    for *sides, window in CHOICES:
+        for channels, side in zip((64, 128), sides, strict=True):
+            options = {"device": settings.device, "requires_grad": True}
+            queries = torch.randn(1, 4, 16, side, side, **options)
+            values = torch.randn(1, 1, channels // 4, side, side, **options)
+            weight = torch.randn(16, 1, window, window, **options)
+            inference, training = {}, {}
+            for name, way in (("direct", direct_lambdas), ("Fourier", fourier_lambdas)):
+                forward = partial(_lambdas_applied, way, queries, weight)
+                inference[name] = inference_step(forward, values)
+                training[name] = training_step(forward, values, (queries, weight))
+            for mode, steps in (("inference", inference), ("training", training)):
+                case = f"{channels} x {side}, r = {window}, {mode}"
+                results[case] = contest(steps, settings.rounds, settings.device)
     return contest_table(results)
 
 
-def _lambdas_applied(
-    way: Callable, queries: Tensor, values: Tensor, weight: Tensor
-) -> Callable[[], Tensor]:
-    embeddings = crop_embeddings(weight, *values.shape[3:])
-
-    def run() -> Tensor:
-        y, first = None, 0
-        for lambdas in way(values, embeddings):
-            last = first + lambdas.shape[1]
-            y = apply_lambdas(queries[:, :, first:last], lambdas, y)
-            first = last
-        return y
-
-    return run
+def _lambdas_applied(way: Callable, queries: Tensor, weight: Tensor, values: Tensor) -> Tensor:
+    y, first = None, 0
+    for lambdas in way(values, crop_embeddings(weight, *values.shape[3:])):
+        last = first + lambdas.shape[1]
+        y = apply_lambdas(queries[:, :, first:last], lambdas, y)
+        first = last
+    return y
 
 
 PARTS = {"local": local, "choice": choice, "global": global_context}

@@ -2,8 +2,8 @@
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,8 @@ class Settings(NamedTuple):
     dtype: torch.dtype = torch.float32
 
 
-class Part(Protocol):
-    def __call__(self, settings: Settings) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-        """The headings and the rows of a table."""
+Part = Callable[[Settings], tuple[Sequence[str], Sequence[Sequence[str]]]]
+"""Gives the headings and the rows of a table."""
 
 
 def module_contest(

@@ -42,12 +42,6 @@ def table(values: Tensor, weight: Tensor) -> Tensor:
     return lambdas.unflatten(3, (height, width))  # (B, k, v, H, W)
 
 
-LOCAL_WAYS: dict[str, Way] = {
-    "3-D convolution": conv3d,
-    "2-D convolution, values folded": folded_conv2d,
-}
-
-
 class PlainLambdaLayer(nn.Module):
     """What a layer computes, by the equations, with `way` for the position lambdas.
 

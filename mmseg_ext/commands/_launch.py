@@ -49,7 +49,6 @@ class ConfigOptions(DictAction):
 
 
 def config_flag(parser: argparse.ArgumentParser) -> None:
-    """Options of the config."""
     parser.add_argument(
         "--cfg-options",
         nargs="+",

@@ -27,11 +27,9 @@ training on trainval does, says allow_overlap = True.
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags of the command."""
     result = argparse.ArgumentParser(
         prog="check_dataset",
-        description="Read every image and label map that a config's dataloaders will read, and "
-        "report what is wrong with them",
+        description=__doc__,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -54,7 +52,6 @@ def _count(text: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; `argv` is by default the process's. Returns the exit status."""
     args = parser().parse_args(argv)
     register_all_modules()
     try:

@@ -11,10 +11,9 @@ from mmseg_ext.published import FAMILIES, convert_official
 
 @one_line
 def main(argv: Sequence[str] | None = None) -> int:
-    """Read SRC, convert it as `convert_official` does, and write DST."""
     sources = "\n".join(f"  {name}: {family.source}" for name, family in FAMILIES.items())
     parser = argparse.ArgumentParser(
-        description="Convert published weights to the names of mmsegmentation's configs.",
+        description=__doc__,
         epilog=f"The command downloads nothing. The families and their files:\n{sources}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

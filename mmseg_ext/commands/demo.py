@@ -11,13 +11,14 @@ from mmcv.image import imread
 from mmseg.apis import inference_model
 from mmseg.registry import DATASETS
 
-from mmseg_ext.atomic_write import write_text
+from mmseg_ext.atomic_write import save_figure, write_text
 from mmseg_ext.commands import one_line
 from mmseg_ext.commands._short_run import Outcome, data_root_options, train_and_test
+from mmseg_ext.cost.model_cost import markdown
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.engine.load_trained import load_trained
 from mmseg_ext.environment import own_config
-from mmseg_ext.reports.curves import plot_curves
+from mmseg_ext.reports.curves import curves_figure
 from mmseg_ext.reports.page import write_report
 from mmseg_ext.reports.pictures import draw_panels
 
@@ -36,7 +37,7 @@ def demo(work_dir: Path, options: dict | None = None, required: float = REQUIRED
     print("mmseg_ext demo: EANet on the embedded dataset ShapesDataset", flush=True)
     outcome = train_and_test(DEMO_CONFIG, work_dir, options)
     curves, panels = work_dir / "curves.png", work_dir / "predictions.png"
-    plot_curves({"EANet": outcome.curves}, curves)
+    save_figure(curves_figure({"EANet": outcome.curves}), curves, 130)
     draw_predictions(outcome, options, panels)
     report = work_dir / "report.html"
     write_report([work_dir], report)
@@ -79,7 +80,8 @@ def compare(work_dir: Path, options: dict | None = None) -> None:
         outcomes[name] = train_and_test(config, work_dir / name.lower(), options)
     table = comparison_table(outcomes)
     write_text(table, work_dir / "compare.md")
-    plot_curves({name: o.curves for name, o in outcomes.items()}, work_dir / "curves.png")
+    figure = curves_figure({name: outcome.curves for name, outcome in outcomes.items()})
+    save_figure(figure, work_dir / "curves.png", 130)
     write_report([o.checkpoint.parent for o in outcomes.values()], work_dir / "report.html")
     print(f"\n{table}\n{work_dir}/compare.md, curves.png, report.html")
 
@@ -87,16 +89,12 @@ def compare(work_dir: Path, options: dict | None = None) -> None:
 def comparison_table(outcomes: dict[str, Outcome]) -> str:
     """Markdown, best single-scale mIoU first."""
     ranked = sorted(outcomes.items(), key=lambda item: -item[1].miou)
-    lines = [
-        "| model | mIoU | mIoU, ms + flip | parameters | iterations | training, s |",
-        "|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {name} | {o.miou:.3f} | {o.miou_tta:.3f} | {o.parameters / 1e6:.2f} M "
-        f"| {o.iterations} | {o.seconds:.0f} |"
-        for name, o in ranked
-    ]
-    return "\n".join(lines) + "\n"
+    headings = ["model", "mIoU", "mIoU, ms + flip", "parameters", "iterations", "training, s"]
+    rows = []
+    for name, o in ranked:
+        scores = [f"{o.miou:.3f}", f"{o.miou_tta:.3f}", f"{o.parameters / 1e6:.2f} M"]
+        rows.append([name, *scores, str(o.iterations), f"{o.seconds:.0f}"])
+    return markdown(headings, rows)
 
 
 @one_line

@@ -75,9 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description="Export a segmentor to one file, and compare the file with the model."
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("config")
     parser.add_argument("checkpoint", help="checkpoint file, or 'none' for random weights")
     parser.add_argument("--format", choices=tuple(SUFFIXES), default="onnx")

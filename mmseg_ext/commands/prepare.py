@@ -23,7 +23,6 @@ ADE20K's archive is unpacked.
 
 @one_line
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; `argv` is by default the process's. Returns the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -43,10 +43,7 @@ def publish(source: str | Path, destination: str | Path) -> Path:
 
 @one_line
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; the exit status."""
-    parser = argparse.ArgumentParser(
-        description="Write the weights of a training checkpoint as a file to give to others."
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("in_file", help="training checkpoint")
     parser.add_argument("out_file", help="NAME.pth or NAME.safetensors; the hash joins the name")
     args = parser.parse_args(argv)

@@ -26,7 +26,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def runner_of(args: argparse.Namespace) -> Runner:
-    """What the flags ask for."""
     return build_test_runner(
         args.config,
         args.checkpoint,

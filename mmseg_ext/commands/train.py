@@ -33,7 +33,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def runner_of(args: argparse.Namespace) -> Runner:
-    """What the flags ask for."""
     return build_train_runner(
         args.config,
         args.cfg_options,

@@ -10,8 +10,6 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from mmseg_ext.atomic_write import save_figure
-
 COLOURS = ("#3f7ee8", "#e0602b", "#2a9d6f", "#9166dc", "#b8860b", "#c2417f")
 # In the page these two become the reader's colours, light or dark.
 _TEXT, _GRID = "#5b6270", "#e1e4eb"
@@ -91,13 +89,8 @@ def curves_figure(runs: dict[str, dict[str, Curve]]) -> Figure:
     return figure
 
 
-def plot_curves(runs: dict[str, dict[str, Curve]], path: Path) -> None:
-    """The figure of the named runs as a PNG."""
-    save_figure(curves_figure(runs), path, 130)
-
-
 def curves_svg(runs: dict[str, dict[str, Curve]]) -> str:
-    """The same as SVG for a page that defines the colours `--soft` and `--line`."""
+    """The figure as SVG for a page that defines the colours `--soft` and `--line`."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "curves"}):
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))

@@ -37,16 +37,9 @@ def draw_panels(
     palette: Sequence[Sequence[int]],
     path: Path,
 ) -> None:
-    """A grid as PNG: a named row of images (H, W, 3) or labels (H, W) each.
-
-    Raises:
-        ValueError: if the rows differ in length or there are none.
-    """
-    lengths = {len(images) for images in rows.values()}
-    if len(lengths) != 1:
-        raise ValueError(f"rows must have one length, got {sorted(lengths)}")
-    columns = lengths.pop()
-    height, width = next(iter(rows.values()))[0].shape[:2]
+    """A grid as PNG: a named row of as many images (H, W, 3) or labels (H, W) each."""
+    first = next(iter(rows.values()))
+    columns, (height, width) = len(first), first[0].shape[:2]
     inches = (columns * _INCHES + 0.35, len(rows) * _INCHES * height / width + 0.5)
     figure = Figure(figsize=inches, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03, wspace=0, hspace=0)

@@ -32,7 +32,6 @@ def _one_thread():
     torch.set_num_threads(threads)
 
 
-# Two images a batch, with which autocast takes half its time on a CPU.
 SMALL = RANDOM + "train_dataloader['batch_size'] = 2\n"
 
 
