@@ -32,6 +32,7 @@ __all__ = [
     "fuse_model",
     "register_all_modules",
     "safe_loading",
+    "use_operators_in_pytorch",
 ]
 
 _ANY_PACKAGE = ("backbones", "datasets", "engine")
@@ -57,6 +58,22 @@ def register_all_modules(init_default_scope: bool = True) -> None:
 
     register_mmseg(init_default_scope)
     _register()
+
+
+def use_operators_in_pytorch() -> None:
+    """Let mmsegmentation and mmdetection import where mmcv has no compiled operators.
+
+    mmsegmentation 1.2.2 imports them whether a model needs them or not. With one warning,
+    `mmseg_ext.detection.operators_in_pytorch` stands in for those that are missing. Call it before
+    `import mmseg`; the commands of this package do so where it is needed.
+    """
+    before = stack_problem()
+    importlib.import_module("mmseg_ext.detection.operators_in_pytorch")
+    stack_problem.cache_clear()
+    if before is not None and stack_problem() is None:
+        for name in ("backbones", "datasets"):  # with mmsegmentation they have more
+            importlib.reload(importlib.import_module(f"mmseg_ext.{name}"))
+        _register()
 
 
 def safe_loading(min_backbone_share: float | None = None) -> AbstractContextManager:

@@ -31,7 +31,8 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         yield part
         _sync(part)
         os.replace(part, path)
-        _sync(path.parent)
+        if os.name != "nt":  # Windows has no handle of a folder
+            _sync(path.parent)
     except BaseException as error:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
@@ -41,7 +42,8 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
 
 
 def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    # Windows syncs only what may be written; a folder may only be read.
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:

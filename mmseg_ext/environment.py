@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import io
 import platform
@@ -16,16 +17,66 @@ from types import ModuleType
 from mmseg_ext.errors import StackError
 from mmseg_ext.upstream import COMPILED_OPERATORS
 
-# By import names, which the maintained and the original packages share.
+# By import names, which the maintained and the original packages share. The oldest version that is
+# accepted is that of the original packages.
 LOWEST = {"mmengine": "0.10.7", "mmcv": "2.1.0", "mmseg": "1.2.2"}
 TESTED = {"torch": "2.13.0", "mmengine": "0.10.12", "mmcv": "2.3.6", "mmseg": "1.4.2"}
+# The distributions of each: whichever of a row was installed last owns the modules.
+DISTRIBUTIONS = {
+    "mmengine": ("onedl-mmengine", "mmengine"),
+    "mmcv": ("onedl-mmcv", "mmcv", "mmcv-lite"),
+    "mmseg": ("onedl-mmsegmentation", "mmsegmentation"),
+}
 STACK = tuple(LOWEST)
 BASE = STACK[:2]
 """What the backbones, the runner and the hooks need; mmdetection and mmpretrain do the rest."""
-INSTALL = (
+ONEDL = (
     f"pip install onedl-mmcv=={TESTED['mmcv']} onedl-mmengine=={TESTED['mmengine']} "
     f"onedl-mmsegmentation=={TESTED['mmseg']} matplotlib rich"
 )
+MMLAB = (
+    f"pip install mmcv-lite=={LOWEST['mmcv']} mmengine=={LOWEST['mmengine']} "
+    f"mmsegmentation=={LOWEST['mmseg']} ftfy regex 'setuptools<82' matplotlib rich"
+)
+
+
+def installed() -> list[str]:
+    """The distributions of the mm stack that are installed."""
+    known = (name for names in DISTRIBUTIONS.values() for name in names)
+    return [name for name in known if _is_installed(name)]
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.distribution(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def remedy() -> str:
+    """The command that completes the set of packages that is there, or installs the maintained one.
+
+    Where the two sets are mixed, both are removed first.
+    """
+    there = installed()
+    ours = [name for name in there if name.startswith("onedl-")]
+    if ours and len(ours) < len(there):
+        return f"pip uninstall -y {' '.join(there)} && {ONEDL}"
+    return MMLAB if there and not ours else ONEDL
+
+
+def mixture() -> str | None:
+    """A line if two distributions have written the same modules, else None."""
+    there = installed()
+    for name, distributions in DISTRIBUTIONS.items():
+        both = [d for d in distributions if d in there]
+        if len(both) > 1:
+            return (
+                f"mmseg_ext: {' and '.join(both)} both install the module {name!r}, and each has "
+                f"overwritten parts of the other; run: {remedy()}"
+            )
+    return None
 
 
 @contextlib.contextmanager
@@ -63,7 +114,7 @@ def _import(name: str) -> ModuleType:
 def stack_problem(stack: tuple[str, ...] = STACK) -> str | None:
     """None if these packages import in versions that we accept, else one line with the remedy."""
     problems = filter(None, map(_problem, stack))
-    return next((f"mmseg_ext: {problem}; run: {INSTALL}" for problem in problems), None)
+    return next((mixture() or f"mmseg_ext: {p}; run: {remedy()}" for p in problems), None)
 
 
 def _problem(name: str) -> str | None:
@@ -132,6 +183,20 @@ def registered_names() -> list[str]:
     )
 
 
+_NO_OPERATORS = (
+    "not compiled: mmdetection's detectors run on slow stand-ins, and heads of mmsegmentation that "
+    "use other operators (PointRend, CCNet, PSANet) cannot run"
+)
+
+
+def has_compiled_operators() -> bool:
+    """Whether mmcv has its extension module; a stand-in has no file."""
+    if importlib.util.find_spec("mmcv") is None:
+        return False
+    found = importlib.util.find_spec(COMPILED_OPERATORS)
+    return found is not None and found.has_location
+
+
 def describe() -> list[tuple[str, str]]:
     """Rows (what, value) of the environment: versions, stack, devices, ops, registered names."""
     import torch
@@ -148,9 +213,9 @@ def describe() -> list[tuple[str, str]]:
         version = module_version(name)
         same = version.partition("+")[0] == tested
         rows.append((name, version if same else f"{version} (tested with {tested})"))
-    rows.append(("stack", stack_problem() or "usable"))
+    rows.append(("packages", ", ".join(installed()) or "none"))
+    rows.append(("stack", mixture() or stack_problem() or "usable"))
     if stack_problem() is None:
-        compiled = importlib.util.find_spec(COMPILED_OPERATORS) is not None
-        rows.append(("mmcv.ops", "present" if compiled else "absent (only mmdetection needs them)"))
+        rows.append(("mmcv.ops", "compiled" if has_compiled_operators() else _NO_OPERATORS))
         rows.append(("registered", ", ".join(registered_names())))
     return rows

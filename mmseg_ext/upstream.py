@@ -79,4 +79,6 @@ def label_maps(head: "BaseDecodeHead", data_samples: list) -> "Tensor":
 
 def converts_channels(preprocessor: "ImgDataPreprocessor") -> bool:
     """Whether it turns BGR into RGB, or the other way; it keeps no public copy of the argument."""
+    if hasattr(preprocessor, "channel_conversion"):  # mmseg's own, before 1.4
+        return preprocessor.channel_conversion
     return preprocessor._channel_conversion

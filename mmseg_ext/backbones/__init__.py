@@ -27,4 +27,4 @@ if stack_problem() is None:
     registries.append(MMSEG_MODELS)
 for registry in registries:
     for backbone in (DeepViT, EAMLP, LambdaResNet, RMT):
-        registry.register_module(module=backbone)
+        registry.register_module(module=backbone, force=True)  # the package may be reloaded

@@ -78,7 +78,7 @@ def as_data(name: str | Path) -> Iterator[None]:
         UnsafeCheckpoint: for a file, called `name` in the message, that holds other objects.
     """
     try:
-        with torch.serialization.safe_globals(safe_globals()):
+        with _allowed(safe_globals()):
             yield
     except pickle.UnpicklingError as error:
         raise UnsafeCheckpoint(
@@ -87,6 +87,18 @@ def as_data(name: str | Path) -> Iterator[None]:
             f"content = torch.load({name!r}, weights_only=False), then "
             "torch.save({'state_dict': content['state_dict']}, 'NEW.pth')"
         ) from error
+
+
+@contextlib.contextmanager
+def _allowed(known: list) -> Iterator[None]:
+    """`torch.serialization.safe_globals`, which torch 2.4 lacks."""
+    before = torch.serialization.get_safe_globals()
+    torch.serialization.add_safe_globals(known)
+    try:
+        yield
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:

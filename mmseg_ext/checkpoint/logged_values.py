@@ -8,6 +8,7 @@ alone, which torch reads without: `to_plain` writes them so, `from_plain` is its
 import argparse
 import functools
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -37,21 +38,35 @@ def _method_of_history(kind: object, name: object) -> None:
         raise UnpicklingError(f"Unsupported value: getattr of {kind!r}")
 
 
+def _called(function: Callable, path: str) -> Callable:
+    """The function under the name that files give it; torch 2.4 goes by the function's own."""
+
+    def alias(*args):
+        return function(*args)
+
+    alias.__module__, _, alias.__name__ = path.rpartition(".")
+    return alias
+
+
+_PickledHistory.__module__ = "mmengine.logging.history_buffer"
+_PickledHistory.__name__ = "HistoryBuffer"
+
+
 @functools.cache
 def safe_globals() -> list:
     """For `torch.serialization.safe_globals`; none of these runs code of a file."""
     reconstruct, scalar = np.zeros(1).__reduce__()[0], np.float64(1).__reduce__()[0]
+    cores = ("numpy.core.multiarray", "numpy._core.multiarray")  # NumPy 1 and 2
     return [
-        (_PickledHistory, "mmengine.logging.history_buffer.HistoryBuffer"),
-        (_method_of_history, "builtins.getattr"),
-        (bytes, "builtins.bytes"),  # the data of an empty array
+        _PickledHistory,
+        _called(_method_of_history, "builtins.getattr"),
+        bytes,  # the data of an empty array
         argparse.Namespace,  # published checkpoints keep their script's arguments in one
         *(np.ndarray, np.dtype),
         *{type(np.dtype(code)) for code in "?bhilqBHILQefdFDSU"},
-        *((f, f"numpy.{core}.multiarray.{name}")  # NumPy 1 and 2
-          for core in ("core", "_core")
-          for f, name in ((reconstruct, "_reconstruct"), (scalar, "scalar"))),
-    ]  # fmt: skip
+        *(_called(reconstruct, f"{core}._reconstruct") for core in cores),
+        *(_called(scalar, f"{core}.scalar") for core in cores),
+    ]
 
 
 def to_plain(value: object, where: str = "", dropped: list[str] | None = None) -> object:

@@ -20,8 +20,8 @@ from typing import NoReturn
 
 import torch
 
-from mmseg_ext import interruption, safe_loading
-from mmseg_ext.environment import BASE, STACK, stack_problem
+from mmseg_ext import interruption, safe_loading, use_operators_in_pytorch
+from mmseg_ext.environment import BASE, STACK, has_compiled_operators, stack_problem
 
 
 def commands() -> dict[str, str]:
@@ -43,6 +43,9 @@ def start(name: str) -> NoReturn:
     loads without running code. An unexpected exception becomes one line that names the file with
     its traceback. Ctrl-C becomes one line and status 130.
     """
+    lacks_operators = find_spec("mmseg") is not None and not has_compiled_operators()
+    if stack_problem() is not None and lacks_operators:
+        use_operators_in_pytorch()
     if name not in ("env", "doctor"):
         problem = stack_problem(BASE if _detects_or_classifies(name) else STACK)
         if problem is not None:

@@ -18,8 +18,13 @@ from mmengine.device import get_device
 from mmengine.model import MMDistributedDataParallel
 from mmengine.registry import MODEL_WRAPPERS
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+
+try:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor, distribute_tensor
+except ImportError:  # torch 2.4 and 2.5
+    from torch.distributed._composable.fsdp import fully_shard
+    from torch.distributed._tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from mmseg_ext.errors import LaunchError

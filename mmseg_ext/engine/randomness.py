@@ -17,6 +17,7 @@ import hashlib
 import os
 import random
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,8 +29,6 @@ from mmengine.registry import DATA_SAMPLERS, DATASETS
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool1d
 from torch.utils.data import DataLoader
-
-from mmseg_ext.environment import stack_problem
 
 
 def random_state() -> dict:
@@ -214,17 +213,15 @@ def _leave_soon(number: int, frame) -> None:
 
 
 def _start_worker(worker_id: int, inner) -> None:
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if hasattr(signal, "SIGUSR1"):  # not on Windows
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGINT):  # Ctrl-C goes to the whole group
         signal.signal(number, _leave_soon)
     if inner is not None:
         inner(worker_id)
 
 
-if stack_problem() is None:
-    from mmseg.models.losses.cross_entropy_loss import CrossEntropyLoss, cross_entropy
-else:  # no model holds mmsegmentation's loss
-    CrossEntropyLoss, cross_entropy = (), None
+_LOSSES = "mmseg.models.losses.cross_entropy_loss"  # imported where a model holds its loss
 
 
 def cross_entropy_of_pixels(pred: Tensor, label: Tensor, weight: Tensor | None = None, **kwargs):
@@ -234,7 +231,7 @@ def cross_entropy_of_pixels(pred: Tensor, label: Tensor, weight: Tensor | None =
     """
     scores = pred.movedim(1, -1).reshape(-1, pred.shape[1])  # (N * pixels, C)
     weight = None if weight is None else weight.expand_as(label).reshape(-1)  # (N * pixels)
-    loss = cross_entropy(scores, label.reshape(-1), weight, **kwargs)
+    loss = sys.modules[_LOSSES].cross_entropy(scores, label.reshape(-1), weight, **kwargs)
     return loss.view_as(label) if kwargs.get("reduction") == "none" else loss
 
 
@@ -260,9 +257,11 @@ def make_deterministic(model: nn.Module) -> None:
     Also sets `CUBLAS_WORKSPACE_CONFIG`, which CUDA's matrix products need, where it is not set.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    losses = sys.modules.get(_LOSSES)
     for module in list(model.modules()):
-        if isinstance(module, CrossEntropyLoss) and module.cls_criterion is cross_entropy:
-            module.cls_criterion = cross_entropy_of_pixels
+        if losses is not None and isinstance(module, losses.CrossEntropyLoss):
+            if module.cls_criterion is losses.cross_entropy:
+                module.cls_criterion = cross_entropy_of_pixels
         for name, child in module.named_children():
             if type(child) is nn.AdaptiveAvgPool2d:
                 setattr(module, name, MatrixAvgPool2d(child.output_size))

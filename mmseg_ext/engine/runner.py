@@ -16,13 +16,14 @@ What it adds to `mmengine.runner.Runner` (0.10.12), each because a resumed run d
 
 import contextlib
 import copy
-import fcntl
 import os
+import platform
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from filelock import FileLock, Timeout
 from mmengine import dist
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
@@ -31,6 +32,7 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import IterBasedTrainLoop, Runner
 from torch import nn
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.checkpoint.loading import SafeLoading, bare, require_coverage
@@ -130,25 +132,23 @@ def _by_the_first(action: Callable[[], object]) -> object:
 def _sole_training(work_dir: str) -> Iterator[None]:
     """Hold the work directory, until the process ends in any way.
 
-    The lock is POSIX's: the system takes it back from an owner that has ended, and unlike flock's,
-    which `filelock` takes, workers that outlive a killed process do not hold it.
+    The workers of a killed process hold the lock with it until they notice, within five seconds.
 
     Raises:
         LaunchError: where another process holds it.
     """
-    Path(work_dir).mkdir(parents=True, exist_ok=True)
-    with Path(work_dir, ".training").open("a+") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.seek(0)
-            raise LaunchError(
-                f"work dir {str(work_dir)!r}: another training is running in it "
-                f"({file.read().strip()}); wait for it to end, or name another with --work-dir"
-            ) from error
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
-        file.flush()
+    owner = Path(work_dir, ".training")
+    owner.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        held = FileLock(f"{owner}.lock").acquire(timeout=2 * MP_STATUS_CHECK_INTERVAL)
+    except Timeout as error:
+        raise LaunchError(
+            f"work dir {str(work_dir)!r}: another training is running in it "
+            f"({owner.read_text().strip() if owner.exists() else 'of unknown process'}); wait for "
+            "it to end, or name another with --work-dir"
+        ) from error
+    with held:
+        owner.write_text(f"process {os.getpid()} on {platform.node()}\n")
         yield
 
 

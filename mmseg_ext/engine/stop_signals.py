@@ -13,7 +13,8 @@ from mmseg_ext.engine.checkpoint_hook import DurableCheckpointHook
 from mmseg_ext.errors import RunError, StoppedBySignal
 from mmseg_ext.upstream import save_checkpoint
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+NAMES = ("SIGTERM", "SIGUSR1", "SIGINT")  # Windows has no SIGUSR1
+SIGNALS = tuple(getattr(signal, name) for name in NAMES if hasattr(signal, name))
 
 
 @HOOKS.register_module()

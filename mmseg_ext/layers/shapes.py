@@ -2,7 +2,13 @@
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import has_static_value
+
+try:
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+except ImportError:  # torch 2.4
+
+    def has_static_value(size: int) -> bool:
+        return isinstance(size, int) and not torch.compiler.is_compiling()
 
 
 def is_fixed(*sizes: int) -> bool:

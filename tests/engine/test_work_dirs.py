@@ -1,6 +1,5 @@
 """What a run does with its work directory, and with what it finds there."""
 
-import fcntl
 import json
 import multiprocessing
 import shutil
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
 from mmseg_ext.checkpoint.files import read_checkpoint, write_checkpoint
 from mmseg_ext.commands.test import main as score
@@ -95,10 +95,8 @@ def test_an_older_runs_checkpoints_are_left_alone(tmp_path):
 
 def hold(work: Path, held) -> None:
     work.mkdir()
-    with (work / ".training").open("w") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX)
-        file.write("process 7 on another")
-        file.flush()
+    with FileLock(work / ".training.lock"):
+        (work / ".training").write_text("process 7 on another")
         held.set()
         time.sleep(60)
 
@@ -119,8 +117,7 @@ def test_a_second_training_in_the_folder_is_refused(tmp_path):
         holder.kill()
         holder.join()
     go(config, work, "train_cfg.max_iters=1")  # a dead owner keeps nothing
-    with (work / ".training").open("w") as file:  # nor does a run that has ended
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    FileLock(work / ".training.lock").acquire(timeout=0)  # nor does a run that has ended
 
 
 # ---------------------------------------------------------------------- validations
