@@ -259,9 +259,9 @@ def make_deterministic(model: nn.Module) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     losses = sys.modules.get(_LOSSES)
     for module in list(model.modules()):
-        if losses is not None and isinstance(module, losses.CrossEntropyLoss):
-            if module.cls_criterion is losses.cross_entropy:
-                module.cls_criterion = cross_entropy_of_pixels
+        known = losses is not None and isinstance(module, losses.CrossEntropyLoss)
+        if known and module.cls_criterion is losses.cross_entropy:
+            module.cls_criterion = cross_entropy_of_pixels
         for name, child in module.named_children():
             if type(child) is nn.AdaptiveAvgPool2d:
                 setattr(module, name, MatrixAvgPool2d(child.output_size))
