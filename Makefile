@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 # Test workers run beside each other, so each takes one thread.
 WORKERS ?= 2
 
-.PHONY: help install demo demo-det compare test test-fast lint clean
+.PHONY: help install demo demo-det compare test test-fast test-original lint clean
 
 help:
 	@echo "make demo       train EANet on the embedded dataset, test it, draw its predictions"
@@ -14,6 +14,7 @@ help:
 	@echo "make compare    the same budget for FCN and DANet, and a table of the three"
 	@echo "make test       lint and run every test"
 	@echo "make test-fast  the tests of two minutes, for after each change"
+	@echo "make test-original  the stack check and the fast tests on mmsegmentation's original packages"
 	@echo "make lint       ruff alone"
 	@echo "make clean      remove the environment and everything that was made"
 
@@ -47,9 +48,28 @@ test-fast: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(WORKERS) --dist worksteal -q \
 		-m "not slow and not distributed"
 
+# The other set of packages that users have, in an environment of its own.
+ORIGINAL := .venv-original
+ORIGINAL_INSTALLED := $(ORIGINAL)/.installed
+
+$(ORIGINAL_INSTALLED): setup.py
+	$(PYTHON) -m venv $(ORIGINAL)
+	$(ORIGINAL)/bin/python -m pip install --disable-pip-version-check -q \
+		torch==2.13.0 -e ".[test-original]"
+	@$(ORIGINAL)/bin/python -c "import cv2" 2>/dev/null || { \
+		$(ORIGINAL)/bin/python -m pip uninstall -q -y opencv-python; \
+		$(ORIGINAL)/bin/python -m pip install -q --force-reinstall --no-deps opencv-python-headless; }
+	@touch $@
+
+test-original: $(ORIGINAL_INSTALLED)
+	OMP_NUM_THREADS=1 $(ORIGINAL)/bin/python tests/stack_check.py
+	OMP_NUM_THREADS=1 $(ORIGINAL)/bin/python -m pytest -n $(WORKERS) --dist worksteal -q \
+		tests/layers tests/decode_heads tests/backbones tests/segmentors tests/engine tests/checkpoint \
+		-m "not slow and not distributed"
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 clean:
-	rm -rf $(VENV) work_dirs build dist *.egg-info mmseg_ext.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(ORIGINAL) work_dirs build dist *.egg-info mmseg_ext.egg-info .pytest_cache .ruff_cache

@@ -24,6 +24,18 @@ MM = [
     "matplotlib>=3.8",
     "rich>=13",
 ]
+# The original packages, whose last release is of 2024. mmcv-lite is mmcv without compiled operators.
+MMLAB = [
+    "mmcv-lite==2.1.0",
+    "mmengine==0.10.7",
+    "mmsegmentation==1.2.2",
+    "ftfy",  # mmsegmentation imports both and asks for neither
+    "regex",
+    "setuptools<82",  # mmengine imports pkg_resources
+    "jinja2>=3",
+    "matplotlib>=3.8",
+    "rich>=13",
+]
 # mmdetection asks for all that its import needs. Its wheel names no version of mmcv's operators:
 # mmseg_ext.detection.operators_in_pytorch stands in for them.
 DET = ["onedl-mmdetection==3.5.1"]
@@ -103,9 +115,11 @@ setup(
     install_requires=["torch>=2.4", "numpy>=1.24", "safetensors>=0.4"],
     extras_require={
         "mm": MM,
+        "mmlab": MMLAB,
         "det": DET,
         "cls": CLS,
         "export": EXPORT,
+        "test-original": [*MMLAB, "mmdet==3.3.0", *EXPORT, *TEST],
         "test": MM + DET + MMPRETRAIN + EXPORT + TEST,
     },
     cmdclass={"build_py": BuildPackage, "bdist_wheel": BuildWheel},

@@ -137,8 +137,9 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
 # Processes that need no second import of the stack: a server that holds it forks them. It must not
 # touch CUDA, which does not survive a fork; the driver's library can say whether there is a GPU.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["tests.engine.stack"])
+_SERVER = multiprocessing.get_context("spawn" if os.name == "nt" else "forkserver")
+if os.name != "nt":
+    _SERVER.set_forkserver_preload(["tests.engine.stack"])
 
 
 def _script(words: list[str], folder: Path, environment: dict[str, str], printed: Path) -> None:

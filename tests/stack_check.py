@@ -1,0 +1,118 @@
+"""Whether everything works on the packages that are installed, in about a minute.
+
+    python tests/stack_check.py
+
+Trains twenty iterations, kills the same training half-way and resumes it to the same bits, tests
+with one view and with several, exports, segments an image, and looks up the private names of
+mmengine, mmcv and mmsegmentation that this package uses. No test runner is needed. Exit status 1
+if anything fails.
+"""
+
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from mmseg_ext.environment import describe, installed  # noqa: E402
+from tests.engine.runs import write_config  # noqa: E402
+from tests.engine.states import RANDOM, assert_same_runs  # noqa: E402
+
+TWENTY = """
+train_cfg = dict(type="IterBasedTrainLoop", max_iters=20, val_interval=20)
+param_scheduler[0]["end"] = 20
+default_hooks["checkpoint"] = dict(interval=5, max_keep_ckpts=-1)
+"""
+KILLED = 'custom_hooks.append(dict(type="SignalAt", iteration=13, number=9))\n'
+# Methods that we override, write or call; `mmseg_ext/upstream.py` gives the reasons.
+PRIVATE = {
+    "mmengine.hooks:CheckpointHook": ("_save_checkpoint_with_step",),
+    "mmengine.runner:IterBasedTrainLoop": ("_decide_current_val_interval",),
+    "mmengine.optim:PolyLR": ("_get_value",),
+    "mmseg.datasets:BaseSegDataset": ("_load_metainfo", "_update_palette"),
+    "mmseg.datasets.transforms:LoadAnnotations": ("_load_seg_map",),
+    "mmseg.models:EncoderDecoder": (
+        "_decode_head_forward_train",
+        "_auxiliary_head_forward_train",
+    ),
+    "mmseg.models.decode_heads.decode_head:BaseDecodeHead": (
+        "_transform_inputs",
+        "_stack_batch_gt",
+    ),
+}
+
+
+def run(name: str, *words: str | Path, killed: bool = False) -> None:
+    """A command in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "mmseg_ext", name, *map(str, words)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if (done.returncode != 0) != killed:
+        raise RuntimeError(f"status {done.returncode}: {done.stderr[-1500:]}")
+
+
+def private_names() -> None:
+    import mmseg_ext
+
+    mmseg_ext.use_operators_in_pytorch()
+    missing = []
+    for owner, names in PRIVATE.items():
+        module, _, kind = owner.partition(":")
+        found = getattr(importlib.import_module(module), kind)
+        missing += [f"{owner}.{name}" for name in names if not hasattr(found, name)]
+    if missing:
+        raise RuntimeError(f"renamed or gone: {', '.join(missing)}")
+
+
+def steps(folder: Path) -> list[tuple[str, Callable[[], None]]]:
+    whole = write_config(folder, RANDOM + TWENTY, "whole.py")
+    cut = write_config(folder, RANDOM + TWENTY + KILLED, "cut.py")
+    one, two, weights = folder / "one", folder / "two", folder / "one" / "iter_20.pth"
+    image = folder / "data" / "images" / "0.png"
+    found = [
+        ("private names", private_names),
+        ("train 20 iterations", partial(run, "train", whole, "--work-dir", one)),
+        ("be killed at the 13th", partial(run, "train", cut, "--work-dir", two, killed=True)),
+        ("resume", partial(run, "train", whole, "--work-dir", two, "--resume")),
+        ("the same bits", lambda: assert_same_runs(two, one, 20)),
+        ("test", partial(run, "test", whole, weights, "--work-dir", one)),
+        ("test --tta", partial(run, "test", whole, weights, "--work-dir", one, "--tta")),
+        ("image_demo", partial(run, "image_demo", image, whole, weights, "--out", folder / "out")),
+    ]
+    formats = ["torch"] + (["onnx"] if find_spec("onnxscript") else [])
+    for name in formats:
+        out = folder / f"model.{'onnx' if name == 'onnx' else 'pt2'}"
+        words = ("export", whole, weights, "--format", name, "--shape", "64", "--out", out)
+        found.append((f"export, {name}", partial(run, *words)))
+    return found
+
+
+def main() -> int:
+    for name, value in describe()[:9]:
+        print(f"{name:<12} {value}")
+    print(f"{'set':<12} {', '.join(installed())}\n")
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for name, step in steps(Path(folder)):
+            start = time.monotonic()
+            try:
+                step()
+                outcome = "ok"
+            except Exception:  # each step is reported, the next ones run all the same
+                outcome, failed = f"FAILED\n{traceback.format_exc()}", failed + 1
+            print(f"{name:<24} {time.monotonic() - start:5.1f} s  {outcome}", flush=True)
+    print(f"{failed} failed")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
