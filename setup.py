@@ -24,7 +24,7 @@ MM = [
     "matplotlib>=3.8",
     "rich>=13",
 ]
-# The original packages, whose last release is of 2024. mmcv-lite is mmcv without compiled operators.
+# The original packages; mmcv-lite is mmcv without compiled operators.
 MMLAB = [
     "mmcv-lite==2.1.0",
     "mmengine==0.10.7",

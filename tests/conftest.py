@@ -9,11 +9,16 @@ import torch
 from mmengine.logging import MessageHub, MMLogger
 from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
-from mmseg.visualization import SegLocalVisualizer
 from yapf.yapflib import yapf_api
 
-from mmseg_ext import register_all_modules
+import mmseg_ext
+from mmseg_ext.environment import stack_problem
 from tests.configs import unformatted
+
+if stack_problem() is not None:  # mmsegmentation 1.2.2 without mmcv's compiled operators
+    mmseg_ext.use_operators_in_pytorch()
+
+from mmseg.visualization import SegLocalVisualizer
 
 # These train, export or start processes; `make test-fast` runs the rest.
 SLOW = (
@@ -53,7 +58,7 @@ def _prepared_stack():
 
     Two runs that start within one second would share mmengine's logger and its file.
     """
-    register_all_modules()
+    mmseg_ext.register_all_modules()
     set_up, last = Runner.setup_env, [""]
 
     def wait_and_set_up(self, *args):

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from mmengine.registry import init_default_scope
-from mmseg.apis import inference_model
+from mmengine.structures import PixelData
+from mmseg.structures import SegDataSample
 from mmseg.visualization import SegLocalVisualizer
 from PIL import Image
 from rich.console import Console
@@ -17,8 +19,8 @@ from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.commands import one_line, usable_device
 from mmseg_ext.datasets.images import decode, read_bytes
 from mmseg_ext.engine.launch import load_settings
-from mmseg_ext.engine.load_trained import load_trained
 from mmseg_ext.errors import UnreadableFileError
+from mmseg_ext.inference.predictor import Predictor
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".ppm")
 
@@ -67,23 +69,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = find_images(args.input, args.out)
     config = load_settings(args.config)
     init_default_scope(config.get("default_scope", "mmseg"))
-    model, meta = load_trained(config, None if args.checkpoint == "none" else args.checkpoint)
-    model.to(usable_device(args.device))
+    weights = None if args.checkpoint == "none" else args.checkpoint
+    predictor = Predictor(config, weights, device=usable_device(args.device))
     visualizer = SegLocalVisualizer(alpha=args.opacity)
-    visualizer.dataset_meta = meta
+    visualizer.dataset_meta = dict(classes=predictor.classes, palette=predictor.palette.tolist())
     broken = 0
     console = Console(stderr=True)
-    for path in track(list(results), "segmenting", console=console, disable=len(results) == 1):
-        try:
-            image = decode(read_bytes(str(path)), str(path), "color", "cv2")
-        except UnreadableFileError as error:
-            print(f"error: {error}", file=sys.stderr)
+    found = predictor.predict((path, str(path)) for path in results)
+    found = track(found, "segmenting", len(results), console=console, disable=len(results) == 1)
+    for path, labels in found:
+        if isinstance(labels, UnreadableFileError):
+            print(f"error: {labels}", file=sys.stderr)
             broken += 1
             continue
-        sample = inference_model(model, image)
-        rgb = np.ascontiguousarray(image[..., ::-1])
-        visualizer.add_datasample("", rgb, sample, draw_gt=False, with_labels=args.with_labels)
-        labels = sample.pred_sem_seg.data[0].cpu().numpy().astype(np.uint8)
+        rgb = decode(read_bytes(str(path)), str(path), "color", "cv2")[..., ::-1]
+        sample = SegDataSample(pred_sem_seg=PixelData(data=torch.from_numpy(labels)[None]))
+        visualizer.add_datasample(
+            "", np.ascontiguousarray(rgb), sample, draw_gt=False, with_labels=args.with_labels
+        )
         _save(labels, args.out / "labels" / results[path])
         _save(visualizer.get_image(), args.out / "overlays" / results[path])
     print(f"{len(results) - broken} images segmented into {args.out}")
