@@ -45,11 +45,12 @@ def _called(function: Callable, path: str) -> Callable:
         return function(*args)
 
     alias.__module__, _, alias.__name__ = path.rpartition(".")
+    alias.__qualname__ = alias.__name__
     return alias
 
 
 _PickledHistory.__module__ = "mmengine.logging.history_buffer"
-_PickledHistory.__name__ = "HistoryBuffer"
+_PickledHistory.__name__ = _PickledHistory.__qualname__ = "HistoryBuffer"
 
 
 @functools.cache
