@@ -7,6 +7,7 @@ status 2.
 import argparse
 import errno
 import gc
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -86,6 +87,8 @@ def one_message():
 
     One process per machine prints a message that is the same in all of them.
     """
+    before = logging.raiseExceptions
+    logging.raiseExceptions = False  # a log on a full disk: one trace for each line of it
     try:
         yield
     except (LaunchError, CheckpointError) as error:
@@ -108,6 +111,7 @@ def one_message():
             f"{SAFE_UNTIL_NOW}"
         )
     finally:
+        logging.raiseExceptions = before
         if torch.distributed.is_initialized():
             _leave_process_group()
 

@@ -1,8 +1,10 @@
 """What train.py and test.py do with their flags, in this process."""
 
 import contextlib
+import errno
 import io
 import json
+import logging
 import re
 import shutil
 from pathlib import Path
@@ -210,6 +212,21 @@ def test_broken_data_ends_in_one_message(tmp_path):
     message = fails(train, config, "--work-dir", tmp_path / "work")
     expected = "values outside the 3 classes: 7 (1024 pixels); legal are 0 to 2 and 255"
     assert message == f"mmseg_ext: data: {path}: {expected}"
+
+
+class _Full(io.StringIO):
+    def write(self, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_log_on_a_full_disk_prints_no_trace(capsys):
+    logger = logging.Logger("full")
+    logger.addHandler(logging.StreamHandler(_Full()))
+    with pytest.raises(SystemExit) as end, one_message():
+        logger.warning("the config, in hundreds of lines")
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert "No space left on device; the checkpoints written before" in end.value.code
+    assert capsys.readouterr().err == ""
 
 
 def test_test_and_tta(trained, tmp_path):
