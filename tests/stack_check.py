@@ -9,6 +9,7 @@ if anything fails.
 """
 
 import importlib
+import inspect
 import os
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+
+import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -88,7 +91,9 @@ def steps(folder: Path) -> list[tuple[str, Callable[[], None]]]:
         ("test --tta", partial(run, "test", whole, weights, "--work-dir", one, "--tta")),
         ("image_demo", partial(run, "image_demo", image, whole, weights, "--out", folder / "out")),
     ]
-    formats = ["torch"] + (["onnx"] if find_spec("onnxscript") else [])
+    # Before torch 2.5 its exporter to ONNX knows no dynamic shapes.
+    exporter = "dynamic_shapes" in inspect.signature(torch.onnx.export).parameters
+    formats = ["torch"] + (["onnx"] if find_spec("onnxscript") and exporter else [])
     for name in formats:
         out = folder / f"model.{'onnx' if name == 'onnx' else 'pt2'}"
         words = ("export", whole, weights, "--format", name, "--shape", "64", "--out", out)

@@ -4,6 +4,7 @@ What is exported takes RGB values, normalises them itself, and gives class score
 """
 
 import copy
+import inspect
 import json
 from pathlib import Path
 
@@ -157,6 +158,11 @@ def _write_torch(
 def _write_onnx(
     model: nn.Module, path: Path, images: Tensor, shapes: tuple | None, metadata: dict
 ) -> None:
+    if "dynamic_shapes" not in inspect.signature(torch.onnx.export).parameters:
+        raise ExportError(
+            f"torch {torch.__version__} has no exporter to ONNX that knows dynamic shapes; take "
+            "torch 2.5 or newer, or --format torch"
+        )
     exported = torch.onnx.export(
         model,
         (images,),
