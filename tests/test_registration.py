@@ -126,6 +126,17 @@ def test_a_command_without_the_stack_says_what_to_install(missing, message, tmp_
     assert line.startswith(f"mmseg_ext: {message}") and "pip install onedl-mmcv" in line
 
 
+def test_two_distributions_of_one_module_are_named(monkeypatch):
+    """pip does not notice that they overwrite each other."""
+    monkeypatch.setattr(environment, "installed", lambda: ["onedl-mmcv", "mmcv", "mmengine"])
+    remedy = "run: pip uninstall -y onedl-mmcv mmcv mmengine && pip install onedl-mmcv=="
+    assert "onedl-mmcv and mmcv both install the module 'mmcv'" in environment.mixture()
+    assert remedy in environment.mixture()
+    monkeypatch.setattr(environment, "installed", lambda: ["mmcv-lite", "mmengine"])
+    assert environment.mixture() is None
+    assert environment.remedy().startswith("pip install mmcv-lite==2.1.0")
+
+
 @pytest.mark.parametrize("version", ["0.30.0", None])
 def test_an_old_or_unknown_stack_is_named(version, monkeypatch):
     environment.stack_problem.cache_clear()

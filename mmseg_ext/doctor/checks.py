@@ -5,6 +5,7 @@ that a machine that cannot do something gets a line about it and the rest still 
 """
 
 import copy
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -64,6 +65,8 @@ def checks(device: torch.device, quick: bool = False) -> Iterator[Check]:
 
 
 def _memory(device: torch.device) -> Finding:
+    if device.type != "cuda" and not hasattr(os, "sysconf"):
+        return Finding("skipped", "unknown on this system")
     if device.type != "cuda":
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return Finding("ok", f"{total / 2**30:.1f} GiB")
@@ -212,6 +215,8 @@ def _speed(layer: Layer, device: torch.device, quick: bool) -> Finding:
         ours, published = contest(steps, 3 if quick else 10, device).values()
         ratios.append(published.over_first)
         memory = f"{ours.mib:.0f} of {published.mib:.0f} MiB"
+        if math.isnan(ours.mib):
+            memory = "memory unknown on this system"
         parts.append(f"{mode} {ours.ms:.1f} ms, x{ratios[-1]:.2f}, {memory}")
     return Finding("ok" if min(ratios) >= 0.8 else "slow", "; ".join(parts))
 
