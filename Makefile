@@ -66,6 +66,9 @@ test-original: $(ORIGINAL_INSTALLED)
 	OMP_NUM_THREADS=1 $(ORIGINAL)/bin/python -m pytest -n $(WORKERS) --dist worksteal -q \
 		tests/layers tests/decode_heads tests/backbones tests/segmentors tests/engine tests/checkpoint \
 		-m "not slow and not distributed"
+	OMP_NUM_THREADS=1 $(ORIGINAL)/bin/python -m pytest -q tests/engine/test_deterministic.py \
+		tests/engine/test_finite_loss.py tests/engine/test_published_protocol.py \
+		tests/engine/test_run_record.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -27,8 +27,6 @@ def test_pooling_is_the_adaptive_one(size, shape):
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("non_ignore", [False, True])
 def test_loss_is_mmsegmentations(reduction, weighted, non_ignore):
-    if weighted and non_ignore and reduction == "mean":
-        pytest.skip("mmsegmentation indexes out of range there")
     weights = [0.5, 1.0, 2.0] if weighted else None
     loss = CrossEntropyLoss(
         reduction=reduction, class_weight=weights, avg_non_ignore=non_ignore, loss_weight=0.4
@@ -37,7 +35,11 @@ def test_loss_is_mmsegmentations(reduction, weighted, non_ignore):
     label = torch.randint(0, 3, (2, 4, 5))
     label[0, :2] = 255
     pixel = torch.rand(2, 4, 5)
-    expected = loss(scores, label, pixel, ignore_index=255)
+    try:
+        expected = loss(scores, label, pixel, ignore_index=255)
+    except IndexError:
+        assert weighted and reduction == "mean"
+        pytest.skip("mmsegmentation's own loss indexes its class weights out of range")
     model = nn.Sequential(loss, nn.AdaptiveAvgPool2d(2))
     make_deterministic(model)
     assert loss.cls_criterion is cross_entropy_of_pixels
