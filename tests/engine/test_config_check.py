@@ -193,10 +193,11 @@ train_cfg = dict(max_iters=2)
     ("base", "backbone"),
     [
         ("ocrnet/ocrnet_hr18s_4xb2-40k_cityscapes-512x1024", ""),
+        ("ocrnet/ocrnet_hr18_4xb2-40k_cityscapes-512x1024", ""),
         ("pidnet/pidnet-s_2xb6-120k_1024x1024-cityscapes", "init_cfg=None"),
         ("stdc/stdc1_4xb12-80k_cityscapes-512x1024", ""),
     ],
-    ids=["OCRNet", "PIDNet", "STDC"],
+    ids=["OCRNet", "OCRNet on HRNet-18", "PIDNet", "STDC"],
 )
 def test_mmsegs_own_configs_train(tmp_path, base, backbone):
     """Heads that take another head's output, a head on three features, one with 2 classes."""
