@@ -43,8 +43,8 @@ def start(name: str) -> NoReturn:
     loads without running code. An unexpected exception becomes one line that names the file with
     its traceback. Ctrl-C becomes one line and status 130.
     """
-    lacks_operators = find_spec("mmseg") is not None and not has_compiled_operators()
-    if stack_problem() is not None and lacks_operators:
+    usable = stack_problem(BASE) is None and find_spec("mmseg") is not None
+    if usable and stack_problem() is not None and not has_compiled_operators():
         use_operators_in_pytorch()
     if name not in ("env", "doctor"):
         problem = stack_problem(BASE if _detects_or_classifies(name) else STACK)
