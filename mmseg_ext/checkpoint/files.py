@@ -84,7 +84,7 @@ def as_data(name: str | Path) -> Iterator[None]:
         raise UnsafeCheckpoint(
             f"{name}: holds objects other than tensors and plain containers; loading them "
             "could run code, so it is refused. If you trust its source, rewrite its weights once: "
-            f"content = torch.load({name!r}, weights_only=False), then "
+            f"content = torch.load({str(name)!r}, weights_only=False), then "
             "torch.save({'state_dict': content['state_dict']}, 'NEW.pth')"
         ) from error
 
