@@ -1,0 +1,93 @@
+# CamVid at 480x360 from scratch, for a CPU: a ResNet-18 of base width 32 under a feature pyramid,
+# whose four maps the head joins at output stride 4. docs/camvid.md has the results.
+_base_ = ["../datasets/camvid.py", "../default_runtime.py"]
+crop_size = (320, 320)
+norm_cfg = dict(type="BN", requires_grad=True)
+# With the share of the training pixels to the power of -3/4.
+class_weight = [0.66, 0.52, 5.54, 0.41, 1.78, 0.98, 4.84, 5.00, 1.46, 7.64, 13.8]
+model = dict(
+    type="StripEncoderDecoder",
+    data_preprocessor=dict(
+        type="SegDataPreProcessor",
+        mean=[123.675, 116.28, 103.53],  # R, G, B of ImageNet
+        std=[58.395, 57.12, 57.375],
+        bgr_to_rgb=True,
+        pad_val=0,  # after normalisation: the mean colour
+        seg_pad_val=255,
+        size=crop_size,
+    ),
+    pretrained=None,
+    backbone=dict(
+        type="ResNetV1c",
+        depth=18,
+        base_channels=32,
+        stem_channels=32,
+        num_stages=4,
+        out_indices=(0, 1, 2, 3),
+        norm_cfg=norm_cfg,
+        norm_eval=False,
+        style="pytorch",
+    ),
+    neck=dict(
+        type="FPN",
+        in_channels=[32, 64, 128, 256],
+        out_channels=32,
+        num_outs=4,
+        norm_cfg=norm_cfg,
+    ),
+    decode_head=dict(
+        in_channels=[32, 32, 32, 32],
+        in_index=[0, 1, 2, 3],
+        input_transform="resize_concat",
+        channels=64,
+        dropout_ratio=0.1,
+        num_classes=11,
+        norm_cfg=norm_cfg,
+        align_corners=False,
+        loss_decode=dict(
+            type="CrossEntropyLoss",
+            use_sigmoid=False,
+            loss_weight=1.0,
+            class_weight=class_weight,
+        ),
+    ),
+    train_cfg=dict(),
+    test_cfg=dict(mode="whole"),
+)
+
+scale = (480, 360)
+train_pipeline = [
+    dict(type="CheckedLoadImage"),
+    dict(type="CheckedLoadAnnotations"),
+    dict(type="RandomResize", scale=scale, ratio_range=(0.7, 1.6), keep_ratio=True),
+    dict(type="RandomCrop", crop_size=crop_size, cat_max_ratio=0.75),
+    dict(type="RandomFlip", prob=0.5),
+    dict(type="PhotoMetricDistortion"),
+    dict(type="PackSegInputs"),
+]
+# The frames have this size; a photo is brought to it.
+test_pipeline = [
+    dict(type="LoadImageFromFile"),
+    dict(type="Resize", scale=scale, keep_ratio=True),
+    dict(type="CheckedLoadAnnotations"),
+    dict(type="PackSegInputs"),
+]
+train_dataloader = dict(batch_size=4, num_workers=1, dataset=dict(pipeline=train_pipeline))
+val_dataloader = dict(dataset=dict(pipeline=test_pipeline))
+test_dataloader = val_dataloader
+
+optim_wrapper = dict(
+    type="OptimWrapper",
+    optimizer=dict(type="AdamW", lr=2e-3, betas=(0.9, 0.999), weight_decay=0.02),
+    clip_grad=dict(max_norm=5.0),
+)
+param_scheduler = [
+    dict(type="LinearLR", start_factor=0.05, by_epoch=False, begin=0, end=100),
+    dict(type="PolyLR", power=0.9, eta_min=0.0, by_epoch=False, begin=100, end=5000),
+]
+train_cfg = dict(type="IterBasedTrainLoop", max_iters=5000, val_interval=1000)
+val_cfg = dict(type="ValLoop")
+test_cfg = dict(type="TestLoop")
+default_hooks = dict(checkpoint=dict(interval=250))
+randomness = dict(seed=0)
+auto_scale_lr = dict(enable=False, base_batch_size=4)
