@@ -43,9 +43,11 @@ def test_killed_while_saving_many_times_there_is_always_a_whole_one(tmp_path):
     begin = time.perf_counter()
     fill(tmp_path / "measured", (1,))
     seconds = time.perf_counter() - begin
-    delays = torch.rand(40, generator=torch.Generator().manual_seed(0)) * 4 * seconds
+    delays = torch.rand(400, generator=torch.Generator().manual_seed(0)) * 4 * seconds
     started, start = os.pipe()
-    for delay in delays.tolist():
+    for kills, delay in enumerate(delays.tolist()):
+        if kills >= 40 and step > 10 and cut > 0:  # on a busy machine it takes more of them
+            break
         child = os.fork()
         if child == 0:
             try:
