@@ -160,11 +160,11 @@ def module_version(name: str) -> str:
         return f"not usable: {' '.join(str(error).split())}"
 
 
-def own_config(name: str) -> str:
-    """The path of a config of this package, in an installation or in a clone."""
+def configs_folder() -> Path:
+    """The folder of this package's configs, in an installation or in a clone."""
     package = Path(__file__).parent
-    installed = package / ".mim" / "configs"
-    return str((installed if installed.is_dir() else package.parent / "configs") / name)
+    installed = package / ".mim" / "configs"  # in an editable installation a link to the clone's
+    return (installed if installed.is_dir() else package.parent / "configs").resolve()
 
 
 def registered_names() -> list[str]:

@@ -46,7 +46,7 @@ def start(name: str) -> NoReturn:
     usable = stack_problem(BASE) is None and find_spec("mmseg") is not None
     if usable and stack_problem() is not None and not has_compiled_operators():
         use_operators_in_pytorch()
-    if name not in ("env", "doctor"):
+    if name not in ("env", "doctor", "where"):
         problem = stack_problem(BASE if _detects_or_classifies(name) else STACK)
         if problem is not None:
             print(problem, file=sys.stderr)

@@ -17,16 +17,16 @@ from mmseg_ext.commands._short_run import Outcome, data_root_options, train_and_
 from mmseg_ext.cost.model_cost import markdown
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.engine.load_trained import load_trained
-from mmseg_ext.environment import own_config
+from mmseg_ext.environment import configs_folder
 from mmseg_ext.reports.curves import curves_figure
 from mmseg_ext.reports.page import write_report
 from mmseg_ext.reports.pictures import draw_panels
 
-DEMO_CONFIG = own_config("ea_r18_shapes.py")
+DEMO_CONFIG = str(configs_folder() / "ea_r18_shapes.py")
 COMPARED = {
     "EANet": DEMO_CONFIG,
-    "FCN": own_config("fcn_r18_shapes.py"),
-    "DANet": own_config("danet_r18_shapes.py"),
+    "FCN": str(configs_folder() / "fcn_r18_shapes.py"),
+    "DANet": str(configs_folder() / "danet_r18_shapes.py"),
 }
 REQUIRED_MIOU = 0.70
 SHOWN = 8

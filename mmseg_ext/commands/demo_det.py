@@ -21,10 +21,10 @@ from mmseg_ext.commands._short_run import ProgressLine, data_root_options, log_t
 from mmseg_ext.datasets.shapes import Recipe
 from mmseg_ext.detection.shapes_coco import annotate, annotation_file
 from mmseg_ext.engine.launch import build_train_runner
-from mmseg_ext.environment import own_config
+from mmseg_ext.environment import configs_folder
 from mmseg_ext.reports.pictures import draw_panels
 
-CONFIG = own_config("detection/mask_rcnn_rmt_shapes.py")
+CONFIG = str(configs_folder() / "detection/mask_rcnn_rmt_shapes.py")
 REQUIRED_AP = {"bbox": 0.40, "segm": 0.25}
 SHOWN = 6
 SCORE = 0.5  # detections below it are not drawn

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mmseg_ext.doctor import Finding, Unavailable, within
-from mmseg_ext.environment import own_config
+from mmseg_ext.environment import configs_folder
 from mmseg_ext.layers import ExternalAttention2d
 
 SIZE = 64
@@ -142,7 +142,7 @@ def _train_shapes(folder: Path, work_dir: str, iterations: int, resume: bool = F
     from mmengine.config import Config
     from mmengine.registry import RUNNERS
 
-    config = Config.fromfile(own_config("ea_r18_shapes.py"))
+    config = Config.fromfile(str(configs_folder() / "ea_r18_shapes.py"))
     loader = dict(batch_size=2, num_workers=0, persistent_workers=False)
     scenes = dict(data_root=str(folder / "shapes"), recipe=dict(train=8, val=2))
     config.merge_from_dict(
