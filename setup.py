@@ -111,7 +111,7 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["mmseg_ext", "mmseg_ext.*"]),
     entry_points={"console_scripts": ["mmseg-ext = mmseg_ext.__main__:main"]},
-    package_data={"mmseg_ext": ["py.typed", "doctor/parity/*.npz", "reports/*.j2"]},
+    package_data={"mmseg_ext": ["py.typed", "doctor/parity/*.npz", "reports/*.j2", "weights/*"]},
     install_requires=["torch>=2.4", "numpy>=1.24", "safetensors>=0.4"],
     extras_require={
         "mm": MM,
