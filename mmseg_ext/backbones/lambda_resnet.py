@@ -377,6 +377,7 @@ class LambdaResNet(Backbone):
         return [stem, *([f"layer{i + 1}"] for i in range(self.built))]
 
     def train(self, mode: bool = True) -> "LambdaResNet":
+        """Switch the mode; with `norm_eval` batch norms stay in evaluation."""
         super().train(mode)
         if self.norm_eval:
             for module in self.modules():

@@ -78,6 +78,7 @@ class DANetEAHead(BaseDecodeHead):
         return classifier(features if self.dropout is None else self.dropout(features))
 
     def forward(self, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Tensor] | Tensor:
+        """The logits of the sum and of both branches; without channel attention, one map."""
         x = self._transform_inputs(inputs)  # B, in_channels, H, W
         ea = self.ea_out_conv(self.ea(self.ea_in_conv(x)))  # B, channels, H, W
         if not self.channel_attention:
@@ -96,12 +97,14 @@ class DANetEAHead(BaseDecodeHead):
         return dict(zip(("ea_cam", "ea", "cam"), outputs, strict=True))
 
     def predict(self, inputs: list[Tensor], batch_img_metas: list[dict], test_cfg) -> Tensor:
+        """The logits of the sum at the images' size."""
         logits, *_ = self.named_logits(self.forward(inputs)).values()
         return self.predict_by_feat(logits, batch_img_metas)
 
     def loss_by_feat(
         self, seg_logits: tuple[Tensor, Tensor, Tensor] | Tensor, batch_data_samples: SampleList
     ) -> dict:
+        """`DAHead`'s losses, each name with the prefix of its map."""
         if not self.channel_attention:
             return super().loss_by_feat(seg_logits, batch_data_samples)
         losses = {}

@@ -104,6 +104,7 @@ class EAHead(BaseDecodeHead):
             super().init_weights()
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
+        """Maps of which `in_index` is (B, in_channels, H, W) to logits (B, num_classes, H, W)."""
         x = self._transform_inputs(inputs)  # B, in_channels, H, W
         x = self.conv_in(x)  # B, ea_channels, H, W
         x = self.external_attention(x)

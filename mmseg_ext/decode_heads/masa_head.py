@@ -64,6 +64,7 @@ class MaSAHead(BaseDecodeHead):
         self.conv_cat = conv_module(self, self.in_channels + channels, channels, 3)
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
+        """Maps of which `in_index` is (B, in_channels, H, W) to logits (B, num_classes, H, W)."""
         inputs = self._transform_inputs(inputs)  # (B, in_channels, H, W)
         x = channels_last(self.conv_in(inputs))  # (B, H, W, channels)
         for block in self.blocks:
