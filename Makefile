@@ -6,13 +6,14 @@ INSTALLED := $(VENV)/.installed
 # Test workers run beside each other, so each takes one thread.
 WORKERS ?= 2
 
-.PHONY: help install demo demo-det compare test test-fast test-original lint clean
+.PHONY: help install demo demo-det compare docs test test-fast test-original lint clean
 
 help:
 	@echo "make demo       train EANet on the embedded dataset, test it, draw its predictions"
 	@echo "make demo-det   train Mask R-CNN on the embedded dataset, draw what it finds"
 	@echo "make compare    the same budget for FCN and DANet, and a table of the three"
-	@echo "make test       lint and run every test"
+	@echo "make docs       build the site of the documentation into site/; a warning fails"
+	@echo "make test       lint, build the site and run every test"
 	@echo "make test-fast  the tests of two minutes, for after each change"
 	@echo "make test-original  the stack check and the fast tests on mmsegmentation's original packages"
 	@echo "make lint       ruff alone"
@@ -40,7 +41,12 @@ demo-det: $(INSTALLED)
 compare: $(INSTALLED)
 	$(BIN)/python tools/demo.py --compare --work-dir work_dirs/compare
 
-test: lint
+# Reads the code without importing it. A broken link or anchor, a page outside the navigation and a
+# missing docstring in the reference are warnings.
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+test: lint docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=25
 
 # Without the files that train, export or start processes (tests/conftest.py names them).
@@ -75,4 +81,4 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 
 clean:
-	rm -rf $(VENV) $(ORIGINAL) work_dirs build dist *.egg-info mmseg_ext.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(ORIGINAL) site work_dirs build dist *.egg-info mmseg_ext.egg-info .pytest_cache .ruff_cache

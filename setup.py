@@ -44,6 +44,7 @@ DET = ["onedl-mmdetection==3.5.1"]
 MMPRETRAIN = ["onedl-mmpretrain==1.3.6"]
 CLS = [*MMPRETRAIN, "torchvision"]
 EXPORT = ["onnx>=1.17", "onnxscript>=0.5", "onnxruntime>=1.20"]
+DOCS = ["mkdocs-material>=9.6", "mkdocstrings[python]>=1"]
 TEST = [
     "pytest>=8",
     "pytest-xdist>=3.5",
@@ -119,8 +120,9 @@ setup(
         "det": DET,
         "cls": CLS,
         "export": EXPORT,
+        "docs": DOCS,
         "test-original": [*MMLAB, "mmdet==3.3.0", *EXPORT, *TEST],
-        "test": MM + DET + MMPRETRAIN + EXPORT + TEST,
+        "test": MM + DET + MMPRETRAIN + EXPORT + DOCS + TEST,
     },
     cmdclass={"build_py": BuildPackage, "bdist_wheel": BuildWheel},
 )

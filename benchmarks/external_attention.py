@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks/external_attention.md.
+"""The tables of docs/external_attention.md.
 
 `blocks` counts what table 8 of arXiv 2105.02358 counts, an input of 1 x 512 x 128 x 128, in the
 convention of the table that it extends (arXiv 2109.04553): parameters in units of 2^20,

@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks/lambda.md: lambda layers and LambdaResNet.
+"""The tables of docs/lambda.md: lambda layers and LambdaResNet.
 
 Multiply-adds follow the dense form of the paper: taps on zero padding count, and the paper's FLOPs
 are twice these (arXiv 2102.08602 as reproduced by third parties).

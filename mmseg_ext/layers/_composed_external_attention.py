@@ -3,8 +3,8 @@
 The 1x1 convolution and the keys have nothing between them, nor have the values and the second
 convolution: each pair is one map of C x S. In training, batch norm's statistics come from the mean
 and covariance of the S attention rows, of which the normalised map is a linear image, not from the
-(C, N) tensor itself. At 512 channels, against the published order (docs/benchmarks/
-external_attention.md; the configs' crops give maps of 64 x 64 to 97 x 97):
+(C, N) tensor itself. At 512 channels, against the published order (docs/external_attention.md;
+the configs' crops give maps of 64 x 64 to 97 x 97):
 
     64 x 64 positions, fused inference 56.06 to 7.77 ms, a composed training step 95.85 to 22.58 ms
 """

@@ -1,7 +1,7 @@
 """`direct_lambdas` in the frequency domain, a few of the key channels at a time.
 
 For large windows on large maps: the backward of a convolution with one input channel is slow. With
-23 x 23 taps on a CPU, against the direct form (docs/benchmarks/lambda.md; c2 of the configs'
+23 x 23 taps on a CPU, against the direct form (docs/lambda.md; c2 of the configs'
 512x512 crops has this size):
 
     64 channels, 128 x 128 positions: inference 26.8 to 12.4 ms, a training step 482.5 to 47.9 ms

@@ -134,7 +134,7 @@ class FusedMultiHeadExternalAttention(nn.Module):
     """Inference form of `MultiHeadExternalAttention`: two linear maps and the normalization.
 
     EAMLP-14's layer on the 1025 tokens of a 512x512 crop: 34.5 to 24.3 ms
-    (docs/benchmarks/external_attention.md).
+    (docs/external_attention.md).
     """
 
     @torch.no_grad()
