@@ -19,6 +19,7 @@ from mmcv.cnn.bricks import DropPath
 from torch import Tensor, nn
 
 from mmseg_ext.backbones.backbone import Backbone, OutIndices, Settings, settings_of
+from mmseg_ext.layers.manhattan_attention import Decay
 from mmseg_ext.layers.manhattan_block import ManhattanBlock, channels_first, channels_last
 
 # Depths, widths, heads, feed-forward ratios, decay ranges (the decays start at 2), which stages
@@ -130,7 +131,7 @@ class RMT(Backbone):
         with_cp: bool = False,
         norm_cfg: dict | None = None,
         drop_path_rate: float | None = None,
-        decay: str | None = "logit",
+        decay: Decay | None = "logit",
         lce: bool = True,
         cpe: bool = True,
         num_classes: int | None = None,

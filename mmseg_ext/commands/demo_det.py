@@ -6,6 +6,7 @@ import io
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from mmseg_ext.commands import one_line
 from mmseg_ext.commands._launch import one_message
 from mmseg_ext.commands._short_run import ProgressLine, data_root_options, log_to_file_only
 from mmseg_ext.datasets.shapes import Recipe
-from mmseg_ext.detection.shapes_coco import annotate, annotation_file
+from mmseg_ext.detection.shapes_coco import annotation_file
 from mmseg_ext.engine.launch import build_train_runner
 from mmseg_ext.environment import configs_folder
 from mmseg_ext.reports.pictures import draw_panels
@@ -27,6 +28,7 @@ from mmseg_ext.reports.pictures import draw_panels
 CONFIG = str(configs_folder() / "detection/mask_rcnn_rmt_shapes.py")
 REQUIRED_AP = {"bbox": 0.40, "segm": 0.25}
 SHOWN = 6
+_SPLITS = ("train", "val", "test")
 SCORE = 0.5  # detections below it are not drawn
 
 
@@ -39,12 +41,11 @@ def demo(
 ) -> bool:
     """Train, evaluate and draw into `work_dir`; True if both AP reach `REQUIRED_AP`."""
     print("mmseg_ext demo: Mask R-CNN with RMT on the embedded scenes", flush=True)
-    annotate(data_root, recipe)
     with log_to_file_only():
         warnings.filterwarnings(
             "ignore", message="mmseg_ext.detection.operators_in_pytorch stands in"
         )
-        options = {**data_options(data_root), **(options or {})}
+        options = {**data_options(data_root, recipe), **(options or {})}
         runner = build_train_runner(CONFIG, options, str(work_dir), resume=resume)
     runner.register_hook(ProgressLine())
     start = time.perf_counter()
@@ -70,11 +71,12 @@ def demo(
     return not missed
 
 
-def data_options(data_root: Path) -> dict:
-    """Config options that put the data of all splits at `data_root`."""
+def data_options(data_root: Path, recipe: Recipe) -> dict:
+    """Config options that put the data of all splits at `data_root`, and make them by `recipe`."""
     options = data_root_options(f"{data_root}/")
     validation = str(annotation_file(data_root, "val"))
-    return options | {f"{split}_evaluator.ann_file": validation for split in ("val", "test")}
+    options |= {f"{loader}_dataloader.dataset.recipe": asdict(recipe) for loader in _SPLITS}
+    return options | {f"{split}_evaluator.ann_file": validation for split in _SPLITS[1:]}
 
 
 def draw_detections(runner: Runner, path: Path) -> None:
@@ -94,15 +96,15 @@ def draw_detections(runner: Runner, path: Path) -> None:
 
 
 def painted(image: np.ndarray, objects: InstanceData, metainfo: dict) -> np.ndarray:
-    """An image (H, W, 3) uint8 with the masks of objects laid over it and their boxes drawn."""
-    canvas = image.astype(float)
+    """An image (H, W, 3) uint8 in grey, with masks and boxes of objects in colour."""
+    canvas = np.repeat(0.55 * image.mean(-1, keepdims=True) + 60, 3, -1)
     boxes = getattr(objects.bboxes, "tensor", objects.bboxes).round().int().tolist()
     masks = getattr(objects.masks, "masks", objects.masks)
     limit = np.array(image.shape[1::-1] * 2) - 1
     for box, mask, label in zip(boxes, masks, objects.labels.tolist(), strict=True):
         colour = np.array(metainfo["palette"][label], float)
         inside = np.asarray(mask, bool)
-        canvas[inside] = 0.45 * canvas[inside] + 0.55 * colour
+        canvas[inside] = 0.35 * canvas[inside] + 0.65 * colour
         left, top, right, bottom = np.clip(box, 0, limit)
         canvas[[top, bottom], left : right + 1] = colour
         canvas[top : bottom + 1, [left, right]] = colour

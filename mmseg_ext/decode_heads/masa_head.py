@@ -10,6 +10,7 @@ from mmseg.registry import MODELS
 from torch import Tensor, nn
 
 from mmseg_ext.decode_heads.ea_head import conv_module
+from mmseg_ext.layers.manhattan_attention import Decay
 from mmseg_ext.layers.manhattan_block import ManhattanBlock, channels_first, channels_last
 
 
@@ -43,7 +44,7 @@ class MaSAHead(BaseDecodeHead):
         decay_start: float = 2.0,
         decay_range: float = 4.0,
         decomposed: bool = True,
-        decay: str | None = "logit",
+        decay: Decay | None = "logit",
         norm_cfg: dict | None = dict(type="BN"),
         **kwargs,
     ):

@@ -1,8 +1,11 @@
-"""mmdetection's `CocoDataset`, refusing what it reads as fewer classes, other classes or no masks.
+"""mmdetection's `CocoDataset`, refusing what it reads as fewer classes, other classes or no masks,
+and with it the embedded scenes.
 
 It needs mmdetection and is imported by the configs under configs/detection, not by `mmseg_ext`.
 """
 
+from mmseg_ext.datasets.shapes import METAINFO, Recipe
+from mmseg_ext.detection.shapes_coco import annotate
 from mmseg_ext.environment import require_package
 from mmseg_ext.errors import LabelError
 
@@ -69,3 +72,22 @@ class CheckedCocoDataset(CocoDataset):
                     f"{self.ann_file}: an object of {image['img_path']} has its mask as run "
                     "lengths, which LoadAnnotations(poly2mask=False) ignores; leave poly2mask out"
                 )
+
+
+@DATASETS.register_module()
+class ShapesCocoDataset(CheckedCocoDataset):
+    """The embedded scenes; those that are not in `data_root` yet are made with their annotations.
+
+    Args:
+        recipe: The fields of `shapes.Recipe`; every split in one folder must name the same.
+        kwargs: As for `CocoDataset`.
+
+    Raises:
+        FileExistsError: if `data_root` holds something else or another recipe's scenes.
+    """
+
+    METAINFO = {name: values[1:] for name, values in METAINFO.items()}  # no background
+
+    def __init__(self, data_root: str = "data/shapes", recipe: dict | None = None, **kwargs):
+        annotate(data_root, Recipe(**(recipe or {})))
+        super().__init__(data_root=data_root, **kwargs)

@@ -10,6 +10,8 @@ Deviations, none of which changes the published result:
 - Decays and rotary phases come from the positions in every forward; the state dict has none.
 """
 
+from typing import Literal, get_args
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from mmseg_ext.layers.precision import full_precision
 from mmseg_ext.layers.shapes import is_fixed, require_channels_last_map
 
-_DECAYS = ("logit", "product", None)
+Decay = Literal["logit", "product"]
+_DECAYS = (*get_args(Decay), None)
 
 # A slice of whole maps: at most this many queries, and at most this many bytes of bias. On a CPU
 # 256 queries measured best of 32 to 512 at 8192 positions and 8 heads.
@@ -57,7 +60,7 @@ class ManhattanAttention(nn.Module):
         decay_start: float = 2.0,
         decay_range: float = 4.0,
         decomposed: bool = True,
-        decay: str | None = "logit",
+        decay: Decay | None = "logit",
         lce: bool = True,
         rotary: bool = True,
     ):

@@ -146,15 +146,20 @@ def sizes_replaced(node):
     return node
 
 
+RECIPE = dict(train=2, val=2, size=96)
+
+
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("scenes") / "shapes"
-    annotate(root, Recipe(train=2, val=2, size=96))
+    annotate(root, Recipe(**RECIPE))
     return root
 
 
 def dataset(settings: dict, root: Path, split: str):
     """The config's dataset and pipeline on the embedded scenes."""
+    if "recipe" in settings:
+        settings["recipe"] = RECIPE
     settings = sizes_replaced(settings) | {
         "data_root": f"{root}/",
         "ann_file": f"annotations/instances_{split}.json",

@@ -20,11 +20,11 @@ from mmseg.structures import SegDataSample
 import mmseg_ext.detection.operators_in_pytorch  # noqa: F401
 from mmseg_ext.commands.demo_det import data_options, demo
 from mmseg_ext.datasets.shapes import Recipe
-from mmseg_ext.detection.shapes_coco import annotate
 from mmseg_ext.engine.launch import build_train_runner, load_settings
 from mmseg_ext.errors import LaunchError
 from tests.configs import CONFIGS
 
+RECIPE = Recipe(train=4, val=1, size=64)
 SHAPES = CONFIGS / "detection/mask_rcnn_rmt_shapes.py"
 # As the configs for COCO: epochs, a sampler of mmengine's, batches of mmdetection's.
 BY_EPOCH = f"""
@@ -44,13 +44,11 @@ randomness = dict(seed=None)
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    root = tmp_path_factory.mktemp("scenes") / "shapes"
-    annotate(root, Recipe(train=4, val=1, size=64))
-    return root
+    return tmp_path_factory.mktemp("scenes") / "shapes"  # the first training makes them
 
 
 def train(config, root, work_dir, resume=False):
-    options = {**data_options(root), "visualizer.name": work_dir.name}
+    options = {**data_options(root, RECIPE), "visualizer.name": work_dir.name}
     runner = build_train_runner(str(config), options, str(work_dir), resume=resume)
     runner.train()
     return runner.model.state_dict()
@@ -74,7 +72,7 @@ def test_mixed_precision_trains(root, tmp_path):
     """RoIs are cast to the maps' dtype under autocast: the stand-ins take half precision."""
     runner = build_train_runner(
         str(SHAPES),
-        {**data_options(root), "train_cfg.max_iters": 1, "train_cfg.val_interval": 1},
+        {**data_options(root, RECIPE), "train_cfg.max_iters": 1, "train_cfg.val_interval": 1},
         str(tmp_path / "amp"),
         amp=True,
     )

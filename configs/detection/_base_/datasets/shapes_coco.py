@@ -1,12 +1,8 @@
 # The embedded scenes (mmseg_ext/datasets/shapes.py) with COCO annotations: 5 classes, 128x128.
-# `make demo-det` makes them: 640 scenes for training, 128 others for validation.
-dataset_type = "CocoDataset"
+# The first use makes them: 640 scenes for training, 128 others for validation.
+dataset_type = "ShapesCocoDataset"
 data_root = "data/shapes/"
-classes = ("disc", "ring", "square", "triangle", "cross")
-metainfo = dict(
-    classes=classes,
-    palette=[(229, 77, 66), (247, 168, 62), (74, 156, 240), (66, 190, 121), (170, 104, 222)],
-)
+recipe = dict(seed=0, train=640, val=128, size=128)
 
 train_pipeline = [
     dict(type="LoadImageFromFile"),
@@ -30,7 +26,7 @@ train_dataloader = dict(
     dataset=dict(
         type=dataset_type,
         data_root=data_root,
-        metainfo=metainfo,
+        recipe=recipe,
         ann_file="annotations/instances_train.json",
         data_prefix=dict(img=""),
         filter_cfg=dict(filter_empty_gt=True),
@@ -44,7 +40,7 @@ val_dataloader = dict(
     dataset=dict(
         type=dataset_type,
         data_root=data_root,
-        metainfo=metainfo,
+        recipe=recipe,
         ann_file="annotations/instances_val.json",
         data_prefix=dict(img=""),
         test_mode=True,
