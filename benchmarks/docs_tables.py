@@ -85,7 +85,7 @@ def zoo_table() -> str:
             here = trained.get(name, "not trained")
             paper = [published["miou"], published["source"]]
             rows.append([*cells(costs[name]), training(name), *paper, here])
-        tables.append(f"### {title}\n\n{markdown(headings, rows)}")
+        tables.append(f"## {title}\n\n{markdown(headings, rows)}")
     return "\n".join(tables)
 
 
