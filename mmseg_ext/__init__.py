@@ -6,7 +6,7 @@ mmsegmentation, so a config only needs
 mmpretrain know the backbones, the runner and the hooks too, with mmsegmentation or without. Without
 the mm stack the import succeeds and registers nothing; ``mmseg_ext.layers`` is plain PyTorch.
 Nothing else in a process changes that imports the package. A command of its own answers Ctrl-C with
-one line.
+one line, and registers once it has read its flags.
 """
 
 from mmseg_ext import interruption
@@ -15,6 +15,7 @@ interruption.guard_imports()
 
 import importlib
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 from mmseg_ext.environment import (
     BASE,
@@ -23,8 +24,10 @@ from mmseg_ext.environment import (
     stack_problem,
 )
 from mmseg_ext.errors import StackError
-from mmseg_ext.inference.fusion import fuse_model
 from mmseg_ext.version import __version__
+
+if TYPE_CHECKING:
+    from mmseg_ext.inference.fusion import fuse_model
 
 __all__ = [
     "StackError",
@@ -39,7 +42,19 @@ _ANY_PACKAGE = ("backbones", "datasets", "engine")
 _MMSEG = ("decode_heads", "segmentors", "evaluation", "reports")
 
 
-def _register() -> None:
+def __getattr__(name: str):
+    """`fuse_model` is imported when it is asked for, and torch with it."""
+    if name == "fuse_model":
+        from mmseg_ext.inference.fusion import fuse_model
+
+        return fuse_model
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def register() -> None:
+    """Register what this package has, as far as the stack is there; importing it does the same."""
+    if stack_problem(BASE) is not None:
+        return
     rooms = _ANY_PACKAGE if stack_problem() else _ANY_PACKAGE + _MMSEG
     with quiet_stack_imports():
         for name in rooms:
@@ -57,7 +72,7 @@ def register_all_modules(init_default_scope: bool = True) -> None:
     from mmseg.utils import register_all_modules as register_mmseg
 
     register_mmseg(init_default_scope)
-    _register()
+    register()
 
 
 def use_operators_in_pytorch() -> None:
@@ -73,7 +88,7 @@ def use_operators_in_pytorch() -> None:
     if before is not None and stack_problem() is None:
         for name in ("backbones", "datasets"):  # with mmsegmentation they have more
             importlib.reload(importlib.import_module(f"mmseg_ext.{name}"))
-        _register()
+        register()
 
 
 def safe_loading(min_backbone_share: float | None = None) -> AbstractContextManager:
@@ -96,5 +111,5 @@ def safe_loading(min_backbone_share: float | None = None) -> AbstractContextMana
     return SafeLoading(min_backbone_share)
 
 
-if stack_problem(BASE) is None:
-    _register()
+if not interruption.is_command():
+    register()

@@ -3,9 +3,11 @@
 Python answers Ctrl-C with a traceback, and the imports of a command take seconds.
 """
 
+import itertools
 import os
 import signal
 import sys
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,7 +24,7 @@ def tell_interruption() -> None:
 
 def guard_imports() -> None:
     """If this process is a command of the package, Ctrl-C ends it at once. Else nothing changes."""
-    if _is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    if is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
 
 
@@ -37,10 +39,16 @@ def _end(number: int, frame) -> NoReturn:
     os._exit(STATUS)  # an exception could be swallowed by one of the modules that import now
 
 
-def _is_command() -> bool:
-    """`python -m mmseg_ext`, the script `mmseg-ext`, or a file under `tools` or `demo`."""
-    name = sys.argv[0] if sys.argv else ""
-    if name == "-m":  # Python sets the path once the package is imported
-        return "mmseg_ext" in sys.orig_argv
-    path = Path(name).resolve()
-    return path.stem == "mmseg-ext" or any(path.is_relative_to(folder) for folder in _PROGRAMS)
+def is_command() -> bool:
+    """Whether this process is a command of the package, and not one that a command has started.
+
+    That is `python -m mmseg_ext`, the script `mmseg-ext`, or a command's file in `tools` or `demo`.
+    """
+    if not sys.argv or parent_process() is not None:
+        return False
+    if sys.argv[0] == "-m":  # Python sets the path once the package is imported
+        return ("-m", "mmseg_ext") in itertools.pairwise(sys.orig_argv)
+    path = Path(sys.argv[0]).resolve()
+    if any(path.is_relative_to(folder) for folder in _PROGRAMS):
+        return (_PACKAGE / "commands" / path.name).is_file()
+    return path.name in ("mmseg-ext", "mmseg-ext.exe")

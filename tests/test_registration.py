@@ -81,6 +81,33 @@ def test_without_the_stack_the_layers_work(tmp_path):
         assert error.startswith("mmseg_ext: the package 'mmcv' is not installed; run: pip install")
 
 
+WITHOUT_THE_PACKAGE = """
+import sys
+import mmseg.models, mmseg.datasets, mmseg.evaluation, mmseg.engine, mmengine.runner
+before = set(sys.modules)
+import mmseg_ext, mmseg_ext.layers
+new = set(sys.modules) - before
+print(*sorted(name for name in new if not name.startswith("mmseg_ext.")))
+"""
+LAYERS = """
+import sys
+import torch
+before = set(sys.modules)
+import mmseg_ext.layers
+print(*sorted(name for name in set(sys.modules) - before if name.startswith("torch.")))
+"""
+
+
+def test_importing_costs_what_the_stack_costs(tmp_path):
+    """Of others there are filelock, which torch asks for, and torch's counters."""
+    result = run(WITHOUT_THE_PACKAGE, tmp_path)
+    new = {name.split(".")[0] for name in result.stdout.splitlines()[-1].split()}
+    assert new - set(sys.stdlib_module_names) == {"filelock", "mmseg_ext", "torch"}, result.stderr
+    assert "torch._" not in result.stdout and "torch.onnx" not in result.stdout
+    result = run(LAYERS, tmp_path, ("mmcv",))
+    assert result.stdout == "\n", result.stderr  # torch as it is, without the stack
+
+
 def test_another_package_names_a_backbone_with_the_scope():
     other = Registry("model", scope="other", parent=ROOT_MODELS)
     assert type(other.build({"type": "mmseg.RMT", "arch": "tiny"})) is mmseg_ext.backbones.RMT

@@ -16,12 +16,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-import torch
-
-from mmseg_ext import interruption, safe_loading, use_operators_in_pytorch
+from mmseg_ext import interruption, register, safe_loading, use_operators_in_pytorch
 from mmseg_ext.environment import BASE, STACK, has_compiled_operators, stack_problem
+
+if TYPE_CHECKING:
+    import torch
 
 
 def commands() -> dict[str, str]:
@@ -37,21 +38,19 @@ def commands() -> dict[str, str]:
 def start(name: str) -> NoReturn:
     """Run a command with this process's command line, and end the process with its status.
 
-    Without a usable mm stack the process ends with one line and status 1; `check_dataset`, whose
-    status 1 says that the data have problems, ends with 2. `env` and `doctor` report the stack
-    themselves. Training and testing also run without mmsegmentation. Whatever a command loads, it
-    loads without running code. An unexpected exception becomes one line that names the file with
-    its traceback. Ctrl-C becomes one line and status 130.
+    `--help` and a wrong flag are answered before the stack is imported. Without a usable mm stack
+    the process ends with one line and status 1; `check_dataset`, whose status 1 says that the data
+    have problems, ends with 2. `env` and `doctor` report the stack themselves, and `where` needs
+    none. Training and testing also run without mmsegmentation. Whatever a command loads, it loads
+    without running code. An unexpected exception becomes one line that names the file with its
+    traceback. Ctrl-C becomes one line and status 130.
     """
-    usable = stack_problem(BASE) is None and find_spec("mmseg") is not None
-    if usable and stack_problem() is not None and not has_compiled_operators():
-        use_operators_in_pytorch()
-    if name not in ("env", "doctor", "where"):
-        problem = stack_problem(BASE if _detects_or_classifies(name) else STACK)
-        if problem is not None:
-            print(problem, file=sys.stderr)
-            sys.exit(2 if name == "check_dataset" else 1)
-        safe_loading()
+    from mmseg_ext.commands import _flags  # which describes the commands by what is above
+
+    with contextlib.suppress(ImportError):  # --cfg-options without mmengine, which is named below
+        getattr(_flags, name)().parse_args()
+    if name != "where":
+        _prepare_stack(name)
     try:
         main = importlib.import_module(f"mmseg_ext.commands.{name}").main
         interruption.release_imports()
@@ -66,6 +65,20 @@ def start(name: str) -> NoReturn:
             f"(the traceback is in {_write_traceback(name)})"
         )
     sys.exit(status)
+
+
+def _prepare_stack(name: str) -> None:
+    """Register everything, or end the process with what is wrong with the stack."""
+    register()
+    usable = stack_problem(BASE) is None and find_spec("mmseg") is not None
+    if usable and stack_problem() is not None and not has_compiled_operators():
+        use_operators_in_pytorch()
+    if name not in ("env", "doctor"):
+        problem = stack_problem(BASE if _detects_or_classifies(name) else STACK)
+        if problem is not None:
+            print(problem, file=sys.stderr)
+            sys.exit(2 if name == "check_dataset" else 1)
+        safe_loading()
 
 
 def one_line(main: Callable) -> Callable:
@@ -85,8 +98,10 @@ def one_line(main: Callable) -> Callable:
     return run
 
 
-def usable_device(name: str) -> torch.device:
+def usable_device(name: str) -> "torch.device":
     """The device of this name; a ValueError says why PyTorch cannot use it here."""
+    import torch
+
     try:
         return torch.empty(0, device=name).device
     except (AssertionError, RuntimeError) as error:  # the first where PyTorch is built without CUDA

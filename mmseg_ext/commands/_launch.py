@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 
 import torch.distributed
-from mmengine.config import DictAction
 
 from mmseg_ext.engine.distributed import name_slurm_process
 from mmseg_ext.errors import (
@@ -37,39 +36,6 @@ _DISK = (
     errno.EACCES,
     errno.ENOTDIR,
 )
-
-
-class ConfigOptions(DictAction):
-    """mmengine's KEY=VALUE pairs of `--cfg-options`; one without '=' is a usage error."""
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        for value in values:
-            if "=" not in value:
-                parser.error(f"argument {option_string}: expected KEY=VALUE, got {value!r}")
-        super().__call__(parser, namespace, values, option_string)
-
-
-def config_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--cfg-options",
-        nargs="+",
-        action=ConfigOptions,
-        metavar="KEY=VALUE",
-        help="override settings of the config, e.g. train_cfg.max_iters=100 "
-        'model.backbone.init_cfg=None key="[(a,b),(c,d)]" (no white space within a value)',
-    )
-
-
-def common_flags(parser: argparse.ArgumentParser) -> None:
-    """Options of the config, and how processes are started."""
-    config_flag(parser)
-    parser.add_argument(
-        "--launcher",
-        choices=["none", "pytorch", "slurm", "mpi"],
-        default="none",
-        help="how several processes are started",
-    )
-    parser.add_argument("--local_rank", "--local-rank", type=int, default=0)
 
 
 def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:

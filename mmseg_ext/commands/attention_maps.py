@@ -1,6 +1,5 @@
 """Draw what a model's attention layers look at in images, as PNG panels."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from mmengine.registry import init_default_scope
 from torch import Tensor, nn
 
 from mmseg_ext.commands import one_line, usable_device
-from mmseg_ext.commands._launch import config_flag
+from mmseg_ext.commands._flags import attention_maps as parser
 from mmseg_ext.datasets.images import decode, read_bytes
 from mmseg_ext.datasets.metainfo import unwrapped
 from mmseg_ext.engine.launch import load_settings
@@ -54,29 +53,9 @@ def network_input(model: nn.Module, path: str) -> tuple[Tensor, np.ndarray, tupl
     return image, shown, sample["data_samples"].metainfo["ori_shape"]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="What a model attends to, as PNG panels.")
-    parser.add_argument("config")
-    parser.add_argument("checkpoint", help="weights; 'none' for random ones")
-    parser.add_argument("images", nargs="+", metavar="IMAGE")
-    parser.add_argument(
-        "--pixel",
-        nargs=2,
-        type=int,
-        metavar=("ROW", "COLUMN"),
-        help="the query, in the image as it is on disk (default: its middle)",
-    )
-    parser.add_argument("--layers", nargs="+", metavar="NAME", help="default: last of each kind")
-    parser.add_argument("--list", action="store_true", help="print the layers' names and stop")
-    parser.add_argument("--out", type=Path, default=Path("work_dirs/attention_maps"))
-    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    config_flag(parser)
-    return parser
-
-
 @one_line
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     config = load_settings(args.config, args.cfg_options)
     init_default_scope(config.get("default_scope", "mmseg"))
     torch.manual_seed(0)  # for random weights

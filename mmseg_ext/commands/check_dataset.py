@@ -1,7 +1,6 @@
 """Read every image and label map of a config and name each that training would trip over."""
 
 import argparse
-import os
 import sys
 import time
 import traceback
@@ -12,43 +11,12 @@ from mmengine.registry import init_default_scope
 from rich.console import Console
 
 from mmseg_ext import register_all_modules
-from mmseg_ext.commands._launch import config_flag
-from mmseg_ext.datasets.check import SPLITS, check, tables
+from mmseg_ext.commands._flags import check_dataset as parser
+from mmseg_ext.datasets.check import check, tables
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.errors import CannotCheckError, LaunchError
 
 CLEAN, PROBLEMS, COULD_NOT_RUN = 0, 1, 2
-
-EPILOG = """\
-Each problem is one line: split, kind, file, values. Exit status: 0 clean, 1 problems, 2 the check
-could not run (no such config, data not there). A config whose splits share images on purpose, as
-training on trainval does, says allow_overlap = True.
-"""
-
-
-def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
-        prog="check_dataset",
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    result.add_argument("config", help="path of the config")
-    result.add_argument("--split", nargs="+", choices=SPLITS, help="by default all of the config")
-    result.add_argument(
-        "--workers",
-        type=_count,
-        default=min(os.cpu_count() or 1, 8),
-        help="processes that read, 0 for this one (default: the CPU's cores, at most 8)",
-    )
-    config_flag(result)
-    return result
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be 0 or more, not {text!r}")
-    return int(text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

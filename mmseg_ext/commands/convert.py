@@ -1,32 +1,17 @@
 """Convert published weights to mmsegmentation's names: FAMILY SRC DST."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from mmseg_ext.checkpoint.files import check_suffix, read_state_dict, write_weights
 from mmseg_ext.commands import one_line
+from mmseg_ext.commands._flags import convert as parser
 from mmseg_ext.published import FAMILIES, convert_official
 
 
 @one_line
 def main(argv: Sequence[str] | None = None) -> int:
-    sources = "\n".join(f"  {name}: {family.source}" for name, family in FAMILIES.items())
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        epilog=f"The command downloads nothing. The families and their files:\n{sources}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("family", choices=FAMILIES, metavar="FAMILY", help="listed below")
-    parser.add_argument("src", help="published weights: .pth, .pth.tar or .safetensors")
-    parser.add_argument("dst", type=Path, help="file to write: .pth or .safetensors")
-    parser.add_argument(
-        "--classifier",
-        action="store_true",
-        help="keep the classifier, for a backbone built with num_classes",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace DST if it exists")
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     check_suffix(args.dst)
     if args.dst.exists() and not args.overwrite:
         raise FileExistsError(f"{args.dst} exists; --overwrite replaces it")

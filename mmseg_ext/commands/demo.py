@@ -1,6 +1,5 @@
 """Train EANet on the embedded dataset, test it, draw its predictions: `make demo`."""
 
-import argparse
 import contextlib
 import io
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from mmseg.registry import DATASETS
 
 from mmseg_ext.atomic_write import save_figure, write_text
 from mmseg_ext.commands import one_line
+from mmseg_ext.commands._flags import demo as parser
 from mmseg_ext.commands._short_run import Outcome, data_root_options, train_and_test
 from mmseg_ext.cost.model_cost import markdown
 from mmseg_ext.engine.launch import load_settings
@@ -99,15 +99,7 @@ def comparison_table(outcomes: dict[str, Outcome]) -> str:
 
 @one_line
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work-dir", type=Path, default=Path("work_dirs/demo"))
-    parser.add_argument("--data-root", help="where the dataset is, or is generated (data/shapes)")
-    parser.add_argument(
-        "--compare",
-        action="store_true",
-        help="train FCN and DANet under the same budget too, and write a table",
-    )
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     options = data_root_options(args.data_root) if args.data_root else None
     if args.compare:
         compare(args.work_dir, options)

@@ -1,6 +1,5 @@
 """Train a small Mask R-CNN with RMT on the embedded scenes, draw what it finds: `make demo-det`."""
 
-import argparse
 import contextlib
 import io
 import time
@@ -17,6 +16,7 @@ from mmengine.runner import Runner
 from mmengine.structures import InstanceData
 
 from mmseg_ext.commands import one_line
+from mmseg_ext.commands._flags import demo_det as parser
 from mmseg_ext.commands._launch import one_message
 from mmseg_ext.commands._short_run import ProgressLine, data_root_options, log_to_file_only
 from mmseg_ext.datasets.shapes import Recipe
@@ -113,10 +113,6 @@ def painted(image: np.ndarray, objects: InstanceData, metainfo: dict) -> np.ndar
 
 @one_line
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work-dir", type=Path, default=Path("work_dirs/demo_det"))
-    parser.add_argument("--data-root", type=Path, default=Path("data/shapes"))
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     with one_message():
         return int(not demo(args.work_dir, args.data_root, args.resume))

@@ -1,18 +1,17 @@
 """Check what works on this machine, and how fast; status 1 where a check fails."""
 
-import argparse
 import json
 import platform
 import time
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.commands import one_line, usable_device
+from mmseg_ext.commands._flags import doctor as parser
 from mmseg_ext.doctor.checks import checks, perform
 from mmseg_ext.version import __version__
 
@@ -22,8 +21,8 @@ STATUSES = ("ok", "slow", "FAIL", "skipped")
 @one_line
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the checks; 1 where one fails. Slow and skipped ones are no failure."""
-    args = _parser().parse_args(argv)
-    device = usable_device(args.device)
+    args = parser().parse_args(argv)
+    device = usable_device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device {args.device!r}: the doctor knows cuda, cuda:N and cpu")
     if device.type == "cuda":
@@ -44,18 +43,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         write_text(json.dumps(record, indent=1) + "\n", args.json)
     return int(counts["FAIL"] > 0)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mmseg-ext doctor", description=__doc__)
-    parser.add_argument(
-        "--device",
-        default="cuda" if torch.cuda.is_available() else "cpu",
-        help="cuda, cuda:N or cpu; a GPU where there is one",
-    )
-    parser.add_argument("--quick", action="store_true", help="a minute instead of five")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there")
-    return parser
 
 
 def _run(device: torch.device, quick: bool) -> list[dict]:

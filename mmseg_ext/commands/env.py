@@ -1,14 +1,14 @@
 """Print versions, devices and registered names; status 1 where the mm stack is not usable."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 
+from mmseg_ext.commands._flags import env as parser
 from mmseg_ext.environment import describe, stack_problem
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    argparse.ArgumentParser(description=__doc__).parse_args(argv)
+    parser().parse_args(argv)
     rows = describe()
     width = max(len(name) for name, _ in rows)
     for name, value in rows:

@@ -12,6 +12,7 @@ from PIL import Image
 from mmseg_ext import register_all_modules
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.commands import one_line
+from mmseg_ext.commands._flags import export as parser
 from mmseg_ext.datasets.metainfo import unwrapped
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.engine.load_trained import load_trained
@@ -33,7 +34,7 @@ IMAGES = (".jpg", ".jpeg", ".png", ".bmp")
 
 @one_line
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     register_all_modules()
     config = load_settings(args.config)
     size = _size(args.shape, config)
@@ -72,19 +73,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 )
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("config")
-    parser.add_argument("checkpoint", help="checkpoint file, or 'none' for random weights")
-    parser.add_argument("--format", choices=tuple(SUFFIXES), default="onnx")
-    parser.add_argument("--dynamic", action="store_true", help="images of any size and number")
-    parser.add_argument("--fuse", action="store_true", help="fold batch norms, compose EA")
-    parser.add_argument("--shape", type=int, nargs="+", help="H [W]; by default the config's crop")
-    parser.add_argument("--images", help="a real image or a folder, to compare on")
-    parser.add_argument("--out", type=Path, help="file to write; by default CONFIG's name here")
-    return parser
 
 
 def _size(shape: list[int] | None, config: Config) -> tuple[int, int]:

@@ -1,6 +1,5 @@
 """Segment an image or a folder of images; label maps and overlays as PNG files."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from rich.progress import track
 
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.commands import one_line, usable_device
+from mmseg_ext.commands._flags import image_demo as parser
 from mmseg_ext.datasets.images import decode, read_bytes
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.errors import UnreadableFileError
@@ -49,21 +49,9 @@ def find_images(path: Path, out: Path) -> dict[Path, Path]:
     }
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Segment an image or a folder of images.")
-    parser.add_argument("input", type=Path, help="image, or folder, which is searched through")
-    parser.add_argument("config")
-    parser.add_argument("checkpoint", help="checkpoint file, or 'none' for random weights")
-    parser.add_argument("--out", type=Path, default=Path("outputs"), help="folder of the results")
-    parser.add_argument("--opacity", type=float, default=0.5, help="of the classes' colours")
-    parser.add_argument("--with-labels", action="store_true", help="write the classes' names")
-    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    return parser
-
-
 @one_line
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     if not 0 <= args.opacity <= 1:
         raise ValueError(f"--opacity must lie between 0 and 1, not {args.opacity}")
     results = find_images(args.input, args.out)

@@ -1,14 +1,13 @@
 """Count parameters and multiply-adds of configs, measure time and memory; print a table."""
 
-import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
 from mmseg_ext import register_all_modules
 from mmseg_ext.commands import one_line, usable_device
+from mmseg_ext.commands._flags import model_cost as parser
 from mmseg_ext.cost.model_cost import (
     HEADINGS,
     cells,
@@ -21,15 +20,7 @@ from mmseg_ext.cost.model_cost import (
 
 @one_line
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Table of what the configs cost.")
-    parser.add_argument("configs", nargs="+", type=Path)
-    parser.add_argument("--time", action="store_true", help="measure a forward of one crop, too")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=1, help="crops of the measured forward")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--channels-last", action="store_true")
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     register_all_modules()
     layout = torch.channels_last if args.channels_last else torch.contiguous_format
     placement = {"dtype": getattr(torch, args.dtype), "memory_format": layout}

@@ -1,10 +1,9 @@
 """Print the config and the run record that `train` would start with."""
 
 import json
-import os
 from collections.abc import Sequence
 
-from mmseg_ext.commands import train
+from mmseg_ext.commands._flags import print_config as parser
 from mmseg_ext.commands._launch import one_message
 from mmseg_ext.engine.amp import enable_amp
 from mmseg_ext.engine.launch import enable_learning_rate_scaling, load_settings
@@ -16,13 +15,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     The number of processes is `WORLD_SIZE` where that is set, else `--world-size`.
     """
-    parser = train.parser()
-    parser.prog = "print_config.py"
-    parser.description = "Print the config and the record that a training would start with"
-    parser.add_argument(
-        "--world-size", type=int, default=int(os.environ.get("WORLD_SIZE", 1)), help="processes"
-    )
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     with one_message():
         cfg = load_settings(args.config, args.cfg_options, args.work_dir, args.launcher)
         if args.amp:

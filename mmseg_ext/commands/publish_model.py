@@ -4,7 +4,6 @@ mmsegmentation's `publish_model.py` calls `torch.load`, which since torch 2.6 re
 training checkpoints, and shortens names (`depth.pth` becomes `de`).
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from mmseg_ext.checkpoint.files import (
     write_weights,
 )
 from mmseg_ext.commands import one_line
+from mmseg_ext.commands._flags import publish_model as parser
 
 
 def publish(source: str | Path, destination: str | Path) -> Path:
@@ -43,9 +43,6 @@ def publish(source: str | Path, destination: str | Path) -> Path:
 
 @one_line
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("in_file", help="training checkpoint")
-    parser.add_argument("out_file", help="NAME.pth or NAME.safetensors; the hash joins the name")
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     print(publish(args.in_file, args.out_file))
     return 0

@@ -1,22 +1,16 @@
 """Write what one or several runs recorded on one HTML page."""
 
-import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from mmseg_ext.commands import one_line
+from mmseg_ext.commands._flags import report as parser
 from mmseg_ext.reports.page import write_report
 
 
 @one_line
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description="One HTML page of one or several runs. Nothing in a WORK_DIR is executed."
-    )
-    parser.add_argument("work_dirs", nargs="+", type=Path, metavar="WORK_DIR")
-    parser.add_argument("--out", type=Path, help="default: report.html in the first WORK_DIR")
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     path = args.out or args.work_dirs[0] / "report.html"
     runs = write_report(args.work_dirs, path)
     for note in (note for run in runs for note in run.notes):

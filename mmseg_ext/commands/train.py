@@ -6,30 +6,10 @@ from collections.abc import Sequence
 from mmengine.runner import Runner
 
 from mmseg_ext.checkpoint.loading import SafeLoading, require_coverage
-from mmseg_ext.commands._launch import common_flags, one_message, parsed
+from mmseg_ext.commands._flags import train as parser
+from mmseg_ext.commands._launch import one_message, parsed
 from mmseg_ext.engine.config_check import explained
 from mmseg_ext.engine.launch import build_train_runner
-
-
-def parser() -> argparse.ArgumentParser:
-    """The flags, which `print_config` has too."""
-    flags = argparse.ArgumentParser(prog="train.py", description="Train a segmentor")
-    flags.add_argument("config", help="path of the config")
-    flags.add_argument("--work-dir", help="where logs and checkpoints go")
-    flags.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on from the latest checkpoint in the work directory, where there is one",
-    )
-    flags.add_argument("--amp", action="store_true", help="automatic mixed precision")
-    flags.add_argument(
-        "--auto-scale-lr",
-        action="store_true",
-        help="multiply the learning rate by the effective batch over "
-        "auto_scale_lr.base_batch_size of the config",
-    )
-    common_flags(flags)
-    return flags
 
 
 def runner_of(args: argparse.Namespace) -> Runner:

@@ -3,17 +3,17 @@
 import torch
 from torch import Tensor
 
-try:
-    from torch.fx.experimental.symbolic_shapes import has_static_value
-except ImportError:  # torch 2.4
-
-    def has_static_value(size: int) -> bool:
-        return isinstance(size, int) and not torch.compiler.is_compiling()
-
 
 def is_fixed(*sizes: int) -> bool:
     """Whether the sizes are numbers: not those of a program for any size, nor a tracer's."""
-    return not torch.jit.is_tracing() and all(has_static_value(size) for size in sizes)
+    if torch.jit.is_tracing():
+        return False
+    if not torch.compiler.is_compiling() and all(isinstance(size, int) for size in sizes):
+        return True
+    from torch.fx.experimental import symbolic_shapes  # and sympy, which eager code needs not
+
+    has_static_value = getattr(symbolic_shapes, "has_static_value", None)  # torch 2.4 has none
+    return has_static_value is not None and all(has_static_value(size) for size in sizes)
 
 
 def require_map(x: Tensor, channels: int, name: str = "x") -> None:

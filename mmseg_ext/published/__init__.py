@@ -4,9 +4,10 @@ The module of a family holds its renaming rules and reads the architecture from 
 """
 
 from importlib import import_module
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from mmseg_ext.published.key_map import StateDict
+if TYPE_CHECKING:
+    from mmseg_ext.published.key_map import StateDict
 
 
 class Family(NamedTuple):
@@ -40,7 +41,7 @@ FAMILIES = {
 }
 
 
-def convert_official(family: str, state_dict: StateDict, classifier: bool = False) -> StateDict:
+def convert_official(family: str, state_dict: "StateDict", classifier: bool = False) -> "StateDict":
     """Convert a published state dict to our names; the result loads with `strict=True`.
 
     `eanet` fills the whole segmentor of `configs/ea_r101_voc_45k.py`, `rmt_segmentor` that of

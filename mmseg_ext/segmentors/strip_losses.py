@@ -51,7 +51,6 @@ def _known(loss: nn.Module) -> bool:
     )
 
 
-@torch.compiler.disable
 def strip_losses(
     head: BaseDecodeHead, logits: Tensor, data_samples: list[SegDataSample]
 ) -> dict[str, Tensor]:
@@ -59,6 +58,13 @@ def strip_losses(
 
     `logits` are (B, C, h, w), of any float dtype; the losses are in float32 or better.
     """
+    # As a decorator it would import torch._dynamo with this module.
+    return torch.compiler.disable(_strip_losses)(head, logits, data_samples)
+
+
+def _strip_losses(
+    head: BaseDecodeHead, logits: Tensor, data_samples: list[SegDataSample]
+) -> dict[str, Tensor]:
     label = label_maps(head, data_samples).squeeze(1)  # B, H, W
     valid = label != head.ignore_index  # B, H, W
     kept = valid if head.sampler is None else hard_pixels(head, logits, label, valid)

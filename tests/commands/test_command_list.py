@@ -1,11 +1,15 @@
 """`mmseg-ext` lists and runs the commands, and a file under `tools` starts the one of its name."""
 
 import ast
+import os
+import subprocess
+import sys
 
 import pytest
 
 from mmseg_ext.__main__ import main
 from mmseg_ext.commands import commands
+from mmseg_ext.interruption import is_command
 from tests.configs import CONFIGS
 
 ROOT = CONFIGS.parent
@@ -27,6 +31,41 @@ def test_the_list(capsys):
     lines = capsys.readouterr().out.splitlines()[2:]
     assert [line.split()[0] for line in lines] == sorted(commands())
     assert all(len(line) <= 120 for line in lines) and len(lines) <= 18
+
+
+# Blocked, so that importing one of them fails; then the help of every command, in one process.
+WITHOUT_WHAT_TAKES_SECONDS = """
+import sys
+sys.modules |= dict.fromkeys(("torch", "numpy", "mmengine", "mmcv", "mmseg"))
+"""
+HELP_OF_ALL = """
+from mmseg_ext.commands import _flags, commands
+for name in commands():
+    assert len(getattr(_flags, name)().format_help()) > 100, name
+"""
+
+
+def test_the_list_and_the_help_need_neither_torch_nor_the_stack(tmp_path):
+    help_of_all = tmp_path / "mmseg-ext"  # as the script that an installation brings is named
+    help_of_all.write_text(HELP_OF_ALL)
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_WHAT_TAKES_SECONDS)
+    path = os.pathsep.join((str(tmp_path), str(ROOT)))
+    for command in (["-m", "mmseg_ext"], ["tools/train.py", "--help"], [help_of_all]):
+        result = subprocess.run(
+            [sys.executable, *command],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_users_program_in_the_folder_of_the_tools_registers(monkeypatch):
+    """It is no command of ours, so that importing the package registers at once."""
+    for name, ours in (("train.py", True), ("my_evaluation.py", False)):
+        monkeypatch.setattr("sys.argv", [str(ROOT / "tools" / name)])
+        assert is_command() is ours
 
 
 def test_an_unknown_command_is_a_usage_error(capsys):

@@ -18,6 +18,7 @@ def test_an_error_that_nothing_foresaw_is_one_line_and_a_file(monkeypatch, tmp_p
         raise RuntimeError("a shape\n of another\tworld")
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["mmseg-ext env"])
     monkeypatch.setattr(env, "main", fails)
     with pytest.raises(SystemExit) as end:
         start("env")
@@ -31,6 +32,7 @@ def test_an_error_that_nothing_foresaw_is_one_line_and_a_file(monkeypatch, tmp_p
 
 
 def test_a_commands_status_is_the_process_status(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["mmseg-ext env"])
     monkeypatch.setattr(env, "main", lambda: 3)
     with pytest.raises(SystemExit) as end:
         start("env")

@@ -245,3 +245,20 @@ def test_losses_and_gradients_of_every_kind_of_head(head):
     largest = max(g.abs().max() for g in expected.values())
     for name, gradient in gradients.items():
         assert (gradient - expected[name]).abs().max() <= 1e-6 * largest, name
+
+
+def test_a_compiler_leaves_the_loop_over_strips_out():
+    """Two graphs, what comes before and after it, also where there are many strips."""
+    decode_head, samples, graphs = head(), labelled(), []
+
+    def step(logits: torch.Tensor) -> torch.Tensor:
+        return strip_losses(decode_head, 2 * logits, samples)["loss_ce"] + 1
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    logits = torch.randn(2, CLASSES, 9, 11)
+    torch._dynamo.reset()
+    assert torch.compile(step, backend=backend)(logits) == step(logits)
+    assert len(graphs) == 2
