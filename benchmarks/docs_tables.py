@@ -2,7 +2,8 @@
 
     python -m benchmarks.docs_tables            write them
     python -m benchmarks.docs_tables --check    change nothing; status 1 where one is out of date
-    python -m benchmarks.docs_tables --count    count parameters and multiply-adds again before
+    python -m benchmarks.docs_tables --count    count parameters and multiply-adds again before,
+                                                of all configs or of those named
 
 A table stands between `<!-- table NAME -->` and `<!-- end of table -->`. docs/results holds what
 cannot be computed: `miou.json`, published results and those of trainings here; `reproduction.json`,
@@ -49,16 +50,16 @@ def zoo() -> dict[str, Cost]:
     return {name: Cost(name, **numbers) for name, numbers in results("model_zoo").items()}
 
 
-def count_all() -> None:
-    """Count every config's parameters and multiply-adds anew; measured numbers stay."""
-    before, lines = zoo(), []
-    for path in sorted(CONFIGS.glob("*.py")):
-        cost = count_config(path)
-        if path.stem in before:
-            measured = before[path.stem]
-            cost.inference_ms, cost.inference_mib = measured.inference_ms, measured.inference_mib
-        numbers = asdict(cost)
-        lines.append(f"{json.dumps(numbers.pop('name'))}: {json.dumps(numbers)}")
+def count(names: Sequence[str]) -> None:
+    """Count the parameters and multiply-adds of these configs anew; measured numbers stay."""
+    costs = zoo()
+    for name in names:
+        cost, before = count_config(CONFIGS / f"{name}.py"), costs.get(name)
+        if before:
+            cost.inference_ms, cost.inference_mib = before.inference_ms, before.inference_mib
+        costs[name] = cost
+    numbers = {name: asdict(cost) for name, cost in sorted(costs.items())}
+    lines = [f"{json.dumps(n.pop('name'))}: {json.dumps(n)}" for n in numbers.values()]
     (RESULTS / "model_zoo.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
@@ -137,11 +138,11 @@ def outdated() -> dict[Path, str]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing, say what differs")
-    parser.add_argument("--count", action="store_true", help="count parameters and products anew")
+    parser.add_argument("--count", nargs="*", metavar="CONFIG", help="count these anew, or all")
     args = parser.parse_args(argv)
     register_all_modules()
-    if args.count:
-        count_all()
+    if args.count is not None:
+        count(args.count or [path.stem for path in CONFIGS.glob("*.py")])
     pages = outdated()
     for page, text in pages.items():
         print(f"{page.relative_to(ROOT)}: {'out of date' if args.check else 'written'}")

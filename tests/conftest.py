@@ -34,6 +34,7 @@ SLOW = (
     "detection/test_training.py",
     "engine",
     "test_configs.py",
+    "test_contributing.py",
     "test_guides.py",
     "test_packaging.py",
     "test_registration.py",

@@ -1,12 +1,15 @@
 """What the testers of heads and backbones share: gradients, round trips, autocast, export."""
 
 import copy
+import importlib
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from mmseg.registry import MODELS
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -33,6 +36,22 @@ NARROW_RMT = {
     "drop_path_rate": 0.1,
 }
 NARROW_LAMBDA = {"depth": (1, 1, 1, 1), "placement": ((), (), (0,), (0,)), "receptive_field": 5}
+
+
+def untested(package: str, tester: type) -> list[str]:
+    """The models of `mmseg_ext.<package>` that no tester in `tests.<package>` has."""
+
+    def subclasses(cls: type) -> set[type]:
+        return {cls}.union(*map(subclasses, cls.__subclasses__()))
+
+    for path in (Path(__file__).parent / package).glob("test_*.py"):
+        importlib.import_module(f"tests.{package}.{path.stem}")
+    tested = {cls.config["type"] for cls in subclasses(tester) if hasattr(cls, "config")}
+    return sorted(
+        name
+        for name, item in MODELS.module_dict.items()
+        if item.__module__.startswith(f"mmseg_ext.{package}") and name not in tested
+    )
 
 
 def tensors(output) -> list[Tensor]:

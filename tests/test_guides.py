@@ -1,4 +1,4 @@
-"""The guides: a reader's files and commands, run in a copy of the configs."""
+"""The guides: a reader's files and commands, beside the configs and nowhere among them."""
 
 import re
 import shlex
@@ -10,17 +10,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.configs import CONFIGS
 from tests.engine.runs import ROOT, run_script
 
-FILE = re.compile(r"^`(?P<name>[\w/.]+)`:\n\n```python\n(?P<text>.*?)^```$", re.M | re.S)
+FILE = re.compile(r"^`(?P<name>[\w/.-]+)`:.*\n(?:.+\n)*\n```\w+\n(?P<text>(?s:.*?))^```$", re.M)
 COMMANDS = re.compile(r"^```console\n(.*?)^```$", re.M | re.S)
 
 
 @pytest.fixture
 def clone(tmp_path) -> Path:
-    shutil.copytree(CONFIGS, tmp_path / "configs")
-    for name in ("tools", "demo"):
+    for name in ("configs", "tools"):
         (tmp_path / name).symlink_to(ROOT / name)
     return tmp_path
 
@@ -30,7 +28,8 @@ def follow(guide: str, folder: Path) -> list[str]:
     text = (ROOT / "docs" / guide).read_text()
     for match in FILE.finditer(text):
         path = folder / match["name"]
-        assert not path.exists()
+        assert path.is_relative_to(folder / "my_project")
+        path.parent.mkdir(exist_ok=True)
         path.write_text(match["text"])
     printed = []
     for line in "".join(COMMANDS.findall(text)).splitlines():

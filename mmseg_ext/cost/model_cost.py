@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from mmengine.config import Config
 from mmengine.model.utils import revert_sync_batchnorm
 from mmseg.registry import MODELS
 from torch import Tensor, nn
 
 from mmseg_ext.cost.contest import contest, inference_step
 from mmseg_ext.cost.multiply_adds import count_multiply_adds
+from mmseg_ext.engine.launch import load_settings
 
 
 @dataclass
@@ -43,7 +43,7 @@ class _Network(nn.Module):
 
 def count_config(path: Path) -> Cost:
     """`count_model` of a config's model and crop, under the config's name."""
-    config = Config.fromfile(path)
+    config = load_settings(str(path))
     return count_model(path.stem, config.model, config.crop_size)
 
 
@@ -58,7 +58,7 @@ def count_model(name: str, model: dict, size: Sequence[int]) -> Cost:
 
 def measure_config(path: Path, cost: Cost, rounds: int, batch: int = 1, **placement) -> None:
     """Fill in time and memory of a forward of `batch` crops; `placement` goes to `Module.to`."""
-    config = Config.fromfile(path)
+    config = load_settings(str(path))
     network = _Network(config.model).to(**placement)
     images = torch.randn(batch, 3, *config.crop_size).to(**placement)
     (result,) = contest({"": inference_step(network, images)}, rounds, images.device).values()

@@ -25,6 +25,12 @@ from mmseg_ext.engine.config_check import dataset_warnings, explained, one_line,
 from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.errors import LaunchError, StackError
 
+_MMSEG_BASE = (
+    "mmengine looks for the bases of 'mmseg::' in a distribution called mmsegmentation, and "
+    "installing that would overwrite this mmseg; name the file instead: "
+    '_base_ = __import__("mmseg").__path__[0] + "/.mim/configs/..."'
+)
+
 
 def load_settings(
     path: str, options: dict | None = None, work_dir: str | None = None, launcher: str = "none"
@@ -41,7 +47,7 @@ def load_settings(
     try:
         cfg = Config.fromfile(path)
     except Exception as error:  # a config is a program: it can fail in any way
-        raise LaunchError(f"config {path}: {one_line(_missing_package(error) or error)}") from error
+        raise LaunchError(f"config {path}: {one_line(_cause(error))}") from error
     cfg.launcher = launcher
     if os.environ.get("RANK", "0") == "0":
         for warning in unread_options(cfg, options or {}):
@@ -54,11 +60,14 @@ def load_settings(
     return cfg
 
 
-def _missing_package(error: BaseException | None) -> StackError | None:
-    """What mmengine's "Failed to import" hides."""
-    while error is not None and not isinstance(error, StackError):
-        error = error.__context__
-    return error
+def _cause(error: BaseException) -> BaseException:
+    """The error, or what mmengine should have said instead."""
+    if "mmsegmentation is not installed" in str(error):
+        return LaunchError(_MMSEG_BASE)
+    hidden = error  # behind "Failed to import"
+    while hidden is not None and not isinstance(hidden, StackError):
+        hidden = hidden.__context__
+    return hidden or error
 
 
 def build_train_runner(

@@ -23,6 +23,7 @@ from mmseg_ext.commands.test import runner_of as scoring_runner
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.commands.train import parser as train_parser
 from mmseg_ext.commands.train import runner_of
+from mmseg_ext.engine.launch import load_settings
 from tests.engine.runs import free_port, log_text, recorded, train_here, train_words, write_config
 
 # Not tests, though imported under names that look so.
@@ -201,6 +202,15 @@ def test_wrong_paths_and_flags(trained, tmp_path):
     checkpoint = trained / "work/iter_12.pth"
     assert "no tta_pipeline" in fails(test, no_views, checkpoint, *work, "--tta")
     assert "base_batch_size" in fails(train, no_views, *work, "--auto-scale-lr")
+
+
+def test_the_path_of_the_message_names_mmsegs_bases(tmp_path):
+    """With `mmseg::` mmengine looks for the original distribution, whatever mmseg there is."""
+    config, base = tmp_path / "c.py", "_base_/models/fcn_r50-d8.py"
+    config.write_text(f"_base_ = ['mmseg::{base}']\n")
+    message = fails(train, config, "--work-dir", tmp_path)
+    config.write_text(re.search(r"_base_ = .*", message)[0].replace("...", base))
+    assert load_settings(str(config)).model.decode_head.type == "FCNHead"
 
 
 def test_broken_data_ends_in_one_message(tmp_path):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+import mmseg_ext.layers
 from mmseg_ext.layers import (
     ExternalAttention,
     ExternalAttention2d,
@@ -57,6 +58,11 @@ def name(request) -> str:
 def build(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, torch.Tensor]:
     layer, shape = LAYERS[name][0](), LAYERS[name][1]
     return randomise(layer).to(dtype).eval(), torch.randn(shape, dtype=dtype)
+
+
+def test_no_layer_is_left_out():
+    built = {type(build(name)[0]).__name__ for name in LAYERS}
+    assert built == set(mmseg_ext.layers.__all__), "add a row to LAYERS"
 
 
 def test_half_precision_without_autocast(name):

@@ -1,0 +1,65 @@
+"""The files, lines and commands of CONTRIBUTING.md, in a copy of the repository."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.test_guides import FILE, ROOT
+
+NOT_COPIED = shutil.ignore_patterns(".*", "*.pth", "__pycache__", "work_dirs", "data", "build")
+LINES = re.compile(r"^```diff\n(.*?)^```$", re.M | re.S)
+CONCERNED = (
+    "tests/layers/test_foo.py",
+    "tests/layers/test_every_layer.py::test_no_layer_is_left_out",
+    "tests/layers/test_every_layer.py::test_gradients_for_one_image[foo-True]",
+    "tests/decode_heads/test_every_head.py",
+    "tests/test_configs.py::test_name_and_numbers_agree[foo_r101_ade20k_160k]",
+    "tests/test_configs.py::test_one_training_step[foo_r101_ade20k_160k]",
+    "tests/test_packaging.py::test_metafiles_say_what_the_configs_say",
+    "tests/test_readme.py",
+    "tests/benchmarks/test_docs_tables.py::test_no_page_is_out_of_date",
+)
+
+
+def change_lines(diff: str, folder: Path) -> None:
+    """Apply the page's diff: a `+` goes below the line before it, in place of a `-`."""
+    for line in diff.splitlines():
+        if line[0] not in " +-":
+            path = folder / line
+            lines, at = path.read_text().splitlines(), None
+            continue
+        sign, text = line[0], line[1:]
+        if sign == "+":
+            lines.insert(at + 1, text)
+            at += 1
+        else:
+            (at,) = (i for i, old in enumerate(lines) if old == text)
+            if sign == "-":
+                del lines[at]
+                at -= 1
+        path.write_text("\n".join(lines) + "\n")
+
+
+def test_a_method_is_added_as_the_page_says(tmp_path):
+    clone = tmp_path / "clone"
+    shutil.copytree(ROOT, clone, ignore=NOT_COPIED, symlinks=True)
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    for match in FILE.finditer(text):
+        assert not (clone / match["name"]).exists()
+        (clone / match["name"]).write_text(match["text"])
+    change_lines(*LINES.findall(text), clone)
+
+    def run(*words: str) -> str:
+        command = [sys.executable, "-m", *words]
+        result = subprocess.run(command, cwd=clone, capture_output=True, text=True)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    (command,) = re.findall(r"`python -m (benchmarks\.docs_tables --count \w+)`", text)
+    assert "model_zoo.md: written" in run(*command.split())
+    run("ruff", "check", ".")
+    run("ruff", "format", "--check", ".")
+    printed = run("pytest", "-v", *CONCERNED)
+    assert "TestFooHead::test_loss_and_gradients PASSED" in printed
