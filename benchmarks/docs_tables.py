@@ -77,15 +77,16 @@ def zoo_table() -> str:
     """One table for each dataset."""
     miou, costs = results("miou"), zoo()
     trained = miou["trained here"] | camvid_rows.by_config(results("camvid"))
-    headings = [*HEADINGS, "training", "published mIoU", "source", "here"]
+    config, *numbers = HEADINGS
+    headings = [config, "published mIoU", "here", *numbers, "training", "source"]
     tables = []
     for key, title in DATASETS.items():
         rows = []
         for name in (name for name in costs if key in name.split("_")):
             published = miou["published"].get(name, {"miou": "none", "source": ""})
-            here = trained.get(name, "not trained")
-            paper = [published["miou"], published["source"]]
-            rows.append([*cells(costs[name]), training(name), *paper, here])
+            config, *numbers = cells(costs[name])
+            miou_cells = [published["miou"], trained.get(name, "not trained")]
+            rows.append([config, *miou_cells, *numbers, training(name), published["source"]])
         tables.append(f"## {title}\n\n{markdown(headings, rows)}")
     return "\n".join(tables)
 
