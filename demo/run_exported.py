@@ -1,12 +1,13 @@
-"""Segment a folder of images with an exported file, without mmsegmentation and without mmseg_ext.
+"""Segment images with an exported file, without mmsegmentation and without mmseg_ext.
 
-    python demo/run_exported.py MODEL.onnx IMAGES OUT
+    python demo/run_exported.py MODEL.onnx IMAGE|FOLDER OUT
 
 needs numpy, Pillow and onnxruntime. It takes no .pt2: `torch.export.load` unpickles parts of it, so
 that a stranger's file could run code.
 
 For each image, OUT gets a label map (`NAME.png`, class indices) and a picture of the classes over
-the image (`NAME_overlay.png`). Unreadable images are named at the end.
+the image (`NAME_overlay.png`), turned as its EXIF orientation says. Unreadable images are named at
+the end and make the status 1.
 """
 
 import argparse
@@ -15,16 +16,37 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
+
+IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".ppm")
+
+
+def find(path: Path) -> list[Path]:
+    """The images at `path`, a file or a folder."""
+    if path.is_file():
+        return [path]
+    found = sorted(p for p in path.glob("*") if p.suffix.lower() in IMAGES)
+    if not found:
+        raise ValueError(f"{path}: {'holds no image' if path.is_dir() else 'is not there'}")
+    return found
 
 
 def load(path: Path):
     """A function from images (1, 3, H, W) to scores (1, classes, H, W), and the metadata."""
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(path)
-    properties = session.get_modelmeta().custom_metadata_map
-    metadata = {key: json.loads(value) for key, value in properties.items()}
+    if not path.is_file():
+        raise ValueError(f"{path}: is not there")
+    if path.suffix != ".onnx":
+        raise ValueError(f"{path}: only .onnx is taken; loading a .pt2 could run code from it")
+    try:
+        session = onnxruntime.InferenceSession(path)
+        properties = session.get_modelmeta().custom_metadata_map
+        metadata = {key: json.loads(value) for key, value in properties.items()}
+        metadata["palette"] = np.array(metadata["palette"], dtype=np.uint8)  # (classes, 3)
+    except Exception as error:  # onnxruntime raises kinds of its own
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path}: no exported segmentor: {reason}") from error
     return lambda images: session.run(["scores"], {"images": images})[0], metadata
 
 
@@ -45,39 +67,24 @@ def main() -> int:
     parser.add_argument("images", type=Path)
     parser.add_argument("out", type=Path)
     args = parser.parse_args()
-    for path, kind, is_one in (
-        (args.model, "file", Path.is_file),
-        (args.images, "folder", Path.is_dir),
-    ):
-        if not is_one(path):
-            print(f"error: there is no {kind} {path}", file=sys.stderr)
-            return 1
-    if args.model.suffix != ".onnx":
-        print(
-            f"error: {args.model}: only .onnx is taken; loading a .pt2 could run code from it",
-            file=sys.stderr,
-        )
-        return 1
     try:
         run, metadata = load(args.model)
-        palette = np.array(metadata["palette"], dtype=np.uint8)
-    except Exception as error:  # onnxruntime raises kinds of its own
-        reason = " ".join(str(error).split())
-        print(f"error: {args.model}: no exported segmentor: {reason}", file=sys.stderr)
+        paths = find(args.images)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
         return 1
     args.out.mkdir(parents=True, exist_ok=True)
     broken = []
-    paths = sorted(p for p in args.images.iterdir() if p.is_file())
     for path in paths:
         try:
             with Image.open(path) as file:
-                image = file.convert("RGB")
-        except OSError as error:  # Pillow's own, truncated files included
+                image = ImageOps.exif_transpose(file).convert("RGB")
+        except Exception as error:  # decoders raise many kinds
             broken.append(f"{path}: {error}")
             continue
         labels = segment(run, metadata, image)
         Image.fromarray(labels).save(args.out / f"{path.stem}.png")
-        overlay = Image.blend(image, Image.fromarray(palette[labels]), 0.5)
+        overlay = Image.blend(image, Image.fromarray(metadata["palette"][labels]), 0.5)
         overlay.save(args.out / f"{path.stem}_overlay.png")
     print(f"{len(paths) - len(broken)} of {len(paths)} images segmented into {args.out}")
     print("\n".join(broken), file=sys.stderr, end="\n" if broken else "")

@@ -162,11 +162,13 @@ def write_weights(
     path: str | Path,
     dataset_meta: dict | None = None,
     hash_in_name: bool = False,
+    about: dict[str, str] | None = None,
 ) -> Path:
     """Write weights alone, with the classes and the palette, as the suffix says; the path.
 
-    A `.safetensors` has them as its metadata. Each tensor is written by itself, also where several
-    share storage. With `hash_in_name` eight digits of the file's SHA-256 join its name.
+    A `.safetensors` has them, and what is told `about` the weights, as its metadata. Each tensor is
+    written by itself, also where several share storage. With `hash_in_name` eight digits of the
+    file's SHA-256 join its name.
 
     Raises:
         NotWritten: as `write_checkpoint`.
@@ -181,12 +183,14 @@ def write_weights(
     if path.suffix == ".safetensors":
         from safetensors.torch import save
 
-        described = {"format": "pt"}
+        described = {"format": "pt", **(about or {})}
         if dataset_meta is not None:
             described["dataset_meta"] = json.dumps(dataset_meta)
         data = save(weights, described)
     else:
-        meta = {} if dataset_meta is None else {"dataset_meta": dataset_meta}
+        meta = dict(about or {})
+        if dataset_meta is not None:
+            meta["dataset_meta"] = dataset_meta
         data = _saved({"state_dict": weights, "meta": meta})
     if hash_in_name:
         path = path.with_stem(f"{path.stem}-{hashlib.sha256(data).hexdigest()[:8]}")

@@ -168,8 +168,8 @@ def export() -> argparse.ArgumentParser:
 def image_demo() -> argparse.ArgumentParser:
     parser = _parser("image_demo")
     parser.add_argument("input", type=Path, help="image, or folder, which is searched through")
-    parser.add_argument("config")
-    parser.add_argument("checkpoint", help="checkpoint file, or 'none' for random weights")
+    parser.add_argument("config", nargs="?", help="by default that of the package's own weights")
+    parser.add_argument("checkpoint", nargs="?", help="file, or 'none' for random weights")
     parser.add_argument("--out", type=Path, default=Path("outputs"), help="folder of the results")
     parser.add_argument("--opacity", type=float, default=0.5, help="of the classes' colours")
     parser.add_argument("--with-labels", action="store_true", help="write the classes' names")
@@ -222,6 +222,9 @@ def publish_model() -> argparse.ArgumentParser:
     parser = _parser("publish_model")
     parser.add_argument("in_file", help="training checkpoint")
     parser.add_argument("out_file", help="NAME.pth or NAME.safetensors; the hash joins the name")
+    parser.add_argument("--float16", action="store_true", help="half of the size")
+    parser.add_argument("--no-hash", action="store_true", help="leave the name as it is given")
+    parser.add_argument("--about", nargs="+", default=[], metavar="KEY=TEXT", help="metadata")
     return parser
 
 

@@ -20,15 +20,27 @@ from mmseg_ext.commands import one_line
 from mmseg_ext.commands._flags import publish_model as parser
 
 
-def publish(source: str | Path, destination: str | Path) -> Path:
+def publish(
+    source: str | Path,
+    destination: str | Path,
+    float16: bool = False,
+    about: dict[str, str] | None = None,
+    hash_in_name: bool = True,
+) -> Path:
     """Write the weights of `source` as `destination`, with eight digits of its hash in the name.
 
     The file keeps the classes and the palette, a `.safetensors` as its metadata. It drops the
     optimizer, the schedule, the message hub and the config, which holds paths and machine names.
 
+    Args:
+        float16: halve the file. A model in float32 loads it strictly all the same. The counters of
+            batches, which batch norms do not need, are left out.
+        about: what else the metadata tells, by name.
+
     Raises:
         FileNotFoundError: if `source` or the folder of `destination` does not exist.
-        ValueError: for another suffix than `.pth` or `.safetensors`, or no state dict in `source`.
+        ValueError: for another suffix than `.pth` or `.safetensors`, no state dict in `source`, or
+            values beyond float16.
     """
     destination = Path(destination)
     check_suffix(destination)
@@ -36,13 +48,26 @@ def publish(source: str | Path, destination: str | Path) -> Path:
         raise FileNotFoundError(f"{destination}: there is no folder {destination.parent}")
     content = read_checkpoint(source)
     weights = unwrap_state_dict(content, str(source))
+    if float16:
+        weights = {
+            name: value.half() if value.is_floating_point() else value
+            for name, value in weights.items()
+            if not name.endswith("num_batches_tracked")
+        }
+        beyond = [name for name, value in weights.items() if not value.isfinite().all()]
+        if beyond:
+            raise ValueError(f"{source}: values beyond float16 in {', '.join(beyond[:4])}")
     meta = content.get("meta") if isinstance(content.get("meta"), dict) else {}
     dataset_meta = json.loads(json.dumps(meta.get("dataset_meta"), default=np.ndarray.tolist))
-    return write_weights(weights, destination, dataset_meta, hash_in_name=True)
+    return write_weights(weights, destination, dataset_meta, hash_in_name, about)
 
 
 @one_line
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    print(publish(args.in_file, args.out_file))
+    told = [pair.partition("=") for pair in args.about]
+    if not all(key and equals for key, equals, _ in told):
+        raise ValueError(f"--about takes KEY=TEXT, not {args.about}")
+    about = {key: text for key, _, text in told}
+    print(publish(args.in_file, args.out_file, args.float16, about, not args.no_hash))
     return 0

@@ -1,5 +1,6 @@
 """A config and a checkpoint as a model, with the classes that its scores are of."""
 
+import warnings
 from pathlib import Path
 
 from mmengine.config import Config
@@ -25,7 +26,9 @@ def load_trained(config: Config, checkpoint: str | Path | None) -> tuple[nn.Modu
             nothing names the classes.
         OSError: for a checkpoint that is not there.
     """
-    model = init_model(config, None, device="cpu")
+    with warnings.catch_warnings():  # about a loss, which inference has not
+        warnings.filterwarnings("ignore", message="Default ``avg_non_ignore``")
+        model = init_model(config, None, device="cpu")
     meta = None
     if checkpoint is not None:
         content = read_checkpoint(checkpoint)

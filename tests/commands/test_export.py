@@ -14,6 +14,7 @@ from PIL import Image
 
 from mmseg_ext.checkpoint.files import read_checkpoint
 from mmseg_ext.commands.export import main
+from mmseg_ext.commands.image_demo import main as image_demo
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.errors import ExportError
 from mmseg_ext.inference.export import (
@@ -136,15 +137,21 @@ def shapes_checkpoint(tmp_path) -> str:
     return str(path)
 
 
-def test_command_and_the_example_without_mmseg(shapes_checkpoint, tmp_path, capsys):
-    """The file's label maps of a folder, in a process that can import neither package."""
+def test_command_and_the_example_without_mmseg(shapes_checkpoint, tmp_path, monkeypatch, capsys):
+    """The file's label maps of a folder, in a process that can import neither package.
+
+    A photo is turned as its EXIF orientation says, and the status is `image_demo`'s.
+    """
     folder = tmp_path / "images"
     folder.mkdir()
     random = np.random.RandomState(0)
     for name, size in (("a", (96, 96)), ("b", (70, 110))):
         pixels = random.randint(0, 256, (*size, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{name}.png")
+        exif = Image.Exif()
+        exif[0x0112] = 6  # to be turned to the right, b alone
+        Image.fromarray(pixels).save(folder / f"{name}.png", exif=exif if name == "b" else None)
     (folder / "broken.jpg").write_bytes(b"\xff\xd8 no image")
+    (folder / "notes.txt").write_text("no image")
     out = tmp_path / "model.onnx"
     words = [CONFIG, shapes_checkpoint, "--dynamic", "--fuse", "--out", str(out)]
     assert main([*words, "--images", str(folder / "b.png")]) == 0
@@ -168,12 +175,20 @@ def test_command_and_the_example_without_mmseg(shapes_checkpoint, tmp_path, caps
     model = WholeImageSegmentor(init_model(CONFIG, shapes_checkpoint, device="cpu"))
     for name in "ab":
         pixels = np.asarray(Image.open(folder / f"{name}.png"), dtype=np.float32)
-        images = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+        pixels = np.rot90(pixels, -1) if name == "b" else pixels
+        images = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None]
         with torch.no_grad():
             expected = model(images)[0].argmax(0).numpy()
         labels = np.asarray(Image.open(tmp_path / "out" / f"{name}.png"))
         assert (labels == expected).mean() > 0.999
         assert len(np.unique(labels)) > 1
+
+    example = runpy.run_path(script)["main"]
+    (tmp_path / "empty").mkdir()
+    for images, status in (("a.png", 0), ("broken.jpg", 1), ("", 1), ("../empty", 1), ("no", 1)):
+        words = [str(folder / images), CONFIG, shapes_checkpoint, "--out", str(tmp_path / "demo")]
+        monkeypatch.setattr(sys, "argv", [script, str(out), str(folder / images), str(tmp_path)])
+        assert example() == image_demo(words) == status
 
 
 def test_trained_weights_pass_the_check(tmp_path, capsys):

@@ -8,11 +8,13 @@ from mmengine.runner import save_checkpoint
 from mmseg.apis import MMSegInferencer, inference_model, init_model, show_result_pyplot
 from PIL import Image
 
+from mmseg_ext import safe_loading
 from mmseg_ext.commands import attention_maps as attention_pictures
 from mmseg_ext.commands import export as deployment
 from mmseg_ext.commands.image_demo import main
 from mmseg_ext.datasets.metainfo import classes_and_palette
 from mmseg_ext.engine.load_trained import load_trained
+from mmseg_ext.environment import shipped_model
 from tests.configs import CONFIGS
 from tests.models import randomise
 
@@ -65,18 +67,51 @@ def test_folder_is_segmented_and_what_is_broken_named(folder, checkpoint, capsys
         expected = inference_model(model, str(folder / image)).pred_sem_seg.data[0].numpy()
         labels = read(out / "labels" / result)
         assert (labels == expected).all()
-        overlay = read(out / "overlays" / result).astype(int)
+        overlay = read(out / "overlays" / result)[: labels.shape[0], : labels.shape[1]].astype(int)
         mixed = (read(folder / image) + np.array(META["palette"])[labels]) / 2
         assert np.abs(overlay - mixed).max() <= 1
 
 
-def test_bad_arguments_are_one_line(folder, tmp_path, capsys):
+def test_the_packages_own_weights(tmp_path, capsys):
+    """A photo alone, of any size and orientation; the terminal says what the weights are."""
+    pixels = np.random.RandomState(0).randint(0, 256, (203, 301, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned to the right
+    Image.fromarray(pixels).save(tmp_path / "photo.jpg", exif=exif)
+    assert main([str(tmp_path / "photo.jpg"), "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    for told in ("ea_r18_fpn_camvid_5k.safetensors", "11 classes of street", "non-commercial"):
+        assert told in printed
+    labels = read(tmp_path / "out/labels/photo.png")
+    config, weights = shipped_model()
+    with safe_loading():
+        model = init_model(config, weights, device="cpu")
+    expected = inference_model(model, pixels_turned(tmp_path))
+    assert labels.shape == (301, 203)
+    assert (labels == expected.pred_sem_seg.data[0].numpy()).all()
+
+
+def pixels_turned(folder) -> np.ndarray:
+    """The photo as a viewer shows it, BGR."""
+    with Image.open(folder / "photo.jpg") as stored:
+        return np.rot90(np.asarray(stored), -1)[..., ::-1].copy()
+
+
+def test_random_weights_are_told_on_the_picture(folder, tmp_path, capsys):
+    assert main([str(folder / "a.png"), CONFIG, "none", "--out", str(tmp_path / "out")]) == 0
+    assert "random weights" in capsys.readouterr().err
+    overlay = read(tmp_path / "out/overlays/a.png")
+    assert (overlay[0, :64] == (190, 0, 0)).all()  # the banner
+
+
+def test_bad_arguments_are_one_line(folder, checkpoint, tmp_path, capsys):
     image = str(folder / "a.png")
     for words, message in (
         (["nowhere", CONFIG, "none"], "there is no 'nowhere'"),
+        ([image, CONFIG], f"{CONFIG} needs a checkpoint after it, or 'none'"),
         ([image, CONFIG, str(tmp_path / "w.pth")], "w.pth"),
         ([image, CONFIG, "none", "--device", "cuda:99"], "device 'cuda:99' cannot be used"),
-        ([str(folder / "z.png"), CONFIG, "none"], "z.png: is truncated"),
+        ([str(folder / "z.png"), CONFIG, checkpoint], "z.png: is truncated"),
     ):
         assert main([*words, "--out", str(tmp_path / "out")]) == 1
         line = capsys.readouterr().err

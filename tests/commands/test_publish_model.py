@@ -46,6 +46,27 @@ def test_published_weights(suffix, tmp_path, capsys):
         assert saved["palette"] == meta["dataset_meta"]["palette"]
 
 
+def test_float16_loads_strictly_into_float32(tmp_path, capsys):
+    """Half of the bytes; without the counters, which batch norms fill in by themselves."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
+    torch.save({"state_dict": model.state_dict()}, tmp_path / "iter_1.pth")
+    path = tmp_path / "small.safetensors"
+    words = [str(tmp_path / "iter_1.pth"), str(path), "--float16"]
+    assert publishing.main([*words, "--no-hash", "--about", "mIoU=60.0", "a=b=c"]) == 0
+    read = load_file(path)
+    assert {value.dtype for value in read.values()} == {torch.float16}
+    copy = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
+    copy.load_state_dict(read, strict=True)
+    assert (copy[0].weight == model[0].weight.half().float()).all()
+    with safe_open(path, "pt") as file:
+        told = file.metadata()
+    assert told["mIoU"] == "60.0" and told["a"] == "b=c"
+    capsys.readouterr()
+    torch.save({"state_dict": {"w": torch.full((2,), 1e5)}}, tmp_path / "iter_1.pth")
+    assert publishing.main(words) == 1
+    assert "values beyond float16 in w" in capsys.readouterr().err
+
+
 def test_publishing_into_a_missing_folder_is_one_line(tmp_path, capsys):
     source, path = tmp_path / "iter_1.pth", tmp_path / "none/a.pth"
     torch.save({"state_dict": {"w": torch.zeros(2)}}, source)
