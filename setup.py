@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent
 VERSION = re.search(
     r"^__version__ = \"(.+)\"", (ROOT / "mmseg_ext/version.py").read_text(), re.M
 ).group(1)
+SOURCE = "https://github.com/mmseg-ext/mmseg_ext"
 
 # The maintained stack. It is an extra because the original packages (mmcv, mmengine,
 # mmsegmentation) install the same import names under other distribution names: a hard
@@ -51,11 +52,22 @@ TEST = [
     "hypothesis>=6.100",
     "torchmetrics>=1.4",
     "h5py>=3.10",
-    "ruff==0.17.5",
 ]
+LINT = ["ruff==0.17.5", "pyright[nodejs]==1.1.414"]
 
 # What mim looks for under mmseg_ext/.mim, as in the OpenMMLab packages.
 MIM = ("configs", "demo", "tools", "model-index.yml")
+
+
+def description() -> str:
+    """README.md for a page that stands elsewhere: the links into the repository are absolute."""
+
+    def absolute(link: re.Match) -> str:
+        kind = "raw" if link[2].endswith((".png", ".svg")) else "blob"
+        return f"{link[1]}{SOURCE}/{kind}/v{VERSION}/{link[2]}"
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.sub(r"(\]\(|(?:href|src|srcset)=\")(?!https?:|#)([^)\"\s]+)", absolute, text)
 
 
 def copy_mim(folder: Path) -> None:
@@ -106,9 +118,31 @@ setup(
     version=VERSION,
     description="External attention, Manhattan attention, lambda layers and re-attention "
     "for mmsegmentation",
-    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description=description(),
     long_description_content_type="text/markdown",
+    author="The mmseg_ext authors",
     license="Apache-2.0",
+    url=SOURCE,
+    project_urls={
+        "Documentation": "https://mmseg-ext.github.io/mmseg_ext/",
+        "Source": SOURCE,
+        "Issues": f"{SOURCE}/issues",
+        "Changelog": f"{SOURCE}/blob/main/CHANGELOG.md",
+    },
+    keywords="semantic segmentation, mmsegmentation, attention, external attention, EANet, RMT, "
+    "LambdaNetworks, DeepViT, PyTorch",
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Intended Audience :: Developers",
+        "License :: OSI Approved :: Apache Software License",
+        "Operating System :: OS Independent",
+        "Programming Language :: Python :: 3 :: Only",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in (10, 11, 13)),
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Scientific/Engineering :: Image Recognition",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.10",
     packages=find_packages(include=["mmseg_ext", "mmseg_ext.*"]),
     entry_points={"console_scripts": ["mmseg-ext = mmseg_ext.__main__:main"]},
@@ -122,7 +156,7 @@ setup(
         "export": EXPORT,
         "docs": DOCS,
         "test-original": [*MMLAB, "mmdet==3.3.0", *EXPORT, *TEST],
-        "test": MM + DET + MMPRETRAIN + EXPORT + DOCS + TEST,
+        "test": MM + DET + MMPRETRAIN + EXPORT + DOCS + LINT + TEST,
     },
     cmdclass={"build_py": BuildPackage, "bdist_wheel": BuildWheel},
 )

@@ -1,12 +1,15 @@
-"""What a wheel and an editable installation hold, and the metafiles.
+"""What an sdist, its wheel and an editable installation hold, and the metafiles.
 
-The build backend makes both from a copy of the repository, without network.
+The build backend makes them from a copy of the repository, without network.
 """
 
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
+from email import message_from_bytes
 from pathlib import Path
 
 import pytest
@@ -19,66 +22,121 @@ from mmseg_ext.doctor.published_cases import FOLDER
 from tests.configs import CONFIGS
 
 ROOT = CONFIGS.parent
-SOURCES = ("configs", "demo", "mmseg_ext", "tools", "setup.py", "pyproject.toml", "MANIFEST.in")
-FILES = ("README.md", "LICENSE", "CITATION.cff", "constraints.txt", "model-index.yml")
+FOLDERS = ("benchmarks", "configs", "demo", "docs", "mmseg_ext", "projects", "tests", "tools")
+FOLDERS += (".ci", ".github")
+FILES = ("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile")
+FILES += ("README.md", "constraints.txt", "mkdocs.yml", "model-index.yml", "pyproject.toml")
+FILES += ("setup.py",)
+VERSION = mmseg_ext.__version__
 EXPERIMENTS = {path.stem: path for path in CONFIGS.glob("*.py")}
 
 
-@pytest.fixture
-def clone(tmp_path) -> Path:
+def files_of(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory) -> Path:
     """The repository without its environment, builds and links."""
-    folder = tmp_path / "clone"
-    folder.mkdir()
-    for name in (*SOURCES, *FILES):
-        copy, source = folder / name, ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__", ".mim"))
-        else:
-            shutil.copy2(source, copy)
+    folder = tmp_path_factory.mktemp("clone")
+    ignored = shutil.ignore_patterns("__pycache__", ".mim")
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    for name in FILES:
+        shutil.copy2(ROOT / name, folder / name)
     return folder
 
 
-def build(kind: str, clone: Path, folder: Path) -> Path:
-    """The wheel that the build backend makes, as pip would call it, in this environment."""
+def build(kind: str, source: Path, folder: Path) -> Path:
+    """What the build backend makes, as pip would call it, in this environment."""
     code = f"import sys; from setuptools import build_meta as b; b.build_{kind}(sys.argv[1])"
     folder.mkdir()
     command = [sys.executable, "-c", code, folder]
-    result = subprocess.run(command, cwd=clone, capture_output=True, text=True)
+    result = subprocess.run(command, cwd=source, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
-    (wheel,) = folder.glob("*.whl")
-    return wheel
+    (built,) = folder.iterdir()
+    return built
 
 
-def test_a_wheel_holds_the_package_and_what_mim_looks_for(clone, tmp_path):
-    (clone / "build/lib/mmseg_ext/.mim/configs").mkdir(parents=True)  # an earlier build's
-    (clone / "build/lib/mmseg_ext/.mim/configs/removed.py").write_text("")
-    wheel = build("wheel", clone, tmp_path / "wheels")
-    assert wheel.name == f"mmseg_ext-{mmseg_ext.__version__}-py3-none-any.whl"
-    with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-        metadata, scripts = (
-            archive.read(next(n for n in names if n.endswith(end))).decode()
-            for end in ("/METADATA", "/entry_points.txt")
-        )
+@pytest.fixture(scope="module")
+def sdist(clone, tmp_path_factory) -> Path:
+    """The unpacked sdist."""
+    folder = tmp_path_factory.mktemp("sdist")
+    expected = files_of(clone)
+    with tarfile.open(build("sdist", clone, folder / "made")) as archive:
+        archive.extractall(folder, filter="data")
+    unpacked = folder / f"mmseg_ext-{VERSION}"
+    assert expected - files_of(unpacked) == set()
+    return unpacked
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist, tmp_path_factory) -> Path:
+    """The wheel of the sdist, unpacked as pip would."""
+    (sdist / "build/lib/mmseg_ext/.mim/configs").mkdir(parents=True)  # an earlier build's
+    (sdist / "build/lib/mmseg_ext/.mim/configs/removed.py").write_text("")
+    folder = tmp_path_factory.mktemp("wheel")
+    file = build("wheel", sdist, folder / "made")
+    assert file.name == f"mmseg_ext-{VERSION}-py3-none-any.whl"
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+def test_a_wheel_holds_the_package_and_what_mim_looks_for(wheel):
+    """And the wheel is made of an sdist, which holds all that the repository does."""
+    names, information = files_of(wheel), f"mmseg_ext-{VERSION}.dist-info"
+    scripts = (wheel / information / "entry_points.txt").read_text()
     assert "mmseg-ext = mmseg_ext.__main__:main" in scripts
-    assert "Provides-Extra: export" in metadata and "Requires-Dist: onedl-mmcv" in metadata
-    modules = (clone / "mmseg_ext").rglob("*.py")
-    assert {str(path.relative_to(clone)) for path in modules} <= names
+    modules = (ROOT / "mmseg_ext").rglob("*.py")
+    own = {str(path.relative_to(ROOT)) for path in modules if ".mim" not in path.parts}
+    assert own <= names
     assert {f"mmseg_ext/doctor/parity/{path.name}" for path in FOLDER.glob("*.npz")} <= names
     assert sum(name.endswith("/LICENSE") for name in names) == 1 and "mmseg_ext/py.typed" in names
     parts = {
-        str(path.relative_to(clone))
+        str(path.relative_to(ROOT))
         for top in ("configs", "tools", "demo")
-        for path in (clone / top).rglob("*")
-        if path.is_file()
+        for path in (ROOT / top).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
     }
     # openmim looks into the package, its maintained successor into RECORD's first folder.
-    information = f"mmseg_ext-{mmseg_ext.__version__}.dist-info"
     for prefix in ("mmseg_ext/.mim/", f"{information}/.mim/"):
         found = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
         assert found == parts | {"model-index.yml"}
     assert {name.split("/")[0] for name in names} == {"mmseg_ext", information}
     assert min(names).startswith(information)
+
+
+def test_the_wheels_description_stands_alone(wheel):
+    """Where PyPI shows it: each link of the README leads to the file of this version."""
+    text = (wheel / f"mmseg_ext-{VERSION}.dist-info/METADATA").read_bytes()
+    metadata = message_from_bytes(text)
+    extras, needed = metadata.get_all("Provides-Extra"), metadata.get_all("Requires-Dist")
+    assert "export" in extras and any(line.startswith("onedl-mmcv") for line in needed)
+    urls = dict(line.split(", ") for line in metadata.get_all("Project-URL"))
+    assert {"Documentation", "Source", "Issues", "Changelog"} <= set(urls)
+    assert "Typing :: Typed" in metadata.get_all("Classifier") and metadata["Author"]
+    description = metadata.get_payload(decode=True).decode()
+    links = re.findall(r"(?:\]\(|src=\"|href=\")([^)\"\s]+)", description)
+    there = [
+        re.fullmatch(rf"{urls['Source']}/(?:blob|raw)/v{VERSION}/(.+)", link) for link in links
+    ]
+    assert sum(map(bool, there)) > 10
+    assert all((ROOT / match[1].partition("#")[0]).exists() for match in there if match)
+    assert all(link.startswith(("https://", "#")) for link in links)
+
+
+def test_a_wheel_says_where_its_configs_are(wheel, tmp_path):
+    """And nothing else on standard output, from any folder."""
+    result = subprocess.run(
+        [sys.executable, "-m", "mmseg_ext", "where"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(wheel)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.stdout == f"{wheel}/mmseg_ext/.mim/configs\n"
+    assert Config.fromfile(f"{result.stdout.strip()}/ea_r18_shapes.py").model
 
 
 def test_an_editable_installation_links_what_mim_looks_for(clone, tmp_path):
