@@ -8,6 +8,9 @@ from pathlib import Path
 import mmseg
 import numpy as np
 import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
 from PIL import Image
 
 from tests.engine.runs import ROOT, run_script
@@ -54,6 +57,20 @@ def test_own_head(clone):
     assert "mIoU" in trained
     assert "same class 100.000%" in exported
     assert (clone / "my_head.pt2").stat().st_size > 1e6
+
+
+def test_rmt_in_a_config_of_mmdetections(clone):
+    pytest.importorskip("mmdet")
+    import mmseg_ext.detection.operators_in_pytorch  # noqa: F401
+
+    _, trained = follow("detection.md", clone)
+    assert "coco/bbox_mAP" in trained
+    assert (clone / "data/shapes/annotations/instances_val.json").is_file()
+    config = Config.fromfile(clone / "my_project/my_rcnn.py")
+    with DefaultScope.overwrite_default_scope("mmdet"):
+        detector = MODELS.build(config.model)
+    maps = detector.extract_feat(torch.zeros(1, 3, 64, 64))
+    assert [tuple(m.shape) for m in maps] == [(1, 256, n, n) for n in (16, 8, 4, 2, 1)]
 
 
 MY_DATA = """
