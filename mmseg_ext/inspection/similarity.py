@@ -230,9 +230,12 @@ def draw_similarity(groups: list[SimilarityGroup], path: Path, title: str = "") 
             heads.bar(depth, group.within_layers().tolist(), color="#2a6f97")
         for axes in (neighbours, heads):
             axes.set(ylabel="cosine similarity", ylim=(min(0.0, axes.get_ylim()[0]), 1.02))
-        neighbours.set_title(f"{group.name}: each layer and its k neighbours", fontsize=9)
-        similar.set_title(f"layers like the one before (≥ {group.threshold:g})", fontsize=9)
-        heads.set_title("heads of one layer", fontsize=9)
+        stack = f"{group.name}: " if len(groups) > 1 else ""
+        neighbours.set_title(f"{stack}each layer and its k neighbours in depth", fontsize=10)
+        similar.set_title(
+            f"count of layers like the one before (≥ {group.threshold:g})", fontsize=10
+        )
+        heads.set_title("different heads of one layer", fontsize=10)
         for axes in (neighbours, similar, heads):
             axes.set_xlabel("layer")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
