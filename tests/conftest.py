@@ -36,6 +36,7 @@ SLOW = (
     "test_configs.py",
     "test_contributing.py",
     "test_guides.py",
+    "test_notebook.py",
     "test_packaging.py",
     "test_registration.py",
 )
