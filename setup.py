@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 from setuptools import find_packages, setup
-from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
@@ -101,18 +100,6 @@ class BuildPackage(build_py):
             (folder / name).symlink_to(Path("..", "..", name))
 
 
-class BuildWheel(bdist_wheel):
-    """Puts `.mim` into the wheel's metadata as well.
-
-    The maintained mim takes the first folder of a distribution's sorted RECORD for its package, and
-    `mmseg_ext-VERSION.dist-info` comes before `mmseg_ext/`.
-    """
-
-    def write_wheelfile(self, wheelfile_base: str, *args, **kwargs) -> None:
-        super().write_wheelfile(wheelfile_base, *args, **kwargs)
-        copy_mim(Path(wheelfile_base, ".mim"))
-
-
 setup(
     name="mmseg-ext",
     version=VERSION,
@@ -158,5 +145,5 @@ setup(
         "test-original": [*MMLAB, "mmdet==3.3.0", *EXPORT, *TEST],
         "test": MM + DET + MMPRETRAIN + EXPORT + DOCS + LINT + TEST,
     },
-    cmdclass={"build_py": BuildPackage, "bdist_wheel": BuildWheel},
+    cmdclass={"build_py": BuildPackage},
 )

@@ -92,7 +92,7 @@ def zoo_table() -> str:
 
 
 def reproduction_table() -> str:
-    costs = zoo()
+    costs, published = zoo(), results("miou")["published"]
     rows = []
     for table, names in results("reproduction"):
         for name in names:
@@ -100,9 +100,12 @@ def reproduction_table() -> str:
             batch = config.auto_scale_lr.base_batch_size
             flops = 6 * costs[name].all_multiply_adds * batch * config.train_cfg.max_iters
             gpus = batch // config.train_dataloader.batch_size
-            rows.append([table, f"`{name}`", str(gpus), f"{flops / FLOPS / 3600:.0f}"])
+            target = published.get(name, {"miou": "", "source": ""})
+            hours = f"{flops / FLOPS / 3600:.0f}"
+            rows.append([table, f"`{name}`", target["miou"], target["source"], str(gpus), hours])
             table = ""
-    return markdown(["table", "config", "GPUs", "GPU-hours, estimated"], rows)
+    headings = ["table", "config", "mIoU to reach", "source", "GPUs", "GPU-hours, estimated"]
+    return markdown(headings, rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
