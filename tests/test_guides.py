@@ -1,19 +1,31 @@
 """The guides: a reader's files and commands, beside the configs and nowhere among them."""
 
+import json
+import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import mmseg
 import numpy as np
 import pytest
+import scipy.io
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from PIL import Image
 
-from tests.engine.runs import ROOT, run_script
+from tests.commands.test_tools import write_command
+from tests.datasets.trees import make_tree
+from tests.engine.runs import ROOT, free_port, run, run_script
+from tests.test_packaging import build, copy_sources
 
 FILE = re.compile(r"^`(?P<name>[\w/.-]+)`:.*\n(?:.+\n)*\n```\w+\n(?P<text>(?s:.*?))^```$", re.M)
 COMMANDS = re.compile(r"^```console\n(.*?)^```$", re.M | re.S)
@@ -26,7 +38,18 @@ def clone(tmp_path) -> Path:
     return tmp_path
 
 
-def follow(guide: str, folder: Path) -> list[str]:
+def in_the_clone(words: list[str], folder: Path, **environment: str) -> CompletedProcess:
+    """A command of a page; `PYTHONPATH=.` puts the reader's folder before the clone."""
+    program, *words = words
+    path = str(ROOT) if "PYTHONPATH" not in environment else f"{folder}:{ROOT}"
+    environment |= {"PYTHONPATH": path}
+    if program == "bash":
+        return run(program, *words, folder=folder, **environment)
+    assert program == "mmseg-ext"
+    return run_script(ROOT / "mmseg_ext/__main__.py", *words, folder=folder, **environment)
+
+
+def follow(guide: str, folder: Path, run: Callable = in_the_clone, **environment: str) -> list[str]:
     """Write the guide's files, run its commands, and give what each of them printed."""
     text = (ROOT / "docs" / guide).read_text()
     for match in FILE.finditer(text):
@@ -36,27 +59,26 @@ def follow(guide: str, folder: Path) -> list[str]:
         path.write_text(match["text"])
     printed = []
     for line in "".join(COMMANDS.findall(text)).splitlines():
-        command = line.removeprefix("PYTHONPATH=. ")
-        path = str(ROOT) if command == line else f"{folder}:{ROOT}"
-        program, *words = shlex.split(command)
-        if program == "mmseg-ext":
-            words.insert(0, str(ROOT / "mmseg_ext/__main__.py"))
-        else:
-            assert program == "python"
-        result = run_script(*words, folder=folder, PYTHONPATH=path)
+        words = shlex.split(line)
+        given = dict(word.split("=", 1) for word in takewhile(lambda word: "=" in word, words))
+        result = run(words[len(given) :], folder, **environment, **given)
         assert result.returncode == 0, f"{line}\n{result.stdout}\n{result.stderr}"
         printed.append(result.stdout + result.stderr)
     return printed
 
 
-def test_own_head(clone):
-    (clone / "data/shapes").mkdir(parents=True)  # what is there already is no obstacle
-    resolved, costs, trained, exported = follow("own_head.md", clone)
+def has_her_own_head(folder: Path, run: Callable = in_the_clone) -> None:
+    (folder / "data/shapes").mkdir(parents=True)  # what is there already is no obstacle
+    resolved, costs, trained, exported = follow("own_head.md", folder, run)
     assert "type='MaSAHead'" in resolved
     assert "| `my_masa` | 96x96 |" in costs
     assert "mIoU" in trained
     assert "same class 100.000%" in exported
-    assert (clone / "my_head.pt2").stat().st_size > 1e6
+    assert (folder / "my_head.pt2").stat().st_size > 1e6
+
+
+def test_own_head(clone):
+    has_her_own_head(clone)
 
 
 def test_rmt_in_a_config_of_mmdetections(clone):
@@ -132,3 +154,132 @@ def test_own_dataset(clone):
     assert "4" in checked and "soil" in trained and "mIoU" in tested
     assert "2 images segmented" in demo
     assert re.search(r"ea_r18_fields-[0-9a-f]{8}\.safetensors", published)
+
+
+# In the place of Slurm's: one task, on a narrow network in ordinary batch norm, for one iteration,
+# whose checkpoint gets the name of the last one.
+SRUN = """
+while [[ $1 == -* ]]; do [[ $1 == -p ]] && shift; shift; done
+SLURM_NTASKS=1 SLURM_PROCID=0 SLURM_LOCALID=0 "$@" --cfg-options \\
+    model.backbone.depth=34 model.backbone.base_channels=8 model.backbone.stem_channels=8 \\
+    model.backbone.init_cfg=None model.backbone.norm_cfg.type=BN \\
+    model.decode_head.in_channels=64 model.decode_head.ea_channels=16 \\
+    model.decode_head.channels=16 model.decode_head.norm_cfg.type=BN \\
+    train_dataloader.batch_size=2 train_dataloader.num_workers=0 \\
+    train_dataloader.persistent_workers=False test_dataloader.num_workers=0 \\
+    test_dataloader.persistent_workers=False \\
+    train_cfg.max_iters=1 default_hooks.checkpoint.interval=1 || exit
+for last in ea_r101_voc_45k/iter_45001 ea_r101_voc_finetune_15k/iter_15001; do
+    [[ ! -e work_dirs/${last%/*}/iter_1.pth ]] || mv work_dirs/{${last%/*}/iter_1,$last}.pth
+done
+"""
+
+
+def test_voc_under_slurm(clone):
+    """SBD's masks by the converter, whose lists are whole; then the lists of the few images."""
+    voc, sbd = clone / "data/VOCdevkit/VOC2012", clone / "benchmark_RELEASE/dataset"
+    (sbd / "cls").mkdir(parents=True)
+    tree = make_tree("voc", clone / "made")
+    shutil.copytree(tree.root, voc)
+    masks = {mask.name: np.array(Image.open(mask)) for _, mask in tree.pairs["aug"]}
+    shutil.rmtree(voc / "SegmentationClassAug")
+    for name, mask in masks.items():
+        scipy.io.savemat(sbd / f"cls/{name[:-4]}.mat", {"GTcls": {"Segmentation": mask}})
+
+    lists = voc / "ImageSets/Segmentation"
+    present = {name: (lists / f"{name}.txt").read_text() for name in ("train", "aug", "val")}
+
+    def whole(name: str, count: int) -> str:
+        missing = count - len(present[name].split())
+        return present[name] + "".join(f"{name}_{i}\n" for i in range(missing))
+
+    for name, count in (("train", 1464), ("val", 1449)):
+        (lists / f"{name}.txt").write_text(whole(name, count))
+    (sbd / "train.txt").write_text(whole("aug", 9118))
+    (sbd / "val.txt").write_text(present["val"])
+    data = (ROOT / "docs/data.md").read_text()
+    (words,) = re.findall(r"^python \$CONVERTERS/(voc_aug.py .*)$", data, re.M)
+    converters = Path(mmseg.__file__).parent / ".mim/tools/dataset_converters"
+    script, *words = words.split()
+    result = run_script(converters / script, *words, folder=clone)
+    assert result.returncode == 0, result.stderr
+    for name, mask in masks.items():
+        assert np.array_equal(Image.open(voc / "SegmentationClassAug" / name), mask)
+    assert len((lists / "aug.txt").read_text().split()) == 9118 and "aug 9,118" in data
+    for name, text in present.items():
+        (lists / f"{name}.txt").write_text(text)
+
+    write_command(clone / "commands", "scontrol", "echo 127.0.0.1\n")
+    write_command(clone / "commands", "srun", SRUN)
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_NODELIST": "node3", "MASTER_PORT": free_port()}
+    slurm["PATH"] = f"{clone / 'commands'}{os.pathsep}{os.environ['PATH']}"
+    checked, resolved, *trained, _ = follow("reproduce.md", clone, **slurm)
+    assert "train" in checked and "multi_grid=(" in resolved
+    assert "iter_45001.pth" in trained[1]
+    (predicted,) = (clone / "work_dirs/voc_test").glob("*.png")
+    assert Image.open(predicted).size == Image.open(tree.image()).size
+
+
+# Runs commands of an installed package one after another, without a new import for each.
+COMMAND_SERVER = """
+import json, os, sys
+replies = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+import mmseg.apis
+import mmseg_ext.engine.launch
+from mmseg_ext.__main__ import main
+for line in sys.stdin:
+    words, folder, path, printed = json.loads(line)
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+        os.dup2(1, 2)
+        os.chdir(folder)
+        sys.path[:0] = path
+        sys.exit(main(words))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=replies, flush=True)
+"""
+
+
+@pytest.fixture
+def installed(tmp_path) -> Path:
+    """The commands of a fresh environment that has the wheel, over the packages of this one."""
+    (tmp_path / "clone").mkdir()
+    wheel = build("wheel", copy_sources(tmp_path / "clone"), tmp_path / "wheels")
+    environment = tmp_path / "environment"
+    venv.create(environment)
+    (packages,) = environment.glob("[Ll]ib/**/site-packages")
+    below = [path for path in sys.path if path.endswith("site-packages")]
+    (packages / "below.pth").write_text("\n".join(below))  # of which no .pth is followed
+    python = next(environment.glob("*/python"))
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "-q"]
+    subprocess.run([*pip, "--no-deps", "--no-index", "--no-compile", wheel], check=True)
+    return python.parent
+
+
+def test_a_wheel_in_an_empty_folder(installed, tmp_path):
+    """Her own head; then a photo, and a file for a machine without PyTorch."""
+    folder, printed = tmp_path / "empty", tmp_path / "printed"
+    folder.mkdir()
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment |= {"PATH": f"{installed}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    server = subprocess.Popen(
+        [installed / "python", "-c", COMMAND_SERVER],
+        **{"cwd": folder, "env": environment, "text": True},
+        **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE},
+    )
+
+    def run(words: list[str], folder: Path, **given: str) -> CompletedProcess:
+        path = [str(folder)] if "PYTHONPATH" in given else []
+        order = json.dumps([words[1:], str(folder), path, str(printed)])
+        print(order, file=server.stdin, flush=True)
+        status = int(server.stdout.readline())
+        return CompletedProcess(words, status, printed.read_text(), "")
+
+    with server:
+        text = (ROOT / "docs/own_head.md").read_text()
+        (link,) = re.findall(r"^```bash\n(.*?)^```$", text, re.M | re.S)
+        subprocess.run(link, shell=True, cwd=folder, env=environment, check=True)
+        assert (folder / "configs").resolve().is_relative_to(installed.parent)
+        has_her_own_head(folder, run)
+        server.stdin.close()

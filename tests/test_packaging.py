@@ -37,8 +37,11 @@ def files_of(folder: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory) -> Path:
+    return copy_sources(tmp_path_factory.mktemp("clone"))
+
+
+def copy_sources(folder: Path) -> Path:
     """The repository without its environment, builds and links."""
-    folder = tmp_path_factory.mktemp("clone")
     ignored = shutil.ignore_patterns("__pycache__", ".mim")
     for name in FOLDERS:
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)

@@ -121,12 +121,15 @@ def write_config(folder: Path, extra: str = "", name: str = "tiny.py") -> Path:
     return path
 
 
-def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess:
+def run(
+    *command: str | Path, folder: Path = ROOT, **environment: str
+) -> subprocess.CompletedProcess:
     """A command in a fresh process with the repository importable; nothing of a launcher set."""
     env = {k: v for k, v in os.environ.items() if k not in LAUNCHER}
     env |= {"PYTHONPATH": str(ROOT), "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [str(part) for part in command],
+        cwd=folder,
         env=env | environment,
         capture_output=True,
         text=True,
