@@ -36,25 +36,31 @@ def on_page_markdown(markdown, page, config, files):
             log.warning("%s links to %s, which does not exist", page.file.src_uri, path)
         return "](" + ROOT_PAGES.get(path, f"{config.repo_url}/blob/main/{path}")
 
-    for name in re.findall(r"^::: mmseg_ext\.(\S+)", markdown, re.M):
-        report_missing(package()[name])
+    for module in re.findall(r"^::: (\S+)", markdown, re.M):
+        for member in api()[module].members.values():
+            report_missing(member)
     return re.sub(r"\]\(\.\./([^)#\s]+)", link, markdown)
 
 
 @functools.cache
-def package():
-    return griffe.load("mmseg_ext", search_paths=[ROOT], docstring_parser="google")
+def api():
+    loader = griffe.GriffeLoader(search_paths=[ROOT], docstring_parser="google")
+    loader.load("mmseg_ext")
+    return loader.modules_collection
 
 
 def report_missing(listed):
-    """Warn of public names of the reference without docstring, and of arguments that are none."""
-    methods = [m for name, m in listed.members.items() if m.is_function and name[0] != "_"]
-    for item in (listed, *methods):
-        if not item.has_docstring:
-            log.warning("%s has no docstring", item.path)
-            continue
-        for section in item.docstring.parse(warnings=False):
-            if section.kind is griffe.DocstringSectionKind.parameters:
-                names = {name for entry in section.value for name in entry.name.split(", ")}
-                if unknown := names - {p.name for p in item.parameters}:
-                    log.warning("%s has no argument %s", item.path, ", ".join(unknown))
+    """Warn of a public name without docstring, and of described arguments that it does not have."""
+    public = listed.is_public and listed.name[0] != "_"
+    if not public or not (listed.is_class or listed.is_function):
+        return
+    if not listed.has_docstring:
+        log.warning("%s has no docstring", listed.path)
+        return
+    for section in listed.docstring.parse(warnings=False):
+        if section.kind is griffe.DocstringSectionKind.parameters:
+            names = {name for entry in section.value for name in entry.name.split(", ")}
+            if unknown := names - {p.name for p in listed.parameters}:
+                log.warning("%s has no argument %s", listed.path, ", ".join(unknown))
+    for method in listed.members.values() if listed.is_class else ():
+        report_missing(method)

@@ -47,7 +47,8 @@ class LambdaLayer(nn.Module):
 
     With Q = x W_Q (h heads of k), K = c W_K (k x u) and V = c W_V (v x u, v = out_channels / h),
     batch norm on Q and V, and K~ the softmax of K over the context's positions m:
-    lambda_n = sum_m (K~_m + E_{m-n}) V_m^T and y_n = lambda_n^T q_n for each head, heads joined.
+    `lambda_n = sum_m (K~_m + E_{m-n}) V_m^T` and `y_n = lambda_n^T q_n` for each head, heads
+    joined.
 
     Local context (a lambda convolution) with `receptive_field`, global context with
     `receptive_field=None` and `resolution` (H, W), the largest map that the embeddings cover;
@@ -170,9 +171,9 @@ class LambdaLayer(nn.Module):
     def attention_map(self, x: Tensor, position: tuple[int, int] | None = None) -> Tensor:
         """The weights of the values for x (B, C, H, W): (B, h, u, N, N) of N = H W positions.
 
-        A lambda is linear in the values, so y_n is the sum over m of q_n . (K~_m + E_(m-n)) times
-        V_m, plus what the embeddings' bias adds; weights may be negative. Positions are in raster
-        order, queries before keys. With `position` (row, column) there is this query alone,
+        A lambda is linear in the values, so y_n is the sum over m of `q_n . (K~_m + E_{m-n})`
+        times V_m, plus what the embeddings' bias adds; weights may be negative. Positions are in
+        raster order, queries before keys. With `position` (row, column) there is this query alone,
         (B, h, u, 1, N). Of a strided layer these are the weights before pooling.
         """
         self._check_shapes(x, x, None)
