@@ -16,7 +16,7 @@ help:
 	@echo "make test       lint, build the site and run every test"
 	@echo "make test-fast  the tests of two minutes, for after each change"
 	@echo "make test-original  the stack check and the fast tests on mmsegmentation's original packages"
-	@echo "make lint       ruff alone"
+	@echo "make lint       ruff, and pyright on the layers, backbones and heads"
 	@echo "make clean      remove the environment and everything that was made"
 
 install: $(INSTALLED)
@@ -79,6 +79,7 @@ test-original: $(ORIGINAL_INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 clean:
 	rm -rf $(VENV) $(ORIGINAL) site work_dirs build dist *.egg-info mmseg_ext.egg-info .pytest_cache .ruff_cache

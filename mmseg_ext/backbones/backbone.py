@@ -156,7 +156,8 @@ class Backbone(BaseModule):
         theirs = _depths_and_widths(state_dict)
         for name in cls.arch_settings:
             with torch.device("meta"):
-                if theirs == _depths_and_widths(cls(arch=name).state_dict()):
+                variant = cls(arch=name)  # pyright: ignore[reportCallIssue] (of the subclasses)
+                if theirs == _depths_and_widths(variant.state_dict()):
                     return name
         return None
 

@@ -146,10 +146,11 @@ class Bottleneck(nn.Module):
         out_channels, stride = channels * EXPANSION, max(strides)
         self.conv1 = nn.Conv2d(in_channels, channels, 1, strides[0], bias=False)
         self.bn1 = norm(channels)
-        shape = {"stride": strides[1], "dilation": dilation}
+        stride = strides[1]
         if lambda_args is None:
-            self.conv2 = nn.Conv2d(channels, channels, 3, padding=dilation, bias=False, **shape)
+            self.conv2 = nn.Conv2d(channels, channels, 3, stride, dilation, dilation, bias=False)
         else:
+            shape = {"stride": stride, "dilation": dilation}
             self.conv2 = LambdaLayer(channels, norm_layer=norm, **shape, **lambda_args)
         self.bn2 = norm(channels)
         self.conv3 = nn.Conv2d(channels, out_channels, 1, bias=False)
@@ -322,7 +323,7 @@ class LambdaResNet(Backbone):
     ) -> nn.Sequential:
         """The blocks of a stage whose input has `total_stride`, with their strides and dilation."""
         keys = ("key_depth", "num_heads", "intra_depth", "receptive_field", "position_bias", "pool")
-        shared: dict[object, PositionEmbeddings] = {}
+        shared: dict[object, PositionEmbeddings | None] = {}
         blocks = nn.Sequential()
         for i, (strides, dilation) in enumerate(spacing):
             args = None
@@ -348,7 +349,7 @@ class LambdaResNet(Backbone):
                 norm_cfg,
                 design["act_cfg"],
             )
-            if args is not None and design["share_embeddings"] is not None:
+            if isinstance(block.conv2, LambdaLayer) and design["share_embeddings"] is not None:
                 shared[size] = block.conv2.embeddings
             blocks.append(block)
             total_stride *= max(strides)
@@ -368,8 +369,9 @@ class LambdaResNet(Backbone):
         for module in self.modules():
             if isinstance(module, LambdaLayer):
                 module.reset_parameters()
-            elif isinstance(module, Bottleneck) and getattr(module.bn3, "weight", None) is not None:
-                nn.init.zeros_(module.bn3.weight)
+            last = module.bn3 if isinstance(module, Bottleneck) else None
+            if isinstance(weight := getattr(last, "weight", None), Tensor):
+                nn.init.zeros_(weight)
 
     @property
     def parts(self) -> list[list[str]]:

@@ -195,7 +195,7 @@ class RMT(Backbone):
             if i > 0:
                 x = self.downsamples[i - 1](x)
             x = channels_last(x)  # (B, h_i, w_i, C_i)
-            for block in blocks:
+            for block in blocks.children():
                 x = self._run(block, x)
             if str(i) in self.out_norms:
                 maps.append(channels_first(self.out_norms[str(i)](x)))

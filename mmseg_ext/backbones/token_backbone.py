@@ -84,6 +84,10 @@ def positions_at(table: Tensor, own: tuple[int, int], grid: tuple[int, int]) -> 
 class TokenBackbone(Backbone):
     """A subclass has `embed`, `cls_token` (1, 1, C), `pos_embed` (1, 1 + h w, C) and its `grid`."""
 
+    cls_token: nn.Parameter
+    pos_embed: Tensor
+    grid: tuple[int, int]
+
     def embed(self, images: Tensor) -> Tensor:
         """Images (B, 3, H, W) to patches (B, C, h, w)."""
         raise NotImplementedError
@@ -140,7 +144,7 @@ class TokenBackbone(Backbone):
         """Images (B, 3, H, W) to logits (B, num_classes) or a tuple of maps (B, C, h, w)."""
         self._check_images(images)
         patches = self.embed(images)  # (B, C, h, w)
-        grid = tuple(patches.shape[2:])
+        grid = (patches.shape[2], patches.shape[3])
         tokens = patches.flatten(2).transpose(1, 2)  # (B, h * w, C)
         tokens = torch.cat([self.cls_token.expand(tokens.shape[0], -1, -1), tokens], dim=1)
         x = self.pos_drop(tokens + positions_at(self.pos_embed, self.grid, grid))  # (B, 1 + h w, C)

@@ -43,6 +43,8 @@ class DANetEAHead(BaseDecodeHead):
         kwargs: `BaseDecodeHead`'s arguments, `in_channels` and `num_classes` among them.
     """
 
+    in_channels: int  # of the joined maps
+
     def __init__(
         self,
         in_channels: int,
@@ -92,7 +94,7 @@ class DANetEAHead(BaseDecodeHead):
 
     def named_logits(self, outputs: tuple[Tensor, Tensor, Tensor] | Tensor) -> dict[str, Tensor]:
         """Prefix of the losses -> logits, of what `forward` returned; the first are predicted."""
-        if not self.channel_attention:
+        if isinstance(outputs, Tensor):
             return {"": outputs}
         return dict(zip(("ea_cam", "ea", "cam"), outputs, strict=True))
 
@@ -105,7 +107,7 @@ class DANetEAHead(BaseDecodeHead):
         self, seg_logits: tuple[Tensor, Tensor, Tensor] | Tensor, batch_data_samples: SampleList
     ) -> dict:
         """`DAHead`'s losses, each name with the prefix of its map."""
-        if not self.channel_attention:
+        if isinstance(seg_logits, Tensor):
             return super().loss_by_feat(seg_logits, batch_data_samples)
         losses = {}
         for prefix, logits in self.named_logits(seg_logits).items():

@@ -69,6 +69,8 @@ class EAHead(BaseDecodeHead):
         kwargs: `BaseDecodeHead`'s arguments, `in_channels` and `num_classes` among them.
     """
 
+    in_channels: int  # of the joined maps
+
     def __init__(
         self,
         in_channels: int,
@@ -92,7 +94,7 @@ class EAHead(BaseDecodeHead):
 
     def _init_published(self) -> None:
         for conv in (self.conv_in.conv, self.conv_out.conv, self.conv_seg):
-            conv.reset_parameters()
+            conv.reset_parameters()  # pyright: ignore[reportCallIssue] (mmcv has no types)
         self.external_attention.reset_parameters()
 
     def init_weights(self) -> None:
@@ -126,6 +128,8 @@ class JSegEAHead(BaseDecodeHead):
         memory_size: memory slots S.
         kwargs: `BaseDecodeHead`'s arguments; `norm_cfg` None is the published form.
     """
+
+    in_channels: int  # of the joined maps
 
     def __init__(self, in_channels: int, channels: int = 512, *, memory_size: int = 256, **kwargs):
         super().__init__(in_channels, channels, **kwargs)

@@ -33,6 +33,8 @@ class MaSAHead(BaseDecodeHead):
         kwargs: `BaseDecodeHead`'s arguments.
     """
 
+    in_channels: int  # of the joined maps
+
     def __init__(
         self,
         in_channels: int,
@@ -66,9 +68,10 @@ class MaSAHead(BaseDecodeHead):
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
         """Maps of which `in_index` is (B, in_channels, H, W) to logits (B, num_classes, H, W)."""
-        inputs = self._transform_inputs(inputs)  # (B, in_channels, H, W)
-        x = channels_last(self.conv_in(inputs))  # (B, H, W, channels)
+        # (B, in_channels, H, W); by mmseg's types it could be several maps.
+        features: Tensor = self._transform_inputs(inputs)  # pyright: ignore[reportAssignmentType]
+        x = channels_last(self.conv_in(features))  # (B, H, W, channels)
         for block in self.blocks:
             x = block(x)
-        x = self.conv_cat(torch.cat((inputs, channels_first(x)), 1))  # (B, channels, H, W)
+        x = self.conv_cat(torch.cat((features, channels_first(x)), 1))  # (B, channels, H, W)
         return self.cls_seg(x)  # (B, num_classes, H, W)

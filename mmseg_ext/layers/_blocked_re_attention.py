@@ -34,7 +34,7 @@ def should_use(x: Tensor, drop: nn.Dropout, mixing: nn.Conv2d, norm: nn.Module) 
     """Whether blocks are right, and faster, for tokens x (B, N, C)."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False  # a program has one number of blocks
-    if not (isinstance(norm, _BatchNorm) and computes_by_weights(drop, mixing, norm)):
+    if not computes_by_weights(drop, mixing, norm):
         return False
     if torch.is_grad_enabled() and x.shape[1] < _RECOMPUTED_TOKENS:
         return False
@@ -52,7 +52,7 @@ def attend(
     """
     matrix = mixing.weight.flatten(1).to(full_precision(q.dtype)) * stretch  # (H, H)
     with autocast_disabled(q):
-        affine = _affine(matrix, mixing.bias, norm, q, k)
+        affine = _affine(matrix, mixing, norm, q, k)
     return torch.cat([_again(_block, q[:, :, rows], k, v, *affine) for rows in _blocks(q)], 1)
 
 
@@ -67,12 +67,13 @@ def _block(q: Tensor, k: Tensor, v: Tensor, matrix: Tensor, constant: Tensor) ->
 
 
 def _affine(
-    matrix: Tensor, bias: Tensor, norm: _BatchNorm, q: Tensor, k: Tensor
+    matrix: Tensor, mixing: nn.Conv2d, norm: _BatchNorm, q: Tensor, k: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Mixing and batch norm as a matrix (H, H) and a constant (H)."""
     dtype = matrix.dtype
-    bias = bias.to(dtype)
-    if norm.training or norm.running_mean is None:
+    assert mixing.bias is not None
+    bias = mixing.bias.to(dtype)
+    if norm.training or norm.running_mean is None or norm.running_var is None:
         mean, variance = _learn_statistics(norm, q, k, matrix, bias)
     else:
         mean, variance = norm.running_mean.to(dtype), norm.running_var.to(dtype)

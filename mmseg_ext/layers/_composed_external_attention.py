@@ -10,6 +10,7 @@ the configs' crops give maps of 64 x 64 to 97 x 97):
 """
 
 from collections.abc import Callable
+from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,7 @@ def composed_attention(
     keys: Tensor,
     key_bias: Tensor,
     values: Tensor,
-    norm: nn.Module | None,
+    norm: nn.Module,
     normalize: Normalize,
     shift: Tensor | None = None,
 ) -> Tensor:
@@ -71,8 +72,9 @@ def _absorb_norm(
     """
     if not _is_plain_batch_norm(norm):
         return values, None
-    if not (norm.training or norm.running_mean is None):
-        return _fold(norm, values, norm.running_mean, norm.running_var)
+    mean, variance = norm.running_mean, norm.running_var
+    if not norm.training and mean is not None and variance is not None:
+        return _fold(norm, values, mean, variance)
     if isinstance(norm, nn.SyncBatchNorm):
         return values, None  # its statistics are the whole group's
     slot_mean = attention.mean(dim=(0, 2))  # (S,)
@@ -86,7 +88,7 @@ def _absorb_norm(
     return _fold(norm, values, mean, variance)
 
 
-def _is_plain_batch_norm(norm: nn.Module) -> bool:
+def _is_plain_batch_norm(norm: nn.Module) -> TypeGuard[_BatchNorm]:
     return isinstance(norm, _BatchNorm) and computes_by_weights(norm)
 
 
@@ -107,6 +109,11 @@ class FusedExternalAttention2d(nn.Module):
     A batch norm with running statistics is folded into the values; any other norm stays a module.
     """
 
+    keys: Tensor
+    key_bias: Tensor
+    values: Tensor
+    shift: Tensor | None
+
     @torch.no_grad()
     def __init__(
         self,
@@ -120,9 +127,11 @@ class FusedExternalAttention2d(nn.Module):
         super().__init__()
         self.normalize = normalize
         shift = None
-        if _is_plain_batch_norm(norm) and norm.running_mean is not None:
-            values, shift = _fold(norm, values, norm.running_mean, norm.running_var)
-        self.norm = norm if shift is None else None
+        if _is_plain_batch_norm(norm):
+            mean, variance = norm.running_mean, norm.running_var
+            if mean is not None and variance is not None:
+                values, shift = _fold(norm, values, mean, variance)
+        self.norm = norm if shift is None else nn.Identity()
         tensors = {"keys": keys, "key_bias": key_bias, "values": values, "shift": shift}
         for name, tensor in tensors.items():
             self.register_buffer(name, None if tensor is None else tensor.to(dtype))

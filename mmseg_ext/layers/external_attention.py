@@ -143,15 +143,15 @@ class ExternalAttention2d(nn.Module):
         """The published initialisation: fan-out normal, and equal memories of std sqrt(2/C)."""
         std = (2 / self.channels) ** 0.5
         nn.init.normal_(self.conv1.weight, std=std)
-        nn.init.normal_(self.conv2[0].weight, std=std)
+        nn.init.normal_(self.conv2.get_parameter("0.weight"), std=std)
         nn.init.normal_(self.linear_0.weight, std=std)
         if not self.tied:
             with torch.no_grad():
                 self.linear_1.weight.copy_(self.linear_0.weight.transpose(0, 1))
         norm = self.conv2[1]
         if isinstance(getattr(norm, "weight", None), nn.Parameter):
-            nn.init.ones_(norm.weight)
-            nn.init.zeros_(norm.bias)
+            nn.init.ones_(norm.get_parameter("weight"))
+            nn.init.zeros_(norm.get_parameter("bias"))
 
     def fuse(self) -> nn.Module:
         """The inference form, with the composed weights stored and batch norm folded into them.
@@ -174,8 +174,10 @@ class ExternalAttention2d(nn.Module):
     def _composed_weights(self) -> tuple[Tensor, Tensor, Tensor]:
         """M_k W_1 (S, C), its bias M_k b_1 (S,) and W_2 M_v (C, S), in float32 at least."""
         dtype = full_precision(self.conv1.weight.dtype)
-        first, last = (c.weight.flatten(1).to(dtype) for c in (self.conv1, self.conv2[0]))
+        weights = self.conv1.weight, self.conv2[0].weight
+        first, last = (w.flatten(1).to(dtype) for w in weights)  # pyright: ignore[reportCallIssue]
         # Flattened, not indexed: the backward of an index fills a tensor of zeros.
         keys = self.linear_0.weight.flatten(1).to(dtype)  # (S, C)
         values = keys.t() if self.tied else self.linear_1.weight.flatten(1).to(dtype)  # (C, S)
+        assert self.conv1.bias is not None
         return keys @ first, keys @ self.conv1.bias.to(dtype), last @ values

@@ -166,6 +166,7 @@ class LambdaLayer(nn.Module):
             if shared is not None:
                 content = apply_shared_lambda(queries, shared)
                 y = content if y is None else y + content
+        assert y is not None  # of position, content or both
         return self.pool(y.flatten(1, 2).to(dtype))  # (B, h v, H', W')
 
     def attention_map(self, x: Tensor, position: tuple[int, int] | None = None) -> Tensor:
@@ -182,7 +183,7 @@ class LambdaLayer(nn.Module):
         queries = self.norm_q(queries).unflatten(1, (self.num_heads, -1))  # (B, h, k, H, W)
         if position is not None:
             queries = queries[..., position[0], position[1], None, None]  # (B, h, k, 1, 1)
-        weights = 0
+        weights = queries.new_zeros(())
         if self.content:
             keys = keys.flatten(2).softmax(2).unflatten(1, (self.intra_depth, -1))  # (B, u, k, M)
             weights = torch.einsum("bhkyx,bukm->bhuyxm", queries, keys).unflatten(-1, size)
@@ -263,18 +264,18 @@ class LambdaLayer(nn.Module):
         return self._borrowed[0] if self._borrowed else self.position
 
     def _table_size(self) -> tuple[int, int]:
-        if (self.receptive_field is None) == (self.resolution is None):
-            raise ValueError(
-                "give either receptive_field (local context) or resolution (global context, with "
-                f"receptive_field=None), not receptive_field={self.receptive_field} and "
-                f"resolution={self.resolution}"
-            )
-        if self.resolution is not None:
+        if self.resolution is not None and self.receptive_field is None:
             if not isinstance(self.resolution, Sequence) or min(self.resolution) < 1:
                 raise ValueError(f"resolution must be a positive (H, W), not {self.resolution!r}")
             if self.dilation != 1:
                 raise ValueError(f"dilation must be 1 with a resolution, not {self.dilation}")
             return 2 * self.resolution[0] - 1, 2 * self.resolution[1] - 1
+        if self.receptive_field is None or self.resolution is not None:
+            raise ValueError(
+                "give either receptive_field (local context) or resolution (global context, with "
+                f"receptive_field=None), not receptive_field={self.receptive_field} and "
+                f"resolution={self.resolution}"
+            )
         if self.receptive_field % 2 == 0:
             raise ValueError(f"receptive_field must be odd, not {self.receptive_field}")
         return self.receptive_field, self.receptive_field
@@ -287,7 +288,7 @@ def position_lambdas(values: Tensor, weight: Tensor, dilation: int = 1) -> Itera
     offset (context minus query, its middle is no offset). Positions outside the map count nothing.
     The chunks (B, k', v, H, W) together hold all k channels in order.
     """
-    weight = crop_embeddings(weight, *values.shape[3:], dilation)
+    weight = crop_embeddings(weight, *values.shape[3:], dilation=dilation)
     way = fourier.fourier_lambdas if fourier.should_use(values, weight) else direct_lambdas
     return way(values, weight, dilation)
 
@@ -322,7 +323,7 @@ def apply_lambdas(queries: Tensor, lambdas: Tensor, y: Tensor | None = None) -> 
     for i in range(lambdas.shape[1]):
         q, lam = queries[:, :, i, None], lambdas[:, None, i]  # (B, h, 1, H, W), (B, 1, v, H, W)
         y = q * lam if y is None else y.addcmul_(q, lam)
-    return y
+    return y  # pyright: ignore[reportReturnType] (there is a key)
 
 
 def apply_shared_lambda(queries: Tensor, lambdas: Tensor) -> Tensor:

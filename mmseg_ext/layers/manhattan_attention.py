@@ -114,7 +114,7 @@ class ManhattanAttention(nn.Module):
         require_channels_last_map(x, self.embed_dim)
         q, k = (p(x).unflatten(-1, (self.num_heads, -1)) for p in (self.q_proj, self.k_proj))
         if self.rotary:
-            phase = rotary_phase(*q.shape[1:3], q.shape[-1], like=q)
+            phase = rotary_phase(*q.shape[1:3], head_dim=q.shape[-1], like=q)
             q, k = _rotate(q, phase), _rotate(k, phase)
         return q, k
 

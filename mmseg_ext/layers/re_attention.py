@@ -13,6 +13,7 @@ Deviations, none of which changes the published result:
 """
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmseg_ext.layers import _blocked_re_attention as blocked
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
@@ -78,14 +79,13 @@ class ReAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (B, N, C) to tokens (B, N, C); the result is that of `published_order`."""
-        if not blocked.should_use(x, self.attn_drop, self.reatten_matrix, self.var_norm):
-            return self.published_order(x)
-        q, k, v = self._heads(x)
-        stretch = self.stretch(x.shape[1])
-        y = blocked.attend(
-            q, k, v * self._gain(x), self.reatten_matrix, self.var_norm, stretch
-        )  # (B, N, H, d)
-        return self.proj_drop(self.proj(y.flatten(2)))  # (B, N, C)
+        norm, mixing = self.var_norm, self.reatten_matrix
+        if isinstance(norm, _BatchNorm) and blocked.should_use(x, self.attn_drop, mixing, norm):
+            q, k, v = self._heads(x)
+            stretch = self.stretch(x.shape[1])
+            y = blocked.attend(q, k, v * self._gain(x), mixing, norm, stretch)  # (B, N, H, d)
+            return self.proj_drop(self.proj(y.flatten(2)))  # (B, N, C)
+        return self.published_order(x)
 
     def published_order(self, x: Tensor) -> Tensor:
         """Tokens (B, N, C) to tokens (B, N, C), by the maps of all heads at once."""

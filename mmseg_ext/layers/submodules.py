@@ -45,10 +45,12 @@ def update_running_statistics(norm: _BatchNorm, mean: Tensor, variance: Tensor, 
 
     `mean` and `variance` (C,) are those of a batch of `count` values per channel.
     """
+    assert norm.num_batches_tracked is not None
     norm.num_batches_tracked.add_(1)
     momentum = norm.momentum
     if momentum is None:
         momentum = 1 / float(norm.num_batches_tracked)
     unbiased = variance * (count / max(count - 1, 1))
-    norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), momentum)
-    norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), momentum)
+    for running, value in ((norm.running_mean, mean), (norm.running_var, unbiased)):
+        assert running is not None
+        running.lerp_(value.to(running.dtype), momentum)
