@@ -108,7 +108,7 @@ setup(
     long_description=description(),
     long_description_content_type="text/markdown",
     author="The mmseg_ext authors",
-    license="Apache-2.0",
+    license_expression="Apache-2.0",
     url=SOURCE,
     project_urls={
         "Documentation": "https://mmseg-ext.github.io/mmseg_ext/",
@@ -122,7 +122,6 @@ setup(
         "Development Status :: 4 - Beta",
         "Intended Audience :: Science/Research",
         "Intended Audience :: Developers",
-        "License :: OSI Approved :: Apache Software License",
         "Operating System :: OS Independent",
         "Programming Language :: Python :: 3 :: Only",
         *(f"Programming Language :: Python :: 3.{minor}" for minor in (10, 11, 13)),
