@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 # Placeholders; what a page has its reader write (`FILE`) is added.
 OF_THE_READER = {
     "configs/NAME.py",
+    "configs/classification/NAME.py",
     "mmseg_ext/published/foo.py",
     "tests/decode_heads/test_foo_head.py",
 }
