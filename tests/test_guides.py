@@ -95,6 +95,13 @@ def test_rmt_in_a_config_of_mmdetections(clone):
     assert [tuple(m.shape) for m in maps] == [(1, 256, n, n) for n in (16, 8, 4, 2, 1)]
 
 
+MY_FCN = """
+_base_ = [
+    "./_base_/models/fcn_r50-d8.py", "./_base_/datasets/my_data.py",
+    "./_base_/schedules/schedule_80k.py", "./_base_/default_runtime.py",
+]
+model = dict(data_preprocessor=dict(size=_base_.crop_size))
+"""
 MY_DATA = """
 crop_size = (64, 64)
 load = [dict(type="LoadImageFromFile"), dict(type="LoadAnnotations")]
@@ -122,6 +129,7 @@ def test_the_readmes_config_on_mmsegmentations_own_bases(tmp_path):
     bases = Path(mmseg.__file__).parent / ".mim" / "configs" / "_base_"
     shutil.copytree(bases, tmp_path / "configs/_base_")
     (tmp_path / "configs/_base_/datasets/my_data.py").write_text(MY_DATA)
+    (tmp_path / "configs/my_fcn.py").write_text(MY_FCN)
     (tmp_path / "configs/mine.py").write_text(snippet)
     random = np.random.RandomState(0)
     for kind, shape in (("images", (64, 64, 3)), ("labels", (64, 64))):
