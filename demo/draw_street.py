@@ -69,15 +69,15 @@ def ground(canvas, shadows):
     x = EYE[0] + canvas.x[rays] * z
     grain = noise(x * 6, z * 6, 4) * 0.13 + noise(x * 0.7, z * 0.25, 3) * 0.14
     tyres = 0.035 * np.cos((np.abs(x) - 2.3) * np.pi / 0.8) * (np.abs(x) < KERB)
-    road = (0.24 + grain - tyres)[:, None] * np.array([1.0, 1.0, 1.03])
+    road = (0.22 + grain - tyres)[:, None] * np.array([1.0, 1.0, 1.03])
     dash = (np.abs(x) < 0.07) & (z % 6 < 3.2)
     edge = (np.abs(np.abs(x) - (KERB - 0.35)) < 0.05) | (np.abs(np.abs(x) - (KERB - 0.2)) < 0.04)
     road = np.where(dash[:, None], 0.58 + grain[:, None], road)
     road = np.where((edge & (x > 0))[:, None], np.array([0.72, 0.62, 0.28]), road)
     slab = ((np.abs(x) % 0.7 < 0.03) | (z % 0.9 < 0.03)) * 0.09
-    walk = (0.5 + grain - slab)[:, None] * np.array([1.03, 1.0, 0.95])
+    walk = (0.54 + grain - slab)[:, None] * np.array([1.03, 1.0, 0.95])
     kerb = np.abs(np.abs(x) - KERB - 0.08) < 0.1
-    walk = np.where(kerb[:, None], 0.51 + grain[:, None], walk)
+    walk = np.where(kerb[:, None], 0.72 + grain[:, None], walk)
     colour = np.where((np.abs(x) < KERB)[:, None], road, walk)
     shade = np.ones_like(x)
     for cx, cz, rx, rz in shadows:
@@ -124,7 +124,7 @@ def facade(u, y, height, wall, which):
     glass = 0.1 + 0.22 * noise(u * 0.8 + which, y * 0.8, 2)
     colour = np.where(pane[:, None], glass[:, None] * np.array([0.9, 1, 1.1]), colour)
     s = np.abs((u % 3.4) / 3.4 - 0.5)
-    shop = (y < 2.4) & (y > 0.7) & (s < 0.36) & (s > 0.015)
+    shop = (y < 2.3) & (y > 0.9) & (s < 0.25) & (s > 0.015)
     goods = 0.1 + 0.16 * noise(u * 0.9, y * 0.7, 2) + 0.14 * (y > 1.9)
     colour = np.where(shop[:, None], goods[:, None] * np.array([1.05, 1, 0.9]), colour)
     board = (y > 2.55) & (y < 3.05)
@@ -183,7 +183,8 @@ def car(canvas, x, z, paint, rear=True):
     lamp = backwards & (np.abs(y - 0.78) < 0.07) & (np.abs(x - 0.68) < 0.11)
     put(lamp, [0.6, 0.07, 0.05] if rear else [0.95, 0.95, 0.9])
     put(
-        backwards & (np.abs(y - 0.58) < 0.06) & (x < 0.26), [0.8, 0.7, 0.25] if rear else [0.88] * 3
+        backwards & (np.abs(y - 0.58) < 0.05) & (x < 0.22),
+        [0.62, 0.55, 0.25] if rear else [0.88] * 3,
     )
     put(backwards & (np.abs(y - 0.42) < 0.05), 0.12)
     wheel = np.minimum(*(np.hypot(y - 0.32, p[:, 2] - a) for a in (-1.3, 1.3))) < 0.37
@@ -204,11 +205,15 @@ def tree(canvas, x, z, height, seed):
     trunk = (np.abs(u + 0.08 * np.sin(y * 1.5 + seed)) < 0.17 - 0.015 * y) & (y > 0)
     canvas.paint(rays, trunk & (y < height * 0.7), depth, bark)
     crown = np.hypot(u / (height * 0.33), (y - height * 0.68) / (height * 0.36))
-    rough = noise(u * 0.9 + seed, y * 0.9, 5)
-    light = noise(u * 3 + seed, y * 3 + 9, 4) * 0.75 + 0.2 * (y / height) - 0.12 * (u > 0)
-    leaves = light[:, None] * np.array([0.42, 0.55, 0.24])
+    rough = noise(u * 0.9 + seed, y * 0.9, 4) + 0.5 * noise(u * 6 + seed, y * 6, 3) - 0.25
+    light = noise(u * 7 + seed, y * 7 + 9, 4) * 1.5 - 0.4 + 0.15 * (y / height) - 0.1 * (u > 0)
+    leaves = np.clip(light, 0.06, 1)[:, None] * np.array([0.5, 0.58, 0.26])
+    holes = noise(u * 3.1 + seed, y * 3.1 + 4, 4) > 0.68
     canvas.paint(
-        rays, (crown + (rough - 0.5) * 1.5 < 0.95) & (y > height * 0.3), depth - 0.1, leaves
+        rays,
+        (crown + (rough - 0.5) * 1.6 < 0.95) & (y > height * 0.28) & ~holes,
+        depth - 0.1,
+        leaves,
     )
 
 
@@ -245,8 +250,8 @@ def post(canvas, x, z, height, sign=None):
 def draw():
     """The picture, BGR (HEIGHT, WIDTH, 3) in 0..255."""
     canvas = Canvas()
-    cars = [(-3.55, 9.5, [0.5, 0.06, 0.07]), (-3.55, 15.2, [0.62, 0.64, 0.67]),
-            (-3.5, 21.5, [0.1, 0.14, 0.3]), (-1.9, 27, [0.75, 0.75, 0.73]),
+    cars = [(-3.55, 12, [0.42, 0.07, 0.08]), (-3.55, 17.2, [0.62, 0.64, 0.67]),
+            (-3.5, 22.7, [0.1, 0.14, 0.3]), (-1.9, 27, [0.75, 0.75, 0.73]),
             (3.5, 19, [0.16, 0.17, 0.18]),
             (3.55, 25.5, [0.1, 0.3, 0.28]), (3.55, 38, [0.7, 0.7, 0.7])]  # fmt: skip
     oncoming = (1.5, 17, [0.2, 0.28, 0.5])
@@ -278,7 +283,7 @@ def draw():
     car(canvas, *oncoming, rear=False)
     for x, z, coat, trousers in [(5.9, 11, [0.2, 0.22, 0.3], [0.14, 0.14, 0.17]),
                                  (6.5, 11.2, [0.55, 0.2, 0.18], [0.2, 0.22, 0.32]),
-                                 (-6.2, 14.5, [0.25, 0.3, 0.22], [0.12, 0.12, 0.14]),
+                                 (-6.0, 11.5, [0.25, 0.3, 0.22], [0.12, 0.12, 0.14]),
                                  (5.6, 21, [0.6, 0.55, 0.45], [0.2, 0.2, 0.25])]:  # fmt: skip
         person(canvas, x, z, np.array(coat), np.array(trousers))
     picture = canvas.colour.reshape(HEIGHT * FINER, WIDTH * FINER, 3)
