@@ -154,8 +154,8 @@ def env() -> argparse.ArgumentParser:
 
 def export() -> argparse.ArgumentParser:
     parser = _parser("export")
-    parser.add_argument("config")
-    parser.add_argument("checkpoint", help="checkpoint file, or 'none' for random weights")
+    parser.add_argument("config", nargs="?", help="by default that of the package's own weights")
+    parser.add_argument("checkpoint", nargs="?", help="file, or 'none' for random weights")
     parser.add_argument("--format", choices=("onnx", "torch"), default="onnx")
     parser.add_argument("--dynamic", action="store_true", help="images of any size and number")
     parser.add_argument("--fuse", action="store_true", help="fold batch norms, compose EA")

@@ -16,6 +16,7 @@ from mmseg_ext.commands._flags import export as parser
 from mmseg_ext.datasets.metainfo import unwrapped
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.engine.load_trained import load_trained
+from mmseg_ext.environment import shipped_model
 from mmseg_ext.errors import ExportError
 from mmseg_ext.inference.export import (
     SUFFIXES,
@@ -35,6 +36,10 @@ IMAGES = (".jpg", ".jpeg", ".png", ".bmp")
 @one_line
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
+    if args.config and not args.checkpoint:
+        raise ValueError(f"{args.config} needs a checkpoint after it, or 'none'")
+    if not args.config:
+        args.config, args.checkpoint = shipped_model()
     register_all_modules()
     config = load_settings(args.config)
     size = _size(args.shape, config)
