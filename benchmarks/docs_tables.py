@@ -100,11 +100,11 @@ def reproduction_table() -> str:
             batch = config.auto_scale_lr.base_batch_size
             flops = 6 * costs[name].all_multiply_adds * batch * config.train_cfg.max_iters
             gpus = batch // config.train_dataloader.batch_size
-            target = published.get(name, {"miou": "", "source": ""})
+            target = published.get(name, {"miou": "none", "source": ""})
             hours = f"{flops / FLOPS / 3600:.0f}"
-            rows.append([table, f"`{name}`", target["miou"], target["source"], str(gpus), hours])
+            rows.append([table, f"`{name}`", target["miou"], str(gpus), hours, target["source"]])
             table = ""
-    headings = ["table", "config", "mIoU to reach", "source", "GPUs", "GPU-hours, estimated"]
+    headings = ["table", "config", "mIoU to reach", "GPUs", "GPU-hours, estimated", "source"]
     return markdown(headings, rows)
 
 
