@@ -7,7 +7,6 @@ import itertools
 import os
 import signal
 import sys
-from multiprocessing import parent_process
 from pathlib import Path
 from typing import NoReturn
 
@@ -44,7 +43,7 @@ def is_command() -> bool:
 
     That is `python -m mmseg_ext`, the script `mmseg-ext`, or a command's file in `tools` or `demo`.
     """
-    if not sys.argv or parent_process() is not None:
+    if not sys.argv or sys.argv[0] not in sys.orig_argv:  # multiprocessing hands sys.argv on
         return False
     if sys.argv[0] == "-m":  # Python sets the path once the package is imported
         return ("-m", "mmseg_ext") in itertools.pairwise(sys.orig_argv)

@@ -61,11 +61,20 @@ def test_the_list_and_the_help_need_neither_torch_nor_the_stack(tmp_path):
         assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_a_users_program_in_the_folder_of_the_tools_registers(monkeypatch):
-    """It is no command of ours, so that importing the package registers at once."""
-    for name, ours in (("train.py", True), ("my_evaluation.py", False)):
-        monkeypatch.setattr("sys.argv", [str(ROOT / "tools" / name)])
-        assert is_command() is ours
+@pytest.mark.parametrize(
+    ("script", "words", "ours"),
+    [
+        ("train.py", ["train.py", "config.py"], True),
+        ("my_evaluation.py", ["my_evaluation.py"], False),  # a user's own in that folder
+        ("train.py", ["-c", "spawn_main()", "--multiprocessing-fork"], False),  # a loader's
+    ],
+)
+def test_only_a_command_registers_later_than_the_import(script, words, ours, monkeypatch):
+    """In every other process importing the package registers at once."""
+    folder = ROOT / "tools"
+    monkeypatch.setattr("sys.argv", [str(folder / script)])
+    monkeypatch.setattr("sys.orig_argv", ["python", *(str(folder / word) for word in words)])
+    assert is_command() is ours
 
 
 def test_an_unknown_command_is_a_usage_error(capsys):
