@@ -258,13 +258,13 @@ def installed(tmp_path) -> Path:
     (tmp_path / "clone").mkdir()
     wheel = build("wheel", copy_sources(tmp_path / "clone"), tmp_path / "wheels")
     environment = tmp_path / "environment"
-    venv.create(environment)
-    (packages,) = environment.glob("[Ll]ib/**/site-packages")
-    below = [path for path in sys.path if path.endswith("site-packages")]
-    (packages / "below.pth").write_text("\n".join(below))  # of which no .pth is followed
-    python = next(environment.glob("*/python"))
+    venv.create(environment, symlinks=True)
+    python = environment / "bin/python"
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "-q"]
     subprocess.run([*pip, "--no-deps", "--no-index", "--no-compile", wheel], check=True)
+    (packages,) = environment.glob("lib/*/site-packages")
+    below = [path for path in sys.path if path.endswith("site-packages")]
+    (packages / "below.pth").write_text("\n".join(below))  # of which no .pth is followed
     return python.parent
 
 
