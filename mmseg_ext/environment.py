@@ -172,7 +172,7 @@ def shipped_model() -> tuple[str, str]:
 
     `mmseg_ext/weights/README.md` is their model card: CamVid, non-commercial use.
     """
-    weights = Path(__file__).parent / "weights" / "ea_r18_fpn_camvid_5k.safetensors"
+    weights = Path(__file__).parent / "weights" / "ea_r18_fpn_camvid_6k.safetensors"
     return str(configs_folder() / f"{weights.stem}.py"), str(weights)
 
 

@@ -96,7 +96,7 @@ def test_a_wheel_holds_the_package_and_what_mim_looks_for(wheel):
     assert own <= names
     assert {f"mmseg_ext/doctor/parity/{path.name}" for path in FOLDER.glob("*.npz")} <= names
     shipped = {name for name in names if name.startswith("mmseg_ext/weights/")}
-    weights = ("README.md", "ea_r18_fpn_camvid_5k.safetensors")
+    weights = ("README.md", "ea_r18_fpn_camvid_6k.safetensors")
     assert shipped == {f"mmseg_ext/weights/{name}" for name in weights}
     assert sum(name.endswith("/LICENSE") for name in names) == 1 and "mmseg_ext/py.typed" in names
     parts = {

@@ -80,7 +80,7 @@ def test_the_packages_own_weights(tmp_path, capsys):
     Image.fromarray(pixels).save(tmp_path / "photo.jpg", exif=exif)
     assert main([str(tmp_path / "photo.jpg"), "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
-    for told in ("ea_r18_fpn_camvid_5k.safetensors", "11 classes of street", "non-commercial"):
+    for told in ("ea_r18_fpn_camvid_6k.safetensors", "11 classes of street", "non-commercial"):
         assert told in printed
     labels = read(tmp_path / "out/labels/photo.png")
     config, weights = shipped_model()

@@ -83,9 +83,9 @@ optim_wrapper = dict(
 )
 param_scheduler = [
     dict(type="LinearLR", start_factor=0.05, by_epoch=False, begin=0, end=100),
-    dict(type="PolyLR", power=0.9, eta_min=0.0, by_epoch=False, begin=100, end=5000),
+    dict(type="PolyLR", power=0.9, eta_min=0.0, by_epoch=False, begin=100, end=6000),
 ]
-train_cfg = dict(type="IterBasedTrainLoop", max_iters=5000, val_interval=1000)
+train_cfg = dict(type="IterBasedTrainLoop", max_iters=6000, val_interval=1000)
 val_cfg = dict(type="ValLoop")
 test_cfg = dict(type="TestLoop")
 default_hooks = dict(checkpoint=dict(interval=250))

@@ -1,3 +1,0 @@
-# The same network as ea_r18_fpn_camvid_5k.py with external attention left out.
-_base_ = "./_base_/protocols/r18_fpn_camvid_5k.py"
-model = dict(decode_head=dict(type="FCNHead", num_convs=2, concat_input=False))
