@@ -146,11 +146,11 @@ class Bottleneck(nn.Module):
         out_channels, stride = channels * EXPANSION, max(strides)
         self.conv1 = nn.Conv2d(in_channels, channels, 1, strides[0], bias=False)
         self.bn1 = norm(channels)
-        stride = strides[1]
+        inner = strides[1]
         if lambda_args is None:
-            self.conv2 = nn.Conv2d(channels, channels, 3, stride, dilation, dilation, bias=False)
+            self.conv2 = nn.Conv2d(channels, channels, 3, inner, dilation, dilation, bias=False)
         else:
-            shape = {"stride": stride, "dilation": dilation}
+            shape = {"stride": inner, "dilation": dilation}
             self.conv2 = LambdaLayer(channels, norm_layer=norm, **shape, **lambda_args)
         self.bn2 = norm(channels)
         self.conv3 = nn.Conv2d(channels, out_channels, 1, bias=False)

@@ -71,7 +71,7 @@ def test_a_missing_stack_is_one_line_with_the_remedy(tmp_path):
         "u.find_spec = lambda name, *a: None if name == 'mmengine' else find(name, *a)\n"
     )
     path = f"{tmp_path}{os.pathsep}{ROOT}"
-    result = run(sys.executable, TOOLS / "test.py", "config.py", PYTHONPATH=path)
+    result = run(sys.executable, TOOLS / "test.py", "config.py", "a.pth", PYTHONPATH=path)
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
     assert "'mmengine' is not installed; run: pip install onedl-mmcv" in line
