@@ -108,7 +108,7 @@ setup(
     long_description=description(),
     long_description_content_type="text/markdown",
     author="The mmseg_ext authors",
-    license_expression="Apache-2.0",
+    license_expression="Apache-2.0 AND CC-BY-NC-4.0",  # the code, the weights
     url=SOURCE,
     project_urls={
         "Documentation": "https://mmseg-ext.github.io/mmseg_ext/",
