@@ -30,9 +30,9 @@ from benchmarks.camvid_rows import GROUPS, Row, all_rows
 from benchmarks.receptive_field import effective_receptive_field, share_beyond
 from mmseg_ext import register_all_modules
 from mmseg_ext.atomic_write import write_text
-from mmseg_ext.cost.contest import contest
 from mmseg_ext.cost.model_cost import machine
 from mmseg_ext.cost.multiply_adds import count_multiply_adds
+from mmseg_ext.cost.timing import compare_times
 from mmseg_ext.engine.launch import build_train_runner, load_settings
 from mmseg_ext.engine.load_trained import load_trained
 from mmseg_ext.evaluation.checked_iou_metric import CheckedIoUMetric
@@ -152,7 +152,7 @@ def costs(rows: Sequence[Row], rounds: int) -> dict[str, dict]:
         wrapper = build_optim_wrapper(model, config.optim_wrapper)
         batch = _random_batch(config.train_dataloader.batch_size, config.crop_size)
         steps[row.name] = partial(model.train().train_step, batch, wrapper)
-    for name, result in contest(steps, rounds, DEVICE).items():
+    for name, result in compare_times(steps, rounds, DEVICE).items():
         table[name] |= {"ms": result.ms, "mib": result.mib}
     return table
 

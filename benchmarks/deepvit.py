@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from benchmarks.reference.re_attention import PlainReAttention
-from benchmarks.tables import Settings, command, contest_table
+from benchmarks.tables import Settings, command, timing_table
 from mmseg_ext.backbones.deepvit import DeepViT
-from mmseg_ext.cost.contest import contest, inference_step, training_step
+from mmseg_ext.cost.timing import compare_times, inference_step, training_step
 from mmseg_ext.layers import ReAttention
 
 
@@ -41,8 +41,8 @@ def blocks(settings: Settings):
         x = torch.randn(shape, device=settings.device)
         ways = {"blocks": model, "plain": plain_twin(model)}
         steps = {name: step(module.to(settings.device), x) for name, module in ways.items()}
-        results[case] = contest(steps, settings.rounds, settings.device)
-    return contest_table(results)
+        results[case] = compare_times(steps, settings.rounds, settings.device)
+    return timing_table(results)
 
 
 if __name__ == "__main__":

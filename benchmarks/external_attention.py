@@ -17,10 +17,10 @@ from mmseg.models.decode_heads.dm_head import DCM
 from mmseg.models.decode_heads.ham_head import Hamburger
 from torch import Tensor, nn
 
-from benchmarks.tables import Settings, command, contest_table, module_contest
+from benchmarks.tables import Settings, command, time_modules, timing_table
 from mmseg_ext import register_all_modules
-from mmseg_ext.cost.contest import MEBI, contest, inference_step
 from mmseg_ext.cost.multiply_adds import MultiplyAdds, count_multiply_adds
+from mmseg_ext.cost.timing import MEBI, compare_times, inference_step
 from mmseg_ext.layers import ExternalAttention2d, MultiHeadExternalAttention
 
 CHANNELS = 512
@@ -122,7 +122,7 @@ def blocks(settings: Settings):
     """Parameters and multiply-adds of all blocks; time and memory of inference."""
     x = torch.randn(1, CHANNELS, 128, 128, device=settings.device)
     steps = {n: inference_step(b.build(CHANNELS).to(x.device), x) for n, b in BLOCKS.items()}
-    measured = contest(steps, settings.rounds, settings.device)
+    measured = compare_times(steps, settings.rounds, settings.device)
     rows = []
     for name, block in BLOCKS.items():
         parameters, counted = count_block(name)
@@ -144,8 +144,8 @@ def speed(settings: Settings):
     results = {}
     for side in (128, 64, 32, 16, 8):
         x = torch.randn(1, CHANNELS, side, side)
-        results |= module_contest(f"{side} x {side}", ways, x, settings)
-    return contest_table(results)
+        results |= time_modules(f"{side} x {side}", ways, x, settings)
+    return timing_table(results)
 
 
 def tokens(settings: Settings):
@@ -155,8 +155,8 @@ def tokens(settings: Settings):
     results = {}
     for batch, count in ((1, 197), (8, 197), (1, 1025)):
         x = torch.randn(batch, count, 384)
-        results |= module_contest(f"batch {batch}, {count} tokens", ways, x, settings)
-    return contest_table(results)
+        results |= time_modules(f"batch {batch}, {count} tokens", ways, x, settings)
+    return timing_table(results)
 
 
 PARTS = {"blocks": blocks, "speed": speed, "tokens": tokens}

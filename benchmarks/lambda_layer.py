@@ -17,10 +17,10 @@ from benchmarks.reference.lambda_layer import (
     folded_conv2d,
     table,
 )
-from benchmarks.tables import Settings, command, contest_table, module_contest
+from benchmarks.tables import Settings, command, time_modules, timing_table
 from mmseg_ext.backbones.lambda_resnet import LambdaResNet
-from mmseg_ext.cost.contest import contest, inference_step, training_step
 from mmseg_ext.cost.multiply_adds import count_multiply_adds
+from mmseg_ext.cost.timing import compare_times, inference_step, training_step
 from mmseg_ext.layers import LambdaLayer
 from mmseg_ext.layers._fourier_lambdas import fourier_lambdas
 from mmseg_ext.layers.lambda_layer import apply_lambdas, crop_embeddings, direct_lambdas
@@ -48,8 +48,8 @@ def local(settings: Settings):
             "2-D convolution, values folded": PlainLambdaLayer(layer, folded_conv2d, einsum=False),
         }
         x = torch.randn(1, channels, side, side)
-        results |= module_contest(f"local, {channels} x {side} x {side}", ways, x, settings)
-    return contest_table(results)
+        results |= time_modules(f"local, {channels} x {side} x {side}", ways, x, settings)
+    return timing_table(results)
 
 
 def global_context(settings: Settings):
@@ -57,7 +57,7 @@ def global_context(settings: Settings):
     layer = LambdaLayer(64, receptive_field=None, resolution=(64, 64))
     ways = {"ours": layer, "plain formulation (table)": PlainLambdaLayer(layer, table)}
     x = torch.randn(1, 64, 64, 64)
-    return contest_table(module_contest("global, 64 x 64 x 64", ways, x, settings))
+    return timing_table(time_modules("global, 64 x 64 x 64", ways, x, settings))
 
 
 # Sides of the maps of LambdaResNet's c2 and c3 (64 and 128 channels), and the receptive field.
@@ -83,8 +83,8 @@ def choice(settings: Settings):
                 training[name] = training_step(forward, values, (queries, weight))
             for mode, steps in (("inference", inference), ("training", training)):
                 case = f"{channels} x {side}, r = {window}, {mode}"
-                results[case] = contest(steps, settings.rounds, settings.device)
-    return contest_table(results)
+                results[case] = compare_times(steps, settings.rounds, settings.device)
+    return timing_table(results)
 
 
 def _lambdas_applied(way: Callable, queries: Tensor, weight: Tensor, values: Tensor) -> Tensor:

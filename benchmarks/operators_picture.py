@@ -58,7 +58,10 @@ class FourHeads(nn.Module):
     def forward(self, x: Tensor) -> list[Tensor]:
         x = self.stem(x)
         y = [self.external(x), self.manhattan(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)]
-        y += [self.window(x), self.mixed(x.flatten(2).transpose(1, 2)).transpose(1, 2).view_as(x)]
+        y += [
+            self.window(x),
+            self.derive_seed(x.flatten(2).transpose(1, 2)).transpose(1, 2).view_as(x),
+        ]
         return [classify(x + part) for classify, part in zip(self.classify, y, strict=True)]
 
     @torch.no_grad()

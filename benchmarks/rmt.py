@@ -7,9 +7,9 @@ from functools import partial
 import torch
 
 from benchmarks.reference.manhattan_attention import PlainRMT
-from benchmarks.tables import Settings, command, contest_table
+from benchmarks.tables import Settings, command, timing_table
 from mmseg_ext.backbones.rmt import ARCHS, RMT
-from mmseg_ext.cost.contest import contest, inference_step, training_step
+from mmseg_ext.cost.timing import compare_times, inference_step, training_step
 
 
 def backbones(archs: Sequence[str], shape: tuple[int, ...], step: Callable, settings: Settings):
@@ -20,8 +20,8 @@ def backbones(archs: Sequence[str], shape: tuple[int, ...], step: Callable, sett
         x = torch.randn(shape, device=settings.device)
         ways = {"ours": step(model, x), "plain": step(PlainRMT(model), x)}
         case = f"{arch}, {' x '.join(map(str, shape))}"
-        results[case] = contest(ways, settings.rounds, settings.device)
-    return contest_table(results)
+        results[case] = compare_times(ways, settings.rounds, settings.device)
+    return timing_table(results)
 
 
 PARTS = {

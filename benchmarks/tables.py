@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from mmseg_ext.commands import usable_device
-from mmseg_ext.cost.contest import Result, contest, inference_step, training_step
 from mmseg_ext.cost.model_cost import machine, markdown
+from mmseg_ext.cost.timing import Result, compare_times, inference_step, training_step
 
 Results = dict[str, dict[str, Result]]
-"""What `contest` gave, by case."""
+"""What `compare_times` gave, by case."""
 
 
 class Settings(NamedTuple):
@@ -28,10 +28,10 @@ Part = Callable[[Settings], tuple[Sequence[str], Sequence[Sequence[str]]]]
 """Gives the headings and the rows of a table."""
 
 
-def module_contest(
+def time_modules(
     case: str, modules: Mapping[str, nn.Module], x: Tensor, settings: Settings
 ) -> Results:
-    """`contest` of modules on one input, in inference and in training; half precision by autocast.
+    """Time modules on one input, in inference and in training; half precision by autocast.
 
     Modules without parameters, which are fused ones, are left out of training.
     """
@@ -42,16 +42,16 @@ def module_contest(
     half = settings.dtype is not torch.float32
     with torch.autocast(settings.device, dtype=settings.dtype, enabled=half):
         steps = {name: inference_step(module, x) for name, module in modules.items()}
-        results[f"{case}, inference"] = contest(steps, settings.rounds, settings.device)
+        results[f"{case}, inference"] = compare_times(steps, settings.rounds, settings.device)
         steps = {name: training_step(module, x) for name, module in trainable.items()}
         if steps:
-            results[f"{case}, training"] = contest(steps, settings.rounds, settings.device)
+            results[f"{case}, training"] = compare_times(steps, settings.rounds, settings.device)
     return results
 
 
-def contest_table(results: Results) -> tuple[list[str], list[list[str]]]:
+def timing_table(results: Results) -> tuple[list[str], list[list[str]]]:
     rows = [
-        [case, name, f"{r.ms:.1f}", f"{r.over_first:.2f}", f"{r.mib:.0f}"]
+        [case, name, f"{r.ms:.1f}", f"{r.ratio:.2f}", f"{r.mib:.0f}"]
         for case, by_name in results.items()
         for name, r in by_name.items()
     ]

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from mmseg_ext.cost.contest import contest, inference_step, training_step
 from mmseg_ext.cost.model_cost import markdown
+from mmseg_ext.cost.timing import compare_times, inference_step, training_step
 from projects.eagan.model import ATTENTION
 from projects.eat.model import OffsetAttention
 
@@ -42,8 +42,8 @@ def main(argv: list[str] | None = None) -> None:
         cells = [f"{sizes['external']:.1f} / {sizes['self']:.1f}"]
         for step in (training_step, inference_step):
             steps = {kind: step(block, x) for kind, block in blocks.items()}
-            own, external = contest(steps, args.rounds, args.device).values()
-            cells.append(f"{external.ms:.1f} / {own.ms:.1f} ({external.over_first:.2f}x)")
+            own, external = compare_times(steps, args.rounds, args.device).values()
+            cells.append(f"{external.ms:.1f} / {own.ms:.1f} ({external.ratio:.2f}x)")
             cells.append(f"{external.mib:.1f} / {own.mib:.1f}")
         rows.append([name, "x".join(map(str, shape)), *cells])
     print(markdown(HEADINGS, rows), end="")

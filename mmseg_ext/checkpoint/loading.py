@@ -76,7 +76,7 @@ def _shape(value: object) -> tuple[int, ...] | None:
     return tuple(value.shape) if isinstance(value, Tensor) else None
 
 
-def bare(module: nn.Module) -> nn.Module:
+def unwrap_model(module: nn.Module) -> nn.Module:
     """The model inside the wrappers of several processes and of test-time augmentation."""
     while is_model_wrapper(module) or isinstance(module, BaseTTAModel):
         module = module.module
@@ -95,7 +95,7 @@ def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
         PartialWeights: where less is filled than `require_coverage` asks: of the module's
             backbone, of the module itself where it has none, or of everything that testing uses.
     """
-    module = bare(module)
+    module = unwrap_model(module)
     least, whole = _demand.get()
     share, left = _coverage(module, state_dict)
     line = f"weights fill {share:.1%} of {type(module).__name__}"
@@ -131,7 +131,7 @@ def check_finite(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     """
     bad = [
         name
-        for name, value in bare(module).state_dict().items()
+        for name, value in unwrap_model(module).state_dict().items()
         if isinstance(given := state_dict.get(name), Tensor)
         and not given.isfinite().all()
         and value.isfinite().all()
@@ -147,7 +147,7 @@ def load_and_report(
     module: nn.Module, state_dict: Mapping[str, Tensor], strict: bool = False, logger=None
 ) -> None:
     """mmengine's `load_state_dict` with the checks and a line about what is filled."""
-    names = bare(module).state_dict()
+    names = unwrap_model(module).state_dict()
     headless = bool(names) and all(name.startswith("backbone.") for name in names)
     if headless and not any(str(name).startswith("backbone.") for name in state_dict):
         # A classifier of mmpretrain around a backbone that gives the logits itself: the backbone's

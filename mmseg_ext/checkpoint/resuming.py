@@ -24,7 +24,7 @@ def run_of(path: Path) -> str | None:
     """The identity of the run that wrote a checkpoint; None where it does not say."""
     try:
         return read_checkpoint(path, mmap=True)["meta"].get("run")
-    except Exception:  # what cannot be read is for `newest_whole` to name
+    except Exception:  # what cannot be read is for `newest_complete` to name
         return None
 
 
@@ -55,7 +55,7 @@ def candidates(folder: str | Path) -> list[Path]:
     return found if run is None else [path for path in found if run_of(path) in (run, None)]
 
 
-def newest_whole(folder: str | Path) -> tuple[Path | None, list[str]]:
+def newest_complete(folder: str | Path) -> tuple[Path | None, list[str]]:
     """The first of `candidates` that reads whole, and why those before it do not.
 
     Raises:

@@ -81,7 +81,7 @@ def _prepare_stack(name: str) -> None:
         safe_loading()
 
 
-def one_line(main: Callable) -> Callable:
+def exit_on_error(main: Callable) -> Callable:
     """`main` that prints what is wrong with its input in one line and returns 1.
 
     That is a `ValueError`, as most errors of this package are, or what the system says of a file.

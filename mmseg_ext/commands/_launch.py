@@ -48,7 +48,7 @@ def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
 
 
 @contextmanager
-def one_message():
+def exit_on_run_error():
     """End the process with one message when a run cannot start or go on.
 
     One process per machine prints a message that is the same in all of them.

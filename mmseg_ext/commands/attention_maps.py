@@ -9,7 +9,7 @@ from mmcv.transforms import Compose
 from mmengine.registry import init_default_scope
 from torch import Tensor, nn
 
-from mmseg_ext.commands import one_line, usable_device
+from mmseg_ext.commands import exit_on_error, usable_device
 from mmseg_ext.commands._flags import attention_maps as parser
 from mmseg_ext.datasets.images import decode, read_bytes
 from mmseg_ext.datasets.metainfo import unwrapped
@@ -53,7 +53,7 @@ def network_input(model: nn.Module, path: str) -> tuple[Tensor, np.ndarray, tupl
     return image, shown, sample["data_samples"].metainfo["ori_shape"]
 
 
-@one_line
+@exit_on_error
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     config = load_settings(args.config, args.cfg_options)

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from mmseg_ext import register_all_modules
 from mmseg_ext.commands._flags import check_dataset as parser
-from mmseg_ext.datasets.check import check, tables
+from mmseg_ext.datasets.dataset_report import check, tables
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.errors import CannotCheckError, LaunchError
 

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmseg_ext.checkpoint.files import check_suffix, read_state_dict, write_weights
-from mmseg_ext.commands import one_line
+from mmseg_ext.commands import exit_on_error
 from mmseg_ext.commands._flags import convert as parser
 from mmseg_ext.published import FAMILIES, convert_official
 
 
-@one_line
+@exit_on_error
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     check_suffix(args.dst)

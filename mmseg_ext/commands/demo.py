@@ -11,7 +11,7 @@ from mmseg.apis import inference_model
 from mmseg.registry import DATASETS
 
 from mmseg_ext.atomic_write import save_figure, write_text
-from mmseg_ext.commands import one_line
+from mmseg_ext.commands import exit_on_error
 from mmseg_ext.commands._flags import demo as parser
 from mmseg_ext.commands._short_run import Outcome, data_root_options, train_and_test
 from mmseg_ext.cost.model_cost import markdown
@@ -97,7 +97,7 @@ def comparison_table(outcomes: dict[str, Outcome]) -> str:
     return markdown(headings, rows)
 
 
-@one_line
+@exit_on_error
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     options = data_root_options(args.data_root) if args.data_root else None

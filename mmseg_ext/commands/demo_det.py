@@ -15,9 +15,9 @@ from mmengine.dataset import pseudo_collate
 from mmengine.runner import Runner
 from mmengine.structures import InstanceData
 
-from mmseg_ext.commands import one_line
+from mmseg_ext.commands import exit_on_error
 from mmseg_ext.commands._flags import demo_det as parser
-from mmseg_ext.commands._launch import one_message
+from mmseg_ext.commands._launch import exit_on_run_error
 from mmseg_ext.commands._short_run import ProgressLine, data_root_options, log_to_file_only
 from mmseg_ext.datasets.shapes import Recipe
 from mmseg_ext.detection.shapes_coco import annotation_file
@@ -111,8 +111,8 @@ def painted(image: np.ndarray, objects: InstanceData, metainfo: dict) -> np.ndar
     return canvas.astype(np.uint8)
 
 
-@one_line
+@exit_on_error
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    with one_message():
+    with exit_on_run_error():
         return int(not demo(args.work_dir, args.data_root, args.resume))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from mmseg_ext.atomic_write import write_text
-from mmseg_ext.commands import one_line, usable_device
+from mmseg_ext.commands import exit_on_error, usable_device
 from mmseg_ext.commands._flags import doctor as parser
 from mmseg_ext.doctor.checks import checks, perform
 from mmseg_ext.version import __version__
@@ -18,7 +18,7 @@ from mmseg_ext.version import __version__
 STATUSES = ("ok", "slow", "FAIL", "skipped")
 
 
-@one_line
+@exit_on_error
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the checks; 1 where one fails. Slow and skipped ones are no failure."""
     args = parser().parse_args(argv)

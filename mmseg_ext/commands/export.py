@@ -11,7 +11,7 @@ from PIL import Image
 
 from mmseg_ext import register_all_modules
 from mmseg_ext.atomic_write import atomic_write
-from mmseg_ext.commands import one_line
+from mmseg_ext.commands import exit_on_error
 from mmseg_ext.commands._flags import export as parser
 from mmseg_ext.datasets.metainfo import unwrapped
 from mmseg_ext.engine.launch import load_settings
@@ -33,7 +33,7 @@ REAL_IMAGES = 3  # of a folder, compared
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp")
 
 
-@one_line
+@exit_on_error
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     if args.config and not args.checkpoint:

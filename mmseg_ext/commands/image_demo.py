@@ -21,7 +21,7 @@ from rich.progress import track
 from safetensors import safe_open
 
 from mmseg_ext.atomic_write import atomic_write
-from mmseg_ext.commands import one_line, usable_device
+from mmseg_ext.commands import exit_on_error, usable_device
 from mmseg_ext.commands._flags import image_demo as parser
 from mmseg_ext.datasets.images import decode, read_bytes
 from mmseg_ext.engine.launch import load_settings
@@ -58,7 +58,7 @@ def find_images(path: Path, out: Path) -> dict[Path, Path]:
     }
 
 
-@one_line
+@exit_on_error
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     if not 0 <= args.opacity <= 1:

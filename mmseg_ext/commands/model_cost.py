@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from mmseg_ext import register_all_modules
-from mmseg_ext.commands import one_line, usable_device
+from mmseg_ext.commands import exit_on_error, usable_device
 from mmseg_ext.commands._flags import model_cost as parser
 from mmseg_ext.cost.model_cost import (
     HEADINGS,
@@ -18,7 +18,7 @@ from mmseg_ext.cost.model_cost import (
 )
 
 
-@one_line
+@exit_on_error
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     register_all_modules()

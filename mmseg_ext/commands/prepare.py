@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from mmseg_ext.commands import one_line
+from mmseg_ext.commands import exit_on_error
 from mmseg_ext.commands._flags import prepare as parser
 from mmseg_ext.datasets.camvid import prepare_camvid
 
 CONVERTERS = {"camvid": prepare_camvid}
 
 
-@one_line
+@exit_on_error
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     counts = CONVERTERS[args.dataset](args.source, args.destination)

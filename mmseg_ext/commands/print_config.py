@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from mmseg_ext.commands._flags import print_config as parser
-from mmseg_ext.commands._launch import one_message
+from mmseg_ext.commands._launch import exit_on_run_error
 from mmseg_ext.engine.amp import enable_amp
 from mmseg_ext.engine.launch import enable_learning_rate_scaling, load_settings
 from mmseg_ext.engine.run_record import describe_run
@@ -16,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     The number of processes is `WORLD_SIZE` where that is set, else `--world-size`.
     """
     args = parser().parse_args(argv)
-    with one_message():
+    with exit_on_run_error():
         cfg = load_settings(args.config, args.cfg_options, args.work_dir, args.launcher)
         if args.amp:
             enable_amp(cfg)

@@ -16,7 +16,7 @@ from mmseg_ext.checkpoint.files import (
     unwrap_state_dict,
     write_weights,
 )
-from mmseg_ext.commands import one_line
+from mmseg_ext.commands import exit_on_error
 from mmseg_ext.commands._flags import publish_model as parser
 
 
@@ -62,7 +62,7 @@ def publish(
     return write_weights(weights, destination, dataset_meta, hash_in_name, about)
 
 
-@one_line
+@exit_on_error
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     told = [pair.partition("=") for pair in args.about]

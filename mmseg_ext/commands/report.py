@@ -3,12 +3,12 @@
 import sys
 from collections.abc import Sequence
 
-from mmseg_ext.commands import one_line
+from mmseg_ext.commands import exit_on_error
 from mmseg_ext.commands._flags import report as parser
 from mmseg_ext.reports.page import write_report
 
 
-@one_line
+@exit_on_error
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     path = args.out or args.work_dirs[0] / "report.html"

@@ -7,8 +7,8 @@ from mmengine.runner import Runner
 
 from mmseg_ext.checkpoint.loading import SafeLoading, require_coverage
 from mmseg_ext.commands._flags import test as parser
-from mmseg_ext.commands._launch import one_message, parsed
-from mmseg_ext.engine.config_check import explained
+from mmseg_ext.commands._launch import exit_on_run_error, parsed
+from mmseg_ext.engine.build_errors import explained
 from mmseg_ext.engine.launch import build_test_runner
 
 
@@ -29,7 +29,7 @@ def runner_of(args: argparse.Namespace) -> Runner:
 def main(argv: Sequence[str] | None = None) -> int:
     """Test, with weights that fill all that testing uses."""
     args = parsed(parser(), argv)
-    with one_message(), SafeLoading(), require_coverage(whole=True):
+    with exit_on_run_error(), SafeLoading(), require_coverage(whole=True):
         runner = runner_of(args)
         with explained(runner.cfg):
             runner.test()

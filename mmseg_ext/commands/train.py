@@ -7,8 +7,8 @@ from mmengine.runner import Runner
 
 from mmseg_ext.checkpoint.loading import SafeLoading, require_coverage
 from mmseg_ext.commands._flags import train as parser
-from mmseg_ext.commands._launch import one_message, parsed
-from mmseg_ext.engine.config_check import explained
+from mmseg_ext.commands._launch import exit_on_run_error, parsed
+from mmseg_ext.engine.build_errors import explained
 from mmseg_ext.engine.launch import build_train_runner
 
 
@@ -27,7 +27,7 @@ def runner_of(args: argparse.Namespace) -> Runner:
 def main(argv: Sequence[str] | None = None) -> int:
     """Train; 0 where the run ended as it should, also when a signal stopped it."""
     args = parsed(parser(), argv)
-    with one_message(), SafeLoading():
+    with exit_on_run_error(), SafeLoading():
         runner = runner_of(args)
         with explained(runner.cfg), require_coverage(runner.cfg.get("min_backbone_share")):
             runner.train()

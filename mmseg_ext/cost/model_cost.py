@@ -11,8 +11,8 @@ from mmengine.model.utils import revert_sync_batchnorm
 from mmseg.registry import MODELS
 from torch import Tensor, nn
 
-from mmseg_ext.cost.contest import contest, inference_step
 from mmseg_ext.cost.multiply_adds import count_multiply_adds
+from mmseg_ext.cost.timing import compare_times, inference_step
 from mmseg_ext.engine.launch import load_settings
 
 
@@ -61,7 +61,7 @@ def measure_config(path: Path, cost: Cost, rounds: int, batch: int = 1, **placem
     config = load_settings(str(path))
     network = _Network(config.model).to(**placement)
     images = torch.randn(batch, 3, *config.crop_size).to(**placement)
-    (result,) = contest({"": inference_step(network, images)}, rounds, images.device).values()
+    (result,) = compare_times({"": inference_step(network, images)}, rounds, images.device).values()
     cost.inference_ms, cost.inference_mib = result.ms, result.mib
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mmseg_ext.cost.contest import contest, inference_step, training_step
+from mmseg_ext.cost.timing import compare_times, inference_step, training_step
 from mmseg_ext.doctor import Check, Finding, Unavailable, published_cases, small_runs, within
 from mmseg_ext.doctor.published_cases import Case
 from mmseg_ext.doctor.small_runs import check_gradients
@@ -212,8 +212,8 @@ def _speed(layer: Layer, device: torch.device, quick: bool) -> Finding:
     for mode, steps in modes.items():
         module.train(mode == "training")
         steps = dict(zip(("ours", "published"), steps, strict=True))
-        ours, published = contest(steps, 3 if quick else 10, device).values()
-        ratios.append(published.over_first)
+        ours, published = compare_times(steps, 3 if quick else 10, device).values()
+        ratios.append(published.ratio)
         memory = f"{ours.mib:.0f} of {published.mib:.0f} MiB"
         if math.isnan(ours.mib):
             memory = "memory unknown on this system"

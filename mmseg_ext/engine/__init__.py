@@ -4,11 +4,11 @@ from mmseg_ext.engine.amp import PortableAmpOptimWrapper
 from mmseg_ext.engine.checkpoint_hook import DurableCheckpointHook
 from mmseg_ext.engine.distributed import CPUDistributedDataParallel
 from mmseg_ext.engine.finite_loss import FiniteLossHook
-from mmseg_ext.engine.published_voc import HeldPolyLR, RoleOptimWrapperConstructor
 from mmseg_ext.engine.randomness import PositionedInfiniteSampler, PositionedSampler
 from mmseg_ext.engine.run_record import RunRecordHook
 from mmseg_ext.engine.runner import DurableRunner
 from mmseg_ext.engine.stop_signals import StopOnSignalHook
+from mmseg_ext.engine.voc_schedule import HeldPolyLR, RoleOptimWrapperConstructor
 
 __all__ = [
     "CPUDistributedDataParallel",

@@ -20,8 +20,8 @@ from mmengine.runner import Runner
 
 from mmseg_ext.checkpoint.resuming import candidates
 from mmseg_ext.engine.amp import enable_amp
+from mmseg_ext.engine.build_errors import dataset_warnings, explained, format_error, unread_options
 from mmseg_ext.engine.checkpoint_hook import checkpoint_folder
-from mmseg_ext.engine.config_check import dataset_warnings, explained, one_line, unread_options
 from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.errors import LaunchError, StackError
 
@@ -47,7 +47,7 @@ def load_settings(
     try:
         cfg = Config.fromfile(path)
     except Exception as error:  # a config is a program: it can fail in any way
-        raise LaunchError(f"config {path}: {one_line(_cause(error))}") from error
+        raise LaunchError(f"config {path}: {format_error(_cause(error))}") from error
     cfg.launcher = launcher
     if os.environ.get("RANK", "0") == "0":
         for warning in unread_options(cfg, options or {}):
@@ -55,7 +55,7 @@ def load_settings(
     try:
         cfg.merge_from_dict(options or {})
     except (KeyError, IndexError, TypeError, AssertionError) as error:
-        raise LaunchError(f"--cfg-options {options}: {one_line(error)}") from error
+        raise LaunchError(f"--cfg-options {options}: {format_error(error)}") from error
     cfg.work_dir = work_dir or cfg.get("work_dir") or f"./work_dirs/{Path(path).stem}"
     return cfg
 

@@ -72,7 +72,7 @@ def seeded(seed: int) -> Iterator[None]:
         torch.set_rng_state(before[2])
 
 
-def mixed(seed: int, what: str, number: int) -> int:
+def derive_seed(seed: int, what: str, number: int) -> int:
     """A seed of 63 bits for the `number`-th of `what`; unrelated for neighbouring numbers."""
     text = f"{seed} {what} {number}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
@@ -114,13 +114,15 @@ class PositionedInfiniteSampler(InfiniteSampler):
             if position // self.size != epoch:
                 epoch = position // self.size
                 order = self._order(epoch)
-            yield SampleIndex(order[position % self.size], mixed(self.seed, "sample", position))
+            yield SampleIndex(
+                order[position % self.size], derive_seed(self.seed, "sample", position)
+            )
             position += self.world_size
 
     def _order(self, epoch: int) -> list[int]:
         if not self.shuffle:
             return list(range(self.size))
-        generator = torch.Generator().manual_seed(mixed(self.seed, "order", epoch))
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "order", epoch))
         return torch.randperm(self.size, generator=generator).tolist()
 
 
@@ -135,7 +137,7 @@ class PositionedSampler(DefaultSampler):
     def __iter__(self) -> Iterator[SampleIndex]:
         start = self.epoch * self.total_size + self.rank
         for i, index in enumerate(super().__iter__()):
-            yield SampleIndex(index, mixed(self.seed, "sample", start + i * self.world_size))
+            yield SampleIndex(index, derive_seed(self.seed, "sample", start + i * self.world_size))
 
 
 def positioned_sampler(loader: DataLoader) -> PositionedInfiniteSampler | PositionedSampler | None:

@@ -19,7 +19,7 @@ from mmengine.registry import HOOKS
 
 import mmseg_ext
 from mmseg_ext.atomic_write import write_text
-from mmseg_ext.checkpoint.loading import bare
+from mmseg_ext.checkpoint.loading import unwrap_model
 
 _PACKAGES = ("mmseg_ext", "torch", "numpy", "mmengine", "mmcv", "mmseg", "mmdet", "mmpretrain")
 
@@ -112,7 +112,7 @@ def _is_short(record: logging.LogRecord) -> bool:
 
 def summary(runner, record: dict) -> list[str]:
     """Lines about a training that is about to start; `record` is that of `describe_run`."""
-    model, loop = bare(runner.model), runner.train_loop
+    model, loop = unwrap_model(runner.model), runner.train_loop
     parts = [type(m).__name__ for n, m in model.named_children() if n != "data_preprocessor"]
     millions = sum(p.numel() for p in model.parameters()) / 1e6
     data = kind = runner.train_dataloader.dataset

@@ -35,9 +35,9 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 
 from mmseg_ext.atomic_write import atomic_write
-from mmseg_ext.checkpoint.loading import SafeLoading, bare, require_coverage
+from mmseg_ext.checkpoint.loading import SafeLoading, require_coverage, unwrap_model
 from mmseg_ext.checkpoint.logged_values import to_plain
-from mmseg_ext.checkpoint.resuming import newest_whole, require_resumable
+from mmseg_ext.checkpoint.resuming import newest_complete, require_resumable
 from mmseg_ext.engine.checkpoint_hook import checkpoint_folder
 from mmseg_ext.engine.distributed import cut_like, whole, whole_optimizer_states
 from mmseg_ext.engine.randomness import (
@@ -114,7 +114,7 @@ class _AfterOthers(Hook):
             runner.val_loop.run()
 
 
-def _by_the_first(action: Callable[[], object]) -> object:
+def on_rank_zero(action: Callable[[], object]) -> object:
     """What `action` gives, or the error it raises, in the first process; in every process."""
     found: list = [None, None]
     if dist.is_main_process():
@@ -208,7 +208,7 @@ class DurableRunner(Runner):
 
     def train(self) -> nn.Module:
         with contextlib.ExitStack() as held:
-            _by_the_first(lambda: held.enter_context(_sole_training(self.work_dir)))
+            on_rank_zero(lambda: held.enter_context(_sole_training(self.work_dir)))
             held.callback(self._release_workers)
             held.enter_context(self._safe_loading())
             return super().train()
@@ -238,7 +238,7 @@ class DurableRunner(Runner):
             "random": random_state(),
             "gradients": {
                 name: whole(parameter.grad).cpu()
-                for name, parameter in bare(self.model).named_parameters()
+                for name, parameter in unwrap_model(self.model).named_parameters()
                 if parameter.grad is not None  # none after a step: an accumulation is under way
             },
         }
@@ -267,10 +267,10 @@ class DurableRunner(Runner):
                 raise CheckpointNotWritten(f"{error}; {SAFE_UNTIL_NOW}") from error
 
         if not dist.is_main_process():  # every process takes part where the state is in shards
-            bare(self.model).state_dict()
+            unwrap_model(self.model).state_dict()
             if save_optimizer:
                 self.optim_wrapper.state_dict()
-        _by_the_first(write)
+        on_rank_zero(write)
 
     def complete(self, checkpoint: dict) -> None:
         """Add to mmengine's checkpoint what an exact resume needs, and leave plain data in it."""
@@ -290,7 +290,7 @@ class DurableRunner(Runner):
 
     def load_or_resume(self) -> None:
         if searches_checkpoint(self):
-            path, problems = _by_the_first(lambda: newest_whole(checkpoint_folder(self.cfg)))
+            path, problems = on_rank_zero(lambda: newest_complete(checkpoint_folder(self.cfg)))
             for problem in problems:
                 self.logger.warning(f"{problem}; taking the checkpoint before it")
             resume_from(self, None if path is None else str(path))
@@ -339,7 +339,7 @@ class DurableRunner(Runner):
         state, self._process_state = self._process_state, None
         if state is None:
             return
-        parameters = dict(bare(self.model).named_parameters())
+        parameters = dict(unwrap_model(self.model).named_parameters())
         for name, gradient in state["gradients"].items():
             parameter = parameters[name]
             parameter.grad = cut_like(gradient.to(parameter.device), parameter)

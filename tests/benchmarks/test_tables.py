@@ -5,7 +5,7 @@ import torch
 
 from benchmarks.external_attention import BLOCKS, PositionSelfAttention, count_block
 from benchmarks.tables import Settings, command
-from mmseg_ext.cost.contest import MEBI
+from mmseg_ext.cost.timing import MEBI
 from tests.models import assert_same
 
 

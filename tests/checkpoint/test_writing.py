@@ -12,7 +12,7 @@ import torch
 
 from mmseg_ext.atomic_write import remove_parts, write_text
 from mmseg_ext.checkpoint.files import read_checkpoint, write_checkpoint
-from mmseg_ext.checkpoint.resuming import newest_whole
+from mmseg_ext.checkpoint.resuming import newest_complete
 from mmseg_ext.errors import CheckpointError
 from tests.engine.runs import log_text, train_here, write_config
 from tests.engine.states import UNVALIDATED, assert_same
@@ -61,7 +61,7 @@ def test_killed_while_saving_many_times_there_is_always_a_whole_one(tmp_path):
         assert os.waitpid(child, 0)[1] == signal.SIGKILL
         cut += len(list(tmp_path.glob(".*.part*")))
         remove_parts(tmp_path)
-        path, problems = newest_whole(tmp_path)
+        path, problems = newest_complete(tmp_path)
         assert problems == []
         if path is None:
             assert step == 0
@@ -84,7 +84,7 @@ def test_a_broken_file_is_named_and_the_one_before_taken(tmp_path, damage):
     last.write_bytes(data[:middle] + rest)
     if damage == "gone":
         last.unlink()
-    path, problems = newest_whole(tmp_path)
+    path, problems = newest_complete(tmp_path)
     assert path == tmp_path / "iter_8.pth"
     assert len(problems) == 1 and str(last) in problems[0]
 
@@ -94,10 +94,10 @@ def test_no_whole_checkpoint_is_an_error_that_names_all(tmp_path):
     for path in tmp_path.glob("*.pth"):
         path.write_bytes(b"")
     with pytest.raises(CheckpointError) as error:
-        newest_whole(tmp_path)
+        newest_complete(tmp_path)
     for part in ("iter_4.pth", "iter_8.pth", "iter_12.pth", "--cfg-options load_from=FILE"):
         assert part in str(error.value)
-    assert newest_whole(tmp_path / "nowhere") == (None, [])
+    assert newest_complete(tmp_path / "nowhere") == (None, [])
 
 
 # ---------------------------------------------------------------------- in training
@@ -124,7 +124,7 @@ def test_a_full_disk_ends_in_one_message_with_nothing_lost(tmp_path):
     assert names == ["iter_4.pth"]
     assert (work / "iter_4.pth").read_bytes() == before
     train_here(config, work, "train_cfg.max_iters=8", flags=("--resume",))
-    assert newest_whole(work) == (work / "iter_8.pth", [])
+    assert newest_complete(work) == (work / "iter_8.pth", [])
 
 
 def test_the_older_one_goes_after_the_newer_is_whole(tmp_path, monkeypatch):
@@ -134,7 +134,7 @@ def test_the_older_one_goes_after_the_newer_is_whole(tmp_path, monkeypatch):
 
     def watched(path, missing_ok=False):
         if path.suffix == ".pth" and path.exists():
-            kept = newest_whole(work)[0]
+            kept = newest_complete(work)[0]
             assert kept is not None and kept != path
             assert kept.stat().st_mtime_ns >= path.stat().st_mtime_ns
             removed.append(path.name)

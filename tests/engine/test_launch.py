@@ -16,7 +16,7 @@ from mmengine.logging import MMLogger
 from PIL import Image
 from torch import nn
 
-from mmseg_ext.commands._launch import one_message
+from mmseg_ext.commands._launch import exit_on_run_error
 from mmseg_ext.commands.test import main as test
 from mmseg_ext.commands.test import parser as test_parser
 from mmseg_ext.commands.test import runner_of as scoring_runner
@@ -157,7 +157,7 @@ def test_no_thread_of_gloo_outlives_a_run(tmp_path):
     hook = Hook()
     hook.after_train = gloo_threads
     words = ["--work-dir", tmp_path / "work", "--launcher", "pytorch", "--cfg-options"]
-    with one_message():
+    with exit_on_run_error():
         runner = built(write_config(tmp_path), *words, "train_cfg.max_iters=1")
         runner.register_hook(hook)
         runner.train()
@@ -183,7 +183,7 @@ def test_launchers_that_did_not_start_the_process(tmp_path, monkeypatch):
         ("load_from", "http://127.0.0.1:9/weights.pth", "name a local file"),
     ],
 )
-def test_weights_that_cannot_be_read_end_in_one_message(tmp_path, key, value, scratch):
+def test_weights_that_cannot_be_read_end_in_one_line(tmp_path, key, value, scratch):
     words = [write_config(tmp_path), "--work-dir", tmp_path / "work"]
     message = fails(train, *words, "--cfg-options", f"{key}={value}")
     assert f"{key}={value!r} cannot be loaded (" in message
@@ -213,7 +213,7 @@ def test_the_path_of_the_message_names_mmsegs_bases(tmp_path):
     assert load_settings(str(config)).model.decode_head.type == "FCNHead"
 
 
-def test_broken_data_ends_in_one_message(tmp_path):
+def test_broken_data_ends_in_exit_on_run_error(tmp_path):
     """Also where a worker reads them."""
     checked = "load[1] = dict(type='CheckedLoadAnnotations', num_classes=3)\n"
     text = checked + "train_dataloader['num_workers'] = 1\n"
@@ -232,7 +232,7 @@ class _Full(io.StringIO):
 def test_a_log_on_a_full_disk_prints_no_trace(capsys):
     logger = logging.Logger("full")
     logger.addHandler(logging.StreamHandler(_Full()))
-    with pytest.raises(SystemExit) as end, one_message():
+    with pytest.raises(SystemExit) as end, exit_on_run_error():
         logger.warning("the config, in hundreds of lines")
         raise OSError(errno.ENOSPC, "No space left on device")
     assert "No space left on device; the checkpoints written before" in end.value.code

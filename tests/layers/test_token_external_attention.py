@@ -33,7 +33,7 @@ def build(case: dict) -> MultiHeadExternalAttention:
     return block
 
 
-def bare() -> ExternalAttention:
+def unwrap_model() -> ExternalAttention:
     block = ExternalAttention(12, memory_size=5)
     nn.init.normal_(block.mk.weight)
     nn.init.normal_(block.mv.weight)
@@ -56,7 +56,7 @@ def test_parity(dtype, fused):
 @pytest.mark.parametrize("case", [*CASES, None])
 def test_equals_the_equations(case):
     """Equations 7, 8, 10, 11 and nothing else; for the multi-head form head by head."""
-    block = build(case) if case else bare()
+    block = build(case) if case else unwrap_model()
     plain_class = PlainMultiHeadExternalAttention if case else PlainExternalAttention
     plain = plain_class(copy.deepcopy(block))
     x = torch.randn(2, 17, block.embed_dim)

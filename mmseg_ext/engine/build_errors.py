@@ -23,7 +23,7 @@ from mmengine.runner.checkpoint import CheckpointLoader
 from torch import nn
 
 from mmseg_ext import errors
-from mmseg_ext.checkpoint.loading import bare
+from mmseg_ext.checkpoint.loading import unwrap_model
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.upstream import built_dataloaders
 
@@ -63,7 +63,7 @@ def explained(cfg: Config) -> Iterator[None]:
         raise LaunchError(line) from error
 
 
-def one_line(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """'KeyError: ...' without line breaks, cut after 300 characters."""
     message = error.args[0] if isinstance(error, KeyError) and error.args else error
     return _short(" ".join(f"{type(error).__name__}: {message}".split()), 300)
@@ -86,7 +86,7 @@ def dataset_warnings(runner: Runner) -> list[str]:
     """A warning for each number of classes of a dataset that is not the last decode head's, and
     one if the datasets disagree about `reduce_zero_label`.
     """
-    head = getattr(bare(runner.model), "decode_head", None)
+    head = getattr(unwrap_model(runner.model), "decode_head", None)
     number = getattr(head[-1] if isinstance(head, nn.ModuleList) else head, "num_classes", None)
     metas = [getattr(loader.dataset, "metainfo", None) for loader in built_dataloaders(runner)]
     named = [meta.get("classes") for meta in metas if isinstance(meta, Mapping)]
@@ -161,7 +161,7 @@ def _of_part(part: _Part, error: Exception, innermost: FrameType) -> str:
         names = [*registry.module_dict, *(registry.parent or registry).module_dict]
         where = f"the registry {registry.scope}::{registry.name} lacks it"
         return f"{setting}={kind!r}: {where}{_nearest(str(kind), names)}"
-    reason = one_line(error)
+    reason = format_error(error)
     if isinstance(error, AssertionError) and not str(error):
         reason += f" {traceback.extract_tb(error.__traceback__)[-1].line}"
     told = settings.keys() & _arguments(called) & set(re.findall(r"\w+", reason))
@@ -198,7 +198,7 @@ def _of_weights(cfg: Config, name: str, error: Exception) -> str:
     if key.startswith("model."):  # `pretrained`, or `checkpoint` of an `init_cfg`
         entry = re.sub(r"(\.\d+)?\.checkpoint$", "", key)
         remedy += f" with --cfg-options {key}=FILE, or train from scratch with {entry}=None"
-    return f"{key}={name!r} cannot be loaded ({one_line(error)}); {remedy}"
+    return f"{key}={name!r} cannot be loaded ({format_error(error)}); {remedy}"
 
 
 def _entries(cfg: Config) -> Iterator[tuple[str, object]]:

@@ -14,7 +14,7 @@ from torch import nn
 
 from mmseg_ext.commands.train import parser, runner_of
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper
-from mmseg_ext.engine.config_check import dataset_warnings, explained
+from mmseg_ext.engine.build_errors import dataset_warnings, explained
 from mmseg_ext.errors import LaunchError
 from tests.engine.runs import log_text, write_config
 

@@ -19,11 +19,11 @@ class Result(NamedTuple):
     """Median milliseconds, median ratio to the first function's time, peak MiB above the start."""
 
     ms: float
-    over_first: float
+    ratio: float
     mib: float
 
 
-def contest(
+def compare_times(
     functions: Mapping[str, Callable[[], object]],
     rounds: int = 5,
     device: str | torch.device = "cpu",

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from mmseg_ext.commands.check_dataset import main
-from mmseg_ext.datasets.check import check
+from mmseg_ext.datasets.dataset_report import check
 from mmseg_ext.datasets.labels import histogram
 from tests.datasets.trees import BASES, SIZE, Tree, make_tree, random_label, save_mask
 
