@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.checkpoint.logged_values import from_plain, safe_globals
-from mmseg_ext.errors import BrokenCheckpoint, CheckpointError, UnsafeCheckpoint
+from mmseg_ext.errors import CheckpointError
 
 # Where published checkpoints keep the state dict: mmengine, RMT and timm, EANet and EMANet, EMA.
 _WRAPPERS = ("state_dict", "model", "net", "state_dict_ema")
@@ -34,8 +34,8 @@ def read_checkpoint(
 
     Raises:
         FileNotFoundError: where there is no such file.
-        UnsafeCheckpoint: for a file that only unpickling could read.
-        BrokenCheckpoint: for a truncated or damaged file.
+        CheckpointError: for a file that only unpickling could read.
+        CheckpointError: for a truncated or damaged file.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -54,7 +54,7 @@ def read_checkpoint(
         raise
     except Exception as error:  # a damaged file raises of every kind
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise BrokenCheckpoint(f"{path}: is truncated or damaged ({reason})") from error
+        raise CheckpointError(f"{path}: is truncated or damaged ({reason})") from error
 
 
 def _read_safetensors(path: Path, map_location: object) -> dict[str, dict]:
@@ -75,13 +75,13 @@ def as_data(name: str | Path) -> Iterator[None]:
     """Within the context `torch.load(weights_only=True)` takes what mmengine's Runner saves.
 
     Raises:
-        UnsafeCheckpoint: for a file, called `name` in the message, that holds other objects.
+        CheckpointError: for a file, called `name` in the message, that holds other objects.
     """
     try:
         with _allowed(safe_globals()):
             yield
     except pickle.UnpicklingError as error:
-        raise UnsafeCheckpoint(
+        raise CheckpointError(
             f"{name}: holds objects other than tensors and plain containers; loading them "
             "could run code, so it is refused. If you trust its source, rewrite its weights once: "
             f"content = torch.load({str(name)!r}, weights_only=False), then "
@@ -106,7 +106,7 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
 
     Raises:
         FileNotFoundError: where there is no such file.
-        UnsafeCheckpoint, BrokenCheckpoint: as `read_checkpoint` does.
+        CheckpointError, CheckpointError: as `read_checkpoint` does.
         ValueError: for a file that holds no state dict.
     """
     return unwrap_state_dict(read_checkpoint(path), str(path))

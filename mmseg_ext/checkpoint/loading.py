@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from mmseg_ext.checkpoint.files import as_data, read_checkpoint
 from mmseg_ext.checkpoint.logged_values import from_plain, safe_globals
-from mmseg_ext.errors import NonFiniteWeights, PartialWeights
+from mmseg_ext.errors import CheckpointError
 
 _AUXILIARY = "auxiliary_head"  # heads that training alone uses
 
@@ -92,7 +92,7 @@ def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
     """One line that says how much is filled.
 
     Raises:
-        PartialWeights: where less is filled than `require_coverage` asks: of the module's
+        CheckpointError: where less is filled than `require_coverage` asks: of the module's
             backbone, of the module itself where it has none, or of everything that testing uses.
     """
     module = unwrap_model(module)
@@ -105,7 +105,7 @@ def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
         name = f"the backbone ({type(module.backbone).__name__})"
         line += f", {part:.1%} of its backbone"
     if part < least:
-        raise PartialWeights(
+        raise CheckpointError(
             f"the weights fill {part:.1%} of {name}, less than {least:.0%}; not filled: "
             f"{_names(part_left)}; the file has {_names(sorted(map(str, state_dict)))}; if that is "
             "meant, set min_backbone_share=0 (--cfg-options min_backbone_share=0, or "
@@ -116,7 +116,7 @@ def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
         shapes = ((_shape(state_dict.get(k)), _shape(module.state_dict()[k])) for k in needed)
         found = [f"{given} for {own}" if given else "missing" for given, own in shapes]
         described = [f"{key} ({what})" for key, what in zip(needed, found, strict=True)]
-        raise PartialWeights(
+        raise CheckpointError(
             f"the weights leave {len(needed)} entries of {type(module).__name__} at random values: "
             f"{_names(described)}; they are another model's, or of other classes"
         )
@@ -127,7 +127,7 @@ def check_finite(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     """That no infinity and no NaN takes the place of a finite value.
 
     Raises:
-        NonFiniteWeights: naming the entries.
+        CheckpointError: naming the entries.
     """
     bad = [
         name
@@ -137,7 +137,7 @@ def check_finite(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
         and value.isfinite().all()
     ]
     if bad:
-        raise NonFiniteWeights(
+        raise CheckpointError(
             f"the weights are not finite: {_names(bad)}; the training that wrote them had failed: "
             "take an earlier checkpoint"
         )

@@ -14,7 +14,7 @@ from mmseg_ext import register_all_modules
 from mmseg_ext.commands._flags import check_dataset as parser
 from mmseg_ext.datasets.dataset_report import check, tables
 from mmseg_ext.engine.launch import load_settings
-from mmseg_ext.errors import CannotCheckError, LaunchError
+from mmseg_ext.errors import LaunchError
 
 CLEAN, PROBLEMS, COULD_NOT_RUN = 0, 1, 2
 
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     register_all_modules()
     try:
         return _run(args)
-    except (CannotCheckError, LaunchError, OSError) as error:
+    except (LaunchError, OSError) as error:
         print(f"check_dataset: {error}", file=sys.stderr)
         return COULD_NOT_RUN
     except Exception:  # Python's own status would be 1, which here says that there are problems

@@ -17,7 +17,6 @@ from mmseg_ext.datasets.metainfo import unwrapped
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.engine.load_trained import load_trained
 from mmseg_ext.environment import shipped_model
-from mmseg_ext.errors import ExportError
 from mmseg_ext.inference.export import (
     SUFFIXES,
     ExportedSegmentor,
@@ -72,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             shape = "x".join(map(str, images.shape))
             print(f"{name}, {shape}: difference {difference:.1e}, same class {agreeing:.3%}")
             if not difference <= TOLERANCE:  # nor is NaN
-                raise ExportError(
+                raise ValueError(
                     f"{path} is not written: on {name} the scores of the file differ from the "
                     f"model's by {difference:.1e} of the largest, more than {TOLERANCE:g}"
                 )

@@ -27,7 +27,7 @@ from mmseg_ext.datasets.checked_dataset import CheckedDataset
 from mmseg_ext.datasets.images import CheckedLoadImage, as_stored, decode, orientation, read_bytes
 from mmseg_ext.datasets.labels import histogram, read_label
 from mmseg_ext.datasets.metainfo import leaves, transforms
-from mmseg_ext.errors import CannotCheckError, LabelError, MissingFileError, UnreadableFileError
+from mmseg_ext.errors import LabelError, LaunchError, UnreadableFileError
 
 SPLITS = ("train", "val", "test")
 _SHOWN_SIZES = 5
@@ -118,12 +118,12 @@ def check(
     A test set that is the validation set is read once. With 0 workers this process reads.
 
     Raises:
-        CannotCheckError: if the config has no such split or a dataset cannot list its files.
+        LaunchError: if the config has no such split or a dataset cannot list its files.
     """
     present = [name for name in SPLITS if cfg.get(f"{name}_dataloader")]
     missing = [name for name in names or () if name not in present]
     if missing or not present:
-        raise CannotCheckError(f"the config has no {(missing or SPLITS)[0]}_dataloader")
+        raise LaunchError(f"the config has no {(missing or SPLITS)[0]}_dataloader")
     datasets = {name: cfg[f"{name}_dataloader"]["dataset"] for name in names or present}
     if "test" in datasets and datasets["test"] == datasets.get("val"):
         del datasets["test"]
@@ -156,11 +156,11 @@ def _part(split: str, config: dict) -> Part:
         dataset.full_init()
     except (OSError, ValueError, TypeError, KeyError, AssertionError) as error:
         text = str(error) or f"{kind} fails an assertion: is its data there?"
-        raise CannotCheckError(f"{split}: {text}") from error
+        raise LaunchError(f"{split}: {text}") from error
     classes = tuple(dataset.metainfo.get("classes") or ())
     entries = dataset.data_list
     if not classes or not entries or "img_path" not in entries[0]:
-        raise CannotCheckError(f"{split}: {kind} lists no {'images' if classes else 'classes'}")
+        raise LaunchError(f"{split}: {kind} lists no {'images' if classes else 'classes'}")
 
     steps = []
     for settings in transforms(config.get("pipeline") or ()):
@@ -215,10 +215,9 @@ def look_at(entry: dict, reading: Reading) -> Seen:
             return Seen("orientation", message, digest, size)
         entry = {**entry, "ori_shape": image.shape[:2]}
         label = read_label(entry, reading.label_backend, reading.backend_args)
-    except MissingFileError as error:
-        return Seen("missing", str(error), digest, size)
     except UnreadableFileError as error:
-        return Seen("unreadable", str(error), digest, size)
+        kind = "missing" if isinstance(error.__cause__, FileNotFoundError) else "unreadable"
+        return Seen(kind, str(error), digest, size)
     except LabelError as error:
         return Seen("label", str(error), digest, size)
     counts = histogram(label)

@@ -13,7 +13,7 @@ from mmcv.transforms import TRANSFORMS, LoadImageFromFile
 from mmengine import fileio
 from PIL import Image
 
-from mmseg_ext.errors import MissingFileError, UnreadableFileError
+from mmseg_ext.errors import UnreadableFileError
 
 # What complete files of the two usual formats start and end with.
 _FRAMES = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG", b"IEND\xaeB`\x82"))
@@ -25,13 +25,12 @@ def read_bytes(path: str, backend_args: dict | None = None) -> bytes:
     """The content of the file at `path`.
 
     Raises:
-        MissingFileError: if there is no such file.
-        UnreadableFileError: if it cannot be read.
+        UnreadableFileError: if it cannot be read; caused by a FileNotFoundError if missing.
     """
     try:
         return fileio.get(path, backend_args=backend_args)
-    except FileNotFoundError:
-        raise MissingFileError(f"{path}: there is no such file") from None
+    except FileNotFoundError as error:
+        raise UnreadableFileError(f"{path}: there is no such file") from error
     except OSError as error:
         raise UnreadableFileError(f"{path}: cannot be read ({error.strerror or error})") from error
 

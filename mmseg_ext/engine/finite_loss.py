@@ -4,7 +4,7 @@ import torch
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from mmseg_ext.errors import NonFiniteLoss
+from mmseg_ext.errors import RunError
 
 _FIRST = 3  # iterations
 _NO_LABELS = (
@@ -60,7 +60,7 @@ class FiniteLossHook(Hook):
                     f"{runner.iter + 1}, its scale now being {scaler.get_scale():g}"
                 )
             if problem is not None:
-                raise NonFiniteLoss(
+                raise RunError(
                     f"{problem}; the weights are as they were before. Images of the batch: "
                     f"{', '.join(images) or 'unknown'}. --resume goes on from the last checkpoint, "
                     "and comes to the same batch"

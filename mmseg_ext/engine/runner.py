@@ -52,7 +52,6 @@ from mmseg_ext.engine.run_record import quiet_terminal
 from mmseg_ext.errors import (
     SAFE_UNTIL_NOW,
     CheckpointError,
-    CheckpointNotWritten,
     LaunchError,
     NotWritten,
 )
@@ -254,7 +253,7 @@ class DurableRunner(Runner):
         """Write the file in a folder, whole or not at all; every process must call it.
 
         Raises:
-            CheckpointNotWritten: in every process, where the first cannot write the file.
+            CheckpointError: in every process, where the first cannot write the file.
         """
         self._processes = dist.all_gather_object(self._own_state()) if save_optimizer else []
 
@@ -264,7 +263,7 @@ class DurableRunner(Runner):
                     folder, name = str(part.parent), part.name
                     Runner.save_checkpoint(self, folder, name, None, save_optimizer, **settings)
             except NotWritten as error:
-                raise CheckpointNotWritten(f"{error}; {SAFE_UNTIL_NOW}") from error
+                raise CheckpointError(f"{error}; {SAFE_UNTIL_NOW}") from error
 
         if not dist.is_main_process():  # every process takes part where the state is in shards
             unwrap_model(self.model).state_dict()

@@ -10,7 +10,7 @@ from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import HOOKS
 
 from mmseg_ext.engine.checkpoint_hook import DurableCheckpointHook
-from mmseg_ext.errors import RunError, StoppedBySignal
+from mmseg_ext.errors import RunError
 from mmseg_ext.upstream import save_checkpoint
 
 NAMES = ("SIGTERM", "SIGUSR1", "SIGINT")  # Windows has no SIGUSR1
@@ -72,7 +72,7 @@ class StopOnSignalHook(Hook):
             f"saved in {path}; --resume goes on from there"
         )
         self.release()
-        raise StoppedBySignal(0)
+        raise SystemExit(0)
 
 
 def _checkpoint_hook(runner) -> CheckpointHook | None:

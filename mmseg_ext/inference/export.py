@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn import functional as F
 
-from mmseg_ext.errors import ExportError
 from mmseg_ext.inference.fusion import fuse_model
 from mmseg_ext.layers import LambdaLayer
 from mmseg_ext.segmentors import StripEncoderDecoder
@@ -114,7 +113,7 @@ def export(
     `scores`. The file takes one image of `size`; with `dynamic`, any number of any size.
 
     Raises:
-        ExportError: where a dynamic size is refused or the exporter cannot write the model.
+        ValueError: where a dynamic size is refused or the exporter cannot write the model.
     """
     images, shapes = random_images(size), None
     if dynamic:
@@ -130,19 +129,19 @@ def export(
     except Exception as error:  # both exporters raise many kinds
         what = "for any size" if dynamic else "for one size"
         message = f"cannot be exported {what}: {' '.join(str(error).split())[:600]}"
-        raise ExportError(message) from error
+        raise ValueError(message) from error
 
 
 def _require_any_size(model: nn.Module, suffix: str) -> None:
     for module in model.modules():
         if isinstance(module, LambdaLayer) and module.resolution is not None:
-            raise ExportError(
+            raise ValueError(
                 "its lambda layers learn position embeddings for maps of at most "
                 f"{module.resolution} (resolution=...): a size of its own each; build "
                 "it with receptive_field for any size"
             )
         if suffix == SUFFIXES["onnx"] and isinstance(module, PPM):
-            raise ExportError(
+            raise ValueError(
                 "UPerNet's pyramid pooling divides the map into a fixed number of bins, and ONNX "
                 "has no pooling whose windows depend on the size; use --format torch"
             )
@@ -159,7 +158,7 @@ def _write_onnx(
     model: nn.Module, path: Path, images: Tensor, shapes: tuple | None, metadata: dict
 ) -> None:
     if "dynamic_shapes" not in inspect.signature(torch.onnx.export).parameters:
-        raise ExportError(
+        raise ValueError(
             f"torch {torch.__version__} has no exporter to ONNX that knows dynamic shapes; take "
             "torch 2.5 or newer, or --format torch"
         )

@@ -13,7 +13,7 @@ from mmseg_ext.commands.train import parser as train_parser
 from mmseg_ext.commands.train import runner_of
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper
 from mmseg_ext.engine.finite_loss import FiniteLossHook
-from mmseg_ext.errors import NonFiniteLoss
+from mmseg_ext.errors import RunError
 from tests.engine.runs import SIZE, log_text, train_here, train_words, write_config
 from tests.engine.states import UNVALIDATED
 
@@ -32,7 +32,7 @@ def test_it_stops_before_the_step_and_names_the_images(tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.optim.SGD, "step", keep)
-        with pytest.raises(NonFiniteLoss) as error:
+        with pytest.raises(RunError) as error:
             runner.train()
     assert "nan at iteration 6" in str(error.value)
     named = [f"images/{i}.png" in str(error.value) for i in range(8)]
@@ -71,7 +71,7 @@ def test_steps_skipped_by_the_scaler_are_no_failure_until_too_many_in_a_row():
     run.go(hook, [1, nan, nan, nan, 1, nan, nan, nan])
     np.testing.assert_allclose(run.weight.item(), 1 - 2 * 0.1, rtol=1e-6)
     assert run.optim_wrapper.loss_scaler.get_scale() == 2.0 ** (10 - 6)
-    with pytest.raises(NonFiniteLoss, match="skipped 4 steps in a row, up to iteration 9"):
+    with pytest.raises(RunError, match="skipped 4 steps in a row, up to iteration 9"):
         run.go(hook, [nan])
 
 
@@ -80,7 +80,7 @@ def test_a_finite_loss_with_such_a_gradient_stops_too(value):
     run, hook = Run(), FiniteLossHook()
     run.go(hook, [1])
     run.weight.register_hook(lambda gradient: gradient * value)
-    with pytest.raises(NonFiniteLoss, match="gradient of weight is not finite at iteration 2;"):
+    with pytest.raises(RunError, match="gradient of weight is not finite at iteration 2;"):
         run.go(hook, [1])
     assert run.weight.item() == pytest.approx(0.9)
 
@@ -90,7 +90,7 @@ def test_every_batch_of_an_accumulation_is_looked_at():
     hook = FiniteLossHook()
     run.go(hook, [1, 1, 1, 1, math.inf])
     after = run.weight.item()
-    with pytest.raises(NonFiniteLoss, match="inf at iteration 5;"):
+    with pytest.raises(RunError, match="inf at iteration 5;"):
         run.go(hook, [1])
     assert run.weight.item() == after
 
