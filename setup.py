@@ -131,7 +131,8 @@ setup(
     ],
     python_requires=">=3.10",
     packages=find_packages(include=["mmseg_ext", "mmseg_ext.*"]),
-    entry_points={"console_scripts": ["mmseg-ext = mmseg_ext.__main__:main"]},
+    py_modules=["mmseg_ext_cli"],
+    entry_points={"console_scripts": ["mmseg-ext = mmseg_ext_cli:main"]},
     package_data={"mmseg_ext": ["py.typed", "doctor/parity/*.npz", "reports/*.j2", "weights/*"]},
     install_requires=["torch>=2.4", "numpy>=1.24", "safetensors>=0.4"],
     extras_require={

@@ -5,15 +5,11 @@ mmsegmentation, so a config only needs
 ``custom_imports = dict(imports=['mmseg_ext'], allow_failed_imports=False)``. mmdetection and
 mmpretrain know the backbones, the runner and the hooks too, with mmsegmentation or without. Without
 the mm stack the import succeeds and registers nothing; ``mmseg_ext.layers`` is plain PyTorch.
-Nothing else in a process changes that imports the package. A command of its own answers Ctrl-C with
-one line, and registers once it has read its flags.
+Importing the package has no other side effects. A command registers after it has read its flags.
 """
 
-from mmseg_ext import interruption
-
-interruption.guard_imports()
-
 import importlib
+import sys
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -111,5 +107,5 @@ def safe_loading(min_backbone_share: float | None = None) -> AbstractContextMana
     return SafeLoading(min_backbone_share)
 
 
-if not interruption.is_command():
+if not getattr(sys.modules.get("mmseg_ext_cli"), "registers_later", False):
     register()

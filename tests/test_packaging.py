@@ -26,7 +26,7 @@ FOLDERS = ("benchmarks", "configs", "demo", "docs", "mmseg_ext", "projects", "te
 FOLDERS += (".ci", ".github")
 FILES = ("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile")
 FILES += ("README.md", "constraints.txt", "mkdocs.yml", "model-index.yml", "pyproject.toml")
-FILES += ("setup.py",)
+FILES += ("setup.py", "mmseg_ext_cli.py")
 VERSION = mmseg_ext.__version__
 EXPERIMENTS = {path.stem: path for path in CONFIGS.glob("*.py")}
 

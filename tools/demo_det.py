@@ -1,6 +1,6 @@
 """Train Mask R-CNN with a small RMT on the embedded scenes: what `make demo-det` runs."""
 
-from mmseg_ext.commands import start
+from mmseg_ext_cli import start
 
 if __name__ == "__main__":
     start("demo_det")

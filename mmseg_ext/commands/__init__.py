@@ -1,34 +1,28 @@
-"""The commands, one module each: its flags and its `main`, which returns the exit status.
+"""The commands, one module each: `parser()` returns its flags, `main(argv)` the exit status.
 
-`mmseg-ext NAME`, `python -m mmseg_ext NAME` and the file of that name under `tools/` start the same
-function.
+`mmseg-ext NAME` and the file of that name under `tools/` start the same function.
 """
 
 import ast
-import contextlib
 import functools
 import importlib
 import os
 import sys
-import tempfile
-import time
 import traceback
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from mmseg_ext import interruption, register, safe_loading, use_operators_in_pytorch
-from mmseg_ext.environment import BASE, STACK, has_compiled_operators, stack_problem
+from mmseg_ext.errors import StackError
 
 if TYPE_CHECKING:
     import torch
 
 
 def commands() -> dict[str, str]:
-    """Name of every command and the first line of its file, in alphabetical order.
+    """Return the name of every command and the first line of its file, sorted by name.
 
-    The files are read and not imported, so that the list is there at once.
+    The files are parsed, not imported, which is faster.
     """
     files = sorted(Path(__file__).parent.glob("[!_]*.py"))
     texts = {path.stem: path.read_text(encoding="utf-8") for path in files}
@@ -36,56 +30,30 @@ def commands() -> dict[str, str]:
 
 
 def start(name: str) -> NoReturn:
-    """Run a command with this process's command line, and end the process with its status.
+    """Run a command with this process's flags and exit with its status.
 
-    `--help` and a wrong flag are answered before the stack is imported. Without a usable mm stack
-    the process ends with one line and status 1; `check_dataset`, whose status 1 says that the data
-    have problems, ends with 2. `env` and `doctor` report the stack themselves, and `where` needs
-    none. Training and testing also run without mmsegmentation. Whatever a command loads, it loads
-    without running code. An unexpected exception becomes one line that names the file with its
-    traceback. Ctrl-C becomes one line and status 130.
+    Errors that the command foresees are one line. Any other exception prints Python's traceback and
+    one line below it, with status 1. Ctrl-C prints one line, with status 130.
     """
-    from mmseg_ext.commands import _flags  # which describes the commands by what is above
-
-    with contextlib.suppress(ImportError):  # --cfg-options without mmengine, which is named below
-        getattr(_flags, name)().parse_args()
-    if name != "where":
-        _prepare_stack(name)
     try:
-        main = importlib.import_module(f"mmseg_ext.commands.{name}").main
-        interruption.release_imports()
-        status = main()
+        status = importlib.import_module(f"mmseg_ext.commands.{name}").main()
     except KeyboardInterrupt:
-        interruption.tell_interruption()
-        status = interruption.STATUS
-    except Exception as error:  # what no check foresaw
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # of the processes on a machine, the first one
+            print("mmseg_ext: interrupted", file=sys.stderr)
+        status = 130  # what a shell reports of a process that Ctrl-C ended
+    except StackError as error:
+        print(error, file=sys.stderr)
+        status = 1
+    except Exception as error:
+        traceback.print_exc()
         message = " ".join(str(error).split())[:300]
-        sys.exit(
-            f"mmseg_ext: {name} was stopped by {type(error).__name__}: {message} "
-            f"(the traceback is in {_write_traceback(name)})"
-        )
+        print(f"mmseg_ext: {name} failed: {type(error).__name__}: {message}", file=sys.stderr)
+        status = 1
     sys.exit(status)
 
 
-def _prepare_stack(name: str) -> None:
-    """Register everything, or end the process with what is wrong with the stack."""
-    register()
-    usable = stack_problem(BASE) is None and find_spec("mmseg") is not None
-    if usable and stack_problem() is not None and not has_compiled_operators():
-        use_operators_in_pytorch()
-    if name not in ("env", "doctor"):
-        problem = stack_problem(BASE if _detects_or_classifies(name) else STACK)
-        if problem is not None:
-            print(problem, file=sys.stderr)
-            sys.exit(2 if name == "check_dataset" else 1)
-        safe_loading()
-
-
 def exit_on_error(main: Callable) -> Callable:
-    """`main` that prints what is wrong with its input in one line and returns 1.
-
-    That is a `ValueError`, as most errors of this package are, or what the system says of a file.
-    """
+    """Decorate a `main` to print a `ValueError` or an `OSError` in one line and return 1."""
 
     @functools.wraps(main)
     def run(argv: Sequence[str] | None = None) -> int:
@@ -98,29 +66,16 @@ def exit_on_error(main: Callable) -> Callable:
     return run
 
 
-def usable_device(name: str) -> "torch.device":
-    """The device of this name; a ValueError says why PyTorch cannot use it here."""
+def usable_device(name: str | None = None) -> "torch.device":
+    """Return the device of this name; by default the GPU if there is one, else the CPU.
+
+    Raises:
+        ValueError: if PyTorch cannot use the device; the message gives the reason.
+    """
     import torch
 
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         return torch.empty(0, device=name).device
     except (AssertionError, RuntimeError) as error:  # the first where PyTorch is built without CUDA
         raise ValueError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
-
-
-def _detects_or_classifies(name: str) -> bool:
-    """Training or testing, with mmdetection or mmpretrain installed and without mmsegmentation."""
-    there = {module for module in ("mmseg", "mmdet", "mmpretrain") if find_spec(module)}
-    return name in ("train", "test") and bool(there) and "mmseg" not in there
-
-
-def _write_traceback(name: str) -> str:
-    """The path of a new file with the traceback of the exception that is being handled."""
-    file = f"{name}_{time.strftime('%Y%m%d_%H%M%S')}_{os.getpid()}.log"
-    for folder in (Path("work_dirs/errors"), Path(tempfile.gettempdir())):
-        with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / file).write_text(traceback.format_exc(), encoding="utf-8")
-            return str(folder / file)
-    traceback.print_exc()
-    return "the lines above"

@@ -1,21 +1,14 @@
-"""What the commands that start a Runner share: mmsegmentation's flags, and one message at the end.
+"""Runs that cannot start or continue end with one message and exit status 1."""
 
-A run that cannot start, or cannot go on, ends with one message and exit status 1; a wrong flag with
-status 2.
-"""
-
-import argparse
 import errno
 import gc
 import logging
 import os
 import sys
-from collections.abc import Sequence
 from contextlib import contextmanager
 
 import torch.distributed
 
-from mmseg_ext.engine.distributed import name_slurm_process
 from mmseg_ext.errors import (
     SAFE_UNTIL_NOW,
     CheckpointError,
@@ -36,15 +29,6 @@ _DISK = (
     errno.EACCES,
     errno.ENOTDIR,
 )
-
-
-def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """The flags; the launcher's numbers of this process become torch's."""
-    args = parser.parse_args(argv)
-    if args.launcher == "slurm":  # messages ask for LOCAL_RANK before there is a process group
-        name_slurm_process()
-    os.environ.setdefault("LOCAL_RANK", str(args.local_rank))
-    return args
 
 
 @contextmanager

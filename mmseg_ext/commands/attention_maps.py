@@ -1,27 +1,36 @@
 """Draw what a model's attention layers look at in images, as PNG panels."""
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
-import torch
-from mmcv.transforms import Compose
-from mmengine.registry import init_default_scope
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from mmseg_ext.commands import exit_on_error, usable_device
-from mmseg_ext.commands._flags import attention_maps as parser
-from mmseg_ext.datasets.images import decode, read_bytes
-from mmseg_ext.datasets.metainfo import unwrapped
-from mmseg_ext.engine.launch import load_settings
-from mmseg_ext.engine.load_trained import load_trained
-from mmseg_ext.inspection.attention_pictures import (
-    Scene,
-    attention_layers,
-    captured_inputs,
-    chosen_layers,
-    draw_layer,
-)
+from mmseg_ext.commands._flags import command_parser, config_flag, device_flag, read_flags
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor, nn
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = command_parser(__doc__)
+    parser.add_argument("config")
+    parser.add_argument("checkpoint", help="weights; 'none' for random ones")
+    parser.add_argument("images", nargs="+", metavar="IMAGE")
+    parser.add_argument(
+        "--pixel",
+        nargs=2,
+        type=int,
+        metavar=("ROW", "COLUMN"),
+        help="the query, in the image as it is on disk (default: its middle)",
+    )
+    parser.add_argument("--layers", nargs="+", metavar="NAME", help="default: last of each kind")
+    parser.add_argument("--list", action="store_true", help="print the layers' names and stop")
+    parser.add_argument("--out", type=Path, default=Path("work_dirs/attention_maps"))
+    device_flag(parser)
+    config_flag(parser)
+    return parser
 
 
 def seen_pixel(
@@ -41,8 +50,13 @@ def seen_pixel(
     return tuple((2 * p + 1) * s // (2 * n) for p, n, s in zip(pixel, original, seen, strict=True))
 
 
-def network_input(model: nn.Module, path: str) -> tuple[Tensor, np.ndarray, tuple[int, int]]:
+def network_input(model: "nn.Module", path: str) -> "tuple[Tensor, np.ndarray, tuple[int, int]]":
     """The normalised image (1, 3, H, W) of a test, as RGB (h, w, 3), and the size on disk."""
+    from mmcv.transforms import Compose
+
+    from mmseg_ext.datasets.images import decode, read_bytes
+    from mmseg_ext.datasets.metainfo import unwrapped
+
     _, *steps = unwrapped(model.cfg.test_dataloader.dataset)["pipeline"]
     steps = [step for step in steps if not step["type"].endswith("LoadAnnotations")]
     pipeline = Compose([{"type": "LoadImageFromNDArray"}, *steps])
@@ -55,7 +69,21 @@ def network_input(model: nn.Module, path: str) -> tuple[Tensor, np.ndarray, tupl
 
 @exit_on_error
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
+    args = read_flags(parser(), argv)
+    import numpy as np
+    import torch
+    from mmengine.registry import init_default_scope
+
+    from mmseg_ext.engine.launch import load_settings
+    from mmseg_ext.engine.load_trained import load_trained
+    from mmseg_ext.inspection.attention_pictures import (
+        Scene,
+        attention_layers,
+        captured_inputs,
+        chosen_layers,
+        draw_layer,
+    )
+
     config = load_settings(args.config, args.cfg_options)
     init_default_scope(config.get("default_scope", "mmseg"))
     torch.manual_seed(0)  # for random weights

@@ -1,31 +1,59 @@
 """Read every image and label map of a config and name each that training would trip over."""
 
 import argparse
+import os
 import sys
 import time
 import traceback
 from collections import Counter
 from collections.abc import Sequence
 
-from mmengine.registry import init_default_scope
-from rich.console import Console
-
 from mmseg_ext import register_all_modules
-from mmseg_ext.commands._flags import check_dataset as parser
-from mmseg_ext.datasets.dataset_report import check, tables
-from mmseg_ext.engine.launch import load_settings
-from mmseg_ext.errors import LaunchError
+from mmseg_ext.commands._flags import command_parser, config_flag, read_flags
+from mmseg_ext.errors import LaunchError, StackError
 
 CLEAN, PROBLEMS, COULD_NOT_RUN = 0, 1, 2
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be 0 or more, not {text!r}")
+    return int(text)
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = command_parser(
+        __doc__,
+        """\
+Each problem is one line: split, kind, file, values. Exit status: 0 clean, 1 problems, 2 the check
+could not run (no such config, data not there). A config whose splits share images on purpose, as
+training on trainval does, says allow_overlap = True.
+""",
+    )
+    parser.add_argument("config", help="path of the config")
+    parser.add_argument(
+        "--split", nargs="+", choices=("train", "val", "test"), help="by default all of the config"
+    )
+    parser.add_argument(
+        "--workers",
+        type=_count,
+        default=min(os.cpu_count() or 1, 8),
+        help="processes that read, 0 for this one (default: the CPU's cores, at most 8)",
+    )
+    config_flag(parser)
+    return parser
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
-    register_all_modules()
     try:
+        args = read_flags(parser(), argv)
+        register_all_modules()
         return _run(args)
     except (LaunchError, OSError) as error:
         print(f"check_dataset: {error}", file=sys.stderr)
+        return COULD_NOT_RUN
+    except StackError as error:
+        print(error, file=sys.stderr)
         return COULD_NOT_RUN
     except Exception:  # Python's own status would be 1, which here says that there are problems
         traceback.print_exc()
@@ -33,6 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from mmengine.registry import init_default_scope
+    from rich.console import Console
+
+    from mmseg_ext.datasets.dataset_report import check, tables
+    from mmseg_ext.engine.launch import load_settings
+
     cfg = load_settings(args.config, args.cfg_options)
     init_default_scope(cfg.get("default_scope", "mmseg"))
     started = time.perf_counter()

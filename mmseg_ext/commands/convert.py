@@ -1,17 +1,36 @@
 """Convert published weights to mmsegmentation's names: FAMILY SRC DST."""
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from mmseg_ext.checkpoint.files import check_suffix, read_state_dict, write_weights
 from mmseg_ext.commands import exit_on_error
-from mmseg_ext.commands._flags import convert as parser
+from mmseg_ext.commands._flags import command_parser, read_flags
 from mmseg_ext.published import FAMILIES, convert_official
+
+
+def parser() -> argparse.ArgumentParser:
+    sources = "\n".join(f"  {name}: {family.source}" for name, family in FAMILIES.items())
+    parser = command_parser(
+        __doc__, f"The command downloads nothing. The families and their files:\n{sources}"
+    )
+    parser.add_argument("family", choices=FAMILIES, metavar="FAMILY", help="listed below")
+    parser.add_argument("src", help="published weights: .pth, .pth.tar or .safetensors")
+    parser.add_argument("dst", type=Path, help="file to write: .pth or .safetensors")
+    parser.add_argument(
+        "--classifier",
+        action="store_true",
+        help="keep the classifier, for a backbone built with num_classes",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace DST if it exists")
+    return parser
 
 
 @exit_on_error
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
+    args = read_flags(parser(), argv)
+    from mmseg_ext.checkpoint.files import check_suffix, read_state_dict, write_weights
+
     check_suffix(args.dst)
     if args.dst.exists() and not args.overwrite:
         raise FileExistsError(f"{args.dst} exists; --overwrite replaces it")

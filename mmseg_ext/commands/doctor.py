@@ -1,19 +1,29 @@
 """Check what works on this machine, and how fast; status 1 where a check fails."""
 
+import argparse
 import json
 import platform
 import time
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from mmseg_ext.atomic_write import write_text
 from mmseg_ext.commands import exit_on_error, usable_device
-from mmseg_ext.commands._flags import doctor as parser
-from mmseg_ext.doctor.checks import checks, perform
-from mmseg_ext.version import __version__
+from mmseg_ext.commands._flags import command_parser, device_flag, prepare_stack
+
+if TYPE_CHECKING:
+    import torch
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = command_parser(__doc__)
+    device_flag(parser)
+    parser.add_argument("--quick", action="store_true", help="a minute instead of five")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there")
+    return parser
+
 
 STATUSES = ("ok", "slow", "FAIL", "skipped")
 
@@ -22,7 +32,13 @@ STATUSES = ("ok", "slow", "FAIL", "skipped")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the checks; 1 where one fails. Slow and skipped ones are no failure."""
     args = parser().parse_args(argv)
-    device = usable_device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    prepare_stack()
+    import torch
+
+    from mmseg_ext.atomic_write import write_text
+    from mmseg_ext.version import __version__
+
+    device = usable_device(args.device)
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device {args.device!r}: the doctor knows cuda, cuda:N and cpu")
     if device.type == "cuda":
@@ -45,8 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(counts["FAIL"] > 0)
 
 
-def _run(device: torch.device, quick: bool) -> list[dict]:
+def _run(device: "torch.device", quick: bool) -> list[dict]:
     """Perform every check and print a line for each."""
+    from mmseg_ext.doctor.checks import checks, perform
+
     rows = []
     for check in checks(device, quick):
         start = time.perf_counter()

@@ -1,14 +1,21 @@
 """Print versions, devices and registered names; status 1 where the mm stack is not usable."""
 
+import argparse
 import sys
 from collections.abc import Sequence
 
-from mmseg_ext.commands._flags import env as parser
-from mmseg_ext.environment import describe, stack_problem
+from mmseg_ext.commands._flags import command_parser, prepare_stack
+
+
+def parser() -> argparse.ArgumentParser:
+    return command_parser(__doc__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser().parse_args(argv)
+    prepare_stack()
+    from mmseg_ext.environment import describe, stack_problem
+
     rows = describe()
     width = max(len(name) for name, _ in rows)
     for name, value in rows:

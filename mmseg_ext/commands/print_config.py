@@ -1,13 +1,21 @@
 """Print the config and the run record that `train` would start with."""
 
+import argparse
 import json
+import os
 from collections.abc import Sequence
 
-from mmseg_ext.commands._flags import print_config as parser
-from mmseg_ext.commands._launch import exit_on_run_error
-from mmseg_ext.engine.amp import enable_amp
-from mmseg_ext.engine.launch import enable_learning_rate_scaling, load_settings
-from mmseg_ext.engine.run_record import describe_run
+from mmseg_ext.commands import train
+from mmseg_ext.commands._flags import read_launch_flags
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = train.parser()
+    parser.description = __doc__
+    parser.add_argument(
+        "--world-size", type=int, default=int(os.environ.get("WORLD_SIZE", 1)), help="processes"
+    )
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -15,7 +23,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     The number of processes is `WORLD_SIZE` where that is set, else `--world-size`.
     """
-    args = parser().parse_args(argv)
+    args = read_launch_flags(parser(), argv)
+    from mmseg_ext.commands._launch import exit_on_run_error
+    from mmseg_ext.engine.amp import enable_amp
+    from mmseg_ext.engine.launch import enable_learning_rate_scaling, load_settings
+    from mmseg_ext.engine.run_record import describe_run
+
     with exit_on_run_error():
         cfg = load_settings(args.config, args.cfg_options, args.work_dir, args.launcher)
         if args.amp:

@@ -4,20 +4,23 @@ mmsegmentation's `publish_model.py` calls `torch.load`, which since torch 2.6 re
 training checkpoints, and shortens names (`depth.pth` becomes `de`).
 """
 
+import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
-from mmseg_ext.checkpoint.files import (
-    check_suffix,
-    read_checkpoint,
-    unwrap_state_dict,
-    write_weights,
-)
 from mmseg_ext.commands import exit_on_error
-from mmseg_ext.commands._flags import publish_model as parser
+from mmseg_ext.commands._flags import command_parser, read_flags
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = command_parser(__doc__)
+    parser.add_argument("in_file", help="training checkpoint")
+    parser.add_argument("out_file", help="NAME.pth or NAME.safetensors; the hash joins the name")
+    parser.add_argument("--float16", action="store_true", help="half of the size")
+    parser.add_argument("--no-hash", action="store_true", help="leave the name as it is given")
+    parser.add_argument("--about", nargs="+", default=[], metavar="KEY=TEXT", help="metadata")
+    return parser
 
 
 def publish(
@@ -42,6 +45,15 @@ def publish(
         ValueError: for another suffix than `.pth` or `.safetensors`, no state dict in `source`, or
             values beyond float16.
     """
+    import numpy as np
+
+    from mmseg_ext.checkpoint.files import (
+        check_suffix,
+        read_checkpoint,
+        unwrap_state_dict,
+        write_weights,
+    )
+
     destination = Path(destination)
     check_suffix(destination)
     if not destination.parent.is_dir():
@@ -64,7 +76,7 @@ def publish(
 
 @exit_on_error
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
+    args = read_flags(parser(), argv)
     told = [pair.partition("=") for pair in args.about]
     if not all(key and equals for key, equals, _ in told):
         raise ValueError(f"--about takes KEY=TEXT, not {args.about}")

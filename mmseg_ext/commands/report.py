@@ -1,16 +1,26 @@
 """Write what one or several runs recorded on one HTML page."""
 
+import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from mmseg_ext.commands import exit_on_error
-from mmseg_ext.commands._flags import report as parser
-from mmseg_ext.reports.page import write_report
+from mmseg_ext.commands._flags import command_parser, read_flags
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = command_parser(__doc__, "Nothing in a WORK_DIR is executed.")
+    parser.add_argument("work_dirs", nargs="+", type=Path, metavar="WORK_DIR")
+    parser.add_argument("--out", type=Path, help="default: report.html in the first WORK_DIR")
+    return parser
 
 
 @exit_on_error
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
+    args = read_flags(parser(), argv)
+    from mmseg_ext.reports.page import write_report
+
     path = args.out or args.work_dirs[0] / "report.html"
     runs = write_report(args.work_dirs, path)
     for note in (note for run in runs for note in run.notes):

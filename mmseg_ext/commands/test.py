@@ -2,17 +2,31 @@
 
 import argparse
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from mmengine.runner import Runner
+from mmseg_ext.commands._flags import command_parser, launcher_flags, read_launch_flags
 
-from mmseg_ext.checkpoint.loading import SafeLoading, require_coverage
-from mmseg_ext.commands._flags import test as parser
-from mmseg_ext.commands._launch import exit_on_run_error, parsed
-from mmseg_ext.engine.build_errors import explained
-from mmseg_ext.engine.launch import build_test_runner
+if TYPE_CHECKING:
+    from mmengine.runner import Runner
 
 
-def runner_of(args: argparse.Namespace) -> Runner:
+def parser() -> argparse.ArgumentParser:
+    parser = command_parser(__doc__)
+    parser.add_argument("config", help="path of the config")
+    parser.add_argument("checkpoint", help="checkpoint file")
+    parser.add_argument("--work-dir", help="where the metrics go, as JSON")
+    parser.add_argument("--out", help="where predictions go, for evaluation elsewhere")
+    parser.add_argument("--show", action="store_true", help="show predictions on the screen")
+    parser.add_argument("--show-dir", help="where painted images go")
+    parser.add_argument("--wait-time", type=float, default=2, help="seconds between shown images")
+    parser.add_argument("--tta", action="store_true", help="test-time augmentation")
+    launcher_flags(parser)
+    return parser
+
+
+def runner_of(args: argparse.Namespace) -> "Runner":
+    from mmseg_ext.engine.launch import build_test_runner
+
     return build_test_runner(
         args.config,
         args.checkpoint,
@@ -28,7 +42,11 @@ def runner_of(args: argparse.Namespace) -> Runner:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Test, with weights that fill all that testing uses."""
-    args = parsed(parser(), argv)
+    args = read_launch_flags(parser(), argv)
+    from mmseg_ext.checkpoint.loading import SafeLoading, require_coverage
+    from mmseg_ext.commands._launch import exit_on_run_error
+    from mmseg_ext.engine.build_errors import explained
+
     with exit_on_run_error(), SafeLoading(), require_coverage(whole=True):
         runner = runner_of(args)
         with explained(runner.cfg):

@@ -2,17 +2,37 @@
 
 import argparse
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from mmengine.runner import Runner
+from mmseg_ext.commands._flags import command_parser, launcher_flags, read_launch_flags
 
-from mmseg_ext.checkpoint.loading import SafeLoading, require_coverage
-from mmseg_ext.commands._flags import train as parser
-from mmseg_ext.commands._launch import exit_on_run_error, parsed
-from mmseg_ext.engine.build_errors import explained
-from mmseg_ext.engine.launch import build_train_runner
+if TYPE_CHECKING:
+    from mmengine.runner import Runner
 
 
-def runner_of(args: argparse.Namespace) -> Runner:
+def parser() -> argparse.ArgumentParser:
+    parser = command_parser(__doc__)
+    parser.add_argument("config", help="path of the config")
+    parser.add_argument("--work-dir", help="where logs and checkpoints go")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the latest checkpoint in the work directory, where there is one",
+    )
+    parser.add_argument("--amp", action="store_true", help="automatic mixed precision")
+    parser.add_argument(
+        "--auto-scale-lr",
+        action="store_true",
+        help="multiply the learning rate by the effective batch over "
+        "auto_scale_lr.base_batch_size of the config",
+    )
+    launcher_flags(parser)
+    return parser
+
+
+def runner_of(args: argparse.Namespace) -> "Runner":
+    from mmseg_ext.engine.launch import build_train_runner
+
     return build_train_runner(
         args.config,
         args.cfg_options,
@@ -26,7 +46,11 @@ def runner_of(args: argparse.Namespace) -> Runner:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train; 0 where the run ended as it should, also when a signal stopped it."""
-    args = parsed(parser(), argv)
+    args = read_launch_flags(parser(), argv)
+    from mmseg_ext.checkpoint.loading import SafeLoading, require_coverage
+    from mmseg_ext.commands._launch import exit_on_run_error
+    from mmseg_ext.engine.build_errors import explained
+
     with exit_on_run_error(), SafeLoading():
         runner = runner_of(args)
         with explained(runner.cfg), require_coverage(runner.cfg.get("min_backbone_share")):

@@ -6,6 +6,7 @@ one error. The module needs mmcv alone, so that mmdetection and mmpretrain can u
 """
 
 import io
+from pathlib import Path
 
 import mmcv
 import numpy as np
@@ -15,10 +16,20 @@ from PIL import Image
 
 from mmseg_ext.errors import UnreadableFileError
 
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".ppm")
+
 # What complete files of the two usual formats start and end with.
 _FRAMES = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG", b"IEND\xaeB`\x82"))
 _EXIF_ORIENTATION = 0x0112
 _MAY_BE_TAGGED = (b"Exif", b"eXIf", b"EXIF", b"II*\0", b"MM\0*")  # JPEG, PNG, WebP, TIFF
+
+
+def image_files(path: Path, recursive: bool = False) -> list[Path]:
+    """Return the file at `path`, or the images of a folder and, on request, of its subfolders."""
+    if path.is_file():
+        return [path]
+    found = path.rglob("*") if recursive else path.glob("*")
+    return sorted(file for file in found if file.suffix.lower() in IMAGE_SUFFIXES)
 
 
 def read_bytes(path: str, backend_args: dict | None = None) -> bytes:

@@ -9,7 +9,6 @@ import pytest
 
 from mmseg_ext.__main__ import main
 from mmseg_ext.commands import commands
-from mmseg_ext.interruption import is_command
 from tests.configs import CONFIGS
 
 ROOT = CONFIGS.parent
@@ -21,7 +20,7 @@ def test_a_tool_starts_the_command_of_its_name(path):
     """And nothing else: what a tool needs is imported once the stack was looked for."""
     documentation, line, start = ast.parse(path.read_text()).body
     assert isinstance(documentation.value.value, str)
-    assert ast.unparse(line) == "from mmseg_ext.commands import start"
+    assert ast.unparse(line) == "from mmseg_ext_cli import start"
     expected = f"if __name__ == '__main__':\n    start('{path.stem}')"
     assert ast.unparse(start) == expected and path.stem in commands()
 
@@ -39,14 +38,18 @@ import sys
 sys.modules |= dict.fromkeys(("torch", "numpy", "mmengine", "mmcv", "mmseg"))
 """
 HELP_OF_ALL = """
-from mmseg_ext.commands import _flags, commands
+import importlib
+import mmseg_ext_cli
+mmseg_ext_cli.registers_later = True
+from mmseg_ext.commands import commands
 for name in commands():
-    assert len(getattr(_flags, name)().format_help()) > 100, name
+    parser = importlib.import_module("mmseg_ext.commands." + name).parser()
+    assert len(parser.format_help()) > 100, name
 """
 
 
 def test_the_list_and_the_help_need_neither_torch_nor_the_stack(tmp_path):
-    help_of_all = tmp_path / "mmseg-ext"  # as the script that an installation brings is named
+    help_of_all = tmp_path / "help_of_all.py"
     help_of_all.write_text(HELP_OF_ALL)
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_WHAT_TAKES_SECONDS)
     path = os.pathsep.join((str(tmp_path), str(ROOT)))
@@ -59,22 +62,6 @@ def test_the_list_and_the_help_need_neither_torch_nor_the_stack(tmp_path):
             env={**os.environ, "PYTHONPATH": path},
         )
         assert (result.returncode, result.stderr) == (0, "")
-
-
-@pytest.mark.parametrize(
-    ("script", "words", "ours"),
-    [
-        ("train.py", ["train.py", "config.py"], True),
-        ("my_evaluation.py", ["my_evaluation.py"], False),  # a user's own in that folder
-        ("train.py", ["-c", "spawn_main()", "--multiprocessing-fork"], False),  # a loader's
-    ],
-)
-def test_only_a_command_registers_later_than_the_import(script, words, ours, monkeypatch):
-    """In every other process importing the package registers at once."""
-    folder = ROOT / "tools"
-    monkeypatch.setattr("sys.argv", [str(folder / script)])
-    monkeypatch.setattr("sys.orig_argv", ["python", *(str(folder / word) for word in words)])
-    assert is_command() is ours
 
 
 def test_an_unknown_command_is_a_usage_error(capsys):

@@ -7,9 +7,16 @@ import pytest
 from mmengine.config import Config
 from PIL import Image
 
-from mmseg_ext.commands import demo as demo_module
-from mmseg_ext.commands._short_run import Outcome, train_and_test
-from mmseg_ext.commands.demo import COMPARED, DEMO_CONFIG, compare, data_root_options, demo
+from mmseg_ext.commands import _demos
+from mmseg_ext.commands._demos import (
+    COMPARED,
+    DEMO_CONFIG,
+    Outcome,
+    compare_heads,
+    data_root_options,
+    segmentation_demo,
+    train_and_test,
+)
 from mmseg_ext.reports.curves import Curve
 
 # Measured: 0.327 (seed 0, one thread). The colour of a pixel alone gives 0.16.
@@ -37,7 +44,7 @@ def shortened(root: Path, iterations: int, train: int, val: int) -> dict:
 
 def test_a_shortened_demo_reaches_its_floor(tmp_path, capsys):
     options = shortened(tmp_path, ITERATIONS, train=320, val=32)
-    assert demo(tmp_path, options, required=REQUIRED_MIOU)
+    assert segmentation_demo(tmp_path, options, required=REQUIRED_MIOU)
     printed = capsys.readouterr().out
     assert f"{ITERATIONS} iterations" in printed and "FAILED" not in printed
     for name in ("curves.png", "predictions.png"):
@@ -54,7 +61,7 @@ def test_one_seed_gives_one_run_and_a_low_miou_fails(tmp_path, capsys):
     # The single-scale test repeats the last validation, on the weights read back from the file.
     assert outcome.miou == pytest.approx(outcome.curves["mIoU"].values[-1] / 100, abs=1e-9)
     assert "Iter(train) [4/4]" in outcome.log.read_text()
-    assert not demo(tmp_path / "again", options)
+    assert not segmentation_demo(tmp_path / "again", options)
     printed = capsys.readouterr().out
     assert f"single scale             {outcome.miou:.3f}" in printed
     assert f"multi-scale and flip     {outcome.miou_tta:.3f}" in printed
@@ -79,9 +86,9 @@ def test_compare_ranks_by_miou(tmp_path, monkeypatch, capsys):
         return Outcome(config, miou, miou + 0.01, 10**6, 5, 60.0, curves, log, log)
 
     reported = []
-    monkeypatch.setattr(demo_module, "train_and_test", outcome)
-    monkeypatch.setattr(demo_module, "write_report", lambda runs, *args, **_: reported.extend(runs))
-    compare(tmp_path)
+    monkeypatch.setattr(_demos, "train_and_test", outcome)
+    monkeypatch.setattr(_demos, "write_report", lambda runs, *args, **_: reported.extend(runs))
+    compare_heads(tmp_path)
     assert reported == [tmp_path / name.lower() for name in COMPARED]
     table = (tmp_path / "compare.md").read_text()
     names = [line.split("|")[1].strip() for line in table.splitlines()[2:]]

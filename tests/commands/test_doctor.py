@@ -71,7 +71,7 @@ def test_the_command_writes_its_findings_and_fails_where_one_does(monkeypatch, t
         Check("speed", "a layer", lambda: Finding("slow", "x0.5")),
         Check("parity", "a layer", lambda: Finding("ok", "1e-7")),
     ]
-    monkeypatch.setattr(doctor, "checks", lambda *args: chosen)
+    monkeypatch.setattr(module, "checks", lambda *args: chosen)
     path = tmp_path / "out" / "findings.json"
     assert doctor.main(["--device", "cpu", "--json", str(path)]) == 0
     record = json.loads(path.read_text())

@@ -15,6 +15,7 @@ from mmseg_ext.commands.image_demo import main
 from mmseg_ext.datasets.metainfo import classes_and_palette
 from mmseg_ext.engine.load_trained import load_trained
 from mmseg_ext.environment import shipped_model
+from mmseg_ext.inference.export import ExportedSegmentor
 from tests.configs import CONFIGS
 from tests.models import randomise
 
@@ -143,7 +144,7 @@ def test_classes_are_those_of_the_config(own, folder, tmp_path, capsys):
     exported = tmp_path / "own.pt2"
     words = [own, "none", "--shape", "32", "--format", "torch", "--out", str(exported)]
     assert deployment.main(words) == 0
-    assert deployment.ExportedSegmentor(exported).metadata["classes"] == ["soil", "crop", "weed"]
+    assert ExportedSegmentor(exported).metadata["classes"] == ["soil", "crop", "weed"]
     assert attention_pictures.main([own, "none", image, "--out", str(tmp_path / "maps")]) == 0
     capsys.readouterr()
 

@@ -18,7 +18,7 @@ from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
 import mmseg_ext.detection.operators_in_pytorch  # noqa: F401
-from mmseg_ext.commands.demo_det import data_options, demo
+from mmseg_ext.commands._demos import data_options, detection_demo
 from mmseg_ext.datasets.shapes import Recipe
 from mmseg_ext.engine.launch import build_train_runner, load_settings
 from mmseg_ext.errors import LaunchError
@@ -85,7 +85,7 @@ def test_mixed_precision_trains(root, tmp_path):
 def test_the_demo_draws_and_fails_below_its_floor(tmp_path, capsys):
     options = {"train_cfg.max_iters": 2, "train_cfg.val_interval": 2}
     recipe = Recipe(train=8, val=6, size=64)
-    assert not demo(tmp_path / "run", tmp_path / "shapes", options=options, recipe=recipe)
+    assert not detection_demo(tmp_path / "run", tmp_path / "shapes", options=options, recipe=recipe)
     printed = capsys.readouterr().out
     assert "2 iterations" in printed and "FAILED: bbox AP" in printed
     assert np.asarray(Image.open(tmp_path / "run/detections.png")).std() > 10

@@ -1,0 +1,29 @@
+"""Entry point of `mmseg-ext` and of the scripts in `tools/`.
+
+It is outside the package because importing `mmseg_ext` registers its models, which imports torch
+and mmsegmentation. A command reads its flags first, so `--help` answers at once.
+"""
+
+import sys
+from typing import NoReturn
+
+registers_later = False
+"""Whether `import mmseg_ext` leaves registering to the command that is being started."""
+
+
+def start(name: str) -> NoReturn:
+    """Run a command with this process's flags and exit with its status."""
+    global registers_later
+    registers_later = True
+    from mmseg_ext import commands
+
+    commands.start(name)
+
+
+def main() -> NoReturn:
+    """List the commands, or run the named one."""
+    global registers_later
+    registers_later = True
+    from mmseg_ext.__main__ import main
+
+    sys.exit(main())
