@@ -108,7 +108,7 @@ setup(
     long_description=description(),
     long_description_content_type="text/markdown",
     author="The mmseg_ext authors",
-    license_expression="Apache-2.0 AND CC-BY-NC-4.0",  # the code, the weights
+    license_expression="Apache-2.0",
     url=SOURCE,
     project_urls={
         "Documentation": "https://mmseg-ext.github.io/mmseg_ext/",
@@ -133,7 +133,7 @@ setup(
     packages=find_packages(include=["mmseg_ext", "mmseg_ext.*"]),
     py_modules=["mmseg_ext_cli"],
     entry_points={"console_scripts": ["mmseg-ext = mmseg_ext_cli:main"]},
-    package_data={"mmseg_ext": ["py.typed", "doctor/parity/*.npz", "reports/*.j2", "weights/*"]},
+    package_data={"mmseg_ext": ["py.typed", "doctor/parity/*.npz", "reports/*.j2"]},
     install_requires=["torch>=2.4", "numpy>=1.24", "safetensors>=0.4"],
     extras_require={
         "mm": MM,

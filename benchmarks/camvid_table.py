@@ -34,8 +34,8 @@ from mmseg_ext.cost.model_cost import machine
 from mmseg_ext.cost.multiply_adds import count_multiply_adds
 from mmseg_ext.cost.timing import compare_times
 from mmseg_ext.engine.launch import build_train_runner, load_settings
-from mmseg_ext.engine.load_trained import load_trained
 from mmseg_ext.evaluation.checked_iou_metric import CheckedIoUMetric
+from mmseg_ext.inference.models import get_model
 from mmseg_ext.reports.results_hook import class_iou
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,8 +69,8 @@ def run(row: Row, seed: int, iterations: int, folder: Path) -> dict:
     result = folder / "result.json"
     if not result.is_file():
         config = train(row, seed, iterations, folder)
-        model, _ = load_trained(config, folder / f"iter_{iterations}.pth")
-        model.to(DEVICE)
+        weights = folder / f"iter_{iterations}.pth"
+        model = get_model(config, weights=weights, device=DEVICE)
         numbers = {"row": row.name, "seed": seed, "iterations": iterations, **score(config, model)}
         numbers["far"] = far_part(config, model)
         if row in GROUPS["heads"]:

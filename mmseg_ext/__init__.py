@@ -24,11 +24,16 @@ from mmseg_ext.version import __version__
 
 if TYPE_CHECKING:
     from mmseg_ext.inference.fusion import fuse_model
+    from mmseg_ext.inference.models import get_model, list_models
+    from mmseg_ext.inference.predictor import Predictor
 
 __all__ = [
+    "Predictor",
     "StackError",
     "__version__",
     "fuse_model",
+    "get_model",
+    "list_models",
     "register_all_modules",
     "safe_loading",
     "use_operators_in_pytorch",
@@ -38,12 +43,18 @@ _ANY_PACKAGE = ("backbones", "datasets", "engine")
 _MMSEG = ("decode_heads", "segmentors", "evaluation", "reports")
 
 
-def __getattr__(name: str):
-    """`fuse_model` is imported when it is asked for, and torch with it."""
-    if name == "fuse_model":
-        from mmseg_ext.inference.fusion import fuse_model
+_INFERENCE = {
+    "Predictor": "predictor",
+    "fuse_model": "fusion",
+    "get_model": "models",
+    "list_models": "models",
+}
 
-        return fuse_model
+
+def __getattr__(name: str):
+    """Import a name of `mmseg_ext.inference` when it is used: `import mmseg_ext` stays fast."""
+    if name in _INFERENCE:
+        return getattr(importlib.import_module(f"mmseg_ext.inference.{_INFERENCE[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

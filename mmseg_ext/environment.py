@@ -167,15 +167,6 @@ def configs_folder() -> Path:
     return (installed if installed.is_dir() else package.parent / "configs").resolve()
 
 
-def shipped_model() -> tuple[str, str]:
-    """The paths of a config and of its weights, which come with the package.
-
-    `mmseg_ext/weights/README.md` is their model card: CamVid, non-commercial use.
-    """
-    weights = Path(__file__).parent / "weights" / "ea_r18_fpn_camvid_6k.safetensors"
-    return str(configs_folder() / f"{weights.stem}.py"), str(weights)
-
-
 def registered_names() -> list[str]:
     """Every name that this package has put into mmengine's registries, sorted."""
     from mmengine import registry as registries

@@ -191,9 +191,22 @@ def write_weights(
         meta = dict(about or {})
         if dataset_meta is not None:
             meta["dataset_meta"] = dataset_meta
-        data = _saved({"state_dict": weights, "meta": meta})
+        data = _saved({"state_dict": _in_one_storage(weights), "meta": meta})
     if hash_in_name:
         path = path.with_stem(f"{path.stem}-{hashlib.sha256(data).hexdigest()[:8]}")
     with atomic_write(path) as part:
         part.write_bytes(data)
     return path
+
+
+def _in_one_storage(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies that share a storage for each dtype: torch.save adds 0.4 kB to each storage."""
+    flat = {dtype: [] for dtype in {value.dtype for value in weights.values()}}
+    for value in weights.values():
+        flat[value.dtype].append(value.flatten())
+    rest = {dtype: torch.cat(values) for dtype, values in flat.items()}
+    packed = {}
+    for name, value in weights.items():
+        own, rest[value.dtype] = rest[value.dtype].tensor_split([value.numel()])
+        packed[name] = own.view(value.shape)
+    return packed

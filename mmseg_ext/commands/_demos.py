@@ -27,8 +27,8 @@ from mmseg_ext.cost.model_cost import markdown
 from mmseg_ext.datasets.shapes import Recipe
 from mmseg_ext.detection.shapes_coco import annotation_file
 from mmseg_ext.engine.launch import build_test_runner, build_train_runner, load_settings
-from mmseg_ext.engine.load_trained import load_trained
 from mmseg_ext.environment import configs_folder
+from mmseg_ext.inference.models import get_model
 from mmseg_ext.reports.curves import Curve, curves_figure, read_scalars
 from mmseg_ext.reports.page import write_report
 from mmseg_ext.reports.pictures import draw_panels
@@ -194,7 +194,7 @@ def draw_predictions(outcome: Outcome, options: dict | None, path: Path) -> None
     scenes = DATASETS.build({**settings.val_dataloader.dataset, "pipeline": []})
     infos = [scenes.get_data_info(i) for i in range(min(SHOWN_SCENES, len(scenes)))]
     with contextlib.redirect_stdout(io.StringIO()):  # the loader's lines
-        model, _ = load_trained(settings, outcome.checkpoint)
+        model = get_model(settings, weights=outcome.checkpoint)
     found = [inference_model(model, info["img_path"]).pred_sem_seg.data[0] for info in infos]
     rows = {
         "image": [imread(info["img_path"], channel_order="rgb") for info in infos],

@@ -72,10 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = read_flags(parser(), argv)
     import numpy as np
     import torch
-    from mmengine.registry import init_default_scope
 
     from mmseg_ext.engine.launch import load_settings
-    from mmseg_ext.engine.load_trained import load_trained
+    from mmseg_ext.inference.models import get_model
     from mmseg_ext.inspection.attention_pictures import (
         Scene,
         attention_layers,
@@ -85,10 +84,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
 
     config = load_settings(args.config, args.cfg_options)
-    init_default_scope(config.get("default_scope", "mmseg"))
     torch.manual_seed(0)  # for random weights
-    model, meta = load_trained(config, None if args.checkpoint == "none" else args.checkpoint)
-    model.to(usable_device(args.device))
+    weights = None if args.checkpoint == "none" else args.checkpoint
+    model = get_model(config, weights=weights, device=usable_device(args.device))
+    meta = model.dataset_meta
     if args.list:
         for name, layer in attention_layers(model).items():
             print(f"{name}  {type(layer).__name__}")

@@ -37,9 +37,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from mmseg_ext import register_all_modules
     from mmseg_ext.atomic_write import atomic_write
-    from mmseg_ext.engine.launch import load_settings
-    from mmseg_ext.engine.load_trained import load_trained
-    from mmseg_ext.environment import shipped_model
     from mmseg_ext.inference.export import (
         SUFFIXES,
         ExportedSegmentor,
@@ -47,15 +44,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         export,
         relative_difference,
     )
+    from mmseg_ext.inference.models import DEFAULT, get_model, pretrained_weights
 
     if args.config and not args.checkpoint:
         raise ValueError(f"{args.config} needs a checkpoint after it, or 'none'")
     if not args.config:
-        args.config, args.checkpoint = shipped_model()
+        args.config, args.checkpoint = DEFAULT, pretrained_weights(DEFAULT)
     register_all_modules()
-    config = load_settings(args.config)
+    weights = None if args.checkpoint == "none" else args.checkpoint
+    segmentor = get_model(args.config, weights=weights)
+    config, meta = segmentor.cfg, segmentor.dataset_meta
     size = _size(args.shape, config)
-    segmentor, meta = load_trained(config, None if args.checkpoint == "none" else args.checkpoint)
     eager = WholeImageSegmentor(segmentor)
     model = WholeImageSegmentor(segmentor, fuse=True) if args.fuse else eager
     path = args.out or Path(Path(args.config).stem + SUFFIXES[args.format])

@@ -5,7 +5,6 @@ the 11 classes of CamVid's street scenes, for non-commercial use.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,18 +63,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = read_flags(parser(), argv)
     import numpy as np
     import torch
-    from mmengine.registry import init_default_scope
     from mmengine.structures import PixelData
     from mmseg.structures import SegDataSample
     from mmseg.visualization import SegLocalVisualizer
     from rich.console import Console
     from rich.progress import track
 
-    from mmseg_ext.datasets.images import decode, read_bytes
-    from mmseg_ext.engine.launch import load_settings
-    from mmseg_ext.environment import shipped_model
     from mmseg_ext.errors import UnreadableFileError
     from mmseg_ext.inference.legend import with_banner, with_legend
+    from mmseg_ext.inference.models import DEFAULT, get_model, pretrained_weights
     from mmseg_ext.inference.predictor import Predictor
 
     if not 0 <= args.opacity <= 1:
@@ -84,29 +80,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ValueError(f"{args.config} needs a checkpoint after it, or 'none'")
     results = find_images(args.input, args.out)
     if not args.config:
-        args.config, args.checkpoint = shipped_model()
+        args.config, args.checkpoint = DEFAULT, pretrained_weights(DEFAULT)
         _introduce(args.checkpoint)
-    config = load_settings(args.config)
-    init_default_scope(config.get("default_scope", "mmseg"))
     weights = None if args.checkpoint == "none" else args.checkpoint
-    predictor = Predictor(config, weights, device=usable_device(args.device))
+    model = get_model(args.config, weights=weights, device=usable_device(args.device))
+    predictor = Predictor(model)
     if weights is None:
         print(f"warning: {RANDOM}", file=sys.stderr)
     visualizer = SegLocalVisualizer(alpha=args.opacity)
     visualizer.dataset_meta = dict(classes=predictor.classes, palette=predictor.palette.tolist())
     broken = 0
     console = Console(stderr=True)
-    found = predictor.predict((path, str(path)) for path in results)
-    found = track(found, "segmenting", len(results), console=console, disable=len(results) == 1)
-    for path, labels in found:
-        if isinstance(labels, UnreadableFileError):
-            print(f"error: {labels}", file=sys.stderr)
+    for path in track(results, "segmenting", console=console, disable=len(results) == 1):
+        try:
+            result = predictor(path)
+        except UnreadableFileError as error:
+            print(f"error: {error}", file=sys.stderr)
             broken += 1
             continue
-        rgb = decode(read_bytes(str(path)), str(path), "color", "cv2")[..., ::-1]
-        sample = SegDataSample(pred_sem_seg=PixelData(data=torch.from_numpy(labels)[None]))
+        labels = result.labels
+        shown = torch.from_numpy(labels.astype(np.int64))[None]
+        sample = SegDataSample(pred_sem_seg=PixelData(data=shown))
         visualizer.add_datasample(
-            "", np.ascontiguousarray(rgb), sample, draw_gt=False, with_labels=args.with_labels
+            "", result.image, sample, draw_gt=False, with_labels=args.with_labels
         )
         _save(labels, args.out / "labels" / results[path])
         overlay = visualizer.get_image()
@@ -118,17 +114,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if broken else 0
 
 
-def _introduce(weights: str) -> None:
-    """Say what the package's own weights are, as the file tells it."""
-    from safetensors import safe_open
+def _introduce(weights: Path) -> None:
+    """Print what the file tells of this project's own weights."""
+    from mmseg_ext.checkpoint.files import read_checkpoint
 
-    with safe_open(weights, "pt") as file:
-        about = file.metadata()
-    classes = json.loads(about["dataset_meta"])["classes"]
+    about = read_checkpoint(weights)["meta"]
+    classes = about["dataset_meta"]["classes"]
     print(f"weights: {weights}")
     print(f"trained on {about['trained_on']}: mIoU {about['mIoU']}")
     print(f"they know {len(classes)} classes of street scenes: {', '.join(classes)}")
-    print(f"licence: {about['licence']}")
+    print(f"license: {about['license']}")
 
 
 def _save(pixels: "np.ndarray", path: Path) -> None:

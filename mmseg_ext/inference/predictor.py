@@ -1,121 +1,133 @@
-"""A config and a checkpoint as a function from image files or arrays to label maps."""
+"""A segmentor as a function of images."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
-from mmengine.model.utils import revert_sync_batchnorm
 from mmseg.registry import MODELS
+from PIL import Image, ImageOps
+from torch import nn
 
 from mmseg_ext.datasets.metainfo import unwrapped
-from mmseg_ext.engine.load_trained import load_trained
-from mmseg_ext.errors import UnreadableFileError
+from mmseg_ext.inference.legend import with_legend
 
 _LOADERS = ("LoadImageFromFile", "CheckedLoadImage")
 
+ImageLike = str | Path | Image.Image | np.ndarray
+
+
+@dataclass(frozen=True)
+class Segmentation:
+    """The labels of an image.
+
+    Attributes:
+        labels: class indices (H, W), in the smallest unsigned type that has room for all classes.
+        classes: names of the classes.
+        palette: RGB colors (classes, 3), uint8.
+        image: the segmented image, RGB (H, W, 3), uint8.
+    """
+
+    labels: np.ndarray
+    classes: tuple[str, ...]
+    palette: np.ndarray
+    image: np.ndarray
+
+    def overlay(self, opacity: float = 0.5, legend: bool = True) -> Image.Image:
+        """Return the image under the colors of its labels, above a legend with their shares."""
+        colors = Image.fromarray(self.palette[self.labels])
+        blend = Image.blend(Image.fromarray(self.image), colors, opacity)
+        if not legend:
+            return blend
+        page = with_legend(np.asarray(blend), self.labels, self.classes, self.palette)
+        return Image.fromarray(page)
+
 
 class Predictor:
-    """Label maps (H, W) uint8 of images, in batches of equal shape.
-
-    `classes` and `palette` are those of `load_trained`.
+    """Segmentations of images, by the test pipeline of the model's config.
 
     Args:
-        config: a config of this package or of mmsegmentation.
-        checkpoint: its weights; None leaves them random.
+        model: a segmentor of `get_model`, or of mmsegmentation's `init_model`.
         tta: test-time augmentation by the config's `tta_pipeline` and `tta_model`.
-        device: where the model runs.
-        batch_size: images in a forward at most.
 
     Raises:
-        ValueError: for `tta` where the config has no `tta_pipeline`, a batch size below one, or a
-            pipeline that does not start by loading an image; and as `load_trained` does.
+        ValueError: for `tta` without a `tta_pipeline`, and for a pipeline that does not start by
+            loading an image.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        checkpoint: str | Path | None,
-        tta: bool = False,
-        device: str = "cpu",
-        batch_size: int = 1,
-    ):
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be positive, not {batch_size}")
+    def __init__(self, model: nn.Module, tta: bool = False):
+        config = model.cfg
         if tta and "tta_pipeline" not in config:
-            raise ValueError("tta: the config has no tta_pipeline")
-        self.batch_size = batch_size
-        dataset = unwrapped(config.test_dataloader.dataset)
-        pipeline = config.tta_pipeline if tta else dataset["pipeline"]
-        model, meta = load_trained(config, checkpoint)
-        self.classes = tuple(meta["classes"])
-        self.palette = np.array(meta["palette"], dtype=np.uint8)  # (classes, 3), RGB
+            raise ValueError("tta: the config has no tta_pipeline; add one")
+        self.classes = tuple(model.dataset_meta["classes"])
+        self.palette = np.array(model.dataset_meta["palette"], dtype=np.uint8)  # (classes, 3), RGB
+        pipeline = (
+            config.tta_pipeline if tta else unwrapped(config.test_dataloader.dataset)["pipeline"]
+        )
         if tta:
             settings = config.get("tta_model") or {"type": "StreamingSegTTAModel"}
-            model = MODELS.build({**settings, "module": model})
-        self.model = revert_sync_batchnorm(model).to(device).eval()
-        self._from_file = Compose(image_pipeline(pipeline))
-        self._from_array = Compose(image_pipeline(pipeline, "LoadImageFromNDArray"))
+            model = MODELS.build({**settings, "module": model}).eval()
+        self.model = model
+        first, *rest = pipeline
+        if first["type"] not in _LOADERS:
+            raise ValueError(f"the test pipeline starts with {first['type']!r}, not {_LOADERS}")
+        self._load = Compose([{**first, "type": "CheckedLoadImage"}])
+        self._prepare = Compose(_without_labels(rest))
 
-    def predict(
-        self, items: Iterable[tuple[object, str | np.ndarray]]
-    ) -> Iterator[tuple[object, np.ndarray | UnreadableFileError]]:
-        """(name, label map) for each (name, path or BGR array (H, W, 3)), in order of completion.
+    def __call__(
+        self, images: ImageLike | Sequence[ImageLike]
+    ) -> Segmentation | list[Segmentation]:
+        """Return the segmentation of an image, or a list of them for a list of images.
 
-        An image that cannot be read gives its error in the place of a map. Images of one shape
-        share a batch; at most four batches of images wait for theirs to fill.
+        An image is a path, a PIL image, or an RGB array (H, W, 3) of uint8. Photos are rotated as
+        their EXIF orientation says.
+
+        Raises:
+            UnreadableFileError: for a file that is missing, truncated or no image.
+            ValueError: for an array of another shape or type.
         """
-        waiting: dict[tuple[int, ...], list] = {}
-        for name, image in items:
-            try:
-                data = self._load(image)
-            except UnreadableFileError as error:
-                yield name, error
-                continue
-            group = waiting.setdefault(_shape(data), [])
-            group.append((name, data))
-            if len(group) == self.batch_size:
-                yield from self._forward(waiting.pop(_shape(data)))
-            elif sum(map(len, waiting.values())) >= 4 * self.batch_size:
-                yield from self._forward(waiting.pop(next(iter(waiting))))
-        for group in waiting.values():
-            yield from self._forward(group)
+        if isinstance(images, list | tuple):
+            return [self._segment(image) for image in images]
+        return self._segment(images)
 
-    def _load(self, image: str | np.ndarray) -> dict:
-        if isinstance(image, np.ndarray):
-            return self._from_array({"img": image})
-        return self._from_file({"img_path": str(image)})
-
-    def _forward(self, group: list) -> Iterator[tuple[object, np.ndarray]]:
-        samples = self.model.test_step(pseudo_collate([data for _, data in group]))
-        for (name, _), sample in zip(group, samples, strict=True):
-            yield name, sample.pred_sem_seg.data[0].cpu().numpy().astype(np.uint8)
+    def _segment(self, image: ImageLike) -> Segmentation:
+        if isinstance(image, str | Path):
+            data = self._load({"img_path": str(image)})
+        else:
+            pixels = _bgr(image)
+            shape = pixels.shape[:2]
+            data = {"img": pixels, "img_path": None, "img_shape": shape, "ori_shape": shape}
+        rgb = _rgb(data["img"])
+        (sample,) = self.model.test_step(pseudo_collate([self._prepare(data)]))
+        labels = sample.pred_sem_seg.data[0].cpu().numpy()
+        smallest = np.min_scalar_type(len(self.classes) - 1)
+        return Segmentation(labels.astype(smallest), self.classes, self.palette, rgb)
 
 
-def image_pipeline(pipeline: list[dict], loader: str = "CheckedLoadImage") -> list[dict]:
-    """A test pipeline that starts with `loader` in its loader's place and loads no label map.
+def _bgr(image: Image.Image | np.ndarray) -> np.ndarray:
+    """Return the pixels as mmcv loads them from a file."""
+    if isinstance(image, Image.Image):
+        image = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        raise ValueError(
+            f"image: {image.dtype} of shape {image.shape}; pass RGB values (H, W, 3) of uint8"
+        )
+    return np.ascontiguousarray(image[..., ::-1])
 
-    Raises:
-        ValueError: for one that does not start by loading an image.
-    """
-    first, *rest = pipeline
-    if first["type"] not in _LOADERS:
-        raise ValueError(f"the test pipeline starts with {first['type']!r}, not {_LOADERS}")
-    options = {} if loader == "LoadImageFromNDArray" else first
-    return [{**options, "type": loader}, *_without_labels(rest)]
+
+def _rgb(pixels: np.ndarray) -> np.ndarray:
+    """Return RGB (H, W, 3) of uint8 from what a config's loader returns: BGR, gray or bands."""
+    bands = np.atleast_3d(pixels)
+    bgr = bands[..., :3] if bands.shape[2] >= 3 else bands[..., [0, 0, 0]]
+    return np.ascontiguousarray(bgr[..., ::-1].clip(0, 255).astype(np.uint8))
 
 
 def _without_labels(pipeline: list[dict]) -> list[dict]:
-    """The transforms that load no label map; inside test-time augmentation, too."""
+    """Return the transforms that load no label map, also inside test-time augmentation."""
     kept = [t for t in pipeline if not t["type"].endswith("LoadAnnotations")]
     for i, transform in enumerate(kept):
         if transform["type"] == "TestTimeAug":
             choices = map(_without_labels, transform["transforms"])
             kept[i] = {**transform, "transforms": [choice for choice in choices if choice]}
     return kept
-
-
-def _shape(data: dict) -> tuple[int, ...]:
-    inputs = data["inputs"]
-    return tuple((inputs[0] if isinstance(inputs, list) else inputs).shape)

@@ -23,7 +23,6 @@ from mmseg_ext.checkpoint.logged_values import to_plain
 from mmseg_ext.commands.test import main as test
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.engine.launch import load_settings
-from mmseg_ext.engine.load_trained import load_trained
 from mmseg_ext.errors import CheckpointError
 from tests.engine.runs import log_text, train_here, train_words, write_config
 from tests.engine.states import UNVALIDATED, assert_same
@@ -81,7 +80,7 @@ def ways(config: Path, path: Path, work: Path) -> dict:
         "resume": lambda: train_here(config, work, f"load_from={path}", flags=("--resume",)),
         "init_cfg": lambda: train_here(config, work, *pretrained),
         "test.py": lambda: test([str(config), str(path), "--work-dir", str(work)]),
-        "inference": lambda: load_trained(load_settings(str(config)), path),
+        "inference": lambda: mmseg_ext.get_model(config, weights=path),
         "init_model": lambda: init_model(str(config), str(path), device="cpu"),
         "torch": lambda: torch.load(path, weights_only=False),
     }

@@ -1,0 +1,194 @@
+"""Models by name: the configs of this package, and the weights published with it."""
+
+import copy
+import difflib
+import hashlib
+import sys
+import warnings
+from fnmatch import fnmatch
+from pathlib import Path
+
+import torch
+from mmengine.config import Config
+from mmengine.model.utils import revert_sync_batchnorm
+from mmengine.registry import init_default_scope
+from mmseg.registry import MODELS
+from torch import nn
+
+from mmseg_ext.checkpoint.files import read_checkpoint, unwrap_state_dict
+from mmseg_ext.checkpoint.loading import check_finite
+from mmseg_ext.datasets.metainfo import classes_and_palette
+from mmseg_ext.engine.launch import load_settings
+from mmseg_ext.environment import configs_folder
+from mmseg_ext.errors import CheckpointError
+from mmseg_ext.version import __version__
+
+# SHA-256 of weights/NAME.pth, which is also a file of the project's release.
+PRETRAINED = {
+    "ea_r18_fpn_camvid_6k": "9ffafffa46bef66e4e2f700a038d999add03906d09bf3da7473103586396b96e",
+}
+DEFAULT = "ea_r18_fpn_camvid_6k"  # of image_demo and export
+RELEASE = f"https://github.com/mmseg-ext/mmseg_ext/releases/download/v{__version__}"
+WEIGHTS_PAGE = "https://mmseg-ext.github.io/mmseg_ext/published_weights/"
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Return the names of the configs that match `pattern`, sorted: `list_models("ea_*")`."""
+    names = sorted(path.stem for path in configs_folder().glob("*.py"))
+    return [name for name in names if fnmatch(name, pattern)]
+
+
+def get_model(
+    name: str | Path | Config,
+    pretrained: bool = False,
+    weights: str | Path | None = None,
+    device: str | torch.device = "cpu",
+    **overrides: object,
+) -> nn.Module:
+    """Return a segmentor in evaluation mode.
+
+    The model has mmsegmentation's attributes `cfg` and `dataset_meta` (classes and palette). They
+    are the checkpoint's, or else those of the config's test dataset. Synchronized batch norms
+    become plain ones. Without weights the values are random; `model.init_weights()` applies the
+    config's `init_cfg`, which may download ImageNet weights.
+
+    Args:
+        name: one of `list_models()`, the path of a config, or a config.
+        pretrained: load the weights published with this package, from `weights/` of a clone.
+            Outside a clone they are downloaded to torch's cache.
+        weights: a `.pth` or `.safetensors` file, read without running code from it. Auxiliary
+            heads may be missing in the file or in the model.
+        device: where the model is put.
+        overrides: changes of the config's model, such as `decode_head=dict(num_classes=3)`. Tensors
+            of the file whose shapes then differ are left out, with a warning.
+
+    Raises:
+        ValueError: for an unknown name, for `pretrained` where no weights are published, and for
+            weights that do not fit the model or are not finite.
+        OSError: if a file is missing, or cannot be downloaded.
+    """
+    config = copy.deepcopy(name) if isinstance(name, Config) else load_settings(_config_path(name))
+    if pretrained:
+        if weights is not None:
+            raise ValueError("get_model: pretrained and weights exclude each other; pass one")
+        weights = pretrained_weights(Path(config.filename or "").stem)
+    config.merge_from_dict({"model": overrides})
+    init_default_scope(config.get("default_scope", "mmseg"))
+    with warnings.catch_warnings():  # about a loss, which inference does not compute
+        warnings.filterwarnings("ignore", message="Default ``avg_non_ignore``")
+        model = revert_sync_batchnorm(MODELS.build(config.model))
+    meta = None if weights is None else _load_weights(model, weights, partial=bool(overrides))
+    model.dataset_meta = _dataset_meta(model, meta, config)
+    model.cfg = config
+    model.to(device).eval()
+    return model
+
+
+def _config_path(name: str | Path) -> str:
+    if Path(name).suffix == ".py":
+        return str(name)
+    if str(name) in (names := list_models()):
+        return str(configs_folder() / f"{name}.py")
+    similar = difflib.get_close_matches(str(name), names)
+    hint = f"did you mean {' or '.join(similar)}?" if similar else "see mmseg_ext.list_models()"
+    raise ValueError(f"get_model: there is no model {str(name)!r}; {hint}")
+
+
+def pretrained_weights(name: str) -> Path:
+    """Return the file of the weights published for a config, after downloading it if necessary.
+
+    Raises:
+        ValueError: if no weights are published for `name`.
+        OSError: if they cannot be downloaded.
+    """
+    if name not in PRETRAINED:
+        raise ValueError(
+            f"{name}: this package publishes no weights for it; convert the authors' weights "
+            f"({WEIGHTS_PAGE}) and pass them as weights=FILE"
+        )
+    file = Path(__file__).parents[2] / "weights" / f"{name}.pth"
+    if file.is_file():
+        return file
+    file = Path(torch.hub.get_dir(), "checkpoints", file.name)
+    sha = PRETRAINED[name]
+    # Also downloads again if the cache has the file of another version.
+    if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != sha:
+        url = f"{RELEASE}/{file.name}"
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            print(f"downloading {url} to {file}", file=sys.stderr)
+            torch.hub.download_url_to_file(url, str(file), hash_prefix=sha)
+        except (OSError, RuntimeError) as error:  # RuntimeError: another SHA-256
+            raise OSError(
+                f"{url}: cannot be downloaded ({error}); fetch it elsewhere and save it as {file}"
+            ) from error
+    return file
+
+
+def _load_weights(model: nn.Module, path: str | Path, partial: bool) -> dict | None:
+    """Fill the model from a file, and return the file's `dataset_meta`, None if it has none."""
+    content = read_checkpoint(path)
+    weights = unwrap_state_dict(content, str(path))
+    check_finite(model, weights)
+    expected = model.state_dict()
+    other = [k for k, v in weights.items() if k in expected and v.shape != expected[k].shape]
+    problems = []
+    if partial and other:
+        weights = {key: value for key, value in weights.items() if key not in other}
+        warnings.warn(
+            f"{path}: shapes differ, so these keep their initial values: {', '.join(other)}",
+            stacklevel=3,
+        )
+    else:
+        problems = [
+            f"{key} has shape {tuple(weights[key].shape)}, the model's {tuple(expected[key].shape)}"
+            for key in other
+        ]
+    if not problems:
+        misfits = model.load_state_dict(weights, strict=False)
+        problems += [f"{key} is missing" for key in misfits.missing_keys if key not in other]
+        problems += [f"{key} is not in the model" for key in misfits.unexpected_keys]
+    problems = [problem for problem in problems if not problem.startswith("auxiliary_head")]
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise CheckpointError(
+            f"{path}: does not fit the config: {problems[0]}{more}; use the config it was trained "
+            "with"
+        )
+    meta = content.get("meta") if isinstance(content, dict) else None
+    meta = meta.get("dataset_meta") if isinstance(meta, dict) else None
+    return _checked_meta(meta, path) if meta else None
+
+
+def _checked_meta(meta: object, path: str | Path) -> dict:
+    """Return `classes` and `palette` of a file as plain lists; a file may contain anything."""
+    try:
+        classes = [name for name in meta["classes"] if isinstance(name, str)]
+        if len(classes) < len(meta["classes"]):
+            raise TypeError("a class is not a string")
+        palette = meta.get("palette")
+        if palette is None or len(palette) == 0:
+            return _completed(classes)
+        palette = [[int(value) for value in color] for color in palette]
+        if len(palette) != len(classes) or any(len(color) != 3 for color in palette):
+            raise ValueError(f"{len(classes)} classes need as many RGB colors")
+        bytes(value for color in palette for value in color)  # 0 to 255, or a ValueError
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: its meta['dataset_meta'] is not usable: {error}; write the file again with "
+            "a list of names as 'classes' and a list of RGB lists as 'palette'"
+        ) from error
+    return {"classes": classes, "palette": palette}
+
+
+def _completed(classes: list[str]) -> dict:
+    """Return the classes with mmsegmentation's random palette."""
+    return classes_and_palette({"type": "BaseSegDataset", "metainfo": {"classes": classes}})
+
+
+def _dataset_meta(model: nn.Module, meta: dict | None, config: Config) -> dict:
+    meta = meta or classes_and_palette(config.test_dataloader.dataset)
+    count = getattr(model, "num_classes", len(meta["classes"]))
+    if count != len(meta["classes"]):  # overridden
+        meta = _completed([f"class_{i}" for i in range(count)])
+    return meta

@@ -1,0 +1,167 @@
+"""`get_model` and `list_models`, and the weights that the project publishes."""
+
+import hashlib
+from pathlib import Path
+from unittest.mock import Mock
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from mmengine.config import Config
+from mmseg.apis import MMSegInferencer, init_model
+
+import mmseg_ext
+from mmseg_ext.checkpoint.files import read_checkpoint
+from mmseg_ext.datasets import CamVidDataset
+from mmseg_ext.errors import CheckpointError
+from mmseg_ext.inference import models
+from tests.configs import CONFIGS
+
+CAMVID = CamVidDataset.METAINFO
+SHAPES = str(CONFIGS / "ea_r18_shapes.py")
+
+
+def test_models_have_the_names_of_the_configs():
+    names = mmseg_ext.list_models()
+    assert names == sorted(path.stem for path in CONFIGS.glob("*.py"))
+    assert mmseg_ext.list_models("ea_r18_*") == [n for n in names if n.startswith("ea_r18_")]
+    with pytest.raises(ValueError, match="ea_r18_shapes"):
+        mmseg_ext.get_model("ea_r18_shape")
+
+
+def test_published_weights_fill_the_model():
+    weights = read_checkpoint(models.pretrained_weights(models.DEFAULT))["state_dict"]
+    model = mmseg_ext.get_model(models.DEFAULT, pretrained=True)
+    assert not model.training and {p.dtype for p in model.parameters()} == {torch.float32}
+    values = model.state_dict()
+    assert all(torch.equal(values[key], value.float()) for key, value in weights.items())
+    assert {key.rpartition(".")[2] for key in values.keys() - weights} == {"num_batches_tracked"}
+    assert {key: [*model.dataset_meta[key]] for key in CAMVID} == {
+        k: [*v] for k, v in CAMVID.items()
+    }
+    with pytest.raises(ValueError, match=models.WEIGHTS_PAGE):
+        mmseg_ext.get_model("ea_r18_shapes", pretrained=True)
+
+
+def test_overrides_keep_the_tensors_that_fit():
+    with pytest.warns(UserWarning, match="decode_head.conv_seg.weight"):
+        model = mmseg_ext.get_model(
+            models.DEFAULT, pretrained=True, decode_head=dict(num_classes=3)
+        )
+    full = mmseg_ext.get_model(models.DEFAULT, pretrained=True).state_dict()
+    differing = {k for k, v in model.state_dict().items() if not torch.equal(v, full[k])}
+    assert differing == {"decode_head.conv_seg.weight", "decode_head.conv_seg.bias"}
+    assert tuple(model.dataset_meta["classes"]) == ("class_0", "class_1", "class_2")
+    with torch.enable_grad():
+        model.train()(torch.randn(2, 3, 64, 64)).sum().backward()
+    assert model.decode_head.conv_seg.weight.grad.abs().sum() > 0
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path):
+    model = mmseg_ext.get_model(SHAPES)
+    state, file = model.state_dict(), tmp_path / "weights.pth"
+    without_auxiliary = {k: v for k, v in state.items() if not k.startswith("auxiliary_head")}
+    torch.save({"state_dict": without_auxiliary}, file)
+    loaded = mmseg_ext.get_model(Config.fromfile(SHAPES), weights=file)
+    assert all(torch.equal(loaded.state_dict()[k], v) for k, v in without_auxiliary.items())
+    name = "decode_head.conv_seg.bias"
+    for changed in (
+        {k: v for k, v in state.items() if k != name},
+        {**state, name: torch.zeros(2)},
+        {**state, name + "es": torch.zeros(2)},
+        {**state, name: torch.full_like(state[name], torch.nan)},
+    ):
+        torch.save(changed, file)
+        with pytest.raises(CheckpointError, match=name):
+            mmseg_ext.get_model(SHAPES, weights=file)
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"classes": list("abcdef"), "palette": {"__array_interface__": 1}},
+        {"classes": list("abcdef"), "palette": [[0, 0, 300]] * 6},
+        {"classes": list("abcdef"), "palette": [[0, 0]] * 6},
+        {"classes": list("abcdef"), "palette": [[0, 0, 0]] * 5},
+        {"classes": [1, 2, 3, 4, 5, 6]},
+        {"palette": [[0, 0, 0]] * 6},
+        "abcdef",
+    ],
+)
+def test_unusable_classes_in_a_file_are_refused(meta, tmp_path):
+    state = mmseg_ext.get_model(SHAPES).state_dict()
+    torch.save({"state_dict": state, "meta": {"dataset_meta": meta}}, tmp_path / "weights.pth")
+    with pytest.raises(CheckpointError, match=r"weights\.pth"):
+        mmseg_ext.get_model(SHAPES, weights=tmp_path / "weights.pth")
+
+
+def test_classes_without_colors_get_some(tmp_path):
+    state, meta = mmseg_ext.get_model(SHAPES).state_dict(), {"classes": list("abcdef")}
+    torch.save({"state_dict": state, "meta": {"dataset_meta": meta}}, tmp_path / "weights.pth")
+    found = mmseg_ext.get_model(SHAPES, weights=tmp_path / "weights.pth").dataset_meta
+    assert list(found["classes"]) == meta["classes"] and len(set(map(tuple, found["palette"]))) == 6
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch) -> Path:
+    """The cached file of an installation without a clone; the release is a folder."""
+    published = models.pretrained_weights(models.DEFAULT)
+    monkeypatch.setattr(models, "__file__", str(tmp_path / "site/mmseg_ext/inference/models.py"))
+    monkeypatch.setattr(models, "RELEASE", published.parent.as_uri())
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
+    return tmp_path / "hub/checkpoints" / published.name
+
+
+def test_weights_are_downloaded_once(elsewhere, monkeypatch):
+    assert models.pretrained_weights(models.DEFAULT) == elsewhere
+    assert hashlib.sha256(elsewhere.read_bytes()).hexdigest() == models.PRETRAINED[models.DEFAULT]
+    elsewhere.write_bytes(b"of another version")
+    models.pretrained_weights(models.DEFAULT)
+    assert elsewhere.stat().st_size > 5e6
+    monkeypatch.setattr(models, "RELEASE", "file:///nowhere")
+    assert models.pretrained_weights(models.DEFAULT) == elsewhere
+
+
+@pytest.mark.parametrize("release", ["changed", "offline"])
+def test_a_failed_download_names_the_file_and_its_place(elsewhere, monkeypatch, tmp_path, release):
+    if release == "changed":
+        (tmp_path / elsewhere.name).write_bytes(b"changed")
+        monkeypatch.setattr(models, "RELEASE", tmp_path.as_uri())
+    else:
+        monkeypatch.setattr("torch.hub.urlopen", Mock(side_effect=URLError("no network")))
+    with pytest.raises(OSError) as caught:
+        models.pretrained_weights(models.DEFAULT)
+    line = str(caught.value)
+    assert f"{models.RELEASE}/{elsewhere.name}" in line and str(elsewhere) in line
+    assert "\n" not in line and not elsewhere.exists()
+
+
+def test_the_published_file_and_its_card():
+    file = models.pretrained_weights(models.DEFAULT)
+    assert file.stat().st_size <= 6_000_000
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == models.PRETRAINED[models.DEFAULT]
+    content = read_checkpoint(file)
+    assert {value.dtype for value in content["state_dict"].values()} == {torch.float16}
+    about = content["meta"]
+    assert about["config"] == f"{models.DEFAULT}.py" and "non-commercial" in about["license"]
+    metafile = yaml.safe_load((CONFIGS / "metafiles/ea.yml").read_text())
+    (entry,) = (model for model in metafile["Models"] if model["Name"] == models.DEFAULT)
+    (miou, *_) = about["mIoU"].split()
+    assert entry["Results"][0]["Metrics"]["mIoU"] == float(miou)
+    assert f"| mIoU | {miou} |" in (file.parent / "README.md").read_text(encoding="utf-8")
+
+
+def test_mmsegmentation_shows_the_published_classes():
+    config, file = (
+        str(CONFIGS / f"{models.DEFAULT}.py"),
+        str(models.pretrained_weights(models.DEFAULT)),
+    )
+    image = np.random.RandomState(0).randint(0, 256, (96, 96, 3), dtype=np.uint8)
+    inferencer = MMSegInferencer(config, weights=file, device="cpu")
+    for model in (inferencer.model, init_model(config, file, device="cpu")):
+        assert [*model.dataset_meta["classes"]] == [*CAMVID["classes"]]
+        assert [*map(list, model.dataset_meta["palette"])] == [*map(list, CAMVID["palette"])]
+    shown = inferencer(image, return_vis=True, opacity=1.0, with_labels=False)
+    assert (shown["visualization"] == np.array(CAMVID["palette"])[shown["predictions"]]).all()
