@@ -1,60 +1,53 @@
-"""Files of checkpoints and weights: read as data alone, written whole or not at all.
-
-Reading is by torch's `weights_only`: a file that needs unpickling is refused.
-"""
+"""Files of checkpoints and weights: read without running code, and written atomically."""
 
 import contextlib
 import hashlib
 import io
 import json
+import os
 import pickle
+import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
+from torch.serialization import load
 
 from mmseg_ext.atomic_write import atomic_write
-from mmseg_ext.checkpoint.logged_values import from_plain, safe_globals
+from mmseg_ext.checkpoint.plain_data import STAND_INS, UnknownType, rebuild
 from mmseg_ext.errors import CheckpointError
 
+SUFFIXES = (".pth", ".safetensors")  # of files with weights
 # Where published checkpoints keep the state dict: mmengine, RMT and timm, EANet and EMANet, EMA.
 _WRAPPERS = ("state_dict", "model", "net", "state_dict_ema")
+_TRUST = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"  # torch's own variable
 
 
 def read_checkpoint(
     path: str | Path, map_location: object = "cpu", mmap: bool | None = None
 ) -> object:
-    """Everything in a `.safetensors` or torch file, and no code run for it.
+    """Return the content of a `.safetensors` or torch file without running code from it.
 
-    Tensors, plain containers, mmengine's `HistoryBuffer`s and NumPy's values are read. A
-    `.safetensors` file gives what a torch file of the same weights would: `state_dict`, and `meta`
-    with the `dataset_meta` that published files carry. With `mmap` tensors stay on the disk.
+    A `.safetensors` file returns what a torch file with the same weights would: `state_dict`, and
+    `meta` with the `dataset_meta` of published files. With `mmap` tensors stay on the disk, and the
+    checksums of the file are not compared. `TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1` turns the
+    protection off: torch then unpickles the file.
 
     Raises:
-        FileNotFoundError: where there is no such file.
-        CheckpointError: for a file that only unpickling could read.
-        CheckpointError: for a truncated or damaged file.
+        FileNotFoundError: if there is no such file.
+        CheckpointError: for a file that is damaged, or contains other objects than `rebuild` knows.
     """
     path = Path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such checkpoint file")
-    try:
-        if path.suffix == ".safetensors":
-            return _read_safetensors(path, map_location)
-        if not mmap and zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                if changed := archive.testzip():  # the CRC, which torch does not look at
-                    raise ValueError(f"{changed} is not what was written")
-        with as_data(path):
-            content = torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
-            return from_plain(content)
-    except CheckpointError:
-        raise
-    except Exception as error:  # a damaged file raises of every kind
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise CheckpointError(f"{path}: is truncated or damaged ({reason})") from error
+    if path.suffix == ".safetensors":
+        with _describe_errors(path):
+            return rebuild(_read_safetensors(path, map_location), path.stat().st_size)
+    with path.open("rb") as file:
+        return read_torch_file(file, path, map_location, mmap)
 
 
 def _read_safetensors(path: Path, map_location: object) -> dict[str, dict]:
@@ -70,50 +63,99 @@ def _read_safetensors(path: Path, map_location: object) -> dict[str, dict]:
     return {"state_dict": tensors, "meta": meta}
 
 
-@contextlib.contextmanager
-def as_data(name: str | Path) -> Iterator[None]:
-    """Within the context `torch.load(weights_only=True)` takes what mmengine's Runner saves.
+def read_torch_file(
+    file: BinaryIO, name: str | Path, map_location: object = "cpu", mmap: bool | None = None
+) -> object:
+    """Return the content of an open torch file, called `name` in errors, as `read_checkpoint`."""
+    trusted = os.environ.get(_TRUST, "0").lower() in ("1", "y", "yes", "true")
+    with _describe_errors(name):
+        size = _check_format(file, mmap)
+        source = name if mmap else file  # torch maps paths only
+        with _allow_stand_ins():
+            content = load(source, map_location, weights_only=not trusted, mmap=mmap)
+        return rebuild(content, size, trusted)
+
+
+def _check_format(file: BinaryIO, mmap: bool | None) -> int:
+    """Return how many bytes describe the content besides the data of tensors.
 
     Raises:
-        CheckpointError: for a file, called `name` in the message, that holds other objects.
+        ValueError: for a format that torch reads by other means than the weights-only unpickler, a
+            wrong checksum, which torch ignores, and compressed entries, which torch never writes.
     """
-    try:
-        with _allowed(safe_globals()):
-            yield
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{name}: holds objects other than tensors and plain containers; loading them "
-            "could run code, so it is refused. If you trust its source, rewrite its weights once: "
-            f"content = torch.load({str(name)!r}, weights_only=False), then "
-            "torch.save({'state_dict': content['state_dict']}, 'NEW.pth')"
-        ) from error
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    begin = file.read(4)
+    if begin == b"PK\x03\x04":  # torch recognizes its format since 1.6 by these bytes
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+            # Before torch 2.6, `torch.load(weights_only=True)` runs TorchScript's loader on these.
+            if any(entry.filename.endswith("constants.pkl") for entry in entries):
+                raise ValueError("it is a TorchScript archive")
+            if sum(entry.file_size for entry in entries) > size:
+                raise ValueError("its entries are compressed")
+            if not mmap and (changed := archive.testzip()):
+                raise ValueError(f"the checksum of {changed} is wrong")
+            size = sum(e.file_size for e in entries if e.filename.endswith("data.pkl"))
+    elif begin[:1] != b"\x80":  # of a pickle
+        raise ValueError("it is not a torch file")
+    elif torch.__version__ < (2, 6):  # CVE-2025-32434
+        raise ValueError(
+            f"torch {torch.__version__} can run code from files in the format of torch before 1.6; "
+            "open it with torch 2.6 or newer, and save it again with torch.save"
+        )
+    file.seek(0)
+    return size
 
 
 @contextlib.contextmanager
-def _allowed(known: list) -> Iterator[None]:
-    """`torch.serialization.safe_globals`, which torch 2.4 lacks."""
-    before = torch.serialization.get_safe_globals()
-    torch.serialization.add_safe_globals(known)
+def _describe_errors(name: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except (pickle.UnpicklingError, UnknownType) as error:
+        found = re.search(r"GLOBAL ([\w.]+)|of type ([\w.]+)", str(error))  # in torch's long text
+        what = f" such as {found[1] or found[2]}" if found else ""
+        raise CheckpointError(
+            f"{name}: contains objects other than tensors and plain data{what}, and loading them "
+            f"could run code; if you trust its source, set {_TRUST}=1 for one run"
+        ) from error
+    except Exception as error:  # damaged files raise errors of every type
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CheckpointError(f"{name}: is not an intact checkpoint ({reason})") from error
+
+
+@contextlib.contextmanager
+def _allow_stand_ins() -> Iterator[None]:
+    """Let `torch.load` read what mmengine's Runner saves, and nothing else that others allowed.
+
+    torch before 2.4 has no such list and reads only plain checkpoints, as `DurableRunner`'s.
+    """
+    serialization = torch.serialization
+    if not hasattr(serialization, "add_safe_globals"):
+        yield
+        return
+    before = serialization.get_safe_globals()
+    serialization.clear_safe_globals()
+    serialization.add_safe_globals(STAND_INS)
     try:
         yield
     finally:
-        torch.serialization.clear_safe_globals()
-        torch.serialization.add_safe_globals(before)
+        serialization.clear_safe_globals()
+        serialization.add_safe_globals(before)
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:
-    """The name -> tensor mapping in a `.safetensors` or torch file, on the CPU.
+    """Return the name -> tensor mapping in a `.safetensors` or torch file, on the CPU.
 
     Raises:
-        FileNotFoundError: where there is no such file.
-        CheckpointError, CheckpointError: as `read_checkpoint` does.
-        ValueError: for a file that holds no state dict.
+        FileNotFoundError, CheckpointError: as `read_checkpoint`.
+        ValueError: for a file without a state dict.
     """
     return unwrap_state_dict(read_checkpoint(path), str(path))
 
 
 def unwrap_state_dict(content: object, source: str) -> dict[str, Tensor]:
-    """The state dict inside `content`, which is one, or wraps one under a usual key."""
+    """Return the state dict that `content` is, or contains under a usual key."""
     if isinstance(content, dict):
         for key in _WRAPPERS:
             if isinstance(content.get(key), dict):
@@ -122,37 +164,30 @@ def unwrap_state_dict(content: object, source: str) -> dict[str, Tensor]:
         if content and all(isinstance(v, Tensor) for v in content.values()):
             weights = {str(k).removeprefix("module."): v for k, v in content.items()}
             if len(weights) < len(content):
-                raise ValueError(f"{source}: two names differ by the prefix 'module.' alone")
+                raise ValueError(f"{source}: two names differ only by the prefix 'module.'")
             return weights
-    raise ValueError(f"{source}: holds no state dict (a mapping from names to tensors)")
-
-
-SUFFIXES = (".pth", ".safetensors")  # of files of weights
+    raise ValueError(f"{source}: contains no state dict (a mapping from names to tensors)")
 
 
 def write_checkpoint(content: dict, path: str | Path) -> None:
-    """Write `content` with `torch.save`; an older `path` stays until the new one is whole.
+    """Write `content` with `torch.save`; an older file stays until the new one is complete.
 
     Raises:
-        NotWritten: for a full disk, a folder that cannot be written, ...
+        NotWritten: for a full disk, a read-only folder, ...
     """
     with atomic_write(path) as part:
         part.write_bytes(_saved(content))
 
 
 def _saved(content: dict) -> memoryview:
-    """The bytes of a torch file; written as a file, torch would hide why writing failed."""
+    """Return the bytes of a torch file. `torch.save` to a path hides why writing failed."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
     return buffer.getbuffer()
 
 
 def check_suffix(path: str | Path) -> None:
-    """That weights can be written as `path`.
-
-    Raises:
-        ValueError: for another suffix than `.pth` or `.safetensors`.
-    """
+    """Raise ValueError unless the name of `path` ends in `.pth` or `.safetensors`."""
     if Path(path).suffix not in SUFFIXES:
         raise ValueError(f"{path}: the file's name must end in {' or '.join(SUFFIXES)}")
 
@@ -164,14 +199,19 @@ def write_weights(
     hash_in_name: bool = False,
     about: dict[str, str] | None = None,
 ) -> Path:
-    """Write weights alone, with the classes and the palette, as the suffix says; the path.
+    """Write only weights, with the classes and the palette, and return the path.
 
-    A `.safetensors` has them, and what is told `about` the weights, as its metadata. Each tensor is
-    written by itself, also where several share storage. With `hash_in_name` eight digits of the
-    file's SHA-256 join its name.
+    A `.pth` has them under `state_dict` and `meta`, which mmengine and mmsegmentation read with
+    `weights_only=True`; a `.safetensors` has the rest as its metadata. Tensors that share storage
+    are written separately.
+
+    Args:
+        dataset_meta: the dataset's classes and palette, as lists.
+        hash_in_name: append eight digits of the file's SHA-256 to its name.
+        about: what else `meta` says about the weights.
 
     Raises:
-        NotWritten: as `write_checkpoint`.
+        NotWritten: for a full disk, a read-only folder, ...
         ValueError: for another suffix than `.pth` or `.safetensors`.
     """
     path = Path(path)

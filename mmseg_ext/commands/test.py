@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from mmseg_ext.commands._launch import exit_on_run_error
     from mmseg_ext.engine.build_errors import explained
 
-    with exit_on_run_error(), SafeLoading(), require_coverage(whole=True):
+    with exit_on_run_error(), SafeLoading(), require_coverage(entire_model=True):
         runner = runner_of(args)
         with explained(runner.cfg):
             runner.test()

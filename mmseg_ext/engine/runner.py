@@ -36,7 +36,7 @@ from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.checkpoint.loading import SafeLoading, require_coverage, unwrap_model
-from mmseg_ext.checkpoint.logged_values import to_plain
+from mmseg_ext.checkpoint.plain_data import to_plain
 from mmseg_ext.checkpoint.resuming import newest_complete, require_resumable
 from mmseg_ext.engine.checkpoint_hook import checkpoint_folder
 from mmseg_ext.engine.distributed import cut_like, whole, whole_optimizer_states
@@ -214,7 +214,7 @@ class DurableRunner(Runner):
 
     def test(self) -> dict[str, float]:
         try:
-            with self._safe_loading(), require_coverage(whole=True):
+            with self._safe_loading(), require_coverage(entire_model=True):
                 return super().test()
         finally:
             self._release_workers()
@@ -298,7 +298,7 @@ class DurableRunner(Runner):
     def resume(self, filename: str, *args, **kwargs) -> None:
         self._resuming = True
         configured = self._optimizer_settings()
-        with require_coverage(whole=True):
+        with require_coverage(entire_model=True):
             super().resume(filename, *args, **kwargs)
         self._resuming = False
         for name, kept in self._optimizer_settings().items():

@@ -96,7 +96,7 @@ def test_converted_weights_of_a_published_classifier_are_the_models(tmp_path):
     torch.save(convert_official("rmt", fixture.state_dict, classifier=True), path)
     config = load(CONFIGS / "classification/rmt_small_imagenet_300e.py")
     classifier = build(config.model.to_dict()).eval()
-    with safe_loading(), require_coverage(whole=True):
+    with safe_loading(), require_coverage(entire_model=True):
         load_checkpoint(classifier, str(path), map_location="cpu")
     with torch.no_grad():
         logits = classifier(fixture.inputs["img"], mode="tensor")

@@ -1,0 +1,217 @@
+"""The content of checkpoints as plain data: `to_plain` before saving, `rebuild` after reading.
+
+torch's weights-only unpickler lets a file set attributes of the `OrderedDict`s, `Counter`s and
+tensors in it. NumPy and others trust such attributes: `__array_interface__` is a memory address. So
+`rebuild` copies what was read into objects of known types, and nothing is used before that.
+
+Classes of NumPy and mmengine take no part in unpickling either: `STAND_INS` only record how a file
+wants them built, and `rebuild` builds them from checked values.
+"""
+
+import math
+import re
+from collections import Counter, OrderedDict
+from pathlib import Path
+
+import numpy as np
+import torch
+from mmengine.logging import HistoryBuffer
+from torch import Tensor, nn
+
+_MARK = "__plain__"
+_LEAVES = {str, int, float, bool, complex, bytes, bytearray, type(None)}
+_LEAVES |= {torch.dtype, torch.device, torch.layout}
+_NUMBERS = re.compile("b1|[iu][1248]|f[248]|c8|c16")  # of NumPy's data types
+_SLACK = 20_000  # values beyond one per byte, for small tuples that are shared
+
+
+class _StandIn:
+    """An object or a call that a file asks for, recorded and not executed."""
+
+    def __new__(cls, *arguments: object):
+        self = super().__new__(cls)
+        self.arguments, self.state = arguments, None
+        return self
+
+    def __setstate__(self, state: object) -> None:
+        self.state = state
+
+
+def _stand_in(path: str) -> type[_StandIn]:
+    """Return a stand-in that `torch.serialization.add_safe_globals` registers as `path`."""
+    module, _, name = path.rpartition(".")
+    return type(name, (_StandIn,), {"__module__": module, "__qualname__": name})
+
+
+_HISTORY = _stand_in("mmengine.logging.history_buffer.HistoryBuffer")
+_NAMESPACE = _stand_in("argparse.Namespace")  # the arguments of a published training script
+_BYTES = _stand_in("builtins.bytes")  # called without arguments for the data of an empty array
+_DTYPE = _stand_in("numpy.dtype")
+_CORES = ("numpy.core.multiarray", "numpy._core.multiarray")  # NumPy 1 and 2
+_ARRAYS = [_stand_in(f"{core}._reconstruct") for core in _CORES]
+_SCALARS = [_stand_in(f"{core}.scalar") for core in _CORES]
+# A `HistoryBuffer` refers to its methods by `getattr`; they are not needed.
+_UNUSED = [_stand_in("builtins.getattr"), _stand_in("numpy.ndarray")]
+
+STAND_INS = [_HISTORY, _NAMESPACE, _BYTES, _DTYPE, *_ARRAYS, *_SCALARS, *_UNUSED]
+
+
+class UnknownType(TypeError):
+    """A value in a checkpoint that is neither a tensor nor plain data."""
+
+
+def rebuild(content: object, size: int, trusted: bool = False) -> object:
+    """Return a copy of `content`, as read from a file, that consists of known types only.
+
+    These are numbers, strings, dense tensors, containers, NumPy's numeric arrays and mmengine's
+    `HistoryBuffer`s; an `argparse.Namespace` becomes a dict. Tensors share their storage with
+    `content`. The data that `to_plain` marked gets its type back.
+
+    Args:
+        size: bytes that describe the values in the file. A value takes at least one byte. Lists
+            that contain each other many times over describe more values than that.
+        trusted: keep values of other types instead of raising.
+
+    Raises:
+        UnknownType: for a value of another type.
+        ValueError: for values that do not fit together, or take far more memory than the file.
+    """
+    return _Rebuilding(size, trusted).value(content)
+
+
+class _Rebuilding:
+    def __init__(self, size: int, trusted: bool):
+        self.trusted = trusted
+        self.values_left = math.inf if trusted else size + _SLACK
+        self.addresses: set[int] = set()  # of storages
+        self.bytes_left = math.inf if trusted else 2**30
+
+    def value(self, value: object) -> object:
+        self.values_left -= 1
+        if self.values_left < 0:
+            raise ValueError("nested values that are shared too often")
+        kind = type(value)
+        if kind in _LEAVES:
+            return value
+        if kind in (Tensor, nn.Parameter):
+            return self.tensor(value)
+        if kind in (dict, OrderedDict, Counter):
+            return self.mapping(value)
+        if kind in (list, tuple, set, torch.Size):
+            return kind([self.value(item) for item in value])
+        if kind is _BYTES and not value.arguments:
+            return b""
+        if kind is _NAMESPACE:
+            return self.value(value.state)
+        if kind in _ARRAYS:
+            return self.array(value)
+        if kind in _SCALARS:
+            dtype, data = value.arguments
+            return self.numbers((), dtype, data)[()]
+        if kind is _HISTORY:
+            state = value.state
+            parts = (self.value(state[f"_{name}_history"]) for name in ("log", "count"))
+            return _history(*parts, state["max_length"])
+        if self.trusted:
+            return value
+        raise UnknownType(f"an object of type {kind.__name__}")
+
+    def tensor(self, value: Tensor) -> Tensor:
+        # An attribute of the tensor can hide its methods, but not those of the class.
+        value = Tensor.detach(value)  # a new object, without attributes
+        if value.layout != torch.strided or value.is_meta or value.is_quantized:
+            raise ValueError("a tensor that is sparse, quantized or without data")
+        storage = value.untyped_storage()
+        if storage.data_ptr() not in self.addresses:
+            self.addresses.add(storage.data_ptr())
+            self.bytes_left += 8 * storage.nbytes()
+        # Tensors can repeat their elements (stride 0) and share storage; copies of them cannot.
+        self.bytes_left -= value.numel() * value.element_size()
+        if self.bytes_left < 0:
+            raise ValueError("tensors that repeat their elements too often")
+        # A byte other than 0 and 1 makes NumPy and torch count and index wrongly.
+        return value.view(torch.uint8).ne(0) if value.dtype == torch.bool else value
+
+    def mapping(self, value: dict) -> object:
+        # `dict.items`, since an `OrderedDict` from a file can have an attribute `items`.
+        items = {self.value(key): self.value(item) for key, item in dict.items(value)}
+        if items.get(_MARK) == "ndarray":
+            return items["data"].cpu().numpy()
+        if items.get(_MARK) == "history":
+            parts = (items[name].cpu().numpy() for name in ("values", "counts"))
+            return _history(*parts, items["max_length"])
+        if type(value) is dict:
+            return items
+        copy = type(value)(items)
+        metadata = vars(value).get("_metadata")  # of a state dict: the modules' versions
+        if type(metadata) in (dict, OrderedDict):
+            copy._metadata = self.value(metadata)
+        return copy
+
+    def array(self, value: _StandIn) -> np.ndarray:
+        _, shape, dtype, fortran, data = value.state
+        shape = self.value(shape)
+        if type(shape) is not tuple or any(type(n) is not int for n in shape):
+            raise ValueError("an array without a shape")
+        return self.numbers(shape, dtype, data, "F" if fortran is True else "C")
+
+    def numbers(
+        self, shape: tuple[int, ...], dtype: object, data: object, order: str = "C"
+    ) -> np.ndarray:
+        """Return a new array; the stand-ins guarantee nothing about `dtype` and `data`."""
+        data = self.value(data)
+        if type(dtype) is not _DTYPE or type(data) is not bytes:
+            raise UnknownType("an array of other values than numbers")
+        code = dtype.arguments[0] if dtype.arguments else None
+        if type(code) is not str or not _NUMBERS.fullmatch(code):
+            raise UnknownType("an array of other values than numbers")
+        swapped = type(dtype.state) is tuple and dtype.state[1:2] == (">",)
+        array = np.ndarray(shape, np.dtype((">" if swapped else "<") + code), data, order=order)
+        return array.view(np.uint8) != 0 if code == "b1" else array.astype(code, order=order)
+
+
+def _history(values: object, counts: object, max_length: object) -> HistoryBuffer:
+    parts = [np.array(part) if type(part) is list else part for part in (values, counts)]
+    for part in parts:
+        if type(part) is not np.ndarray or part.dtype.kind not in "iuf" or part.ndim != 1:
+            raise ValueError("a history of other values than numbers")
+    if type(max_length) is not int or max_length < 1:
+        raise ValueError(f"a history of length {max_length!r}")
+    return HistoryBuffer(*parts, max_length)
+
+
+def to_plain(value: object, where: str = "", dropped: list[str] | None = None) -> object:
+    """Return `value` with tensors on the CPU and everything else as plain containers.
+
+    An object without a plain form becomes None; its name and type are added to `dropped`.
+    """
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        return {_MARK: "ndarray", "data": torch.from_numpy(np.ascontiguousarray(value))}
+    if isinstance(value, dict):
+        plain = OrderedDict() if isinstance(value, OrderedDict) else {}
+        for key, item in value.items():
+            plain[to_plain(key, where, dropped)] = to_plain(item, f"{where}.{key}", dropped)
+        if hasattr(value, "_metadata"):  # of a state dict: the modules' versions
+            plain._metadata = to_plain(value._metadata, where, dropped)
+        return plain
+    if isinstance(value, (list, tuple)):
+        items = [to_plain(item, f"{where}[{i}]", dropped) for i, item in enumerate(value)]
+        return tuple(items) if isinstance(value, tuple) else items
+    if isinstance(value, HistoryBuffer):
+        values, counts = (torch.from_numpy(np.array(part)) for part in value.data)
+        length = value.max_length
+        return {_MARK: "history", "values": values, "counts": counts, "max_length": length}
+    for kind in (bool, int, float, str):  # and their subclasses: IntEnum, ...
+        if isinstance(value, kind):
+            return kind(value)
+    if value is None or isinstance(value, (complex, bytes, torch.dtype)):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if dropped is not None:
+        dropped.append(f"{where.lstrip('.')} ({type(value).__name__})")
+    return None
