@@ -1,7 +1,8 @@
-"""Files that are written whole or not at all: under another name, synced to the disk, renamed."""
+"""Write files completely or not at all: under a temporary name, synced to the disk, then renamed."""
 
 import contextlib
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,22 +17,24 @@ _PART = ".part"
 
 @contextlib.contextmanager
 def atomic_write(path: str | Path) -> Iterator[Path]:
-    """Give a name beside `path` to write to, and rename it to `path` at the end of the block.
+    """Yield a new, empty file in the folder of `path`, and rename it to `path` after the block.
 
-    A missing folder is made. If the block raises or the process is killed, `path` stays as it was;
-    the next writer of `path` overwrites what is left. A file has one writer at a time.
+    A missing folder is created. If the block raises or the process is killed, `path` is unchanged.
+    After a kill the temporary file stays; `remove_parts` removes it.
 
     Raises:
-        NotWritten: for a full disk, a folder that cannot be written, ...
+        NotWritten: for a full disk, a read-only folder, ...
     """
     path = Path(path)
-    part = path.with_name(f".{path.name}{_PART}{path.suffix}")
+    # In a folder of somebody else, a name that can be guessed could be a link to another file.
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_PART}{path.suffix}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         yield part
         _sync(part)
         os.replace(part, path)
-        if os.name != "nt":  # Windows has no handle of a folder
+        if os.name != "nt":  # Windows cannot open a folder
             _sync(path.parent)
     except BaseException as error:
         with contextlib.suppress(OSError):
@@ -42,7 +45,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
 
 
 def _sync(path: Path) -> None:
-    # Windows syncs only what may be written; a folder may only be read.
+    # Windows syncs only files that are open for writing; a folder can only be read.
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(descriptor)
@@ -51,18 +54,18 @@ def _sync(path: Path) -> None:
 
 
 def write_text(text: str, path: str | Path) -> None:
-    """A small text file, whole."""
+    """Write a small text file atomically."""
     with atomic_write(path) as part:
         part.write_text(text, encoding="utf-8")
 
 
 def save_figure(figure: "Figure", path: str | Path, dpi: int) -> None:
-    """A picture of matplotlib's, whole."""
+    """Write a matplotlib figure atomically."""
     with atomic_write(path) as part:
         figure.savefig(part, dpi=dpi)
 
 
 def remove_parts(folder: str | Path) -> None:
-    """Remove what writers that were killed left in `folder`."""
+    """Remove the temporary files in `folder` that killed writers left."""
     for part in Path(folder).glob(f".*{_PART}*"):
         part.unlink(missing_ok=True)
