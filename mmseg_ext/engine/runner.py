@@ -34,7 +34,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 
-from mmseg_ext.atomic_write import atomic_write
+from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.checkpoint.loading import SafeLoading, require_coverage, unwrap_model
 from mmseg_ext.checkpoint.plain_data import to_plain
 from mmseg_ext.checkpoint.resuming import newest_complete, require_resumable
@@ -138,8 +138,11 @@ def _sole_training(work_dir: str) -> Iterator[None]:
     """
     owner = Path(work_dir, ".training")
     owner.parent.mkdir(parents=True, exist_ok=True)
+    lock = Path(f"{owner}.lock")
+    if lock.is_symlink():  # a copied folder can contain a link to any file, which locking empties
+        lock.unlink()
     try:
-        held = FileLock(f"{owner}.lock").acquire(timeout=2 * MP_STATUS_CHECK_INTERVAL)
+        held = FileLock(lock).acquire(timeout=2 * MP_STATUS_CHECK_INTERVAL)
     except Timeout as error:
         raise LaunchError(
             f"work dir {str(work_dir)!r}: another training is running in it "
@@ -147,7 +150,7 @@ def _sole_training(work_dir: str) -> Iterator[None]:
             "it to end, or name another with --work-dir"
         ) from error
     with held:
-        owner.write_text(f"process {os.getpid()} on {platform.node()}\n")
+        write_text(f"process {os.getpid()} on {platform.node()}\n", owner)
         yield
 
 

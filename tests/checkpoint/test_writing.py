@@ -3,6 +3,7 @@
 import os
 import re
 import resource
+import secrets
 import signal
 import time
 from pathlib import Path
@@ -10,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmseg_ext.atomic_write import remove_parts, write_text
+from mmseg_ext.atomic_write import atomic_write, remove_parts, write_text
 from mmseg_ext.checkpoint.files import read_checkpoint, write_checkpoint
 from mmseg_ext.checkpoint.resuming import newest_complete
-from mmseg_ext.errors import CheckpointError
+from mmseg_ext.errors import CheckpointError, NotWritten
 from tests.engine.runs import log_text, train_here, write_config
 from tests.engine.states import UNVALIDATED, assert_same
 
@@ -72,6 +73,29 @@ def test_killed_while_saving_many_times_there_is_always_a_whole_one(tmp_path):
         assert_same(found, content(step))
     assert step > 10
     assert cut > 0  # some were killed in the middle of a file
+
+
+def test_writing_follows_no_links(tmp_path, monkeypatch):
+    victim, folder = tmp_path / "victim", tmp_path / "foreign"
+    victim.write_text("precious")
+    folder.mkdir()
+    path = folder / "report.html"
+    path.symlink_to(victim)
+    with atomic_write(path) as first, atomic_write(folder / "report.html") as second:
+        assert first != second and first.read_bytes() == b""
+        first.write_text("1"), second.write_text("2")
+    assert not path.is_symlink() and path.read_text() == "1"
+    assert victim.read_text() == "precious" and len(list(folder.iterdir())) == 1
+    os.umask(umask := os.umask(0))
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask
+    monkeypatch.setattr(secrets, "token_hex", lambda count: "0" * 2 * count)
+    with atomic_write(path) as guessed:
+        guessed.unlink()
+        guessed.symlink_to(victim)
+        with pytest.raises(NotWritten, match=f"^{path}: "):
+            write_text("3", path)
+        guessed.touch()
+    assert victim.read_text() == "precious"
 
 
 @pytest.mark.parametrize("damage", ["half", "flipped", "gone"])
