@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from mmseg_ext.atomic_write import save_figure
 from mmseg_ext.datasets.shapes import METAINFO, render
 from mmseg_ext.layers import ExternalAttention2d, LambdaLayer, ManhattanAttention, ReAttention
-from mmseg_ext.reports.pictures import colourise
+from mmseg_ext.reports.pictures import colorize
 
 CHANNELS = 64
 SIZE, CROP = 32, 16  # height and width of the maps, a quarter of the scene's: whole, in training
@@ -111,7 +111,7 @@ def draw(model: FourHeads, path: Path) -> None:
     with torch.no_grad():
         logits = sum(y.softmax(1) for y in model(x))
     classes = F.interpolate(logits, scale_factor=4, mode="bilinear")[0].argmax(0).numpy()
-    panels = [scene, colourise(classes, METAINFO["palette"])]
+    panels = [scene, colorize(classes, METAINFO["palette"])]
     panels += model.attended(x, tuple(p // 4 for p in MARKED))
     figure = Figure(figsize=(7.5, 6.7), layout="constrained", facecolor="white")
     axes = figure.subplots(2, 3).flat

@@ -1,4 +1,4 @@
-"""Write files completely or not at all: under a temporary name, synced to the disk, then renamed."""
+"""Write files completely or not at all: to a temporary name, synced to the disk, then renamed."""
 
 import contextlib
 import os

@@ -109,7 +109,7 @@ def train_and_test(config: str, work_dir: Path, options: dict | None = None) -> 
         parameters=sum(p.numel() for p in runner.model.parameters()),
         iterations=runner.max_iters,
         seconds=seconds,
-        curves=read_scalars(Path(runner.log_dir) / "vis_data" / "scalars.json"),
+        curves=read_scalars(Path(runner.log_dir, "vis_data/scalars.json").read_text())[0],
         log=Path(runner.log_dir) / f"{runner.timestamp}.log",
         checkpoint=checkpoint,
     )

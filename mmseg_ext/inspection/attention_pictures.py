@@ -25,7 +25,7 @@ from mmseg_ext.layers.manhattan_attention import ManhattanAttention
 from mmseg_ext.layers.re_attention import ReAttention
 from mmseg_ext.layers.self_attention import SelfAttention
 from mmseg_ext.layers.token_external_attention import MultiHeadExternalAttention
-from mmseg_ext.reports.pictures import colourise
+from mmseg_ext.reports.pictures import colorize
 
 _SLOTS = (ExternalAttention2d, JSegEAHead, MultiHeadExternalAttention)
 _ON_MAPS = (ManhattanAttention, LambdaLayer)
@@ -199,7 +199,7 @@ def draw_layer(layer: nn.Module, x: Tensor, scene: Scene, title: str, path: Path
         titles = ["mean of the heads", *(f"head {i}" for i in range(len(maps) - 1))]
         marked = scene.pixel
     pictures = {"image": scene.image}
-    pictures["prediction"] = colourise(scene.labels.cpu().numpy(), scene.palette)
+    pictures["prediction"] = colorize(scene.labels.cpu().numpy(), scene.palette)
     overlays = [overlay(scene.image, heat) for heat in maps]
     _save(pictures | dict(zip(titles, overlays, strict=True)), title, marked, maps, path)
     return said

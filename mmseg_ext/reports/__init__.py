@@ -1,4 +1,4 @@
-"""The page of a run: what validation and testing write for it, and the page itself."""
+"""The HTML report of a run, and the hook that writes what it shows."""
 
 from mmseg_ext.reports.results_hook import RunResultsHook
 

@@ -1,17 +1,16 @@
-"""Loss and mIoU over the iterations, from the `scalars.json` of the local visualisation backend."""
+"""Loss and mIoU over the iterations, from the `scalars.json` of mmengine's local backend."""
 
 import io
 import json
-from collections.abc import Callable
-from pathlib import Path
+import math
 from typing import NamedTuple
 
 import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-COLOURS = ("#3f7ee8", "#e0602b", "#2a9d6f", "#9166dc", "#b8860b", "#c2417f")
-# In the page these two become the reader's colours, light or dark.
+COLORS = ("#3f7ee8", "#e0602b", "#2a9d6f", "#9166dc", "#b8860b", "#c2417f")
+# The page replaces these two colors by those of the reader's light or dark setting.
 _TEXT, _GRID = "#5b6270", "#e1e4eb"
 
 
@@ -20,22 +19,20 @@ class Curve(NamedTuple):
     values: list[float]
 
 
-def read_scalars(path: Path, warn: Callable[[str], None] | None = None) -> dict[str, Curve]:
-    """Every scalar of a `scalars.json` (one JSON object a line), by name.
+def read_scalars(text: str) -> tuple[dict[str, Curve], int]:
+    """Return every scalar of a `scalars.json` by name, and the number of damaged lines.
 
-    Lines that a killed run has cut are left out; `warn` is called with how many.
-
-    Raises:
-        ValueError: if the file holds no line with a `step`.
+    A line is a JSON object with a `step`; a killed run leaves an incomplete one. A value that is
+    not finite, or too large to draw, is NaN.
     """
     curves: dict[str, Curve] = {}
     damaged = 0
-    if not path.is_file():  # a pipe would be waited for
-        raise ValueError(f"{path}: there is no such file")
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in text.splitlines():
         try:
             record = json.loads(line)
             step = int(record["step"])
+            if abs(step) > 2**53:
+                raise OverflowError
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             damaged += 1
             continue
@@ -43,18 +40,15 @@ def read_scalars(path: Path, warn: Callable[[str], None] | None = None) -> dict[
             if name != "step" and isinstance(value, (int, float)):
                 curve = curves.setdefault(name, Curve([], []))
                 curve.steps.append(step)
-                curve.values.append(value)
-    if not curves:
-        raise ValueError(f"{path} holds no scalars")
-    if damaged and warn is not None:
-        warn(f"{path}: {damaged} damaged lines are left out")
-    return curves
+                curve.values.append(float(value) if abs(value) < 1e30 else math.nan)
+    return curves, damaged
 
 
 def prediction_loss(curves: dict[str, Curve]) -> Curve:
-    """The decode head's cross-entropy, the same quantity in every head; else the whole loss.
+    """Return the decode head's cross-entropy, which every head has; else the sum of all losses.
 
-    Of a head with several (DANet's), that of its prediction. Empty where nothing is logged.
+    For a head with several losses (DANet's), it is the loss of the prediction. The curve is empty
+    if nothing is logged.
     """
     for name, curve in curves.items():  # a head logs the loss of its prediction first
         if name.startswith("decode.") and name.endswith("loss_ce"):
@@ -62,14 +56,20 @@ def prediction_loss(curves: dict[str, Curve]) -> Curve:
     return curves.get("loss", Curve([], []))
 
 
+def _drawn(curve: Curve) -> Curve:
+    """Return at most 2,000 points of the curve, the last one included."""
+    every = -(-len(curve.steps) // 2000) or 1
+    return Curve(curve.steps[::-every][::-1], curve.values[::-every][::-1])
+
+
 def curves_figure(runs: dict[str, dict[str, Curve]]) -> Figure:
-    """Training loss above validation mIoU in percent, on one axis of iterations."""
+    """Draw the training loss above the validation mIoU in percent, over the same iterations."""
     figure = Figure(figsize=(4.9, 4.7), layout="constrained")
     loss, miou = figure.subplots(2, 1, sharex=True)
     for i, (name, curves) in enumerate(runs.items()):
-        style = {"color": COLOURS[i % len(COLOURS)], "linewidth": 1.6}
-        loss.plot(*prediction_loss(curves), **style)
-        steps, values = curves.get("mIoU", Curve([], []))
+        style = {"color": COLORS[i % len(COLORS)], "linewidth": 1.6}
+        loss.plot(*_drawn(prediction_loss(curves)), **style)
+        steps, values = _drawn(curves.get("mIoU", Curve([], [])))
         label = f"{name} {values[-1]:.1f}" if values else name
         miou.plot(steps, values, marker="o", markersize=4, label=label, **style)
     loss.set_title("Training loss (cross-entropy)", fontsize=10, color=_TEXT)
@@ -90,7 +90,7 @@ def curves_figure(runs: dict[str, dict[str, Curve]]) -> Figure:
 
 
 def curves_svg(runs: dict[str, dict[str, Curve]]) -> str:
-    """The figure as SVG for a page that defines the colours `--soft` and `--line`."""
+    """Return the figure as SVG for a page that defines the colors `--soft` and `--line`."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "curves"}):
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))

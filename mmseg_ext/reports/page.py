@@ -1,10 +1,9 @@
-"""The report of one or several runs as one HTML page that needs nothing else.
+"""The report of one or several runs as one self-contained HTML page.
 
-No script, no font, no request: pictures are data URIs, curves are SVG, and the page's own policy
-forbids the rest. Colours follow the reader's light or dark setting.
+Pictures are data URIs, curves are SVG, and the page's own policy forbids scripts and requests.
+Colors follow the reader's light or dark setting.
 """
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,18 +13,18 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from mmseg_ext.atomic_write import write_text
-from mmseg_ext.reports.curves import COLOURS, curves_svg
+from mmseg_ext.reports.curves import COLORS, curves_svg
 from mmseg_ext.reports.run_data import Results, Run, read_run
 
-_MATRIX_CLASSES = 30  # a table of more is too wide to read
-_PAIRS = 10
+_MATRIX_CLASSES = 30  # a wider table cannot be read
+_PAIRS = 10  # of classes that are confused most
 
 
 def write_report(work_dirs: Sequence[Path], path: Path) -> list[Run]:
-    """Write the page for the runs in `work_dirs` and return them.
+    """Write the page of the runs in `work_dirs`, and return the runs.
 
     Raises:
-        ValueError: as `read_run` does.
+        ValueError: as `read_run`.
     """
     runs = [read_run(Path(work_dir)) for work_dir in work_dirs]
     names = [run.name for run in runs]
@@ -38,7 +37,7 @@ def write_report(work_dirs: Sequence[Path], path: Path) -> list[Run]:
 
 
 def page(runs: Sequence[Run]) -> str:
-    """The whole page for runs, which are named uniquely."""
+    """Return the HTML of runs with unique names."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -50,45 +49,44 @@ def page(runs: Sequence[Run]) -> str:
     comparable = len({tuple(run.results.classes) for run in tested}) == 1
     return environment.get_template("report.html.j2").render(
         runs=runs,
-        colours=COLOURS,
+        colors=COLORS,
         curves=Markup(curves_svg({run.name: run.curves for run in runs})),
         groups=[tested] if comparable else [[run] for run in tested],
-        confusions={run.name: _commonest(run.results) for run in tested},
+        confusions={run.name: _most_common(run.results) for run in tested},
         matrix_classes=_MATRIX_CLASSES,
-        differences=[(run.name, _difference(runs[0], run)) for run in runs[1:]],
         facts=list(dict.fromkeys(key for run in runs for key in run.environment)),
     )
 
 
 def percent(share: float, digits: int = 1) -> str:
+    """Return a share in percent; a dash for NaN."""
     return "–" if np.isnan(share) else f"{100 * share:.{digits}f}"
 
 
 def signed(difference: float) -> str:
-    """A difference of shares in percentage points."""
+    """Return a difference of shares in percentage points; a dash for NaN."""
     return "–" if np.isnan(difference) else f"{100 * difference:+.1f}"
 
 
 def duration(seconds: float) -> str:
+    """Return a time in seconds, minutes, or hours and minutes."""
     minutes = round(seconds / 60)
     if minutes < 1:
         return f"{seconds:.0f} s"
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 
 
-def _commonest(results: Results) -> list[tuple[int, int, float, float]]:
-    """Truth, prediction, share of the class and of all pixels of the commonest confusions."""
-    wrong = results.confusion * (1 - np.eye(len(results.classes), dtype=np.int64))
+def _most_common(results: Results) -> list[tuple[int, int, float, float]]:
+    """Return truth, prediction, share of the class and of all pixels of the main confusions."""
+    wrong = results.confusion.copy()
+    np.fill_diagonal(wrong, 0)
+    count = min(_PAIRS, wrong.size)
+    largest = np.argpartition(wrong.ravel(), wrong.size - count)[wrong.size - count :]
     of_class = np.maximum(results.confusion.sum(1), 1)
     pairs = []
-    for flat in wrong.ravel().argsort(kind="stable")[::-1][:_PAIRS]:
-        truth, guess = divmod(int(flat), len(results.classes))
+    for flat in sorted(largest.tolist(), key=lambda i: wrong.flat[i], reverse=True):
+        truth, guess = divmod(flat, len(results.classes))
         if pixels := wrong[truth, guess]:
             shares = pixels / of_class[truth], pixels / results.confusion.sum()
             pairs.append((truth, guess, *map(float, shares)))
     return pairs
-
-
-def _difference(first: Run, run: Run) -> str:
-    lines = [r.config.splitlines() for r in (first, run)]
-    return "\n".join(list(difflib.unified_diff(*lines, n=1, lineterm=""))[2:])

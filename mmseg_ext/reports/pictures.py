@@ -1,4 +1,4 @@
-"""Label maps as pictures, and grids of them with a legend of classes."""
+"""Label maps as pictures, and grids of pictures with a legend."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,8 +10,8 @@ from matplotlib.patches import Patch
 from mmseg_ext.atomic_write import save_figure
 
 
-def colourise(label: np.ndarray, palette: Sequence[Sequence[int]]) -> np.ndarray:
-    """Label map (H, W) as RGB (H, W, 3) uint8; labels beyond the palette (ignored) are white."""
+def colorize(label: np.ndarray, palette: Sequence[Sequence[int]]) -> np.ndarray:
+    """Return a label map (H, W) as RGB (H, W, 3) uint8; labels beyond the palette are white."""
     table = np.full((len(palette) + 1, 3), 255, np.uint8)
     table[:-1] = palette
     return table[np.minimum(label.astype(int), len(palette))]
@@ -20,9 +20,9 @@ def colourise(label: np.ndarray, palette: Sequence[Sequence[int]]) -> np.ndarray
 def error_overlay(
     image: np.ndarray, truth: np.ndarray, prediction: np.ndarray, ignored: int = 255
 ) -> np.ndarray:
-    """An image (H, W, 3) in grey with wrong pixels red and ignored ones white, uint8."""
-    grey = 0.55 * image.mean(-1, keepdims=True) + 60
-    out = np.repeat(grey, 3, -1)
+    """Return an image (H, W, 3) in gray, with wrong pixels red and ignored pixels white, uint8."""
+    gray = 0.55 * image.mean(-1, keepdims=True) + 60
+    out = np.repeat(gray, 3, -1)
     out[(truth != prediction) & (truth != ignored)] = (235, 52, 40)
     out[truth == ignored] = 255
     return out.astype(np.uint8)
@@ -37,7 +37,7 @@ def draw_panels(
     palette: Sequence[Sequence[int]],
     path: Path,
 ) -> None:
-    """A grid as PNG: a named row of as many images (H, W, 3) or labels (H, W) each."""
+    """Write a grid as PNG: rows with names, each with as many images (H, W, 3) or labels (H, W)."""
     first = next(iter(rows.values()))
     columns, (height, width) = len(first), first[0].shape[:2]
     inches = (columns * _INCHES + 0.35, len(rows) * _INCHES * height / width + 0.5)
@@ -47,14 +47,14 @@ def draw_panels(
     for axes_row, (name, images) in zip(grid, rows.items(), strict=True):
         for axes, image in zip(axes_row, images, strict=True):
             is_label = image.ndim == 2
-            shown = colourise(image, palette) if is_label else image
+            shown = colorize(image, palette) if is_label else image
             axes.imshow(shown, interpolation="nearest" if is_label else "lanczos")
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(False)
         axes_row[0].set_ylabel(name, fontsize=10)
     handles = [
-        Patch(facecolor=np.array(colour) / 255, edgecolor="#999999", linewidth=0.5, label=name)
-        for name, colour in zip(classes, palette, strict=True)
+        Patch(facecolor=np.array(color) / 255, edgecolor="#999999", linewidth=0.5, label=name)
+        for name, color in zip(classes, palette, strict=True)
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     save_figure(figure, path, 110)

@@ -1,13 +1,10 @@
-"""What validation and testing write for the report: figures, confusion matrix, example pictures."""
+"""The hook that writes what the report shows of a validation or test."""
 
-import copy
 import json
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-import torch
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
@@ -15,8 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmseg_ext.atomic_write import atomic_write, write_text
-from mmseg_ext.cost.model_cost import count_model
-from mmseg_ext.reports.pictures import colourise, error_overlay
+from mmseg_ext.reports.pictures import colorize, error_overlay
 
 RESULTS = "results.json"
 PICTURES = "examples"
@@ -26,15 +22,14 @@ _GAP = 4
 
 @HOOKS.register_module()
 class RunResultsHook(Hook):
-    """`results.json` and `examples/*.jpg` in the run's log folder after a validation or a test.
+    """Write `results.json` and `examples/*.jpg` to the log folder after a validation or a test.
 
-    They hold what the report shows beyond the log: classes, palette, the confusion matrix
-    of `CheckedIoUMetric`, parameters and multiply-adds of one crop, and a few images with truth,
-    prediction and wrong pixels. A later validation of the same run replaces them. A test without
-    label maps writes nothing.
+    They contain what the log does not: classes, palette, the confusion matrix of
+    `CheckedIoUMetric`, and a few images with truth, prediction and wrong pixels. A later validation
+    of the same run replaces them. A test without label maps writes nothing.
 
     Args:
-        examples: how many images are drawn, evenly spaced in the dataset.
+        examples: number of images, evenly spaced in the dataset.
     """
 
     priority = "LOW"
@@ -42,7 +37,6 @@ class RunResultsHook(Hook):
     def __init__(self, examples: int = 6):
         self.examples = examples
         self._drawn: list[tuple[np.ndarray, dict]] = []
-        self._cost: dict | None = None
 
     def after_val_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
         self._draw(runner.val_loop, batch_idx, data_batch, outputs)
@@ -66,7 +60,7 @@ class RunResultsHook(Hook):
         metric = _metric(loop)
         image, sample = data_batch["inputs"][0], outputs[0]
         if metric is None or "gt_sem_seg" not in sample or not isinstance(image, Tensor):
-            return  # of test-time augmentation there are several views
+            return  # test-time augmentation has several views of an image
         meta = loop.dataloader.dataset.metainfo
         maps = (sample.pred_sem_seg.data[0].cpu(), sample.gt_sem_seg.data[0].cpu())
         counts = metric.intersect_and_union(*maps, len(meta["classes"]), metric.ignore_index)
@@ -82,7 +76,6 @@ class RunResultsHook(Hook):
             return
         cfg, dataset, folder = runner.cfg, loop.dataloader.dataset, Path(runner.log_dir)
         model = cfg.model.get("module", cfg.model)  # inside a model of test-time augmentation
-        self._cost = self._cost or _cost(model, cfg.get("crop_size"))
         for i, (picture, _) in enumerate(self._drawn):
             with atomic_write(folder / PICTURES / f"{i}.jpg") as part:
                 Image.fromarray(picture).save(part, "JPEG", quality=90, subsampling=0)
@@ -98,37 +91,26 @@ class RunResultsHook(Hook):
             "classes": list(dataset.metainfo["classes"]),
             "palette": np.asarray(dataset.metainfo["palette"]).tolist(),
             "confusion": metric.confusion.tolist(),
-            "cost": self._cost,
             "examples": [entry for _, entry in self._drawn],
         }
         write_text(json.dumps(content), folder / RESULTS)
 
 
 def _metric(loop):
-    """The loop's metric that keeps a confusion matrix, or None."""
+    """Return the loop's metric that has a confusion matrix, or None."""
     return next((m for m in loop.evaluator.metrics if hasattr(m, "confusion")), None)
 
 
 def _type(part: dict | list[dict] | None) -> str:
-    """The type of a backbone or head; of several heads, the last's."""
+    """Return the type of a backbone or head; the last of several heads."""
     part = part[-1] if isinstance(part, list) else part
     return str((part or {}).get("type", "none"))
-
-
-def _cost(model: dict, size: tuple[int, int] | None) -> dict | None:
-    """Parameters and multiply-adds of one crop of `size`, counted on the meta device."""
-    size = size or (model.get("data_preprocessor") or {}).get("size")
-    try:
-        with torch.random.fork_rng(devices=[]):
-            return asdict(count_model("", copy.deepcopy(model), size))
-    except Exception:  # a model that only its own data can run: the page goes without
-        return None
 
 
 def _example(
     image: Tensor, prediction: Tensor, truth: Tensor, palette: list[list[int]]
 ) -> np.ndarray:
-    """Image and truth over prediction and wrong pixels, RGB uint8, from a BGR image (3, h, w)."""
+    """Return image and truth above prediction and errors, RGB uint8; `image` is BGR (3, h, w)."""
     height, width = truth.shape
     scale = min(1.0, _SIDE / max(height, width))
     size = (max(1, round(width * scale)), max(1, round(height * scale)))
@@ -140,7 +122,7 @@ def _example(
     for labels in (truth, prediction):
         labels = Image.fromarray(labels.numpy().astype(np.int32))
         small.append(np.asarray(labels.resize(size, Image.Resampling.NEAREST)))
-    quarters = [shown, *(colourise(x, palette) for x in small), error_overlay(shown, *small)]
+    quarters = [shown, *(colorize(x, palette) for x in small), error_overlay(shown, *small)]
     out = np.full((2 * size[1] + _GAP, 2 * size[0] + _GAP, 3), 128, np.uint8)
     for i, quarter in enumerate(quarters):
         row, column = (size[1] + _GAP) * (i // 2), (size[0] + _GAP) * (i % 2)
@@ -149,7 +131,11 @@ def _example(
 
 
 def class_iou(confusion: np.ndarray) -> np.ndarray:
-    """IoU of each class of a confusion matrix; NaN where it has neither truth nor prediction."""
+    """Return the IoU of each class; NaN for a class without truth and prediction.
+
+    Args:
+        confusion: (classes, classes), pixels by truth (rows) and prediction.
+    """
     hit = confusion.diagonal()
     union = confusion.sum(0) + confusion.sum(1) - hit
     return np.divide(hit, union, out=np.full(len(hit), np.nan), where=union > 0)

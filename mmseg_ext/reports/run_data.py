@@ -1,12 +1,14 @@
-"""A run as its work directory tells it: logs, figures and pictures that training and testing wrote.
+"""A run, read from its work directory: logs, results and pictures of training and testing.
 
-A work directory may come from anyone. Everything in it is read as text, JSON or bytes; nothing is
-executed, and neither a model nor a dataset is built.
+A work directory may come from anyone. Its files are read as text, JSON or bytes; nothing is
+executed, and no model or dataset is built. Links to files outside the directory are not followed.
 """
 
 import base64
 import json
+import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,8 @@ import numpy as np
 from mmseg_ext.reports.curves import Curve, read_scalars
 from mmseg_ext.reports.results_hook import PICTURES, RESULTS, class_iou
 
-_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
+_SMALL, _LARGE = 2**20, 2**27  # bytes of a text, and of logs, matrices and all pictures
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass
@@ -22,7 +25,7 @@ class Results:
     """One validation or test.
 
     `trained` names config, head, backbone and dataset. `confusion` (classes, classes) counts pixels
-    by truth (rows) and prediction. `examples` are names, pictures as data URIs, mean IoUs or None.
+    by truth (rows) and prediction. `examples` are (name, picture as data URI, mean IoU or None).
     """
 
     source: str
@@ -31,18 +34,21 @@ class Results:
     classes: list[str]
     palette: list[tuple[int, int, int]]
     confusion: np.ndarray
-    cost: dict[str, int] | None
-    size: tuple[int, int] | None
     examples: list[tuple[str, str, float | None]]
 
-    @property
+    @cached_property
     def iou(self) -> np.ndarray:
-        """IoU of each class, (classes,); NaN for a class that is neither there nor predicted."""
+        """IoU of each class, (classes,); NaN for a class without truth and prediction."""
         return class_iou(self.confusion)
 
-    @property
+    @cached_property
     def miou(self) -> float:
-        return float(np.nanmean(self.iou))
+        return math.nan if np.isnan(self.iou).all() else float(np.nanmean(self.iou))
+
+    @cached_property
+    def class_shares(self) -> np.ndarray:
+        """Share of all pixels that each class has in the truth, (classes,)."""
+        return self.confusion.sum(1) / max(self.confusion.sum(), 1)
 
     @property
     def pixel_accuracy(self) -> float:
@@ -51,7 +57,7 @@ class Results:
 
 @dataclass
 class Run:
-    """A run; `results` is None before the first validation, `notes` say what cannot be read."""
+    """A run; `results` is None before the first validation, `notes` name what was not read."""
 
     name: str
     config: str
@@ -70,49 +76,63 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Time of the training's iterations, validations left out."""
+        """Time of the training iterations, without validations."""
         steps, times = self.curves.get("time", Curve([], []))
-        return float(np.dot(np.diff([0, *steps]), times))
+        return float(np.nansum(np.diff([0, *steps]) * np.array(times)))
 
 
 def read_run(work_dir: Path) -> Run:
     """Read a work directory.
 
     Raises:
-        ValueError: where there is no run, and for results that cannot be read.
+        ValueError: if it contains no run, or results that cannot be read.
     """
     notes: list[str] = []
     curves = read_curves(work_dir, notes)
     results = _latest_results(work_dir)
     if not curves and results is None:
-        raise ValueError(f"{work_dir} holds no run: neither vis_data/scalars.json nor {RESULTS}")
+        raise ValueError(f"{work_dir}: contains neither vis_data/scalars.json nor {RESULTS}")
     if results is None:
         notes.append(f"{work_dir}: no validation with CheckedIoUMetric has written {RESULTS} yet")
-    config = _newest(work_dir, "*/config.py")
     return Run(
         name=work_dir.resolve().name,
-        config=config.read_text(encoding="utf-8", errors="replace") if config else "",
-        environment=_environment(_newest(work_dir, "*/run.json")),
+        config=_newest(work_dir, "*/config.py", notes),
+        environment=_environment(_newest(work_dir, "*/run.json", notes)),
         curves=curves,
         results=results,
         notes=notes,
     )
 
 
-def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
-    """Every scalar of a run; where training was resumed, the later of two values of a step.
+def _read(path: Path, work_dir: Path, limit: int) -> bytes:
+    """Return the content of a file in `work_dir`.
 
-    `notes` gets a line for each file or part of one that is left out.
+    Raises:
+        ValueError: for a link to the outside, a pipe, a device, or more than `limit` bytes.
+    """
+    if not path.is_file() or not path.resolve().is_relative_to(work_dir.resolve()):
+        raise ValueError(f"{path}: is not a file inside the work directory")
+    with path.open("rb") as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise ValueError(f"{path}: is larger than {limit >> 20} MiB")
+    return content
+
+
+def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
+    """Return every scalar of a run; a resumed run replaces the values of the steps it repeats.
+
+    `notes` gets a line for each file, or part of a file, that is left out.
     """
     merged: dict[str, dict[int, float]] = {}
     for path in sorted(work_dir.glob("*/vis_data/scalars.json")):
-        if not path.stat().st_size:  # a test's
-            continue
         try:
-            curves = read_scalars(path, notes.append)
+            curves, damaged = read_scalars(_read(path, work_dir, _LARGE).decode(errors="replace"))
         except ValueError as error:
             notes.append(str(error))
             continue
+        if damaged:
+            notes.append(f"{path}: {damaged} damaged lines are left out")
         for name, curve in curves.items():
             values = zip(curve.steps, curve.values, strict=True)
             merged.setdefault(name, {}).update(values)
@@ -122,15 +142,20 @@ def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
     }
 
 
-def _newest(work_dir: Path, pattern: str) -> Path | None:
-    """The last file by name."""
-    return max((path for path in work_dir.glob(pattern) if path.is_file()), default=None)
-
-
-def _environment(path: Path | None) -> dict[str, str]:
-    """What a training's `run.json` says of the run, the software and the machine; or nothing."""
+def _newest(work_dir: Path, pattern: str, notes: list[str]) -> str:
+    """Return the text of the last file by name; an empty one if there is none."""
+    path = max(work_dir.glob(pattern), default=None)
     try:
-        record = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        return "" if path is None else _read(path, work_dir, _SMALL).decode(errors="replace")
+    except ValueError as error:
+        notes.append(str(error))
+        return ""
+
+
+def _environment(text: str) -> dict[str, str]:
+    """Return the entries of a `run.json`, the versions among them; nothing if it is malformed."""
+    try:
+        record = json.loads(text)
         facts = {**record, **record["versions"]}
         del facts["versions"]
         lists = {name: " ".join(map(str, x)) for name, x in facts.items() if isinstance(x, list)}
@@ -140,27 +165,37 @@ def _environment(path: Path | None) -> dict[str, str]:
 
 
 def _latest_results(work_dir: Path) -> Results | None:
-    """Those written last; with test-time augmentation only where there are no others."""
+    """Return the newest results; those of test-time augmentation only if there are no others."""
     found = []
     for path in work_dir.glob(f"*/{RESULTS}"):
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            found.append(
-                (not content["augmented"], float(content["time"]), _results(content, path.parent))
-            )
+            content = json.loads(_read(path, work_dir, _LARGE))
+            key = not content["augmented"], float(content["time"])
+            found.append((key, _results(content, path.parent / PICTURES, work_dir)))
         except _MALFORMED as error:
             what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise ValueError(f"{path}: is not what a run writes ({what})") from error
-    return max(found, key=lambda entry: entry[:2])[2] if found else None
+    return max(found, key=lambda entry: entry[0])[1] if found else None
 
 
-def _results(content: dict, folder: Path) -> Results:
-    classes = [str(name) for name in content["classes"]]
-    palette = [tuple(int(value) % 256 for value in colour) for colour in content["palette"]]
+def _results(content: dict, pictures: Path, work_dir: Path) -> Results:
+    classes = [str(name)[:100] for name in content["classes"]]
+    palette = [tuple(int(value) % 256 for value in color) for color in content["palette"]]
     confusion = np.array(content["confusion"], dtype=np.int64)
     if confusion.shape != (len(classes),) * 2 or [len(c) for c in palette] != [3] * len(classes):
         raise ValueError("classes, palette and confusion do not fit each other")
-    cost, counts = content["cost"], ("parameters", "module_multiply_adds", "all_multiply_adds")
+    if confusion.min(initial=0) < 0 or confusion.sum(dtype=np.float64) > 2**53:
+        raise ValueError("confusion has numbers that are no counts")
+    examples, left = [], _LARGE
+    for entry in content["examples"]:
+        path = pictures / Path(str(entry["file"])).name
+        pixels = _read(path, work_dir, left)
+        left -= len(pixels)
+        if pixels[:3] != b"\xff\xd8\xff":
+            raise ValueError(f"{path} is not a JPEG")
+        uri = f"data:image/jpeg;base64,{base64.b64encode(pixels).decode()}"
+        score = None if entry["miou"] is None else float(entry["miou"])
+        examples.append((str(entry["name"]), uri, score))
     return Results(
         source=str(content["source"]),
         images=int(content["images"]),
@@ -168,17 +203,5 @@ def _results(content: dict, folder: Path) -> Results:
         classes=classes,
         palette=palette,
         confusion=confusion,
-        cost=cost and {name: int(cost[name]) for name in counts},
-        size=cost and tuple(int(n) for n in cost["input_shape"][2:]),
-        examples=[_example(entry, folder / PICTURES) for entry in content["examples"]],
+        examples=examples,
     )
-
-
-def _example(entry: dict, folder: Path) -> tuple[str, str, float | None]:
-    """Name, data URI and mean IoU of a picture in `folder`."""
-    path = folder / Path(str(entry["file"])).name
-    pixels = path.read_bytes() if path.is_file() else b""
-    if pixels[:3] != b"\xff\xd8\xff":
-        raise ValueError(f"{path} is no JPEG")
-    uri = f"data:image/jpeg;base64,{base64.b64encode(pixels).decode()}"
-    return str(entry["name"]), uri, None if entry["miou"] is None else float(entry["miou"])
