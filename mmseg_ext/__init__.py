@@ -101,16 +101,15 @@ def use_operators_in_pytorch() -> None:
 def safe_loading(min_backbone_share: float | None = None) -> AbstractContextManager:
     """Let mmengine, mmsegmentation and their siblings load weights without running code from them.
 
-    A context manager changes its block, a plain call the rest of the process. Checkpoints load as
-    data: tensors, plain containers and mmengine's logged numbers. There is no fallback. Each load
-    logs how much of the model it fills. Weights that are not finite, or that fill too little of the
-    backbone, are refused.
+    Use it as a context manager for a block, or as a call for the rest of the process. It replaces
+    functions of mmengine, for all threads; other calls of `torch.load` are unchanged. Files must
+    contain only tensors, plain containers and mmengine's logged numbers. Each load logs how much of
+    the model it fills, and refuses weights that are not finite or fill too little of the backbone.
 
-    `DurableRunner` and the tools load so by themselves. The context replaces functions of mmengine,
-    for all threads.
+    `DurableRunner` and the commands use it automatically.
 
     Args:
-        min_backbone_share: the least part of a backbone's values, 0 to 1; by default 0.9.
+        min_backbone_share: the least share of a backbone's values, 0 to 1; 0.9 by default.
     """
     check_stack(BASE)
     from mmseg_ext.checkpoint.loading import SafeLoading

@@ -24,6 +24,7 @@ SUFFIXES = (".pth", ".safetensors")  # of files with weights
 # Where published checkpoints keep the state dict: mmengine, RMT and timm, EANet and EMANet, EMA.
 _WRAPPERS = ("state_dict", "model", "net", "state_dict_ema")
 _TRUST = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"  # torch's own variable
+_HAS_ALLOW_LIST = hasattr(torch.serialization, "add_safe_globals")  # torch 2.4
 
 
 def read_checkpoint(
@@ -31,14 +32,13 @@ def read_checkpoint(
 ) -> object:
     """Return the content of a `.safetensors` or torch file without running code from it.
 
-    A `.safetensors` file returns what a torch file with the same weights would: `state_dict`, and
-    `meta` with the `dataset_meta` of published files. With `mmap` tensors stay on the disk, and the
-    checksums of the file are not compared. `TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1` turns the
+    A `.safetensors` file gives `state_dict` and `meta`, like a torch file. With `mmap` tensors stay
+    on the disk and checksums are not compared. `TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1` turns the
     protection off: torch then unpickles the file.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        CheckpointError: for a file that is damaged, or contains other objects than `rebuild` knows.
+        CheckpointError: for a damaged file, or objects that `rebuild` does not know.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -52,15 +52,14 @@ def read_checkpoint(
 
 def _read_safetensors(path: Path, map_location: object) -> dict[str, dict]:
     from safetensors import safe_open
-    from safetensors.torch import load_file
 
-    tensors = load_file(path)
-    with safe_open(path, "pt") as file:
+    with safe_open(path, "pt", device=str(map_location or "cpu")) as file:
         described = (file.metadata() or {}).get("dataset_meta")
-    meta = {} if described is None else {"dataset_meta": json.loads(described)}
-    if map_location not in (None, "cpu"):
-        tensors = {key: value.to(map_location) for key, value in tensors.items()}
-    return {"state_dict": tensors, "meta": meta}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return {
+        "state_dict": tensors,
+        "meta": {"dataset_meta": json.loads(described)} if described else {},
+    }
 
 
 def read_torch_file(
@@ -77,11 +76,11 @@ def read_torch_file(
 
 
 def _check_format(file: BinaryIO, mmap: bool | None) -> int:
-    """Return how many bytes describe the content besides the data of tensors.
+    """Return how many bytes describe the values other than the data of tensors.
 
     Raises:
-        ValueError: for a format that torch reads by other means than the weights-only unpickler, a
-            wrong checksum, which torch ignores, and compressed entries, which torch never writes.
+        ValueError: for a format that torch reads by other means than its weights-only unpickler, a
+            wrong checksum, which torch ignores, or compressed entries.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
@@ -115,9 +114,10 @@ def _describe_errors(name: str | Path) -> Iterator[None]:
     except (pickle.UnpicklingError, UnknownType) as error:
         found = re.search(r"GLOBAL ([\w.]+)|of type ([\w.]+)", str(error))  # in torch's long text
         what = f" such as {found[1] or found[2]}" if found else ""
+        newer = "" if _HAS_ALLOW_LIST else "; checkpoints of mmengine's Runner need torch 2.4"
         raise CheckpointError(
             f"{name}: contains objects other than tensors and plain data{what}, and loading them "
-            f"could run code; if you trust its source, set {_TRUST}=1 for one run"
+            f"could run code; if you trust its source, set {_TRUST}=1 for one run{newer}"
         ) from error
     except Exception as error:  # damaged files raise errors of every type
         reason = " ".join(str(error).split())[:200] or type(error).__name__
@@ -126,22 +126,18 @@ def _describe_errors(name: str | Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _allow_stand_ins() -> Iterator[None]:
-    """Let `torch.load` read what mmengine's Runner saves, and nothing else that others allowed.
-
-    torch before 2.4 has no such list and reads only plain checkpoints, as `DurableRunner`'s.
-    """
-    serialization = torch.serialization
-    if not hasattr(serialization, "add_safe_globals"):
+    """Let `torch.load` read what mmengine's Runner saves, and nothing else that others allowed."""
+    if not _HAS_ALLOW_LIST:
         yield
         return
-    before = serialization.get_safe_globals()
-    serialization.clear_safe_globals()
-    serialization.add_safe_globals(STAND_INS)
+    before = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    torch.serialization.add_safe_globals(STAND_INS)
     try:
         yield
     finally:
-        serialization.clear_safe_globals()
-        serialization.add_safe_globals(before)
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:
@@ -199,27 +195,22 @@ def write_weights(
     hash_in_name: bool = False,
     about: dict[str, str] | None = None,
 ) -> Path:
-    """Write only weights, with the classes and the palette, and return the path.
+    """Write weights, with the classes and the palette, and return the path.
 
-    A `.pth` has them under `state_dict` and `meta`, which mmengine and mmsegmentation read with
-    `weights_only=True`; a `.safetensors` has the rest as its metadata. Tensors that share storage
-    are written separately.
+    A `.pth` contains `state_dict` and `meta`, a `.safetensors` has the rest as its metadata.
 
     Args:
         dataset_meta: the dataset's classes and palette, as lists.
         hash_in_name: append eight digits of the file's SHA-256 to its name.
-        about: what else `meta` says about the weights.
+        about: further entries of `meta`.
 
     Raises:
-        NotWritten: for a full disk, a read-only folder, ...
-        ValueError: for another suffix than `.pth` or `.safetensors`.
+        NotWritten, ValueError: as `write_checkpoint` and `check_suffix`.
     """
     path = Path(path)
     check_suffix(path)
-    weights = {
-        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, value in weights.items()
-    }
+    dense = {"memory_format": torch.contiguous_format}  # copies, also of tensors that share storage
+    weights = {name: value.detach().cpu().clone(**dense) for name, value in weights.items()}
     if path.suffix == ".safetensors":
         from safetensors.torch import save
 

@@ -42,9 +42,8 @@ def require_coverage(
     """
     if backbone_share is not None and not 0 <= backbone_share <= 1:
         raise ValueError(f"min_backbone_share must be between 0 and 1, not {backbone_share}")
-    outer = _required.get()
-    share = outer[0] if backbone_share is None else backbone_share
-    before = _required.set((share, outer[1] if entire_model is None else entire_model))
+    given = zip((backbone_share, entire_model), _required.get(), strict=True)
+    before = _required.set(tuple(outer if new is None else new for new, outer in given))
     try:
         yield
     finally:
@@ -105,14 +104,15 @@ def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
             "them anyway, set min_backbone_share=0 (--cfg-options min_backbone_share=0, or "
             "mmseg_ext.safe_loading(min_backbone_share=0) in Python)"
         )
-    needed = [key for key in left if not key.startswith(_AUXILIARY)]
+    own, needed = module.state_dict(), [key for key in left if not key.startswith(_AUXILIARY)]
     if entire_model and needed:
-        shapes = ((_shape(state_dict.get(k)), _shape(module.state_dict()[k])) for k in needed)
-        found = [f"{given} for {own}" if given else "missing" for given, own in shapes]
-        described = [f"{key} ({what})" for key, what in zip(needed, found, strict=True)]
+        given = {key: _shape(state_dict.get(key)) for key in needed}
+        found = [
+            f"{k} ({f'{s} for {_shape(own[k])}' if s else 'missing'})" for k, s in given.items()
+        ]
         raise CheckpointError(
             f"the weights leave {len(needed)} entries of {type(module).__name__} at random values: "
-            f"{_listed(described)}; use weights of the same model and classes"
+            f"{_listed(found)}; use weights of the same model and classes"
         )
     return line + (f"; not filled: {_listed(left)}" if left else "")
 
@@ -144,8 +144,8 @@ def load_and_report(
     names = unwrap_model(module).state_dict()
     headless = bool(names) and all(name.startswith("backbone.") for name in names)
     if headless and not any(str(name).startswith("backbone.") for name in state_dict):
-        # mmpretrain's classifier without a head, around a backbone that returns the logits:
-        # the weights that `convert` writes are those of the backbone.
+        # mmpretrain's classifier around a backbone that returns logits has no other weights, and
+        # `convert` writes the backbone's names.
         state_dict = {f"backbone.{name}": value for name, value in state_dict.items()}
     check_finite(module, state_dict)
     load_state_dict(module, state_dict, strict, logger)  # backbones refuse published names here

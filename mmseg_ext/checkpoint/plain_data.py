@@ -117,7 +117,7 @@ class _Rebuilding:
         raise UnknownType(f"an object of type {kind.__name__}")
 
     def tensor(self, value: Tensor) -> Tensor:
-        # An attribute of the tensor can hide its methods, but not those of the class.
+        # Not `value.detach`: an attribute of the tensor can hide its methods.
         value = Tensor.detach(value)  # a new object, without attributes
         if value.layout != torch.strided or value.is_meta or value.is_quantized:
             raise ValueError("a tensor that is sparse, quantized or without data")

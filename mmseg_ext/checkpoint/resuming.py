@@ -1,4 +1,4 @@
-"""Which checkpoint of a folder a run goes on from. Nothing outside the folder is looked at."""
+"""Find the checkpoint in a folder from which a run resumes."""
 
 import re
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 from mmseg_ext.checkpoint.files import read_checkpoint
 from mmseg_ext.errors import CheckpointError
 
-RUN = "current_run"  # a text file with the identity of the run whose folder this is
-_LAST = "last_checkpoint"  # mmengine's name: a text file that names the newest checkpoint
+RUN = "current_run"  # a text file with the identity of the run that owns the folder
+_LAST = "last_checkpoint"  # mmengine's text file with the path of the newest checkpoint
 _CHECKPOINT = re.compile(r"(iter|epoch)_\d+\.pth")
 
 
-def _word(path: Path) -> str | None:
-    """The one word in a text file; None without it."""
+def _read_word(path: Path) -> str | None:
+    """Return the content of a text file; None if it is missing or is not text."""
     try:
         text = path.read_text().strip()
     except (OSError, UnicodeDecodeError):
@@ -21,17 +21,25 @@ def _word(path: Path) -> str | None:
 
 
 def run_of(path: Path) -> str | None:
-    """The identity of the run that wrote a checkpoint; None where it does not say."""
+    """Return the identity of the run that wrote a checkpoint, or None."""
     try:
         return read_checkpoint(path, mmap=True)["meta"].get("run")
-    except Exception:  # what cannot be read is for `newest_complete` to name
+    except Exception:  # `newest_complete` reports files that cannot be read
         return None
 
 
+def _named_last(folder: str | Path) -> Path | None:
+    """Return the file in `folder` with the name in `last_checkpoint`.
+
+    The path in it is ignored: in a copied folder it refers to the original.
+    """
+    text = _read_word(Path(folder, _LAST))
+    return None if text is None else Path(folder, Path(text).name)
+
+
 def all_checkpoints(folder: str | Path) -> list[Path]:
-    """The one that `last_checkpoint` names, where it is there, then the others, newest first."""
-    named_so = (p for p in Path(folder).glob("*.pth") if _CHECKPOINT.fullmatch(p.name))
-    found = [p for p in named_so if p.is_file()]
+    """Return the checkpoint in `last_checkpoint`, if it exists, then the others, newest first."""
+    found = [p for p in Path(folder).glob("*.pth") if _CHECKPOINT.fullmatch(p.name) and p.is_file()]
     found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
     named = _named_last(folder)
     if named is not None and named.is_file():
@@ -39,32 +47,23 @@ def all_checkpoints(folder: str | Path) -> list[Path]:
     return found
 
 
-def _named_last(folder: str | Path) -> Path | None:
-    """The file in `folder` that `last_checkpoint` names, whatever folder stands there."""
-    text = _word(Path(folder, _LAST))
-    return None if text is None else Path(folder, Path(text).name)
-
-
 def candidates(folder: str | Path) -> list[Path]:
-    """`all_checkpoints` without those that say they are of another run than the folder's.
-
-    They are so where a new run was started in the folder of an older one.
-    """
-    run = _word(Path(folder, RUN))
+    """Return `all_checkpoints` without those of an earlier run in the same folder."""
+    run = _read_word(Path(folder, RUN))
     found = all_checkpoints(folder)
     return found if run is None else [path for path in found if run_of(path) in (run, None)]
 
 
 def newest_complete(folder: str | Path) -> tuple[Path | None, list[str]]:
-    """The first of `candidates` that reads whole, and why those before it do not.
+    """Return the first readable file of `candidates`, and what is wrong with those before it.
 
     Raises:
-        CheckpointError: where there are candidates and none is whole, naming each.
+        CheckpointError: if there are candidates and all are damaged.
     """
     problems = []
     named = _named_last(folder)
     if named is not None and not named.exists():
-        problems.append(f"{folder}/{_LAST} names {str(named)!r}, which is not there")
+        problems.append(f"{folder}/{_LAST} names {str(named)!r}, which does not exist")
     for path in candidates(folder):
         try:
             read_checkpoint(path)
@@ -74,21 +73,17 @@ def newest_complete(folder: str | Path) -> tuple[Path | None, list[str]]:
             return path, problems
     if problems:
         raise CheckpointError(
-            f"--resume: {'; '.join(problems)}; there is no whole checkpoint: name another with "
-            "--cfg-options load_from=FILE, or start anew in another work directory"
+            f"--resume: {'; '.join(problems)}; name an intact checkpoint with --cfg-options "
+            "load_from=FILE, or start again in another work directory"
         )
     return None, problems
 
 
 def require_resumable(content: dict, name: str) -> None:
-    """That a loaded checkpoint is of a training, and not of weights alone.
-
-    Raises:
-        CheckpointError: with what to do instead.
-    """
+    """Raise CheckpointError for a checkpoint without the state of a training run."""
     meta, hub = content.get("meta") or {}, content.get("message_hub") or {}
     if not {"epoch", "iter"} <= meta.keys() or "runtime_info" not in hub:
         raise CheckpointError(
-            f"{name}: holds weights, and no state of a training to resume; to start from its "
-            f"weights, leave out --resume and name it with --cfg-options load_from={name}"
+            f"{name}: contains weights, but no training state to resume; to start from its "
+            f"weights, use --cfg-options load_from={name} without --resume"
         )

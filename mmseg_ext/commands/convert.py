@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     check_suffix(args.dst)
     if args.dst.exists() and not args.overwrite:
-        raise FileExistsError(f"{args.dst} exists; --overwrite replaces it")
+        raise FileExistsError(f"{args.dst}: the file exists; add --overwrite to replace it")
     if not Path(args.src).is_file():
         source = FAMILIES[args.family].source
         raise FileNotFoundError(f"{args.src}: no such checkpoint file; {args.family}: {source}")

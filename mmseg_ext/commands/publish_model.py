@@ -1,7 +1,7 @@
-"""Write the weights of a training checkpoint as a file to give to others: IN OUT.
+"""Write the weights of a training checkpoint to a small file for publication: IN OUT.
 
 mmsegmentation's `publish_model.py` calls `torch.load`, which since torch 2.6 refuses mmengine's
-training checkpoints, and shortens names (`depth.pth` becomes `de`).
+training checkpoints, and it shortens names (`depth.pth` becomes `de`).
 """
 
 import argparse
@@ -16,10 +16,10 @@ from mmseg_ext.commands._flags import command_parser, read_flags
 def parser() -> argparse.ArgumentParser:
     parser = command_parser(__doc__)
     parser.add_argument("in_file", help="training checkpoint")
-    parser.add_argument("out_file", help="NAME.pth or NAME.safetensors; the hash joins the name")
-    parser.add_argument("--float16", action="store_true", help="half of the size")
-    parser.add_argument("--no-hash", action="store_true", help="leave the name as it is given")
-    parser.add_argument("--about", nargs="+", default=[], metavar="KEY=TEXT", help="metadata")
+    parser.add_argument("out_file", help="NAME.pth or NAME.safetensors; a hash is appended to NAME")
+    parser.add_argument("--float16", action="store_true", help="halve the size")
+    parser.add_argument("--no-hash", action="store_true", help="do not change the name")
+    parser.add_argument("--about", nargs="+", default=[], metavar="KEY=TEXT", help="extra metadata")
     return parser
 
 
@@ -30,20 +30,22 @@ def publish(
     about: dict[str, str] | None = None,
     hash_in_name: bool = True,
 ) -> Path:
-    """Write the weights of `source` as `destination`, with eight digits of its hash in the name.
+    """Write the weights of `source` to `destination`, and return the path of the file.
 
-    The file keeps the classes and the palette, a `.safetensors` as its metadata. It drops the
-    optimizer, the schedule, the message hub and the config, which holds paths and machine names.
+    The file keeps the classes and the palette. It drops the optimizer, the schedule, the message
+    hub and the config, which contains paths and machine names. mmengine, `init_model` and
+    `MMSegInferencer` read a `.pth`; a `.safetensors` needs `mmseg_ext.safe_loading()`.
 
     Args:
-        float16: halve the file. A model in float32 loads it strictly all the same. The counters of
-            batches, which batch norms do not need, are left out.
-        about: what else the metadata tells, by name.
+        float16: halve the file. It still loads strictly into a float32 model. The batch counters,
+            which batch norms do not need, are left out.
+        about: further metadata, by name.
+        hash_in_name: append eight digits of the file's SHA-256 to its name.
 
     Raises:
         FileNotFoundError: if `source` or the folder of `destination` does not exist.
-        ValueError: for another suffix than `.pth` or `.safetensors`, no state dict in `source`, or
-            values beyond float16.
+        ValueError: for another suffix than `.pth` or `.safetensors`, no state dict in `source`,
+            values beyond float16, or a `dataset_meta` that JSON cannot express.
     """
     import numpy as np
 
@@ -57,7 +59,7 @@ def publish(
     destination = Path(destination)
     check_suffix(destination)
     if not destination.parent.is_dir():
-        raise FileNotFoundError(f"{destination}: there is no folder {destination.parent}")
+        raise FileNotFoundError(f"{destination}: the folder {destination.parent} does not exist")
     content = read_checkpoint(source)
     weights = unwrap_state_dict(content, str(source))
     if float16:
@@ -70,16 +72,21 @@ def publish(
         if beyond:
             raise ValueError(f"{source}: values beyond float16 in {', '.join(beyond[:4])}")
     meta = content.get("meta") if isinstance(content.get("meta"), dict) else {}
-    dataset_meta = json.loads(json.dumps(meta.get("dataset_meta"), default=np.ndarray.tolist))
+    try:
+        dataset_meta = json.loads(json.dumps(meta.get("dataset_meta"), default=np.ndarray.tolist))
+    except TypeError as error:
+        raise ValueError(
+            f"{source}: dataset_meta has other values than names and colors"
+        ) from error
     return write_weights(weights, destination, dataset_meta, hash_in_name, about)
 
 
 @exit_on_error
 def main(argv: Sequence[str] | None = None) -> int:
     args = read_flags(parser(), argv)
-    told = [pair.partition("=") for pair in args.about]
-    if not all(key and equals for key, equals, _ in told):
-        raise ValueError(f"--about takes KEY=TEXT, not {args.about}")
-    about = {key: text for key, _, text in told}
+    pairs = [pair.partition("=") for pair in args.about]
+    if not all(key and equals for key, equals, _ in pairs):
+        raise ValueError(f"--about: needs KEY=TEXT, not {args.about}")
+    about = {key: text for key, _, text in pairs}
     print(publish(args.in_file, args.out_file, args.float16, about, not args.no_hash))
     return 0

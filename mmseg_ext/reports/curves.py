@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 COLORS = ("#3f7ee8", "#e0602b", "#2a9d6f", "#9166dc", "#b8860b", "#c2417f")
-# The page replaces these two colors by those of the reader's light or dark setting.
+# The page replaces these two by colors for the reader's light or dark setting.
 _TEXT, _GRID = "#5b6270", "#e1e4eb"
 
 

@@ -165,7 +165,7 @@ def _environment(text: str) -> dict[str, str]:
 
 
 def _latest_results(work_dir: Path) -> Results | None:
-    """Return the newest results; those of test-time augmentation only if there are no others."""
+    """Return the newest results; with test-time augmentation only if there are no others."""
     found = []
     for path in work_dir.glob(f"*/{RESULTS}"):
         try:
@@ -185,7 +185,7 @@ def _results(content: dict, pictures: Path, work_dir: Path) -> Results:
     if confusion.shape != (len(classes),) * 2 or [len(c) for c in palette] != [3] * len(classes):
         raise ValueError("classes, palette and confusion do not fit each other")
     if confusion.min(initial=0) < 0 or confusion.sum(dtype=np.float64) > 2**53:
-        raise ValueError("confusion has numbers that are no counts")
+        raise ValueError("confusion has negative or huge numbers")
     examples, left = [], _LARGE
     for entry in content["examples"]:
         path = pictures / Path(str(entry["file"])).name

@@ -23,6 +23,7 @@ import mmseg_ext
 from mmseg_ext.checkpoint.files import read_checkpoint
 from mmseg_ext.checkpoint.loading import check_coverage, require_coverage
 from mmseg_ext.checkpoint.plain_data import to_plain
+from mmseg_ext.commands.publish_model import publish
 from mmseg_ext.commands.test import main as test
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.engine.launch import load_settings
@@ -331,6 +332,7 @@ def test_configs_in_a_checkpoint_are_not_executed(folder, good, tmp_path):
 def test_our_checkpoints_need_no_unpickling(folder, good):
     raw = torch.load(folder / "work/iter_1.pth", weights_only=True)
     assert type(raw["message_hub"]["log_scalars"]["train/loss"]) is dict
+    assert raw["state_dict"]._metadata["backbone.stem.0"] == {"version": 1}
     assert isinstance(good["message_hub"]["log_scalars"]["train/loss"], HistoryBuffer)
 
 
@@ -339,6 +341,15 @@ def test_an_object_without_a_plain_form_is_left_out():
     value = {"a": [builtins, np.float32(2)], "b": Path("c"), "d": torch.Size([1])}
     assert to_plain(value, "meta", dropped) == {"a": [None, 2.0], "b": "c", "d": (1,)}
     assert dropped == ["meta.a[0] (module)"]
+
+
+def test_published_weights_need_only_mmsegmentation(folder, good, tmp_path):
+    config, source = folder / "tiny.py", folder / "work/iter_1.pth"
+    path = publish(source, tmp_path / "published.pth", float16=True)
+    model = init_model(str(config), str(path), device="cpu")
+    assert model.dataset_meta["classes"] == list(good["meta"]["dataset_meta"]["classes"])
+    name = "decode_head.conv_seg.weight"
+    assert (model.state_dict()[name] == good["state_dict"][name].half().float()).all()
 
 
 def test_safetensors_wherever_a_checkpoint_is(folder, good, tmp_path):

@@ -9,14 +9,15 @@ from mmengine.runner import save_checkpoint
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from mmseg_ext.checkpoint.files import read_checkpoint, read_state_dict
+from mmseg_ext.checkpoint.files import read_state_dict
 from mmseg_ext.commands import publish_model as publishing
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 def test_published_weights(suffix, tmp_path, capsys):
     """The weights and the classes alone, under a name that ends in the file's own hash."""
-    meta = {"dataset_meta": {"classes": ("a", "b"), "palette": [[0, 0, 0], [1, 2, 3]]}}
+    palette = {"palette": [[0, 0, 0], [1, 2, 3]]}
+    meta = {"dataset_meta": {"classes": ("a", "b"), **palette}}
     weights = {"w": torch.randn(3, 4), "n": torch.tensor(7)}
     content = {
         "state_dict": weights,
@@ -38,12 +39,14 @@ def test_published_weights(suffix, tmp_path, capsys):
     assert all((read[name] == value).all() for name, value in weights.items())
     assert b"secret" not in path.read_bytes()
     if suffix == ".pth":
-        assert set(read_checkpoint(path)) == {"state_dict", "meta"}
+        read = torch.load(path, weights_only=True)  # mmengine needs nothing else
+        assert read.keys() == {"state_dict", "meta"} and type(read["state_dict"]) is dict
+        assert read["meta"] == {"dataset_meta": {"classes": ["a", "b"], **palette}}
     else:
         assert load_file(path).keys() == weights.keys()
         with safe_open(path, "pt") as file:
             saved = json.loads(file.metadata()["dataset_meta"])
-        assert saved["palette"] == meta["dataset_meta"]["palette"]
+        assert saved == {"classes": ["a", "b"], **palette}
 
 
 def test_float16_loads_strictly_into_float32(tmp_path, capsys):
@@ -62,14 +65,20 @@ def test_float16_loads_strictly_into_float32(tmp_path, capsys):
         told = file.metadata()
     assert told["mIoU"] == "60.0" and told["a"] == "b=c"
     capsys.readouterr()
-    torch.save({"state_dict": {"w": torch.full((2,), 1e5)}}, tmp_path / "iter_1.pth")
-    assert publishing.main(words) == 1
-    assert "values beyond float16 in w" in capsys.readouterr().err
+    for content, message in (
+        ({"state_dict": {"w": torch.full((2,), 1e5)}}, "values beyond float16 in w"),
+        ({"state_dict": read, "meta": {"dataset_meta": {1, 2}}}, "dataset_meta"),
+        ({"state_dict": read, "meta": {"dataset_meta": [torch.ones(1)]}}, "dataset_meta"),
+    ):
+        torch.save(content, tmp_path / "iter_1.pth")
+        assert publishing.main(words) == 1
+        line = capsys.readouterr().err
+        assert message in line and line.count("\n") == 1
 
 
 def test_publishing_into_a_missing_folder_is_one_line(tmp_path, capsys):
     source, path = tmp_path / "iter_1.pth", tmp_path / "none/a.pth"
     torch.save({"state_dict": {"w": torch.zeros(2)}}, source)
     assert publishing.main([str(source), str(path)]) == 1
-    assert capsys.readouterr().err == f"error: {path}: there is no folder {path.parent}\n"
+    assert capsys.readouterr().err == f"error: {path}: the folder {path.parent} does not exist\n"
     assert list(tmp_path.iterdir()) == [source]
