@@ -18,7 +18,7 @@ from mmengine.config import Config
 
 import mmseg_ext
 from benchmarks.docs_tables import results
-from mmseg_ext.doctor.published_cases import FOLDER
+from mmseg_ext.doctor.fixtures import FOLDER
 from tests.configs import CONFIGS
 
 ROOT = CONFIGS.parent

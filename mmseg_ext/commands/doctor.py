@@ -1,4 +1,4 @@
-"""Check what works on this machine, and how fast; status 1 where a check fails."""
+"""Check what works on this machine, and how fast; exit with status 1 if a check fails."""
 
 import argparse
 import json
@@ -20,58 +20,55 @@ if TYPE_CHECKING:
 def parser() -> argparse.ArgumentParser:
     parser = command_parser(__doc__)
     device_flag(parser)
-    parser.add_argument("--quick", action="store_true", help="a minute instead of five")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there")
+    parser.add_argument("--quick", action="store_true", help="run in two minutes instead of five")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
     return parser
-
-
-STATUSES = ("ok", "slow", "FAIL", "skipped")
 
 
 @exit_on_error
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the checks; 1 where one fails. Slow and skipped ones are no failure."""
+    """Run the checks; return 1 if one fails."""
     args = parser().parse_args(argv)
     prepare_stack()
     import torch
 
     from mmseg_ext.atomic_write import write_text
-    from mmseg_ext.version import __version__
+    from mmseg_ext.environment import describe
 
     device = usable_device(args.device)
     if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"device {args.device!r}: the doctor knows cuda, cuda:N and cpu")
+        raise ValueError(f"--device {args.device}: not supported; use cuda, cuda:N or cpu")
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # of which memory is measured
+        torch.cuda.set_device(device)  # peak memory is measured on the current device
+    environment = dict(describe())
+    for name, value in environment.items():
+        print(f"{name}: {value}")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # mmsegmentation's own
+        warnings.simplefilter("ignore", UserWarning)  # from mmsegmentation
         rows = _run(device, args.quick)
     counts = Counter(row["status"] for row in rows)
-    print(", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status]))
+    print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
     if args.json is not None:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-        record = dict(
-            mmseg_ext=__version__,
-            torch=torch.__version__,
-            cuda=torch.version.cuda,
-            device=f"{device} ({name})",
-            checks=rows,
-        )
+        record = dict(environment=environment, cuda=torch.version.cuda)
+        record |= dict(device=f"{device} ({name})", checks=rows)
         write_text(json.dumps(record, indent=1) + "\n", args.json)
     return int(counts["FAIL"] > 0)
 
 
 def _run(device: "torch.device", quick: bool) -> list[dict]:
-    """Perform every check and print a line for each."""
-    from mmseg_ext.doctor.checks import checks, perform
+    """Run every check and print a line for each; an exception is a failure."""
+    from mmseg_ext.doctor.checks import checks
 
     rows = []
-    for check in checks(device, quick):
+    for group, name, run in checks(device, quick):
         start = time.perf_counter()
-        status, figure = perform(check)
-        row = dict(group=check.group, name=check.name, status=status, figure=figure)
-        row["seconds"] = round(time.perf_counter() - start, 2)
-        rows.append(row)
-        title = f"{check.group}: {check.name}"
-        print(f"{status:<8}{title:<52}{figure}  ({row['seconds']:.1f} s)", flush=True)
+        try:
+            status, figure = run()
+        except Exception as error:
+            message = " ".join(str(error).split())[:160]
+            status, figure = "FAIL", f"{type(error).__name__}: {message}"
+        seconds = round(time.perf_counter() - start, 2)
+        rows.append(dict(group=group, name=name, status=status, figure=figure, seconds=seconds))
+        print(f"{status:<8}{f'{group}: {name}':<58}{figure}  ({seconds:.1f} s)", flush=True)
     return rows

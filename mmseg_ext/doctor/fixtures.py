@@ -1,32 +1,29 @@
-"""Outputs of the published implementations, and our modules with the same weights.
+"""Outputs of the published code, and our modules with the same weights and inputs.
 
-A fixture (`parity/NAME.npz`) stores the outputs `out_*` of a published module as float32, and
-`meta`, a JSON string: repository and commit, the keys and shapes of the published state dict in
-order, the shapes of the inputs, `seed`, `gain` and constructor arguments. The outputs were computed
-in float64 and eval mode. Weights and inputs are not stored. They follow this rule:
+A fixture (`parity/NAME.npz`) stores the outputs `out_*` of a published module, computed in float64
+and eval mode. `meta` is a JSON string: repository, commit, the keys and shapes of the state dict in
+order, the shapes of the inputs, `seed`, `gain` and constructor arguments. Weights and inputs follow
+a rule, with
 
-    r = numpy.random.RandomState((zlib.crc32(name.encode()) + seed) & 0xFFFFFFFF)
-    a = r.standard_normal(shape)
+    state = numpy.random.RandomState((zlib.crc32(NAME.encode()) + seed) & 0xFFFFFFFF)
+    a = state.standard_normal(shape)
 
-- An input is `a`.
-- `num_batches_tracked` is zero.
-- `running_var` is 1 + 0.25 |a|.
-- `running_mean` and every `bias` are 0.1 a.
-- Other entries with at most one dimension, and those whose last name starts with `gamma`, are
-  1 + 0.1 a.
-- Everything else is gain * a / sqrt(product of shape[1:]).
+for the input or state dict key NAME, rounded to float32:
 
-All are rounded to float32. State dict entries that `keys` does not list keep the value that the
-published code computes (the angles and decays of RMT, the positions of EAMLP). Some outputs are
-stored in part: `eanet_r101_voc` has every 4th row and column of the logits at input size
-(align_corners=True); `lambda_resnet50` and `timm_lambda_resnet26t` have every 4th or 8th channel.
+- inputs: a
+- `num_batches_tracked`: 0; `running_var`: 1 + 0.25 |a|; `running_mean` and every `bias`: 0.1 a
+- other entries with at most one dimension, and names that start with `gamma`: 1 + 0.1 a
+- everything else: gain * a / sqrt(product of shape[1:])
 
-`tests/rebuild_fixtures.py` rebuilds the fixtures from the published repositories.
+State dict entries that `meta` does not list keep the values of their formulas (RMT's angles and
+decays, EAMLP's positions). `eanet_r101_voc` stores every 4th row and column of the logits at input
+size (align_corners=True), the LambdaResNets every 4th or 8th channel of the feature maps.
+`tests/rebuild_fixtures.py` rebuilds all fixtures from the published repositories.
 """
 
 import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,7 +42,7 @@ from mmseg_ext.layers import (
 FOLDER = Path(__file__).parent / "parity"
 
 
-def _standard_normal(name: str, shape: list[int], seed: int) -> np.ndarray:
+def _normal(name: str, shape: list[int], seed: int) -> np.ndarray:
     state = np.random.RandomState((zlib.crc32(name.encode()) + seed) & 0xFFFFFFFF)
     return state.standard_normal(shape)
 
@@ -54,7 +51,7 @@ def _entry(key: str, shape: list[int], seed: int, gain: float) -> Tensor:
     leaf = key.rsplit(".", 1)[-1]
     if leaf == "num_batches_tracked":
         return torch.zeros(shape, dtype=torch.int64)
-    a = _standard_normal(key, shape, seed)
+    a = _normal(key, shape, seed)
     if leaf == "running_var":
         value = 1 + 0.25 * np.abs(a)
     elif leaf in ("running_mean", "bias"):
@@ -72,16 +69,11 @@ class Fixture:
     def __init__(self, name: str, folder: Path = FOLDER):
         with np.load(folder / f"{name}.npz") as archive:
             self.meta = json.loads(str(archive["meta"]))
-            self.outputs = {
-                key.removeprefix("out_"): torch.from_numpy(archive[key])
-                for key in archive.files
-                if key.startswith("out_")
-            }
+            stored = [key for key in archive.files if key.startswith("out_")]
+            self.outputs = {key[4:]: torch.from_numpy(archive[key]) for key in stored}
         seed, gain = self.meta["seed"], self.meta["gain"]
-        self.inputs = {
-            name: torch.from_numpy(_standard_normal(name, shape, seed).astype(np.float32))
-            for name, shape in self.meta["inputs"].items()
-        }
+        inputs = {k: _normal(k, s, seed) for k, s in self.meta["inputs"].items()}
+        self.inputs = {k: torch.from_numpy(a).float() for k, a in inputs.items()}
         self.state_dict = {k: _entry(k, s, seed, gain) for k, s in self.meta["keys"].items()}
 
 
@@ -100,52 +92,38 @@ class Case(NamedTuple):
             ours = outputs if isinstance(outputs, Tensor) else outputs[index]
             # Some maps are stored without all channels.
             ours = ours.detach().double().cpu()[:, :: ours.shape[1] // theirs.shape[1]]
-            if ours.shape != theirs.shape:
-                raise ValueError(f"{name}: shape {ours.shape} instead of {theirs.shape}")
+            assert ours.shape == theirs.shape
             errors.append(float((ours - theirs).abs().max() / theirs.abs().max()))
-        return max(e if np.isfinite(e) else np.inf for e in errors)
+        return float(np.nan_to_num(errors, nan=np.inf).max())
 
 
-def _external_attention(fixture: Fixture) -> tuple[nn.Module, dict[str, Tensor]]:
-    return ExternalAttention2d(512), fixture.state_dict
+def _layer(name: str, meta: dict, theirs: dict[str, Tensor]) -> tuple[nn.Module, dict[str, Tensor]]:
+    """Return our layer, and the published state dict under its names."""
+    match name:
+        case "eanet_external_attention":
+            return ExternalAttention2d(512), theirs
+        case "eamlp_multi_head_external_attention_384":
+            return MultiHeadExternalAttention(meta["dim"], meta["num_heads"]), theirs
+        case "masa_decomposed" | "masa_full":
+            sizes = (meta[n] for n in ("dim", "num_heads", "decay_start", "decay_range"))
+            layer = ManhattanAttention(*sizes, decomposed=name == "masa_decomposed")
+            return layer, {k.replace("lepe.conv", "lce"): v for k, v in theirs.items()}
+        case "lambda_local_u4":
+            sizes = (meta[n] for n in ("dim", "dim_out", "dim_k", "heads", "dim_u"))
+            layer = LambdaLayer(*sizes, receptive_field=meta["r"], position_bias=True)
+            weights = {k: v for k, v in theirs.items() if k.startswith("norm_")}
+            weights["qkv.weight"] = torch.cat([theirs[f"to_{part}.weight"] for part in "qkv"])
+            weights["position.weight"] = theirs["pos_conv.weight"].squeeze(2)
+            weights["position.bias"] = theirs["pos_conv.bias"]
+            return layer, weights
+    return ReAttention(384, 12, transform_scale=meta["transform_scale"]), theirs
 
 
-def _multi_head_external_attention(fixture: Fixture) -> tuple[nn.Module, dict[str, Tensor]]:
-    sizes = fixture.meta["dim"], fixture.meta["num_heads"]
-    return MultiHeadExternalAttention(*sizes), fixture.state_dict
-
-
-def _manhattan_attention(fixture: Fixture) -> tuple[nn.Module, dict[str, Tensor]]:
-    names = ("dim", "num_heads", "decay_start", "decay_range")
-    decomposed = fixture.meta["name"] == "masa_decomposed"
-    layer = ManhattanAttention(*(fixture.meta[n] for n in names), decomposed=decomposed)
-    return layer, {k.replace("lepe.conv", "lce"): v for k, v in fixture.state_dict.items()}
-
-
-def _lambda_layer(fixture: Fixture) -> tuple[nn.Module, dict[str, Tensor]]:
-    meta, theirs = fixture.meta, fixture.state_dict
-    sizes = (meta[name] for name in ("dim", "dim_out", "dim_k", "heads", "dim_u"))
-    return LambdaLayer(*sizes, receptive_field=meta["r"], position_bias=True), {
-        "qkv.weight": torch.cat([theirs[f"to_{part}.weight"] for part in "qkv"]),
-        "position.weight": theirs["pos_conv.weight"].squeeze(2),
-        "position.bias": theirs["pos_conv.bias"],
-        **{key: value for key, value in theirs.items() if key.startswith("norm_")},
-    }
-
-
-def _re_attention(fixture: Fixture) -> tuple[nn.Module, dict[str, Tensor]]:
-    scale = fixture.meta["transform_scale"]
-    return ReAttention(384, 12, transform_scale=scale), fixture.state_dict
-
-
-LAYERS: dict[str, Callable[[Fixture], tuple[nn.Module, dict[str, Tensor]]]] = {
-    "eanet_external_attention": _external_attention,
-    "eamlp_multi_head_external_attention_384": _multi_head_external_attention,
-    "masa_decomposed": _manhattan_attention,
-    "masa_full": _manhattan_attention,
-    "lambda_local_u4": _lambda_layer,
-    "deepvit_re_attention": _re_attention,
-}
+LAYERS = (
+    "eanet_external_attention",
+    "eamlp_multi_head_external_attention_384",
+    *("masa_decomposed", "masa_full", "lambda_local_u4", "deepvit_re_attention"),
+)
 # Fixture: family of published weights, backbone, and its arguments.
 BACKBONES: dict[str, tuple[str, str, dict]] = {
     "rmt_tiny_features": ("rmt", "RMT", {"arch": "tiny"}),
@@ -168,7 +146,7 @@ def cases(name: str) -> Iterator[Case]:
     fixture = Fixture(name)
     (x,) = fixture.inputs.values()
     if name in LAYERS:
-        module, weights = LAYERS[name](fixture)
+        module, weights = _layer(name, fixture.meta, fixture.state_dict)
         module.load_state_dict(weights)
         yield Case(module.eval(), x, fixture.outputs)
         return
@@ -176,11 +154,10 @@ def cases(name: str) -> Iterator[Case]:
     from mmseg_ext.checkpoint import convert_official
 
     family, backbone, arguments = BACKBONES[name]
-    logits = {k: v for k, v in fixture.outputs.items() if k == "logits"}
-    maps = {k: v for k, v in fixture.outputs.items() if k != "logits"}
-    for published, classes in ((logits, 1000), (maps, None)):
+    for classifier in (True, False):
+        published = {k: v for k, v in fixture.outputs.items() if (k == "logits") == classifier}
         if published:
+            classes = 1000 if classifier else None
             module = getattr(backbones, backbone)(num_classes=classes, **arguments)
-            classifier = classes is not None
             module.load_state_dict(convert_official(family, fixture.state_dict, classifier))
             yield Case(module.eval(), x, published)

@@ -1,4 +1,4 @@
-"""One tester that every backbone passes: subclass it and name the model (see test_*.py beside)."""
+"""The tests of every backbone: subclass `BackboneTester` and name the model (see test_*.py)."""
 
 import copy
 from typing import ClassVar

@@ -6,11 +6,11 @@ import torch
 from mmseg_ext import fuse_model
 from mmseg_ext.backbones.eamlp import EAMLP, sinusoidal_positions
 from mmseg_ext.backbones.token_backbone import positions_at
-from mmseg_ext.checkpoint import convert_official
 from mmseg_ext.cost.multiply_adds import count_multiply_adds
+from mmseg_ext.doctor.fixtures import cases
 from tests.backbones.base import BackboneTester
 from tests.models import assert_same, randomise
-from tests.parity import Fixture, assert_parity
+from tests.parity import assert_case_parity
 
 SMALL = {"embed_dims": 32, "depth": 3, "num_heads": 2, "mlp_ratio": 2}
 
@@ -24,16 +24,14 @@ class TestEAMLP(BackboneTester):
     zero_gradient = (r"blocks\.\d+\.attn\.(trans_dims|linear_0)\.bias",)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("fused", [False, True])
-def test_published_classifier(dtype, fused):
-    fixture = Fixture("eamlp_14")
-    model = EAMLP(arch="14", num_classes=1000).eval()
-    converted = convert_official("eamlp", fixture.state_dict, classifier=True)
-    model.load_state_dict(converted, strict=True)
-    model = fuse_model(model.to(dtype)) if fused else model.to(dtype)
-    with torch.no_grad():
-        assert_parity(model(fixture.inputs["img"].to(dtype)), fixture.outputs["logits"])
+def test_parity_with_published():
+    assert_case_parity("eamlp_14")
+
+
+@torch.no_grad()
+def test_fused_classifier():
+    (case,) = cases("eamlp_14")
+    assert case.error(fuse_model(case.module.double())(case.x.double())) <= 1e-6
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from mmseg_ext.cost.multiply_adds import count_multiply_adds
 from mmseg_ext.layers import LambdaLayer
 from tests.backbones.base import BackboneTester
 from tests.models import assert_same, randomise
+from tests.parity import assert_case_parity
 
 
 class TestLambdaResNet(BackboneTester):
@@ -47,6 +48,11 @@ class TestDilated(BackboneTester):
     deeper = {"depth": (1, 1, 2, 3)}
     traced = {"lambda_stages": (2,), "out_indices": (2,)}
     size = (32, 48)
+
+
+@pytest.mark.parametrize("name", ["lambda_resnet50", "timm_lambda_resnet26t"])
+def test_parity_with_published(name):
+    assert_case_parity(name)
 
 
 def lambda_layers(model):

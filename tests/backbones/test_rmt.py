@@ -6,11 +6,10 @@ from torch._inductor.exc import InductorError
 
 from benchmarks.reference.manhattan_attention import PlainRMT
 from mmseg_ext.backbones.rmt import RMT
-from mmseg_ext.checkpoint import convert_official
 from mmseg_ext.cost.multiply_adds import count_multiply_adds
 from tests.backbones.base import BackboneTester
 from tests.models import assert_compiles_once, randomise
-from tests.parity import Fixture, assert_parity, gradient_difference
+from tests.parity import Fixture, assert_case_parity, gradient_difference
 
 SHRUNK = {
     "depths": (1, 1, 1, 1),
@@ -44,25 +43,9 @@ class TestRMT(BackboneTester):
         assert_compiles_once(model, inputs, False, "inductor")
 
 
-@pytest.mark.parametrize("arch", ["tiny", "small"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_parity_of_features(arch, dtype):
-    fixture = Fixture(f"rmt_{arch}_features")
-    model = RMT(arch).eval()
-    model.load_state_dict(convert_official("rmt", fixture.state_dict))
-    with torch.no_grad():
-        features = model.to(dtype)(fixture.inputs["img"].to(dtype))
-    for i, feature in enumerate(features):
-        assert_parity(feature, fixture.outputs[f"stage{i}"])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_parity_of_the_classifier(dtype):
-    fixture = Fixture("rmt_classifier_small")
-    model = RMT("small", num_classes=1000).eval()
-    model.load_state_dict(convert_official("rmt", fixture.state_dict, classifier=True))
-    with torch.no_grad():
-        assert_parity(model.to(dtype)(fixture.inputs["img"].to(dtype)), fixture.outputs["logits"])
+@pytest.mark.parametrize("name", ["tiny_features", "small_features", "classifier_small"])
+def test_parity_with_published(name):
+    assert_case_parity(f"rmt_{name}")
 
 
 # Parameters with the classifier of 1000 classes, the paper's FLOPs of the classifier at 224x224,
