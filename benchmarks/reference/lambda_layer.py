@@ -43,10 +43,10 @@ def table(values: Tensor, weight: Tensor) -> Tensor:
 
 
 class PlainLambdaLayer(nn.Module):
-    """What a layer computes, by the equations, with `way` for the position lambdas.
+    """A lambda layer by its equations, with `way` for the position lambdas.
 
-    It shares the layer's parameters. With `einsum`, lambdas are applied as the public
-    implementations do it; without, as our layer does, so that only `way` differs.
+    It shares the parameters of `layer`. With `einsum` it applies lambdas as the public
+    implementations do. Without it applies them as our layer does, so only `way` differs.
     """
 
     def __init__(self, layer: LambdaLayer, way: Way, einsum: bool = True):
@@ -55,20 +55,12 @@ class PlainLambdaLayer(nn.Module):
         self.way = way
         self.einsum = einsum
 
-    def forward(
-        self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensor:
-        """As `LambdaLayer.forward`."""
+    def forward(self, x: Tensor) -> Tensor:
         layer = self.layer
         q, k, v = layer.qkv(x).split(layer.channels, dim=1)
-        if context is not None:
-            _, k, v = layer.qkv(context).split(layer.channels, dim=1)
         q = layer.norm_q(q).unflatten(1, (layer.num_heads, -1))  # (B, h, k, H, W)
         v = layer.norm_v(v).unflatten(1, (layer.intra_depth, -1))  # (B, u, v, H, W)
         k = k.unflatten(1, (layer.intra_depth, -1)).flatten(3)  # (B, u, k, M)
-        if mask is not None:
-            v = v * mask[:, None, None]
-            k = k.masked_fill(~mask.flatten(1)[:, None, None], -torch.inf)
         content = torch.einsum("bukm,buvm->bkv", k.softmax(dim=3), v.flatten(3))
         y = torch.einsum("bhkyx,bkv->bhvyx", q, content)
         lambdas = self.way(v, layer.embeddings.weight)  # (B, k, v, H, W)

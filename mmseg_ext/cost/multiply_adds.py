@@ -53,11 +53,9 @@ def count_multiply_adds(model: nn.Module, x: Tensor) -> MultiplyAdds:
 def lambda_multiply_adds(layer: LambdaLayer, positions: int) -> int:
     """Of one map in the paper's dense form, without the projection; taps on padding count."""
     pairs = layer.key_depth * layer.value_depth
-    per_position = pairs * (layer.intra_depth + layer.num_heads) if layer.content else 0
-    if layer.embeddings is not None:
-        taps = positions if layer.resolution is not None else layer.receptive_field**2
-        per_position += pairs * (layer.intra_depth * taps + layer.num_heads)
-    return positions * per_position
+    taps = positions if layer.resolution is not None else layer.receptive_field**2
+    content = layer.intra_depth + layer.num_heads
+    return positions * pairs * (content + layer.intra_depth * taps + layer.num_heads)
 
 
 # Missing in torch's own table, which has the kernels of the other devices and `baddbmm`.

@@ -1,4 +1,4 @@
-"""The attention operators as plain PyTorch: nothing in this folder imports an mm package."""
+"""The attention operators as PyTorch layers. This folder imports only torch."""
 
 from mmseg_ext.layers.external_attention import ExternalAttention2d
 from mmseg_ext.layers.lambda_layer import LambdaLayer

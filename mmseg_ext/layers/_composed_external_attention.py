@@ -1,12 +1,11 @@
-"""`ExternalAttention2d.published_order` with its linear maps multiplied where they meet.
+"""`ExternalAttention2d.published_order` with adjacent linear maps multiplied into one map.
 
-The 1x1 convolution and the keys have nothing between them, nor have the values and the second
-convolution: each pair is one map of C x S. In training, batch norm's statistics come from the mean
-and covariance of the S attention rows, of which the normalised map is a linear image, not from the
-(C, N) tensor itself. At 512 channels, against the published order (docs/external_attention.md;
-the configs' crops give maps of 64 x 64 to 97 x 97):
+The 1x1 convolution and the keys are adjacent, and so are the values and the second convolution.
+Each pair is one C x S map. In training, the statistics of batch norm follow from the mean and
+covariance of the S attention rows, so the (C, N) tensor is not needed. Time compared with the
+published order at 512 channels (docs/external_attention.md; crops have 64 x 64 to 97 x 97):
 
-    64 x 64 positions, fused inference 56.06 to 7.77 ms, a composed training step 95.85 to 22.58 ms
+    64 x 64 positions: fused inference 56.06 to 7.77 ms, a training step 95.85 to 22.58 ms
 """
 
 from collections.abc import Callable
@@ -33,16 +32,17 @@ def composed_attention(
     normalize: Normalize,
     shift: Tensor | None = None,
 ) -> Tensor:
-    """relu(x + norm(values @ normalize(keys @ x + key_bias))), (B, C, H, W) to the same.
+    """Compute relu(x + norm(values @ normalize(keys @ x + key_bias))) for x (B, C, H, W).
 
-    The composed keys are (S, C) with a bias (S,), the values (C, S). A `shift` (C,) stands in the
-    place of a norm whose scale the values hold already.
+    The composed keys are (S, C) with a bias (S,), the composed values (C, S). If `shift` (C,) is
+    given, it replaces `norm`; the values then contain the scale of the norm.
     """
     dtype = compute_dtype(x)
     with autocast_disabled(x):
         pixels = x.flatten(2).to(dtype)  # (B, C, N)
         keys = keys.to(dtype).expand(x.shape[0], -1, -1)  # (B, S, C)
-        # Softmax over positions cancels key_bias; it stays so that its parameter is used.
+        # A softmax over positions removes key_bias. It is added because its parameter needs a
+        # gradient: DDP stops on unused parameters.
         logits = torch.baddbmm(key_bias.to(dtype)[:, None], keys, pixels)  # (B, S, N)
         attention = normalize(logits.to(full_precision(dtype)))  # (B, S, N)
         if shift is None:
@@ -52,12 +52,12 @@ def composed_attention(
         if shift is None:
             y = torch.bmm(values, attention).unflatten(2, x.shape[2:])  # (B, C, H, W)
             return F.relu(norm(y) + x.to(y.dtype))
-        # In one tensor of x's size and memory format.
+        # All in one tensor that has the size and memory format of x.
         out = pixels + shift.to(dtype)[:, None]  # (B, C, N)
         out = out.baddbmm_(values, attention)
         if torch.compiler.is_compiling():
-            # The next convolution must not get a view: for any size, inductor (2.13) then fails
-            # with "cannot determine truth value of Relational" (pytorch/pytorch#185510).
+            # The next convolution must not get a view. With symbolic sizes inductor (2.13) would
+            # fail with "cannot determine truth value of Relational" (pytorch/pytorch#185510).
             return F.relu(out.unflatten(2, x.shape[2:]))
         return out.relu_().unflatten(2, x.shape[2:])
 
@@ -65,10 +65,9 @@ def composed_attention(
 def _absorb_norm(
     values: Tensor, norm: nn.Module, attention: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """Values (C, S) times a batch norm's scale, and its shift (C,); None for any other norm.
+    """Return values (C, S) times the scale of a batch norm, and its shift (C,).
 
-    With y = V a the batch mean is V mean(a) and the variance diag(V cov(a) V^T): S rows of
-    statistics instead of C, and no pass over the (C, N) tensor.
+    For any other norm the values are returned unchanged and the shift is None.
     """
     if not _is_plain_batch_norm(norm):
         return values, None
@@ -76,11 +75,12 @@ def _absorb_norm(
     if not norm.training and mean is not None and variance is not None:
         return _fold(norm, values, mean, variance)
     if isinstance(norm, nn.SyncBatchNorm):
-        return values, None  # its statistics are the whole group's
+        return values, None  # its statistics include the other processes
+    # For y = V a the batch mean is V mean(a) and the variance is diag(V cov(a) V^T).
     slot_mean = attention.mean(dim=(0, 2))  # (S,)
-    centred = attention - slot_mean[:, None]  # (B, S, N)
+    centered = attention - slot_mean[:, None]  # (B, S, N)
     count = attention.shape[0] * attention.shape[2]
-    covariance = torch.bmm(centred, centred.transpose(1, 2)).sum(0) / count  # (S, S)
+    covariance = torch.bmm(centered, centered.transpose(1, 2)).sum(0) / count  # (S, S)
     mean = values @ slot_mean  # (C,)
     variance = ((values @ covariance) * values).sum(1)  # (C,)
     if norm.training and norm.running_mean is not None:
@@ -95,7 +95,7 @@ def _is_plain_batch_norm(norm: nn.Module) -> TypeGuard[_BatchNorm]:
 def _fold(
     norm: _BatchNorm, values: Tensor, mean: Tensor, variance: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Values (C, S) scaled and the shift (C,) of a batch norm with these statistics."""
+    """Return the scaled values (C, S) and the shift (C,) of a batch norm with these statistics."""
     scale = torch.rsqrt(variance.to(values.dtype) + norm.eps)
     if norm.weight is not None:
         scale = scale * norm.weight
@@ -104,9 +104,9 @@ def _fold(
 
 
 class FusedExternalAttention2d(nn.Module):
-    """Inference form of `ExternalAttention2d`: `composed_attention` with its weights stored.
+    """Inference form of `ExternalAttention2d`, which stores the composed weights.
 
-    A batch norm with running statistics is folded into the values; any other norm stays a module.
+    Batch norm with running statistics is folded into the values; any other norm stays a module.
     """
 
     keys: Tensor
@@ -137,7 +137,7 @@ class FusedExternalAttention2d(nn.Module):
             self.register_buffer(name, None if tensor is None else tensor.to(dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, C, H, W) to the same."""
+        """Map x (B, C, H, W) to (B, C, H, W)."""
         require_map(x, self.keys.shape[1])
         weights = (self.keys, self.key_bias, self.values)
         return composed_attention(x, *weights, self.norm, self.normalize, self.shift)

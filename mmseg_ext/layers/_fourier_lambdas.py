@@ -1,12 +1,11 @@
-"""`direct_lambdas` in the frequency domain, a few of the key channels at a time.
+"""`direct_lambdas` in the frequency domain, for large windows on large maps on a CPU.
 
-For large windows on large maps: the backward of a convolution with one input channel is slow. With
-23 x 23 taps on a CPU, against the direct form (docs/lambda.md; c2 of the configs'
-512x512 crops has this size):
+The backward pass of a convolution with one input channel is slow. Time compared with the direct
+form for 23 x 23 taps (docs/lambda.md; c2 of a 512x512 crop has this size):
 
     64 channels, 128 x 128 positions: inference 26.8 to 12.4 ms, a training step 482.5 to 47.9 ms
 
-Other devices run the direct convolution.
+Other devices always use the direct convolution.
 """
 
 from collections.abc import Iterator
@@ -17,17 +16,17 @@ from torch import Tensor
 from mmseg_ext.layers.precision import full_precision
 from mmseg_ext.layers.shapes import is_fixed
 
-# Bytes of one chunk of spectra: what stays in a core's cache measured fastest.
+# Bytes of one chunk of spectra. A chunk that fits into the cache of a core measured fastest.
 _CHUNK_BYTES = 1_500_000
 
 
 def should_use(values: Tensor, weight: Tensor) -> bool:
-    """Whether this way is faster, as measured on CPUs, and possible."""
+    """Check if the frequency domain is possible and faster, as measured on CPUs."""
     height, width = values.shape[3:]
     if values.device.type != "cpu" or torch.onnx.is_in_onnx_export():
-        return False  # ONNX has no complex products
+        return False  # ONNX does not have complex products
     if not is_fixed(height, width):
-        return False  # a program for any size has one way for all of them
+        return False  # a program for any size contains one form for all sizes
     taps, positions = weight.shape[2] * weight.shape[3], height * width
     if torch.is_grad_enabled() and (values.requires_grad or weight.requires_grad):
         return taps >= 49 and taps * positions >= 50_000
@@ -35,11 +34,12 @@ def should_use(values: Tensor, weight: Tensor) -> bool:
 
 
 def fourier_lambdas(values: Tensor, weight: Tensor, dilation: int = 1) -> Iterator[Tensor]:
-    """Position lambdas as `direct_lambdas` gives them, in chunks (B, k', v, H, W), in float32 at
-    least: there is no transform for half precision at these lengths.
+    """Yield position lambdas in chunks (B, k', v, H, W) of key channels, as `direct_lambdas`.
 
-    A circular correlation of length H + reach is enough: what wraps around lies outside the map.
+    They are in float32 at least, since half precision has no transforms of these lengths.
     """
+    # A circular correlation of length H + reach is sufficient: the values that wrap around are
+    # outside of the map.
     values, weight = (t.to(full_precision(t.dtype)) for t in (values, weight))
     batch, _, depth, height, width = values.shape
     key_depth, _, rows, columns = weight.shape
@@ -59,19 +59,19 @@ def fourier_lambdas(values: Tensor, weight: Tensor, dilation: int = 1) -> Iterat
         product = part[:, 0] * spectrum[:, 0, None]  # (B, k', v, S0, S1 // 2 + 1)
         for i in range(1, weight.shape[1]):
             product = product + part[:, i] * spectrum[:, i, None]
-        # Rows first, so that the second transform runs over the rows of the map alone.
+        # The first transform is cut to the rows of the map, so the second has fewer rows.
         product = torch.fft.ifft(product, dim=3)[:, :, :, :height]
         yield torch.fft.irfft(product, n=size[1], dim=4)[..., :width]  # (B, k', v, H, W)
 
 
 def _fast_length(least: int) -> int:
-    """The smallest length of at least `least` with no prime factor above 5."""
+    """Return the smallest length >= `least` without a prime factor above 5."""
     length = least
     while True:
         rest = length
         for prime in (2, 3, 5):
             while rest % prime == 0:
-                rest = rest // prime  # not in place: a tracer's sizes are tensors
+                rest = rest // prime  # not in place, because sizes in a tracer are tensors
         if rest == 1:
             return length
         length += 1

@@ -5,11 +5,11 @@ Visual Tasks", arXiv:2105.02358 (TPAMI 2022).
 Published code: MenghaoGuo/EANet, `model_torch.py` (`External_attention`).
 
 Deviations from the published code:
-- On maps of more than S positions the 1x1 convolution and the keys are multiplied into one map, and
-  so are the values and the second convolution (`_composed_external_attention.py`). Results and the
+- For maps of more than S positions, the 1x1 convolution and the keys are multiplied into one map,
+  and so are the values and the second convolution (`_composed_external_attention.py`). Results and
   state dict are the same.
-- The two memories are separate parameters that start equal. The published module ties their
-  storage on the CPU by accident and separates it on a GPU, where its weights were trained.
+- The two memories are separate parameters with equal initial values. The published module shares
+  their storage on a CPU by accident, but not on a GPU, where its weights were trained.
 """
 
 import copy
@@ -31,16 +31,17 @@ from mmseg_ext.layers.submodules import computes_by_weights
 Normalization = Literal["double", "softmax"]
 
 _EPS = 1e-9  # of the published code
-# ONNX optimizers take a sum with 1e-9 for a sum with zero. A power of two changes no digit.
+# ONNX optimizers remove the addition of 1e-9, because they treat it as zero. Scaling both summands
+# prevents this. A power of two does not change the digits of the result.
 _SCALE = 2.0**30
 
 
 def double_normalize(logits: Tensor, positions: int = -1, slots: int = 1) -> Tensor:
-    """Softmax over positions, then L1 over memory slots (paper, Eq. 10-11), in float32 at least.
+    """Apply a softmax over positions, then divide by the sum over slots (paper, Eq. 10-11).
 
-    Each slot first distributes one unit over the positions; each position's shares then sum to 1.
-    `positions` and `slots` are the dimensions of these in `logits`, by default of (B, S, N). The
-    result has the shape and dtype of `logits`.
+    `positions` and `slots` are dimensions of `logits`, by default (B, S, N). The weights of each
+    position sum to one. The result has the shape and dtype of `logits`; the computation is in
+    float32 at least.
     """
     shares = logits.softmax(positions, dtype=full_precision(logits.dtype))
     total = (_SCALE * shares.sum(slots, keepdim=True) + _SCALE * _EPS) / _SCALE
@@ -48,7 +49,7 @@ def double_normalize(logits: Tensor, positions: int = -1, slots: int = 1) -> Ten
 
 
 def slot_softmax(logits: Tensor) -> Tensor:
-    """Softmax over the slots of logits (B, S, N), in float32 at least; returned in their dtype."""
+    """Apply a softmax over the slots of logits (B, S, N), computed in float32 at least."""
     return logits.softmax(1, dtype=full_precision(logits.dtype)).to(logits.dtype)
 
 
@@ -56,24 +57,23 @@ _NORMALIZATIONS = {"double": double_normalize, "softmax": slot_softmax}
 
 
 class ExternalAttention2d(nn.Module):
-    """The published external attention block on feature maps: (B, C, H, W) to the same.
+    """The published external attention block, (B, C, H, W) to (B, C, H, W).
 
-    1x1 convolution with bias, keys M_k, normalisation, values M_v, 1x1 convolution, norm,
-    residual, ReLU. With C = 512 and S = 64 it has 591,360 parameters; at 128 x 128 positions the
-    published order takes 9.66 G multiply-adds, the composed one 1.07 G.
+    1x1 convolution with bias, keys M_k, normalization, values M_v, 1x1 convolution, norm,
+    residual, ReLU. With C = 512 and S = 64 the block has 591,360 parameters. At 128 x 128 positions
+    it needs 1.11 G multiply-adds; the published order needs 9.66 G.
 
     Args:
         channels: C.
-        memory_size: number of memory slots S (the paper's S, `k` in the published code).
-        norm_layer: makes the norm after the second convolution from its channel count. With a
-            batch norm the whole tail is one product; any other norm is applied as it is.
-        normalization: 'double' is Eq. 10-11 (softmax over positions, then L1 over slots);
-            'softmax' is a plain softmax over the slots, as self-attention has over its keys: the
-            paper's ablation of double normalisation.
+        memory_size: S, the number of memory slots (`k` in the published code).
+        norm_layer: builds the norm after the second convolution from its number of channels. Batch
+            norm is folded into the product before it; any other norm is called.
+        normalization: 'double' is Eq. 10-11, a softmax over positions and L1 over slots. 'softmax'
+            is a softmax over the slots, the paper's ablation.
         tied: one memory, M_v = M_k^T (Eq. 5-6), instead of two (Eq. 7-8).
 
     Raises:
-        ValueError: for an unknown `normalization`, and in `forward` for an input that is not
+        ValueError: if `normalization` is unknown, and in `forward` if the input is not
             (B, channels, H, W).
     """
 
@@ -92,7 +92,7 @@ class ExternalAttention2d(nn.Module):
         self.memory_size = memory_size
         self.normalization = normalization
         self.tied = tied
-        # Names and shapes of the published state dict.
+        # Names and shapes as in the published state dict.
         self.conv1 = nn.Conv2d(channels, channels, 1)
         self.linear_0 = nn.Conv1d(channels, memory_size, 1, bias=False)
         if not tied:
@@ -103,11 +103,11 @@ class ExternalAttention2d(nn.Module):
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, C, H, W) to the same; the result is that of `published_order`."""
+        """Map x (B, C, H, W) to (B, C, H, W); the result equals `published_order`."""
         require_map(x, self.channels)
         pixels = x.shape[0] * x.shape[2] * x.shape[3]
-        # From S + 1 pixels on composing saves more than it costs. A compiled program would be made
-        # anew for small maps.
+        # Composing pays off from S + 1 pixels. Compiled programs always compose, because a second
+        # program for small maps would be compiled otherwise.
         many = torch.compiler.is_compiling() or pixels > self.memory_size
         if many and self._is_composable():
             with autocast_disabled(x):
@@ -116,7 +116,7 @@ class ExternalAttention2d(nn.Module):
         return self.published_order(x)
 
     def published_order(self, x: Tensor) -> Tensor:
-        """x (B, C, H, W) to the same, one submodule after the other."""
+        """Map x (B, C, H, W) to (B, C, H, W), one submodule after the other."""
         queries = self.conv1(x).flatten(2)  # (B, C, N)
         attention = self.normalize(self.linear_0(queries))  # (B, S, N)
         if self.tied:
@@ -126,13 +126,13 @@ class ExternalAttention2d(nn.Module):
         return F.relu(x + self.conv2(y.unflatten(2, x.shape[2:])))  # (B, C, H, W)
 
     def normalize(self, logits: Tensor) -> Tensor:
-        """Attention (B, S, N) from logits (B, S, N), in their dtype."""
+        """Return the attention (B, S, N) for logits (B, S, N), in their dtype."""
         return _NORMALIZATIONS[self.normalization](logits)
 
     def attention_map(self, x: Tensor) -> Tensor:
-        """The weights of the memory slots at each position of x (B, C, H, W): (B, S, H, W).
+        """Return the weights of the memory slots for x (B, C, H, W), (B, S, H, W).
 
-        `forward` does not keep them. They have the dtype of the weights, autocast or not.
+        Their dtype is the dtype of the parameters, also under autocast.
         """
         require_map(x, self.channels)
         with autocast_disabled(x):
@@ -140,7 +140,7 @@ class ExternalAttention2d(nn.Module):
             return self.normalize(self.linear_0(queries)).unflatten(2, x.shape[2:])
 
     def reset_parameters(self) -> None:
-        """The published initialisation: fan-out normal, and equal memories of std sqrt(2/C)."""
+        """Initialize as published: fan-out normal, and equal memories with std sqrt(2/C)."""
         std = (2 / self.channels) ** 0.5
         nn.init.normal_(self.conv1.weight, std=std)
         nn.init.normal_(self.conv2.get_parameter("0.weight"), std=std)
@@ -148,35 +148,30 @@ class ExternalAttention2d(nn.Module):
         if not self.tied:
             with torch.no_grad():
                 self.linear_1.weight.copy_(self.linear_0.weight.transpose(0, 1))
-        norm = self.conv2[1]
-        if isinstance(getattr(norm, "weight", None), nn.Parameter):
-            nn.init.ones_(norm.get_parameter("weight"))
-            nn.init.zeros_(norm.get_parameter("bias"))
 
     def fuse(self) -> nn.Module:
-        """The inference form, with the composed weights stored and batch norm folded into them.
+        """Return the inference form, which stores the composed weights with batch norm folded in.
 
-        If hooks or adapters are attached to a submodule, the result is a copy of this block.
+        The result is a copy of this block if a submodule has hooks or adapters.
         """
         if not self._is_composable():
             return copy.deepcopy(self).eval()
         with torch.no_grad():
             weights = self._composed_weights()
-        normalize = _NORMALIZATIONS[self.normalization]
-        dtype = self.conv1.weight.dtype
-        return FusedExternalAttention2d(*weights, self.conv2[1], normalize, dtype)
+        norm, normalize = copy.deepcopy(self.conv2[1]), _NORMALIZATIONS[self.normalization]
+        return FusedExternalAttention2d(*weights, norm, normalize, self.conv1.weight.dtype).eval()
 
     def _is_composable(self) -> bool:
-        """Whether the weights alone say what the submodules before the norm compute."""
+        """Check if only weights determine the results of the submodules before the norm."""
         memories = (self.linear_0,) if self.tied else (self.linear_0, self.linear_1)
         return computes_by_weights(self.conv1, self.conv2, self.conv2[0], *memories)
 
     def _composed_weights(self) -> tuple[Tensor, Tensor, Tensor]:
-        """M_k W_1 (S, C), its bias M_k b_1 (S,) and W_2 M_v (C, S), in float32 at least."""
+        """Return M_k W_1 (S, C), M_k b_1 (S,) and W_2 M_v (C, S), in float32 at least."""
         dtype = full_precision(self.conv1.weight.dtype)
         weights = self.conv1.weight, self.conv2[0].weight
         first, last = (w.flatten(1).to(dtype) for w in weights)  # pyright: ignore[reportCallIssue]
-        # Flattened, not indexed: the backward of an index fills a tensor of zeros.
+        # `flatten` instead of an index, whose backward pass would fill a tensor with zeros.
         keys = self.linear_0.weight.flatten(1).to(dtype)  # (S, C)
         values = keys.t() if self.tied else self.linear_1.weight.flatten(1).to(dtype)  # (C, S)
         assert self.conv1.bias is not None

@@ -4,12 +4,12 @@ Paper: RMT: Retentive Networks Meet Vision Transformers, arXiv:2309.11523 (calle
 Follows: qhfan/RMT (32ea214), `segmentation/mmseg/models/backbones/RMT.py`, classes
 `RetNetRelPos2d`, `VisionRetentionChunk` and `VisionRetentionAll`.
 
-Deviations, none of which changes the published result:
-- No mask of heads x positions x positions: attention runs in slices of the queries, with the bias
-  formed from two one-dimensional decays, and a slice is computed again in the backward.
-- Decays and rotary phases come from the positions in every forward; the state dict has none.
+Deviations, which do not change the published result: attention runs in slices of the queries, so
+there is no mask of heads x positions x positions, and the state dict has no decays or phases.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
@@ -21,36 +21,39 @@ from mmseg_ext.layers.precision import full_precision
 from mmseg_ext.layers.shapes import is_fixed, require_channels_last_map
 
 Decay = Literal["logit", "product"]
-_DECAYS = (*get_args(Decay), None)
 
-# A slice of whole maps: at most this many queries, and at most this many bytes of bias. On a CPU
-# 256 queries measured best of 32 to 512 at 8192 positions and 8 heads.
+# Full attention: a slice has at most this many queries and at most this many bytes of bias. On a
+# CPU 256 queries measured best of 32 to 512 at 8192 positions and 8 heads.
 _QUERIES = 256
 _BYTES = 64 * 2**20
 
 
 class ManhattanAttention(nn.Module):
-    """Self-attention over a map with one decay per head, (B, H, W, C) to the same.
+    """Self-attention over a map with one decay per head, (B, H, W, C) to (B, H, W, C).
 
-    Head i weighs a position at Manhattan distance m by gamma_i^m, gamma_i = 1 - 2^(-a - r i / n)
-    for `decay_start` a, `decay_range` r and n heads. `decay='logit'`, the published code, adds
-    log(gamma) m before the softmax, so that the weights sum to one. `decay='product'` is the
-    paper's printed equation (softmax(Q K^T) * D) V: the weights sum to less than one; renormalised
-    they are those of 'logit'. `decay=None` is plain attention.
+    Head i weighs a position at Manhattan distance m by gamma_i^m, with
+    gamma_i = 1 - 2^(-a - r i / n) for `decay_start` a, `decay_range` r and n heads.
 
-    `decomposed=True` attends along W and then, with the same queries and keys, along H: equation
-    (Attn_H (Attn_W V)), O(HW (H + W)) instead of O((HW)^2). `lce` adds a depthwise 5x5 convolution
-    of the values before the output projection (local context enhancement).
+    `rotary=True` rotates queries and keys by a phase of the raster index h W + w, as in the
+    published code. The paper's equations do not have it. Along H the phase between two rows is
+    W theta, so the function of a trained model depends on the width of the map.
 
-    `rotary` turns queries and keys by a phase of the raster index h W + w, as the published code
-    does; the paper's equations have none. Along H the phase between two rows is then W theta: the
-    function of a trained model depends on the width of the map.
+    Under autocast the phases are float32; on a CPU the decays and the softmax are too.
 
-    Under autocast the phases are float32, and so are the decays and the softmax on a CPU.
+    Args:
+        embed_dim: C, a multiple of `num_heads`.
+        decay: 'logit' is the published code. It adds log(gamma) m before the softmax, so the
+            weights sum to one. 'product' is the equation in the paper, (softmax(Q K^T) * D) V,
+            whose weights sum to less than one; renormalized they equal the weights of 'logit'.
+            None is attention without a decay.
+        decomposed: attend along W and then, with the same queries and keys, along H:
+            Attn_H (Attn_W V), at O(HW (H + W)) instead of O((HW)^2).
+        lce: local context enhancement, a depthwise 5x5 convolution of the values that is added
+            before the output projection.
 
     Raises:
-        ValueError: if `embed_dim` is not a multiple of `num_heads`, the head width is odd while
-            `rotary`, or `decay` is unknown.
+        ValueError: if `embed_dim` is not a multiple of `num_heads`, if the head width is odd with
+            `rotary=True`, or if `decay` is unknown.
     """
 
     def __init__(
@@ -68,12 +71,13 @@ class ManhattanAttention(nn.Module):
         if num_heads < 1 or embed_dim % num_heads:
             raise ValueError(f"embed_dim={embed_dim} is not a multiple of num_heads={num_heads}")
         if rotary and embed_dim // num_heads % 2:
+            width = embed_dim // num_heads
             raise ValueError(
-                f"embed_dim={embed_dim} with num_heads={num_heads} gives heads of odd width "
-                f"{embed_dim // num_heads}; rotary phases turn pairs of channels"
+                f"embed_dim={embed_dim}, num_heads={num_heads}: rotary needs an even head width, "
+                f"not {width}"
             )
-        if decay not in _DECAYS:
-            raise ValueError(f"decay must be one of {_DECAYS}, not {decay!r}")
+        if decay not in (*get_args(Decay), None):
+            raise ValueError(f"decay must be 'logit', 'product' or None, not {decay!r}")
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.decay_start = decay_start
@@ -88,11 +92,7 @@ class ManhattanAttention(nn.Module):
         self.out_proj = nn.Linear(embed_dim, embed_dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, H, W, C) to the same.
-
-        Raises:
-            ValueError: for another shape.
-        """
+        """Map x (B, H, W, C) to (B, H, W, C); raise a ValueError for another shape."""
         q, k = self._queries_and_keys(x)  # (B, H, W, n, d)
         value = self.v_proj(x)
         v = value.unflatten(-1, (self.num_heads, -1))  # (B, H, W, n, d)
@@ -110,20 +110,20 @@ class ManhattanAttention(nn.Module):
         return self.out_proj(out)
 
     def _queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What the layer compares, each (B, H, W, n, d), phases applied."""
+        """Return rotated queries and keys, each (B, H, W, n, d)."""
         require_channels_last_map(x, self.embed_dim)
         q, k = (p(x).unflatten(-1, (self.num_heads, -1)) for p in (self.q_proj, self.k_proj))
         if self.rotary:
-            phase = rotary_phase(*q.shape[1:3], head_dim=q.shape[-1], like=q)
+            phase = rotary_phase(q.shape[1], q.shape[2], q.shape[-1], like=q)
             q, k = _rotate(q, phase), _rotate(k, phase)
         return q, k
 
     def attention_map(self, x: Tensor, position: tuple[int, int] | None = None) -> Tensor:
-        """The weights of the values for x (B, H, W, C): (B, n, N, N) of N = H W positions.
+        """Return the weights of the values for x (B, H, W, C), (B, n, N, N) with N = H W.
 
-        Positions are in raster order, queries before keys. With `position` (row, column) there is
-        this query alone, (B, n, 1, N). In the decomposed form a weight is the product of two:
-        along the column of the query, then along the row of the key.
+        Positions are in raster order, queries before keys. `position` (row, column) selects one
+        query and gives (B, n, 1, N). In the decomposed form a weight is a product: along the column
+        of the query times along the row of the key.
         """
         q, k = (t.permute(0, 3, 1, 2, 4) for t in self._queries_and_keys(x))  # (B, n, H, W, d)
         q = q * q.shape[-1] ** -0.5
@@ -144,7 +144,7 @@ class ManhattanAttention(nn.Module):
         return self._weights(logits, distance)
 
     def _weights(self, logits: Tensor, distance: Tensor) -> Tensor:
-        """Weights from logits (B, n, ..., l, m) and distances (l, m)."""
+        """Return weights of the shape of logits (B, n, ..., l, m), for distances (l, m)."""
         if self.decay is None:
             return logits.softmax(-1)
         bias = self._log_decays(logits).view(-1, *[1] * (logits.ndim - 2)) * distance
@@ -153,13 +153,13 @@ class ManhattanAttention(nn.Module):
         return (logits + bias).softmax(-1)
 
     def _log_decays(self, like: Tensor) -> Tensor:
-        decays = log_decays(self.num_heads, self.decay_start, self.decay_range)  # (n,)
-        return decays.to(like.device, full_precision(like.dtype))
+        settings = (self.num_heads, self.decay_start, self.decay_range)
+        return _computed_once(log_decays, *settings, like=like)  # (n,)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, height: int, width: int) -> Tensor:
-        """New values by attention over maps of the last two positions' axes.
+        """Attend within maps of `height` x `width`, (B, H, W, n, d) to (B, H, W, n, d).
 
-        Takes and gives (B, H, W, n, d). With `height` 1 each row is a map of its own.
+        With `height` 1 each row is a separate map.
         """
         first = 0 if self.decomposed else 1
         q, k, values = (t.flatten(first, first + 1).transpose(1, 2) for t in (q, k, v))
@@ -172,96 +172,101 @@ class ManhattanAttention(nn.Module):
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decays: Tensor,
-    height: int,
-    width: int,
-    printed: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, decays: Tensor, height: int, width: int, printed: bool = False
 ) -> Tensor:
-    """softmax(q k^T / sqrt(d) + b) v, or (softmax(q k^T / sqrt(d)) * exp(b)) v where `printed`.
+    """Compute softmax(q k^T / sqrt(d) + b) v, or (softmax(q k^T / sqrt(d)) * exp(b)) v.
 
-    q, k, v are (s, n, l, d), whose l = height x width positions are in raster order; b is the
-    log-decay of the head, `decays` (n,), times the Manhattan distance. Over maps of several rows a
-    slice of the queries is computed at a time, and again in the backward.
+    `printed` selects the second form, the paper's equation. q, k and v are (s, n, l, d) with
+    l = height x width positions in raster order. b is the log-decay of the head, in `decays` (n,),
+    times the Manhattan distance. Slices of the queries are computed again in the backward pass.
     """
-    step = _slice_length(height, width, decays)
-    if step is None:
-        return _attend_slice(q, k, v, decays, 0, height, width, printed)  # (s, n, l, d)
-    again = torch.is_grad_enabled() and not _is_recorded()
-    parts = []
-    for start in range(0, height * width, step):
-        arguments = (q[:, :, start : start + step], k, v, decays, start, height, width, printed)
-        if again:
-            parts.append(checkpoint(_attend_slice, *arguments, use_reentrant=False))
-        else:
-            parts.append(_attend_slice(*arguments))
-    return torch.cat(parts, 2)  # (s, n, l, d)
-
-
-def _slice_length(height: int, width: int, decays: Tensor) -> int | None:
-    """Queries in a slice; None where all are one: few, along an axis, or in a program for any
-    size, whose number of slices would be fixed."""
     length = height * width
-    if not is_fixed(length) or height == 1 or length <= _QUERIES:
-        return None
-    return max(1, min(_QUERIES, _BYTES // (decays.nbytes * length)))
 
+    def attend_slice(start: int, stop: int) -> Tensor:
+        positions = torch.arange(start, stop, device=q.device)
+        distance = manhattan_distance(positions, height, width)  # (l', l)
+        # A mask with three dimensions would take the kernel's unfused path.
+        bias = decays.view(1, -1, 1, 1) * distance  # (1, n, l', l)
+        queries = q[:, :, start:stop]  # (s, n, l', d)
+        if not printed:
+            if q.device.type != "cpu":  # kernels of GPUs require the dtype of the queries
+                bias = bias.to(q.dtype)
+            return F.scaled_dot_product_attention(queries, k, v, attn_mask=bias)
+        logits = (queries @ k.transpose(-1, -2)).to(bias.dtype) * q.shape[-1] ** -0.5
+        return (torch.softmax(logits, -1) * bias.exp()).to(v.dtype) @ v  # (s, n, l', d)
 
-def _attend_slice(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decays: Tensor,
-    start: int,
-    height: int,
-    width: int,
-    printed: bool,
-) -> Tensor:
-    """`attend` for the queries from position `start` on, q (s, n, l', d)."""
-    positions = torch.arange(start, start + q.shape[2], device=q.device)
-    # Four dimensions: a mask of three takes the kernel's unfused path.
-    bias = decays.view(1, -1, 1, 1) * manhattan_distance(positions, height, width)  # (1, n, l', l)
-    if not printed:
-        if q.device.type != "cpu":  # a GPU's kernels ask for the dtype of the queries
-            bias = bias.to(q.dtype)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-    logits = (q @ k.transpose(-1, -2)).to(bias.dtype) * q.shape[-1] ** -0.5  # (s, n, l', l)
-    return (torch.softmax(logits, -1) * bias.exp()).to(v.dtype) @ v  # (s, n, l', d)
+    # A program for any size cannot contain a fixed number of slices.
+    if height == 1 or not is_fixed(length) or length <= _QUERIES:
+        return attend_slice(0, length)
+    if torch.is_grad_enabled() and not _is_recorded():
+        attend_slice = functools.partial(checkpoint, attend_slice, use_reentrant=False)
+    step = max(1, min(_QUERIES, _BYTES // (decays.nbytes * length)))
+    starts = range(0, length, step)
+    return torch.cat([attend_slice(i, min(i + step, length)) for i in starts], 2)  # (s, n, l, d)
 
 
 def manhattan_distance(positions: Tensor, height: int, width: int) -> Tensor:
-    """Distances of raster positions (q,) to all of a map, (q, height x width)."""
+    """Return the distances of raster positions (q,) to all positions, (q, height x width)."""
     row = positions // width
-    column = positions - row * width  # ONNX has no remainder by a width that is a variable
+    column = positions - row * width  # ONNX has no remainder for a symbolic width
     down = (row[:, None] - torch.arange(height, device=positions.device)).abs()  # (q, H)
     across = (column[:, None] - torch.arange(width, device=positions.device)).abs()  # (q, W)
     return (down[:, :, None] + across[:, None]).flatten(1)  # (q, H W)
 
 
-def log_decays(num_heads: int, start: float, spread: float) -> Tensor:
-    """log(gamma_i), gamma_i = 1 - 2^(-start - spread * i / num_heads), of head i; float64 (n,)."""
-    head = torch.arange(num_heads, dtype=torch.float64, device="cpu")
+def log_decays(
+    num_heads: int, start: float, spread: float, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Return log(1 - 2^(-start - spread i / num_heads)) for each head i, float64 (num_heads,)."""
+    head = torch.arange(num_heads, dtype=torch.float64, device=device)
     return torch.log1p(-torch.exp2(-start - spread * head / num_heads))
 
 
 def rotary_phase(height: int, width: int, head_dim: int, like: Tensor) -> Tensor:
-    """cos and sin of theta_j times the raster index, (H, W, 1, head_dim / 2, 2).
+    """Return cos and sin of theta_j times the raster index, (H, W, 1, head_dim / 2, 2).
 
-    On the device of `like`, in float32 at least. The angles are float64: those of the rows and of
-    the columns, whose sums' cosines and sines follow.
+    They are on the device of `like`, in float32 at least. The sum formulas give them from the
+    float64 angles of the rows and of the columns.
     """
-    theta = 10000.0 ** -torch.linspace(0, 1, head_dim // 2, dtype=torch.float64, device="cpu")
-    parts = []
-    for count, stride in ((height, width), (width, 1)):
-        index = torch.arange(count, dtype=torch.float64, device="cpu") * stride
-        angle = index[:, None, None] * theta  # (count, 1, d / 2)
-        phase = torch.stack((angle.cos(), angle.sin()), -1)
-        parts.append(phase.to(like.device, full_precision(like.dtype)))
-    (cos_row, sin_row), (cos, sin) = parts[0][:, None].unbind(-1), parts[1].unbind(-1)
+    rows = _computed_once(_axis_phase, height, width, head_dim, like=like)[:, None]
+    columns = _computed_once(_axis_phase, width, 1, head_dim, like=like)
+    (cos_row, sin_row), (cos, sin) = rows.unbind(-1), columns.unbind(-1)
     real, imaginary = cos_row * cos - sin_row * sin, sin_row * cos + cos_row * sin
     return torch.stack((real, imaginary), -1)
+
+
+def _axis_phase(count: int, stride: int, head_dim: int, device: torch.device | str) -> Tensor:
+    """Return cos and sin of theta_j times multiples of `stride`, (count, 1, head_dim / 2, 2)."""
+    options = {"dtype": torch.float64, "device": device}
+    theta = 10000.0 ** -torch.linspace(0, 1, head_dim // 2, **options)  # (d / 2,)
+    index = torch.arange(count, **options) * stride
+    angle = index[:, None, None] * theta  # (count, 1, d / 2)
+    return torch.stack((angle.cos(), angle.sin()), -1)
+
+
+def _computed_once(function: Callable[..., Tensor], *arguments: float, like: Tensor) -> Tensor:
+    """Return `function(*arguments, device)` on the device of `like`, in float32 at least.
+
+    The blocks of a stage share the result, and later forwards of the same size reuse it.
+    """
+    options = (function, arguments, like.device, full_precision(like.dtype))
+    # Recorded programs, fake tensors, inference mode and torch.func need their own tensors.
+    separate = _is_recorded() or type(like) is not Tensor or torch.is_inference_mode_enabled()
+    transforms = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    if separate or transforms.peek_interpreter_stack():
+        return _compute(*options)
+    return _compute_cached(*options)
+
+
+def _compute(
+    function: Callable[..., Tensor], arguments: tuple, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    # On the device, because a copy from the host would wait for the GPU. MPS has no float64.
+    place = "cpu" if device.type == "mps" else device
+    return function(*arguments, device=place).to(device, dtype)
+
+
+_compute_cached = functools.lru_cache(maxsize=256)(_compute)
 
 
 def _is_recorded() -> bool:
@@ -269,11 +274,11 @@ def _is_recorded() -> bool:
 
 
 def _rotate(x: Tensor, phase: Tensor) -> Tensor:
-    """Turn each pair of channels of (B, H, W, n, d) by its phase, in the phase's precision."""
+    """Rotate each pair of channels of x (B, H, W, n, d) by its phase, in the phase's precision."""
     pairs = x.to(phase.dtype).unflatten(-1, (-1, 2))  # (B, H, W, n, d / 2, 2)
-    if _is_recorded():  # tracers and exporters know real arithmetic best
+    if _is_recorded():  # tracers and exporters support real arithmetic best
         (a, b), (cos, sin) = pairs.unbind(-1), phase.unbind(-1)
-        turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1)
+        rotated = torch.stack((a * cos - b * sin, a * sin + b * cos), -1)
     else:
-        turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(phase))
-    return turned.flatten(-2).to(x.dtype)  # (B, H, W, n, d)
+        rotated = torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(phase))
+    return rotated.flatten(-2).to(x.dtype)  # (B, H, W, n, d)

@@ -2,8 +2,8 @@
 
 Paper: RMT: Retentive Networks Meet Vision Transformers, arXiv:2309.11523.
 Follows: qhfan/RMT (32ea214), `segmentation/mmseg/models/backbones/RMT.py`, classes `RetBlock` and
-`FeedForwardNetwork`. Its feed-forward network has a depthwise convolution and its later stages a
-gain per channel, both absent from the paper's figure.
+`FeedForwardNetwork`. The depthwise convolution in the feed-forward network and the gain per channel
+in the later stages are in this code, but not in the paper's figure.
 """
 
 import torch
@@ -22,7 +22,7 @@ def channels_last(x: Tensor) -> Tensor:
 
 
 class FeedForward(nn.Module):
-    """Linear, GELU, plus a depthwise 3x3 convolution of it, linear; on (B, H, W, C)."""
+    """Linear, GELU, plus a depthwise 3x3 convolution of the result, linear; on (B, H, W, C)."""
 
     def __init__(self, embed_dim: int, hidden_dim: int):
         super().__init__()
@@ -32,8 +32,8 @@ class FeedForward(nn.Module):
         self.fc2 = nn.Linear(hidden_dim, embed_dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, H, W, C) to the same."""
-        x = self.act(self.fc1(x))
+        """Map x (B, H, W, C) to (B, H, W, C)."""
+        x = self.act(self.fc1(x))  # (B, H, W, hidden_dim)
         x = x + channels_last(self.dwconv(channels_first(x)))
         return self.fc2(x)
 
@@ -41,9 +41,12 @@ class FeedForward(nn.Module):
 class ManhattanBlock(nn.Module):
     """x + CPE(x), then x + MaSA(LN(x)), then x + FFN(LN(x)); on (B, H, W, C).
 
-    CPE is a depthwise 3x3 convolution (conditional position encoding). `layer_scale` is the initial
-    value of a learned gain per channel on either branch, None for no gain; `drop_path` a module
-    that either branch passes last. Further keywords go to `ManhattanAttention`.
+    Args:
+        ffn_ratio: hidden width of the feed-forward network divided by `embed_dim`.
+        drop_path: a module applied last in both residual branches, for stochastic depth.
+        layer_scale: initial value of a learned gain per channel in both branches; None: no gain.
+        cpe: conditional position encoding, a depthwise 3x3 convolution.
+        attention: further arguments of `ManhattanAttention`.
     """
 
     def __init__(
@@ -65,15 +68,11 @@ class ManhattanBlock(nn.Module):
         self.drop_path = nn.Identity() if drop_path is None else drop_path
         self.gamma1 = self.gamma2 = None
         if layer_scale is not None:
-            self.gamma1 = nn.Parameter(torch.full((embed_dim,), layer_scale))
-            self.gamma2 = nn.Parameter(torch.full((embed_dim,), layer_scale))
+            gains = (nn.Parameter(torch.full((embed_dim,), layer_scale)) for _ in range(2))
+            self.gamma1, self.gamma2 = gains
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, H, W, C) to the same.
-
-        Raises:
-            ValueError: for another shape.
-        """
+        """Map x (B, H, W, C) to (B, H, W, C); raise a ValueError for another shape."""
         require_channels_last_map(x, self.attn.embed_dim)
         if self.cpe is not None:
             x = x + channels_last(self.cpe(channels_first(x)))

@@ -1,4 +1,4 @@
-"""Dtypes under autocast: probabilities and composed weights in float32, large products as asked."""
+"""Data types under autocast: probabilities and composed weights stay in float32."""
 
 import contextlib
 from contextlib import AbstractContextManager
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def full_precision(dtype: torch.dtype) -> torch.dtype:
-    """float32 for half precisions; float32 and float64 stay what they are."""
+    """Return float32 for half precision; return float32 and float64 unchanged."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -17,7 +17,7 @@ def _has_autocast(x: Tensor) -> bool:
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which autocast would run a product with `x`; x's own outside autocast."""
+    """Return the dtype in which autocast runs a product with `x`; without autocast x.dtype."""
     kind = x.device.type
     if _has_autocast(x) and torch.is_autocast_enabled(kind) and x.dtype != torch.float64:
         return torch.get_autocast_dtype(kind)
@@ -25,10 +25,8 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def autocast_disabled(x: Tensor) -> AbstractContextManager:
-    """Autocast off for x's device; nothing where it is off, or where there is none (meta).
-
-    An exported program would keep a switch as a part of its own, which not all of them can save.
-    """
+    """Disable autocast for the device of x; do nothing if it is off or does not exist (meta)."""
+    # An exported program would contain the switch, and not every exporter can save it.
     if not (_has_autocast(x) and torch.is_autocast_enabled(x.device.type)):
         return contextlib.nullcontext()
     return torch.autocast(x.device.type, enabled=False)

@@ -1,15 +1,15 @@
-"""Re-attention: softmax maps are mixed across the heads and normalised before they weigh values.
+"""Re-attention: softmax maps are mixed across the heads and normalized before they weigh values.
 
 Paper: DeepViT: Towards Deeper Vision Transformer, arXiv:2103.11886, equation 3.
 Follows: zhoudaquan/dvit_repo (1ccb152), `models/layers.py`, class `ReAttention`; `norm='layer'`
 follows lucidrains/vit-pytorch, `deepvit.py`.
 
-Deviations, none of which changes the published result:
-- Where that was measured faster, blocks of queries run one after the other, so that the maps of all
-  heads never exist at once (`_blocked_re_attention.py`).
-- `reference_tokens` keeps a normalisation that was learned at one number of tokens valid at any
-  other; None (the default) and an input with just that many tokens are the published computation.
-- Mixing and normalisation run in float32 under autocast.
+Deviations, which do not change the published result:
+- Blocks of queries run one after the other where this was measured faster, so the maps of all heads
+  never exist together (`_blocked_re_attention.py`).
+- `reference_tokens` keeps a normalization that was learned with one number of tokens valid for
+  other numbers. With None (the default) the computation is the published one.
+- Mixing and normalization run in float32 under autocast.
 """
 
 from torch import Tensor, nn
@@ -19,29 +19,28 @@ from mmseg_ext.layers import _blocked_re_attention as blocked
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
 from mmseg_ext.layers.shapes import require_tokens
 
-_NORMS = ("batch", "layer")
-
 
 class ReAttention(nn.Module):
-    """Self-attention with the maps `Norm(Theta^T softmax(Q K^T / sqrt(d)))`, (B, N, C) to the same.
+    """Self-attention with the maps `Norm(Theta^T softmax(Q K^T / sqrt(d)))`, on (B, N, C).
 
-    `norm='batch'` is the published code: a 1x1 convolution over the heads with a bias, then batch
-    norm with one mean and variance per head. `norm='layer'` is the community's form: head mixing
-    without a bias, drawn from a standard normal, then layer norm over the heads at each pair of
-    tokens (that code also has no bias in `qkv`: `qkv_bias=False`).
+    The mean of a softmax map of N tokens is 1/N, so a normalization learned at N tokens is wrong at
+    other numbers of tokens. With `reference_tokens` = R, maps of N tokens are multiplied by N/R
+    before the mixing and by R/N after the normalization. The norm then sees values of the size it
+    was trained on, and the weighted sum keeps its size. An input of R tokens is computed as
+    published, and R tokens repeated m times each give the results of the R tokens.
 
-    `transform_scale=True` multiplies the normalised maps by the inverse root of the head width.
-
-    A softmax map of N tokens has the mean 1/N, so a normalisation learned at N tokens is wrong at
-    any other number. With `reference_tokens` = R, an input of N tokens has its maps multiplied by
-    N/R before mixing and by R/N after the normalisation: the norm sees the values it was trained
-    on, and the weighted sum over N tokens keeps its size. A map in which each of R tokens is
-    repeated gives then exactly the result of the R tokens. Multiplying the running mean (less the
-    mixing bias) by R/N, the variance and epsilon by its square, and the output by R/N is the same.
+    Args:
+        embed_dim: C, a multiple of `num_heads`.
+        norm: 'batch' is the published code: a 1x1 convolution over the heads with a bias, then a
+            batch norm with one channel per head. 'layer' is the community's form: mixing without a
+            bias, initialized from N(0, 1), then a layer norm over the heads at each pair of tokens.
+            (The community's code also has `qkv_bias=False`.)
+        transform_scale: multiply the normalized maps by the inverse root of the head width.
+        reference_tokens: R, the number of tokens in the pretraining.
 
     Raises:
-        ValueError: if `embed_dim` is not a multiple of `num_heads`, or an option is unknown, and in
-            `forward` for an input that is not (B, N, embed_dim).
+        ValueError: if `embed_dim` is not a multiple of `num_heads` or `norm` is unknown, and in
+            `forward` if the input is not (B, N, embed_dim).
     """
 
     def __init__(
@@ -58,8 +57,8 @@ class ReAttention(nn.Module):
         super().__init__()
         if num_heads < 1 or embed_dim % num_heads:
             raise ValueError(f"embed_dim={embed_dim} is not divisible by num_heads={num_heads}")
-        if norm not in _NORMS:
-            raise ValueError(f"norm must be one of {', '.join(_NORMS)}, not {norm!r}")
+        if norm not in ("batch", "layer"):
+            raise ValueError(f"norm must be 'batch' or 'layer', not {norm!r}")
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.reference_tokens = reference_tokens
@@ -78,23 +77,23 @@ class ReAttention(nn.Module):
             nn.init.normal_(self.reatten_matrix.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens (B, N, C) to tokens (B, N, C); the result is that of `published_order`."""
+        """Map tokens (B, N, C) to tokens (B, N, C); the result equals `published_order`."""
         norm, mixing = self.var_norm, self.reatten_matrix
         if isinstance(norm, _BatchNorm) and blocked.should_use(x, self.attn_drop, mixing, norm):
             q, k, v = self._heads(x)
-            stretch = self.stretch(x.shape[1])
-            y = blocked.attend(q, k, v * self._gain(x), mixing, norm, stretch)  # (B, N, H, d)
+            ratio = self.token_ratio(x.shape[1])
+            y = blocked.attend(q, k, v * self._gain(x), mixing, norm, ratio)  # (B, N, H, d)
             return self.proj_drop(self.proj(y.flatten(2)))  # (B, N, C)
         return self.published_order(x)
 
     def published_order(self, x: Tensor) -> Tensor:
-        """Tokens (B, N, C) to tokens (B, N, C), by the maps of all heads at once."""
+        """Map tokens (B, N, C) to tokens (B, N, C) with the maps of all heads at once."""
         q, k, v = self._heads(x)
         y = self._map(q, k).to(v.dtype) @ (v * self._gain(x))  # (B, H, N, d)
         return self.proj_drop(self.proj(y.transpose(1, 2).flatten(2)))  # (B, N, C)
 
     def attention_map(self, x: Tensor) -> Tensor:
-        """The map that multiplies the values, (B, H, N, N), for tokens (B, N, C)."""
+        """Return the map that multiplies the values, (B, H, N, N), for tokens (B, N, C)."""
         q, k, _ = self._heads(x)
         return self._map(q, k) * self._gain(x)
 
@@ -105,19 +104,19 @@ class ReAttention(nn.Module):
         return q * self.scale, k, v
 
     def _map(self, q: Tensor, k: Tensor) -> Tensor:
-        """Maps (B, H, N, N): softmax, mixing across the heads, norm; in float32 at least."""
+        """Return softmax, mixing and norm of q k^T, (B, H, N, N), in float32 at least."""
         scores = q @ k.transpose(-2, -1)
         maps = self.attn_drop(scores.softmax(-1, dtype=full_precision(scores.dtype)))
         with autocast_disabled(maps):
-            maps = maps.to(self.reatten_matrix.weight.dtype) * self.stretch(q.shape[2])
+            maps = maps.to(self.reatten_matrix.weight.dtype) * self.token_ratio(q.shape[2])
             maps = self.reatten_matrix(maps)
             if isinstance(self.var_norm, nn.LayerNorm):
                 return self.var_norm(maps.movedim(1, 3)).movedim(3, 1)
             return self.var_norm(maps)
 
-    def stretch(self, tokens: int) -> float:
-        """N/R: what the maps of N tokens are multiplied by to look like maps of R tokens."""
+    def token_ratio(self, tokens: int) -> float:
+        """Return N/R, which scales maps of N tokens to the size of maps of R tokens."""
         return 1.0 if self.reference_tokens is None else tokens / self.reference_tokens
 
     def _gain(self, x: Tensor) -> float:
-        return self.map_scale / self.stretch(x.shape[1])
+        return self.map_scale / self.token_ratio(x.shape[1])

@@ -1,9 +1,9 @@
-"""External attention on tokens: the bare equations, and the multi-head form.
+"""External attention on tokens: the plain equations and the multi-head form.
 
 Paper: Guo, Liu, Mu, Hu, "Beyond Self-attention: External Attention using Two Linear Layers for
 Visual Tasks", arXiv:2105.02358 (TPAMI 2022).
 Published code: MenghaoGuo/EANet, `multi_head_attention_torch.py` (`Attention`). `ExternalAttention`
-follows the form most often copied, in xmu-xiaoma666/External-Attention-pytorch.
+follows the widely copied form in xmu-xiaoma666/External-Attention-pytorch.
 
 Deviations from the published code: none.
 """
@@ -21,23 +21,22 @@ from mmseg_ext.layers.submodules import computes_by_weights
 
 
 def double_normalize_tokens(logits: Tensor) -> Tensor:
-    """`double_normalize` of logits (B, N, ..., S): over the N tokens, then over the S slots."""
+    """Apply `double_normalize` to logits (B, N, ..., S): over N tokens, then over S slots."""
     return double_normalize(logits, positions=1, slots=-1)
 
 
 class ExternalAttention(nn.Module):
-    """External attention in its barest form: two linear memories and the double normalization.
+    """Two linear memories with double normalization, (B, N, C) to (B, N, C).
 
-    Equations 7, 8, 10 and 11 of the paper and nothing else; the form most often copied, whose names
-    and initialization it keeps. It does not load the weights of `ExternalAttention2d`, the block of
-    the published segmentation model, or of `MultiHeadExternalAttention`.
+    Equations 7, 8, 10 and 11 of the paper, with the names and the initialization of the widely
+    copied form. It cannot load weights of `ExternalAttention2d` or `MultiHeadExternalAttention`.
 
     Args:
         embed_dim: C, the width of a token.
-        memory_size: S, the number of slots of either memory.
+        memory_size: S, the number of slots of each memory.
 
     Raises:
-        ValueError: in `forward`, for an input that is not (B, N, embed_dim).
+        ValueError: in `forward`, if the input is not (B, N, embed_dim).
     """
 
     def __init__(self, embed_dim: int, memory_size: int = 64):
@@ -49,38 +48,37 @@ class ExternalAttention(nn.Module):
         nn.init.normal_(self.mv.weight, std=0.001)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, N, C) to (B, N, C)."""
+        """Map x (B, N, C) to (B, N, C)."""
         return self.mv(self.attention_map(x))  # (B, N, C)
 
     def attention_map(self, x: Tensor) -> Tensor:
-        """The weights of the memory slots for each token of x (B, N, C): (B, N, S)."""
+        """Return the weights of the memory slots for each token of x (B, N, C), (B, N, S)."""
         require_tokens(x, self.embed_dim)
         logits = self.mk(x)  # (B, N, S)
         shares = logits.softmax(1, dtype=full_precision(logits.dtype))
-        # The copied form adds nothing to the sum. The bound alone keeps 0 / 0 away.
+        # The copied form does not add an epsilon to the sum. This bound only prevents 0 / 0.
         return F.normalize(shares, p=1, dim=-1, eps=1e-30).to(logits.dtype)
 
 
 class MultiHeadExternalAttention(nn.Module):
-    """Multi-head external attention on tokens (paper, section 3.3; the attention of EAMLP).
+    """Multi-head external attention (paper, section 3.3), (B, N, C) to (B, N, C).
 
     Tokens are widened from C to `expansion` C and split into G = `expansion` x `num_heads` groups
-    of width C / `num_heads`. Each group attends to the same two memories of S slots; unlike in the
-    single-head block these have biases. The published code widens four times and has 256 / 4 = 64
-    slots.
+    of width C / `num_heads`. All groups attend to the same two memories of S slots, which have
+    biases here. The published code widens four times and has 64 slots.
 
-    The biases before the softmax over tokens have no effect and zero gradient.
+    The biases before the softmax over tokens have no effect and a zero gradient.
 
     Args:
         embed_dim: C, a multiple of `num_heads`.
-        expansion: factor by which the tokens are widened; it also multiplies the heads.
-        memory_size: S, the slots of the memories that all groups share.
+        expansion: factor for the width of the tokens and for the number of heads.
+        memory_size: S, the slots of the shared memories.
         attn_drop: dropout of the normalized attention.
         proj_drop: dropout of the output.
 
     Raises:
-        ValueError: for an `embed_dim` that is no multiple of `num_heads`, and in `forward` for an
-            input that is not (B, N, embed_dim).
+        ValueError: if `embed_dim` is not a multiple of `num_heads`, and in `forward` if the input
+            is not (B, N, embed_dim).
     """
 
     def __init__(
@@ -107,21 +105,21 @@ class MultiHeadExternalAttention(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, N, C) to (B, N, C)."""
+        """Map x (B, N, C) to (B, N, C)."""
         attention = self.attn_drop(self.attention_map(x).transpose(1, 2))  # (B, N, G, S)
         return self.proj_drop(self.proj(self.linear_1(attention).flatten(2)))  # (B, N, C)
 
     def attention_map(self, x: Tensor) -> Tensor:
-        """The weights of the memory slots for each token of x (B, N, C) and group: (B, G, N, S)."""
+        """Return the weights of the memory slots for x (B, N, C), (B, G, N, S)."""
         require_tokens(x, self.embed_dim)
         wide = self.trans_dims(x).unflatten(-1, (self.groups, -1))  # (B, N, G, C / heads)
         return double_normalize_tokens(self.linear_0(wide)).transpose(1, 2)  # (B, G, N, S)
 
     def fuse(self) -> nn.Module:
-        """The inference form: two linear maps, each composed of two that meet, and the softmax.
+        """Return the inference form: adjacent linear maps are multiplied into one map.
 
-        It is a copy of this module if composed maps would cost more, as with memories wider than
-        the heads, or if hooks or adapters are attached to a submodule.
+        The result is a copy of this module if composed maps would cost more (memories wider than
+        the heads), or if a submodule has hooks or adapters.
         """
         slots, wide = self.groups * self.memory_size, self.proj.in_features
         fewer = slots * self.embed_dim < wide * (self.embed_dim + self.memory_size)
@@ -133,8 +131,7 @@ class MultiHeadExternalAttention(nn.Module):
 class FusedMultiHeadExternalAttention(nn.Module):
     """Inference form of `MultiHeadExternalAttention`: two linear maps and the normalization.
 
-    EAMLP-14's layer on the 1025 tokens of a 512x512 crop: 34.5 to 24.3 ms
-    (docs/external_attention.md).
+    EAMLP-14's layer takes 24.3 instead of 34.5 ms for 1025 tokens (docs/external_attention.md).
     """
 
     @torch.no_grad()
@@ -143,7 +140,7 @@ class FusedMultiHeadExternalAttention(nn.Module):
         self.embed_dim = block.embed_dim
         self.groups = groups = block.groups
         slots = groups * block.memory_size
-        # The bias of the logits is the same for all tokens: the softmax over them removes it.
+        # No bias: it is the same for all tokens, so the softmax over tokens removes it.
         self.keys = nn.Linear(block.embed_dim, slots, bias=False)
         self.values = nn.Linear(slots, block.embed_dim)
         self.to(block.proj.weight)
@@ -157,7 +154,7 @@ class FusedMultiHeadExternalAttention(nn.Module):
         self.values.bias.copy_(block.proj.bias + bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, N, C) to (B, N, C)."""
+        """Map x (B, N, C) to (B, N, C)."""
         require_tokens(x, self.embed_dim)
         logits = self.keys(x).unflatten(-1, (self.groups, -1))  # (B, N, G, S)
         return self.values(double_normalize_tokens(logits).flatten(2))  # (B, N, C)

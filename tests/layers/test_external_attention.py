@@ -170,14 +170,16 @@ def test_attached_hooks_and_adapters_run(add):
         expected = block.published_order(x)
         assert (expected - without).abs().max() > 1e-3 * without.abs().max()
         torch._dynamo.reset()  # torch takes a module's hooks for those of its first call
-        for form in (block, copy.deepcopy(block), fuse_model(block), compiled):
+        fused = block.fuse()
+        for form in (block, copy.deepcopy(block), fused, fuse_model(block), compiled):
             torch.testing.assert_close(form(x), expected, rtol=1e-4, atol=1e-5)
+    assert fused is not block and not fused.training
     block.train()
     twin = copy.deepcopy(block)
     torch.testing.assert_close(block(x), twin.published_order(x), rtol=1e-4, atol=1e-5)
 
 
-def test_synchronised_statistics_are_the_groups(monkeypatch):
+def test_synchronized_statistics_are_the_groups(monkeypatch):
     """In training the norm is called, which knows the other processes; here one with other maps."""
     others = 3 * torch.randn(2, 48, 9, 11)
 
@@ -193,7 +195,7 @@ def test_synchronised_statistics_are_the_groups(monkeypatch):
     torch.testing.assert_close(block(x), block.published_order(x), rtol=1e-4, atol=1e-5)
 
 
-def test_initialisation_is_the_published_one():
+def test_initialization_is_the_published_one():
     block = ExternalAttention2d(512)
     assert torch.equal(block.linear_0.weight, block.linear_1.weight.transpose(0, 1))
     assert block.linear_0.weight.data_ptr() != block.linear_1.weight.data_ptr()

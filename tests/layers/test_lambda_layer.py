@@ -58,31 +58,6 @@ def test_published_output(name, dtype):
             assert_parity(form(x), y)
 
 
-@pytest.mark.parametrize("separate", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("scope", ["local", "global"])
-@torch.no_grad()
-def test_equations_with_context_and_mask(separate, masked, scope):
-    """In the global form the embeddings are gathered for each pair of positions."""
-    arguments, way = {"intra_depth": 2}, plain_lambda.conv3d
-    if scope == "global":
-        arguments |= {"receptive_field": None, "resolution": (6, 5)}
-        way = plain_lambda.table
-    layer = randomise(small(**arguments)).double().eval()
-    x = torch.randn(2, 12, 4, 5).double()
-    context = torch.randn(2, 12, 4, 5).double() if separate else None
-    mask = torch.rand(2, 4, 5) > 0.4 if masked else None
-    expected = plain_lambda.PlainLambdaLayer(layer, way)(x, context, mask)
-    assert torch.allclose(layer(x, context, mask), expected, rtol=0, atol=1e-12)
-
-
-@torch.no_grad()
-def test_mask_that_hides_everything_leaves_nothing():
-    layer = small().eval()
-    y = layer(torch.randn(1, 12, 4, 5), mask=torch.zeros(1, 4, 5, dtype=torch.bool))
-    assert not y.any()
-
-
 @torch.no_grad()
 def test_window_that_covers_the_map_is_global_context():
     wide = randomise(small(receptive_field=23)).double().eval()
@@ -93,12 +68,17 @@ def test_window_that_covers_the_map_is_global_context():
 
 
 @pytest.mark.parametrize("size", [(7, 9), (3, 12), (1, 1)])
+@pytest.mark.parametrize("scope", ["local", "global"])
 @torch.no_grad()
-def test_global_form_equals_the_table_up_to_its_resolution(size):
-    layer = small(receptive_field=None, resolution=(7, 12), intra_depth=2).double().eval()
+def test_equations(size, scope):
+    """The global form up to its resolution, against embeddings gathered for pairs of positions."""
+    arguments, way = {"position_bias": True}, plain_lambda.conv3d
+    if scope == "global":
+        arguments, way = {"receptive_field": None, "resolution": (7, 12)}, plain_lambda.table
+    layer = randomise(small(intra_depth=2, **arguments)).double().eval()
     x = torch.randn(2, 12, *size).double()
-    plain = plain_lambda.PlainLambdaLayer(layer, plain_lambda.table)
-    assert torch.allclose(layer(x), plain(x), rtol=0, atol=1e-12)
+    expected = plain_lambda.PlainLambdaLayer(layer, way)(x)
+    assert torch.allclose(layer(x), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("way", [plain_lambda.conv3d, plain_lambda.folded_conv2d])
@@ -156,17 +136,14 @@ def test_spatial_attention_is_a_scalar_lambda_at_each_position():
     assert torch.allclose(ours, attention * x, atol=1e-6)
 
 
+@pytest.mark.parametrize("stride", [1, 2])
 @torch.no_grad()
-def test_content_and_position_add_up():
-    both = randomise(small()).eval()
-    content, position = small(position=False).eval(), small(content=False).eval()
-    weights = both.state_dict()
-    content.load_state_dict({k: v for k, v in weights.items() if not k.startswith("position")})
-    q, k, v = weights["qkv.weight"].split(both.channels)
-    assert len(k) == 4 and position.channels[1] == 0
-    position.load_state_dict({**weights, "qkv.weight": torch.cat([q, v])})
-    x = torch.randn(2, 12, 6, 7)
-    assert torch.allclose(content(x) + position(x), both(x), atol=1e-5)
+def test_keeps_channels_last(stride):
+    layer, x = randomise(small(stride=stride)).eval(), torch.randn(2, 12, 6, 7)
+    expected, y = layer(x), layer(x.to(memory_format=torch.channels_last))
+    assert expected.is_contiguous()
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("pool,window", [("avg3", 3), ("avg2", 2)])
@@ -191,11 +168,12 @@ def test_shared_embeddings_belong_to_one_layer():
     assert [k for k in both.state_dict() if "position" in k] == ["0.position.weight"]
     twins = copy.deepcopy(both)
     assert twins[1].embeddings is twins[0].position is not owner.position
-    with pytest.raises(ValueError, match=r"embeddings must be \(4, 1, 7, 7\).*not \(4, 1, 5, 5\)"):
-        small(receptive_field=7, embeddings=owner.position)
+    before = owner.position.weight.clone()
+    borrower.reset_parameters()
+    assert torch.equal(owner.position.weight, before)
 
 
-def test_initialisation_of_the_paper():
+def test_initialization_of_the_paper():
     layer = LambdaLayer(400, key_depth=16, num_heads=8, position_bias=True)
     queries, rest = layer.qkv.weight.split([128, layer.qkv.out_channels - 128])
     assert queries.std().item() == pytest.approx((400 * 16) ** -0.5, rel=0.03)
@@ -215,10 +193,14 @@ def test_autocast_and_round_trip(size):
 @pytest.mark.parametrize(
     "changes,message",
     [
-        ({"out_channels": 7}, "out_channels .* not 7 by 2"),
+        ({"out_channels": 7}, "out_channels=7"),
+        ({"pool": "max"}, "pool .*'max'"),
         ({"receptive_field": 8}, "receptive_field must be odd, not 8"),
         ({"receptive_field": None}, "receptive_field=None and resolution=None"),
+        ({"resolution": (8, 8)}, r"receptive_field=5 and resolution=\(8, 8\)"),
         ({"receptive_field": None, "resolution": 8}, r"resolution .* \(H, W\), not 8"),
+        ({"receptive_field": None, "resolution": (0, 8)}, r"resolution .* \(H, W\), not \(0, 8\)"),
+        ({"receptive_field": None, "resolution": (8, 8), "dilation": 2}, "dilation must be 1"),
     ],
 )
 def test_bad_arguments(changes, message):
@@ -226,16 +208,10 @@ def test_bad_arguments(changes, message):
         small(**changes)
 
 
-def test_bad_inputs():
+@pytest.mark.parametrize("size", [(7, 6), (6, 7)])
+def test_bad_inputs(size):
     layer = small(receptive_field=None, resolution=(6, 6))
-    x = torch.randn(1, 12, 6, 6)
-    with pytest.raises(ValueError, match=r"size \(7, 6\) is larger than resolution \(6, 6\)"):
-        layer(torch.randn(1, 12, 7, 6))
-    with pytest.raises(ValueError, match=r"context must be of x's size \(6, 6\), not \(3, 6\)"):
-        layer(x, torch.randn(1, 12, 3, 6))
-    with pytest.raises(ValueError, match=r"mask must be .*\(1, 6, 6\), not \(1, 6, 5\)"):
-        layer(x, mask=torch.ones(1, 6, 5))
-    with pytest.raises(ValueError, match=r"context must be \(B, 12, H, W\), got \(1, 11, 6, 6\)"):
-        layer(x, torch.randn(1, 11, 6, 6))
-    content = small(position=False)
-    assert content(x, torch.randn(1, 12, 3, 8)).shape == x.shape
+    with pytest.raises(ValueError, match=rf"size \({size[0]}, {size[1]}\) .* resolution \(6, 6\)"):
+        layer(torch.randn(1, 12, *size))
+    with pytest.raises(ValueError, match=r"x must be \(B, 12, H, W\), got \(1, 11, 6, 6\)$"):
+        layer(torch.randn(1, 11, 6, 6))

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.reference.manhattan_attention import plain_manhattan_attention
@@ -42,16 +43,19 @@ def manhattan_decay(layer: ManhattanAttention, height: int, width: int) -> torch
 
 
 class Operators(TorchDispatchMode):
-    """Names of the operators that run, and the largest tensor that any of them gives."""
+    """All operators that run, those with tensors on the CPU, and the largest result in bytes."""
 
     def __init__(self):
         super().__init__()
         self.names: set[str] = set()
+        self.on_host: set[str] = set()
         self.largest = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         self.names.add(function.overloadpacket.__name__)
+        if any(isinstance(t, torch.Tensor) and t.device.type == "cpu" for t in (*args, result)):
+            self.on_host.add(function.overloadpacket.__name__)
         results = result if isinstance(result, (tuple, list)) else (result,)
         storages = [r.untyped_storage().nbytes() for r in results if isinstance(r, torch.Tensor)]
         self.largest = max([self.largest, *storages])
@@ -131,6 +135,51 @@ def test_rotary_phase_along_h_depends_on_the_width():
 
 
 @pytest.mark.parametrize("decomposed", [True, False])
+def test_decays_and_phases_are_built_on_the_device_once(decomposed):
+    """A copy from the host would wait for the GPU. The meta device shows copies without a GPU."""
+    layer = attention(decomposed=decomposed, decay_range=5.5 + decomposed).to("meta")
+    x = maps(1, 3, 31 + decomposed).to("meta")
+    with Operators() as first:
+        layer(x)
+    with Operators() as second:
+        copy.deepcopy(layer)(x)
+    assert not first.on_host | second.on_host
+    computed = {"cos", "log1p"}
+    assert computed <= first.names and not computed & second.names
+
+
+def in_fake_mode(layer, x):
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        layer(mode.from_tensor(x))
+
+
+def in_inference_mode(layer, x):
+    with torch.inference_mode():
+        layer(x)
+
+
+MODES = {
+    "fake tensors": in_fake_mode,
+    "inference mode": in_inference_mode,
+    "vmap": lambda layer, x: torch.vmap(layer)(x[None]),
+    "functionalize": lambda layer, x: torch.func.functionalize(layer)(x),
+    "export": lambda layer, x: torch.export.export(layer, (x,)).module()(x),
+    "compile": lambda layer, x: torch.compile(layer, backend="eager", fullgraph=True)(x),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_training_after_a_first_forward_in_another_mode(mode):
+    """The values that forwards of one size share are never those of the mode."""
+    i = list(MODES).index(mode)
+    layer, x = attention(decay_range=1 + i), maps(1, 2, 23 + i)
+    MODES[mode](layer, x)
+    out, expected = layer(x), plain_manhattan_attention(copy.deepcopy(layer), x)
+    assert torch.allclose(out, expected, rtol=1e-10, atol=1e-12)
+    out.sum().backward()
+
+
+@pytest.mark.parametrize("decomposed", [True, False])
 def test_runs_fused(decomposed):
     layer, x = attention(decomposed=decomposed), maps()
     with Operators() as operators:
@@ -171,8 +220,10 @@ def test_autocast(decomposed, decay):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_heads": 8}, r"embed_dim=24 with num_heads=8 gives heads of odd width 3"),
-        ({"decay": "sum"}, r"decay must be one of .* not 'sum'"),
+        ({"num_heads": 8}, r"embed_dim=24, num_heads=8: .* not 3"),
+        ({"num_heads": 5}, r"embed_dim=24 .* num_heads=5"),
+        ({"num_heads": 0}, r"embed_dim=24 .* num_heads=0"),
+        ({"decay": "sum"}, r"decay .* 'sum'"),
     ],
 )
 def test_bad_arguments(changes, message):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.reference.re_attention import PlainReAttention
 from mmseg_ext.layers import ReAttention, SelfAttention
@@ -14,8 +15,8 @@ from tests.models import assert_same, randomise, weighted_sum
 from tests.parity import Fixture, assert_parity
 
 HEADS, WIDTH = 4, 24
-# Enough images for several blocks of the few queries.
-SHAPE = (1000, 11, WIDTH)
+# With so many images a block has few queries, so these tokens need several blocks.
+SHAPE = (1000, 23, WIDTH)
 
 
 def layer(**arguments) -> ReAttention:
@@ -63,11 +64,21 @@ def test_equations(norm, training, transform_scale):
         assert_same(module(x), expected, rtol=1e-12)
 
 
+class Softmaxes(TorchDispatchMode):
+    """The number of softmaxes that run."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function.overloadpacket is torch.ops.aten._softmax
+        return function(*args, **(kwargs or {}))
+
+
 def in_blocks(module: ReAttention, x: torch.Tensor) -> torch.Tensor:
     """As the layer computes more than 512 tokens in training."""
     q, k, v = module.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
     q = q * (WIDTH // HEADS) ** -0.5
-    ratio = module.stretch(x.shape[1])
+    ratio = module.token_ratio(x.shape[1])
     return module.proj(
         attend(q, k, v / ratio, module.reatten_matrix, module.var_norm, ratio).flatten(2)
     )
@@ -80,7 +91,9 @@ def test_blocks_of_queries_change_nothing():
     plain = PlainReAttention(copy.deepcopy(module))
     expected = plain(x)
     theirs = torch.autograd.grad(weighted_sum(expected), [x, *plain.parameters()])
-    y = in_blocks(module, x)
+    with Softmaxes() as calls:
+        y = in_blocks(module, x)
+    assert calls.count > 4  # with several blocks for the statistics and for the result
     ours = torch.autograd.grad(weighted_sum(y), [x, *module.parameters()])
     assert_same(y, expected, rtol=1e-12)
     largest = max(g.abs().max() for g in theirs)
@@ -124,7 +137,7 @@ def test_never_holds_the_maps_of_all_heads(training):
     module = ReAttention(WIDTH, HEADS).train(training)
     largest = 0
 
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+    class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             nonlocal largest
             result = function(*args, **(kwargs or {}))
@@ -208,7 +221,7 @@ def test_reference_tokens_is_a_rescaling_of_the_statistics():
     assert_same(module(x), expected, rtol=1e-10)
 
 
-def test_published_initialisation():
+def test_published_initialization():
     """A convolution's default, uniform within 1 / sqrt(heads); the community's, standard normal."""
     weights = torch.cat([ReAttention(64, 64).reatten_matrix.weight.flatten() for _ in range(4)])
     assert weights.abs().max() <= 1 / 8
@@ -216,6 +229,29 @@ def test_published_initialisation():
     module = ReAttention(64, 64, norm="layer")
     assert module.reatten_matrix.bias is None
     assert module.reatten_matrix.weight.std().item() == pytest.approx(1, rel=0.05)
+
+
+class OnGPU(torch.Tensor):
+    """A tensor that claims to be on a GPU."""
+
+    device = property(lambda self: torch.device("cuda"))
+
+
+@pytest.mark.parametrize(("width", "padded"), [(33, 40), (32, 32)])
+def test_self_attention_pads_heads_for_the_fused_kernels_of_gpus(width, padded, monkeypatch):
+    """DeepViT-S has heads of 33 channels, and float32 kernels need a multiple of 8."""
+    widths = []
+    kernel = nn.functional.scaled_dot_product_attention
+
+    def attention(*heads, **options):
+        widths.append({t.shape[-1] for t in heads})
+        return kernel(*heads, **options)
+
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", attention)
+    layer, x = SelfAttention(3 * width, 3).eval(), torch.randn(2, 7, 3 * width)
+    expected, ours = layer(x), layer(x.as_subclass(OnGPU))
+    assert widths == [{width}, {padded}]
+    assert_same(ours.as_subclass(torch.Tensor), expected)
 
 
 def test_bad_arguments():

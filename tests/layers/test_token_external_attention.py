@@ -33,7 +33,7 @@ def build(case: dict) -> MultiHeadExternalAttention:
     return block
 
 
-def unwrap_model() -> ExternalAttention:
+def two_memories() -> ExternalAttention:
     block = ExternalAttention(12, memory_size=5)
     nn.init.normal_(block.mk.weight)
     nn.init.normal_(block.mv.weight)
@@ -56,7 +56,7 @@ def test_parity(dtype, fused):
 @pytest.mark.parametrize("case", [*CASES, None])
 def test_equals_the_equations(case):
     """Equations 7, 8, 10, 11 and nothing else; for the multi-head form head by head."""
-    block = build(case) if case else unwrap_model()
+    block = build(case) if case else two_memories()
     plain_class = PlainMultiHeadExternalAttention if case else PlainExternalAttention
     plain = plain_class(copy.deepcopy(block))
     x = torch.randn(2, 17, block.embed_dim)
@@ -88,10 +88,12 @@ def test_fused_form_keeps_attached_hooks(name, hangs):
         module.register_forward_pre_hook(lambda module, args: (args[0] + args[0].square(),))
     else:
         parametrizations.spectral_norm(module)
-    block.eval()
-    expected = block(x)
+    expected = block.eval()(x)
     assert (expected - without).abs().max() > 1e-3 * without.abs().max()
-    assert_parity(fuse_model(block)(x), expected)
+    fused = block.train().fuse()
+    assert fused is not block and not fused.training
+    for form in (fused, fuse_model(block)):
+        assert_parity(form(x), expected)
 
 
 def test_dropout_of_the_attention_is_applied_before_the_values():

@@ -1,4 +1,4 @@
-"""`attention_map`: the weights that each layer gives are those that multiply its values."""
+"""`attention_map` returns the weights that multiply the values of each layer."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def test_external_attention_2d():
 
 
 @torch.no_grad()
-def test_the_second_head():
+def test_second_head():
     head, x = ready(JSegEAHead(8, channels=12, num_classes=3, memory_size=7)), maps(1, 8, 4, 6)
     weights = head.attention_map([x])
     torch.testing.assert_close(weights.sum(1), torch.ones(1, 4, 6).double())
@@ -46,8 +46,8 @@ def test_the_second_head():
 @torch.no_grad()
 def test_external_attention_on_tokens():
     x = maps(2, 7, 12)
-    bare = ready(ExternalAttention(12, memory_size=5))
-    assert_same(bare.attention_map(x) @ bare.mv.weight.t(), bare(x), rtol=1e-10)
+    layer = ready(ExternalAttention(12, memory_size=5))
+    assert_same(layer.attention_map(x) @ layer.mv.weight.t(), layer(x), rtol=1e-10)
     layer = ready(MultiHeadExternalAttention(12, 2, expansion=2, memory_size=5))
     weights = layer.attention_map(x)
     assert weights.shape == (2, 4, 7, 5)
@@ -73,8 +73,7 @@ def test_manhattan_attention(decay, decomposed):
     [
         dict(receptive_field=5, position_bias=True),
         dict(receptive_field=3, dilation=2, intra_depth=2),
-        dict(receptive_field=None, resolution=(5, 7), content=False),
-        dict(receptive_field=3, position=False),
+        dict(receptive_field=None, resolution=(5, 7)),
     ],
 )
 @torch.no_grad()
@@ -85,7 +84,7 @@ def test_lambda_layer(options):
     queries, _, values = layer.qkv(x).split(layer.channels, dim=1)
     values = layer.norm_v(values).flatten(2).unflatten(1, (layer.intra_depth, -1))  # (B, u, v, N)
     y = torch.einsum("bhunm,buvm->bhvn", weights, values)
-    if layer.embeddings is not None and layer.embeddings.bias is not None:
+    if layer.embeddings.bias is not None:
         queries = layer.norm_q(queries).flatten(2).unflatten(1, (2, -1))  # (B, h, k, N)
         y = y + torch.einsum("bhkn,k->bhn", queries, layer.embeddings.bias)[:, :, None]
     assert_same(y.flatten(1, 2).unflatten(2, (5, 6)), layer(x), rtol=1e-10)
