@@ -1,4 +1,4 @@
-"""Class maps by strips, and test-time augmentation; importing this registers them in MODELS."""
+"""Segmentors with class maps in strips, and test-time augmentation, registered in `MODELS`."""
 
 from mmseg_ext.segmentors.streaming_tta import StreamingSegTTAModel
 from mmseg_ext.segmentors.strip_encoder_decoder import StripEncoderDecoder

@@ -1,4 +1,4 @@
-"""Class scores of an image as R L C^T, of which strips of rows are made, merged and dropped."""
+"""The class scores R L C^T of an image, computed, merged and overwritten in strips of rows."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -7,19 +7,19 @@ import torch
 from torch import Tensor
 
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
-from mmseg_ext.segmentors.resize_maps import AxisMap
+from mmseg_ext.segmentors.resize_maps import AxisMap, exact_products
 
-# Bytes of one strip of scores, of which a call holds up to three. On a CPU it stays in the cache
-# (measured: docs/class_maps.md). Elsewhere, not measured: fewer kernels have to be started.
+# Bytes of one strip of scores; a call has up to three. On a CPU a strip stays in the cache
+# (measured: docs/class_maps.md). On a GPU larger strips start fewer kernels (not measured).
 STRIP_BYTES = 8 * 2**20
-STRIP_BYTES_OF_A_GPU = 64 * 2**20
+STRIP_BYTES_GPU = 64 * 2**20
 
 Merge = Literal["probs", "logits"]
 
 
 def strip_height(width: int, channels: int, like: Tensor) -> int:
-    """Rows of a strip (rows, width, channels) within the budget of bytes, one at least."""
-    budget = STRIP_BYTES if like.device.type == "cpu" else STRIP_BYTES_OF_A_GPU
+    """Return the rows of a strip (rows, width, channels) within the budget, at least one."""
+    budget = STRIP_BYTES if like.device.type == "cpu" else STRIP_BYTES_GPU
     return max(1, budget // (width * channels * like.element_size()))
 
 
@@ -29,18 +29,19 @@ def resized_strip(
     """Add the rows from `top` on of R L C^T to `strip` (rows, W, C); `logits` is L (h, w, C)."""
     bottom = top + len(strip)
     low, across = rows.needed(top, bottom), columns.reached
-    if low.start == low.stop:  # a window above or below
+    if low.start == low.stop:  # the window is above or below the strip
         return strip
-    wide = columns.matrix[across] @ logits[low]  # low rows, W, C
-    target = strip[:, across].view(len(strip), -1)  # rows, W C
-    target.addmm_(rows.matrix[top:bottom, low], wide.flatten(1))
+    with exact_products():
+        wide = columns.matrix[across] @ logits[low]  # low rows, W, C
+        target = strip[:, across].view(len(strip), -1)  # rows, W C
+        target.addmm_(rows.matrix[top:bottom, low], wide.flatten(1))
     return strip
 
 
 class ScoreMap:
     """Scores (H, W, C) of one view of an image: the sum of R L C^T over its windows.
 
-    Nothing is computed until a strip is asked for. The logits are kept in float32 or better,
+    Scores are computed when `add_to` asks for them. The logits are stored in float32 or float64,
     without their graph, and with the classes last, where softmax and argmax are fastest.
     """
 
@@ -48,9 +49,9 @@ class ScoreMap:
         self._terms: list[tuple[Tensor, AxisMap, AxisMap]] = []
 
     def add(self, logits: Tensor, rows: AxisMap, columns: AxisMap) -> None:
-        """A window's logits (C, h, w), with the maps (H, h) and (W, w)."""
+        """Add a window: its logits (C, h, w), and the maps (H, h) and (W, w)."""
         logits = logits.detach().to(full_precision(logits.dtype))
-        # Minus infinity (a class that must never win) times a zero of the maps would be no number.
+        # Minus infinity, the bias of a class that must never win, times 0 would be NaN.
         logits = logits.clamp(min=torch.finfo(logits.dtype).min / 2**10)
         self._terms.append((logits.permute(1, 2, 0).contiguous(), rows, columns))  # h, w, C
 
@@ -60,7 +61,7 @@ class ScoreMap:
         return rows.size, columns.size, logits.shape[2]
 
     def new_empty(self, *shape: int) -> Tensor:
-        """An empty tensor with the dtype and the device of the logits."""
+        """Return an empty tensor with the dtype and the device of the logits."""
         return self._terms[0][0].new_empty(shape)
 
     def add_to(self, strip: Tensor, top: int) -> None:
@@ -71,10 +72,10 @@ class ScoreMap:
 
 
 def merged_strips(views: Sequence[ScoreMap], merge: Merge) -> Iterator[tuple[int, Tensor]]:
-    """(top, scores (rows, W, C)) of the merged views, from top to bottom.
+    """Yield (top, scores (rows, W, C)) of the merged views, from top to bottom.
 
-    'logits' is the sum of the views' scores, 'probs' the mean of their probabilities (softmax;
-    the sigmoid of a single channel). A strip is overwritten by the next one.
+    'logits' sums the views' scores, 'probs' averages their probabilities (softmax, or sigmoid of a
+    single channel). Each strip overwrites the one before.
     """
     height, width, channels = views[0].shape
     total = views[0].new_empty(0)
@@ -104,9 +105,9 @@ def _probabilities(view: ScoreMap, top: int, scores: Tensor, out: Tensor) -> Ten
 def merged_prediction(
     views: Sequence[ScoreMap], merge: Merge, threshold: float | None, keep_scores: bool
 ) -> dict[str, Tensor]:
-    """`pred_sem_seg` (1, H, W) of the merged views, and `seg_logits` (C, H, W) with `keep_scores`.
+    """Return `pred_sem_seg` (1, H, W), and with `keep_scores` also `seg_logits` (C, H, W).
 
-    `threshold` is that of the mean probability of a single channel, as mmseg's heads have it.
+    `threshold` applies to the mean probability of a single channel, as in mmseg's heads.
     """
     height, width, channels = views[0].shape
     kept = views[0].new_empty(channels, height, width) if keep_scores else None

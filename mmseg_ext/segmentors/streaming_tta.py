@@ -1,17 +1,17 @@
-"""Test-time augmentation that holds one map, however many views there are, or none.
+"""Test-time augmentation with at most one full-resolution map for any number of views.
 
-mmsegmentation's `SegTTAModel` keeps the full-resolution logits of all views (12 for six scales and
-flips) and merges them at the end. The merge is a sum. With `StripEncoderDecoder` the views' own
-logits, at the head's resolution, are kept and merged by strips of rows; no full-resolution map is
-made. With mmsegmentation's segmentors each view is added to one running map and dropped.
+mmsegmentation's `SegTTAModel` stores the full-resolution logits of all views (12 for six scales and
+flips) and merges them at the end. The merge is a sum. With `StripEncoderDecoder` only the views'
+logits at the head's resolution are stored; they are merged in strips of rows. With mmsegmentation's
+segmentors each view is added to one running map.
 
 `merge='probs'` is `SegTTAModel`'s rule, the mean of the views' softmax. `merge='logits'` is the sum
-of raw logits with which EANet (arXiv 2105.02358) was tested: MenghaoGuo/EANet, `test_torch.py`;
-the views that go with it are the `tta_pipeline` of `configs/_base_/datasets/voc_published.py`.
+of raw logits with which EANet (arXiv 2105.02358) was tested: MenghaoGuo/EANet, `test_torch.py`. Its
+views are the `tta_pipeline` of `configs/_base_/datasets/voc_published.py`.
 
 Deviation from `SegTTAModel`: with one output channel a view's map is its foreground probability,
-and the mean of these is held against the head's threshold, as for a single view. mmsegmentation
-1.2.2 to 1.4.2 applies the sigmoid a second time there, which lifts every pixel over 0.5.
+and the mean is compared with the head's threshold, as for a single view. mmsegmentation 1.2.2 to
+1.4.2 applies the sigmoid a second time, which raises every pixel above 0.5.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,12 +31,11 @@ from mmseg_ext.segmentors.strip_encoder_decoder import StripEncoderDecoder
 
 @MODELS.register_module()
 class StreamingSegTTAModel(BaseTTAModel):
-    """The merged prediction of an image's views, in whole and in slide mode.
+    """A test-time augmentation model that merges an image's views, in whole and in slide mode.
 
-    The merged sample is the first view's, with `pred_sem_seg` (1, H, W) and, as `seg_logits`, the
-    merged map (C, H, W): the mean of the views' probabilities, or the sum of their logits, in
-    float32 or better. `StripEncoderDecoder` leaves `seg_logits` out unless its
-    `test_cfg.keep_logits` is True.
+    The result is the first view's sample with `pred_sem_seg` (1, H, W) and, as `seg_logits`, the
+    merged map (C, H, W) in float32 or float64: the mean of the views' probabilities, or the sum of
+    their logits. `StripEncoderDecoder` leaves `seg_logits` out unless `test_cfg.keep_logits=True`.
 
     Raises:
         ValueError: for another `merge`, or for `merge='logits'` with a segmentor of one output
@@ -45,25 +44,25 @@ class StreamingSegTTAModel(BaseTTAModel):
 
     def __init__(self, module, merge: Merge = "probs", data_preprocessor=None):
         if merge not in get_args(Merge):
-            raise ValueError(f"merge must be one of {get_args(Merge)}, got {merge!r}")
+            raise ValueError(f"merge={merge!r}: unknown; use one of {get_args(Merge)}")
         super().__init__(module, data_preprocessor)
         if merge == "logits" and self.module.out_channels == 1:
-            raise ValueError("merge='logits' needs a segmentor with more than one output channel")
+            raise ValueError("merge='logits': the segmentor has one output channel; use 'probs'")
         self.merge = merge
 
     @torch.no_grad()
     def test_step(self, data: dict | Sequence) -> list[SegDataSample]:
-        """Merged predictions of a batch of images.
+        """Return the merged predictions of a batch of images.
 
-        `data` is what `TestTimeAug` and the data loader make: per field, a list over views of
+        `data` comes from `TestTimeAug` and the data loader: for each field, a list over views of
         lists over the batch.
         """
-        if isinstance(self.module, StripEncoderDecoder):
+        if isinstance(self.module, StripEncoderDecoder) and self.module.predicts_by_strips():
             return self._merged_by_strips(_views(data))
         return self._merged(self.module.test_step(view) for view in _views(data))
 
     def merge_preds(self, data_samples_list: list[Sequence[SegDataSample]]) -> list[SegDataSample]:
-        """Merge predictions that exist already: a list over images of lists over views.
+        """Merge existing predictions: a list over images of lists over views.
 
         Raises:
             ValueError: for predictions without `seg_logits`.
@@ -89,7 +88,7 @@ class StreamingSegTTAModel(BaseTTAModel):
             merged = merged or list(samples)
             self._add(maps, samples)
             count += 1
-            del samples  # or the next view is predicted while this one is held
+            del samples  # frees this view before the next one is predicted
         for sample, total in zip(merged, maps, strict=True):
             if self.merge == "probs":
                 total /= count
@@ -98,14 +97,14 @@ class StreamingSegTTAModel(BaseTTAModel):
         return merged
 
     def _add(self, maps: list[Tensor], samples: Sequence[SegDataSample]) -> None:
-        """Add one view of each image to the running maps (C, H, W), which the first view makes.
+        """Add one view of each image to the running maps (C, H, W), which the first view creates.
 
-        The samples give up their own maps: nothing of a view outlives this call.
+        Each view's own maps are deleted from its samples.
         """
         first = not maps
         for i, sample in enumerate(samples):
             if "seg_logits" not in sample:
-                raise ValueError("a prediction has no seg_logits: set test_cfg.keep_logits=True")
+                raise ValueError("seg_logits: a prediction has none; set test_cfg.keep_logits=True")
             logits = sample.seg_logits.data
             del sample.seg_logits
             if "pred_sem_seg" in sample:
@@ -129,7 +128,7 @@ class StreamingSegTTAModel(BaseTTAModel):
 
 
 def _views(data: dict | Sequence) -> Iterator[dict | list]:
-    """The batch of each view in turn."""
+    """Return the batch of each view."""
     if isinstance(data, dict):
         return (dict(zip(data, view, strict=True)) for view in zip(*data.values(), strict=True))
     return map(list, zip(*data, strict=True))

@@ -1,13 +1,15 @@
-"""Full-resolution cross-entropy and accuracy by strips, with the gradient formed in the forward.
+"""Full-resolution cross-entropy and accuracy in strips, with the gradient from the forward pass.
 
-What is computed is mmsegmentation 1.2.2's: `BaseDecodeHead.loss_by_feat` (bilinear resize, losses,
-`accuracy`) with `CrossEntropyLoss` and, in a pass before, `OHEMPixelSampler`. That a loss over many
-classes can form its gradient while it has a chunk of the scores is Liger-Kernel's idea (arXiv
-2410.10989); here the chunks are strips of an image's rows, and the gradient is kept at the
-resolution of the head's logits.
+The result is mmsegmentation 1.2.2's `BaseDecodeHead.loss_by_feat` (bilinear resize, losses,
+`accuracy`) with `CrossEntropyLoss` and, in a pass before, `OHEMPixelSampler`. Computing a loss over
+many classes and its gradient in chunks of the scores follows Liger-Kernel (arXiv 2410.10989). Here
+the chunks are strips of an image's rows, and the gradient is stored at the resolution of the head's
+logits.
 
-Deviation: with class weights and `avg_non_ignore=True`, where mmsegmentation raises an IndexError
-as soon as a pixel is ignored, the average is over the weights of the other pixels.
+Every operation is deterministic on CUDA, so `randomness.deterministic=True` needs no other path.
+
+Deviation: with class weights and `avg_non_ignore=True` mmsegmentation raises an IndexError if a
+pixel is ignored. Here the average is over the weights of the other pixels.
 """
 
 from collections.abc import Iterator
@@ -15,7 +17,6 @@ from collections.abc import Iterator
 import torch
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmseg.models.losses import CrossEntropyLoss, cross_entropy
-from mmseg.models.utils import resize
 from mmseg.structures import SegDataSample
 from mmseg.structures.sampler import OHEMPixelSampler
 from torch import Tensor, nn
@@ -23,15 +24,15 @@ from torch.nn import functional as F
 
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
 from mmseg_ext.layers.submodules import does_more_than_forward
-from mmseg_ext.segmentors.resize_maps import AxisMap, resize_map
+from mmseg_ext.segmentors.resize_maps import AxisMap, exact_products, resize_map
 from mmseg_ext.segmentors.score_maps import resized_strip, strip_height
 from mmseg_ext.upstream import label_maps
 
-_EPS = torch.finfo(torch.float32).eps  # mmseg's, in every dtype
+_EPS = torch.finfo(torch.float32).eps  # mmseg uses it in every dtype
 
 
-def takes_strips(head: BaseDecodeHead) -> bool:
-    """The head's losses are softmax cross-entropies, reduced; of all pixels or of OHEM's."""
+def can_use_strips(head: BaseDecodeHead) -> bool:
+    """Return whether the losses are reduced softmax cross-entropies of all or of OHEM's pixels."""
     sampled = head.sampler is None or type(head.sampler) is OHEMPixelSampler
     return sampled and head.out_channels > 1 and all(map(_known, _losses(head)))
 
@@ -42,7 +43,7 @@ def _losses(head: BaseDecodeHead) -> list[nn.Module]:
 
 
 def _known(loss: nn.Module) -> bool:
-    """mmseg's own class, not a subclass, with its own criterion, and nothing that watches it."""
+    """Return whether it is mmseg's class with its criterion: no subclass, no hooks."""
     return (
         type(loss) is CrossEntropyLoss
         and loss.cls_criterion is cross_entropy
@@ -54,11 +55,12 @@ def _known(loss: nn.Module) -> bool:
 def strip_losses(
     head: BaseDecodeHead, logits: Tensor, data_samples: list[SegDataSample]
 ) -> dict[str, Tensor]:
-    """`BaseDecodeHead.loss_by_feat` for a head that `takes_strips`.
+    """Return `BaseDecodeHead.loss_by_feat` of logits (B, C, h, w), if the head `can_use_strips`.
 
-    `logits` are (B, C, h, w), of any float dtype; the losses are in float32 or better.
+    The losses are float32, or float64 for float64 logits.
     """
-    # As a decorator it would import torch._dynamo with this module.
+    # A compiler would unroll the loop over strips. As a decorator, `disable` would import
+    # torch._dynamo with this module, which takes a second.
     return torch.compiler.disable(_strip_losses)(head, logits, data_samples)
 
 
@@ -93,7 +95,7 @@ def _class_weight(loss: CrossEntropyLoss, logits: Tensor) -> Tensor | None:
 
 @torch.no_grad()
 def hard_pixels(head: BaseDecodeHead, logits: Tensor, label: Tensor, valid: Tensor) -> Tensor:
-    """The pixels (B, H, W) that mmseg's `OHEMPixelSampler` keeps, found by a pass over strips."""
+    """Return the mask (B, H, W) of the pixels that mmseg's `OHEMPixelSampler` keeps."""
     sampler = head.sampler
     losses = _pixel_losses(logits, label, valid, head.align_corners)
     count = sampler.min_kept * len(label)
@@ -117,7 +119,7 @@ def hard_pixels(head: BaseDecodeHead, logits: Tensor, label: Tensor, valid: Tens
 
 
 def _pixel_losses(logits: Tensor, label: Tensor, valid: Tensor, align_corners: bool) -> Tensor:
-    """-log p of each pixel's label (B, H, W), 0 where it is to be ignored."""
+    """Return -log p of each pixel's label (B, H, W), 0 where the label is ignored."""
     with autocast_disabled(logits):
         strips = _Strips(logits, label.shape[1:], align_corners)
         losses = strips.x.new_zeros(label.shape)
@@ -131,14 +133,14 @@ def _pixel_losses(logits: Tensor, label: Tensor, valid: Tensor, align_corners: b
 
 
 class _Strips:
-    """Strips of the resized logits: (image, rows, scores (rows, W, C), a buffer of that shape)."""
+    """An iterator over strips: (image, rows, scores (rows, W, C), a buffer of the same shape)."""
 
     def __init__(self, logits: Tensor, size: tuple[int, int], align_corners: bool):
         x = logits.detach().to(full_precision(logits.dtype))
         self.x = x.permute(0, 2, 3, 1).contiguous()  # B, h, w, C
         self.size = size
         self.rows, self.columns = (
-            resize_map(low, length, align_corners, x)
+            resize_map(low, length, align_corners, like=x)
             for low, length in zip(x.shape[2:], size, strict=True)
         )
 
@@ -156,15 +158,15 @@ class _Strips:
 
 
 class StripCrossEntropy(torch.autograd.Function):
-    """Sum over pixels of the weighted cross-entropy of resized logits.
+    """The sum over pixels of the weighted cross-entropy of resized logits.
 
-    Arguments: logits (B, C, h, w), label (B, H, W), two masks (B, H, W) of pixels, those that are
-    valid and those of them whose loss counts, class weights (C,) or None, align_corners. Returns
-    the sum, the number of valid pixels whose label has the highest score, and the sum of the valid
-    pixels' weights.
+    Arguments: logits (B, C, h, w), label (B, H, W), the mask (B, H, W) of valid pixels, the mask of
+    the valid pixels whose loss counts, class weights (C,) or None, align_corners. Results: the sum,
+    the number of valid pixels whose label has the highest score, and the sum of the valid pixels'
+    weights.
 
-    Under `create_graph=True` the backward pass goes through the whole resized maps, as
-    mmsegmentation's does, so that second derivatives exist.
+    Under `create_graph=True` the backward pass uses full-resolution maps, as mmsegmentation does,
+    so second derivatives exist.
     """
 
     @staticmethod
@@ -193,14 +195,14 @@ class StripCrossEntropy(torch.autograd.Function):
     def backward(ctx, factor, *_):
         gradient, logits, *pixels = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True
-            loss = _whole_cross_entropy(logits, *pixels, ctx.align_corners)
+            loss = _full_resolution_cross_entropy(logits, *pixels, ctx.align_corners)
             (result,) = torch.autograd.grad(loss, logits, factor, create_graph=True)
         else:
             result = (factor * gradient).permute(0, 3, 1, 2).to(logits.dtype)
         return result, *(5 * (None,))
 
 
-def _whole_cross_entropy(
+def _full_resolution_cross_entropy(
     logits: Tensor,
     label: Tensor,
     valid: Tensor,
@@ -208,13 +210,22 @@ def _whole_cross_entropy(
     class_weight: Tensor | None,
     align_corners: bool,
 ) -> Tensor:
-    """The sum that `StripCrossEntropy` returns, by torch's operators on the resized logits."""
-    with autocast_disabled(logits):
-        logits = logits.to(full_precision(logits.dtype))
-        scores = resize(logits, label.shape[1:], mode="bilinear", align_corners=align_corners)
-        target = torch.where(valid & kept, label, -1)
+    """Return the sum of `StripCrossEntropy` by differentiable operators."""
+    with autocast_disabled(logits), exact_products():
+        x = logits.to(full_precision(logits.dtype))
+        rows, columns = (
+            resize_map(low, length, align_corners, like=x).matrix
+            for low, length in zip(x.shape[2:], label.shape[1:], strict=True)
+        )
+        scores = (rows @ x @ columns.T).permute(0, 2, 3, 1)  # B, H, W, C
+        target = torch.where(valid & kept, label, -1)  # B, H, W
+        # Of maps (B, C, H, W), the loss is not deterministic on CUDA.
         return F.cross_entropy(
-            scores, target, weight=class_weight, ignore_index=-1, reduction="sum"
+            scores.flatten(0, 2),
+            target.flatten(),
+            weight=class_weight,
+            ignore_index=-1,
+            reduction="sum",
         )
 
 
@@ -226,14 +237,11 @@ def _strip_cross_entropy(
     kept: Tensor,
     class_weight: Tensor | None,
 ) -> Tensor:
-    """The three sums of `StripCrossEntropy` for pixels (P, C), whose gradient goes to `gradient`.
-
-    The logarithm of the sum of exponentials is the highest score less the logarithm of its
-    probability, which is at least 1 / C.
-    """
+    """Return the sums of `StripCrossEntropy` for pixels (P, C), and write their gradient."""
     label = torch.where(valid, label, 0)[:, None]  # P, 1
     highest, predicted = scores.max(1, keepdim=True)  # P, 1
     probabilities = torch.softmax(scores, 1, out=gradient)  # P, C
+    # log sum exp = highest - log(its probability), which is at least 1 / C: never log(0).
     log_highest = probabilities.gather(1, predicted).log()  # P, 1
     losses = (highest - scores.gather(1, label) - log_highest)[:, 0]  # P
     weight = valid.to(scores.dtype) if class_weight is None else class_weight[label[:, 0]] * valid
@@ -247,7 +255,8 @@ def _strip_cross_entropy(
 def _add_gradient(
     gradient: Tensor, here: slice, pixels: Tensor, rows: AxisMap, columns: AxisMap
 ) -> None:
-    """Add R^T G C of the rows `here` of G, `pixels` (rows, W, C), to `gradient` (h, w, C)."""
+    """Add R^T G C to `gradient` (h, w, C), for the rows `here` of G: `pixels` (rows, W, C)."""
     low = rows.needed(here.start, here.stop)
-    wide = rows.matrix[here, low].T @ pixels.flatten(1)  # low rows, W C
-    gradient[low] += columns.matrix.T @ wide.unflatten(1, pixels.shape[1:])  # low rows, w, C
+    with exact_products():
+        wide = rows.matrix[here, low].T @ pixels.flatten(1)  # low rows, W C
+        gradient[low] += columns.matrix.T @ wide.unflatten(1, pixels.shape[1:])  # low rows, w, C

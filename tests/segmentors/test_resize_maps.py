@@ -7,7 +7,7 @@ import pytest
 import torch
 from mmseg.models import utils
 
-from mmseg_ext.segmentors.resize_maps import AxisSteps, view_map, window_spans
+from mmseg_ext.segmentors.resize_maps import AxisSteps, resize_map, view_map, window_spans
 from mmseg_ext.segmentors.score_maps import ScoreMap, merged_strips
 
 resize = partial(utils.resize, mode="bilinear", warning=False)
@@ -45,7 +45,7 @@ def test_a_whole_view(short_strips, align_corners, original, padding, flip):
         AxisSteps(size[1], (left, right), flip == 3, original[1]),
     )
     maps = (
-        view_map(n, (0, axis.size), [(0, axis.size)], axis, align_corners, logits)
+        view_map(n, (0, axis.size), ((0, axis.size),), axis, align_corners, like=logits)
         for n, axis in zip(low, steps, strict=True)
     )
     view.add(logits[0], *maps)
@@ -58,7 +58,7 @@ def test_windows_of_which_the_last_is_shifted(short_strips, align_corners, origi
     """Windows are resized, added and divided by how many there are at a pixel."""
     size, crop, stride = (70, 90), (32, 40), (20, 30)
     spans = [window_spans(*axis) for axis in zip(size, crop, stride, strict=True)]
-    assert spans == [[(0, 32), (20, 52), (38, 70)], [(0, 40), (30, 70), (50, 90)]]
+    assert spans == [((0, 32), (20, 52), (38, 70)), ((0, 40), (30, 70), (50, 90))]
     total = torch.zeros(1, 3, *size, dtype=torch.float64)
     count = torch.zeros(size, dtype=torch.float64)
     view = ScoreMap()
@@ -71,9 +71,21 @@ def test_windows_of_which_the_last_is_shifted(short_strips, align_corners, origi
         horizontal = AxisSteps(size[1], (3, 0), False, original[1])
         view.add(
             logits[0],
-            view_map(5, rows, spans[0], vertical, align_corners, logits),
-            view_map(6, columns, spans[1], horizontal, align_corners, logits),
+            view_map(5, rows, spans[0], vertical, align_corners, like=logits),
+            view_map(6, columns, spans[1], horizontal, align_corners, like=logits),
         )
     theirs = (total / count)[:, :, 2 : size[0] - 4, 3:].flip(2)
     theirs = resize(theirs, size=original, align_corners=align_corners)[0]
     torch.testing.assert_close(scores(view), theirs, rtol=0, atol=1e-12)
+
+
+def test_maps_are_built_once_for_each_dtype_and_device():
+    """Also in inference mode, whose tensors autograd would refuse later."""
+    like = torch.zeros(1)
+    with torch.inference_mode():
+        first = resize_map(7, 23, False, like=like)
+    assert resize_map(7, 23, False, like=like.bfloat16()) is first  # float32 for both
+    assert not first.matrix.is_inference()
+    assert resize_map(7, 23, False, like=like.double()).matrix.dtype == torch.float64
+    assert resize_map(7, 23, False, like=like.to("meta")).matrix.device.type == "meta"
+    assert resize_map(7, 23, True, like=like) is not first

@@ -81,9 +81,9 @@ def test_half_precision_logits_are_summed_in_single():
 
 
 def test_bad_arguments_are_named():
-    with pytest.raises(ValueError, match=r"merge must be one of .* got 'mean'"):
+    with pytest.raises(ValueError, match="merge='mean'"):
         StreamingSegTTAModel(segmentor(), merge="mean")
-    with pytest.raises(ValueError, match="more than one output channel"):
+    with pytest.raises(ValueError, match="merge='logits'"):
         StreamingSegTTAModel(segmentor(channels=2, out_channels=1, threshold=0.5), merge="logits")
 
 

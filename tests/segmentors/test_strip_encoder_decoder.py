@@ -186,7 +186,7 @@ def test_heads_that_do_not_resize_are_named(head, message):
 
 
 def test_windows_that_leave_gaps_are_named():
-    with pytest.raises(ValueError, match=r"stride \(40, 40\) .* windows would leave gaps"):
+    with pytest.raises(ValueError, match=r"stride=\(40, 40\)"):
         backbone = dict(type="ResNetV1c", depth=18)
         head = dict(type="FCNHead", in_channels=512, channels=8, num_classes=3)
         test_cfg = dict(mode="slide", crop_size=(32, 32), stride=(40, 40))
@@ -197,7 +197,7 @@ def test_metadata_that_contradict_the_input_are_named():
     _, ours = pair()
     inputs, (sample, *_) = images()
     sample.set_metainfo(dict(pad_shape=(40, 64)))
-    with pytest.raises(ValueError, match=r"pad_shape is \(40, 64\), the input is \(40, 56\)"):
+    with pytest.raises(ValueError, match=r"pad_shape=\(40, 64\).*\(40, 56\)"):
         ours.predict(inputs[:1], [sample])
 
 

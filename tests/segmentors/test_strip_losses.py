@@ -11,7 +11,7 @@ from mmseg.structures import SegDataSample
 from torch import nn
 
 from mmseg_ext.decode_heads import DANetEAHead
-from mmseg_ext.segmentors.strip_losses import strip_losses, takes_strips
+from mmseg_ext.segmentors.strip_losses import can_use_strips, strip_losses
 from tests.segmentors.small import allocated_at_peak, pair
 from tests.segmentors.test_strip_encoder_decoder import HEADS
 
@@ -180,8 +180,8 @@ def test_memory_is_that_of_the_low_resolution():
     ids=["sigmoid", "not reduced", "one of two", "one channel"],
 )
 def test_other_losses_take_the_usual_path(changes):
-    assert takes_strips(head())
-    assert not takes_strips(head(**changes))
+    assert can_use_strips(head())
+    assert not can_use_strips(head(**changes))
 
 
 # --- whole segmentors ----------------------------------------------------------------------------

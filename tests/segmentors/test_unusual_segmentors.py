@@ -1,16 +1,20 @@
 """Valid uses of `StripEncoderDecoder` that are rare: each does what mmsegmentation's parts do."""
 
+import copy
+import types
+
 import pytest
 import torch
-from mmengine.structures import PixelData
 from mmseg.models.losses import CrossEntropyLoss, cross_entropy
-from mmseg.models.segmentors import SegTTAModel
 from mmseg.registry import MODELS
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmseg_ext.segmentors import StreamingSegTTAModel
 from mmseg_ext.segmentors.score_maps import merged_prediction
-from mmseg_ext.segmentors.strip_losses import strip_losses, takes_strips
+from mmseg_ext.segmentors.strip_losses import can_use_strips, strip_losses
 from tests.segmentors.small import batch_of_two, pair, segmentor
 from tests.segmentors.test_strip_encoder_decoder import images
 from tests.segmentors.test_strip_losses import CLASSES, LOSSES, head, labelled, stock_loss
@@ -45,8 +49,8 @@ def test_a_loss_that_somebody_changed_takes_the_usual_path():
     changed["hook"].loss_decode.register_forward_hook(lambda *args: calls.append(args))
     changed["criterion"].loss_decode.cls_criterion = lambda *a, **k: 2 * cross_entropy(*a, **k)
     changed["subclass"].loss_decode = _Doubled()
-    assert takes_strips(head())
-    assert not any(map(takes_strips, changed.values()))
+    assert can_use_strips(head())
+    assert not any(map(can_use_strips, changed.values()))
 
     _, model = pair()
     model.decode_head = changed["hook"]
@@ -79,18 +83,6 @@ def test_the_threshold_itself_is_background():
     (scores,) = model.score_maps(torch.randn(1, 3, 32, 32), None)
     assert merged_prediction([scores], "probs", 0.5, False)["pred_sem_seg"].sum() == 0
     assert merged_prediction([scores], "probs", 0.49, False)["pred_sem_seg"].all()
-
-
-def test_code_that_asks_for_scores_is_told_how_to_keep_them():
-    model = segmentor(kind="StripEncoderDecoder")
-    inputs, samples = images()
-    (sample, *_) = model.predict(inputs, samples)
-    with pytest.raises(AttributeError, match="keep_logits"):
-        sample.seg_logits  # noqa: B018
-    with pytest.raises(AttributeError, match="keep_logits"):
-        SegTTAModel(module=model).test_step(batch_of_two())
-    sample.seg_logits = PixelData(data=torch.zeros(CLASSES, 61, 83))
-    assert sample.seg_logits.shape == (61, 83)
 
 
 def test_scores_of_an_earlier_prediction_do_not_stay():
@@ -129,3 +121,110 @@ def test_a_list_of_decode_heads_is_named():
     config = dict(type="StripEncoderDecoder", backbone=dict(), decode_head=[dict(), dict()])
     with pytest.raises(ValueError, match=r"decode_head.*CascadeEncoderDecoder"):
         MODELS.build(config)
+
+
+def replaced(model: nn.Module, method: str) -> nn.Module:
+    """Replace a method of the decode head's instance: scores and losses are those of -2 logits."""
+    head = model.decode_head
+    own = getattr(head, method)
+    if "loss" in method:
+        changed = lambda self, *args: {k: 3 * v for k, v in own(*args).items()}  # noqa: E731
+    else:
+        changed = lambda self, *args: -2 * own(*args)  # noqa: E731
+    setattr(head, method, types.MethodType(changed, head))
+    return model
+
+
+@pytest.mark.parametrize("method", ["predict", "predict_by_feat"])
+def test_prediction_methods_set_on_an_instance_are_called(method):
+    stock, ours = (replaced(model, method) for model in pair())
+    inputs, samples = images()
+    with torch.no_grad():
+        theirs = stock.predict(inputs, copy.deepcopy(samples))
+        result = ours.predict(inputs, copy.deepcopy(samples))
+        merged = StreamingSegTTAModel(ours).test_step(batch_of_two())
+        expected = StreamingSegTTAModel(stock).test_step(batch_of_two())
+    for a, b in zip([*result, *merged], [*theirs, *expected], strict=True):
+        assert torch.equal(a.pred_sem_seg.data, b.pred_sem_seg.data)
+
+
+@pytest.mark.parametrize("method", ["loss", "loss_by_feat"])
+def test_loss_methods_set_on_an_instance_are_called(method):
+    stock, ours = (replaced(model.eval(), method) for model in pair())
+    inputs, samples = torch.randn(2, 3, 32, 48), labelled((32, 48))
+    theirs, result = (model.loss(inputs, samples)["decode.loss_ce"] for model in (stock, ours))
+    assert torch.equal(result, theirs) and theirs > 1
+
+
+class _Operators(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.add(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_no_operator_is_nondeterministic_on_cuda(create_graph):
+    """torch.use_deterministic_algorithms lists them; the strips stay in use with it."""
+    decode_head, samples = head(LOSSES["weighted"]), labelled()
+    logits = torch.randn(2, CLASSES, 7, 9, requires_grad=True)
+    strip_losses(decode_head, logits, samples)  # builds the maps
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert can_use_strips(decode_head)
+        with _Operators() as operators:
+            loss = strip_losses(decode_head, logits, samples)["loss_ce"]
+            (gradient,) = torch.autograd.grad(loss, logits, create_graph=create_graph)
+            if create_graph:
+                torch.autograd.grad(gradient.square().sum(), logits)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert "scatter_" in operators.names
+    forbidden = ("nll_loss2d", "upsample", "scatter_add", "index_add", "cumsum", "bincount", "put_")
+    assert not [n for n in operators.names if n.startswith(forbidden)]
+
+
+class _Products(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.precisions = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if "mm" in function.__name__ or function.__name__ == "matmul":
+            new = getattr(torch.backends.cuda.matmul, "fp32_precision", None)  # since torch 2.9
+            self.precisions.append(new or torch.get_float32_matmul_precision())
+        return function(*args, **(kwargs or {}))
+
+
+def test_products_with_resize_matrices_are_exact_under_tf32():
+    decode_head, samples = head(), labelled()
+    logits = torch.randn(2, CLASSES, 7, 9, requires_grad=True)
+    model = segmentor(kind="StripEncoderDecoder")
+    maps = model.score_maps(torch.randn(1, 3, 32, 32), None)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with _Products() as products:
+            loss = strip_losses(decode_head, logits, samples)["loss_ce"]
+            torch.autograd.grad(loss, logits, create_graph=True)
+            merged_prediction(maps, "logits", None, False)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert len(products.precisions) > 4 and set(products.precisions) <= {"highest", "ieee"}
+
+
+def test_fake_tensors_leave_nothing_behind():
+    """Shapes are computed under FakeTensorMode, and the maps of a real run are real."""
+    model = segmentor(kind="StripEncoderDecoder")
+    decode_head, samples, logits = head(), labelled((39, 51)), torch.randn(2, CLASSES, 7, 9)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = mode.from_tensor(logits).requires_grad_()
+        loss = strip_losses(decode_head, fake, samples)["loss_ce"]
+        assert torch.autograd.grad(loss, fake)[0].shape == logits.shape
+        found = model.predict(mode.from_tensor(torch.randn(1, 3, 36, 44)), None)
+        assert found[0].pred_sem_seg.data.shape == (1, 36, 44)
+    assert strip_losses(decode_head, logits, samples)["loss_ce"] > 1
+    assert model.predict(torch.randn(1, 3, 36, 44), None)[0].pred_sem_seg.data.max() < CLASSES
