@@ -36,22 +36,22 @@ def parser() -> argparse.ArgumentParser:
 def seen_pixel(
     pixel: Sequence[int] | None, original: tuple[int, int], seen: tuple[int, int]
 ) -> tuple[int, int]:
-    """Where a pixel (row, column) of an image lies in the resized one; by default the middle.
+    """Return the position in the resized image of a pixel (row, column), by default the middle.
 
     Raises:
-        ValueError: for a pixel outside the image.
+        ValueError: if the pixel is outside of the image.
     """
     pixel = pixel or [n // 2 for n in original]
     if any(not 0 <= p < n for p, n in zip(pixel, original, strict=True)):
         raise ValueError(
-            f"--pixel must lie inside the image of {original[0]} rows and {original[1]} columns, "
-            f"not at {tuple(pixel)}"
+            f"--pixel {pixel[0]} {pixel[1]}: outside of the image, which has {original[0]} rows "
+            f"and {original[1]} columns"
         )
     return tuple((2 * p + 1) * s // (2 * n) for p, n, s in zip(pixel, original, seen, strict=True))
 
 
 def network_input(model: "nn.Module", path: str) -> "tuple[Tensor, np.ndarray, tuple[int, int]]":
-    """The normalised image (1, 3, H, W) of a test, as RGB (h, w, 3), and the size on disk."""
+    """Return a normalized image (1, 3, H, W), its RGB form (h, w, 3), and its size on disk."""
     from mmcv.transforms import Compose
 
     from mmseg_ext.datasets.images import decode, read_bytes
@@ -77,10 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     from mmseg_ext.inference.models import get_model
     from mmseg_ext.inspection.attention_pictures import (
         Scene,
-        attention_layers,
-        captured_inputs,
-        chosen_layers,
+        capture_inputs,
         draw_layer,
+        find_layers,
+        select_layers,
     )
 
     config = load_settings(args.config, args.cfg_options)
@@ -89,10 +89,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     model = get_model(config, weights=weights, device=usable_device(args.device))
     meta = model.dataset_meta
     if args.list:
-        for name, layer in attention_layers(model).items():
+        for name, layer in find_layers(model).items():
             print(f"{name}  {type(layer).__name__}")
         return 0
-    layers = chosen_layers(model, args.layers)
+    layers = select_layers(model, args.layers)
     stems = [Path(file).stem for file in args.images]
     if len(set(stems)) < len(stems):
         stems = [f"{i}_{stem}" for i, stem in enumerate(stems)]
@@ -101,10 +101,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         pixel = seen_pixel(args.pixel, original, shown.shape[:2])
         height, width = image.shape[2:]  # padded for the network at the right and the bottom
         shown = np.pad(shown, [(0, height - shown.shape[0]), (0, width - shown.shape[1]), (0, 0)])
-        inputs, labels = captured_inputs(model, layers, image)
+        inputs, labels = capture_inputs(model, layers, image)
         scene = Scene(shown, labels, meta["classes"], meta["palette"], pixel)
         for name, layer in layers.items():
             path = args.out / f"{stem}_{name}.png"
-            said = draw_layer(layer, inputs[name], scene, f"{name}, {Path(file).name}", path)
-            print(f"{path}: {said}")
+            summary = draw_layer(layer, inputs[name], scene, f"{name}, {Path(file).name}", path)
+            print(f"{path}: {summary}")
     return 0

@@ -1,4 +1,4 @@
-"""Looking into a model: what it attends to, and how alike its attention maps are."""
+"""Pictures of a model's attention, and the similarity of its attention maps."""
 
 from mmseg_ext.inspection.similarity import attention_similarity, draw_similarity
 

@@ -11,14 +11,14 @@ from mmseg_ext.backbones import EAMLP, DeepViT
 from mmseg_ext.commands.attention_maps import main, seen_pixel
 from mmseg_ext.inspection.attention_pictures import (
     Scene,
-    attention_layers,
-    captured_inputs,
-    chosen_layers,
-    class_lift,
+    capture_inputs,
     draw_layer,
+    find_layers,
     head_maps,
+    measure_preference,
+    patch_grid,
+    select_layers,
     slot_maps,
-    token_grid,
 )
 from mmseg_ext.layers import ExternalAttention2d, LambdaLayer, ManhattanAttention, ReAttention
 from tests.models import randomise
@@ -26,7 +26,7 @@ from tests.models import randomise
 CLASSES, PALETTE = ("ground", "box"), [[20, 20, 20], [230, 90, 60]]
 
 
-def test_slots_come_strongest_first_and_tell_their_class():
+def test_slots_are_sorted_by_weight_with_their_class():
     """Slot 1 has three quarters of all weight and lies where class 1 is, a quarter of the map."""
     labels = torch.zeros(8, 8, dtype=torch.long)
     labels[:4, :4] = 1
@@ -39,14 +39,14 @@ def test_slots_come_strongest_first_and_tell_their_class():
 
     maps = slot_maps(Given(4), torch.zeros(1, 4, 2, 2), (8, 8))
     torch.testing.assert_close(maps, torch.stack([right, 1 - right]))
-    lift = class_lift(maps, labels, 3)
-    torch.testing.assert_close(lift, torch.tensor([[2 / 3, 4 / 3, 0], [2.0, 0, 0]]))
+    preference = measure_preference(maps, labels, 3)
+    torch.testing.assert_close(preference, torch.tensor([[2 / 3, 4 / 3, 0], [2.0, 0, 0]]))
 
 
-def test_token_models_leave_the_class_token_out():
+def test_class_token_is_left_out():
     torch.manual_seed(0)
     model = EAMLP(dict(embed_dims=16, depth=1, num_heads=2, mlp_ratio=2), img_size=48).eval()
-    (layer,) = attention_layers(model).values()
+    (layer,) = find_layers(model).values()
     x = torch.randn(1, 7, 16)
     maps = slot_maps(layer, x, (32, 48))
     assert maps.shape[1:] == (2, 3)
@@ -54,11 +54,11 @@ def test_token_models_leave_the_class_token_out():
     weights = layer.attention_map(x)[0, :, 1:].mean(1).flatten() / layer.groups
     torch.testing.assert_close(maps.mean((1, 2)), weights.sort(descending=True).values)
     with pytest.raises(ValueError, match="tokens"):
-        token_grid(8, (32, 48))
+        patch_grid(8, (32, 48))
 
 
 @torch.no_grad()
-def test_heads_are_seen_from_the_pixel():
+def test_maps_are_of_the_pixel():
     """Pixel (20, 40) of 32 x 48 lies in patch (1, 2), and in cell (2, 5) of 4 x 6."""
     torch.manual_seed(0)
     tokens, x = randomise(ReAttention(12, 3)).eval(), torch.randn(1, 7, 12)
@@ -78,27 +78,27 @@ def test_heads_are_drawn(tmp_path):
     image = np.random.default_rng(0).integers(0, 255, (24, 32, 3), dtype=np.uint8)
     scene = Scene(image, torch.ones(24, 32, dtype=torch.long), CLASSES, PALETTE, (6, 20))
     layer, path = ManhattanAttention(16, 4).eval(), tmp_path / "a.png"
-    said = draw_layer(layer, torch.randn(1, 6, 8, 16), scene, "layer", path)
-    assert "mean distance by head" in said
+    summary = draw_layer(layer, torch.randn(1, 6, 8, 16), scene, "layer", path)
+    assert "mean distance by head" in summary
     assert np.asarray(Image.open(path).convert("RGB")).std() > 10
 
 
-def test_chosen_layers_are_the_last_of_each_kind_or_the_named():
+def test_select_layers():
     model = DeepViT(dict(embed_dims=24, depth=3, num_heads=3), img_size=32)
-    names = list(attention_layers(model))
-    assert list(chosen_layers(model, None)) == names[-1:]
-    assert list(chosen_layers(model, names[:1])) == names[:1]
+    names = list(find_layers(model))
+    assert list(select_layers(model, None)) == names[-1:]
+    assert list(select_layers(model, names[:1])) == names[:1]
     with pytest.raises(ValueError, match="there are"):
-        chosen_layers(model, ["nowhere"])
+        select_layers(model, ["nowhere"])
     with pytest.raises(ValueError, match="none of the layers"):
-        attention_layers(torch.nn.Linear(2, 2))
+        find_layers(torch.nn.Linear(2, 2))
 
 
-def test_captured_inputs_are_the_layers_and_leave_no_hook():
+def test_capture_inputs_leaves_no_hook():
     torch.manual_seed(0)
     model = MODELS.build(Config.fromfile("configs/ea_r18_shapes.py").model)
     image = torch.randn(1, 3, 32, 40)
-    inputs, labels = captured_inputs(model, attention_layers(model), image)
+    inputs, labels = capture_inputs(model, find_layers(model), image)
     assert model.training and labels.shape == (32, 40)
     assert not any(m._forward_pre_hooks for m in model.modules())
     (x,) = inputs.values()
@@ -106,12 +106,12 @@ def test_captured_inputs_are_the_layers_and_leave_no_hook():
     torch.testing.assert_close(x, model.decode_head.conv_in(features[3]))
 
 
-def test_a_pixel_is_one_of_the_image_on_disk():
+def test_pixel_of_the_image_on_disk():
     """Of 100 x 200 pixels seen as 50 x 400: the middle of the pixel counts."""
     assert seen_pixel((0, 0), (100, 200), (50, 400)) == (0, 1)
     assert seen_pixel((99, 199), (100, 200), (50, 400)) == (49, 399)
     assert seen_pixel(None, (100, 200), (50, 400)) == (25, 201)
-    with pytest.raises(ValueError, match=r"100 rows and 200 columns, not at \(100, 3\)"):
+    with pytest.raises(ValueError, match=r"100 3.*100 rows and 200 columns"):
         seen_pixel((100, 3), (100, 200), (50, 400))
 
 
