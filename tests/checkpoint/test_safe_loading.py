@@ -1,16 +1,10 @@
 """No path on which weights are loaded runs code from them; each load says how much it fills."""
 
-import argparse
-import builtins
 import json
 import os
-import time
-import zipfile
-from collections import Counter, OrderedDict
 from contextlib import nullcontext
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from mmengine.logging import HistoryBuffer
@@ -22,26 +16,16 @@ from safetensors.torch import save_file
 import mmseg_ext
 from mmseg_ext.checkpoint.files import read_checkpoint
 from mmseg_ext.checkpoint.loading import check_coverage, require_coverage
-from mmseg_ext.checkpoint.plain_data import to_plain
 from mmseg_ext.commands.publish_model import publish
 from mmseg_ext.commands.test import main as test
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.errors import CheckpointError
+from tests.checkpoint.test_plain_data import Pickled
 from tests.engine.runs import log_text, train_here, train_words, write_config
 from tests.engine.states import UNVALIDATED, assert_same
 
 test.__test__ = False
-
-
-class Pickled:
-    """An object that is pickled as a call, and as the state that the result is given."""
-
-    def __init__(self, function, *arguments, state=None):
-        self.reduced = function, arguments, state
-
-    def __reduce__(self):
-        return self.reduced
 
 
 @pytest.fixture(scope="module")
@@ -124,195 +108,6 @@ def test_other_loading_is_unchanged_and_one_variable_turns_the_protection_off(
     assert (tmp_path / "proof").exists()
 
 
-def saved(content: object, path: Path) -> Path:
-    torch.save(content, path)
-    return path
-
-
-def history(values: object, counts: object = (1,), length: object = 9) -> HistoryBuffer:
-    buffer = HistoryBuffer()
-    buffer._log_history, buffer._count_history, buffer.max_length = values, counts, length
-    return buffer
-
-
-def our_history(values: torch.Tensor, length: object = 9) -> dict:
-    counts = torch.ones(len(values))
-    return {"__plain__": "history", "values": values, "counts": counts, "max_length": length}
-
-
-def doubled(kind: type) -> object:
-    value = kind([1])
-    for _ in range(40):
-        value = kind([value, value])
-    return value
-
-
-def cyclic() -> list:
-    value = []
-    value.append(value)
-    return value
-
-
-MEMORY = np.arange(77.0)  # of this process; a file that names its address must not reach it
-INTERFACE = {
-    "data": (MEMORY.ctypes.data, False),
-    "shape": (77,),
-    "typestr": "<f8",
-    "version": 3,
-}
-CARRIERS = {
-    "OrderedDict": lambda: Pickled(OrderedDict, state={"__array_interface__": INTERFACE}),
-    "Counter": lambda: Pickled(Counter, state={"__array_interface__": INTERFACE}),
-    "Tensor": lambda: Pickled(
-        torch._tensor._rebuild_from_type_v2,
-        torch.Tensor,
-        torch.Tensor,
-        (1,),
-        {"__array_interface__": INTERFACE, "detach": 1},
-    ),
-}
-
-
-@pytest.mark.parametrize("carrier", CARRIERS)
-def test_a_file_cannot_reach_memory_by_attributes(tmp_path, carrier):
-    """NumPy follows `__array_interface__`, an address, wherever an array is made."""
-    forged = CARRIERS[carrier]()
-    raw = torch.load(saved(forged, tmp_path / "forged.pth"), weights_only=True)
-    assert np.array_equal(np.array(raw), MEMORY)  # the forgery works
-    content = {
-        "state_dict": {"w": forged},
-        "optimizer": {"state": {0: {"exp_avg": forged}}, "param_groups": [forged]},
-        "meta": {"dataset_meta": {"palette": [forged, (forged,)]}},
-        "message_hub": {"log_scalars": {"loss": forged}, "runtime_info": {"best_score": forged}},
-    }
-    read = read_checkpoint(saved(content, tmp_path / "forged.pth"))
-    found = [
-        read["state_dict"]["w"],
-        read["optimizer"]["state"][0]["exp_avg"],
-        read["optimizer"]["param_groups"][0],
-        read["meta"]["dataset_meta"]["palette"][1][0],
-        read["message_hub"]["log_scalars"]["loss"],
-    ]
-    assert all(type(value).__name__ == carrier and not vars(value) for value in found)
-
-
-def array_of(shape: tuple) -> Pickled:
-    """Eight bytes as an array of this shape."""
-    reconstruct = np.zeros(1).__reduce__()[0]
-    state = (1, shape, np.dtype("f8"), False, b"12345678")
-    return Pickled(reconstruct, np.ndarray, (0,), b"b", state=state)
-
-
-REFUSED = {
-    "values of a history": lambda: history(CARRIERS["OrderedDict"]()),
-    "counts of a history": lambda: history([1.0], CARRIERS["Counter"]()),
-    "objects in a history": lambda: history([1.0, 10**40], [1, 1]),
-    "strings in a history": lambda: history(["a"]),
-    "two axes in a history": lambda: history([[1.0]]),
-    "complex history": lambda: our_history(torch.zeros(1, dtype=torch.complex64)),
-    "sparse history": lambda: our_history(torch.ones(1).to_sparse()),
-    "bytes as a length": lambda: history([1.0], [1], b"9"),
-    "a negative length": lambda: our_history(torch.ones(1), -1),
-    "an array of objects": lambda: np.array([1], dtype=object),
-    "an array of strings": lambda: np.array([b"12345678"]),
-    "a structured array": lambda: np.zeros(1, [("a", "f8")]),
-    "a data type": lambda: np.dtype("f8"),
-    "a changed data type": lambda: Pickled(
-        np.dtype, "f8", state=(3, "|", None, None, None, 64, 1, 0)
-    ),
-    "a short array": lambda: array_of((9,)),
-    "a shape of tensors": lambda: array_of((torch.ones(1),)),
-    "a sparse tensor": lambda: torch.ones(2).to_sparse(),
-    "a quantized tensor": lambda: torch.quantize_per_tensor(torch.ones(2), 1, 0, torch.qint8),
-    "a tensor without data": lambda: torch.empty(2, device="meta"),
-    "a repeated tensor": lambda: torch.zeros(1).expand(2**20, 2**20),
-    "a tensor under many names": lambda: list(torch.zeros(1, 2**20).expand(300, -1)),
-    "doubled lists": lambda: doubled(list),
-    "doubled tuples": lambda: {"a": doubled(tuple)},
-    "a list in itself": cyclic,
-    "getattr": lambda: Pickled(getattr, getattr, "__self__"),
-    "a class of numpy": lambda: Pickled(np.memmap, "x", "u1", "w+", 0, (1,)),
-    "a class": lambda: OrderedDict,
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_crafted_files_are_refused_in_one_line(tmp_path, name):
-    path = saved({"state_dict": {}, "meta": {"x": REFUSED[name]()}}, tmp_path / "crafted.pth")
-    begin = time.perf_counter()
-    with pytest.raises(CheckpointError, match=f"^{path}: .*$"):
-        read_checkpoint(path)
-    assert time.perf_counter() - begin < 1
-
-
-def test_values_of_every_kind_are_read(tmp_path):
-    class Net(torch.nn.Sequential):
-        _version = 7
-
-    state = Net(torch.nn.BatchNorm1d(2)).state_dict()
-    arrays = [
-        np.arange(3.0),
-        np.zeros(0, np.float32),
-        np.arange(6, dtype=np.int16).reshape(2, 3, order="F"),
-        np.array([1.5, -2], ">f4"),
-        np.array([2, 0], np.uint8).view(bool),  # 2 is not a bool
-        np.array([1 + 2j]),
-    ]
-    content = {
-        "arrays": arrays,
-        "scalars": [np.float64(0.5), np.int64(-3), np.bool_(True)],
-        "arguments": argparse.Namespace(lr=0.1, sizes=(1, 2)),
-        "parameter": torch.nn.Parameter(torch.ones(2)),
-        "flags": torch.tensor([2, 0], dtype=torch.uint8).view(torch.bool),
-        "repeated": torch.ones(1).expand(1000),
-        "others": [Counter(a=2), {1, 2}, torch.Size([3]), torch.float16, b"a", b"", None, 1j],
-        "history": history([1, 2.5], [1, 3]),
-        "state_dict": state,
-    }
-    read = read_checkpoint(saved(content, tmp_path / "values.pth"))
-    for ours, theirs in zip(read["arrays"], arrays, strict=True):
-        assert ours.dtype.kind == theirs.dtype.kind and ours.dtype.isnative and ours.flags.writeable
-        assert ours.shape == theirs.shape and np.array_equal(ours, theirs.astype(ours.dtype))
-    assert read["arrays"][4].view(np.uint8).tolist() == [1, 0]
-    assert read["scalars"] == [0.5, -3, True] and isinstance(read["scalars"][0], np.float64)
-    assert read["arguments"] == {"lr": 0.1, "sizes": (1, 2)}
-    assert type(read["parameter"]) is torch.Tensor and read["parameter"].tolist() == [1, 1]
-    assert read["flags"].view(torch.uint8).tolist() == [1, 0]
-    assert read["repeated"].sum() == 1000
-    assert read["others"] == content["others"]
-    assert list(map(type, read["others"])) == list(map(type, content["others"]))
-    assert read["history"].mean() == 3.5 / 4 and read["history"].max_length == 9
-    assert_same(read["state_dict"], state)
-    assert read["state_dict"]._metadata == state._metadata
-    assert state._metadata[""]["version"] == 7
-
-
-def test_formats_that_torch_reads_by_other_means_are_refused(tmp_path, monkeypatch):
-    """Before torch 2.6, `weights_only=True` does not protect from TorchScript and tar files."""
-    script, packed, old, page = (tmp_path / f"{name}.pth" for name in ("s", "p", "old", "page"))
-    torch.jit.script(torch.nn.Linear(1, 1)).save(script)
-    saved({"w": torch.zeros(10**6)}, packed)
-    with zipfile.ZipFile(packed) as archive:
-        entries = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in entries.items():
-            archive.writestr(name, data)
-    page.write_text("<html>")
-    for path in (script, packed, page):
-        with pytest.raises(CheckpointError, match=f"^{path}: .*$"):
-            read_checkpoint(path)
-    torch.save({"w": torch.ones(2)}, old, _use_new_zipfile_serialization=False)
-    assert read_checkpoint(old)["w"].tolist() == [1, 1]
-    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.5.1"))
-    with pytest.raises(CheckpointError, match=r"torch 2\.5\.1 .* torch 2\.6"):
-        read_checkpoint(old)
-    zipped = saved({"w": torch.ones(2)}, tmp_path / "new.pth")
-    assert read_checkpoint(zipped)["w"].tolist() == [1, 1]
-    old.write_bytes(old.read_bytes() + zipped.read_bytes())  # a zip behind the old format
-    with pytest.raises(CheckpointError):
-        read_checkpoint(old)
-
-
 def test_configs_in_a_checkpoint_are_not_executed(folder, good, tmp_path):
     """Resuming executes meta['config'] in mmengine, an inferencer the others."""
     program = f"import os\nos.mkdir({str(tmp_path / 'proof')!r})\n"
@@ -334,13 +129,6 @@ def test_our_checkpoints_need_no_unpickling(folder, good):
     assert type(raw["message_hub"]["log_scalars"]["train/loss"]) is dict
     assert raw["state_dict"]._metadata["backbone.stem.0"] == {"version": 1}
     assert isinstance(good["message_hub"]["log_scalars"]["train/loss"], HistoryBuffer)
-
-
-def test_an_object_without_a_plain_form_is_left_out():
-    dropped = []
-    value = {"a": [builtins, np.float32(2)], "b": Path("c"), "d": torch.Size([1])}
-    assert to_plain(value, "meta", dropped) == {"a": [None, 2.0], "b": "c", "d": (1,)}
-    assert dropped == ["meta.a[0] (module)"]
 
 
 def test_published_weights_need_only_mmsegmentation(folder, good, tmp_path):
