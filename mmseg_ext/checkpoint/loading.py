@@ -165,14 +165,16 @@ def load_checkpoint(
         content = read_checkpoint(filename, map_location)
     else:  # an address, or FileNotFoundError
         content = _fetch(filename, map_location, logger)
-    if isinstance(content, dict) and "state_dict" in content:
+    weights = content.get("state_dict", content) if isinstance(content, dict) else None
+    if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights):
+        raise CheckpointError(f"{filename}: contains no state dict")
+    if weights is not content:
         if not isinstance(content.get("meta"), dict):
             content["meta"] = {}  # which `init_model` expects
         hub = content.get("message_hub")
-        nested = [hub.get(k) for k in ("runtime_info", "resumed_keys")] if hub else []
-        for part in (content["meta"], *nested):
-            for key in ("cfg", "config"):
-                (part or {}).pop(key, None)
+        for part in (content["meta"], *(hub.values() if isinstance(hub, dict) else ())):
+            for key in ("cfg", "config") if isinstance(part, dict) else ():
+                part.pop(key, None)
     return content
 
 
@@ -212,18 +214,18 @@ def _install() -> Callable[[], None]:
 class SafeLoading(contextlib.AbstractContextManager):
     """See `mmseg_ext.safe_loading`."""
 
-    _users = 0
+    _entered: list["SafeLoading"] = []  # references, which keep the context of a plain call alive
     _restore: Callable[[], None]
 
     def __init__(self, min_backbone_share: float | None = None):
         self._coverage = require_coverage(min_backbone_share)
         self._coverage.__enter__()
-        if SafeLoading._users == 0:
+        if not self._entered:
             SafeLoading._restore = staticmethod(_install())
-        SafeLoading._users += 1
+        self._entered.append(self)
 
     def __exit__(self, *error) -> None:
         self._coverage.__exit__(None, None, None)
-        SafeLoading._users -= 1
-        if SafeLoading._users == 0:
-            SafeLoading._restore()
+        self._entered.remove(self)
+        if not self._entered:
+            self._restore()

@@ -30,6 +30,8 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool1d
 from torch.utils.data import DataLoader
 
+from mmseg_ext.errors import CheckpointError
+
 
 def random_state() -> dict:
     """The states of Python's, NumPy's and torch's streams, that of CUDA's device included."""
@@ -47,8 +49,10 @@ def random_state() -> dict:
 def set_random_state(state: dict) -> None:
     """The inverse of `random_state`; tensors may be on any device."""
     random.setstate(state["python"])
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, keys.cpu().numpy().astype(np.uint32), *rest))
+    kind, keys, position, *rest = state["numpy"]
+    if not 0 <= position <= len(keys):  # NumPy does not check it, and would read other memory
+        raise CheckpointError(f"random state: position {position} is outside 0 to {len(keys)}")
+    np.random.set_state((kind, keys.cpu().numpy().astype(np.uint32), position, *rest))
     torch.set_rng_state(state["torch"].cpu())
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"].cpu())

@@ -14,6 +14,7 @@ from mmengine.logging import HistoryBuffer
 
 from mmseg_ext.checkpoint.files import read_checkpoint
 from mmseg_ext.checkpoint.plain_data import to_plain
+from mmseg_ext.engine.randomness import random_state, set_random_state
 from mmseg_ext.errors import CheckpointError
 from tests.engine.states import assert_same
 
@@ -128,6 +129,11 @@ REFUSED = {
     "a shape of tensors": lambda: array_of((torch.ones(1),)),
     "a sparse tensor": lambda: torch.ones(2).to_sparse(),
     "a quantized tensor": lambda: torch.quantize_per_tensor(torch.ones(2), 1, 0, torch.qint8),
+    "a nested tensor": lambda: Pickled(
+        torch._utils._rebuild_nested_tensor,
+        torch.zeros(2),
+        *(torch.tensor([[5]]), torch.tensor([[1]]), torch.tensor([10**9])),
+    ),
     "a tensor without data": lambda: torch.empty(2, device="meta"),
     "a repeated tensor": lambda: torch.zeros(1).expand(2**20, 2**20),
     "a tensor under many names": lambda: list(torch.zeros(1, 2**20).expand(300, -1)),
@@ -222,3 +228,14 @@ def test_an_object_without_a_plain_form_is_left_out():
     value = {"a": [builtins, np.float32(2)], "b": Path("c"), "d": torch.Size([1])}
     assert to_plain(value, "meta", dropped) == {"a": [None, 2.0], "b": "c", "d": (1,)}
     assert dropped == ["meta.a[0] (module)"]
+
+
+def test_a_random_state_cannot_reach_memory():
+    """NumPy reads at the position of its stream without a check."""
+    state = random_state()
+    kind, keys, position, *rest = state["numpy"]
+    for wrong in (-1, 625, 10**7):
+        with pytest.raises(CheckpointError):
+            set_random_state({**state, "numpy": (kind, keys, wrong, *rest)})
+    set_random_state(state)
+    assert np.random.get_state()[2] == position

@@ -3,10 +3,7 @@
 import json
 import os
 import re
-import shutil
-import subprocess
 import time
-from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +19,6 @@ from mmseg_ext.reports.pictures import error_overlay
 from mmseg_ext.reports.results_hook import class_iou
 from mmseg_ext.reports.run_data import Results, Run, read_curves, read_run
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 CLASSES, PALETTE = ["ground", "box <b>", "sky"], [(30, 30, 30), (220, 80, 60), (70, 150, 240)]
 
 
@@ -221,27 +217,9 @@ def test_a_report_runs_nothing_of_a_work_directory(tmp_path, capsys):
     assert capsys.readouterr().err.endswith("vis_data/scalars.json nor results.json\n")
 
 
-def measured(html: str, width: int, folder: Path) -> tuple[int, int]:
-    """Pixels that a page overflows a frame of `width` by, and how many pictures do not load."""
-    count = "[...d.images].filter(i => !i.naturalWidth).length"
-    over = "d.documentElement.scrollWidth - d.documentElement.clientWidth"
-    seen = f"d = contentDocument; document.title = ({over}) + ' ' + {count}"
-    frame = folder / "frame.html"
-    style = f"width: {width}px; border: 0"
-    frame.write_text(f'<iframe srcdoc="{escape(html)}" style="{style}" onload="{seen}"></iframe>')
-    flags = f"--headless --no-sandbox --disable-gpu --user-data-dir={folder}/profile --dump-dom"
-    command = [CHROMIUM, *flags.split(), frame.as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return tuple(map(int, re.search(r"<title>(\d+) (\d+)</title>", dom).groups()))
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
-def test_page_of_two_runs_in_a_browser(work_dir, tmp_path, capsys):
-    """The page fits a phone and a screen, and holds all that it shows."""
+def test_page_of_two_runs_loads_nothing(work_dir, tmp_path, capsys):
     path = tmp_path / "report.html"
     assert main([str(work_dir), str(work_dir), "--out", str(path)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == str(path)
-    html = path.read_text()
-    assert all(source.startswith("data:image/jpeg") for source in re.findall('src="(.*?)"', html))
-    for width in (390, 1400):
-        assert measured(html, width, tmp_path) == (0, 0)
+    sources = re.findall('src="(.*?)"', path.read_text())
+    assert len(sources) == 12 and all(s.startswith("data:image/jpeg") for s in sources)
