@@ -1,9 +1,9 @@
-"""Private names of mmengine, mmcv and mmsegmentation that this package uses, each with its reason.
+"""Private names of mmengine, mmcv and mmsegmentation that this package uses, with the reasons.
 
-Each is here under a public name, so that a release that renames one of them changes this file
-alone. All exist in mmengine 0.10.7 to 0.10.12, mmcv 2.1 to 2.3 and mmsegmentation 1.2.2 to 1.4.2.
+Each has a public name here, so a release that renames one changes only this file. All exist in
+mmengine 0.10.7 to 0.10.12, mmcv 2.1 to 2.3 and mmsegmentation 1.2.2 to 1.4.2.
 
-Subclasses call or write these where they are: `_transform_inputs` of a decode head,
+Subclasses use these private names directly: `_transform_inputs` of a decode head,
 `_decode_head_forward_train` and `_auxiliary_head_forward_train` of a segmentor, `_load_seg_map` of
 a label transform, `_metainfo` of a dataset, `_get_value` of a scheduler, and `_scale_update_param`
 of `AmpOptimWrapper`, whose constructor asserts a GPU.
@@ -26,25 +26,28 @@ COMPILED_OPERATORS = "mmcv._ext"  # the module; importing `mmcv.ops` without it 
 
 
 def resume_from(runner: "Runner", path: str | None) -> None:
-    """Resume from this checkpoint, or start anew with None; mmengine takes it at construction."""
+    """Resume from this checkpoint, or start a new run with None.
+
+    The Runner's public arguments are read only at construction.
+    """
     runner._load_from = path
     runner._resume = path is not None
 
 
 def searches_checkpoint(runner: "Runner") -> bool:
-    """Whether the Runner is to resume, from a checkpoint that nobody has named."""
+    """Return whether the Runner has to resume and still needs to find the checkpoint."""
     return runner._resume and runner._load_from is None and not runner._has_loaded
 
 
 def built_dataloaders(runner: "Runner") -> Iterator["DataLoader"]:
-    """The data loaders of the loops that are built; the public properties would build the rest."""
+    """Yield the data loaders of the loops that are built; public properties build the others."""
     for loop in (runner._train_loop, runner._val_loop, runner._test_loop):
         if hasattr(loop, "dataloader"):
             yield loop.dataloader
 
 
 def validates_at(loop: "IterBasedTrainLoop", iteration: int) -> bool:
-    """Whether the loop validates after this iteration; its `run` decides and does not tell."""
+    """Return whether the loop validates after this iteration; only its `run` decides this."""
     if iteration < loop.val_begin:
         return False
     loop._decide_current_val_interval()  # of `dynamic_intervals`
@@ -52,19 +55,19 @@ def validates_at(loop: "IterBasedTrainLoop", iteration: int) -> bool:
 
 
 def save_checkpoint(hook: "CheckpointHook", runner: "Runner") -> None:
-    """Save the state after this iteration, out of turn; the hook's public methods ask the interval.
+    """Save after this iteration, whatever the interval; the hook's public methods check it.
 
-    Unlike `_save_checkpoint`, it does not count an unfinished epoch as done.
+    `_save_checkpoint` would count an unfinished epoch as finished.
     """
     step = runner.iter + 1
     hook._save_checkpoint_with_step(runner, step, {"epoch": runner.epoch, "iter": step})
 
 
 def classes_and_palette(kind: type["BaseSegDataset"], changes: dict | None) -> tuple:
-    """The classes and the palette of datasets of a class, with `metainfo=changes`, none built.
+    """Return the classes and the palette of a dataset class with `metainfo=changes`.
 
-    Datasets have both as properties alone. mmsegmentation's rule completes a palette that is left
-    out or has more colours than there are classes.
+    Datasets have both only as properties of instances, which need the data. mmsegmentation's rule
+    completes a missing palette, and shortens a palette with more colors than classes.
     """
     meta = kind._load_metainfo(changes)
     classes = tuple(meta.get("classes") or ())
@@ -73,12 +76,12 @@ def classes_and_palette(kind: type["BaseSegDataset"], changes: dict | None) -> t
 
 
 def label_maps(head: "BaseDecodeHead", data_samples: list) -> "Tensor":
-    """The label maps of a batch, (B, 1, H, W), as the head's own loss stacks them."""
+    """Return the label maps of a batch `(B, 1, H, W)`, stacked by the head's own rule."""
     return head._stack_batch_gt(data_samples)
 
 
 def converts_channels(preprocessor: "ImgDataPreprocessor") -> bool:
-    """Whether it turns BGR into RGB, or the other way; it keeps no public copy of the argument."""
+    """Return whether a preprocessor swaps BGR and RGB; it has no public attribute for this."""
     if hasattr(preprocessor, "channel_conversion"):  # mmseg's own, before 1.4
         return preprocessor.channel_conversion
     return preprocessor._channel_conversion

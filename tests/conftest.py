@@ -1,7 +1,7 @@
 """Shared set-up: the registry's scope, one seed per test, and a logger of its own for each run."""
 
 import gc
-import time
+import itertools
 from pathlib import Path
 
 import pytest
@@ -56,22 +56,20 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session", autouse=True)
 def _prepared_stack():
-    """Register every module, leave the configs of runs unformatted, and keep runs' seconds apart.
+    """Register every module, leave the configs of runs unformatted, and number the runs.
 
     Two runs that start within one second would share mmengine's logger and its file.
     """
     mmseg_ext.register_all_modules()
-    set_up, last = Runner.setup_env, [""]
+    set_up, numbers = Runner.setup_env, itertools.count()
 
-    def wait_and_set_up(self, *args):
-        while time.strftime("%Y%m%d_%H%M%S") == last[0]:
-            time.sleep(0.05)
+    def set_up_numbered(self, *args):
         set_up(self, *args)
-        last[0] = time.strftime("%Y%m%d_%H%M%S")
+        self._timestamp += f"_{next(numbers):05d}"
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(yapf_api, "FormatCode", unformatted)
-        patch.setattr(Runner, "setup_env", wait_and_set_up)
+        patch.setattr(Runner, "setup_env", set_up_numbered)
         yield
 
 

@@ -25,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def runner_of(args: argparse.Namespace) -> "Runner":
+    """Build the Runner for parsed flags."""
     from mmseg_ext.engine.launch import build_test_runner
 
     return build_test_runner(
@@ -41,7 +42,7 @@ def runner_of(args: argparse.Namespace) -> "Runner":
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Test, with weights that fill all that testing uses."""
+    """Test with weights that fill the complete model, except for auxiliary heads."""
     args = read_launch_flags(parser(), argv)
     from mmseg_ext.checkpoint.loading import SafeLoading, require_coverage
     from mmseg_ext.commands._launch import exit_on_run_error

@@ -31,6 +31,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def runner_of(args: argparse.Namespace) -> "Runner":
+    """Build the Runner for parsed flags."""
     from mmseg_ext.engine.launch import build_train_runner
 
     return build_train_runner(
@@ -45,7 +46,7 @@ def runner_of(args: argparse.Namespace) -> "Runner":
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train; 0 where the run ended as it should, also when a signal stopped it."""
+    """Train, and return 0 if the run finished or a signal stopped it."""
     args = read_launch_flags(parser(), argv)
     from mmseg_ext.checkpoint.loading import SafeLoading, require_coverage
     from mmseg_ext.commands._launch import exit_on_run_error

@@ -1,4 +1,4 @@
-"""What the training loop lacks: durable runs, hooks, optimizer constructors, schedulers."""
+"""Training: the resumable runner, its hooks, optimizer constructors and schedulers."""
 
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper
 from mmseg_ext.engine.checkpoint_hook import DurableCheckpointHook

@@ -1,4 +1,4 @@
-"""Mixed precision wherever the run is: float16 with a gradient scaler on a GPU, bfloat16 on a CPU.
+"""Mixed precision on any device: float16 with a gradient scaler on a GPU, bfloat16 on a CPU.
 
 mmengine's `AmpOptimWrapper` (0.10.7 to 0.10.12) asserts a GPU.
 """
@@ -16,14 +16,16 @@ _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 @OPTIM_WRAPPERS.register_module()
 class PortableAmpOptimWrapper(AmpOptimWrapper):
-    """`AmpOptimWrapper` that runs on the CPU too.
+    """`AmpOptimWrapper` that also runs on the CPU.
 
-    `dtype` is 'float16' or 'bfloat16', by default the first on a GPU and the second elsewhere;
-    gradients are scaled by `loss_scale` ('dynamic', a number or `GradScaler`'s arguments) in
-    float16 alone, bfloat16 having float32's range.
+    Args:
+        dtype: 'float16' or 'bfloat16'; by default float16 on a GPU and bfloat16 on a CPU. Set
+            'bfloat16' for GPUs that support it (Ampere and newer): it needs no gradient scaler.
+        loss_scale: 'dynamic', a number, or a dict of `GradScaler`'s arguments; ignored for
+            bfloat16, which has float32's range.
 
     Raises:
-        ValueError: for another dtype, for float16 on a CPU, and for another `loss_scale`.
+        ValueError: for another dtype or `loss_scale`, and for float16 on a CPU.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class PortableAmpOptimWrapper(AmpOptimWrapper):
                 "loss_scale must be 'dynamic', a number or GradScaler's arguments, "
                 f"not {loss_scale!r}"
             )
-        OptimWrapper.__init__(self, **kwargs)  # AmpOptimWrapper's own asserts a GPU
+        OptimWrapper.__init__(self, **kwargs)  # AmpOptimWrapper.__init__ asserts a GPU
         self.cast_dtype = _DTYPES[dtype]
         self._scale_update_param = loss_scale if isinstance(loss_scale, int | float) else None
         settings = loss_scale if isinstance(loss_scale, dict) else {}
@@ -46,23 +48,31 @@ class PortableAmpOptimWrapper(AmpOptimWrapper):
             settings = {"init_scale": float(loss_scale)}
         self.loss_scaler = torch.amp.GradScaler(device, enabled=dtype == "float16", **settings)
 
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Load the optimizer's and the scaler's state; a bfloat16 run saved an empty scaler."""
+        if not state_dict.get("loss_scaler", True):
+            state_dict = {k: v for k, v in state_dict.items() if k != "loss_scaler"}
+        super().load_state_dict(state_dict)
+
 
 def enable_amp(cfg: Config) -> None:
-    """Have the config's optimizer wrapper run in mixed precision, where it does not already.
+    """Switch the config's optimizer wrapper to mixed precision, unless it already uses it.
 
-    A subclass of `OptimWrapper` keeps what it does and is registered as `Amp<its name>`.
+    A subclass of `OptimWrapper` keeps its behavior and is registered as `Amp<its name>`.
 
     Raises:
-        LaunchError: for a config of several optimizer wrappers.
+        LaunchError: for a config with several optimizer wrappers.
     """
     if "optimizer" not in cfg.optim_wrapper:
-        raise LaunchError("--amp: set the type of each of the config's optimizer wrappers instead")
+        raise LaunchError(
+            "--amp: the config has several optimizer wrappers; set the type of each one instead"
+        )
     kind = cfg.optim_wrapper.get("type", "OptimWrapper")
     if isinstance(kind, str):
         with OPTIM_WRAPPERS.switch_scope_and_registry(cfg.get("default_scope")) as registry:
             kind = registry.get(kind)
     if kind is None or issubclass(kind, AmpOptimWrapper | ApexOptimWrapper):
-        return  # an unknown one is reported when it is built
+        return  # building the wrapper reports an unknown type
     name = "PortableAmpOptimWrapper"
     if kind is not OptimWrapper:
         name = f"Amp{kind.__name__}"

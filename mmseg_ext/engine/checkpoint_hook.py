@@ -1,8 +1,8 @@
-"""mmengine's `CheckpointHook` in another order: the newer one is written, then the older goes.
+"""A `CheckpointHook` that writes the new checkpoint before it removes an old one.
 
-mmengine removes the checkpoint that is one too many before it writes the next, and trusts the paths
-in a resumed checkpoint: it removes the file or the folder that one names as the older best. Here
-removals wait until the newer file is whole, and only files in the run's own folder are removed.
+mmengine first removes the oldest checkpoint and then writes the next. It also trusts the paths in a
+resumed checkpoint, and removes the file or folder that is named there as the older best. Here the
+new file is complete before anything is removed, and only files in the run's own folder are removed.
 `DurableRunner.save_checkpoint` writes the files.
 """
 
@@ -21,32 +21,32 @@ from mmseg_ext.upstream import save_checkpoint
 
 
 def checkpoint_folder(cfg: Config) -> Path:
-    """Where the run of a config has its checkpoints: the work directory, or in `out_dir`."""
+    """Return the folder of a config's checkpoints: the work directory, or one in `out_dir`."""
     hook = (cfg.get("default_hooks") or {}).get("checkpoint") or {}
     work_dir = Path(cfg.work_dir)
     return Path(hook["out_dir"], work_dir.name) if hook.get("out_dir") else work_dir
 
 
-class _Postponing:
-    """A file backend that notes what it is asked to remove."""
+class _PostponedRemovals:
+    """A file backend that collects the paths of files instead of removing them."""
 
     def __init__(self, backend):
         self.backend = backend
-        self.asked: list[str] = []
+        self.paths: list[str] = []
 
     def __getattr__(self, name: str):
         return getattr(self.backend, name)
 
     def remove(self, path: str) -> None:
-        self.asked.append(path)
+        self.paths.append(path)
 
     def rmtree(self, path: str) -> None:
-        """Checkpoints are files: a folder is somebody else's."""
+        """Do nothing: checkpoints are files, so a folder belongs to someone else."""
 
 
 @HOOKS.register_module()
 class DurableCheckpointHook(CheckpointHook):
-    """As `CheckpointHook`, with its arguments, for `runner_type = 'DurableRunner'`."""
+    """`CheckpointHook` with the same arguments, for `runner_type = 'DurableRunner'`."""
 
     def before_train(self, runner) -> None:
         folder, hub = checkpoint_folder(runner.cfg), runner.message_hub
@@ -58,10 +58,10 @@ class DurableCheckpointHook(CheckpointHook):
         hub.update_info("keep_ckpt_ids", kept[-max(self.max_keep_ckpts, 0) :])
         super().before_train(runner)
         if is_main_process() and hasattr(runner, "run_id"):  # a `DurableRunner`
-            self._tidy(runner)
+            self._remove_leftovers(runner)
 
-    def _tidy(self, runner) -> None:
-        """Remove what this run left between a write and a removal; name what others left."""
+    def _remove_leftovers(self, runner) -> None:
+        """Remove files of this run that a kill left behind, and warn of another run's files."""
         folder = Path(self.out_dir)
         folder.mkdir(parents=True, exist_ok=True)
         remove_parts(folder)
@@ -76,24 +76,24 @@ class DurableCheckpointHook(CheckpointHook):
                 path.unlink()
         if others:
             runner.logger.warning(
-                f"{folder} holds checkpoints of an earlier run ({', '.join(sorted(others))}); this "
-                "run writes over those of the same names and leaves the others. To go on from one: "
-                "--resume --cfg-options load_from=FILE"
+                f"{folder}: contains checkpoints of an earlier run ({', '.join(sorted(others))}), "
+                "and this run overwrites files with the same names; to continue the earlier run, "
+                "use --resume --cfg-options load_from=FILE"
             )
         write_text(runner.run_id, folder / RUN)
 
     def _best(self) -> list[str]:
-        """The best checkpoints that there are."""
+        """Return the paths of the best checkpoints."""
         paths = getattr(self, "best_ckpt_path_dict", {"": getattr(self, "best_ckpt_path", None)})
         return [path for path in paths.values() if path]
 
     def saved_at(self, step: int) -> bool:
-        """Whether the newest checkpoint is of this iteration."""
+        """Return whether the newest checkpoint was saved at this iteration."""
         name = self.filename_tmpl.format(step)
         return self.last_ckpt is not None and Path(self.last_ckpt).name == name
 
     def save_now(self, runner) -> str:
-        """Save, out of turn, after the step of this iteration; the path."""
+        """Save after the step of the current iteration, whatever the interval; return the path."""
         if not self.saved_at(runner.iter + 1):
             self._write_then_remove(save_checkpoint, self, runner)
         return self.last_ckpt
@@ -108,14 +108,14 @@ class DurableCheckpointHook(CheckpointHook):
         self._write_then_remove(super().after_val_epoch, *args, **kwargs)
 
     def _write_then_remove(self, write: Callable, *args, **kwargs) -> None:
-        """Call `write`, and remove after it what it wanted to remove before."""
-        backend, self.file_backend = self.file_backend, _Postponing(self.file_backend)
+        """Call `write`, and remove the files that it wants to remove after it succeeded."""
+        backend, self.file_backend = self.file_backend, _PostponedRemovals(self.file_backend)
         try:
             write(*args, **kwargs)
-            asked = self.file_backend.asked
+            paths = self.file_backend.paths
         finally:
             self.file_backend = backend
-        for path in set(asked) - set(self._best()):
+        for path in set(paths) - set(self._best()):
             Path(path).unlink(missing_ok=True)
 
     def after_train(self, runner) -> None:

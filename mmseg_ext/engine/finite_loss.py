@@ -1,93 +1,123 @@
-"""A loss or a gradient that is not finite stops the run before it reaches the weights."""
+"""A hook that stops a run before a loss or gradient that is not finite reaches the weights."""
 
 import torch
+from mmengine import dist
 from mmengine.hooks import Hook
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import HOOKS
+from torch import Tensor
 
 from mmseg_ext.errors import RunError
 
 _FIRST = 3  # iterations
 _NO_LABELS = (
-    f"the loss of the first {_FIRST} iterations is exactly 0: all their pixels are ignored. Look "
-    "at the label maps (mmseg-ext check_dataset CONFIG), reduce_zero_label and ignore_index"
+    f"train_dataloader: the loss of the first {_FIRST} iterations is exactly 0, so every pixel is "
+    "ignored; check the label maps (mmseg-ext check_dataset CONFIG), reduce_zero_label and "
+    "ignore_index"
 )
 
 
 @HOOKS.register_module()
 class FiniteLossHook(Hook):
-    """Stop before the optimizer's step where a loss or a gradient is not finite.
+    """Stops the run before an optimizer step if a loss or a gradient is not finite.
 
-    Every loss since the last step counts. The message names the iteration, the loss or the
-    parameter, and the image files. Nothing is saved: the last checkpoint is from before. With a
-    gradient scaler (float16) such a step is skipped and the scale lowered, which is no failure;
-    more than `max_skipped` in a row are one.
+    All losses since the last step are checked, in every process, with one synchronization per step.
+    The message names the iteration, the loss or the parameter, and the image files. Nothing is
+    saved: the last checkpoint is from before. A float16 gradient scaler skips such a step and
+    lowers its scale; the run stops only after more than `max_skipped` skipped steps in a row.
 
-    A loss of exactly zero in each of the first three iterations is a warning: no pixel of theirs
-    has a label that counts.
+    A loss of exactly zero in each of the first three iterations is a warning: no pixel has a label.
     """
 
     def __init__(self, max_skipped: int = 20):
         self.max_skipped = max_skipped
-        self._skipped = 0  # steps in a row
         self._zeros = 0  # losses of zero among the first iterations
-        self._losses: dict[int, torch.Tensor] = {}  # of the iterations since the last step
-        self._images: list[str] = []
+        self._images: list[str] = []  # of the iterations since the last step
+        self._stepped = False
 
     def before_train(self, runner) -> None:
         wrapper = runner.optim_wrapper
-        update, step = wrapper.update_params, wrapper.step
+        several = isinstance(wrapper, OptimWrapperDict)
+        for each in wrapper.values() if several else (wrapper,):
+            self._watch(runner, each)
 
-        def update_params(loss, *args, **kwargs):
-            self._losses[runner.iter + 1] = loss.detach()
+    def _watch(self, runner, wrapper: OptimWrapper) -> None:
+        update_params, step = wrapper.update_params, wrapper.step
+        scaler = getattr(wrapper, "loss_scaler", None)
+        scaled = scaler is not None and scaler.is_enabled()
+        losses: dict[int, Tensor] = {}  # iteration -> loss, since the last step
+        skipped = 0  # steps in a row
+
+        def checked_update(loss, *args, **kwargs):
+            losses[runner.iter + 1] = loss.detach()
             if runner.iter < _FIRST and not loss.detach().any():
                 self._zeros += 1
                 if self._zeros == _FIRST:
                     runner.logger.warning(_NO_LABELS)
-            return update(loss, *args, **kwargs)
+            return update_params(loss, *args, **kwargs)
 
         def checked_step(**kwargs):
-            losses, self._losses, images, self._images = self._losses, {}, self._images, []
-            scaler = getattr(wrapper, "loss_scaler", None)
-            problem = None
-            if scaler is None or not scaler.is_enabled():
-                problem = _bad_loss(losses) or _bad_gradient(runner, wrapper.optimizer)
-            if problem is None:
-                self._skipped += 1
-                step(**kwargs)  # an optimizer that does step sets this to 0
-            if self._skipped > self.max_skipped:
-                problem = (
-                    f"the gradient scaler skipped {self._skipped} steps in a row, up to iteration "
-                    f"{runner.iter + 1}, its scale now being {scaler.get_scale():g}"
-                )
-            if problem is not None:
+            nonlocal skipped
+            finite = _all_finite([] if scaled else list(losses.values()), wrapper)
+            if not finite and not scaled:
+                raise RunError(self._describe(runner, losses))
+            skipped = 0 if finite else skipped + 1
+            step(**kwargs)
+            if skipped > self.max_skipped:
                 raise RunError(
-                    f"{problem}; the weights are as they were before. Images of the batch: "
-                    f"{', '.join(images) or 'unknown'}. --resume goes on from the last checkpoint, "
-                    "and comes to the same batch"
+                    f"the gradient scaler skipped {skipped} steps in a row, up to iteration "
+                    f"{runner.iter + 1}, and its scale is now {scaler.get_scale():g}; "
+                    f"{self._name_images()}"
                 )
+            losses.clear()
+            self._stepped = True
 
-        wrapper.update_params, wrapper.step = update_params, checked_step
-        wrapper.optimizer.register_step_post_hook(lambda *_: setattr(self, "_skipped", 0))
+        # The methods of the instance are replaced, because mmengine has no hook between the
+        # backward pass and the step. torch's step hooks run after the gradients are clipped, and
+        # clipping makes all gradients non-finite.
+        wrapper.update_params, wrapper.step = checked_update, checked_step
+
+    def _describe(self, runner, losses: dict[int, Tensor]) -> str:
+        """Return the first problem of all processes; each process must call it."""
+        problem = _find_problem(runner, losses)
+        if problem is not None:
+            problem = f"{problem}; {self._name_images()}"
+        return next(filter(None, dist.all_gather_object(problem)), "a gradient is not finite")
+
+    def _name_images(self) -> str:
+        return (
+            "the weights are unchanged. Images of the batch: "
+            f"{', '.join(self._images) or 'unknown'}. --resume continues from the last checkpoint "
+            "and reaches the same batch"
+        )
 
     def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:
+        if self._stepped:
+            self._images, self._stepped = [], False
         samples = data_batch.get("data_samples", ()) if isinstance(data_batch, dict) else ()
         self._images += [s.metainfo["img_path"] for s in samples if "img_path" in s.metainfo]
 
 
-def _bad_loss(losses: dict[int, torch.Tensor]) -> str | None:
+def _all_finite(losses: list[Tensor], wrapper: OptimWrapper) -> bool:
+    """Return whether the losses and gradients of all processes are finite."""
+    groups = wrapper.optimizer.param_groups
+    gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+    if gradients:
+        losses = [*losses, *torch._foreach_norm(gradients, torch.inf)]
+    if not losses:
+        return True
+    failed = (~torch.stack([v.float().abs().sum() for v in losses]).isfinite()).any().float()
+    if dist.get_world_size() > 1:
+        dist.all_reduce(failed, "max")
+    return not failed.item()
+
+
+def _find_problem(runner, losses: dict[int, Tensor]) -> str | None:
+    """Return the first loss or gradient of this process that is not finite."""
     for iteration, loss in losses.items():
         if not loss.isfinite().all():
             return f"the loss is {loss.sum().item()} at iteration {iteration}"
-    return None
-
-
-def _bad_gradient(runner, optimizer) -> str | None:
-    """Looks at the gradients' sums, in one number, and for a name where that is not finite."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    sums = [p.grad.float().sum() for p in parameters if p.grad is not None]
-    if not sums or torch.stack(sums).isfinite().all():
-        return None
     for name, parameter in runner.model.named_parameters():
         if parameter.grad is not None and not parameter.grad.isfinite().all():
             return f"the gradient of {name} is not finite at iteration {runner.iter + 1}"
-    return None  # finite ones whose sum is not
+    return None

@@ -1,13 +1,13 @@
-"""A config to a Runner that trains or tests: what the tools build, also from Python.
+"""Build the Runner that trains or tests a config, from Python or for the tools.
 
-The meaning of the arguments is that of mmsegmentation's flags (1.2.2 and 1.4.2), except:
+Arguments have the meaning of mmsegmentation's flags (1.2.2 and 1.4.2), except:
 
-- `auto_scale_lr` is added, as mmdetection has it. It counts gradient accumulation.
-- `amp` runs on the CPU too, in bfloat16.
-- A run that torchrun or Slurm starts again resumes by itself.
-- `resume` takes the work directory of a fine-tuning config, never its `load_from`. The option
-  `load_from=FILE` beside it still counts.
-- `tta` takes `StreamingSegTTAModel` where a config names no `tta_model`.
+- `auto_scale_lr` is added, as in mmdetection. It takes gradient accumulation into account.
+- `amp` also runs on the CPU, in bfloat16.
+- A run that torchrun or Slurm restarts resumes automatically.
+- `resume` uses the work directory of a fine-tuning config, never its `load_from`. The option
+  `load_from=FILE` on the command line still counts.
+- `tta` uses `StreamingSegTTAModel` if a config has no `tta_model`.
 """
 
 import os
@@ -22,12 +22,12 @@ from mmseg_ext.checkpoint.resuming import candidates
 from mmseg_ext.engine.amp import enable_amp
 from mmseg_ext.engine.build_errors import dataset_warnings, explained, format_error, unread_options
 from mmseg_ext.engine.checkpoint_hook import checkpoint_folder
-from mmseg_ext.engine.distributed import init_distributed
+from mmseg_ext.engine.distributed import init_distributed, on_rank_zero
 from mmseg_ext.errors import LaunchError, StackError
 
 _MMSEG_BASE = (
-    "mmengine looks for the bases of 'mmseg::' in a distribution called mmsegmentation, and "
-    "installing that would overwrite this mmseg; name the file instead: "
+    "_base_: mmengine looks for 'mmseg::' in a distribution called mmsegmentation, and "
+    "installing it would overwrite this mmseg; set the path of the file: "
     '_base_ = __import__("mmseg").__path__[0] + "/.mim/configs/..."'
 )
 
@@ -35,18 +35,18 @@ _MMSEG_BASE = (
 def load_settings(
     path: str, options: dict | None = None, work_dir: str | None = None, launcher: str = "none"
 ) -> Config:
-    """The config at `path` with `options` merged in.
+    """Load the config at `path` and merge `options` into it.
 
-    The work directory is `work_dir`, else the config's own, else `work_dirs/<config's name>`.
+    The work directory is `work_dir`, else the config's, else `work_dirs/<config's name>`.
 
     Raises:
         LaunchError: if the file is missing or does not load, or an option does not fit.
     """
     if not Path(path).is_file():
-        raise LaunchError(f"config: there is no file {path!r}")
+        raise LaunchError(f"config: there is no file {path!r}; check the path")
     try:
         cfg = Config.fromfile(path)
-    except Exception as error:  # a config is a program: it can fail in any way
+    except Exception as error:  # a config is a program and can raise anything
         raise LaunchError(f"config {path}: {format_error(_cause(error))}") from error
     cfg.launcher = launcher
     if os.environ.get("RANK", "0") == "0":
@@ -61,7 +61,7 @@ def load_settings(
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The error, or what mmengine should have said instead."""
+    """Return the error, or a clearer one for errors that mmengine reports misleadingly."""
     if "mmsegmentation is not installed" in str(error):
         return LaunchError(_MMSEG_BASE)
     hidden = error  # behind "Failed to import"
@@ -79,18 +79,19 @@ def build_train_runner(
     amp: bool = False,
     auto_scale_lr: bool = False,
 ) -> Runner:
-    """The Runner that trains the config at this path; see `load_settings`.
+    """Build the Runner that trains a config; see `load_settings` for the arguments.
 
     Raises:
-        LaunchError: for whatever keeps the run from starting.
+        LaunchError: if the run cannot start.
     """
     cfg = load_settings(config, options, work_dir, launcher)
     if amp:
         enable_amp(cfg)
     if auto_scale_lr:
         enable_learning_rate_scaling(cfg)
+    init_distributed(cfg)
     _decide_resuming(cfg, resume, options or {})
-    return _built(cfg, "train_loop", "val_loop")
+    return _build(cfg, "train_loop", "val_loop")
 
 
 def build_test_runner(
@@ -104,32 +105,44 @@ def build_test_runner(
     show_dir: str | None = None,
     show_seconds: float | None = None,
 ) -> Runner:
-    """The Runner that tests a checkpoint with the config at this path; see `load_settings`.
+    """Build the Runner that tests a checkpoint; see `load_settings` for the arguments.
 
-    `out` is the folder of label maps, `show_dir` that of painted images; with `show_seconds` each
-    is on the screen so long.
+    Args:
+        out: folder for the predicted label maps.
+        show_dir: folder for the painted images.
+        show_seconds: show each painted image on the screen for this time.
 
     Raises:
-        LaunchError: for whatever keeps the run from starting.
+        LaunchError: if the run cannot start.
     """
     cfg = load_settings(config, options, work_dir, launcher)
     if "://" not in checkpoint and not Path(checkpoint).is_file():
-        raise LaunchError(f"checkpoint: there is no file {checkpoint!r}")
+        raise LaunchError(f"checkpoint: there is no file {checkpoint!r}; check the path")
     cfg.load_from, cfg.resume = checkpoint, False
     if show_dir or show_seconds is not None:
         _draw_predictions(cfg, show_dir, show_seconds)
     if tta:
         _enable_tta(cfg)
     if out is not None:
+        # On every rank: the metric creates it on rank 0, which may be later than another's first
+        # file.
+        _create_folder(out)
         metrics = cfg.test_evaluator
         for metric in metrics if isinstance(metrics, list) else [metrics]:
             metric.update(output_dir=out, keep_results=True)
-    return _built(cfg, "test_loop")
-
-
-def _built(cfg: Config, *loops: str) -> Runner:
-    """The Runner, with these loops and their datasets."""
     init_distributed(cfg)
+    return _build(cfg, "test_loop")
+
+
+def _create_folder(path: str) -> None:
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"--out {path}: {error.strerror}; set another folder") from error
+
+
+def _build(cfg: Config, *loops: str) -> Runner:
+    """Build the Runner with these loops and their datasets."""
     with explained(cfg):
         runner = RUNNERS.build(cfg)
         for loop in loops:
@@ -142,39 +155,42 @@ def _built(cfg: Config, *loops: str) -> Runner:
 
 
 def _decide_resuming(cfg: Config, resume: bool, options: dict) -> None:
-    """Resume from `load_from` where the command line names it, else from the work directory.
+    """Set `cfg.resume`, and remove `cfg.load_from` if the run resumes from its work directory.
 
-    A run that its launcher started again goes on from its own work directory first.
+    A restarted run prefers its work directory. Otherwise `load_from` on the command line comes
+    first. Rank 0 looks for checkpoints, because file systems can differ or lag between machines.
     """
     resume = resume or cfg.get("resume", False)
     named = "load_from" in options
     starts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     restarted = any(int(os.environ.get(name) or 0) > 0 for name in starts)
-    own = (restarted or (resume and not named)) and bool(candidates(checkpoint_folder(cfg)))
+    wanted = restarted or (resume and not named)
+    own = on_rank_zero(lambda: wanted and bool(candidates(checkpoint_folder(cfg))))
     if own:
         cfg.load_from = None
-    # Else there is nothing to go on from: a first start, from `load_from` where there is one.
+    # Without a checkpoint in the work directory, a config's `load_from` starts a new run.
     cfg.resume = own or (resume and (named or not cfg.get("load_from")))
 
 
 def enable_learning_rate_scaling(cfg: Config) -> None:
-    """Switch `auto_scale_lr` of the config on.
+    """Enable the config's `auto_scale_lr`.
 
     Raises:
-        LaunchError: if it does not say which batch its learning rate is meant for.
+        LaunchError: if the config has no `auto_scale_lr.base_batch_size`.
     """
     if (cfg.get("auto_scale_lr") or {}).get("base_batch_size") is None:
         raise LaunchError(
-            "--auto-scale-lr: the config has no auto_scale_lr = dict(base_batch_size=...)"
+            "--auto-scale-lr: the config has no base batch size; add auto_scale_lr = "
+            "dict(base_batch_size=...)"
         )
     cfg.auto_scale_lr["enable"] = True
 
 
 def _fit_learning_rate(runner: Runner) -> None:
-    """Tell the factor of `auto_scale_lr`, or warn of a batch that the rate is not meant for.
+    """Log the factor of `auto_scale_lr`, or warn if the learning rate was set for another batch.
 
-    The rule is linear (arXiv:1706.02677). mmengine multiplies the rate of every parameter group
-    by processes x batch / base_batch_size; accumulated gradients enter through the base.
+    The rule is linear (arXiv:1706.02677). mmengine multiplies the rate of every parameter group by
+    processes x batch / base_batch_size. It ignores accumulation, so the base is divided by it.
     """
     scaling = runner.cfg.get("auto_scale_lr") or {}
     batch = (runner.cfg.get("train_dataloader") or {}).get("batch_size")
@@ -183,21 +199,23 @@ def _fit_learning_rate(runner: Runner) -> None:
         return
     accumulated = runner.cfg.optim_wrapper.get("accumulative_counts", 1)
     effective = runner.world_size * batch * accumulated
-    what = f"configured batch {base}, effective batch {effective}"
+    batches = f"configured batch {base}, effective batch {effective}"
     if scaling.get("enable", False):
         runner.auto_scale_lr = {"enable": True, "base_batch_size": base / accumulated}
-        runner.logger.info(f"auto-scale-lr: {what}, learning rate x {effective / base:g}")
+        runner.logger.info(f"auto-scale-lr: {batches}, learning rate x {effective / base:g}")
     elif effective != base:
         runner.logger.warning(
-            f"the learning rate is meant for another batch ({what}): pass --auto-scale-lr to "
-            f"multiply it by {effective / base:g}"
+            f"auto_scale_lr: the learning rate was set for another batch ({batches}); add "
+            f"--auto-scale-lr to multiply it by {effective / base:g}"
         )
 
 
 def _draw_predictions(cfg: Config, show_dir: str | None, seconds: float | None) -> None:
     hook = cfg.get("default_hooks", {}).get("visualization")
     if hook is None:
-        raise LaunchError("--show and --show-dir need default_hooks.visualization in the config")
+        raise LaunchError(
+            "--show, --show-dir: the config has no default_hooks.visualization; add it"
+        )
     hook.update(draw=True)
     if seconds is not None:
         hook.update(show=True, wait_time=seconds)
@@ -207,7 +225,7 @@ def _draw_predictions(cfg: Config, show_dir: str | None, seconds: float | None) 
 
 def _enable_tta(cfg: Config) -> None:
     if "tta_pipeline" not in cfg:
-        raise LaunchError("--tta: the config has no tta_pipeline")
+        raise LaunchError("--tta: the config has no tta_pipeline; add it")
     cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
     tta = cfg.get("tta_model") or {"type": "StreamingSegTTAModel"}
     tta["module"] = cfg.model

@@ -1,15 +1,10 @@
-"""What a config's `randomness` needs: random streams that a resume puts back, and determinism.
+"""Sample order and augmentation that depend only on the seed and the position in the run.
 
-With mmengine a sample's augmentation depends on what its worker drew before, so that it changes
-with the number of workers and after a resume. Here the sampler gives each index a seed, made from
-the run's seed and the sample's position in the stream of all processes, and the dataset's random
-draws start from it. The position also gives the index directly: to resume is to start counting
-elsewhere, at any iteration in the time of one permutation.
-
-With `deterministic=True` torch refuses, on CUDA, the two-dimensional negative log-likelihood of
-mmsegmentation's `CrossEntropyLoss` and the backward pass of adaptive average pooling. The loss is
-the same on a list of pixels, and the pooling the same as two small matrix products; both have
-deterministic kernels. Bilinear resizing is decomposed by torch itself (2.1 and newer).
+With mmengine, the augmentation of a sample depends on the earlier draws of its worker, so it
+changes with the number of workers and after a resume. Here the sampler attaches a seed to each
+index, derived from the run's seed and the sample's position in the stream of all processes, and the
+dataset draws from that seed. The position also determines the index, so a run resumes at any
+iteration in the time of one permutation.
 """
 
 import functools
@@ -26,15 +21,13 @@ import numpy as np
 import torch
 from mmengine.dataset import DefaultSampler, InfiniteSampler
 from mmengine.registry import DATA_SAMPLERS, DATASETS
-from torch import Tensor, nn
-from torch.nn.functional import adaptive_avg_pool1d
 from torch.utils.data import DataLoader
 
 from mmseg_ext.errors import CheckpointError
 
 
 def random_state() -> dict:
-    """The states of Python's, NumPy's and torch's streams, that of CUDA's device included."""
+    """Return the states of Python's, NumPy's and torch's generators, including CUDA's."""
     kind, keys, position, has_gauss, gauss = np.random.get_state()
     state = {
         "python": random.getstate(),
@@ -47,7 +40,7 @@ def random_state() -> dict:
 
 
 def set_random_state(state: dict) -> None:
-    """The inverse of `random_state`; tensors may be on any device."""
+    """Restore the result of `random_state`; its tensors may be on any device."""
     random.setstate(state["python"])
     kind, keys, position, *rest = state["numpy"]
     if not 0 <= position <= len(keys):  # NumPy does not check it, and would read other memory
@@ -60,10 +53,8 @@ def set_random_state(state: dict) -> None:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Within the context, Python's, NumPy's and torch's CPU streams start at `seed` (64 bits).
-
-    Outside, they go on as if nothing had been drawn.
-    """
+    """Seed Python's, NumPy's and torch's CPU generators (64 bits), and restore them at the end."""
+    # Not `random_state`, which asks CUDA: a forked worker must not touch it.
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(seed)
     np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
@@ -77,13 +68,13 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def derive_seed(seed: int, what: str, number: int) -> int:
-    """A seed of 63 bits for the `number`-th of `what`; unrelated for neighbouring numbers."""
+    """Return a seed of 63 bits for item `number` of `what`; seeds of neighbors are unrelated."""
     text = f"{seed} {what} {number}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
 class SampleIndex(int):
-    """The index of a sample with the seed of its augmentation."""
+    """The index of a sample, with the seed of its augmentation."""
 
     seed: int
 
@@ -98,17 +89,17 @@ class SampleIndex(int):
 
 @DATA_SAMPLERS.register_module()
 class PositionedInfiniteSampler(InfiniteSampler):
-    """mmengine's `InfiniteSampler`, whose stream can start at any position at once.
+    """mmengine's `InfiniteSampler`, which can also start at any position without iterating.
 
-    The stream is one permutation of the dataset after the other, each from the seed and its number;
-    process r of n takes the positions r, r + n, r + 2n, ..., so that n processes with batches of b
-    see the samples, and the augmentations, of one process with a batch of n b.
+    The stream is a sequence of permutations of the dataset, each derived from the seed and its
+    number. Process r of n takes the positions r, r + n, r + 2n, ..., so n processes with batches of
+    b see the samples and augmentations that one process sees with batches of n b.
     """
 
     start = 0
 
     def skip(self, num_samples: int) -> None:
-        """Start at this process's sample number `num_samples`, counted from the run's start."""
+        """Start at sample number `num_samples` of this process, counted from the run's start."""
         self.start = num_samples
 
     def __iter__(self) -> Iterator[SampleIndex]:
@@ -132,10 +123,10 @@ class PositionedInfiniteSampler(InfiniteSampler):
 
 @DATA_SAMPLERS.register_module()
 class PositionedSampler(DefaultSampler):
-    """mmengine's `DefaultSampler`, in its order, whose indices carry the seeds of their samples.
+    """mmengine's `DefaultSampler` in the same order, with a seed for each sample.
 
-    Position p of epoch e in the stream of all processes is number e n + p of it, n being the
-    epoch's length.
+    Sample p of epoch e has position e n + p in the stream of all processes, where n is the length
+    of an epoch.
     """
 
     def __iter__(self) -> Iterator[SampleIndex]:
@@ -145,7 +136,7 @@ class PositionedSampler(DefaultSampler):
 
 
 def positioned_sampler(loader: DataLoader) -> PositionedInfiniteSampler | PositionedSampler | None:
-    """The sampler that seeds a loader's samples, also where a batch sampler has it; else None."""
+    """Return the sampler that seeds a loader's samples, if any, also inside a batch sampler."""
     for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
         if isinstance(sampler, PositionedInfiniteSampler | PositionedSampler):
             return sampler
@@ -156,15 +147,22 @@ _POSITIONED = {InfiniteSampler: PositionedInfiniteSampler, DefaultSampler: Posit
 
 
 class SeededSamples:
-    """A dataset whose random draws for a `SampleIndex` start from its seed; else as the dataset."""
+    """A dataset that draws the augmentation of a `SampleIndex` from its seed.
+
+    Other indices, and attributes in both directions, go to the dataset: hooks that set
+    `loader.dataset.pipeline` change it.
+    """
 
     def __init__(self, dataset):
-        self._dataset = dataset
+        object.__setattr__(self, "_dataset", dataset)
 
     def __getattr__(self, name: str):
         if name.startswith("__") or name == "_dataset":
             raise AttributeError(name)
         return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._dataset, name, value)
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -172,14 +170,32 @@ class SeededSamples:
     def __getitem__(self, index: int):
         if not isinstance(index, SampleIndex):
             return self._dataset[index]
+        if "albumentations" in sys.modules:
+            # From version 2 on, its pipelines draw from their own generators.
+            for pipeline in _albumentations_pipelines(self._dataset):
+                pipeline.set_random_seed(index.seed & 0xFFFFFFFF)
         with seeded(index.seed):
             return self._dataset[int(index)]
 
 
-def with_sample_seeds(dataloader: dict) -> dict:
-    """A dataloader's settings with its sampler made positioned, and the dataset seeded.
+def _albumentations_pipelines(part: object) -> Iterator:
+    """Yield the albumentations pipelines in a dataset, its wrappers and its transforms."""
+    if hasattr(part, "set_random_seed"):
+        yield part
+    elif isinstance(part, list | tuple):
+        for item in part:
+            yield from _albumentations_pipelines(item)
+    else:
+        for name in ("dataset", "datasets", "pipeline", "transforms", "aug"):
+            if name in getattr(part, "__dict__", ()):
+                yield from _albumentations_pipelines(vars(part)[name])
 
-    That is one of mmengine's, shuffling, which those of validation do not.
+
+def with_sample_seeds(dataloader: dict) -> dict:
+    """Return a dataloader's settings with a positioned sampler and a seeded dataset.
+
+    Return them unchanged for another sampler than mmengine's two, and without shuffling, as in
+    validation.
     """
     sampler, dataset = dataloader.get("sampler"), dataloader.get("dataset")
     if not (isinstance(sampler, dict) and isinstance(dataset, dict)):
@@ -194,15 +210,17 @@ def with_sample_seeds(dataloader: dict) -> dict:
     dataset = DATASETS.build(dataset)
     if hasattr(dataset, "full_init"):
         dataset.full_init()
-    sampler = {**sampler, "type": kind}
-    return {**dataloader, "sampler": sampler, "dataset": SeededSamples(dataset)}
+    # A copy of the same class: mmengine pops optional keys, which only a ConfigDict allows.
+    dataloader = dataloader.copy()
+    dataloader.update(sampler={**sampler, "type": kind}, dataset=SeededSamples(dataset))
+    return dataloader
 
 
-def isolate(loader: DataLoader) -> DataLoader:
-    """Let `loader` draw nothing from the global stream, and its workers outlive a stop signal.
+def isolate_loader(loader: DataLoader) -> DataLoader:
+    """Let `loader` draw nothing from the global generator, and its workers survive stop signals.
 
-    A signal to the whole process group is for the training process to answer, which still needs
-    its workers' batches to come to a clean end.
+    The training process answers a signal to the process group, and needs the batches of its workers
+    until it has stopped.
     """
     loader.generator = torch.Generator().manual_seed(0)
     loader.worker_init_fn = functools.partial(_start_worker, inner=loader.worker_init_fn)
@@ -221,53 +239,7 @@ def _leave_soon(number: int, frame) -> None:
 def _start_worker(worker_id: int, inner) -> None:
     if hasattr(signal, "SIGUSR1"):  # not on Windows
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGINT):  # Ctrl-C goes to the whole group
+    for number in (signal.SIGTERM, signal.SIGINT):  # Ctrl-C reaches the process group
         signal.signal(number, _leave_soon)
     if inner is not None:
         inner(worker_id)
-
-
-_LOSSES = "mmseg.models.losses.cross_entropy_loss"  # imported where a model holds its loss
-
-
-def cross_entropy_of_pixels(pred: Tensor, label: Tensor, weight: Tensor | None = None, **kwargs):
-    """mmsegmentation's `cross_entropy` on a list of pixels: same arguments, same value.
-
-    `pred` is (N, C, ...), `label` and `weight` (N, ...).
-    """
-    scores = pred.movedim(1, -1).reshape(-1, pred.shape[1])  # (N * pixels, C)
-    weight = None if weight is None else weight.expand_as(label).reshape(-1)  # (N * pixels)
-    loss = sys.modules[_LOSSES].cross_entropy(scores, label.reshape(-1), weight, **kwargs)
-    return loss.view_as(label) if kwargs.get("reduction") == "none" else loss
-
-
-class MatrixAvgPool2d(nn.AdaptiveAvgPool2d):
-    """`nn.AdaptiveAvgPool2d` as a product from the left and one from the right."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        size = self.output_size if isinstance(self.output_size, tuple) else (self.output_size,) * 2
-        height, width = (out or side for out, side in zip(size, x.shape[-2:], strict=True))
-        rows = _means(x.shape[-2], height, x)  # (height, H)
-        columns = _means(x.shape[-1], width, x)  # (width, W)
-        return rows @ x @ columns.T  # (B, C, height, width)
-
-
-def _means(side: int, parts: int, like: Tensor) -> Tensor:
-    """(parts, side): row i holds the weights of part i, which may overlap its neighbours."""
-    return adaptive_avg_pool1d(torch.eye(side, dtype=like.dtype, device=like.device), parts).T
-
-
-def make_deterministic(model: nn.Module) -> None:
-    """Replace what torch's deterministic algorithms refuse on CUDA; the values stay the same.
-
-    Also sets `CUBLAS_WORKSPACE_CONFIG`, which CUDA's matrix products need, where it is not set.
-    """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    losses = sys.modules.get(_LOSSES)
-    for module in list(model.modules()):
-        known = losses is not None and isinstance(module, losses.CrossEntropyLoss)
-        if known and module.cls_criterion is losses.cross_entropy:
-            module.cls_criterion = cross_entropy_of_pixels
-        for name, child in module.named_children():
-            if type(child) is nn.AdaptiveAvgPool2d:
-                setattr(module, name, MatrixAvgPool2d(child.output_size))

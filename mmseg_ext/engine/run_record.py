@@ -1,6 +1,6 @@
-"""What a run is made of: in its work directory, and in ten lines on the terminal.
+"""Record a run's settings and software in its work directory, and summarize them on the terminal.
 
-mmengine logs four hundred lines before the first iteration. They go to the log file alone.
+mmengine logs four hundred lines before the first iteration. They go only to the log file.
 """
 
 import json
@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -25,9 +26,9 @@ _PACKAGES = ("mmseg_ext", "torch", "numpy", "mmengine", "mmcv", "mmseg", "mmdet"
 
 
 def git_commit() -> str:
-    """The commit of the checkout that holds this package, '-dirty' where files differ.
+    """Return the commit of this package's checkout, with '-dirty' if files differ.
 
-    'unknown' for an installed package, and without git.
+    Return 'unknown' for an installed package and without git.
     """
     root = Path(mmseg_ext.__file__).resolve().parents[1]
     command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty"]
@@ -39,7 +40,7 @@ def git_commit() -> str:
 
 
 def describe_run(cfg: Config, world_size: int, seed: int | None) -> dict:
-    """The settings that decide a run's numbers, and the software it runs on, as JSON values."""
+    """Return the settings that determine a run's results, and its software, as JSON values."""
     wrapper, scaling = cfg.get("optim_wrapper") or {}, cfg.get("auto_scale_lr") or {}
     batch = cfg.get("train_dataloader", {}).get("batch_size")
     accumulated = wrapper.get("accumulative_counts", 1)
@@ -75,13 +76,13 @@ def describe_run(cfg: Config, world_size: int, seed: int | None) -> dict:
 
 @HOOKS.register_module()
 class RunRecordHook(Hook):
-    """At the start of training, `run.json` and the resolved `config.py` in the run's log folder,
-    and a few lines about it on the terminal.
+    """Writes `run.json` and the resolved `config.py` to the log folder when training starts.
 
-    The log folder is `<work_dir>/<time>`: each start, a resumed one too, has its own.
+    It also logs a few lines about the run, and warns of random weights where pretrained ones are
+    usual. The log folder is `<work_dir>/<time>`; every start has its own, also a resumed one.
     """
 
-    priority = "LOW"  # after a resume has put the seed back
+    priority = "LOW"  # after a resume has restored the seed
 
     def before_train(self, runner) -> None:
         if not is_main_process():
@@ -93,6 +94,8 @@ class RunRecordHook(Hook):
         write_text(runner.cfg.pretty_text, folder / "config.py")
         for line in summary(runner, record):
             runner.logger.info(line)
+        if initial_weights(runner) is None and uses_large_dataset(runner):
+            runner.logger.warning(_FROM_SCRATCH)
 
 
 # The environment, the config and the order of the hooks.
@@ -100,7 +103,7 @@ _LONG = ("-----", "Config:", "Hooks will be executed in the following order")
 
 
 def quiet_terminal(logger: logging.Logger) -> None:
-    """Spare the logger's terminal the long records of the start; its files get every line."""
+    """Hide the long records of the start on the logger's terminal, but not in its files."""
     for handler in logger.handlers:
         if not isinstance(handler, logging.FileHandler):
             handler.addFilter(_is_short)
@@ -111,19 +114,59 @@ def _is_short(record: logging.LogRecord) -> bool:
 
 
 def summary(runner, record: dict) -> list[str]:
-    """Lines about a training that is about to start; `record` is that of `describe_run`."""
+    """Return lines about a training that starts; `record` comes from `describe_run`."""
     model, loop = unwrap_model(runner.model), runner.train_loop
     parts = [type(m).__name__ for n, m in model.named_children() if n != "data_preprocessor"]
     millions = sum(p.numel() for p in model.parameters()) / 1e6
-    data = kind = runner.train_dataloader.dataset
-    while hasattr(kind, "dataset"):  # out of wrappers
-        kind = kind.dataset
+    data = runner.train_dataloader.dataset
+    kind = type(next(_inner_datasets(data))).__name__
     return [
         f"model: {type(model).__name__} of {', '.join(parts)}; {millions:.2f} M parameters",
-        f"data: {type(kind).__name__}, {len(data):,} images; batch: {record['world_size']} x "
+        f"backbone: starts from {initial_weights(runner) or 'random weights'}",
+        f"data: {kind}, {len(data):,} images; batch: {record['world_size']} x "
         f"{record['batch_per_process']}, gradients of {record['accumulated_batches']} a step",
         f"schedule: from {runner.iter:,} to {loop.max_iters:,} iterations, learning rate "
         f"{record['learning_rate']} x {record['learning_rate_factor']:g}",
         f"on: {', '.join(record['devices'])}; {record['precision']}; seed {record['seed']}",
         f"log and config: {runner.log_dir}",
     ]
+
+
+_FROM_SCRATCH = (
+    "model.backbone: starts from random weights, but results on this dataset are usually reported "
+    "with pretrained ones; set model.backbone.init_cfg=dict(type='Pretrained', checkpoint=FILE)"
+)
+_USUALLY_PRETRAINED = ("PascalVOC", "ADE20K", "Cityscapes", "Coco", "COCO")  # in class names
+
+
+def initial_weights(runner) -> str | None:
+    """Return the file or setting that the backbone's weights come from, or None if random."""
+    if runner.iter > 0:
+        return "the resumed checkpoint"
+    if runner.cfg.get("load_from"):
+        return str(runner.cfg.load_from)
+    model = unwrap_model(runner.model)
+    for module in (getattr(model, "backbone", None), model):
+        inits = getattr(module, "init_cfg", None) or []
+        for init in inits if isinstance(inits, list) else [inits]:
+            if "Pretrained" in str(init["type"]):
+                return str(init["checkpoint"])
+    pretrained = (runner.cfg.model.get("backbone") or {}).get("pretrained")  # timm's argument
+    return f"pretrained={pretrained}" if pretrained else None
+
+
+def uses_large_dataset(runner) -> bool:
+    """Return whether a training set is VOC, ADE20K, Cityscapes or COCO with its own classes."""
+    for dataset in _inner_datasets(runner.train_dataloader.dataset):
+        known = any(part in type(dataset).__name__ for part in _USUALLY_PRETRAINED)
+        own = getattr(type(dataset), "METAINFO", {}).get("classes")
+        if known and tuple(dataset.metainfo.get("classes") or ()) == tuple(own or ()):
+            return True
+    return False
+
+
+def _inner_datasets(dataset: object) -> Iterator[object]:
+    """Yield the datasets inside wrappers such as ConcatDataset and RepeatDataset."""
+    inner = getattr(dataset, "datasets", None) or [getattr(dataset, "dataset", None)]
+    for part in inner:
+        yield from [dataset] if part is None else _inner_datasets(part)

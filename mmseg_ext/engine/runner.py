@@ -1,33 +1,37 @@
-"""mmengine's Runner for runs that can be killed at any moment and go on as if nothing had been.
+"""A Runner that resumes bit-exactly after being killed.
 
-What it adds to `mmengine.runner.Runner` (0.10.12), each because a resumed run differs without it:
+Differences from `mmengine.runner.Runner` (0.10.12):
 
-- Checkpoints hold tensors and plain containers alone, are written beside and renamed, and are read
-  without running code.
-- They hold the random streams of every process, the sampler's seed, and the gradients of an
-  unfinished accumulation; `resume` puts these back before the first iteration.
-- A resumed run starts from the newest of its own checkpoints that reads whole.
-- Order and augmentation of training samples follow from the seed and the position in the run.
-- Validation leaves the random streams of training where they were. A resumed run repeats a
-  validation that was cut short, or that ended after its iteration was saved.
-- In several processes validation uses the running statistics of the first, which are saved.
-- A run knows its own checkpoints, and holds its work directory while it trains.
+- Checkpoints contain only tensors and plain containers, are written atomically, and are read
+  without unpickling.
+- Checkpoints store the random state of every rank, the sampler's seed, and the gradients of an
+  unfinished accumulation.
+- Sample order and augmentation depend only on the seed and the position in the run.
+- Validation does not change the random state of training. A resumed run repeats a validation that
+  was cut short, or that ended after its iteration was saved.
+- In several processes, validation uses the running statistics of rank 0, which are saved.
+- `--resume` continues from the newest complete checkpoint of the same run.
+- The work directory is locked during training.
+- cuDNN's benchmark mode is off outside training, where image sizes vary.
 """
 
 import contextlib
 import copy
+import errno
+import logging
 import os
 import platform
+import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import torch
-from filelock import FileLock, Timeout
 from mmengine import dist
 from mmengine.hooks import Hook
-from mmengine.logging import MMLogger
-from mmengine.optim import OptimWrapperDict
+from mmengine.logging import MMLogger, print_log
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import RUNNERS
 from mmengine.runner import IterBasedTrainLoop, Runner
 from torch import nn
@@ -39,48 +43,62 @@ from mmseg_ext.checkpoint.loading import SafeLoading, require_coverage, unwrap_m
 from mmseg_ext.checkpoint.plain_data import to_plain
 from mmseg_ext.checkpoint.resuming import newest_complete, require_resumable
 from mmseg_ext.engine.checkpoint_hook import checkpoint_folder
-from mmseg_ext.engine.distributed import cut_like, whole, whole_optimizer_states
+from mmseg_ext.engine.distributed import on_rank_zero
 from mmseg_ext.engine.randomness import (
-    isolate,
-    make_deterministic,
+    isolate_loader,
     positioned_sampler,
     random_state,
     set_random_state,
     with_sample_seeds,
 )
 from mmseg_ext.engine.run_record import quiet_terminal
-from mmseg_ext.errors import (
-    SAFE_UNTIL_NOW,
-    CheckpointError,
-    LaunchError,
-    NotWritten,
-)
+from mmseg_ext.engine.stop_signals import StopOnSignalHook
+from mmseg_ext.errors import SAFE_UNTIL_NOW, CheckpointError, LaunchError, NotWritten
 from mmseg_ext.upstream import built_dataloaders, resume_from, searches_checkpoint, validates_at
+
+try:
+    import fcntl
+except ImportError:  # Windows, where work directories are not locked
+    fcntl = None
+
+_FINISHED = "last_validation"  # a text file: the run and the iteration of a final validation
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # some NFS and Lustre mounts
 
 
 class _TrainingState(Hook):
-    """Restores what a validation changes, and what a checkpoint holds of this process."""
+    """Restores the state that a validation changes, and the process state of a checkpoint."""
 
     priority = "VERY_HIGH"
 
     def __init__(self):
         self._random: dict | None = None
         self._statistics: list[torch.Tensor] = []
+        self._benchmark = False
 
     def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:
         runner.restore_process_state()
 
     def before_val(self, runner) -> None:
         self._random = random_state()
+        self._stop_benchmark()
+
+    def before_test(self, runner) -> None:
+        self._stop_benchmark()
+
+    def _stop_benchmark(self) -> None:
+        self._benchmark = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = False
 
     def before_val_iter(self, runner, batch_idx, data_batch=None) -> None:
-        """The first process's statistics, after an average of the weights has taken its place."""
+        # At the first iteration and not in `before_val_epoch`: there EMAHook, which runs later,
+        # still has to swap in the averaged weights and statistics.
         if batch_idx == 0 and runner.world_size > 1 and self._random is not None:
             self._statistics = [buffer.clone() for buffer in runner.model.buffers()]
             for buffer in runner.model.buffers():
                 dist.broadcast(buffer)
 
-    def after_val_epoch(self, runner, metrics=None) -> None:  # before checkpoints are saved
+    def after_val_epoch(self, runner, metrics=None) -> None:
+        # Not in `after_val`: the checkpoint hook saves the best checkpoint at this point, later.
         for buffer, own in zip(runner.model.buffers(), self._statistics, strict=False):
             buffer.copy_(own)
         self._statistics = []
@@ -89,93 +107,136 @@ class _TrainingState(Hook):
             runner.message_hub.update_info("validated_iter", runner.iter)
 
     def after_val(self, runner) -> None:
+        torch.backends.cudnn.benchmark = self._benchmark
         if self._random is not None:
             set_random_state(self._random)
             self._random = None
 
+    def after_test(self, runner) -> None:
+        torch.backends.cudnn.benchmark = self._benchmark
+
 
 class _AfterOthers(Hook):
-    """What follows every other hook: a checkpoint's last entries, and an overdue validation."""
+    """Completes a checkpoint after all other hooks, and runs an overdue validation."""
 
     priority = "LOWEST"
 
     def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
-        runner.complete(checkpoint)
+        runner.add_resume_state(checkpoint)
+
+    def after_val_epoch(self, runner, metrics=None) -> None:
+        # No later checkpoint records the last validation.
+        if dist.is_main_process() and 0 < runner.iter == runner.max_iters:
+            write_text(_last_validation(runner), checkpoint_folder(runner.cfg) / _FINISHED)
 
     def before_train_epoch(self, runner) -> None:
-        """Run the validation of the iteration that a resumed checkpoint was saved at."""
+        """Run the validation of the iteration at which a resumed checkpoint was saved."""
         loop, done = runner.train_loop, runner.message_hub.runtime_info.get("validated_iter")
         if runner.val_loop is None or runner.iter == 0 or done == runner.iter:
             return
-        if isinstance(loop, IterBasedTrainLoop) and validates_at(loop, runner.iter):
-            runner.logger.info(f"validation of iteration {runner.iter}, which the run had ended in")
-            runner.restore_process_state()
-            runner.val_loop.run()
+        if not (isinstance(loop, IterBasedTrainLoop) and validates_at(loop, runner.iter)):
+            return
+        if runner.iter == runner.max_iters and on_rank_zero(lambda: _ended_validated(runner)):
+            return
+        runner.logger.info(f"repeating the validation of iteration {runner.iter}")
+        runner.restore_process_state()
+        runner.val_loop.run()
 
 
-def on_rank_zero(action: Callable[[], object]) -> object:
-    """What `action` gives, or the error it raises, in the first process; in every process."""
-    found: list = [None, None]
-    if dist.is_main_process():
-        try:
-            found[0] = action()
-        except (CheckpointError, LaunchError) as error:
-            found[1] = error
-    dist.broadcast_object_list(found)
-    if found[1] is not None:
-        raise found[1]
-    return found[0]
+def _last_validation(runner: Runner) -> str:
+    return f"{runner.run_id} {runner.iter}"
+
+
+def _ended_validated(runner: Runner) -> bool:
+    """Return whether this run has finished the validation of its last iteration."""
+    path = checkpoint_folder(runner.cfg) / _FINISHED
+    return path.is_file() and path.read_text() == _last_validation(runner)
 
 
 @contextlib.contextmanager
-def _sole_training(work_dir: str) -> Iterator[None]:
-    """Hold the work directory, until the process ends in any way.
+def lock_work_dir(work_dir: str) -> Iterator[None]:
+    """Lock the work directory until the end of the context or of the process.
 
-    The workers of a killed process hold the lock with it until they notice, within five seconds.
+    The workers of a killed process keep the lock until they notice, within five seconds. A file
+    system without locks is a warning.
 
     Raises:
-        LaunchError: where another process holds it.
+        LaunchError: if another process holds the lock.
     """
-    owner = Path(work_dir, ".training")
-    owner.parent.mkdir(parents=True, exist_ok=True)
-    lock = Path(f"{owner}.lock")
-    if lock.is_symlink():  # a copied folder can contain a link to any file, which locking empties
-        lock.unlink()
-    try:
-        held = FileLock(lock).acquire(timeout=2 * MP_STATUS_CHECK_INTERVAL)
-    except Timeout as error:
-        raise LaunchError(
-            f"work dir {str(work_dir)!r}: another training is running in it "
-            f"({owner.read_text().strip() if owner.exists() else 'of unknown process'}); wait for "
-            "it to end, or name another with --work-dir"
-        ) from error
-    with held:
-        write_text(f"process {os.getpid()} on {platform.node()}\n", owner)
+    path = Path(work_dir, ".training")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:  # without following a link, which would lead the text below into another file
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise LaunchError(f"{path}: is a symbolic link; remove it") from error
+        raise
+    with os.fdopen(descriptor, "r+") as file:
+        if not _lock(file, seconds=2 * MP_STATUS_CHECK_INTERVAL):
+            raise LaunchError(
+                f"work dir {str(work_dir)!r}: another training is running in it "
+                f"({file.read().strip() or 'unknown process'}); wait until it ends, or set another "
+                "directory with --work-dir"
+            )
+        file.truncate()
+        print(f"process {os.getpid()} on {platform.node()}", file=file, flush=True)
         yield
+
+
+def _lock(file: TextIO, seconds: float) -> bool:
+    """Lock the file within this time; return False if another process holds it."""
+    deadline = time.monotonic() + seconds
+    while fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            print_log(
+                f"{file.name}: the file system has no locks ({error.strerror}); make sure that no "
+                "other training uses this work directory",
+                logger="current",
+                level=logging.WARNING,
+            )
+            break
+    return True
 
 
 @RUNNERS.register_module()
 class DurableRunner(Runner):
-    """A Runner whose training survives: `runner_type = 'DurableRunner'` in a config.
+    """The Runner of `runner_type = 'DurableRunner'`: see the module's documentation.
 
-    `min_backbone_share` in the config (0 to 1, 0.9 where absent) is how much of a backbone
-    `load_from` and `init_cfg=dict(type='Pretrained')` must fill.
+    `min_backbone_share` in the config (0 to 1, by default 0.9) is the share of a backbone's values
+    that `load_from` and `init_cfg=dict(type='Pretrained')` must fill.
     """
 
     def __init__(self, *args, **kwargs):
-        self._loaded: dict = {}
+        self._resumed: dict = {}  # the checkpoint, while `resume` reads it
         self._resuming = False
         self._process_state: dict | None = None
-        self.run_id = uuid.uuid4().hex  # a resumed run takes the checkpoint's
+        self._host_group = None
+        self.run_id = uuid.uuid4().hex  # a resumed run continues with the checkpoint's
         super().__init__(*args, **kwargs)
         self.register_hook(_TrainingState())
         self.register_hook(_AfterOthers())
 
     def build_logger(self, *args, **kwargs) -> MMLogger:
-        """As mmengine's; the terminal is spared its long start, the file gets all."""
         logger = super().build_logger(*args, **kwargs)
         quiet_terminal(logger)
         return logger
+
+    def set_randomness(self, *args, **kwargs) -> None:
+        super().set_randomness(*args, **kwargs)
+        if self.deterministic:  # CUDA's matrix products need this before the first one runs
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+    def dump_config(self) -> None:
+        """Do nothing: `train` and `test` write the config, `train` after locking the folder."""
 
     @staticmethod
     def build_dataloader(
@@ -184,38 +245,30 @@ class DurableRunner(Runner):
         if isinstance(dataloader, DataLoader):
             return dataloader
         settings = with_sample_seeds(copy.deepcopy(dataloader))
-        return isolate(Runner.build_dataloader(settings, seed, diff_rank_seed))
-
-    def build_model(self, model: nn.Module | dict) -> nn.Module:
-        model = super().build_model(model)
-        if self.deterministic:
-            make_deterministic(model)
-        return model
-
-    def build_optim_wrapper(self, optim_wrapper):
-        built = super().build_optim_wrapper(optim_wrapper)
-        for wrapper in built.values() if isinstance(built, OptimWrapperDict) else (built,):
-            whole_optimizer_states(wrapper.optimizer)
-        return built
+        return isolate_loader(Runner.build_dataloader(settings, seed, diff_rank_seed))
 
     def _safe_loading(self) -> SafeLoading:
         return SafeLoading(self.cfg.get("min_backbone_share"))
 
     def load_checkpoint(self, filename: str, *args, **kwargs) -> dict:
         with self._safe_loading():
-            self._loaded = super().load_checkpoint(filename, *args, **kwargs)
+            content = super().load_checkpoint(filename, *args, **kwargs)
         if self._resuming:
-            require_resumable(self._loaded, filename)
-        return self._loaded
+            require_resumable(content, filename)
+            self._resumed = content
+        return content
 
     def train(self) -> nn.Module:
-        with contextlib.ExitStack() as held:
-            on_rank_zero(lambda: held.enter_context(_sole_training(self.work_dir)))
-            held.callback(self._release_workers)
-            held.enter_context(self._safe_loading())
+        with contextlib.ExitStack() as stack:
+            on_rank_zero(lambda: stack.enter_context(lock_work_dir(self.work_dir)))
+            super().dump_config()
+            stack.callback(self._release_workers)
+            stack.callback(self._release_signals)
+            stack.enter_context(self._safe_loading())
             return super().train()
 
     def test(self) -> dict[str, float]:
+        super().dump_config()
         try:
             with self._safe_loading(), require_coverage(entire_model=True):
                 return super().test()
@@ -223,10 +276,10 @@ class DurableRunner(Runner):
             self._release_workers()
 
     def _release_workers(self) -> None:
-        """End the persistent workers of the loaders, which start anew if they are asked again.
+        """Stop the persistent workers of the loaders; they start again when needed.
 
-        Left to the garbage collector, which frees a run's parts in any order, each worker is waited
-        for until torch gives up on it, five seconds.
+        The garbage collector frees the parts of a run in any order. Then torch waits five seconds
+        for each worker.
         """
         for loader in built_dataloaders(self):
             iterator = getattr(loader, "_iterator", None)
@@ -234,16 +287,31 @@ class DurableRunner(Runner):
                 iterator._shutdown_workers()
                 loader._iterator = None
 
+    def _release_signals(self) -> None:
+        """Restore the signal handlers, also if training raised an error."""
+        for hook in self.hooks:
+            if isinstance(hook, StopOnSignalHook):
+                hook.release()
+
     def _own_state(self) -> dict:
-        """What of the state is this process's own."""
+        """Return the state that differs between ranks."""
+        parameters = unwrap_model(self.model).named_parameters()
         return {
             "random": random_state(),
-            "gradients": {
-                name: whole(parameter.grad).cpu()
-                for name, parameter in unwrap_model(self.model).named_parameters()
-                if parameter.grad is not None  # none after a step: an accumulation is under way
-            },
+            # There are gradients only within an accumulation: a step removes them.
+            "gradients": {n: p.grad.cpu() for n, p in parameters if p.grad is not None},
         }
+
+    def _gather_states(self) -> list[dict]:
+        """Return the own states of all ranks on rank 0, and an empty list on the others."""
+        if not dist.is_distributed():
+            return [self._own_state()]
+        if self._host_group is None and dist.get_backend() != "gloo":
+            # nccl would copy the gradients of all ranks through every GPU.
+            self._host_group = torch.distributed.new_group(backend="gloo")
+        states = [None] * self.world_size if dist.is_main_process() else None
+        torch.distributed.gather_object(self._own_state(), states, group=self._host_group)
+        return states or []
 
     def save_checkpoint(
         self,
@@ -253,12 +321,12 @@ class DurableRunner(Runner):
         save_optimizer: bool = True,
         **settings,
     ) -> None:
-        """Write the file in a folder, whole or not at all; every process must call it.
+        """Write a checkpoint atomically; every process must call this.
 
         Raises:
-            CheckpointError: in every process, where the first cannot write the file.
+            CheckpointError: in every process, if rank 0 cannot write the file.
         """
-        self._processes = dist.all_gather_object(self._own_state()) if save_optimizer else []
+        self._processes = self._gather_states() if save_optimizer else []
 
         def write() -> None:
             try:
@@ -268,14 +336,10 @@ class DurableRunner(Runner):
             except NotWritten as error:
                 raise CheckpointError(f"{error}; {SAFE_UNTIL_NOW}") from error
 
-        if not dist.is_main_process():  # every process takes part where the state is in shards
-            unwrap_model(self.model).state_dict()
-            if save_optimizer:
-                self.optim_wrapper.state_dict()
         on_rank_zero(write)
 
-    def complete(self, checkpoint: dict) -> None:
-        """Add to mmengine's checkpoint what an exact resume needs, and leave plain data in it."""
+    def add_resume_state(self, checkpoint: dict) -> None:
+        """Add the state for an exact resume to mmengine's checkpoint, and make its data plain."""
         checkpoint["meta"]["run"] = self.run_id
         sampler = positioned_sampler(self.train_dataloader)
         if sampler is not None:
@@ -286,15 +350,15 @@ class DurableRunner(Runner):
         info = checkpoint["message_hub"]["runtime_info"]
         for key, path in info.items():
             if key.startswith(("best_ckpt", "last_ckpt")) and path is not None:
-                info[key] = Path(path).name  # so that a copied folder leaves this one alone
+                info[key] = Path(path).name  # a copied folder must not refer to the original
         if dropped:
-            self.logger.warning(f"not in the checkpoint, having no plain form: {dropped}")
+            self.logger.warning(f"checkpoint: left out, because not plain data: {dropped}")
 
     def load_or_resume(self) -> None:
         if searches_checkpoint(self):
             path, problems = on_rank_zero(lambda: newest_complete(checkpoint_folder(self.cfg)))
             for problem in problems:
-                self.logger.warning(f"{problem}; taking the checkpoint before it")
+                self.logger.warning(f"{problem}; trying the checkpoint before it")
             resume_from(self, None if path is None else str(path))
         super().load_or_resume()
 
@@ -304,32 +368,34 @@ class DurableRunner(Runner):
         with require_coverage(entire_model=True):
             super().resume(filename, *args, **kwargs)
         self._resuming = False
+        content, self._resumed = self._resumed, {}
         for name, kept in self._optimizer_settings().items():
             if kept != configured[name]:
                 self.logger.warning(
-                    f"{name}: the run goes on with the checkpoint's {sorted(kept)}, not with the "
-                    f"config's {sorted(configured[name])}; to train with these, start a new run "
-                    "from the weights (load_from)"
+                    f"{filename}: the checkpoint's {name} {sorted(kept)} overrides the config's "
+                    f"{sorted(configured[name])}; to use the config's, start a new run from the "
+                    "weights (load_from)"
                 )
-        self.run_id = self._loaded["meta"].get("run") or self.run_id
-        seed = self._loaded["meta"].get("sampler_seed")
+        self.run_id = content["meta"].get("run") or self.run_id
+        seed = content["meta"].get("sampler_seed")
         sampler = positioned_sampler(self.train_dataloader)
         if seed is not None and sampler is not None:
             sampler.seed = seed
-        own = self._loaded.get("processes") or []
+        own = content.get("processes") or []
         if len(own) == self.world_size:
             self._process_state = own[self.rank]
         else:
             self.logger.warning(
-                f"{filename} holds the random streams of {len(own)} processes and this run has "
-                f"{self.world_size}: it goes on, but not as it would have"
+                f"{filename}: contains the random state of {len(own)} processes, and this run has "
+                f"{self.world_size}; the resumed run is not bit-exact"
             )
-        self._loaded = {}
 
     def _optimizer_settings(self) -> dict[str, set[float]]:
-        """The learning rates before any schedule, and the weight decays, of all groups."""
+        """Return the learning rates before any schedule, and the weight decays, of all groups."""
         built = self.optim_wrapper
-        wrappers = built.values() if isinstance(built, OptimWrapperDict) else (built,)
+        wrappers: list[OptimWrapper] = (
+            list(built.values()) if isinstance(built, OptimWrapperDict) else [built]
+        )
         groups = [group for wrapper in wrappers for group in wrapper.optimizer.param_groups]
         return {
             "learning rate": {float(group.get("initial_lr", group["lr"])) for group in groups},
@@ -337,12 +403,11 @@ class DurableRunner(Runner):
         }
 
     def restore_process_state(self) -> None:
-        """Put back the streams and gradients of the checkpoint, once."""
+        """Restore the random state and the gradients of a resumed checkpoint, once."""
         state, self._process_state = self._process_state, None
         if state is None:
             return
         parameters = dict(unwrap_model(self.model).named_parameters())
         for name, gradient in state["gradients"].items():
-            parameter = parameters[name]
-            parameter.grad = cut_like(gradient.to(parameter.device), parameter)
+            parameters[name].grad = gradient.to(parameters[name].device)
         set_random_state(state["random"])

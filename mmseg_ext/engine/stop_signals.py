@@ -1,4 +1,4 @@
-"""SIGTERM, SIGUSR1 (pre-emption, the end of a Slurm job's time) and Ctrl-C: save, say so, end."""
+"""Save and stop on SIGTERM, SIGUSR1 (preemption, Slurm's time limit) and Ctrl-C."""
 
 import signal
 import threading
@@ -19,14 +19,14 @@ SIGNALS = tuple(getattr(signal, name) for name in NAMES if hasattr(signal, name)
 
 @HOOKS.register_module()
 class StopOnSignalHook(Hook):
-    """After the iteration in which a stop signal came, save a checkpoint and end with status 0.
+    """Saves a checkpoint after the iteration in which a stop signal arrived, and exits with 0.
 
-    In several processes, one that has the signal stops all of them at the same iteration. A signal
-    during a validation ends it at once where the iteration before it has its checkpoint, and else
-    is answered after the next iteration. A second Ctrl-C ends the run at once.
+    If any process receives the signal, all processes stop at the same iteration. During a
+    validation the run stops at once if the iteration before has a checkpoint, and otherwise after
+    the next iteration. A second Ctrl-C stops the run at once.
     """
 
-    priority = "LOWEST"  # after the checkpoint hook, which may have saved already
+    priority = "LOWEST"  # after the checkpoint hook, which may already have saved
 
     def __init__(self):
         self._signal = 0
@@ -40,7 +40,7 @@ class StopOnSignalHook(Hook):
         self.release()
 
     def release(self) -> None:
-        """Give the signals back to whoever had them."""
+        """Restore the previous signal handlers."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous = {}
@@ -52,7 +52,7 @@ class StopOnSignalHook(Hook):
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None) -> None:
         number = self._signal
-        if dist.get_world_size() > 1:  # one that any process has stops all of them
+        if dist.get_world_size() > 1:  # a signal to any process stops all
             shared = torch.tensor(number, device=get_device())
             dist.all_reduce(shared, "max")
             number = int(shared)
@@ -68,8 +68,8 @@ class StopOnSignalHook(Hook):
 
     def _stop(self, runner, number: int, iteration: int, path: str) -> None:
         runner.logger.info(
-            f"{signal.Signals(number).name}: stopped after iteration {iteration} with everything "
-            f"saved in {path}; --resume goes on from there"
+            f"{signal.Signals(number).name}: stopped after iteration {iteration} and saved {path}; "
+            "--resume continues from there"
         )
         self.release()
         raise SystemExit(0)
@@ -83,8 +83,8 @@ def _save(runner, number: int) -> str:
     hook = _checkpoint_hook(runner)
     if hook is None:
         raise RunError(
-            f"{signal.Signals(number).name}: stopped after iteration {runner.iter + 1}, and "
-            "nothing was saved: the config has no default_hooks.checkpoint"
+            f"{signal.Signals(number).name}: stopped after iteration {runner.iter + 1} without "
+            "saving; add default_hooks.checkpoint to the config"
         )
     if isinstance(hook, DurableCheckpointHook):
         return hook.save_now(runner)

@@ -1,13 +1,13 @@
-"""What the published VOC training of EANet has and mmengine lacks (arXiv 2105.02358).
+"""Optimizer groups and learning rates of EANet's published VOC training (arXiv 2105.02358).
 
-`train_torch.py` there has three groups of parameters (`get_params`): the weights of convolutions at
-the learning rate with weight decay, the weights of normalisation layers without decay, and every
-bias, those of normalisation layers included, at twice the rate without decay. mmengine's
-`bias_lr_mult` leaves the biases of normalisation layers out.
+Its `train_torch.py` has three parameter groups (`get_params`): weights of convolutions with weight
+decay, weights of normalization layers without decay, and all biases, including those of
+normalization layers, at twice the rate without decay. mmengine's `bias_lr_mult` skips the biases of
+normalization layers.
 
 Its `poly_lr_scheduler` sets the rate to `lr * (1 - i / n) ** power` at iterations i that are
-multiples of 10 and leaves it alone otherwise. Its loop runs i = 0 ... n inclusive, so that the rate
-of the last iteration is zero.
+multiples of 10, and keeps it in between. Its loop runs i = 0 ... n inclusive, so the last
+iteration has rate zero.
 """
 
 from mmengine.optim import DefaultOptimWrapperConstructor
@@ -22,13 +22,12 @@ _KEYS = ("bias_lr_mult", "bias_decay_mult", "norm_decay_mult")
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class RoleOptimWrapperConstructor(DefaultOptimWrapperConstructor):
-    """mmengine's constructor with three groups, in which a normalisation bias is a bias.
+    """mmengine's constructor with three parameter groups: weights, norm weights, and biases.
 
-    `paramwise_cfg` takes `bias_lr_mult` and `bias_decay_mult` (every bias) and `norm_decay_mult`
-    (weights of normalisation layers, and single gains such as DANet's), each 1 where it is not
-    given. The optimizer, which needs `lr` and `weight_decay`, gets one group per role that occurs,
-    in the order weights, normalisation weights, biases. Frozen parameters stay out, and a parameter
-    that two modules share is taken once.
+    `paramwise_cfg` accepts `bias_lr_mult` and `bias_decay_mult` (all biases) and `norm_decay_mult`
+    (weights of normalization layers, and scalar gains such as DANet's), each 1 by default. The
+    optimizer config needs `lr` and `weight_decay`. Empty groups and frozen parameters are left out.
+    A shared parameter is added once.
 
     Raises:
         ValueError: for another key in `paramwise_cfg`.
@@ -37,10 +36,10 @@ class RoleOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     def add_params(
         self, params: list[dict], module: nn.Module, prefix: str = "", is_dcn_module=None
     ) -> None:
-        """Append the groups of `module` and everything below it to `params`."""
+        """Append the parameter groups of `module` to `params`."""
         unknown = sorted(set(self.paramwise_cfg) - set(_KEYS))
         if unknown:
-            raise ValueError(f"paramwise_cfg takes {', '.join(_KEYS)}, not {', '.join(unknown)}")
+            raise ValueError(f"paramwise_cfg: unknown {', '.join(unknown)}; use {', '.join(_KEYS)}")
         bias_rate, bias_decay, norm_decay = (self.paramwise_cfg.get(key, 1.0) for key in _KEYS)
         rate, decay = self.base_lr, self.base_wd
         weights = {"params": [], "lr": rate, "weight_decay": decay}
@@ -64,11 +63,11 @@ class RoleOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
 @PARAM_SCHEDULERS.register_module()
 class HeldPolyLR(LRSchedulerMixin, PolyParamScheduler):
-    """mmengine's `PolyLR` with the value held for `interval` iterations.
+    """mmengine's `PolyLR`, which changes the value only every `interval` iterations.
 
-    As there, the value reaches `eta_min` at iteration `end - 1`: the published schedule of n
-    iterations plus the last one at rate zero is `begin=0, end=n + 1`. `interval` is in iterations
-    (in epochs with `by_epoch=True`).
+    Like `PolyLR`, it reaches `eta_min` at iteration `end - 1`. The published schedule has n
+    iterations and one more at rate zero: `begin=0, end=n + 1`. `interval` is in iterations (in
+    epochs with `by_epoch=True`).
     """
 
     def __init__(self, optimizer, *args, interval: int = 10, **kwargs):

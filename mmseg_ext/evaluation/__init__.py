@@ -1,4 +1,4 @@
-"""Scoring; importing this package registers the checked metric with mmseg."""
+"""The checked IoU metric, registered with mmseg on import."""
 
 from mmseg_ext.evaluation.checked_iou_metric import CheckedIoUMetric
 

@@ -1,8 +1,8 @@
-"""IoU that counts every pixel or stops.
+"""IoU from exact counts, with an error for values that are not classes.
 
-mmsegmentation's `IoUMetric` bins labels and predictions with `torch.histc`, which silently drops
-whatever is not a class; its float32 bins stop at 2**24 pixels of a class in one image. Here the
-counts are integers, and a value that is no class is an error with the file's name.
+mmsegmentation's `IoUMetric` bins labels and predictions with `torch.histc`. It silently drops
+values that are not classes, and its float32 bins stop counting at 2**24 pixels of a class in one
+image. Here the counts are integers, and an invalid value is an error that names the file.
 """
 
 import logging
@@ -20,16 +20,16 @@ from mmseg_ext.errors import LabelError
 
 @METRICS.register_module()
 class CheckedIoUMetric(IoUMetric):
-    """`IoUMetric` with exact counts; same arguments, same results on legal label maps.
+    """`IoUMetric` with exact counts: same arguments, same results for valid label maps.
 
-    After an evaluation `confusion` (classes, classes) holds the pixels by label (rows) and
-    prediction; None before, and if nothing is compared (`format_only`). A warning tells of label
-    maps that show one class alone, as masks of 0 and 255 do.
+    After an evaluation `confusion` `(classes, classes)` contains the number of pixels by label
+    (rows) and prediction (columns). It is None before, and with `format_only`. Label maps with only
+    one class, such as masks of 0 and 255, are a warning.
 
     Raises:
         LabelError: in `process`, for a label map with values other than the classes and
-            `ignore_index`, or of another size than the prediction.
-        ValueError: in `process`, for a prediction of a class that the dataset does not have.
+            `ignore_index`, or with another size than the prediction.
+        ValueError: in `process`, for a predicted class that the dataset does not have.
     """
 
     confusion: Tensor | None = None
@@ -46,29 +46,30 @@ class CheckedIoUMetric(IoUMetric):
     def intersect_and_union(
         pred_label: Tensor, label: Tensor, num_classes: int, ignore_index: int
     ) -> Tensor:
-        """Pixels by label (rows) and prediction, sparse int64 (num_classes, num_classes).
+        """Count pixels by label and prediction: sparse int64 `(num_classes, num_classes)`.
 
-        Both maps are (H, W) of one dtype and hold classes; `label` may hold `ignore_index`.
+        Both maps are `(H, W)` with the same dtype; `label` may contain `ignore_index`.
         """
         if pred_label.shape != label.shape:
             sizes = ["x".join(map(str, reversed(x.shape))) for x in (label, pred_label)]
-            raise LabelError(f"is {sizes[0]}, its prediction {sizes[1]}")
+            raise LabelError(f"is {sizes[0]}, but its prediction is {sizes[1]}")
         counted = label != ignore_index
         prediction, label = pred_label[counted].long(), label[counted].long()  # (N,)
         if illegal := _outside(label, num_classes):
             raise LabelError(
-                f"values outside the {num_classes} classes: {illegal}; ignored is {ignore_index}"
+                f"values outside the {num_classes} classes: {illegal}; "
+                f"only {ignore_index} is ignored"
             )
         if illegal := _outside(prediction, num_classes):
             raise ValueError(
-                f"predicted {illegal}, but the dataset has {num_classes} classes: num_classes of "
-                "the decode head does not fit it"
+                f"decode_head.num_classes: predicted {illegal}, but the dataset has {num_classes} "
+                f"classes; set num_classes={num_classes}"
             )
         counts = torch.bincount(label * num_classes + prediction, minlength=num_classes**2)
         return counts.view(num_classes, num_classes).cpu().to_sparse()
 
     def compute_metrics(self, results: list[Tensor]) -> dict[str, float]:
-        """As `IoUMetric`; `results` are the matrices of the images, `confusion` keeps their sum."""
+        """Compute the scores from the matrices of the images, and store their sum."""
         if self.format_only:
             return super().compute_metrics(results)
         self.confusion = sum(result.to_dense() for result in results)
@@ -76,8 +77,8 @@ class CheckedIoUMetric(IoUMetric):
         of_label, predicted = self.confusion.sum(1), self.confusion.sum(0)
         if of_label.count_nonzero() == 1:
             message = (
-                "the label maps show one class alone, so that a model that always predicts it "
-                "scores 100; 255 is ignored and cannot stand for a second class"
+                "val_dataloader: the label maps contain only one class, so a model that always "
+                "predicts it scores 100; 255 is ignored and cannot be a second class"
             )
             print_log(message, logger="current", level=logging.WARNING)
         union = of_label + predicted - intersection
@@ -85,7 +86,7 @@ class CheckedIoUMetric(IoUMetric):
 
 
 def _outside(values: Tensor, num_classes: int) -> str:
-    """The values that are no class, with their pixels; '' if there are none."""
+    """Return the values that are not classes with their pixel counts, or ''."""
     if not values.numel():
         return ""
     low, high = values.aminmax()

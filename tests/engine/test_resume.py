@@ -8,17 +8,9 @@ import torch
 
 from mmseg_ext.commands.train import parser as train_parser
 from mmseg_ext.commands.train import runner_of
-from mmseg_ext.engine.randomness import (
-    PositionedInfiniteSampler,
-    SampleIndex,
-    SeededSamples,
-    random_state,
-    seeded,
-    set_random_state,
-)
 from tests.engine.run_hooks import Crash
 from tests.engine.runs import log_text, run_tool, train_here, train_words, write_config
-from tests.engine.states import RANDOM, UNVALIDATED, assert_same, assert_same_runs
+from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs
 
 WORKERS = "train_dataloader.num_workers"
 
@@ -131,68 +123,6 @@ def test_validation_leaves_the_random_streams_alone(folder, whole):
     assert_same_runs(folder / "validated", whole(), 12, state)
 
 
-# ---------------------------------------------------------------------- positions
-
-
-class Numbers:
-    """A dataset of random numbers: what a sample draws, from each of the three streams."""
-
-    def __len__(self):
-        return 7
-
-    def __getitem__(self, index):
-        import random
-
-        return index, random.random(), np.random.rand(), torch.rand(1).item()
-
-
-def taken(sampler, count):
-    iterator = iter(sampler)
-    return [next(iterator) for _ in range(count)]
-
-
-def test_the_stream_from_any_position_is_its_rest():
-    whole = taken(PositionedInfiniteSampler(Numbers(), seed=3), 40)
-    for start in (0, 1, 6, 7, 8, 33):
-        sampler = PositionedInfiniteSampler(Numbers(), seed=3)
-        sampler.skip(start)
-        rest = taken(sampler, 5)
-        assert rest == whole[start : start + 5]
-        assert [i.seed for i in rest] == [i.seed for i in whole[start : start + 5]]
-    assert len({i.seed for i in whole}) == 40
-    for epoch in range(5):
-        assert sorted(whole[7 * epoch : 7 * epoch + 7]) == list(range(7))
-    assert whole[:7] != whole[7:14]
-    assert taken(PositionedInfiniteSampler(Numbers(), seed=4), 40) != whole
-    assert taken(PositionedInfiniteSampler(Numbers(), shuffle=False, seed=3), 9)[6:] == [6, 0, 1]
-
-
-def test_processes_share_the_stream_of_one():
-    whole = taken(PositionedInfiniteSampler(Numbers(), seed=3), 30)
-    for rank in range(3):
-        sampler = PositionedInfiniteSampler(Numbers(), seed=3)
-        sampler.rank, sampler.world_size = rank, 3
-        part = taken(sampler, 10)
-        assert part == whole[rank::3]
-        assert [i.seed for i in part] == [i.seed for i in whole[rank::3]]
-
-
-def test_draws_follow_the_seed_and_leave_the_streams_alone():
-    samples = SeededSamples(Numbers())
-    torch.manual_seed(0)
-    before = random_state()
-    first, again, other = (samples[SampleIndex(2, seed)] for seed in (5, 5, 6))
-    assert_same(random_state(), before)
-    assert first == again
-    assert first[0] == 2
-    assert all(a != b for a, b in zip(first[1:], other[1:], strict=True))
-    plain = samples[2]  # an index without a seed draws from the global streams
-    set_random_state(before)
-    assert samples[2] == plain
-    with seeded(2**63 - 1):  # the largest
-        assert 0 <= torch.rand(1).item() < 1
-
-
 def test_resume_at_150000_starts_as_soon_as_at_10(folder):
     """The whole start: build, read the checkpoint, go to the position, one iteration."""
     go(folder, "whole.py", "late", "train_cfg.max_iters=10")
@@ -218,5 +148,5 @@ def test_resuming_with_other_optimizer_settings_is_a_warning(folder):
     options = ("train_cfg.max_iters=5", "optim_wrapper.optimizer.lr=0.5")
     go(folder, "whole.py", "other", *options, flags=("--resume",))
     text = log_text(folder / "other")
-    assert "learning rate: the run goes on with the checkpoint's [0.01], not with the" in text
-    assert "weight decay: " not in text
+    assert "learning rate [0.01] overrides the config's [0.5]" in text
+    assert "weight decay" not in text.partition("overrides")[0].splitlines()[-1]

@@ -1,17 +1,22 @@
 """What a run does with its work directory, and with what it finds there."""
 
+import errno
+import fcntl
 import json
 import multiprocessing
+import os
 import shutil
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from filelock import FileLock
 
 from mmseg_ext.checkpoint.files import read_checkpoint, write_checkpoint
 from mmseg_ext.commands.test import main as score
+from mmseg_ext.engine import runner
+from mmseg_ext.engine.runner import lock_work_dir
+from mmseg_ext.errors import LaunchError
 from tests.engine.run_hooks import Crash
 from tests.engine.runs import log_text, run_tool, train_here, train_words, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same, assert_same_runs
@@ -67,7 +72,7 @@ def test_weights_alone_cannot_be_resumed(tmp_path):
     torch.save({"state_dict": read_checkpoint(work / "iter_1.pth")["state_dict"]}, weights)
     with pytest.raises(SystemExit) as end:
         go(config, tmp_path / "new", f"load_from={weights}", resume=True)
-    assert f"{weights}: holds weights, and no state of a training to resume" in end.value.code
+    assert str(weights) in end.value.code
 
 
 # ---------------------------------------------------------------------- runs in one folder
@@ -82,7 +87,7 @@ def test_an_older_runs_checkpoints_are_left_alone(tmp_path):
     old = read_checkpoint(work / "iter_8.pth")["meta"]["run"]
     with pytest.raises(Crash):
         go(crashing, work)
-    assert "holds checkpoints of an earlier run (iter_4.pth, iter_8.pth)" in log_text(work)
+    assert "an earlier run (iter_4.pth, iter_8.pth)" in log_text(work)
     go(config, work, "train_cfg.max_iters=4", resume=True)
     assert "resumed" not in log_text(work)
     new = read_checkpoint(work / "iter_4.pth")["meta"]
@@ -95,8 +100,10 @@ def test_an_older_runs_checkpoints_are_left_alone(tmp_path):
 
 def hold(work: Path, held) -> None:
     work.mkdir()
-    with FileLock(work / ".training.lock"):
-        (work / ".training").write_text("process 7 on another")
+    with (work / ".training").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write("process 7 on another")
+        file.flush()
         held.set()
         time.sleep(60)
 
@@ -111,13 +118,45 @@ def test_a_second_training_in_the_folder_is_refused(tmp_path):
         assert held.wait(50)
         with pytest.raises(SystemExit) as end:
             go(config, work, "train_cfg.max_iters=1")
-        assert "another training is running in it (process 7 on another)" in end.value.code
-        assert not list(work.glob("*.pth"))
+        assert "(process 7 on another)" in end.value.code
+        written = [path.name for path in work.iterdir() if path.is_file()]
+        assert written == [".training"]  # above all not the first training's config
     finally:
         holder.kill()
         holder.join()
-    go(config, work, "train_cfg.max_iters=1")  # a dead owner keeps nothing
-    FileLock(work / ".training.lock").acquire(timeout=0)  # nor does a run that has ended
+    go(config, work, "train_cfg.max_iters=1")  # the lock of a killed process is free
+    assert (work / config.name).is_file()
+    with lock_work_dir(str(work)):  # and of a run that has ended
+        pass
+
+
+def test_the_lock_follows_no_link(tmp_path):
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / ".training").symlink_to(tmp_path / "precious")
+    with pytest.raises(LaunchError, match="symbolic link"), lock_work_dir(str(tmp_path)):
+        pass
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, number):
+    """As some NFS and Lustre mounts; other errors stop the run."""
+    messages = []
+    monkeypatch.setattr(runner, "print_log", lambda text, **_: messages.append(text))
+
+    def refuse(number):
+        def flock(*_):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+
+    refuse(number)
+    with lock_work_dir(str(tmp_path)):
+        assert (tmp_path / ".training").read_text().startswith(f"process {os.getpid()} on ")
+    assert len(messages) == 1 and os.strerror(number) in messages[0]
+    refuse(errno.EIO)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)), lock_work_dir(str(tmp_path)):
+        pass
 
 
 # ---------------------------------------------------------------------- validations

@@ -1,4 +1,4 @@
-"""mIoU against torchmetrics and against stock; values that are no class stop it."""
+"""mIoU against torchmetrics and mmsegmentation's metric; invalid values are errors."""
 
 import numpy as np
 import pytest
@@ -34,8 +34,8 @@ def result_of(*arguments, **more) -> dict:
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), classes=st.integers(2, 19))
-def test_miou_is_torchmetrics_and_all_else_is_stock(seed, classes):
-    """Some classes are absent, a fifth of the pixels ignored; absent classes are left out."""
+def test_equals_torchmetrics_and_mmsegmentation(seed, classes):
+    """Half of the classes are absent and left out, and a fifth of the pixels is ignored."""
     rng = np.random.RandomState(seed)
     present = rng.choice(classes, max(1, classes // 2), replace=False)
     predictions = torch.from_numpy(rng.choice(present, (3, 7, 9)))
@@ -58,8 +58,8 @@ def test_miou_is_torchmetrics_and_all_else_is_stock(seed, classes):
         np.testing.assert_allclose(ours[key], value, rtol=0, atol=0.0101, equal_nan=True)
 
 
-def test_absent_class_is_nan_or_the_value_asked_for(monkeypatch):
-    """And label maps of one class, as masks of 0 and 255, are warned of."""
+def test_absent_classes_are_nan_or_nan_to_num(monkeypatch):
+    """Label maps with only one class, such as masks of 0 and 255, are a warning."""
     warnings = []
     name = "mmseg_ext.evaluation.checked_iou_metric.print_log"
     monkeypatch.setattr(name, lambda message, **_: warnings.append(message))
@@ -67,30 +67,29 @@ def test_absent_class_is_nan_or_the_value_asked_for(monkeypatch):
     assert result_of("CheckedIoUMetric", predictions, labels, 3)["mIoU"] == 100
     zero = result_of("CheckedIoUMetric", predictions, labels, 3, nan_to_num=0)
     assert zero["mIoU"] == pytest.approx(33.33)
-    assert len(warnings) == 2 and "one class alone" in warnings[0]
+    assert len(warnings) == 2
 
 
-def test_more_pixels_than_float32_counts():
+def test_counts_more_pixels_than_float32():
     label = torch.zeros(1, 4097, 4097, dtype=torch.long)
     counts = CheckedIoUMetric.intersect_and_union(label[0], label[0], 2, 255)
     assert counts.to_dense().tolist() == [[4097**2, 0], [0, 0]]
     assert 4097**2 > 2**24
 
 
-def test_what_is_no_class_is_refused_not_dropped():
+def test_invalid_values_are_errors():
     predictions = torch.zeros(2, 4, 4, dtype=torch.long)
     labels = torch.zeros(2, 4, 4, dtype=torch.long)
     labels[1, 0] = 3
     labels[1, 1, :2] = 200
-    assert result_of("IoUMetric", predictions, labels, 3)["mIoU"] > 0  # as if they were not there
+    assert result_of("IoUMetric", predictions, labels, 3)["mIoU"] > 0  # mmsegmentation drops them
     with pytest.raises(LabelError) as error:
         result_of("CheckedIoUMetric", predictions, labels, 3)
-    assert str(error.value).startswith(
-        "mask_1.png: values outside the 3 classes: 3 (4 pixels), 200 (2 pixels)"
-    )
+    for part in ("mask_1.png", "3 (4 pixels), 200 (2 pixels)"):
+        assert part in str(error.value)
     labels[labels > 0] = 7
     result_of("CheckedIoUMetric", predictions, labels, 3, ignore_index=7)
-    with pytest.raises(ValueError, match=r"predicted 5 \(16 pixels\).*3 classes.*decode head"):
+    with pytest.raises(ValueError, match=r"predicted 5 \(16 pixels\)"):
         result_of("CheckedIoUMetric", predictions + 5, predictions, 3)
-    with pytest.raises(LabelError, match=r"mask_0\.png: is 3x2, its prediction 2x3"):
+    with pytest.raises(LabelError, match=r"mask_0\.png.*3x2.*2x3"):
         result_of("CheckedIoUMetric", predictions[:, :3, :2], predictions[:, :2, :3], 3)

@@ -1,0 +1,189 @@
+"""Sample order and augmentation: they depend on the seed and the position only."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import ConfigDict
+from mmengine.dataset import Compose
+from mmengine.registry import DATA_SAMPLERS, DATASETS
+from torch.utils.data import BatchSampler, DataLoader, Dataset
+
+from mmseg_ext.engine.randomness import (
+    PositionedInfiniteSampler,
+    PositionedSampler,
+    SampleIndex,
+    SeededSamples,
+    isolate_loader,
+    random_state,
+    seeded,
+    set_random_state,
+)
+from mmseg_ext.engine.runner import DurableRunner
+from tests.engine.states import assert_same
+
+
+class Numbers:
+    """A dataset of random numbers: what a sample draws, from each of the three streams."""
+
+    def __len__(self):
+        return 7
+
+    def __getitem__(self, index):
+        import random
+
+        return index, random.random(), np.random.rand(), torch.rand(1).item()
+
+
+def taken(sampler, count):
+    iterator = iter(sampler)
+    return [next(iterator) for _ in range(count)]
+
+
+def test_the_stream_from_any_position_is_its_rest():
+    whole = taken(PositionedInfiniteSampler(Numbers(), seed=3), 40)
+    for start in (0, 1, 6, 7, 8, 33):
+        sampler = PositionedInfiniteSampler(Numbers(), seed=3)
+        sampler.skip(start)
+        rest = taken(sampler, 5)
+        assert rest == whole[start : start + 5]
+        assert [i.seed for i in rest] == [i.seed for i in whole[start : start + 5]]
+    assert len({i.seed for i in whole}) == 40
+    for epoch in range(5):
+        assert sorted(whole[7 * epoch : 7 * epoch + 7]) == list(range(7))
+    assert whole[:7] != whole[7:14]
+    assert taken(PositionedInfiniteSampler(Numbers(), seed=4), 40) != whole
+    assert taken(PositionedInfiniteSampler(Numbers(), shuffle=False, seed=3), 9)[6:] == [6, 0, 1]
+
+
+def test_processes_share_the_stream_of_one():
+    whole = taken(PositionedInfiniteSampler(Numbers(), seed=3), 30)
+    for rank in range(3):
+        sampler = PositionedInfiniteSampler(Numbers(), seed=3)
+        sampler.rank, sampler.world_size = rank, 3
+        part = taken(sampler, 10)
+        assert part == whole[rank::3]
+        assert [i.seed for i in part] == [i.seed for i in whole[rank::3]]
+
+
+def test_draws_follow_the_seed_and_leave_the_streams_alone():
+    samples = SeededSamples(Numbers())
+    torch.manual_seed(0)
+    before = random_state()
+    first, again, other = (samples[SampleIndex(2, seed)] for seed in (5, 5, 6))
+    assert_same(random_state(), before)
+    assert first == again
+    assert first[0] == 2
+    assert all(a != b for a, b in zip(first[1:], other[1:], strict=True))
+    plain = samples[2]  # an index without a seed draws from the global streams
+    set_random_state(before)
+    assert samples[2] == plain
+    with seeded(2**63 - 1):  # the largest
+        assert 0 <= torch.rand(1).item() < 1
+
+
+def test_epochs_and_processes_of_a_positioned_sampler_differ():
+    """Five samples in two processes: padded to six, in mmengine's order, never the same seed."""
+    seeds = []
+    for epoch in range(2):
+        order = []
+        for rank in range(2):
+            sampler = PositionedSampler(range(5), seed=3)
+            sampler.rank, sampler.world_size = rank, 2
+            sampler.num_samples, sampler.total_size = 3, 6
+            sampler.set_epoch(epoch)
+            order.append(list(sampler))
+            seeds += [index.seed for index in order[-1]]
+        assert {*order[0], *order[1]} == set(range(5))
+    assert len(set(seeds)) == 12
+
+
+def test_attributes_set_on_the_loaders_dataset_reach_it():
+    """As by mmdetection's PipelineSwitchHook."""
+    dataset = Numbers()
+    samples = SeededSamples(dataset)
+    samples.pipeline = ["other"]
+    assert dataset.pipeline == samples.pipeline == ["other"]
+
+
+@DATASETS.register_module()
+class NumbersDataset(Numbers, Dataset):
+    """`Numbers` for a config."""
+
+
+@DATA_SAMPLERS.register_module()
+class OwnBatchSampler(BatchSampler):
+    """A batch sampler with its own arguments, as users write them."""
+
+    def __init__(self, sampler, batch_size, drop_last=False):
+        super().__init__(sampler, batch_size or 3, drop_last)
+
+
+def test_a_batch_sampler_with_its_own_batch_size():
+    settings = {
+        "num_workers": 0,
+        "dataset": {"type": "NumbersDataset"},
+        "sampler": {"type": "InfiniteSampler", "shuffle": True},
+        "batch_sampler": {"type": "OwnBatchSampler", "batch_size": 2},
+    }
+    loader = DurableRunner.build_dataloader(ConfigDict(settings), seed=3)
+    assert [len(batch) for batch, _ in zip(loader, range(2), strict=False)] == [2, 2]
+    assert isinstance(loader.batch_sampler.sampler, PositionedInfiniteSampler)
+
+
+def test_a_loader_draws_nothing_from_the_global_generator():
+    loader = isolate_loader(DataLoader(torch.arange(4), batch_size=2))
+    before = random_state()
+    assert len(list(loader)) == 2
+    assert_same(random_state(), before)
+
+
+class OwnGenerator:
+    """Draws as albumentations' pipelines do from version 2 on."""
+
+    def __init__(self):
+        self.set_random_seed(None)
+
+    def set_random_seed(self, seed):
+        self.generator = np.random.default_rng(seed)
+
+    def __call__(self, image):
+        return {"image": self.generator.random(image.shape)}
+
+
+def own_generator(monkeypatch):
+    monkeypatch.setitem(sys.modules, "albumentations", ModuleType("albumentations"))
+    return OwnGenerator()
+
+
+def albumentations_2(_):
+    package = pytest.importorskip("albumentations", minversion="2")
+    return package.Compose([package.GaussNoise(p=1), package.RandomBrightnessContrast(p=0.5)])
+
+
+@pytest.mark.parametrize("pipeline", [own_generator, albumentations_2])
+def test_albumentations_draws_from_the_seed_of_the_sample(monkeypatch, pipeline):
+    """In a transform like mmsegmentation's `Albu`, inside a wrapper of datasets."""
+
+    class Images:
+        def __init__(self, aug):
+            self.pipeline = Compose([lambda image: image])
+            self.pipeline.transforms = [SimpleNamespace(aug=aug)]
+
+        def __getitem__(self, index):
+            (transform,) = self.pipeline.transforms
+            return transform.aug(image=np.full((8, 8, 3), 128, np.uint8))["image"]
+
+    class Wrapper:
+        def __init__(self, images):
+            self.datasets = [images]
+
+        def __getitem__(self, index):
+            return self.datasets[0][index]
+
+    samples = SeededSamples(Wrapper(Images(pipeline(monkeypatch))))
+    first, again, other = (samples[SampleIndex(2, seed)] for seed in (2**62 + 1, 2**62 + 1, 6))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
