@@ -1,4 +1,4 @@
-"""Shared set-up: the registry's scope, one seed per test, and a logger of its own for each run."""
+"""Shared setup: the registry's scope, one seed per test, and a separate logger for each run."""
 
 import gc
 import itertools
@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Keep what is imported out of the garbage collector's later passes."""
+    """Exclude imported modules from later passes of the garbage collector."""
     gc.freeze()
 
 
@@ -80,10 +80,10 @@ def _seeded():
 
 @pytest.fixture(autouse=True)
 def _own_instances():
-    """Forget mmengine's loggers, histories, visualizers and scope, which it keeps by name.
+    """Remove mmengine's loggers, histories, visualizers and scope, which it keeps by name.
 
-    A later run would log into an earlier one's, and after a detector no segmentor would be found.
-    Wider fixtures leave instances before the test, and the test leaves its own after it.
+    Otherwise a run would log into an earlier run's file, and a segmentor would not be found after a
+    detector. Fixtures of a wider scope create instances before the test, and the test its own.
     """
     _forget_instances()
     yield

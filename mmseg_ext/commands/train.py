@@ -13,18 +13,22 @@ if TYPE_CHECKING:
 def parser() -> argparse.ArgumentParser:
     parser = command_parser(__doc__)
     parser.add_argument("config", help="path of the config")
-    parser.add_argument("--work-dir", help="where logs and checkpoints go")
+    parser.add_argument("--work-dir", help="folder for logs and checkpoints")
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="go on from the latest checkpoint in the work directory, where there is one",
+        help="continue from the newest complete checkpoint in the work directory, if any",
     )
-    parser.add_argument("--amp", action="store_true", help="automatic mixed precision")
+    parser.add_argument(
+        "--amp",
+        action="store_true",
+        help="mixed precision: float16 on a GPU, bfloat16 on a CPU (optim_wrapper.dtype=bfloat16 "
+        "for both)",
+    )
     parser.add_argument(
         "--auto-scale-lr",
         action="store_true",
-        help="multiply the learning rate by the effective batch over "
-        "auto_scale_lr.base_batch_size of the config",
+        help="multiply the learning rate by effective batch / auto_scale_lr.base_batch_size",
     )
     launcher_flags(parser)
     return parser

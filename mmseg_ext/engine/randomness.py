@@ -154,28 +154,28 @@ class SeededSamples:
     """
 
     def __init__(self, dataset):
-        object.__setattr__(self, "_dataset", dataset)
+        object.__setattr__(self, "inner", dataset)
 
     def __getattr__(self, name: str):
-        if name.startswith("__") or name == "_dataset":
+        if name.startswith("__") or name == "inner":
             raise AttributeError(name)
-        return getattr(self._dataset, name)
+        return getattr(self.inner, name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        setattr(self._dataset, name, value)
+        setattr(self.inner, name, value)
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        return len(self.inner)
 
     def __getitem__(self, index: int):
         if not isinstance(index, SampleIndex):
-            return self._dataset[index]
+            return self.inner[index]
         if "albumentations" in sys.modules:
             # From version 2 on, its pipelines draw from their own generators.
-            for pipeline in _albumentations_pipelines(self._dataset):
+            for pipeline in _albumentations_pipelines(self.inner):
                 pipeline.set_random_seed(index.seed & 0xFFFFFFFF)
         with seeded(index.seed):
-            return self._dataset[int(index)]
+            return self.inner[int(index)]
 
 
 def _albumentations_pipelines(part: object) -> Iterator:

@@ -167,6 +167,7 @@ def uses_large_dataset(runner) -> bool:
 
 def _inner_datasets(dataset: object) -> Iterator[object]:
     """Yield the datasets inside wrappers such as ConcatDataset and RepeatDataset."""
+    dataset = getattr(dataset, "inner", dataset)  # of `SeededSamples`
     inner = getattr(dataset, "datasets", None) or [getattr(dataset, "dataset", None)]
     for part in inner:
         yield from [dataset] if part is None else _inner_datasets(part)

@@ -1,4 +1,4 @@
-"""What every run under test starts from."""
+"""The environment of runs under test."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.engine.runs import LAUNCHER
 
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch):
-    """A launcher's variables are the test's own, and are put back whatever a tool sets."""
+    """Remove a launcher's variables, and restore them after the test."""
     restarts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     for name in (*LAUNCHER, *restarts, "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "")

@@ -1,4 +1,4 @@
-"""torchrun's agent, with two workers that it forks: `elastic.py RESTARTS SCRIPT [ARGUMENTS]`."""
+"""torchrun's agent with two forked workers: `elastic.py RESTARTS SCRIPT [ARGUMENTS]`."""
 
 import runpy
 import sys

@@ -1,4 +1,4 @@
-"""Hooks for runs under test; a config names this module in `custom_imports`."""
+"""Hooks for runs under test, registered by `custom_imports` of their configs."""
 
 import os
 import signal
@@ -24,8 +24,29 @@ class RecordLoss(Hook):
 
 
 @HOOKS.register_module()
+class RecordStatistics(Hook):
+    """Append 'train sum' or 'val sum' of this process's running means to `<path>.<rank>`."""
+
+    priority = "LOWEST"
+
+    def __init__(self, path: str):
+        self.path = path
+
+    def _record(self, runner, kind):
+        means = [b for n, b in runner.model.named_buffers() if n.endswith("running_mean")]
+        with Path(f"{self.path}.{get_rank()}").open("a") as file:
+            file.write(f"{kind} {sum(m.double().sum().item() for m in means):.17g}\n")
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        self._record(runner, "train")
+
+    def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self._record(runner, "val")
+
+
+@HOOKS.register_module()
 class KillWhileSaving(Hook):
-    """SIGKILL `delay` seconds into the saving of iteration `iteration`'s checkpoint."""
+    """Send SIGKILL `delay` seconds after saving at iteration `iteration` has started."""
 
     def __init__(self, iteration: int, delay: float):
         self.iteration, self.delay = iteration, delay
@@ -36,7 +57,7 @@ class KillWhileSaving(Hook):
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         if runner.iter + 1 > self.iteration:
-            time.sleep(60)  # the kill came late: the iteration after the checkpoint must not end
+            time.sleep(60)  # a late kill must not let the next iteration end
 
 
 @HOOKS.register_module()
@@ -57,7 +78,7 @@ class SpoilLossAt(Hook):
 
 
 class _At(Hook):
-    """Acts at `point` of iteration `iteration` in process `rank`; not after a restart."""
+    """Acts at `point` of iteration `iteration` in process `rank`, but not after a restart."""
 
     def __init__(self, iteration: int, point: str = "after_train_iter", rank: int = 0):
         self.iteration, self.point, self.rank = iteration, point, rank
@@ -71,12 +92,12 @@ class _At(Hook):
 
 
 class Crash(Exception):
-    """What `CrashAt` raises."""
+    """The error of `CrashAt`."""
 
 
 @HOOKS.register_module()
 class CrashAt(_At):
-    """Raise `Crash`; where nothing else is said, before anything is saved at the iteration."""
+    """Raise `Crash`; by default before anything is saved at the iteration."""
 
     def act(self):
         raise Crash
@@ -92,7 +113,7 @@ class SignalAt(_At):
 
     def before_run(self, runner):
         if self.group:
-            os.setpgrp()  # the workers to come are in it, the test is not
+            os.setpgrp()  # with the workers to come, without the test
 
     def act(self):
         (os.killpg if self.group else os.kill)(os.getpid(), self.number)

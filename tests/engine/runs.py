@@ -1,4 +1,4 @@
-"""Tiny runs: a few images on disk, a config of seconds, and the tools as a user starts them."""
+"""Runs of a few seconds: images, a config, and the tools as a user starts them."""
 
 import itertools
 import multiprocessing
@@ -17,13 +17,13 @@ from mmseg_ext.commands.train import main as train
 from tests.configs import CONFIGS
 
 ROOT = CONFIGS.parent
-SIZE = 32  # pixels of the images' sides
+SIZE = 32  # height and width of the images
 CLASSES = 3
-LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # what one sets in the environment
+LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # environment variables of a process
 
 
 def write_images(root: Path, count: int = 8) -> None:
-    """`count` noisy images whose classes are bands of brightness, and their label maps."""
+    """Write `count` noisy images, whose classes differ in brightness, and their label maps."""
     random = np.random.RandomState(0)
     for folder in ("images", "labels"):
         (root / folder).mkdir(parents=True)
@@ -107,7 +107,7 @@ auto_scale_lr = dict(enable=False, base_batch_size=4)
 
 
 def write_config(folder: Path, extra: str = "", name: str = "tiny.py") -> Path:
-    """A config in `folder` that trains a small FCN on images in `folder/data`; `extra` ends it."""
+    """Write a config that trains a small FCN on images in `folder/data`, ending with `extra`."""
     if not (folder / "data").exists():
         write_images(folder / "data")
     text = _CONFIG.format(
@@ -124,7 +124,7 @@ def write_config(folder: Path, extra: str = "", name: str = "tiny.py") -> Path:
 def run(
     *command: str | Path, folder: Path = ROOT, **environment: str
 ) -> subprocess.CompletedProcess:
-    """A command in a fresh process with the repository importable; nothing of a launcher set."""
+    """Run a command in a new process, with the repository importable and no launcher set."""
     env = {k: v for k, v in os.environ.items() if k not in LAUNCHER}
     env |= {"PYTHONPATH": str(ROOT), "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
@@ -137,8 +137,8 @@ def run(
     )
 
 
-# Processes that need no second import of the stack: a server that holds it forks them. It must not
-# touch CUDA, which does not survive a fork; the driver's library can say whether there is a GPU.
+# A server that has imported the stack forks processes, which saves their imports. It must not touch
+# CUDA, which does not survive a fork; with this variable torch asks the driver for GPUs instead.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 _SERVER = multiprocessing.get_context("spawn" if os.name == "nt" else "forkserver")
 if os.name != "nt":
@@ -146,7 +146,7 @@ if os.name != "nt":
 
 
 def _script(words: list[str], folder: Path, environment: dict[str, str], printed: Path) -> None:
-    """`python <words>` in `folder`; what it prints goes to the files `printed`.1 and .2."""
+    """Run `python <words>` in `folder`, with its output in the files `printed`.1 and .2."""
     for number in (1, 2):
         os.dup2(os.open(f"{printed}.{number}", os.O_WRONLY | os.O_CREAT), number)
     os.chdir(folder)
@@ -160,10 +160,10 @@ def _script(words: list[str], folder: Path, environment: dict[str, str], printed
 def run_script(
     script: str | Path, *arguments: str | Path, folder: Path = ROOT, ranks: int = 0, **environment
 ) -> subprocess.CompletedProcess:
-    """`python <script> <arguments>` in `folder`.
+    """Run `python <script> <arguments>` in `folder`.
 
-    With `ranks`, as many processes as torchrun starts them; the status is of one that failed, if
-    any did, and the output that of all.
+    With `ranks`, start as many processes as torchrun does. The status is that of the first failed
+    process, and the output that of all processes.
     """
     base = {k: v for k, v in os.environ.items() if k not in LAUNCHER}
     base |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
@@ -191,7 +191,7 @@ def run_script(
 
 
 def run_tool(tool: str, *arguments: str | Path, ranks: int = 0) -> subprocess.CompletedProcess:
-    """`python tools/<tool> <arguments>`; `ranks` processes of it talk over gloo."""
+    """Run `python tools/<tool> <arguments>`, with `ranks` in that many processes over gloo."""
     launcher = ("--launcher", "pytorch") if ranks else ()
     return run_script(ROOT / "tools" / tool, *arguments, *launcher, ranks=ranks)
 
@@ -200,18 +200,18 @@ _NUMBERS = itertools.count()
 
 
 def train_words(config: Path, work: Path, *options: str, flags: tuple[str, ...] = ()) -> list[str]:
-    """train.py's command line; a run's visualizer is its own, as in a process of its own."""
+    """Return the arguments of train.py, with a visualizer that no other run of the process has."""
     own = f"visualizer.name=run{next(_NUMBERS)}"
     return [str(config), "--work-dir", str(work), *flags, "--cfg-options", own, *options]
 
 
 def train_here(config: Path, work: Path, *options: str, flags: tuple[str, ...] = ()) -> None:
-    """What train.py does, in this process."""
+    """Run train.py in this process."""
     train(train_words(config, work, *options, flags=flags))
 
 
 def log_text(work: Path) -> str:
-    """The text logs of all starts in a work directory, the oldest first."""
+    """Return the text logs of all starts in a work directory, the oldest first."""
     return "".join(path.read_text() for path in sorted(work.glob("2*/*.log")))
 
 
@@ -222,7 +222,7 @@ def free_port() -> str:
 
 
 def recorded(path: Path) -> dict[int, float]:
-    """Iteration -> loss, as `RecordLoss` wrote them; a repeated iteration is an error."""
+    """Return iteration -> loss, as `RecordLoss` wrote them; fail for a repeated iteration."""
     pairs = [line.split() for line in path.read_text().splitlines()]
     losses = {int(iteration): float(loss) for iteration, loss in pairs}
     assert len(losses) == len(pairs), f"{path}: an iteration was run twice"

@@ -1,4 +1,4 @@
-"""What the server of `runs.run_script` holds: all that a tool imports, and nothing built of it."""
+"""Imports for the server of `runs.run_script`: the modules of the tools, and no instances."""
 
 import gc
 

@@ -1,12 +1,12 @@
-"""Comparing runs to the last bit, and the parts of a config that make it hard."""
+"""Compare runs bit by bit, with config parts that use random numbers and state."""
 
 import json
 from pathlib import Path
 
 import torch
 
-# Random draws wherever a run has them: augmentation, dropout, shuffling; and two kinds of state
-# beside the weights, momentum with a rate that changes and an average of the weights.
+# Random draws in augmentation, dropout and shuffling, and two kinds of state besides the weights:
+# momentum with a changing rate, and an average of the weights.
 RANDOM = """
 augmented = [
     *load[:2],
@@ -29,7 +29,7 @@ default_hooks["checkpoint"]["save_best"] = None
 
 
 def logged(work_dir: Path) -> dict[int, dict[str, float]]:
-    """Iteration -> what the log file of scalars says of it, times apart; later lines win."""
+    """Return iteration -> logged scalars without times; later lines win."""
     rows = {}
     for path in sorted(work_dir.glob("2*/vis_data/scalars.json")):
         for line in path.read_text().splitlines():
@@ -40,7 +40,7 @@ def logged(work_dir: Path) -> dict[int, dict[str, float]]:
 
 
 def assert_same(one: object, two: object, where: str = "") -> int:
-    """Equality to the last bit of nested containers of tensors; the number of values compared."""
+    """Compare nested containers of tensors bit by bit; return the number of compared values."""
     assert type(one) is type(two), where
     if isinstance(one, torch.Tensor):
         assert one.dtype == two.dtype and torch.equal(one, two), where
@@ -60,7 +60,7 @@ STATE = ("state_dict", "optimizer", "ema_state_dict", "param_schedulers", "proce
 
 
 def assert_same_runs(one: Path, two: Path, iteration: int, state=STATE) -> None:
-    """Equal weights, optimizer, averages, schedulers, random streams and logged losses."""
+    """Compare weights, optimizer, averages, schedulers, random state and logged losses."""
     ours, theirs = (
         torch.load(work / f"iter_{iteration}.pth", weights_only=True) for work in (one, two)
     )

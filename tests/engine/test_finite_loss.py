@@ -1,11 +1,12 @@
-"""A loss that is no number stops the run before the step, and says where it came from."""
+"""Losses and gradients that are not finite stop the run before the step."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from mmengine.optim import OptimWrapper
+from mmengine import dist
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from PIL import Image
 
 from mmseg_ext.checkpoint.files import read_checkpoint
@@ -18,8 +19,8 @@ from tests.engine.runs import SIZE, log_text, train_here, train_words, write_con
 from tests.engine.states import UNVALIDATED
 
 
-def test_it_stops_before_the_step_and_names_the_images(tmp_path):
-    """Iteration 6 of batches of 4 of 8 images in their order: images 4 to 7."""
+def test_a_run_stops_before_the_step_and_names_the_images(tmp_path):
+    """Iteration 6 of batches of 4 out of 8 images in order: images 4 to 7."""
     spoil = "custom_hooks = [dict(type='SpoilLossAt', iteration=6, value=float('nan'))]\n"
     config = write_config(tmp_path, UNVALIDATED + spoil)
     runner = runner_of(train_parser().parse_args(train_words(config, tmp_path / "work")))
@@ -46,7 +47,7 @@ def test_it_stops_before_the_step_and_names_the_images(tmp_path):
 
 
 class Run:
-    """The parts of a Runner that the hook looks at: a weight of 1, trained by a real wrapper."""
+    """The parts of a Runner that the hook uses: a weight of 1, trained by a real wrapper."""
 
     def __init__(self, kind=OptimWrapper, **settings):
         self.weight = torch.nn.Parameter(torch.ones(1))
@@ -55,7 +56,7 @@ class Run:
         self.iter = 0
 
     def go(self, hook, values):
-        """One iteration for each of `values`, which the loss is multiplied with."""
+        """Run one iteration for each of `values`, which multiply the loss."""
         if self.iter == 0:
             hook.before_train(self)
         for value in values:
@@ -64,10 +65,13 @@ class Run:
             self.iter += 1
 
 
-def test_steps_skipped_by_the_scaler_are_no_failure_until_too_many_in_a_row():
-    """Float16's gradient scaler, which runs on the CPU for this."""
+@pytest.mark.parametrize("fused", [False, True])
+def test_too_many_skipped_steps_in_a_row_stop_the_run(fused):
+    """float16's gradient scaler, on the CPU; fused optimizers skip the step themselves."""
     run, hook, nan = Run(PortableAmpOptimWrapper), FiniteLossHook(max_skipped=3), math.nan
     run.optim_wrapper.loss_scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    if fused:
+        run.optim_wrapper.optimizer = torch.optim.SGD([run.weight], lr=0.1, fused=True)
     run.go(hook, [1, nan, nan, nan, 1, nan, nan, nan])
     np.testing.assert_allclose(run.weight.item(), 1 - 2 * 0.1, rtol=1e-6)
     assert run.optim_wrapper.loss_scaler.get_scale() == 2.0 ** (10 - 6)
@@ -75,8 +79,47 @@ def test_steps_skipped_by_the_scaler_are_no_failure_until_too_many_in_a_row():
         run.go(hook, [nan])
 
 
+def test_several_optimizers():
+    """One wrapper per part, as for GANs: each is checked before its own step."""
+    run, hook = Run(), FiniteLossHook()
+    other = Run()
+    wrappers = run.optim_wrapper, other.optim_wrapper
+    run.optim_wrapper = OptimWrapperDict(one=wrappers[0], two=wrappers[1])
+    hook.before_train(run)
+    for wrapper, weight in zip(wrappers, (run.weight, other.weight), strict=True):
+        wrapper.update_params(weight.sum())
+    with pytest.raises(RunError, match="nan at iteration 1;"):
+        wrappers[1].update_params(other.weight.sum() * math.nan)
+    assert run.weight.item() == other.weight.item() == pytest.approx(0.9)
+
+
+def test_a_loss_of_another_process_stops_all(monkeypatch):
+    """An infinite loss can have finite gradients, so only its own process would see it."""
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "all_reduce", lambda flag, operation: flag.fill_(1))
+    monkeypatch.setattr(dist, "all_gather_object", lambda own: [own, "the loss is inf there"])
+    run = Run()
+    with pytest.raises(RunError, match="the loss is inf there"):
+        run.go(FiniteLossHook(), [1])
+    assert run.weight.item() == 1
+
+
+def test_a_bfloat16_run_continues_in_float16():
+    """Its checkpoint contains an empty scaler state, which GradScaler refuses."""
+    wrapper = Run(PortableAmpOptimWrapper).optim_wrapper
+    saved = wrapper.state_dict()
+    assert saved["loss_scaler"] == {}
+    wrapper.loss_scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    wrapper.load_state_dict(saved)
+    assert wrapper.loss_scaler.get_scale() == 8
+    saved = wrapper.state_dict()
+    wrapper.loss_scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    wrapper.load_state_dict(saved)
+    assert wrapper.loss_scaler.get_scale() == 8
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_finite_loss_with_such_a_gradient_stops_too(value):
+def test_a_gradient_that_is_not_finite_stops_the_run(value):
     run, hook = Run(), FiniteLossHook()
     run.go(hook, [1])
     run.weight.register_hook(lambda gradient: gradient * value)
@@ -85,7 +128,7 @@ def test_a_finite_loss_with_such_a_gradient_stops_too(value):
     assert run.weight.item() == pytest.approx(0.9)
 
 
-def test_every_batch_of_an_accumulation_is_looked_at():
+def test_every_batch_of_an_accumulation_is_checked():
     run = Run(PortableAmpOptimWrapper, accumulative_counts=3, dtype="bfloat16")
     hook = FiniteLossHook()
     run.go(hook, [1, 1, 1, 1, math.inf])
@@ -95,7 +138,7 @@ def test_every_batch_of_an_accumulation_is_looked_at():
     assert run.weight.item() == after
 
 
-def test_arguments():
+def test_arguments_of_the_wrapper():
     with pytest.raises(ValueError, match="float64"):
         Run(PortableAmpOptimWrapper, dtype="float64")
     with pytest.raises(ValueError, match="loss_scale must be 'dynamic'"):
@@ -107,9 +150,9 @@ def test_arguments():
 
 
 def test_batches_without_a_label_are_a_warning(tmp_path):
-    """All pixels are ignored: loss 0 and accuracy 100, which nothing else tells."""
+    """If all pixels are ignored, the loss is 0 and the accuracy 100."""
     config = write_config(tmp_path, UNVALIDATED)
     for path in (tmp_path / "data" / "labels").iterdir():
         Image.new("L", (SIZE, SIZE), 255).save(path)
     train_here(config, tmp_path / "work", "train_cfg.max_iters=4")
-    assert log_text(tmp_path / "work").count("loss of the first 3 iterations is exactly 0") == 1
+    assert log_text(tmp_path / "work").count("the loss of the first 3 iterations is exactly 0") == 1

@@ -1,4 +1,4 @@
-"""The first 20 losses of the demo's config, against a file of them."""
+"""The first 20 losses of the demo's config equal those in a file."""
 
 from pathlib import Path
 
@@ -11,13 +11,13 @@ from tests.engine.runs import recorded
 
 GOLDEN = Path(__file__).parents[1] / "data/golden/ea_r18_shapes.txt"
 # Relative, per loss. Rounding differs between machines and grows with the iterations: two threads
-# instead of one moved the losses by 1e-7 at first and by up to 9e-4 later. Five times that is
-# allowed; another seed moves every loss by 0.8 to 14 per cent.
+# instead of one changed the losses by 1e-7 at first and by up to 9e-4 later. The tolerance is five
+# times that; another seed changes every loss by 0.8 to 14 %.
 TOLERANCE = 5e-3
 
 
 def demo_losses(folder: Path) -> np.ndarray:
-    """The losses of 20 iterations of configs/ea_r18_shapes.py on a small generated data set."""
+    """Return the losses of 20 iterations of configs/ea_r18_shapes.py on a small dataset."""
     recipe = {"seed": 0, "train": 32, "val": 8, "size": 128}
     text = f"""
 _base_ = [{str(CONFIGS / "ea_r18_shapes.py")!r}]
@@ -39,7 +39,7 @@ env_cfg = dict(cudnn_benchmark=False)
     return np.array(list(recorded(folder / "loss.0").values()))
 
 
-def test_losses_are_those_of_the_file(tmp_path):
+def test_losses_equal_the_file(tmp_path):
     golden = np.loadtxt(GOLDEN)
     assert golden.shape == (20, 2)
     torch.use_deterministic_algorithms(True)

@@ -1,4 +1,4 @@
-"""The optimizer groups and learning rates of the published VOC training, at every iteration."""
+"""The optimizer groups and learning rates of the published VOC training."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ LR, ITERATIONS, POWER = 9e-3, 45000, 0.9
 
 
 def published_rates(iterations: int) -> list[tuple[float, float, float]]:
-    """The rates of the groups 1x, 1y, 2x at each iteration, by the published loop's own steps."""
+    """Return the rates of the groups 1x, 1y, 2x at each iteration, as the published loop does."""
     groups = [LR, LR, 2 * LR]
     rates = []
     for iteration in range(iterations + 1):
@@ -73,7 +73,7 @@ def test_unknown_key_is_refused(config):
 
 
 def test_rates_of_every_iteration(config):
-    """All 45,001 iterations, among them the last, whose rate is zero."""
+    """All 45,001 iterations, including the last, whose rate is zero."""
     (scheduler_config,) = config.param_scheduler
     assert config.train_cfg.max_iters == ITERATIONS + 1
     optimizer = build_optim_wrapper(tiny_model(), config.optim_wrapper).optimizer

@@ -26,7 +26,7 @@ from tests.engine.states import assert_same
 
 
 class Numbers:
-    """A dataset of random numbers: what a sample draws, from each of the three streams."""
+    """A dataset whose samples are random numbers from the three generators."""
 
     def __len__(self):
         return 7
@@ -42,7 +42,7 @@ def taken(sampler, count):
     return [next(iterator) for _ in range(count)]
 
 
-def test_the_stream_from_any_position_is_its_rest():
+def test_the_stream_can_start_at_any_position():
     whole = taken(PositionedInfiniteSampler(Numbers(), seed=3), 40)
     for start in (0, 1, 6, 7, 8, 33):
         sampler = PositionedInfiniteSampler(Numbers(), seed=3)
@@ -58,7 +58,7 @@ def test_the_stream_from_any_position_is_its_rest():
     assert taken(PositionedInfiniteSampler(Numbers(), shuffle=False, seed=3), 9)[6:] == [6, 0, 1]
 
 
-def test_processes_share_the_stream_of_one():
+def test_processes_share_one_stream():
     whole = taken(PositionedInfiniteSampler(Numbers(), seed=3), 30)
     for rank in range(3):
         sampler = PositionedInfiniteSampler(Numbers(), seed=3)
@@ -68,7 +68,7 @@ def test_processes_share_the_stream_of_one():
         assert [i.seed for i in part] == [i.seed for i in whole[rank::3]]
 
 
-def test_draws_follow_the_seed_and_leave_the_streams_alone():
+def test_samples_draw_from_their_seed_only():
     samples = SeededSamples(Numbers())
     torch.manual_seed(0)
     before = random_state()
@@ -77,7 +77,7 @@ def test_draws_follow_the_seed_and_leave_the_streams_alone():
     assert first == again
     assert first[0] == 2
     assert all(a != b for a, b in zip(first[1:], other[1:], strict=True))
-    plain = samples[2]  # an index without a seed draws from the global streams
+    plain = samples[2]  # an index without a seed uses the global generators
     set_random_state(before)
     assert samples[2] == plain
     with seeded(2**63 - 1):  # the largest
@@ -129,7 +129,7 @@ def test_a_batch_sampler_with_its_own_batch_size():
         "batch_sampler": {"type": "OwnBatchSampler", "batch_size": 2},
     }
     loader = DurableRunner.build_dataloader(ConfigDict(settings), seed=3)
-    assert [len(batch) for batch, _ in zip(loader, range(2), strict=False)] == [2, 2]
+    assert [len(batch[0]) for batch, _ in zip(loader, range(2), strict=False)] == [2, 2]
     assert isinstance(loader.batch_sampler.sampler, PositionedInfiniteSampler)
 
 

@@ -1,4 +1,4 @@
-"""Two processes over gloo, one of them killed: torchrun starts both again, nothing is lost."""
+"""Two processes over gloo: torchrun restarts both after one was killed, without losses."""
 
 import json
 
@@ -15,8 +15,8 @@ test.__test__ = False
 
 
 @pytest.mark.distributed
-def test_a_killed_process_is_started_again_and_the_run_is_the_same(tmp_path):
-    """SIGKILL of process 1 after iteration 7 of 8; no --resume on the command line."""
+def test_a_run_with_a_killed_process_restarts_exactly(tmp_path):
+    """SIGKILL to process 1 after iteration 7 of 8, without --resume on the command line."""
     hooks = "custom_hooks += [dict(type='SignalAt', iteration=7, rank=1, number=9)]\n"
     whole, killed = (
         train_words(
@@ -35,8 +35,8 @@ def test_a_killed_process_is_started_again_and_the_run_is_the_same(tmp_path):
     assert "resumed epoch: 0, iter: 4" in log_text(tmp_path / "killed")
     assert_same_runs(tmp_path / "killed", tmp_path / "whole", 8)
 
-    # Two evaluations of that checkpoint, and one in two processes: equal to the last digit. Of the
-    # five images one process gets two and a repeated one, which must not count.
+    # Two tests of that checkpoint, and a test in two processes, give the same scores. One process
+    # gets two of the five images and a repeated one, which must not count.
     five = "test_dataloader = {**val_dataloader, 'dataset': {**dataset, 'indices': 5}}\n"
     config, metrics = write_config(tmp_path, RANDOM + five, "tested.py"), []
     for name in ("once", "again", "both"):
@@ -55,8 +55,8 @@ def test_a_killed_process_is_started_again_and_the_run_is_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])
-def test_a_restarted_run_resumes_by_itself(tmp_path, monkeypatch, name):
-    """Also one that was started from other weights: its own come first."""
+def test_a_restarted_run_resumes_automatically(tmp_path, monkeypatch, name):
+    """Its own checkpoints come before `load_from`."""
     config, work = write_config(tmp_path, UNVALIDATED), tmp_path / "work"
     start = tmp_path / "start.pth"
     torch.save({}, start)

@@ -1,22 +1,28 @@
-"""What a run is made of: written at its start, and shown without it."""
+"""The record of a run: written at its start, and printed by print_config."""
 
 import json
 import re
+from types import SimpleNamespace
 
+import pytest
 import torch
 from mmengine.config import Config
+from mmengine.dataset import ConcatDataset
+from mmseg.datasets import PascalVOCDataset
+from torch import nn
 
 import mmseg_ext
 from mmseg_ext.commands.print_config import main as print_config
 from mmseg_ext.commands.train import main as train
-from mmseg_ext.engine.run_record import git_commit
+from mmseg_ext.engine.randomness import SeededSamples
+from mmseg_ext.engine.run_record import git_commit, initial_weights, uses_large_dataset
 from tests.engine.runs import ROOT, write_config
 from tests.engine.states import UNVALIDATED
 
 FLAGS = ["--auto-scale-lr", "--amp", "--cfg-options", "optim_wrapper.accumulative_counts=3"]
 
 
-def test_the_record_of_a_run_and_what_print_config_shows(tmp_path, capsys):
+def test_the_record_equals_the_output_of_print_config(tmp_path, capsys):
     config, work = write_config(tmp_path, UNVALIDATED), tmp_path / "work"
     line = [str(config), "--work-dir", str(work), *FLAGS, "train_cfg.max_iters=1"]
     print_config(line)
@@ -60,8 +66,8 @@ def test_print_config_counts_processes(tmp_path, capsys):
     assert '"effective_batch": 32' in capsys.readouterr().out
 
 
-def test_the_commit_is_this_projects_or_unknown(tmp_path, monkeypatch):
-    """An installed package may lie in the checkout of another project."""
+def test_the_commit_is_of_this_project_or_unknown(tmp_path, monkeypatch):
+    """An installed package may be inside the checkout of another project."""
     if (ROOT / ".git").exists():
         assert re.fullmatch("[0-9a-f]{40}(-dirty)?", git_commit())
     installed = ROOT / "env/site-packages/mmseg_ext/__init__.py"
@@ -70,3 +76,43 @@ def test_the_commit_is_this_projects_or_unknown(tmp_path, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setenv("PATH", str(tmp_path))  # no git there
     assert git_commit() == "unknown"
+
+
+PRETRAINED = [{"type": "Constant"}, {"type": "Pretrained", "checkpoint": "weights.pth"}]
+
+
+@pytest.mark.parametrize(
+    ("init_cfg", "backbone", "load_from", "iteration", "expected"),
+    [
+        ({"type": "Kaiming"}, {}, None, 0, None),
+        (None, {}, None, 0, None),
+        (PRETRAINED, {}, None, 0, "weights.pth"),
+        (PRETRAINED[1], {}, None, 0, "weights.pth"),
+        (PRETRAINED, {}, "other.pth", 0, "other.pth"),
+        (None, {"pretrained": True}, None, 0, "pretrained=True"),
+        (None, {}, None, 1, "the resumed checkpoint"),
+    ],
+)
+def test_initial_weights(init_cfg, backbone, load_from, iteration, expected):
+    model = nn.Module()
+    model.backbone = nn.Module()
+    model.backbone.init_cfg = init_cfg
+    cfg = Config({"model": {"backbone": backbone}, "load_from": load_from})
+    assert initial_weights(SimpleNamespace(cfg=cfg, model=model, iter=iteration)) == expected
+
+
+def test_random_weights_are_a_warning_for_large_datasets(tmp_path):
+    """VOC in a wrapper counts; the same class with other classes, or another dataset, does not."""
+    images, plain = tmp_path / "images", {"serialize_data": False}
+    images.mkdir()
+    (tmp_path / "list.txt").write_text("a\n")
+    plain |= {"data_root": str(tmp_path), "data_prefix": {"img_path": "images"}}
+    voc = PascalVOCDataset(ann_file="list.txt", **plain)
+    own = PascalVOCDataset(ann_file="list.txt", metainfo={"classes": ("cat", "dog")}, **plain)
+
+    def used(dataset):
+        loader = SimpleNamespace(dataset=SeededSamples(dataset))
+        return uses_large_dataset(SimpleNamespace(train_dataloader=loader))
+
+    assert used(voc) and used(ConcatDataset([own, voc], ignore_keys=["classes", "palette"]))
+    assert not used(own)

@@ -1,9 +1,10 @@
-"""SIGTERM, SIGUSR1, Ctrl-C: everything saved, a message, status 0, a resume that loses nothing."""
+"""SIGTERM, SIGUSR1 and Ctrl-C save a checkpoint and end the run with status 0."""
 
 import signal
 
 import pytest
 
+from tests.engine.run_hooks import Crash
 from tests.engine.runs import log_text, run_tool, train_here, train_words, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs
 
@@ -11,7 +12,7 @@ SHORT = "train_cfg.max_iters=6"
 
 
 def config_of(folder, extra, *signals, iteration=3, point="before_train_iter"):
-    """A config whose run gets the signals `signals` there."""
+    """Write a config whose run receives `signals` at this point of this iteration."""
     hook = f"dict(type='SignalAt', iteration={iteration}, point={point!r}, {{}})"
     hooks = ", ".join(hook.format(signal) for signal in signals)
     return write_config(folder, f"{extra}custom_hooks += [{hooks}]\n", "signal.py")
@@ -22,7 +23,7 @@ NO_HOOKS = UNVALIDATED + "custom_hooks = []\n"
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
 def test_a_signal_saves_and_ends_with_status_0(tmp_path, name):
-    """At iteration 3, out of turn: the resumed run is the whole run to the last bit."""
+    """At iteration 3, between two regular checkpoints; the resumed run is exact."""
     number, work = int(getattr(signal, name)), tmp_path / "work"
     before = signal.getsignal(number)
     with pytest.raises(SystemExit) as end:
@@ -37,11 +38,19 @@ def test_a_signal_saves_and_ends_with_status_0(tmp_path, name):
         assert_same_runs(work, tmp_path / "whole", 6)
 
 
-def test_without_a_checkpoint_hook_the_message_says_that_nothing_is_saved(tmp_path):
+def test_without_a_checkpoint_hook_the_status_is_1(tmp_path):
     hooks = NO_HOOKS + "default_hooks['checkpoint'] = None\n"
     with pytest.raises(SystemExit) as end:
         train_here(config_of(tmp_path, hooks, "number=15"), tmp_path / "work", SHORT)
     assert "stopped after iteration 3" in end.value.code
+
+
+def test_a_failed_run_restores_the_handlers(tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    crash = f"{UNVALIDATED}custom_hooks = [dict(type='CrashAt', iteration=2)]\n"
+    with pytest.raises(Crash):
+        train_here(write_config(tmp_path, crash), tmp_path / "work", SHORT)
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path):
@@ -50,7 +59,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
     assert not list((tmp_path / "work").glob("*.pth"))
 
 
-def test_during_validation_it_ends_at_once_where_the_checkpoint_is_there(tmp_path):
+def test_during_validation_a_saved_run_ends_at_once(tmp_path):
     often = "default_hooks['checkpoint']['interval'] = train_cfg['val_interval'] = 2\n"
     where = {"iteration": 2, "point": "before_val_iter"}
     config = config_of(tmp_path, f"custom_hooks = []\n{often}", "number=15", **where)
@@ -66,7 +75,7 @@ def test_during_validation_it_ends_at_once_where_the_checkpoint_is_there(tmp_pat
     ids=["with its workers", "the first of two processes"],
 )
 def test_a_signal_to_several_processes_or_to_one_of_them(tmp_path, ranks, group):
-    """A job's workers get it too (Slurm, a terminal); of two processes one gets it, both end."""
+    """The loader's workers get the signal too; of two processes only one gets it."""
     config = config_of(tmp_path, NO_HOOKS, f"number=15, group={group}")
     loader = ("train_dataloader.batch_size=2", f"train_dataloader.num_workers={2 * group}")
     words = train_words(config, tmp_path / "work", SHORT, *loader)

@@ -1,4 +1,4 @@
-"""What a run does with its work directory, and with what it finds there."""
+"""Work directories: files of other runs, the lock, and repeated validations."""
 
 import errno
 import fcntl
@@ -32,8 +32,8 @@ def go(config: Path, work: Path, *options: str, resume: bool = False) -> None:
 # ---------------------------------------------------------------------- files of others
 
 
-def test_what_a_checkpoint_names_is_not_removed(tmp_path):
-    """The older best and the older ones of a crafted checkpoint: somebody else's files."""
+def test_paths_in_a_checkpoint_are_not_removed(tmp_path):
+    """A crafted checkpoint names other files as the older best and as older checkpoints."""
     config, work = write_config(tmp_path, VALIDATED), tmp_path / "work"
     go(config, work, "train_cfg.max_iters=4")
     precious = [tmp_path / "best_mIoU_iter_4.pth", tmp_path / "iter_x.pth"]
@@ -51,7 +51,7 @@ def test_what_a_checkpoint_names_is_not_removed(tmp_path):
     assert [path.read_bytes() for path in precious] == [b"precious"] * 2
 
 
-def test_a_copied_work_directory_leaves_the_original_alone(tmp_path):
+def test_a_copied_work_directory_does_not_change_the_original(tmp_path):
     config, work, copy = write_config(tmp_path, VALIDATED), tmp_path / "work", tmp_path / "copy"
     go(config, work, "train_cfg.max_iters=4")
     shutil.copytree(work, copy)
@@ -78,8 +78,8 @@ def test_weights_alone_cannot_be_resumed(tmp_path):
 # ---------------------------------------------------------------------- runs in one folder
 
 
-def test_an_older_runs_checkpoints_are_left_alone(tmp_path):
-    """A new run that ended before its first checkpoint does not go on from theirs."""
+def test_a_new_run_does_not_resume_from_an_older_run(tmp_path):
+    """Also if it ended before its first checkpoint."""
     config, work = write_config(tmp_path, UNVALIDATED), tmp_path / "work"
     crash = "custom_hooks = [dict(type='CrashAt', iteration=2)]\n"
     crashing = write_config(tmp_path, UNVALIDATED + crash, "crashing.py")
@@ -95,7 +95,7 @@ def test_an_older_runs_checkpoints_are_left_alone(tmp_path):
     go(config, work, "train_cfg.max_iters=5", resume=True)
     assert "resumed epoch: 0, iter: 4" in log_text(work)
     go(config, work, f"load_from={work / 'iter_8.pth'}", "train_cfg.max_iters=9", resume=True)
-    assert "resumed epoch: 0, iter: 8" in log_text(work)  # asked for by name
+    assert "resumed epoch: 0, iter: 8" in log_text(work)  # named explicitly
 
 
 def hold(work: Path, held) -> None:
@@ -171,7 +171,7 @@ def undisturbed(tmp_path_factory):
 
 
 def validations(work: Path) -> dict[int, dict[str, float]]:
-    """Iteration -> scores; of a validation that ran twice, both must be the same."""
+    """Return iteration -> scores; a repeated validation must have the same scores."""
     found: dict[int, dict[str, float]] = {}
     for path in sorted(work.glob("2*/vis_data/scalars.json")):
         for row in map(json.loads, path.read_text().splitlines()):
@@ -183,9 +183,9 @@ def validations(work: Path) -> dict[int, dict[str, float]]:
 
 @pytest.mark.parametrize(("iteration", "point"), [(4, "before_val_iter"), (12, "after_val_epoch")])
 def test_a_lost_validation_runs_again(undisturbed, tmp_path, iteration, point):
-    """So that the best checkpoint and the scores are the undisturbed run's.
+    """The best checkpoint and the scores equal those of an uninterrupted run.
 
-    The hook's priority is after the logger's and before the checkpoint hook's.
+    The hook runs after the logger and before the checkpoint hook.
     """
     shutil.copytree(undisturbed / "data", tmp_path / "data")
     where = f"iteration={iteration}, point={point!r}, priority='LOW'"
@@ -193,7 +193,7 @@ def test_a_lost_validation_runs_again(undisturbed, tmp_path, iteration, point):
     config, work = write_config(tmp_path, RANDOM + VALIDATED + hook, "cut.py"), tmp_path / "work"
     with pytest.raises(Crash):
         go(config, work, "train_cfg.max_iters=12")
-    orphan = work / "best_mIoU_iter_2.pth"  # as a run leaves it that ends before it is recorded
+    orphan = work / "best_mIoU_iter_2.pth"  # left by a run that was killed before it recorded it
     shutil.copy(work / f"iter_{iteration}.pth", orphan)
     whole = write_config(tmp_path, RANDOM + VALIDATED, "whole.py")
     go(whole, work, "train_cfg.max_iters=12", resume=True)
@@ -201,21 +201,42 @@ def test_a_lost_validation_runs_again(undisturbed, tmp_path, iteration, point):
     assert ours == theirs
     assert validations(work) == validations(undisturbed / "work")
     assert len(validations(work)) == 3
+    files = set(work.glob("2*/vis_data/scalars.json"))
+    go(whole, work, "train_cfg.max_iters=12", resume=True)  # the last validation is done
+    assert set(work.glob("2*/vis_data/scalars.json")) == files
     assert_same_runs(work, undisturbed / "work", 12)
     (best,) = (w for w in ours if w.startswith("best"))
     read = [read_checkpoint(w / best)["state_dict"] for w in (work, undisturbed / "work")]
     assert_same(dict(read[0]), dict(read[1]))
 
 
+def test_a_saved_validation_does_not_run_again(tmp_path):
+    """The best checkpoint is saved after its validation."""
+    config, work = write_config(tmp_path, VALIDATED), tmp_path / "work"
+    go(config, work, "train_cfg.max_iters=4")
+    best = f"load_from={work / 'best_mIoU_iter_4.pth'}"
+    go(config, tmp_path / "new", best, "train_cfg.max_iters=5", resume=True)
+    assert list(validations(tmp_path / "new")) == [5]
+
+
 @pytest.mark.distributed
-def test_two_processes_log_the_score_of_what_they_save(tmp_path):
-    """Their own running statistics differ: the first one's are saved, and validated."""
-    config = write_config(tmp_path, VALIDATED)
+def test_two_processes_log_the_score_of_the_checkpoint(tmp_path):
+    """Running statistics differ between ranks; rank 0's are saved, averaged, and validated."""
+    average = "dict(type='EMAHook', momentum=0.5, update_buffers=True)"
+    record = f"dict(type='RecordStatistics', path={str(tmp_path / 'means')!r})"
+    config = write_config(tmp_path, f"{VALIDATED}custom_hooks = [{average}, {record}]\n")
     config.write_text(config.read_text().replace('type="GN", num_groups=4', 'type="BN"'))
     work = tmp_path / "work"
-    options = ("train_cfg.max_iters=4", "train_dataloader.batch_size=2")
+    options = ("train_cfg.max_iters=5", "train_dataloader.batch_size=2")
     result = run_tool("train.py", *train_words(config, work, *options), ranks=2)
     assert result.returncode == 0, result.stderr
+    means = {"train": [], "val": []}
+    for rank in range(2):
+        lines = [line.split() for line in (tmp_path / f"means.{rank}").read_text().splitlines()]
+        for kind, found in means.items():
+            found.append([float(mean) for name, mean in lines if name == kind])
+    assert means["val"][0] == means["val"][1] and len(set(means["val"][0])) == 2
+    assert means["train"][0][4] != means["train"][1][4]  # each rank continues with its own
     score([str(config), str(work / "iter_4.pth"), "--work-dir", str(tmp_path / "test")])
     (path,) = (tmp_path / "test").glob("2*/2*.json")
     scores = json.loads(path.read_text())
