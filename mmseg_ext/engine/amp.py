@@ -35,17 +35,17 @@ class PortableAmpOptimWrapper(AmpOptimWrapper):
         dtype = dtype or ("bfloat16" if device == "cpu" else "float16")
         if dtype not in _DTYPES or (device == "cpu" and dtype == "float16"):
             raise ValueError(f"dtype must be 'bfloat16', or 'float16' on a GPU, not {dtype!r}")
-        if loss_scale != "dynamic" and not isinstance(loss_scale, int | float | dict):
+        self._scale_update_param, settings = None, {}
+        if isinstance(loss_scale, dict):
+            settings = loss_scale
+        elif isinstance(loss_scale, int | float):
+            self._scale_update_param, settings = loss_scale, {"init_scale": float(loss_scale)}
+        elif loss_scale != "dynamic":
             raise ValueError(
-                "loss_scale must be 'dynamic', a number or GradScaler's arguments, "
-                f"not {loss_scale!r}"
+                f"loss_scale must be 'dynamic', a number or a dict, not {loss_scale!r}"
             )
         OptimWrapper.__init__(self, **kwargs)  # AmpOptimWrapper.__init__ asserts a GPU
         self.cast_dtype = _DTYPES[dtype]
-        self._scale_update_param = loss_scale if isinstance(loss_scale, int | float) else None
-        settings = loss_scale if isinstance(loss_scale, dict) else {}
-        if self._scale_update_param is not None:
-            settings = {"init_scale": float(loss_scale)}
         self.loss_scaler = torch.amp.GradScaler(device, enabled=dtype == "float16", **settings)
 
     def load_state_dict(self, state_dict: dict) -> None:
@@ -64,9 +64,7 @@ def enable_amp(cfg: Config) -> None:
         LaunchError: for a config with several optimizer wrappers.
     """
     if "optimizer" not in cfg.optim_wrapper:
-        raise LaunchError(
-            "--amp: the config has several optimizer wrappers; set the type of each one instead"
-        )
+        raise LaunchError("--amp: the config has several optimizer wrappers; set the type of each")
     kind = cfg.optim_wrapper.get("type", "OptimWrapper")
     if isinstance(kind, str):
         with OPTIM_WRAPPERS.switch_scope_and_registry(cfg.get("default_scope")) as registry:

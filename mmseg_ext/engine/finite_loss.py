@@ -60,7 +60,10 @@ class FiniteLossHook(Hook):
             nonlocal skipped
             finite = _all_finite([] if scaled else list(losses.values()), wrapper)
             if not finite and not scaled:
-                raise RunError(self._describe(runner, losses))
+                # Every process reaches this line, and reports the first problem of all.
+                problem = _find_problem(runner, losses)
+                problem = problem and f"{problem}; {self._name_images()}"
+                raise RunError(next(filter(None, dist.all_gather_object(problem)), "not finite"))
             skipped = 0 if finite else skipped + 1
             step(**kwargs)
             if skipped > self.max_skipped:
@@ -77,18 +80,11 @@ class FiniteLossHook(Hook):
         # clipping makes all gradients non-finite.
         wrapper.update_params, wrapper.step = checked_update, checked_step
 
-    def _describe(self, runner, losses: dict[int, Tensor]) -> str:
-        """Return the first problem of all processes; each process must call it."""
-        problem = _find_problem(runner, losses)
-        if problem is not None:
-            problem = f"{problem}; {self._name_images()}"
-        return next(filter(None, dist.all_gather_object(problem)), "a gradient is not finite")
-
     def _name_images(self) -> str:
+        images = ", ".join(self._images) or "unknown"
         return (
-            "the weights are unchanged. Images of the batch: "
-            f"{', '.join(self._images) or 'unknown'}. --resume continues from the last checkpoint "
-            "and reaches the same batch"
+            f"the weights are unchanged. Images of the batch: {images}. --resume continues from "
+            "the last checkpoint and reaches the same batch"
         )
 
     def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:

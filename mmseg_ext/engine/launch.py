@@ -124,21 +124,15 @@ def build_test_runner(
     if tta:
         _enable_tta(cfg)
     if out is not None:
-        # On every rank: the metric creates it on rank 0, which may be later than another's first
-        # file.
-        _create_folder(out)
+        try:  # on every rank: the metric creates it on rank 0, maybe after another rank's file
+            Path(out).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LaunchError(f"--out {out}: {error.strerror}; set another folder") from error
         metrics = cfg.test_evaluator
         for metric in metrics if isinstance(metrics, list) else [metrics]:
             metric.update(output_dir=out, keep_results=True)
     init_distributed(cfg)
     return _build(cfg, "test_loop")
-
-
-def _create_folder(path: str) -> None:
-    try:
-        Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LaunchError(f"--out {path}: {error.strerror}; set another folder") from error
 
 
 def _build(cfg: Config, *loops: str) -> Runner:

@@ -149,8 +149,7 @@ _POSITIONED = {InfiniteSampler: PositionedInfiniteSampler, DefaultSampler: Posit
 class SeededSamples:
     """A dataset that draws the augmentation of a `SampleIndex` from its seed.
 
-    Other indices, and attributes in both directions, go to the dataset: hooks that set
-    `loader.dataset.pipeline` change it.
+    Everything else goes to the dataset, also attributes that hooks set, such as its `pipeline`.
     """
 
     def __init__(self, dataset):
@@ -230,16 +229,12 @@ def isolate_loader(loader: DataLoader) -> DataLoader:
 _GRACE_SECONDS = 5.0  # for the training process to take its last batch
 
 
-def _leave_soon(number: int, frame) -> None:
+def _start_worker(worker_id: int, inner) -> None:
     timer = threading.Timer(_GRACE_SECONDS, os._exit, (0,))
     timer.daemon = True
-    timer.start()
-
-
-def _start_worker(worker_id: int, inner) -> None:
     if hasattr(signal, "SIGUSR1"):  # not on Windows
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGINT):  # Ctrl-C reaches the process group
-        signal.signal(number, _leave_soon)
+        signal.signal(number, lambda *_: timer.is_alive() or timer.start())
     if inner is not None:
         inner(worker_id)

@@ -23,6 +23,13 @@ from mmseg_ext.atomic_write import write_text
 from mmseg_ext.checkpoint.loading import unwrap_model
 
 _PACKAGES = ("mmseg_ext", "torch", "numpy", "mmengine", "mmcv", "mmseg", "mmdet", "mmpretrain")
+# Long records of the start: the environment, the config and the order of the hooks.
+_LONG = ("-----", "Config:", "Hooks will be executed in the following order")
+_FROM_SCRATCH = (
+    "model.backbone: starts from random weights, but results on this dataset are usually reported "
+    "with pretrained ones; set model.backbone.init_cfg=dict(type='Pretrained', checkpoint=FILE)"
+)
+_USUALLY_PRETRAINED = ("PascalVOC", "ADE20K", "Cityscapes", "Coco", "COCO")  # in class names
 
 
 def git_commit() -> str:
@@ -31,12 +38,13 @@ def git_commit() -> str:
     Return 'unknown' for an installed package and without git.
     """
     root = Path(mmseg_ext.__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return "unknown"
     command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return found if (root / ".git").exists() else "unknown"
 
 
 def describe_run(cfg: Config, world_size: int, seed: int | None) -> dict:
@@ -98,19 +106,16 @@ class RunRecordHook(Hook):
             runner.logger.warning(_FROM_SCRATCH)
 
 
-# The environment, the config and the order of the hooks.
-_LONG = ("-----", "Config:", "Hooks will be executed in the following order")
-
-
-def quiet_terminal(logger: logging.Logger) -> None:
+def quiet_terminal(logger: logging.Logger) -> logging.Logger:
     """Hide the long records of the start on the logger's terminal, but not in its files."""
+
+    def is_short(record: logging.LogRecord) -> bool:
+        return record.levelno > logging.INFO or not record.getMessage().lstrip().startswith(_LONG)
+
     for handler in logger.handlers:
         if not isinstance(handler, logging.FileHandler):
-            handler.addFilter(_is_short)
-
-
-def _is_short(record: logging.LogRecord) -> bool:
-    return record.levelno > logging.INFO or not record.getMessage().lstrip().startswith(_LONG)
+            handler.addFilter(is_short)
+    return logger
 
 
 def summary(runner, record: dict) -> list[str]:
@@ -130,13 +135,6 @@ def summary(runner, record: dict) -> list[str]:
         f"on: {', '.join(record['devices'])}; {record['precision']}; seed {record['seed']}",
         f"log and config: {runner.log_dir}",
     ]
-
-
-_FROM_SCRATCH = (
-    "model.backbone: starts from random weights, but results on this dataset are usually reported "
-    "with pretrained ones; set model.backbone.init_cfg=dict(type='Pretrained', checkpoint=FILE)"
-)
-_USUALLY_PRETRAINED = ("PascalVOC", "ADE20K", "Cityscapes", "Coco", "COCO")  # in class names
 
 
 def initial_weights(runner) -> str | None:

@@ -25,16 +25,15 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
 
 import torch
 from mmengine import dist
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger, print_log
-from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import RUNNERS
 from mmengine.runner import IterBasedTrainLoop, Runner
 from torch import nn
+from torch.backends import cudnn
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 
@@ -61,7 +60,7 @@ try:
 except ImportError:  # Windows, where work directories are not locked
     fcntl = None
 
-_FINISHED = "last_validation"  # a text file: the run and the iteration of a final validation
+_VALIDATED = "last_validation"  # a text file: a run's identity and its last iteration
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # some NFS and Lustre mounts
 
 
@@ -80,14 +79,10 @@ class _TrainingState(Hook):
 
     def before_val(self, runner) -> None:
         self._random = random_state()
-        self._stop_benchmark()
+        self.before_test(runner)
 
     def before_test(self, runner) -> None:
-        self._stop_benchmark()
-
-    def _stop_benchmark(self) -> None:
-        self._benchmark = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = False
+        self._benchmark, cudnn.benchmark = cudnn.benchmark, False
 
     def before_val_iter(self, runner, batch_idx, data_batch=None) -> None:
         # At the first iteration and not in `before_val_epoch`: there EMAHook, which runs later,
@@ -107,13 +102,13 @@ class _TrainingState(Hook):
             runner.message_hub.update_info("validated_iter", runner.iter)
 
     def after_val(self, runner) -> None:
-        torch.backends.cudnn.benchmark = self._benchmark
+        self.after_test(runner)
         if self._random is not None:
             set_random_state(self._random)
             self._random = None
 
     def after_test(self, runner) -> None:
-        torch.backends.cudnn.benchmark = self._benchmark
+        cudnn.benchmark = self._benchmark
 
 
 class _AfterOthers(Hook):
@@ -125,9 +120,9 @@ class _AfterOthers(Hook):
         runner.add_resume_state(checkpoint)
 
     def after_val_epoch(self, runner, metrics=None) -> None:
-        # No later checkpoint records the last validation.
+        # No later checkpoint records the last validation, so a file does.
         if dist.is_main_process() and 0 < runner.iter == runner.max_iters:
-            write_text(_last_validation(runner), checkpoint_folder(runner.cfg) / _FINISHED)
+            write_text(f"{runner.run_id} {runner.iter}", checkpoint_folder(runner.cfg) / _VALIDATED)
 
     def before_train_epoch(self, runner) -> None:
         """Run the validation of the iteration at which a resumed checkpoint was saved."""
@@ -136,21 +131,13 @@ class _AfterOthers(Hook):
             return
         if not (isinstance(loop, IterBasedTrainLoop) and validates_at(loop, runner.iter)):
             return
-        if runner.iter == runner.max_iters and on_rank_zero(lambda: _ended_validated(runner)):
+        path = checkpoint_folder(runner.cfg) / _VALIDATED
+        last = on_rank_zero(lambda: path.read_text() if path.is_file() else None)
+        if runner.iter == runner.max_iters and last == f"{runner.run_id} {runner.iter}":
             return
         runner.logger.info(f"repeating the validation of iteration {runner.iter}")
         runner.restore_process_state()
         runner.val_loop.run()
-
-
-def _last_validation(runner: Runner) -> str:
-    return f"{runner.run_id} {runner.iter}"
-
-
-def _ended_validated(runner: Runner) -> bool:
-    """Return whether this run has finished the validation of its last iteration."""
-    path = checkpoint_folder(runner.cfg) / _FINISHED
-    return path.is_file() and path.read_text() == _last_validation(runner)
 
 
 @contextlib.contextmanager
@@ -172,39 +159,29 @@ def lock_work_dir(work_dir: str) -> Iterator[None]:
             raise LaunchError(f"{path}: is a symbolic link; remove it") from error
         raise
     with os.fdopen(descriptor, "r+") as file:
-        if not _lock(file, seconds=2 * MP_STATUS_CHECK_INTERVAL):
-            raise LaunchError(
-                f"work dir {str(work_dir)!r}: another training is running in it "
-                f"({file.read().strip() or 'unknown process'}); wait until it ends, or set another "
-                "directory with --work-dir"
-            )
+        deadline, locked = time.monotonic() + 2 * MP_STATUS_CHECK_INTERVAL, fcntl is None
+        while not locked:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locked = True
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise LaunchError(
+                        f"work dir {str(work_dir)!r}: another training is running in it "
+                        f"({file.read().strip() or 'unknown process'}); wait until it ends, or set "
+                        "another directory with --work-dir"
+                    ) from error
+                time.sleep(0.05)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                message = f"{path}: the file system has no locks ({error.strerror}); make sure "
+                message += "that no other training uses this work directory"
+                print_log(message, logger="current", level=logging.WARNING)
+                break
         file.truncate()
         print(f"process {os.getpid()} on {platform.node()}", file=file, flush=True)
         yield
-
-
-def _lock(file: TextIO, seconds: float) -> bool:
-    """Lock the file within this time; return False if another process holds it."""
-    deadline = time.monotonic() + seconds
-    while fcntl is not None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.05)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            print_log(
-                f"{file.name}: the file system has no locks ({error.strerror}); make sure that no "
-                "other training uses this work directory",
-                logger="current",
-                level=logging.WARNING,
-            )
-            break
-    return True
 
 
 @RUNNERS.register_module()
@@ -216,8 +193,8 @@ class DurableRunner(Runner):
     """
 
     def __init__(self, *args, **kwargs):
-        self._resumed: dict = {}  # the checkpoint, while `resume` reads it
         self._resuming = False
+        self._resumed: dict = {}  # the checkpoint, only within `resume`
         self._process_state: dict | None = None
         self._host_group = None
         self.run_id = uuid.uuid4().hex  # a resumed run continues with the checkpoint's
@@ -226,9 +203,7 @@ class DurableRunner(Runner):
         self.register_hook(_AfterOthers())
 
     def build_logger(self, *args, **kwargs) -> MMLogger:
-        logger = super().build_logger(*args, **kwargs)
-        quiet_terminal(logger)
-        return logger
+        return quiet_terminal(super().build_logger(*args, **kwargs))
 
     def set_randomness(self, *args, **kwargs) -> None:
         super().set_randomness(*args, **kwargs)
@@ -276,19 +251,15 @@ class DurableRunner(Runner):
             self._release_workers()
 
     def _release_workers(self) -> None:
-        """Stop the persistent workers of the loaders; they start again when needed.
-
-        The garbage collector frees the parts of a run in any order. Then torch waits five seconds
-        for each worker.
-        """
+        """Stop the persistent workers of the loaders; they start again when needed."""
+        # The garbage collector frees a run in any order, and torch then waits for each worker.
         for loader in built_dataloaders(self):
-            iterator = getattr(loader, "_iterator", None)
-            if iterator is not None:
-                iterator._shutdown_workers()
+            if getattr(loader, "_iterator", None) is not None:
+                loader._iterator._shutdown_workers()
                 loader._iterator = None
 
     def _release_signals(self) -> None:
-        """Restore the signal handlers, also if training raised an error."""
+        """Restore the signal handlers; `StopOnSignalHook` misses an error in training."""
         for hook in self.hooks:
             if isinstance(hook, StopOnSignalHook):
                 hook.release()
@@ -392,11 +363,9 @@ class DurableRunner(Runner):
 
     def _optimizer_settings(self) -> dict[str, set[float]]:
         """Return the learning rates before any schedule, and the weight decays, of all groups."""
-        built = self.optim_wrapper
-        wrappers: list[OptimWrapper] = (
-            list(built.values()) if isinstance(built, OptimWrapperDict) else [built]
-        )
-        groups = [group for wrapper in wrappers for group in wrapper.optimizer.param_groups]
+        groups = self.optim_wrapper.param_groups
+        if isinstance(groups, dict):  # of several optimizers
+            groups = [group for part in groups.values() for group in part]
         return {
             "learning rate": {float(group.get("initial_lr", group["lr"])) for group in groups},
             "weight decay": {float(group.get("weight_decay", 0)) for group in groups},
