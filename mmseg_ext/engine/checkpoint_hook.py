@@ -1,9 +1,8 @@
 """A `CheckpointHook` that writes the new checkpoint before it removes an old one.
 
-mmengine first removes the oldest checkpoint and then writes the next. It also trusts the paths in a
-resumed checkpoint, and removes the file or folder that is named there as the older best. Here the
-new file is complete before anything is removed, and only files in the run's own folder are removed.
-`DurableRunner.save_checkpoint` writes the files.
+mmengine first removes the oldest checkpoint and then writes the next. It also removes any file or
+folder that a resumed checkpoint names as the older best. Here only files in the run's own folder
+are removed, after `DurableRunner.save_checkpoint` has written the new one.
 """
 
 from collections.abc import Callable
@@ -49,6 +48,7 @@ class DurableCheckpointHook(CheckpointHook):
     """`CheckpointHook` with the same arguments, for `runner_type = 'DurableRunner'`."""
 
     def before_train(self, runner) -> None:
+        # A resumed checkpoint, perhaps a copied or crafted one, must not name files elsewhere.
         folder, hub = checkpoint_folder(runner.cfg), runner.message_hub
         for key, value in list(hub.runtime_info.items()):
             if key.startswith("best_ckpt") and value is not None:

@@ -23,6 +23,7 @@ from mmseg_ext.engine.amp import enable_amp
 from mmseg_ext.engine.build_errors import dataset_warnings, explained, format_error, unread_options
 from mmseg_ext.engine.checkpoint_hook import checkpoint_folder
 from mmseg_ext.engine.distributed import init_distributed, on_rank_zero
+from mmseg_ext.engine.run_record import batch_settings
 from mmseg_ext.errors import LaunchError, StackError
 
 _MMSEG_BASE = (
@@ -186,16 +187,14 @@ def _fit_learning_rate(runner: Runner) -> None:
     The rule is linear (arXiv:1706.02677). mmengine multiplies the rate of every parameter group by
     processes x batch / base_batch_size. It ignores accumulation, so the base is divided by it.
     """
-    scaling = runner.cfg.get("auto_scale_lr") or {}
-    batch = (runner.cfg.get("train_dataloader") or {}).get("batch_size")
-    base = scaling.get("base_batch_size")
-    if base is None or batch is None:
+    found = batch_settings(runner.cfg, runner.world_size)
+    base, effective = found["base_batch"], found["effective_batch"]
+    if base is None or effective is None:
         return
-    accumulated = runner.cfg.optim_wrapper.get("accumulative_counts", 1)
-    effective = runner.world_size * batch * accumulated
     batches = f"configured batch {base}, effective batch {effective}"
-    if scaling.get("enable", False):
-        runner.auto_scale_lr = {"enable": True, "base_batch_size": base / accumulated}
+    if runner.cfg.auto_scale_lr.get("enable", False):
+        base_batch_size = base / found["accumulated_batches"]
+        runner.auto_scale_lr = {"enable": True, "base_batch_size": base_batch_size}
         runner.logger.info(f"auto-scale-lr: {batches}, learning rate x {effective / base:g}")
     elif effective != base:
         runner.logger.warning(

@@ -47,26 +47,34 @@ def git_commit() -> str:
         return "unknown"
 
 
-def describe_run(cfg: Config, world_size: int, seed: int | None) -> dict:
-    """Return the settings that determine a run's results, and its software, as JSON values."""
+def batch_settings(cfg: Config, world_size: int) -> dict:
+    """Return the batch per process and per step, and the factor of `auto_scale_lr`."""
     wrapper, scaling = cfg.get("optim_wrapper") or {}, cfg.get("auto_scale_lr") or {}
-    batch = cfg.get("train_dataloader", {}).get("batch_size")
+    batch = (cfg.get("train_dataloader") or {}).get("batch_size")
     accumulated = wrapper.get("accumulative_counts", 1)
     effective = None if batch is None else world_size * batch * accumulated
     base = scaling.get("base_batch_size")
     scaled = scaling.get("enable", False) and base is not None and effective is not None
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
-        "config": cfg.filename,
-        "work_dir": cfg.get("work_dir"),
-        "command": sys.argv,
         "world_size": world_size,
         "batch_per_process": batch,
         "accumulated_batches": accumulated,
         "effective_batch": effective,
         "base_batch": base,
-        "learning_rate": wrapper.get("optimizer", {}).get("lr"),
         "learning_rate_factor": effective / base if scaled else 1.0,
+    }
+
+
+def describe_run(cfg: Config, world_size: int, seed: int | None) -> dict:
+    """Return the settings that determine a run's results, and its software, as JSON values."""
+    wrapper = cfg.get("optim_wrapper") or {}
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "config": cfg.filename,
+        "work_dir": cfg.get("work_dir"),
+        "command": sys.argv,
+        **batch_settings(cfg, world_size),
+        "learning_rate": wrapper.get("optimizer", {}).get("lr"),
         "precision": wrapper.get("type"),
         "seed": seed,
         "deterministic": cfg.get("randomness", {}).get("deterministic", False),
