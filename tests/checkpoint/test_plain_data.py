@@ -177,6 +177,7 @@ def test_values_of_every_kind_are_read(tmp_path):
         "repeated": torch.ones(1).expand(1000),
         "others": [Counter(a=2), {1, 2}, torch.Size([3]), torch.float16, b"a", b"", None, 1j],
         "history": history([1, 2.5], [1, 3]),
+        "many": [True] * 100_000,  # one byte each
         "state_dict": state,
     }
     read = read_checkpoint(saved(content, tmp_path / "values.pth"))
@@ -188,7 +189,7 @@ def test_values_of_every_kind_are_read(tmp_path):
     assert read["arguments"] == {"lr": 0.1, "sizes": (1, 2)}
     assert type(read["parameter"]) is torch.Tensor and read["parameter"].tolist() == [1, 1]
     assert read["flags"].view(torch.uint8).tolist() == [1, 0]
-    assert read["repeated"].sum() == 1000
+    assert read["repeated"].sum() == 1000 and read["many"] == content["many"]
     assert read["others"] == content["others"]
     assert list(map(type, read["others"])) == list(map(type, content["others"]))
     assert read["history"].mean() == 3.5 / 4 and read["history"].max_length == 9

@@ -11,10 +11,9 @@ from mmengine.logging import HistoryBuffer
 from mmengine.runner.checkpoint import CheckpointLoader
 from mmseg.apis import MMSegInferencer, init_model
 from mmseg.registry import MODELS
-from safetensors.torch import save_file
 
 import mmseg_ext
-from mmseg_ext.checkpoint.files import read_checkpoint
+from mmseg_ext.checkpoint.files import read_checkpoint, write_weights
 from mmseg_ext.checkpoint.loading import check_coverage, require_coverage
 from mmseg_ext.commands.publish_model import publish
 from mmseg_ext.commands.test import main as test
@@ -143,11 +142,14 @@ def test_published_weights_need_only_mmsegmentation(folder, good, tmp_path):
 def test_safetensors_wherever_a_checkpoint_is(folder, good, tmp_path):
     path, config = tmp_path / "weights.safetensors", folder / "tiny.py"
     dataset_meta = {"classes": ["a", "b", "c"], "palette": [[0, 0, 0], [1, 2, 3], [4, 5, 6]]}
-    save_file(dict(good["state_dict"]), path, {"dataset_meta": json.dumps(dataset_meta)})
+    shared = {**good["state_dict"], "decode_head.conv_seg.bias": torch.zeros(1).expand(3)}
+    assert write_weights(shared, path, dataset_meta, about={"mIoU": "60"}) == path
     with mmseg_ext.safe_loading():
         model = init_model(str(config), str(path), device="cpu")
-    assert_same(dict(model.state_dict()), dict(good["state_dict"]))
+    assert_same(dict(model.state_dict()), shared)
     assert model.dataset_meta == dataset_meta
+    with pytest.raises(ValueError, match=r"\.pth or \.safetensors"):
+        write_weights(shared, tmp_path / "weights.bin")
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(CheckpointError, match=str(path)):
         read_checkpoint(path)

@@ -211,6 +211,7 @@ def test_a_report_runs_nothing_of_a_work_directory(tmp_path, capsys):
     (folder / "scalars.json").write_text('{"loss": 1.0, "step": 1}\n')
     (folder.parent / "config.py").write_text(f"a = open({str(mark)!r}, 'w')\n")
     assert main([str(tmp_path / "run")]) == 0
+    assert "results.json" in capsys.readouterr().err
     assert "a = open(" in (tmp_path / "run/report.html").read_text()
     assert not mark.exists()
     assert main([str(tmp_path)]) == 1
