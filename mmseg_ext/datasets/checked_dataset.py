@@ -12,7 +12,7 @@ from mmengine import fileio
 from mmseg.datasets import ADE20KDataset, BaseSegDataset, CityscapesDataset, PascalVOCDataset
 from mmseg.registry import DATASETS
 
-from mmseg_ext.datasets.images import as_stored, decode, read_bytes
+from mmseg_ext.datasets.images import SUFFIXES, as_stored, decode, read_bytes
 from mmseg_ext.errors import LabelError, MissingDataError, UnreadableFileError
 
 
@@ -51,7 +51,7 @@ class CheckedDataset(BaseSegDataset):
                 raise MissingDataError(self._missing(f"{path} is not there"))
         if self.ann_file:
             _require_utf8(self.ann_file, self.backend_args)
-        entries = super().load_data_list()
+        entries = super().load_data_list() if self.ann_file else self._list_folders()
         if not entries:
             where = self.ann_file or f"{self.data_prefix['img_path']}, *{self.img_suffix}"
             raise MissingDataError(self._missing(f"{where}: no image"))
@@ -59,6 +59,19 @@ class CheckedDataset(BaseSegDataset):
         for entry in entries:
             entry.update(num_classes=num_classes, ignore_index=self.ignore_index)
         return entries
+
+    def _list_folders(self) -> list[dict]:
+        """Return the entries of the folders; suffixes match in upper and lower case."""
+        wanted = SUFFIXES if self.img_suffix == "*" else (self.img_suffix,)
+        folder = self.data_prefix["img_path"]
+        names = list(fileio.list_dir_or_file(folder, list_dir=False, recursive=True))
+        entries = []
+        for suffix in {
+            n[-len(s) :] for n in names for s in wanted if n.lower().endswith(s.lower())
+        }:
+            self.img_suffix = suffix
+            entries += super().load_data_list()
+        return sorted(entries, key=lambda entry: entry["img_path"])
 
     def prepare_data(self, idx: int) -> dict | None:
         try:

@@ -1,0 +1,223 @@
+"""Readers of annotations: folders of masks, COCO files and labelme files.
+
+Every reader has
+
+- `files`: its annotations by key (see `key_of`);
+- `upright`: whether its annotations belong to photos rotated by their EXIF orientation;
+- `prepare(annotations)`, which sets `labels`: the text of each value, in the order of the classes;
+- `read(annotation)`, which returns the values (H, W) int32 or raises `LabelError`.
+"""
+
+import contextlib
+import importlib
+import io
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+from PIL import Image
+
+from mmseg_ext.datasets.images import SUFFIXES
+from mmseg_ext.errors import LabelError
+
+BACKGROUND = "background"
+Key = tuple[str | None, str]  # the split that a folder names; the path without split and suffix
+
+_SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val"}
+_SPLITS |= {"validation": "val", "test": "test", "testing": "test"}
+_GRAY, _PALETTE, _COLOR = range(3)
+
+
+def find_files(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
+    """Return the files below `folder` with one of `suffixes`, in upper or lower case, sorted.
+
+    Raises:
+        ValueError: if there is no such folder.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: there is no such folder")
+    found = (path for path in folder.rglob("*") if path.suffix.lower() in suffixes)
+    return sorted(path for path in found if path.is_file() and not path.name.startswith("."))
+
+
+def key_of(path: Path) -> Key:
+    """Return the key of a file at `path`, relative to the folder of all images or annotations."""
+    folders = [part for part in path.parts[:-1] if part.lower() not in _SPLITS]
+    splits = [_SPLITS[part.lower()] for part in path.parts[:-1] if part.lower() in _SPLITS]
+    return (splits or [None])[0], "/".join([*folders, path.stem])
+
+
+def runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the value and the length of each run of equal values in `values`."""
+    flat = values.ravel()
+    starts = np.flatnonzero(np.concatenate([[True], flat[1:] != flat[:-1]]))
+    return flat[starts], np.diff(starts, append=flat.size)
+
+
+class Masks:
+    """Images with one gray value, palette index or color per class.
+
+    Values are indices, or colors 0xRRGGBB if a mask is colored or palettes disagree on an index.
+    """
+
+    upright = False
+
+    def __init__(self, folder: Path, colored: bool = False):
+        self.files = {key_of(p.relative_to(folder)): p for p in find_files(folder, SUFFIXES)}
+        self.colored = colored
+        self.labels: dict[int, str] = {}
+
+    def prepare(self, paths: Iterable[Path]) -> None:
+        codes: set[int] = set()
+        for path in paths:
+            with contextlib.suppress(LabelError):  # `read` raises it again
+                codes.update(np.unique(runs(_codes(path))[0]).tolist())
+        palette = {code for code in codes if code >> 40 == _PALETTE}
+        self.colored |= len({code >> 24 for code in palette}) < len(palette)
+        self.colored |= any(c >> 40 == _COLOR and (c & 0xFFFFFF) % 0x10101 for c in codes)
+        values = sorted({self._value(code) for code in codes})
+        self.labels = {v: f"#{v:06x}" if self.colored else str(v) for v in values}
+
+    def _value(self, codes):
+        return codes & 0xFFFFFF if self.colored else codes >> 24 & 0xFFFF
+
+    def read(self, path: Path) -> np.ndarray:
+        return self._value(_codes(path)).astype(np.int32)
+
+
+def _codes(path: Path) -> np.ndarray:
+    """Return the kind, index and color of each pixel: (H, W) kind << 40 | index << 24 | color.
+
+    Raises:
+        LabelError: if `path` cannot be read, or its values are not integers below 65,536.
+    """
+    try:
+        with Image.open(path) as image:
+            if image.mode == "P":
+                index = np.asarray(image).astype(np.int64)
+                colors = np.asarray(image.convert("RGB")).astype(np.int64)
+                return _PALETTE << 40 | index << 24 | _packed(colors)
+            if image.mode in ("1", "L", "LA") or image.mode.startswith("I"):
+                index = np.asarray(image.convert("L") if image.mode in ("1", "LA") else image)
+                index = index.astype(np.int64)
+                if index.min() < 0 or index.max() > 0xFFFF:
+                    raise ValueError(f"its values are {index.min()} to {index.max()}")
+                return index << 24 | index.clip(0, 255) * 0x10101
+            if image.mode == "F":
+                raise ValueError("its values are floating-point numbers")
+            colors = np.asarray(image.convert("RGB")).astype(np.int64)
+            return _COLOR << 40 | colors[..., 0] << 24 | _packed(colors)
+    except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error, ...
+        raise LabelError(f"{path}: cannot be read as a mask ({error})") from error
+
+
+def _packed(colors: np.ndarray) -> np.ndarray:
+    """Return 0xRRGGBB (H, W) for `colors` (H, W, 3)."""
+    return colors[..., 0] << 16 | colors[..., 1] << 8 | colors[..., 2]
+
+
+class Coco:
+    """The polygons and RLE masks of COCO files; later annotations cover earlier ones.
+
+    Value 0 is the background. The categories follow in the order of their ids.
+    """
+
+    upright = False
+
+    def __init__(self, paths: Sequence[Path]):
+        self.files = {}
+        names: dict[str, None] = {BACKGROUND: None}
+        for path in paths:
+            coco = _load_coco(path)
+            names |= {coco.cats[i]["name"]: None for i in sorted(coco.cats)}
+            # instances_val.json: its images are of the split val
+            split, _ = key_of(Path(*re.split(r"[._-]", path.stem), "image"))
+            for image in coco.imgs.values():
+                own, name = key_of(Path(image["file_name"]))
+                self.files[own or split, name] = (coco, image)
+        self.labels = dict(enumerate(names))
+
+    def prepare(self, annotations: Iterable) -> None:
+        pass
+
+    def read(self, annotation: tuple) -> np.ndarray:
+        coco, image = annotation
+        value = {name: value for value, name in self.labels.items()}
+        try:
+            values = np.zeros((image["height"], image["width"]), np.int32)
+            for shape in coco.imgToAnns[image["id"]]:
+                name = coco.cats[shape["category_id"]]["name"]
+                values[coco.annToMask(shape) > 0] = value[name]
+        except Exception as error:  # pycocotools raises anything for a wrong field
+            raise LabelError(f"{image['file_name']}: bad COCO annotation ({error!r})") from error
+        return values
+
+
+class Labelme:
+    """The polygons and rectangles of labelme's JSON files; later shapes cover earlier ones.
+
+    Value 0 is the background. The labels follow in alphabetical order.
+    """
+
+    upright = True
+
+    def __init__(self, folder: Path):
+        paths = find_files(folder, (".json",))
+        self.files = {key_of(path.relative_to(folder)): path for path in paths}
+        self.labels: dict[int, str] = {}
+
+    def prepare(self, paths: Iterable[Path]) -> None:
+        names: set[str] = set()
+        for path in paths:
+            with contextlib.suppress(LabelError):  # `read` raises it again
+                names.update(label for label, _ in _shapes(path)[1])
+        self.labels = dict(enumerate([BACKGROUND, *sorted(names - {BACKGROUND})]))
+
+    def read(self, path: Path) -> np.ndarray:
+        rasterizer = _pycocotools("mask")
+        value = {name: value for value, name in self.labels.items()}
+        size, shapes = _shapes(path)
+        values = np.zeros(size, np.int32)
+        for name, polygon in shapes:
+            (encoded,) = rasterizer.frPyObjects([polygon], *size)
+            values[rasterizer.decode(encoded) > 0] = value[name]
+        return values
+
+
+def _shapes(path: Path) -> tuple[tuple[int, int], list[tuple[str, list[float]]]]:
+    """Return the size (H, W) and each shape's label and polygon [x, y, x, y, ...]."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        shapes = []
+        for shape in content["shapes"]:
+            points, kind = np.array(shape["points"], float), shape.get("shape_type", "polygon")
+            if kind == "rectangle":
+                (left, top), (right, bottom) = points.min(0), points.max(0)
+                points = np.array([(left, top), (right, top), (right, bottom), (left, bottom)])
+            elif kind != "polygon" or len(points) < 3:
+                raise ValueError(f"a {kind} with {len(points)} points; only polygons are read")
+            shapes.append((str(shape["label"]), points.ravel().tolist()))
+        return (int(content["imageHeight"]), int(content["imageWidth"])), shapes
+    except Exception as error:  # any JSON can be in the file
+        raise LabelError(f"{path}: cannot be read as a labelme file ({error!r})") from error
+
+
+def _load_coco(path: Path):
+    coco = _pycocotools("coco")
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            return coco.COCO(str(path))
+    except OSError:
+        raise
+    except Exception as error:  # any JSON can be in the file
+        raise ValueError(f"{path}: is not a COCO file ({error!r})") from error
+
+
+def _pycocotools(module: str) -> ModuleType:
+    try:
+        return importlib.import_module(f"pycocotools.{module}")
+    except ImportError:
+        raise ValueError("polygons need pycocotools; run: pip install pycocotools") from None
