@@ -64,7 +64,7 @@ def _run(args: argparse.Namespace) -> int:
     from mmengine.registry import init_default_scope
     from rich.console import Console
 
-    from mmseg_ext.datasets.dataset_report import check, tables
+    from mmseg_ext.datasets.dataset_report import check, class_table, describe
     from mmseg_ext.engine.launch import load_settings
 
     cfg = load_settings(args.config, args.cfg_options)
@@ -75,8 +75,9 @@ def _run(args: argparse.Namespace) -> int:
     for problem in problems:
         print(problem)
     console = Console(width=None if sys.stdout.isatty() else 160)
-    for table in tables(summaries):
-        console.print(table)
+    for summary in summaries:
+        print(describe(summary))
+    console.print(class_table(summaries))
     for summary in summaries:
         if absent := summary.absent():
             print(f"{summary.split}: note: no pixel of {', '.join(absent)}")

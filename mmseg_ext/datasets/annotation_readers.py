@@ -20,7 +20,7 @@ from types import ModuleType
 import numpy as np
 from PIL import Image
 
-from mmseg_ext.datasets.images import SUFFIXES
+from mmseg_ext.datasets.images import image_files
 from mmseg_ext.errors import LabelError
 
 BACKGROUND = "background"
@@ -31,16 +31,16 @@ _SPLITS |= {"validation": "val", "test": "test", "testing": "test"}
 _GRAY, _PALETTE, _COLOR = range(3)
 
 
-def find_files(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
-    """Return the files below `folder` with one of `suffixes`, in upper or lower case, sorted.
+def find_files(folder: Path, suffix: str = "") -> list[Path]:
+    """Return the images below `folder`, or its files with `suffix`, sorted.
 
     Raises:
         ValueError: if there is no such folder.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder}: there is no such folder")
-    found = (path for path in folder.rglob("*") if path.suffix.lower() in suffixes)
-    return sorted(path for path in found if path.is_file() and not path.name.startswith("."))
+    found = sorted(folder.rglob(f"*{suffix}")) if suffix else image_files(folder, recursive=True)
+    return [path for path in found if path.is_file() and not path.name.startswith(".")]
 
 
 def key_of(path: Path) -> Key:
@@ -66,7 +66,7 @@ class Masks:
     upright = False
 
     def __init__(self, folder: Path, colored: bool = False):
-        self.files = {key_of(p.relative_to(folder)): p for p in find_files(folder, SUFFIXES)}
+        self.files = {key_of(p.relative_to(folder)): p for p in find_files(folder)}
         self.colored = colored
         self.labels: dict[int, str] = {}
 
@@ -165,7 +165,7 @@ class Labelme:
     upright = True
 
     def __init__(self, folder: Path):
-        paths = find_files(folder, (".json",))
+        paths = find_files(folder, ".json")
         self.files = {key_of(path.relative_to(folder)): path for path in paths}
         self.labels: dict[int, str] = {}
 

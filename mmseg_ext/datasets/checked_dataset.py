@@ -12,7 +12,7 @@ from mmengine import fileio
 from mmseg.datasets import ADE20KDataset, BaseSegDataset, CityscapesDataset, PascalVOCDataset
 from mmseg.registry import DATASETS
 
-from mmseg_ext.datasets.images import SUFFIXES, as_stored, decode, read_bytes
+from mmseg_ext.datasets.images import IMAGE_SUFFIXES, as_stored, decode, read_bytes
 from mmseg_ext.errors import LabelError, MissingDataError, UnreadableFileError
 
 
@@ -62,7 +62,7 @@ class CheckedDataset(BaseSegDataset):
 
     def _list_folders(self) -> list[dict]:
         """Return the entries of the folders; suffixes match in upper and lower case."""
-        wanted = SUFFIXES if self.img_suffix == "*" else (self.img_suffix,)
+        wanted = IMAGE_SUFFIXES if self.img_suffix == "*" else (self.img_suffix,)
         folder = self.data_prefix["img_path"]
         names = list(fileio.list_dir_or_file(folder, list_dir=False, recursive=True))
         entries = []

@@ -1,11 +1,12 @@
-"""Read images and label maps from files; a file that does not decode whole is an error by name.
+"""Image files: finding and reading them, with one error that names a file that does not decode.
 
-OpenCV returns None for a damaged file or, in older versions, the readable part of a truncated JPEG
-with grey below. Pillow raises a different exception for each kind of damage. Here all of them are
-one error. The module needs mmcv alone, so that mmdetection and mmpretrain can use it, too.
+OpenCV returns None for a damaged file, and older versions fill the missing part of a truncated JPEG
+with gray. Pillow raises a different exception for each kind of damage. This module needs mmcv but
+not mmsegmentation, so mmdetection and mmpretrain can use it.
 """
 
 import io
+import os
 from pathlib import Path
 
 import mmcv
@@ -18,9 +19,7 @@ from mmseg_ext.errors import UnreadableFileError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".ppm")
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".ppm")
-
-# What complete files of the two usual formats start and end with.
+# The first and last bytes of complete JPEG and PNG files.
 _FRAMES = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG", b"IEND\xaeB`\x82"))
 _EXIF_ORIENTATION = 0x0112
 _MAY_BE_TAGGED = (b"Exif", b"eXIf", b"EXIF", b"II*\0", b"MM\0*")  # JPEG, PNG, WebP, TIFF
@@ -35,11 +34,13 @@ def image_files(path: Path, recursive: bool = False) -> list[Path]:
 
 
 def read_bytes(path: str, backend_args: dict | None = None) -> bytes:
-    """The content of the file at `path`.
+    """Return the content of the file at `path`.
 
     Raises:
         UnreadableFileError: if it cannot be read; caused by a FileNotFoundError if missing.
     """
+    if os.path.exists(path) and not os.path.isfile(path):  # a FIFO would block
+        raise UnreadableFileError(f"{path}: is not a regular file")
     try:
         return fileio.get(path, backend_args=backend_args)
     except FileNotFoundError as error:
@@ -49,10 +50,10 @@ def read_bytes(path: str, backend_args: dict | None = None) -> bytes:
 
 
 def decode(data: bytes, path: str, flag: str, backend: str) -> np.ndarray:
-    """The image in `data`, as `mmcv.imfrombytes(data, flag=flag, backend=backend)` gives it.
+    """Return the image in `data` like `mmcv.imfrombytes(data, flag=flag, backend=backend)`.
 
     Raises:
-        UnreadableFileError: if `data`, read from `path`, is empty, truncated or no image.
+        UnreadableFileError: if `data`, read from `path`, is empty, truncated or not an image.
     """
     if not data:
         raise UnreadableFileError(f"{path}: is empty (0 bytes)")
@@ -62,17 +63,17 @@ def decode(data: bytes, path: str, flag: str, backend: str) -> np.ndarray:
     except Exception as error:  # decoders raise anything: cv2.error, SyntaxError, struct.error
         image = None
         reason = f", {type(error).__name__}"
-    whole = all(data.endswith(end) for start, end in _FRAMES if data.startswith(start))
+    complete = all(data.endswith(end) for start, end in _FRAMES if data.startswith(start))
     if image is None:
-        what = "does not decode" if whole else "is truncated"
-        raise UnreadableFileError(f"{path}: {what} ({len(data)} bytes{reason})")
-    if not whole and not _pillow_reads(data):  # a few cameras write more bytes after the end
+        problem = "does not decode" if complete else "is truncated"
+        raise UnreadableFileError(f"{path}: {problem} ({len(data)} bytes{reason})")
+    if not complete and not _pillow_reads(data):  # some cameras write bytes after the image
         raise UnreadableFileError(f"{path}: is truncated ({len(data)} bytes)")
     return image
 
 
 def orientation(data: bytes) -> int:
-    """The EXIF orientation of an image; 1, upright, if it has none."""
+    """Return the EXIF orientation of an image, 1 to 8; 1 (upright) if it has none."""
     head = data[: 2**16]
     if not any(mark in head for mark in _MAY_BE_TAGGED):
         return 1
@@ -83,7 +84,7 @@ def orientation(data: bytes) -> int:
 
 
 def as_stored(color_type: str) -> str:
-    """mmcv's decoding flag that ignores the EXIF orientation, as a label map has none."""
+    """Return mmcv's flag that reads without EXIF rotation, since label maps have none."""
     return (
         f"{color_type}_ignore_orientation" if color_type in ("color", "grayscale") else color_type
     )
@@ -93,21 +94,20 @@ def _pillow_reads(data: bytes) -> bool:
     try:
         with Image.open(io.BytesIO(data)) as image:
             image.load()
-    except Exception:  # as above
+    except Exception:  # decoders raise anything
         return False
     return True
 
 
 @TRANSFORMS.register_module()
 class CheckedLoadImage(LoadImageFromFile):
-    """Load `img` (H, W, 3) as mmcv's `LoadImageFromFile`; an unreadable file stops the run.
+    """Load `img` (H, W, 3) like mmcv's `LoadImageFromFile`; an unreadable file stops the run.
 
-    Arguments are those of `LoadImageFromFile`; `ignore_empty` has no effect. An image that has a
-    label map is read as it is stored: mmcv would turn it by its EXIF orientation, and not the label
-    map with it.
+    The arguments are the same; `ignore_empty` has no effect. An image with a label map is read
+    without its EXIF rotation, because mmcv would rotate the image but not the label map.
 
     Raises:
-        UnreadableFileError: for a file that is missing, truncated or does not decode.
+        UnreadableFileError: if the file is missing, truncated or does not decode.
     """
 
     def transform(self, results: dict) -> dict:

@@ -1,4 +1,4 @@
-"""What a config says of a dataset, without its files: the classes and the palette."""
+"""The settings, classes and palette of a config's datasets, without their files."""
 
 from collections.abc import Iterable, Iterator
 
@@ -7,24 +7,24 @@ from mmseg.registry import DATASETS
 from mmseg_ext import upstream
 
 
-def leaves(dataset: dict) -> Iterator[dict]:
-    """The settings of the datasets that read files, out of wrappers such as ConcatDataset."""
+def file_datasets(dataset: dict) -> Iterator[dict]:
+    """Yield the settings of the datasets inside wrappers such as ConcatDataset."""
     inner = list(dataset.get("datasets") or ())
     if isinstance(dataset.get("dataset"), dict):
         inner.append(dataset["dataset"])
     if not inner:
         yield dataset
     for part in inner:
-        yield from leaves(part)
+        yield from file_datasets(part)
 
 
 def unwrapped(settings: dict) -> dict:
-    """The settings of the first dataset that reads files."""
-    return next(leaves(settings))
+    """Return the settings of the first dataset inside wrappers."""
+    return next(file_datasets(settings))
 
 
 def transforms(pipeline: Iterable) -> Iterator[dict]:
-    """The transforms of a pipeline, those nested in TestTimeAug and its like included."""
+    """Yield the transforms of a pipeline, including those nested in TestTimeAug and similar."""
     for transform in pipeline:
         if isinstance(transform, dict):
             yield transform
@@ -34,13 +34,13 @@ def transforms(pipeline: Iterable) -> Iterator[dict]:
 
 
 def classes_and_palette(settings: dict) -> dict:
-    """`classes` and `palette` of the dataset that `settings` describe, as building it gives them.
+    """Return `classes` and `palette` of the dataset that `settings` describe.
 
-    They are the class's METAINFO, changed by `metainfo` in the settings. Nothing is built, as the
-    data may be on another machine.
+    They are the class's METAINFO, changed by `metainfo` in the settings. The dataset is not built,
+    because its files may be on another machine.
 
     Raises:
-        ValueError: for an unknown type, and if neither place names classes.
+        ValueError: if the type is unknown, or neither place names classes.
     """
     settings = unwrapped(settings)
     kind = DATASETS.get(settings["type"])

@@ -15,8 +15,6 @@ from string import Template
 
 import numpy as np
 from PIL import Image
-from rich.console import Console
-from rich.progress import track
 
 from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.datasets.annotation_readers import (
@@ -29,8 +27,8 @@ from mmseg_ext.datasets.annotation_readers import (
     key_of,
     runs,
 )
-from mmseg_ext.datasets.dataset_report import Summary
-from mmseg_ext.datasets.images import SUFFIXES, decode, orientation, read_bytes
+from mmseg_ext.datasets.dataset_report import PairCheck, Summary, progress
+from mmseg_ext.datasets.images import decode, orientation, read_bytes
 from mmseg_ext.environment import configs_folder
 from mmseg_ext.errors import LabelError, UnreadableFileError
 
@@ -116,7 +114,7 @@ def make_project(
     pending = [pair for pairs_ in pairs.values() for pair in pairs_ if not pair.is_complete()]
     if isinstance(reader, Masks) and state:
         reader.colored = state["colored"]
-    reader.prepare(_track((pair.annotation for pair in pending), "reading", len(pending)))
+    reader.prepare(progress((pair.annotation for pair in pending), "reading", len(pending)))
     if state:
         _require_same_classes(state, reader, classes, state_file)
         names, labels = state["classes"], state["labels"]
@@ -127,16 +125,15 @@ def make_project(
         write_text(json.dumps(state, indent=1), state_file)
     summaries = []
     for split, members in pairs.items():
-        zeros = np.zeros((2, len(names)), int)
-        summary = Summary(split, tuple(names), *zeros)
-        for pair in _track(members, f"writing {split}", len(members)):
+        summary = Summary(split, tuple(names))
+        for pair in progress(members, f"writing {split}", len(members)):
             try:
                 label = _write_pair(pair, reader, labels)
             except (LabelError, UnreadableFileError) as error:
                 left_out.append(str(error))
                 continue
-            counts = np.bincount(label.ravel(), minlength=IGNORED + 1)
-            summary.add(str(pair.image), b"", label.shape[::-1], counts)
+            counts = np.bincount(label.ravel(), minlength=len(names))
+            summary.add(str(pair.image), PairCheck(size=label.shape[::-1], counts=counts))
         summaries.append(summary)
     for summary in summaries:
         if not summary.pairs:
@@ -155,8 +152,8 @@ def assign_classes(
 ) -> tuple[list[str], dict[str, int]]:
     """Return the classes, and the class of each label; 255 for ignored labels.
 
-    The value 255 of a mask is ignored if the other values are 0, 1, 2, ...; it is a class if `names` counts
-    it, or in a mask of two values.
+    The value 255 of masks is ignored if the other values are 0, 1, 2, ..., unless there are as many
+    names as values. In masks with two values it is a class.
 
     Raises:
         ValueError: if the labels do not fit the names, or there are not 2 to 255 classes.
@@ -337,11 +334,6 @@ def _link(source: Path, target: Path) -> None:
     except OSError:  # a file system without links
         with atomic_write(target) as part:
             shutil.copyfile(source, part)
-
-
-def _track(items: Iterable, what: str, total: int) -> Iterable:
-    console = Console(stderr=True)
-    return track(items, what, total, console=console, disable=not console.is_terminal)
 
 
 def config_text(train: Summary, val: Summary, load_from: str | None, width: int) -> str:
