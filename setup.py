@@ -133,7 +133,9 @@ setup(
     packages=find_packages(include=["mmseg_ext", "mmseg_ext.*"]),
     py_modules=["mmseg_ext_cli"],
     entry_points={"console_scripts": ["mmseg-ext = mmseg_ext_cli:main"]},
-    package_data={"mmseg_ext": ["py.typed", "doctor/parity/*.npz", "reports/*.j2"]},
+    package_data={
+        "mmseg_ext": ["py.typed", "doctor/parity/*.npz", "reports/*.j2", "datasets/*.txt"]
+    },
     install_requires=["torch>=2.4", "numpy>=1.24", "safetensors>=0.4"],
     extras_require={
         "mm": MM,

@@ -1,12 +1,4 @@
-"""Readers of annotations: folders of masks, COCO files and labelme files.
-
-Every reader has
-
-- `files`: its annotations by key (see `key_of`);
-- `upright`: whether its annotations belong to photos rotated by their EXIF orientation;
-- `prepare(annotations)`, which sets `labels`: the text of each value, in the order of the classes;
-- `read(annotation)`, which returns the values (H, W) int32 or raises `LabelError`.
-"""
+"""Readers of annotations: folders of masks, COCO files and labelme files."""
 
 import contextlib
 import importlib
@@ -16,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -50,6 +43,10 @@ def key_of(path: Path) -> Key:
     return (splits or [None])[0], "/".join([*folders, path.stem])
 
 
+def _by_key(folder: Path, paths: Iterable[Path]) -> dict:
+    return {key_of(path.relative_to(folder)): Annotation(path) for path in paths}
+
+
 def runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the value and the length of each run of equal values in `values`."""
     flat = values.ravel()
@@ -57,24 +54,51 @@ def runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return flat[starts], np.diff(starts, append=flat.size)
 
 
-class Masks:
+class Annotation(NamedTuple):
+    """An annotation: its file, and the image in it if the file has several."""
+
+    path: Path
+    name: str = ""
+    content: Any = None
+
+
+class Reader:
+    """The base class: annotations as maps of integers.
+
+    `labels` has the text of each value, in the order of the classes. `upright` is True if the
+    annotations belong to photos rotated by their EXIF orientation.
+    """
+
+    upright = False
+    colored = False
+
+    def __init__(self):
+        self.files: dict[Key, Annotation] = {}
+        self.labels: dict[int, str] = {}
+
+    def prepare(self, annotations: Iterable[Annotation]) -> None:
+        """Set `labels` to the values in `annotations`."""
+
+    def read(self, annotation: Annotation) -> np.ndarray:
+        """Return the values (H, W), or raise `LabelError`."""
+        raise NotImplementedError
+
+
+class Masks(Reader):
     """Images with one gray value, palette index or color per class.
 
     Values are indices, or colors 0xRRGGBB if a mask is colored or palettes disagree on an index.
     """
 
-    upright = False
+    def __init__(self, folder: Path):
+        super().__init__()
+        self.files = _by_key(folder, find_files(folder))
 
-    def __init__(self, folder: Path, colored: bool = False):
-        self.files = {key_of(p.relative_to(folder)): p for p in find_files(folder)}
-        self.colored = colored
-        self.labels: dict[int, str] = {}
-
-    def prepare(self, paths: Iterable[Path]) -> None:
+    def prepare(self, annotations: Iterable[Annotation]) -> None:
         codes: set[int] = set()
-        for path in paths:
+        for annotation in annotations:
             with contextlib.suppress(LabelError):  # `read` raises it again
-                codes.update(np.unique(runs(_codes(path))[0]).tolist())
+                codes.update(np.unique(runs(_codes(annotation.path))[0]).tolist())
         palette = {code for code in codes if code >> 40 == _PALETTE}
         self.colored |= len({code >> 24 for code in palette}) < len(palette)
         self.colored |= any(c >> 40 == _COLOR and (c & 0xFFFFFF) % 0x10101 for c in codes)
@@ -84,8 +108,8 @@ class Masks:
     def _value(self, codes):
         return codes & 0xFFFFFF if self.colored else codes >> 24 & 0xFFFF
 
-    def read(self, path: Path) -> np.ndarray:
-        return self._value(_codes(path)).astype(np.int32)
+    def read(self, annotation: Annotation) -> np.ndarray:
+        return self._value(_codes(annotation.path))
 
 
 def _codes(path: Path) -> np.ndarray:
@@ -119,16 +143,14 @@ def _packed(colors: np.ndarray) -> np.ndarray:
     return colors[..., 0] << 16 | colors[..., 1] << 8 | colors[..., 2]
 
 
-class Coco:
+class Coco(Reader):
     """The polygons and RLE masks of COCO files; later annotations cover earlier ones.
 
     Value 0 is the background. The categories follow in the order of their ids.
     """
 
-    upright = False
-
     def __init__(self, paths: Sequence[Path]):
-        self.files = {}
+        super().__init__()
         names: dict[str, None] = {BACKGROUND: None}
         for path in paths:
             coco = _load_coco(path)
@@ -137,14 +159,12 @@ class Coco:
             split, _ = key_of(Path(*re.split(r"[._-]", path.stem), "image"))
             for image in coco.imgs.values():
                 own, name = key_of(Path(image["file_name"]))
-                self.files[own or split, name] = (coco, image)
+                found = Annotation(path, image["file_name"], (coco, image))
+                self.files[own or split, name] = found
         self.labels = dict(enumerate(names))
 
-    def prepare(self, annotations: Iterable) -> None:
-        pass
-
-    def read(self, annotation: tuple) -> np.ndarray:
-        coco, image = annotation
+    def read(self, annotation: Annotation) -> np.ndarray:
+        coco, image = annotation.content
         value = {name: value for value, name in self.labels.items()}
         try:
             values = np.zeros((image["height"], image["width"]), np.int32)
@@ -152,11 +172,13 @@ class Coco:
                 name = coco.cats[shape["category_id"]]["name"]
                 values[coco.annToMask(shape) > 0] = value[name]
         except Exception as error:  # pycocotools raises anything for a wrong field
-            raise LabelError(f"{image['file_name']}: bad COCO annotation ({error!r})") from error
+            raise LabelError(
+                f"{annotation.path}: cannot read the annotation of {annotation.name} ({error!r})"
+            ) from error
         return values
 
 
-class Labelme:
+class Labelme(Reader):
     """The polygons and rectangles of labelme's JSON files; later shapes cover earlier ones.
 
     Value 0 is the background. The labels follow in alphabetical order.
@@ -165,21 +187,20 @@ class Labelme:
     upright = True
 
     def __init__(self, folder: Path):
-        paths = find_files(folder, ".json")
-        self.files = {key_of(path.relative_to(folder)): path for path in paths}
-        self.labels: dict[int, str] = {}
+        super().__init__()
+        self.files = _by_key(folder, find_files(folder, ".json"))
 
-    def prepare(self, paths: Iterable[Path]) -> None:
+    def prepare(self, annotations: Iterable[Annotation]) -> None:
         names: set[str] = set()
-        for path in paths:
+        for annotation in annotations:
             with contextlib.suppress(LabelError):  # `read` raises it again
-                names.update(label for label, _ in _shapes(path)[1])
+                names.update(label for label, _ in _shapes(annotation.path)[1])
         self.labels = dict(enumerate([BACKGROUND, *sorted(names - {BACKGROUND})]))
 
-    def read(self, path: Path) -> np.ndarray:
+    def read(self, annotation: Annotation) -> np.ndarray:
         rasterizer = _pycocotools("mask")
         value = {name: value for value, name in self.labels.items()}
-        size, shapes = _shapes(path)
+        size, shapes = _shapes(annotation.path)
         values = np.zeros(size, np.int32)
         for name, polygon in shapes:
             (encoded,) = rasterizer.frPyObjects([polygon], *size)
@@ -206,14 +227,17 @@ def _shapes(path: Path) -> tuple[tuple[int, int], list[tuple[str, list[float]]]]
 
 
 def _load_coco(path: Path):
-    coco = _pycocotools("coco")
+    library = _pycocotools("coco")
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            return coco.COCO(str(path))
+            coco = library.COCO(str(path))
+        if not (coco.imgs and coco.cats):
+            raise ValueError("it lists no images or no categories")
     except OSError:
         raise
     except Exception as error:  # any JSON can be in the file
         raise ValueError(f"{path}: is not a COCO file ({error!r})") from error
+    return coco
 
 
 def _pycocotools(module: str) -> ModuleType:

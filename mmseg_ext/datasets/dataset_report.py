@@ -265,7 +265,7 @@ def describe(summary: Summary) -> str:
     sizes = [f"{width}x{height} ({count:,})" for (width, height), count in common]
     sizes += [f"{len(summary.sizes) - len(common)} others"] * (len(summary.sizes) > len(common))
     pairs = f"{summary.split}: {summary.pairs:,} pairs"
-    return f"{pairs}, {', '.join(sizes) or 'none readable'}, {_share(summary.ignored, summary)} ignored"
+    return ", ".join([pairs, *sizes, f"{_share(summary.ignored, summary)} of the pixels ignored"])
 
 
 def class_table(summaries: Sequence[Summary]) -> Table:

@@ -19,10 +19,9 @@ from PIL import Image
 from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.datasets.annotation_readers import (
     BACKGROUND,
-    Coco,
+    Annotation,
     Key,
-    Labelme,
-    Masks,
+    Reader,
     find_files,
     key_of,
     runs,
@@ -69,7 +68,7 @@ class Project:
 @dataclass
 class _Pair:
     image: Path
-    annotation: object
+    annotation: Annotation
     image_file: Path  # in the project
     label_file: Path
 
@@ -77,14 +76,13 @@ class _Pair:
         """Return whether both files exist, and the label map is not older than its source."""
         if not (self.image_file.is_file() and self.label_file.is_file()):
             return False
-        changed = self.annotation.stat().st_mtime if isinstance(self.annotation, Path) else 0
-        return self.label_file.stat().st_mtime >= changed
+        return self.label_file.stat().st_mtime >= self.annotation.path.stat().st_mtime
 
 
 def make_project(
     folder: Path,
     images: Path,
-    reader: Masks | Coco | Labelme,
+    reader: Reader,
     classes: Sequence[str] | None = None,
     ignored: Sequence[str] = (),
     val_share: float = 0.2,
@@ -112,17 +110,16 @@ def make_project(
     state_file = data / "classes.json"
     state = json.loads(state_file.read_text()) if state_file.is_file() else None
     pending = [pair for pairs_ in pairs.values() for pair in pairs_ if not pair.is_complete()]
-    if isinstance(reader, Masks) and state:
+    if state:
         reader.colored = state["colored"]
     reader.prepare(progress((pair.annotation for pair in pending), "reading", len(pending)))
     if state:
-        _require_same_classes(state, reader, classes, state_file)
-        names, labels = state["classes"], state["labels"]
+        _require_same_classes(state, reader, classes, ignored, state_file)
     else:
         names, labels = assign_classes(reader.labels, classes, ignored)
-        colored = getattr(reader, "colored", False)
-        state = dict(classes=names, labels=labels, colored=colored)
+        state = dict(classes=names, labels=labels, colored=reader.colored)
         write_text(json.dumps(state, indent=1), state_file)
+    names, labels = state["classes"], state["labels"]
     summaries = []
     for split, members in pairs.items():
         summary = Summary(split, tuple(names))
@@ -137,7 +134,11 @@ def make_project(
         summaries.append(summary)
     for summary in summaries:
         if not summary.pairs:
-            raise ValueError(f"{images}: no pair for {summary.split}; first: {left_out[0]}")
+            if not any(s.pairs for s in summaries):
+                state_file.unlink()
+            raise ValueError(f"{summary.split}: no pair is usable; {(left_out or [images])[-1]}")
+    if left_out:
+        write_text("".join(f"{line}\n" for line in left_out), folder / "left_out.txt")
     config = folder / "config.py"
     wrote_config = not config.exists()
     if wrote_config:
@@ -194,19 +195,20 @@ def _listed(labels: Iterable[str]) -> str:
     return f"there are {len(shown)} values: {', '.join(shown[:8])}{', ...' * (len(shown) > 8)}"
 
 
-def _require_same_classes(state: dict, reader: Masks | Coco | Labelme, names, path: Path) -> None:
+def _require_same_classes(state: dict, reader: Reader, names, ignored, path: Path) -> None:
+    problem = ""
     if names and list(names) != state["classes"]:
-        raise ValueError(
-            f"{path}: has other classes, {', '.join(state['classes'])}; use a new folder"
-        )
+        problem = f"has the classes {', '.join(state['classes'])}"
+    if other := {value for value in ignored if state["labels"].get(value) != IGNORED}:
+        problem = f"does not ignore {min(other)}"
     if unknown := set(reader.labels.values()) - state["labels"].keys():
-        raise ValueError(
-            f"{path}: lacks the value {min(unknown)} of a new annotation; use a new folder"
-        )
+        problem = f"lacks the value {min(unknown)} of a new annotation"
+    if problem:
+        raise ValueError(f"{path}: {problem}; start a new project to change the classes")
 
 
 def _find_pairs(
-    images: Path, reader: Masks | Coco | Labelme, data: Path, val_share: float
+    images: Path, reader: Reader, data: Path, val_share: float
 ) -> tuple[dict[str, list[_Pair]], list[str]]:
     """Return the pairs of each split, and a line for each file that is in none."""
     found, annotations = _separate(images, reader, data)
@@ -214,56 +216,50 @@ def _find_pairs(
     for split, name in annotations:
         for variant in _variants(name, _MASK):
             index.setdefault((split, variant), []).append((split, name))
-    left_out, partner, image_of = [], {}, {}
+    left_out, partner = [], {}
     for path in found:
-        split, name = key = key_of(path.relative_to(images))
+        split, name = key_of(path.relative_to(images))
         splits = (split, None) if split else (None, "train", "val", "test")
         keys = ((s, variant) for variant in _variants(name, _IMAGE) for s in splits)
-        matches = next((index[k] for k in keys if k in index), [])
-        exact = [match for match in matches if match[1] == name] or matches
-        if len(exact) != 1:
-            left_out.append(f"{path}: {'several annotations fit' if exact else 'no annotation'}")
-        elif key in partner or exact[0] in image_of:
-            other = partner[key][0] if key in partner else image_of[exact[0]]
-            left_out.append(f"{path}: {other} has the same name")
+        matches = next((index[key] for key in keys if key in index), [])
+        matches = [match for match in matches if match[1] == name] or matches
+        if len(matches) == 1:
+            partner[path] = (split or matches[0][0], name), matches[0]
         else:
-            partner[key], image_of[exact[0]] = (path, exact[0]), path
+            left_out.append(f"{path}: {'several annotations fit' if matches else 'no annotation'}")
     if not partner:
-        first = next(iter(annotations), (None, "none"))[1]
+        image, annotation = (str(next(iter(x), "none")) for x in (found, reader.files.values()))
         raise ValueError(
-            f"{images}: no image has an annotation of its name; there are {len(found)} images "
-            f"({found[0].name if found else 'none'}) and {len(annotations)} annotations ({first})"
+            f"{images}: none of {len(found)} images has one of {len(annotations)} annotations of "
+            f"the same name; the first are {image} and {annotation}"
         )
-    for key, annotation in annotations.items():
-        if key not in image_of:
-            where = annotation if isinstance(annotation, Path) else annotation[1]["file_name"]
-            left_out.append(f"{where}: no image")
-    named = {key: key[0] or match[0] for key, (_, match) in partner.items()}
-    if {"train", "val"} <= set(named.values()):
-        splits = named
-    else:
-        splits = _hash_splits(list(partner), data, val_share)
-    pairs: dict[str, list[_Pair]] = {"train": [], "val": []}
-    for key, (path, match) in partner.items():
-        split, name = splits[key], key[1]
+    matched = {match for _, match in partner.values()}
+    left_out += [f"{a.path}: no image {a.name}" for k, a in annotations.items() if k not in matched]
+    keys = [key for key, _ in partner.values()]
+    given = {"train", "val"} <= {split for split, _ in keys}
+    hashed = {} if given else _hash_splits([name for _, name in keys], data, val_share)
+    pairs: dict[str, dict[str, _Pair]] = {"train": {}, "val": {}}
+    for path, ((split, name), match) in partner.items():
+        split = split if given else hashed[name]
         if split not in pairs:
             left_out.append(f"{path}: is in neither train nor val")
-            continue
-        image_file = data / "images" / split / f"{name}{path.suffix}"
-        label_file = data / "annotations" / split / f"{name}.png"
-        pairs[split].append(_Pair(path, annotations[match], image_file, label_file))
-    return pairs, left_out
+        elif name in pairs[split]:
+            left_out.append(f"{path}: {pairs[split][name].image} has the same name")
+        else:
+            image_file = data / "images" / split / f"{name}{path.suffix}"
+            label_file = data / "annotations" / split / f"{name}.png"
+            pairs[split][name] = _Pair(path, annotations[match], image_file, label_file)
+    return {split: list(members.values()) for split, members in pairs.items()}, left_out
 
 
-def _separate(images: Path, reader: Masks | Coco | Labelme, data: Path) -> tuple[list[Path], dict]:
-    """Return the images, and the annotations by key; masks may be in or under the same folder."""
-    annotations = dict(reader.files)
+def _separate(images: Path, reader: Reader, data: Path) -> tuple[list[Path], dict]:
+    """Return the images, and the annotations by key; masks may be in or below their folder."""
     found = [path for path in find_files(images) if data.resolve() not in path.resolve().parents]
-    masks = {path for path in annotations.values() if isinstance(path, Path)} & set(found)
+    masks = {annotation.path for annotation in reader.files.values()} & set(found)
     if masks == set(found):  # one folder: the masks have an ending
         masks = {path for path in found if _MASK.search(path.stem)}
     found = [path for path in found if path not in masks]
-    return found, {key: path for key, path in annotations.items() if path not in found}
+    return found, {key: a for key, a in reader.files.items() if a.path not in found}
 
 
 def _variants(name: str, ending: re.Pattern) -> list[str]:
@@ -271,26 +267,22 @@ def _variants(name: str, ending: re.Pattern) -> list[str]:
     return list(dict.fromkeys([name, ending.sub("", name), base, ending.sub("", base)]))
 
 
-def _hash_splits(keys: Sequence[Key], data: Path, val_share: float) -> dict[Key, str]:
-    """Assign each image by its name, so the split stays when images are added."""
-    position = {
-        key: int.from_bytes(hashlib.sha256(key[1].encode()).digest()[:8], "big") / 2**64
-        for key in keys
-    }
-    splits = {key: "val" if position[key] < val_share else "train" for key in keys}
-    if len(keys) > 1 and len(set(splits.values())) == 1:  # few images
-        splits[min(keys, key=position.get)] = "val"
-        splits[max(keys, key=position.get)] = "train"
-    for key in keys:  # an earlier run may have had few images
+def _hash_splits(names: Sequence[str], data: Path, val_share: float) -> dict[str, str]:
+    """Assign each name to a split by its hash, so the split stays when images are added."""
+    digests = {name: hashlib.sha256(name.encode()).digest() for name in names}
+    limit = int(val_share * 2**32).to_bytes(4, "big")
+    splits = {name: "val" if digests[name] < limit else "train" for name in names}
+    if len(splits) > 1 and len(set(splits.values())) == 1:  # few images
+        splits[min(splits, key=digests.get)] = "val"
+        splits[max(splits, key=digests.get)] = "train"
+    for name in names:  # an earlier run may have had few images
         for split in ("train", "val"):
-            if (data / "annotations" / split / f"{key[1]}.png").is_file():
-                splits[key] = split
+            if (data / "annotations" / split / f"{name}.png").is_file():
+                splits[name] = split
     return splits
 
 
-def _write_pair(
-    pair: _Pair, reader: Masks | Coco | Labelme, labels: Mapping[str, int]
-) -> np.ndarray:
+def _write_pair(pair: _Pair, reader: Reader, labels: Mapping[str, int]) -> np.ndarray:
     """Write the image and the label map of a pair, unless both exist; return the label map (H, W).
 
     Raises:

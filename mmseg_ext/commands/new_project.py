@@ -1,0 +1,136 @@
+"""Make a project from your images and masks: data folders, and a config that fits them."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mmseg_ext.commands import exit_on_error
+from mmseg_ext.commands._flags import command_parser, read_flags
+
+_SHOWN = 10
+_STEM = "backbone.layer1.0.conv1.weight"  # (width, width, 3, 3)
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = command_parser(
+        __doc__,
+        """\
+PROJECT/data has the images and label maps, PROJECT/config.py the model and the schedule. The
+sources are not changed. Run the command again after adding images: it adds them and keeps the
+existing split and config.
+
+Images and annotations are paired by name; endings such as _mask are ignored. Folders train and val
+are the splits; without them --val sets the share of the validation images.
+
+--from scratch    random weights (default)
+       imagenet   mmsegmentation's ResNet-18, downloaded at the first training
+       NAME       weights published with this package, e.g. ea_r18_fpn_camvid_6k
+                  (non-commercial use only, which then also holds for your model)
+       FILE       a checkpoint of an earlier project
+""",
+    )
+    parser.add_argument("project", type=Path, help="folder to write")
+    parser.add_argument("--images", type=Path, required=True, metavar="DIR")
+    kinds = parser.add_mutually_exclusive_group(required=True)
+    kinds.add_argument(
+        "--masks",
+        type=Path,
+        metavar="DIR",
+        help="gray, binary, palette or RGB images, one value per class",
+    )
+    kinds.add_argument("--coco", type=Path, nargs="+", metavar="FILE", help="polygons or RLE")
+    kinds.add_argument("--labelme", type=Path, metavar="DIR", help="JSON files with polygons")
+    parser.add_argument("--classes", nargs="+", metavar="NAME", help="in the order of the values")
+    parser.add_argument(
+        "--ignore",
+        nargs="+",
+        default=[],
+        metavar="VALUE",
+        help="values, #rrggbb or names to ignore",
+    )
+    parser.add_argument("--val", type=_share, default=0.2, metavar="SHARE", help="default: 0.2")
+    parser.add_argument(
+        "--from", dest="start", default="scratch", metavar="WEIGHTS", help="see below"
+    )
+    return parser
+
+
+def _share(text: str) -> float:
+    if not 0 < (share := float(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be between 0 and 1, not {text}")
+    return share
+
+
+@exit_on_error
+def main(argv: Sequence[str] | None = None) -> int:
+    args = read_flags(parser(), argv)
+    from mmengine.config import Config
+    from rich.console import Console
+
+    from mmseg_ext.datasets.annotation_readers import Coco, Labelme, Masks
+    from mmseg_ext.datasets.dataset_report import class_table, describe
+    from mmseg_ext.datasets.new_project import make_project
+
+    load_from, width, about = _starting_weights(args.start)
+    if args.masks:
+        reader = Masks(args.masks)
+    else:
+        reader = Coco(args.coco) if args.coco else Labelme(args.labelme)
+    made = make_project(
+        args.project, args.images, reader, args.classes, args.ignore, args.val, load_from, width
+    )
+    for line in made.left_out[:_SHOWN]:
+        print(f"left out: {line}")
+    if made.left_out:
+        print(f"left out: {len(made.left_out)} files, listed in {args.project / 'left_out.txt'}")
+    for summary in made.summaries:
+        print(describe(summary))
+    Console(width=None if sys.stdout.isatty() else 160).print(class_table(made.summaries))
+    names = [*made.classes, *["ignored"] * 256]
+    print("values: " + ", ".join(f"{value} is {names[i]}" for value, i in made.labels.items()))
+    if made.wrote_config:
+        print(f"{made.config}: training starts from {about}")
+    else:
+        print(f"{made.config}: exists, unchanged")
+    config = shlex.quote(str(made.config))
+    settings = Config.fromfile(made.config)
+    work_dir = shlex.quote(str(args.project / "work_dir"))
+    checkpoint = f"{work_dir}/iter_{settings.train_cfg.get('max_iters')}.pth"
+    print("Next:")
+    print(f"  mmseg-ext check_dataset {config}")
+    print(f"  mmseg-ext train {config}")
+    print(f"  mmseg-ext test {config} {checkpoint}")
+    print(f"  mmseg-ext report {work_dir}")
+    pictures = shlex.quote(str(args.project / "data/images/val"))
+    print(f"  mmseg-ext image_demo {pictures} {config} {checkpoint} --out {work_dir}/pictures")
+    return 0
+
+
+def _starting_weights(start: str) -> tuple[str | None, int, str]:
+    """Return `load_from`, the base width of its ResNet-18, and a description with the license.
+
+    Raises:
+        ValueError: if `start` is unknown, or a file has another model.
+    """
+    if start == "scratch":
+        return None, 32, "random weights; try --from imagenet too"
+    if start == "imagenet":
+        return start, 64, "mmsegmentation's ResNet-18 (Apache-2.0), trained on ImageNet's photos"
+    from mmseg_ext.checkpoint.files import read_checkpoint, unwrap_state_dict
+    from mmseg_ext.inference.models import PRETRAINED, pretrained_weights
+
+    if not Path(start).is_file() and start not in PRETRAINED:
+        names = ", ".join(PRETRAINED)
+        raise ValueError(f"--from {start}: is neither a file nor scratch, imagenet or {names}")
+    file = Path(start) if Path(start).is_file() else pretrained_weights(start)
+    content = read_checkpoint(file)
+    weights = unwrap_state_dict(content, str(file))
+    if not {_STEM, "neck.fpn_convs.0.conv.weight"} <= weights.keys():
+        raise ValueError(
+            f"--from {start}: is not a ResNet-18 with FPN, the model of the new config; set "
+            "load_from in a config with the model of the file"
+        )
+    terms = content.get("meta", {}).get("license", "not in the file; ask its author")
+    return str(file.resolve()), len(weights[_STEM]), f"{file}; license of the weights: {terms}"

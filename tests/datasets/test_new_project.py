@@ -1,0 +1,426 @@
+"""`new_project`: annotations of every format, pairs, splits, second runs, and the config."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mmengine.config import Config
+from mmseg.registry import DATASETS
+from PIL import Image
+from pycocotools import mask as rle
+
+from mmseg_ext.commands.new_project import main
+from mmseg_ext.datasets.annotation_readers import Masks
+from mmseg_ext.datasets.new_project import assign_classes, make_project
+
+SIZE = (40, 30)  # width, height
+NAMES = ["ground", "small", "wide"]
+COLORS = np.array([[0, 0, 0], [0, 128, 255], [200, 10, 10]], np.uint8)
+
+
+def scene(seed: int) -> tuple[np.ndarray, list[tuple[int, tuple[int, int, int, int]]]]:
+    """Return a label map (H, W), and its rectangles as (class, (left, top, right, bottom))."""
+    rng = np.random.RandomState(seed)
+    label, boxes = np.zeros(SIZE[::-1], np.uint8), []
+    for kind in (2, 1, 1):
+        (left, top), extent = rng.randint(0, 20, 2), rng.randint(4, 10) * kind
+        box = (left, top, min(left + extent, SIZE[0]), min(top + extent, SIZE[1]))
+        label[box[1] : box[3], box[0] : box[2]] = kind
+        boxes.append((kind, tuple(map(int, box))))
+    return label, boxes
+
+
+def corners(box) -> list[list[int]]:
+    left, top, right, bottom = box
+    return [[left, top], [right, top], [right, bottom], [left, bottom]]
+
+
+def save(path: Path, pixels: np.ndarray, palette=None) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(pixels)
+    if palette is not None:
+        image.putpalette(np.ravel(palette).tolist())
+    image.save(path)
+
+
+def save_images(folder: Path, count: int, suffix: str = ".jpg") -> None:
+    for i in range(count):
+        pixels = np.random.RandomState(i).randint(0, 256, (*SIZE[::-1], 3), dtype=np.uint8)
+        save(folder / f"{i:02d}{suffix}", pixels)
+
+
+def write_coco(path: Path, count: int, split: str = "") -> None:
+    """Write every second scene as run lengths, the others as polygons."""
+    images, annotations = [], []
+    for i in range(count):
+        name = f"{split}{i:02d}.jpg"
+        images.append(dict(id=i, file_name=name, width=SIZE[0], height=SIZE[1]))
+        for kind, box in scene(i)[1]:
+            polygon = [np.ravel(corners(box)).tolist()]
+            code = rle.merge(rle.frPyObjects(polygon, *SIZE[::-1]))
+            code["counts"] = code["counts"].decode()
+            shape = dict(segmentation=code if i % 2 else polygon, image_id=i, category_id=kind)
+            annotations.append(dict(shape, id=len(annotations) + 1, iscrowd=0))
+    categories = [dict(id=k, name=NAMES[k]) for k in (2, 1)]
+    path.write_text(json.dumps(dict(images=images, annotations=annotations, categories=categories)))
+
+
+def write_annotations(kind: str, folder: Path, count: int) -> list[str]:
+    """Write the scenes in one format, and return the flag that reads them."""
+    folder.mkdir(exist_ok=True)
+    for i in range(count):
+        label, boxes = scene(i)
+        if kind == "index":
+            save(folder / f"{i:02d}_mask.png", label * 10 + 7)
+        elif kind == "rgb":
+            save(folder / f"{i:02d}.png", COLORS[label])
+        elif kind == "palette":
+            save(folder / f"{i:02d}.png", label, COLORS)
+        elif kind == "swapped palettes":  # the colors have the meaning, not the indices
+            order = [0, 1, 2] if i % 2 else [2, 0, 1]
+            save(folder / f"{i:02d}.png", np.argsort(order).astype(np.uint8)[label], COLORS[order])
+        elif kind == "labelme":
+            shapes = [dict(label=NAMES[k], points=corners(box)) for k, box in boxes]
+            shapes[0].update(shape_type="rectangle", points=corners(boxes[0][1])[::2])
+            size = dict(imageWidth=SIZE[0], imageHeight=SIZE[1])
+            (folder / f"{i:02d}.json").write_text(json.dumps(dict(size, shapes=shapes)))
+    if kind == "coco":
+        write_coco(folder / "all.json", count)
+        return ["--coco", str(folder / "all.json")]
+    return ["--labelme" if kind == "labelme" else "--masks", str(folder)]
+
+
+def run(folder: Path, *flags: str) -> int:
+    images = [] if "--images" in flags else ["--images", str(folder / "images")]
+    return main([str(folder / "project"), *images, *flags])
+
+
+def label_maps(folder: Path) -> dict[str, np.ndarray]:
+    """Return the label maps of a project by split and name."""
+    root = folder / "project/data/annotations"
+    return {
+        str(p.relative_to(root).with_suffix("")): np.array(Image.open(p))
+        for p in root.rglob("*.png")
+    }
+
+
+FORMATS = ("index", "rgb", "palette", "swapped palettes", "coco", "labelme")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_gives_the_same_label_maps(kind, tmp_path, capsys):
+    save_images(tmp_path / "images", 60)
+    flags = write_annotations(kind, tmp_path / "annotations", 60)
+    names = ["background", *NAMES[1:]] if kind in ("coco", "labelme") else NAMES
+    assert run(tmp_path, *flags, "--classes", *names) == 0
+    found = label_maps(tmp_path)
+    assert len(found) == 60
+    assert 6 <= sum(name.startswith("val/") for name in found) <= 18
+    for name, label in found.items():
+        assert np.array_equal(label, scene(int(name[-2:]))[0])
+    assert "left out" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("values", "names", "ignored", "classes", "mapping"),
+    [
+        ([10, 20, 30], None, [], ["class_0", "class_1", "class_2"], [0, 1, 2]),
+        ([0, 255], ["no", "yes"], [], ["no", "yes"], [0, 1]),
+        ([0, 255], None, [], ["class_0", "class_1"], [0, 1]),
+        ([0, 1, 255], None, [], ["class_0", "class_1"], [0, 1, 255]),
+        ([0, 128, 255], None, [], ["class_0", "class_1", "class_2"], [0, 1, 2]),
+        ([0, 1, 255], ["a", "b", "c"], [], ["a", "b", "c"], [0, 1, 2]),
+        ([0, 2, 255], ["a", "b", "c", "d"], [], ["a", "b", "c", "d"], [0, 2, 255]),
+        ([1, 2, 9], ["a", "b"], ["9"], ["a", "b"], [0, 1, 255]),
+        ([0, 40000], None, [], ["class_0", "class_1"], [0, 1]),
+    ],
+)
+def test_classes_of_values(values, names, ignored, classes, mapping):
+    labels = {value: str(value) for value in values}
+    expected = dict(zip(labels.values(), mapping, strict=True))
+    assert assign_classes(labels, names, ignored) == (classes, expected)
+
+
+def test_classes_of_names():
+    labels = {0: "background", 1: "cat", 2: "dog"}
+    own = {"background": 0, "cat": 1, "dog": 2}
+    assert assign_classes(labels) == (list(labels.values()), own)
+    swapped = {"background": 0, "cat": 2, "dog": 1}
+    assert assign_classes(labels, ["dog", "cat"]) == (["background", "dog", "cat"], swapped)
+    assert assign_classes(labels, ["rest", "a", "b"]) == (["rest", "a", "b"], own)
+    without = {"background": 255, "cat": 0, "dog": 1}
+    assert assign_classes(labels, ["cat", "dog"], ["background"]) == (["cat", "dog"], without)
+    with pytest.raises(ValueError, match="lacks 'dog'"):
+        assign_classes(labels, ["cat"])
+
+
+def test_names_and_suffixes_pair_and_nothing_is_lost(tmp_path, capsys):
+    """Every file is in a pair or listed, and no source changes."""
+    sources = tmp_path / "sources"
+    label = scene(0)[0]
+    pairs = [("a.JPG", "a_mask.png"), ("b.jpeg", "b.tif"), ("c_image.PNG", "c-label.png")]
+    pairs += [("d.e.jpg", "d.e.PNG"), ("f/g.jpg", "f/g.png"), ("h/i.jpg", "i.png")]
+    for image, mask in [*pairs, ("other_size.jpg", ""), ("", "alone_mask.png")]:
+        if image:
+            save(sources / "images" / image, np.zeros((*SIZE[::-1], 3), np.uint8))
+        if mask:
+            save(sources / "masks" / mask, label)
+    save(sources / "masks/other_size.png", label[1:])
+    save(sources / "images/no_mask.png", label)
+    (sources / "images/empty.jpg").write_bytes(b"")
+    save(sources / "masks/empty.png", label)
+    save(sources / "images/broken_mask.jpg", np.zeros((*SIZE[::-1], 3), np.uint8))
+    (sources / "masks/broken_mask.png").write_bytes(b"text")
+    save(sources / "images/a.png", label)  # a second image called a
+    before = {p: p.stat().st_mtime_ns for p in sources.rglob("*")}
+    flags = ["--images", str(sources / "images"), "--masks", str(sources / "masks"), "--val", "0.5"]
+    assert run(tmp_path, *flags) == 0
+    assert {p: p.stat().st_mtime_ns for p in sources.rglob("*")} == before
+    names = {name.partition("/")[2] for name in label_maps(tmp_path)}
+    assert names == {"a", "b", "c_image", "d.e", "f/g", "h/i"}
+    for name in label_maps(tmp_path):
+        (image,) = (tmp_path / "project/data/images").glob(f"{name}.[jpJP]*")
+        assert image.resolve().is_relative_to(sources)
+    lines = (tmp_path / "project/left_out.txt").read_text().splitlines()
+    listed = {Path(line.partition(": ")[0]).name for line in lines}
+    expected = {"other_size.jpg", "alone_mask.png", "no_mask.png", "empty.jpg", "broken_mask.png"}
+    assert listed == expected | {"a.png"}
+    assert capsys.readouterr().out.count("left out: ") == len(lines) + 1
+
+
+def test_images_and_masks_in_one_folder(tmp_path):
+    for i in range(4):
+        save(tmp_path / f"all/{i}.png", np.zeros((*SIZE[::-1], 3), np.uint8))
+        save(tmp_path / f"all/{i}_mask.png", scene(i)[0])
+    assert run(tmp_path, "--images", str(tmp_path / "all"), "--masks", str(tmp_path / "all")) == 0
+    found = label_maps(tmp_path)
+    assert len(found) == 4 and all(
+        np.array_equal(v, scene(int(k[-1]))[0]) for k, v in found.items()
+    )
+
+
+def test_folders_are_the_splits(tmp_path):
+    """Also with the same names in both; an image in neither is listed."""
+    for split, count in (("train", 3), ("validation", 2)):
+        save_images(tmp_path / "images" / split, count)
+        write_annotations("index", tmp_path / "masks", 0)
+        write_annotations("index", tmp_path / "masks" / split, count)
+    save_images(tmp_path / "images/test", 1)
+    write_annotations("index", tmp_path / "masks/test", 1)
+    assert run(tmp_path, "--masks", str(tmp_path / "masks")) == 0
+    assert sorted(label_maps(tmp_path)) == [f"train/0{i}" for i in range(3)] + ["val/00", "val/01"]
+    assert "test/00.jpg" in (tmp_path / "project/left_out.txt").read_text()
+
+
+def test_a_coco_file_for_each_split(tmp_path):
+    save_images(tmp_path / "images", 5)
+    write_coco(tmp_path / "instances_val.json", 2)
+    write_coco(tmp_path / "instances_train.json", 5)
+    content = json.loads((tmp_path / "instances_train.json").read_text())
+    content["images"] = content["images"][2:]
+    (tmp_path / "instances_train.json").write_text(json.dumps(content))
+    files = [str(tmp_path / f"instances_{split}.json") for split in ("train", "val")]
+    assert run(tmp_path, "--coco", *files) == 0
+    found = label_maps(tmp_path)
+    assert sorted(found) == ["train/02", "train/03", "train/04", "val/00", "val/01"]
+    order = np.array([0, 1, 2])  # by the categories' ids
+    assert all(np.array_equal(v, order[scene(int(k[-2:]))[0]]) for k, v in found.items())
+
+
+def test_adding_images_keeps_the_split(tmp_path):
+    save_images(tmp_path / "images", 30)
+    flags = write_annotations("index", tmp_path / "masks", 30)
+    extra = [tmp_path / "images" / f"{i:02d}.jpg" for i in range(3, 30)]
+    for path in extra:
+        path.rename(path.with_suffix(".later"))
+    run(tmp_path, *flags)
+    first = set(label_maps(tmp_path))
+    assert {name.split("/")[0] for name in first} == {"train", "val"}  # of three images
+    for path in extra:
+        path.with_suffix(".later").rename(path)
+    assert run(tmp_path, *flags) == 0
+    assert first < set(label_maps(tmp_path)) and len(label_maps(tmp_path)) == 30
+    shutil.move(tmp_path / "project", tmp_path / "earlier")
+    run(tmp_path, *flags, "--val", "0.9")
+    assert sum(name.startswith("val/") for name in label_maps(tmp_path)) > 20
+
+
+def test_a_second_run_completes_the_first(tmp_path, capsys):
+    save_images(tmp_path / "images", 6)
+    flags = write_annotations("index", tmp_path / "masks", 6)
+    assert run(tmp_path, *flags) == 0
+    config, labels = tmp_path / "project/config.py", tmp_path / "project/data/annotations"
+    config.write_text(config.read_text() + "# mine\n")
+    written = {p: p.stat().st_mtime_ns for p in sorted(labels.rglob("*.png"))}
+    lost, changed, *kept = written
+    lost.unlink()
+    save(tmp_path / "masks" / f"{changed.stem}_mask.png", np.full(SIZE[::-1], 17, np.uint8))
+    capsys.readouterr()
+    assert run(tmp_path, *flags) == 0
+    assert config.read_text().endswith("# mine\n") and "unchanged" in capsys.readouterr().out
+    assert np.array_equal(np.array(Image.open(lost)), scene(int(lost.stem))[0])
+    assert (np.array(Image.open(changed)) == 1).all()
+    assert all(p.stat().st_mtime_ns == written[p] for p in kept)
+    save(tmp_path / "masks" / f"{changed.stem}_mask.png", np.full(SIZE[::-1], 18, np.uint8))
+    for extra in ([], ["--classes", "a", "b", "c"], ["--ignore", "7"]):
+        assert run(tmp_path, *flags, *extra) == 1
+        assert "classes.json: " in capsys.readouterr().err
+    assert (np.array(Image.open(changed)) == 1).all()
+
+
+BAD = {
+    "no folder": (lambda f: shutil.rmtree(f / "masks"), "masks: there is no such folder"),
+    "no pairs": (
+        lambda f: [p.rename(p.with_name("x" + p.name)) for p in f.glob("masks/*")],
+        "none of 3",
+    ),
+    "one class": (
+        lambda f: [save(p, np.zeros(SIZE[::-1], np.uint8)) for p in f.glob("masks/*")],
+        "1 classes",
+    ),
+    "many": (
+        lambda f: save(
+            f / "masks/00_mask.png", np.arange(1200, dtype=np.uint16).reshape(SIZE[::-1])
+        ),
+        "1200 classes",
+    ),
+    "size": (
+        lambda f: [save(p, scene(0)[0][:9]) for p in f.glob("masks/*")],
+        "is 40x30, but its annotation is 40x9",
+    ),
+    "names": (
+        lambda f: ["--classes", "a", "b"],
+        "names 2 classes, but there are 3 values: 7, 17, 27",
+    ),
+    "ignored": (lambda f: ["--ignore", "8"], "--ignore 8"),
+    "weights": (lambda f: ["--from", "resnet"], "--from resnet"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line(case, tmp_path, capsys):
+    save_images(tmp_path / "images", 3)
+    flags = write_annotations("index", tmp_path / "masks", 3)
+    damage, message = BAD[case]
+    more = damage(tmp_path)
+    assert run(tmp_path, *flags, *(more if case in ("names", "ignored", "weights") else [])) == 1
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not (tmp_path / "project/config.py").exists()
+    assert not list((tmp_path / "project").rglob("classes.json")) or case == "weights"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{}", "is not a COCO file"), ("text", "is not a COCO file"), (None, "other/00.jpg")],
+)
+def test_bad_coco_files(content, message, tmp_path, capsys):
+    """Not COCO, or of other images."""
+    save_images(tmp_path / "images", 2, ".png")
+    (tmp_path / "images/00.png").rename(tmp_path / "images/x.png")
+    (tmp_path / "images/01.png").rename(tmp_path / "images/y.png")
+    write_coco(tmp_path / "all.json", 2, "other/")
+    if content is not None:
+        (tmp_path / "all.json").write_text(content)
+    assert run(tmp_path, "--coco", str(tmp_path / "all.json")) == 1
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("tag", [2, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("annotated", ["stored", "upright"])
+def test_photos_become_upright(tag, annotated, tmp_path):
+    """The image's brightness is its label, whichever way the mask was drawn."""
+    if annotated == "upright" and tag < 5:
+        pytest.skip("masks of the same size count as stored")
+    exif = Image.Exif()
+    exif[0x0112] = tag
+    for i in range(2):
+        label = scene(i)[0]
+        (tmp_path / "images").mkdir(exist_ok=True)
+        Image.fromarray(np.stack([label * 80] * 3, 2)).save(tmp_path / f"images/{i}.png", exif=exif)
+        upright = np.array(Image.open(tmp_path / f"images/{i}.png").convert("L"))
+        from PIL import ImageOps
+
+        upright = (
+            np.array(ImageOps.exif_transpose(Image.open(tmp_path / f"images/{i}.png")))[..., 0]
+            // 80
+        )
+        save(tmp_path / f"masks/{i}.png", label if annotated == "stored" else upright)
+        made = (
+            make_project(tmp_path / "project", tmp_path / "images", Masks(tmp_path / "masks"))
+            if i
+            else None
+        )
+    for name, label in label_maps(tmp_path).items():
+        image = Image.open(tmp_path / f"project/data/images/{name}.png")
+        assert image.getexif().get(0x0112, 1) == 1
+        assert np.array_equal(np.array(image)[..., 0], label * 80)
+    assert made.summaries[0].sizes == {upright.shape[::-1]: 1}
+
+
+def test_phone_images_train_and_test_at_one_scale(tmp_path):
+    """Portrait and landscape; and the config fits the data and is short."""
+    for i in range(4):
+        shape = (3000, 4000) if i % 2 else (4000, 3000)
+        label = np.zeros(shape, np.uint8)
+        label[:300, :1000] = 1  # 2.5 %
+        label[:100, :1000] = 2  # 0.8 %
+        save(tmp_path / f"images/{i}.JPG", np.zeros((*shape, 3), np.uint8))
+        save(tmp_path / f"masks/{i}.png", label)
+    assert run(tmp_path, "--masks", str(tmp_path / "masks"), "--classes", "a", "b", 'c"d') == 0
+    path = tmp_path / "project/config.py"
+    assert len(path.read_text().splitlines()) <= 60
+    config = Config.fromfile(path)
+    assert config.scale == (512, 512) and config.crop_size == (320, 320)
+    assert config.train_cfg.max_iters == 800 and config.train_cfg.val_interval == 100
+    share = np.array([0.975, 1 / 60, 1 / 120])
+    weights = np.array(config.model.decode_head.loss_decode.class_weight)
+    assert weights == pytest.approx(np.minimum(share**-0.75 / (share**0.25).sum(), 20), rel=0.01)
+    train = DATASETS.build(config.train_dataloader.dataset)
+    assert train.metainfo["classes"] == ("a", "b", 'c"d')
+    for dataset in (train, DATASETS.build(config.val_dataloader.dataset)):
+        for i in range(len(dataset)):
+            packed = dataset[i]
+            height, width = packed["inputs"].shape[1:]
+            if dataset is train:  # 0.8 to 1.25 of the scale, cropped
+                assert min(height, width) >= 0.8 * 384 - 1 and max(height, width) == 320
+            else:
+                assert {height, width} == {512, 384}
+                assert {*packed["data_samples"].gt_sem_seg.shape} == {3000, 4000}
+    (resize,) = (t for t in config.train_pipeline if t["type"] == "RandomResize")
+    assert resize["scale"] == config.test_pipeline[1]["scale"] == config.scale
+
+
+def test_iterations_follow_from_the_number_of_images(tmp_path):
+    save_images(tmp_path / "images", 90)
+    flags = write_annotations("index", tmp_path / "masks", 90)
+    assert run(tmp_path, *flags, "--val", "0.1") == 0
+    config = Config.fromfile(tmp_path / "project/config.py")
+    trained = sum(name.startswith("train/") for name in label_maps(tmp_path))
+    assert config.train_cfg.max_iters == 15 * trained // 100 * 100 > 1000
+    assert config.param_scheduler[1].end == config.train_cfg.max_iters
+    assert config.scale == (32, 32) and config.model.decode_head.loss_decode.class_weight is None
+
+
+def test_weights_to_start_from(tmp_path, capsys):
+    save_images(tmp_path / "images", 3)
+    flags = write_annotations("index", tmp_path / "masks", 3)
+    for start, width, loaded, license in (
+        ("scratch", 32, None, "random"),
+        ("imagenet", 64, None, "Apache"),
+        ("ea_r18_fpn_camvid_6k", 32, "ea_r18_fpn_camvid_6k.pth", "CC BY-NC"),
+    ):
+        shutil.rmtree(tmp_path / "project", ignore_errors=True)
+        assert run(tmp_path, *flags, "--from", start) == 0
+        config = Config.fromfile(tmp_path / "project/config.py")
+        assert config.model.backbone.base_channels == width
+        assert config.model.neck.in_channels == [width, 2 * width, 4 * width, 8 * width]
+        assert bool(config.model.backbone.init_cfg) == (start == "imagenet")
+        assert (config.load_from and Path(config.load_from).name) == loaded
+        assert license in capsys.readouterr().out
+    os.mkfifo(tmp_path / "images/03.jpg")
+    assert run(tmp_path, *flags) == 0
