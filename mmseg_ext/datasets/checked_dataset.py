@@ -1,8 +1,7 @@
-"""mmsegmentation's datasets, which say where their files are expected and check their label maps.
+"""mmsegmentation's datasets with messages for missing data and checked label maps.
 
-A dataset whose folders are missing or empty fails with the layout that it expects and the command
-that makes it. Each sample carries the number of classes, by which `CheckedLoadAnnotations` refuses
-label maps that do not fit.
+If folders are missing or empty, the error shows the expected layout and the command that makes it.
+Each sample contains the number of classes, so `CheckedLoadAnnotations` can refuse other values.
 """
 
 import os
@@ -20,18 +19,18 @@ from mmseg_ext.errors import LabelError, MissingDataError, UnreadableFileError
 class CheckedDataset(BaseSegDataset):
     """A dataset of image and label files that checks its folders first.
 
-    Arguments are those of mmseg's `BaseSegDataset`. `LAYOUT` lists the files below `data_root`
-    and `PREPARATION` says where they come from; a subclass sets both.
+    The arguments are those of mmseg's `BaseSegDataset`. Folders are searched for `img_suffix` in
+    upper and lower case; "*" stands for all image formats. Subclasses set `LAYOUT`, the files below
+    `data_root`, and `PREPARATION`, how to get them.
 
     Test pipelines start with the stock `LoadImageFromFile`, because mmsegmentation's inferencer
-    looks for that name. The dataset names the file if this loader fails, and makes it read labelled
-    images as they are stored, without turning them by their EXIF orientation, as
-    `CheckedLoadImage` does.
+    looks for that name. If this loader fails, the dataset names the file. It also makes the loader
+    ignore the EXIF orientation of labeled images, like `CheckedLoadImage`.
 
     Raises:
-        MissingDataError: if a folder or the list of names is missing, or no image is in it.
-        UnreadableFileError: for a list that is no UTF-8 text, and on access to a sample whose image
-            does not decode.
+        MissingDataError: if a folder or the list of names is missing, or contains no image.
+        UnreadableFileError: if the list is not UTF-8 text, or a sample's image does not decode.
+        ValueError: if `ignore_index` is the index of a class.
     """
 
     LAYOUT: str = ""
@@ -48,7 +47,7 @@ class CheckedDataset(BaseSegDataset):
     def load_data_list(self) -> list[dict]:
         for path in filter(None, (self.ann_file, *self.data_prefix.values())):
             if not fileio.exists(path, self.backend_args):
-                raise MissingDataError(self._missing(f"{path} is not there"))
+                raise MissingDataError(self._missing(f"{path}: does not exist"))
         if self.ann_file:
             _require_utf8(self.ann_file, self.backend_args)
         entries = super().load_data_list() if self.ann_file else self._list_folders()
@@ -56,6 +55,11 @@ class CheckedDataset(BaseSegDataset):
             where = self.ann_file or f"{self.data_prefix['img_path']}, *{self.img_suffix}"
             raise MissingDataError(self._missing(f"{where}: no image"))
         num_classes = len(self._metainfo.get("classes") or ()) or None
+        if self.ignore_index < (num_classes or 0) > 255:
+            raise ValueError(
+                f"{type(self).__name__}: {num_classes} classes, but ignore_index="
+                f"{self.ignore_index} is one of them; set it to 65535 here and in the heads"
+            )
         for entry in entries:
             entry.update(num_classes=num_classes, ignore_index=self.ignore_index)
         return entries
@@ -78,7 +82,7 @@ class CheckedDataset(BaseSegDataset):
             return super().prepare_data(idx)
         except (UnreadableFileError, LabelError):
             raise
-        except Exception:  # if the image file is the reason, `decode` names it
+        except Exception:  # `decode` raises an error with the path if the image is damaged
             path = self.get_data_info(idx)["img_path"]
             decode(read_bytes(path, self.backend_args), path, "color", "cv2")
             raise
@@ -88,7 +92,7 @@ class CheckedDataset(BaseSegDataset):
         if self.LAYOUT:
             root = self.data_root or "data_root"
             where = root if os.path.isabs(root) else f"{root} (here {os.path.abspath(root)})"
-            lines += [f"{type(self).__name__} expects below {where}"]
+            lines += [f"{type(self).__name__} expects these files in {where}"]
             lines += ["", *(f"    {line}" for line in self.LAYOUT.strip().splitlines()), ""]
         if self.PREPARATION:
             lines += [self.PREPARATION.strip()]
@@ -96,14 +100,14 @@ class CheckedDataset(BaseSegDataset):
 
 
 def _require_utf8(path: str, backend_args: dict | None) -> None:
-    """mmsegmentation would take a byte order mark of Windows' editors for a part of a name."""
+    """Refuse text that mmsegmentation misreads: a byte order mark becomes part of a name."""
     try:
         text = read_bytes(path, backend_args).decode("utf-8")
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text or text.startswith("\ufeff"):
         raise UnreadableFileError(
-            f"{path}: is no plain UTF-8 text (UTF-16, or a byte order mark?); convert it with "
+            f"{path}: is not plain UTF-8 text (UTF-16, or a byte order mark?); convert it with "
             "iconv -f UTF-16 -t UTF-8"
         )
 
@@ -127,8 +131,8 @@ augmented part from SBD's benchmark.tgz:
     MMSEG=$(python -c "import mmseg; print(mmseg.__path__[0])")/.mim
     python $MMSEG/tools/dataset_converters/voc_aug.py data/VOCdevkit benchmark_RELEASE --nproc 8
 
-The 1,456 test images and test.txt are in VOC2012test.tar of the evaluation server, which unpacks to
-the same folder.
+The evaluation server offers VOC2012test.tar with 1,456 test images and test.txt. It unpacks to the
+same folder.
 """
 
 

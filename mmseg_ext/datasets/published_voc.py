@@ -1,11 +1,11 @@
-"""What the published VOC pipeline does to an image and no transform of mmseg or mmcv does.
+"""Two transforms of the published VOC pipeline that mmseg and mmcv lack.
 
-mmcv resizes without aligned corners and rounds sizes; it pads to a multiple and not to a remainder.
+mmcv resizes without aligned corners and rounds sizes. It pads to a multiple, not to a remainder.
 
 EANet (arXiv 2105.02358) was trained on VOC in EMANet's code (XiaLiPKU/EMANet, `dataset.py`), which
-normalises the image and then resizes it and pads it with zeros. Both transforms here act before the
-normalisation, on the image in its own value range. Resizing commutes with it, as bilinear weights
-sum to one, and zero after it is the mean colour before it.
+normalizes the image, then resizes it and pads it with zeros. These transforms run before the
+normalization. The result is equal: bilinear weights sum to one, so resizing commutes with
+normalization, and a zero after it is the mean color before it.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ from mmseg.registry import TRANSFORMS
 class RandomRatioScale(BaseTransform):
     """Resize image and label maps by a ratio drawn uniformly from `ratios` (published `scale`).
 
-    Reads `img` (H, W, C) and the maps (H, W) named in `seg_fields`; writes them at
-    (int(H r), int(W r)), the image in float32, bilinear with aligned corners, the maps by nearest
-    neighbour, and sets `img_shape` (h, w), `scale` (w, h) and `scale_factor` (w, h).
+    Resizes `img` (H, W, C) and the maps (H, W) named in `seg_fields` to (int(H r), int(W r)): the
+    image in float32, bilinear with aligned corners, the maps to the nearest pixel. Sets `img_shape`
+    (h, w), `scale` (w, h) and `scale_factor` (w, h).
     """
 
     def __init__(self, ratios: Sequence[float]):
@@ -42,8 +42,9 @@ class RandomRatioScale(BaseTransform):
         image = F.interpolate(image, scale_factor=ratio, mode="bilinear", align_corners=True)
         results["img"] = np.ascontiguousarray(image[0].permute(1, 2, 0).numpy())  # (h, w, C)
         for key in results.get("seg_fields", ()):
-            label = torch.from_numpy(np.ascontiguousarray(results[key]))[None, None]  # (1, 1, H, W)
-            results[key] = F.interpolate(label, scale_factor=ratio, mode="nearest")[0, 0].numpy()
+            label = torch.from_numpy(results[key].astype(np.float32))[None, None]  # (1, 1, H, W)
+            label = F.interpolate(label, scale_factor=ratio, mode="nearest")[0, 0].numpy()
+            results[key] = label.astype(results[key].dtype)
         results["img_shape"] = results["img"].shape[:2]
         results["scale"] = results["img_shape"][::-1]
         results["scale_factor"] = (ratio, ratio)
@@ -57,12 +58,12 @@ class RandomRatioScale(BaseTransform):
 class PadToRemainder(BaseTransform):
     """Pad bottom and right to the next size that leaves `remainder` modulo `divisor` (`pad_inf`).
 
-    With aligned corners and output stride 8, a size of 1 modulo 8 puts the corners of the feature
-    map on those of the image. Reads `img` (H, W, C), which becomes float32 filled with `pad_val`
-    (one value per channel, in the image's own order), and nothing else: label maps that are loaded
-    afterwards keep the original size. Sets `img_shape` and `pad_shape` (h, w) and
-    `img_padding_size` (left, right, top, bottom), by which mmsegmentation cuts the logits; it has
-    to be among the `meta_keys` of `PackSegInputs`.
+    With aligned corners and output stride 8, the corners of the feature map are the corners of the
+    image if the size is 1 modulo 8. Pads only `img` (H, W, C), with `pad_val` (one value per
+    channel, in the image's order), and converts it to float32. Label maps that are loaded later
+    keep the original size. Sets `img_shape` and `pad_shape` (h, w) and `img_padding_size` (left,
+    right, top, bottom). mmsegmentation crops the logits by `img_padding_size`, so it must be in
+    the `meta_keys` of `PackSegInputs`.
     """
 
     def __init__(self, pad_val: Sequence[float], divisor: int = 8, remainder: int = 1):

@@ -1,4 +1,4 @@
-"""The loaders and the datasets: the stock result, or a refusal that names the file."""
+"""The loaders and datasets: the stock result, or an error that names the file."""
 
 import re
 import shutil
@@ -45,7 +45,7 @@ def sample(path, reduce=False, label_map=None, num_classes=10, **more) -> dict:
 )
 @given(mask=masks, top=st.integers(0, 255), reduce=st.booleans(), chosen=st.none() | label_maps)
 def test_stock_result_or_refusal(mask, top, reduce, chosen, tmp_path):
-    """Equal to mmsegmentation's loader exactly where every value it gives is a class or 255."""
+    """The result equals mmsegmentation's if every value is a class or 255, and else is refused."""
     path = tmp_path / "mask.png"
     mask = np.where(mask > top, 255, np.minimum(mask, 12))  # sparse above, or all legal
     save_mask(path, mask.astype(np.uint8))
@@ -73,6 +73,7 @@ def test_stock_result_or_refusal(mask, top, reduce, chosen, tmp_path):
     [
         (np.zeros((4, 4, 3), np.uint8), "3 channels"),
         (np.zeros((4, 4), np.float32), "float32"),
+        (np.full((4, 4), 70000, np.int32), "with values 70000 to 70000"),
         (np.zeros((3, 4), np.uint8), "is 4x3, its image image.jpg 4x4"),
     ],
 )
@@ -83,9 +84,49 @@ def test_formats_are_refused(array, message, tmp_path):
         CheckedLoadAnnotations().transform(sample(path, ori_shape=(4, 4)))
 
 
+def test_maps_of_16_bits(tmp_path):
+    """They load in 8 bits if all classes fit, and classes from 256 on keep their value."""
+    path = tmp_path / "mask.png"
+    Image.fromarray(np.array([[0, 1, 255, 299]], np.uint16)).save(path)
+    loader = CheckedLoadAnnotations()
+    with pytest.raises(LabelError, match=r"10 classes: 299 \(1 pixels\); expected 0 to 9, or 255"):
+        loader.transform(sample(path))
+    wide = sample(path, num_classes=300, ignore_index=65535)
+    found = loader.transform(dict(wide))["gt_seg_map"]
+    assert found.dtype == np.uint16 and found.tolist() == [[0, 1, 255, 299]]
+    found = loader.transform(dict(wide, reduce_zero_label=True))["gt_seg_map"]
+    assert found.tolist() == [[65535, 0, 254, 298]]
+    Image.fromarray(np.array([[0, 9, 255]], np.uint16)).save(path)
+    found = loader.transform(sample(path))["gt_seg_map"]
+    assert found.dtype == np.uint8 and found.tolist() == [[0, 9, 255]]
+    assert loader.transform(sample(path, reduce=True))["gt_seg_map"].tolist() == [[255, 8, 255]]
+
+
+def test_an_ignored_value_that_is_a_class_is_refused(tmp_path):
+    config = make_tree("camvid", tmp_path).config().val_dataloader.dataset
+    classes = [str(i) for i in range(300)]
+    config.update(type="CheckedDataset", img_suffix=".png", metainfo=dict(classes=classes))
+    with pytest.raises(ValueError, match="300 classes, but ignore_index=255"):
+        DATASETS.build(config)
+    assert len(DATASETS.build(dict(config, ignore_index=65535))) == 3
+
+
+def test_a_label_map_to_a_class_out_of_range_is_refused(tmp_path):
+    path = tmp_path / "mask.png"
+    save_mask(path, np.array([[0, 1]], np.uint8))
+    for target, legal in ((9, True), (10, False), (255, True)):
+        info = sample(path, label_map={0: 0, 1: target})
+        if legal:
+            found = CheckedLoadAnnotations().transform(info)["gt_seg_map"]
+            assert found.tolist() == [[0, target]]
+        else:
+            with pytest.raises(LabelError, match=r"1 \(1 pixels\)"):
+                CheckedLoadAnnotations().transform(info)
+
+
 @pytest.mark.parametrize("label", [np.eye(5, dtype=bool), np.arange(4, dtype=np.uint8)[None]])
 def test_one_bit_and_one_row_are_label_maps(label, tmp_path):
-    """Stock loading squeezes a single row."""
+    """mmsegmentation's loader would squeeze a single row."""
     path = tmp_path / "mask.png"
     Image.fromarray(label).save(path)
     result = CheckedLoadAnnotations().transform(sample(path, ori_shape=label.shape))["gt_seg_map"]
@@ -105,7 +146,7 @@ def test_damaged_files_are_named(suffix, kept, tmp_path):
 
 
 def test_image_is_the_stock_one(tmp_path):
-    """Also with bytes after its end, which are no damage."""
+    """Bytes after the end of the image are allowed."""
     path = tmp_path / "image.jpg"
     save_image(path, np.random.RandomState(0))
     stock = LoadImageFromFile(to_float32=True).transform({"img_path": str(path)})
@@ -118,7 +159,7 @@ def test_image_is_the_stock_one(tmp_path):
 
 @pytest.mark.parametrize("layout", BASES)
 def test_every_base_refuses_by_name(layout, tmp_path):
-    """The pipelines of the dataset bases, in training and in validation, with a worker too."""
+    """The bases' pipelines refuse bad files in training and validation, also in a worker."""
     tree = make_tree(layout, tmp_path)
     cfg = tree.config()
     for split in ("train", "val"):
@@ -140,7 +181,7 @@ def test_every_base_refuses_by_name(layout, tmp_path):
 
 
 def test_number_of_classes_and_ignored_value(tmp_path):
-    """The loader's number limits the values; without any the format alone is checked."""
+    """`num_classes` limits the values; without it only the format is checked."""
     path = tmp_path / "mask.png"
     save_mask(path, np.array([[0, 9, 254]], np.uint8))
     loader = CheckedLoadAnnotations()
@@ -150,12 +191,12 @@ def test_number_of_classes_and_ignored_value(tmp_path):
     result = loader.transform(sample(path, ignore_index=254))["gt_seg_map"]
     assert result.tolist() == [[0, 9, 254]]
     save_mask(path, np.array([[0, 9, 255]], np.uint8))
-    with pytest.raises(LabelError, match=r"255 \(1 pixels\); legal are 0 to 9 and 254"):
+    with pytest.raises(LabelError, match=r"255 \(1 pixels\); expected 0 to 9, or 254 for"):
         loader.transform(sample(path, ignore_index=254))
 
 
 def test_single_images_pass_the_test_pipelines(tmp_path):
-    """As mmsegmentation's inference loads them; a dataset's sample needs its label map."""
+    """mmsegmentation's inference needs no label map; a dataset's sample does."""
     tree = make_tree("voc", tmp_path)
     steps = tree.config().test_dataloader.dataset.pipeline
     assert steps[0] == {"type": "LoadImageFromFile"}
@@ -169,8 +210,8 @@ def test_single_images_pass_the_test_pipelines(tmp_path):
 # --- EXIF orientations ----------------------------------------------------------------------------
 
 
-def write_turned_pair(folder, tag) -> np.ndarray:
-    """An image whose brightness is its label, with an EXIF orientation; as PNG, so exact."""
+def write_rotated_pair(folder, tag) -> np.ndarray:
+    """Write an image whose brightness is its label, with an EXIF orientation, as exact PNG."""
     label = np.random.RandomState(0).choice((0, 1, 2), (6, 4)).astype(np.uint8)
     for part in ("images", "labels"):
         (folder / part).mkdir()
@@ -191,8 +232,9 @@ def write_turned_pair(folder, tag) -> np.ndarray:
         ("BaseSegDataset", ["CheckedLoadImage", "LoadAnnotations"]),
     ],
 )
-def test_image_and_label_map_stay_together(kind, loaders, tag, tmp_path):
-    label = write_turned_pair(tmp_path, tag)
+@pytest.mark.parametrize("color", ["color", "grayscale"])
+def test_image_and_label_map_stay_together(kind, loaders, tag, color, tmp_path):
+    label = write_rotated_pair(tmp_path, tag)
     assert orientation((tmp_path / "images/a.jpg").read_bytes()) == tag
     dataset = DATASETS.build(
         dict(
@@ -200,36 +242,36 @@ def test_image_and_label_map_stay_together(kind, loaders, tag, tmp_path):
             data_root=str(tmp_path),
             data_prefix=dict(img_path="images", seg_map_path="labels"),
             metainfo=dict(classes=["a", "b", "c"]),
-            pipeline=[dict(type=name) for name in loaders],
+            pipeline=[dict(type=loaders[0], color_type=color), dict(type=loaders[1])],
         )
     )
-    assert np.array_equal(dataset[0]["img"][..., 0], label)
+    assert np.array_equal(dataset[0]["img"].reshape(*label.shape, -1)[..., 0], label)
     assert np.array_equal(dataset[0]["gt_seg_map"], label)
 
 
-def test_an_image_without_a_label_map_is_turned(tmp_path):
-    """A photograph that a trained model is shown; as mmsegmentation's own loader does."""
-    label = write_turned_pair(tmp_path, 3)
+def test_an_image_without_a_label_map_is_rotated(tmp_path):
+    """A photo for a trained model is rotated by EXIF, as mmsegmentation's loader does."""
+    label = write_rotated_pair(tmp_path, 3)
     path = str(tmp_path / "images/a.jpg")
     image = TRANSFORMS.build(dict(type="CheckedLoadImage")).transform({"img_path": path})["img"]
     assert np.array_equal(image[..., 0], label[::-1, ::-1])
 
 
-# --- data that is not there -----------------------------------------------------------------------
+# --- missing data ---------------------------------------------------------------------------------
 
 ALL_BASES = sorted(path.stem for path in (CONFIGS / "_base_/datasets").glob("*.py"))
 
 
 @pytest.mark.parametrize("base", [base for base in ALL_BASES if base != "shapes"])
 def test_missing_data_is_a_message(base, tmp_path):
-    """For every dataset base: the path, the layout and how to make it."""
+    """The message of every dataset base has the path, the layout and the command."""
     cfg = Config.fromfile(CONFIGS / "_base_/datasets" / f"{base}.py")
     set_data_root(cfg, tmp_path / "nothing")
     for dataset in datasets(cfg):
         with pytest.raises(MissingDataError) as error:
             DATASETS.build(dataset)
         message = str(error.value)
-        assert message.startswith(str(tmp_path / "nothing")) and " is not there." in message
+        assert message.startswith(str(tmp_path / "nothing")) and ": does not exist." in message
         folder = Path(dataset["data_prefix"]["img_path"]).parts[0]
         assert re.search(rf"^    {folder}/", message, re.M)
         assert re.search(
@@ -238,12 +280,12 @@ def test_missing_data_is_a_message(base, tmp_path):
 
 
 def test_half_of_the_data(tmp_path):
-    """Label maps' folder missing, and a folder without images: the same message."""
+    """A missing folder of label maps, and a folder without images."""
     tree = make_tree("camvid", tmp_path)
     config = tree.config().val_dataloader.dataset
     images, masks = tree.image("val").parent, tree.mask("val").parent
     shutil.rmtree(masks)
-    with pytest.raises(MissingDataError, match=f"{masks} is not there.*\n.*expects"):
+    with pytest.raises(MissingDataError, match=f"{masks}: does not exist.*\n.*expects"):
         DATASETS.build(config)
     masks.mkdir()
     shutil.rmtree(images)
@@ -255,5 +297,5 @@ def test_half_of_the_data(tmp_path):
 def test_a_list_in_another_encoding_is_named(tmp_path):
     tree = make_tree("voc", tmp_path)
     (tree.root / "ImageSets/Segmentation/val.txt").write_bytes("2007_f\n".encode("utf-16"))
-    with pytest.raises(UnreadableFileError, match=r"val\.txt: is no plain UTF-8 text"):
+    with pytest.raises(UnreadableFileError, match=r"val\.txt: is not plain UTF-8"):
         DATASETS.build(tree.config().val_dataloader.dataset)

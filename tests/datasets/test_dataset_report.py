@@ -1,4 +1,4 @@
-"""The check of a config's data on tiny trees of four layouts, clean and broken."""
+"""`check_dataset` on small trees of four layouts, clean and broken."""
 
 import re
 import shutil
@@ -10,7 +10,6 @@ from PIL import Image
 
 from mmseg_ext.commands.check_dataset import main
 from mmseg_ext.datasets.dataset_report import check
-from mmseg_ext.datasets.labels import histogram
 from tests.datasets.trees import BASES, SIZE, Tree, make_tree, random_label, save_mask
 
 RNG = np.random.RandomState(1)
@@ -31,12 +30,12 @@ def run(tree: Tree, *flags: str, text: str = "") -> int:
 
 @pytest.mark.parametrize("layout", BASES)
 def test_clean(layout, tmp_path, capsys):
-    """No problem, status 0, and counts that are those of the label maps."""
+    """No problem, status 0, and the counts of the label maps."""
     tree = make_tree(layout, tmp_path)
     assert run(tree) == 0
     assert problem_lines(capsys.readouterr().out) == []
     _, (found, val) = check(tree.config())
-    assert val.split == "val"  # which the test set is, too
+    assert val.split == "val"  # the test set is the same
     train = [pair for split in ("train", "aug") for pair in tree.pairs.get(split, ())]
     assert found.split == "train" and found.pairs == len(train)
     assert found.sizes == {SIZE: len(train)}
@@ -56,7 +55,7 @@ def rewrite(path, value):
     save_mask(path, label)
 
 
-def of_one_class(tree):
+def write_one_class(tree):
     for _, mask in tree.pairs["val"]:
         save_mask(mask, random_label(RNG, [0, 255]))
 
@@ -68,7 +67,7 @@ CASES: list[tuple[str, str, Callable[[Tree], object], str]] = [
         "ade20k",
         "label",
         lambda t: rewrite(t.mask(), 151),
-        r"151 \(3 pixels\); legal are 0 to 150 and 255, with reduce_zero_label",
+        r"151 \(3 pixels\); expected 0 to 150, or 255 for ignored pixels, with reduce_zero_label",
     ),
     (
         "cityscapes",
@@ -76,7 +75,7 @@ CASES: list[tuple[str, str, Callable[[Tree], object], str]] = [
         lambda t: save_mask(t.mask(), np.full(SHAPE, 255, np.uint8)),
         "labelTrainIds.png: every pixel is ignored",
     ),
-    ("voc", "one-class", of_one_class, "all pixels that count are of class 0, .* write .* as 1"),
+    ("voc", "one-class", write_one_class, "all pixels are ignored or of class 0, .* write .* as 1"),
     (
         "camvid",
         "shared-image",
@@ -140,11 +139,11 @@ def test_subset_of_classes(tmp_path, capsys):
     rewrite(tree.mask(), 11)
     ((_, kind, message),) = check(cfg, ["train"])[0]
     assert kind == "label"
-    assert "11 (3 pixels); legal are 0 to 10 and 255, with a mapping of classes" in message
+    assert "11 (3 pixels); expected 0 to 10, or 255 for ignored pixels, with a mapping" in message
 
 
 def test_stock_loaders_are_checked_as_they_read(tmp_path):
-    """OpenCV takes an indexed mask for colours; mmcv turns an image and not its label map."""
+    """OpenCV reads a palette as colors; mmcv rotates the image but not the label map."""
     tree = make_tree("voc", tmp_path)
     cfg = tree.config()
     stock = [dict(type="LoadImageFromFile"), dict(type="LoadAnnotations", imdecode_backend="cv2")]
@@ -159,7 +158,9 @@ def test_stock_loaders_are_checked_as_they_read(tmp_path):
     exif[0x0112] = 3
     Image.open(tree.image("val")).save(tree.image("val"), exif=exif)
     ((_, kind, message),) = check(cfg, ["val"])[0]
-    assert kind == "orientation" and "2007_f.jpg: mmcv turns it by its EXIF orient" in message
+    assert (
+        kind == "orientation" and "2007_f.jpg: mmcv rotates the image by its EXIF orient" in message
+    )
     cfg.val_dataloader.dataset.type = "CheckedPascalVOCDataset"
     assert check(cfg, ["val"])[0] == []
 
@@ -204,7 +205,14 @@ def test_could_not_run(flags, message, tmp_path, capsys):
     assert captured.out == ""
 
 
-def test_large_label_map_is_counted_exactly():
-    """Above 2**24 pixels float32 bins would stop counting."""
-    counts = histogram(np.zeros((4097, 4097), np.uint8))
-    assert counts[0] == 4097**2 and counts.sum() == counts[0]
+def test_suffixes_in_upper_case(tmp_path):
+    """A camera's .JPG counts for img_suffix=".jpg", and "*" for all formats."""
+    tree = make_tree("ade20k", tmp_path)
+    cfg = tree.config()
+    tree.image("train", 0).rename(tree.image("train", 0).with_suffix(".JPG"))
+    Image.open(tree.image("train", 1)).save(tree.image("train", 1).with_suffix(".png"))
+    tree.image("train", 1).unlink()
+    for suffix, pairs in ((".jpg", 2), ("*", 3)):
+        cfg.train_dataloader.dataset.img_suffix = suffix
+        problems, (found,) = check(cfg, ["train"])
+        assert not problems and found.pairs == pairs

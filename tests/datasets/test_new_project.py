@@ -381,7 +381,7 @@ def test_phone_images_train_and_test_at_one_scale(tmp_path):
     weights = np.array(config.model.decode_head.loss_decode.class_weight)
     assert weights == pytest.approx(np.minimum(share**-0.75 / (share**0.25).sum(), 20), rel=0.01)
     train = DATASETS.build(config.train_dataloader.dataset)
-    assert train.metainfo["classes"] == ("a", "b", 'c"d')
+    assert train.metainfo["classes"] == ["a", "b", 'c"d']
     for dataset in (train, DATASETS.build(config.val_dataloader.dataset)):
         for i in range(len(dataset)):
             packed = dataset[i]

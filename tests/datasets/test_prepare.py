@@ -1,5 +1,7 @@
 """The command `prepare` on a small CamVid, and the dataset that reads the result."""
 
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +35,7 @@ def prepare(folder: Path) -> int:
 
 
 def test_converts_and_reads(source, tmp_path, capsys):
-    """A second run writes nothing, or completes one that was cut off."""
+    """A second run writes only the pairs that are missing."""
     folder, image, label = source
     assert prepare(folder) == 0
     assert capsys.readouterr().out == f"{tmp_path}/out: train 2, val 1\n"
@@ -58,11 +60,18 @@ def test_converts_and_reads(source, tmp_path, capsys):
     assert sorted((tmp_path / "out").rglob("*.png")) == sorted(written)
 
 
+def make_fifo(folder: Path) -> None:
+    (folder / "val/ccc.png").unlink()
+    os.mkfifo(folder / "val/ccc.png")
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda f: f.rename(f.parent / "moved"), "none of the folders train, val, test"),
-        (lambda f: (f / "valannot/ccc.png").unlink(), "val: no partner for ccc"),
+        (lambda f: (f / "valannot/ccc.png").unlink(), "val: image or label map missing: ccc"),
+        (lambda f: shutil.rmtree(f) or (f / "train").mkdir(parents=True), "train: has no image"),
+        (make_fifo, "val/ccc.png: is not a regular file"),
         (
             lambda f: write_pair(f, "val", "ccc", np.full((6, 8), 12, np.uint8)),
             "valannot/ccc.png: values outside the 12 classes: 12 (48 pixels)",

@@ -1,4 +1,4 @@
-"""The VOC config's pipelines against the published steps: normalise, scale, pad, crop, flip."""
+"""The VOC config's pipelines against the published steps: normalize, scale, pad, crop, flip."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def files(tmp_path_factory):
 
 
 def fetch(files) -> tuple[Tensor, Tensor]:
-    """The normalised image (1, 3, H, W) and the label map (1, 1, H, W), as published."""
+    """Return the normalized image (1, 3, H, W) and the label map (1, 1, H, W), as published."""
     image = torch.FloatTensor(np.asarray(Image.open(files["img_path"]).convert("RGB"))) / 255
     label = torch.FloatTensor(np.asarray(Image.open(files["seg_map_path"])))
     return ((image - MEAN) / STD).permute(2, 0, 1)[None], label[None, None]
@@ -53,7 +53,7 @@ def preprocess(config, packed: dict, training: bool) -> tuple[Tensor, Tensor]:
 
 
 def test_scale_set(config):
-    """settings.py: SCALES."""
+    """The ratios are SCALES in settings.py, and are drawn uniformly."""
     (scale,) = (t for t in config.train_pipeline if t["type"] == "RandomRatioScale")
     published = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0)
     assert tuple(scale["ratios"]) == published
@@ -64,13 +64,20 @@ def test_scale_set(config):
     assert max(draws.count(ratio) for ratio in published) < 150  # 100 are expected, sigma is 9.7
 
 
+def test_sizes_after_scaling():
+    results = dict(img=np.zeros((11, 21, 3), np.uint8), seg_fields=["gt_seg_map"])
+    results["gt_seg_map"] = np.full((11, 21), 299, np.uint16)
+    scaled = TRANSFORMS.build(dict(type="RandomRatioScale", ratios=[1.5])).transform(results)
+    assert scaled["img"].shape == (16, 31, 3) and scaled["img_shape"] == (16, 31)
+    assert scaled["scale"] == (31, 16) and scaled["scale_factor"] == (1.5, 1.5)
+    assert scaled["gt_seg_map"].dtype == np.uint16 and (scaled["gt_seg_map"] == 299).all()
+    assert scaled["gt_seg_map"].shape == (16, 31)
+
+
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("ratio", [0.5, 0.7, 1.3, 1.7])
 def test_training_sample(config, files, ratio, flip):
-    """Smaller and larger than the crop in either direction; padding is flipped with the image.
-
-    No step distorts the colours: the values are those of the published steps.
-    """
+    """The values equal those of the published steps, for sizes below and above the crop."""
     pipeline = [t.copy() for t in config.train_pipeline]
     for transform in pipeline:
         if transform["type"] == "RandomRatioScale":
@@ -106,7 +113,7 @@ def test_training_sample(config, files, ratio, flip):
 
 @pytest.mark.parametrize("size", [(300, 411), (297, 409), (296, 408)])
 def test_evaluation_sample(config, files, size):
-    """Original size, zeros to 1 modulo 8 after normalisation, labels untouched."""
+    """The image is padded with zeros to 1 modulo 8 after normalization; labels are unchanged."""
     image, label = (np.asarray(Image.open(files[k]))[: size[0], : size[1]] for k in list(files)[:2])
     pad, *_ = (TRANSFORMS.build(t) for t in config.test_pipeline if t["type"] == "PadToRemainder")
     pack = TRANSFORMS.build(config.test_pipeline[-1])
