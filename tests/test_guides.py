@@ -149,19 +149,23 @@ def test_the_readmes_config_on_mmsegmentations_own_bases(tmp_path):
 
 
 def test_own_dataset(clone):
+    """The page's commands, and every setting of the config that they write."""
     random = np.random.RandomState(0)
-    for split, count in (("train", 4), ("val", 2)):
-        for kind in ("images", "annotations"):
-            (clone / "data/fields" / kind / split).mkdir(parents=True)
-        for i in range(count):
-            label = np.kron(random.randint(0, 3, (6, 6)), np.ones((16, 16))).astype(np.uint8)
-            image = Image.fromarray(np.stack([label * 80] * 3, 2))
-            image.save(clone / f"data/fields/images/{split}/{split}{i}.jpg")
-            Image.fromarray(label).save(clone / f"data/fields/annotations/{split}/{split}{i}.png")
-    checked, trained, tested, demo, published = follow("own_dataset.md", clone)
-    assert "4" in checked and "soil" in trained and "mIoU" in tested
-    assert "2 images segmented" in demo
-    assert re.search(r"ea_r18_fields-[0-9a-f]{8}\.safetensors", published)
+    for i in range(6):
+        label = np.kron(random.randint(0, 3, (6, 8)), np.ones((16, 16))).astype(np.uint8)
+        image = np.stack([label * 80] * 3, 2)
+        for name, pixels in ((f"photos/{i}.JPG", image), (f"masks/{i}.png", label)):
+            (clone / name).parent.mkdir(exist_ok=True)
+            Image.fromarray(pixels).save(clone / name)
+    made, checked, _, tested, _, demo, published = follow("own_dataset.md", clone)
+    assert "2 is weed" in made and "clean" in checked and "mIoU" in tested
+    assert (clone / "my_project/work_dir/report.html").is_file()
+    assert "6 images segmented" in demo
+    assert re.search(r"soil_crop_weed-[0-9a-f]{8}\.safetensors", published)
+    page = (ROOT / "docs/own_dataset.md").read_text()
+    config = (clone / "my_project/config.py").read_text()
+    names = {n for pair in re.findall(r"^(\w+)(?:, (\w+))? =", config, re.M) for n in pair if n}
+    assert not {name for name in names if f"`{name}`" not in page}
 
 
 # In the place of Slurm's: one task, on a narrow network in ordinary batch norm, for one iteration,

@@ -3,6 +3,7 @@
 The build backend makes them from a copy of the repository, without network.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -12,9 +13,11 @@ import zipfile
 from email import message_from_bytes
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from mmengine.config import Config
+from PIL import Image
 
 import mmseg_ext
 from benchmarks.docs_tables import results
@@ -140,6 +143,24 @@ def test_a_wheel_says_where_its_configs_are(wheel, tmp_path):
     )
     assert result.stdout == f"{wheel}/mmseg_ext/.mim/configs\n"
     assert Config.fromfile(f"{result.stdout.strip()}/ea_r18_shapes.py").model
+
+
+def test_new_project_from_a_wheel_in_an_empty_folder(wheel, tmp_path):
+    for kind in ("images", "masks"):
+        (tmp_path / kind).mkdir()
+        for i in range(3):
+            pixels = np.arange(64, dtype=np.uint8).reshape(8, 8) // 32
+            Image.fromarray(pixels).save(tmp_path / kind / f"{i}.png")
+    command = "-m mmseg_ext new_project mine --images images --masks masks"
+    result = subprocess.run(
+        [sys.executable, *command.split()],
+        **dict(cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(wheel)}, text=True),
+        capture_output=True,
+    )
+    assert result.returncode == 0, result.stderr
+    config = Config.fromfile(tmp_path / "mine/config.py")
+    assert config.runner_type == "DurableRunner" and config.train_cfg.max_iters == 800
+    assert len(list((tmp_path / "mine/data/annotations").rglob("*.png"))) == 3
 
 
 def test_an_editable_installation_links_what_mim_looks_for(clone, tmp_path):
