@@ -1,4 +1,4 @@
-"""The rows of the CamVid table, and the tables that docs/camvid.md shows of their results."""
+"""The rows of the CamVid table, and the tables of docs/camvid.md."""
 
 import statistics
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from mmseg_ext.cost.model_cost import markdown
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table: a config, and the options that an ablation changes in it."""
+    """A row of a table: a config with the options of an ablation."""
 
     name: str
     title: str
@@ -67,7 +67,7 @@ GROUPS = {
 
 
 def all_rows() -> list[Row]:
-    """The rows under the protocol, in the order of the tables."""
+    """List all rows in the order of the tables."""
     return [row for group in GROUPS.values() for row in group]
 
 
@@ -76,7 +76,7 @@ def of(record: dict, row: Row) -> list[dict]:
 
 
 def spread(values: Sequence[float]) -> str:
-    """The mean, and behind it the lowest and the highest of several."""
+    """Format the mean, followed by the range if there are several values."""
     if not values:
         return ""
     text = f"{statistics.mean(values):.1f}"
@@ -84,7 +84,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def against(record: dict, row: Row, other: Row) -> str:
-    """The mean difference in mIoU from another row's runs of the same seeds."""
+    """Format the mean difference in mIoU from another row's runs with the same seeds."""
     base = {r["seed"]: r["miou"] for r in of(record, other)}
     differences = [r["miou"] - base[r["seed"]] for r in of(record, row) if r["seed"] in base]
     return f"{statistics.mean(differences):+.1f}" if differences else ""
@@ -117,16 +117,12 @@ def cost_cells(record: dict, row: Row) -> list[str]:
     cost = record["costs"].get(row.name)
     if cost is None:
         return [""] * 4
-    return [
-        f"{cost['parameters'] / 1e6:.2f}",
-        f"{cost['multiply_adds'] / 1e9:.2f}",
-        f"{cost['ms']:.0f}",
-        f"{cost['mib']:.0f}",
-    ]
+    counts = [f"{cost['parameters'] / 1e6:.2f}", f"{cost['multiply_adds'] / 1e9:.2f}"]
+    return [*counts, f"{cost['ms']:.0f}", f"{cost['mib']:.0f}"]
 
 
 def backbone_table(record: dict) -> str:
-    """All backbones, for what they cost, the trained ones with their scores."""
+    """Return the table of all backbones with their costs, and scores of the trained ones."""
     columns = ["backbone", "seeds", "mIoU", "pixel accuracy", "far part, %", *COSTS]
     lines = []
     for row in GROUPS["backbones"]:
@@ -139,12 +135,12 @@ def backbone_table(record: dict) -> str:
 
 
 def ablation_table(record: dict) -> str:
-    """Each change beside `EAHead` of the same seeds."""
+    """Return the table of ablations compared with `EAHead` of the same seeds."""
     plain = next(row for row in GROUPS["heads"] if row.name == "ea")
     lines = []
     for row in (plain, *GROUPS["ablations"]):
         if runs := of(record, row):
-            title = "`EAHead`: 64 slots, double normalisation" if row is plain else row.title
+            title = "`EAHead`: 64 slots, double normalization" if row is plain else row.title
             difference = "" if row is plain else against(record, row, plain)
             scores = [spread([r[key] for r in runs]) for key in ("miou", "far")]
             lines.append([title, str(len(runs)), scores[0], difference, scores[1]])
@@ -152,7 +148,7 @@ def ablation_table(record: dict) -> str:
 
 
 def by_config(record: dict) -> dict[str, str]:
-    """The mean mIoU of the configs that were trained as they stand, for the model zoo."""
+    """Return the mean mIoU of configs that were trained without options, for the model zoo."""
     trained = {}
     for row in all_rows():
         if not row.options and (runs := of(record, row)):
@@ -166,4 +162,4 @@ TABLES = {
     "camvid_backbones": backbone_table,
     "camvid_ablations": ablation_table,
 }
-"""What docs/camvid.md shows of docs/results/camvid.json, by the names of the markers there."""
+"""The tables of docs/camvid.md by the names of their markers."""

@@ -1,10 +1,10 @@
-"""The CamVid table: decode heads, backbones and EANet's ablations under one small budget.
+"""Train the CamVid table: decode heads, backbones and EANet's ablations with one small budget.
 
     python -m benchmarks.camvid_table --seeds 3
 
-trains what is missing and resumes what was cut; it may be killed at any time. It writes
-docs/results/camvid.json and the tables of docs/camvid.md. The configs are
-`configs/*_camvid_8k.py`; the validation frames are scored with the last weights.
+The script trains missing runs and resumes interrupted ones, so it can be killed at any time. It
+writes docs/results/camvid.json and the tables of docs/camvid.md. The configs are
+`configs/*_camvid_8k.py`. The last weights are scored on the validation frames.
 """
 
 import argparse
@@ -47,7 +47,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def settings(row: Row, seed: int, iterations: int) -> dict:
-    """What a run changes in the row's config, as `--cfg-options` would."""
+    """Return the options of a run, in the form of `--cfg-options`."""
     workers = 4 if DEVICE == "cuda" else 0
     return {
         "train_cfg.max_iters": iterations,
@@ -65,7 +65,7 @@ def settings(row: Row, seed: int, iterations: int) -> dict:
 
 
 def run(row: Row, seed: int, iterations: int, folder: Path) -> dict:
-    """The numbers of a run; it is trained first, or to its end, unless its result is there."""
+    """Return the numbers of a run; train it first if there is no result yet."""
     result = folder / "result.json"
     if not result.is_file():
         config = train(row, seed, iterations, folder)
@@ -80,18 +80,18 @@ def run(row: Row, seed: int, iterations: int, folder: Path) -> dict:
 
 
 def train(row: Row, seed: int, iterations: int, folder: Path) -> Config:
-    """Train the row in `folder`, from its last checkpoint if there is one."""
+    """Train the row in `folder`, resuming from its last checkpoint, and return its config."""
     path = str(ROOT / "configs" / f"{row.config}.py")
     options = settings(row, seed, iterations)
     if not (folder / f"iter_{iterations}.pth").is_file():
-        # mmengine keeps visualizers by name: each run needs its own, or it logs into the first's.
+        # mmengine keeps visualizers by name. With one name all runs would log into the first one.
         own = {**options, "visualizer.name": f"{row.name}_{seed}_{iterations}"}
         build_train_runner(path, own, str(folder), resume=True).train()
     return load_settings(path, options, str(folder))
 
 
 def confusion(model: nn.Module, dataset: BaseSegDataset) -> Tensor:
-    """Pixels (classes, classes) of a dataset's images, truth by prediction."""
+    """Count the pixels of a dataset's images by true and predicted class, (classes, classes)."""
     classes = len(dataset.metainfo["classes"])
     total = torch.zeros(classes, classes, dtype=torch.float64)
     for i in range(len(dataset)):
@@ -103,7 +103,7 @@ def confusion(model: nn.Module, dataset: BaseSegDataset) -> Tensor:
 
 
 def score(config: Config, model: nn.Module) -> dict:
-    """mIoU, pixel accuracy and each class's IoU in percent, at one scale."""
+    """Return mIoU, pixel accuracy and the IoU of each class in percent, at one scale."""
     dataset = DATASETS.build(config.test_dataloader.dataset)
     counts = confusion(model, dataset)
     iou = 100 * class_iou(counts.numpy())
@@ -115,14 +115,14 @@ def score(config: Config, model: nn.Module) -> dict:
 
 
 def score_views(config: Config, model: nn.Module) -> float:
-    """mIoU in percent with the config's scales and flips."""
+    """Return the mIoU in percent with the config's scales and flips."""
     views = {**config.test_dataloader.dataset, "pipeline": config.tta_pipeline}
     merged = MODELS.build({**config.tta_model, "module": model})
     return float(100 * class_iou(confusion(merged, DATASETS.build(views)).numpy()).mean())
 
 
 def far_part(config: Config, model: nn.Module) -> float:
-    """Percent of the effective receptive field farther than `FAR` pixels from its middle."""
+    """Return the percentage of the effective receptive field beyond `FAR` pixels."""
     dataset = DATASETS.build(config.test_dataloader.dataset)
     chosen = np.linspace(0, len(dataset) - 1, min(PROBED, len(dataset))).astype(int)
     batch = pseudo_collate([dataset[int(i)] for i in chosen])
@@ -136,9 +136,9 @@ def far_part(config: Config, model: nn.Module) -> float:
 
 
 def costs(rows: Sequence[Row], rounds: int) -> dict[str, dict]:
-    """Parameters, multiply-adds of one frame, time and memory of a training iteration.
+    """Measure parameters, multiply-adds of a frame, and time and memory of a training iteration.
 
-    The rows take turns, so that a drifting machine is fair to all.
+    The rows take turns, so changes of the machine's speed affect all rows.
     """
     steps, table = {}, {}
     for row in rows:
@@ -161,9 +161,8 @@ def _random_batch(size: int, crop: tuple[int, int]) -> dict:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (size, 3, *crop), generator=generator, dtype=torch.uint8)
     labels = torch.randint(0, 11, (size, 1, *crop), generator=generator)
-    samples = [
-        SegDataSample(gt_sem_seg=PixelData(data=y), metainfo={"img_shape": crop}) for y in labels
-    ]
+    meta = {"img_shape": crop}
+    samples = [SegDataSample(gt_sem_seg=PixelData(data=y), metainfo=meta) for y in labels]
     return {"inputs": list(images), "data_samples": samples}
 
 
@@ -193,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def jobs(seeds: int) -> list[tuple[Row, int]]:
-    """All rows with the first seed, then the further ones, which the backbones do not get."""
+    """List all rows with seed 0, then all rows except backbones with the other seeds."""
     repeated = [*GROUPS["heads"], *GROUPS["ablations"]]
     further = [(row, seed) for seed in range(1, seeds) for row in repeated]
     return [(row, 0) for row in all_rows()] + further

@@ -1,7 +1,7 @@
-"""`StripEncoderDecoder` against mmsegmentation's `EncoderDecoder`: time, peak memory and labels.
+"""Compare `StripEncoderDecoder` with mmsegmentation's `EncoderDecoder`: time, memory and labels.
 
-Post-processing and loss alone: the network is one that returns stored random logits at output
-stride 8. Both sides take turns in one process.
+Only post-processing and loss are measured: the network returns stored random logits at output
+stride 8. Both segmentors take turns in one process.
 """
 
 import sys
@@ -34,12 +34,12 @@ STRIDE = 8  # of the stored logits
 
 @dataclass(frozen=True)
 class Case:
-    """What is run: one image, predicted from `views` views, or a training step on a batch.
+    """A test step on one image, or a training step on a batch.
 
     Args:
-        size: (H, W) of the network's input.
-        original: (H, W) of the image; None is `size`.
-        config: whose segmentor it is.
+        config: name of the config with the segmentor.
+        size, original: (H, W) of the network's input and of the image; None: `size`.
+        window: size and stride of sliding windows.
         batch: images of a training step; 0 is a test step.
     """
 
@@ -66,7 +66,7 @@ CASES = {
 
 @MODELS.register_module()
 class StoredLogits(BaseDecodeHead):
-    """The same random logits for every input of a size."""
+    """A head that returns the same random logits for every input of a size."""
 
     def __init__(self, **kwargs):
         super().__init__(in_channels=3, channels=3, **kwargs)
@@ -90,7 +90,7 @@ class ImagesAsFeatures(nn.Module):
 
 
 def segmentor(case: Case, kind: str, device: str) -> nn.Module:
-    """The case's segmentor as mmsegmentation's or as ours, with the same weights."""
+    """Build the case's segmentor as mmsegmentation's or as ours, with the same weights."""
     register_all_modules()
     init_default_scope("mmseg")
     config = Config.fromfile(CONFIGS / f"{case.config}.py").model
@@ -107,25 +107,18 @@ def segmentor(case: Case, kind: str, device: str) -> nn.Module:
     return model.train(case.batch > 0)
 
 
-def sample(size: tuple[int, int], original: tuple[int, int], flip: bool) -> SegDataSample:
-    meta = dict(img_path="", ori_shape=original, img_shape=size, pad_shape=size)
-    return SegDataSample(metainfo=meta | dict(flip=flip, flip_direction="horizontal"))
-
-
 def test_step(case: Case, model: nn.Module) -> Callable[[], Tensor]:
-    """A function that gives the labels of the case's image."""
+    """Return a function that predicts the labels of the case's image."""
     views = []  # (image, sample)
     for i in range(case.views):
         ratio = RATIOS[i // 2] if case.views > 1 else 1.0
         size = tuple(int(n * ratio + 0.5) for n in case.size)
-        image = torch.zeros(()).expand(3, *size)  # its size alone is looked at
-        views.append((image, sample(size, case.original or case.size, flip=i % 2 == 1)))
-    if case.views == 1:
-        model_of_views: nn.Module = model
-    elif type(model).__name__ == KINDS["stock"]:
-        model_of_views = SegTTAModel(model)
-    else:
-        model_of_views = StreamingSegTTAModel(model)
+        image = torch.zeros(()).expand(3, *size)  # only its size is used
+        meta = dict(img_path="", ori_shape=case.original or case.size, img_shape=size)
+        meta |= dict(pad_shape=size, flip=i % 2 == 1, flip_direction="horizontal")
+        views.append((image, SegDataSample(metainfo=meta)))
+    merging = SegTTAModel if type(model).__name__ == KINDS["stock"] else StreamingSegTTAModel
+    model_of_views = model if case.views == 1 else merging(model)
 
     def run() -> Tensor:
         data: dict = {"inputs": [image[None] for image, _ in views]}
@@ -140,7 +133,7 @@ def test_step(case: Case, model: nn.Module) -> Callable[[], Tensor]:
 
 
 def training_step(case: Case, model: nn.Module) -> Callable[[], Tensor]:
-    """A function that runs a forward and a backward and gives the losses' sum."""
+    """Return a function that runs forward and backward and returns the sum of the losses."""
     device = model.data_preprocessor.device
     generator = torch.Generator().manual_seed(0)
     shape = (case.batch, 1, *case.size)
@@ -158,7 +151,7 @@ def training_step(case: Case, model: nn.Module) -> Callable[[], Tensor]:
 
 
 def step(case: Case, kind: str, device: str = "cpu") -> Callable[[], Tensor]:
-    """The case's step, after the same on a small image: libraries and kernels are loaded."""
+    """Return the case's step, after running it on a small image to load libraries and kernels."""
     make = training_step if case.batch else test_step
     model = segmentor(case, kind, device)
     make(replace(case, size=(64, 64), original=None), model)()
@@ -172,14 +165,14 @@ def step(case: Case, kind: str, device: str = "cpu") -> Callable[[], Tensor]:
 
 
 def measure(case: Case, settings: Settings) -> list[str]:
-    """Median seconds and peak MiB of either, their ratios, and how the results differ."""
+    """Return median seconds and peak MiB of both, their ratios, and the difference in results."""
     steps = {kind: step(case, kind, settings.device) for kind in ("strips", "stock")}
     results: dict[str, Tensor] = {}
 
     def keep(kind: str) -> Callable[[], None]:
         return lambda: results.update({kind: steps[kind]()})
 
-    # The CPU's seconds leave out what other processes take of a shared machine.
+    # Processor time does not include other processes on a shared machine.
     clock = time.process_time if settings.device == "cpu" else time.perf_counter
     measured = compare_times(
         {kind: keep(kind) for kind in steps}, settings.rounds, settings.device, clock
@@ -195,7 +188,7 @@ def measure(case: Case, settings: Settings) -> list[str]:
 
 
 def segmentors(settings: Settings):
-    """All cases."""
+    """Compare all cases."""
     headings = ["", "stock, s", "strips, s", "stock / strips", "stock, MiB", "strips, MiB"]
     headings += ["strips / stock", "results that differ"]
     return headings, [[name, *measure(case, settings)] for name, case in CASES.items()]

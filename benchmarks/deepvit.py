@@ -1,4 +1,4 @@
-"""The table of docs/deepvit.md: re-attention in blocks of queries, and step by step."""
+"""Print the table of docs/deepvit.md: re-attention in blocks of queries and step by step."""
 
 import copy
 import sys
@@ -14,7 +14,7 @@ from mmseg_ext.layers import ReAttention
 
 
 def plain_twin(model: nn.Module) -> nn.Module:
-    """A copy of `model` with every re-attention evaluated step by step."""
+    """Return a copy of `model` that computes every re-attention step by step."""
     twin = copy.deepcopy(model)
     if isinstance(twin, ReAttention):
         return PlainReAttention(twin)
@@ -25,7 +25,7 @@ def plain_twin(model: nn.Module) -> nn.Module:
 
 
 def blocks(settings: Settings):
-    """The layer at several numbers of tokens, and whole backbones."""
+    """Compare the layer at several numbers of tokens, and full backbones."""
     layer = ReAttention(384, 12)
     backbone = DeepViT(arch="16b", rescale_norm=False)
     cases = [

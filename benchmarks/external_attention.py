@@ -1,9 +1,8 @@
-"""The tables of docs/external_attention.md.
+"""Print the tables of docs/external_attention.md.
 
-`blocks` counts what table 8 of arXiv 2105.02358 counts, an input of 1 x 512 x 128 x 128, in the
-convention of the table that it extends (arXiv 2109.04553): parameters in units of 2^20,
-multiply-adds in units of 10^9, some truncated. The other blocks are those of their papers. The
-published order is the layer's own; it holds the same weights as the forms it is compared with.
+`blocks` counts the blocks of table 8 of arXiv 2105.02358 for an input of 1 x 512 x 128 x 128. Units
+are as in the table that it extends (arXiv 2109.04553): parameters in 2^20, multiply-adds in 10^9,
+some truncated. All forms of external attention share their weights.
 """
 
 import sys
@@ -28,9 +27,9 @@ _BN = {"type": "BN"}
 
 
 class PublishedExternalAttention(ExternalAttention2d):
-    """External attention in its published order of operations, whatever the size.
+    """External attention in its published order of operations for any size.
 
-    With `second_conv` False it ends at the values, as in the paper's first version.
+    With `second_conv=False` it ends at the values, as in the paper's first version.
     """
 
     def __init__(self, channels: int, tied: bool = False, second_conv: bool = True):
@@ -76,20 +75,20 @@ class Summed(nn.ModuleList):
 
 
 def dual_attention(channels: int) -> nn.Module:
-    """DANet, arXiv 1809.02983: mmseg's two attentions, each with its 3x3 convolution, summed."""
+    """Build DANet's block (arXiv 1809.02983): two attentions with 3x3 convolutions, summed."""
     attentions = (PAM(channels, channels // 8), CAM())
     convs = (ConvModule(channels, channels, 3, padding=1, norm_cfg=_BN) for _ in attentions)
     return Summed(nn.Sequential(*pair) for pair in zip(attentions, convs, strict=True))
 
 
 def dynamic_filters(channels: int) -> nn.Module:
-    """DMNet's four filters as mmseg has them."""
+    """Build the four filters of mmseg's DMNet."""
     options = {"conv_cfg": None, "norm_cfg": _BN, "act_cfg": {"type": "ReLU"}}
     return Summed(DCM(size, True, channels, channels, **options) for size in (1, 3, 5, 7))
 
 
 class Block(NamedTuple):
-    """How to build a block, and the paper's parameters in 2^20 and multiply-adds in 10^9."""
+    """A block's builder, and the paper's parameters in 2^20 and multiply-adds in 10^9."""
 
     build: Callable[[int], nn.Module]
     paper: tuple[float, float] | None = None
@@ -110,7 +109,7 @@ BLOCKS = {
 
 
 def count_block(name: str) -> tuple[int, MultiplyAdds]:
-    """Parameters (of the fused form its two maps and biases) and multiply-adds on one map."""
+    """Return parameters (for the fused form its buffers) and multiply-adds on one map."""
     with torch.device("meta"):
         block = BLOCKS[name].build(CHANNELS).eval()
         counted = count_multiply_adds(block, torch.empty(1, CHANNELS, 128, 128))
@@ -119,7 +118,7 @@ def count_block(name: str) -> tuple[int, MultiplyAdds]:
 
 
 def blocks(settings: Settings):
-    """Parameters and multiply-adds of all blocks; time and memory of inference."""
+    """List parameters and multiply-adds of all blocks, and time and memory of inference."""
     x = torch.randn(1, CHANNELS, 128, 128, device=settings.device)
     steps = {n: inference_step(b.build(CHANNELS).to(x.device), x) for n, b in BLOCKS.items()}
     measured = compare_times(steps, settings.rounds, settings.device)
@@ -136,7 +135,7 @@ def blocks(settings: Settings):
 
 
 def speed(settings: Settings):
-    """The published order against the composed and the fused form on square maps."""
+    """Compare the published order with the composed and the fused form on square maps."""
     published = PublishedExternalAttention(CHANNELS)
     composed = ExternalAttention2d(CHANNELS)
     composed.load_state_dict(published.state_dict())
@@ -149,7 +148,7 @@ def speed(settings: Settings):
 
 
 def tokens(settings: Settings):
-    """The multi-head form of EAMLP's width, as published and fused."""
+    """Compare the multi-head form of EAMLP's width as published and fused."""
     layer = MultiHeadExternalAttention(384, 6)
     ways = {"published order": layer, "fused": layer.fuse()}
     results = {}

@@ -1,7 +1,7 @@
-"""The tables of docs/lambda.md: lambda layers and LambdaResNet.
+"""Print the tables of docs/lambda.md: lambda layers and LambdaResNet.
 
-Multiply-adds follow the dense form of the paper: taps on zero padding count, and the paper's FLOPs
-are twice these (arXiv 2102.08602 as reproduced by third parties).
+Multiply-adds follow the dense form of the paper: taps on zero padding count. The FLOPs of the paper
+are twice these numbers (arXiv 2102.08602 as reproduced by third parties).
 """
 
 import sys
@@ -11,12 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.reference.lambda_layer import (
-    PlainLambdaLayer,
-    conv3d,
-    folded_conv2d,
-    table,
-)
+from benchmarks.reference.lambda_layer import PlainLambdaLayer, conv3d, folded_conv2d, table
 from benchmarks.tables import Settings, command, time_modules, timing_table
 from mmseg_ext.backbones.lambda_resnet import LambdaResNet
 from mmseg_ext.cost.multiply_adds import count_multiply_adds
@@ -27,10 +22,7 @@ from mmseg_ext.layers.lambda_layer import apply_lambdas, crop_embeddings, direct
 
 
 def count_lambda_resnet(size: int = 224, **arguments) -> tuple[int, int]:
-    """Parameters and multiply-adds of a classifier LambdaResNet on `size` x `size`.
-
-    Builds on the meta device: nothing is allocated or computed.
-    """
+    """Return parameters and multiply-adds of a classifier LambdaResNet for `size` x `size`."""
     with torch.device("meta"):
         model = LambdaResNet(num_classes=1000, **arguments).eval()
         counted = count_multiply_adds(model, torch.empty(1, 3, size, size))
@@ -38,7 +30,7 @@ def count_lambda_resnet(size: int = 224, **arguments) -> tuple[int, int]:
 
 
 def local(settings: Settings):
-    """Our layer, the plain formulation, and our layer with a 2-D convolution in its place."""
+    """Compare our layer, the plain formulation, and our layer with only the 2-D convolution."""
     results = {}
     for channels, side in ((64, 56), (128, 64)):
         layer = LambdaLayer(channels)
@@ -53,7 +45,7 @@ def local(settings: Settings):
 
 
 def global_context(settings: Settings):
-    """Global context against the public table over pairs of positions."""
+    """Compare global context with the public table over pairs of positions."""
     layer = LambdaLayer(64, receptive_field=None, resolution=(64, 64))
     ways = {"ours": layer, "plain formulation (table)": PlainLambdaLayer(layer, table)}
     x = torch.randn(1, 64, 64, 64)
@@ -65,9 +57,9 @@ CHOICES = ((56, 28, 23), (128, 64, 23), (64, 32, 9), (128, 64, 7))
 
 
 def choice(settings: Settings):
-    """The layer's two ways beside each other, by size: what the layer's rule rests on.
+    """Compare the two forms that the layer chooses from by size.
 
-    One image, k = 16, h = 4, u = 1; position lambdas and their application alone, no projection.
+    One image, k = 16, h = 4, u = 1. Only position lambdas and their application are measured.
     """
     results = {}
     for *sides, window in CHOICES:

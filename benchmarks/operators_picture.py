@@ -1,10 +1,10 @@
-"""The README's picture of the four operators: what one position of a scene attends to.
+"""Draw the README's picture of the four operators: the attention of one position of a scene.
 
-One small segmentor is trained on embedded scenes: a stem of five convolutions and four heads, each
-with one operator and a loss of its own. Drawn over a scene that it has not seen are the weights
-of `attention_map`: of external attention the sum over slots of the marked position's and of every
-position's, of the others the mean magnitude over heads; colours follow the square root. It takes
-three minutes of one CPU core:
+A small segmentor is trained on embedded scenes. It has a stem of five convolutions and four heads,
+each with one operator and its own loss. The picture shows the weights of `attention_map` on a new
+scene. For external attention this is the sum over slots of the weights of the marked position times
+the weights of each position; for the others it is the mean magnitude over heads. Colors follow the
+square root. The script takes three minutes on one CPU core:
 
     python -m benchmarks.operators_picture docs/images/operators.png
 """
@@ -24,16 +24,16 @@ from mmseg_ext.layers import ExternalAttention2d, LambdaLayer, ManhattanAttentio
 from mmseg_ext.reports.pictures import colorize
 
 CHANNELS = 64
-SIZE, CROP = 32, 16  # height and width of the maps, a quarter of the scene's: whole, in training
+SIZE, CROP = 32, 16  # height and width of the maps in the picture and in training
 SCENES, STEPS, BATCH = 200, 600, 12
-UNSEEN, MARKED = 1015, (52, 84)  # the scene that is drawn, and a row and column in it
+UNSEEN, MARKED = 1015, (52, 84)  # the scene of the picture, and a row and column in it
 CAPTIONS = {
-    "scene": "circle: the position\nthat is looked from",
-    "classes": "that the four heads\ntogether predict",
-    "external attention": "the whole scene, through\n64 learned memory slots",
-    "Manhattan attention": "the whole scene, fading\nwith |dx| + |dy|",
-    "lambda layer": "a window of 15 x 15 and,\nfainter, the whole scene",
-    "re-attention": "the whole scene, by heads\nthat are mixed",
+    "scene": "circle: the query\nposition",
+    "classes": "predicted by the\nfour heads together",
+    "external attention": "the entire scene, through\n64 learned memory slots",
+    "Manhattan attention": "the entire scene, fading\nwith |dx| + |dy|",
+    "lambda layer": "a window of 15 x 15 and,\nfainter, the entire scene",
+    "re-attention": "the entire scene, by heads\nthat are mixed",
 }
 
 
@@ -51,22 +51,20 @@ class FourHeads(nn.Module):
         self.external = ExternalAttention2d(CHANNELS, memory_size=64)
         self.manhattan = ManhattanAttention(CHANNELS, num_heads=4)
         self.window = LambdaLayer(CHANNELS, receptive_field=15)
-        nn.init.zeros_(self.window.position.weight)  # what is drawn was learned
+        nn.init.zeros_(self.window.position.weight)  # so the picture shows only learned weights
         self.mixed = ReAttention(CHANNELS, num_heads=4, reference_tokens=CROP**2)
         self.classify = nn.ModuleList(nn.Conv2d(CHANNELS, 6, 1) for _ in range(4))
 
     def forward(self, x: Tensor) -> list[Tensor]:
         x = self.stem(x)
         y = [self.external(x), self.manhattan(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)]
-        y += [
-            self.window(x),
-            self.derive_seed(x.flatten(2).transpose(1, 2)).transpose(1, 2).view_as(x),
-        ]
+        mixed = self.mixed(x.flatten(2).transpose(1, 2)).transpose(1, 2)
+        y += [self.window(x), mixed.view_as(x)]
         return [classify(x + part) for classify, part in zip(self.classify, y, strict=True)]
 
     @torch.no_grad()
     def attended(self, x: Tensor, at: tuple[int, int]) -> list[Tensor]:
-        """What position `at` (row, column) attends to by each operator, (SIZE, SIZE)."""
+        """Return the attention of position `at` (row, column) by each operator, (SIZE, SIZE)."""
         x = self.stem(x)
         slots = self.external.attention_map(x)[0]  # (S, H, W)
         row = self.mixed.attention_map(x.flatten(2).transpose(1, 2))[0, :, at[0] * SIZE + at[1]]
@@ -80,7 +78,7 @@ class FourHeads(nn.Module):
 
 
 def scenes(indices) -> tuple[Tensor, Tensor]:
-    """Embedded scenes (B, 3, H, W) in -1..1 and their labels at the maps' size."""
+    """Return embedded scenes (B, 3, H, W) in -1..1 and their labels at the maps' size."""
     pictures, labels = zip(*(render(0, int(i)) for i in indices), strict=True)
     x = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2) / 127.5 - 1
     return x, torch.from_numpy(np.stack(labels)[:, 2::4, 2::4]).long()
@@ -123,8 +121,8 @@ def draw(model: FourHeads, path: Path) -> None:
             grown = F.interpolate(panel[None, None], scale_factor=4, mode="bilinear")[0, 0]
             heat = (grown / grown.quantile(0.995)).clamp(0, 1).sqrt().numpy()
             axis.imshow(heat, cmap="inferno", vmin=0, vmax=1, alpha=0.2 + 0.75 * heat)
-        for colour, width in (("white", 4.5), ("#0a84ff", 2.5)):
-            axis.plot(*MARKED[::-1], "o", ms=15, mfc="none", mec=colour, mew=width)
+        for color, width in (("white", 4.5), ("#0a84ff", 2.5)):
+            axis.plot(*MARKED[::-1], "o", ms=15, mfc="none", mec=color, mew=width)
         axis.set(xticks=[], yticks=[])
         axis.set_title(name, fontsize=14, fontweight="bold")
         axis.set_xlabel(caption, fontsize=12.5)

@@ -1,4 +1,4 @@
-"""How far a prediction depends on distant pixels: the effective receptive field of a model.
+"""Effective receptive field: how much a prediction depends on distant pixels.
 
 Luo et al., "Understanding the Effective Receptive Field in Deep Convolutional Neural Networks",
 arXiv:1701.04128.
@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 
 def effective_receptive_field(model: nn.Module, images: Tensor, seed: int = 0) -> Tensor:
-    """Mean |gradient| of the output's middle position by each pixel, (H, W), summing to one.
+    """Return the mean |gradient| of the middle output with respect to each pixel, (H, W).
 
-    `model` maps images (B, C, H, W) to (B, K, h, w); the K outputs are weighted by random signs,
-    drawn anew for each image, so that they do not cancel. The model's mode is left as it is.
+    The values sum to one. `model` maps images (B, C, H, W) to (B, K, h, w). The K outputs are
+    weighted by random signs for each image, otherwise their gradients could cancel.
 
     Raises:
-        ValueError: where no gradient reaches the images.
+        ValueError: if no gradient reaches the images.
     """
     images = images.detach().requires_grad_()
     output = model(images)
@@ -31,7 +31,7 @@ def effective_receptive_field(model: nn.Module, images: Tensor, seed: int = 0) -
 
 
 def share_beyond(field: Tensor, radius: float) -> float:
-    """The part of a map (H, W) farther than `radius` pixels from its middle."""
+    """Return the share of a map (H, W) farther than `radius` pixels from its middle."""
     rows, columns = (torch.arange(n) - n // 2 for n in field.shape)
     far = torch.hypot(rows[:, None].float(), columns[None].float()) > radius
     return float(field[far].sum() / field.sum())

@@ -1,4 +1,4 @@
-"""The tables of docs/rmt.md: RMT against its plain formulation."""
+"""Print the tables of docs/rmt.md: RMT compared with its plain formulation."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from mmseg_ext.cost.timing import compare_times, inference_step, training_step
 
 
 def backbones(archs: Sequence[str], shape: tuple[int, ...], step: Callable, settings: Settings):
-    """Backbones in inference or training on images of a shape."""
+    """Compare backbones in inference or training on images of a shape."""
     results = {}
     for arch in archs:
         model = RMT(arch).to(settings.device)

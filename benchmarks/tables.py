@@ -1,4 +1,4 @@
-"""What the benchmarks share: contests as tables, and the command line."""
+"""Timing tables and the command line of the benchmarks."""
 
 import argparse
 import sys
@@ -13,11 +13,11 @@ from mmseg_ext.cost.model_cost import machine, markdown
 from mmseg_ext.cost.timing import Result, compare_times, inference_step, training_step
 
 Results = dict[str, dict[str, Result]]
-"""What `compare_times` gave, by case."""
+"""Results of `compare_times` by case."""
 
 
 class Settings(NamedTuple):
-    """What the command line asks for."""
+    """Options of the command line."""
 
     rounds: int = 5
     device: str = "cpu"
@@ -25,15 +25,15 @@ class Settings(NamedTuple):
 
 
 Part = Callable[[Settings], tuple[Sequence[str], Sequence[Sequence[str]]]]
-"""Gives the headings and the rows of a table."""
+"""A function that returns the headings and the rows of a table."""
 
 
 def time_modules(
     case: str, modules: Mapping[str, nn.Module], x: Tensor, settings: Settings
 ) -> Results:
-    """Time modules on one input, in inference and in training; half precision by autocast.
+    """Compare modules on one input in inference and training; half precision uses autocast.
 
-    Modules without parameters, which are fused ones, are left out of training.
+    Modules without parameters (fused ones) do not train.
     """
     x = x.to(settings.device)
     modules = {name: module.to(settings.device) for name, module in modules.items()}
@@ -59,10 +59,10 @@ def timing_table(results: Results) -> tuple[list[str], list[list[str]]]:
 
 
 def command(description: str, parts: Mapping[str, Part], argv: Sequence[str] | None = None) -> int:
-    """Run the parts named on the command line, or all of them, and print their tables."""
+    """Run the parts named on the command line, by default all, and print their tables."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(parts)}; or all")
-    parser.add_argument("--rounds", type=int, default=5, help="that medians are over")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of the median (5)")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     args = parser.parse_args(argv)

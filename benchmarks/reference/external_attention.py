@@ -1,7 +1,7 @@
-"""External attention as arXiv 2105.02358 writes it, on the parameters of our layers.
+"""External attention by the equations of arXiv 2105.02358, with the parameters of our layers.
 
-Each class evaluates a layer's function one equation after the other; it shares the layer's
-parameters and norms, and its forward takes what the layer's takes.
+Each class computes the function of a layer one equation after the other, and shares the layer's
+parameters and norms.
 """
 
 import torch
@@ -11,7 +11,7 @@ from mmseg_ext.layers import ExternalAttention, ExternalAttention2d, MultiHeadEx
 
 
 def double_normalized(logits: Tensor) -> Tensor:
-    """Equations 10 and 11 on logits (..., N, S), with the epsilon of the published code."""
+    """Apply equations 10 and 11 to logits (..., N, S), with the published code's epsilon."""
     shares = torch.softmax(logits, dim=-2)  # over the N positions
     return shares / (1e-9 + shares.sum(dim=-1, keepdim=True))
 
@@ -33,7 +33,7 @@ class PlainExternalAttention2d(nn.Module):
             attention = torch.softmax(logits, dim=-1)
         values = keys if layer.tied else layer.linear_1.weight[:, :, 0].T  # (S, C)
         y = attention @ values @ layer.conv2[0].weight[:, :, 0, 0].T  # (B, N, C)
-        # Batch norm of torch 2.13 gives wrong gradients for one transposed map on a CPU.
+        # On a CPU, batch norm gives wrong gradients for one transposed map (torch 2.13).
         y = y.transpose(1, 2).contiguous().view(x.shape)  # (B, C, H, W)
         return torch.relu(x + layer.conv2[1](y))
 

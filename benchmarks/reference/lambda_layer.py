@@ -1,7 +1,7 @@
-"""Plain ways to compute position lambdas, to measure against and to check against.
+"""Plain ways to compute position lambdas (arXiv 2102.08602), for measurements and tests.
 
-Every way takes values (B, u, v, H, W) and embeddings (k, u, R, S), indexed by offset (context minus
-query), and returns the position lambdas (B, k, v, H, W) of arXiv 2102.08602.
+Every way takes values (B, u, v, H, W) and embeddings (k, u, R, S), indexed by the offset of the
+context from the query, and returns position lambdas (B, k, v, H, W).
 """
 
 from collections.abc import Callable
@@ -16,13 +16,13 @@ Way = Callable[[Tensor, Tensor], Tensor]
 
 
 def conv3d(values: Tensor, weight: Tensor) -> Tensor:
-    """The public implementations' way: a 3-D convolution of kernel 1 x R x S over (v, H, W)."""
+    """Convolve over (v, H, W) with a kernel 1 x R x S, as the public implementations do."""
     padding = (0, weight.shape[2] // 2, weight.shape[3] // 2)
     return F.conv3d(values, weight.unsqueeze(2), padding=padding)
 
 
 def folded_conv2d(values: Tensor, weight: Tensor) -> Tensor:
-    """A 2-D convolution with v in the batch."""
+    """Convolve over (H, W) with v in the batch."""
     batch, _, depth, height, width = values.shape
     padding = (weight.shape[2] // 2, weight.shape[3] // 2)
     lambdas = F.conv2d(values.transpose(1, 2).flatten(0, 1), weight, padding=padding)
@@ -30,7 +30,7 @@ def folded_conv2d(values: Tensor, weight: Tensor) -> Tensor:
 
 
 def table(values: Tensor, weight: Tensor) -> Tensor:
-    """The public global form: embeddings gathered to N x N x k x u, then one product."""
+    """Gather embeddings to (N, N, k, u), then multiply: the public form of global context."""
     height, width = values.shape[3:]
     middle = (weight.shape[2] // 2, weight.shape[3] // 2)
     y = torch.arange(height, device=values.device).repeat_interleave(width)  # (N,)

@@ -1,22 +1,20 @@
-"""The plain formulation of Manhattan attention and of RMT, to measure and to check against.
+"""The plain formulation of Manhattan attention and of RMT, for measurements and tests.
 
-Written from the equations of arXiv:2309.11523 as the published code evaluates them: at each
-forward every stage builds its decay masks (heads x L x L for attention over whole maps) and its
-rotary phases, and attention holds its maps of probabilities. The parameters are those of our
-modules, so that both compute the same function.
+It evaluates the equations of arXiv:2309.11523 as the published code does. In each forward every
+stage builds its decay masks (heads x L x L for full attention) and its rotary phases, and attention
+stores its maps of probabilities. The modules share the parameters of ours.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmseg_ext.backbones.rmt import RMT
 from mmseg_ext.layers.manhattan_attention import ManhattanAttention, log_decays
-from mmseg_ext.layers.manhattan_block import ManhattanBlock
+from mmseg_ext.layers.manhattan_block import ManhattanBlock, channels_first, channels_last
 
 
 class Relations:
-    """Masks and phases of one map size, built anew for each stage of each forward."""
+    """Masks and phases for one map size, built in each forward for each stage."""
 
     def __init__(self, layer: ManhattanAttention, height: int, width: int, like: Tensor):
         options = {"dtype": like.dtype, "device": like.device}
@@ -37,7 +35,7 @@ class Relations:
 
 
 def _rotate(x: Tensor, relations: Relations) -> Tensor:
-    """Phases on (B, n, H, W, d)."""
+    """Apply phases to x (B, n, H, W, d)."""
     turned = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)  # (B, n, H, W, d)
     return x * relations.cos + turned * relations.sin
 
@@ -56,7 +54,7 @@ def _softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, decay: str
 def plain_manhattan_attention(
     layer: ManhattanAttention, x: Tensor, relations: Relations | None = None
 ) -> Tensor:
-    """`layer(x)` on (B, H, W, C) by its equations; the layer has rotary phases and a decay."""
+    """Compute `layer(x)` by its equations, for a layer with rotary phases and a decay."""
     batch, height, width, _ = x.shape
     heads = layer.num_heads
     if relations is None:
@@ -88,24 +86,13 @@ def _plain_block(block: ManhattanBlock, x: Tensor, relations: Relations) -> Tens
     def branch(y: Tensor, gamma: Tensor | None) -> Tensor:
         return block.drop_path(y if gamma is None else gamma * y)
 
-    x = x + F.conv2d(
-        x.permute(0, 3, 1, 2), block.cpe.weight, block.cpe.bias, padding=1, groups=x.shape[-1]
-    ).permute(0, 2, 3, 1)
+    x = x + channels_last(block.cpe(channels_first(x)))
     x = x + branch(plain_manhattan_attention(block.attn, block.norm1(x), relations), block.gamma1)
-    ffn = block.ffn
-    hidden = F.gelu(ffn.fc1(block.norm2(x)))
-    local = F.conv2d(
-        hidden.permute(0, 3, 1, 2),
-        ffn.dwconv.weight,
-        ffn.dwconv.bias,
-        padding=1,
-        groups=hidden.shape[-1],
-    ).permute(0, 2, 3, 1)
-    return x + branch(ffn.fc2(hidden + local), block.gamma2)
+    return x + branch(block.ffn(block.norm2(x)), block.gamma2)
 
 
 class PlainRMT(nn.Module):
-    """The features of `model`, an `RMT`, by the plain formulation; it shares the parameters."""
+    """The features of an `RMT` by the plain formulation, with the parameters of `model`."""
 
     def __init__(self, model: RMT):
         super().__init__()
@@ -118,10 +105,10 @@ class PlainRMT(nn.Module):
         for i, blocks in enumerate(model.stages):
             if i > 0:
                 x = model.downsamples[i - 1](x.contiguous())
-            x = x.permute(0, 2, 3, 1)  # (B, H, W, C)
+            x = channels_last(x)  # (B, H, W, C)
             relations = Relations(blocks[0].attn, x.shape[1], x.shape[2], x)
             for block in blocks:
                 x = _plain_block(block, x, relations)
-            outputs.append(model.out_norms[str(i)](x).permute(0, 3, 1, 2).contiguous())
-            x = x.permute(0, 3, 1, 2)  # (B, C, H, W)
+            outputs.append(channels_first(model.out_norms[str(i)](x)).contiguous())
+            x = channels_first(x)  # (B, C, H, W)
         return tuple(outputs)

@@ -1,4 +1,4 @@
-"""Re-attention as equation 3 of arXiv 2103.11886 writes it, on the modules of our layer."""
+"""Re-attention by equation 3 of arXiv 2103.11886, with the modules of our layer."""
 
 from torch import Tensor, nn
 
@@ -6,9 +6,9 @@ from mmseg_ext.layers import ReAttention
 
 
 class PlainReAttention(nn.Module):
-    """Softmax, 1x1 convolution over the heads, norm, weighted sum: each on the maps of all heads.
+    """Softmax, 1x1 convolution over the heads, norm and weighted sum, on the maps of all heads.
 
-    It shares the layer's modules, calls them, and takes `norm='layer'` too; no dropout of maps.
+    It calls the modules of `layer`, without dropout of the maps.
     """
 
     def __init__(self, layer: ReAttention):
