@@ -1,20 +1,21 @@
-"""The benchmarks' command line, and the counts that their tables put beside the papers'."""
+"""The benchmarks' command line, the counts next to the papers', and the model of the picture."""
 
 import pytest
 import torch
 
 from benchmarks.external_attention import BLOCKS, PositionSelfAttention, count_block
+from benchmarks.operators_picture import CROP, SIZE, FourHeads, scenes
 from benchmarks.tables import Settings, command
 from mmseg_ext.cost.timing import MEBI
 from tests.models import assert_same
 
 
-def test_command_runs_the_parts_asked_for(capsys):
+def test_command_runs_the_requested_parts(capsys):
     def part(settings: Settings):
         return ["case", "rounds"], [[settings.device, str(settings.rounds)]]
 
     def other(settings: Settings):
-        raise AssertionError("was not asked for")
+        raise AssertionError("this part was not requested")
 
     parts = {"part": part, "other": other}
     assert command("", parts, ["part", "--rounds", "7"]) == 0
@@ -61,3 +62,12 @@ def test_self_attention_is_its_equation():
     attention = torch.softmax((tokens @ query) @ (tokens @ key).T, dim=1)
     expected = tokens + attention @ (tokens @ value) @ out
     assert_same(block(x)[0].flatten(1).T, expected)
+
+
+def test_model_of_the_picture():
+    model, (x, labels) = FourHeads().eval(), scenes([3])
+    assert [y.shape for y in model(x[..., : 4 * CROP, : 4 * CROP])] == [(1, 6, CROP, CROP)] * 4
+    assert labels.shape == (1, SIZE, SIZE) and labels.max() < 6
+    maps = model.attended(x, (5, 9))
+    assert [m.shape for m in maps] == [(SIZE, SIZE)] * 4
+    assert all(m.max() > m.min() >= 0 for m in maps)
