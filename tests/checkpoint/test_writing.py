@@ -181,7 +181,7 @@ def test_resume_takes_the_one_before_a_broken_one_and_says_so(tmp_path):
     (work / ".iter_16.pth.part.pth").write_bytes(b"left behind")
     train_here(config, work, flags=("--resume",))
     text = log_text(work)
-    assert re.search(r"iter_12.pth: .*; taking the checkpoint be", text)
+    assert re.search(r"WARNING - \S+iter_12.pth: ", text)
     assert "resumed epoch: 0, iter: 8" in text
     again = read_checkpoint(work / "iter_12.pth")
     for key in ("state_dict", "optimizer", "processes"):
