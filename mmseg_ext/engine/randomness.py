@@ -43,8 +43,9 @@ def set_random_state(state: dict) -> None:
     """Restore the result of `random_state`; its tensors may be on any device."""
     random.setstate(state["python"])
     kind, keys, position, *rest = state["numpy"]
-    if not 0 <= position <= len(keys):  # NumPy does not check it, and would read other memory
-        raise CheckpointError(f"random state: position {position} is outside 0 to {len(keys)}")
+    # NumPy checks neither, and would read other memory.
+    if len(keys) != 624 or not 0 <= position <= 624:
+        raise CheckpointError(f"random state: {len(keys)} keys, position {position}; expected 624")
     np.random.set_state((kind, keys.cpu().numpy().astype(np.uint32), position, *rest))
     torch.set_rng_state(state["torch"].cpu())
     if "cuda" in state and torch.cuda.is_available():

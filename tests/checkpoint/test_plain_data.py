@@ -235,8 +235,9 @@ def test_a_random_state_cannot_reach_memory():
     """NumPy reads at the position of its stream without a check."""
     state = random_state()
     kind, keys, position, *rest = state["numpy"]
-    for wrong in (-1, 625, 10**7):
+    many = torch.zeros(2000, dtype=torch.int64)
+    for wrong in ((keys, -1), (keys, 625), (keys, 10**7), (many, 1000), (keys[:10], 3)):
         with pytest.raises(CheckpointError):
-            set_random_state({**state, "numpy": (kind, keys, wrong, *rest)})
+            set_random_state({**state, "numpy": (kind, *wrong, *rest)})
     set_random_state(state)
     assert np.random.get_state()[2] == position
