@@ -2,12 +2,12 @@
 
     python demo/run_exported.py MODEL.onnx IMAGE|FOLDER OUT
 
-needs numpy, Pillow and onnxruntime. It takes no .pt2: `torch.export.load` unpickles parts of it, so
-that a stranger's file could run code.
+The script needs numpy, Pillow and onnxruntime. It refuses .pt2 files: `torch.export.load` unpickles
+parts of them, which can run code.
 
 For each image, OUT gets a label map (`NAME.png`, class indices) and a picture of the classes over
-the image (`NAME_overlay.png`), turned as its EXIF orientation says. Unreadable images are named at
-the end and make the status 1.
+the image (`NAME_overlay.png`), rotated by its EXIF orientation. Unreadable images are listed at the
+end, and the exit status is then 1.
 """
 
 import argparse
@@ -22,43 +22,78 @@ IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".ppm")
 
 
 def find(path: Path) -> list[Path]:
-    """The images at `path`, a file or a folder."""
+    """Return the image at `path`, or the images in that folder."""
     if path.is_file():
         return [path]
     found = sorted(p for p in path.glob("*") if p.suffix.lower() in IMAGES)
     if not found:
-        raise ValueError(f"{path}: {'holds no image' if path.is_dir() else 'is not there'}")
+        raise ValueError(f"{path}: {'contains no image' if path.is_dir() else 'does not exist'}")
     return found
 
 
 def load(path: Path):
-    """A function from images (1, 3, H, W) to scores (1, classes, H, W), and the metadata."""
+    """Return a function from images (1, 3, H, W) to scores (1, classes, H, W), and the metadata."""
     import onnxruntime
 
     if not path.is_file():
-        raise ValueError(f"{path}: is not there")
+        raise ValueError(f"{path}: does not exist")
     if path.suffix != ".onnx":
-        raise ValueError(f"{path}: only .onnx is taken; loading a .pt2 could run code from it")
+        raise ValueError(f"{path}: is no .onnx file; loading a .pt2 could run code from it")
     try:
         session = onnxruntime.InferenceSession(path)
         properties = session.get_modelmeta().custom_metadata_map
         metadata = {key: json.loads(value) for key, value in properties.items()}
         metadata["palette"] = np.array(metadata["palette"], dtype=np.uint8)  # (classes, 3)
-    except Exception as error:  # onnxruntime raises kinds of its own
+    except Exception as error:  # onnxruntime has its own exceptions
         reason = " ".join(str(error).split())
-        raise ValueError(f"{path}: no exported segmentor: {reason}") from error
+        raise ValueError(f"{path}: is no exported segmentor: {reason}") from error
     return lambda images: session.run(["scores"], {"images": images})[0], metadata
 
 
+def resize(maps: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Resize maps (..., H, W) bilinearly, without antialiasing, as OpenCV and PyTorch do."""
+    for axis, size in ((-2, height), (-1, width)):
+        old = maps.shape[axis]
+        position = ((np.arange(size) + 0.5) * old / size - 0.5).clip(0, old - 1)
+        first = np.floor(position).astype(int)
+        weight = (position - first).astype(np.float32)
+        weight = weight[:, None] if axis == -2 else weight
+        lower, upper = (maps.take(i, axis) for i in (first, np.minimum(first + 1, old - 1)))
+        maps = lower + weight * (upper - lower)
+    return maps
+
+
 def segment(run, metadata: dict, image: Image.Image) -> np.ndarray:
-    """Class indices (H, W) of an RGB image; a file for one size sees the image resized to it."""
-    size = image.size
-    if not metadata["dynamic"]:
-        height, width = metadata["size"]
-        image = image.resize((width, height))
-    pixels = np.asarray(image, dtype=np.float32).transpose(2, 0, 1)[None]  # (1, 3, H, W)
-    labels = run(np.ascontiguousarray(pixels))[0].argmax(0).astype(np.uint8)  # (H, W)
-    return np.asarray(Image.fromarray(labels).resize(size, Image.Resampling.NEAREST))
+    """Return class indices (H, W) of an RGB image.
+
+    The image is scaled as in the config's test pipeline. If the file has a fixed size, the image is
+    scaled to fit, and the rest is filled with the color that normalizes to zero.
+    """
+    pixels = np.asarray(image, dtype=np.float32).transpose(2, 0, 1)  # (3, H, W)
+    original, scale = pixels.shape[1:], metadata["scale"]  # (H, W) and (width, height)
+    fixed = None if metadata["dynamic"] else metadata["size"]  # (H, W)
+    if scale and not metadata["keep_ratio"]:
+        height, width = fixed or scale[::-1]
+    else:
+        ratio = 1.0
+        if scale:  # the limits of the long and the short side
+            ratio = min(max(scale) / max(original), min(scale) / min(original))
+        if fixed:
+            ratio = min(fixed[0] / original[0], fixed[1] / original[1], ratio if scale else np.inf)
+        height, width = (max(1, int(old * ratio + 0.5)) for old in original)
+    pixels = resize(pixels, height, width)
+    if fixed:
+        canvas = np.empty((3, *fixed), dtype=np.float32)
+        canvas[:] = np.array(metadata["mean"], dtype=np.float32)[:, None, None]
+        canvas[:, :height, :width] = pixels
+        pixels = canvas
+    scores = run(np.ascontiguousarray(pixels[None]))[0][:, :height, :width]  # (classes, H, W)
+    best, labels = np.full(original, -np.inf, dtype=np.float32), np.zeros(original, dtype=np.uint16)
+    for index, score in enumerate(scores):  # one class at a time: all would fill the memory
+        score = resize(score, *original)
+        labels[score > best] = index
+        np.maximum(best, score, out=best)
+    return labels.astype(np.min_scalar_type(len(scores) - 1))
 
 
 def main() -> int:

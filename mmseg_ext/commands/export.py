@@ -61,12 +61,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if path.suffix != SUFFIXES[args.format]:
         raise ValueError(f"--out must end in {SUFFIXES[args.format]}, not {path.name!r}")
     metadata = {
-        "config": Path(args.config).name,
+        "config": Path(config.filename).name,
         "classes": list(meta["classes"]),
-        "palette": [list(map(int, colour)) for colour in meta["palette"]],
+        "palette": [list(color) for color in meta["palette"]],
         "input": "RGB, 0 to 255, float32, (B, 3, H, W)",
         "output": "class scores, float32, (B, classes, H, W)",
         "size": list(size),
+        "mean": segmentor.data_preprocessor.mean.flatten().tolist(),
+        **_test_scale(config),
         "dynamic": args.dynamic,
         "fused": args.fuse,
     }
@@ -96,6 +98,16 @@ def _size(shape: list[int] | None, config: "Config") -> tuple[int, int]:
     if len(shape) not in (1, 2) or min(shape) < 1:
         raise ValueError(f"--shape must be one or two positive numbers, not {shape}")
     return (shape[0], shape[-1])
+
+
+def _test_scale(config: "Config") -> dict:
+    """Return how the test pipeline scales images: `scale` (width, height) and `keep_ratio`."""
+    from mmseg_ext.datasets.metainfo import transforms, unwrapped
+
+    for transform in transforms(unwrapped(config.test_dataloader.dataset)["pipeline"]):
+        if transform["type"] == "Resize" and transform.get("scale"):
+            return {"scale": transform["scale"], "keep_ratio": transform.get("keep_ratio", False)}
+    return {"scale": None, "keep_ratio": True}
 
 
 def _inputs(args: argparse.Namespace, config: "Config", size: tuple[int, int]):

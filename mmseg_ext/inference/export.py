@@ -1,10 +1,9 @@
 """A trained segmentor as one file: torch.export's `.pt2` or ONNX, with its metadata inside.
 
-What is exported takes RGB values, normalises them itself, and gives class scores.
+The exported model takes RGB values, normalizes them, and returns class scores.
 """
 
 import copy
-import inspect
 import json
 from pathlib import Path
 
@@ -14,33 +13,35 @@ from mmseg.models import EncoderDecoder
 from mmseg.models.decode_heads.psp_head import PPM
 from mmseg.models.utils import Upsample
 from torch import Tensor, nn
-from torch.export import Dim
 from torch.nn import functional as F
 
+from mmseg_ext.environment import require_package
+from mmseg_ext.errors import StackError
 from mmseg_ext.inference.fusion import fuse_model
 from mmseg_ext.layers import LambdaLayer
 from mmseg_ext.segmentors import StripEncoderDecoder
+from mmseg_ext.segmentors.head_outputs import prediction, predicts_by_resize
 from mmseg_ext.upstream import converts_channels
 
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
-METADATA = "metadata.json"  # the name under which a .pt2 keeps what ONNX has as properties
-OPSET = 18  # what torch's exporter writes without a conversion
+METADATA = "metadata.json"  # in a .pt2; ONNX files have properties
+OPSET = 18  # torch's exporter writes it without a conversion
 
 
 class WholeImageSegmentor(nn.Module):
-    """RGB images (B, 3, H, W) of 0 to 255, float32, to class scores (B, classes, H, W).
+    """A module from RGB images (B, 3, H, W), 0 to 255, to class scores (B, classes, H, W).
 
-    The scores are what `EncoderDecoder` gives for whole images before softmax: the exported file
-    sees one window, so a config that tests by sliding windows is cut into windows by who runs the
-    file. The auxiliary heads are left behind, and synchronised batch norms become plain ones.
+    The scores are those of `EncoderDecoder` in whole mode, before softmax. For a config that tests
+    with sliding windows, the caller cuts the image into windows. Auxiliary heads are left out, and
+    synchronized batch norms become plain ones.
 
     Args:
         segmentor: an `EncoderDecoder` or `StripEncoderDecoder`; it is copied, not changed.
         fuse: fold batch norms into convolutions and compose external attention (`fuse_model`).
 
     Raises:
-        ValueError: for another kind of segmentor, or one without a data preprocessor that
-            normalises.
+        ValueError: for another segmentor, for a data preprocessor without mean and std, and for a
+            decode head whose prediction is more than the resize of its forward.
     """
 
     mean: Tensor
@@ -49,11 +50,18 @@ class WholeImageSegmentor(nn.Module):
     def __init__(self, segmentor: EncoderDecoder, fuse: bool = False):
         super().__init__()
         if type(segmentor) not in (EncoderDecoder, StripEncoderDecoder):
-            raise ValueError(f"segmentor must be an EncoderDecoder, not {type(segmentor).__name__}")
+            raise ValueError(
+                f"segmentor: {type(segmentor).__name__} cannot be exported; use an EncoderDecoder"
+            )
         preprocessor = segmentor.data_preprocessor
         if not hasattr(preprocessor, "mean"):
-            raise ValueError("segmentor: its data_preprocessor has no mean and std")
-        # Pipelines load BGR; a model that does not convert was trained on it.
+            raise ValueError("data_preprocessor: has no mean and std; set both")
+        if not predicts_by_resize(segmentor.decode_head):
+            kind = type(segmentor.decode_head).__name__
+            raise ValueError(
+                f"decode_head: {kind} may do more than resize its outputs; use another"
+            )
+        # Pipelines load BGR, so a model without conversion was trained on BGR.
         self.bgr = not converts_channels(preprocessor)
         self.register_buffer("mean", preprocessor.mean.float().reshape(1, 3, 1, 1))  # (1, 3, 1, 1)
         self.register_buffer("std", preprocessor.std.float().reshape(1, 3, 1, 1))  # (1, 3, 1, 1)
@@ -73,18 +81,17 @@ class WholeImageSegmentor(nn.Module):
         features = self.parts["backbone"]((x - self.mean) / self.std)
         if "neck" in self.parts:
             features = self.parts["neck"](features)
-        scores = self.parts["decode_head"](features)
-        if isinstance(scores, (tuple, list)):  # DANet's: the sum, then its two branches
-            scores = scores[0]
+        head = self.parts["decode_head"]
+        scores = prediction(head, head(features))
         return F.interpolate(
             scores, size=images.shape[2:], mode="bilinear", align_corners=self.align_corners
         )  # (B, classes, H, W)
 
 
 def _free_of_size(module: nn.Module) -> None:
-    """Replace mmsegmentation's `Upsample`, whose int() of a size makes a constant of it.
+    """Replace mmsegmentation's `Upsample`, whose int() turns a size into a constant.
 
-    By a whole factor torch's module computes the same.
+    For an integer factor torch's module computes the same.
     """
     for name, child in module.named_children():
         if isinstance(child, Upsample) and not child.size and child.scale_factor % 1 == 0:
@@ -95,7 +102,7 @@ def _free_of_size(module: nn.Module) -> None:
 
 
 def random_images(size: tuple[int, int], batch: int = 1, seed: int = 0) -> Tensor:
-    """Images of noise (batch, 3, H, W) with values of 0 to 255."""
+    """Return images of noise (batch, 3, H, W) with values of 0 to 255."""
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(batch, 3, *size, generator=generator) * 255
 
@@ -107,43 +114,55 @@ def export(
     dynamic: bool = False,
     metadata: dict | None = None,
 ) -> None:
-    """Write `path`, in the format of its ending: `.pt2` or `.onnx`, one file with its weights.
+    """Write one file with the weights, `.pt2` or `.onnx`.
 
-    `torch.export.load(path).module()` runs the first; ONNX has the input `images` and the output
-    `scores`. The file takes one image of `size`; with `dynamic`, any number of any size.
+    Load a `.pt2` with `torch.export.load(path).module()`. An ONNX file has the input `images` and
+    the output `scores`. The file takes one image of `size`, or with `dynamic` any number of images
+    of any size.
 
     Raises:
-        ValueError: where a dynamic size is refused or the exporter cannot write the model.
+        StackError: if a package or a newer torch is needed.
+        ValueError: if the model cannot have a dynamic size, or the exporter fails.
     """
+    check_exporter(Path(path).suffix)
     images, shapes = random_images(size), None
     if dynamic:
-        _require_any_size(model, Path(path).suffix)
-        images = random_images(size, batch=2)  # torch.export takes a dimension of one as constant
-        shapes = ({0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC},)
+        _check_any_size(model, Path(path).suffix)
+        images = random_images(size, batch=2)  # torch.export makes a size of 1 constant
+        any_size = torch.export.Dim.DYNAMIC
+        shapes = ({0: any_size, 2: any_size, 3: any_size},)
     write = _write_onnx if Path(path).suffix == SUFFIXES["onnx"] else _write_torch
     try:
         with torch.no_grad():
             write(model, Path(path), images, shapes, metadata or {})
     except OSError:
         raise
-    except Exception as error:  # both exporters raise many kinds
-        what = "for any size" if dynamic else "for one size"
-        message = f"cannot be exported {what}: {' '.join(str(error).split())[:600]}"
-        raise ValueError(message) from error
+    except Exception as error:  # both exporters raise many types
+        sizes = "with dynamic sizes" if dynamic else f"for {size[0]}x{size[1]}"
+        reason = " ".join(str(error).split())[:600]
+        raise ValueError(f"{path}: the exporter failed {sizes}: {reason}") from error
 
 
-def _require_any_size(model: nn.Module, suffix: str) -> None:
+def check_exporter(suffix: str) -> None:
+    """Raise a StackError if a package is missing, or torch is too old, to write such a file."""
+    if not hasattr(getattr(torch.export, "Dim", None), "DYNAMIC"):
+        raise StackError(f"torch {torch.__version__} cannot export; install torch 2.6 or newer")
+    if suffix == SUFFIXES["onnx"]:
+        for package in ("onnx", "onnxscript", "onnxruntime"):
+            require_package(package, "export")
+
+
+def _check_any_size(model: nn.Module, suffix: str) -> None:
     for module in model.modules():
         if isinstance(module, LambdaLayer) and module.resolution is not None:
             raise ValueError(
-                "its lambda layers learn position embeddings for maps of at most "
-                f"{module.resolution} (resolution=...): a size of its own each; build "
-                "it with receptive_field for any size"
+                "dynamic: the lambda layers learn position embeddings for maps of at most "
+                f"{module.resolution}; build the backbone with receptive_field, or export one size"
             )
         if suffix == SUFFIXES["onnx"] and isinstance(module, PPM):
             raise ValueError(
-                "UPerNet's pyramid pooling divides the map into a fixed number of bins, and ONNX "
-                "has no pooling whose windows depend on the size; use --format torch"
+                "dynamic: pyramid pooling needs windows that depend on the size, which ONNX does "
+                "not have; use --format torch, or export one size"
             )
 
 
@@ -157,11 +176,6 @@ def _write_torch(
 def _write_onnx(
     model: nn.Module, path: Path, images: Tensor, shapes: tuple | None, metadata: dict
 ) -> None:
-    if "dynamic_shapes" not in inspect.signature(torch.onnx.export).parameters:
-        raise ValueError(
-            f"torch {torch.__version__} has no exporter to ONNX that knows dynamic shapes; take "
-            "torch 2.5 or newer, or --format torch"
-        )
     exported = torch.onnx.export(
         model,
         (images,),
@@ -178,7 +192,7 @@ def _write_onnx(
 
 
 class ExportedSegmentor:
-    """An exported file as a function of images (B, 3, H, W), and the `metadata` in it."""
+    """An exported file as a function of images (B, 3, H, W), with its `metadata`."""
 
     def __init__(self, path: str | Path):
         path = Path(path)
@@ -202,5 +216,5 @@ class ExportedSegmentor:
 
 
 def relative_difference(ours: Tensor, theirs: Tensor) -> float:
-    """max |ours - theirs| over max |theirs|."""
+    """Return max |ours - theirs| / max |theirs|."""
     return ((ours - theirs).abs().max() / theirs.abs().max()).item()
