@@ -88,11 +88,10 @@ print(*sorted(name for name in set(sys.modules) - before if name.startswith("tor
 
 
 def test_importing_costs_what_the_stack_costs(tmp_path):
-    """Of others there are filelock, which torch asks for, and torch's counters."""
+    """Besides the stack it imports only filelock, which torch requires."""
     result = run(WITHOUT_THE_PACKAGE, tmp_path)
     new = {name.split(".")[0] for name in result.stdout.splitlines()[-1].split()}
-    assert new - set(sys.stdlib_module_names) == {"filelock", "mmseg_ext", "torch"}, result.stderr
-    assert "torch._" not in result.stdout and "torch.onnx" not in result.stdout
+    assert new - set(sys.stdlib_module_names) == {"filelock", "mmseg_ext"}, result.stderr
     result = run(LAYERS, tmp_path, ("mmcv",))
     assert result.stdout == "\n", result.stderr  # torch as it is, without the stack
 

@@ -89,6 +89,8 @@ def test_invalid_values_are_errors():
         assert part in str(error.value)
     labels[labels > 0] = 7
     result_of("CheckedIoUMetric", predictions, labels, 3, ignore_index=7)
+    with pytest.raises(LabelError, match=r"3 \(16 pixels\)"):  # the first invalid value
+        result_of("CheckedIoUMetric", predictions, predictions + 3, 3)
     with pytest.raises(ValueError, match=r"predicted 5 \(16 pixels\)"):
         result_of("CheckedIoUMetric", predictions + 5, predictions, 3)
     with pytest.raises(LabelError, match=r"mask_0\.png.*3x2.*2x3"):
