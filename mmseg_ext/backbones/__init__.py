@@ -1,10 +1,10 @@
-"""The backbones; importing this package registers them.
+"""The backbones. Importing this package registers them.
 
-They go into mmengine's root registry, where mmdetection and mmpretrain find them by their names,
-and into mmsegmentation's where it is installed, so that `mmseg.RMT` names them everywhere, too.
+mmengine's root registry makes them available to mmdetection and mmpretrain by name. If
+mmsegmentation is installed, its registry has them, too, and `mmseg.RMT` works in every package.
 
 Raises:
-    StackError: without mmengine or mmcv, in one line with the remedy.
+    StackError: if mmengine or mmcv is missing or too old.
 """
 
 from mmseg_ext.environment import BASE, check_stack, stack_problem
@@ -27,4 +27,4 @@ if stack_problem() is None:
     registries.append(MMSEG_MODELS)
 for registry in registries:
     for backbone in (DeepViT, EAMLP, LambdaResNet, RMT):
-        registry.register_module(module=backbone, force=True)  # the package may be reloaded
+        registry.register_module(module=backbone, force=True)  # for a reload of the package

@@ -1,6 +1,8 @@
-"""What every backbone does alike: variants, outputs, freezing, recomputing, foreign weights.
+"""The base class of the backbones.
 
-The arguments mean what they mean in mmsegmentation's ResNet; `feature_info` follows timm.
+It selects variants and outputs, freezes stages, recomputes activations, and rejects weights of
+another architecture. Arguments have the meaning of mmsegmentation's ResNet; `feature_info` follows
+timm.
 """
 
 import re
@@ -20,25 +22,23 @@ OutIndices = int | Sequence[int]
 
 
 def settings_of(arch: str | Settings, table: Mapping[str, Settings], base: Settings) -> dict:
-    """The settings of a named variant, or of a dict; either may hold a part of those of `base`.
+    """Return the settings of a variant, by name or as a dict, completed from `base`.
 
     Raises:
-        ValueError: for a name that is not in `table`, or a key that `base` does not have.
+        ValueError: for a name that is not in `table`, or a key that is not in `base`.
     """
     if not isinstance(arch, Mapping):
         if arch not in tuple(table):
-            raise ValueError(f"arch must be one of {', '.join(table)} or a dict, not {arch!r}")
+            raise ValueError(f"arch={arch!r}: unknown; use {', '.join(table)} or a dict")
         arch = table[arch]
     unknown = [str(key) for key in arch if key not in base]
     if unknown:
-        raise ValueError(
-            f"arch has the unknown keys {', '.join(unknown)}; known: {', '.join(base)}"
-        )
+        raise ValueError(f"arch: unknown keys {', '.join(unknown)}; use {', '.join(base)}")
     return {**base, **arch}
 
 
 class FeatureInfo(list):
-    """One dict for each map that a backbone gives: `num_chs`, `reduction` (stride) and `module`."""
+    """One dict for each feature map: `num_chs`, `reduction` (stride) and `module`."""
 
     def channels(self) -> list[int]:
         return [entry["num_chs"] for entry in self]
@@ -48,33 +48,37 @@ class FeatureInfo(list):
 
 
 class Backbone(BaseModule):
-    """A stem and stages, the maps of some of which are given; for a plain transformer, blocks.
+    """A stem and stages; in plain transformers every block is a stage.
 
-    A subclass has `parts`, calls `_set_options` before it builds its modules, of whose stages it
-    builds the first `self.built`, and `_freeze_stages` when they are there.
+    A subclass defines `parts`, calls `_set_options` before it builds its modules, builds the first
+    `self.built` stages, and then calls `_freeze_stages`.
 
-    Args that every subclass has:
-        out_indices: index or indices of the stages whose maps forward returns, in increasing order;
-            negative ones count from the end. Stages after the last of them are not built.
-        frozen_stages: 0 freezes the stem, n also the first n stages; -1 nothing. Frozen parts have
-            no gradient and stay in eval mode.
-        with_cp: recompute the blocks' activations in the backward to save memory.
-        num_classes: classes of the published classifier, whose logits (B, num_classes) forward then
-            returns; None for feature maps.
-        norm_cfg, init_cfg: mmcv's norm and mmengine's initialisation.
+    Args of every subclass:
+        out_indices: index or indices of the stages whose maps are returned, always in increasing
+            order. Negative indices count from the end. Later stages are not built.
+        frozen_stages: -1 freezes nothing, 0 the stem, n the stem and the first n stages. Frozen
+            parts have no gradients and stay in eval mode.
+        with_cp: recompute activations in the backward pass to save memory.
+        num_classes: classes of the published classifier. `forward` then returns logits
+            (B, num_classes); with None it returns feature maps.
+        norm_cfg, init_cfg: norm layer of mmcv, and initialization of mmengine.
 
     Raises:
-        ValueError: for an unknown arch or key of one, `out_indices` or `frozen_stages` that do not
-            exist, images that are not (B, C, H, W), and a state dict of another arch.
+        ValueError: for an unknown arch or key, for `out_indices` or `frozen_stages` out of range,
+            for images that are not (B, C, H, W), and for a state dict of another arch.
     """
 
     arch_settings: ClassVar[Mapping[str, Settings]]
-    # Patterns of names that only published code has, and the family of `convert` for its files.
+    # Pattern of keys that only published files have: the family to convert them with.
     published_names: ClassVar[Mapping[str, str]] = {}
 
     @property
     def parts(self) -> list[list[str]]:
-        """Names of what the stem consists of, then of each built stage; the stage itself last."""
+        """Names of the modules and parameters of the stem, then of each stage that is built.
+
+        A stage may own modules outside itself, such as the downsampling before it, which are frozen
+        with it. The stage itself is the last name; `feature_info` refers to it.
+        """
         raise NotImplementedError
 
     def _set_options(
@@ -88,27 +92,27 @@ class Backbone(BaseModule):
         num_classes: int | None,
         in_channels: int = 3,
     ) -> None:
-        """`channels` and `strides` are those of all stages that the variant has."""
+        """Check and store the options; `channels` and `strides` have an entry for every stage."""
         count = len(channels)
         given = (out_indices,) if isinstance(out_indices, int) else tuple(out_indices)
         if not given or any(not isinstance(i, int) or not -count <= i < count for i in given):
-            raise ValueError(f"out_indices must lie in [-{count}, {count - 1}], not {out_indices}")
+            raise ValueError(f"out_indices={out_indices}: not in [-{count}, {count - 1}]")
         if not -1 <= frozen_stages <= count:
-            raise ValueError(f"frozen_stages must lie in [-1, {count}], not {frozen_stages}")
+            raise ValueError(f"frozen_stages={frozen_stages}: not in [-1, {count}]")
         self.arch = arch if isinstance(arch, str) else "custom"
         self.out_indices = tuple(sorted({i % count for i in given}))
-        # A stage that does not run gets no gradient, for which distributed training would wait.
+        # A stage that does not run gets no gradient, and DDP would wait for it.
         self.built = count if num_classes is not None else self.out_indices[-1] + 1
         self.frozen_stages = frozen_stages
         self.with_cp = with_cp
         self.in_channels = in_channels
         self.stage_channels = tuple(channels)
         self.stage_strides = tuple(strides)
-        self.register_load_state_dict_pre_hook(_refuse_foreign)
+        self.register_load_state_dict_pre_hook(_reject_other_arch)
 
     @property
     def feature_info(self) -> FeatureInfo:
-        """Width and stride of each map of `out_indices`, in the form of timm's `feature_info`."""
+        """Channels, stride and module of each returned map, as in timm."""
         return FeatureInfo(
             {
                 "num_chs": self.stage_channels[i],
@@ -119,7 +123,7 @@ class Backbone(BaseModule):
         )
 
     def _freeze_stages(self) -> None:
-        """Frozen parts take no gradient and stay in eval mode."""
+        """Turn off gradients of the frozen parts, and set them to eval mode."""
         for names in self.parts[: self.frozen_stages + 1]:
             for name in names:
                 part = attrgetter(name)(self)
@@ -134,9 +138,8 @@ class Backbone(BaseModule):
 
     def _check_images(self, images: Tensor) -> None:
         if images.ndim != 4 or images.shape[1] != self.in_channels:
-            raise ValueError(
-                f"images must be (B, {self.in_channels}, H, W), not {tuple(images.shape)}"
-            )
+            shape = tuple(images.shape)
+            raise ValueError(f"images: shape {shape} is not (B, {self.in_channels}, H, W)")
 
     def _run(self, block: nn.Module, x: Tensor) -> Tensor:
         if not (self.with_cp and x.requires_grad):
@@ -145,14 +148,12 @@ class Backbone(BaseModule):
             block,
             x,
             use_reentrant=False,
-            context_fn=lambda: (nullcontext(), _statistics_kept(block)),
+            context_fn=lambda: (nullcontext(), _frozen_statistics(block)),
         )
-
-    # ------------------------------------------------------------------ foreign weights
 
     @classmethod
     def named_arch(cls, state_dict: Mapping[str, Tensor]) -> str | None:
-        """The named variant whose depths and widths a state dict has, None if no one's."""
+        """Return the variant with the depths and widths of a state dict, or None."""
         theirs = _depths_and_widths(state_dict)
         for name in cls.arch_settings:
             with torch.device("meta"):
@@ -161,53 +162,54 @@ class Backbone(BaseModule):
                     return name
         return None
 
-    def refuse_foreign(self, state_dict: Mapping[str, Tensor], prefix: str = "") -> None:
-        """Every load calls it: mmengine would load what fits and only log the rest.
+    def reject_other_arch(self, state_dict: Mapping[str, Tensor], prefix: str = "") -> None:
+        """Check that the entries of `state_dict` below `prefix` belong to this architecture.
+
+        Called before every load, because mmengine loads what fits and only logs the rest.
 
         Raises:
-            ValueError: where the entries of `state_dict` that start with `prefix` have published
-                names, or where one has another shape than the backbone's or a stage another
-                number of blocks: which, and the variant that the checkpoint looks like.
+            ValueError: if the keys belong to published code, or if a shape or the number of
+                blocks in a stage differs; the message names the variant of the checkpoint.
         """
         theirs = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
         for pattern, family in self.published_names.items():
             if (key := next((k for k in theirs if re.match(pattern, k)), None)) is not None:
                 raise ValueError(
-                    f"{prefix}{key} is a name of published code: convert the checkpoint with "
-                    f"mmseg-ext convert {family} SRC DST"
+                    f"{prefix}{key}: the checkpoint has the names of published code; convert it "
+                    f"with mmseg-ext convert {family} SRC DST"
                 )
         problem = self._other_shape(theirs) or self._other_depth(theirs)
         if problem is None:
             return
         name = self.named_arch(theirs)
         if name is not None and name != self.arch:
-            problem += f"; it looks like arch {name!r}, the backbone is {self.arch!r}"
+            problem += f"; the checkpoint is arch {name!r}, the backbone {self.arch!r}"
         raise ValueError(f"{prefix}{problem}")
 
     def _other_shape(self, theirs: Mapping[str, Tensor]) -> str | None:
         for key, value in self.state_dict().items():
             if key in theirs and theirs[key].shape != value.shape:
                 shapes = tuple(theirs[key].shape), tuple(value.shape)
-                return f"{key} is {shapes[0]} in the checkpoint and {shapes[1]} in the backbone"
+                return f"{key}: {shapes[0]} in the checkpoint, {shapes[1]} in the backbone"
         return None
 
     def _other_depth(self, theirs: Mapping[str, Tensor]) -> str | None:
-        """A stage of another number of blocks. Whole stages may be left out by `out_indices`."""
+        # Stages that `out_indices` leaves out may be in the checkpoint.
         ours = _block_counts(self.state_dict())
         for stage, count in _block_counts(theirs).items():
-            # Of a transformer's one row of blocks, those after the last output are left out.
+            # In a plain transformer, `out_indices` leaves out blocks instead of stages.
             most = len(self.stage_channels) if stage == "blocks" else ours.get(stage, count)
             if not ours.get(stage, 0) <= count <= most:
-                return f"{stage} has {count} blocks in the checkpoint and {most} in the backbone"
+                return f"{stage}: {count} blocks in the checkpoint, {most} in the backbone"
         return None
 
 
 @contextmanager
-def _statistics_kept(block: nn.Module) -> Iterator[None]:
-    """The batch norms of `block` normalise as they do, but leave their running statistics alone."""
+def _frozen_statistics(block: nn.Module) -> Iterator[None]:
+    """Keep the running statistics of batch norms, which the first pass has already updated."""
     norms = [m for m in block.modules() if isinstance(m, _BatchNorm)]
     kept = [dict(norm._buffers) for norm in norms]
-    # Copies, not a momentum of zero: synchronised norms stop where the count of batches is None.
+    # Copies instead of a momentum of zero: SyncBatchNorm needs `num_batches_tracked`.
     for norm, buffers in zip(norms, kept, strict=True):
         norm._buffers.update({k: v.clone() for k, v in buffers.items() if v is not None})
     try:
@@ -222,7 +224,7 @@ _BLOCK = re.compile(r"(blocks|stages\.\d+|layer\d+)\.(\d+)\.")
 
 
 def _block_counts(state_dict: Mapping[str, Tensor]) -> dict[str, int]:
-    """The number of blocks of each stage that a state dict has any of."""
+    """Return the number of blocks of each stage in a state dict."""
     counts: dict[str, int] = {}
     for key in state_dict:
         if match := _BLOCK.match(key):
@@ -231,7 +233,7 @@ def _block_counts(state_dict: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def _depths_and_widths(state_dict: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """Blocks of each stage, and the width of the first one's first norm (0 where it is missing)."""
+    """Return the blocks of each stage, and the width of its first norm (0 if it is missing)."""
     none = torch.empty(0)
     return {
         stage: (count, max(len(state_dict.get(f"{stage}.0.{n}.weight", none)) for n in _NORMS))
@@ -239,5 +241,5 @@ def _depths_and_widths(state_dict: Mapping[str, Tensor]) -> dict[str, tuple[int,
     }
 
 
-def _refuse_foreign(module: Backbone, state_dict: Mapping[str, Tensor], prefix: str, *_) -> None:
-    module.refuse_foreign(state_dict, prefix)
+def _reject_other_arch(module: Backbone, state_dict: Mapping[str, Tensor], prefix: str, *_) -> None:
+    module.reject_other_arch(state_dict, prefix)

@@ -1,15 +1,16 @@
-"""EAMLP: a Tokens-to-Token vision transformer whose attention is multi-head external attention.
+"""EAMLP: a Tokens-to-Token vision transformer with multi-head external attention.
 
-Paper: Beyond Self-attention: External Attention using Two Linear Layers for Visual Tasks,
-arXiv 2105.02358, section 4.4; the tokens-to-token design is arXiv 2101.11986. Follows the published
-EAMLP/models/t2t_vit.py with the blocks of transformer_block.py and the token modules of
-token_performer.py. Differences:
+Papers: Beyond Self-attention: External Attention using Two Linear Layers for Visual Tasks,
+arXiv:2105.02358, section 4.4; Tokens-to-Token ViT, arXiv:2101.11986.
+Published code: MenghaoGuo/EANet (59c03cb), `EAMLP/models/t2t_vit.py`, `transformer_block.py` and
+`token_performer.py`.
 
-- feature maps for dense prediction are taken after chosen blocks, the last one normalized, without
-  the class token; that token still takes part in every attention;
-- inputs may have any size: the sinusoidal positions, a table over the flattened grid of `img_size`,
-  are interpolated bicubically where the grid differs;
-- the two memories of a token module start equal, as published, and never share storage.
+Deviations:
+
+- Feature maps are taken after the blocks in `out_indices`, without the class token.
+- Images of any size: the sinusoidal positions, a table over the flattened grid of `img_size`, are
+  resized bicubically if the grid differs.
+- The two memories of a token module start equal, as published, but do not share storage.
 """
 
 import math
@@ -35,7 +36,7 @@ STRIDE = math.prod(stride for _, stride, _ in SOFT_SPLITS)
 
 
 def sinusoidal_positions(length: int, dim: int) -> Tensor:
-    """The fixed table (1, length, dim): sines in even and cosines in odd columns, in float32."""
+    """Return the table (1, length, dim), sines in even and cosines in odd columns, in float32."""
     position = torch.arange(length, dtype=torch.float64).unsqueeze(1)  # (length, 1)
     column = torch.arange(dim, dtype=torch.float64)
     angle = position / 10000.0 ** (2 * (column // 2) / dim)  # (length, dim)
@@ -44,7 +45,7 @@ def sinusoidal_positions(length: int, dim: int) -> Tensor:
 
 
 class TokenExternalAttention(nn.Module):
-    """Single-head external attention that narrows tokens: the residual is the narrowed token."""
+    """Single-head external attention that projects tokens first; the residual is the projection."""
 
     def __init__(self, in_dim: int, dim: int, attn_drop: float, proj_drop: float):
         super().__init__()
@@ -56,14 +57,14 @@ class TokenExternalAttention(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, N, in_dim) to (B, N, dim)."""
+        """Map tokens (B, N, in_dim) to (B, N, dim)."""
         narrow = self.q_linear(x)
         attention = self.attn_drop(double_normalize_tokens(self.linear_0(narrow)))  # (B, N, S)
         return narrow + self.proj_drop(self.proj(self.linear_1(attention.to(narrow.dtype))))
 
 
 class TokenModule(nn.Module):
-    """Token attention and a perceptron of the same width, each after a norm."""
+    """External attention and an MLP, each after a norm: tokens (B, N, in_dim) to (B, N, dim)."""
 
     def __init__(self, in_dim: int, dim: int, norm_cfg: dict):
         super().__init__()
@@ -78,7 +79,7 @@ class TokenModule(nn.Module):
 
 
 class TokensToToken(nn.Module):
-    """Three overlapping soft splits with two token modules between them: images to tokens."""
+    """Three overlapping splits into patches, with a token module after the first and the second."""
 
     def __init__(self, embed_dims: int, norm_cfg: dict):
         super().__init__()
@@ -88,7 +89,7 @@ class TokensToToken(nn.Module):
         self.project = nn.Linear(TOKEN_DIM * kernels[2], embed_dims)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, 3, H, W) to tokens in their places, (B, C, h, w)."""
+        """Map images (B, 3, H, W) to tokens (B, C, h, w)."""
         x = images
         for split, encode in zip(
             SOFT_SPLITS, (self.attention1, self.attention2, self.project), strict=True
@@ -102,27 +103,28 @@ class TokensToToken(nn.Module):
 
 
 class EAMLP(TokenBackbone):
-    """EAMLP, for images (B, 3, H, W) of any size from 16x16 up.
+    """EAMLP for images (B, 3, H, W) of any size from 16x16.
 
-    Without `num_classes`, forward returns a tuple of maps (B, C, H / 16, W / 16), one for each of
-    `out_indices`; the map of the last block is normalized, the others are not. With it, forward
-    returns logits (B, `num_classes`) from the class token.
+    Returns a tuple of maps (B, C, H / 16, W / 16), one for each block in `out_indices`. Only the
+    map of the last block is normalized. With `num_classes`, returns logits (B, num_classes) from
+    the class token.
 
     Args:
-        arch: a name in `arch_settings`, or a dict with some of its entries' keys, the others being
-            those of '14'.
-        img_size: side of the square images whose grid the position table is made for, a multiple of
-            16: that of the pretraining (224, or 384 for the published EAMLP-7 weights).
+        arch: a key of `arch_settings`, or a dict with some of the keys of its entries, completed
+            from '14'.
+        img_size: side of the square images that the position table is computed for, a multiple of
+            16. Use the pretraining's: 224, or 384 for the published EAMLP-7 weights.
         out_indices, frozen_stages, with_cp, num_classes, init_cfg: see `Backbone`; a stage is a
-            block, and the stem is the token modules with the class token.
-        drop_rate: dropout after the positions, in the perceptrons and after the attention.
-        attn_drop_rate: dropout of the attention. That of the token modules is 0.1, as published.
-        drop_path_rate: stochastic depth of the last block, rising linearly from 0. The published
-            training uses 0.1.
-        norm_cfg: norm of the tokens' width; None is layer norm.
+            block, and the stem is the token modules and the class token.
+        drop_rate: dropout after the positions, in the MLPs and after the attention.
+        attn_drop_rate: dropout of the attention maps. The token modules use 0.1, as published.
+        drop_path_rate: stochastic depth of the last block; the rate rises linearly from 0. The
+            published training uses 0.1.
+        norm_cfg: norm of the tokens; None is layer norm.
 
     Raises:
-        ValueError: for an unknown arch, an `img_size` that is no multiple of 16, and as `Backbone`.
+        ValueError: for an unknown arch, an `img_size` that is not a multiple of 16, and as
+            `Backbone`.
     """
 
     arch_settings = {
@@ -185,5 +187,5 @@ class EAMLP(TokenBackbone):
         return ["tokens_to_token"]
 
     def embed(self, images: Tensor) -> Tensor:
-        """Images (B, 3, H, W) to tokens in their places, (B, C, h, w)."""
+        """Map images (B, 3, H, W) to tokens (B, C, h, w)."""
         return self.tokens_to_token(images)

@@ -1,12 +1,14 @@
-"""LambdaResNet: a bottleneck ResNet whose 3x3 convolutions are lambda layers, all or some of them.
+"""LambdaResNet: a bottleneck ResNet with lambda layers instead of some or all 3x3 convolutions.
 
-Paper: "LambdaNetworks: Modeling Long-Range Interactions Without Attention", Irwan Bello, 2021,
-arXiv 2102.08602. There is no code of its authors; the names and the strided block follow
-d-li14/lambda.pytorch (torchvision's names, so a torchvision ResNet loads into the convolutional
-part), `arch='timm_...'` follows timm's byoanet.py.
+Paper: LambdaNetworks: Modeling Long-Range Interactions Without Attention, arXiv:2102.08602.
+Published code: none by the authors. Names and the strided block follow d-li14/lambda.pytorch
+(646de55) with torchvision's names, so weights of a torchvision ResNet load. `arch='timm_...'`
+follows huggingface/pytorch-image-models (aa4b585), `timm/models/byoanet.py`.
 
-Deviations: dilation, which none of them has; timm's 2x2 pooling rounds odd sizes up, where timm
-stops with an error.
+Deviations:
+
+- Lambda layers can be dilated.
+- timm's 2x2 pooling rounds odd sizes up; timm raises an error.
 """
 
 from collections.abc import Sequence
@@ -21,8 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from mmseg_ext.backbones.backbone import Backbone, OutIndices, Settings, settings_of
 from mmseg_ext.layers.lambda_layer import LambdaLayer, PositionEmbeddings
 
-# Bottlenecks per stage. 26, 50, 101 and 152 are ResNet's (152 and up with the paper's counts, which
-# third-party code agrees on).
+# Bottlenecks per stage: ResNet's for 26, 50, 101 and 152, the paper's from 200.
 DEPTHS = {
     26: (2, 2, 2, 2),
     50: (3, 4, 6, 3),
@@ -34,8 +35,8 @@ DEPTHS = {
     420: (4, 44, 87, 4),
 }
 
-# The paper's hybrids: convolutions in c2 and c3, lambda layers in all of c5 and these blocks of c4.
-# The paper does not say where its count starts; here it is from 0.
+# The paper's hybrids: convolutions in c2 and c3, lambda layers in c5 and in these blocks of c4,
+# counted from 0. The paper does not define its count.
 HYBRID_C4 = {
     50: (3,),
     101: (6, 12, 18),
@@ -47,7 +48,7 @@ HYBRID_C4 = {
 }
 
 _TIMM = {"stem": "tiered", "receptive_field": 9, "position_bias": True, "pool": "avg2"}
-# What each name fixes, as keyword arguments of LambdaResNet.
+# Keyword arguments of LambdaResNet.
 ARCHS = {
     "timm_26t": {**_TIMM, "depth": (2, 2, 2, 2), "placement": ((), (), (1,), (0, 1))},
     "timm_50ts": {
@@ -70,40 +71,38 @@ Placement = Literal["all", "hybrid"] | Sequence[Sequence[int]]
 def lambda_blocks(
     depth: int | Sequence[int], lambda_stages: Sequence[int], placement: Placement
 ) -> tuple[tuple[int, ...], ...]:
-    """For each stage, the indices of the blocks that hold a lambda layer."""
+    """Return the indices of the blocks with a lambda layer, for each stage."""
     counts = block_counts(depth)
     if any(not 0 <= stage < len(counts) for stage in lambda_stages):
-        raise ValueError(f"lambda_stages must lie in 0..{len(counts) - 1}, not {lambda_stages}")
+        raise ValueError(f"lambda_stages={lambda_stages}: not in [0, {len(counts) - 1}]")
     if placement == "all":
         placement = [range(count) for count in counts]
     elif placement == "hybrid":
         if depth not in HYBRID_C4:
             known = ", ".join(map(str, HYBRID_C4))
-            raise ValueError(f"placement 'hybrid' is known for depth {known}, not {depth}")
+            raise ValueError(f"placement='hybrid': not defined for depth {depth}; use {known}")
         placement = [(), (), HYBRID_C4[depth], range(counts[3])]
     elif isinstance(placement, str) or len(placement) != len(counts):
         raise ValueError(
-            "placement must be 'all', 'hybrid' or the block indices of each of the "
-            f"{len(counts)} stages, not {placement!r}"
+            f"placement={placement!r}: unknown; use 'all', 'hybrid' or the block indices of each "
+            f"of the {len(counts)} stages"
         )
     for stage, (indices, count) in enumerate(zip(placement, counts, strict=True)):
         if any(not 0 <= i < count for i in indices):
-            raise ValueError(
-                f"placement of stage {stage} must lie in 0..{count - 1}, not {indices}"
-            )
+            raise ValueError(f"placement of stage {stage}: {indices} not in [0, {count - 1}]")
     return tuple(tuple(b) if i in lambda_stages else () for i, b in enumerate(placement))
 
 
 def block_counts(depth: int | Sequence[int]) -> tuple[int, ...]:
-    """Bottlenecks in each of the four stages; a ValueError for a depth without a name."""
+    """Return the number of bottlenecks in each stage; raise ValueError for an unknown depth."""
     if isinstance(depth, int) and depth not in DEPTHS:
         known = ", ".join(map(str, DEPTHS))
-        raise ValueError(f"depth must be {known} or four block counts, not {depth}")
+        raise ValueError(f"depth={depth}: unknown; use {known} or four block counts")
     return DEPTHS[depth] if isinstance(depth, int) else tuple(depth)
 
 
 class SqueezeExcitation(nn.Module):
-    """Channel attention (arXiv 1709.01507): gates in (0, 1) from the mean over all positions."""
+    """Squeeze-and-excitation (arXiv:1709.01507): channels times gates from their means."""
 
     def __init__(self, channels: int, hidden_channels: int):
         super().__init__()
@@ -111,7 +110,7 @@ class SqueezeExcitation(nn.Module):
         self.fc2 = nn.Conv2d(hidden_channels, channels, 1)
 
     def gates(self, x: Tensor) -> Tensor:
-        """x (B, C, H, W) to (B, C, 1, 1)."""
+        """Compute the gates (B, C, 1, 1) in (0, 1) of x (B, C, H, W)."""
         mean = x.mean(dim=(2, 3), keepdim=True)
         return self.fc2(self.fc1(mean).relu()).sigmoid()
 
@@ -120,10 +119,12 @@ class SqueezeExcitation(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 or lambda layer, 1x1, each with a norm; squeeze-excitation; the shortcut added.
+    """1x1 convolution, 3x3 convolution or lambda layer, 1x1 convolution, each with a norm.
 
-    `strides` are those of the first two. `lambda_args` are LambdaLayer's keyword arguments, None
-    for a convolution.
+    Args:
+        strides: strides of `conv1` and `conv2`.
+        lambda_args: keyword arguments of `LambdaLayer`; None for a 3x3 convolution.
+        se_ratio: width of squeeze-and-excitation, which only blocks with a 3x3 convolution have.
     """
 
     def __init__(
@@ -162,7 +163,8 @@ class Bottleneck(nn.Module):
         self.downsample = None
         if stride != 1 or in_channels != out_channels:
             pool = []
-            if avg_down:  # at stride 1 too, where it does nothing: mmseg's names count it
+            # At stride 1 the pooling does nothing, but mmseg's names count it.
+            if avg_down:
                 pool = [nn.AvgPool2d(stride, stride, ceil_mode=True, count_include_pad=False)]
             self.downsample = nn.Sequential(
                 *pool,
@@ -171,7 +173,7 @@ class Bottleneck(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, C, H, W) to (B, 4 channels, ceil(H / stride), ceil(W / stride))."""
+        """Map x (B, C, H, W) to (B, 4 * channels, ceil(H / stride), ceil(W / stride))."""
         y = self.act(self.bn1(self.conv1(x)))
         y = self.act(self.bn2(self.conv2(y)))
         y = self.bn3(self.conv3(y))
@@ -181,34 +183,36 @@ class Bottleneck(nn.Module):
 
 
 class LambdaResNet(Backbone):
-    """ResNet with lambda layers in the place of 3x3 convolutions, for images (B, 3, H, W).
+    """ResNet with lambda layers, for images (B, 3, H, W) of any size.
 
-    Without `num_classes`, forward returns a tuple of maps of 256, 512, 1024 and 2048 channels at
-    strides 4, 8, 16 and 32, those of `out_indices`; with it, logits (B, `num_classes`).
+    Returns a tuple of maps with 256, 512, 1024 and 2048 channels at strides 4, 8, 16 and 32, one
+    for each stage in `out_indices`. With `num_classes`, returns logits (B, num_classes).
 
     Args:
-        depth: a key of `DEPTHS`, or the four stages' block counts.
-        arch: a name in `ARCHS` or a dict: keyword arguments that take precedence over the others.
-        lambda_stages: stages 0 to 3 (c2 to c5) that may hold lambda layers; () gives a ResNet.
-        placement: which of their blocks do: all, the paper's hybrid, or indices for each stage.
-        key_depth, num_heads, intra_depth, receptive_field: k, h, u and r of the lambda layers; r is
+        depth: a key of `DEPTHS`, or the number of blocks in each stage.
+        arch: a key of `ARCHS`, or a dict of keyword arguments, which override the others.
+        lambda_stages: stages 0 to 3 (c2 to c5) that can have lambda layers; () is a plain ResNet.
+        placement: the blocks with a lambda layer in these stages: 'all', the paper's 'hybrid', or
+            indices for each stage.
+        key_depth, num_heads, intra_depth, receptive_field: k, h, u and r of the lambda layers. r is
             odd, or None with `resolution`.
-        resolution: (H, W) of the largest input image, for lambda layers of global context.
-        share_embeddings: 'stage' gives all lambda layers of a stage whose embeddings have one shape
-            the first one's embeddings, the paper's low-memory variant; None gives each its own.
-        position_bias: a bias beside the embeddings, as in the public weights; the paper has none.
-        pool: how a strided lambda layer averages: 3x3 (d-li14) or 2x2 (timm).
-        stem: 7x7 convolution, ResNet-D's three 3x3 convolutions (as ResNetV1c), or timm's of 24, 32
-            and 64 channels; each followed by a 3x3 max pooling.
+        resolution: (H, W) of the largest input image, for lambda layers with global context.
+        share_embeddings: 'stage' shares the position embeddings of all lambda layers in a stage
+            that have the same shape, the paper's low-memory variant.
+        position_bias: add a bias to the position embeddings, as in the published weights. The paper
+            has none.
+        pool: average pooling of strided lambda layers, 3x3 (d-li14) or 2x2 (timm).
+        stem: 7x7 convolution, three 3x3 convolutions (as ResNetV1c), or timm's three with 24, 32
+            and 64 channels. A 3x3 max pooling follows.
         avg_down: average pooling before the 1x1 convolution of a strided shortcut (ResNet-D).
-        se_ratio: squeeze-excitation in the convolutional blocks, its hidden width over its width;
-            1/16 is SENet's.
-        num_stages, strides, dilations, contract_dilation, style, in_channels, norm_eval:
-            mmsegmentation's ResNet's, so that its config serves here. Lambda layers dilate too.
+        se_ratio: squeeze-and-excitation in blocks without a lambda layer, as hidden width over
+            width; SENet uses 1/16.
+        num_stages, strides, dilations, contract_dilation, style, in_channels, norm_eval: as in
+            mmsegmentation's ResNet. Lambda layers are dilated, too.
         out_indices, frozen_stages, with_cp, norm_cfg, num_classes, init_cfg: see `Backbone`.
 
     Raises:
-        ValueError: naming the argument, for values outside these or that `LambdaLayer` refuses.
+        ValueError: for arguments outside these values, or that `LambdaLayer` rejects.
     """
 
     arch_settings = ARCHS
@@ -266,12 +270,15 @@ class LambdaResNet(Backbone):
         }
         design = settings_of(arch or {}, ARCHS, design)
         if design["stem"] not in STEMS:
-            raise ValueError(f"stem must be one of {', '.join(STEMS)}, not {design['stem']!r}")
+            raise ValueError(f"stem={design['stem']!r}: unknown; use {', '.join(STEMS)}")
         if style not in ("pytorch", "caffe"):
-            raise ValueError(f"style must be 'pytorch' or 'caffe', not {style!r}")
+            raise ValueError(f"style={style!r}: unknown; use 'pytorch' or 'caffe'")
         strides, dilations = strides or (1, 2, 2, 2)[:num_stages], dilations or (1,) * num_stages
         if not len(strides) == len(dilations) == num_stages:
-            raise ValueError(f"strides and dilations must be {num_stages} numbers each")
+            raise ValueError(
+                f"strides={tuple(strides)}, dilations={tuple(dilations)}: num_stages={num_stages} "
+                "needs one number per stage"
+            )
         channels = [width * EXPANSION for width in STAGE_WIDTHS[:num_stages]]
         totals = list(accumulate(strides, mul, initial=STEM_STRIDE))
         shared = (out_indices, frozen_stages, with_cp, num_classes, in_channels)
@@ -284,6 +291,7 @@ class LambdaResNet(Backbone):
         counts = block_counts(design["depth"])
         widths = [STEM_WIDTH, *channels]
         for i in range(self.built):
+            # As in mmsegmentation: the first block of a dilated stage has half the dilation.
             first = dilations[i] // 2 if contract_dilation and dilations[i] > 1 else dilations[i]
             spacing = [((1, 1), dilations[i])] * counts[i]
             caffe = style == "caffe"
@@ -321,20 +329,21 @@ class LambdaResNet(Backbone):
         design: dict,
         norm_cfg: dict,
     ) -> nn.Sequential:
-        """The blocks of a stage whose input has `total_stride`, with their strides and dilation."""
+        """Build a stage whose input has `total_stride`; `spacing` has every block's strides."""
         keys = ("key_depth", "num_heads", "intra_depth", "receptive_field", "position_bias", "pool")
         shared: dict[object, PositionEmbeddings | None] = {}
         blocks = nn.Sequential()
         for i, (strides, dilation) in enumerate(spacing):
             args = None
             if i in placed:
+                # The lambda layer's input has the stride of the 1x1 convolution before it.
                 stride, size = total_stride * strides[0], design["resolution"]
                 if size is not None:
                     size = tuple(-(-length // stride) for length in size)
                 if size is not None and dilation > 1:
                     raise ValueError(
-                        "dilations must be 1 for lambda layers that have a resolution, as in "
-                        f"stage {stage}"
+                        f"dilations: {dilation} in stage {stage}; use 1 for lambda layers with a "
+                        "resolution"
                     )
                 args = {key: design[key] for key in keys}
                 args |= {"resolution": size, "embeddings": shared.get(size)}
@@ -357,9 +366,9 @@ class LambdaResNet(Backbone):
         return blocks
 
     def _reset_parameters(self) -> None:
-        """He's normal of fan-out for convolutions, the paper's values for lambda layers.
+        """Initialize convolutions with He's method (fan-out), lambda layers as in the paper.
 
-        The last norm of each block starts at zero, as in both public implementations.
+        The last norm of each block starts at zero, as in both published implementations.
         """
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -379,7 +388,7 @@ class LambdaResNet(Backbone):
         return [stem, *([f"layer{i + 1}"] for i in range(self.built))]
 
     def train(self, mode: bool = True) -> "LambdaResNet":
-        """Switch the mode; with `norm_eval` batch norms stay in evaluation."""
+        """Set the mode; with `norm_eval`, batch norms stay in eval mode."""
         super().train(mode)
         if self.norm_eval:
             for module in self.modules():
@@ -388,10 +397,10 @@ class LambdaResNet(Backbone):
         return self
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Images (B, 3, H, W) to logits (B, num_classes) or a tuple of maps (B, C, h, w).
+        """Map images (B, 3, H, W) to logits (B, num_classes) or a tuple of maps (B, C, h, w).
 
         Raises:
-            ValueError: for images of another shape, or larger than `resolution` in global form.
+            ValueError: for another shape, or for images larger than `resolution`.
         """
         self._check_images(images)
         deep = hasattr(self, "stem")

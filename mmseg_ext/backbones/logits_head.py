@@ -1,7 +1,7 @@
-"""The head of mmpretrain's `ImageClassifier` for a backbone that is the published classifier.
+"""A head for mmpretrain's `ImageClassifier` whose backbone is the published classifier.
 
-With `num_classes` a backbone gives logits (B, num_classes), and mmpretrain's heads take the last of
-a tuple of maps. The configs under configs/classification import this module; `mmseg_ext` does not.
+With `num_classes` a backbone returns logits (B, num_classes), but mmpretrain's heads expect a tuple
+of feature maps. Only the configs in configs/classification import this module.
 """
 
 from torch import Tensor
@@ -16,7 +16,7 @@ from mmpretrain.registry import MODELS  # noqa: E402
 
 @MODELS.register_module()
 class LogitsHead(ClsHead):
-    """`ClsHead` on logits (B, num_classes) as they come; the loss and the metrics are its own."""
+    """`ClsHead` that uses the backbone's logits (B, num_classes) unchanged."""
 
     def pre_logits(self, feats: Tensor) -> Tensor:
         return feats

@@ -1,13 +1,16 @@
 """RMT: four stages of Manhattan attention at strides 4, 8, 16 and 32.
 
 Paper: RMT: Retentive Networks Meet Vision Transformers, arXiv:2309.11523.
-Follows: qhfan/RMT (32ea214), `segmentation/mmseg/models/backbones/RMT.py` (features) and
-`classfication_release/RMT.py` (classifier). Where paper and code differ, the code that made the
-published weights is followed: four convolutions in the stem instead of five, a depthwise
-convolution in the feed-forward network, and whole-map attention in stage 3 of `tiny`.
+Published code: qhfan/RMT (32ea214), `segmentation/mmseg/models/backbones/RMT.py` (features) and
+`classfication_release/RMT.py` (classifier). This follows the code, which produced the published
+weights, where the paper differs:
 
-Deviations, none of which changes the published result: the attention layer's (see there), maps stay
-channels-last throughout, and the kind of batch norm is an argument.
+- the stem has four convolutions, not five;
+- the feed-forward network has a depthwise convolution;
+- stage 3 of `tiny` uses attention over the full map.
+
+Deviations: none in the results. Feature maps are channels-last throughout; the layers' deviations
+are in `mmseg_ext.layers.manhattan_attention`.
 """
 
 from itertools import pairwise
@@ -22,8 +25,8 @@ from mmseg_ext.backbones.backbone import Backbone, OutIndices, Settings, setting
 from mmseg_ext.layers.manhattan_attention import Decay
 from mmseg_ext.layers.manhattan_block import ManhattanBlock, channels_first, channels_last
 
-# Depths, widths, heads, feed-forward ratios, decay ranges (the decays start at 2), which stages
-# attend along W and H in turn, initial layer scale (None: no layer scale) and stochastic depth.
+# One entry per stage: blocks, width, heads, feed-forward ratio, decay range, decomposed attention
+# (along W, then H), and initial layer scale (None: no layer scale). Then stochastic depth.
 _TINY: dict[str, Any] = {
     "depths": (2, 2, 8, 2),
     "embed_dims": (64, 128, 256, 512),
@@ -62,7 +65,7 @@ _CLASSIFIER_WIDTH = 1024
 
 
 def _stem(in_channels: int, width: int, norm_cfg: dict) -> nn.Sequential:
-    """Two strided and two plain 3x3 convolutions, (B, C, H, W) to (B, width, H / 4, W / 4)."""
+    """Return four 3x3 convolutions that map (B, C, H, W) to (B, width, H / 4, W / 4)."""
     channels = (in_channels, width // 2, width // 2, width, width)
     layers: list[nn.Module] = []
     for i in range(4):
@@ -74,10 +77,10 @@ def _stem(in_channels: int, width: int, norm_cfg: dict) -> nn.Sequential:
 
 
 def _downsample(before: int, after: int, norm_cfg: dict) -> nn.Sequential:
-    """(B, before, H, W) to (B, after, H / 2, W / 2)."""
+    """Return a 3x3 convolution that maps (B, before, H, W) to (B, after, H / 2, W / 2)."""
     layers = nn.Sequential()
     layers.add_module("conv", nn.Conv2d(before, after, 3, 2, 1))
-    # By this name the published recipe finds the norms that get no weight decay.
+    # The published recipe excludes parameters with 'norm' in their name from weight decay.
     layers.add_module("norm", build_norm_layer(norm_cfg, after)[1])
     return layers
 
@@ -98,25 +101,27 @@ class _Classifier(nn.Module):
 
 
 class RMT(Backbone):
-    """RMT on images (B, 3, H, W) of any size.
+    """RMT for images (B, 3, H, W) of any size.
 
-    Gives a tuple of maps (B, C_i, ceil(H / s), ceil(W / s)), s = 4, 8, 16, 32, one per stage in
-    `out_indices`, each after a layer norm of its own (eps 1e-5), which the published segmentation
-    code adds. Stages after the last of `out_indices` are not built. With `num_classes` it is the
-    published classifier and gives logits (B, num_classes); `out_indices` then has no meaning.
+    Returns a tuple of maps (B, C_i, ceil(H / s), ceil(W / s)) with s = 4, 8, 16, 32, one for each
+    stage in `out_indices`. Each map passes through its own layer norm (eps 1e-5), as in the
+    published segmentation code. With `num_classes`, returns the logits (B, num_classes) of the
+    published classifier and ignores `out_indices`.
 
     Args:
-        arch: a name of `ARCHS` or a dict with its keys.
+        arch: a key of `ARCHS`, or a dict with some of the keys of its entries, completed
+            from 'tiny'.
         in_channels: channels of the image.
-        out_indices, frozen_stages, with_cp, norm_cfg, num_classes, init_cfg: see `Backbone`; a
-            stage freezes together with the downsampling before it.
-        drop_path_rate: stochastic depth of the last block, from 0 at the first; None is the arch's.
-        decay: the attention's decay, see `ManhattanAttention`; None is the paper's ablation.
-        lce, cpe: local context enhancement in the attention, conditional position encoding; False
-            is the paper's ablation.
+        out_indices, frozen_stages, with_cp, norm_cfg, num_classes, init_cfg: see `Backbone`. The
+            downsampling before a stage is frozen with the stage.
+        drop_path_rate: stochastic depth of the last block; the rate rises linearly from 0. None
+            uses the rate of `arch`.
+        decay: decay of the attention, see `ManhattanAttention`; None is the paper's ablation.
+        lce: local context enhancement in the attention; False is the paper's ablation.
+        cpe: conditional position encoding; False is the paper's ablation.
 
     Raises:
-        ValueError: for lists of different lengths in `arch`, and as `Backbone`.
+        ValueError: if the lists in `arch` have different lengths, and as `Backbone`.
     """
 
     arch_settings = ARCHS
@@ -141,7 +146,7 @@ class RMT(Backbone):
         settings = settings_of(arch, ARCHS, ARCHS["tiny"])
         lengths = {key: len(settings[key]) for key in settings if key != "drop_path_rate"}
         if len(set(lengths.values())) != 1:
-            raise ValueError(f"arch has lists of different lengths: {lengths}")
+            raise ValueError(f"arch: lists of different lengths {lengths}; use one entry per stage")
         strides = [_STEM_STRIDE * 2**i for i in range(lengths["depths"])]
         shared = (out_indices, frozen_stages, with_cp, num_classes, in_channels)
         self._set_options(arch, settings["embed_dims"], strides, *shared)
@@ -152,7 +157,8 @@ class RMT(Backbone):
             _downsample(before, after, norm_cfg) for before, after in pairwise(widths)
         )
         rate = settings["drop_path_rate"] if drop_path_rate is None else drop_path_rate
-        drop_paths = iter(torch.linspace(0, rate, sum(settings["depths"]), device="cpu").tolist())
+        last = max(sum(settings["depths"]) - 1, 1)
+        drop_paths = (rate * i / last for i in range(last + 1))
         self.stages = nn.ModuleList(
             nn.ModuleList(
                 ManhattanBlock(
@@ -187,7 +193,7 @@ class RMT(Backbone):
         return [["stem"], ["stages.0"], *later]
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...] | Tensor:
-        """Images (B, C, H, W) to logits (B, num_classes) or a tuple of maps (B, C_i, h_i, w_i)."""
+        """Map images (B, C, H, W) to logits (B, num_classes) or maps (B, C_i, h_i, w_i)."""
         self._check_images(images)
         x = self.stem(images.contiguous(memory_format=torch.channels_last))
         maps = []
@@ -204,7 +210,8 @@ class RMT(Backbone):
 
 
 def _init_linear(module: nn.Module) -> None:
-    """The published init: linear layers N(0, 0.02) truncated, the rest PyTorch's own."""
+    """Initialize linear layers from N(0, 0.02); other layers keep PyTorch's initialization."""
     if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
+        # The published code truncates at 100 standard deviations, which has no effect.
+        nn.init.normal_(module.weight, std=0.02)
         nn.init.zeros_(module.bias)

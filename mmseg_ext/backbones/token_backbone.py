@@ -1,4 +1,4 @@
-"""What the plain transformers share: a class token beside the patches, blocks, maps of tokens."""
+"""The base class of the plain transformers: patches and a class token, blocks, feature maps."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,11 +9,11 @@ from mmcv.cnn.bricks import DropPath
 from torch import Tensor, nn
 
 from mmseg_ext.backbones.backbone import Backbone
-from mmseg_ext.layers.precision import autocast_disabled
+from mmseg_ext.layers.precision import autocast_disabled, full_precision
 
 
 class MLP(nn.Module):
-    """Linear, GELU, linear, each linear map followed by dropout; on (..., `in_dim`)."""
+    """Linear, GELU, dropout, linear, dropout on the last dimension."""
 
     def __init__(self, dim: int, hidden_dim: int, drop: float = 0.0):
         super().__init__()
@@ -26,9 +26,9 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """`x + f(norm(s x)) / s` for attention, then for the perceptron, with s = `scale_adjustment`.
+    """x + f(norm(s x)) / s, with f the attention, then the MLP, and s = `scale_adjustment`.
 
-    The norm takes s out again but for its epsilon, so in effect the branches weigh 1 / s.
+    A layer norm removes the inner s except for its epsilon, so the residual branches weigh 1 / s.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Block(nn.Module):
         self.drop_path = DropPath(drop_path_rate)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, N, C) to the same."""
+        """Map tokens (B, N, C) to (B, N, C)."""
         s = self.scale_adjustment
         if s == 1:
             x = x + self.drop_path(self.attn(self.norm1(x)))
@@ -60,41 +60,64 @@ class Block(nn.Module):
 
 
 def square_grid(img_size: int, stride: int) -> tuple[int, int]:
-    """The grid of tokens of a square image."""
+    """Return the grid of tokens of a square image.
+
+    Raises:
+        ValueError: if `img_size` is not a positive multiple of `stride`.
+    """
     if img_size <= 0 or img_size % stride != 0:
-        raise ValueError(f"img_size must be a positive multiple of {stride}, not {img_size}")
+        raise ValueError(f"img_size={img_size}: not a positive multiple of {stride}")
     return img_size // stride, img_size // stride
 
 
 def positions_at(table: Tensor, own: tuple[int, int], grid: tuple[int, int]) -> Tensor:
-    """(1, 1 + h w, C) of the grid `own` to (1, 1 + h w, C) of `grid`, the class token's first.
+    """Resize positions bicubically from the grid `own` to `grid`.
 
-    Bicubic where the grids differ. Exported for any size it is interpolated in all of them: at its
-    own nothing changes.
+    Args:
+        table: (1, 1 + h * w, C) with (h, w) = `own`; the first position is the class token's.
+
+    Returns:
+        (1, 1 + h * w, C) with (h, w) = `grid`.
     """
+    # A program that is exported for any size resizes at its own size, too, with the same result.
     if not any(isinstance(n, torch.SymInt) for n in grid) and grid == own:
         return table
-    first, rest = table[:, :1], table[:, 1:]
-    rest = rest.transpose(1, 2).unflatten(2, own)  # (1, C, h, w)
-    with autocast_disabled(rest):
-        rest = F.interpolate(rest, size=grid, mode="bicubic", align_corners=False)
+    first, rest = table[:, :1], table[:, 1:].transpose(1, 2).unflatten(2, own)  # (1, C, h, w)
+    # Products instead of `F.interpolate`, whose backward is not deterministic on CUDA. In float64
+    # there, because TF32 would round float32.
+    dtype = torch.float64 if table.is_cuda else full_precision(table.dtype)
+    rows, columns = (
+        _bicubic_matrix(n, size, dtype, table.device) for n, size in zip(own, grid, strict=True)
+    )
+    with autocast_disabled(table):
+        rest = (rows @ rest.to(dtype) @ columns.t()).to(table.dtype)  # (1, C, h, w)
     return torch.cat([first, rest.flatten(2).transpose(1, 2)], dim=1)
 
 
+def _bicubic_matrix(n: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the matrix (size, n) that resizes one axis as `F.interpolate` does."""
+    identity = torch.eye(n, dtype=dtype, device=device)[None, None]
+    return F.interpolate(identity, (size, n), mode="bicubic", align_corners=False)[0, 0]
+
+
 class TokenBackbone(Backbone):
-    """A subclass has `embed`, `cls_token` (1, 1, C), `pos_embed` (1, 1 + h w, C) and its `grid`."""
+    """A transformer on patches and a class token.
+
+    A subclass defines `embed`, `stem_parts`, `cls_token` (1, 1, C), and `pos_embed`
+    (1, 1 + h * w, C) for `grid` = (h, w).
+    """
 
     cls_token: nn.Parameter
     pos_embed: Tensor
     grid: tuple[int, int]
 
     def embed(self, images: Tensor) -> Tensor:
-        """Images (B, 3, H, W) to patches (B, C, h, w)."""
+        """Map images (B, 3, H, W) to patches (B, C, h, w)."""
         raise NotImplementedError
 
     @property
     def stem_parts(self) -> list[str]:
-        """Names of what `embed` uses."""
+        """The names of the modules that `embed` uses."""
         raise NotImplementedError
 
     @property
@@ -112,7 +135,7 @@ class TokenBackbone(Backbone):
         num_classes: int | None,
         scale_adjustment: float = 1.0,
     ) -> None:
-        """`attentions` makes the attention of each block, those that are not built included."""
+        """Build the first `self.built` blocks; `attentions` has an entry for every block."""
         depth, width = len(attentions), self.stage_channels[0]
         self.pos_drop = nn.Dropout(drop_rate)
         self.blocks = nn.ModuleList(
@@ -127,21 +150,23 @@ class TokenBackbone(Backbone):
             )
             for i in range(self.built)
         )
-        whole = self.built == depth
-        self.norm = build_norm_layer(norm_cfg, width)[1] if whole else nn.Identity()
+        # The norm belongs to the last block. Without that block it would get no gradient.
+        complete = self.built == depth
+        self.norm = build_norm_layer(norm_cfg, width)[1] if complete else nn.Identity()
         self.head = None if num_classes is None else nn.Linear(width, num_classes)
 
     def _reset_parameters(self) -> None:
-        """Truncated normal of deviation 0.02 for linear maps and the class token, zero biases."""
-        nn.init.trunc_normal_(self.cls_token, std=0.02)
+        """Initialize linear layers and the class token from N(0, 0.02), biases with zero."""
+        # The published code truncates at 100 standard deviations, which has no effect.
+        nn.init.normal_(self.cls_token, std=0.02)
         for module in self.modules():
             if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
+                nn.init.normal_(module.weight, std=0.02)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Images (B, 3, H, W) to logits (B, num_classes) or a tuple of maps (B, C, h, w)."""
+        """Map images (B, 3, H, W) to logits (B, num_classes) or a tuple of maps (B, C, h, w)."""
         self._check_images(images)
         patches = self.embed(images)  # (B, C, h, w)
         grid = (patches.shape[2], patches.shape[3])

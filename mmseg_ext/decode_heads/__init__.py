@@ -1,7 +1,7 @@
-"""The decode heads; importing this package registers them in mmseg's MODELS.
+"""The decode heads. Importing this package registers them in mmseg's `MODELS`.
 
 Raises:
-    StackError: without mmengine, mmcv or mmsegmentation, in one line with the remedy.
+    StackError: if mmengine, mmcv or mmsegmentation is missing or too old.
 """
 
 from mmseg_ext.environment import check_stack

@@ -1,14 +1,14 @@
-"""DANet's head with external attention in the place of its position attention.
+"""DANet's head with external attention instead of position attention.
 
-Papers: Fu et al., "Dual Attention Network for Scene Segmentation", arXiv:1809.02983 (CVPR 2019);
-Guo et al., "Beyond Self-attention: External Attention using Two Linear Layers for Visual Tasks",
-arXiv:2105.02358, which says that external attention can replace self-attention in DANet.
-Followed code: mmsegmentation's `DAHead` (its losses, its channel attention, its layer layout).
+Papers: Dual Attention Network for Scene Segmentation, arXiv:1809.02983 (CVPR 2019); Beyond
+Self-attention: External Attention using Two Linear Layers for Visual Tasks, arXiv:2105.02358, which
+proposes that external attention can replace self-attention in DANet.
+Published code: none for this combination. Losses, channel attention and layer names follow
+mmsegmentation's `DAHead`.
 
-No code, placement or number for this combination is public. Ours: the external attention block
-stands where the position attention module stood, between the branch's two convolutions; channel
-attention is kept by default, since a channel memory would have keys of length H x W and so fix
-the input size.
+Our design: external attention replaces the position attention module, between the two convolutions
+of its branch. Channel attention stays, because keys of a channel memory would have H * W entries
+and fix the input size.
 """
 
 import warnings
@@ -25,22 +25,20 @@ from mmseg_ext.layers.external_attention import Normalization
 
 @MODELS.register_module()
 class DANetEAHead(BaseDecodeHead):
-    """Two branches, external and channel attention, classified alone and summed: three losses.
+    """Branches with external attention and channel attention, three classifiers, three losses.
 
-    Input is one feature map (B, in_channels, H, W). `forward` returns the logits of the sum, of
-    the external attention branch and of the channel attention branch, each
-    (B, num_classes, H, W); only the first is used in prediction. The losses are named
-    `ea_cam.*`, `ea.*` and `cam.*`, each with the weight of `loss_decode`, as in `DAHead`. Without
-    channel attention there is one branch, one map of logits and one unprefixed loss.
+    Maps one feature map (B, in_channels, H, W) to the logits of the sum, of the external attention
+    branch and of the channel attention branch, each (B, num_classes, H, W). Predictions use only
+    the first. The losses are named `ea_cam.*`, `ea.*` and `cam.*`; each has the weight of
+    `loss_decode`, as in `DAHead`. Without channel attention there is one output and one loss.
 
     Args:
         channels: channels of both branches.
-        memory_size: memory slots S of external attention.
-        channel_attention: keep DANet's second branch.
+        memory_size: number of memory slots S.
+        channel_attention: use DANet's channel attention branch.
         normalization, tied: see `ExternalAttention2d`.
-        pam_channels: taken so that `DAHead`'s config serves here; it has no effect, which a warning
-            says.
-        kwargs: `BaseDecodeHead`'s arguments, `in_channels` and `num_classes` among them.
+        pam_channels: accepted so configs of `DAHead` work; ignored with a warning.
+        kwargs: arguments of `BaseDecodeHead`, such as `num_classes`.
     """
 
     in_channels: int  # of the joined maps
@@ -62,8 +60,8 @@ class DANetEAHead(BaseDecodeHead):
         self.channel_attention = channel_attention
         if pam_channels is not None:
             warnings.warn(
-                f"DANetEAHead ignores pam_channels={pam_channels}: that is the width of DAHead's "
-                "position attention, which external attention replaces",
+                f"DANetEAHead: ignores pam_channels={pam_channels}, the width of DAHead's position "
+                "attention; remove it from the config",
                 stacklevel=2,
             )
         self.ea_in_conv = conv_module(self, self.in_channels, channels, 3)
@@ -80,7 +78,7 @@ class DANetEAHead(BaseDecodeHead):
         return classifier(features if self.dropout is None else self.dropout(features))
 
     def forward(self, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Tensor] | Tensor:
-        """The logits of the sum and of both branches; without channel attention, one map."""
+        """Return the logits of the sum and of both branches; without channel attention, one map."""
         x = self._transform_inputs(inputs)  # B, in_channels, H, W
         ea = self.ea_out_conv(self.ea(self.ea_in_conv(x)))  # B, channels, H, W
         if not self.channel_attention:
@@ -93,20 +91,20 @@ class DANetEAHead(BaseDecodeHead):
         )
 
     def named_logits(self, outputs: tuple[Tensor, Tensor, Tensor] | Tensor) -> dict[str, Tensor]:
-        """Prefix of the losses -> logits, of what `forward` returned; the first are predicted."""
+        """Return the outputs of `forward` by the prefix of their losses; the first is predicted."""
         if isinstance(outputs, Tensor):
             return {"": outputs}
         return dict(zip(("ea_cam", "ea", "cam"), outputs, strict=True))
 
     def predict(self, inputs: list[Tensor], batch_img_metas: list[dict], test_cfg) -> Tensor:
-        """The logits of the sum at the images' size."""
+        """Return the logits of the sum at the size of the images."""
         logits, *_ = self.named_logits(self.forward(inputs)).values()
         return self.predict_by_feat(logits, batch_img_metas)
 
     def loss_by_feat(
         self, seg_logits: tuple[Tensor, Tensor, Tensor] | Tensor, batch_data_samples: SampleList
     ) -> dict:
-        """`DAHead`'s losses, each name with the prefix of its map."""
+        """Return the losses of every output, named with its prefix."""
         if isinstance(seg_logits, Tensor):
             return super().loss_by_feat(seg_logits, batch_data_samples)
         losses = {}

@@ -1,12 +1,12 @@
-"""The decode heads of EANet: the one of its VOC code and the authors' second one in JSeg.
+"""EANet's decode heads: `EAHead` for VOC, and `JSegEAHead`, the authors' head in JSeg.
 
-Paper: Guo, Liu, Mu, Hu, "Beyond Self-attention: External Attention using Two Linear Layers for
-Visual Tasks", arXiv:2105.02358 (TPAMI 2022).
-Published code: `EAHead` follows MenghaoGuo/EANet, `model_torch.py` (`EANet.fc0` to `fc2`);
-`JSegEAHead` follows Jittor/JSeg, `decode_heads/ea_head.py` and `ops/external_attention.py`.
+Paper: Beyond Self-attention: External Attention using Two Linear Layers for Visual Tasks,
+arXiv:2105.02358 (TPAMI 2022).
+Published code: MenghaoGuo/EANet (59c03cb), `model_torch.py`, `EANet.fc0` to `fc2` (`EAHead`);
+Jittor/JSeg (c14696d), `decode_heads/ea_head.py` and `ops/external_attention.py` (`JSegEAHead`).
 
-Deviations: none in what is computed. Submodules carry mmsegmentation's kind of names;
-`mmseg_ext.checkpoint.convert_official('eanet', ...)` maps the published ones.
+Deviations: none in the results. Submodules have mmsegmentation's names;
+`mmseg_ext.checkpoint.convert_official('eanet', ...)` converts published files.
 """
 
 from mmcv.cnn import ConvModule, build_norm_layer
@@ -29,7 +29,7 @@ def external_attention_block(
     normalization: Normalization = "double",
     tied: bool = False,
 ) -> ExternalAttention2d:
-    """`ExternalAttention2d` with its norm from an mmcv `norm_cfg`; None means no norm."""
+    """Return `ExternalAttention2d` with the norm of an mmcv `norm_cfg`; None means no norm."""
 
     def norm_layer(width: int) -> nn.Module:
         return nn.Identity() if norm_cfg is None else build_norm_layer(norm_cfg, width)[1]
@@ -38,7 +38,7 @@ def external_attention_block(
 
 
 def conv_module(head: BaseDecodeHead, width_in: int, width_out: int, kernel: int) -> ConvModule:
-    """A convolution that keeps the size, with the norm and the activation of the head."""
+    """Return a convolution that keeps the size, with the norm and activation of the head."""
     return ConvModule(
         width_in,
         width_out,
@@ -54,19 +54,19 @@ def conv_module(head: BaseDecodeHead, width_in: int, width_out: int, kernel: int
 class EAHead(BaseDecodeHead):
     """EANet's head: 3x3 conv, external attention, 3x3 conv, Dropout2d, 1x1 classifier.
 
-    Input is one feature map (B, in_channels, H, W), output logits (B, num_classes, H, W). For
-    EANet-R101 on VOC (2048 input channels, 21 classes) it has 11,215,125 parameters. The loss
-    averages over all pixels, ignored ones included, as mmsegmentation's `CrossEntropyLoss` does
-    by default and the published code too; for the paper's upsampling set `align_corners=True`.
+    Maps one feature map (B, in_channels, H, W) to logits (B, num_classes, H, W). With 2048 input
+    channels and 21 classes (EANet on VOC) it has 11,215,125 parameters. The loss averages over all
+    pixels, ignored pixels included, as in the published code and by default in mmsegmentation. The
+    published code upsamples with `align_corners=True`.
 
     Args:
-        memory_size: memory slots S.
+        memory_size: number of memory slots S.
         ea_channels: channels of the first convolution and of external attention.
-        channels: channels of the second convolution, which the classifier reads.
+        channels: channels of the second convolution.
         normalization, tied: the paper's ablations, see `ExternalAttention2d`.
-        init_cfg: None is the published initialisation (external attention as its layer says, all
-            other convolutions PyTorch's default); anything else is mmengine's.
-        kwargs: `BaseDecodeHead`'s arguments, `in_channels` and `num_classes` among them.
+        init_cfg: None is the published initialization: PyTorch's default for the convolutions, and
+            `ExternalAttention2d.reset_parameters`. Anything else is mmengine's.
+        kwargs: arguments of `BaseDecodeHead`, such as `num_classes`.
     """
 
     in_channels: int  # of the joined maps
@@ -98,7 +98,7 @@ class EAHead(BaseDecodeHead):
         self.external_attention.reset_parameters()
 
     def init_weights(self) -> None:
-        """The published initialisation, unless an `init_cfg` asks for another."""
+        """Initialize as published, or as `init_cfg` says."""
         if self.init_cfg is None:
             self._init_published()
             self._is_init = True
@@ -106,7 +106,7 @@ class EAHead(BaseDecodeHead):
             super().init_weights()
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
-        """Maps of which `in_index` is (B, in_channels, H, W) to logits (B, num_classes, H, W)."""
+        """Map features (B, in_channels, H, W), at `in_index`, to logits (B, num_classes, H, W)."""
         x = self._transform_inputs(inputs)  # B, in_channels, H, W
         x = self.conv_in(x)  # B, ea_channels, H, W
         x = self.external_attention(x)
@@ -116,17 +116,17 @@ class EAHead(BaseDecodeHead):
 
 @MODELS.register_module()
 class JSegEAHead(BaseDecodeHead):
-    """The EANet authors' head in their mmsegmentation-like toolbox JSeg.
+    """The head of the EANet authors in their toolbox JSeg.
 
-    It differs from `EAHead`: 1x1 convolutions only, 256 slots, every convolution (the attention
-    logits' too) with bias and ReLU and without norm, and the residual before the last one. With
-    ReLUs between its linear maps nothing composes. JSeg reports 79.9 mIoU (81.0 with multi-scale
-    and flip) for it on Cityscapes val with ResNet-50 d8, OHEM and class weights. 1,574,656
-    parameters at 2048 channels, without the classifier.
+    Differences from `EAHead`: only 1x1 convolutions, 256 memory slots, bias and ReLU but no norm
+    after every convolution (also after the attention logits), and the residual before the last
+    convolution. With 2048 input channels it has 1,574,656 parameters, without the classifier. JSeg
+    reports 79.9 mIoU on Cityscapes val with ResNet-50 d8, OHEM and class weights (81.0 with
+    multiple scales and flip).
 
     Args:
-        memory_size: memory slots S.
-        kwargs: `BaseDecodeHead`'s arguments; `norm_cfg` None is the published form.
+        memory_size: number of memory slots S.
+        kwargs: arguments of `BaseDecodeHead`. As published, `norm_cfg` is None.
     """
 
     in_channels: int  # of the joined maps
@@ -139,17 +139,17 @@ class JSegEAHead(BaseDecodeHead):
         self.conv2 = conv_module(self, channels, channels, 1)
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
-        """Maps of which `in_index` is (B, in_channels, H, W) to logits (B, num_classes, H, W)."""
+        """Map features (B, in_channels, H, W), at `in_index`, to logits (B, num_classes, H, W)."""
         x = self.conv1(self._transform_inputs(inputs))  # B, channels, H, W
         x = self.conv2(self.linear_1(self._attention(x)) + x)  # B, channels, H, W
         return self.cls_seg(x)  # B, num_classes, H, W
 
     def attention_map(self, inputs: list[Tensor]) -> Tensor:
-        """The weights of the memory slots at each position of the head's inputs: (B, S, H, W)."""
+        """Return the weights of the memory slots at each position, (B, S, H, W)."""
         return self._attention(self.conv1(self._transform_inputs(inputs)))
 
     def _attention(self, x: Tensor) -> Tensor:
-        """(B, channels, H, W) to (B, S, H, W)."""
+        """Map (B, channels, H, W) to attention weights (B, S, H, W)."""
         logits = self.linear_0(x).flatten(2)  # B, S, N
         attention = double_normalize(logits.to(full_precision(logits.dtype)))  # B, S, N
         return attention.to(x.dtype).unflatten(2, x.shape[2:])  # B, S, H, W

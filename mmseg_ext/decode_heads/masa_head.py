@@ -1,7 +1,7 @@
-"""MaSAHead: Manhattan attention as a decode head for a backbone of output stride 8.
+"""A decode head with Manhattan attention, for backbones with output stride 8.
 
-Paper of the attention: RMT: Retentive Networks Meet Vision Transformers, arXiv:2309.11523.
-Published code: none for this head. Its design is ours; the block in its middle is RMT's.
+Paper (attention): RMT: Retentive Networks Meet Vision Transformers, arXiv:2309.11523.
+Published code: none for this head. The design is ours, with RMT's block.
 """
 
 import torch
@@ -16,21 +16,20 @@ from mmseg_ext.layers.manhattan_block import ManhattanBlock, channels_first, cha
 
 @MODELS.register_module()
 class MaSAHead(BaseDecodeHead):
-    """3x3 conv, Manhattan attention blocks, 3x3 conv of their result beside the input, classifier.
+    """3x3 conv, Manhattan attention blocks, 3x3 conv of their output and the input, classifier.
 
-    Our own design, after mmsegmentation's `FCNHead` with `concat_input` and RMT's block (position
-    encoding, attention with local enhancement, feed-forward network, each with a residual).
-    Input is one feature map (B, in_channels, H, W), output logits (B, num_classes, H, W).
+    Maps one feature map (B, in_channels, H, W) to logits (B, num_classes, H, W). The design follows
+    mmsegmentation's `FCNHead` with `concat_input`, with RMT's block in the middle.
 
-    With `decomposed=True` attention costs O(HW (H + W)): a crop of 769x769 has 97x97 positions at
-    output stride 8, of which attention over the whole map would take 8 heads x 9409^2 products.
+    Decomposed attention costs O(HW (H + W)). A crop of 769x769 has 97x97 positions at output stride
+    8; attention over the full map would need 9409^2 products per head.
 
     Args:
-        num_heads: attention heads; `channels` is a multiple of it, by an even factor.
-        num_blocks: blocks of attention and feed-forward network.
+        num_heads: attention heads; `channels / num_heads` is an even integer.
+        num_blocks: number of blocks.
         ffn_ratio: hidden width of the feed-forward network over `channels`.
         decay_start, decay_range, decomposed, decay: see `ManhattanAttention`.
-        kwargs: `BaseDecodeHead`'s arguments.
+        kwargs: arguments of `BaseDecodeHead`, such as `num_classes`.
     """
 
     in_channels: int  # of the joined maps
@@ -67,8 +66,8 @@ class MaSAHead(BaseDecodeHead):
         self.conv_cat = conv_module(self, self.in_channels + channels, channels, 3)
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
-        """Maps of which `in_index` is (B, in_channels, H, W) to logits (B, num_classes, H, W)."""
-        # (B, in_channels, H, W); by mmseg's types it could be several maps.
+        """Map features (B, in_channels, H, W), at `in_index`, to logits (B, num_classes, H, W)."""
+        # (B, in_channels, H, W). mmseg's type also allows several maps.
         features: Tensor = self._transform_inputs(inputs)  # pyright: ignore[reportAssignmentType]
         x = channels_last(self.conv_in(features))  # (B, H, W, channels)
         for block in self.blocks:

@@ -1,6 +1,6 @@
-"""Published weights: `convert_official` gives state dicts that load strictly.
+"""Conversion of published weights to state dicts that load with `strict=True`.
 
-The module of a family holds its renaming rules and reads the architecture from the shapes.
+Each family has a module with its renaming rules. The architecture follows from the shapes.
 """
 
 from importlib import import_module
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Family(NamedTuple):
-    """The module that converts a family, whether its files hold a classifier, their source."""
+    """The module that converts a family, whether its files have a classifier, and their source."""
 
     module: str
     classifier: bool
@@ -22,7 +22,7 @@ _EANET = "https://github.com/MenghaoGuo/EANet"
 _RMT = "linked in the README of https://github.com/qhfan/RMT"
 _TIMM = "https://github.com/rwightman/pytorch-image-models/releases/tag/v0.1-attn-weights"
 
-# A family's module imports mmseg's models, so it is imported when the family is asked for.
+# The modules import mmseg's models, so each is imported when it is needed.
 FAMILIES = {
     "eanet": Family("eanet", False, f"linked in the README of {_EANET} (no licence)"),
     "resnet_deep_stem": Family(
@@ -44,19 +44,19 @@ FAMILIES = {
 def convert_official(family: str, state_dict: "StateDict", classifier: bool = False) -> "StateDict":
     """Convert a published state dict to our names; the result loads with `strict=True`.
 
-    `eanet` fills the whole segmentor of `configs/ea_r101_voc_45k.py`, `rmt_segmentor` that of
-    RMT's configs; every other family fills a backbone. `classifier=True` keeps the classifier's
-    entries, for a backbone built with `num_classes`. Entries that a formula gives are optional;
-    they are compared with the formula and dropped.
+    `eanet` returns the segmentor of `configs/ea_r101_voc_45k.py`, `rmt_segmentor` the segmentors of
+    RMT's configs, every other family a backbone. `classifier=True` keeps the classifier, for a
+    backbone with `num_classes`. Entries with computed values (positions, decays) are optional: they
+    are compared with the formula and dropped.
 
     Raises:
-        ValueError: for an unknown family, for `classifier` if the family has no classifier, and
-            listing all unmapped and missing keys.
+        ValueError: for an unknown family, for `classifier` if the family has none, and for unmapped
+            or missing keys; the message lists them.
     """
     if family not in FAMILIES:
-        raise ValueError(f"family must be one of {', '.join(FAMILIES)}, not {family!r}")
+        raise ValueError(f"family={family!r}: unknown; use {', '.join(FAMILIES)}")
     module, has_classifier, _ = FAMILIES[family]
     if classifier and not has_classifier:
-        raise ValueError(f"classifier=True: the family {family!r} has no classifier to keep")
+        raise ValueError(f"classifier=True: {family!r} has no classifier; use classifier=False")
     convert = getattr(import_module(f"mmseg_ext.published.{module}"), f"convert_{family}")
     return convert(state_dict, classifier) if has_classifier else convert(state_dict)

@@ -1,7 +1,7 @@
-"""EANet's published segmentation model, and the ResNets with a deep stem that it starts from.
+"""EANet's segmentation model, and the pretrained ResNets with a deep stem.
 
-Source: MenghaoGuo/EANet, `model_torch.py`. The published backbone is mmsegmentation's `ResNetV1c`
-with `stem_channels=128, multi_grid=(2, 8, 16), contract_dilation=True` under other names.
+Published code: MenghaoGuo/EANet (59c03cb), `model_torch.py`. The backbone is mmsegmentation's
+`ResNetV1c(stem_channels=128, multi_grid=(2, 8, 16), contract_dilation=True)` with other names.
 """
 
 import torch
@@ -11,14 +11,14 @@ from mmseg_ext.published.key_map import Rule, StateDict, blocks_in, check_keys, 
 
 _DEPTHS = {6: 50, 23: 101, 36: 152}  # blocks in the third stage
 
-# The ResNet: conv1 is the stem up to its third convolution, bn1 the norm after it.
+# In the ResNet, conv1 is the stem up to the third convolution, and bn1 the norm after it.
 _RESNET_RULES: list[Rule] = [
     (r"conv1\.([0-6]\..+)", r"stem.\1"),
     (r"bn1\.(.+)", r"stem.7.\1"),
     (r"(layer[1-4]\..+)", r"\1"),
     (r"fc\..+", None),
 ]
-# The segmentor: extractor is Sequential(conv1, bn1, relu, maxpool, layer1, ..., layer4).
+# In the segmentor, extractor is Sequential(conv1, bn1, relu, maxpool, layer1, ..., layer4).
 _EANET_RULES: list[Rule] = [
     (r"extractor\.0\.(.+)", r"backbone.stem.\1"),
     (r"extractor\.1\.(.+)", r"backbone.stem.7.\1"),
@@ -34,12 +34,12 @@ _EANET_RULES: list[Rule] = [
 
 
 def convert_eanet(state_dict: StateDict) -> StateDict:
-    """Return the state dict of the whole segmentor of `configs/ea_r101_voc_45k.py`.
+    """Return the state dict of the segmentor of `configs/ea_r101_voc_45k.py`.
 
-    The checkpoint's shapes give its depth, classes and memory size.
+    Depth, classes and memory size may differ from the config.
 
     Raises:
-        ValueError: listing unmapped, missing and differing entries.
+        ValueError: for unmapped and missing keys and other shapes, with a list.
     """
     converted = _with_counters(rename_keys(state_dict, _EANET_RULES))
     memory = entry(converted, "decode_head.external_attention.linear_0.weight")
@@ -67,10 +67,10 @@ def convert_eanet(state_dict: StateDict) -> StateDict:
 def convert_resnet_deep_stem(state_dict: StateDict) -> StateDict:
     """Return the state dict of mmsegmentation's `ResNetV1c` of 50, 101 or 152 layers.
 
-    `configs/ea_r101_voc_45k.py` has the one of 101 layers. The classifier `fc` is dropped.
+    `configs/ea_r101_voc_45k.py` uses 101 layers. The classifier `fc` is dropped.
 
     Raises:
-        ValueError: listing unmapped, missing and differing entries.
+        ValueError: for unmapped and missing keys and other shapes, with a list.
     """
     converted = _with_counters(rename_keys(state_dict, _RESNET_RULES))
     with torch.device("meta"):
@@ -83,16 +83,16 @@ def _backbone(depth: int) -> dict:
 
 
 def _depth(state_dict: StateDict, stage: str) -> int:
-    """Return the ResNet's depth, which the number of blocks in its third stage tells."""
+    """Return the depth of the ResNet from the number of blocks in its third stage."""
     blocks = len(blocks_in(state_dict, stage))
     if blocks not in _DEPTHS:
         known = ", ".join(f"{count} (ResNet-{depth})" for count, depth in _DEPTHS.items())
-        raise ValueError(f"the checkpoint has {blocks} blocks in layer3, none of {known}")
+        raise ValueError(f"layer3: the checkpoint has {blocks} blocks; known are {known}")
     return _DEPTHS[blocks]
 
 
 def _with_counters(state_dict: StateDict) -> StateDict:
-    """Add `num_batches_tracked`, which files older than PyTorch 0.4.1 lack, as zeros."""
+    """Add zeros for `num_batches_tracked` if it is missing, as in files before PyTorch 0.4.1."""
     complete = dict(state_dict)
     for key in state_dict:
         if key.endswith(".running_var"):

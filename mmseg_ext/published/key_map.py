@@ -1,4 +1,4 @@
-"""Renaming the keys of a published state dict, and checking that the result fills our model."""
+"""Functions that rename the keys of a state dict and compare the result with a model."""
 
 import re
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 StateDict = dict[str, Tensor]
-# (pattern that matches a whole key, replacement as in re.sub; None drops the key by name)
+# (pattern for the full key, replacement as in re.sub); None drops the key.
 Rule = tuple[str, str | None]
 
 _SHOWN = 20
@@ -18,10 +18,10 @@ def _listing(keys: Sequence[str]) -> str:
 
 
 def rename_keys(state_dict: StateDict, rules: Sequence[Rule]) -> StateDict:
-    """Rename each key by the first rule whose pattern matches the whole key.
+    """Rename each key by the first rule whose pattern matches the full key.
 
     Raises:
-        ValueError: listing the keys that no rule matches, or for two keys that become one.
+        ValueError: if no rule matches a key, or if two keys become the same.
     """
     compiled = [(re.compile(pattern), replacement) for pattern, replacement in rules]
     renamed: StateDict = {}
@@ -34,7 +34,7 @@ def rename_keys(state_dict: StateDict, rules: Sequence[Rule]) -> StateDict:
             if replacement is not None:
                 name = match.expand(replacement)
                 if name in renamed:
-                    raise ValueError(f"two keys of the checkpoint become {name!r}, one is {key!r}")
+                    raise ValueError(f"{key}: two keys of the checkpoint become {name!r}")
                 renamed[name] = value
             break
         else:
@@ -48,7 +48,7 @@ def entry(state_dict: StateDict, key: str) -> Tensor:
     """Return `state_dict[key]`.
 
     Raises:
-        ValueError: naming the key, if it is missing.
+        ValueError: if the key is missing.
     """
     if key not in state_dict:
         raise ValueError(f"missing keys: {key}")
@@ -56,16 +56,16 @@ def entry(state_dict: StateDict, key: str) -> Tensor:
 
 
 def blocks_in(state_dict: StateDict, prefix: str) -> list[int]:
-    """Return the numbers i of the keys `<prefix>.<i>.*` in increasing order."""
+    """Return the sorted numbers i of all keys `<prefix>.<i>.*`."""
     pattern = re.compile(rf"{re.escape(prefix)}\.(\d+)\.")
     return sorted({int(match[1]) for key in state_dict if (match := pattern.match(key))})
 
 
 def check_keys(state_dict: StateDict, model: nn.Module) -> StateDict:
-    """Return `state_dict` if it fills `model`, which may be on the meta device, exactly.
+    """Return `state_dict` if it has the keys and shapes of `model`, which may be on meta.
 
     Raises:
-        ValueError: listing missing keys, unexpected keys and differing shapes.
+        ValueError: for missing keys, unexpected keys and other shapes, with a list.
     """
     expected = model.state_dict()
     problems = []

@@ -1,4 +1,4 @@
-"""Lambda-ResNet classifiers that d-li14/lambda.pytorch and timm (26t and 50ts) publish."""
+"""Lambda-ResNet classifiers of d-li14/lambda.pytorch (646de55) and timm (aa4b585, 26t and 50ts)."""
 
 import re
 
@@ -15,7 +15,7 @@ _PUBLIC_RULES: list[Rule] = [
     (rf"{_BLOCK}\.(conv[123]\.weight|conv2\.norm_[qv]\..+|bn[123]\..+|downsample\..+)", r"\1.\2"),
 ]
 
-# The rules rename what is inside a block; stage n of timm becomes layer n + 1 afterwards.
+# These rules rename the parts of a block. Then stage n becomes layer n + 1.
 _TIMM_BLOCK = r"(stages\.\d+\.\d+)"
 _TIMM_RULES: list[Rule] = [
     (r"stem\.conv1\.conv\.(.+)", r"stem.0.\1"),
@@ -35,7 +35,7 @@ _TIMM_RULES: list[Rule] = [
 
 
 def _as_embeddings(state_dict: StateDict, value_depth: int) -> StateDict:
-    """Turn Conv3d's weights, whose axis `value_depth` is 1, into embeddings (k, u, r, r)."""
+    """Remove the axis `value_depth` of length 1 from Conv3d weights: embeddings (k, u, r, r)."""
     return {
         key: value.squeeze(value_depth) if key.endswith(".position.weight") else value
         for key, value in state_dict.items()
@@ -43,10 +43,10 @@ def _as_embeddings(state_dict: StateDict, value_depth: int) -> StateDict:
 
 
 def convert_lambda_resnet(state_dict: StateDict, classifier: bool) -> StateDict:
-    """Return the state dict of `LambdaResNet(depth, position_bias=True)`; the keys tell the depth.
+    """Return the state dict of `LambdaResNet(depth, position_bias=True)`.
 
     Raises:
-        ValueError: listing unmapped and missing keys.
+        ValueError: for unmapped and missing keys and other shapes, with a list.
     """
     rules = [*_PUBLIC_RULES, (r"(fc\..+)", r"\1" if classifier else None)]
     converted = _as_embeddings(rename_keys(state_dict, rules), 2)  # of (k, u, 1, r, r)
@@ -57,10 +57,10 @@ def convert_lambda_resnet(state_dict: StateDict, classifier: bool) -> StateDict:
 
 
 def convert_timm_lambda_resnet(state_dict: StateDict, classifier: bool) -> StateDict:
-    """Return the state dict of `LambdaResNet(arch='timm_26t')` or `'timm_50ts'`, whichever fits.
+    """Return the state dict of `LambdaResNet(arch='timm_26t')` or `LambdaResNet(arch='timm_50ts')`.
 
     Raises:
-        ValueError: listing unmapped and missing keys.
+        ValueError: for unmapped and missing keys and other shapes, with a list.
     """
     rules = [*_TIMM_RULES, (r"head\.(fc\..+)", r"\1" if classifier else None)]
     renamed = {
@@ -77,7 +77,7 @@ def convert_timm_lambda_resnet(state_dict: StateDict, classifier: bool) -> State
 
 
 def _infer_design(state_dict: StateDict) -> dict:
-    """Read depth, placement and the lambda layers' sizes from the names and shapes."""
+    """Return depth, placement and sizes of the lambda layers from the names and shapes."""
     stages = {f"layer{i}": blocks_in(state_dict, f"layer{i}") for i in range(1, 5)}
     design = {
         "depth": [max(blocks, default=0) + 1 for blocks in stages.values()],

@@ -1,7 +1,7 @@
-"""RMT's published checkpoints: classifiers, backbones of segmentors, and whole segmentors.
+"""RMT's classifiers, and its segmentors with FPN and UPerNet.
 
-Source: qhfan/RMT, `classfication_release/RMT.py`, `classification_token_label_release/RMT.py` and
-`segmentation/mmseg/models/backbones/RMT.py`.
+Published code: qhfan/RMT (32ea214), `classfication_release/RMT.py`,
+`classification_token_label_release/RMT.py` and `segmentation/mmseg/models/backbones/RMT.py`.
 """
 
 import re
@@ -25,7 +25,7 @@ _BACKBONE: list[Rule] = [
     (_BLOCK + r"gamma_([12])", r"stages.\1.\2.gamma\3"),
     (r"layers\.(\d+)\.downsample\.reduction\.(.+)", r"downsamples.\1.conv.\2"),
     (r"layers\.(\d+)\.downsample\.norm\.(.+)", r"downsamples.\1.norm.\2"),
-    (r"layers\.\d+\.Relpos\.(angle|decay)", None),  # `_check_formulas` compares them
+    (r"layers\.\d+\.Relpos\.(angle|decay)", None),  # compared by `_check_formulas`
     (r"extra_norms\.(\d+)\.(.+)", r"out_norms.\1.\2"),
 ]
 _CLASSIFIER = r"(proj|norm|head)\.(.+)"
@@ -34,22 +34,21 @@ _OTHER_PARTS = r"(neck|decode_head|auxiliary_head)\..+"
 
 
 def convert_rmt(state_dict: StateDict, classifier: bool = False) -> StateDict:
-    """Return the state dict of the backbone `RMT`; with `classifier`, of the classifier.
+    """Return the state dict of `RMT`, with `num_classes` if `classifier` is true.
 
-    The shapes tell the arch. A whole segmentor's checkpoint gives its backbone. Classification
-    files have no output norms, so these become ones and zeros.
+    The state dict may be a classifier's, or a segmentor's, which has more than the backbone.
+    Classification files have no output norms: their weights become one, their biases zero.
 
     Raises:
-        ValueError: listing unmapped, missing and differing entries; if `Relpos` differs from its
-            formula; for the classifier of a file trained with token labels, whose published result
-            also needs its dense head.
+        ValueError: for unmapped and missing keys and other shapes, with a list; if `Relpos` differs
+            from its formula; for the classifier of a file that was trained with token labels.
     """
-    state_dict = _bare_backbone(state_dict)
+    state_dict = _extract_backbone(state_dict)
     if classifier:
         if any(re.fullmatch(_AUXILIARY, key) for key in state_dict):
             raise ValueError(
-                "aux_head.*: a classifier trained with token labels needs its dense head, which "
-                "RMT does not have; convert the backbone (classifier=False)"
+                "aux_head.*: this classifier, trained with token labels, also needs a dense head, "
+                "which RMT does not have; use classifier=False"
             )
         rules = [*_BACKBONE, (_CLASSIFIER, r"classifier.\1.\2")]
     else:
@@ -60,7 +59,7 @@ def convert_rmt(state_dict: StateDict, classifier: bool = False) -> StateDict:
             converted[key] = converted[key].flatten()  # (1, 1, 1, C) to (C,)
     name = RMT.named_arch(converted)
     if name is None:
-        raise ValueError(f"the checkpoint's depths and widths are none of {', '.join(ARCHS)}")
+        raise ValueError(f"arch: the checkpoint fits none of {', '.join(ARCHS)}")
     _check_formulas(state_dict, name)
     classes = len(entry(converted, "classifier.head.weight")) if classifier else None
     if not classifier and not any(key.startswith("out_norms.") for key in converted):
@@ -75,27 +74,27 @@ def convert_rmt(state_dict: StateDict, classifier: bool = False) -> StateDict:
 def convert_rmt_segmentor(state_dict: StateDict) -> StateDict:
     """Return the state dict of the segmentor of `configs/fpn_rmt_*.py` or `upernet_rmt_*.py`.
 
-    Neck and heads are mmsegmentation's and keep their names.
+    The neck and the heads are mmsegmentation's and keep their names.
 
     Raises:
-        ValueError: as `convert_rmt`, or if the checkpoint has no decode head.
+        ValueError: as `convert_rmt`, and if there is no decode head.
     """
     others = {k: v for k, v in state_dict.items() if re.fullmatch(_OTHER_PARTS, k)}
     if not others:
-        raise ValueError("the checkpoint has no decode_head.*, so it is no whole segmentor's")
+        raise ValueError("decode_head.*: not in the checkpoint; use the family 'rmt' for backbones")
     backbone = convert_rmt(state_dict)
     return {f"backbone.{k}": v for k, v in backbone.items()} | others
 
 
-def _bare_backbone(state_dict: StateDict) -> StateDict:
-    """Drop a segmentor's other parts and the prefix `backbone.`."""
+def _extract_backbone(state_dict: StateDict) -> StateDict:
+    """Return only the backbone of a segmentor, without the prefix `backbone.`."""
     if not any(key.startswith("backbone.") for key in state_dict):
         return state_dict
     return rename_keys(state_dict, [(_OTHER_PARTS, None), (r"(?:backbone\.)?(.+)", r"\1")])
 
 
 def _check_formulas(state_dict: StateDict, name: str) -> None:
-    """Check that `Relpos.angle` and `Relpos.decay`, if present, are what the attention computes."""
+    """Compare `Relpos.angle` and `Relpos.decay`, if present, with the values of our attention."""
     settings = ARCHS[name]
     for i, heads in enumerate(settings["num_heads"]):
         width = settings["embed_dims"][i] // heads
@@ -110,4 +109,4 @@ def _check_formulas(state_dict: StateDict, name: str) -> None:
                 continue
             found = state_dict[key].double()
             if found.shape != value.shape or not torch.allclose(found, value, rtol=1e-4):
-                raise ValueError(f"{key} differs from its formula for arch {name!r}")
+                raise ValueError(f"{key}: differs from its formula for arch {name!r}")

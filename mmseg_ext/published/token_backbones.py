@@ -1,7 +1,4 @@
-"""Classifiers on tokens: DeepViT of zhoudaquan/dvit_repo, and EAMLP of MenghaoGuo/EANet.
-
-DeepViT is published with and without re-attention, EAMLP in the folder `EAMLP`.
-"""
+"""DeepViT of zhoudaquan/dvit_repo (1ccb152) and EAMLP of MenghaoGuo/EANet (59c03cb, `EAMLP`)."""
 
 import math
 from fractions import Fraction
@@ -19,15 +16,16 @@ _POSITION_TOLERANCE = 1e-3
 
 
 def convert_deepvit(state_dict: StateDict, classifier: bool) -> StateDict:
-    """Return the backbone's state dict; with `classifier`, that of a model with `num_classes`.
+    """Return the state dict of `DeepViT`, with `num_classes` if `classifier` is true.
 
-    Build `DeepViT` with the arch and the `img_size` of the file, and with `re_attention=False` if
-    the file has no re-attention.
+    Build `DeepViT` with the arch and `img_size` of the file, and with `re_attention=False` if the
+    file has no re-attention.
 
     Raises:
-        ValueError: for positions that form no square grid, and listing unmapped and missing keys.
+        ValueError: for unmapped and missing keys and other shapes, with a list, and for positions
+            that are not a square grid.
     """
-    converted = _kept(state_dict, classifier, "patch_embed")
+    converted = _select(state_dict, classifier, "patch_embed")
     mixing = [i for i in blocks_in(converted, "blocks") if f"blocks.{i}.{_MIXING}" in converted]
     with torch.device("meta"):
         model = DeepViT(
@@ -40,14 +38,15 @@ def convert_deepvit(state_dict: StateDict, classifier: bool) -> StateDict:
 
 
 def convert_eamlp(state_dict: StateDict, classifier: bool) -> StateDict:
-    """Return the backbone's state dict; with `classifier`, that of a model with `num_classes`.
+    """Return the state dict of `EAMLP`, with `num_classes` if `classifier` is true.
 
     If the file has a `pos_embed`, it is compared with the sinusoidal table and dropped.
 
     Raises:
-        ValueError: if `pos_embed` is another table, and listing unmapped and missing keys.
+        ValueError: for unmapped and missing keys and other shapes, with a list, and if `pos_embed`
+            is another table.
     """
-    converted = _kept(state_dict, classifier, "tokens_to_token")
+    converted = _select(state_dict, classifier, "tokens_to_token")
     if "pos_embed" in converted:
         _check_positions(converted.pop("pos_embed"))
     with torch.device("meta"):
@@ -58,8 +57,8 @@ def convert_eamlp(state_dict: StateDict, classifier: bool) -> StateDict:
     return check_keys(converted, model)
 
 
-def _kept(state_dict: StateDict, classifier: bool, stem: str) -> StateDict:
-    """The entries of a backbone with a stem of this name, with or without its classifier's."""
+def _select(state_dict: StateDict, classifier: bool, stem: str) -> StateDict:
+    """Return the entries of the backbone, and with `classifier` of its head."""
     kept = rf"(cls_token|pos_embed|(?:{stem}|blocks|norm)\..+)"
     head = r"(head\.(?:weight|bias))"
     return rename_keys(state_dict, [(kept, r"\1"), (head, r"\1" if classifier else None)])
@@ -69,29 +68,27 @@ def _infer_img_size(pos_embed: Tensor) -> int:
     patches = pos_embed.shape[1] - 1
     side = math.isqrt(patches)
     if side * side != patches:
-        raise ValueError(f"pos_embed has {patches} patch positions, which form no square grid")
+        raise ValueError(f"pos_embed: {patches} patch positions are not a square grid")
     return side * PATCH
 
 
 def _check_positions(table: Tensor) -> None:
     expected = sinusoidal_positions(table.shape[-2], table.shape[-1])
     if table.shape != expected.shape:
-        raise ValueError(f"pos_embed has the shape {tuple(table.shape)}, not (1, N, C)")
+        raise ValueError(f"pos_embed: shape {tuple(table.shape)} is not (1, N, C)")
     difference = (table.float() - expected).abs().max()
     if difference > _POSITION_TOLERANCE:
-        raise ValueError(
-            f"pos_embed is not the sinusoidal table: it differs by up to {difference:.3g}"
-        )
+        raise ValueError(f"pos_embed: differs by {difference:.3g} from the sinusoidal table")
 
 
 def _deepvit_arch(state_dict: StateDict, mixing: list[int]) -> dict:
-    """Read the architecture's widths and depth from the checkpoint's shapes."""
+    """Return the architecture from the shapes of the checkpoint."""
     embed_dims = entry(state_dict, "cls_token").shape[-1]
     depth = max(blocks_in(state_dict, "blocks"), default=0) + 1
     return {
         "embed_dims": embed_dims,
         "depth": depth,
-        # Without re-attention no shape depends on the number of heads, so any number fits.
+        # Without re-attention, no shape depends on the number of heads.
         "num_heads": len(state_dict[f"blocks.{mixing[0]}.{_MIXING}"]) if mixing else 1,
         "mlp_ratio": Fraction(len(entry(state_dict, "blocks.0.mlp.fc1.weight")), embed_dims),
         "conv_patch_embed": "patch_embed.conv1.weight" in state_dict,
@@ -100,7 +97,7 @@ def _deepvit_arch(state_dict: StateDict, mixing: list[int]) -> dict:
 
 
 def _eamlp_arch(state_dict: StateDict) -> dict:
-    """Read the architecture's widths and depth from the checkpoint's shapes."""
+    """Return the architecture from the shapes of the checkpoint."""
     embed_dims = entry(state_dict, "cls_token").shape[-1]
     return {
         "embed_dims": embed_dims,

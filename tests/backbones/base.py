@@ -68,7 +68,9 @@ class BackboneTester:
         ]
         assert model.feature_info.channels() == list(self.channels)
         assert model.feature_info.reduction() == list(self.strides)
-        assert all(model.get_submodule(entry["module"]) for entry in model.feature_info)
+        modules = [entry["module"] for entry in model.feature_info]
+        assert all(model.get_submodule(module) for module in modules)
+        assert sorted(modules) == modules  # in the order of the maps
 
     def test_out_indices(self):
         """In increasing order, counted from the end where negative; later stages are not built."""
@@ -82,7 +84,7 @@ class BackboneTester:
                 load_state_dict(part, copy.deepcopy(model.state_dict()))  # with the stages left out
                 wanted = sorted(i % count for i in ((indices,) if indices == -2 else indices))
                 assert_same(part(x), [expected[i] for i in wanted])
-                assert part.feature_info.channels() == [self.channels[i] for i in wanted]
+                assert part.feature_info == [model.feature_info[i] for i in wanted]
         part = self.build(out_indices=(0,)).train()
         assert len(part.state_dict()) < len(model.state_dict())
         weighted_sum(part(self.images())).backward()
@@ -175,7 +177,7 @@ class BackboneTester:
     def test_weights_of_another_depth(self):
         """mmengine alone would load the blocks that both have, and log the others."""
         deeper, model = self.build(**self.deeper), self.build()
-        name = r"(blocks|stages\.\d|layer\d) has (\d) blocks in the checkpoint and (\d) in the"
+        name = r"(blocks|stages\.\d|layer\d): (\d) blocks in the checkpoint, (\d)"
         for theirs, ours in ((deeper, model), (model, deeper)):
             with pytest.raises(ValueError, match=name):
                 load_state_dict(ours, theirs.state_dict())
@@ -185,17 +187,17 @@ class BackboneTester:
         state = copy.deepcopy(model.state_dict())
         key = next(k for k in reversed(state) if state[k].ndim == 2 or state[k].ndim == 4)
         state[key] = torch.cat((state[key], state[key]))
-        message = rf"backbone\.{key} is \({len(state[key])}, .* and \({len(state[key]) // 2}, "
+        message = rf"backbone\.{key}: \({len(state[key])}, .* \({len(state[key]) // 2}, "
         with pytest.raises(ValueError, match=message):
             load_into_segmentor(model, state)
 
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"out_indices": (99,)}, r"out_indices must lie in \[-\d+, \d+\], not \(99,\)"),
-            ({"frozen_stages": 99}, r"frozen_stages must lie in \[-1, \d+\], not 99"),
-            ({"arch": "huge"}, r"arch must be one of .* or a dict, not 'huge'"),
-            ({"arch": {"sizes": 3}}, r"arch has the unknown keys sizes; known: "),
+            ({"out_indices": (99,)}, r"out_indices=\(99,\)"),
+            ({"frozen_stages": 99}, "frozen_stages=99"),
+            ({"arch": "huge"}, "arch='huge'"),
+            ({"arch": {"sizes": 3}}, "arch: unknown keys sizes"),
         ],
         ids=str,
     )
@@ -204,5 +206,5 @@ class BackboneTester:
             self.build(**changes)
 
     def test_bad_images(self):
-        with pytest.raises(ValueError, match=r"images must be \(B, 3, H, W\), not \(1, 4, 32"):
+        with pytest.raises(ValueError, match=r"images: .*\(1, 4, 32"):
             self.build()(torch.zeros(1, 4, 32, 32))

@@ -106,13 +106,16 @@ def test_interpolated_positions():
     expected = VisionTransformer.resize_pos_embed(model.pos_embed, (5, 12), (8, 8), "bicubic")
     assert_same(positions_at(model.pos_embed, model.grid, (5, 12)), expected, rtol=1e-6)
     assert positions_at(model.pos_embed, model.grid, (8, 8)) is model.pos_embed
+    table = model.pos_embed.double()
+    expected = VisionTransformer.resize_pos_embed(table, (5, 12), (8, 8), "bicubic")
+    assert_same(positions_at(table, model.grid, (5, 12)), expected, rtol=1e-14)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"arch": {"embed_dims": 256}}, r"embed_dim=256.*num_heads=12"),
-        ({"arch": {"re_attention_blocks": 17}}, r"re_attention_blocks.*17"),
+        ({"arch": {"re_attention_blocks": 17}}, r"re_attention_blocks=17"),
         ({"arch": "16b", "img_size": 100}, r"img_size.*100"),
         ({"arch": "16b", "attention_norm": "group"}, r"norm.*'group'"),
     ],

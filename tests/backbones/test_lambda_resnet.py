@@ -189,6 +189,9 @@ def test_global_context():
         (4, 6),
         (4, 6),
     ]
+    caffe = LambdaResNet((1, 1, 1, 1), receptive_field=None, resolution=(64, 96), style="caffe")
+    sizes = [layer.resolution for layer in lambda_layers(caffe).values()]
+    assert sizes == [(16, 24), (8, 12), (4, 6), (2, 3)]  # after the strided 1x1 convolution
     assert model(torch.randn(1, 3, 64, 96))[3].shape == (1, 2048, 2, 3)
     assert model(torch.randn(1, 3, 33, 70))[3].shape == (1, 2048, 2, 3)
     with pytest.raises(ValueError, match=r"larger than resolution \(16, 24\)"):
@@ -218,12 +221,12 @@ def test_norm_eval():
 @pytest.mark.parametrize(
     "changes,message",
     [
-        ({"depth": 34}, "depth must be .* not 34"),
-        ({"lambda_stages": (4,)}, r"lambda_stages must lie in 0..3, not \(4,\)"),
-        ({"placement": "some"}, "placement must be .* not 'some'"),
-        ({"placement": ((), (), (6,), ())}, r"placement of stage 2 must lie in 0..5, not \(6,\)"),
-        ({"depth": 26, "placement": "hybrid"}, "placement 'hybrid' is known for .* not 26"),
-        ({"strides": (1, 2)}, "strides and dilations must be 4 numbers each"),
+        ({"depth": 34}, "depth=34"),
+        ({"lambda_stages": (4,)}, r"lambda_stages=\(4,\)"),
+        ({"placement": "some"}, "placement='some'"),
+        ({"placement": ((), (), (6,), ())}, r"placement of stage 2: \(6,\)"),
+        ({"depth": 26, "placement": "hybrid"}, "placement='hybrid': .* 26"),
+        ({"strides": (1, 2)}, r"strides=\(1, 2\)"),
     ],
 )
 def test_bad_arguments(changes, message):

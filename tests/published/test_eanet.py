@@ -58,13 +58,14 @@ def test_resnet_deep_stem_is_the_same_backbone(fixture, segmentor):
     assert all(torch.equal(converted[key], backbone[key]) for key in converted)
 
 
-def test_files_without_counters_convert(fixture):
-    """Files from before PyTorch 0.4.1 have no num_batches_tracked."""
-    old = {k: v for k, v in fixture.state_dict.items() if not k.endswith("num_batches_tracked")}
-    new = convert_official("eanet", fixture.state_dict)
-    converted = convert_official("eanet", old)
-    assert converted.keys() == new.keys() and len(converted) > len(old)
-    assert all(torch.equal(converted[key], new[key]) for key in new)
+def test_counters(fixture):
+    """`num_batches_tracked` is kept, and zero if it is missing, as before PyTorch 0.4.1."""
+    counters = {k for k in fixture.state_dict if k.endswith("num_batches_tracked")}
+    for value, changes in ((0, {}), (7, dict.fromkeys(counters, torch.tensor(7)))):
+        state = {k: v for k, v in fixture.state_dict.items() if k not in counters} | changes
+        converted = convert_official("eanet", state)
+        found = [v for k, v in converted.items() if k.endswith("num_batches_tracked")]
+        assert len(found) == len(counters) and all(v == value for v in found)
 
 
 def test_the_keys_tell_the_depth(fixture):

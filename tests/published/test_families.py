@@ -34,9 +34,9 @@ def test_entries_that_do_not_fit_are_listed(weights, change, message):
 
 def test_two_keys_that_become_one_are_an_error():
     """Whether the same rule renames both, or one of them has a segmentor's prefix."""
-    with pytest.raises(ValueError, match=r"two keys of the checkpoint become 'x', one is 'b\.x'"):
+    with pytest.raises(ValueError, match=r"b\.x: two keys of the checkpoint become 'x'"):
         rename_keys({"a.x": torch.ones(1), "b.x": torch.ones(1)}, [(r"[ab]\.(.+)", r"\1")])
-    with pytest.raises(ValueError, match="two names differ by the prefix"):
+    with pytest.raises(ValueError, match="two names differ"):
         unwrap_state_dict({"x": torch.ones(1), "module.x": torch.ones(1)}, "a.pth")
     published = Fixture("rmt_small_features").state_dict
     key = "patch_embed.proj.0.weight"
@@ -51,7 +51,7 @@ def test_another_models_checkpoint_is_refused(family):
 
 
 def test_unknown_families_and_classifiers():
-    with pytest.raises(ValueError, match=r"family must be one of eanet, .* not 'resnet'"):
+    with pytest.raises(ValueError, match=r"family='resnet'.* eanet, "):
         convert_official("resnet", {})
-    with pytest.raises(ValueError, match="'eanet' has no classifier to keep"):
+    with pytest.raises(ValueError, match="'eanet' has no classifier"):
         convert_official("eanet", {}, classifier=True)

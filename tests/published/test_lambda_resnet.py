@@ -4,6 +4,7 @@ import torch
 
 from mmseg_ext.backbones.lambda_resnet import ARCHS, LambdaResNet
 from mmseg_ext.checkpoint import convert_official
+from tests.parity import Fixture
 
 
 def timm_50ts_keys() -> dict[str, torch.Tensor]:
@@ -53,3 +54,13 @@ def test_timm_50ts_layout():
     assert set(converted) == set(model.state_dict())
     assert isinstance(model.stem[2], torch.nn.SiLU)
     assert ARCHS["timm_50ts"]["placement"] == ((), (3,), (1, 3, 5), (1,))
+
+
+def test_embeddings_without_bias():
+    """The paper has no bias; a file without one fits a model without one."""
+    published = Fixture("lambda_resnet50").state_dict
+    without = {k: v for k, v in published.items() if "lambda_conv.bias" not in k}
+    converted = convert_official("lambda_resnet", without)
+    assert len(converted) == len(without) - 2  # the classifier
+    with torch.device("meta"):
+        LambdaResNet().load_state_dict(converted, assign=True)

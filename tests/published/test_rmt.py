@@ -86,7 +86,7 @@ def test_formulas_may_be_present(classifier, as_classifier):
 def test_another_formula_is_an_error(features, kind):
     state = {**features, **formulas()}
     state[f"layers.2.Relpos.{kind}"] = state[f"layers.2.Relpos.{kind}"] * 1.1
-    with pytest.raises(ValueError, match=rf"layers\.2\.Relpos\.{kind} differs from its formula"):
+    with pytest.raises(ValueError, match=rf"layers\.2\.Relpos\.{kind}: "):
         convert_official("rmt", state)
 
 
@@ -136,7 +136,7 @@ def test_whole_segmentor(features):
     assert torch.equal(
         model.backbone.stages[0][0].cpe.weight, features["layers.0.blocks.0.pos.conv.weight"]
     )
-    with pytest.raises(ValueError, match="no decode_head"):
+    with pytest.raises(ValueError, match="decode_head"):
         convert_official("rmt_segmentor", features)
 
 
