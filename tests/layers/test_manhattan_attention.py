@@ -9,7 +9,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.reference.manhattan_attention import plain_manhattan_attention
 from mmseg_ext.layers import ManhattanAttention, ManhattanBlock
-from mmseg_ext.layers.manhattan_attention import rotary_phase
 from tests.models import assert_autocast_close
 from tests.parity import Fixture, assert_parity, gradient_difference
 
@@ -118,22 +117,6 @@ def test_no_decay_is_plain_attention(decomposed):
     assert torch.allclose(layer(x), plain_manhattan_attention(plain, x), rtol=1e-10, atol=1e-12)
 
 
-def test_decomposed_equals_full_on_one_row():
-    """On a map of one row the two forms meet: attention along H is over a single position."""
-    row, full = attention(decomposed=True), attention(decomposed=False)
-    full.load_state_dict(row.state_dict())
-    x = maps(height=1)
-    assert torch.allclose(row(x), full(x), rtol=1e-10, atol=1e-12)
-
-
-def test_rotary_phase_along_h_depends_on_the_width():
-    """The published phase is of the raster index: padding on the right moves rows apart."""
-    x = maps(batch=1, height=4, width=1)
-    first = rotary_phase(4, 1, 8, x)
-    wide = rotary_phase(4, 3, 8, x)
-    assert torch.allclose(wide[1, 0], first[3, 0], rtol=0, atol=1e-15)
-
-
 @pytest.mark.parametrize("decomposed", [True, False])
 def test_decays_and_phases_are_built_on_the_device_once(decomposed):
     """A copy from the host would wait for the GPU. The meta device shows copies without a GPU."""
@@ -163,8 +146,6 @@ MODES = {
     "inference mode": in_inference_mode,
     "vmap": lambda layer, x: torch.vmap(layer)(x[None]),
     "functionalize": lambda layer, x: torch.func.functionalize(layer)(x),
-    "export": lambda layer, x: torch.export.export(layer, (x,)).module()(x),
-    "compile": lambda layer, x: torch.compile(layer, backend="eager", fullgraph=True)(x),
 }
 
 

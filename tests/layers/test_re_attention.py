@@ -205,22 +205,6 @@ def test_repeated_tokens_change_nothing_with_reference_tokens(norm, training):
     assert (wrong - expected).abs().max() > 0.5 * expected.abs().max()
 
 
-def test_reference_tokens_is_a_rescaling_of_the_statistics():
-    module = layer(reference_tokens=10).eval()
-    x = torch.randn(2, 40, WIDTH, dtype=torch.float64)
-    expected = module(x)
-    module.reference_tokens = None
-    norm, ratio = module.var_norm, 10 / 40
-    bias = module.reatten_matrix.bias.detach()
-    norm.running_mean = bias + (norm.running_mean - bias) * ratio
-    norm.running_var = norm.running_var * ratio**2
-    norm.eps *= ratio**2
-    # W A + b with b not scaled: the shift goes into the mean, the output scale into the affine.
-    norm.weight.data *= ratio
-    norm.bias.data *= ratio
-    assert_same(module(x), expected, rtol=1e-10)
-
-
 def test_published_initialization():
     """A convolution's default, uniform within 1 / sqrt(heads); the community's, standard normal."""
     weights = torch.cat([ReAttention(64, 64).reatten_matrix.weight.flatten() for _ in range(4)])
