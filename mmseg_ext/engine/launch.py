@@ -68,6 +68,9 @@ def _cause(error: BaseException) -> BaseException:
     hidden = error  # behind "Failed to import"
     while hidden is not None and not isinstance(hidden, StackError):
         hidden = hidden.__context__
+    if hidden is None and str(error).startswith("Failed to import custom modules"):
+        failed, cause = error.__context__, error.__context__.__context__ or error
+        return ImportError(f"custom_imports: {failed}; {format_error(cause)}")
     return hidden or error
 
 
