@@ -14,7 +14,6 @@ from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
 
 from mmseg_ext.atomic_write import remove_parts, write_text
-from mmseg_ext.checkpoint.loading import SafeLoading
 from mmseg_ext.checkpoint.resuming import RUN, all_checkpoints, run_of
 from mmseg_ext.upstream import save_checkpoint
 
@@ -117,10 +116,6 @@ class DurableCheckpointHook(CheckpointHook):
             self.file_backend = backend
         for path in set(paths) - set(self._best()):
             Path(path).unlink(missing_ok=True)
-
-    def after_train(self, runner) -> None:
-        with SafeLoading():  # `published_keys` reads checkpoints
-            super().after_train(runner)
 
 
 def _step(path: Path) -> int:

@@ -102,7 +102,7 @@ def _init_group(settings: dict, backend: str) -> None:
 
 
 def name_slurm_process() -> None:
-    """Set torch's variables for the rank and the world size from those of Slurm."""
+    """Set torch's variables for the rank and the world size from Slurm's."""
     given = {name: os.environ[slurm] for name, slurm in _SLURM.items() if slurm in os.environ}
     os.environ.update(given)
 

@@ -1,9 +1,8 @@
 """Optimizer groups and learning rates of EANet's published VOC training (arXiv 2105.02358).
 
 Its `train_torch.py` has three parameter groups (`get_params`): weights of convolutions with weight
-decay, weights of normalization layers without decay, and all biases, including those of
-normalization layers, at twice the rate without decay. mmengine's `bias_lr_mult` skips the biases of
-normalization layers.
+decay, weights of normalization layers without decay, and all biases at twice the rate without
+decay. mmengine's `bias_lr_mult` skips the biases of normalization layers.
 
 Its `poly_lr_scheduler` sets the rate to `lr * (1 - i / n) ** power` at iterations i that are
 multiples of 10, and keeps it in between. Its loop runs i = 0 ... n inclusive, so the last

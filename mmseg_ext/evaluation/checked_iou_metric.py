@@ -87,10 +87,8 @@ class CheckedIoUMetric(IoUMetric):
 
 def _outside(values: Tensor, num_classes: int) -> str:
     """Return the values that are not classes with their pixel counts, or ''."""
-    if not values.numel():
+    outside = (values < 0) | (values >= num_classes)
+    if not outside.any():
         return ""
-    low, high = values.aminmax()
-    if low >= 0 and high < num_classes:
-        return ""
-    found, counts = values[(values < 0) | (values >= num_classes)].unique(return_counts=True)
+    found, counts = values[outside].unique(return_counts=True)
     return describe_counts(dict(zip(found.tolist(), counts.tolist(), strict=True)))
