@@ -23,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
         nargs=2,
         type=int,
         metavar=("ROW", "COLUMN"),
-        help="the query, in the image as it is on disk (default: its middle)",
+        help="the query position in the image on disk (default: its middle)",
     )
     parser.add_argument("--layers", nargs="+", metavar="NAME", help="default: last of each kind")
     parser.add_argument("--list", action="store_true", help="print the layers' names and stop")

@@ -1,4 +1,4 @@
-"""Pictures of what attention layers attend to, drawn from each layer's `attention_map`.
+"""Pictures of attention, drawn from each layer's `attention_map`.
 
 External attention (arXiv:2105.02358) attends to memory slots: the picture shows where each slot is
 used. The other layers attend from position to position: the picture shows one query position.

@@ -6,10 +6,7 @@ from mmseg_ext.layers.manhattan_attention import ManhattanAttention
 from mmseg_ext.layers.manhattan_block import ManhattanBlock
 from mmseg_ext.layers.re_attention import ReAttention
 from mmseg_ext.layers.self_attention import SelfAttention
-from mmseg_ext.layers.token_external_attention import (
-    ExternalAttention,
-    MultiHeadExternalAttention,
-)
+from mmseg_ext.layers.token_external_attention import ExternalAttention, MultiHeadExternalAttention
 
 __all__ = [
     "ExternalAttention",

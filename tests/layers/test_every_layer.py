@@ -18,7 +18,7 @@ from mmseg_ext.layers import (
     ReAttention,
     SelfAttention,
 )
-from tests.models import assert_same, randomise
+from tests.models import assert_compiles_once, assert_same, randomise
 
 MAP, TOKENS, LAST = (2, 12, 5, 6), (2, 9, 12), (2, 5, 6, 12)
 SMALL_LAMBDA = {"key_depth": 4, "num_heads": 2, "position_bias": True}
@@ -158,6 +158,12 @@ def test_export_with_gradients_enabled(name):
     program = torch.export.export(copy.deepcopy(layer), (x,)).module()
     with torch.no_grad():
         assert_same(program(x), layer(x))
+
+
+@pytest.mark.parametrize("name", ["external 2d", "lambda", "manhattan full"])
+def test_one_compiled_program_for_all_sizes(name):
+    layer, x = build(name, torch.float32)
+    assert_compiles_once(layer, [(x,), (torch.cat([x, x], 2),)], training=False)
 
 
 @pytest.mark.parametrize("name", ["external 2d", "multi-head external", "manhattan full product"])

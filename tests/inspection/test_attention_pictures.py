@@ -1,0 +1,132 @@
+"""Pictures of attention: the weights that they show."""
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmseg.registry import MODELS
+
+from mmseg_ext.backbones import EAMLP, DeepViT
+from mmseg_ext.inspection import attention_pictures
+from mmseg_ext.inspection.attention_pictures import (
+    Scene,
+    capture_inputs,
+    draw_layer,
+    find_layers,
+    head_maps,
+    measure_preference,
+    overlay,
+    patch_grid,
+    select_layers,
+    slot_maps,
+)
+from mmseg_ext.layers import ExternalAttention2d, LambdaLayer, ManhattanAttention, ReAttention
+from tests.models import randomise
+
+CLASSES, PALETTE = ("ground", "box"), [[20, 20, 20], [230, 90, 60]]
+
+
+def test_slots_are_sorted_by_weight_with_their_class():
+    """Slot 1 has three quarters of all weight and lies where class 1 is, a quarter of the map."""
+    labels = torch.zeros(8, 8, dtype=torch.long)
+    labels[:4, :4] = 1
+    labels[4:, 4:] = 255  # ignored
+    right = torch.tensor([[1.0, 0.5], [0.5, 1.0]])
+
+    class Given(ExternalAttention2d):
+        def attention_map(self, x):
+            return torch.stack([1 - right, right])[None]
+
+    maps = slot_maps(Given(4), torch.zeros(1, 4, 2, 2), (8, 8))
+    torch.testing.assert_close(maps, torch.stack([right, 1 - right]))
+    preference = measure_preference(maps, labels, 3)
+    torch.testing.assert_close(preference, torch.tensor([[2 / 3, 4 / 3, 0], [2.0, 0, 0]]))
+
+
+def test_class_token_is_left_out():
+    torch.manual_seed(0)
+    model = EAMLP(dict(embed_dims=16, depth=1, num_heads=2, mlp_ratio=2), img_size=48).eval()
+    (layer,) = find_layers(model).values()
+    x = torch.randn(1, 7, 16)
+    maps = slot_maps(layer, x, (32, 48))
+    assert maps.shape[1:] == (2, 3)
+    torch.testing.assert_close(maps.sum(0), torch.ones(2, 3))
+    weights = layer.attention_map(x)[0, :, 1:].mean(1).flatten() / layer.groups
+    torch.testing.assert_close(maps.mean((1, 2)), weights.sort(descending=True).values)
+    with pytest.raises(ValueError, match="tokens"):
+        patch_grid(8, (32, 48))
+
+
+@torch.no_grad()
+def test_maps_are_of_the_pixel():
+    """Pixel (20, 40) of 32 x 48 lies in patch (1, 2), and in cell (2, 5) of 4 x 6."""
+    torch.manual_seed(0)
+    tokens, x = randomise(ReAttention(12, 3)).eval(), torch.randn(1, 7, 12)
+    seen = head_maps(tokens, x, (32, 48), (20, 40))
+    torch.testing.assert_close(seen, tokens.attention_map(x)[0, :, 6, 1:].view(3, 2, 3))
+    layer, x = ManhattanAttention(12, 3), torch.randn(1, 4, 6, 12)
+    seen = head_maps(layer, x, (32, 48), (20, 40))
+    torch.testing.assert_close(seen, layer.attention_map(x)[0, :, 17].view(3, 4, 6))
+    layer = LambdaLayer(12, key_depth=4, num_heads=3, intra_depth=2, receptive_field=3).eval()
+    x = torch.randn(1, 12, 4, 6)
+    seen = head_maps(layer, x, (32, 48), (20, 40))
+    torch.testing.assert_close(seen, layer.attention_map(x)[0, :, :, 17].mean(1).view(3, 4, 6))
+
+
+def test_panels(tmp_path, monkeypatch):
+    """Head 0 attends to the first position, head 1 to the query, cell (1, 5) of 6 x 8."""
+    figures = []
+    monkeypatch.setattr(
+        attention_pictures, "save_figure", lambda figure, *_: figures.append(figure)
+    )
+
+    class Given(ManhattanAttention):
+        def attention_map(self, x, position=None):
+            assert position == (1, 5)
+            maps = torch.zeros(1, 2, 1, 48)
+            maps[0, 0, 0, 0] = maps[0, 1, 0, 13] = 1
+            return maps
+
+    image = np.full((24, 32, 3), 51, dtype=np.uint8)
+    scene = Scene(image, torch.ones(24, 32, dtype=torch.long), CLASSES, PALETTE, (6, 20))
+    summary = draw_layer(Given(4, 2), torch.zeros(1, 6, 8, 4), scene, "layer", tmp_path / "a.png")
+    assert "6.0, 0.0" in summary
+    panels = {axes.get_title(): axes for axes in figures[0].axes if axes.images}
+    assert list(panels) == ["image", "prediction", "mean of the heads", "head 0", "head 1"]
+    shown = {title: np.asarray(axes.images[0].get_array()) for title, axes in panels.items()}
+    assert (shown["prediction"] == PALETTE[1]).all()
+    bright = shown["head 0"].mean(-1) > 0.5
+    assert bright[:4, :4].all() and bright.sum() == 16
+    dark = 0.3 * 51 / 255 + 0.7 * np.array(matplotlib.colormaps["magma"](0.0)[:3])
+    assert shown["head 1"][0, 0] == pytest.approx(dark)
+    assert panels["head 1"].lines[0].get_xydata().tolist() == [[20, 6]]
+
+
+def test_negative_weights_are_blue_and_positive_ones_red():
+    red, blue, pale = overlay(np.zeros((1, 3, 3)), torch.tensor([[1.0, -1.0, 0.0]]))[0]
+    assert red[0] > 2 * red[2] and blue[2] > 2 * blue[0]
+    assert pale.min() > 0.6
+
+
+def test_select_layers():
+    model = DeepViT(dict(embed_dims=24, depth=3, num_heads=3), img_size=32)
+    names = list(find_layers(model))
+    assert list(select_layers(model, None)) == names[-1:]
+    assert list(select_layers(model, names[:1])) == names[:1]
+    with pytest.raises(ValueError, match="there are"):
+        select_layers(model, ["nowhere"])
+    with pytest.raises(ValueError, match="none of the layers"):
+        find_layers(torch.nn.Linear(2, 2))
+
+
+def test_capture_inputs_leaves_no_hook():
+    torch.manual_seed(0)
+    model = MODELS.build(Config.fromfile("configs/ea_r18_shapes.py").model)
+    image = torch.randn(1, 3, 32, 40)
+    inputs, labels = capture_inputs(model, find_layers(model), image)
+    assert model.training and labels.shape == (32, 40)
+    assert not any(m._forward_pre_hooks for m in model.modules())
+    (x,) = inputs.values()
+    features = model.eval().extract_feat(image)
+    torch.testing.assert_close(x, model.decode_head.conv_in(features[3]))
