@@ -1,8 +1,6 @@
-"""The base class of the backbones.
+"""The base class of the backbones: variants, outputs, freezing, recomputation, weights.
 
-It selects variants and outputs, freezes stages, recomputes activations, and rejects weights of
-another architecture. Arguments have the meaning of mmsegmentation's ResNet; `feature_info` follows
-timm.
+Arguments have the meaning of mmsegmentation's ResNet; `feature_info` follows timm.
 """
 
 import re
@@ -144,12 +142,8 @@ class Backbone(BaseModule):
     def _run(self, block: nn.Module, x: Tensor) -> Tensor:
         if not (self.with_cp and x.requires_grad):
             return block(x)
-        return checkpoint(
-            block,
-            x,
-            use_reentrant=False,
-            context_fn=lambda: (nullcontext(), _frozen_statistics(block)),
-        )
+        contexts = lambda: (nullcontext(), _frozen_statistics(block))  # noqa: E731
+        return checkpoint(block, x, use_reentrant=False, context_fn=contexts)
 
     @classmethod
     def named_arch(cls, state_dict: Mapping[str, Tensor]) -> str | None:

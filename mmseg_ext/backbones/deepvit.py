@@ -174,15 +174,10 @@ class DeepViT(TokenBackbone):
             transform_scale=settings["transform_scale"],
             reference_tokens=math.prod(self.grid) + 1 if rescale_norm else None,
         )
-        self._build_blocks(
-            [plain] * (depth - mixing_blocks) + [mixing] * mixing_blocks,
-            settings["mlp_ratio"],
-            drop_rate,
-            drop_path_rate,
-            norm_cfg or {"type": "LN", "eps": 1e-6},
-            num_classes,
-            scale_adjustment,
-        )
+        norm_cfg = norm_cfg or {"type": "LN", "eps": 1e-6}
+        rates = (settings["mlp_ratio"], drop_rate, drop_path_rate)
+        attentions = [plain] * (depth - mixing_blocks) + [mixing] * mixing_blocks
+        self._build_blocks(attentions, *rates, norm_cfg, num_classes, scale_adjustment)
         self._reset_parameters()
         nn.init.normal_(self.pos_embed, std=0.02)
         self._freeze_stages()

@@ -91,10 +91,8 @@ class TokensToToken(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Map images (B, 3, H, W) to tokens (B, C, h, w)."""
         x = images
-        for split, encode in zip(
-            SOFT_SPLITS, (self.attention1, self.attention2, self.project), strict=True
-        ):
-            kernel, stride, padding = split
+        encoders = (self.attention1, self.attention2, self.project)
+        for (kernel, stride, padding), encode in zip(SOFT_SPLITS, encoders, strict=True):
             grid = tuple((size + 2 * padding - kernel) // stride + 1 for size in x.shape[2:])
             x = F.unfold(x, kernel, padding=padding, stride=stride)  # (B, C * k * k, h * w)
             tokens = encode(x.transpose(1, 2))  # (B, h * w, C)
@@ -162,21 +160,11 @@ class EAMLP(TokenBackbone):
         self.tokens_to_token = TokensToToken(self.embed_dims, norm_cfg)
         positions = sinusoidal_positions(math.prod(self.grid) + 1, self.embed_dims)
         self.register_buffer("pos_embed", positions, persistent=False)
-        attention = partial(
-            MultiHeadExternalAttention,
-            self.embed_dims,
-            settings["num_heads"],
-            attn_drop=attn_drop_rate,
-            proj_drop=drop_rate,
-        )
-        self._build_blocks(
-            [attention] * depth,
-            settings["mlp_ratio"],
-            drop_rate,
-            drop_path_rate,
-            norm_cfg,
-            num_classes,
-        )
+        drops: dict[str, float] = {"attn_drop": attn_drop_rate, "proj_drop": drop_rate}
+        sizes = (self.embed_dims, settings["num_heads"])
+        attention = partial(MultiHeadExternalAttention, *sizes, **drops)
+        rates = (settings["mlp_ratio"], drop_rate, drop_path_rate)
+        self._build_blocks([attention] * depth, *rates, norm_cfg, num_classes)
         self._reset_parameters()
         for tokens in (self.tokens_to_token.attention1, self.tokens_to_token.attention2):
             tokens.attn.linear_0.weight.data.copy_(tokens.attn.linear_1.weight.t())

@@ -14,7 +14,7 @@ Deviations:
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from operator import mul
-from typing import Literal
+from typing import Any, Literal
 
 from mmcv.cnn import build_activation_layer, build_norm_layer
 from torch import Tensor, nn
@@ -134,10 +134,10 @@ class Bottleneck(nn.Module):
         strides: tuple[int, int],
         dilation: int,
         lambda_args: dict | None,
-        se_ratio: float | None,
-        avg_down: bool,
         norm_cfg: dict,
         act_cfg: dict,
+        se_ratio: float | None,
+        avg_down: bool,
     ):
         super().__init__()
 
@@ -251,23 +251,12 @@ class LambdaResNet(Backbone):
         init_cfg: dict | list[dict] | None = None,
     ):
         super().__init__(init_cfg=init_cfg)
-        design = {
-            "depth": depth,
-            "lambda_stages": lambda_stages,
-            "placement": placement,
-            "key_depth": key_depth,
-            "num_heads": num_heads,
-            "intra_depth": intra_depth,
-            "receptive_field": receptive_field,
-            "resolution": resolution,
-            "share_embeddings": share_embeddings,
-            "position_bias": position_bias,
-            "pool": pool,
-            "stem": stem,
-            "avg_down": avg_down,
-            "se_ratio": se_ratio,
-            "act_cfg": act_cfg or {"type": "ReLU", "inplace": True},
-        }
+        act_cfg = act_cfg or dict(type="ReLU", inplace=True)
+        design: dict[str, Any] = dict(depth=depth, placement=placement, stem=stem, pool=pool)
+        design |= dict(key_depth=key_depth, num_heads=num_heads, intra_depth=intra_depth)
+        design |= dict(receptive_field=receptive_field, resolution=resolution, act_cfg=act_cfg)
+        design |= dict(position_bias=position_bias, share_embeddings=share_embeddings)
+        design |= dict(lambda_stages=lambda_stages, avg_down=avg_down, se_ratio=se_ratio)
         design = settings_of(arch or {}, ARCHS, design)
         if design["stem"] not in STEMS:
             raise ValueError(f"stem={design['stem']!r}: unknown; use {', '.join(STEMS)}")
@@ -311,13 +300,10 @@ class LambdaResNet(Backbone):
             return
         self.stem = nn.Sequential()
         for i, (before, after) in enumerate(pairwise((self.in_channels, *STEMS[stem]))):
-            self.stem.extend(
-                [
-                    nn.Conv2d(before, after, 3, 2 if i == 0 else 1, padding=1, bias=False),
-                    build_norm_layer(norm_cfg, after)[1],
-                    build_activation_layer(act_cfg),
-                ]
-            )
+            stride = 2 if i == 0 else 1
+            self.stem.append(nn.Conv2d(before, after, 3, stride, padding=1, bias=False))
+            self.stem.append(build_norm_layer(norm_cfg, after)[1])
+            self.stem.append(build_activation_layer(act_cfg))
 
     @staticmethod
     def _stage(
@@ -331,6 +317,7 @@ class LambdaResNet(Backbone):
     ) -> nn.Sequential:
         """Build a stage whose input has `total_stride`; `spacing` has every block's strides."""
         keys = ("key_depth", "num_heads", "intra_depth", "receptive_field", "position_bias", "pool")
+        common = {key: design[key] for key in ("se_ratio", "avg_down", "act_cfg")}
         shared: dict[object, PositionEmbeddings | None] = {}
         blocks = nn.Sequential()
         for i, (strides, dilation) in enumerate(spacing):
@@ -348,15 +335,7 @@ class LambdaResNet(Backbone):
                 args = {key: design[key] for key in keys}
                 args |= {"resolution": size, "embeddings": shared.get(size)}
             block = Bottleneck(
-                in_channels,
-                STAGE_WIDTHS[stage],
-                strides,
-                dilation,
-                args,
-                design["se_ratio"],
-                design["avg_down"],
-                norm_cfg,
-                design["act_cfg"],
+                in_channels, STAGE_WIDTHS[stage], strides, dilation, args, norm_cfg, **common
             )
             if isinstance(block.conv2, LambdaLayer) and design["share_embeddings"] is not None:
                 shared[size] = block.conv2.embeddings

@@ -159,25 +159,18 @@ class RMT(Backbone):
         rate = settings["drop_path_rate"] if drop_path_rate is None else drop_path_rate
         last = max(sum(settings["depths"]) - 1, 1)
         drop_paths = (rate * i / last for i in range(last + 1))
-        self.stages = nn.ModuleList(
-            nn.ModuleList(
-                ManhattanBlock(
-                    width,
-                    settings["num_heads"][i],
-                    settings["ffn_ratios"][i],
-                    drop_path=DropPath(next(drop_paths)),
-                    layer_scale=settings["layer_scales"][i],
-                    cpe=cpe,
-                    decay_start=_DECAY_START,
-                    decay_range=settings["decay_ranges"][i],
-                    decomposed=settings["decomposed"][i],
-                    decay=decay,
-                    lce=lce,
-                )
-                for _ in range(settings["depths"][i])
-            )
-            for i, width in enumerate(widths)
-        )
+        self.stages = nn.ModuleList()
+        for i, width in enumerate(widths):
+            names = ("num_heads", "ffn_ratios", "layer_scales", "decay_ranges", "decomposed")
+            heads, ratio, scale, decay_range, decomposed = (settings[name][i] for name in names)
+            options: dict[str, Any] = dict(decay_start=_DECAY_START, decay_range=decay_range)
+            options |= dict(decomposed=decomposed, decay=decay, lce=lce, cpe=cpe, layer_scale=scale)
+            blocks = nn.ModuleList()
+            for _ in range(settings["depths"][i]):
+                drop_path = DropPath(next(drop_paths))
+                block = ManhattanBlock(width, heads, ratio, drop_path=drop_path, **options)
+                blocks.append(block)
+            self.stages.append(blocks)
         self.out_norms = nn.ModuleDict()
         self.classifier = None
         if num_classes is None:

@@ -86,9 +86,8 @@ def positions_at(table: Tensor, own: tuple[int, int], grid: tuple[int, int]) -> 
     # Products instead of `F.interpolate`, whose backward is not deterministic on CUDA. In float64
     # there, because TF32 would round float32.
     dtype = torch.float64 if table.is_cuda else full_precision(table.dtype)
-    rows, columns = (
-        _bicubic_matrix(n, size, dtype, table.device) for n, size in zip(own, grid, strict=True)
-    )
+    rows = _bicubic_matrix(own[0], grid[0], dtype, table.device)
+    columns = _bicubic_matrix(own[1], grid[1], dtype, table.device)
     with autocast_disabled(table):
         rest = (rows @ rest.to(dtype) @ columns.t()).to(table.dtype)  # (1, C, h, w)
     return torch.cat([first, rest.flatten(2).transpose(1, 2)], dim=1)
@@ -137,16 +136,11 @@ class TokenBackbone(Backbone):
     ) -> None:
         """Build the first `self.built` blocks; `attentions` has an entry for every block."""
         depth, width = len(attentions), self.stage_channels[0]
+        rates = [drop_path_rate * i / max(depth - 1, 1) for i in range(depth)]
         self.pos_drop = nn.Dropout(drop_rate)
         self.blocks = nn.ModuleList(
             Block(
-                width,
-                attentions[i](),
-                mlp_ratio,
-                drop_rate,
-                drop_path_rate * i / max(depth - 1, 1),
-                norm_cfg,
-                scale_adjustment,
+                width, attentions[i](), mlp_ratio, drop_rate, rates[i], norm_cfg, scale_adjustment
             )
             for i in range(self.built)
         )

@@ -9,6 +9,8 @@ Deviations: none in the results. Submodules have mmsegmentation's names;
 `mmseg_ext.checkpoint.convert_official('eanet', ...)` converts published files.
 """
 
+from typing import Any
+
 from mmcv.cnn import ConvModule, build_norm_layer
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmseg.registry import MODELS
@@ -39,15 +41,8 @@ def external_attention_block(
 
 def conv_module(head: BaseDecodeHead, width_in: int, width_out: int, kernel: int) -> ConvModule:
     """Return a convolution that keeps the size, with the norm and activation of the head."""
-    return ConvModule(
-        width_in,
-        width_out,
-        kernel,
-        padding=kernel // 2,
-        conv_cfg=head.conv_cfg,
-        norm_cfg=head.norm_cfg,
-        act_cfg=head.act_cfg,
-    )
+    cfg: dict[str, Any] = dict(conv_cfg=head.conv_cfg, norm_cfg=head.norm_cfg, act_cfg=head.act_cfg)
+    return ConvModule(width_in, width_out, kernel, padding=kernel // 2, **cfg)
 
 
 @MODELS.register_module()

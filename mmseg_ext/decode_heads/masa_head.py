@@ -4,6 +4,8 @@ Paper (attention): RMT: Retentive Networks Meet Vision Transformers, arXiv:2309.
 Published code: none for this head. The design is ours, with RMT's block.
 """
 
+from typing import Any
+
 import torch
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmseg.registry import MODELS
@@ -51,17 +53,10 @@ class MaSAHead(BaseDecodeHead):
     ):
         super().__init__(in_channels, channels, norm_cfg=norm_cfg, **kwargs)
         self.conv_in = conv_module(self, self.in_channels, channels, 3)
+        attention: dict[str, Any] = dict(decay_start=decay_start, decay_range=decay_range)
+        attention |= dict(decomposed=decomposed, decay=decay)
         self.blocks = nn.ModuleList(
-            ManhattanBlock(
-                channels,
-                num_heads,
-                ffn_ratio,
-                decay_start=decay_start,
-                decay_range=decay_range,
-                decomposed=decomposed,
-                decay=decay,
-            )
-            for _ in range(num_blocks)
+            ManhattanBlock(channels, num_heads, ffn_ratio, **attention) for _ in range(num_blocks)
         )
         self.conv_cat = conv_module(self, self.in_channels + channels, channels, 3)
 

@@ -131,9 +131,8 @@ def check_training(parts: Parts, device: torch.device) -> Finding:
     equal = all(torch.equal(g, again[name]) for name, g in gradients.items())
     close = abs(loss - expected) <= 1e-3 * expected and abs(half - loss) <= 0.1 * loss
     figure = f"loss {loss:.4f}, on the CPU {expected:.4f}, under autocast {half:.4f}"
-    prefix = "aten::_scaled_dot_product_"
     figure += "" if equal else ", the two steps differ"
-    kernels = {n[len(prefix) :] for n in notes if n.startswith(prefix)}
+    kernels = {n.split("product_")[1] for n in notes if "::_scaled_dot_product_" in n}
     random = {n.split()[0] for n in notes if "does not have a deterministic" in n}
     waits = sum("synchronizing CUDA operation" in n for n in notes)
     figure += f", kernels: {', '.join(sorted(kernels))}" if kernels else ""
