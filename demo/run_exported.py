@@ -38,7 +38,7 @@ def load(path: Path):
     if not path.is_file():
         raise ValueError(f"{path}: does not exist")
     if path.suffix != ".onnx":
-        raise ValueError(f"{path}: is no .onnx file; loading a .pt2 could run code from it")
+        raise ValueError(f"{path}: use an .onnx file; loading a .pt2 could run code from it")
     try:
         session = onnxruntime.InferenceSession(path)
         properties = session.get_modelmeta().custom_metadata_map
@@ -46,7 +46,7 @@ def load(path: Path):
         metadata["palette"] = np.array(metadata["palette"], dtype=np.uint8)  # (classes, 3)
     except Exception as error:  # onnxruntime has its own exceptions
         reason = " ".join(str(error).split())
-        raise ValueError(f"{path}: is no exported segmentor: {reason}") from error
+        raise ValueError(f"{path}: not an exported segmentor: {reason}") from error
     return lambda images: session.run(["scores"], {"images": images})[0], metadata
 
 

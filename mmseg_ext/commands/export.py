@@ -14,20 +14,31 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     parser = command_parser(__doc__)
-    parser.add_argument("config", nargs="?", help="by default that of the package's own weights")
+    parser.add_argument("config", nargs="?", help="name or path (default: the published model)")
     parser.add_argument("checkpoint", nargs="?", help="file, or 'none' for random weights")
     parser.add_argument("--format", choices=("onnx", "torch"), default="onnx")
-    parser.add_argument("--dynamic", action="store_true", help="images of any size and number")
-    parser.add_argument("--fuse", action="store_true", help="fold batch norms, compose EA")
-    parser.add_argument("--shape", type=int, nargs="+", help="H [W]; by default the config's crop")
-    parser.add_argument("--images", help="a real image or a folder, to compare on")
-    parser.add_argument("--out", type=Path, help="file to write; by default CONFIG's name here")
+    parser.add_argument(
+        "--dynamic", action="store_true", help="accept images of any size and number"
+    )
+    parser.add_argument(
+        "--fuse", action="store_true", help="fold batch norms, compose external attention"
+    )
+    parser.add_argument(
+        "--shape", type=int, nargs="+", help="H [W] (default: the config's crop size)"
+    )
+    parser.add_argument(
+        "--images", help="image or folder for the comparison (default: the test set)"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="output file (default: the config's name in this folder)"
+    )
     return parser
 
 
-# What float32 in another order of operations may change, relative to the largest score.
+# Limit of the difference, relative to the largest score. Float32 in another order of operations
+# reaches 1e-5.
 TOLERANCE = 1e-4
-REAL_IMAGES = 3  # of a folder, compared
+REAL_IMAGES = 3  # of a folder
 
 
 @exit_on_error
@@ -47,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from mmseg_ext.inference.models import DEFAULT, get_model, pretrained_weights
 
     if args.config and not args.checkpoint:
-        raise ValueError(f"{args.config} needs a checkpoint after it, or 'none'")
+        raise ValueError(f"{args.config}: needs a checkpoint after it, or 'none'")
     if not args.config:
         args.config, args.checkpoint = DEFAULT, pretrained_weights(DEFAULT)
     register_all_modules()
@@ -59,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     model = WholeImageSegmentor(segmentor, fuse=True) if args.fuse else eager
     path = args.out or Path(Path(args.config).stem + SUFFIXES[args.format])
     if path.suffix != SUFFIXES[args.format]:
-        raise ValueError(f"--out must end in {SUFFIXES[args.format]}, not {path.name!r}")
+        raise ValueError(f"--out {path}: must end in {SUFFIXES[args.format]}")
     metadata = {
         "config": Path(config.filename).name,
         "classes": list(meta["classes"]),
@@ -73,8 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "fused": args.fuse,
     }
     if config.model.get("test_cfg", {}).get("mode") == "slide":
-        print(f"the config tests by sliding windows; the file is one window, {size} by default")
-    with atomic_write(path) as part:  # what fails the check does not stay
+        print(f"the config tests with sliding windows; the file takes one window of {size}")
+    with atomic_write(path) as part:  # a file that fails the check is deleted
         export(model, part, size, args.dynamic, metadata)
         exported = ExportedSegmentor(part)
         for name, images in _inputs(args, config, size):
@@ -84,10 +95,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             agreeing = (scores.argmax(1) == expected.argmax(1)).double().mean().item()
             shape = "x".join(map(str, images.shape))
             print(f"{name}, {shape}: difference {difference:.1e}, same class {agreeing:.3%}")
-            if not difference <= TOLERANCE:  # nor is NaN
+            if not difference <= TOLERANCE:  # NaN, too
                 raise ValueError(
-                    f"{path} is not written: on {name} the scores of the file differ from the "
-                    f"model's by {difference:.1e} of the largest, more than {TOLERANCE:g}"
+                    f"{path}: not written, as its scores for {name} differ from the model's by "
+                    f"{difference:.1e} of the largest; the limit is {TOLERANCE:g}"
                 )
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
     return 0
@@ -96,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _size(shape: list[int] | None, config: "Config") -> tuple[int, int]:
     shape = shape or config.get("crop_size") or (512, 512)
     if len(shape) not in (1, 2) or min(shape) < 1:
-        raise ValueError(f"--shape must be one or two positive numbers, not {shape}")
+        raise ValueError(f"--shape {shape}: must be one or two positive numbers")
     return (shape[0], shape[-1])
 
 
@@ -111,7 +122,7 @@ def _test_scale(config: "Config") -> dict:
 
 
 def _inputs(args: argparse.Namespace, config: "Config", size: tuple[int, int]):
-    """Named images to compare on: noise, at another size too where any will do, and real ones."""
+    """Yield named images for the comparison: noise (with --dynamic two sizes) and real images."""
     import numpy as np
     import torch
     from PIL import Image
@@ -123,7 +134,7 @@ def _inputs(args: argparse.Namespace, config: "Config", size: tuple[int, int]):
         yield "random", random_images((size[0] * 3 // 4 + 1, size[1] * 5 // 4 + 3), 2)
     paths = _real_images(args.images, config)
     if not paths:
-        print("no real image compared: the test set is not on this machine; name some by --images")
+        print("no real image compared: the test set is missing; pass --images")
     for path in paths:
         with Image.open(path) as image:
             image = image.convert("RGB")
@@ -134,7 +145,7 @@ def _inputs(args: argparse.Namespace, config: "Config", size: tuple[int, int]):
 
 
 def _real_images(given: str | None, config: "Config") -> list[Path]:
-    """The first images of the given folder, or of the test set; the image that is given."""
+    """Return the first images of the given path, or of the test set."""
     from mmseg_ext.datasets.images import image_files
     from mmseg_ext.datasets.metainfo import unwrapped
 
@@ -145,5 +156,5 @@ def _real_images(given: str | None, config: "Config") -> list[Path]:
     else:
         path = Path(given)
         if not path.exists():
-            raise ValueError(f"--images: there is no {given!r}")
+            raise ValueError(f"--images {given}: does not exist")
     return image_files(path, recursive=True)[:REAL_IMAGES]

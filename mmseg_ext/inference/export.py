@@ -31,8 +31,8 @@ OPSET = 18  # torch's exporter writes it without a conversion
 class WholeImageSegmentor(nn.Module):
     """A module from RGB images (B, 3, H, W), 0 to 255, to class scores (B, classes, H, W).
 
-    The scores are those of `EncoderDecoder` in whole mode, before softmax. For a config that tests
-    with sliding windows, the caller cuts the image into windows. Auxiliary heads are left out, and
+    The scores equal `EncoderDecoder`'s before softmax, without sliding windows: for a config that
+    tests with windows, the caller cuts the image into them. Auxiliary heads are left out, and
     synchronized batch norms become plain ones.
 
     Args:

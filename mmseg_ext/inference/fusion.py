@@ -1,4 +1,4 @@
-"""Turn a whole model into its inference form."""
+"""The inference form of a model: fewer operations, the same results."""
 
 import copy
 
@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-# Blocks whose convolutions and norms are attributes: the pairs that follow each other in their
-# forward. (mmseg's ResNet names its norms norm1..3 by property, its attributes bn1..3.)
+# Pairs of a convolution and a norm that follow each other in a block's forward. (mmseg's ResNet has
+# the norms' names as properties; its attributes are bn1 to bn3.)
 _BLOCK_PAIRS = {
     "BasicBlock": (("conv1", "norm1_name"), ("conv2", "norm2_name")),
     "Bottleneck": (("conv1", "norm1_name"), ("conv2", "norm2_name"), ("conv3", "norm3_name")),
@@ -18,15 +18,14 @@ _BLOCK_PAIRS = {
 
 
 def fuse_model(model: nn.Module) -> nn.Module:
-    """A copy of `model` in eval mode that computes the same with fewer operations.
+    """Return a copy of `model` in evaluation mode that computes the same with fewer operations.
 
-    Each module with a `fuse()` method is replaced by its result (external attention composed with
-    its batch norm folded in), and each batch norm that directly follows a convolution in an
-    `nn.Sequential`, mmcv's `ConvModule` or mmseg's residual blocks is folded into it. The model
-    itself is not changed.
+    Each module with a `fuse()` method is replaced by its result: external attention is composed,
+    with its batch norm folded in. Each batch norm that directly follows a convolution in an
+    `nn.Sequential`, mmcv's `ConvModule` or mmseg's residual blocks is folded into it.
     """
     model = copy.deepcopy(model)
-    model.eval()  # not chained: mmseg's ResNet returns None
+    model.eval()  # a separate line, because mmseg's ResNet returns None
     if hasattr(model, "fuse"):
         return model.fuse()
     _fuse_inside(model)

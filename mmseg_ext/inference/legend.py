@@ -1,4 +1,4 @@
-"""A legend under a segmented picture, and a banner across it."""
+"""The legend below a segmented picture, and a banner across it."""
 
 from pathlib import Path
 
@@ -16,10 +16,10 @@ def _font(size: float) -> ImageFont.FreeTypeFont:
 def with_legend(
     picture: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], palette: np.ndarray
 ) -> np.ndarray:
-    """`picture` (H, W, 3) above a strip with the classes of `labels` (H, W), the largest first.
+    """Return `picture` (H, W, 3) above a strip that lists the classes of `labels` (H, W).
 
-    Each has its colour of `palette` (classes, 3) and its share of the pixels. The text grows with
-    the picture; where its longest line is wider than a narrow picture the strip is, too.
+    The largest class comes first. Each has its color of `palette` (classes, 3) and its share of the
+    pixels. The text grows with the picture. If a line is wider than the picture, so is the strip.
     """
     counts = np.bincount(labels.ravel(), minlength=len(classes))[: len(classes)]
     order = [i for i in np.argsort(-counts, kind="stable") if counts[i]]
@@ -48,7 +48,7 @@ def _percent(share: float) -> str:
 
 
 def with_banner(picture: np.ndarray, text: str) -> np.ndarray:
-    """`picture` with `text` in white on red across its top, as large as its width allows."""
+    """Return `picture` with `text` in white on red across its top, as large as the width allows."""
     height, width = picture.shape[:2]
     size = max(8, 0.9 * width / _font(100).getlength(text) * 100)
     font = _font(min(size, max(12, (height * width) ** 0.5 / 20)))

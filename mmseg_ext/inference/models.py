@@ -47,13 +47,13 @@ def get_model(
 ) -> nn.Module:
     """Return a segmentor in evaluation mode.
 
-    The model has mmsegmentation's attributes `cfg` and `dataset_meta` (classes and palette). They
-    are the checkpoint's, or else those of the config's test dataset. Synchronized batch norms
-    become plain ones. Without weights the values are random; `model.init_weights()` applies the
-    config's `init_cfg`, which may download ImageNet weights.
+    The model has mmsegmentation's attributes `cfg` and `dataset_meta`: classes and palette from the
+    checkpoint, or else from the config's test dataset. Synchronized batch norms become plain ones.
+    Without weights the values are random; `model.init_weights()` applies the config's `init_cfg`,
+    which may download ImageNet weights.
 
     Args:
-        name: one of `list_models()`, the path of a config, or a config.
+        name: a name of `list_models()`, the path of a config, or a config.
         pretrained: load the weights published with this package, from `weights/` of a clone.
             Outside a clone they are downloaded to torch's cache.
         weights: a `.pth` or `.safetensors` file, read without running code from it. Auxiliary

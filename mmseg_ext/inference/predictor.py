@@ -117,7 +117,7 @@ def _bgr(image: Image.Image | np.ndarray) -> np.ndarray:
 
 
 def _rgb(pixels: np.ndarray) -> np.ndarray:
-    """Return RGB (H, W, 3) of uint8 from what a config's loader returns: BGR, gray or bands."""
+    """Return RGB (H, W, 3) of uint8 for a loader's BGR, gray or multispectral image."""
     bands = np.atleast_3d(pixels)
     bgr = bands[..., :3] if bands.shape[2] >= 3 else bands[..., [0, 0, 0]]
     return np.ascontiguousarray(bgr[..., ::-1].clip(0, 255).astype(np.uint8))

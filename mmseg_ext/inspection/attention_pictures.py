@@ -27,7 +27,7 @@ from mmseg_ext.layers.self_attention import SelfAttention
 from mmseg_ext.layers.token_external_attention import MultiHeadExternalAttention
 from mmseg_ext.reports.pictures import colorize
 
-_SLOT_LAYERS = (ExternalAttention2d, JSegEAHead, MultiHeadExternalAttention)
+SLOT_LAYERS = (ExternalAttention2d, JSegEAHead, MultiHeadExternalAttention)
 _MAP_LAYERS = (ManhattanAttention, LambdaLayer)
 _TOKEN_LAYERS = (ReAttention, SelfAttention)
 _PATCH = 16  # of the backbones on tokens
@@ -67,7 +67,7 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
     Raises:
         ValueError: if the model has none.
     """
-    kinds = (*_SLOT_LAYERS, *_MAP_LAYERS, *_TOKEN_LAYERS)
+    kinds = (*SLOT_LAYERS, *_MAP_LAYERS, *_TOKEN_LAYERS)
     layers = {name: m for name, m in model.named_modules() if isinstance(m, kinds)}
     if not layers:
         known = ", ".join(kind.__name__ for kind in kinds)
@@ -173,7 +173,7 @@ def overlay(image: np.ndarray, heat: Tensor) -> np.ndarray:
 def draw_layer(layer: nn.Module, x: Tensor, scene: Scene, title: str, path: Path) -> str:
     """Draw a layer's attention for its input x as a PNG file, and return a one-line summary."""
     size = scene.image.shape[:2]
-    if isinstance(layer, _SLOT_LAYERS):
+    if isinstance(layer, SLOT_LAYERS):
         maps = slot_maps(layer, x, size)
         mass = 100 * maps.mean((1, 2))[:_SHOWN]
         maps = maps[:_SHOWN]

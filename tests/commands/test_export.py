@@ -257,12 +257,13 @@ def test_what_fails_does_not_stay(shapes_checkpoint, tmp_path, capsys):
 
 def test_wrong_arguments_are_one_line(tmp_path, capsys):
     assert main([CONFIG, "none", "--out", str(tmp_path / "a.pt2")]) == 1
-    assert capsys.readouterr().err == "error: --out must end in .onnx, not 'a.pt2'\n"
+    error = capsys.readouterr().err
+    assert "a.pt2" in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("a.onnx", "a.onnx: is no exported"), ("a.pt2", "a.pt2: is no .onnx")],
+    [("a.onnx", "a.onnx: not an exported"), ("a.pt2", "a.pt2: use an .onnx")],
 )
 def test_the_example_names_what_is_wrong(name, told, tmp_path, monkeypatch, capsys):
     script = runpy.run_path(str(CONFIGS.parent / "demo" / "run_exported.py"))
