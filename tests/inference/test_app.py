@@ -37,9 +37,8 @@ PLACE = """(() => {
 
 
 class Browser:
-    def __init__(self, url: str):
-        self.socket = connect(url, max_size=None)
-        self.sent = 0
+    def __init__(self, socket):
+        self.socket, self.sent = socket, 0
 
     def call(self, method: str, **parameters) -> dict:
         self.sent += 1
@@ -71,6 +70,20 @@ def reached(url: str) -> bytes:
     raise AssertionError(f"nothing answers at {url}")
 
 
+def drop_and_click(browser: Browser) -> None:
+    browser.wait("document.querySelectorAll('input[type=file]').length")
+    root = browser.call("DOM.getDocument")["root"]["nodeId"]
+    node = browser.call("DOM.querySelector", nodeId=root, selector="input[type=file]")
+    files = [str(DEMO / "street.jpg")]
+    browser.call("DOM.setFileInputFiles", nodeId=node["nodeId"], files=files)
+    assert browser.wait(COLORS.replace("NAME", "overlay")) > 100
+    assert browser.value(COLORS.replace("NAME", "heat")) == 0
+    x, y = browser.value(PLACE)
+    for kind in ("mousePressed", "mouseReleased"):
+        browser.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+    assert browser.wait(COLORS.replace("NAME", "heat")) > 100
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_a_photo_is_segmented_and_a_click_shows_attention(tmp_path):
@@ -86,23 +99,13 @@ def test_a_photo_is_segmented_and_a_click_shows_attention(tmp_path):
     processes = []
     try:
         for command, url in zip(commands, (f":{ports[0]}", f":{ports[1]}/json"), strict=True):
-            processes.append(subprocess.Popen(command, env=environment, cwd=tmp_path))
+            processes.append(
+                subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL)
+            )
             answer = reached(f"http://127.0.0.1{url}")
         page = next(target for target in json.loads(answer) if target["type"] == "page")
-        browser = Browser(page["webSocketDebuggerUrl"])
-        browser.wait("document.querySelectorAll('input[type=file]').length")
-        root = browser.call("DOM.getDocument")["root"]["nodeId"]
-        node = browser.call("DOM.querySelector", nodeId=root, selector="input[type=file]")
-        files = [str(DEMO / "street.jpg")]
-        browser.call("DOM.setFileInputFiles", nodeId=node["nodeId"], files=files)
-        assert browser.wait(COLORS.replace("NAME", "overlay")) > 100
-        assert browser.value(COLORS.replace("NAME", "heat")) == 0
-        x, y = browser.value(PLACE)
-        for kind in ("mousePressed", "mouseReleased"):
-            browser.call(
-                "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1
-            )
-        assert browser.wait(COLORS.replace("NAME", "heat")) > 100
+        with connect(page["webSocketDebuggerUrl"], max_size=None) as channel:
+            drop_and_click(Browser(channel))
     finally:
         for process in processes:
             process.kill()
