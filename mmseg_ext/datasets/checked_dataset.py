@@ -19,8 +19,8 @@ from mmseg_ext.errors import LabelError, MissingDataError, UnreadableFileError
 class CheckedDataset(BaseSegDataset):
     """A dataset of image and label files that checks its folders first.
 
-    The arguments are those of mmseg's `BaseSegDataset`. Folders are searched for `img_suffix` in
-    upper and lower case; "*" stands for all image formats. Subclasses set `LAYOUT`, the files below
+    It has the arguments of mmseg's `BaseSegDataset`. Folders are searched for `img_suffix` in upper
+    and lower case; "*" means all image formats. Subclasses set `LAYOUT`, the files below
     `data_root`, and `PREPARATION`, how to get them.
 
     Test pipelines start with the stock `LoadImageFromFile`, because mmsegmentation's inferencer
@@ -58,7 +58,7 @@ class CheckedDataset(BaseSegDataset):
         if self.ignore_index < (num_classes or 0) > 255:
             raise ValueError(
                 f"{type(self).__name__}: {num_classes} classes, but ignore_index="
-                f"{self.ignore_index} is one of them; set it to 65535 here and in the heads"
+                f"{self.ignore_index} is a class; set it to 65535 here and in the heads"
             )
         for entry in entries:
             entry.update(num_classes=num_classes, ignore_index=self.ignore_index)

@@ -93,14 +93,6 @@ class LoadSettings(NamedTuple):
     backend_args: dict | None
 
 
-class FileList(NamedTuple):
-    """The files of one dataset, and how its pipeline reads them."""
-
-    settings: LoadSettings
-    classes: tuple[str, ...]
-    entries: list[dict]
-
-
 class PairCheck(NamedTuple):
     """The result of reading one pair; parts that could not be read are None."""
 
@@ -128,19 +120,16 @@ def check(
     datasets = {name: cfg[f"{name}_dataloader"]["dataset"] for name in names or present}
     if "test" in datasets and datasets["test"] == datasets.get("val"):
         del datasets["test"]
-    listed = {
-        name: [_list_files(name, config) for config in file_datasets(dataset)]
-        for name, dataset in datasets.items()
-    }
+    listed = {n: [_list_files(n, c) for c in file_datasets(d)] for n, d in datasets.items()}
     problems: list[Problem] = []
     summaries = []
     for name, parts in listed.items():
-        summary = Summary(name, parts[0].classes)
-        for settings, _, entries in parts:
-            for entry, found in zip(entries, _check_pairs(entries, settings, workers), strict=True):
-                summary.add(entry["img_path"], found)
-                if found.kind:
-                    problems.append(Problem(name, found.kind, found.message))
+        summary = Summary(name, parts[0][0])
+        entries = [entry for _, part in parts for entry in part]
+        for entry, found in zip(entries, _check_pairs(entries, workers), strict=True):
+            summary.add(entry["img_path"], found)
+            if found.kind:
+                problems.append(Problem(name, found.kind, found.message))
         problems += _one_class_problems(summary)
         summaries.append(summary)
     if not cfg.get("allow_overlap", False):
@@ -148,8 +137,8 @@ def check(
     return problems, summaries
 
 
-def _list_files(split: str, config: dict) -> FileList:
-    """Build the dataset of `config` and list its files.
+def _list_files(split: str, config: dict) -> tuple[tuple[str, ...], list[dict]]:
+    """Return the classes and the entries of the dataset of `config`, with their `LoadSettings`.
 
     Raises:
         LaunchError: if it cannot be built, or has no classes or images.
@@ -181,19 +170,19 @@ def _list_files(split: str, config: dict) -> FileList:
         label and label.get("imdecode_backend", "pillow"),
         image.get("backend_args"),
     )
-    known = {"num_classes": len(classes), "ignore_index": getattr(dataset, "ignore_index", 255)}
+    known = dict(load=settings, num_classes=len(classes))
+    known["ignore_index"] = getattr(dataset, "ignore_index", 255)
     if label and label.get("reduce_zero_label") is not None:
         known["reduce_zero_label"] = label["reduce_zero_label"]
-    return FileList(settings, classes, [{**entry, **known} for entry in entries])
+    return classes, [{**entry, **known} for entry in entries]
 
 
-def _check_pairs(entries: list[dict], settings: LoadSettings, workers: int) -> Iterator[PairCheck]:
-    check_one = partial(check_pair, settings=settings)
+def _check_pairs(entries: list[dict], workers: int) -> Iterator[PairCheck]:
     if workers == 0:
-        yield from progress(map(check_one, entries), "reading", len(entries))
+        yield from progress(map(check_pair, entries), "reading", len(entries))
         return
     with ProcessPoolExecutor(workers, initializer=partial(cv2.setNumThreads, 0)) as pool:
-        found = pool.map(check_one, entries, chunksize=_PAIRS_PER_TASK)
+        found = pool.map(check_pair, entries, chunksize=_PAIRS_PER_TASK)
         yield from progress(found, "reading", len(entries))
 
 
@@ -203,9 +192,9 @@ def progress(items: Iterable, text: str, total: int) -> Iterable:
     return track(items, text, total, console=console, disable=not console.is_terminal)
 
 
-def check_pair(entry: dict, settings: LoadSettings) -> PairCheck:
+def check_pair(entry: dict) -> PairCheck:
     """Read an image and its label map, and return the first problem with them."""
-    path = entry["img_path"]
+    path, settings = entry["img_path"], entry["load"]
     digest, size = b"", None
     try:
         data = read_bytes(path, settings.backend_args)
@@ -237,10 +226,9 @@ def check_pair(entry: dict, settings: LoadSettings) -> PairCheck:
 
 def _one_class_problems(summary: Summary) -> Iterator[Problem]:
     if np.count_nonzero(summary.pixels) == 1:
-        (index,) = np.flatnonzero(summary.pixels)
         message = (
-            f"all pixels are ignored or of class {index}, so every model scores 100; in masks of 0 "
-            "and 255 write 255 as 1, because 255 is ignored"
+            f"all pixels are ignored or of class {summary.pixels.argmax()}, so every model scores "
+            "100; in masks of 0 and 255 write 255 as 1, because 255 is ignored"
         )
         yield Problem(summary.split, "one-class", message)
 
@@ -250,13 +238,12 @@ def _shared_image_problems(summaries: Iterable[Summary]) -> Iterator[Problem]:
     by_split = {summary.split: summary.content for summary in summaries}
     train = by_split.pop("train", {})
     for split, content in by_split.items():
-        for digest in filter(None, content):
-            if digest in train:
-                message = (
-                    f"{content[digest]}: is the same image as {train[digest]} in train; "
-                    "allow_overlap = True in the config permits it"
-                )
-                yield Problem(split, "shared-image", message)
+        for digest in sorted(content.keys() & train.keys() - {b""}, key=content.get):
+            message = (
+                f"{content[digest]}: is the same image as {train[digest]} in train; "
+                "allow_overlap = True in the config permits it"
+            )
+            yield Problem(split, "shared-image", message)
 
 
 def describe(summary: Summary) -> str:

@@ -76,7 +76,7 @@ def _decode_label(data: bytes, path: str, backend: str) -> np.ndarray:
     if label.ndim != 2:
         indexed = Image.open(io.BytesIO(data)).mode == "P"
         raise LabelError(
-            f"{path}: has {label.shape[2]} channels instead of one with class indices"
+            f"{path}: has {label.shape[2]} channels; expected class indices in one channel"
             + ("; imdecode_backend='pillow' reads the indices of its palette" if indexed else "")
         )
     if label.dtype.kind not in "bui" or label.min() < 0 or label.max() > 0xFFFF:

@@ -1,13 +1,11 @@
-"""Shapes: a segmentation dataset made by code, so that a fresh machine can train within minutes.
+"""Shapes: a generated segmentation dataset, to train on a new machine within minutes.
 
-A scene is a backdrop of irregular blobs and strokes, out of focus, with patterned objects of two
-kinds before it that hide one another and are hidden by further strokes; sensor noise comes last.
-The kind of an object is drawn independently of its colour, pattern, size and place: a pixel's
-colour says nothing about its class, only form does, and the other objects of the scene. Every
-pixel is labelled; there is no void border.
+A scene has a blurred background of irregular blobs and strokes. Patterned objects of two kinds are
+in front of it and cover one another; further strokes cover them. Sensor noise is added last. The
+kind of an object is independent of its color, pattern, size and place, so only its form and the
+other objects of the scene tell the class. Every pixel has a label; there is no void border.
 
-A scene is a function of (seed, index) alone. The training and the validation split use disjoint
-ranges of indices.
+A scene depends only on (seed, index). The training and validation splits use disjoint indices.
 """
 
 import json
@@ -26,18 +24,14 @@ from PIL import Image
 
 from mmseg_ext.datasets.checked_dataset import CheckedDataset
 
-VERSION = 1
-"""Raised whenever the same recipe would give other pixels."""
-
-OBJECT = 10
-"""How far the labels of two objects of one class lie apart in `render_objects`."""
-
+VERSION = 1  # to be raised if the same recipe gives other pixels
+OBJECT = 10  # difference between the labels of two objects of a class in `render_objects`
 MARKER = "shapes.json"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a generated folder holds: `train + val` scenes of `size` x `size` pixels."""
+    """The content of a generated folder: `train + val` scenes of `size` x `size` pixels."""
 
     seed: int = 0
     train: int = 640
@@ -86,7 +80,7 @@ FORMS: dict[str, Form] = {
 
 
 def _blob(rng: Generator) -> Form:
-    """A closed contour of random harmonics; never one of the classes."""
+    """Return a closed contour of random harmonics, unlike the form of any class."""
     orders = np.arange(2, 6)
     amplitudes = rng.uniform(0.1, 0.3, 4) / np.sqrt(orders - 1)
     phases = rng.uniform(0, 2 * np.pi, 4)
@@ -99,7 +93,7 @@ def _blob(rng: Generator) -> Form:
 
 
 def _stroke(rng: Generator) -> Form:
-    """A long bar with round ends, bent into an arc."""
+    """Return a long bar with round ends, bent into an arc."""
     bend, width = rng.uniform(-0.25, 0.25), rng.uniform(0.05, 0.09)
 
     def form(u, v):
@@ -112,23 +106,23 @@ def _stroke(rng: Generator) -> Form:
 
 
 class _Canvas:
-    """The scene while it is painted: `image` (H, W, 3) float in [0, 255] and `label` (H, W)."""
+    """A scene in progress: `image` (H, W, 3) float in [0, 255] and `label` (H, W)."""
 
     def __init__(self, size: int, rng: Generator):
         self.rng = rng
         self.y, self.x = np.mgrid[:size, :size].astype(float)
         self.image = np.empty((size, size, 3))
         self.label = np.zeros((size, size), np.uint8)
-        self.image[:] = self._texture(_colour(rng), self.x / size, self.y / size, patterned=False)
+        self.image[:] = self._texture(_color(rng), self.x / size, self.y / size, patterned=False)
 
-    def _texture(self, colour: np.ndarray, u: np.ndarray, v: np.ndarray, patterned: bool):
-        """`colour` with a shading and, where asked for, stripes, checks or dots of another shade.
+    def _texture(self, color: np.ndarray, u: np.ndarray, v: np.ndarray, patterned: bool):
+        """Return `color` (H, W, 3) with shading and, if patterned, stripes, checks or dots.
 
-        All is fixed to the coordinates u, v; the result is (H, W, 3).
+        Both follow the coordinates u, v.
         """
         rng = self.rng
         slope = rng.uniform(-22.0, 22.0, 2)
-        texture = colour + np.clip(slope[0] * u + slope[1] * v, -40, 40)[..., None]
+        texture = color + np.clip(slope[0] * u + slope[1] * v, -40, 40)[..., None]
         if not patterned:
             return texture
         kind, pitch = rng.integers(3), rng.uniform(6.0, 11.0)
@@ -143,16 +137,15 @@ class _Canvas:
     def paint(
         self, form: Form, radius: float, tilt: float = np.pi, margin: float = 0.0, label: int = 0
     ) -> None:
-        """Lay `form` over what is there, at a random place and an angle of at most `tilt`.
+        """Paint `form` at a random place, rotated by at most `tilt`; objects (labels) are patterned.
 
-        The centre is at least `margin` times the canvas from its border. What has a label is
-        patterned.
+        The center is at least `margin` times the size of the canvas away from its border.
         """
         size = len(self.label)
-        centre = self.rng.uniform(margin * size, (1 - margin) * size, 2)  # x, y
+        center = self.rng.uniform(margin * size, (1 - margin) * size, 2)  # x, y
         angle, aspect = self.rng.uniform(-tilt, tilt), self.rng.uniform(0.9, 1.1)
-        window = self._window(centre, 1.9 * radius)  # no form reaches further
-        dx, dy = self.x[window] - centre[0], self.y[window] - centre[1]
+        window = self._window(center, 1.9 * radius)  # no form reaches further
+        dx, dy = self.x[window] - center[0], self.y[window] - center[1]
         u = (np.cos(angle) * dx + np.sin(angle) * dy) / (radius * aspect)
         v = (np.cos(angle) * dy - np.sin(angle) * dx) * aspect / radius
         distance = form(u, v)
@@ -161,21 +154,21 @@ class _Canvas:
         coverage = np.clip(0.5 - distance * radius, 0, 1)  # edges one pixel wide
         box = _bounding_box(coverage > 0)
         image, coverage, inside = self.image[window][box], coverage[box], distance[box] < 0
-        colour = _colour(self.rng, unlike=image[inside].mean(0))
-        painted = self._texture(colour, u[box], v[box], patterned=label > 0)
+        color = _color(self.rng, unlike=image[inside].mean(0))
+        painted = self._texture(color, u[box], v[box], patterned=label > 0)
         image += coverage[..., None] * (painted - image)
         self.label[window][box][inside] = label
 
     def defocus(self, sigma: float) -> None:
-        """Gaussian blur with a standard deviation of `sigma` pixels."""
+        """Blur with a Gaussian; its standard deviation is `sigma` pixels."""
         offset = np.subtract.outer(self.x[0], self.x[0])
         kernel = np.exp(-0.5 * (offset / sigma) ** 2)
-        kernel /= kernel.sum(1, keepdims=True)  # the border is not darkened
+        kernel /= kernel.sum(1, keepdims=True)  # keeps the border as bright as the rest
         self.image[:] = np.einsum("ij,jkc->ikc", kernel, self.image)
         self.image[:] = np.einsum("ij,kjc->kic", kernel, self.image)
 
-    def _window(self, centre, reach: float) -> tuple[slice, slice]:
-        (left, top), (right, bottom) = np.maximum(centre - reach, 0), centre + reach + 1
+    def _window(self, center, reach: float) -> tuple[slice, slice]:
+        (left, top), (right, bottom) = np.maximum(center - reach, 0), center + reach + 1
         return slice(int(top), int(bottom) + 1), slice(int(left), int(right) + 1)
 
 
@@ -184,22 +177,22 @@ def _bounding_box(mask: np.ndarray) -> tuple[slice, slice]:
     return slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
 
 
-def _colour(rng: Generator, unlike: np.ndarray | None = None) -> np.ndarray:
-    """A colour (3,) in [30, 235], at a distance of 90 or more from `unlike` so that it is seen."""
+def _color(rng: Generator, unlike: np.ndarray | None = None) -> np.ndarray:
+    """Return a color (3,) in [30, 235] with a distance of at least 90 from `unlike`."""
     while True:
-        colour = rng.uniform(30.0, 235.0, 3)
-        if unlike is None or np.linalg.norm(colour - unlike) >= 90.0:
-            return colour
+        color = rng.uniform(30.0, 235.0, 3)
+        if unlike is None or np.linalg.norm(color - unlike) >= 90.0:
+            return color
 
 
 def render(seed: int, index: int, size: int = 128) -> tuple[np.ndarray, np.ndarray]:
-    """Scene `index` of `seed`: image (size, size, 3) uint8 RGB and label (size, size) uint8."""
+    """Return scene `index` of `seed`: image (size, size, 3) uint8 RGB, label (size, size) uint8."""
     image, objects = render_objects(seed, index, size)
     return image, objects % OBJECT
 
 
 def render_objects(seed: int, index: int, size: int = 128) -> tuple[np.ndarray, np.ndarray]:
-    """As `render`, with the objects told apart: label + OBJECT * number, 0 for the background."""
+    """Return `render` with object numbers: label + OBJECT * number, 0 for the background."""
     rng = np.random.default_rng([VERSION, seed, index])
     canvas = _Canvas(size, rng)
     scale = size / 128
@@ -234,15 +227,15 @@ FIRST_INDEX = {"train": 0, "val": 1_000_000}  # disjoint, and independent of the
 
 
 def generate(root: str | Path, recipe: Recipe) -> None:
-    """Write the folder `root` in the layout of PASCAL VOC, unless it is there already.
+    """Write the folder `root` in the layout of PASCAL VOC, unless it exists.
 
-    `JPEGImages/*.jpg`, `SegmentationClass/*.png` (indexed colour) and
-    `ImageSets/Segmentation/{train,val}.txt`. All is written beside `root` and renamed at the end,
-    so that a killed run leaves nothing that looks like the dataset. Of several processes one
-    writes, and the others wait for it.
+    It contains `JPEGImages/*.jpg`, `SegmentationClass/*.png` (with a palette) and
+    `ImageSets/Segmentation/{train,val}.txt`. The folder is written under another name and renamed
+    at the end, so a killed run leaves no partial dataset. If several processes start, one writes
+    and the others wait.
 
     Raises:
-        FileExistsError: if `root` exists and holds something else or another recipe's scenes.
+        FileExistsError: if `root` exists with other content or another recipe.
     """
     root = Path(root)
     if not root.exists():
@@ -268,7 +261,7 @@ def _write(folder: Path, recipe: Recipe) -> None:
     ]
     print(f"Generating {len(scenes)} scenes of ShapesDataset (seed {recipe.seed})", flush=True)
     palette = np.array(METAINFO["palette"], np.uint8).tobytes()
-    on_terminal = sys.stdout.isatty()  # a log file gets no bar
+    on_terminal = sys.stdout.isatty()  # no progress bar in log files
     for name, index in mmengine.track_iter_progress(scenes) if on_terminal else scenes:
         image, label = render(recipe.seed, index, recipe.size)
         Image.fromarray(image).save(images / f"{name}.jpg", quality=95, subsampling=0)
@@ -290,21 +283,21 @@ def _check_marker(root: Path, recipe: Recipe) -> None:
     found = json.loads(path.read_text()) if path.is_file() else "no ShapesDataset"
     if found != _marker(recipe):
         raise FileExistsError(
-            f"data_root {str(root)!r} holds {found}, not {_marker(recipe)}: "
-            "delete that folder or name another data_root"
+            f"data_root={str(root)!r}: contains {found} instead of {_marker(recipe)}; "
+            "delete the folder or name another data_root"
         )
 
 
 @DATASETS.register_module()
 class ShapesDataset(CheckedDataset):
-    """The generated scenes as a dataset of 5 classes and background, made at first use.
+    """The generated scenes as a dataset of 5 classes and background, written at first use.
 
     Args:
-        data_root: Folder of the dataset; it is generated where it does not exist.
-        recipe: Fields of `Recipe` that differ from its defaults. Both splits of an experiment
-            must name the same.
+        data_root: Folder of the dataset; it is generated if it does not exist.
+        recipe: Fields of `Recipe` that differ from its defaults. Both splits of an experiment need
+            the same.
         ann_file: `ImageSets/Segmentation/train.txt` or `.../val.txt`.
-        kwargs: As for mmseg's `BaseSegDataset`.
+        kwargs: Arguments of mmseg's `BaseSegDataset`.
     """
 
     METAINFO = METAINFO

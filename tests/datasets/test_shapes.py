@@ -1,4 +1,4 @@
-"""ShapesDataset: determinism, disjoint splits, the folder on disk, and what its pixels show."""
+"""ShapesDataset: determinism, disjoint splits, the folder on disk, and its pixels."""
 
 import hashlib
 from concurrent.futures import ProcessPoolExecutor
@@ -34,13 +34,13 @@ def test_scene_is_a_function_of_seed_and_index():
     assert np.array_equal(image, again) and np.array_equal(label, label_again)
     for other in (render(0, 6), render(1, 5)):
         assert (other[0] != image).mean() > 0.5
-    # The label of one scene, by its areas: other pixels are another VERSION.
+    # The areas in one scene: if they change, VERSION must change.
     areas = np.bincount(render(0, 1)[1].ravel(), minlength=6)
     assert areas.tolist() == [12176, 0, 3271, 0, 0, 937]
 
 
 def test_other_recipe_bad_recipe_and_foreign_folder_are_refused(root, tmp_path):
-    with pytest.raises(FileExistsError, match=r"data_root.*'seed': 3.*name another"):
+    with pytest.raises(FileExistsError, match=r"data_root.*'seed': 3.*'seed': 4"):
         generate(root, Recipe(seed=4, train=6, val=4, size=64))
     (tmp_path / "mine.txt").write_text("keep me")
     with pytest.raises(ValueError, match="size must be"):
@@ -51,7 +51,7 @@ def test_other_recipe_bad_recipe_and_foreign_folder_are_refused(root, tmp_path):
 
 
 def test_interrupted_generation_leaves_no_dataset(root, tmp_path, monkeypatch):
-    """Another run writes the same bytes, and a third one nothing."""
+    """A second run writes the same bytes, and a third run nothing."""
     calls = []
 
     def render_or_die(*args):
@@ -73,7 +73,7 @@ def test_interrupted_generation_leaves_no_dataset(root, tmp_path, monkeypatch):
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
 
 
-def test_of_two_processes_one_writes(tmp_path):
+def test_only_one_of_two_processes_writes(tmp_path):
     with ProcessPoolExecutor(2) as pool:
         list(pool.map(generate, [tmp_path / "shapes"] * 2, [RECIPE] * 2))
     assert [path.name for path in tmp_path.glob("[!.]*")] == ["shapes"]
@@ -106,8 +106,8 @@ def test_registered_dataset_generates_at_first_use(tmp_path):
     assert np.array_equal(val[0]["gt_seg_map"], label)
 
 
-def test_every_class_occurs_and_colour_does_not_depend_on_it():
-    """Mean colour of the pixels of each class over many scenes: within what chance allows."""
+def test_every_class_occurs_and_color_does_not_depend_on_it():
+    """The mean color of each class over many scenes differs only by chance."""
     scenes = [render(0, i, 64) for i in range(150)]
     sums, areas = np.zeros((6, 3)), np.zeros(6)
     for image, label in scenes:
@@ -117,5 +117,5 @@ def test_every_class_occurs_and_colour_does_not_depend_on_it():
     assert (areas[1:] / areas.sum() > 0.01).all()
     assert 0.5 < areas[0] / areas.sum() < 0.85
     means = sums / areas[:, None]
-    # A class has ~100 objects, each of one colour with standard deviation 60: 3 sigma is 18.
+    # A class has ~100 objects, each of one color with standard deviation 60: 3 sigma is 18.
     assert np.abs(means[1:] - means[1:].mean(0)).max() < 25

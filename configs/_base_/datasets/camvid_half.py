@@ -1,5 +1,5 @@
-# CamVid with images of half the size, 240x180, for training on a CPU. Testing enlarges the
-# predictions and scores them at 480x360.
+# CamVid with images of half the size, 240x180, for training on a CPU. Predictions are enlarged and
+# scored at 480x360.
 _base_ = "./camvid.py"
 crop_size = (160, 160)
 

@@ -1,5 +1,5 @@
 # The embedded dataset (mmseg_ext/datasets/shapes.py): 5 classes and background, 128x128 scenes.
-# The first use generates it from its seed: 640 scenes for training, 128 for validation.
+# It is generated from its seed at first use: 640 scenes for training, 128 for validation.
 dataset_type = "ShapesDataset"
 data_root = "data/shapes"
 recipe = dict(seed=0, train=640, val=128, size=128)

@@ -3,7 +3,7 @@
 dataset_type = "CheckedPascalVOCDataset"
 data_root = "data/VOCdevkit/VOC2012"
 crop_size = (513, 513)
-mean_bgr = (103.53, 116.28, 123.675)  # the mean colour: zero after normalisation
+mean_bgr = (103.53, 116.28, 123.675)  # the mean color: zero after normalization
 train_pipeline = [
     dict(type="CheckedLoadImage"),
     dict(type="CheckedLoadAnnotations"),
@@ -25,7 +25,7 @@ meta_keys = (
     "flip_direction",
     "reduce_zero_label",
 )
-# Whole images at their own size, padded to 1 modulo 8.
+# Complete images at their own size, padded to 1 modulo 8.
 test_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(type="PadToRemainder", pad_val=mean_bgr, divisor=8, remainder=1),
@@ -52,8 +52,8 @@ tta_pipeline = [
         ],
     ),
 ]
-# trainaug is VOC's train and the images that SBD adds to it. mmsegmentation's converter voc_aug.py
-# writes a list and a folder for each.
+# trainaug is VOC's train and the images from SBD. mmsegmentation's voc_aug.py writes a list and a
+# folder for each.
 train_dataloader = dict(
     batch_size=4,  # per GPU, on 4 GPUs
     num_workers=4,
