@@ -137,7 +137,7 @@ class _Canvas:
     def paint(
         self, form: Form, radius: float, tilt: float = np.pi, margin: float = 0.0, label: int = 0
     ) -> None:
-        """Paint `form` at a random place, rotated by at most `tilt`; objects (labels) are patterned.
+        """Paint `form` at a random place, rotated by at most `tilt`; objects are patterned.
 
         The center is at least `margin` times the size of the canvas away from its border.
         """

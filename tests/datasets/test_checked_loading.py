@@ -51,7 +51,7 @@ def test_stock_result_or_refusal(mask, top, reduce, chosen, tmp_path):
     save_mask(path, mask.astype(np.uint8))
     label_map = None if chosen is None else {old: chosen.get(old, 255) for old in range(10)}
     stock = LoadAnnotations().transform(sample(path, reduce, label_map))["gt_seg_map"]
-    # A value that the label map does not name passes through stock loading as it is.
+    # mmsegmentation does not change values that the label map lacks.
     reduced = LoadAnnotations().transform(sample(path, reduce))["gt_seg_map"]
     legal = ((reduced < 10) | (reduced == 255)).all()
     loader = CheckedLoadAnnotations()

@@ -61,7 +61,7 @@ def write_one_class(tree):
 
 
 CASES: list[tuple[str, str, Callable[[Tree], object], str]] = [
-    # layout, kind, damage, what the line says
+    # layout, kind, damage, part of the message
     ("cityscapes", "unreadable", lambda t: t.mask().write_bytes(b""), "labelTrainIds.png: is empt"),
     (
         "ade20k",

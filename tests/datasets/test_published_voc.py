@@ -77,7 +77,7 @@ def test_sizes_after_scaling():
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("ratio", [0.5, 0.7, 1.3, 1.7])
 def test_training_sample(config, files, ratio, flip):
-    """The values equal those of the published steps, for sizes below and above the crop."""
+    """The values equal the published steps, for sizes below and above the crop."""
     pipeline = [t.copy() for t in config.train_pipeline]
     for transform in pipeline:
         if transform["type"] == "RandomRatioScale":

@@ -22,7 +22,7 @@ BASES = {
 
 @dataclass
 class Tree:
-    """One dataset: `pairs[split]` holds (image, label map)."""
+    """A dataset; `pairs[split]` is a list of (image, label map)."""
 
     layout: str
     root: Path
@@ -35,13 +35,13 @@ class Tree:
         return self.pairs[split][index][1]
 
     def config(self) -> Config:
-        """The dataset base of this layout, reading this tree."""
+        """Return the dataset base of this layout, reading this tree."""
         cfg = Config.fromfile(CONFIGS / "_base_" / "datasets" / f"{BASES[self.layout]}.py")
         set_data_root(cfg, self.root)
         return cfg
 
     def write_config(self, text: str = "") -> Path:
-        """That config as a file, with lines of its own appended."""
+        """Write the config to a file, with `text` appended, and return its path."""
         path = self.root.parent / f"{self.layout}.py"
         settings = self.config().to_dict().items()
         path.write_text("".join(f"{key} = {value!r}\n" for key, value in settings) + text)
@@ -55,7 +55,7 @@ def set_data_root(cfg: Config, root: Path) -> None:
 
 
 def datasets(cfg: Config) -> Iterator[dict]:
-    """The dataset configs that name files, out of every dataloader."""
+    """Yield the dataset configs that name files, from every dataloader."""
     pending = [cfg[f"{split}_dataloader"]["dataset"] for split in ("train", "val", "test")]
     while pending:
         dataset = pending.pop()
@@ -65,7 +65,7 @@ def datasets(cfg: Config) -> Iterator[dict]:
 
 
 def make_tree(layout: str, root: Path) -> Tree:
-    """A valid dataset of a few pairs below `root`/data."""
+    """Write a valid dataset of a few pairs to `root`/data."""
     rng = np.random.RandomState(0)
     root = root / "data"
     return _voc(root, rng) if layout == "voc" else _in_folders(layout, root, rng)
@@ -78,7 +78,7 @@ def save_image(path: Path, rng: np.random.RandomState, size=SIZE) -> None:
 
 
 def save_mask(path: Path, label: np.ndarray, indexed: bool = False) -> None:
-    """Write `label` (H, W); as an indexed image with VOC's colours, if asked for."""
+    """Write `label` (H, W); as a palette image with VOC's colors if `indexed`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     image = Image.fromarray(label)
     if indexed:
@@ -111,7 +111,7 @@ def _voc(root: Path, rng) -> Tree:
     return Tree("voc", root, pairs)
 
 
-# Of the layouts by folders: image, label map, the splits' folders, and the values of label maps.
+# Layouts by folders: image, label map, the splits' folders, and the values of label maps.
 _FOLDERS = {
     "ade20k": (
         "images/{folder}/ADE_{split}_{i:08d}.jpg",
