@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from mmengine.dist import get_rank
-from mmengine.hooks import Hook
+from mmengine.hooks import EMAHook, Hook
 from mmengine.registry import HOOKS
 
 
@@ -25,23 +25,27 @@ class RecordLoss(Hook):
 
 @HOOKS.register_module()
 class RecordStatistics(Hook):
-    """Append 'train sum' or 'val sum' of this process's running means to `<path>.<rank>`."""
+    """Append 'train sum' or 'val sum' of this process's running means to `<path>.<rank>`.
+
+    The means are those of EMAHook's average in training, and of the model in validation.
+    """
 
     priority = "LOWEST"
 
     def __init__(self, path: str):
         self.path = path
 
-    def _record(self, runner, kind):
-        means = [b for n, b in runner.model.named_buffers() if n.endswith("running_mean")]
+    def _record(self, model, kind):
+        means = [b for n, b in model.named_buffers() if n.endswith("running_mean")]
         with Path(f"{self.path}.{get_rank()}").open("a") as file:
             file.write(f"{kind} {sum(m.double().sum().item() for m in means):.17g}\n")
 
     def before_train_iter(self, runner, batch_idx, data_batch=None):
-        self._record(runner, "train")
+        (average,) = (h.ema_model for h in runner.hooks if isinstance(h, EMAHook))
+        self._record(average, "train")
 
     def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        self._record(runner, "val")
+        self._record(runner.model, "val")
 
 
 @HOOKS.register_module()
