@@ -28,18 +28,19 @@ class CamVidDataset(CheckedDataset):
     `dict(img_path='images/train', seg_map_path='annotations/train')`.
     """
 
-    METAINFO = dict(
-        classes=tuple(
-            "sky building pole road pavement tree sign fence car pedestrian bicyclist".split()
+    # fmt: off
+    METAINFO = {
+        "classes": (
+            "sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car",
+            "pedestrian", "bicyclist",
         ),
-        # fmt: off
-        palette=[
+        "palette": [
             [128, 128, 128], [128, 0, 0], [192, 192, 128], [128, 64, 128], [60, 40, 222],
             [128, 128, 0], [192, 128, 128], [64, 64, 128], [64, 0, 128], [64, 64, 0],
             [0, 128, 192],
         ],
-        # fmt: on
-    )
+    }
+    # fmt: on
 
     LAYOUT = """
 images/{train,val,test}/*.png         367, 101 and 233

@@ -212,17 +212,14 @@ def render_objects(seed: int, index: int, size: int = 128) -> tuple[np.ndarray, 
 
 # --- on disk ------------------------------------------------------------------------------------
 
+# fmt: off
 METAINFO = {
     "classes": ("background", *FORMS),
     "palette": [
-        [22, 24, 32],
-        [229, 77, 66],
-        [247, 168, 62],
-        [74, 156, 240],
-        [66, 190, 121],
-        [170, 104, 222],
+        [22, 24, 32], [229, 77, 66], [247, 168, 62], [74, 156, 240], [66, 190, 121], [170, 104, 222],
     ],
 }
+# fmt: on
 FIRST_INDEX = {"train": 0, "val": 1_000_000}  # disjoint, and independent of the splits' lengths
 
 
