@@ -216,7 +216,8 @@ def render_objects(seed: int, index: int, size: int = 128) -> tuple[np.ndarray, 
 METAINFO = {
     "classes": ("background", *FORMS),
     "palette": [
-        [22, 24, 32], [229, 77, 66], [247, 168, 62], [74, 156, 240], [66, 190, 121], [170, 104, 222],
+        [22, 24, 32], [229, 77, 66], [247, 168, 62], [74, 156, 240], [66, 190, 121],
+        [170, 104, 222],
     ],
 }
 # fmt: on
