@@ -1,1 +1,1 @@
-"""Examples beyond segmentation. They stand beside the package and are not installed with it."""
+"""Examples beyond segmentation. They are not part of the installed package."""

@@ -1,8 +1,8 @@
 """Time and memory of the attention blocks at the papers' sizes: python -m projects.attention_cost
 
-Each block is trained (forward and backward) and run, external and self-attention taking turns;
-times are medians. Memory is the peak above the start: of the allocator on a GPU, of the process on
-the CPU.
+External attention and self-attention alternate, in training (forward and backward) and inference.
+Times are medians. Memory is the peak above the start, of the allocator on a GPU and of the process
+on a CPU.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What the trainings of the projects share: a run's folder, and its checkpoint to resume from."""
+"""Training runs of the projects: a folder with a checkpoint to resume from."""
 
 from pathlib import Path
 
@@ -11,20 +11,20 @@ CHECKPOINT = "checkpoint.pth"
 
 
 class Run:
-    """A training in a folder. A resumed one ends as one that was never cut.
+    """A training run in a folder. A resumed run gives the result of an uninterrupted one.
 
     Args:
-        settings: what makes the run; a resumed one must have the same.
+        settings: settings of the run; they must be the same when it resumes.
         parts: networks, optimizers and schedulers by name.
-        resume: whether to go on from the folder's checkpoint.
+        resume: continue from the checkpoint in the folder.
 
     Attributes:
-        position: steps or epochs that are done.
-        log: what was measured.
+        position: number of completed steps or epochs.
+        log: measurements.
 
     Raises:
-        ValueError: if the folder holds a checkpoint and `resume` is not set, if it holds none and
-            `resume` is set, or if the checkpoint has other settings.
+        ValueError: if there is a checkpoint without `resume`, none with `resume`, or if the
+            checkpoint has other settings.
     """
 
     def __init__(self, folder: Path, settings: dict, parts: dict, resume: bool):
@@ -34,7 +34,7 @@ class Run:
         if resume:
             self._resume()
         elif (folder / CHECKPOINT).exists():
-            raise ValueError(f"{folder} holds a training: use --resume or another --work-dir")
+            raise ValueError(f"{folder}: has a checkpoint; use --resume or another --work-dir")
         folder.mkdir(parents=True, exist_ok=True)
 
     def _resume(self) -> None:
@@ -43,7 +43,7 @@ class Run:
         differing = [name for name in self.settings if saved.get(name) != self.settings[name]]
         if differing:
             said = ", ".join(f"{n} {saved.get(n)!r}, not {self.settings[n]!r}" for n in differing)
-            raise ValueError(f"{self.folder / CHECKPOINT} is of another run: {said}")
+            raise ValueError(f"{self.folder / CHECKPOINT}: belongs to another run with {said}")
         for name, part in self.parts.items():
             part.load_state_dict(content["parts"][name])
         torch.set_rng_state(content["random"]["cpu"])
@@ -52,7 +52,7 @@ class Run:
         self.position, self.log = content["position"], content["log"]
 
     def measured(self, found: dict[str, float]) -> None:
-        """Log and print numbers."""
+        """Log and print measurements."""
         self.log.append({"position": self.position, **found})
         print(f"{self.position}:", ", ".join(f"{name} {n:.3f}" for name, n in found.items()))
 
@@ -72,19 +72,19 @@ class Run:
 
 
 def load(folder: Path) -> dict:
-    """The content of a run's checkpoint.
+    """Return the checkpoint of a run.
 
     Raises:
         ValueError: if there is none.
-        CheckpointError: for a damaged one.
+        CheckpointError: if it is damaged.
     """
     path = Path(folder, CHECKPOINT)
     if not path.is_file():
-        raise ValueError(f"{folder} holds no {CHECKPOINT}: name the folder of a training")
+        raise ValueError(f"{folder}: has no {CHECKPOINT}; use the folder of a training run")
     return read_checkpoint(path)
 
 
 def epoch_order(count: int, epoch: int, seed: int) -> Tensor:
-    """The order of the samples in an epoch; it depends on nothing else, so resuming is exact."""
+    """Return the order of the samples, which depends only on the epoch and the seed."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     return torch.randperm(count, generator=generator)

@@ -1,1 +1,1 @@
-"""SAGAN with external attention in place of self-attention."""
+"""SAGAN with external attention instead of self-attention."""

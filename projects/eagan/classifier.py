@@ -1,7 +1,7 @@
-"""A small classifier that is trained on the spot and judges generated pictures.
+"""A small classifier that evaluates generated images; its training takes seconds.
 
-It says whether the class that was asked for can be recognised in a picture, and its features carry
-a Frechet distance. That distance is no FID: other features, other numbers.
+It measures how often the requested class is recognized, and a Frechet distance of its features.
+That distance is not FID: the features differ, so the values cannot be compared.
 """
 
 import torch
@@ -12,9 +12,9 @@ from projects.eagan.data import Pictures, to_float
 
 
 class Classifier(nn.Module):
-    """Four convolutions, the mean over the picture, one linear map.
+    """Four convolutions, the mean over positions, and a linear layer.
 
-    It has what `torchmetrics.image.fid.FrechetInceptionDistance(feature=...)` asks of a module.
+    `torchmetrics.image.fid.FrechetInceptionDistance(feature=...)` accepts it.
     """
 
     num_features = 64
@@ -33,16 +33,16 @@ class Classifier(nn.Module):
         self.classes = nn.Linear(width, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """uint8 pictures (B, 3, H, W) to features (B, 64)."""
+        """Map uint8 images (B, 3, H, W) to features (B, 64)."""
         return self.layers(to_float(images)).mean((2, 3))
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
-        """`forward` of any number of pictures, in batches."""
+        """Return the features of any number of images, computed in batches."""
         return torch.cat([self(batch) for batch in images.split(500)])
 
     def judge(self, images: Tensor, labels: Tensor, real: Tensor) -> dict[str, float]:
-        """`distance` to the real pictures, and `recognised`, the share whose class is `labels`."""
+        """Return `distance` to the real images, and `recognised`, the share with class `labels`."""
         features = self.features(images)
         recognised = (self.classes(features).argmax(1) == labels).float().mean()
         distance = frechet_distance(features, self.features(real))
@@ -50,7 +50,7 @@ class Classifier(nn.Module):
 
 
 def train_classifier(train: Pictures, num_classes: int, seed: int = 0) -> Classifier:
-    """A classifier after 200 batches of 64 pictures; the caller's random state stays as it is."""
+    """Train a classifier for 200 batches of 64 images; the global random state does not change."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         classifier = Classifier(num_classes)
@@ -68,9 +68,10 @@ def train_classifier(train: Pictures, num_classes: int, seed: int = 0) -> Classi
 
 
 def frechet_distance(a: Tensor, b: Tensor) -> float:
-    """|mean_a - mean_b|^2 + tr(cov_a + cov_b - 2 (cov_a cov_b)^(1/2)) of features (N, D), (M, D).
+    """Compute |mean_a - mean_b|^2 + tr(cov_a + cov_b - 2 (cov_a cov_b)^(1/2)) (arXiv:1706.08500).
 
-    arXiv:1706.08500. The trace of the root comes from the eigenvalues of a symmetric matrix.
+    Features are (N, D) and (M, D). The trace of the root is computed from the eigenvalues of a
+    symmetric matrix.
     """
     a, b = a.double(), b.double()
     cov_a, cov_b = a.T.cov(), b.T.cov()

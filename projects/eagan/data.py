@@ -1,6 +1,6 @@
-"""Labelled pictures: CIFAR-10 and Tiny-ImageNet from their official archives, or made by code.
+"""Labeled images: CIFAR-10 and Tiny-ImageNet from their official archives, or drawn by code.
 
-Nothing is downloaded. Of CIFAR-10's three archives the binary one is read: the Python one holds
+Nothing is downloaded. CIFAR-10 is read from its binary archive, because the Python archive contains
 pickles, which run code when they are loaded.
 """
 
@@ -28,7 +28,7 @@ class Pictures(NamedTuple):
 
 
 def read_cifar10(path: str | Path) -> tuple[Pictures, Pictures]:
-    """The training and the test pictures in `cifar-10-binary.tar.gz`."""
+    """Read the training and test images from `cifar-10-binary.tar.gz`."""
     with tarfile.open(path) as archive:
         files = {
             Path(member.name).name: archive.extractfile(member).read()
@@ -45,7 +45,7 @@ def read_cifar10(path: str | Path) -> tuple[Pictures, Pictures]:
 
 
 def read_tiny_imagenet(path: str | Path) -> tuple[Pictures, Pictures]:
-    """The training and the validation pictures in `tiny-imagenet-200.zip`; takes some minutes.
+    """Read the training and validation images from `tiny-imagenet-200.zip` (several minutes).
 
     Classes are numbered in the order of `wnids.txt`.
     """
@@ -101,9 +101,9 @@ SHAPES = {
 
 
 def make_shapes(count: int, seed: int, size: int = 16) -> Pictures:
-    """`count` pictures of size x size: a bright shape anywhere near the middle of a dark ground.
+    """Draw `count` images of size x size: a bright shape near the center, on a dark background.
 
-    The classes are those of `SHAPES`; position, radius and both colours are random.
+    The classes are `SHAPES`. Position, radius and both colors are random.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -129,10 +129,10 @@ def make_shapes(count: int, seed: int, size: int = 16) -> Pictures:
 
 
 def to_float(images: Tensor) -> Tensor:
-    """uint8 pictures to [-1, 1], the range of the generator."""
+    """Map uint8 images to [-1, 1], the range of the generator."""
     return images.float() / 127.5 - 1
 
 
 def to_uint8(images: Tensor) -> Tensor:
-    """The generator's pictures as they would be stored."""
+    """Map images in [-1, 1] to uint8."""
     return ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)

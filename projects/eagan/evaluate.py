@@ -1,7 +1,7 @@
-"""Write a trained generator's pictures as PNG files: python -m projects.eagan.evaluate RUN
+"""Write the samples of a trained generator as PNG files: python -m projects.eagan.evaluate RUN
 
-RUN/generated gets the samples and RUN/real the test pictures, for programs that compute FID and the
-inception score. Samples of `shapes` are also judged by a small classifier.
+It writes samples to RUN/generated and test images to RUN/real, for programs that compute FID and
+the inception score. For `shapes`, a small classifier also evaluates the samples.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from projects.eagan.recipes import RECIPES, read
 
 @torch.no_grad()
 def generate(generator: Generator, labels: Tensor, seed: int = 0, batch: int = 250) -> Tensor:
-    """uint8 pictures (N, 3, H, W) of the labels (N,), in eval mode, from the seed's latents."""
+    """Generate uint8 images (N, 3, H, W) for labels (N,) in eval mode."""
     device = next(generator.parameters()).device
     was_training = generator.training
     generator.eval()
@@ -36,7 +36,7 @@ def generate(generator: Generator, labels: Tensor, seed: int = 0, batch: int = 2
 
 
 def load_generator(folder: Path) -> tuple[Generator, dict]:
-    """A run's generator on the CPU in eval mode, and the run's settings."""
+    """Return the generator of a run, on the CPU in eval mode, and the settings of the run."""
     content = runs.load(folder)
     settings = content["settings"]
     generator = Generator(RECIPES[settings["data"]].architecture, settings["attention"])
@@ -45,7 +45,7 @@ def load_generator(folder: Path) -> tuple[Generator, dict]:
 
 
 def write_pictures(images: Tensor, folder: Path) -> None:
-    """`00000.png` and so on from uint8 pictures (N, 3, H, W)."""
+    """Write uint8 images (N, 3, H, W) as `00000.png`, `00001.png`, ..."""
     folder.mkdir(exist_ok=True)
     for i, image in enumerate(images.permute(0, 2, 3, 1).numpy()):
         Image.fromarray(image).save(folder / f"{i:05}.png")
@@ -53,9 +53,11 @@ def write_pictures(images: Tensor, folder: Path) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m projects.eagan.evaluate", description=__doc__)
-    parser.add_argument("run", type=Path, metavar="RUN", help="a training's folder")
-    parser.add_argument("--archive", metavar="FILE", help="the dataset's official archive")
-    parser.add_argument("--samples", type=int, help="default: 10,000, or 2,000 of shapes")
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a training run")
+    parser.add_argument("--archive", metavar="FILE", help="official archive of the dataset")
+    parser.add_argument(
+        "--samples", type=int, help="number of samples (default: 10,000; 2,000 for shapes)"
+    )
     args = parser.parse_args(argv)
     try:
         generator, settings = load_generator(args.run)

@@ -1,20 +1,19 @@
-"""SAGAN with external attention (EAGAN), and SAGAN as it was, for comparison.
+"""EAGAN (SAGAN with external attention), and SAGAN for comparison.
 
-Papers: Guo, Liu, Mu, Hu, "Beyond Self-attention: External Attention using Two Linear Layers for
-Visual Tasks", arXiv:2105.02358, table 5, which replaces the self-attention of Zhang, Goodfellow,
-Metaxas, Odena, "Self-Attention Generative Adversarial Networks", arXiv:1805.08318.
+Papers: Beyond Self-attention: External Attention using Two Linear Layers for Visual Tasks,
+arXiv:2105.02358, table 5; Self-Attention Generative Adversarial Networks (SAGAN), arXiv:1805.08318.
 Published code: POSTECH-CVLab/PyTorch-StudioGAN, `src/models/resnet.py`, `src/utils/ops.py` and
-`src/configs/{CIFAR10,Tiny_ImageNet}/SAGAN.yaml`, on which the paper says it builds. Of EAGAN itself
-there is no published code.
+`src/configs/{CIFAR10,Tiny_ImageNet}/SAGAN.yaml`, which the paper builds on. There is no published
+code of EAGAN.
 
-With `attention="self"` both networks compute what the published code computes (a test holds them to
-it), including one thing that its text does not show: the ReLU of a discriminator block works in
-place, so that the block's shortcut carries the rectified input.
+Deviations: none with `attention="self"`; tests compare both networks with the published code. In
+both, the ReLU of a discriminator block works in place, so the shortcut gets the rectified input.
 
-Ours to decide, because the paper does not say: external attention maps C channels to C/2, the width
-of SAGAN's values, attends to 64 slots, and maps back to C. At C = 256, the generator's width on
-CIFAR-10, this has exactly as many parameters as the self-attention that it replaces. As there, the
-maps have spectral norm and no bias, and the block adds sigma times its result, sigma from zero.
+Our choices for external attention, which the paper does not define: it maps C channels to C/2, the
+width of SAGAN's values, attends to 64 slots, and maps back to C. At C = 256, the width of the
+generator on CIFAR-10, it has exactly as many parameters as SAGAN's self-attention. As in SAGAN, the
+linear maps have spectral norm and no bias, and the block adds its result times sigma, which starts
+at zero.
 """
 
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ LATENT = 128  # the dimension of z
 
 @dataclass(frozen=True)
 class Architecture:
-    """What the published configurations of one dataset fix. Blocks are counted from one."""
+    """The published configuration for a dataset. Blocks are counted from one."""
 
     image_size: int  # of a side; each generator block doubles the side
     num_classes: int
@@ -45,7 +44,7 @@ class Architecture:
 
     @property
     def first_size(self) -> int:
-        """The side of the generator's first map."""
+        """The side length of the first feature map of the generator."""
         return self.image_size >> (len(self.generator) - 1)
 
 
@@ -61,7 +60,7 @@ TINY_IMAGENET = Architecture(
 
 
 def _spectral(module: nn.Module) -> nn.Module:
-    """Orthogonal weight, no bias at the start, and spectral norm."""
+    """Initialize with an orthogonal weight and zero bias, and add spectral norm."""
     nn.init.orthogonal_(module.weight)
     if getattr(module, "bias", None) is not None:
         nn.init.zeros_(module.bias)
@@ -73,7 +72,7 @@ def _conv(in_channels: int, out_channels: int, size: int, bias: bool = True) -> 
 
 
 class SelfAttentionBlock(nn.Module):
-    """x + sigma out(g(x) softmax(theta(x)^T phi(x))^T); phi and g are pooled 2x2 by maximum."""
+    """x + sigma out(g(x) softmax(theta(x)^T phi(x))^T), with 2x2 max pooling of phi and g."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -84,7 +83,7 @@ class SelfAttentionBlock(nn.Module):
         self.out = _conv(channels // 2, channels, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) to the same; H and W even."""
+        """Map (B, C, H, W) to (B, C, H, W); H and W must be even."""
         theta = self.theta(x).flatten(2)  # B, C/8, N
         phi = F.max_pool2d(self.phi(x), 2).flatten(2)  # B, C/8, N/4
         g = F.max_pool2d(self.g(x), 2).flatten(2)  # B, C/2, N/4
@@ -94,7 +93,7 @@ class SelfAttentionBlock(nn.Module):
 
 
 class ExternalAttentionBlock(nn.Module):
-    """x + sigma out(ExternalAttention(query(x))): two memories in the place of the other pixels."""
+    """x + sigma out(ExternalAttention(query(x)))."""
 
     def __init__(self, channels: int, memory_size: int = 64):
         super().__init__()
@@ -106,7 +105,7 @@ class ExternalAttentionBlock(nn.Module):
         self.out = _conv(channels // 2, channels, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) to the same."""
+        """Map (B, C, H, W) to (B, C, H, W)."""
         tokens = self.query(x).flatten(2).transpose(1, 2)  # B, N, C/2
         attended = self.memories(tokens).transpose(1, 2)  # B, C/2, N
         return x + self.sigma * self.out(attended.unflatten(2, x.shape[2:]))
@@ -116,7 +115,7 @@ ATTENTION = {"external": ExternalAttentionBlock, "self": SelfAttentionBlock}
 
 
 class ConditionalBatchNorm(nn.Module):
-    """Batch norm whose scale, around one, and shift come from the class."""
+    """Batch norm with a scale (around one) and a shift for each class."""
 
     def __init__(self, num_classes: int, channels: int):
         super().__init__()
@@ -130,7 +129,7 @@ class ConditionalBatchNorm(nn.Module):
 
 
 class GeneratorBlock(nn.Module):
-    """Two 3x3 convolutions at twice the size, and a 1x1 convolution as the shortcut."""
+    """Upsampling and two 3x3 convolutions, with a 1x1 convolution as the shortcut."""
 
     def __init__(self, in_channels: int, out_channels: int, num_classes: int):
         super().__init__()
@@ -148,7 +147,7 @@ class GeneratorBlock(nn.Module):
 
 
 class Generator(nn.Module):
-    """Latent vectors and classes to pictures."""
+    """A network from latent vectors and classes to images."""
 
     def __init__(self, architecture: Architecture, attention: Attention = "external"):
         super().__init__()
@@ -165,19 +164,19 @@ class Generator(nn.Module):
         self.last = _conv(channels[-1], 3, 3)
 
     def forward(self, latent: Tensor, label: Tensor) -> Tensor:
-        """latent (B, 128) and label (B,) to pictures (B, 3, H, W) in [-1, 1]."""
+        """Map latent (B, 128) and label (B,) to images (B, 3, H, W) in [-1, 1]."""
         x = self.first(latent).unflatten(1, self.first_shape)  # B, C, h, w
         for block in self.blocks:
             x = block(x, label) if isinstance(block, GeneratorBlock) else block(x)
         return self.last(F.relu(self.norm(x))).tanh()
 
     def sample(self, label: Tensor) -> Tensor:
-        """Pictures (B, 3, H, W) of the classes in label (B,), from random latent vectors."""
+        """Generate images (B, 3, H, W) for label (B,) from random latent vectors."""
         return self(torch.randn(len(label), LATENT, device=label.device), label)
 
 
 class FirstDiscriminatorBlock(nn.Module):
-    """Two 3x3 convolutions on the picture, then halved, and the halved picture beside them."""
+    """Two 3x3 convolutions and pooling, plus a shortcut that pools the image."""
 
     def __init__(self, out_channels: int):
         super().__init__()
@@ -191,7 +190,7 @@ class FirstDiscriminatorBlock(nn.Module):
 
 
 class DiscriminatorBlock(nn.Module):
-    """ReLU, then two 3x3 convolutions beside a shortcut; both see the rectified input."""
+    """ReLU, then two 3x3 convolutions plus a shortcut; both get the rectified input."""
 
     def __init__(self, in_channels: int, out_channels: int, halves: bool):
         super().__init__()
@@ -208,7 +207,7 @@ class DiscriminatorBlock(nn.Module):
 
 
 class Discriminator(nn.Module):
-    """Pictures and classes to scores: linear in the features, plus a projection on the class."""
+    """A network from images and classes to scores: linear, plus a projection on the class."""
 
     def __init__(self, architecture: Architecture, attention: Attention = "external"):
         super().__init__()
@@ -226,13 +225,13 @@ class Discriminator(nn.Module):
         self.classes = _spectral(nn.Embedding(architecture.num_classes, channels[-1]))
 
     def forward(self, image: Tensor, label: Tensor) -> Tensor:
-        """image (B, 3, H, W) in [-1, 1] and label (B,) to scores (B,)."""
+        """Map image (B, 3, H, W) in [-1, 1] and label (B,) to scores (B,)."""
         features = F.relu(self.blocks(image)).sum((2, 3))  # B, C
         return self.score(features)[:, 0] + (self.classes(label) * features).sum(1)
 
 
 def discriminator_loss(real: Tensor, fake: Tensor) -> Tensor:
-    """The hinge loss of the scores of real and of generated pictures."""
+    """Return the hinge loss for the scores of real and generated images."""
     return F.relu(1 - real).mean() + F.relu(1 + fake).mean()
 
 

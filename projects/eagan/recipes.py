@@ -1,7 +1,7 @@
-"""The data, networks and schedules that a training can name.
+"""Datasets with their networks and schedules.
 
-CIFAR-10 and Tiny-ImageNet are as PyTorch-StudioGAN's configurations of SAGAN have them; `shapes` is
-ours, small enough for ten minutes on two cores.
+CIFAR-10 and Tiny-ImageNet follow PyTorch-StudioGAN's configurations of SAGAN. `shapes` is ours and
+trains in ten minutes on two cores.
 """
 
 import tarfile
@@ -27,7 +27,7 @@ _DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error)
 
 @dataclass(frozen=True)
 class Recipe:
-    """One dataset's networks and schedule."""
+    """Networks and schedule for a dataset."""
 
     architecture: Architecture
     batch: int  # pictures of a step, real and generated each
@@ -48,17 +48,17 @@ RECIPES = {
 
 
 def read(data: str, archive: str | Path | None) -> tuple[Pictures, Pictures]:
-    """Training and test pictures of a recipe's data.
+    """Return the training and test images of a dataset.
 
     Raises:
-        ValueError: if an archive is needed and not named, missing, damaged or another one.
+        ValueError: if the archive is not given, missing, damaged or a different file.
     """
     name = RECIPES[data].archive
     if name is None:
         return make_shapes(8000, seed=0), make_shapes(2000, seed=1)
     if archive is None:
-        raise ValueError(f"--data {data} needs --archive FILE, the place of {name}")
+        raise ValueError(f"--data {data}: needs {name}; add --archive FILE")
     try:
         return (read_cifar10 if data == "cifar10" else read_tiny_imagenet)(archive)
     except (OSError, EOFError, KeyError, ValueError, *_DAMAGED) as error:
-        raise ValueError(f"{archive} cannot be read as {name}: {error}") from error
+        raise ValueError(f"{archive}: not a readable {name}: {error}") from error

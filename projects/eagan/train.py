@@ -24,7 +24,7 @@ _JUDGED = 2000  # pictures that are generated for each judgement during a traini
 
 
 class Batches:
-    """Batch after batch of the pictures, each epoch in a new order, half of them mirrored."""
+    """Batches of images in a new order for each epoch, with random horizontal flips."""
 
     def __init__(self, pictures: Pictures, batch: int, seed: int, device: torch.device):
         self.pictures = pictures
@@ -34,7 +34,7 @@ class Batches:
         self.epoch = -1
 
     def __call__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Batch number `index` since the start: pictures in [-1, 1] and labels."""
+        """Return batch `index`, counted from the start: images in [-1, 1] and labels."""
         epoch, within = divmod(index, len(self.pictures.images) // self.batch)
         if epoch != self.epoch:
             self.epoch = epoch
@@ -47,7 +47,7 @@ class Batches:
 
 
 class Gan:
-    """Both networks with their optimizers, and one step of either."""
+    """Both networks, their optimizers, and a training step for each."""
 
     def __init__(self, recipe: Recipe, attention: str, device: torch.device):
         self.recipe = recipe
@@ -103,16 +103,16 @@ def train(
     resume: bool = False,
     judged_after: Collection[float] = (),
 ) -> list[dict]:
-    """Train in `folder`; gives what was measured on the way.
+    """Train in `folder`, and return the measurements.
 
     Args:
-        steps: steps of the generator; the recipe's if not given.
+        steps: steps of the generator; None uses the recipe's.
         save_every: steps between checkpoints.
-        resume: whether to go on from the folder's checkpoint.
-        judged_after: parts of the steps after which a small classifier judges.
+        resume: continue from the checkpoint in the folder.
+        judged_after: fractions of the steps after which a small classifier evaluates.
 
     Raises:
-        ValueError: as `runs.Run` does.
+        ValueError: as `runs.Run`.
     """
     recipe = RECIPES[data]
     steps = recipe.steps if steps is None else steps
@@ -142,14 +142,14 @@ def train(
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m projects.eagan.train", description=__doc__)
     parser.add_argument("--data", choices=list(RECIPES), required=True)
-    parser.add_argument("--archive", metavar="FILE", help="the dataset's official archive")
+    parser.add_argument("--archive", metavar="FILE", help="official archive of the dataset")
     parser.add_argument("--attention", choices=["external", "self"], default="external")
-    parser.add_argument("--steps", type=int, help="of the generator; default: the recipe's")
+    parser.add_argument("--steps", type=int, help="steps of the generator (default: the recipe's)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--work-dir", type=Path, metavar="DIR")
     parser.add_argument("--save-every", type=int, default=200, metavar="STEPS")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     args = vars(parser.parse_args(argv))
     name = "eagan_{data}_{attention}_seed{seed}".format(**args)
     folder = args.pop("work_dir") or Path("work_dirs", name)

@@ -1,1 +1,1 @@
-"""PCT with external attention in place of offset self-attention."""
+"""PCT with external attention instead of offset self-attention."""

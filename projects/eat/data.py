@@ -1,7 +1,7 @@
-"""Labelled point clouds: ModelNet40 and ShapeNet-part from their HDF5 files, or solids by code.
+"""Labeled point clouds: ModelNet40 and ShapeNet-part from HDF5 files, or solids made by code.
 
-Nothing is downloaded. The files are those that PointNet's authors prepared and that PCT, DGCNN and
-others read: 2,048 points to a cloud, each cloud in the unit sphere.
+Nothing is downloaded. PointNet's authors prepared the files, which PCT and DGCNN use, too: 2,048
+points per cloud, each cloud in the unit sphere.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ SHAPENET_PARTS = [list(range(sum(_COUNTS[:i]), sum(_COUNTS[: i + 1]))) for i in 
 
 
 class Clouds(NamedTuple):
-    """points (n, p, 3), labels (n,), and the part of each point (n, p) where it is known."""
+    """points (n, p, 3), labels (n,), and if known the part of each point (n, p)."""
 
     points: Tensor
     labels: Tensor
@@ -41,24 +41,24 @@ def _read(folder: str | Path, stems: Sequence[str], names: Sequence[str]) -> Clo
 
 
 def read_modelnet40(folder: str | Path) -> tuple[Clouds, Clouds]:
-    """9,840 clouds to train on and 2,468 to test on, of 40 classes."""
+    """Read 9,840 training and 2,468 test clouds of 40 classes."""
     names = ("data", "label")
     train = _read(folder, [f"train{i}" for i in range(5)], names)
     return train, _read(folder, ["test0", "test1"], names)
 
 
 def read_shapenet_part(folder: str | Path) -> tuple[Clouds, Clouds]:
-    """Training and validation clouds joined, as is usual, and test clouds; 16 classes, 50 parts."""
+    """Read training (with validation, as usual) and test clouds of 16 classes and 50 parts."""
     names = ("data", "label", "pid")
     train = _read(folder, [*(f"train{i}" for i in range(6)), "val0"], names)
     return train, _read(folder, ["test0", "test1"], names)
 
 
 def augmented(points: Tensor, drop: float) -> Tensor:
-    """Clouds (B, N, 3) scaled along each axis by 2/3 to 3/2 and moved by at most 0.2, at random.
+    """Scale clouds (B, N, 3) randomly by 2/3 to 3/2 per axis, and move them by at most 0.2.
 
     Args:
-        drop: the largest share of points that a cloud loses; they fall onto its first point.
+        drop: largest share of points to drop. Dropped points are moved to the first point.
     """
     batch, count, _ = points.shape
     lost = torch.rand(batch, count) <= torch.rand(batch, 1) * drop

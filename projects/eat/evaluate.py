@@ -1,9 +1,8 @@
-"""Judge a trained network: python -m projects.eat.evaluate RUN
+"""Evaluate a trained network: python -m projects.eat.evaluate RUN
 
-Classification: the share of test clouds whose class is found. Part segmentation: the mean over test
-clouds of the mean IoU of the parts that their class has (a part that is neither there nor predicted
-counts 1), with the most likely of all parts taken, as DGCNN's code does. No voting over scaled
-copies.
+Classification: accuracy on the test clouds. Part segmentation: the mean over test clouds of the
+mean IoU over the parts of their class. A part that is neither present nor predicted counts 1. As in
+DGCNN's code, predictions may be any part of any class. There is no voting over scaled copies.
 """
 
 import argparse
@@ -18,7 +17,7 @@ from projects.eat.recipes import RECIPES, Recipe, read
 
 
 def part_iou(predicted: Tensor, parts: Tensor, labels: Tensor, of_class: list[list[int]]) -> Tensor:
-    """Mean IoU (n,) of each cloud over its class's parts; predicted and parts are (n, p)."""
+    """Return the mean IoU (n,) of each cloud over the parts of its class, for parts (n, p)."""
     result = []
     for said, true, label in zip(predicted, parts, labels.tolist(), strict=True):
         part = torch.tensor(of_class[label])[:, None]
@@ -30,7 +29,7 @@ def part_iou(predicted: Tensor, parts: Tensor, labels: Tensor, of_class: list[li
 
 @torch.no_grad()
 def predict(network: nn.Module, recipe: Recipe, clouds: Clouds, batch: int = 50) -> Tensor:
-    """Classes (n,) or parts (n, p), in eval mode, of each cloud's first points."""
+    """Predict classes (n,) or parts (n, p) in eval mode from the first points of each cloud."""
     device = next(network.parameters()).device
     was_training = network.training
     network.eval()
@@ -45,7 +44,7 @@ def predict(network: nn.Module, recipe: Recipe, clouds: Clouds, batch: int = 50)
 
 
 def judge(network: nn.Module, recipe: Recipe, clouds: Clouds) -> dict[str, float]:
-    """The measure of the module's docstring."""
+    """Return accuracy or mean IoU, as defined above."""
     said = predict(network, recipe, clouds)
     if recipe.parts is None:
         return {"accuracy": (said == clouds.labels).float().mean().item()}
@@ -55,8 +54,8 @@ def judge(network: nn.Module, recipe: Recipe, clouds: Clouds) -> dict[str, float
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m projects.eat.evaluate", description=__doc__)
-    parser.add_argument("run", type=Path, metavar="RUN", help="a training's folder")
-    parser.add_argument("--folder", metavar="DIR", help="the dataset's HDF5 files")
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a training run")
+    parser.add_argument("--folder", metavar="DIR", help="folder with the HDF5 files of the dataset")
     args = parser.parse_args(argv)
     try:
         content = runs.load(args.run)

@@ -1,20 +1,18 @@
-"""Point clouds with external attention (EAT), and PCT as it was, for comparison.
+"""EAT (PCT with external attention), and PCT for comparison.
 
-Papers: Guo, Liu, Mu, Hu, "Beyond Self-attention: External Attention using Two Linear Layers for
-Visual Tasks", arXiv:2105.02358, tables 6 and 7, which replaces all self-attention of Guo, Cai, Liu,
-Mu, Martin, Hu, "PCT: Point Cloud Transformer", arXiv:2012.09688.
-Published code: MenghaoGuo/PCT (Jittor), `networks/seg/pct_partseg.py`, and its re-implementation
-Strawberry-Eat-Mango/PCT_Pytorch, `model.py`. Of EAT itself there is no published code.
+Papers: Beyond Self-attention: External Attention using Two Linear Layers for Visual Tasks,
+arXiv:2105.02358, tables 6 and 7; PCT: Point Cloud Transformer, arXiv:2012.09688.
+Published code: MenghaoGuo/PCT (Jittor), `networks/seg/pct_partseg.py`, and its reimplementation
+Strawberry-Eat-Mango/PCT_Pytorch, `model.py`. There is no published code of EAT.
 
-With `attention="self"` the classifier computes what PCT_Pytorch's `Pct` computes and the segmenter
-what PCT's `Point_Transformer_partseg` computes (tests hold both to it). The tensors are channels
-last, (B, N, C), so that 1x1 convolutions are linear layers. The first linear map of a local
-aggregation is taken before its inputs are gathered, and the part of the segmenter's head that is
-the same for all points is computed once; the results are the same.
+Deviations: none in the results with `attention="self"`; tests compare the classifier with
+PCT_Pytorch's `Pct` and the segmenter with PCT's `Point_Transformer_partseg`. Tensors are channels
+last (B, N, C), and 1x1 convolutions are linear layers. Local aggregation applies its first linear
+layer before it gathers neighbors. The segmenter computes what is equal for all points only once.
 
-Ours to decide, because the paper does not say: the attended value of each layer comes from
-`mmseg_ext.layers.ExternalAttention`, two memories of 64 slots on the layer's own channels, and the
-offset form around it (x - attended, linear, batch norm, ReLU, plus x) stays as PCT has it.
+Our choices for external attention, which the paper does not define: each layer attends to two
+memories of 64 slots (`mmseg_ext.layers.ExternalAttention`) with its own channels. PCT's offset form
+stays: x - attended, linear, batch norm, ReLU, plus x.
 """
 
 from typing import Literal
@@ -30,12 +28,12 @@ Attention = Literal["external", "self"]
 
 
 def _batch_norm(norm: nn.BatchNorm1d, x: Tensor) -> Tensor:
-    """Batch norm of the channels of x (..., C)."""
+    """Apply batch norm to the channels of x (..., C)."""
     return norm(x.flatten(0, -2)).view_as(x)
 
 
 class Layer(nn.Module):
-    """Linear, batch norm, and ReLU with a slope on the negative side; (..., C) to (..., C')."""
+    """Linear, batch norm and leaky ReLU: (..., C) to (..., C')."""
 
     def __init__(self, wide: int, out: int, bias: bool = False, slope: float = 0.0):
         super().__init__()
@@ -48,10 +46,10 @@ class Layer(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """PCT's self-attention; queries and keys are the same map.
+    """PCT's self-attention, with one linear map for queries and keys.
 
-    The softmax runs over the keys and the L1 normalization over the queries, and the sum of the
-    values runs over the queries' index: the published code does so.
+    As in the published code, the softmax is over the keys, and the L1 normalization and the sum of
+    the values are over the queries.
     """
 
     def __init__(self, channels: int):
@@ -60,7 +58,7 @@ class SelfAttention(nn.Module):
         self.values = nn.Linear(channels, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, N, C) to the same."""
+        """Map (B, N, C) to (B, N, C)."""
         keys = self.keys(x)  # B, N, C/4
         attention = torch.bmm(keys, keys.transpose(1, 2)).softmax(2)  # B, N, N
         attention = attention / (1e-9 + attention.sum(1, keepdim=True))
@@ -83,7 +81,7 @@ class OffsetAttention(nn.Module):
 
 
 def _attend(layers: nn.ModuleList, x: Tensor) -> list[Tensor]:
-    """The output of each layer, each the input of the next."""
+    """Apply the layers one after the other, and return the output of each."""
     outputs = []
     for layer in layers:
         x = layer(x)
@@ -92,8 +90,7 @@ def _attend(layers: nn.ModuleList, x: Tensor) -> list[Tensor]:
 
 
 class LocalAggregation(nn.Module):
-    """Two layers on each sampled point's neighbours, (difference to the point, point), and their
-    maximum."""
+    """Two layers on (difference to the point, point) for all neighbors of a sampled point; maximum."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -101,7 +98,7 @@ class LocalAggregation(nn.Module):
         self.layer2 = Layer(channels, channels)
 
     def forward(self, features: Tensor, sampled: Tensor, neighbours: Tensor) -> Tensor:
-        """features (B, N, C/2), sampled (B, M), neighbours (B, M, K) to (B, M, C)."""
+        """Map features (B, N, C/2), sampled (B, M), neighbours (B, M, K) to (B, M, C)."""
         first = self.layer1
         of_difference, of_point = first.linear.weight.chunk(2, dim=1)  # C, C/2
         # W_d (f_j - f_i) + W_p f_i = W_d f_j + (W_p - W_d) f_i: N + M products, not M K of twice
@@ -113,11 +110,11 @@ class LocalAggregation(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Point clouds to classes; PCT as published has width 64, that is 256 channels of attention.
+    """A network from point clouds to classes. Published PCT: width 64, 256 attention channels.
 
     Args:
-        samples: points that the first and the second aggregation keep.
-        neighbours: points that each of them aggregates.
+        samples: number of points after the first and the second aggregation.
+        neighbours: number of points that each of them aggregates.
     """
 
     def __init__(
@@ -147,7 +144,7 @@ class Classifier(nn.Module):
         )
 
     def forward(self, points: Tensor) -> Tensor:
-        """points (B, N, 3) to logits (B, classes)."""
+        """Map points (B, N, 3) to logits (B, classes)."""
         features = self.embedding(points)  # B, N, C
         for aggregation, count in zip(self.aggregations, self.samples, strict=True):
             sampled = farthest_points(points, count)
@@ -158,12 +155,12 @@ class Classifier(nn.Module):
         return self.head(self.fuse(torch.cat([attended, features], 2)).amax(1))
 
     def attended(self, features: Tensor) -> Tensor:
-        """The joined outputs (B, M, 4C) of the attention layers, from aggregated features."""
+        """Return the concatenated outputs (B, M, 4C) of the attention layers."""
         return torch.cat(_attend(self.attentions, self.before(features)), 2)
 
 
 class PartSegmenter(nn.Module):
-    """Point clouds of a known class to the part of each point; PCT as published has width 128."""
+    """A network from point clouds with their class to parts. Published PCT: width 128."""
 
     def __init__(
         self,
@@ -186,7 +183,7 @@ class PartSegmenter(nn.Module):
         self.head3 = nn.Linear(2 * width, num_parts)
 
     def forward(self, points: Tensor, label: Tensor) -> Tensor:
-        """points (B, N, 3) and label (B,) to logits (B, N, parts)."""
+        """Map points (B, N, 3) and label (B,) to logits (B, N, parts)."""
         x = self.fuse(torch.cat(_attend(self.attentions, self.embedding(points)), 2))  # B, N, 8C
         of_class = self.of_class(F.one_hot(label, self.num_classes).to(x.dtype))  # B, C/2
         shared = torch.cat([x.amax(1), x.mean(1), of_class], 1)  # B, 16C + C/2

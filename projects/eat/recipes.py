@@ -1,11 +1,11 @@
-"""The data, networks and schedules that a training can name.
+"""Datasets with their networks and schedules.
 
-PCT published no training code. ModelNet40 is as PCT_Pytorch's training has it, which gives what PCT
-says: batches of 32, 250 epochs, SGD at 0.01 along a cosine, translation, anisotropic scaling and
-dropped points. (The cosine moves here with every batch, there with every epoch.) PCT's notes on
-part segmentation point to DGCNN's code, whose batches of 32 and 200 epochs are taken for
-ShapeNet-part; the rest is as for ModelNet40, without dropped points. `solids` is ours, small enough
-for five minutes on two cores.
+PCT published no training code. ModelNet40 follows PCT_Pytorch, which matches PCT's description:
+batches of 32, 250 epochs, SGD from 0.01 with a cosine schedule, translation, anisotropic scaling
+and dropped points. (Here the learning rate changes with every batch, there with every epoch.) PCT's
+notes on part segmentation refer to DGCNN's code, so ShapeNet-part uses its batches of 32 and 200
+epochs; the rest is as for ModelNet40, without dropped points. `solids` is ours and trains in five
+minutes on two cores.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from projects.eat.solids import PARTS, SOLIDS, make_solids
 
 @dataclass(frozen=True)
 class Recipe:
-    """One dataset's network and schedule."""
+    """Network and schedule for a dataset."""
 
     points: int  # of a cloud that a network sees
     epochs: int
@@ -70,18 +70,18 @@ RECIPES = {
 
 
 def read(data: str, folder: str | Path | None) -> tuple[Clouds, Clouds]:
-    """Training and test clouds of a recipe's data.
+    """Return the training and test clouds of a dataset.
 
     Raises:
-        ValueError: if a folder is needed and not named, or lacks what it should hold; without h5py.
+        ValueError: if the folder is not given or incomplete, or if h5py is missing.
     """
     recipe = RECIPES[data]
     if recipe.folder is None:
         train, test = (make_solids(n, recipe.points, i) for i, n in enumerate((2048, 800)))
         return Clouds(*train), Clouds(*test)
     if folder is None:
-        raise ValueError(f"--data {data} needs --folder DIR, the place of {recipe.folder}")
+        raise ValueError(f"--data {data}: needs {recipe.folder}; add --folder DIR")
     try:
         return (read_modelnet40 if data == "modelnet40" else read_shapenet_part)(folder)
     except (ImportError, OSError, KeyError) as error:
-        raise ValueError(f"{folder} cannot be read as {recipe.folder}: {error}") from error
+        raise ValueError(f"{folder}: not a readable {recipe.folder}: {error}") from error

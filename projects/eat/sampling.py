@@ -1,8 +1,7 @@
-"""Farthest points and nearest neighbours of point clouds (B, N, 3), on any device.
+"""Farthest points and nearest neighbors of point clouds (B, N, 3), on any device.
 
-Paper: Qi et al., "PointNet++", arXiv:1706.02413, section 3.2; both are as PCT uses them. The
-published code samples with compiled kernels that run on a GPU alone. Like those, the first point
-sampled is the first point of the cloud, so the result is the same every time.
+Paper: PointNet++, arXiv:1706.02413, section 3.2, as used by PCT. The published code uses compiled
+kernels for GPUs. As there, sampling starts at the first point of the cloud and is deterministic.
 """
 
 import torch
@@ -10,10 +9,9 @@ from torch import Tensor
 
 
 def farthest_points(points: Tensor, count: int) -> Tensor:
-    """Indices (B, count): the first point, then always the point farthest from those chosen.
+    """Return indices (B, count): the first point, then always the point farthest from all others.
 
-    Equally far points are taken in their order. The loop is over the points chosen; a step is
-    a few operations on all clouds at once.
+    Of equally far points, the first is chosen. Each step processes all clouds at once.
     """
     batch = torch.arange(len(points), device=points.device)
     chosen = torch.zeros(len(points), count, dtype=torch.long, device=points.device)
@@ -28,13 +26,13 @@ def farthest_points(points: Tensor, count: int) -> Tensor:
 
 
 def nearest_points(points: Tensor, queries: Tensor, count: int) -> Tensor:
-    """Indices (B, M, count) of the points (B, N, 3) nearest to queries (B, M, 3), in any order."""
+    """Return indices (B, M, count), unsorted, of the points nearest to queries (B, M, 3)."""
     # Exact differences instead of the product form, which loses close neighbours to rounding.
     distance = torch.cdist(queries, points, compute_mode="donot_use_mm_for_euclid_dist")
     return distance.topk(count, dim=2, largest=False, sorted=False).indices
 
 
 def take(values: Tensor, indices: Tensor) -> Tensor:
-    """values (B, N, C) at indices (B, ...): (B, ..., C)."""
+    """Gather values (B, N, C) at indices (B, ...) to (B, ..., C)."""
     batch = torch.arange(len(values), device=values.device)
     return values[batch.view(-1, *[1] * (indices.ndim - 1)), indices]

@@ -1,8 +1,7 @@
-"""Eight solids, sampled by code on their surfaces, with the part of each point.
+"""Point clouds on the surfaces of eight solids, with the part of each point.
 
-Every function takes the number of clouds n and of points p and gives points (n, p, 3) and, for each
-point, which of the solid's parts it lies on, (n, p). Points are uniform on the surface, proportions
-are random.
+Every function takes the number of clouds n and of points p, and returns points (n, p, 3) and their
+parts (n, p). Points are uniform on the surface; proportions are random.
 """
 
 import math
@@ -18,7 +17,7 @@ def _between(low: float, high: float, n: int) -> Tensor:
 
 
 def _faces(areas: list[Tensor], p: int) -> Tensor:
-    """A face (n, p) for each point, with a probability in proportion to the areas, each (n, 1)."""
+    """Draw a face (n, p) for each point, with probabilities proportional to areas (n, 1)."""
     return torch.multinomial(torch.cat(areas, 1), p, replacement=True)
 
 
@@ -27,7 +26,7 @@ def _direction(n: int, p: int) -> Tensor:
 
 
 def _turn(radius: Tensor, z: Tensor) -> Tensor:
-    """Points (n, p, 3) at these radii and heights, around the axis at random."""
+    """Return points (n, p, 3) at these radii and heights, at random angles."""
     angle = 2 * math.pi * torch.rand_like(radius)
     return torch.stack([radius * angle.cos(), radius * angle.sin(), z], 2)
 
@@ -41,7 +40,7 @@ def ball(n: int, p: int) -> tuple[Tensor, Tensor]:
 
 
 def cuboid(n: int, p: int) -> tuple[Tensor, Tensor]:
-    """Parts: none but the surface."""
+    """Sample a cuboid. Parts: surface."""
     sides = torch.cat([_between(0.7, 1.3, n) for _ in range(3)], 1)  # n, 3
     face = _faces([1 / sides[:, i : i + 1] for i in range(3)], p)  # the axis that it is across
     points = 2 * torch.rand(n, p, 3) - 1
@@ -50,7 +49,7 @@ def cuboid(n: int, p: int) -> tuple[Tensor, Tensor]:
 
 
 def cylinder(n: int, p: int) -> tuple[Tensor, Tensor]:
-    """Parts: side, ends."""
+    """Sample a cylinder. Parts: side, ends."""
     height = _between(1.2, 2.6, n)
     part = _faces([2 * math.pi * height, 2 * math.pi * torch.ones_like(height)], p)
     on_side = part == 0
@@ -60,7 +59,7 @@ def cylinder(n: int, p: int) -> tuple[Tensor, Tensor]:
 
 
 def cone(n: int, p: int) -> tuple[Tensor, Tensor]:
-    """Parts: side, base."""
+    """Sample a cone. Parts: side, base."""
     height = _between(1.2, 2.6, n)
     part = _faces([(1 + height.square()).sqrt(), torch.ones_like(height)], p)
     radius = torch.rand(n, p).sqrt()
@@ -69,7 +68,7 @@ def cone(n: int, p: int) -> tuple[Tensor, Tensor]:
 
 
 def torus(n: int, p: int) -> tuple[Tensor, Tensor]:
-    """Parts: outer half, inner half."""
+    """Sample a torus. Parts: outer half, inner half."""
     thick = _between(0.25, 0.45, n)
     bins = 2 * math.pi * (torch.arange(90) + 0.5) / 90
     around = (
@@ -81,7 +80,7 @@ def torus(n: int, p: int) -> tuple[Tensor, Tensor]:
 
 
 def capsule(n: int, p: int) -> tuple[Tensor, Tensor]:
-    """Parts: body, round ends."""
+    """Sample a capsule. Parts: body, round ends."""
     height = _between(1.0, 2.4, n)
     part = _faces([2 * math.pi * height, 4 * math.pi * torch.ones_like(height)], p)
     body = _turn(torch.ones(n, p), (torch.rand(n, p) - 0.5) * height)
@@ -91,7 +90,7 @@ def capsule(n: int, p: int) -> tuple[Tensor, Tensor]:
 
 
 def pyramid(n: int, p: int) -> tuple[Tensor, Tensor]:
-    """Parts: sides, square base."""
+    """Sample a pyramid. Parts: sides, square base."""
     height = _between(1.2, 2.4, n)
     part = _faces([4 * (1 + height.square()).sqrt(), 4 * torch.ones_like(height)], p)
     out = torch.rand(n, p).sqrt()  # 0 at the tip, 1 at the base
@@ -104,7 +103,7 @@ def pyramid(n: int, p: int) -> tuple[Tensor, Tensor]:
 
 
 def prism(n: int, p: int) -> tuple[Tensor, Tensor]:
-    """Parts: sides, triangular ends."""
+    """Sample a prism. Parts: sides, triangular ends."""
     height = _between(1.0, 2.4, n)
     part = _faces([3 * 3**0.5 * height, 1.5 * 3**0.5 * torch.ones_like(height)], p)
     angle = 2 * math.pi / 3 * torch.arange(4)
@@ -135,7 +134,7 @@ PARTS = [
 
 
 def normalized(points: Tensor) -> Tensor:
-    """Clouds (n, p, 3) with their mean at the origin and their farthest point at distance one."""
+    """Move clouds (n, p, 3) to mean zero, and scale the farthest point to distance one."""
     points = points - points.mean(1, keepdim=True)
     return points / points.norm(dim=2).amax(1)[:, None, None]
 
@@ -143,10 +142,10 @@ def normalized(points: Tensor) -> Tensor:
 def make_solids(
     count: int, points: int, seed: int, noise: float = 0.02, tilt: float = 0.3
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`count` clouds (count, points, 3), their solids (count,) and their parts (count, points).
+    """Sample clouds (count, points, 3) with their solids (count,) and parts (count, points).
 
-    Each is turned about the vertical by any angle, then tilted about a horizontal axis by at most
-    `tilt` radians; noise is normal, in radii of the cloud.
+    Each cloud is rotated about the vertical axis by any angle, then tilted by at most `tilt`
+    radians. The noise is normal and relative to the radius of the cloud.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -15,7 +15,7 @@ from projects.eat.recipes import RECIPES, Recipe, read
 
 
 def loss_of(network: nn.Module, recipe: Recipe, clouds: Clouds, device: torch.device) -> Tensor:
-    """Cross-entropy of one batch, its clouds scaled and moved at random."""
+    """Return the cross-entropy of a batch after random augmentation."""
     chosen = torch.randperm(recipe.points)  # the first points, as PCT_Pytorch takes, in any order
     points = augmented(clouds.points[:, chosen], recipe.drop).to(device)
     labels = clouds.labels.to(device)
@@ -36,14 +36,14 @@ def train(
     device: str = "cpu",
     resume: bool = False,
 ) -> list[dict]:
-    """Train in `folder`, with a checkpoint after each epoch; gives what was measured.
+    """Train in `folder` with a checkpoint after each epoch, and return the measurements.
 
     Args:
-        epochs: the recipe's if not given.
-        resume: whether to go on from the folder's checkpoint.
+        epochs: number of epochs; None uses the recipe's.
+        resume: continue from the checkpoint in the folder.
 
     Raises:
-        ValueError: as `runs.Run` does.
+        ValueError: as `runs.Run`.
     """
     recipe = RECIPES[data]
     epochs = recipe.epochs if epochs is None else epochs
@@ -79,13 +79,13 @@ def train(
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m projects.eat.train", description=__doc__)
     parser.add_argument("--data", choices=list(RECIPES), required=True)
-    parser.add_argument("--folder", metavar="DIR", help="the dataset's HDF5 files")
+    parser.add_argument("--folder", metavar="DIR", help="folder with the HDF5 files of the dataset")
     parser.add_argument("--attention", choices=["external", "self"], default="external")
-    parser.add_argument("--epochs", type=int, help="default: the recipe's")
+    parser.add_argument("--epochs", type=int, help="number of epochs (default: the recipe's)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--work-dir", type=Path, metavar="DIR")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     args = vars(parser.parse_args(argv))
     name = "eat_{data}_{attention}_seed{seed}".format(**args)
     folder = args.pop("work_dir") or Path("work_dirs", name)

@@ -1,4 +1,4 @@
-"""Archives like the official ones, whole and damaged, and the pictures made by code."""
+"""Archives like the official ones, complete and damaged, and images drawn by code."""
 
 import io
 import tarfile
@@ -35,7 +35,7 @@ def write_cifar10(path, **contents: bytes) -> None:
 
 
 def records(label: int, colour: tuple[int, int, int]) -> bytes:
-    """A file of CIFAR-10's layout: the label, then the planes of red, green and blue."""
+    """Return a file in CIFAR-10's layout: the label, then the red, green and blue planes."""
     record = bytes([label]) + b"".join(bytes([value]) * 1024 for value in colour)
     return record * 10_000
 
@@ -55,14 +55,14 @@ def test_cifar10(tmp_path):
 def test_another_file_is_refused_by_name(tmp_path):
     path = tmp_path / "archive"
     for data in ("cifar10", "tiny-imagenet"):
-        with pytest.raises(ValueError, match=f"{path} cannot be read as"):
+        with pytest.raises(ValueError, match=f"{path}: not a readable"):
             read(data, path)
     noise = {name.removesuffix(".bin"): np.random.RandomState(0).bytes(30_730) for name in BATCHES}
     write_cifar10(path, **noise)
     path.write_bytes(path.read_bytes()[:20_000])
-    with pytest.raises(ValueError, match=r"cannot be read as cifar-10-binary\.tar\.gz"):
+    with pytest.raises(ValueError, match=r"not a readable cifar-10-binary\.tar\.gz"):
         read("cifar10", path)
-    with pytest.raises(ValueError, match=r"cannot be read as tiny-imagenet-200\.zip"):
+    with pytest.raises(ValueError, match=r"not a readable tiny-imagenet-200\.zip"):
         read("tiny-imagenet", path)
 
 
@@ -92,7 +92,7 @@ def test_tiny_imagenet(tmp_path):
 
 
 def test_the_command_says_what_is_missing():
-    with pytest.raises(SystemExit, match=r"needs --archive FILE, .* cifar-10-binary\.tar\.gz"):
+    with pytest.raises(SystemExit, match=r"needs cifar-10-binary\.tar\.gz; add --archive"):
         main(["--data", "cifar10"])
 
 

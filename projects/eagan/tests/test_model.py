@@ -1,4 +1,4 @@
-"""The networks against the published ones, and external attention in them."""
+"""The networks against the published code, and external attention."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def parameters(module: torch.nn.Module) -> int:
 
 
 def load_in_order(module: torch.nn.Module, published: dict[str, torch.Tensor]) -> None:
-    """Both register their parts in the same order; only the names differ."""
+    """Load by order: both have the same parts in the same order under other names."""
     names = list(module.state_dict())
     assert len(names) == len(published)
     module.load_state_dict(dict(zip(names, published.values(), strict=True)))

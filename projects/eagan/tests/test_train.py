@@ -1,4 +1,4 @@
-"""Short trainings: exact resume, recognised pictures, and the distance that judges them."""
+"""Short training runs: exact resume, recognized classes, and the Frechet distance."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def networks(folder) -> dict[str, torch.Tensor]:
 
 
 def test_resuming_changes_nothing(tmp_path, shapes, monkeypatch):
-    """Cut in the middle of the second epoch, between two steps."""
+    """The run is interrupted in the middle of the second epoch."""
     train("shapes", *shapes, tmp_path / "whole", steps=5, seed=1)
     save = runs.Run.save
 
@@ -47,12 +47,12 @@ def test_resuming_changes_nothing(tmp_path, shapes, monkeypatch):
 
 
 def test_folders_are_not_mixed_up(tmp_path, shapes):
-    with pytest.raises(ValueError, match=r"holds no checkpoint\.pth"):
+    with pytest.raises(ValueError, match=r"has no checkpoint\.pth"):
         train("shapes", *shapes, tmp_path, steps=1, resume=True)
     train("shapes", *shapes, tmp_path, steps=1)
     with pytest.raises(ValueError, match="use --resume or another --work-dir"):
         train("shapes", *shapes, tmp_path, steps=1)
-    with pytest.raises(ValueError, match="another run: attention 'external', not 'self'"):
+    with pytest.raises(ValueError, match="another run with attention 'external', not 'self'"):
         train("shapes", *shapes, tmp_path, attention="self", steps=1, resume=True)
     checkpoint = tmp_path / "checkpoint.pth"
     checkpoint.write_bytes(checkpoint.read_bytes()[:5000])

@@ -1,4 +1,4 @@
-"""The networks against the published ones, and external attention in them."""
+"""The networks against the published code, and external attention."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ _SEGMENTER = {
 
 
 def load_published(network: torch.nn.Module, state: dict, layers: dict, last: dict) -> None:
-    """Names to ours; 1x1 convolutions to linear layers; queries are the keys once more."""
+    """Load published weights under our names, 1x1 convolutions as linear layers."""
     renamed = {}
     for key, value in state.items():
         name, leaf = key.rsplit(".", 1)
@@ -125,7 +125,7 @@ def test_every_parameter_gets_a_gradient(data, attention):
         loss = F.cross_entropy(network(points, labels).flatten(0, 1), torch.arange(8 * 256) % 14)
     loss.backward()
     without = {n for n, p in network.named_parameters() if not p.grad.abs().sum() > 1e-8}
-    # A bias before a batch norm is taken away again; that of the values passes through one, too.
+    # Batch norm cancels a bias before it. The bias of the values also reaches a batch norm.
     assert {n for n in without if not n.endswith((".linear.bias", ".values.bias"))} == set()
 
 

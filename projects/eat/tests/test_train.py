@@ -1,4 +1,4 @@
-"""Measures on cases that are known, exact resume, and a short training."""
+"""Measures on known cases, exact resume, and a short training run."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def test_part_iou_of_known_predictions():
 
 
 def test_resuming_changes_nothing(tmp_path, solids, monkeypatch):
-    """Dropout, augmentation, order, optimizer and learning rate go on where they were."""
+    """Dropout, augmentation, order, optimizer and learning rate continue unchanged."""
     train("solids", *solids, tmp_path / "whole", epochs=3, seed=1)
     save = runs.Run.save
 
