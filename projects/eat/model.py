@@ -90,7 +90,7 @@ def _attend(layers: nn.ModuleList, x: Tensor) -> list[Tensor]:
 
 
 class LocalAggregation(nn.Module):
-    """Two layers on (difference to the point, point) for all neighbors of a sampled point; maximum."""
+    """Two layers on (difference to the point, point) of the neighbors, then their maximum."""
 
     def __init__(self, channels: int):
         super().__init__()
