@@ -1,0 +1,64 @@
+"""Draw a validation frame of CamVid, its labels, and the prediction of the weights in `weights/`.
+
+python demo/draw_camvid_frame.py FRAME docs/images/camvid_frame.jpg [--data-root data/camvid]
+
+With FRAME 'median' the picture shows the frame whose pixel accuracy is the median of all frames.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from PIL import Image
+
+import mmseg_ext
+
+CREDIT = "Frame: CamVid, Brostow et al. 2009, CC BY-NC 4.0"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("frame", help="name without suffix, or 'median'")
+    parser.add_argument("out")
+    parser.add_argument("--data-root", type=Path, default=Path("data/camvid"))
+    args = parser.parse_args()
+    model = mmseg_ext.get_model("ea_r18_fpn_camvid_6k", pretrained=True)
+    predictor = mmseg_ext.Predictor(model)
+
+    def path(kind: str, name: str) -> Path:
+        return args.data_root / kind / "val" / f"{name}.png"
+
+    def accuracy(name: str) -> float:
+        labels = np.asarray(Image.open(path("annotations", name)))
+        return (predictor(path("images", name)).labels == labels)[labels != 255].mean()
+
+    frame = args.frame
+    if frame == "median":
+        names = sorted(p.stem for p in path("images", "*").parent.glob("*.png"))
+        frame = sorted(names, key=accuracy)[len(names) // 2]
+        print(frame)
+    image = np.asarray(Image.open(path("images", frame)))  # (H, W, 3)
+    labels = np.asarray(Image.open(path("annotations", frame)))  # (H, W), 255 is ignored
+    predicted = predictor(path("images", frame)).labels
+    palette = np.zeros((256, 3), np.uint8)
+    palette[: len(model.dataset_meta["palette"])] = model.dataset_meta["palette"]
+
+    figure = Figure(figsize=(11, 3.6), layout="constrained", facecolor="white")
+    figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03, wspace=0)
+    pictures = {"frame": image, "labels": palette[labels], "prediction": palette[predicted]}
+    for axis, (title, picture) in zip(figure.subplots(1, 3), pictures.items(), strict=True):
+        axis.imshow(picture)
+        axis.set_title(title, fontsize=14)
+        axis.axis("off")
+    names = model.dataset_meta["classes"]
+    seen = [i for i in range(len(names)) if (np.stack([labels, predicted]) == i).any()]
+    patches = [Patch(fc=palette[i] / 255, ec="black", label=names[i]) for i in seen]
+    figure.legend(handles=patches, loc="outside lower center", ncols=11, frameon=False)
+    figure.text(0.995, 0.01, CREDIT, ha="right", fontsize=8)
+    figure.savefig(args.out, dpi=110, pil_kwargs={"quality": 88})
+
+
+if __name__ == "__main__":
+    main()
