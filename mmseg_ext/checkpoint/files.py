@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import re
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,10 +99,12 @@ def _check_format(file: BinaryIO, mmap: bool | None) -> int:
             size = sum(e.file_size for e in entries if e.filename.endswith("data.pkl"))
     elif begin[:1] != b"\x80":  # of a pickle
         raise ValueError("it is not a torch file")
-    elif torch.__version__ < (2, 6):  # CVE-2025-32434
+    file.seek(0)
+    # CVE-2025-32434: `weights_only` does not cover tar archives, which torch tries first.
+    if torch.__version__ < (2, 6) and tarfile.is_tarfile(file):
         raise ValueError(
-            f"torch {torch.__version__} can run code from files in the format of torch before 1.6; "
-            "open it with torch 2.6 or newer, and save it again with torch.save"
+            f"torch {torch.__version__} can run code from tar archives; open it with torch 2.6 or "
+            "newer, and save it again with torch.save"
         )
     file.seek(0)
     return size
