@@ -21,7 +21,7 @@ CREDIT = "Frame: CamVid, Brostow et al. 2009, CC BY-NC 4.0"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("frame", help="name without suffix, or 'median'")
-    parser.add_argument("out")
+    parser.add_argument("out", help="the picture to write")
     parser.add_argument("--data-root", type=Path, default=Path("data/camvid"))
     args = parser.parse_args()
     model = mmseg_ext.get_model("ea_r18_fpn_camvid_6k", pretrained=True)
@@ -55,8 +55,10 @@ def main() -> None:
     names = model.dataset_meta["classes"]
     seen = [i for i in range(len(names)) if (np.stack([labels, predicted]) == i).any()]
     patches = [Patch(fc=palette[i] / 255, ec="black", label=names[i]) for i in seen]
-    figure.legend(handles=patches, loc="outside lower center", ncols=11, frameon=False)
-    figure.text(0.995, 0.01, CREDIT, ha="right", fontsize=8)
+    options = dict(ncols=11, frameon=False, fontsize=10, columnspacing=1.1, handlelength=1.2)
+    figure.legend(
+        handles=patches, loc="outside lower center", title=CREDIT, title_fontsize=8, **options
+    )
     figure.savefig(args.out, dpi=110, pil_kwargs={"quality": 88})
 
 
