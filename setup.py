@@ -136,7 +136,7 @@ setup(
     package_data={
         "mmseg_ext": ["py.typed", "doctor/parity/*.npz", "reports/*.j2", "datasets/*.txt"]
     },
-    install_requires=["torch>=2.4", "numpy>=1.24", "safetensors>=0.4"],
+    install_requires=["torch>=2.1", "numpy>=1.24", "safetensors>=0.4"],
     extras_require={
         "mm": MM,
         "mmlab": MMLAB,

@@ -10,6 +10,7 @@ from mmengine.optim import AmpOptimWrapper, ApexOptimWrapper, OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 
 from mmseg_ext.errors import LaunchError
+from mmseg_ext.layers.older_torch import grad_scaler
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -46,7 +47,7 @@ class PortableAmpOptimWrapper(AmpOptimWrapper):
             )
         OptimWrapper.__init__(self, **kwargs)  # AmpOptimWrapper.__init__ asserts a GPU
         self.cast_dtype = _DTYPES[dtype]
-        self.loss_scaler = torch.amp.GradScaler(device, enabled=dtype == "float16", **settings)
+        self.loss_scaler = grad_scaler(device, enabled=dtype == "float16", **settings)
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Load the optimizer's and the scaler's state; a bfloat16 run saved an empty scaler."""

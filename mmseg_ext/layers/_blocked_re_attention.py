@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from mmseg_ext.layers.older_torch import is_compiling
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
 from mmseg_ext.layers.submodules import computes_by_weights, update_running_statistics
 
@@ -27,7 +28,7 @@ _RECOMPUTED_TOKENS = 512
 
 def should_use(x: Tensor, drop: nn.Dropout, mixing: nn.Conv2d, norm: nn.Module) -> bool:
     """Check if blocks are correct and faster for tokens x (B, N, C)."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if is_compiling() or torch.jit.is_tracing():
         return False  # a program contains a fixed number of blocks
     if not computes_by_weights(drop, mixing, norm):
         return False

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from mmseg_ext.layers.older_torch import is_compiling
 from mmseg_ext.layers.precision import autocast_disabled, compute_dtype, full_precision
 from mmseg_ext.layers.shapes import require_map
 from mmseg_ext.layers.submodules import computes_by_weights, update_running_statistics
@@ -55,7 +56,7 @@ def composed_attention(
         # All in one tensor that has the size and memory format of x.
         out = pixels + shift.to(dtype)[:, None]  # (B, C, N)
         out = out.baddbmm_(values, attention)
-        if torch.compiler.is_compiling():
+        if is_compiling():
             # The next convolution must not get a view. With symbolic sizes inductor (2.13) would
             # fail with "cannot determine truth value of Relational" (pytorch/pytorch#185510).
             return F.relu(out.unflatten(2, x.shape[2:]))

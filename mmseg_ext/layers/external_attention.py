@@ -24,6 +24,7 @@ from mmseg_ext.layers._composed_external_attention import (
     FusedExternalAttention2d,
     composed_attention,
 )
+from mmseg_ext.layers.older_torch import is_compiling
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
 from mmseg_ext.layers.shapes import require_map
 from mmseg_ext.layers.submodules import computes_by_weights
@@ -108,7 +109,7 @@ class ExternalAttention2d(nn.Module):
         pixels = x.shape[0] * x.shape[2] * x.shape[3]
         # Composing pays off from S + 1 pixels. Compiled programs always compose, because a second
         # program for small maps would be compiled otherwise.
-        many = torch.compiler.is_compiling() or pixels > self.memory_size
+        many = is_compiling() or pixels > self.memory_size
         if many and self._is_composable():
             with autocast_disabled(x):
                 weights = self._composed_weights()

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mmseg_ext.layers.older_torch import is_compiling
 from mmseg_ext.layers.precision import full_precision
 from mmseg_ext.layers.shapes import is_fixed, require_channels_last_map
 
@@ -270,7 +271,7 @@ _compute_cached = functools.lru_cache(maxsize=256)(_compute)
 
 
 def _is_recorded() -> bool:
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return is_compiling() or torch.jit.is_tracing()
 
 
 def _rotate(x: Tensor, phase: Tensor) -> Tensor:

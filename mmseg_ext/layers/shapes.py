@@ -3,12 +3,14 @@
 import torch
 from torch import Tensor
 
+from mmseg_ext.layers.older_torch import is_compiling
+
 
 def is_fixed(*sizes: int) -> bool:
     """Check if all sizes are plain numbers, not symbolic and not traced."""
     if torch.jit.is_tracing():
         return False
-    if not torch.compiler.is_compiling() and all(isinstance(size, int) for size in sizes):
+    if not is_compiling() and all(isinstance(size, int) for size in sizes):
         return True
     # Imported here, because it imports sympy, which eager code does not need.
     from torch.fx.experimental import symbolic_shapes
