@@ -150,7 +150,7 @@ def view_map(
 @contextlib.contextmanager
 def exact_products() -> Iterator[None]:
     """Multiply float32 matrices without TF32 and bfloat16, which mmseg's resize does not use."""
-    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # torch < 2.9
+    if torch.__version__ < (2, 9):
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
         try:
