@@ -59,4 +59,4 @@ def test_links_out_of_the_docs(hooks, caplog):
     assert code == f"[b]({config.repo_url}/blob/main/configs/ea_r18_shapes.py)"
     (record,) = caplog.records
     assert record.message == "start.md links to gone.py, which does not exist"
-    assert "](demo.md)" in files.get_file_from_path("changelog.md").content_string
+    assert "](tools.md)" in files.get_file_from_path("changelog.md").content_string
