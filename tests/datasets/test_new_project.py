@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from mmengine.config import Config
 from mmseg.registry import DATASETS
 from PIL import Image, ImageOps
@@ -399,3 +400,21 @@ def test_weights_to_start_from(tmp_path, capsys):
         assert license in capsys.readouterr().out
     os.mkfifo(tmp_path / "images/03.jpg")
     assert run(tmp_path, *flags) == 0
+
+
+def test_weights_from_a_file(tmp_path, capsys):
+    """Its width becomes the config's; a file with another model is refused."""
+    save_images(tmp_path / "images", 3)
+    flags = write_annotations("index", tmp_path / "masks", 3)
+    weights = {"backbone.layer1.0.conv1.weight": torch.zeros(16, 16, 3, 3)}
+    torch.save(dict(state_dict=weights), tmp_path / "other.pth")
+    torch.save(
+        dict(state_dict=weights | {"neck.fpn_convs.0.conv.weight": torch.zeros(1)}),
+        tmp_path / "own.pth",
+    )
+    assert run(tmp_path, *flags, "--from", str(tmp_path / "other.pth")) == 1
+    assert "is not a ResNet-18 with FPN" in capsys.readouterr().err
+    assert run(tmp_path, *flags, "--from", str(tmp_path / "own.pth")) == 0
+    config = Config.fromfile(tmp_path / "project/config.py")
+    assert config.load_from == str(tmp_path / "own.pth")
+    assert config.model.backbone.base_channels == 16
