@@ -332,8 +332,8 @@ def config_text(train: Summary, val: Summary, load_from: str | None, width: int)
 
 
 def _class_weights(share: np.ndarray) -> list[float] | None:
-    """Return weights by share^(-3/4), the best power for CamVid, if a class is rare."""
+    """Return weights by share^(-1/2) if a class is rare; larger weights blur its borders."""
     if share[share > 0].min() >= RARE:
         return None
-    raw = np.where(share > 0, np.maximum(share, 1e-9) ** -0.75, 0)
+    raw = np.where(share > 0, np.maximum(share, 1e-9) ** -0.5, 0)
     return [float(f"{min(weight, 20):.3g}") for weight in raw / (raw * share).sum()]
