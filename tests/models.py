@@ -1,4 +1,4 @@
-"""What the testers of heads and backbones share: gradients, round trips, autocast, export."""
+"""Checks that the tests of heads and backbones share: gradients, autocast, export and others."""
 
 import copy
 import importlib
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from mmseg_ext.layers.precision import full_precision
 
-# ImageNet's statistics, as the configs' bases have them.
+# ImageNet's statistics, as in the configs.
 PREPROCESSOR = {
     "type": "SegDataPreProcessor",
     "mean": [123.675, 116.28, 103.53],
@@ -39,7 +39,7 @@ NARROW_LAMBDA = {"depth": (1, 1, 1, 1), "placement": ((), (), (0,), (0,)), "rece
 
 
 def untested(package: str, tester: type) -> list[str]:
-    """The models of `mmseg_ext.<package>` that no tester in `tests.<package>` has."""
+    """Return the models of `mmseg_ext.<package>` without a tester in `tests.<package>`."""
 
     def subclasses(cls: type) -> set[type]:
         return {cls}.union(*map(subclasses, cls.__subclasses__()))
@@ -59,7 +59,7 @@ def tensors(output) -> list[Tensor]:
 
 
 def weighted_sum(output) -> Tensor:
-    """A scalar whose gradient reaches every output element with a different weight."""
+    """Return a scalar whose gradient has a different weight for every output element."""
     generator = torch.Generator().manual_seed(1)
     return sum(
         (t.to(full_precision(t.dtype)) * torch.randn(t.shape, generator=generator)).sum()
@@ -68,7 +68,7 @@ def weighted_sum(output) -> Tensor:
 
 
 def randomise(model: nn.Module) -> nn.Module:
-    """Batch-norm statistics and every zero-initialised parameter away from their trivial values."""
+    """Set batch norm statistics and zero-initialized parameters to random values."""
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for p in model.parameters():
@@ -89,7 +89,7 @@ def assert_same(ours, theirs, rtol: float = 1e-5) -> None:
 
 
 def assert_every_parameter_gets_gradient(model: nn.Module, zero_by_theory: tuple[str, ...]) -> None:
-    """After a backward: each parameter has a gradient, non-zero unless its name is excepted."""
+    """Check that every gradient is non-zero, or zero if the name matches `zero_by_theory`."""
     excepted = [re.compile(p) for p in zero_by_theory]
     largest = max(p.grad.abs().max() for p in model.parameters() if p.grad is not None)
     for name, p in model.named_parameters():
@@ -101,7 +101,7 @@ def assert_every_parameter_gets_gradient(model: nn.Module, zero_by_theory: tuple
 
 
 def assert_round_trips(model: nn.Module, forward) -> None:
-    """Saving and loading the state dict, and deep copies, keep the function."""
+    """Check that loading a state dict and deep copies keep the outputs."""
     model.eval()
     with torch.no_grad():
         before = forward(model)
@@ -126,7 +126,7 @@ def assert_autocast_close(model: nn.Module, forward, tolerance: float = 0.08) ->
 
 
 def assert_half_precision_works(model: nn.Module, args: tuple, tolerance: float = 0.08) -> None:
-    """A module wholly in bfloat16, forward and backward, near the one in float32."""
+    """Compare the model in bfloat16 with float32; its gradients must be finite."""
     model.eval()
     dtype = torch.bfloat16
     half = copy.deepcopy(model).to(dtype)
@@ -151,7 +151,7 @@ def written_out_batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """`F.batch_norm` by its formula; the running statistics are read and not moved."""
+    """Compute `F.batch_norm` by its formula, without updating the running statistics."""
     positions = [d for d in range(x.ndim) if d != 1]
     if training or running_mean is None:
         mean, variance = x.mean(positions), x.var(positions, unbiased=False)
@@ -164,10 +164,10 @@ def written_out_batch_norm(
 
 
 def assert_right_gradients_for_one_image(model: nn.Module, x: Tensor, forward) -> None:
-    """Those with batch norm written out, in float64, of x (1, C, H, W) in either memory format.
+    """Compare gradients for x (1, C, H, W) with batch norm by its formula, in both memory formats.
 
-    For one image torch 2.13 gives wrong gradients on a CPU where a batch norm meets input or
-    gradients of strides that both memory formats could have.
+    On a CPU, torch 2.13 computes wrong gradients of batch norm for one image if the strides of the
+    input or gradient fit both memory formats.
     """
     model.double().train()
     for memory_format in (torch.contiguous_format, torch.channels_last):
@@ -185,7 +185,7 @@ def assert_right_gradients_for_one_image(model: nn.Module, x: Tensor, forward) -
 
 
 def assert_exports(model: nn.Module, args: tuple) -> None:
-    """The program of `torch.export` gives the eager result."""
+    """Check that the program of `torch.export` returns the eager result."""
     model.eval()
     with torch.no_grad():
         assert_same(torch.export.export(model, args).module()(*args), model(*args))
@@ -194,9 +194,9 @@ def assert_exports(model: nn.Module, args: tuple) -> None:
 def assert_compiles_once(
     model: nn.Module, inputs: Iterable[tuple], training: bool, backend: str = "eager"
 ) -> None:
-    """One graph without a break serves all sizes; outputs and gradients are the eager ones.
+    """Check that one full graph serves all sizes, with the eager outputs and gradients.
 
-    Of two images: for one, torch guards on the size at which a convolution takes oneDNN.
+    Use two images: for one, torch guards on the size at which a convolution uses oneDNN.
     """
     twin = copy.deepcopy(model.train(training))
     torch._dynamo.reset()

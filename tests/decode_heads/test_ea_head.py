@@ -36,6 +36,11 @@ class TestEAHead(HeadTester):
         head.init_weights()
         assert (head.conv_seg.weight == 0.25).all()
 
+    def test_without_norms(self):
+        head = self.build(norm_cfg=None)
+        assert not any(k.endswith("running_mean") for k in head.state_dict())
+        assert head(self.features())[0].isfinite().all()
+
     def test_parameters_of_the_published_head(self):
         head = MODELS.build(dict(type="EAHead", in_channels=2048, num_classes=21))
         assert sum(p.numel() for p in head.parameters()) == 11_215_125
