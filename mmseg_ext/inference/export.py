@@ -176,6 +176,9 @@ def _write_torch(
 def _write_onnx(
     model: nn.Module, path: Path, images: Tensor, shapes: tuple | None, metadata: dict
 ) -> None:
+    import onnx_ir
+    from onnx_ir.passes.common import DeduplicateHashedInitializersPass
+
     exported = torch.onnx.export(
         model,
         (images,),
@@ -189,6 +192,11 @@ def _write_onnx(
     texts = {key: json.dumps(value) for key, value in metadata.items()}
     exported.model.metadata_props.update(texts)
     exported.save(path, external_data=False)
+    # The exporter turns the position tables of each attention block into constants, equal ones for
+    # the blocks of a stage. They can be larger than the weights.
+    saved = onnx_ir.load(path)
+    DeduplicateHashedInitializersPass()(saved)
+    onnx_ir.save(saved, path)
 
 
 class ExportedSegmentor:

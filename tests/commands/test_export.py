@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from mmengine.runner import save_checkpoint
@@ -117,6 +118,16 @@ def test_what_takes_one_size_is_refused_with_the_reason(tmp_path):
         export(model, tmp_path / "a.onnx", (64, 64), dynamic=True)
     export(model, path, (64, 64), dynamic=True)
     assert_exact(path, model)
+
+
+def test_blocks_share_their_position_tables(tmp_path):
+    backbone = {**RMT, "arch": {**RMT_ARCH, "depths": (1, 3, 1, 1)}}
+    model, path = WholeImageSegmentor(build(backbone, FPN_HEAD)), tmp_path / "a.onnx"
+    export(model, path, (64, 64))
+    assert_exact(path, model)
+    values = [i.SerializeToString()[-2048:] for i in onnx.load(path).graph.initializer]
+    large = [value for value in values if len(value) == 2048]
+    assert len(large) > 2 and len(set(large)) == len(large)
 
 
 @pytest.mark.parametrize("head", ["DAHead", "DANetEAHead"])
