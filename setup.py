@@ -73,7 +73,8 @@ def copy_mim(folder: Path) -> None:
     folder.mkdir(parents=True)
     for name in MIM:
         if (ROOT / name).is_dir():
-            ignored = shutil.ignore_patterns("__pycache__")
+            # The picture is not under Apache-2.0, as the wheel is.
+            ignored = shutil.ignore_patterns("__pycache__", "street.jpg")
             shutil.copytree(ROOT / name, folder / name, ignore=ignored)
         else:
             shutil.copy2(ROOT / name, folder / name)
