@@ -9,6 +9,7 @@ from mmcv.cnn.bricks import DropPath
 from mmengine.runner.checkpoint import load_state_dict
 from mmseg.registry import MODELS
 from torch import nn
+from torch._subclasses import FakeTensor, FakeTensorMode
 
 from tests.models import (
     assert_autocast_close,
@@ -160,6 +161,12 @@ class BackboneTester:
     def test_half_precision_module(self):
         model, args = randomise(self.build()), (self.images(1),)
         assert_half_precision_works(model, args, self.autocast_tolerance)
+
+    def test_fake_tensors(self):
+        """Models build and run without memory, for the memory of a training step."""
+        with FakeTensorMode():
+            outputs = self.build(**self.traced)(self.images())
+        assert all(isinstance(t, FakeTensor) for t in outputs)
 
     def test_export(self):
         assert_exports(randomise(self.build(**self.traced)), (self.images(1),))

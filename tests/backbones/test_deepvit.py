@@ -111,6 +111,15 @@ def test_interpolated_positions():
     assert_same(positions_at(table, model.grid, (5, 12)), expected, rtol=1e-14)
 
 
+def test_resized_positions_have_a_deterministic_gradient():
+    """On CUDA the gradient of PyTorch's bicubic resize is not deterministic."""
+    model = DeepViT(arch=SMALL, img_size=64)
+    nodes = [positions_at(model.pos_embed, model.grid, (5, 12)).grad_fn]
+    for node in nodes:
+        nodes.extend(n for n, _ in node.next_functions if n is not None)
+        assert "Upsample" not in node.name()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
