@@ -1,7 +1,7 @@
-"""Segment an image or a folder of images; label maps and overlays as PNG files.
+"""Segment an image or a folder of images; write label maps and overlays as PNG files.
 
-Without CONFIG and CHECKPOINT it takes the weights that come with the package: an EANet that knows
-the 11 classes of CamVid's street scenes, for non-commercial use.
+Without CONFIG and CHECKPOINT, the project's own model is used: an EANet for the 11 classes of
+CamVid's street scenes, for non-commercial use.
 """
 
 import argparse
@@ -16,40 +16,47 @@ from mmseg_ext.commands._flags import command_parser, device_flag, read_flags
 if TYPE_CHECKING:
     import numpy as np
 
+    from mmseg_ext.inference.predictor import Segmentation
+
+RANDOM = "random weights: the labels mean nothing"
+MAX_PIXELS = 178_956_970  # beyond it Pillow refuses an image, too
+
 
 def parser() -> argparse.ArgumentParser:
     parser = command_parser(__doc__)
-    parser.add_argument("input", type=Path, help="image, or folder, which is searched through")
-    parser.add_argument("config", nargs="?", help="by default that of the package's own weights")
+    parser.add_argument("input", type=Path, help="image, or folder of images")
+    parser.add_argument("config", nargs="?", help="default: the project's own model")
     parser.add_argument("checkpoint", nargs="?", help="file, or 'none' for random weights")
-    parser.add_argument("--out", type=Path, default=Path("outputs"), help="folder of the results")
-    parser.add_argument("--opacity", type=float, default=0.5, help="of the classes' colours")
-    parser.add_argument("--with-labels", action="store_true", help="write the classes' names")
+    parser.add_argument("--recursive", action="store_true", help="include subfolders")
+    parser.add_argument("--out", type=Path, default=Path("outputs"), help="folder for the results")
+    parser.add_argument("--opacity", type=float, default=0.5, help="of the class colors, 0 to 1")
+    parser.add_argument("--with-labels", action="store_true", help="write class names on the image")
+    parser.add_argument(
+        "--max-pixels", type=int, default=MAX_PIXELS, help="skip larger images (%(default)s)"
+    )
     device_flag(parser)
     return parser
 
 
-RANDOM = "random weights: the labels mean nothing"
+def find_images(path: Path, out: Path, recursive: bool = False) -> dict[Path, Path]:
+    """Return the images at `path`, each with a unique name for its results.
 
-
-def find_images(path: Path, out: Path) -> dict[Path, Path]:
-    """The images at `path` and the name of each one's results, which no two share.
-
-    A folder is searched through. Results of `out`, where that lies in `path`, are left out.
+    The results of an earlier run, in `out`, are left out.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if there is no image.
     """
-    if path.is_file():
-        return {path: Path(path.stem + ".png")}
-    if not path.is_dir():
-        raise ValueError(f"there is no {str(path)!r}")
     from mmseg_ext.datasets.images import IMAGE_SUFFIXES, image_files
 
-    found = image_files(path, recursive=True)
+    if not path.exists():
+        raise ValueError(f"{path}: does not exist")
+    if path.is_file():
+        return {path: Path(path.stem + ".png")}
+    found = image_files(path, recursive)
     found = [p for p in found if out.resolve() not in p.resolve().parents]
     if not found:
-        raise ValueError(f"{str(path)!r} holds no image ({', '.join(IMAGE_SUFFIXES)})")
+        hint = "" if recursive else "; --recursive includes subfolders"
+        raise ValueError(f"{path}: contains no image ({', '.join(IMAGE_SUFFIXES)}){hint}")
     names = [p.relative_to(path) for p in found]
     short = [name.with_suffix(".png") for name in names]
     return {
@@ -61,68 +68,94 @@ def find_images(path: Path, out: Path) -> dict[Path, Path]:
 @exit_on_error
 def main(argv: Sequence[str] | None = None) -> int:
     args = read_flags(parser(), argv)
-    import numpy as np
-    import torch
-    from mmengine.structures import PixelData
-    from mmseg.structures import SegDataSample
-    from mmseg.visualization import SegLocalVisualizer
     from rich.console import Console
     from rich.progress import track
 
-    from mmseg_ext.errors import UnreadableFileError
     from mmseg_ext.inference.legend import with_banner, with_legend
     from mmseg_ext.inference.models import DEFAULT, get_model, pretrained_weights
     from mmseg_ext.inference.predictor import Predictor
 
     if not 0 <= args.opacity <= 1:
-        raise ValueError(f"--opacity must lie between 0 and 1, not {args.opacity}")
+        raise ValueError(f"--opacity={args.opacity}: choose a number from 0 to 1")
     if args.config and not args.checkpoint:
-        raise ValueError(f"{args.config} needs a checkpoint after it, or 'none'")
-    results = find_images(args.input, args.out)
+        raise ValueError(f"{args.config}: name a checkpoint after it, or 'none'")
+    results = find_images(args.input, args.out, args.recursive)
     if not args.config:
         args.config, args.checkpoint = DEFAULT, pretrained_weights(DEFAULT)
         _introduce(args.checkpoint)
     weights = None if args.checkpoint == "none" else args.checkpoint
-    model = get_model(args.config, weights=weights, device=usable_device(args.device))
-    predictor = Predictor(model)
+    predictor = Predictor(
+        get_model(args.config, weights=weights, device=usable_device(args.device))
+    )
     if weights is None:
         print(f"warning: {RANDOM}", file=sys.stderr)
-    visualizer = SegLocalVisualizer(alpha=args.opacity)
-    visualizer.dataset_meta = dict(classes=predictor.classes, palette=predictor.palette.tolist())
-    broken = 0
+    failed = 0
     console = Console(stderr=True)
     for path in track(results, "segmenting", console=console, disable=len(results) == 1):
         try:
+            _check_size(path, args.max_pixels)
             result = predictor(path)
-        except UnreadableFileError as error:
-            print(f"error: {error}", file=sys.stderr)
-            broken += 1
+            draw = _overlay_with_names if args.with_labels else _overlay
+            overlay = draw(result, args.opacity)
+        except Exception as error:  # of any kind: decoders, the pipeline and the model raise it
+            text = " ".join(str(error).split())
+            print(f"error: {text if str(path) in text else f'{path}: {text}'}", file=sys.stderr)
+            failed += 1
             continue
-        labels = result.labels
-        shown = torch.from_numpy(labels.astype(np.int64))[None]
-        sample = SegDataSample(pred_sem_seg=PixelData(data=shown))
-        visualizer.add_datasample(
-            "", result.image, sample, draw_gt=False, with_labels=args.with_labels
-        )
-        _save(labels, args.out / "labels" / results[path])
-        overlay = visualizer.get_image()
+        _save(result.labels, args.out / "labels" / results[path])
         if weights is None:
             overlay = with_banner(overlay, RANDOM)
-        overlay = with_legend(overlay, labels, predictor.classes, predictor.palette)
+        overlay = with_legend(overlay, result.labels, result.classes, result.palette)
         _save(overlay, args.out / "overlays" / results[path])
-    print(f"{len(results) - broken} images segmented into {args.out}")
-    return 1 if broken else 0
+    print(f"{len(results) - failed} images segmented into {args.out}")
+    return 1 if failed else 0
+
+
+def _check_size(path: Path, most: int) -> None:
+    """Raise ValueError for an image of too many pixels; it is not decoded."""
+    from PIL import Image
+
+    Image.MAX_IMAGE_PIXELS = None  # Pillow's own limit, of which `most` takes the place
+    try:
+        with Image.open(path) as image:
+            width, height = image.size
+    except OSError:  # the predictor's message about a damaged file is better
+        return
+    if width * height > most:
+        raise ValueError(f"{path}: has {width}x{height} pixels; allow it with --max-pixels")
+
+
+def _overlay(result: "Segmentation", opacity: float) -> "np.ndarray":
+    import numpy as np
+
+    return np.asarray(result.overlay(opacity, legend=False))
+
+
+def _overlay_with_names(result: "Segmentation", opacity: float) -> "np.ndarray":
+    """Return mmsegmentation's overlay (H, W, 3), which has the class names on the image."""
+    import numpy as np
+    import torch
+    from mmengine.structures import PixelData
+    from mmseg.structures import SegDataSample
+    from mmseg.visualization import SegLocalVisualizer
+
+    visualizer = SegLocalVisualizer(alpha=opacity)
+    visualizer.dataset_meta = dict(classes=result.classes, palette=result.palette.tolist())
+    labels = torch.from_numpy(result.labels.astype(np.int64))[None]  # (1, H, W)
+    sample = SegDataSample(pred_sem_seg=PixelData(data=labels))
+    visualizer.add_datasample("", result.image, sample, draw_gt=False, with_labels=True)
+    return visualizer.get_image()
 
 
 def _introduce(weights: Path) -> None:
-    """Print what the file tells of this project's own weights."""
+    """Print what the file says about the project's own weights."""
     from mmseg_ext.checkpoint.files import read_checkpoint
 
     about = read_checkpoint(weights)["meta"]
     classes = about["dataset_meta"]["classes"]
     print(f"weights: {weights}")
     print(f"trained on {about['trained_on']}: mIoU {about['mIoU']}")
-    print(f"they know {len(classes)} classes of street scenes: {', '.join(classes)}")
+    print(f"{len(classes)} classes of street scenes: {', '.join(classes)}")
     print(f"license: {about['license']}")
 
 

@@ -1,5 +1,8 @@
 """The demo over images and folders, and mmsegmentation's own ways to predict."""
 
+import struct
+import zlib
+
 import numpy as np
 import pytest
 import torch
@@ -50,10 +53,25 @@ def read(path) -> np.ndarray:
     return np.asarray(Image.open(path))
 
 
-def test_folder_is_segmented_and_what_is_broken_named(folder, checkpoint, capsys):
-    """Results may lie in the folder: they are no input of a second start."""
+def write_large(path) -> None:
+    """Write a PNG of 30000 x 30000 pixels of which only the header exists."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", 30000, 30000, 8, 2, 0, 0, 0)
+    checksum = struct.pack(">I", zlib.crc32(header))
+    data = struct.pack(">I", 8) + b"IDAT" + bytes(12)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + checksum + data)
+
+
+def test_a_folder_is_segmented_and_broken_images_are_named(folder, checkpoint, capsys):
+    """Subfolders only with --recursive; results in the folder are no input of a second run."""
     out = folder / "out"
     words = [str(folder), CONFIG, checkpoint, "--out", str(out)]
+    write_large(folder / "large.png")
+    assert main(words) == 1
+    captured = capsys.readouterr()
+    assert f"error: {folder}/large.png: has 30000x30000 pixels" in captured.err
+    assert not (out / "labels/deep").exists()
+    (folder / "large.png").unlink()
+    words.append("--recursive")
     for _ in range(2):
         assert main(words) == 1
         captured = capsys.readouterr()
@@ -96,6 +114,37 @@ def pixels_turned(folder) -> np.ndarray:
         return np.rot90(np.asarray(stored), -1)[..., ::-1].copy()
 
 
+def test_large_and_tiny_images(folder, checkpoint, tmp_path, capsys):
+    Image.new("RGB", (1, 1)).save(folder / "one.png")
+    words = [str(folder), CONFIG, checkpoint, "--out", str(tmp_path / "out"), "--max-pixels"]
+    assert main([*words, str(64 * 64 - 1)]) == 1
+    assert capsys.readouterr().err.count("allow it with --max-pixels") == 3
+    assert main([*words, str(64 * 64)]) == 1  # because of the truncated one
+    names = {"one.png", "a.png.png", "a.bmp.png", "b.png"}
+    assert {p.name for p in (tmp_path / "out/labels").iterdir()} == names
+    assert read(tmp_path / "out/labels/one.png").shape == (1, 1)
+    assert main([str(folder / "b.png"), *words[1:], "5000", "--with-labels"]) == 0
+
+
+def test_more_than_256_classes(tmp_path, folder):
+    """Label maps are then PNGs of 16 bits."""
+    path = tmp_path / "many.py"
+    path.write_text(
+        f"_base_ = {CONFIG!r}\n"
+        "model = dict(decode_head=dict(num_classes=300))\n"
+        "test_dataloader = dict(dataset=dict(_delete_=True, type='CheckedDataset',\n"
+        "    pipeline=_base_.test_pipeline, metainfo=dict(classes=[str(i) for i in range(300)])))\n"
+    )
+    model = get_model(str(path))
+    with torch.no_grad():
+        model.decode_head.conv_seg.bias[299] = 1e4
+    torch.save({"state_dict": model.state_dict()}, tmp_path / "many.pth")
+    words = [str(folder / "a.png"), str(path), str(tmp_path / "many.pth")]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 0
+    labels = read(tmp_path / "out/labels/a.png")
+    assert labels.dtype == np.uint16 and (labels == 299).all()
+
+
 def test_random_weights_are_told_on_the_picture(folder, tmp_path, capsys):
     assert main([str(folder / "a.png"), CONFIG, "none", "--out", str(tmp_path / "out")]) == 0
     assert "random weights" in capsys.readouterr().err
@@ -106,8 +155,8 @@ def test_random_weights_are_told_on_the_picture(folder, tmp_path, capsys):
 def test_bad_arguments_are_one_line(folder, checkpoint, tmp_path, capsys):
     image = str(folder / "a.png")
     for words, message in (
-        (["nowhere", CONFIG, "none"], "there is no 'nowhere'"),
-        ([image, CONFIG], f"{CONFIG} needs a checkpoint after it, or 'none'"),
+        (["nowhere", CONFIG, "none"], "nowhere: does not exist"),
+        ([image, CONFIG], f"{CONFIG}: name a checkpoint"),
         ([image, CONFIG, str(tmp_path / "w.pth")], "w.pth"),
         ([image, CONFIG, "none", "--device", "cuda:99"], "device 'cuda:99' cannot be used"),
         ([str(folder / "z.png"), CONFIG, checkpoint], "z.png: is truncated"),
