@@ -1,11 +1,10 @@
-"""mmseg_ext: decode heads and backbones with external, Manhattan, lambda and re-attention.
+"""Decode heads and backbones with external, Manhattan, lambda and re-attention.
 
-Importing the package registers its heads, backbones, datasets and training components with
-mmsegmentation, so a config only needs
-``custom_imports = dict(imports=['mmseg_ext'], allow_failed_imports=False)``. mmdetection and
-mmpretrain know the backbones, the runner and the hooks too, with mmsegmentation or without. Without
-the mm stack the import succeeds and registers nothing; ``mmseg_ext.layers`` is plain PyTorch.
-Importing the package has no other side effects. A command registers after it has read its flags.
+Importing the package registers them, the datasets and the training components, and has no other
+side effects. A config only needs
+``custom_imports = dict(imports=['mmseg_ext'], allow_failed_imports=False)``. The backbones, the
+runner and the hooks also work in mmdetection and mmpretrain, without mmsegmentation. Without the mm
+stack the import registers nothing, and ``mmseg_ext.layers`` is plain PyTorch.
 """
 
 import importlib
@@ -59,21 +58,21 @@ def __getattr__(name: str):
 
 
 def register() -> None:
-    """Register what this package has, as far as the stack is there; importing it does the same."""
+    """Register what works with the installed packages; `import mmseg_ext` does the same."""
     if stack_problem(BASE) is not None:
         return
-    rooms = _ANY_PACKAGE if stack_problem() else _ANY_PACKAGE + _MMSEG
+    folders = _ANY_PACKAGE if stack_problem() else _ANY_PACKAGE + _MMSEG
     with quiet_stack_imports():
-        for name in rooms:
+        for name in folders:
             importlib.import_module(f"mmseg_ext.{name}")
 
 
 def register_all_modules(init_default_scope: bool = True) -> None:
-    """Register mmsegmentation's modules and ours; for scripts that build without a Runner.
+    """Register mmsegmentation's modules and ours, for scripts that build without a Runner.
 
     Raises:
-        StackError: if mmengine, mmcv or mmsegmentation is missing or too old; the message names the
-            command that installs them.
+        StackError: if mmengine, mmcv or mmsegmentation is missing, too old or cannot be imported.
+            The message says what to do.
     """
     check_stack()
     from mmseg.utils import register_all_modules as register_mmseg
@@ -83,17 +82,17 @@ def register_all_modules(init_default_scope: bool = True) -> None:
 
 
 def use_operators_in_pytorch() -> None:
-    """Let mmsegmentation and mmdetection import where mmcv has no compiled operators.
+    """Make mmsegmentation and mmdetection importable if mmcv has no compiled operators.
 
-    mmsegmentation 1.2.2 imports them whether a model needs them or not. With one warning,
-    `mmseg_ext.detection.operators_in_pytorch` stands in for those that are missing. Call it before
-    `import mmseg`; the commands of this package do so where it is needed.
+    mmsegmentation 1.2.2 imports the operators even if no model needs them. This call warns and
+    replaces missing ones by `mmseg_ext.detection.operators_in_pytorch`. Call it before
+    `import mmseg`. The commands of this package call it if needed.
     """
     before = stack_problem()
     importlib.import_module("mmseg_ext.detection.operators_in_pytorch")
     stack_problem.cache_clear()
     if before is not None and stack_problem() is None:
-        for name in ("backbones", "datasets"):  # with mmsegmentation they have more
+        for name in ("backbones", "datasets"):  # with mmsegmentation they register more
             importlib.reload(importlib.import_module(f"mmseg_ext.{name}"))
         register()
 
@@ -117,5 +116,6 @@ def safe_loading(min_backbone_share: float | None = None) -> AbstractContextMana
     return SafeLoading(min_backbone_share)
 
 
+# A command of `mmseg_ext_cli` registers after it has read its flags.
 if not getattr(sys.modules.get("mmseg_ext_cli"), "registers_later", False):
     register()

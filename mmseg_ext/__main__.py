@@ -1,26 +1,30 @@
-"""`mmseg-ext` or `python -m mmseg_ext` lists the commands; with a command's name it runs that."""
+"""List the commands, or run one: `mmseg-ext [COMMAND]`, or `python -m mmseg_ext [COMMAND]`."""
 
 import difflib
 import sys
 from collections.abc import Sequence
 
 from mmseg_ext.commands import commands, start
+from mmseg_ext.version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status; a command that runs ends the process itself."""
+    """Return the exit status; a command exits with its own."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     known = commands()
     if name in ("-h", "--help"):
-        print("usage: mmseg-ext COMMAND ...; COMMAND --help lists its flags\n")
+        print("usage: mmseg-ext COMMAND ...; mmseg-ext COMMAND --help lists its flags\n")
         width = max(map(len, known))
         for command, text in known.items():
             print(f"{command:<{width}}  {text}")
         return 0
+    if name == "--version":
+        print(__version__)
+        return 0
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        print(f"mmseg_ext: there is no command {name!r}{hint}", file=sys.stderr)
+        hint = f"did you mean {near[0]}?" if near else "mmseg-ext lists the commands"
+        print(f"mmseg_ext: there is no command {name!r}; {hint}", file=sys.stderr)
         return 2
     sys.argv = [f"mmseg-ext {name}", *rest]
     start(name)

@@ -1,4 +1,4 @@
-"""Whether the mm stack can be imported, in one line with the remedy, and what `env` prints."""
+"""Check the packages that mmseg_ext needs, with one line that names the remedy."""
 
 import contextlib
 import functools
@@ -11,17 +11,16 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 from mmseg_ext.errors import StackError
 from mmseg_ext.upstream import COMPILED_OPERATORS
 
-# By import names, which the maintained and the original packages share. The oldest version that is
-# accepted is that of the original packages.
+# By import names, which the maintained and the original packages share. The oldest accepted
+# versions are the newest of the original packages.
 LOWEST = {"mmengine": "0.10.7", "mmcv": "2.1.0", "mmseg": "1.2.2"}
 TESTED = {"torch": "2.13.0", "mmengine": "0.10.12", "mmcv": "2.3.6", "mmseg": "1.4.2"}
-# The distributions of each: whichever of a row was installed last owns the modules.
+# The distributions that install each module. Of two in a row, the last one installed wins.
 DISTRIBUTIONS = {
     "mmengine": ("onedl-mmengine", "mmengine"),
     "mmcv": ("onedl-mmcv", "mmcv", "mmcv-lite"),
@@ -29,7 +28,7 @@ DISTRIBUTIONS = {
 }
 STACK = tuple(LOWEST)
 BASE = STACK[:2]
-"""What the backbones, the runner and the hooks need; mmdetection and mmpretrain do the rest."""
+"""The packages that backbones, runner and hooks need; mmdetection and mmpretrain use these."""
 ONEDL = (
     f"pip install onedl-mmcv=={TESTED['mmcv']} onedl-mmengine=={TESTED['mmengine']} "
     f"onedl-mmsegmentation=={TESTED['mmseg']} matplotlib rich"
@@ -41,36 +40,29 @@ MMLAB = (
 
 
 def installed() -> list[str]:
-    """The distributions of the mm stack that are installed."""
-    known = (name for names in DISTRIBUTIONS.values() for name in names)
-    return [name for name in known if _is_installed(name)]
-
-
-def _is_installed(distribution: str) -> bool:
-    try:
-        importlib.metadata.distribution(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+    """Return the installed distributions of the mm stack."""
+    names = (d.metadata["Name"] or "" for d in importlib.metadata.distributions())
+    found = {name.lower().replace("_", "-") for name in names}
+    return [name for names in DISTRIBUTIONS.values() for name in names if name in found]
 
 
 def remedy() -> str:
-    """The command that completes the set of packages that is there, or installs the maintained one.
+    """Return the command that completes the installed set of packages.
 
-    Where the two sets are mixed, both are removed first.
+    Without any it installs the maintained set, and a mixture of both sets is removed first.
     """
-    there = installed()
-    ours = [name for name in there if name.startswith("onedl-")]
-    if ours and len(ours) < len(there):
-        return f"pip uninstall -y {' '.join(there)} && {ONEDL}"
-    return MMLAB if there and not ours else ONEDL
+    found = installed()
+    maintained = [name for name in found if name.startswith("onedl-")]
+    if maintained and len(maintained) < len(found):
+        return f"pip uninstall -y {' '.join(found)} && {ONEDL}"
+    return MMLAB if found and not maintained else ONEDL
 
 
 def mixture() -> str | None:
-    """A line if two distributions have written the same modules, else None."""
-    there = installed()
+    """Return a line if two installed distributions have written the same modules."""
+    found = installed()
     for name, distributions in DISTRIBUTIONS.items():
-        both = [d for d in distributions if d in there]
+        both = [d for d in distributions if d in found]
         if len(both) > 1:
             return (
                 f"mmseg_ext: {' and '.join(both)} both install the module {name!r}, and each has "
@@ -81,50 +73,58 @@ def mixture() -> str | None:
 
 @contextlib.contextmanager
 def quiet_stack_imports() -> Iterator[None]:
-    """Silence what mmcv and mmseg print and warn of parts that nothing here needs."""
+    """Silence what mmcv and mmseg print about optional parts."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.filterwarnings("ignore", message="Fail to import ``MultiScaleDeformable")
         yield
 
 
-@contextlib.contextmanager
-def _without_half_of_mmdet() -> Iterator[None]:
-    """Hide mmdet from mmseg, which tries it, where mmcv has no compiled operators.
-
-    The import would fail half-way, and the modules that did import would keep functions that refuse
-    to work, even if `mmseg_ext.detection.operators_in_pytorch` comes later.
-    """
-    if "mmdet" in sys.modules or importlib.util.find_spec(COMPILED_OPERATORS) is not None:
-        yield
-        return
-    sys.modules["mmdet"] = None  # "not found", at once
-    try:
-        yield
-    finally:
-        del sys.modules["mmdet"]
-
-
 def _import(name: str) -> ModuleType:
-    hidden = _without_half_of_mmdet() if name.startswith("mmseg") else contextlib.nullcontext()
-    with quiet_stack_imports(), hidden:
-        return importlib.import_module(name)
+    """Import a module of the stack.
+
+    mmseg tries to import mmdet, which fails half-way if mmcv has no compiled operators. The parts
+    of mmdet that were imported would keep functions that refuse to work, even if
+    `mmseg_ext.detection.operators_in_pytorch` is imported later. None in `sys.modules` makes mmdet
+    "not found" at once; Python has no other way to hide an installed package from an import.
+    """
+    hide = "mmdet" not in sys.modules and importlib.util.find_spec("mmcv") is not None
+    hide = hide and name.startswith("mmseg") and not importlib.util.find_spec(COMPILED_OPERATORS)
+    if hide:
+        sys.modules["mmdet"] = None  # type: ignore[assignment]
+    try:
+        with quiet_stack_imports():
+            return importlib.import_module(name)
+    finally:
+        if hide:
+            del sys.modules["mmdet"]
 
 
 @functools.cache
 def stack_problem(stack: tuple[str, ...] = STACK) -> str | None:
-    """None if these packages import in versions that we accept, else one line with the remedy."""
-    problems = filter(None, map(_problem, stack))
-    return next((mixture() or f"mmseg_ext: {p}; run: {remedy()}" for p in problems), None)
+    """Return None if these packages can be imported in accepted versions, else one line."""
+    for name in stack:
+        if importlib.util.find_spec(name) is None:
+            problem = f"the package {name!r} is not installed"
+        else:
+            problem = _import_problem(name)
+        if problem is not None:
+            if COMPILED_OPERATORS in problem:
+                action = "call mmseg_ext.use_operators_in_pytorch() before you import mmseg"
+            else:
+                action = f"run: {remedy()}"
+            return mixture() or f"mmseg_ext: {problem}; {action}"
+    return None
 
 
-def _problem(name: str) -> str | None:
-    if importlib.util.find_spec(name) is None:
-        return f"the package {name!r} is not installed"
+def _import_problem(name: str) -> str | None:
     try:
         version = str(getattr(_import(name), "__version__", "of unknown version"))
-        if _release(version) < _release(LOWEST[name]):
+        numbers = [
+            [int(part) for part in re.findall(r"\d+", text)[:3]] for text in (version, LOWEST[name])
+        ]
+        if numbers[0] < numbers[1]:
             return f"{name} {version} is older than {LOWEST[name]}, the oldest supported version"
-        if name == "mmseg":  # 1.2.2 imports without ftfy and mmcv's operators, its models do not
+        if name == "mmseg":  # the package of 1.2.2 imports without ftfy, its models do not
             name = "mmseg.models"
             _import(name)
     except Exception as error:  # mmseg 1.2.2 raises AssertionError for a newer mmcv
@@ -132,19 +132,15 @@ def _problem(name: str) -> str | None:
     return None
 
 
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
-
-
 def check_stack(stack: tuple[str, ...] = STACK) -> None:
-    """Raise StackError with the line of `stack_problem`, if there is a problem."""
+    """Raise StackError if any of these packages is missing or cannot be used."""
     problem = stack_problem(stack)
     if problem is not None:
         raise StackError(problem)
 
 
 def require_package(name: str, extra: str) -> None:
-    """Raise StackError, naming the extra to install, if another OpenMMLab package is missing."""
+    """Raise StackError, naming the extra to install, if a package is missing."""
     if importlib.util.find_spec(name) is None:
         raise StackError(
             f"the package {name!r} is not installed; run, in the repository's folder: "
@@ -152,23 +148,8 @@ def require_package(name: str, extra: str) -> None:
         )
 
 
-def module_version(name: str) -> str:
-    """The module's `__version__`, or why there is none."""
-    try:
-        return str(getattr(_import(name), "__version__", "unknown"))
-    except Exception as error:
-        return f"not usable: {' '.join(str(error).split())}"
-
-
-def configs_folder() -> Path:
-    """The folder of this package's configs, in an installation or in a clone."""
-    package = Path(__file__).parent
-    installed = package / ".mim" / "configs"  # in an editable installation a link to the clone's
-    return (installed if installed.is_dir() else package.parent / "configs").resolve()
-
-
 def registered_names() -> list[str]:
-    """Every name that this package has put into mmengine's registries, sorted."""
+    """Return the names that this package has registered with mmengine, sorted."""
     from mmengine import registry as registries
 
     roots = [root for root in vars(registries).values() if isinstance(root, registries.Registry)]
@@ -184,13 +165,13 @@ def registered_names() -> list[str]:
 
 
 _NO_OPERATORS = (
-    "not compiled: mmdetection's detectors run on slow stand-ins, and heads of mmsegmentation that "
-    "use other operators (PointRend, CCNet, PSANet) cannot run"
+    "not compiled: detectors run on slow replacements, and heads of mmsegmentation that use other "
+    "operators (PointRend, CCNet, PSANet) cannot run"
 )
 
 
 def has_compiled_operators() -> bool:
-    """Whether mmcv has its extension module; a stand-in has no file."""
+    """Return whether mmcv has its extension module; our replacement has no file."""
     if importlib.util.find_spec("mmcv") is None:
         return False
     found = importlib.util.find_spec(COMPILED_OPERATORS)
@@ -198,7 +179,7 @@ def has_compiled_operators() -> bool:
 
 
 def describe() -> list[tuple[str, str]]:
-    """Rows (what, value) of the environment: versions, stack, devices, ops, registered names."""
+    """Return rows (name, value): versions, devices, packages, operators, registered names."""
     import torch
 
     from mmseg_ext.version import __version__
@@ -210,7 +191,10 @@ def describe() -> list[tuple[str, str]]:
         ("devices", ", ".join([*gpus, f"CPU, {torch.get_num_threads()} threads"])),
     ]
     for name, tested in TESTED.items():
-        version = module_version(name)
+        try:
+            version = str(getattr(_import(name), "__version__", "unknown"))
+        except Exception as error:
+            version = f"not usable: {' '.join(str(error).split())}"
         same = version.partition("+")[0] == tested
         rows.append((name, version if same else f"{version} (tested with {tested})"))
     rows.append(("packages", ", ".join(installed()) or "none"))

@@ -1,3 +1,3 @@
-"""The one place where the version stands; setup.py reads it as text."""
+"""The version; setup.py reads it as text."""
 
 __version__ = "0.2.0"

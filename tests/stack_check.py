@@ -1,4 +1,4 @@
-"""Whether everything works on the packages that are installed, in about a minute.
+"""Check in about a minute that everything works with the installed packages.
 
     python tests/stack_check.py
 
@@ -26,6 +26,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from mmseg_ext.commands._flags import prepare_stack  # noqa: E402
 from mmseg_ext.environment import describe  # noqa: E402
 from tests.engine.runs import write_config  # noqa: E402
 from tests.engine.states import RANDOM, assert_same_runs  # noqa: E402
@@ -102,6 +103,7 @@ def steps(folder: Path) -> list[tuple[str, Callable[[], None]]]:
 
 
 def main() -> int:
+    prepare_stack()  # as every command does; the rows below are about its result
     for name, value in describe()[:9]:
         print(f"{name:<12} {value}")
     print()

@@ -1,4 +1,4 @@
-"""What an import registers, what it says without the mm stack, and that every model is tested."""
+"""What importing the package registers, and messages about the mm stack."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ def run(code_or_args, tmp_path, missing=()):
 
 
 def test_every_backbone_passes_the_base_tester():
-    """Heads do without further ado (tests/decode_heads/test_every_head.py)."""
+    """Heads are tested automatically (tests/decode_heads/test_every_head.py)."""
     for name in untested("backbones", BackboneTester):
         pytest.fail(
             f"{name} has no test: write a BackboneTester with its config, channels, strides and "
@@ -152,15 +152,33 @@ def test_two_distributions_of_one_module_are_named(monkeypatch):
     assert environment.remedy().startswith("pip install mmcv-lite==2.1.0")
 
 
-@pytest.mark.parametrize("version", ["0.30.0", None])
-def test_an_old_or_unknown_stack_is_named(version, monkeypatch):
+@pytest.fixture
+def checked_again():
+    """Checks of the stack are remembered: forget them before the test, and what it found."""
     environment.stack_problem.cache_clear()
+    yield
+    environment.stack_problem.cache_clear()
+
+
+@pytest.mark.parametrize("version", ["0.30.0", None])
+def test_an_old_or_unknown_stack_is_named(version, monkeypatch, checked_again):
     monkeypatch.setattr("mmseg.__version__", version)
-    try:
-        with pytest.raises(mmseg_ext.StackError, match=rf"mmseg {version} is older than 1\.2\.2"):
-            mmseg_ext.register_all_modules()
-    finally:
-        environment.stack_problem.cache_clear()
+    with pytest.raises(mmseg_ext.StackError, match=rf"mmseg {version} is older than 1\.2\.2"):
+        mmseg_ext.register_all_modules()
+
+
+def test_missing_operators_are_replaced_not_installed(monkeypatch, checked_again):
+    """mmsegmentation 1.2.2 needs mmcv's compiled operators, which mmcv-lite never has."""
+
+    def without_operators(name: str):
+        if name == "mmseg.models":
+            raise ModuleNotFoundError("No module named 'mmcv._ext'")
+        return sys.modules[name]
+
+    monkeypatch.setattr("importlib.import_module", without_operators)
+    with pytest.raises(mmseg_ext.StackError) as error:
+        mmseg_ext.register_all_modules()
+    assert "use_operators_in_pytorch()" in str(error.value) and "pip" not in str(error.value)
 
 
 def test_versions_other_than_the_tested_ones_are_named(monkeypatch):

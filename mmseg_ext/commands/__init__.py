@@ -70,7 +70,7 @@ def usable_device(name: str | None = None) -> "torch.device":
     """Return the device of this name; by default the GPU if there is one, else the CPU.
 
     Raises:
-        ValueError: if PyTorch cannot use the device; the message gives the reason.
+        ValueError: if PyTorch cannot use the device.
     """
     import torch
 

@@ -27,8 +27,8 @@ from mmseg_ext.cost.model_cost import markdown
 from mmseg_ext.datasets.shapes import Recipe
 from mmseg_ext.detection.shapes_coco import annotation_file
 from mmseg_ext.engine.launch import build_test_runner, build_train_runner, load_settings
-from mmseg_ext.environment import configs_folder
 from mmseg_ext.inference.models import get_model
+from mmseg_ext.paths import configs_folder
 from mmseg_ext.reports.curves import Curve, curves_figure, read_scalars
 from mmseg_ext.reports.page import write_report
 from mmseg_ext.reports.pictures import draw_panels
@@ -249,7 +249,7 @@ def detection_demo(
     print("mmseg_ext demo: Mask R-CNN with RMT on the embedded scenes", flush=True)
     with log_to_file_only():
         warnings.filterwarnings(
-            "ignore", message="mmseg_ext.detection.operators_in_pytorch stands in"
+            "ignore", message="mmseg_ext.detection.operators_in_pytorch replaces"
         )
         options = {**data_options(data_root, recipe), **(options or {})}
         runner = build_train_runner(DETECTION_CONFIG, options, str(work_dir), resume=resume)

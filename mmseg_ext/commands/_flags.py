@@ -14,7 +14,7 @@ from mmseg_ext.environment import BASE, STACK, check_stack
 
 
 def command_parser(description: str, epilog: str | None = None) -> argparse.ArgumentParser:
-    """Return a parser that shows the first line of `description`, and `epilog` as it is written."""
+    """Return a parser with the first line of `description`; line breaks of `epilog` are kept."""
     layout = argparse.RawDescriptionHelpFormatter if epilog else argparse.HelpFormatter
     return argparse.ArgumentParser(
         description=description.splitlines()[0], epilog=epilog, formatter_class=layout
@@ -29,7 +29,7 @@ def read_flags(
     """Parse `argv`, or with None the flags of this process, which then imports and registers.
 
     Raises:
-        StackError: if one of the packages in `stack` is missing or cannot be used.
+        StackError: if a package in `stack` is missing or cannot be used.
     """
     args = parser.parse_args(argv)
     if argv is None:

@@ -12,7 +12,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser().parse_args(argv)
-    from mmseg_ext.environment import configs_folder
+    from mmseg_ext.paths import configs_folder
 
     print(configs_folder())
     return 0

@@ -27,8 +27,8 @@ from mmseg_ext.datasets.annotation_readers import (
 )
 from mmseg_ext.datasets.dataset_report import PairCheck, Summary, progress
 from mmseg_ext.datasets.images import decode, orientation, read_bytes
-from mmseg_ext.environment import configs_folder
 from mmseg_ext.errors import LabelError, UnreadableFileError
+from mmseg_ext.paths import configs_folder
 
 IGNORED = 255
 LONG_SIDE, CROP = 512, 320  # of the images that the network sees, at most

@@ -1,7 +1,6 @@
-"""mmdetection's `CocoDataset`, refusing what it reads as fewer classes, other classes or no masks,
-and with it the embedded scenes.
+"""mmdetection's `CocoDataset` with checks, and the embedded scenes as a COCO dataset.
 
-It needs mmdetection and is imported by the configs under configs/detection, not by `mmseg_ext`.
+The module needs mmdetection. The configs in configs/detection import it; `mmseg_ext` does not.
 """
 
 from mmseg_ext.datasets.shapes import METAINFO, Recipe
@@ -18,44 +17,41 @@ from mmdet.registry import DATASETS  # noqa: E402
 
 @DATASETS.register_module()
 class CheckedCocoDataset(CocoDataset):
-    """As `CocoDataset`, with its arguments.
+    """`CocoDataset` that refuses files which it would read incorrectly.
 
-    mmdetection numbers the classes in the file's order, whatever the order of `metainfo`, and
-    drops those that the file does not have; a pipeline with `poly2mask=False` ignores every object
-    whose mask is run lengths, and trains with a loss of zero.
+    `CocoDataset` numbers the classes in the file's order, not in the order of `metainfo`, and drops
+    classes that the file does not have. With `poly2mask=False` it ignores objects whose mask is run
+    lengths, and trains with a mask loss of zero.
 
     Raises:
-        LabelError: if the file's categories, as far as they are among the classes, are not the
-            classes in their order; if the pipeline wants masks and an object has none; if it wants
-            polygons and an object has run lengths. Objects that are ignored anyway may.
+        LabelError: if the file's categories do not contain the classes in their order; if the
+            pipeline loads masks and an object has none; if it loads polygons and an object has run
+            lengths. Ignored objects are not checked.
     """
 
     def COCOAPI(self, path: str) -> COCO:
-        """The file, read and looked through: what mmdetection calls for it."""
+        """Read the file and check its categories; mmdetection calls this."""
         coco = super().COCOAPI(path)
         classes = list(self.metainfo["classes"])
         names = [category["name"] for category in coco.dataset.get("categories", [])]
         found = [name for name in names if name in classes]
         if found != classes:
             raise LabelError(
-                f"{self.ann_file}: its categories {', '.join(map(str, names)) or '(none)'} must "
-                f"hold, in this order, the classes {', '.join(classes)}; name the file's with "
-                "dataset.metainfo=dict(classes=...), and in the evaluator's data the same"
+                f"{self.ann_file}: its categories ({', '.join(map(str, names)) or 'none'}) do not "
+                f"contain the classes {', '.join(classes)} in this order; set the file's order in "
+                "dataset.metainfo=dict(classes=...)"
             )
         return coco
 
     def load_data_list(self) -> list[dict]:
         data = super().load_data_list()
-        loading = [t for t in self._steps if type(t).__name__ == "LoadAnnotations"]
+        steps = getattr(self.pipeline, "transforms", [])
+        loading = [t for t in steps if type(t).__name__ == "LoadAnnotations"]
         if any(getattr(t, "with_mask", False) for t in loading):
             polygons_only = any(not t.poly2mask for t in loading)
             for image in data:
                 self._require_masks(image, polygons_only)
         return data
-
-    @property
-    def _steps(self) -> list:
-        return getattr(self.pipeline, "transforms", [])
 
     def _require_masks(self, image: dict, polygons_only: bool) -> None:
         for instance in image["instances"]:
@@ -64,26 +60,26 @@ class CheckedCocoDataset(CocoDataset):
             mask = instance.get("mask")
             if not mask:
                 raise LabelError(
-                    f"{self.ann_file}: an object of {image['img_path']} has no segmentation, and "
-                    "the pipeline's LoadAnnotations has with_mask=True"
+                    f"{self.ann_file}: an object of {image['img_path']} has no segmentation; set "
+                    "with_mask=False in the pipeline's LoadAnnotations"
                 )
             if polygons_only and isinstance(mask, dict):
                 raise LabelError(
-                    f"{self.ann_file}: an object of {image['img_path']} has its mask as run "
-                    "lengths, which LoadAnnotations(poly2mask=False) ignores; leave poly2mask out"
+                    f"{self.ann_file}: the mask of an object of {image['img_path']} is run "
+                    "lengths, which LoadAnnotations(poly2mask=False) ignores; remove poly2mask"
                 )
 
 
 @DATASETS.register_module()
 class ShapesCocoDataset(CheckedCocoDataset):
-    """The embedded scenes; those that are not in `data_root` yet are made with their annotations.
+    """The embedded scenes, which are generated in `data_root` with their annotations.
 
     Args:
-        recipe: The fields of `shapes.Recipe`; every split in one folder must name the same.
-        kwargs: As for `CocoDataset`.
+        recipe: fields of `shapes.Recipe`, the same for all splits in a folder.
+        kwargs: arguments of `CocoDataset`.
 
     Raises:
-        FileExistsError: if `data_root` holds something else or another recipe's scenes.
+        FileExistsError: if `data_root` contains other files, or scenes of another recipe.
     """
 
     METAINFO = {name: values[1:] for name, values in METAINFO.items()}  # no background

@@ -1,16 +1,15 @@
-"""mmcv's `nms`, `soft_nms` and `roi_align` in plain PyTorch, where mmcv has no compiled operators.
+"""mmcv's `nms`, `soft_nms` and `roi_align` in plain PyTorch, for mmcv without compiled operators.
 
-mmdetection does not import without the extension module `mmcv._ext`. Importing this module puts a
-stand-in in its place, only where it is missing and never by importing `mmseg_ext` alone:
+mmdetection does not import without the extension module `mmcv._ext`. Importing this module replaces
+the extension if it is missing. `import mmseg_ext` never does:
 
     custom_imports = dict(imports=["mmseg_ext.detection.operators_in_pytorch", "mmseg_ext"])
 
-The stand-in is for trying and testing: Mask R-CNN, Cascade R-CNN, RetinaNet and Mask2Former train
-and predict with it on a CPU. Every other operator raises `NotImplementedError` with its name.
+The replacement is for tests and trials: Mask R-CNN, Cascade R-CNN, RetinaNet and Mask2Former train
+and predict with it on a CPU. All other operators raise `NotImplementedError` with their name.
 
-Follows mmcv 2.x, `ops/csrc/pytorch/cpu/{nms,roi_align}.cpp`. Deviations: `roi_align` sums in
-another order and agrees to rounding (`nms` gives the same indices); it takes the mean of a
-bin's points, and refuses the maximum.
+Follows mmcv 2.x, `ops/csrc/pytorch/cpu/{nms,roi_align}.cpp`. Deviations: `nms` returns the same
+indices; `roi_align` sums in another order, agrees to rounding, and refuses max pooling.
 """
 
 import importlib.util
@@ -30,27 +29,28 @@ from mmseg_ext.layers.precision import full_precision
 from mmseg_ext.upstream import COMPILED_OPERATORS
 
 WITH_OPERATORS = (
-    "install mmcv with its compiled operators: `mim install onedl-mmcv` takes a wheel that fits "
-    "your torch and CUDA where there is one, MMCV_WITH_OPS=1 with pip builds one from the source"
+    "install mmcv with its compiled operators: `mim install onedl-mmcv` installs a wheel if there "
+    "is one for your torch and CUDA, and pip with MMCV_WITH_OPS=1 builds it from source"
 )
 
 # --- nms ----------------------------------------------------------------------------------------
 
-_BLOCK = 256
-"""Boxes that are compared with one another at once."""
+_BLOCK = 256  # boxes that are compared with each other at once
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int = 0) -> Tensor:
-    """Greedy non-maximum suppression: a box falls to a better one that is kept and overlaps it.
+    """Return the boxes that greedy non-maximum suppression keeps.
+
+    A box is removed if a kept box with a better score overlaps it.
 
     Args:
         boxes: (N, 4) as x1, y1, x2, y2.
         scores: (N,).
-        iou_threshold: a box falls where the intersection over union is above it.
-        offset: 1 where x2 and y2 belong to the box.
+        iou_threshold: boxes overlap if their intersection over union is above it.
+        offset: 1 if x2 and y2 belong to the box.
 
     Returns:
-        The indices (K,) of the kept boxes, the best score first.
+        Indices (K,) of the kept boxes, the best score first.
     """
     order = scores.sort(descending=True).indices
     boxes = boxes[order]
@@ -58,21 +58,21 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int = 0) ->
     for start in range(0, len(boxes), _BLOCK):
         block = slice(start, start + _BLOCK)
         better = boxes[:start][keep[:start]]
-        open_ = ~(_iou(better, boxes[block], offset) > iou_threshold).any(0)
-        falls_to = (_iou(boxes[block], boxes[block], offset) > iou_threshold).triu(1)
-        keep[block] = _greedy(open_, falls_to)
+        candidates = ~(_iou(better, boxes[block], offset) > iou_threshold).any(0)
+        overlaps = (_iou(boxes[block], boxes[block], offset) > iou_threshold).triu(1)
+        keep[block] = _greedy(candidates, overlaps)
     return order[keep]
 
 
-def _greedy(open_: Tensor, falls_to: Tensor) -> Tensor:
-    """Which of the open boxes (N,) stay, where box j falls if a kept i has `falls_to[i, j]`.
+def _greedy(candidates: Tensor, overlaps: Tensor) -> Tensor:
+    """Return which candidates (N,) stay, if a kept box i removes each box j with overlaps[i, j].
 
-    Boxes fall to earlier ones alone, so that only the greedy choice is its own successor; each
-    round settles at least the first box that is not settled yet.
+    Only earlier boxes remove a box, so the greedy choice is the only fixed point. Each round
+    settles at least one more box.
     """
-    keep = open_
+    keep = candidates
     while True:
-        after = open_ & ~falls_to[keep].any(0)
+        after = candidates & ~overlaps[keep].any(0)
         if torch.equal(after, keep):
             return keep
         keep = after
@@ -89,20 +89,20 @@ def softnms(
     method: int,
     offset: int,
 ) -> Tensor:
-    """Soft non-maximum suppression (arXiv 1704.04503): overlaps lower a score instead of the box.
+    """Apply soft non-maximum suppression (arXiv 1704.04503): overlaps lower the scores of boxes.
 
     Args:
         boxes: (N, 4) as x1, y1, x2, y2.
         scores: (N,).
         dets: (N, 5); the first K rows become the kept boxes with their lowered scores.
-        iou_threshold: from this overlap on, methods 0 and 1 lower a score.
+        iou_threshold: methods 0 and 1 lower a score from this overlap on.
         sigma: width of the Gaussian of method 2.
-        min_score: a box whose score falls below it goes.
+        min_score: boxes with a lower score are removed.
         method: 0 for greedy (a score becomes 0), 1 for linear, 2 for Gaussian.
-        offset: 1 where x2 and y2 belong to the box.
+        offset: 1 if x2 and y2 belong to the box.
 
     Returns:
-        The indices (K,) of the kept boxes, in the order in which they were chosen.
+        Indices (K,) of the kept boxes, in the order in which they were chosen.
     """
     scores = scores.clone()
     rest = torch.arange(len(boxes), device=boxes.device)
@@ -123,7 +123,7 @@ def softnms(
 
 
 def _iou(a: Tensor, b: Tensor, offset: int) -> Tensor:
-    """Intersection over union of (N, 4) with (M, 4): (N, M)."""
+    """Return the intersection over union (N, M) of boxes (N, 4) and (M, 4)."""
     a, b = a[:, None], b[None]
     sides = torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])
     inter = (sides + offset).clamp(min=0).prod(-1)  # (N, M)
@@ -135,29 +135,32 @@ def _iou(a: Tensor, b: Tensor, offset: int) -> Tensor:
 
 
 class _Samples(NamedTuple):
-    """The S points at which the maps are read: those of the first RoI's first bin come first."""
+    """The S points at which the maps are read, ordered by RoI and bin."""
 
-    bin: Tensor
-    """(S,) Bin of the point, RoIs x rows x columns in one count."""
-    image: Tensor
-    """(S,)"""
-    y: Tensor
-    """(S,) In cells of the map."""
+    bin: Tensor  # (S,), RoIs x rows x columns as one index
+    image: Tensor  # (S,)
+    y: Tensor  # (S,), in cells of the map
     x: Tensor
-    per_bin: Tensor
-    """(RoIs * rows * columns,) Points in each bin."""
+    per_bin: Tensor  # (RoIs * rows * columns,), points in each bin
 
 
 def _samples(
-    rois: Tensor, rows: int, columns: int, scale: float, sampling_ratio: int, aligned: bool
+    rois: Tensor,
+    *,
+    aligned_height: int,
+    aligned_width: int,
+    spatial_scale: float,
+    sampling_ratio: int,
+    aligned: bool,
 ) -> _Samples:
-    """The points of all bins; without a `sampling_ratio` about one for each cell of the map."""
-    corners = rois[:, 1:] * scale - (0.5 if aligned else 0.0)  # x1, y1, x2, y2
+    """Return the points of all bins; without a `sampling_ratio` about one per cell of the map."""
+    rows, columns = aligned_height, aligned_width
+    corners = rois[:, 1:] * spatial_scale - (0.5 if aligned else 0.0)  # x1, y1, x2, y2
     start, size = corners[:, :2], corners[:, 2:] - corners[:, :2]
     if not aligned:
         size = size.clamp(min=1)
     elif (size < 0).any():
-        raise ValueError("rois must not have x2 < x1 or y2 < y1 where aligned=True")
+        raise ValueError("rois: x2 < x1 or y2 < y1 with aligned=True; sort the corners")
     bins = torch.tensor([columns, rows], device=rois.device)
     pitch = size / bins
     grid = torch.full_like(pitch, sampling_ratio) if sampling_ratio > 0 else pitch.ceil()
@@ -175,10 +178,10 @@ def _samples(
 
 
 def _cells(points: _Samples, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """The four cells around each point and their weights in the mean of its bin, (S, 4) each.
+    """Return the four cells around each point and their weights in its bin's mean, (S, 4) each.
 
-    A cell counts image, row and column in one. Up to a cell outside the map the border's value
-    holds; further out all weights are zero.
+    A cell is one index for image, row and column. Points up to one cell outside the map have the
+    value of the border; farther points have the weight zero.
     """
     y, x = points.y, points.x
     inside = (y >= -1) & (y <= height) & (x >= -1) & (x <= width)
@@ -194,17 +197,12 @@ def _cells(points: _Samples, height: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 def _weighted_sums(rows: Tensor, index: Tensor, weight: Tensor, length: Tensor) -> Tensor:
-    """For each bag, of `length` entries that follow one another, the sum of weight * rows[index].
+    """Return the sums (bags, C) of weight * rows[index] over consecutive bags of `length` entries.
 
-    `rows` (R, C), `index` and `weight` (E,), `length` (bags,); gives (bags, C).
+    `rows` is (R, C), `index` and `weight` are (E,), `length` is (bags,).
     """
     starts = length.cumsum(0) - length
     return embedding_bag(index, rows, starts, mode="sum", per_sample_weights=weight)
-
-
-def _common(maps: Tensor, rois: Tensor) -> torch.dtype:
-    """Where points and sums are computed: float32 or better, mixed dtypes in the better one."""
-    return torch.promote_types(full_precision(maps.dtype), rois.dtype)
 
 
 def roi_align_forward(
@@ -214,39 +212,32 @@ def roi_align_forward(
     argmax_y: Tensor,
     argmax_x: Tensor,
     *,
-    aligned_height: int,
-    aligned_width: int,
-    spatial_scale: float,
-    sampling_ratio: int,
     pool_mode: int,
-    aligned: bool,
+    **grid,
 ) -> None:
     """Write the pooled (N, C, aligned_height, aligned_width) of `input` (B, C, H, W) to `output`.
 
-    The dtypes of `input` and `rois` may differ; sums are taken in float32 or better.
-
     Args:
-        rois: (N, 5) as image, x1, y1, x2, y2.
-        argmax_y: not used, as `argmax_x`: they are for the maximum.
-        spatial_scale: cells of the map per unit of the boxes.
-        sampling_ratio: points along each side of a bin; 0 for one per begun cell.
+        rois: (N, 5) as image, x1, y1, x2, y2, in any float type.
+        argmax_y: not used, as `argmax_x`: they are for max pooling.
         pool_mode: 1, the mean of a bin's points.
-        aligned: shift the boxes by half a cell.
+        grid: aligned_height and aligned_width, the bins; spatial_scale, cells of the map per unit
+            of the boxes; sampling_ratio, points along each side of a bin, 0 for about one per
+            cell; aligned, whether boxes are shifted by half a cell.
 
     Raises:
-        NotImplementedError: for `pool_mode=0`, the maximum.
-        ValueError: where `aligned` and a box has a negative side.
+        NotImplementedError: for `pool_mode=0`, max pooling.
+        ValueError: for a box with a negative side, if `aligned`.
     """
     if pool_mode != 1:
         _refusing("roi_align with pool_mode='max'")()
     channels, height, width = input.shape[1:]
-    dtype = _common(input, rois)
-    rois = rois.to(dtype)
-    points = _samples(rois, aligned_height, aligned_width, spatial_scale, sampling_ratio, aligned)
+    dtype = torch.promote_types(full_precision(input.dtype), rois.dtype)  # float32 at least
+    points = _samples(rois.to(dtype), **grid)
     cells, weights = _cells(points, height, width)
     table = input.to(dtype).permute(0, 2, 3, 1).reshape(-1, channels)  # (B H W, C)
     pooled = _weighted_sums(table, cells.flatten(), weights.flatten(), 4 * points.per_bin)
-    shape = (len(rois), aligned_height, aligned_width, channels)
+    shape = (len(rois), grid["aligned_height"], grid["aligned_width"], channels)
     output.copy_(pooled.view(shape).permute(0, 3, 1, 2))
 
 
@@ -257,20 +248,15 @@ def roi_align_backward(
     argmax_x: Tensor,
     grad_input: Tensor,
     *,
-    aligned_height: int,
-    aligned_width: int,
-    spatial_scale: float,
-    sampling_ratio: int,
     pool_mode: int,
-    aligned: bool,
+    **grid,
 ) -> None:
     """Add the gradient of `roi_align_forward`'s input to `grad_input` (B, C, H, W)."""
     batch, channels, height, width = grad_input.shape
-    dtype = _common(grad_output, rois)
-    rois = rois.to(dtype)
-    points = _samples(rois, aligned_height, aligned_width, spatial_scale, sampling_ratio, aligned)
+    dtype = torch.promote_types(full_precision(grad_output.dtype), rois.dtype)
+    points = _samples(rois.to(dtype), **grid)
     cells, weights = _cells(points, height, width)
-    # The forward's bags are bins, these are cells; 32 bits sort faster.
+    # The bags are cells here and bins in the forward. 32 bits sort faster.
     cells, order = cells.flatten().int().sort(stable=True)
     length = torch.bincount(cells, minlength=batch * height * width)
     table = grad_output.to(dtype).permute(0, 2, 3, 1).reshape(-1, channels)  # (bins, C)
@@ -278,18 +264,13 @@ def roi_align_backward(
     grad_input += summed.view(batch, height, width, channels).permute(0, 3, 1, 2)
 
 
-# --- the stand-in -------------------------------------------------------------------------------
+# --- the extension module -----------------------------------------------------------------------
 
-_OPERATORS: dict[str, Callable] = {
-    "nms": nms,
-    "softnms": softnms,
-    "roi_align_forward": roi_align_forward,
-    "roi_align_backward": roi_align_backward,
-}
+_OPERATORS = {f.__name__: f for f in (nms, softnms, roi_align_forward, roi_align_backward)}
 
 
-class _StandIn(ModuleType):
-    """Has every name of the extension: the operators above, else a function that refuses."""
+class _Extension(ModuleType):
+    """A module with every name of the extension; other operators than the above raise an error."""
 
     def __getattr__(self, name: str) -> Callable:
         if name.startswith("__"):
@@ -300,47 +281,47 @@ class _StandIn(ModuleType):
 def _refusing(name: str) -> Callable[..., NoReturn]:
     def refuse(*args, **kwargs) -> NoReturn:
         raise NotImplementedError(
-            f"mmcv's operator {name!r} is not compiled here, and {__name__} has no stand-in for "
-            f"it: {WITH_OPERATORS}"
+            f"mmcv's operator {name!r} is not compiled, and {__name__} does not replace it; "
+            f"{WITH_OPERATORS}"
         )
 
     return refuse
 
 
-def _stand_in() -> None:
+def _replace_extension() -> None:
     if importlib.util.find_spec(COMPILED_OPERATORS) is not None:
         return
     if any(name.startswith("mmdet.models.") for name in sys.modules):
         raise StackError(
-            f"mmdetection was imported without operators and keeps doing without: import "
-            f"{__name__} before it and before mmsegmentation"
+            f"mmdetection was imported without mmcv's operators and keeps doing without; import "
+            f"{__name__} before mmdetection and mmsegmentation"
         )
-    module = _StandIn(COMPILED_OPERATORS)
+    module = _Extension(COMPILED_OPERATORS)
     module.__spec__ = ModuleSpec(COMPILED_OPERATORS, loader=None)
     sys.modules[COMPILED_OPERATORS] = module
     warnings.warn(
-        f"{__name__} stands in for mmcv's compiled operators: good for trying and testing, too "
-        f"slow for a real training. For that, {WITH_OPERATORS}",
+        f"{__name__} replaces mmcv's compiled operators, which is too slow for real trainings; "
+        f"{WITH_OPERATORS}",
         stacklevel=3,
     )
     if importlib.util.find_spec("mmdet") is not None:
-        _give_mmseg_its_bases()
+        _repair_bases()
 
 
-def _give_mmseg_its_bases() -> None:
-    """mmsegmentation's heads that are mmdetection's, where it was imported before the stand-in.
+def _repair_bases() -> None:
+    """Give mmsegmentation's Mask2Former heads their bases of mmdetection.
 
-    It gives them an empty base if mmdetection does not import, which it now does.
+    If mmsegmentation was imported first, mmdetection could not be imported, and the heads got an
+    empty base. They are registered already and other modules refer to them, so importing their
+    modules again would create second classes; the base is replaced instead.
     """
-    for name in ("Mask2FormerHead", "MaskFormerHead"):
-        module = sys.modules.get(f"mmseg.models.decode_heads.{name.lower()[:-4]}_head")
-        if module is None:
-            continue
-        from mmdet.models import dense_heads
+    if "mmseg.models.decode_heads" not in sys.modules:
+        return
+    from mmdet.models import dense_heads
+    from mmseg.models.decode_heads import mask2former_head, maskformer_head
 
-        base = getattr(dense_heads, name)
-        setattr(module, f"MMDET_{name}", base)
-        getattr(module, name).__bases__ = (base,)
+    mask2former_head.Mask2FormerHead.__bases__ = (dense_heads.Mask2FormerHead,)
+    maskformer_head.MaskFormerHead.__bases__ = (dense_heads.MaskFormerHead,)
 
 
-_stand_in()
+_replace_extension()

@@ -1,8 +1,7 @@
 """COCO annotations of the embedded scenes: the visible box and mask of every object.
 
-They lie beside the images and label maps that `shapes.generate` makes, and mmdetection's stock
-`CocoDataset` and `CocoMetric` read them. Masks are uncompressed run lengths, since rings have holes
-and polygons have none.
+They are next to the images and label maps of `shapes.generate`, in mmdetection's format. Masks are
+uncompressed run lengths because rings have holes, which polygons cannot describe.
 """
 
 import json
@@ -13,21 +12,21 @@ import numpy as np
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.datasets.shapes import FIRST_INDEX, FORMS, OBJECT, Recipe, generate, render_objects
 
-SMALLEST = 32
-"""Pixels; an object of which less is seen is no annotation."""
+SMALLEST = 32  # objects with fewer visible pixels are not annotated
 
 
 def annotation_file(root: str | Path, split: str) -> Path:
+    """Return the path of a split's annotations."""
     return Path(root, "annotations", f"instances_{split}.json")
 
 
 def annotate(root: str | Path, recipe: Recipe) -> None:
-    """Write `annotations/instances_{train,val}.json` into the folder `root`, and make its scenes.
+    """Generate the scenes in `root`, with `annotations/instances_{train,val}.json`.
 
-    Files that are there stay as they are.
+    Existing files are kept.
 
     Raises:
-        FileExistsError: if `root` holds something else or another recipe's scenes.
+        FileExistsError: if `root` contains other files, or scenes of another recipe.
     """
     generate(root, recipe)
     for split, first in FIRST_INDEX.items():
@@ -55,7 +54,7 @@ def _split(split: str, indices: range, recipe: Recipe) -> dict:
 
 
 def _shape(mask: np.ndarray) -> dict:
-    """Box, area and run lengths of a mask (H, W), which is not empty."""
+    """Return box, area and run lengths of a mask (H, W), which is not empty."""
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     top, left = int(rows[0]), int(columns[0])
     box = [left, top, int(columns[-1]) + 1 - left, int(rows[-1]) + 1 - top]
@@ -68,7 +67,7 @@ def _shape(mask: np.ndarray) -> dict:
 
 
 def run_lengths(mask: np.ndarray) -> list[int]:
-    """COCO's run lengths of a mask (H, W): down its columns, the first run of zeros."""
+    """Return COCO's run lengths of a mask (H, W), by columns; the first run is zeros."""
     flat = mask.ravel(order="F").astype(np.int8)
     edges = np.flatnonzero(np.diff(flat, prepend=0)).tolist()  # a first run of ones starts at 0
     return np.diff([0, *edges, flat.size]).tolist()

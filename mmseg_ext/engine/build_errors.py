@@ -28,7 +28,7 @@ from mmseg_ext.checkpoint.loading import unwrap_model
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.upstream import built_dataloaders
 
-# The Runner's arguments, and what else mmengine and the commands read of a config.
+# The Runner's arguments, and other keys that mmengine and the commands read.
 _KEYS = set(inspect.signature(Runner).parameters) | {
     "activation_checkpointing",
     "compile",
@@ -43,8 +43,8 @@ _KEYS = set(inspect.signature(Runner).parameters) | {
     "tta_pipeline",
 }
 _LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
-# The keys of the config that a method of the Runner reads, the most likely one first, and what it
-# calls with their settings.
+# The keys of the config that each method of the Runner reads, the most likely one first, and the
+# class or function that it calls with their settings.
 _METHODS: dict[str, tuple[tuple[str, ...], Callable | None]] = {
     "set_randomness": (("randomness",), Runner.set_randomness),
     "setup_env": (("env_cfg",), None),
@@ -309,7 +309,8 @@ def _of_type(cfg: Config, keys: list[str], registry: Registry, kind: str) -> str
 def _of_missing_package(part: _Part) -> str | None:
     """Explain heads of mmsegmentation that got an empty base because mmdetection did not import."""
     module = vars(inspect.getmodule(part.called) or inspect)
-    if BaseModule not in [value for name, value in module.items() if name.startswith("MMDET_")]:
+    bases = getattr(part.called, "__bases__", ())
+    if bases != (BaseModule,) or not any(name.startswith("MMDET_") for name in module):
         return None
     remedy = "run: pip install -e '.[mm,det]'"
     if find_spec("mmdet"):
@@ -333,7 +334,7 @@ def _of_argument(cfg: Config, part: _Part, keys: list[str], function: str, name:
 
 
 def _of_dataset(cfg: Config, part: _Part, call: _Call) -> str | None:
-    """Explain a data loader without a dataset, of which the sampler or the loader complains."""
+    """Explain a data loader without a dataset; the sampler or the loader raises the error."""
     key = part.key.split(".")[0]
     if key not in _LOADERS or call.registry not in (None, DATA_SAMPLERS):
         return None

@@ -19,8 +19,8 @@ from mmseg_ext.checkpoint.files import read_checkpoint, unwrap_state_dict
 from mmseg_ext.checkpoint.loading import check_finite
 from mmseg_ext.datasets.metainfo import classes_and_palette
 from mmseg_ext.engine.launch import load_settings
-from mmseg_ext.environment import configs_folder
 from mmseg_ext.errors import CheckpointError
+from mmseg_ext.paths import configs_folder
 from mmseg_ext.version import __version__
 
 # SHA-256 of weights/NAME.pth, which is also a file of the project's release.

@@ -15,9 +15,9 @@ from mmseg_ext.commands import attention_maps as attention_pictures
 from mmseg_ext.commands import export as deployment
 from mmseg_ext.commands.image_demo import main
 from mmseg_ext.datasets.metainfo import classes_and_palette
-from mmseg_ext.environment import configs_folder
 from mmseg_ext.inference.export import ExportedSegmentor
 from mmseg_ext.inference.models import DEFAULT, pretrained_weights
+from mmseg_ext.paths import configs_folder
 from tests.configs import CONFIGS
 from tests.models import randomise
 
