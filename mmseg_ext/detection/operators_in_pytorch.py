@@ -320,8 +320,13 @@ def _repair_bases() -> None:
     from mmdet.models import dense_heads
     from mmseg.models.decode_heads import mask2former_head, maskformer_head
 
-    mask2former_head.Mask2FormerHead.__bases__ = (dense_heads.Mask2FormerHead,)
-    maskformer_head.MaskFormerHead.__bases__ = (dense_heads.MaskFormerHead,)
+    for module, name in (
+        (mask2former_head, "Mask2FormerHead"),
+        (maskformer_head, "MaskFormerHead"),
+    ):
+        base = getattr(dense_heads, name)
+        setattr(module, f"MMDET_{name}", base)  # their constructors look at it
+        getattr(module, name).__bases__ = (base,)
 
 
 _replace_extension()

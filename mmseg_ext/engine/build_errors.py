@@ -73,7 +73,7 @@ def explained(cfg: Config) -> Iterator[None]:
     """Explain errors that are raised while parts of `cfg`, or weights that it names, are loaded.
 
     Raises:
-        LaunchError: in one line, if the error is about a setting or a file.
+        LaunchError: in one line, if the error is about a setting, a file or a missing package.
         RuntimeError: for any other error of a part of the config. It names the part, and the error
             is its cause. Errors of this package, and errors outside the config, pass unchanged.
     """
@@ -222,7 +222,7 @@ class _Part(NamedTuple):
 
 
 def _explanation(cfg: Config, calls: _Calls, error: Exception) -> tuple[bool, str | None]:
-    """Return whether the error is about a setting or a file, and the line that explains it."""
+    """Return whether the error is about a setting, file or package, and the explaining line."""
     trace = traceback.extract_tb(error.__traceback__)
     if any(f.name == "load_checkpoint" and "mmengine" in f.filename for f in trace):
         return True, _of_weights(cfg, error)
@@ -248,7 +248,7 @@ def _explanation(cfg: Config, calls: _Calls, error: Exception) -> tuple[bool, st
     named = _named_settings(part, reason)
     where = f"{part.key}.{named}" if part.key and named else part.key or named or "config"
     line = f"{where}: {reason} ({Path(trace[-1].filename).name}:{trace[-1].lineno})"
-    return bool(named) or isinstance(error, OSError), line
+    return bool(named) or isinstance(error, OSError | ImportError), line
 
 
 def _failed_part(cfg: Config, calls: Iterable[_Call]) -> tuple[_Part, list[str]]:
