@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from mmseg_ext.commands import train
 from mmseg_ext.commands._flags import read_launch_flags
@@ -13,18 +14,22 @@ def parser() -> argparse.ArgumentParser:
     parser = train.parser()
     parser.description = __doc__
     parser.add_argument(
-        "--world-size", type=int, default=int(os.environ.get("WORLD_SIZE", 1)), help="processes"
+        "--world-size", type=int, help="number of GPUs; also prints the options for that many"
     )
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the resolved config, then the record of `run.json`; nothing is built or written.
+    """Print the resolved config and the record of `run.json`, without building a model.
 
-    The number of processes is `WORLD_SIZE` where that is set, else `--world-size`.
+    With `--world-size` the record has `plans`: ways to train on so many GPUs, with the memory of
+    each GPU, computed on tensors without data. Otherwise `WORLD_SIZE` is the number of processes.
     """
     args = read_launch_flags(parser(), argv)
+    from mmengine.logging import MMLogger
+
     from mmseg_ext.commands._launch import exit_on_run_error
+    from mmseg_ext.cost.step_memory import GIBI, plans
     from mmseg_ext.engine.amp import enable_amp
     from mmseg_ext.engine.launch import enable_learning_rate_scaling, load_settings
     from mmseg_ext.engine.run_record import describe_run
@@ -36,6 +41,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.auto_scale_lr:
             enable_learning_rate_scaling(cfg)
         seed = cfg.get("randomness", {}).get("seed")
-        record = describe_run(cfg, args.world_size, seed)
+        processes = args.world_size or int(os.environ.get("WORLD_SIZE", 1))
+        record = describe_run(cfg, processes, seed)
+    if args.world_size and "auto_scale_lr" in cfg and "crop_size" in cfg:
+        MMLogger.get_current_instance().setLevel("WARNING")  # a line for each parameter
+        record["plans"] = []
+        for plan in plans(cfg, args.world_size):
+            memory, checkpoint = (round(size / GIBI, 1) for size in plan.memory(cfg))
+            sizes = {"memory_gib": memory, "checkpoint_gib": checkpoint}
+            record["plans"].append({**asdict(plan), **sizes})
     print(cfg.pretty_text)
     print(json.dumps(record, indent=2, default=str))

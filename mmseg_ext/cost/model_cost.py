@@ -1,4 +1,4 @@
-"""What a config's network costs: parameters, multiply-adds, time and memory of a forward."""
+"""Parameters and multiply-adds of a config's network, and tables of costs."""
 
 import os
 import platform
@@ -12,25 +12,22 @@ from mmseg.registry import MODELS
 from torch import Tensor, nn
 
 from mmseg_ext.cost.multiply_adds import count_multiply_adds
-from mmseg_ext.cost.timing import compare_times, inference_step
 from mmseg_ext.engine.launch import load_settings
 
 
 @dataclass
 class Cost:
-    """What a network needs for one input: milliseconds and MiB, None until they are measured."""
+    """Parameters and multiply-adds of a network for one input."""
 
     name: str
     input_shape: Sequence[int]
     parameters: int
     module_multiply_adds: int
     all_multiply_adds: int
-    inference_ms: float | None = None
-    inference_mib: float | None = None
 
 
 class _Network(nn.Module):
-    """Backbone, neck and decode head; gives scores on the head's own map."""
+    """Backbone, neck and decode head, without resizing the logits."""
 
     def __init__(self, model: dict):
         super().__init__()
@@ -42,13 +39,13 @@ class _Network(nn.Module):
 
 
 def count_config(path: Path) -> Cost:
-    """`count_model` of a config's model and crop, under the config's name."""
+    """Count the parameters and multiply-adds of a config's model on one of its crops."""
     config = load_settings(str(path))
     return count_model(path.stem, config.model, config.crop_size)
 
 
 def count_model(name: str, model: dict, size: Sequence[int]) -> Cost:
-    """Parameters and multiply-adds of a config's `model` on one crop of `size` (H, W)."""
+    """Count the parameters and multiply-adds of a config's `model` for an image of `size` (H, W)."""
     with torch.device("meta"):
         network, images = _Network(model).eval(), torch.empty(1, 3, *size)
         counted = count_multiply_adds(network, images)
@@ -56,17 +53,8 @@ def count_model(name: str, model: dict, size: Sequence[int]) -> Cost:
     return Cost(name, tuple(images.shape), parameters, counted.modules, counted.all)
 
 
-def measure_config(path: Path, cost: Cost, rounds: int, batch: int = 1, **placement) -> None:
-    """Fill in time and memory of a forward of `batch` crops; `placement` goes to `Module.to`."""
-    config = load_settings(str(path))
-    network = _Network(config.model).to(**placement)
-    images = torch.randn(batch, 3, *config.crop_size).to(**placement)
-    (result,) = compare_times({"": inference_step(network, images)}, rounds, images.device).values()
-    cost.inference_ms, cost.inference_mib = result.ms, result.mib
-
-
 def machine(device: str | torch.device = "cpu") -> str:
-    """What the numbers were measured on, in a few words."""
+    """Describe the device that runs measurements, in a few words."""
     version = torch.__version__.split("+")[0]
     if torch.device(device).type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {version}"
@@ -74,11 +62,11 @@ def machine(device: str | torch.device = "cpu") -> str:
     return f"{name}, {torch.get_num_threads()} threads, torch {version}"
 
 
-HEADINGS = ["config", "crop", "parameters, M", "GMAC, modules", "GMAC, all", "ms", "MiB"]
+HEADINGS = ["config", "crop", "parameters, M", "GMAC, modules", "GMAC, all"]
 
 
 def cells(cost: Cost) -> list[str]:
-    """The texts under `HEADINGS`."""
+    """Return the row under `HEADINGS`."""
     height, width = cost.input_shape[2:]
     return [
         f"`{cost.name}`",
@@ -86,12 +74,10 @@ def cells(cost: Cost) -> list[str]:
         f"{cost.parameters / 1e6:.2f}",
         f"{cost.module_multiply_adds / 1e9:.2f}",
         f"{cost.all_multiply_adds / 1e9:.2f}",
-        "" if cost.inference_ms is None else f"{cost.inference_ms:,.0f}",
-        "" if cost.inference_mib is None else f"{cost.inference_mib:,.0f}",
     ]
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; all columns but the first are aligned to the right."""
+    """Format a Markdown table with all columns but the first aligned to the right."""
     lines = [headings, [":--", *["--:"] * (len(headings) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

@@ -1,6 +1,6 @@
-"""Multiply-adds of a forward in two conventions, by PyTorch's counter of operators.
+"""Multiply-adds of a forward pass in two conventions, with PyTorch's operator counter.
 
-mmengine's `FlopAnalyzer` leaves out the kernels of scaled-dot-product attention.
+mmengine's `FlopAnalyzer` does not count scaled dot-product attention.
 """
 
 import math
@@ -14,12 +14,12 @@ from mmseg_ext.layers.lambda_layer import LambdaLayer
 
 
 class MultiplyAdds(NamedTuple):
-    """Multiply-adds of one forward.
+    """Multiply-adds of one forward pass.
 
-    `modules` counts convolution and linear modules, as mmcv's `get_model_complexity_info` and most
-    papers' segmentation tables do, without products of attention. `all` counts every convolution
-    and matrix product that runs, and a lambda layer as the paper's dense form
-    (`lambda_multiply_adds`): the products that it runs over positions are no matrix products.
+    `modules` counts convolution and linear modules, like mmcv's `get_model_complexity_info` and the
+    segmentation tables of most papers; products inside attention are missing. `all` counts every
+    convolution and matrix product. It counts a lambda layer as the paper's dense form
+    (`lambda_multiply_adds`), because the fast forms do not run it as matrix products.
     """
 
     modules: int
@@ -27,12 +27,12 @@ class MultiplyAdds(NamedTuple):
 
 
 def count_multiply_adds(model: nn.Module, x: Tensor) -> MultiplyAdds:
-    """Multiply-adds of `model(x)`, the same on every device, the meta device included."""
+    """Count the multiply-adds of `model(x)`; the result is the same on every device, also meta."""
     with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=_MORE_KERNELS) as counter:
         model(x)
     counts = counter.get_flop_counts()
     root = type(model).__name__
-    named = model.named_modules(remove_duplicate=False)  # the counter takes any of a module's names
+    named = model.named_modules(remove_duplicate=False)  # the counter uses any of them
     modules = {f"{root}.{name}" if name else root: module for name, module in named}
 
     def products(name: str) -> int:
@@ -51,14 +51,14 @@ def count_multiply_adds(model: nn.Module, x: Tensor) -> MultiplyAdds:
 
 
 def lambda_multiply_adds(layer: LambdaLayer, positions: int) -> int:
-    """Of one map in the paper's dense form, without the projection; taps on padding count."""
+    """Count the paper's dense form for one map: without projection, with taps on padding."""
     pairs = layer.key_depth * layer.value_depth
     taps = positions if layer.resolution is not None else layer.receptive_field**2
     content = layer.intra_depth + layer.num_heads
     return positions * pairs * (content + layer.intra_depth * taps + layer.num_heads)
 
 
-# Missing in torch's own table, which has the kernels of the other devices and `baddbmm`.
+# Kernels that torch's own table lacks.
 _MORE_KERNELS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
         lambda query, key, value, *args, **kwargs: sdpa_flop_count(query, key, value)

@@ -1,6 +1,7 @@
-"""Peak memory of one training step, computed without a GPU and without the memory."""
+"""Peak memory of a training step on a GPU, computed without one; and plans for numbers of GPUs."""
 
 import contextlib
+import copy
 import weakref
 from dataclasses import dataclass
 
@@ -17,14 +18,16 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from mmseg_ext.cost.dataless import DatalessTensor, PretendedDevice
 
+GIBI = 2**30
+
 
 @dataclass
 class StepMemory:
     """Bytes of one training step on one GPU.
 
-    `total` is the peak. It is below the sum of the other four: when the activations are largest,
-    most gradients do not exist yet. Not counted: the CUDA context, workspaces of cuDNN and cuBLAS,
-    fragmentation, and an EMA's copy of the weights.
+    `total` is the peak. It is below the sum of the others: most gradients do not exist yet when the
+    activations are largest. Not counted: the CUDA context, workspaces of cuDNN and cuBLAS,
+    fragmentation, and the copy of the weights that an EMA keeps.
     """
 
     weights: int
@@ -33,102 +36,178 @@ class StepMemory:
     activations: int
     total: int
 
+    def peak(self, gpus: int = 1, accumulation: int = 1) -> int:
+        """Return the peak on each of several GPUs and with accumulated gradients."""
+        kept = self.weights + self.gradients + self.optimizer + self.activations
+        one = self.total if accumulation == 1 else kept  # gradients of the batches before
+        # DistributedDataParallel has a second copy of all gradients.
+        return one + (self.gradients if gpus > 1 else 0)
+
     @property
-    def with_ddp(self) -> int:
-        """The peak on one of several GPUs: DistributedDataParallel copies all gradients."""
-        return self.total + self.gradients
+    def checkpoint(self) -> int:
+        """Size of a training checkpoint."""
+        return self.weights + self.optimizer
 
 
 class MemoryTracker(PretendedDevice):
-    """A `PretendedDevice` that adds up the storages of its tensors.
+    """A `PretendedDevice` that adds up its tensors' storages; `current` and `peak` are in bytes."""
 
-    `current` and `peak` are bytes; `gradients_at_peak` those of `.grad` when the peak was reached.
-    """
-
-    def __init__(self, kind: str = "cuda"):
-        super().__init__(kind)
+    def __init__(self):
+        super().__init__()
         self.current = self.peak = self.gradients = self.gradients_at_peak = 0
         self._known = WeakIdKeyDictionary()
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         outputs = super().__torch_dispatch__(operator, types, args, kwargs)
-        self.track(outputs)
+        for output in tree_leaves(outputs):
+            if isinstance(output, DatalessTensor):
+                self._count(output.meta.untyped_storage())
         return outputs
 
-    def track(self, tensors) -> None:
-        for tensor in tree_leaves(tensors):
-            if not isinstance(tensor, DatalessTensor):
-                continue
-            storage = tensor.meta.untyped_storage()
-            if storage in self._known:
-                continue
-            self._known[storage] = None
-            self.current += storage.nbytes()
-            weakref.finalize(storage, self._release, storage.nbytes())
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        if storage in self._known:
+            return
+        self._known[storage] = None
+        weakref.finalize(storage, self._release, storage.nbytes())
+        self.current += storage.nbytes()
         if self.current > self.peak:
             self.peak, self.gradients_at_peak = self.current, self.gradients
-
-    def count_gradient(self, parameter: nn.Parameter) -> None:
-        """Add the gradient of a parameter that a backward has just reached."""
-        self.gradients += parameter.grad.numel() * parameter.grad.element_size()
 
     def _release(self, size: int) -> None:
         self.current -= size
 
+    def count_gradient(self, parameter: nn.Parameter) -> None:
+        """Add the gradient that a backward has just left at a parameter to `gradients`."""
+        self.gradients += parameter.grad.numel() * parameter.grad.element_size()
 
-def training_memory(config: Config, amp: bool = False, kind: str = "cuda") -> StepMemory:
-    """Compute the memory of a training step of a config's model, crop, batch and optimizer.
 
-    `amp` is mixed precision in a half type; a config whose optimizer wrapper has it gets it anyway.
-    `kind` is the device type: a CPU runs other kernels.
+def training_memory(config: Config, amp: bool = False) -> StepMemory:
+    """Compute the memory of one step of a config's model and optimizer on a batch of its crops.
+
+    `amp` asks for mixed precision, which a config can also have of its own.
     """
     settings = config.optim_wrapper.to_dict()
     amp = amp or "Amp" in settings["type"]
-    settings = {k: v for k, v in settings.items() if k not in ("type", "dtype", "loss_scale")}
-    with MemoryTracker(kind) as tracker:
-        model = build_model(config.model, tracker)
-        wrapper = build_optim_wrapper(model, {"type": "OptimWrapper", **settings})
-        if kind == "cuda":  # the default of torch.optim on a GPU
-            for group in wrapper.optimizer.param_groups:
-                group["foreach"] = True
+    for key in ("type", "dtype", "loss_scale"):
+        settings.pop(key, None)
+    with MemoryTracker() as tracker:
+        model = build_training_model(config.model, tracker)
+        wrapper = build_optim_wrapper(model, {**settings, "type": "OptimWrapper"})
+        for group in wrapper.optimizer.param_groups:
+            group["foreach"] = True  # torch's default on a GPU
         weights = tracker.current
         trained = [p for p in model.parameters() if p.requires_grad]
         for parameter in trained:
             parameter.register_post_accumulate_grad_hook(tracker.count_gradient)
-        tracker.peak = tracker.current
-        loss = training_loss(model, *training_batch(config, tracker.device), amp)
+        tracker.peak = weights
+        with torch.autocast("cuda", torch.float16) if amp else contextlib.nullcontext():
+            loss = training_loss(model, batch_of(config, tracker.device))
         wrapper.backward(loss)
         del loss
-        peak, gradients_at_peak = tracker.peak, tracker.gradients_at_peak
-        tracker.peak, before = tracker.current, tracker.current
-        wrapper.step()  # creates the optimizer's state, which later steps hold all the time
+        in_backward = tracker.peak
+        activations = in_backward - weights - tracker.gradients_at_peak
+        before = tracker.peak = tracker.current
+        wrapper.step()  # creates the state, which exists during all further steps
         optimizer = tracker.current - before
     gradients = sum(p.numel() * p.element_size() for p in trained)
-    activations = peak - weights - gradients_at_peak
-    return StepMemory(weights, gradients, optimizer, activations, max(peak + optimizer, tracker.peak))
+    total = max(in_backward + optimizer, tracker.peak)
+    return StepMemory(weights, gradients, optimizer, activations, total)
 
 
-def build_model(settings: dict, device: PretendedDevice) -> nn.Module:
-    """Build a config's model, in training mode, on the pretended device."""
+def build_training_model(settings: dict, device: PretendedDevice) -> nn.Module:
+    """Build a config's `model` on the pretended device, in training mode."""
     with torch.device("meta"):
         model = revert_sync_batchnorm(MODELS.build({**settings, "pretrained": None}))
-    device.adopt(model).data_preprocessor.to(device.device)  # to which it moves batches
+    device.adopt(model).data_preprocessor.to(device.device)  # it moves batches there
     return model.train()
 
 
-def training_batch(config: Config, device: torch.device) -> tuple[list, list]:
-    """Return images and labels of one batch of crops, as the config's pipeline packs them."""
+def batch_of(config: Config, device: torch.device) -> dict:
+    """Return a batch of the config's crops, as its dataloader gives them to the model."""
     images, samples = [], []
+    size = {"img_shape": config.crop_size, "ori_shape": config.crop_size}
     for _ in range(config.train_dataloader.batch_size):
         images.append(torch.zeros(3, *config.crop_size, dtype=torch.uint8, device=device))
         label = torch.zeros(1, *config.crop_size, dtype=torch.long, device=device)
-        size = {"img_shape": config.crop_size, "ori_shape": config.crop_size}
         samples.append(SegDataSample(metainfo=size, gt_sem_seg=PixelData(data=label)))
-    return images, samples
+    return {"inputs": images, "data_samples": samples}
 
 
-def training_loss(model: nn.Module, images: list, samples: list, amp: bool) -> Tensor:
+def training_loss(model: nn.Module, batch: dict) -> Tensor:
     """Return the loss that mmengine's `train_step` minimizes."""
-    with torch.autocast("cuda", torch.float16) if amp else contextlib.nullcontext():
-        data = model.data_preprocessor({"inputs": images, "data_samples": samples}, True)
-        return model.parse_losses(model(**data, mode="loss"))[0]
+    data = model.data_preprocessor(batch, training=True)
+    return model.parse_losses(model(**data, mode="loss"))[0]
+
+
+@dataclass
+class Plan:
+    """Options that train a config on `gpus` GPUs; `exact` if they keep the published protocol."""
+
+    gpus: int
+    images: int
+    accumulation: int
+    options: str
+    exact: bool
+
+    def memory(self, config: Config, amp: bool = False) -> tuple[int, int]:
+        """Return the peak on each GPU and the size of a checkpoint, in bytes."""
+        config = copy.deepcopy(config)
+        config.train_dataloader.batch_size = self.images
+        memory = training_memory(config, amp)
+        return memory.peak(self.gpus, self.accumulation), memory.checkpoint
+
+
+def plans(config: Config, gpus: int) -> list[Plan]:
+    """Return the ways to train a config on a number of GPUs, the exact one first.
+
+    Equal batches are exact for SyncBN and models without batch norm. Accumulation is not exact with
+    batch norm: its statistics are of the images that are on the GPUs together.
+    """
+    batch, images = config.auto_scale_lr.base_batch_size, config.train_dataloader.batch_size
+    found = []
+    if batch % gpus == 0:
+        own = batch // gpus
+        options = "" if own == images else f"--cfg-options train_dataloader.batch_size={own}"
+        found.append(Plan(gpus, own, 1, options, own == images or not _has_norm(config, "BN")))
+    else:
+        options = "--auto-scale-lr --cfg-options train_dataloader.batch_size=1"
+        found.append(Plan(gpus, 1, 1, options, False))
+    times, rest = divmod(batch, gpus * images)
+    if times > 1 and rest == 0:
+        exact = not (_has_norm(config, "BN") or _has_norm(config, "SyncBN"))
+        found.append(Plan(gpus, images, times, _accumulation(config, times), exact))
+    return found
+
+
+def _has_norm(settings, kind: str) -> bool:
+    if isinstance(settings, dict):
+        norm = settings.get("norm_cfg") or {}
+        return norm.get("type") == kind or any(_has_norm(v, kind) for v in settings.values())
+    return isinstance(settings, list | tuple) and any(_has_norm(v, kind) for v in settings)
+
+
+def _accumulation(config: Config, times: int) -> str:
+    """Return options that accumulate `times` batches a step and count iterations accordingly."""
+    options = {"optim_wrapper.accumulative_counts": times}
+    for key in ("max_iters", "val_interval"):
+        options[f"train_cfg.{key}"] = times * config.train_cfg[key]
+    options["default_hooks.checkpoint.interval"] = times * config.default_hooks.checkpoint.interval
+    for i, scheduler in enumerate(config.param_scheduler):
+        for key in ("begin", "end", "interval"):
+            if scheduler.get(key):
+                options[f"param_scheduler.{i}.{key}"] = times * scheduler[key]
+    return "--cfg-options " + " ".join(f"{key}={value}" for key, value in options.items())
+
+
+MEMORY_HEADINGS = [
+    *("config", "crop", "images", "weights", "gradients", "optimizer", "activations", "total, GiB"),
+    *("with DDP", "checkpoint"),
+]
+
+
+def memory_cells(name: str, config: Config, memory: StepMemory) -> list[str]:
+    """Return the row under `MEMORY_HEADINGS`."""
+    parts = (memory.weights, memory.gradients, memory.optimizer, memory.activations, memory.total)
+    sizes = [f"{size / GIBI:.2f}" for size in (*parts, memory.peak(gpus=2), memory.checkpoint)]
+    height, width = config.crop_size
+    return [f"`{name}`", f"{height}x{width}", str(config.train_dataloader.batch_size), *sizes]

@@ -1,4 +1,4 @@
-"""Functions that take turns in one process: their times, the ratios and the peak memory."""
+"""Time and peak memory of functions that alternate in one process."""
 
 import ctypes
 import gc
@@ -16,7 +16,7 @@ MEBI = 2**20
 
 
 class Result(NamedTuple):
-    """Median milliseconds, median ratio to the first function's time, peak MiB above the start."""
+    """Median milliseconds, median of time / first function's time, peak MiB above the start."""
 
     ms: float
     ratio: float
@@ -29,19 +29,19 @@ def compare_times(
     device: str | torch.device = "cpu",
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Result]:
-    """Time and memory of every function, by name, after one round that is not counted.
+    """Measure time and memory of each function, after one round of warm-up.
 
-    The functions take turns, so a drifting machine is fair to all. The clock `time.process_time`
-    leaves out what other processes take of the CPU.
+    The functions alternate, so a machine that gets slower affects all of them. With
+    `clock=time.process_time` other processes on the CPU do not count.
     """
-    synchronise = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for i in range(1 + rounds):
         for name, function in functions.items():
-            synchronise()
+            synchronize()
             start = clock()
             function()
-            synchronise()
+            synchronize()
             if i > 0:
                 seconds[name].append(clock() - start)
     first = next(iter(seconds.values()))
@@ -54,11 +54,10 @@ def compare_times(
 
 
 def peak_memory(function: Callable[[], object], device: str | torch.device = "cpu") -> float:
-    """Bytes that one call needs above what the process held at its start.
+    """Measure the bytes that one call needs in addition to those in use before it.
 
-    On a GPU this is the allocator's peak. On a CPU it is the peak resident set, whose high-water
-    mark Linux alone lets a process reset: elsewhere it is unknown, not a number. The first call of
-    a kernel also loads libraries: call the function once before.
+    On a GPU this is the allocator's peak; on a CPU it is the peak resident set, and nan outside
+    Linux. Call the function once before: the first call of a kernel also loads libraries.
     """
     gc.collect()
     if torch.device(device).type == "cuda":
@@ -75,7 +74,7 @@ def peak_memory(function: Callable[[], object], device: str | torch.device = "cp
     def status_bytes(field: str) -> int:
         return int(status.read_text().split(f"{field}:")[1].split()[0]) * 1024
 
-    ctypes.CDLL(None).malloc_trim(0)  # freed memory that the allocator keeps would hide a peak
+    ctypes.CDLL(None).malloc_trim(0)  # freed memory that the allocator keeps would hide the peak
     reset.write_text("5")  # resets VmHWM to the current resident set
     start = status_bytes("VmRSS")
     function()
@@ -83,7 +82,7 @@ def peak_memory(function: Callable[[], object], device: str | torch.device = "cp
 
 
 def inference_step(function: Callable[[Tensor], object], x: Tensor) -> Callable[[], object]:
-    """A call without gradients; a module runs in eval mode."""
+    """Return a function that runs `function(x)` without gradients; a module in eval mode."""
 
     @torch.no_grad()
     def run() -> object:
@@ -96,9 +95,9 @@ def inference_step(function: Callable[[Tensor], object], x: Tensor) -> Callable[
 def training_step(
     function: Callable[[Tensor], object], x: Tensor, parameters: Iterable[Tensor] = ()
 ) -> Callable[[], object]:
-    """A forward, and the gradients of the outputs' sum by the input and the parameters.
+    """Return a function that runs forward and backward, for the input and the parameters.
 
-    A module runs in training mode and brings its own parameters.
+    A module runs in training mode, with its own parameters.
     """
     if isinstance(function, nn.Module):
         parameters = function.parameters()
@@ -109,7 +108,7 @@ def training_step(
         _set_mode(function, training=True)
         outputs = function(x)
         outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-        # Ones that take memory, as the gradients of a real loss do.
+        # A sum's gradient is one number; that of a real loss takes memory.
         return torch.autograd.grad(outputs, leaves, [torch.ones_like(y) for y in outputs])
 
     return run
