@@ -89,7 +89,7 @@ class PretendedDevice(TorchDispatchMode):
             kwargs = {**kwargs, "device": "meta"}
         if ours:
             args, kwargs = tree_map(_as_meta, (args, kwargs))
-        outputs = _LARGEST.get(operator, operator)(*args, **kwargs)
+        outputs = _run(operator, args, kwargs)
 
         def adopted(output):
             if not (isinstance(output, Tensor) and output.is_meta):
@@ -133,6 +133,29 @@ _TWO_DEVICES = {
 }
 
 
+def _run(operator, args: tuple, kwargs: dict):
+    if operator in _FORMS:
+        return _FORMS[operator](*args, **kwargs)
+    # Most operators of an optimizer's step; torch's own functions for meta tensors are slow.
+    name = operator.overloadpacket.__name__
+    if name.startswith("_foreach_"):
+        return None if name.endswith("_") else [torch.empty_like(x) for x in args[0]]
+    return args[0] if name in _IN_PLACE else operator(*args, **kwargs)
+
+
+_IN_PLACE = set("add_ sub_ mul_ div_ relu_ zero_ fill_ copy_ addcmul_ addcdiv_ lerp_".split())
+
+
+def _batch_norm(x, weight, bias, mean, variance, training, momentum, eps):
+    count = x.shape[1] if training else 0
+    saved = (x.new_empty(count, dtype=torch.float32) for _ in range(2))
+    return torch.empty_like(x), *saved
+
+
+def _batch_norm_backward(gradient, x, weight, *rest):
+    return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
+
+
 def _copied(x, **options):
     """Return `x` itself where `.to(device)` changes nothing: C++ sees the meta device and copies."""
     stays = x.is_meta and options.get("dtype") in (None, x.dtype)
@@ -153,9 +176,11 @@ def _with_masks(operator):
     return run
 
 
-# Operators whose results depend on values.
-_LARGEST = {
+# Operators whose results depend on values, or whose own meta form is slow.
+_FORMS = {
     aten._local_scalar_dense.default: lambda x: torch.ones((), dtype=x.dtype).item(),
+    aten.native_batch_norm.default: _batch_norm,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten.nonzero.default: lambda x: x.new_empty(x.numel(), x.dim(), dtype=torch.long),
     aten.masked_select.default: lambda x, mask: x.new_empty(x.numel()),
     aten._to_copy.default: _copied,

@@ -1,0 +1,142 @@
+"""The memory of a training step: against measured steps, and in the plans for several GPUs."""
+
+import copy
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.optim import build_optim_wrapper
+from mmseg.registry import MODELS
+
+from mmseg_ext.commands.model_cost import main as model_cost
+from mmseg_ext.commands.print_config import main as print_config
+from mmseg_ext.cost.step_memory import (
+    GIBI,
+    StepMemory,
+    batch_of,
+    plans,
+    training_loss,
+    training_memory,
+)
+from tests.configs import CONFIGS
+
+PAGE = Path(__file__).parents[2] / "docs" / "several_gpus.md"
+
+
+def load(name: str) -> Config:
+    return Config.fromfile(CONFIGS / f"{name}.py")
+
+
+def tensor_bytes(tensors) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def measured_peak(config: Config) -> int:
+    """Run two steps on the CPU; return what its allocator held at the peak of the second."""
+    model = MODELS.build(config.model).train()
+    settings = {**config.optim_wrapper.to_dict(), "type": "OptimWrapper"}
+    wrapper = build_optim_wrapper(model, settings)
+    wrapper.update_params(training_loss(model, batch_of(config, "cpu")))
+    states = [s for state in wrapper.optimizer.state.values() for s in state.values() if s.dim()]
+    with torch.profiler.profile(profile_memory=True) as profile:
+        wrapper.update_params(training_loss(model, batch_of(config, "cpu")))
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    current = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        current += event.nbytes()
+        peak = max(peak, current)
+    return peak + tensor_bytes(states) + tensor_bytes(model.state_dict().values())
+
+
+@pytest.mark.parametrize(
+    "name", ["ea_r18_shapes", "danet_r18_shapes", "masa_r18_camvid_8k", "fpn_eamlp_camvid_8k"]
+)
+def test_computed_memory_is_the_measured_one(name):
+    config = load(name)
+    config.optim_wrapper = {k: v for k, v in config.optim_wrapper.items() if k != "dtype"}
+    config.optim_wrapper.type = "OptimWrapper"  # float32: a CPU's mixed precision is another
+    assert training_memory(config).total == pytest.approx(measured_peak(config), rel=0.1)
+
+
+def test_memory_of_parts_and_of_larger_batches():
+    """SGD with momentum keeps one number for each parameter, AdamW two."""
+    config = load("ea_r18_shapes")
+    memory = training_memory(config)
+    assert memory.gradients == pytest.approx(memory.weights, rel=0.01)
+    assert memory.optimizer == 2 * memory.gradients
+    config.optim_wrapper.optimizer = {"type": "SGD", "lr": 0.1, "momentum": 0.9}
+    assert training_memory(config).optimizer == memory.gradients
+    config.train_dataloader.batch_size *= 2
+    assert training_memory(config).activations == pytest.approx(2 * memory.activations, rel=0.05)
+    assert 0.45 < training_memory(config, amp=True).activations / (2 * memory.activations) < 0.75
+
+
+def test_hard_example_mining_has_the_largest_size():
+    """The number of hard pixels depends on the values: all of them are counted."""
+    config = load("ea_r18_shapes")
+    before = training_memory(config).activations
+    config.model.decode_head.sampler = {"type": "OHEMPixelSampler", "thresh": 0.7, "min_kept": 100}
+    assert training_memory(config).activations >= before
+    config.model.type = "EncoderDecoder"
+    assert training_memory(config).activations > 1.2 * before
+
+
+def test_peak_with_several_gpus_and_accumulation():
+    memory = StepMemory(weights=10, gradients=10, optimizer=20, activations=100, total=131)
+    assert (memory.peak(), memory.peak(gpus=2), memory.checkpoint) == (131, 141, 30)
+    assert memory.peak(accumulation=2) == 140
+
+
+def test_the_command_prints_gibibytes(capsys):
+    config = str(CONFIGS / "ea_r18_fpn_camvid_6k.py")
+    assert model_cost([config, "--train", "--batch", "16"]) == 0
+    *_, row = capsys.readouterr().out.splitlines()
+    expected = load("ea_r18_fpn_camvid_6k")
+    expected.train_dataloader.batch_size = 16
+    total = training_memory(expected).total / GIBI
+    cells = re.split(r" *\| *", row)[1:-1]
+    assert cells[:3] == ["`ea_r18_fpn_camvid_6k`", "320x320", "16"] and cells[7] == f"{total:.2f}"
+
+
+def test_plans_keep_the_published_batch_where_they_can():
+    """ADE20K with 4 x 4 images: eight GPUs need two images each."""
+    config = load("ea_r101_ade20k_160k")
+    (four,) = plans(config, 4)
+    assert (four.images, four.options, four.exact) == (4, "", True)
+    (eight,) = plans(config, 8)
+    assert eight.options == "--cfg-options train_dataloader.batch_size=2" and eight.exact
+    two, accumulated = plans(config, 2)
+    assert (two.images, two.exact) == (8, True)
+    assert (accumulated.images, accumulated.accumulation, accumulated.exact) == (4, 2, False)
+    (sixteen,) = plans(load("ea_r101_cityscapes_80k"), 16)  # published with 8 images
+    assert sixteen.options.startswith("--auto-scale-lr ") and not sixteen.exact
+    # Batch norm without synchronization sees the images of one GPU.
+    assert not plans(load("ea_r18_shapes"), 2)[0].exact
+
+
+def test_accumulation_counts_small_batches():
+    """The options of a plan, merged into the config, stretch the whole schedule."""
+    config = load("upernet_rmt_small_ade20k_160k")
+    plan = plans(config, 2)[1]
+    stretched = copy.deepcopy(config)
+    pairs = (pair.split("=") for pair in plan.options.split()[1:])
+    stretched.merge_from_dict({key: int(value) for key, value in pairs})
+    assert stretched.optim_wrapper.accumulative_counts == plan.accumulation == 4
+    assert stretched.train_cfg.max_iters == 4 * config.train_cfg.max_iters
+    for ours, published in zip(stretched.param_scheduler, config.param_scheduler, strict=True):
+        assert (ours.begin, ours.end) == (4 * published.begin, 4 * published.end)
+
+
+def test_print_config_and_the_page_have_the_same_numbers(capsys):
+    """`print_config --world-size 8` for VOC prints the row of docs/several_gpus.md."""
+    print_config([str(CONFIGS / "ea_r101_voc_45k.py"), "--world-size", "8"])
+    (plan,) = json.loads("{" + capsys.readouterr().out.rpartition("\n{\n")[2])["plans"]
+    table = PAGE.read_text().split("`ea_r101_voc_45k`")[1]
+    row = next(line for line in table.splitlines() if line.startswith("| 8 |"))
+    gpus, images, options, exact, memory, checkpoint = re.split(r" *\| *", row)[1:-1]
+    assert (int(gpus), int(images)) == (plan["gpus"], plan["images"])
+    assert (options.strip("`"), exact == "yes") == (plan["options"], plan["exact"])
+    assert (float(memory), float(checkpoint)) == (plan["memory_gib"], plan["checkpoint_gib"])
