@@ -143,7 +143,10 @@ def _run(operator, args: tuple, kwargs: dict):
     return args[0] if name in _IN_PLACE else operator(*args, **kwargs)
 
 
-_IN_PLACE = set("add_ sub_ mul_ div_ relu_ zero_ fill_ copy_ addcmul_ addcdiv_ lerp_".split())
+_IN_PLACE = {
+    *("add_", "sub_", "mul_", "div_", "relu_", "zero_", "fill_", "copy_", "lerp_"),
+    *("addcmul_", "addcdiv_"),
+}
 
 
 def _batch_norm(x, weight, bias, mean, variance, training, momentum, eps):
@@ -157,7 +160,7 @@ def _batch_norm_backward(gradient, x, weight, *rest):
 
 
 def _copied(x, **options):
-    """Return `x` itself where `.to(device)` changes nothing: C++ sees the meta device and copies."""
+    """Return `x` if `.to(device)` changes nothing: C++ sees another device, and copies."""
     stays = x.is_meta and options.get("dtype") in (None, x.dtype)
     return x.detach() if stays else aten._to_copy.default(x, **options)
 
@@ -191,15 +194,17 @@ _FORMS = {
 
 # Functions that CUDA's autocast runs in half precision and in float32, by name: autocast in C++
 # ignores meta tensors.
-_HALF = set(
-    "conv1d conv2d conv3d conv_transpose2d linear matmul __matmul__ __rmatmul__ mm bmm addmm "
-    "baddbmm einsum scaled_dot_product_attention multi_head_attention_forward prelu".split()
-)
-_FLOAT = set(
-    "softmax log_softmax layer_norm group_norm norm normalize exp log pow __pow__ rsqrt reciprocal "
-    "softplus sum cumsum prod cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss kl_div "
-    "binary_cross_entropy_with_logits cosine_similarity logsumexp".split()
-)
+_HALF = {
+    *("conv1d", "conv2d", "conv3d", "conv_transpose2d", "linear", "matmul", "__matmul__", "mm"),
+    *("__rmatmul__", "bmm", "addmm", "baddbmm", "einsum", "scaled_dot_product_attention", "prelu"),
+    "multi_head_attention_forward",
+}
+_FLOAT = {
+    *("softmax", "log_softmax", "layer_norm", "group_norm", "norm", "normalize", "exp", "log"),
+    *("pow", "__pow__", "rsqrt", "reciprocal", "softplus", "sum", "cumsum", "prod", "logsumexp"),
+    *("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "kl_div"),
+    *("binary_cross_entropy_with_logits", "cosine_similarity"),
+}
 
 
 class _Functions(TorchFunctionMode):

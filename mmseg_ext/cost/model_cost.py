@@ -45,7 +45,7 @@ def count_config(path: Path) -> Cost:
 
 
 def count_model(name: str, model: dict, size: Sequence[int]) -> Cost:
-    """Count the parameters and multiply-adds of a config's `model` for an image of `size` (H, W)."""
+    """Count the parameters and multiply-adds of a `model` for an image of `size` (H, W)."""
     with torch.device("meta"):
         network, images = _Network(model).eval(), torch.empty(1, 3, *size)
         counted = count_multiply_adds(network, images)

@@ -71,7 +71,7 @@ def _cached_map(build: Callable[..., Tensor]) -> Callable[..., AxisMap]:
 
     def axis_map(*args, like: Tensor) -> AxisMap:
         dtype = full_precision(like.dtype)
-        if not isinstance(like, FakeTensor):
+        if not isinstance(like, FakeTensor) and not like.is_meta:
             return cached(dtype, like.device, *args)
         fake = copy.copy(cached(dtype, torch.device("cpu"), *args))
         fake.matrix = like.new_empty(fake.matrix.shape, dtype=dtype)

@@ -1,0 +1,139 @@
+"""Every segmentation model on a GPU, without one: all tensors must be created on its device.
+
+The tensors have no data (mmseg_ext/cost/dataless.py). An operator on tensors of two devices raises.
+"""
+
+import contextlib
+import json
+
+import pytest
+import torch
+from mmengine.config import ConfigDict
+from mmengine.optim import build_optim_wrapper
+from mmseg.registry import MODELS
+from mmseg.structures import SegDataSample
+
+from mmseg_ext.backbones.rmt import RMT
+from mmseg_ext.cost.dataless import PretendedDevice
+from mmseg_ext.cost.step_memory import batch_of, build_training_model, training_loss
+from mmseg_ext.decode_heads import EAHead
+from mmseg_ext.segmentors import score_maps, strip_losses
+from tests.test_configs import EXPERIMENTS, load, reduced, small_crop
+
+PRECISIONS = (None, torch.bfloat16, torch.float16)
+# Settings that change no operator, or only their sizes.
+SKIPPED = {
+    *("data_preprocessor", "arch", "init_cfg", "norm_cfg", "align_corners", "loss_decode"),
+    *("test_cfg", "style", "auxiliary_head", "pretrained", "sampler"),
+}
+
+
+def structure(settings) -> object:
+    """Return what a model is built of: types, names and switches, without widths and weights."""
+    if isinstance(settings, dict):
+        parts = {k: structure(v) for k, v in settings.items() if k not in SKIPPED}
+        return {k: v for k, v in parts.items() if v not in (None, [], {})}
+    if isinstance(settings, list | tuple):
+        return [structure(x) for x in settings if isinstance(x, dict)]
+    return settings if isinstance(settings, str | bool) else None
+
+
+def distinct_models() -> dict[str, ConfigDict]:
+    """Return one config for each structure, by name, with a narrow model and a small crop."""
+    found = {}
+    for path in EXPERIMENTS:
+        found.setdefault(json.dumps(structure(load(path).model.to_dict()), sort_keys=True), path)
+    return {path.stem: path for path in found.values()}
+
+
+MODELS_BY_NAME = distinct_models()
+
+
+def small_config(name: str):
+    config = load(MODELS_BY_NAME[name]).copy()
+    config.model = ConfigDict(reduced(config))
+    if config.model.backbone.get("depth") == 101:
+        config.model.backbone.depth = 50  # the same widths
+    config.crop_size = small_crop(config)
+    config.train_dataloader.batch_size = 2
+    return config
+
+
+def train(config, device: PretendedDevice) -> torch.nn.Module:
+    """Run a step in each precision; return the model."""
+    model = build_training_model(config.model, device)
+    settings = config.optim_wrapper.to_dict()
+    settings = {k: v for k, v in settings.items() if k not in ("dtype", "loss_scale")}
+    wrapper = build_optim_wrapper(model, {**settings, "type": "OptimWrapper"})
+    for precision in PRECISIONS:
+        with torch.autocast("cuda", precision) if precision else contextlib.nullcontext():
+            loss = training_loss(model, batch_of(config, device.device))
+        wrapper.update_params(loss)
+    assert all(p.is_cuda for p in model.parameters())
+    return model
+
+
+def images(config, device: PretendedDevice) -> dict:
+    """Return one image, 96x80 on disk, as the test pipeline packs it."""
+    crop = config.crop_size
+    image = torch.zeros(3, *crop, dtype=torch.uint8, device=device.device)
+    meta = {"ori_shape": (96, 80), "img_shape": crop, "pad_shape": crop}
+    return {"inputs": [image], "data_samples": [SegDataSample(metainfo=meta)]}
+
+
+def predict(config, model: torch.nn.Module, device: PretendedDevice) -> None:
+    (sample,) = model.eval().test_step(images(config, device))
+    assert sample.pred_sem_seg.data.is_cuda and sample.pred_sem_seg.shape == (96, 80)
+
+
+def predict_augmented(config, model: torch.nn.Module, device: PretendedDevice) -> None:
+    augmented = MODELS.build(
+        {**config.get("tta_model", {"type": "StreamingSegTTAModel"}), "module": model}
+    )
+    views = [images(config, device) for _ in range(2)]
+    for flip, view in enumerate(views):
+        view["data_samples"][0].set_metainfo({"flip": bool(flip), "flip_direction": "horizontal"})
+    batch = {key: [view[key] for view in views] for key in ("inputs", "data_samples")}
+    (sample,) = augmented.eval().test_step(batch)
+    assert sample.pred_sem_seg.data.is_cuda and sample.pred_sem_seg.shape == (96, 80)
+
+
+@pytest.mark.parametrize("name", MODELS_BY_NAME)
+def test_training_and_prediction_stay_on_the_device(name):
+    config = small_config(name)
+    with PretendedDevice() as device:
+        model = train(config, device)
+        predict(config, model, device)
+        predict_augmented(config, model, device)
+
+
+def on_the_cpu(function):
+    """Return `function` with a CPU tensor added to its result, or to the first of its results."""
+
+    def run(*args, **kwargs):
+        result = function(*args, **kwargs)
+        first, *rest = result if isinstance(result, tuple) else (result,)
+        first = first + torch.ones(first.shape[-1])
+        return (first, *rest) if isinstance(result, tuple) else first
+
+    return run
+
+
+FAULTS = {
+    "head": (EAHead, "forward"),
+    "backbone": (RMT, "forward"),
+    "strip loss": (strip_losses, "_strip_cross_entropy"),
+    "test-time augmentation": (score_maps, "_probabilities"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_tensor_on_the_cpu_is_found(fault, monkeypatch):
+    """The same run fails for a tensor that is created on the CPU."""
+    owner, function = FAULTS[fault]
+    monkeypatch.setattr(owner, function, on_the_cpu(getattr(owner, function)))
+    config = small_config("fpn_rmt_base_ade20k_80k" if owner is RMT else "fcn_r18_shapes")
+    if owner is EAHead:
+        config = small_config("ea_r18_camvid_4k")
+    with PretendedDevice() as device, pytest.raises(RuntimeError, match="cpu"):
+        predict_augmented(config, train(config, device), device)
