@@ -1,15 +1,16 @@
-"""The docs' tables of configs, costs and results, written from the configs and docs/results.
+"""Write the tables of the docs from the configs and docs/results.
 
     python -m benchmarks.docs_tables            write them
-    python -m benchmarks.docs_tables --check    change nothing; status 1 where one is out of date
-    python -m benchmarks.docs_tables --count    count parameters and multiply-adds again before,
-                                                of all configs or of those named
+    python -m benchmarks.docs_tables --check    change nothing; exit with 1 if one is out of date
+    python -m benchmarks.docs_tables --count    first count parameters and multiply-adds of all
+                                                configs, or of those named
+    python -m benchmarks.docs_tables --memory   first compute the memory of training steps of all
+                                                configs, or of those named, and all plans (hours)
 
-A table stands between `<!-- table NAME -->` and `<!-- end of table -->`. docs/results holds what
-cannot be computed: `miou.json`, published results and those of trainings here; `reproduction.json`,
-which configs make up a paper's table; `model_zoo.json`, the counts and the measured times and
-memory of `mmseg-ext model_cost`; `camvid.json`, what
-`benchmarks.camvid_table` trained.
+A table is between `<!-- table NAME -->` and `<!-- end of table -->`. docs/results contains what
+takes long or cannot be computed: `miou.json`, published results and our own; `reproduction.json`,
+the configs of each table in the papers; `model_zoo.json`, counts; `memory.json`, the memory of
+training steps and the plans for several GPUs; `camvid.json`, what `benchmarks.camvid_table` trained.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from mmengine.config import Config
 from benchmarks import camvid_rows
 from mmseg_ext import register_all_modules
 from mmseg_ext.cost.model_cost import HEADINGS, Cost, cells, count_config, markdown
+from mmseg_ext.cost.step_memory import GIBI, Plan, StepMemory, plans, training_memory
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
@@ -36,7 +38,21 @@ DATASETS = {
     "camvid": "CamVid",
     "shapes": "The embedded dataset",
 }
-FLOPS = 40e12  # a second: a plausible mean of an A100 in TF32
+# One config of each protocol, for the plans.
+PROTOCOLS = {
+    "ea_r101_voc_45k": "VOC, EANet's protocol",
+    "ea_r101_ade20k_160k": "ADE20K, SGD",
+    "fpn_rmt_small_ade20k_80k": "ADE20K, Semantic FPN",
+    "upernet_rmt_small_ade20k_160k": "ADE20K, AdamW",
+    "ea_r101_cityscapes_80k": "Cityscapes 769x769",
+    "upernet_rmt_small_cityscapes_80k": "Cityscapes 512x1024",
+}
+# The main configs, compared with the same model in mmsegmentation's segmentor.
+MAIN = (
+    *("ea_r101_voc_45k", "ea_r101_ade20k_160k", "masa_r101_ade20k_160k"),
+    *("fpn_rmt_small_ade20k_80k", "upernet_rmt_small_ade20k_160k", "ea_r101_cityscapes_80k"),
+)
+FLOPS = 40e12  # per second: a plausible mean of an A100 with TF32
 
 _TABLE = re.compile(r"(<!-- table (?P<name>\w+) -->\n).*?(\n<!-- end of table -->)", re.S)
 
@@ -46,25 +62,81 @@ def results(name: str) -> dict | list:
 
 
 def zoo() -> dict[str, Cost]:
-    """The counts and measurements on file, by config."""
+    """Return the stored counts by config."""
     return {name: Cost(name, **numbers) for name, numbers in results("model_zoo").items()}
 
 
+def write_results(name: str, values: dict) -> None:
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in sorted(values.items())]
+    (RESULTS / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
 def count(names: Sequence[str]) -> None:
-    """Count the parameters and multiply-adds of these configs anew; measured numbers stay."""
-    costs = zoo()
-    for name in names:
-        cost, before = count_config(CONFIGS / f"{name}.py"), costs.get(name)
-        if before:
-            cost.inference_ms, cost.inference_mib = before.inference_ms, before.inference_mib
-        costs[name] = cost
-    numbers = {name: asdict(cost) for name, cost in sorted(costs.items())}
-    lines = [f"{json.dumps(n.pop('name'))}: {json.dumps(n)}" for n in numbers.values()]
-    (RESULTS / "model_zoo.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    """Count the parameters and multiply-adds of these configs and store them."""
+    costs = zoo() | {name: count_config(CONFIGS / f"{name}.py") for name in names}
+    numbers = {name: asdict(cost) for name, cost in costs.items()}
+    write_results(
+        "model_zoo", {name: number for name, number in numbers.items() if number.pop("name")}
+    )
+
+
+def compute_memory(names: Sequence[str]) -> None:
+    """Compute the memory of these configs' training steps, of the main ones and of the plans."""
+    found = results("memory")
+
+    def both(name: str, **changes) -> dict[str, dict]:
+        config = Config.fromfile(CONFIGS / f"{name}.py")
+        config.model.update(changes)
+        return {key: asdict(training_memory(config, key == "amp")) for key in ("float32", "amp")}
+
+    found |= {name: both(name) for name in names}
+    found |= {f"{name}, EncoderDecoder": both(name, type="EncoderDecoder") for name in MAIN}
+    for name in PROTOCOLS:
+        config = Config.fromfile(CONFIGS / f"{name}.py")
+        every = [plan for gpus in (1, 2, 4, 8, 16) for plan in plans(config, gpus)]
+        found[f"{name}, plans"] = [[asdict(plan), *plan.memory(config)] for plan in every]
+    write_results("memory", found)
+
+
+def gibibytes(name: str) -> str:
+    """Return the memory of a training step in float32 / in mixed precision."""
+    both = results("memory")[name]
+    return " / ".join(f"{StepMemory(**both[key]).total / GIBI:.1f}" for key in ("float32", "amp"))
+
+
+def backbone_start(config: Config) -> str:
+    """Return what the backbone's weights are at the start of training."""
+    if config.get("load_from"):
+        return f"`{Path(config.load_from).parent.name}`"
+    checkpoint = (config.model.backbone.get("init_cfg") or {}).get("checkpoint")
+    checkpoint = checkpoint or config.model.get("pretrained")
+    if checkpoint is None:
+        return "random"
+    return "ImageNet" if "://" in checkpoint else "ImageNet, [converted](published_weights.md)"
+
+
+def plans_table() -> str:
+    rows = []
+    for name, protocol in PROTOCOLS.items():
+        for values, memory, checkpoint in results("memory")[f"{name}, plans"]:
+            plan = Plan(**values)
+            options = f"`{plan.options}`" if plan.options else ""
+            sizes = (f"{size / GIBI:.1f}" for size in (memory, checkpoint))
+            exact = "yes" if plan.exact else "no"
+            rows.append([protocol, str(plan.gpus), str(plan.images), exact, *sizes, options])
+            protocol = ""
+    headings = ["protocol", "GPUs", "images per GPU", "exact", "GiB per GPU", "GiB, checkpoint"]
+    return markdown([*headings, "options"], rows)
+
+
+def memory_table() -> str:
+    names = {f"`{n}`": (n, f"{n}, EncoderDecoder") for n in MAIN}
+    rows = [[title, *map(gibibytes, pair)] for title, pair in names.items()]
+    return markdown(["config", "GiB, fp32 / AMP", "with `EncoderDecoder`"], rows)
 
 
 def training(name: str) -> str:
-    """How a config trains: optimizer and rate, GPUs x images, iterations."""
+    """Return optimizer and rate, GPUs x images, and iterations of a config's training."""
     config = Config.fromfile(CONFIGS / f"{name}.py")
     optimizer = config.optim_wrapper.optimizer
     images = config.train_dataloader.batch_size
@@ -74,11 +146,19 @@ def training(name: str) -> str:
 
 
 def zoo_table() -> str:
-    """One table for each dataset."""
+    """Return one table for each dataset."""
     miou, costs = results("miou"), zoo()
     trained = miou["trained here"] | camvid_rows.by_config(results("camvid"))
     config, *numbers = HEADINGS
-    headings = [config, "published mIoU", "here", *numbers, "training", "source"]
+    headings = [
+        config,
+        "published mIoU",
+        "here",
+        *numbers,
+        "GiB, fp32 / AMP",
+        "backbone starts from",
+    ]
+    headings += ["training", "source"]
     tables = []
     for key, title in DATASETS.items():
         rows = []
@@ -86,7 +166,9 @@ def zoo_table() -> str:
             published = miou["published"].get(name, {"miou": "none", "source": ""})
             config, *numbers = cells(costs[name])
             miou_cells = [published["miou"], trained.get(name, "not trained")]
-            rows.append([config, *miou_cells, *numbers, training(name), published["source"]])
+            start = backbone_start(Config.fromfile(CONFIGS / f"{name}.py"))
+            numbers += [gibibytes(name), start, training(name)]
+            rows.append([config, *miou_cells, *numbers, published["source"]])
         tables.append(f"## {title}\n\n{markdown(headings, rows)}")
     return "\n".join(tables)
 
@@ -111,28 +193,30 @@ def reproduction_table() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "model_zoo": zoo_table,
     "reproduction": reproduction_table,
+    "plans": plans_table,
+    "memory": memory_table,
     **{n: lambda table=t: table(results("camvid")) for n, t in camvid_rows.TABLES.items()},
 }
 
 
 def with_tables(text: str) -> str:
-    """A page's text with its tables made anew.
+    """Return the text of a page with current tables.
 
     Raises:
-        ValueError: for a marker that names no table.
+        ValueError: for a marker with an unknown table.
     """
 
     def table(match: re.Match) -> str:
         name = match["name"]
         if name not in TABLES:
-            raise ValueError(f"there is no table {name!r}, but {', '.join(TABLES)}")
+            raise ValueError(f"table {name!r}: unknown; use one of {', '.join(TABLES)}")
         return f"{match[1]}\n{TABLES[name]()}{match[3]}"
 
     return _TABLE.sub(table, text)
 
 
 def outdated() -> dict[Path, str]:
-    """The pages whose tables differ from what they should be, with the text that is right."""
+    """Return the pages with outdated tables, and their current text."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     texts = {page: page.read_text(encoding="utf-8") for page in pages}
     right = {page: with_tables(text) for page, text in texts.items()}
@@ -141,12 +225,16 @@ def outdated() -> dict[Path, str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing, say what differs")
-    parser.add_argument("--count", nargs="*", metavar="CONFIG", help="count these anew, or all")
+    parser.add_argument("--check", action="store_true", help="list outdated pages only")
+    parser.add_argument("--count", nargs="*", metavar="CONFIG", help="count these first, or all")
+    parser.add_argument("--memory", nargs="*", metavar="CONFIG", help="compute memory first")
     args = parser.parse_args(argv)
     register_all_modules()
+    every = [path.stem for path in CONFIGS.glob("*.py")]
     if args.count is not None:
-        count(args.count or [path.stem for path in CONFIGS.glob("*.py")])
+        count(args.count or every)
+    if args.memory is not None:
+        compute_memory(args.memory or every)
     pages = outdated()
     for page, text in pages.items():
         print(f"{page.relative_to(ROOT)}: {'out of date' if args.check else 'written'}")
