@@ -1,4 +1,4 @@
-# DANet (arXiv 1809.02983) under the budget of the CamVid table (docs/camvid.md).
+# DANet (arXiv 1809.02983) with the budget of the CamVid table (docs/camvid.md).
 _base_ = ["./_base_/models/camvid_r18-d8.py", "./_base_/schedules/camvid_8k.py"]
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),

@@ -1,4 +1,4 @@
-# DANet in place of EANet, all else equal: for `make compare`.
+# DANet instead of EANet, with the same training: for `make compare`.
 _base_ = "./_base_/protocols/r18_shapes.py"
 model = dict(
     decode_head=dict(

@@ -1,4 +1,4 @@
 # Ablation of the memories: one memory for keys and values, the paper's Eq. 5-6 instead of 7-8.
-# The protocol is that of ea_r101_voc_45k.py.
+# Everything else is as in ea_r101_voc_45k.py.
 _base_ = "./ea_r101_voc_45k.py"
 model = dict(decode_head=dict(tied=True))

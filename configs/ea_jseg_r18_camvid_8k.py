@@ -1,4 +1,4 @@
-# The second head of EANet's authors, 256 slots and no norm, under the budget of the CamVid table
+# The second head of EANet's authors, 256 slots and no norm, with the budget of the CamVid table
 # (docs/camvid.md).
 _base_ = ["./_base_/models/camvid_r18-d8.py", "./_base_/schedules/camvid_8k.py"]
 model = dict(

@@ -1,5 +1,5 @@
 # EANet (arXiv 2105.02358) on PASCAL VOC trainaug, as published: MenghaoGuo/EANet, model_torch.py,
-# train_torch.py, settings.py; the data pipeline is that of XiaLiPKU/EMANet.
+# train_torch.py, settings.py; the data pipeline is XiaLiPKU/EMANet's.
 _base_ = "./_base_/protocols/r101_voc_45k.py"
 model = dict(
     decode_head=dict(

@@ -1,4 +1,4 @@
-# EANet (arXiv 2105.02358) under the budget of the CamVid table (docs/camvid.md). Twice as wide
+# EANet (arXiv 2105.02358) with the budget of the CamVid table (docs/camvid.md). Twice as wide
 # before its second convolution as after it, as published.
 _base_ = ["./_base_/models/camvid_r18-d8.py", "./_base_/schedules/camvid_8k.py"]
 model = dict(

@@ -1,4 +1,4 @@
-# EANet on the embedded dataset, from scratch on two CPU cores: what `make demo` trains.
+# EANet on the embedded dataset, from scratch on two CPU cores; `make demo` trains it.
 _base_ = "./_base_/protocols/r18_shapes.py"
 model = dict(
     decode_head=dict(

@@ -1,4 +1,4 @@
-# FCN under the budget of the CamVid table (docs/camvid.md), as mmsegmentation configures it.
+# FCN with the budget of the CamVid table (docs/camvid.md), as mmsegmentation configures it.
 _base_ = ["./_base_/models/camvid_r18-d8.py", "./_base_/schedules/camvid_8k.py"]
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),

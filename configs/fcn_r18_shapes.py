@@ -1,4 +1,4 @@
-# FCN in place of EANet, all else equal: for `make compare`.
+# FCN instead of EANet, with the same training: for `make compare`.
 _base_ = "./_base_/protocols/r18_shapes.py"
 model = dict(
     decode_head=dict(

@@ -1,4 +1,4 @@
-# A narrow EAMLP with Semantic FPN under the budget of the CamVid table (docs/camvid.md).
+# A narrow EAMLP with Semantic FPN with the budget of the CamVid table (docs/camvid.md).
 _base_ = ["./_base_/models/camvid_fpn.py", "./_base_/schedules/camvid_8k_backbones.py"]
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),

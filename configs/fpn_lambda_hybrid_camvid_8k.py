@@ -1,5 +1,5 @@
 # LambdaResNet with lambda layers in its last two stages, one block in each, with Semantic FPN
-# under the budget of the CamVid table (docs/camvid.md).
+# with the budget of the CamVid table (docs/camvid.md).
 _base_ = ["./_base_/models/camvid_fpn.py", "./_base_/schedules/camvid_8k_backbones.py"]
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),

@@ -1,4 +1,4 @@
-# ResNet-18 at output stride 16 with Semantic FPN under the budget of the CamVid table
+# ResNet-18 at output stride 16 with Semantic FPN with the budget of the CamVid table
 # (docs/camvid.md).
 _base_ = ["./_base_/models/camvid_fpn.py", "./_base_/schedules/camvid_8k_backbones.py"]
 model = dict(

@@ -1,5 +1,5 @@
-# RMT-tiny with Semantic FPN on Cityscapes, tested on whole images. No recipe was published: this is
-# RMT's for ADE20K on mmsegmentation's crops of 512x1024.
+# RMT-tiny with Semantic FPN on Cityscapes, tested on complete images. No recipe was published:
+# this is RMT's for ADE20K on mmsegmentation's crops of 512x1024.
 _base_ = [
     "./_base_/models/fpn_rmt.py",
     "./_base_/datasets/cityscapes_512x1024.py",

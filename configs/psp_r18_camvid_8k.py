@@ -1,4 +1,4 @@
-# PSPNet's head (arXiv 1612.01105) under the budget of the CamVid table (docs/camvid.md).
+# PSPNet's head (arXiv 1612.01105) with the budget of the CamVid table (docs/camvid.md).
 _base_ = ["./_base_/models/camvid_r18-d8.py", "./_base_/schedules/camvid_8k.py"]
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),

@@ -1,4 +1,4 @@
-# RMT-small with UPerNet on Cityscapes, tested on whole images. No recipe was published: this is
+# RMT-small with UPerNet on Cityscapes, tested on complete images. No recipe was published: this is
 # RMT's for ADE20K on mmsegmentation's crops of 512x1024 with half the iterations.
 _base_ = [
     "./_base_/models/upernet_rmt.py",

@@ -35,6 +35,7 @@ SLOW = (
     "engine",
     "test_configs.py",
     "test_contributing.py",
+    "test_devices.py",
     "test_guides.py",
     "test_notebook.py",
     "test_packaging.py",

@@ -1,7 +1,8 @@
-"""Every config: its name and numbers, its pipelines on a miniature dataset, and one training step.
+"""Every config: its name and numbers, its pipelines on a small dataset, and one training step.
 
-Widths, depths and crops are reduced, so that a step takes a fraction of a second; everything else
-(losses, samplers, optimizer, schedules, pipelines) is what the config says.
+Widths, depths and crops are reduced, so a step takes a fraction of a second. Losses, samplers,
+optimizer, schedules and pipelines are the config's. After an intended change of a value,
+`python -m tests.test_configs` stores the resolved configs again.
 """
 
 import ast
@@ -41,12 +42,12 @@ def load(path: Path) -> Config:
 
 
 def resolved(path: Path) -> dict:
-    """Every value of a config, as JSON has it."""
+    """Return every value of a config as JSON types."""
     return json.loads(json.dumps(load(path).to_dict(), default=str))
 
 
 def test_resolved_values_stay():
-    """What an experiment resolves to, whatever bases it is written with, is what was published."""
+    """A change of a base changes no experiment unnoticed."""
     stored = json.loads(gzip.decompress(RESOLVED.read_bytes()))
     for name, expected in stored.items():
         now = resolved(CONFIGS / f"{name}.py")
@@ -69,7 +70,7 @@ def test_bases_have_no_imports_and_delete_no_head():
 
 
 def transforms_of(dataset: dict, kind: str) -> list[dict]:
-    """The transforms of one type in the pipelines of a dataset or of the datasets it wraps."""
+    """Return the transforms of one type in a dataset's pipelines, also of datasets it wraps."""
     found = [t for t in dataset.get("pipeline", ()) if t["type"] == kind]
     for wrapped in (*dataset.get("datasets", ()), *filter(None, [dataset.get("dataset")])):
         found += transforms_of(wrapped, kind)
@@ -119,7 +120,7 @@ def data(tmp_path_factory) -> Path:
 
 
 def on_tiny_data(path: Path, data: Path) -> Config:
-    """The config with a dataset of a few small images in the place of its own."""
+    """Return the config with a dataset of a few small images."""
     config = copy.deepcopy(load(path))
     layout = next(name for name in (*BASES, "shapes") if name in path.stem.split("_"))
     set_data_root(config, data / layout / "data")
@@ -133,7 +134,7 @@ _samples: dict[str, dict] = {}
 
 
 def sample(dataset: dict) -> dict:
-    """The first item of a dataset; made once for equal settings."""
+    """Return the first item of a dataset, cached by its settings."""
     key = json.dumps(dataset, sort_keys=True)
     if key not in _samples:
         _samples[key] = DATASETS.build(dataset)[0]
@@ -141,7 +142,7 @@ def sample(dataset: dict) -> dict:
 
 
 def with_crop(node, crop: tuple[int, ...], small: tuple[int, int]):
-    """`node` with every pair equal to the crop size replaced."""
+    """Return `node` with every pair equal to the crop size replaced."""
     if isinstance(node, dict):
         return {key: with_crop(value, crop, small) for key, value in node.items()}
     if isinstance(node, (list, tuple)):
@@ -152,7 +153,7 @@ def with_crop(node, crop: tuple[int, ...], small: tuple[int, int]):
 
 
 def small_crop(config: Config) -> tuple[int, int]:
-    """64, or 65 where the crop is odd."""
+    """Return 64, or 65 for an odd crop."""
     return tuple(64 + side % 2 for side in config.crop_size)
 
 
@@ -189,7 +190,7 @@ def test_pipelines(path, data):
 
 
 def narrow(width: int) -> int:
-    """An eighth; a multiple of 32 stays one, for group norms."""
+    """Return an eighth of a width; a multiple of 32 stays one, for group norms."""
     return min(width, max(width // 8, 32))
 
 
@@ -202,7 +203,7 @@ SMALL = {
 
 
 def shrink(backbone: dict) -> dict:
-    """A small backbone of the same kind."""
+    """Return a small backbone of the same kind."""
     if backbone["type"] in SMALL:
         arch = backbone["arch"]
         if isinstance(arch, str):
@@ -218,7 +219,7 @@ _channels: dict[tuple[str, str], list[int]] = {}
 
 
 def channels_of(backbone: dict, device: str, size: tuple[int, int]) -> list[int]:
-    """Widths of the maps that a backbone gives; on the meta device nothing is computed."""
+    """Return the widths of a backbone's maps; the meta device computes nothing."""
     key = (json.dumps(backbone, sort_keys=True, default=str), device)
     if key not in _channels:
         with torch.device(device), torch.no_grad():
@@ -229,7 +230,7 @@ def channels_of(backbone: dict, device: str, size: tuple[int, int]) -> list[int]
 
 
 def reconnect(part: dict, full: list[int], small: list[int]) -> None:
-    """Check that a neck or head reads the widths that are there, and give it the reduced ones."""
+    """Check the input widths of a neck or head, and set the reduced ones."""
     if isinstance(part["in_channels"], int):
         index = part.get("in_index", -1)
         assert part["in_channels"] == full[index]
@@ -241,7 +242,7 @@ def reconnect(part: dict, full: list[int], small: list[int]) -> None:
 
 
 def reduced(config: Config) -> dict:
-    """The model at a fraction of its width, without weights, for a crop of 64 or 65."""
+    """Return the model at a fraction of its width, without weights, for a crop of 64 or 65."""
     crop = small_crop(config)
     model = with_crop(config.model.to_dict(), tuple(config.crop_size), crop)
     if "stride" in model["test_cfg"]:  # of the sliding windows, which are crops
@@ -293,3 +294,8 @@ def test_one_training_step(path, data):
     # A parameter without a gradient has no optimizer state; DistributedDataParallel would stop.
     unused = [n for n, p in model.named_parameters() if not wrapper.optimizer.state.get(p)]
     assert not unused, f"no gradient for {unused}"
+
+
+if __name__ == "__main__":
+    stored = {path.stem: resolved(path) for path in EXPERIMENTS}
+    RESOLVED.write_bytes(gzip.compress(json.dumps(stored, sort_keys=True).encode(), mtime=0))

@@ -1,4 +1,4 @@
-# What every experiment shares: imports, environment, hooks, logging, test-time augmentation. Each
+# Shared by every experiment: imports, environment, hooks, logging, test-time augmentation. Each
 # experiment sets `default_hooks.checkpoint.interval`, usually to the schedule's `val_interval`.
 # Schedules must not define `default_hooks`, because two bases with the same key do not merge.
 default_scope = "mmseg"
@@ -12,9 +12,9 @@ env_cfg = dict(
 vis_backends = [dict(type="LocalVisBackend")]  # docs/tools.md adds TensorBoard
 visualizer = dict(type="SegLocalVisualizer", vis_backends=vis_backends, name="visualizer")
 
-# Resumes exactly and writes checkpoints whole or not at all: docs/reliability.md.
+# Resumes exactly and writes checkpoints atomically: docs/reliability.md.
 runner_type = "DurableRunner"
-min_backbone_share = 0.9  # the part of a backbone that loaded weights must fill
+min_backbone_share = 0.9  # share of a backbone that loaded weights must fill
 
 log_processor = dict(by_epoch=False)
 log_level = "INFO"
@@ -34,7 +34,7 @@ default_hooks = dict(
     finite_loss=dict(type="FiniteLossHook", max_skipped=20),
     stop_on_signal=dict(type="StopOnSignalHook"),
     run_record=dict(type="RunRecordHook"),
-    run_results=dict(type="RunResultsHook"),  # what `mmseg-ext report` shows
+    run_results=dict(type="RunResultsHook"),  # shown by `mmseg-ext report`
 )
 
 load_from = None

@@ -1,5 +1,5 @@
-# LambdaResNet-50 on ImageNet-1k with the paper's hybrid placement and squeeze-excitation. We know
-# no published top-1 of this model at 224x224.
+# LambdaResNet-50 on ImageNet-1k with the paper's hybrid placement and squeeze-excitation. No
+# top-1 of this model at 224x224 was published.
 _base_ = [
     "./_base_/classifier.py",
     "./_base_/imagenet_224.py",

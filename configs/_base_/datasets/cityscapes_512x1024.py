@@ -1,4 +1,4 @@
-# Cityscapes (fine annotations, 19 classes): crops of 512x1024, tests on 1024x2048.
+# Cityscapes (fine annotations, 19 classes): crops of 512x1024, tested on images of 1024x2048.
 _base_ = "./cityscapes_769x769.py"
 crop_size = (512, 1024)
 train_pipeline = [

@@ -1,6 +1,6 @@
 # ResNet-18 for all heads of the CamVid table: a quarter of the usual width, output stride 8, no
 # pretrained weights. The experiment adds the head. A class's weight is inverse to its share of the
-# training pixels to the power of 3/4; docs/camvid.md lists what else was tried.
+# training pixels to the power of 3/4; docs/camvid.md has the reason.
 norm_cfg = dict(type="BN", requires_grad=True)
 model = dict(
     type="StripEncoderDecoder",
@@ -9,7 +9,7 @@ model = dict(
         mean=[123.675, 116.28, 103.53],  # R, G, B of ImageNet
         std=[58.395, 57.12, 57.375],
         bgr_to_rgb=True,
-        pad_val=0,  # after normalisation: the mean colour
+        pad_val=0,  # after normalization: the mean color
         seg_pad_val=255,
     ),
     pretrained=None,

@@ -1,5 +1,5 @@
-# EANet on mmsegmentation's standard ResNet-101 of output stride 8. Widths and memory size are those
-# of the published head (MenghaoGuo/EANet, model_torch.py).
+# EANet on mmsegmentation's standard ResNet-101 of output stride 8. Widths and memory size are as in
+# the published head (MenghaoGuo/EANet, model_torch.py).
 _base_ = "./r101-d8.py"
 model = dict(
     decode_head=dict(

@@ -8,7 +8,7 @@ model = dict(
         mean=[123.675, 116.28, 103.53],  # R, G, B of ImageNet
         std=[58.395, 57.12, 57.375],
         bgr_to_rgb=True,
-        pad_val=0,  # after normalisation: the mean colour
+        pad_val=0,  # after normalization: the mean color
         seg_pad_val=255,
     ),
     decode_head=dict(

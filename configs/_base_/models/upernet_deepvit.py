@@ -11,7 +11,7 @@ model = dict(
         type="DeepViT",
         arch="16b",
         # The size of the pretraining, not of the crops: the model interpolates the positions and
-        # rescales the normalisation of the attention maps from this size.
+        # rescales the normalization of the attention maps from this size.
         img_size=224,
         out_indices=(3, 7, 11, 15),
         drop_path_rate=0.2,  # as in the published training

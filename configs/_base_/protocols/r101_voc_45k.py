@@ -1,5 +1,5 @@
 # EANet's published protocol on PASCAL VOC trainaug, without the head (MenghaoGuo/EANet,
-# model_torch.py, train_torch.py, settings.py; the data pipeline is that of XiaLiPKU/EMANet).
+# model_torch.py, train_torch.py, settings.py; the data pipeline is XiaLiPKU/EMANet's).
 _base_ = [
     "../models/r101-d8.py",
     "../datasets/voc_published.py",

@@ -12,7 +12,7 @@ model = dict(
         mean=[123.675, 116.28, 103.53],  # R, G, B of ImageNet
         std=[58.395, 57.12, 57.375],
         bgr_to_rgb=True,
-        pad_val=0,  # after normalisation: the mean colour
+        pad_val=0,  # after normalization: the mean color
         seg_pad_val=255,
         size=crop_size,
     ),
@@ -65,7 +65,7 @@ train_pipeline = [
     dict(type="PhotoMetricDistortion"),
     dict(type="PackSegInputs"),
 ]
-# The frames have this size; a photo is brought to it.
+# The frames have this size; a photo is resized to it.
 test_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(type="Resize", scale=scale, keep_ratio=True),

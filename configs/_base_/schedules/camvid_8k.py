@@ -1,4 +1,4 @@
-# The protocol of the CamVid table without the model. docs/camvid.md lists what was tried.
+# The protocol of the CamVid table without the model. docs/camvid.md describes it.
 _base_ = ["../datasets/camvid_half.py", "../default_runtime.py"]
 optim_wrapper = dict(
     type="PortableAmpOptimWrapper",  # bfloat16 on a CPU

@@ -5,8 +5,8 @@
 optim_wrapper = dict(
     type="OptimWrapper",
     optimizer=dict(type="AdamW", lr=6e-5, betas=(0.9, 0.999), weight_decay=0.01),
-    # Modules with "norm" in their names: those of blocks, outputs and downsamplings, not the
-    # stem's.
+    # Modules with "norm" in their names: in blocks, outputs and downsamplings, but not in
+    # the stem.
     paramwise_cfg=dict(custom_keys={"norm": dict(decay_mult=0.0)}),
     clip_grad=None,
 )

@@ -12,9 +12,9 @@ env_cfg = dict(
 vis_backends = [dict(type="LocalVisBackend")]
 visualizer = dict(type="UniversalVisualizer", vis_backends=vis_backends, name="visualizer")
 
-# Resumes exactly and writes checkpoints whole or not at all: docs/reliability.md.
+# Resumes exactly and writes checkpoints atomically: docs/reliability.md.
 runner_type = "DurableRunner"
-min_backbone_share = 0.9  # the part of a backbone that loaded weights must fill
+min_backbone_share = 0.9  # share of a backbone that loaded weights must fill
 
 log_level = "INFO"
 default_hooks = dict(
