@@ -30,6 +30,7 @@ SLOW = (
     "commands/test_export.py",
     "commands/test_image_demo.py",
     "commands/test_tools.py",
+    "cost/test_step_memory.py",
     "detection/test_configs.py",
     "detection/test_training.py",
     "engine",

@@ -1,1 +1,1 @@
-"""Parameters, multiply-adds, time and memory of blocks and whole configs."""
+"""Parameters, multiply-adds, time and memory of blocks and configs."""

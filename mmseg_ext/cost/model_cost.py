@@ -39,7 +39,7 @@ class _Network(nn.Module):
 
 
 def count_config(path: Path) -> Cost:
-    """Count the parameters and multiply-adds of a config's model on one of its crops."""
+    """Count the parameters and multiply-adds of a config's model for a crop."""
     config = load_settings(str(path))
     return count_model(path.stem, config.model, config.crop_size)
 

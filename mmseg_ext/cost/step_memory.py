@@ -4,6 +4,7 @@ import contextlib
 import copy
 import weakref
 from dataclasses import dataclass
+from unittest import mock
 
 import torch
 from mmengine.config import Config
@@ -84,13 +85,14 @@ class MemoryTracker(PretendedDevice):
 def training_memory(config: Config, amp: bool = False) -> StepMemory:
     """Compute the memory of one step of a config's model and optimizer on a batch of its crops.
 
-    `amp` asks for mixed precision, which a config can also have of its own.
+    `amp` selects mixed precision; some configs have it anyway.
     """
     settings = config.optim_wrapper.to_dict()
     amp = amp or "Amp" in settings["type"]
     for key in ("type", "dtype", "loss_scale"):
         settings.pop(key, None)
-    with MemoryTracker() as tracker:
+    # One image on each of several GPUs is enough for SyncBN, which counts the values of all.
+    with MemoryTracker() as tracker, mock.patch("torch.nn.functional._verify_batch_size"):
         model = build_training_model(config.model, tracker)
         wrapper = build_optim_wrapper(model, {**settings, "type": "OptimWrapper"})
         for group in wrapper.optimizer.param_groups:

@@ -108,7 +108,7 @@ def training_step(
         _set_mode(function, training=True)
         outputs = function(x)
         outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-        # A sum's gradient is one number; that of a real loss takes memory.
+        # The gradient of a real loss takes memory; a sum's is one expanded number.
         return torch.autograd.grad(outputs, leaves, [torch.ones_like(y) for y in outputs])
 
     return run

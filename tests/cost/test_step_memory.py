@@ -81,7 +81,7 @@ def test_hard_example_mining_has_the_largest_size():
     config.model.decode_head.sampler = {"type": "OHEMPixelSampler", "thresh": 0.7, "min_kept": 100}
     assert training_memory(config).activations >= before
     config.model.type = "EncoderDecoder"
-    assert training_memory(config).activations > 1.2 * before
+    assert training_memory(config).activations > 1.1 * before
 
 
 def test_peak_with_several_gpus_and_accumulation():
@@ -134,9 +134,9 @@ def test_print_config_and_the_page_have_the_same_numbers(capsys):
     """`print_config --world-size 8` for VOC prints the row of docs/several_gpus.md."""
     print_config([str(CONFIGS / "ea_r101_voc_45k.py"), "--world-size", "8"])
     (plan,) = json.loads("{" + capsys.readouterr().out.rpartition("\n{\n")[2])["plans"]
-    table = PAGE.read_text().split("`ea_r101_voc_45k`")[1]
-    row = next(line for line in table.splitlines() if line.startswith("| 8 |"))
-    gpus, images, options, exact, memory, checkpoint = re.split(r" *\| *", row)[1:-1]
+    table = PAGE.read_text().split("| VOC, EANet's protocol |")[1]
+    row = next(line for line in table.splitlines() if line.startswith("|  | 8 |"))
+    gpus, images, exact, memory, checkpoint, options = re.split(r" *\| *", row)[2:-1]
     assert (int(gpus), int(images)) == (plan["gpus"], plan["images"])
     assert (options.strip("`"), exact == "yes") == (plan["options"], plan["exact"])
     assert (float(memory), float(checkpoint)) == (plan["memory_gib"], plan["checkpoint_gib"])
