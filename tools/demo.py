@@ -1,4 +1,4 @@
-"""Train EANet on the embedded dataset, test it and draw its predictions: what `make demo` runs."""
+"""Train EANet on the embedded dataset, test it and draw its predictions (`make demo`)."""
 
 from mmseg_ext_cli import start
 

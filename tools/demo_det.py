@@ -1,4 +1,4 @@
-"""Train Mask R-CNN with a small RMT on the embedded scenes: what `make demo-det` runs."""
+"""Train a small Mask R-CNN with RMT on the embedded scenes (`make demo-det`)."""
 
 from mmseg_ext_cli import start
 

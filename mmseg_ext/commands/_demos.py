@@ -39,7 +39,7 @@ _run_numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished run. mIoUs are in [0, 1], over all classes, background included."""
+    """A finished run. mIoU is in [0, 1], over all classes including the background."""
 
     config: str
     miou: float
@@ -53,10 +53,9 @@ class Outcome:
 
 
 class ProgressLine(Hook):
-    """One line on standard output: iteration, loss, speed, remaining time; a validation's metrics.
+    """A progress line on standard output, and the metrics of each validation.
 
-    On a terminal the line is rewritten in place; elsewhere a new one is printed every `interval`
-    iterations.
+    On a terminal the line is overwritten; else a new one is printed every `interval` iterations.
     """
 
     priority = "LOW"
@@ -90,9 +89,9 @@ class ProgressLine(Hook):
 
 
 def train_and_test(config: str, work_dir: Path, options: dict | None = None) -> Outcome:
-    """Train `config` in `work_dir` and test its last weights, with one scale and with `--tta`.
+    """Train `config` in `work_dir`, and test its last weights with and without `--tta`.
 
-    `options` are merged into the config, as `--cfg-options` are.
+    `options` are merged into the config like `--cfg-options`.
     """
     with log_to_file_only():
         runner = build_train_runner(config, _own_visualizer(options), str(work_dir))
@@ -116,7 +115,7 @@ def train_and_test(config: str, work_dir: Path, options: dict | None = None) -> 
 
 
 def _test(config: str, checkpoint: Path, options: dict | None, tta: bool) -> float:
-    """mIoU in [0, 1] of a checkpoint, as `tools/test.py [--tta]` measures it."""
+    """Return the mIoU in [0, 1] of a checkpoint, as `tools/test.py [--tta]` measures it."""
     print(f"  testing, {'multi-scale and flip' if tta else 'single scale'}", flush=True)
     folder, options = str(checkpoint.parent), _own_visualizer(options)
     with log_to_file_only():
@@ -125,25 +124,25 @@ def _test(config: str, checkpoint: Path, options: dict | None, tta: bool) -> flo
 
 
 def _own_visualizer(options: dict | None) -> dict:
-    """The options with a visualizer of the run's own.
+    """Return the options with a unique name for the visualizer.
 
-    mmengine keeps visualizers by name: under the config's name a second run of the process would
-    write its scalars into the first one's folder.
+    mmengine keeps visualizers by name. With the config's name, a second run in this process would
+    write its scalars to the folder of the first run.
     """
     return {**(options or {}), "visualizer.name": f"short_run_{next(_run_numbers)}"}
 
 
 def data_root_options(data_root: str) -> dict:
-    """Config options that put the datasets of all splits at `data_root`."""
+    """Return config options with this `data_root` for all splits."""
     loaders = ("train_dataloader", "val_dataloader", "test_dataloader")
     return {f"{loader}.dataset.data_root": data_root for loader in loaders}
 
 
 @contextlib.contextmanager
 def log_to_file_only():
-    """Runners built inside write their log to the work directory and not to the console.
+    """Keep the log of Runners that are built inside out of the console.
 
-    mmengine's console handler keeps the standard output that it finds when it is made.
+    mmengine's console handler keeps the standard output of the time at which it was created.
     """
     warnings.filterwarnings("ignore", category=UserWarning, module="mm(cv|seg|det|engine)")
     with contextlib.redirect_stdout(io.StringIO()):
@@ -165,7 +164,7 @@ SHOWN_SCENES = 8
 def segmentation_demo(
     work_dir: Path, options: dict | None = None, required: float = REQUIRED_MIOU
 ) -> bool:
-    """Train, test, draw and report into `work_dir`; True if the single-scale mIoU is `required`."""
+    """Train, test, draw and report in `work_dir`; return whether the mIoU reaches `required`."""
     print("mmseg_ext demo: EANet on the embedded dataset ShapesDataset", flush=True)
     outcome = train_and_test(DEMO_CONFIG, work_dir, options)
     curves, panels = work_dir / "curves.png", work_dir / "predictions.png"
@@ -174,7 +173,7 @@ def segmentation_demo(
     report = work_dir / "report.html"
     write_report([work_dir], report)
     print(
-        "\nmIoU on the validation scenes, the mean over the classes, background included:\n"
+        "\nmIoU on the validation scenes, over all classes including the background:\n"
         f"  EANet, single scale             {outcome.miou:.3f}\n"
         f"  EANet, multi-scale and flip     {outcome.miou_tta:.3f}\n"
         f"{outcome.iterations} iterations in {outcome.seconds:.0f} s, "
@@ -189,7 +188,7 @@ def segmentation_demo(
 
 
 def draw_predictions(outcome: Outcome, options: dict | None, path: Path) -> None:
-    """The first validation images with truth and single-scale prediction, as they come."""
+    """Draw the first validation images with their labels and the single-scale predictions."""
     settings = load_settings(outcome.config, options)
     scenes = DATASETS.build({**settings.val_dataloader.dataset, "pipeline": []})
     infos = [scenes.get_data_info(i) for i in range(min(SHOWN_SCENES, len(scenes)))]
@@ -205,7 +204,7 @@ def draw_predictions(outcome: Outcome, options: dict | None, path: Path) -> None
 
 
 def compare_heads(work_dir: Path, options: dict | None = None) -> None:
-    """Train each of `COMPARED` under the same budget; a table, curves and one page of all runs."""
+    """Train each config of `COMPARED` equally long; write a table, curves and one report."""
     outcomes = {}
     for name, config in COMPARED.items():
         print(f"{name} ({config})", flush=True)
@@ -219,7 +218,7 @@ def compare_heads(work_dir: Path, options: dict | None = None) -> None:
 
 
 def comparison_table(outcomes: dict[str, Outcome]) -> str:
-    """Markdown, best single-scale mIoU first."""
+    """Return the outcomes as a Markdown table, the best single-scale mIoU first."""
     ranked = sorted(outcomes.items(), key=lambda item: -item[1].miou)
     headings = ["model", "mIoU", "mIoU, ms + flip", "parameters", "iterations", "training, s"]
     rows = []
@@ -245,7 +244,7 @@ def detection_demo(
     options: dict | None = None,
     recipe: Recipe = Recipe(),  # noqa: B008
 ) -> bool:
-    """Train, evaluate and draw into `work_dir`; True if both AP reach `REQUIRED_AP`."""
+    """Train, evaluate and draw in `work_dir`; return whether both AP reach `REQUIRED_AP`."""
     print("mmseg_ext demo: Mask R-CNN with RMT on the embedded scenes", flush=True)
     with log_to_file_only():
         warnings.filterwarnings(
@@ -257,9 +256,9 @@ def detection_demo(
     start = time.perf_counter()
     runner.train()
     seconds = time.perf_counter() - start
-    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools' own tables
+    with contextlib.redirect_stdout(io.StringIO()):  # of pycocotools
         scores = runner.val_loop.run()
-    # mmdetection gives no score where nothing is found.
+    # mmdetection returns no score if nothing is detected.
     reached = {kind: scores.get(f"coco/{kind}_mAP", 0.0) for kind in REQUIRED_AP}
     picture = work_dir / "detections.png"
     draw_detections(runner, picture)
@@ -278,7 +277,7 @@ def detection_demo(
 
 
 def data_options(data_root: Path, recipe: Recipe) -> dict:
-    """Config options that put the data of all splits at `data_root`, and make them by `recipe`."""
+    """Return config options that generate all splits in `data_root` by `recipe`."""
     options = data_root_options(f"{data_root}/")
     validation = str(annotation_file(data_root, "val"))
     options |= {f"{loader}_dataloader.dataset.recipe": asdict(recipe) for loader in _SPLITS}
@@ -286,7 +285,7 @@ def data_options(data_root: Path, recipe: Recipe) -> dict:
 
 
 def draw_detections(runner: Runner, path: Path) -> None:
-    """The first validation images with their true and their detected objects."""
+    """Draw the first validation images with their labeled and their detected objects."""
     dataset, palette = runner.val_dataloader.dataset, runner.val_dataloader.dataset.metainfo
     samples = [dataset[i] for i in range(SHOWN_DETECTIONS)]
     with torch.no_grad():
@@ -302,16 +301,16 @@ def draw_detections(runner: Runner, path: Path) -> None:
 
 
 def painted(image: np.ndarray, objects: InstanceData, metainfo: dict) -> np.ndarray:
-    """An image (H, W, 3) uint8 in grey, with masks and boxes of objects in colour."""
+    """Return the image (H, W, 3) uint8 in gray, with masks and boxes of the objects in color."""
     canvas = np.repeat(0.55 * image.mean(-1, keepdims=True) + 60, 3, -1)
     boxes = getattr(objects.bboxes, "tensor", objects.bboxes).round().int().tolist()
     masks = getattr(objects.masks, "masks", objects.masks)
     limit = np.array(image.shape[1::-1] * 2) - 1
     for box, mask, label in zip(boxes, masks, objects.labels.tolist(), strict=True):
-        colour = np.array(metainfo["palette"][label], float)
+        color = np.array(metainfo["palette"][label], float)
         inside = np.asarray(mask, bool)
-        canvas[inside] = 0.35 * canvas[inside] + 0.65 * colour
+        canvas[inside] = 0.35 * canvas[inside] + 0.65 * color
         left, top, right, bottom = np.clip(box, 0, limit)
-        canvas[[top, bottom], left : right + 1] = colour
-        canvas[top : bottom + 1, [left, right]] = colour
+        canvas[[top, bottom], left : right + 1] = color
+        canvas[top : bottom + 1, [left, right]] = color
     return canvas.astype(np.uint8)

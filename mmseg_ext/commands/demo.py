@@ -1,4 +1,4 @@
-"""Train EANet on the embedded dataset, test it, draw its predictions: `make demo`."""
+"""Train EANet on the embedded dataset, test it and draw its predictions (`make demo`)."""
 
 import argparse
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from mmseg_ext.commands._flags import command_parser, read_flags
 def parser() -> argparse.ArgumentParser:
     parser = command_parser(__doc__)
     parser.add_argument("--work-dir", type=Path, default=Path("work_dirs/demo"))
-    parser.add_argument("--data-root", help="where the dataset is, or is generated (data/shapes)")
+    parser.add_argument("--data-root", help="folder of the dataset (default: data/shapes)")
     parser.add_argument(
         "--compare",
         action="store_true",
-        help="train FCN and DANet under the same budget too, and write a table",
+        help="also train FCN and DANet equally long, and write a table",
     )
     return parser
 

@@ -1,4 +1,4 @@
-"""Train a small Mask R-CNN with RMT on the embedded scenes, draw what it finds: `make demo-det`."""
+"""Train a small Mask R-CNN with RMT on the embedded scenes, draw detections (`make demo-det`)."""
 
 import argparse
 from collections.abc import Sequence

@@ -148,7 +148,7 @@ def _overlay_with_names(result: "Segmentation", opacity: float) -> "np.ndarray":
 
 
 def _introduce(weights: Path) -> None:
-    """Print what the file says about the project's own weights."""
+    """Print the description of the project's own weights, which is in their file."""
     from mmseg_ext.checkpoint.files import read_checkpoint
 
     about = read_checkpoint(weights)["meta"]

@@ -1,4 +1,4 @@
-"""Print the folder of the configs, for `$(mmseg-ext where)/ea_r18_shapes.py`."""
+"""Print the folder of the configs; use it as `$(mmseg-ext where)/ea_r18_shapes.py`."""
 
 import argparse
 from collections.abc import Sequence
