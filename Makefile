@@ -1,30 +1,30 @@
-# Each target sets itself up: `make demo` and `make test` work in a fresh clone with Python and git.
+# Each target installs what it needs: `make demo` and `make test` work in a fresh clone.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# Test workers run beside each other, so each takes one thread.
+# Two test workers run in parallel, with one thread each.
 WORKERS ?= 2
 
 .PHONY: help install demo demo-det compare docs test test-fast test-original lint clean
 
 help:
-	@echo "make demo       train EANet on the embedded dataset, test it, draw its predictions"
-	@echo "make demo-det   train Mask R-CNN on the embedded dataset, draw what it finds"
-	@echo "make compare    the same budget for FCN and DANet, and a table of the three"
-	@echo "make docs       build the site of the documentation into site/; a warning fails"
+	@echo "make demo       train EANet on the generated dataset, test it, draw its predictions"
+	@echo "make demo-det   train Mask R-CNN on the generated dataset, draw its detections"
+	@echo "make compare    train FCN and DANet with the same budget, and write a table of the three"
+	@echo "make docs       build the documentation in site/; a warning is an error"
 	@echo "make test       lint, build the site and run every test"
-	@echo "make test-fast  the tests of two minutes, for after each change"
-	@echo "make test-original  the stack check and the fast tests on mmsegmentation's original packages"
-	@echo "make lint       ruff, and pyright on the layers, backbones and heads"
-	@echo "make clean      remove the environment and everything that was made"
+	@echo "make test-fast  run the fast tests, after each change"
+	@echo "make test-original  run the stack check and the fast tests on mmsegmentation's original packages"
+	@echo "make lint       run ruff, and pyright on layers, backbones and heads"
+	@echo "make clean      remove the environments and all generated files"
 
 install: $(INSTALLED)
 
 $(INSTALLED): setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[mm,test]"
-	@# opencv-python, which mmcv asks for, needs the system's libGL; a bare machine gets its twin.
+	@# mmcv requires opencv-python, which needs libGL. Without libGL, install the headless package.
 	@$(BIN)/python -c "import cv2" 2>/dev/null || { \
 		$(BIN)/python -m pip uninstall -q -y opencv-python; \
 		$(BIN)/python -m pip install -q -c constraints.txt --force-reinstall --no-deps \
@@ -41,20 +41,20 @@ demo-det: $(INSTALLED)
 compare: $(INSTALLED)
 	$(BIN)/python tools/demo.py --compare --work-dir work_dirs/compare
 
-# Reads the code without importing it. A broken link or anchor, a page outside the navigation and a
-# missing docstring in the reference are warnings.
+# Reads the code without importing it. Broken links and anchors, pages outside the navigation and
+# missing docstrings in the reference are warnings, and warnings fail.
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 test: lint docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=25
 
-# Without the files that train, export or start processes (tests/conftest.py names them).
+# Without the tests that train, export or start processes (listed in tests/conftest.py).
 test-fast: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(WORKERS) --dist worksteal -q \
 		-m "not slow and not distributed"
 
-# The other set of packages that users have, in an environment of its own.
+# mmsegmentation's original packages, in a separate environment.
 ORIGINAL := .venv-original
 ORIGINAL_INSTALLED := $(ORIGINAL)/.installed
 
@@ -70,11 +70,9 @@ $(ORIGINAL_INSTALLED): setup.py
 test-original: $(ORIGINAL_INSTALLED)
 	OMP_NUM_THREADS=1 $(ORIGINAL)/bin/python tests/stack_check.py
 	OMP_NUM_THREADS=1 $(ORIGINAL)/bin/python -m pytest -n $(WORKERS) --dist worksteal -q \
-		tests/layers tests/decode_heads tests/backbones tests/segmentors tests/engine tests/checkpoint \
+		tests/layers tests/decode_heads tests/backbones tests/segmentors tests/engine \
+		tests/checkpoint tests/evaluation tests/inspection tests/published \
 		-m "not slow and not distributed"
-	OMP_NUM_THREADS=1 $(ORIGINAL)/bin/python -m pytest -q tests/engine/test_deterministic.py \
-		tests/engine/test_finite_loss.py tests/engine/test_published_protocol.py \
-		tests/engine/test_run_record.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -20,9 +20,8 @@ if stack_problem() is not None:  # mmsegmentation 1.2.2 without mmcv's compiled 
 
 from mmseg.visualization import SegLocalVisualizer
 
-# These train, export or start processes; `make test-fast` runs the rest.
+# These files train, export or start processes; `make test-fast` runs the others.
 SLOW = (
-    "backbones",
     "benchmarks",
     "checkpoint/test_writing.py",
     "commands/test_demo.py",
@@ -33,7 +32,12 @@ SLOW = (
     "cost/test_step_memory.py",
     "detection/test_configs.py",
     "detection/test_training.py",
-    "engine",
+    "engine/test_golden_losses.py",
+    "engine/test_launch.py",
+    "engine/test_restart.py",
+    "engine/test_resume.py",
+    "engine/test_signals.py",
+    "engine/test_work_dirs.py",
     "test_configs.py",
     "test_contributing.py",
     "test_devices.py",
@@ -44,10 +48,18 @@ SLOW = (
 )
 
 
+# Slow tests of the backbones; their other tests are fast.
+SLOW_NAMES = ("export", "compiles", "parity", "costs", "traces", "parameters", "checkpointing")
+
+
 def pytest_collection_modifyitems(items):
-    slow = [Path(__file__).parent / name for name in SLOW]
+    here = Path(__file__).parent
+    slow = [here / name for name in SLOW]
     for item in items:
-        if any(item.path.is_relative_to(path) for path in slow):
+        backbone = item.path.is_relative_to(here / "backbones")
+        if any(item.path.is_relative_to(path) for path in slow) or (
+            backbone and any(name in item.name for name in SLOW_NAMES)
+        ):
             item.add_marker("slow")
 
 
