@@ -29,18 +29,17 @@ MMLAB = [
     "mmcv-lite==2.1.0",
     "mmengine==0.10.7",
     "mmsegmentation==1.2.2",
-    "ftfy",  # mmsegmentation imports both and asks for neither
+    "ftfy",  # mmsegmentation imports ftfy and regex without requiring them
     "regex",
     "setuptools<82",  # mmengine imports pkg_resources
     "jinja2>=3",
     "matplotlib>=3.8",
     "rich>=13",
 ]
-# mmdetection asks for all that its import needs. Its wheel names no version of mmcv's operators:
-# mmseg_ext.detection.operators_in_pytorch stands in for them.
+# mmdetection works without mmcv's operators: mmseg_ext.detection.operators_in_pytorch replaces them.
 DET = ["onedl-mmdetection==3.5.1"]
-# mmpretrain does not import without torchvision, which it does not ask for, and which pins a torch
-# of its own. The tests put an empty module in its place.
+# mmpretrain needs torchvision without requiring it, and each torchvision requires one torch. The
+# tests replace torchvision by an empty module.
 MMPRETRAIN = ["onedl-mmpretrain==1.3.6"]
 CLS = [*MMPRETRAIN, "torchvision"]
 EXPORT = ["onnx>=1.17", "onnxscript>=0.5", "onnxruntime>=1.20"]
@@ -54,12 +53,12 @@ TEST = [
 ]
 LINT = ["ruff==0.17.5", "pyright[nodejs]==1.1.414"]
 
-# What mim looks for under mmseg_ext/.mim, as in the OpenMMLab packages.
+# Files that mim expects in mmseg_ext/.mim, as in the OpenMMLab packages.
 MIM = ("configs", "demo", "tools", "model-index.yml")
 
 
 def description() -> str:
-    """README.md for a page that stands elsewhere: the links into the repository are absolute."""
+    """Return README.md with absolute links into the repository, for PyPI."""
 
     def absolute(link: re.Match) -> str:
         kind = "raw" if link[2].endswith((".png", ".svg")) else "blob"
@@ -81,17 +80,17 @@ def copy_mim(folder: Path) -> None:
 
 
 class BuildPackage(build_py):
-    """Puts `.mim` into the package: copies in a wheel, links in an editable installation.
+    """Command that puts `.mim` into the package: copies in a wheel, links in an editable install.
 
-    OpenMMLab's own set-up looks for 'develop' among the command's words. An editable
-    installation of today (PEP 660) builds this command with `editable_mode` set instead.
+    OpenMMLab's setup.py looks for 'develop' on the command line. Editable installs by PEP 660 set
+    `editable_mode` instead.
     """
 
     def run(self) -> None:
         super().run()
         package = ROOT / "mmseg_ext" if self.editable_mode else Path(self.build_lib, "mmseg_ext")
         folder = package / ".mim"
-        if folder.exists():  # what an earlier build left
+        if folder.exists():  # from an earlier build
             shutil.rmtree(folder)
         if not self.editable_mode:
             copy_mim(folder)
@@ -125,7 +124,7 @@ setup(
         "Intended Audience :: Developers",
         "Operating System :: OS Independent",
         "Programming Language :: Python :: 3 :: Only",
-        *(f"Programming Language :: Python :: 3.{minor}" for minor in (10, 11, 13)),
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in (10, 11, 12, 13)),
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Topic :: Scientific/Engineering :: Image Recognition",
         "Typing :: Typed",

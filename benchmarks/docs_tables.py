@@ -10,7 +10,7 @@
 A table is between `<!-- table NAME -->` and `<!-- end of table -->`. docs/results contains what
 takes long or cannot be computed: `miou.json`, published results and our own; `reproduction.json`,
 the configs of each table in the papers; `model_zoo.json`, counts; `memory.json`, the memory of
-training steps and the plans for several GPUs; `camvid.json`, what `benchmarks.camvid_table` trained.
+training steps and the plans for several GPUs; `camvid.json`, runs of `benchmarks.camvid_table`.
 """
 
 import argparse

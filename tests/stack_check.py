@@ -9,7 +9,6 @@ if anything fails.
 """
 
 import importlib
-import inspect
 import os
 import subprocess
 import sys
@@ -92,9 +91,9 @@ def steps(folder: Path) -> list[tuple[str, Callable[[], None]]]:
         ("test --tta", partial(run, "test", whole, weights, "--work-dir", one, "--tta")),
         ("image_demo", partial(run, "image_demo", image, whole, weights, "--out", folder / "out")),
     ]
-    # Before torch 2.5 its exporter to ONNX knows no dynamic shapes.
-    exporter = "dynamic_shapes" in inspect.signature(torch.onnx.export).parameters
-    formats = ["torch"] + (["onnx"] if find_spec("onnxscript") and exporter else [])
+    formats = ["torch", "onnx"] if find_spec("onnxscript") else ["torch"]
+    if not hasattr(getattr(torch.export, "Dim", None), "DYNAMIC"):  # torch before 2.6
+        formats = []
     for name in formats:
         out = folder / f"model.{'onnx' if name == 'onnx' else 'pt2'}"
         words = ("export", whole, weights, "--format", name, "--shape", "64", "--out", out)

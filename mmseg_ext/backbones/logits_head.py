@@ -19,4 +19,5 @@ class LogitsHead(ClsHead):
     """`ClsHead` that uses the backbone's logits (B, num_classes) unchanged."""
 
     def pre_logits(self, feats: Tensor) -> Tensor:
+        """Return `feats` (B, num_classes) unchanged."""
         return feats
