@@ -36,7 +36,7 @@ MMLAB = [
     "matplotlib>=3.8",
     "rich>=13",
 ]
-# mmdetection works without mmcv's operators: mmseg_ext.detection.operators_in_pytorch replaces them.
+# mmseg_ext.detection.operators_in_pytorch replaces mmcv's operators for mmdetection.
 DET = ["onedl-mmdetection==3.5.1"]
 # mmpretrain needs torchvision without requiring it, and each torchvision requires one torch. The
 # tests replace torchvision by an empty module.
