@@ -227,20 +227,20 @@ def _explanation(cfg: Config, calls: _Calls, error: Exception) -> tuple[bool, st
     if any(f.name == "load_checkpoint" and "mmengine" in f.filename for f in trace):
         return True, _of_weights(cfg, error)
     failed = calls.failed if calls.error in _chain(error) else []
+    if not failed and trace[-1].name != "build_from_cfg":  # an error of training, for example
+        return False, None
     part, keys = _failed_part(cfg, failed)
     line = None
-    wrong = _UNEXPECTED.search(str(error))
     if calls.unknown:
         line = _of_type(cfg, keys, *calls.unknown)
-    elif wrong and (failed or trace[-1].name == "build_from_cfg"):
+    elif wrong := _UNEXPECTED.search(str(error)):
         line = _of_missing_package(part) or _of_argument(cfg, part, keys, *wrong.groups())
     elif failed:
         line = _of_dataset(cfg, part, failed[-1])
     if line is not None:
         return True, line
-    if not failed or failed[-1].name == "call_hook":
-        return False, None
-    if isinstance(error, OSError) and not part.key:  # a work directory that cannot be written
+    unwritable = isinstance(error, OSError) and not part.key  # the work directory
+    if not failed or failed[-1].name == "call_hook" or unwritable:
         return False, None
     reason = format_error(error)
     if isinstance(error, AssertionError) and not str(error):
@@ -289,6 +289,7 @@ def _entry(cfg: Config, keys: list[str], settings: object) -> tuple[str, object]
 
     kind = settings.get("type")
     same = [e for e in entries if isinstance(e[1], Mapping) and e[1].get("type") == kind]
+    same = [e for e in same if e[1].keys() & settings.keys()]
     return max(same, key=likeness, default=None)
 
 
