@@ -213,8 +213,14 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, getattr(function, "__name__", "")
         if function is Tensor.backward:
-            with self:  # activation checkpointing computes again
-                return torch.autograd.backward(*args, **kwargs)
+            loss = args[0]
+            gradient = torch.ones_like(loss)
+            # Activation checkpointing computes again, where torch would have left this mode.
+            with self:
+                engine = torch.autograd.Variable._execution_engine
+                return engine.run_backward(
+                    (loss,), (gradient,), False, False, (), True, accumulate_grad=True
+                )
         if name in _HALF | _FLOAT and torch.is_autocast_enabled("cuda"):
             dtype = torch.get_autocast_dtype("cuda") if name in _HALF else torch.float32
             args, kwargs = tree_map(lambda x: _cast(x, dtype), (args, kwargs))

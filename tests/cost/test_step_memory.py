@@ -84,6 +84,13 @@ def test_hard_example_mining_has_the_largest_size():
     assert training_memory(config).activations > 1.1 * before
 
 
+def test_activation_checkpointing_needs_less_memory():
+    config = load("fpn_rmt_camvid_8k")
+    before = training_memory(config).activations
+    config.model.backbone.with_cp = True
+    assert training_memory(config).activations < 0.7 * before
+
+
 def test_peak_with_several_gpus_and_accumulation():
     memory = StepMemory(weights=10, gradients=10, optimizer=20, activations=100, total=131)
     assert (memory.peak(), memory.peak(gpus=2), memory.checkpoint) == (131, 141, 30)
