@@ -94,7 +94,7 @@ def test_a_wheel_holds_the_package_and_what_mim_looks_for(wheel):
     """And the wheel is made of an sdist, which holds all that the repository does."""
     names, information = files_of(wheel), f"mmseg_ext-{VERSION}.dist-info"
     scripts = (wheel / information / "entry_points.txt").read_text()
-    assert "mmseg-ext = mmseg_ext.__main__:main" in scripts
+    assert "mmseg-ext = mmseg_ext_cli:main" in scripts
     modules = (ROOT / "mmseg_ext").rglob("*.py")
     own = {str(path.relative_to(ROOT)) for path in modules if ".mim" not in path.parts}
     assert own <= names
@@ -110,7 +110,8 @@ def test_a_wheel_holds_the_package_and_what_mim_looks_for(wheel):
     prefix = "mmseg_ext/.mim/"
     found = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
     assert found == parts - {"demo/street.jpg"} | {"model-index.yml"}
-    assert {name.split("/")[0] for name in names} == {"mmseg_ext", information}
+    top = {name.split("/")[0] for name in names}
+    assert top == {"mmseg_ext", "mmseg_ext_cli.py", information}
 
 
 def test_the_wheels_description_stands_alone(wheel):
