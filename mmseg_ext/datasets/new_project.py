@@ -165,7 +165,9 @@ def assign_classes(
         )
     names = list(names or (left.values() if named else [f"class_{i}" for i in range(len(left))]))
     if not 2 <= len(names) <= IGNORED:
-        raise ValueError(f"{len(names)} classes; 2 to {IGNORED} are possible, {there_are}")
+        few = len(names) < 2
+        hint = "two are needed" if few else "use masks without JPEG compression and smooth edges"
+        raise ValueError(f"{len(names)} classes of at most {IGNORED}, {there_are}; {hint}")
     return names, {label: order.get(label, IGNORED) for label in labels.values()}
 
 
