@@ -278,6 +278,9 @@ def test_a_wheel_in_an_empty_folder(installed, tmp_path):
     folder.mkdir()
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     environment |= {"PATH": f"{installed}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    cache = tmp_path / "torch/hub/checkpoints"  # where the weights are downloaded to
+    shutil.copytree(ROOT / "weights", cache)
+    environment["TORCH_HOME"] = str(tmp_path / "torch")
     server = subprocess.Popen(
         [installed / "python", "-c", COMMAND_SERVER],
         **{"cwd": folder, "env": environment, "text": True},

@@ -43,9 +43,9 @@ class SelfAttention(nn.Module):
         heads = self._heads(x)  # each (B, H, N, d)
         width = self.embed_dim // self.num_heads
         drop = self.attn_drop if self.training else 0.0
-        # The fused float32 kernels of GPUs need widths that are multiples of 8. DeepViT-S and -L
-        # have heads of 33 and 35. Zeros change neither the products nor the columns that are kept.
-        if width % 8 and x.device.type != "cpu":
+        # CUDA's fused float32 kernels need widths that are multiples of 8. DeepViT-S and -L have
+        # heads of 33 and 35. Zeros change neither the products nor the columns that are kept.
+        if width % 8 and x.device.type == "cuda":
             heads = tuple(F.pad(t, (0, -width % 8)) for t in heads)
         y = F.scaled_dot_product_attention(*heads, dropout_p=drop, scale=width**-0.5)
         y = y[..., :width].transpose(1, 2).flatten(2)  # (B, N, C)
