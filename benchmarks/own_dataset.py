@@ -46,7 +46,7 @@ def main() -> None:
     for index in range(60):
         draw(folder, index)
     started = time.time()
-    config, last = "project/config.py", "project/work_dir/iter_800.pth"
+    config, last = "project/config.py", "project/work_dir/iter_600.pth"
     for command in (
         "new_project project --images photos --masks masks --classes ground small large",
         f"train {config} --cfg-options randomness.seed=0",

@@ -160,7 +160,7 @@ def test_new_project_from_a_wheel_in_an_empty_folder(wheel, tmp_path):
     )
     assert result.returncode == 0, result.stderr
     config = Config.fromfile(tmp_path / "mine/config.py")
-    assert config.runner_type == "DurableRunner" and config.train_cfg.max_iters == 800
+    assert config.runner_type == "DurableRunner" and config.train_cfg.max_iters == 600
     assert len(list((tmp_path / "mine/data/annotations").rglob("*.png"))) == 3
 
 

@@ -308,7 +308,7 @@ def config_text(train: Summary, val: Summary, load_from: str | None, width: int)
     sizes = np.sort(list((train.sizes + val.sizes).elements()))  # (N, 2): short, long
     short, long = np.median(sizes, axis=0)
     side = min(LONG_SIDE, max(32, int(long) // 32 * 32))
-    iterations = int(np.clip(15 * train.pairs // 100 * 100, 800, 20000))
+    iterations = int(np.clip(12 * train.pairs // 100 * 100, 600, 20000))
     imagenet = load_from == "imagenet"
     text = (Path(__file__).parent / "project_config.txt").read_text(encoding="utf-8")
     return Template(text).substitute(
