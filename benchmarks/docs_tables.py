@@ -75,9 +75,9 @@ def count(names: Sequence[str]) -> None:
     """Count the parameters and multiply-adds of these configs and store them."""
     costs = zoo() | {name: count_config(CONFIGS / f"{name}.py") for name in names}
     numbers = {name: asdict(cost) for name, cost in costs.items()}
-    write_results(
-        "model_zoo", {name: number for name, number in numbers.items() if number.pop("name")}
-    )
+    for number in numbers.values():
+        del number["name"]
+    write_results("model_zoo", numbers)
 
 
 def compute_memory(names: Sequence[str]) -> None:
@@ -101,7 +101,8 @@ def compute_memory(names: Sequence[str]) -> None:
 def gibibytes(name: str) -> str:
     """Return the memory of a training step in float32 / in mixed precision."""
     both = results("memory")[name]
-    return " / ".join(f"{StepMemory(**both[key]).total / GIBI:.1f}" for key in ("float32", "amp"))
+    sizes = (StepMemory(**both[key]).total / GIBI for key in ("float32", "amp"))
+    return " / ".join(f"{size:.1f}" if size >= 1 else f"{size:.2f}" for size in sizes)
 
 
 def backbone_start(config: Config) -> str:

@@ -170,13 +170,15 @@ def plans(config: Config, gpus: int) -> list[Plan]:
     if batch % gpus == 0:
         own = batch // gpus
         options = "" if own == images else f"--cfg-options train_dataloader.batch_size={own}"
-        found.append(Plan(gpus, own, 1, options, own == images or not _has_norm(config, "BN")))
+        found.append(
+            Plan(gpus, own, 1, options, own == images or not _has_norm(config.model, "BN"))
+        )
     else:
         options = "--auto-scale-lr --cfg-options train_dataloader.batch_size=1"
         found.append(Plan(gpus, 1, 1, options, False))
     times, rest = divmod(batch, gpus * images)
     if times > 1 and rest == 0:
-        exact = not (_has_norm(config, "BN") or _has_norm(config, "SyncBN"))
+        exact = not (_has_norm(config.model, "BN") or _has_norm(config.model, "SyncBN"))
         found.append(Plan(gpus, images, times, _accumulation(config, times), exact))
     return found
 
