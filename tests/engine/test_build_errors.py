@@ -359,6 +359,8 @@ train_cfg = dict(max_iters=2)
 )
 def test_mmsegs_own_configs_train(tmp_path, base, backbone):
     """Heads that take another head's output, a head on three features, one with 2 classes."""
+    if "pidnet" in base and mmseg.__version__ == "1.2.2":
+        pytest.skip("mmsegmentation 1.2.2 fails on class weights and ignored pixels")
     write_config(tmp_path)  # its images
     config = tmp_path / "mmseg.py"
     path = str(Path(mmseg.__file__).parent / f".mim/configs/{base}.py")
