@@ -99,8 +99,10 @@ def compute_memory(names: Sequence[str]) -> None:
 
 
 def gibibytes(name: str) -> str:
-    """Return the memory of a training step in float32 / in mixed precision."""
-    both = results("memory")[name]
+    """Return the memory of a training step in float32 / in mixed precision; empty if unknown."""
+    both = results("memory").get(name)
+    if both is None:
+        return ""
     sizes = (StepMemory(**both[key]).total / GIBI for key in ("float32", "amp"))
     return " / ".join(f"{size:.1f}" if size >= 1 else f"{size:.2f}" for size in sizes)
 
