@@ -5,19 +5,23 @@ The tensors have no data (mmseg_ext/cost/dataless.py). An operator on tensors of
 
 import contextlib
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 from mmengine.config import ConfigDict
-from mmengine.optim import build_optim_wrapper
+from mmengine.optim import OptimWrapper, build_optim_wrapper
 from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
 
 from mmseg_ext.backbones.rmt import RMT
+from mmseg_ext.cost import dataless
 from mmseg_ext.cost.dataless import PretendedDevice
 from mmseg_ext.cost.step_memory import batch_of, build_training_model, training_loss
-from mmseg_ext.decode_heads import EAHead
+from mmseg_ext.decode_heads import JSegEAHead
+from mmseg_ext.engine.finite_loss import FiniteLossHook
 from mmseg_ext.segmentors import score_maps, strip_losses
+from tests.configs import CONFIGS
 from tests.test_configs import EXPERIMENTS, load, reduced, small_crop
 
 PRECISIONS = (None, torch.bfloat16, torch.float16)
@@ -50,7 +54,7 @@ MODELS_BY_NAME = distinct_models()
 
 
 def small_config(name: str):
-    config = load(MODELS_BY_NAME[name]).copy()
+    config = load(CONFIGS / f"{name}.py").copy()
     config.model = ConfigDict(reduced(config))
     if config.model.backbone.get("depth") == 101:
         config.model.backbone.depth = 50  # the same widths
@@ -59,12 +63,16 @@ def small_config(name: str):
     return config
 
 
-def train(config, device: PretendedDevice) -> torch.nn.Module:
-    """Run a step in each precision; return the model."""
+def build(config, device: PretendedDevice) -> tuple[torch.nn.Module, OptimWrapper]:
     model = build_training_model(config.model, device)
     settings = config.optim_wrapper.to_dict()
     settings = {k: v for k, v in settings.items() if k not in ("dtype", "loss_scale")}
-    wrapper = build_optim_wrapper(model, {**settings, "type": "OptimWrapper"})
+    return model, build_optim_wrapper(model, {**settings, "type": "OptimWrapper"})
+
+
+def train(config, device: PretendedDevice) -> torch.nn.Module:
+    """Run a step in each precision; return the model."""
+    model, wrapper = build(config, device)
     for precision in PRECISIONS:
         with torch.autocast("cuda", precision) if precision else contextlib.nullcontext():
             loss = training_loss(model, batch_of(config, device.device))
@@ -107,6 +115,19 @@ def test_training_and_prediction_stay_on_the_device(name):
         predict_augmented(config, model, device)
 
 
+def test_the_check_of_losses_stays_on_the_device(monkeypatch):
+    """`FiniteLossHook` reads one number, which is zero for finite losses and gradients."""
+    number = torch.ops.aten._local_scalar_dense.default
+    monkeypatch.setitem(dataless._FORMS, number, lambda x: 0)
+    config = small_config("fcn_r18_shapes")
+    with PretendedDevice() as device:
+        model, wrapper = build(config, device)
+        runner = SimpleNamespace(optim_wrapper=wrapper, model=model, iter=5)
+        FiniteLossHook().before_train(runner)
+        wrapper.update_params(training_loss(model, batch_of(config, device.device)))
+    assert wrapper.optimizer.state
+
+
 def on_the_cpu(function):
     """Return `function` with a CPU tensor added to its result, or to the first of its results."""
 
@@ -120,20 +141,18 @@ def on_the_cpu(function):
 
 
 FAULTS = {
-    "head": (EAHead, "forward"),
-    "backbone": (RMT, "forward"),
-    "strip loss": (strip_losses, "_strip_cross_entropy"),
-    "test-time augmentation": (score_maps, "_probabilities"),
+    "head": ("ea_jseg_r18_camvid_8k", JSegEAHead, "forward"),
+    "backbone": ("fpn_rmt_base_ade20k_80k", RMT, "forward"),
+    "strip loss": ("fcn_r18_shapes", strip_losses, "_strip_cross_entropy"),
+    "test-time augmentation": ("fcn_r18_shapes", score_maps, "_probabilities"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_tensor_on_the_cpu_is_found(fault, monkeypatch):
     """The same run fails for a tensor that is created on the CPU."""
-    owner, function = FAULTS[fault]
+    name, owner, function = FAULTS[fault]
+    config = small_config(name)
     monkeypatch.setattr(owner, function, on_the_cpu(getattr(owner, function)))
-    config = small_config("fpn_rmt_base_ade20k_80k" if owner is RMT else "fcn_r18_shapes")
-    if owner is EAHead:
-        config = small_config(next(name for name in MODELS_BY_NAME if name.startswith("ea_r")))
-    with PretendedDevice() as device, pytest.raises(RuntimeError, match="cpu"):
+    with PretendedDevice() as device, pytest.raises(RuntimeError, match="is on cpu"):
         predict_augmented(config, train(config, device), device)

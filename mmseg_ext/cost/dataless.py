@@ -138,7 +138,7 @@ def _run(operator, args: tuple, kwargs: dict):
         return _FORMS[operator](*args, **kwargs)
     # Most operators of an optimizer's step; torch's own functions for meta tensors are slow.
     name = operator.overloadpacket.__name__
-    if name.startswith("_foreach_"):
+    if name.startswith("_foreach_") and name != "_foreach_norm":
         return None if name.endswith("_") else [torch.empty_like(x) for x in args[0]]
     return args[0] if name in _IN_PLACE else operator(*args, **kwargs)
 
