@@ -123,6 +123,8 @@ def plans_table() -> str:
     for name, protocol in PROTOCOLS.items():
         for values, memory, checkpoint in results("memory")[f"{name}, plans"]:
             plan = Plan(**values)
+            if plan.accumulation > 1 and plan.gpus > 1:
+                continue
             options = f"`{plan.options}`" if plan.options else ""
             sizes = (f"{size / GIBI:.1f}" for size in (memory, checkpoint))
             exact = "yes" if plan.exact else "no"
