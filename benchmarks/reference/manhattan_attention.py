@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from mmseg_ext.backbones.rmt import RMT
-from mmseg_ext.layers.manhattan_attention import ManhattanAttention, log_decays
-from mmseg_ext.layers.manhattan_block import ManhattanBlock, channels_first, channels_last
+from mmseg_ext.layers.manhattan_attention import ManhattanAttention, ManhattanBlock, log_decays
+from mmseg_ext.layers.shapes import channels_first, channels_last
 
 
 class Relations:

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from mmseg_ext.backbones.backbone import OutIndices, Settings, settings_of
 from mmseg_ext.backbones.token_backbone import TokenBackbone, square_grid
-from mmseg_ext.layers.re_attention import ReAttention
-from mmseg_ext.layers.self_attention import SelfAttention
+from mmseg_ext.layers.re_attention import ReAttention, SelfAttention
 
 PATCH = 16
 STEM_CHANNELS = 64

@@ -23,10 +23,8 @@ from torch import Tensor, nn
 
 from mmseg_ext.backbones.backbone import OutIndices, Settings, settings_of
 from mmseg_ext.backbones.token_backbone import MLP, TokenBackbone, square_grid
-from mmseg_ext.layers.token_external_attention import (
-    MultiHeadExternalAttention,
-    double_normalize_tokens,
-)
+from mmseg_ext.layers.external_attention import double_normalize
+from mmseg_ext.layers.token_external_attention import MultiHeadExternalAttention
 
 TOKEN_DIM = 64
 TOKEN_MEMORY_SIZE = 128
@@ -59,7 +57,8 @@ class TokenExternalAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens (B, N, in_dim) to (B, N, dim)."""
         narrow = self.q_linear(x)
-        attention = self.attn_drop(double_normalize_tokens(self.linear_0(narrow)))  # (B, N, S)
+        attention = double_normalize(self.linear_0(narrow), positions=1, slots=-1)  # (B, N, S)
+        attention = self.attn_drop(attention)
         return narrow + self.proj_drop(self.proj(self.linear_1(attention.to(narrow.dtype))))
 
 

@@ -22,8 +22,8 @@ from mmcv.cnn.bricks import DropPath
 from torch import Tensor, nn
 
 from mmseg_ext.backbones.backbone import Backbone, OutIndices, Settings, settings_of
-from mmseg_ext.layers.manhattan_attention import Decay
-from mmseg_ext.layers.manhattan_block import ManhattanBlock, channels_first, channels_last
+from mmseg_ext.layers.manhattan_attention import Decay, ManhattanBlock
+from mmseg_ext.layers.shapes import channels_first, channels_last
 
 # One entry per stage: blocks, width, heads, feed-forward ratio, decay range, decomposed attention
 # (along W, then H), and initial layer scale (None: no layer scale). Then stochastic depth.

@@ -22,8 +22,7 @@ from mmseg_ext.inspection.similarity import evaluating, layer_inputs
 from mmseg_ext.layers.external_attention import ExternalAttention2d
 from mmseg_ext.layers.lambda_layer import LambdaLayer
 from mmseg_ext.layers.manhattan_attention import ManhattanAttention
-from mmseg_ext.layers.re_attention import ReAttention
-from mmseg_ext.layers.self_attention import SelfAttention
+from mmseg_ext.layers.re_attention import ReAttention, SelfAttention
 from mmseg_ext.layers.token_external_attention import MultiHeadExternalAttention
 from mmseg_ext.reports.pictures import colorize
 

@@ -22,8 +22,7 @@ from torch.nn.functional import normalize
 
 from mmseg_ext.atomic_write import save_figure
 from mmseg_ext.layers.manhattan_attention import ManhattanAttention
-from mmseg_ext.layers.re_attention import ReAttention
-from mmseg_ext.layers.self_attention import SelfAttention
+from mmseg_ext.layers.re_attention import ReAttention, SelfAttention
 
 _LAYERS = (ReAttention, SelfAttention, ManhattanAttention)
 _NEIGHBORS = (1, 2, 4, 8)

@@ -2,10 +2,8 @@
 
 from mmseg_ext.layers.external_attention import ExternalAttention2d
 from mmseg_ext.layers.lambda_layer import LambdaLayer
-from mmseg_ext.layers.manhattan_attention import ManhattanAttention
-from mmseg_ext.layers.manhattan_block import ManhattanBlock
-from mmseg_ext.layers.re_attention import ReAttention
-from mmseg_ext.layers.self_attention import SelfAttention
+from mmseg_ext.layers.manhattan_attention import ManhattanAttention, ManhattanBlock
+from mmseg_ext.layers.re_attention import ReAttention, SelfAttention
 from mmseg_ext.layers.token_external_attention import ExternalAttention, MultiHeadExternalAttention
 
 __all__ = [

@@ -9,7 +9,7 @@ form has no table over pairs of positions. Average pooling rounds odd sizes up, 
 the size of a strided 1x1 convolution's output.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import torch
@@ -90,8 +90,7 @@ class LambdaLayer(nn.Module):
             raise ValueError(f"pool must be 'avg3' or 'avg2', not {pool!r}")
         self.num_heads, self.value_depth = num_heads, out_channels // num_heads
         self.key_depth, self.intra_depth = key_depth, intra_depth
-        self.receptive_field = receptive_field
-        self.resolution = resolution
+        self.receptive_field, self.resolution = receptive_field, resolution
         self.dilation = dilation
         table = self._table_size()
 
@@ -212,15 +211,14 @@ class LambdaLayer(nn.Module):
                 f"receptive_field={field} and resolution={largest}: set the receptive field (local "
                 "context) or the resolution (global context), and the other to None"
             )
-        if field is not None:
-            if field % 2 == 0:
-                raise ValueError(f"receptive_field must be odd, not {field}")
-            return field, field
-        if not isinstance(largest, Sequence) or min(largest) < 1:
-            raise ValueError(f"resolution must be a positive (H, W), not {largest!r}")
-        if self.dilation != 1:
-            raise ValueError(f"dilation must be 1 with a resolution, not {self.dilation}")
-        return 2 * largest[0] - 1, 2 * largest[1] - 1
+        if largest is not None:
+            if self.dilation != 1:
+                raise ValueError(f"dilation must be 1 with a resolution, not {self.dilation}")
+            return 2 * largest[0] - 1, 2 * largest[1] - 1
+        assert field is not None
+        if field % 2 == 0:
+            raise ValueError(f"receptive_field must be odd, not {field}")
+        return field, field
 
 
 def position_lambdas(values: Tensor, weight: Tensor, dilation: int = 1) -> Iterator[Tensor]:

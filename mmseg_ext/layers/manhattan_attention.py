@@ -6,6 +6,9 @@ Follows: qhfan/RMT (32ea214), `segmentation/mmseg/models/backbones/RMT.py`, clas
 
 Deviations, which do not change the published result: attention runs in slices of the queries, so
 there is no mask of heads x positions x positions, and the state dict has no decays or phases.
+`ManhattanBlock` follows `RetBlock` and `FeedForwardNetwork` of the same file. The depthwise
+convolution of its feed-forward network, and the gain per channel in the later stages, are in this
+code, but not in the paper's figure.
 """
 
 import functools
@@ -17,9 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mmseg_ext.layers.older_torch import is_compiling
 from mmseg_ext.layers.precision import full_precision
-from mmseg_ext.layers.shapes import is_fixed, require_channels_last_map
+from mmseg_ext.layers.shapes import (
+    channels_first,
+    channels_last,
+    is_compiling,
+    is_fixed,
+    require_channels_last_map,
+)
 
 Decay = Literal["logit", "product"]
 
@@ -106,8 +114,7 @@ class ManhattanAttention(nn.Module):
             v = self._attend(q, k, v, height, width)
         out = v.flatten(-2)  # (B, H, W, C)
         if self.lce is not None:
-            local = self.lce(value.permute(0, 3, 1, 2))  # (B, C, H, W)
-            out = out + local.permute(0, 2, 3, 1)  # (B, H, W, C)
+            out = out + channels_last(self.lce(channels_first(value)))
         return self.out_proj(out)
 
     def _queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -283,3 +290,65 @@ def _rotate(x: Tensor, phase: Tensor) -> Tensor:
     else:
         rotated = torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(phase))
     return rotated.flatten(-2).to(x.dtype)  # (B, H, W, n, d)
+
+
+class FeedForward(nn.Module):
+    """Linear, GELU, plus a depthwise 3x3 convolution of the result, linear; on (B, H, W, C)."""
+
+    def __init__(self, embed_dim: int, hidden_dim: int):
+        super().__init__()
+        self.fc1 = nn.Linear(embed_dim, hidden_dim)
+        self.act = nn.GELU()
+        self.dwconv = nn.Conv2d(hidden_dim, hidden_dim, 3, padding=1, groups=hidden_dim)
+        self.fc2 = nn.Linear(hidden_dim, embed_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x (B, H, W, C) to (B, H, W, C)."""
+        x = self.act(self.fc1(x))  # (B, H, W, hidden_dim)
+        x = x + channels_last(self.dwconv(channels_first(x)))
+        return self.fc2(x)
+
+
+class ManhattanBlock(nn.Module):
+    """x + CPE(x), then x + MaSA(LN(x)), then x + FFN(LN(x)); on (B, H, W, C).
+
+    Args:
+        ffn_ratio: hidden width of the feed-forward network divided by `embed_dim`.
+        drop_path: a module applied last in both residual branches, for stochastic depth.
+        layer_scale: initial value of a learned gain per channel in both branches; None: no gain.
+        cpe: conditional position encoding, a depthwise 3x3 convolution.
+        attention: further arguments of `ManhattanAttention`.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        ffn_ratio: float,
+        drop_path: nn.Module | None = None,
+        layer_scale: float | None = None,
+        cpe: bool = True,
+        **attention,
+    ):
+        super().__init__()
+        self.cpe = nn.Conv2d(embed_dim, embed_dim, 3, padding=1, groups=embed_dim) if cpe else None
+        self.norm1 = nn.LayerNorm(embed_dim, eps=1e-6)
+        self.attn = ManhattanAttention(embed_dim, num_heads, **attention)
+        self.norm2 = nn.LayerNorm(embed_dim, eps=1e-6)
+        self.ffn = FeedForward(embed_dim, int(embed_dim * ffn_ratio))
+        self.drop_path = nn.Identity() if drop_path is None else drop_path
+        self.gamma1 = self.gamma2 = None
+        if layer_scale is not None:
+            gains = (nn.Parameter(torch.full((embed_dim,), layer_scale)) for _ in range(2))
+            self.gamma1, self.gamma2 = gains
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x (B, H, W, C) to (B, H, W, C); raise a ValueError for another shape."""
+        require_channels_last_map(x, self.attn.embed_dim)
+        if self.cpe is not None:
+            x = x + channels_last(self.cpe(channels_first(x)))
+        x = x + self._branch(self.attn(self.norm1(x)), self.gamma1)
+        return x + self._branch(self.ffn(self.norm2(x)), self.gamma2)
+
+    def _branch(self, x: Tensor, gamma: Tensor | None) -> Tensor:
+        return self.drop_path(x if gamma is None else gamma * x)

@@ -1,9 +1,20 @@
-"""Checks of input shapes. The error messages suggest the missing permutation."""
+"""Shapes of inputs: their order, checks, and whether a program fixes them."""
 
 import torch
 from torch import Tensor
 
-from mmseg_ext.layers.older_torch import is_compiling
+if hasattr(torch.compiler, "is_compiling"):  # torch 2.3
+    is_compiling = torch.compiler.is_compiling
+else:
+    is_compiling = torch._utils.is_compiling  # type: ignore[attr-defined]
+
+
+def channels_first(x: Tensor) -> Tensor:
+    return x.permute(0, 3, 1, 2)  # (B, C, H, W)
+
+
+def channels_last(x: Tensor) -> Tensor:
+    return x.permute(0, 2, 3, 1)  # (B, H, W, C)
 
 
 def is_fixed(*sizes: int) -> bool:

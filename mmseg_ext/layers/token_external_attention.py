@@ -20,11 +20,6 @@ from mmseg_ext.layers.shapes import require_tokens
 from mmseg_ext.layers.submodules import computes_by_weights
 
 
-def double_normalize_tokens(logits: Tensor) -> Tensor:
-    """Apply `double_normalize` to logits (B, N, ..., S): over N tokens, then over S slots."""
-    return double_normalize(logits, positions=1, slots=-1)
-
-
 class ExternalAttention(nn.Module):
     """Two linear memories with double normalization, (B, N, C) to (B, N, C).
 
@@ -113,7 +108,8 @@ class MultiHeadExternalAttention(nn.Module):
         """Return the weights of the memory slots for x (B, N, C), (B, G, N, S)."""
         require_tokens(x, self.embed_dim)
         wide = self.trans_dims(x).unflatten(-1, (self.groups, -1))  # (B, N, G, C / heads)
-        return double_normalize_tokens(self.linear_0(wide)).transpose(1, 2)  # (B, G, N, S)
+        attention = double_normalize(self.linear_0(wide), positions=1, slots=-1)  # (B, N, G, S)
+        return attention.transpose(1, 2)  # (B, G, N, S)
 
     def fuse(self) -> nn.Module:
         """Return the inference form: adjacent linear maps are multiplied into one map.
@@ -157,4 +153,5 @@ class FusedMultiHeadExternalAttention(nn.Module):
         """Map x (B, N, C) to (B, N, C)."""
         require_tokens(x, self.embed_dim)
         logits = self.keys(x).unflatten(-1, (self.groups, -1))  # (B, N, G, S)
-        return self.values(double_normalize_tokens(logits).flatten(2))  # (B, N, C)
+        attention = double_normalize(logits, positions=1, slots=-1)
+        return self.values(attention.flatten(2))  # (B, N, C)

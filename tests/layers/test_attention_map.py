@@ -13,7 +13,7 @@ from mmseg_ext.layers import (
     MultiHeadExternalAttention,
     ReAttention,
 )
-from mmseg_ext.layers.self_attention import SelfAttention
+from mmseg_ext.layers.re_attention import SelfAttention
 from tests.models import assert_same, randomise
 
 

@@ -198,8 +198,6 @@ def test_autocast_and_round_trip(size):
         ({"receptive_field": 8}, "receptive_field must be odd, not 8"),
         ({"receptive_field": None}, "receptive_field=None and resolution=None"),
         ({"resolution": (8, 8)}, r"receptive_field=5 and resolution=\(8, 8\)"),
-        ({"receptive_field": None, "resolution": 8}, r"resolution .* \(H, W\), not 8"),
-        ({"receptive_field": None, "resolution": (0, 8)}, r"resolution .* \(H, W\), not \(0, 8\)"),
         ({"receptive_field": None, "resolution": (8, 8), "dilation": 2}, "dilation must be 1"),
     ],
 )
