@@ -47,7 +47,7 @@ def resolved(path: Path) -> dict:
 
 
 def test_resolved_values_stay():
-    """A change of a base changes no experiment unnoticed."""
+    """A change of a base must not change an experiment unnoticed."""
     stored = json.loads(gzip.decompress(RESOLVED.read_bytes()))
     for name, expected in stored.items():
         now = resolved(CONFIGS / f"{name}.py")

@@ -1,4 +1,4 @@
-"""The files, lines and commands of CONTRIBUTING.md, in a copy of the repository."""
+"""The steps of CONTRIBUTING.md work in a copy of the repository."""
 
 import re
 import shutil
@@ -26,7 +26,7 @@ CONCERNED = (
 
 
 def change_lines(diff: str, folder: Path) -> None:
-    """Apply the page's diff: a `+` goes below the line before it, in place of a `-`."""
+    """Apply the page's diff: a `+` line goes below the line before it and replaces a `-` line."""
     for line in diff.splitlines():
         if line[0] not in " +-":
             path = folder / line

@@ -1,4 +1,4 @@
-"""The guides: a reader's files and commands, beside the configs and nowhere among them."""
+"""The files and commands of the guides work, in a clone and with an installed wheel."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def clone(tmp_path) -> Path:
 
 
 def in_the_clone(words: list[str], folder: Path, **environment: str) -> CompletedProcess:
-    """A command of a page; `PYTHONPATH=.` puts the reader's folder before the clone."""
+    """Run a command of a page; `PYTHONPATH=.` puts the reader's folder before the clone."""
     program, *words = words
     path = str(ROOT) if "PYTHONPATH" not in environment else f"{folder}:{ROOT}"
     environment |= {"PYTHONPATH": path}
@@ -50,7 +50,7 @@ def in_the_clone(words: list[str], folder: Path, **environment: str) -> Complete
 
 
 def follow(guide: str, folder: Path, run: Callable = in_the_clone, **environment: str) -> list[str]:
-    """Write the guide's files, run its commands, and give what each of them printed."""
+    """Write the guide's files, run its commands, and return the output of each."""
     text = (ROOT / "docs" / guide).read_text()
     for match in FILE.finditer(text):
         path = folder / match["name"]
@@ -67,8 +67,8 @@ def follow(guide: str, folder: Path, run: Callable = in_the_clone, **environment
     return printed
 
 
-def has_her_own_head(folder: Path, run: Callable = in_the_clone) -> None:
-    (folder / "data/shapes").mkdir(parents=True)  # what is there already is no obstacle
+def check_own_head(folder: Path, run: Callable = in_the_clone) -> None:
+    (folder / "data/shapes").mkdir(parents=True)  # an existing folder is no problem
     resolved, costs, trained, exported = follow("own_head.md", folder, run)
     assert "type='MaSAHead'" in resolved
     assert "| `my_masa` | 96x96 |" in costs
@@ -78,7 +78,7 @@ def has_her_own_head(folder: Path, run: Callable = in_the_clone) -> None:
 
 
 def test_own_head(clone):
-    has_her_own_head(clone)
+    check_own_head(clone)
 
 
 def test_rmt_in_a_config_of_mmdetections(clone):
@@ -120,7 +120,7 @@ val_evaluator = test_evaluator = dict(type="IoUMetric", iou_metrics=["mIoU"])
 
 
 def test_the_readmes_config_on_mmsegmentations_own_bases(tmp_path):
-    """Trained by mmengine's own Runner, and its checkpoint tested."""
+    """Train it with mmengine's own Runner, and test the checkpoint."""
     (snippet,) = re.findall(
         r"^## Use a head in your own config\n\n```python\n(.*?)^```$",
         (ROOT / "README.md").read_text(),
@@ -168,8 +168,8 @@ def test_own_dataset(clone):
     assert not {name for name in names if f"`{name}`" not in page}
 
 
-# In the place of Slurm's: one task, on a narrow network in ordinary batch norm, for one iteration,
-# whose checkpoint gets the name of the last one.
+# Replaces Slurm's srun: one task trains a narrow network without SyncBN for one iteration, and the
+# checkpoint is renamed to the last one of the schedule.
 SRUN = """
 while [[ $1 == -* ]]; do [[ $1 == -p ]] && shift; shift; done
 SLURM_NTASKS=1 SLURM_PROCID=0 SLURM_LOCALID=0 "$@" --cfg-options \\
@@ -188,7 +188,7 @@ done
 
 
 def test_voc_under_slurm(clone):
-    """SBD's masks by the converter, whose lists are whole; then the lists of the few images."""
+    """Convert SBD's masks with complete lists; then train and test with lists of a few images."""
     voc, sbd = clone / "data/VOCdevkit/VOC2012", clone / "benchmark_RELEASE/dataset"
     (sbd / "cls").mkdir(parents=True)
     tree = make_tree("voc", clone / "made")
@@ -258,7 +258,7 @@ LABELS = ("outputs/labels", "segmented")
 
 @pytest.fixture
 def installed(tmp_path) -> Path:
-    """The commands of a fresh environment that has the wheel, over the packages of this one."""
+    """Return the commands of a new environment with the wheel, which sees this one's packages."""
     (tmp_path / "clone").mkdir()
     wheel = build("wheel", copy_sources(tmp_path / "clone"), tmp_path / "wheels")
     environment = tmp_path / "environment"
@@ -268,17 +268,17 @@ def installed(tmp_path) -> Path:
     subprocess.run([*pip, "--no-deps", "--no-index", "--no-compile", wheel], check=True)
     (packages,) = environment.glob("lib/*/site-packages")
     below = [path for path in sys.path if path.endswith("site-packages")]
-    (packages / "below.pth").write_text("\n".join(below))  # of which no .pth is followed
+    (packages / "below.pth").write_text("\n".join(below))  # their own .pth files are ignored
     return python.parent
 
 
 def test_a_wheel_in_an_empty_folder(installed, tmp_path):
-    """Her own head; then a photo, and a file for a machine without PyTorch."""
+    """Follow the page on heads; then segment a photo, and export and run a model."""
     folder, printed = tmp_path / "empty", tmp_path / "printed"
     folder.mkdir()
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     environment |= {"PATH": f"{installed}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    cache = tmp_path / "torch/hub/checkpoints"  # where the weights are downloaded to
+    cache = tmp_path / "torch/hub/checkpoints"  # torch's cache of downloads
     shutil.copytree(ROOT / "weights", cache)
     environment["TORCH_HOME"] = str(tmp_path / "torch")
     server = subprocess.Popen(
@@ -304,10 +304,10 @@ def test_a_wheel_in_an_empty_folder(installed, tmp_path):
         (link,) = re.findall(r"^```bash\n(.*?)^```$", text, re.M | re.S)
         subprocess.run(link, shell=True, cwd=folder, env=environment, check=True)
         assert (folder / "configs").resolve().is_relative_to(installed.parent)
-        has_her_own_head(folder, run)
+        check_own_head(folder, run)
         shutil.copy(ROOT / "demo/street.jpg", folder / "PHOTO.jpg")
         segmented, exported, _ = follow("export.md", folder, run)
         assert "non-commercial" in segmented and "same class 100.000%" in exported
         ours, theirs = (np.array(Image.open(folder / f"{out}/PHOTO.png")) for out in LABELS)
-        assert (ours == theirs).mean() > 0.97  # the two resize by other libraries
+        assert (ours == theirs).mean() > 0.97  # they resize with different libraries
         server.stdin.close()

@@ -1,4 +1,4 @@
-"""The tutorial notebook: its code cells run in order, and what they store is small."""
+"""The tutorial notebook: its code cells run in order, and the stored outputs are small."""
 
 import contextlib
 import io

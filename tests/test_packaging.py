@@ -1,6 +1,6 @@
-"""What an sdist, its wheel and an editable installation hold, and the metafiles.
+"""Contents of the sdist, the wheel and an editable installation; the metafiles.
 
-The build backend makes them from a copy of the repository, without network.
+The build backend builds them from a copy of the repository, without network.
 """
 
 import os
@@ -45,7 +45,7 @@ def clone(tmp_path_factory) -> Path:
 
 
 def copy_sources(folder: Path) -> Path:
-    """The repository without its environment, builds and links."""
+    """Copy the repository without its environment, builds and links."""
     ignored = shutil.ignore_patterns("__pycache__", ".mim")
     for name in FOLDERS:
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
@@ -55,7 +55,7 @@ def copy_sources(folder: Path) -> Path:
 
 
 def build(kind: str, source: Path, folder: Path) -> Path:
-    """What the build backend makes, as pip would call it, in this environment."""
+    """Build a distribution as pip does, in this environment, and return its path."""
     code = f"import sys; from setuptools import build_meta as b; b.build_{kind}(sys.argv[1])"
     folder.mkdir()
     command = [sys.executable, "-c", code, folder]
@@ -90,8 +90,8 @@ def wheel(sdist, tmp_path_factory) -> Path:
     return folder / "site"
 
 
-def test_a_wheel_holds_the_package_and_what_mim_looks_for(wheel):
-    """And the wheel is made of an sdist, which holds all that the repository does."""
+def test_a_wheel_contains_the_package_and_mims_files(wheel):
+    """The wheel is built from the sdist, which contains the repository."""
     names, information = files_of(wheel), f"mmseg_ext-{VERSION}.dist-info"
     scripts = (wheel / information / "entry_points.txt").read_text()
     assert "mmseg-ext = mmseg_ext_cli:main" in scripts
@@ -115,7 +115,7 @@ def test_a_wheel_holds_the_package_and_what_mim_looks_for(wheel):
 
 
 def test_the_wheels_description_stands_alone(wheel):
-    """Where PyPI shows it: each link of the README leads to the file of this version."""
+    """On PyPI each link of the README leads to the file of this version."""
     text = (wheel / f"mmseg_ext-{VERSION}.dist-info/METADATA").read_bytes()
     metadata = message_from_bytes(text)
     extras, needed = metadata.get_all("Provides-Extra"), metadata.get_all("Requires-Dist")
@@ -134,7 +134,7 @@ def test_the_wheels_description_stands_alone(wheel):
 
 
 def test_a_wheel_says_where_its_configs_are(wheel, tmp_path):
-    """And nothing else on standard output, from any folder."""
+    """Standard output contains only the path, from any folder."""
     result = subprocess.run(
         [sys.executable, "-m", "mmseg_ext", "where"],
         cwd=tmp_path,
@@ -164,7 +164,7 @@ def test_new_project_from_a_wheel_in_an_empty_folder(wheel, tmp_path):
     assert len(list((tmp_path / "mine/data/annotations").rglob("*.png"))) == 3
 
 
-def test_an_editable_installation_links_what_mim_looks_for(clone, tmp_path):
+def test_an_editable_installation_links_mims_files(clone, tmp_path):
     build("editable", clone, tmp_path / "wheels")
     mim = clone / "mmseg_ext/.mim"
     (clone / "configs/new_config.py").write_text("a = 1\n")

@@ -1,6 +1,6 @@
-"""What users write down: layers, registered names, configs, families of weights, flags of training.
+"""Public names stay: layers, registered names, configs, weight families, flags, parameter names.
 
-`tests/data/public_names.json` lists them. More may be added, none may go.
+`tests/data/public_names.json` lists them. Names may be added.
 """
 
 import argparse
@@ -39,7 +39,7 @@ MODEL_CONFIGS = {
 
 
 def weights_of(config: dict) -> str:
-    """A digest of the names and shapes of a model's state dict."""
+    """Return a digest of the names and shapes in a model's state dict."""
     with torch.device("meta"):
         state = MODELS.build(dict(config)).state_dict()
     lines = sorted(f"{name} {tuple(value.shape)}" for name, value in state.items())

@@ -1,4 +1,4 @@
-"""What importing the package registers, and messages about the mm stack."""
+"""Names that importing the package registers, and messages about missing packages."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ STACK = ("mmengine", "mmcv", "mmseg")
 
 
 def run(code_or_args, tmp_path, missing=()):
-    """A fresh interpreter in which the packages in `missing` cannot be imported."""
+    """Run a new interpreter in which the packages in `missing` cannot be imported."""
     lines = [f"sys.modules[{name!r}] = None" for name in missing]
     (tmp_path / "sitecustomize.py").write_text("import sys\n" + "\n".join(lines))
     args = ["-c", code_or_args] if isinstance(code_or_args, str) else code_or_args
@@ -60,7 +60,7 @@ for call, name in (
 
 
 def test_without_the_stack_the_layers_work(tmp_path):
-    """Whatever needs the stack raises one line that says what to install."""
+    """Parts that need mmsegmentation raise one line that says what to install."""
     result = run(WITHOUT_THE_STACK, tmp_path, ("mmcv",))
     assert result.returncode == 0, result.stderr
     shape, *errors = result.stdout.strip().splitlines()
@@ -88,12 +88,12 @@ print(*sorted(name for name in set(sys.modules) - before if name.startswith("tor
 
 
 def test_importing_costs_what_the_stack_costs(tmp_path):
-    """Besides the stack it imports only filelock, which torch requires."""
+    """The only other package it imports is filelock, which torch requires."""
     result = run(WITHOUT_THE_PACKAGE, tmp_path)
     new = {name.split(".")[0] for name in result.stdout.splitlines()[-1].split()}
     assert new - set(sys.stdlib_module_names) == {"filelock", "mmseg_ext"}, result.stderr
     result = run(LAYERS, tmp_path, ("mmcv",))
-    assert result.stdout == "\n", result.stderr  # torch as it is, without the stack
+    assert result.stdout == "\n", result.stderr  # no further module of torch, and no mmcv
 
 
 def test_another_package_names_a_backbone_with_the_scope():
@@ -130,11 +130,11 @@ def test_environment_table(capsys):
     ("missing", "message"),
     [
         (("mmseg", "mmdet", "mmpretrain"), "the package 'mmseg' is not installed; run: pip"),
-        # As of mmseg 1.2.2 without ftfy, whose package imports and whose models do not.
+        # mmseg 1.2.2 without ftfy: the package can be imported, its models cannot.
         (("mmseg.models",), "'mmseg.models' is installed but fails to import ("),
     ],
 )
-def test_a_command_without_the_stack_says_what_to_install(missing, message, tmp_path):
+def test_a_command_without_packages_says_what_to_install(missing, message, tmp_path):
     result = run(["tools/train.py", "c.py"], tmp_path, missing)
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
@@ -154,7 +154,7 @@ def test_two_distributions_of_one_module_are_named(monkeypatch):
 
 @pytest.fixture
 def checked_again():
-    """Checks of the stack are remembered: forget them before the test, and what it found."""
+    """Clear the cached result of the check before and after the test."""
     environment.stack_problem.cache_clear()
     yield
     environment.stack_problem.cache_clear()
