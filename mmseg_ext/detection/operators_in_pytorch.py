@@ -1,4 +1,4 @@
-"""mmcv's `nms`, `soft_nms` and `roi_align` in plain PyTorch, for mmcv without compiled operators.
+"""mmcv's `nms` and `roi_align` in plain PyTorch, for mmcv without compiled operators.
 
 mmdetection does not import without the extension module `mmcv._ext`. Importing this module replaces
 the extension if it is missing. `import mmseg_ext` never does:
@@ -76,50 +76,6 @@ def _greedy(candidates: Tensor, overlaps: Tensor) -> Tensor:
         if torch.equal(after, keep):
             return keep
         keep = after
-
-
-def softnms(
-    boxes: Tensor,
-    scores: Tensor,
-    dets: Tensor,
-    *,
-    iou_threshold: float,
-    sigma: float,
-    min_score: float,
-    method: int,
-    offset: int,
-) -> Tensor:
-    """Apply soft non-maximum suppression (arXiv 1704.04503): overlaps lower the scores of boxes.
-
-    Args:
-        boxes: (N, 4) as x1, y1, x2, y2.
-        scores: (N,).
-        dets: (N, 5); the first K rows become the kept boxes with their lowered scores.
-        iou_threshold: methods 0 and 1 lower a score from this overlap on.
-        sigma: width of the Gaussian of method 2.
-        min_score: boxes with a lower score are removed.
-        method: 0 for greedy (a score becomes 0), 1 for linear, 2 for Gaussian.
-        offset: 1 if x2 and y2 belong to the box.
-
-    Returns:
-        Indices (K,) of the kept boxes, in the order in which they were chosen.
-    """
-    scores = scores.clone()
-    rest = torch.arange(len(boxes), device=boxes.device)
-    kept = []
-    while len(rest):
-        best = scores[rest].argmax()
-        chosen = rest[best]
-        dets[len(kept)] = torch.cat((boxes[chosen], scores[chosen, None]))
-        kept.append(chosen)
-        rest = rest[rest != chosen]
-        iou = _iou(boxes[chosen, None], boxes[rest], offset)[0]
-        if method == 2:
-            scores[rest] *= torch.exp(-(iou**2) / sigma)
-        else:
-            scores[rest] *= torch.where(iou >= iou_threshold, method * (1 - iou), 1.0)
-        rest = rest[scores[rest] >= min_score]
-    return torch.stack(kept) if kept else rest
 
 
 def _iou(a: Tensor, b: Tensor, offset: int) -> Tensor:
@@ -266,7 +222,7 @@ def roi_align_backward(
 
 # --- the extension module -----------------------------------------------------------------------
 
-_OPERATORS = {f.__name__: f for f in (nms, softnms, roi_align_forward, roi_align_backward)}
+_OPERATORS = {f.__name__: f for f in (nms, roi_align_forward, roi_align_backward)}
 
 
 class _Extension(ModuleType):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import grid_sample
 
-from mmseg_ext.detection.operators_in_pytorch import nms, softnms
+from mmseg_ext.detection.operators_in_pytorch import nms
 
 if getattr(importlib.import_module("mmcv._ext"), "__file__", None) is not None:
     pytest.skip("mmcv has compiled operators", allow_module_level=True)
@@ -51,37 +51,6 @@ def test_nms_keeps_boxes_that_overlap_by_the_threshold_exactly():
     boxes = torch.tensor([[0.0, 0, 4, 4], [0, 0, 4, 2]])
     assert len(nms(boxes, torch.tensor([0.9, 0.8]), 0.5)) == 2
     assert len(nms(boxes, torch.tensor([0.9, 0.8]), 0.4999)) == 1
-
-
-def lowered(boxes, scores, weight, min_score):
-    """The definition: the best box that is left stays and lowers the scores of the others."""
-    left = dict(enumerate(scores))
-    kept = []
-    while left:
-        best = max(left, key=left.get)
-        kept.append((best, left.pop(best)))
-        left = {i: s * weight(overlap(boxes[best], boxes[i], 0)) for i, s in left.items()}
-        left = {i: s for i, s in left.items() if s >= min_score}
-    return kept
-
-
-WEIGHTS = {  # mmcv's number of the method, its rule for a threshold of 0.3 and sigma of 0.5
-    "greedy": (0, lambda iou: float(iou < 0.3)),
-    "linear": (1, lambda iou: 1 - iou if iou >= 0.3 else 1.0),
-    "gaussian": (2, lambda iou: math.exp(-(iou**2) / 0.5)),
-}
-
-
-@pytest.mark.parametrize(("method", "weight"), WEIGHTS.values(), ids=WEIGHTS)
-def test_soft_nms_lowers_what_the_rule_lowers(method, weight):
-    boxes, scores = random_boxes(80, 60).double(), torch.rand(80).double()
-    dets = boxes.new_empty(80, 5)
-    options = dict(iou_threshold=0.3, sigma=0.5, min_score=0.05, method=method, offset=0)
-    kept = softnms(boxes, scores, dets, **options)
-    expected = lowered(boxes.tolist(), scores.tolist(), weight, 0.05)
-    assert kept.tolist() == [i for i, _ in expected] and 0 < len(kept) < 80
-    torch.testing.assert_close(dets[: len(kept), :4], boxes[kept])
-    torch.testing.assert_close(dets[: len(kept), 4].tolist(), [s for _, s in expected])
 
 
 # --- roi_align ----------------------------------------------------------------------------------
