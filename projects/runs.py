@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mmseg_ext.checkpoint.files import read_checkpoint, write_checkpoint
+from mmseg_ext.atomic_write import atomic_write
+from mmseg_ext.checkpoint.files import read_checkpoint
 
 CHECKPOINT = "checkpoint.pth"
 
@@ -68,7 +69,8 @@ class Run:
             "random": random,
             "log": self.log,
         }
-        write_checkpoint(content, self.folder / CHECKPOINT)
+        with atomic_write(self.folder / CHECKPOINT) as part:
+            torch.save(content, part)
 
 
 def load(folder: Path) -> dict:

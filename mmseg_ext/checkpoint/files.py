@@ -18,10 +18,9 @@ from torch import Tensor
 from torch.serialization import load
 
 from mmseg_ext.atomic_write import atomic_write
-from mmseg_ext.checkpoint.plain_data import STAND_INS, UnknownType, rebuild
+from mmseg_ext.checkpoint.plain_data import STAND_INS, Rebuilder, UnknownType
 from mmseg_ext.errors import CheckpointError
 
-SUFFIXES = (".pth", ".safetensors")  # of files with weights
 # Where published checkpoints keep the state dict: mmengine, RMT and timm, EANet and EMANet, EMA.
 _WRAPPERS = ("state_dict", "model", "net", "state_dict_ema")
 _TRUST = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"  # torch's own variable
@@ -39,14 +38,14 @@ def read_checkpoint(
 
     Raises:
         FileNotFoundError: if there is no such file.
-        CheckpointError: for a damaged file, or objects that `rebuild` does not know.
+        CheckpointError: for a damaged file, or objects that `Rebuilder` does not know.
     """
     path = Path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such checkpoint file")
     if path.suffix == ".safetensors":
         with _describe_errors(path):
-            return rebuild(_read_safetensors(path, map_location), path.stat().st_size)
+            return Rebuilder(path.stat().st_size).rebuild(_read_safetensors(path, map_location))
     with path.open("rb") as file:
         return read_torch_file(file, path, map_location, mmap)
 
@@ -73,11 +72,11 @@ def read_torch_file(
         source = name if mmap else file  # torch maps paths only
         with _allow_stand_ins():
             content = load(source, map_location, weights_only=not trusted, mmap=mmap)
-        return rebuild(content, size, trusted)
+        return Rebuilder(size, trusted).rebuild(content)
 
 
 def _check_format(file: BinaryIO, mmap: bool | None) -> int:
-    """Return how many bytes describe the values other than the data of tensors.
+    """Return the size of a torch file.
 
     Raises:
         ValueError: for a format that torch reads by other means than its weights-only unpickler, a
@@ -88,15 +87,13 @@ def _check_format(file: BinaryIO, mmap: bool | None) -> int:
     begin = file.read(4)
     if begin == b"PK\x03\x04":  # torch recognizes its format since 1.6 by these bytes
         with zipfile.ZipFile(file) as archive:
-            entries = archive.infolist()
             # Before torch 2.6, `torch.load(weights_only=True)` runs TorchScript's loader on these.
-            if any(entry.filename.endswith("constants.pkl") for entry in entries):
+            if any(name.endswith("constants.pkl") for name in archive.namelist()):
                 raise ValueError("it is a TorchScript archive")
-            if sum(entry.file_size for entry in entries) > size:
+            if sum(entry.file_size for entry in archive.infolist()) > size:
                 raise ValueError("its entries are compressed")
             if not mmap and (changed := archive.testzip()):
                 raise ValueError(f"the checksum of {changed} is wrong")
-            size = sum(e.file_size for e in entries if e.filename.endswith("data.pkl"))
     elif begin[:1] != b"\x80":  # of a pickle
         raise ValueError("it is not a torch file")
     file.seek(0)
@@ -168,29 +165,6 @@ def unwrap_state_dict(content: object, source: str) -> dict[str, Tensor]:
     raise ValueError(f"{source}: contains no state dict (a mapping from names to tensors)")
 
 
-def write_checkpoint(content: dict, path: str | Path) -> None:
-    """Write `content` with `torch.save`; an older file stays until the new one is complete.
-
-    Raises:
-        NotWritten: for a full disk, a read-only folder, ...
-    """
-    with atomic_write(path) as part:
-        part.write_bytes(_saved(content))
-
-
-def _saved(content: dict) -> memoryview:
-    """Return the bytes of a torch file. `torch.save` to a path hides why writing failed."""
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    return buffer.getbuffer()
-
-
-def check_suffix(path: str | Path) -> None:
-    """Raise ValueError unless the name of `path` ends in `.pth` or `.safetensors`."""
-    if Path(path).suffix not in SUFFIXES:
-        raise ValueError(f"{path}: the file's name must end in {' or '.join(SUFFIXES)}")
-
-
 def write_weights(
     weights: dict[str, Tensor],
     path: str | Path,
@@ -200,7 +174,7 @@ def write_weights(
 ) -> Path:
     """Write weights, with the classes and the palette, and return the path.
 
-    A `.pth` contains `state_dict` and `meta`, a `.safetensors` has the rest as its metadata.
+    A `.pth` contains `state_dict` and `meta`, a `.safetensors` has `meta` as its metadata.
 
     Args:
         dataset_meta: the dataset's classes and palette, as lists.
@@ -208,10 +182,12 @@ def write_weights(
         about: further entries of `meta`.
 
     Raises:
-        NotWritten, ValueError: as `write_checkpoint` and `check_suffix`.
+        ValueError: unless the name of `path` ends in `.pth` or `.safetensors`.
+        NotWritten: for a full disk, a read-only folder, ...
     """
     path = Path(path)
-    check_suffix(path)
+    if path.suffix not in (".pth", ".safetensors"):
+        raise ValueError(f"{path}: the file's name must end in .pth or .safetensors")
     dense = {"memory_format": torch.contiguous_format}  # copies, also of tensors that share storage
     weights = {name: value.detach().cpu().clone(**dense) for name, value in weights.items()}
     if path.suffix == ".safetensors":
@@ -225,22 +201,11 @@ def write_weights(
         meta = dict(about or {})
         if dataset_meta is not None:
             meta["dataset_meta"] = dataset_meta
-        data = _saved({"state_dict": _in_one_storage(weights), "meta": meta})
+        buffer = io.BytesIO()  # `torch.save` to a path hides why writing failed
+        torch.save({"state_dict": weights, "meta": meta}, buffer)
+        data = buffer.getbuffer()
     if hash_in_name:
         path = path.with_stem(f"{path.stem}-{hashlib.sha256(data).hexdigest()[:8]}")
     with atomic_write(path) as part:
         part.write_bytes(data)
     return path
-
-
-def _in_one_storage(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies that share a storage for each dtype: torch.save adds 0.4 kB to each storage."""
-    flat = {dtype: [] for dtype in {value.dtype for value in weights.values()}}
-    for value in weights.values():
-        flat[value.dtype].append(value.flatten())
-    rest = {dtype: torch.cat(values) for dtype, values in flat.items()}
-    packed = {}
-    for name, value in weights.items():
-        own, rest[value.dtype] = rest[value.dtype].tensor_split([value.numel()])
-        packed[name] = own.view(value.shape)
-    return packed

@@ -7,11 +7,10 @@ of your own, are unchanged.
 """
 
 import contextlib
-import contextvars
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from unittest import mock
 
-import torch
 from mmengine.logging import print_log
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.runner import checkpoint as mmengine_checkpoint
@@ -22,51 +21,47 @@ from mmseg_ext.checkpoint.files import read_checkpoint, read_torch_file
 from mmseg_ext.errors import CheckpointError
 
 _AUXILIARY = "auxiliary_head"  # heads that only training uses
+_REPLACED = vars(CheckpointLoader)["load_checkpoint"]
+_load_address = CheckpointLoader.load_checkpoint
 
-# The least share of a backbone's values, and whether all that testing uses must be filled.
-_required = contextvars.ContextVar("required", default=(0.9, False))
 
-
-@contextlib.contextmanager
-def require_coverage(
-    backbone_share: float | None = None, entire_model: bool | None = None
-) -> Iterator[None]:
-    """Refuse weights that fill less than this in the context; None keeps the outer setting.
+class SafeLoading(contextlib.AbstractContextManager):
+    """See `mmseg_ext.safe_loading`; constructing it is enough, leaving its block ends it.
 
     Args:
-        backbone_share: the least share of the backbone's values, 0 to 1.
-        entire_model: everything but the auxiliary heads, as testing needs it.
+        min_backbone_share: the least share of the backbone's values that weights must fill, 0 to 1;
+            None is the share of the context around, or 0.9.
+        entire_model: weights must fill everything but the auxiliary heads, as testing needs it.
 
     Raises:
         ValueError: for a share outside 0 to 1.
     """
-    if backbone_share is not None and not 0 <= backbone_share <= 1:
-        raise ValueError(f"min_backbone_share must be between 0 and 1, not {backbone_share}")
-    given = zip((backbone_share, entire_model), _required.get(), strict=True)
-    before = _required.set(tuple(outer if new is None else new for new, outer in given))
-    try:
-        yield
-    finally:
-        _required.reset(before)
 
+    share, entire_model = 0.9, False
+    _entered: list["SafeLoading"] = []
 
-def _coverage(
-    module: nn.Module, state_dict: Mapping[str, Tensor], prefix: str = ""
-) -> tuple[float, list[str]]:
-    """Return the share of the module's values that `state_dict` fills, and the unfilled names.
+    def __init__(self, min_backbone_share: float | None = None, entire_model: bool = False):
+        if min_backbone_share is not None and not 0 <= min_backbone_share <= 1:
+            raise ValueError(
+                f"min_backbone_share must be between 0 and 1, not {min_backbone_share}"
+            )
+        outer = self.innermost()
+        self.share = outer.share if min_backbone_share is None else min_backbone_share
+        self.entire_model = entire_model or outer.entire_model
+        self._entered.append(self)
+        CheckpointLoader.load_checkpoint = staticmethod(load_checkpoint)
+        mmengine_checkpoint.load_state_dict = load_and_report
 
-    An entry fills a value if its name, after `prefix`, and its shape are the same. Counters of
-    batches are ignored.
-    """
-    own = {k: v for k, v in module.state_dict().items() if "num_batches_tracked" not in k}
-    left = [k for k, v in own.items() if _shape(state_dict.get(prefix + k)) != tuple(v.shape)]
-    values = sum(value.numel() for value in own.values())
-    missing = sum(own[name].numel() for name in left)
-    return (1 - missing / values if values else 1.0), left
+    def __exit__(self, *error) -> None:
+        self._entered.remove(self)
+        if not self._entered:
+            CheckpointLoader.load_checkpoint = _REPLACED
+            mmengine_checkpoint.load_state_dict = load_state_dict
 
-
-def _shape(value: object) -> tuple[int, ...] | None:
-    return tuple(value.shape) if isinstance(value, Tensor) else None
+    @classmethod
+    def innermost(cls) -> "SafeLoading | type[SafeLoading]":
+        """Return the innermost context, or the class with the defaults."""
+        return cls._entered[-1] if cls._entered else cls
 
 
 def unwrap_model(module: nn.Module) -> nn.Module:
@@ -84,35 +79,45 @@ def _listed(names: list[str], shown: int = 4) -> str:
 def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
     """Return one line about how much of the module `state_dict` fills.
 
+    An entry fills a value with its name and shape. Counters of batches are ignored.
+
     Raises:
-        CheckpointError: if it fills less than `require_coverage` demands of the backbone (of the
-            module, if it has no backbone), or of everything that testing uses.
+        CheckpointError: if it fills less than `SafeLoading` demands of the backbone (of the module,
+            if it has no backbone), or of everything that testing uses.
     """
     module = unwrap_model(module)
-    least, entire_model = _required.get()
-    share, left = _coverage(module, state_dict)
-    line = f"weights fill {share:.1%} of {type(module).__name__}"
-    part, part_left, name = share, left, type(module).__name__
+    demanded = SafeLoading.innermost()
+    own = {k: v for k, v in module.state_dict().items() if "num_batches_tracked" not in k}
+    given = {k: tuple(v.shape) for k, v in state_dict.items() if isinstance(v, Tensor)}
+    left = [name for name, value in own.items() if given.get(name) != tuple(value.shape)]
+
+    def share(prefix: str) -> float:
+        sizes = {name: v.numel() for name, v in own.items() if name.startswith(prefix)}
+        return 1 - sum(sizes.get(name, 0) for name in left) / max(sum(sizes.values()), 1)
+
+    name = type(module).__name__
+    line, part, prefix = f"weights fill {share(''):.1%} of {name}", share(""), ""
     if isinstance(getattr(module, "backbone", None), nn.Module):
-        part, part_left = _coverage(module.backbone, state_dict, "backbone.")
-        name = f"the backbone ({type(module.backbone).__name__})"
+        prefix, name = "backbone.", f"the backbone ({type(module.backbone).__name__})"
+        part = share(prefix)
         line += f", {part:.1%} of its backbone"
-    if part < least:
+    if part < demanded.share:
         raise CheckpointError(
-            f"the weights fill {part:.1%} of {name}, less than {least:.0%}; not filled: "
-            f"{_listed(part_left)}; the file has {_listed(sorted(map(str, state_dict)))}; to use "
-            "them anyway, set min_backbone_share=0 (--cfg-options min_backbone_share=0, or "
+            f"the weights fill {part:.1%} of {name}, less than {demanded.share:.0%}; not filled: "
+            f"{_listed([n for n in left if n.startswith(prefix)])}; the file has "
+            f"{_listed(sorted(map(str, state_dict)))}; to use them anyway, set "
+            "min_backbone_share=0 (--cfg-options min_backbone_share=0, or "
             "mmseg_ext.safe_loading(min_backbone_share=0) in Python)"
         )
-    own, needed = module.state_dict(), [key for key in left if not key.startswith(_AUXILIARY)]
-    if entire_model and needed:
-        given = {key: _shape(state_dict.get(key)) for key in needed}
-        found = [
-            f"{k} ({f'{s} for {_shape(own[k])}' if s else 'missing'})" for k, s in given.items()
-        ]
+    needed = [
+        f"{n} ({f'{given[n]} for {tuple(own[n].shape)}' if n in given else 'missing'})"
+        for n in left
+        if not n.startswith(_AUXILIARY)
+    ]
+    if demanded.entire_model and needed:
         raise CheckpointError(
             f"the weights leave {len(needed)} entries of {type(module).__name__} at random values: "
-            f"{_listed(found)}; use weights of the same model and classes"
+            f"{_listed(needed)}; use weights of the same model and classes"
         )
     return line + (f"; not filled: {_listed(left)}" if left else "")
 
@@ -171,14 +176,11 @@ def load_checkpoint(
     if weights is not content:
         if not isinstance(content.get("meta"), dict):
             content["meta"] = {}  # which `init_model` expects
-        hub = content.get("message_hub")
-        for part in (content["meta"], *(hub.values() if isinstance(hub, dict) else ())):
-            for key in ("cfg", "config") if isinstance(part, dict) else ():
+        hub = content.get("message_hub") or {}
+        for part in (content["meta"], hub.get("runtime_info") or {}):
+            for key in ("cfg", "config"):
                 part.pop(key, None)
     return content
-
-
-_load_address = CheckpointLoader.load_checkpoint
 
 
 def _fetch(address: str, map_location: object, logger: object) -> object:
@@ -192,40 +194,5 @@ def _fetch(address: str, map_location: object, logger: object) -> object:
             return read_checkpoint(file, map_location)
         return read_torch_file(file, address, map_location)
 
-    before, torch.load = torch.load, read
-    try:
+    with mock.patch("torch.load", read):
         return _load_address(address, map_location, logger)
-    finally:
-        torch.load = before
-
-
-def _install() -> Callable[[], None]:
-    """Replace mmengine's two functions, and return a function that puts them back."""
-    before = vars(CheckpointLoader)["load_checkpoint"], mmengine_checkpoint.load_state_dict
-
-    def restore() -> None:
-        CheckpointLoader.load_checkpoint, mmengine_checkpoint.load_state_dict = before
-
-    CheckpointLoader.load_checkpoint = staticmethod(load_checkpoint)
-    mmengine_checkpoint.load_state_dict = load_and_report
-    return restore
-
-
-class SafeLoading(contextlib.AbstractContextManager):
-    """See `mmseg_ext.safe_loading`."""
-
-    _entered: list["SafeLoading"] = []  # references, which keep the context of a plain call alive
-    _restore: Callable[[], None]
-
-    def __init__(self, min_backbone_share: float | None = None):
-        self._coverage = require_coverage(min_backbone_share)
-        self._coverage.__enter__()
-        if not self._entered:
-            SafeLoading._restore = staticmethod(_install())
-        self._entered.append(self)
-
-    def __exit__(self, *error) -> None:
-        self._coverage.__exit__(None, None, None)
-        self._entered.remove(self)
-        if not self._entered:
-            self._restore()

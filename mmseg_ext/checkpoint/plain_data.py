@@ -1,11 +1,11 @@
-"""The content of checkpoints as plain data: `to_plain` before saving, `rebuild` after reading.
+"""The content of checkpoints as plain data: `to_plain` before saving, `Rebuilder` after reading.
 
 torch's weights-only unpickler lets a file set attributes of the `OrderedDict`s, `Counter`s and
 tensors in it. NumPy and others trust such attributes: `__array_interface__` is a memory address. So
-`rebuild` copies what was read into objects of known types, and nothing is used before that.
+`Rebuilder` copies what was read into objects of known types, and nothing is used before that.
 
 Classes of NumPy and mmengine take no part in unpickling either: `STAND_INS` only record how a file
-wants them built, and `rebuild` builds them from checked values.
+wants them built, and `Rebuilder` builds them from checked values.
 """
 
 import math
@@ -31,9 +31,11 @@ _SLACK = 20_000  # values beyond one per byte, for small tuples that are shared
 class _StandIn:
     """An object or a call that a file asks for, recorded and not executed."""
 
+    state = None
+
     def __new__(cls, *arguments: object):
         self = super().__new__(cls)
-        self.arguments, self.state = arguments, None
+        self.arguments = arguments
         return self
 
     def __setstate__(self, state: object) -> None:
@@ -63,33 +65,29 @@ class UnknownType(TypeError):
     """A value in a checkpoint that is neither a tensor nor plain data."""
 
 
-def rebuild(content: object, size: int, trusted: bool = False) -> object:
-    """Return a copy of `content`, as read from a file, that consists of known types only.
+class Rebuilder:
+    """`Rebuilder(size).rebuild(content)` copies what was read, to objects of known types only.
 
     These are numbers, strings, dense tensors, containers, NumPy's numeric arrays and mmengine's
     `HistoryBuffer`s; an `argparse.Namespace` becomes a dict. Tensors share their storage with
     `content`. The data that `to_plain` marked gets its type back.
 
     Args:
-        size: bytes that describe the values in the file. A value takes at least one byte. Lists
-            that contain each other many times over describe more values than that.
+        size: bytes in the file. A value takes at least one byte. Lists that contain each other
+            many times over describe more values than that.
         trusted: keep values of other types instead of raising.
 
     Raises:
         UnknownType: for a value of another type.
         ValueError: for values that do not fit together, or take far more memory than the file.
     """
-    return _Rebuilding(size, trusted).value(content)
 
-
-class _Rebuilding:
-    def __init__(self, size: int, trusted: bool):
+    def __init__(self, size: int, trusted: bool = False):
         self.trusted = trusted
         self.values_left = math.inf if trusted else size + _SLACK
-        self.addresses: set[int] = set()  # of storages
-        self.bytes_left = math.inf if trusted else 2**30
+        self.bytes_left = math.inf if trusted else 8 * size + 2**30
 
-    def value(self, value: object) -> object:
+    def rebuild(self, value: object) -> object:
         self.values_left -= 1
         if self.values_left < 0:
             raise ValueError("nested values that are shared too often")
@@ -97,38 +95,34 @@ class _Rebuilding:
         if kind in _LEAVES:
             return value
         if kind in (Tensor, nn.Parameter):
-            return self.tensor(value)
+            return self._tensor(value)
         if kind in (dict, OrderedDict, Counter):
-            return self.mapping(value)
+            return self._mapping(value)
         if kind in (list, tuple, set, torch.Size):
-            return kind([self.value(item) for item in value])
+            return kind([self.rebuild(item) for item in value])
         if kind is _BYTES and not value.arguments:
             return b""
         if kind is _NAMESPACE:
-            return self.value(value.state)
+            return self.rebuild(value.state)
         if kind in _ARRAYS:
-            return self.array(value)
+            _, shape, dtype, fortran, data = value.state
+            return self._array(self.rebuild(shape), dtype, data, "F" if fortran is True else "C")
         if kind in _SCALARS:
             dtype, data = value.arguments
-            return self.numbers((), dtype, data)[()]
+            return self._array((), dtype, data)[()]
         if kind is _HISTORY:
-            state = value.state
-            parts = (self.value(state[f"_{name}_history"]) for name in ("log", "count"))
-            return _history(*parts, state["max_length"])
+            parts = (self.rebuild(value.state[f"_{name}_history"]) for name in ("log", "count"))
+            return _history(*parts, value.state["max_length"])
         if self.trusted:
             return value
         raise UnknownType(f"an object of type {kind.__name__}")
 
-    def tensor(self, value: Tensor) -> Tensor:
+    def _tensor(self, value: Tensor) -> Tensor:
         # Not `value.detach`: an attribute of the tensor can hide its methods.
         value = Tensor.detach(value)  # a new object, without attributes
         dense = value.layout == torch.strided and not (value.is_meta or value.is_nested)
         if not dense or value.dtype not in _DTYPES:
             raise ValueError("a tensor that is sparse, nested, quantized or without data")
-        storage = value.untyped_storage()
-        if storage.data_ptr() not in self.addresses:
-            self.addresses.add(storage.data_ptr())
-            self.bytes_left += 8 * storage.nbytes()
         # Tensors can repeat their elements (stride 0) and share storage; copies of them cannot.
         self.bytes_left -= value.numel() * value.element_size()
         if self.bytes_left < 0:
@@ -136,9 +130,9 @@ class _Rebuilding:
         # A byte other than 0 and 1 makes NumPy and torch count and index wrongly.
         return value.view(torch.uint8).ne(0) if value.dtype == torch.bool else value
 
-    def mapping(self, value: dict) -> object:
+    def _mapping(self, value: dict) -> object:
         # `dict.items`, since an `OrderedDict` from a file can have an attribute `items`.
-        items = {self.value(key): self.value(item) for key, item in dict.items(value)}
+        items = {self.rebuild(key): self.rebuild(item) for key, item in dict.items(value)}
         if items.get(_MARK) == "ndarray":
             return items["data"].cpu().numpy()
         if items.get(_MARK) == "history":
@@ -149,29 +143,20 @@ class _Rebuilding:
         copy = type(value)(items)
         metadata = vars(value).get("_metadata")  # of a state dict: the modules' versions
         if type(metadata) in (dict, OrderedDict):
-            copy._metadata = self.value(metadata)
+            copy._metadata = self.rebuild(metadata)
         return copy
 
-    def array(self, value: _StandIn) -> np.ndarray:
-        _, shape, dtype, fortran, data = value.state
-        shape = self.value(shape)
-        if type(shape) is not tuple or any(type(n) is not int for n in shape):
-            raise ValueError("an array without a shape")
-        return self.numbers(shape, dtype, data, "F" if fortran is True else "C")
-
-    def numbers(
-        self, shape: tuple[int, ...], dtype: object, data: object, order: str = "C"
-    ) -> np.ndarray:
-        """Return a new array; the stand-ins guarantee nothing about `dtype` and `data`."""
-        data = self.value(data)
-        if type(dtype) is not _DTYPE or type(data) is not bytes:
-            raise UnknownType("an array of other values than numbers")
-        code = dtype.arguments[0] if dtype.arguments else None
-        if type(code) is not str or not _NUMBERS.fullmatch(code):
+    def _array(self, shape: object, dtype: object, data: object, order: str = "C") -> np.ndarray:
+        """Return a new array; the stand-ins guarantee nothing about the arguments."""
+        data = self.rebuild(data)
+        code = dtype.arguments[:1] if type(dtype) is _DTYPE else ()
+        if type(data) is not bytes or type(shape) is not tuple or set(map(type, shape)) - {int}:
+            raise ValueError("an array without shape or data")
+        if list(map(type, code)) != [str] or not _NUMBERS.fullmatch(code[0]):
             raise UnknownType("an array of other values than numbers")
         swapped = type(dtype.state) is tuple and dtype.state[1:2] == (">",)
-        array = np.ndarray(shape, np.dtype((">" if swapped else "<") + code), data, order=order)
-        return array.view(np.uint8) != 0 if code == "b1" else array.astype(code, order=order)
+        array = np.ndarray(shape, (">" if swapped else "<") + code[0], data, order=order)
+        return array.view(np.uint8) != 0 if code[0] == "b1" else array.astype(code[0], order=order)
 
 
 def _history(values: object, counts: object, max_length: object) -> HistoryBuffer:
@@ -184,7 +169,7 @@ def _history(values: object, counts: object, max_length: object) -> HistoryBuffe
     return HistoryBuffer(*parts, max_length)
 
 
-def to_plain(value: object, where: str = "", dropped: list[str] | None = None) -> object:
+def to_plain(value: object, where: str, dropped: list[str]) -> object:
     """Return `value` with tensors on the CPU and everything else as plain containers.
 
     An object without a plain form becomes None; its name and type are added to `dropped`.
@@ -195,6 +180,10 @@ def to_plain(value: object, where: str = "", dropped: list[str] | None = None) -
         return value.item()
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         return {_MARK: "ndarray", "data": torch.from_numpy(np.ascontiguousarray(value))}
+    if isinstance(value, HistoryBuffer):
+        values, counts = (torch.from_numpy(np.array(part)) for part in value.data)
+        length = value.max_length
+        return {_MARK: "history", "values": values, "counts": counts, "max_length": length}
     if isinstance(value, dict):
         plain = OrderedDict() if isinstance(value, OrderedDict) else {}
         for key, item in value.items():
@@ -205,17 +194,12 @@ def to_plain(value: object, where: str = "", dropped: list[str] | None = None) -
     if isinstance(value, (list, tuple)):
         items = [to_plain(item, f"{where}[{i}]", dropped) for i, item in enumerate(value)]
         return tuple(items) if isinstance(value, tuple) else items
-    if isinstance(value, HistoryBuffer):
-        values, counts = (torch.from_numpy(np.array(part)) for part in value.data)
-        length = value.max_length
-        return {_MARK: "history", "values": values, "counts": counts, "max_length": length}
     for kind in (bool, int, float, str):  # and their subclasses: IntEnum, ...
         if isinstance(value, kind):
             return kind(value)
-    if value is None or isinstance(value, (complex, bytes, torch.dtype)):
-        return value
     if isinstance(value, Path):
         return str(value)
-    if dropped is not None:
-        dropped.append(f"{where.lstrip('.')} ({type(value).__name__})")
+    if type(value) in _LEAVES:
+        return value
+    dropped.append(f"{where} ({type(value).__name__})")
     return None

@@ -11,13 +11,9 @@ _LAST = "last_checkpoint"  # mmengine's text file with the path of the newest ch
 _CHECKPOINT = re.compile(r"(iter|epoch)_\d+\.pth")
 
 
-def _read_word(path: Path) -> str | None:
-    """Return the content of a text file; None if it is missing or is not text."""
-    try:
-        text = path.read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return None
-    return text if text and text.isprintable() else None
+def _read_word(path: Path) -> str:
+    """Return the content of a text file; an empty string if it is missing."""
+    return path.read_text(errors="replace").strip() if path.is_file() else ""
 
 
 def run_of(path: Path) -> str | None:
@@ -33,25 +29,25 @@ def _named_last(folder: str | Path) -> Path | None:
 
     The path in it is ignored: in a copied folder it refers to the original.
     """
-    text = _read_word(Path(folder, _LAST))
-    return None if text is None else Path(folder, Path(text).name)
+    name = Path(_read_word(Path(folder, _LAST))).name
+    return Path(folder, name) if name else None
 
 
 def all_checkpoints(folder: str | Path) -> list[Path]:
     """Return the checkpoint in `last_checkpoint`, if it exists, then the others, newest first."""
-    found = [p for p in Path(folder).glob("*.pth") if _CHECKPOINT.fullmatch(p.name) and p.is_file()]
-    found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
     named = _named_last(folder)
-    if named is not None and named.is_file():
-        found = [named, *(path for path in found if path != named)]
-    return found
+    found = [
+        path
+        for path in Path(folder).glob("*.pth")
+        if path.is_file() and (path == named or _CHECKPOINT.fullmatch(path.name))
+    ]
+    return sorted(found, key=lambda path: (path != named, -path.stat().st_mtime_ns))
 
 
 def candidates(folder: str | Path) -> list[Path]:
     """Return `all_checkpoints` without those of an earlier run in the same folder."""
-    run = _read_word(Path(folder, RUN))
-    found = all_checkpoints(folder)
-    return found if run is None else [path for path in found if run_of(path) in (run, None)]
+    run, found = _read_word(Path(folder, RUN)), all_checkpoints(folder)
+    return [path for path in found if run_of(path) in (run, None)] if run else found
 
 
 def newest_complete(folder: str | Path) -> tuple[Path | None, list[str]]:

@@ -29,9 +29,8 @@ def parser() -> argparse.ArgumentParser:
 @exit_on_error
 def main(argv: Sequence[str] | None = None) -> int:
     args = read_flags(parser(), argv)
-    from mmseg_ext.checkpoint.files import check_suffix, read_state_dict, write_weights
+    from mmseg_ext.checkpoint.files import read_state_dict, write_weights
 
-    check_suffix(args.dst)
     if args.dst.exists() and not args.overwrite:
         raise FileExistsError(f"{args.dst}: the file exists; add --overwrite to replace it")
     if not Path(args.src).is_file():

@@ -49,15 +49,9 @@ def publish(
     """
     import numpy as np
 
-    from mmseg_ext.checkpoint.files import (
-        check_suffix,
-        read_checkpoint,
-        unwrap_state_dict,
-        write_weights,
-    )
+    from mmseg_ext.checkpoint.files import read_checkpoint, unwrap_state_dict, write_weights
 
     destination = Path(destination)
-    check_suffix(destination)
     if not destination.parent.is_dir():
         raise FileNotFoundError(f"{destination}: the folder {destination.parent} does not exist")
     content = read_checkpoint(source)

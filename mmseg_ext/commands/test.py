@@ -44,11 +44,11 @@ def runner_of(args: argparse.Namespace) -> "Runner":
 def main(argv: Sequence[str] | None = None) -> int:
     """Test with weights that fill the complete model, except for auxiliary heads."""
     args = read_launch_flags(parser(), argv)
-    from mmseg_ext.checkpoint.loading import SafeLoading, require_coverage
+    from mmseg_ext.checkpoint.loading import SafeLoading
     from mmseg_ext.commands._launch import exit_on_run_error
     from mmseg_ext.engine.build_errors import explained
 
-    with exit_on_run_error(), SafeLoading(), require_coverage(entire_model=True):
+    with exit_on_run_error(), SafeLoading(entire_model=True):
         runner = runner_of(args)
         with explained(runner.cfg):
             runner.test()

@@ -52,12 +52,12 @@ def runner_of(args: argparse.Namespace) -> "Runner":
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, and return 0 if the run finished or a signal stopped it."""
     args = read_launch_flags(parser(), argv)
-    from mmseg_ext.checkpoint.loading import SafeLoading, require_coverage
+    from mmseg_ext.checkpoint.loading import SafeLoading
     from mmseg_ext.commands._launch import exit_on_run_error
     from mmseg_ext.engine.build_errors import explained
 
     with exit_on_run_error(), SafeLoading():
         runner = runner_of(args)
-        with explained(runner.cfg), require_coverage(runner.cfg.get("min_backbone_share")):
+        with explained(runner.cfg), SafeLoading(runner.cfg.get("min_backbone_share")):
             runner.train()
     return 0

@@ -38,7 +38,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 
 from mmseg_ext.atomic_write import atomic_write, write_text
-from mmseg_ext.checkpoint.loading import SafeLoading, require_coverage, unwrap_model
+from mmseg_ext.checkpoint.loading import SafeLoading, unwrap_model
 from mmseg_ext.checkpoint.plain_data import to_plain
 from mmseg_ext.checkpoint.resuming import newest_complete, require_resumable
 from mmseg_ext.engine.checkpoint_hook import checkpoint_folder
@@ -222,8 +222,8 @@ class DurableRunner(Runner):
         settings = with_sample_seeds(copy.deepcopy(dataloader))
         return isolate_loader(Runner.build_dataloader(settings, seed, diff_rank_seed))
 
-    def _safe_loading(self) -> SafeLoading:
-        return SafeLoading(self.cfg.get("min_backbone_share"))
+    def _safe_loading(self, entire_model: bool = False) -> SafeLoading:
+        return SafeLoading(self.cfg.get("min_backbone_share"), entire_model)
 
     def load_checkpoint(self, filename: str, *args, **kwargs) -> dict:
         with self._safe_loading():
@@ -245,7 +245,7 @@ class DurableRunner(Runner):
     def test(self) -> dict[str, float]:
         super().dump_config()
         try:
-            with self._safe_loading(), require_coverage(entire_model=True):
+            with self._safe_loading(entire_model=True):
                 return super().test()
         finally:
             self._release_workers()
@@ -336,7 +336,7 @@ class DurableRunner(Runner):
     def resume(self, filename: str, *args, **kwargs) -> None:
         self._resuming = True
         configured = self._optimizer_settings()
-        with require_coverage(entire_model=True):
+        with self._safe_loading(entire_model=True):
             super().resume(filename, *args, **kwargs)
         self._resuming = False
         content, self._resumed = self._resumed, {}

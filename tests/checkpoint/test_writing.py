@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mmseg_ext.atomic_write import atomic_write, remove_parts, write_text
-from mmseg_ext.checkpoint.files import read_checkpoint, write_checkpoint
+from mmseg_ext.checkpoint.files import read_checkpoint
 from mmseg_ext.checkpoint.resuming import newest_complete
 from mmseg_ext.errors import CheckpointError, NotWritten
 from tests.engine.runs import log_text, train_here, write_config
@@ -25,7 +25,8 @@ def content(step: int) -> dict:
 
 def fill(folder: Path, steps=(4, 8, 12)) -> None:
     for step in steps:
-        write_checkpoint(content(step), folder / f"iter_{step}.pth")
+        with atomic_write(folder / f"iter_{step}.pth") as part:
+            torch.save(content(step), part)
         os.utime(folder / f"iter_{step}.pth", (step, step))
     write_text(str(folder / f"iter_{steps[-1]}.pth"), folder / "last_checkpoint")
 

@@ -19,9 +19,8 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import load_checkpoint
 
-from mmseg_ext import safe_loading
 from mmseg_ext.checkpoint import convert_official
-from mmseg_ext.checkpoint.loading import require_coverage
+from mmseg_ext.checkpoint.loading import SafeLoading
 from tests.configs import CONFIGS
 from tests.models import NARROW_LAMBDA, NARROW_RMT
 from tests.parity import Fixture, assert_parity
@@ -96,7 +95,7 @@ def test_converted_weights_of_a_published_classifier_are_the_models(tmp_path):
     torch.save(convert_official("rmt", fixture.state_dict, classifier=True), path)
     config = load(CONFIGS / "classification/rmt_small_imagenet_300e.py")
     classifier = build(config.model.to_dict()).eval()
-    with safe_loading(), require_coverage(entire_model=True):
+    with SafeLoading(entire_model=True):
         load_checkpoint(classifier, str(path), map_location="cpu")
     with torch.no_grad():
         logits = classifier(fixture.inputs["img"], mode="tensor")
