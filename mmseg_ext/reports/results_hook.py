@@ -10,6 +10,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.reports.pictures import colorize, error_overlay
@@ -111,23 +112,21 @@ def _example(
     image: Tensor, prediction: Tensor, truth: Tensor, palette: list[list[int]]
 ) -> np.ndarray:
     """Return image and truth above prediction and errors, RGB uint8; `image` is BGR (3, h, w)."""
-    height, width = truth.shape
-    scale = min(1.0, _SIDE / max(height, width))
-    size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    pixels = image.float().clamp(0, 255).byte().cpu().numpy()
-    pixels = pixels[::-1] if len(pixels) == 3 else np.repeat(pixels[:1], 3, 0)
-    picture = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
-    shown = np.asarray(picture.resize(size, Image.Resampling.LANCZOS))
-    small = []
-    for labels in (truth, prediction):
-        labels = Image.fromarray(labels.numpy().astype(np.int32))
-        small.append(np.asarray(labels.resize(size, Image.Resampling.NEAREST)))
+    scale = min(1.0, _SIDE / max(truth.shape))
+    size = [max(1, round(side * scale)) for side in truth.shape]
+    colors = image[:3].expand(3, -1, -1).flip(0)[None].float()
+    shown = interpolate(colors, size, mode="bilinear", antialias=True)[0].clamp(0, 255)
+    shown = shown.permute(1, 2, 0).byte().cpu().numpy()
+    small = [
+        interpolate(labels[None, None].float(), size, mode="nearest-exact")[0, 0]
+        .numpy()
+        .astype(int)
+        for labels in (truth, prediction)
+    ]
     quarters = [shown, *(colorize(x, palette) for x in small), error_overlay(shown, *small)]
-    out = np.full((2 * size[1] + _GAP, 2 * size[0] + _GAP, 3), 128, np.uint8)
-    for i, quarter in enumerate(quarters):
-        row, column = (size[1] + _GAP) * (i // 2), (size[0] + _GAP) * (i % 2)
-        out[row : row + size[1], column : column + size[0]] = quarter
-    return out
+    framed = [np.pad(q, ((0, _GAP), (0, _GAP), (0, 0)), constant_values=128) for q in quarters]
+    grid = np.vstack([np.hstack(framed[:2]), np.hstack(framed[2:])])
+    return grid[:-_GAP, :-_GAP]
 
 
 def class_iou(confusion: np.ndarray) -> np.ndarray:

@@ -17,7 +17,6 @@ from mmseg_ext.commands._demos import (
     segmentation_demo,
     train_and_test,
 )
-from mmseg_ext.reports.curves import Curve
 
 # Measured: 0.327 (seed 0, one thread). The colour of a pixel alone gives 0.16.
 ITERATIONS = 320
@@ -81,7 +80,7 @@ def test_compared_configs_differ_in_the_head_alone():
 def test_compare_ranks_by_miou(tmp_path, monkeypatch, capsys):
     def outcome(config, work_dir, options):
         miou = {"ea": 0.71, "fcn": 0.74, "danet": 0.69}[Path(config).stem.split("_")[0]]
-        curves = {"decode.loss_ce": Curve([1], [1.0]), "mIoU": Curve([1], [100 * miou])}
+        curves = {"decode.loss_ce": {1: 1.0}, "mIoU": {1: 100 * miou}}
         log = work_dir / "log"
         return Outcome(config, miou, miou + 0.01, 10**6, 5, 60.0, curves, log, log)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmseg_ext.reports.curves import Curve, prediction_loss
+from mmseg_ext.reports.curves import prediction_loss
 from mmseg_ext.reports.pictures import draw_panels
 
 PALETTE = [[10, 20, 30], [200, 100, 0]]
@@ -12,9 +12,9 @@ PALETTE = [[10, 20, 30], [200, 100, 0]]
 
 def test_prediction_loss_of_a_head_with_three():
     names = ("loss", "decode.pam_cam.loss_ce", "decode.pam.loss_ce", "decode.cam.loss_ce")
-    curves = {name: Curve([1], [float(i)]) for i, name in enumerate(names)}
-    assert prediction_loss(curves) == ([1], [1.0])
-    assert prediction_loss({"loss": curves["loss"]}) == ([1], [0.0])
+    curves = {name: {1: float(i)} for i, name in enumerate(names)}
+    assert prediction_loss(curves) == {1: 1.0}
+    assert prediction_loss({"loss": curves["loss"]}) == {1: 0.0}
 
 
 def test_draw_panels_shows_every_label(tmp_path):
