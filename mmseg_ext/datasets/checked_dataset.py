@@ -5,6 +5,7 @@ Each sample contains the number of classes, so `CheckedLoadAnnotations` can refu
 """
 
 import os
+import textwrap
 
 from mmcv.transforms import LoadImageFromFile
 from mmengine import fileio
@@ -49,7 +50,13 @@ class CheckedDataset(BaseSegDataset):
             if not fileio.exists(path, self.backend_args):
                 raise MissingDataError(self._missing(f"{path}: does not exist"))
         if self.ann_file:
-            _require_utf8(self.ann_file, self.backend_args)
+            text = read_bytes(self.ann_file, self.backend_args).decode(errors="replace")
+            # mmsegmentation makes a byte order mark part of a name.
+            if any(mark in text for mark in "\0\ufeff\ufffd"):
+                raise UnreadableFileError(
+                    f"{self.ann_file}: is not plain UTF-8 text (UTF-16, or a byte order mark?); "
+                    "convert it with iconv -f UTF-16 -t UTF-8"
+                )
         entries = super().load_data_list() if self.ann_file else self._list_folders()
         if not entries:
             where = self.ann_file or f"{self.data_prefix['img_path']}, *{self.img_suffix}"
@@ -88,27 +95,12 @@ class CheckedDataset(BaseSegDataset):
             raise
 
     def _missing(self, problem: str) -> str:
-        lines = [f"{problem}."]
-        if self.LAYOUT:
-            root = self.data_root or "data_root"
-            where = root if os.path.isabs(root) else f"{root} (here {os.path.abspath(root)})"
-            lines += [f"{type(self).__name__} expects these files in {where}"]
-            lines += ["", *(f"    {line}" for line in self.LAYOUT.strip().splitlines()), ""]
-        if self.PREPARATION:
-            lines += [self.PREPARATION.strip()]
-        return "\n".join(lines)
-
-
-def _require_utf8(path: str, backend_args: dict | None) -> None:
-    """Refuse text that mmsegmentation misreads: a byte order mark becomes part of a name."""
-    try:
-        text = read_bytes(path, backend_args).decode("utf-8")
-    except UnicodeDecodeError:
-        text = "\0"
-    if "\0" in text or text.startswith("\ufeff"):
-        raise UnreadableFileError(
-            f"{path}: is not plain UTF-8 text (UTF-16, or a byte order mark?); convert it with "
-            "iconv -f UTF-16 -t UTF-8"
+        if not self.LAYOUT:
+            return f"{problem}."
+        root, files = os.path.abspath(self.data_root or "data_root"), self.LAYOUT.strip()
+        return (
+            f"{problem}.\n{type(self).__name__} expects these files in {root}\n\n"
+            f"{textwrap.indent(files, '    ')}\n\n{self.PREPARATION.strip()}"
         )
 
 

@@ -16,16 +16,15 @@ import cv2
 import numpy as np
 from mmcv.transforms import LoadAnnotations, LoadImageFromFile
 from mmengine.config import Config
-from mmseg.registry import DATASETS, TRANSFORMS
+from mmseg.registry import DATASETS
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
-from mmseg_ext.datasets.checked_dataset import CheckedDataset
 from mmseg_ext.datasets.images import CheckedLoadImage, as_stored, decode, orientation, read_bytes
 from mmseg_ext.datasets.labels import read_label
-from mmseg_ext.datasets.metainfo import file_datasets, transforms
+from mmseg_ext.datasets.metainfo import file_datasets
 from mmseg_ext.errors import LabelError, LaunchError, UnreadableFileError
 
 SPLITS = ("train", "val", "test")
@@ -46,6 +45,17 @@ class Problem(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.split}: {self.kind}: {self.message}"
+
+
+@dataclass
+class PairCheck:
+    """The result of reading one pair; parts that could not be read are None."""
+
+    kind: str = ""  # of the problem, with its message
+    message: str = ""
+    digest: bytes = b""
+    size: tuple[int, int] | None = None  # of the image, (width, height)
+    counts: np.ndarray | None = None  # pixels of each class, and of the ignored value
 
 
 @dataclass
@@ -71,7 +81,7 @@ class Summary:
         names = zip(self.classes, self.pixels, strict=True)
         return [name for name, pixels in names if pixels == 0] if self.pixels.any() else []
 
-    def add(self, path: str, found: "PairCheck") -> None:
+    def add(self, path: str, found: PairCheck) -> None:
         """Count the image at `path` and its label map."""
         self.pairs += 1
         self.content[found.digest] = path
@@ -82,25 +92,6 @@ class Summary:
             self.pixels += pixels
             self.images += pixels > 0
             self.ignored += int(found.counts.sum() - pixels.sum())
-
-
-class LoadSettings(NamedTuple):
-    """How a pipeline reads its files; `label_backend` is None if it loads no label maps."""
-
-    image_flag: str
-    image_backend: str
-    label_backend: str | None
-    backend_args: dict | None
-
-
-class PairCheck(NamedTuple):
-    """The result of reading one pair; parts that could not be read are None."""
-
-    kind: str = ""  # of the problem, with its message
-    message: str = ""
-    digest: bytes = b""
-    size: tuple[int, int] | None = None  # of the image, (width, height)
-    counts: np.ndarray | None = None  # pixels of each class, and of the ignored value
 
 
 def check(
@@ -138,14 +129,14 @@ def check(
 
 
 def _list_files(split: str, config: dict) -> tuple[tuple[str, ...], list[dict]]:
-    """Return the classes and the entries of the dataset of `config`, with their `LoadSettings`.
+    """Return the classes and the entries of the dataset of `config`, with its loaders' settings.
 
     Raises:
         LaunchError: if it cannot be built, or has no classes or images.
     """
     kind = config.get("type")
     try:
-        dataset = DATASETS.build({**config, "pipeline": [], "serialize_data": False})
+        dataset = DATASETS.build({**config, "serialize_data": False})
         dataset.full_init()
     except (OSError, ValueError, TypeError, KeyError, AssertionError) as error:
         text = str(error) or f"{kind} fails an assertion: is its data there?"
@@ -155,25 +146,20 @@ def _list_files(split: str, config: dict) -> tuple[tuple[str, ...], list[dict]]:
     if not classes or not entries or "img_path" not in entries[0]:
         raise LaunchError(f"{split}: {kind} lists no {'images' if classes else 'classes'}")
 
-    steps = []
-    for settings in transforms(config.get("pipeline") or ()):
-        step = settings["type"]
-        steps.append((step if isinstance(step, type) else TRANSFORMS.get(step) or object, settings))
-    image = next((t for step, t in steps if issubclass(step, LoadImageFromFile)), {})
-    label = next((t for step, t in steps if issubclass(step, LoadAnnotations)), None)
-    unrotated = any(issubclass(step, CheckedLoadImage) for step, _ in steps)
-    unrotated = label and (unrotated or isinstance(dataset, CheckedDataset))
-    flag = image.get("color_type", "color")
-    settings = LoadSettings(
-        as_stored(flag) if unrotated else flag,
-        image.get("imdecode_backend", "cv2"),
-        label and label.get("imdecode_backend", "pillow"),
-        image.get("backend_args"),
+    steps = dataset.pipeline.transforms
+    image = next((t for t in steps if isinstance(t, LoadImageFromFile)), LoadImageFromFile())
+    label = next((t for t in steps if isinstance(t, LoadAnnotations)), None)
+    flag = image.color_type
+    known = dict(
+        num_classes=len(classes),
+        ignore_index=getattr(dataset, "ignore_index", 255),
+        image_flag=as_stored(flag) if label and isinstance(image, CheckedLoadImage) else flag,
+        image_backend=image.imdecode_backend,
+        label_backend=label and label.imdecode_backend,
+        backend_args=image.backend_args,
     )
-    known = dict(load=settings, num_classes=len(classes))
-    known["ignore_index"] = getattr(dataset, "ignore_index", 255)
-    if label and label.get("reduce_zero_label") is not None:
-        known["reduce_zero_label"] = label["reduce_zero_label"]
+    if label and label.reduce_zero_label is not None:
+        known["reduce_zero_label"] = label.reduce_zero_label
     return classes, [{**entry, **known} for entry in entries]
 
 
@@ -194,34 +180,34 @@ def progress(items: Iterable, text: str, total: int) -> Iterable:
 
 def check_pair(entry: dict) -> PairCheck:
     """Read an image and its label map, and return the first problem with them."""
-    path, settings = entry["img_path"], entry["load"]
-    digest, size = b"", None
+    path, found = entry["img_path"], PairCheck()
     try:
-        data = read_bytes(path, settings.backend_args)
-        image = decode(data, path, settings.image_flag, settings.image_backend)
-        digest = hashlib.blake2b(data, digest_size=16).digest()
-        size = (image.shape[1], image.shape[0])
-        if settings.label_backend is None or "seg_map_path" not in entry:
-            return PairCheck("", "", digest, size)
-        tag = 1 if settings.image_flag == as_stored(settings.image_flag) else orientation(data)
+        data = read_bytes(path, entry["backend_args"])
+        image = decode(data, path, entry["image_flag"], entry["image_backend"])
+        found.digest = hashlib.blake2b(data, digest_size=16).digest()
+        found.size = (image.shape[1], image.shape[0])
+        if entry["label_backend"] is None or "seg_map_path" not in entry:
+            return found
+        tag = 1 if entry["image_flag"] == as_stored(entry["image_flag"]) else orientation(data)
         if tag != 1:
-            message = (
+            found.kind = "orientation"
+            found.message = (
                 f"{path}: mmcv rotates the image by its EXIF orientation ({tag}), but not the "
                 "label map; use CheckedLoadImage or a dataset of this package"
             )
-            return PairCheck("orientation", message, digest, size)
-        entry = {**entry, "ori_shape": image.shape[:2]}
-        label = read_label(entry, settings.label_backend, settings.backend_args)
+            return found
+        entry = {**entry, "ori_shape": image.shape}
+        label = read_label(entry, entry["label_backend"], entry["backend_args"])
+        found.counts = np.bincount(label.ravel(), minlength=entry["num_classes"])
+        if not found.counts[: entry["num_classes"]].any():
+            found.kind = "all-ignored"
+            found.message = f"{entry['seg_map_path']}: every pixel is ignored"
     except UnreadableFileError as error:
-        kind = "missing" if isinstance(error.__cause__, FileNotFoundError) else "unreadable"
-        return PairCheck(kind, str(error), digest, size)
+        missing = isinstance(error.__cause__, FileNotFoundError)
+        found.kind, found.message = "missing" if missing else "unreadable", str(error)
     except LabelError as error:
-        return PairCheck("label", str(error), digest, size)
-    counts = np.bincount(label.ravel(), minlength=entry["num_classes"])
-    if not counts[: entry["num_classes"]].any():
-        message = f"{entry['seg_map_path']}: every pixel is ignored"
-        return PairCheck("all-ignored", message, digest, size, counts)
-    return PairCheck("", "", digest, size, counts)
+        found.kind, found.message = "label", str(error)
+    return found
 
 
 def _one_class_problems(summary: Summary) -> Iterator[Problem]:

@@ -22,7 +22,6 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".p
 # The first and last bytes of complete JPEG and PNG files.
 _FRAMES = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG", b"IEND\xaeB`\x82"))
 _EXIF_ORIENTATION = 0x0112
-_MAY_BE_TAGGED = (b"Exif", b"eXIf", b"EXIF", b"II*\0", b"MM\0*")  # JPEG, PNG, WebP, TIFF
 
 
 def image_files(path: Path, recursive: bool = False) -> list[Path]:
@@ -74,9 +73,6 @@ def decode(data: bytes, path: str, flag: str, backend: str) -> np.ndarray:
 
 def orientation(data: bytes) -> int:
     """Return the EXIF orientation of an image, 1 to 8; 1 (upright) if it has none."""
-    head = data[: 2**16]
-    if not any(mark in head for mark in _MAY_BE_TAGGED):
-        return 1
     try:
         return Image.open(io.BytesIO(data)).getexif().get(_EXIF_ORIENTATION, 1)
     except Exception:  # `decode` reports the damage

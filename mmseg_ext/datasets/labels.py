@@ -7,9 +7,7 @@ them silently.
 
 import io
 from collections.abc import Mapping
-from functools import lru_cache
 
-import cv2
 import numpy as np
 from mmseg.datasets.transforms import LoadAnnotations
 from mmseg.registry import TRANSFORMS
@@ -33,7 +31,7 @@ def read_label(
         backend_args: mmengine's settings for reading the file.
 
     Returns:
-        (H, W), contiguous: classes and the ignored value, uint8 if they fit, else uint16.
+        (H, W): classes and the ignored value, uint8 if they fit, else uint16.
 
     Raises:
         UnreadableFileError: if the file is missing or does not decode.
@@ -49,22 +47,15 @@ def read_label(
             f"{width}x{height}"
         )
     num_classes = info.get("num_classes") or np.iinfo(label.dtype).max
-    mapped, legal = _tables(
-        np.iinfo(label.dtype).max + 1,
-        num_classes,
-        bool(info.get("reduce_zero_label")),
-        tuple((info.get("label_map") or {}).items()),
-        info.get("ignore_index", 255),
-    )
-    # OpenCV looks up 8 bits three times as fast as NumPy.
-    look_up = cv2.LUT if label.dtype == np.uint8 else lambda values, table: table[values]
-    if not look_up(label, legal).all():
-        raise LabelError(f"{path}: {_describe_values(label, legal, num_classes, info)}")
-    return look_up(label, mapped)
+    table = _class_table(np.iinfo(label.dtype).max + 1, num_classes, info)
+    classes = table[label]  # (H, W), -1 for illegal values
+    if (classes < 0).any():
+        raise LabelError(f"{path}: {_describe_values(label, table >= 0, num_classes, info)}")
+    return classes.astype(np.uint8 if table.max() < 256 else np.uint16)
 
 
 def _decode_label(data: bytes, path: str, backend: str) -> np.ndarray:
-    """Return the label map in `data`: (H, W) uint8 or uint16, contiguous.
+    """Return the label map in `data`: (H, W) uint8 or uint16.
 
     Raises:
         LabelError: if it has several channels, or values other than 0 to 65,535.
@@ -84,27 +75,22 @@ def _decode_label(data: bytes, path: str, backend: str) -> np.ndarray:
             f"{path}: is {label.dtype} with values {label.min()} to {label.max()}; "
             "save it with 8 or 16 bits"
         )
-    bits = np.uint8 if label.dtype.itemsize == 1 else np.uint16
-    return np.ascontiguousarray(label, bits)
+    return label.astype(np.uint8 if label.dtype.itemsize == 1 else np.uint16)
 
 
-@lru_cache(maxsize=64)
-def _tables(
-    size: int, num_classes: int, reduce_zero_label: bool, label_map: tuple, ignore_index: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the class of each value 0 ... size - 1, and whether the value is legal (0 or 1)."""
-    reduced = np.arange(size)
-    if reduce_zero_label:  # 0 becomes the ignored value, which mmsegmentation fixes at 255
-        void = 255 if num_classes <= 255 else ignore_index
+def _class_table(size: int, num_classes: int, info: Mapping) -> np.ndarray:
+    """Return the class of each value 0 ... size - 1, -1 for illegal values, (size,) int32."""
+    ignored = info.get("ignore_index", 255)
+    reduced = np.arange(size, dtype=np.int32)
+    if info.get("reduce_zero_label"):  # 0 becomes the ignored value, fixed in mmsegmentation at 255
+        void = 255 if num_classes <= 255 else ignored
         reduced = np.where((reduced == 0) | (reduced == void), void, reduced - 1)
-    mapped = reduced.copy()
-    for old_class, new_class in label_map:
-        mapped[reduced == old_class] = new_class
-    known = [old_class for old_class, _ in label_map] or list(range(num_classes))
-    named = np.isin(reduced, known) | (reduced == ignore_index)
-    legal = named & ((mapped < num_classes) | (mapped == ignore_index))
-    wide = size > 256 and mapped[legal].max(initial=0) > 255
-    return mapped.astype(np.uint16 if wide else np.uint8), legal.astype(np.uint8)
+    label_map = info.get("label_map") or {}
+    table = reduced.copy()
+    for old_class, new_class in label_map.items():
+        table[reduced == old_class] = new_class
+    known = np.isin(reduced, list(label_map or range(num_classes))) | (reduced == ignored)
+    return np.where(known & ((table < num_classes) | (table == ignored)), table, -1)
 
 
 def _describe_values(label: np.ndarray, legal: np.ndarray, num_classes: int, info: Mapping) -> str:
@@ -164,6 +150,3 @@ class CheckedLoadAnnotations(LoadAnnotations):
             info["reduce_zero_label"] = self.reduce_zero_label
         results["gt_seg_map"] = read_label(info, self.imdecode_backend, self.backend_args)
         results["seg_fields"].append("gt_seg_map")
-
-    def __repr__(self) -> str:
-        return super().__repr__()[:-1] + f", num_classes={self.num_classes})"

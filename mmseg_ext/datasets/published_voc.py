@@ -50,9 +50,6 @@ class RandomRatioScale(BaseTransform):
         results["scale_factor"] = (ratio, ratio)
         return results
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(ratios={self.ratios})"
-
 
 @TRANSFORMS.register_module()
 class PadToRemainder(BaseTransform):
@@ -81,9 +78,3 @@ class PadToRemainder(BaseTransform):
         results["img_shape"] = results["pad_shape"] = image.shape[:2]
         results["img_padding_size"] = (0, right, 0, bottom)
         return results
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(pad_val={self.pad_val}, divisor={self.divisor}, "
-            f"remainder={self.remainder})"
-        )

@@ -10,12 +10,10 @@ A scene depends only on (seed, index). The training and validation splits use di
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import mmengine
 import numpy as np
 from filelock import FileLock
 from mmseg.registry import DATASETS
@@ -38,44 +36,18 @@ class Recipe:
     val: int = 128
     size: int = 128
 
-    def __post_init__(self):
-        for name, lowest in (("seed", 0), ("train", 1), ("val", 1), ("size", 32)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < lowest:
-                raise ValueError(f"{name} must be an integer >= {lowest}, got {value!r}")
-
 
 # --- forms: negative inside, in units of the radius; u, v point right and down in the object ----
 
-
-def _disc(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    return np.hypot(u, v) - 1.0
-
-
-def _ring(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    return np.abs(np.hypot(u, v) - 0.78) - 0.27
-
-
-def _square(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    return np.maximum(np.abs(u), np.abs(v)) - 0.85
-
-
-def _triangle(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    return np.maximum(0.866 * np.abs(u) - 0.5 * v, v) - 0.6
-
-
-def _cross(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    long, short = np.maximum(np.abs(u), np.abs(v)), np.minimum(np.abs(u), np.abs(v))
-    return np.maximum(long - 1.05, short - 0.33)
-
-
 Form = Callable[[np.ndarray, np.ndarray], np.ndarray]
 FORMS: dict[str, Form] = {
-    "disc": _disc,
-    "ring": _ring,
-    "square": _square,
-    "triangle": _triangle,
-    "cross": _cross,
+    "disc": lambda u, v: np.hypot(u, v) - 1.0,
+    "ring": lambda u, v: np.abs(np.hypot(u, v) - 0.78) - 0.27,
+    "square": lambda u, v: np.maximum(np.abs(u), np.abs(v)) - 0.85,
+    "triangle": lambda u, v: np.maximum(0.866 * np.abs(u) - 0.5 * v, v) - 0.6,
+    "cross": lambda u, v: np.maximum(
+        np.maximum(np.abs(u), np.abs(v)) - 1.05, np.minimum(np.abs(u), np.abs(v)) - 0.33
+    ),
 }
 
 
@@ -144,7 +116,9 @@ class _Canvas:
         size = len(self.label)
         center = self.rng.uniform(margin * size, (1 - margin) * size, 2)  # x, y
         angle, aspect = self.rng.uniform(-tilt, tilt), self.rng.uniform(0.9, 1.1)
-        window = self._window(center, 1.9 * radius)  # no form reaches further
+        reach = 1.9 * radius  # of the largest form
+        (left, top), (right, bottom) = np.maximum(center - reach, 0), center + reach + 1
+        window = slice(int(top), int(bottom) + 1), slice(int(left), int(right) + 1)
         dx, dy = self.x[window] - center[0], self.y[window] - center[1]
         u = (np.cos(angle) * dx + np.sin(angle) * dy) / (radius * aspect)
         v = (np.cos(angle) * dy - np.sin(angle) * dx) * aspect / radius
@@ -166,10 +140,6 @@ class _Canvas:
         kernel /= kernel.sum(1, keepdims=True)  # keeps the border as bright as the rest
         self.image[:] = np.einsum("ij,jkc->ikc", kernel, self.image)
         self.image[:] = np.einsum("ij,kjc->kic", kernel, self.image)
-
-    def _window(self, center, reach: float) -> tuple[slice, slice]:
-        (left, top), (right, bottom) = np.maximum(center - reach, 0), center + reach + 1
-        return slice(int(top), int(bottom) + 1), slice(int(left), int(right) + 1)
 
 
 def _bounding_box(mask: np.ndarray) -> tuple[slice, slice]:
@@ -244,7 +214,13 @@ def generate(root: str | Path, recipe: Recipe) -> None:
                 shutil.rmtree(partial, ignore_errors=True)
                 _write(partial, recipe)
                 partial.rename(root)
-    _check_marker(root, recipe)
+    path, expected = root / MARKER, _marker(recipe)
+    found = json.loads(path.read_text()) if path.is_file() else "no ShapesDataset"
+    if found != expected:
+        raise FileExistsError(
+            f"data_root={str(root)!r}: contains {found} instead of {expected}; "
+            "delete the folder or name another data_root"
+        )
 
 
 def _write(folder: Path, recipe: Recipe) -> None:
@@ -252,38 +228,23 @@ def _write(folder: Path, recipe: Recipe) -> None:
     images, labels, lists = (folder / name for name in names)
     for path in (images, labels, lists):
         path.mkdir(parents=True)
-    scenes = [
-        (f"{split}_{i:05d}", first + i)
-        for split, first in FIRST_INDEX.items()
-        for i in range(getattr(recipe, split))
-    ]
-    print(f"Generating {len(scenes)} scenes of ShapesDataset (seed {recipe.seed})", flush=True)
+    count = recipe.train + recipe.val
+    print(f"Generating {count} scenes of ShapesDataset (seed {recipe.seed})", flush=True)
     palette = np.array(METAINFO["palette"], np.uint8).tobytes()
-    on_terminal = sys.stdout.isatty()  # no progress bar in log files
-    for name, index in mmengine.track_iter_progress(scenes) if on_terminal else scenes:
-        image, label = render(recipe.seed, index, recipe.size)
-        Image.fromarray(image).save(images / f"{name}.jpg", quality=95, subsampling=0)
-        indexed = Image.fromarray(label)
-        indexed.putpalette(palette)
-        indexed.save(labels / f"{name}.png")
-    for split in FIRST_INDEX:
-        members = [name for name, _ in scenes if name.startswith(split)]
-        (lists / f"{split}.txt").write_text("\n".join(members) + "\n")
+    for split, first in FIRST_INDEX.items():
+        names = [f"{split}_{i:05d}" for i in range(getattr(recipe, split))]
+        for index, name in enumerate(names, start=first):
+            image, label = render(recipe.seed, index, recipe.size)
+            Image.fromarray(image).save(images / f"{name}.jpg", quality=95, subsampling=0)
+            indexed = Image.fromarray(label)
+            indexed.putpalette(palette)
+            indexed.save(labels / f"{name}.png")
+        (lists / f"{split}.txt").write_text("\n".join(names) + "\n")
     (folder / MARKER).write_text(json.dumps(_marker(recipe), indent=1) + "\n")
 
 
 def _marker(recipe: Recipe) -> dict:
     return {"version": VERSION, **asdict(recipe)}
-
-
-def _check_marker(root: Path, recipe: Recipe) -> None:
-    path = root / MARKER
-    found = json.loads(path.read_text()) if path.is_file() else "no ShapesDataset"
-    if found != _marker(recipe):
-        raise FileExistsError(
-            f"data_root={str(root)!r}: contains {found} instead of {_marker(recipe)}; "
-            "delete the folder or name another data_root"
-        )
 
 
 @DATASETS.register_module()
@@ -294,28 +255,17 @@ class ShapesDataset(CheckedDataset):
         data_root: Folder of the dataset; it is generated if it does not exist.
         recipe: Fields of `Recipe` that differ from its defaults. Both splits of an experiment need
             the same.
-        ann_file: `ImageSets/Segmentation/train.txt` or `.../val.txt`.
-        kwargs: Arguments of mmseg's `BaseSegDataset`.
+        kwargs: Arguments of mmseg's `BaseSegDataset`; by default the training split.
     """
 
     METAINFO = METAINFO
 
-    def __init__(
-        self,
-        data_root: str = "data/shapes",
-        recipe: dict | None = None,
-        ann_file: str = "ImageSets/Segmentation/train.txt",
-        data_prefix: dict | None = None,
-        **kwargs,
-    ):
+    def __init__(self, data_root: str = "data/shapes", recipe: dict | None = None, **kwargs):
         self.recipe = Recipe(**(recipe or {}))
-        super().__init__(
-            data_root=data_root,
-            ann_file=ann_file,
-            data_prefix=data_prefix
-            or {"img_path": "JPEGImages", "seg_map_path": "SegmentationClass"},
-            **kwargs,
-        )
+        kwargs.setdefault("ann_file", "ImageSets/Segmentation/train.txt")
+        folders = dict(img_path="JPEGImages", seg_map_path="SegmentationClass")
+        kwargs.setdefault("data_prefix", folders)
+        super().__init__(data_root=data_root, **kwargs)
 
     def load_data_list(self) -> list[dict]:
         generate(self.data_root, self.recipe)
