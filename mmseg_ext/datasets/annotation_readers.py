@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from PIL import Image
 
 from mmseg_ext.datasets.images import image_files
@@ -52,33 +53,29 @@ def key_of(path: Path) -> Key:
     return (splits or [None])[0], "/".join([*folders, path.stem])
 
 
-def runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the value and the length of each run of equal values in `values`."""
-    flat = values.ravel()
-    starts = np.flatnonzero(np.concatenate([[True], flat[1:] != flat[:-1]]))
-    return flat[starts], np.diff(starts, append=flat.size)
-
-
 class Masks:
     """Images with one gray value, palette index or color per class.
 
     Values are indices, or colors 0xRRGGBB if a mask is colored or palettes disagree on an index.
-    All readers have these four attributes and methods.
+    All readers have these attributes and methods.
     """
 
+    colored = False
     upright = False  # whether annotations belong to photos rotated by their EXIF orientation
+    suffix = ""  # of the annotations; any image if empty
 
     def __init__(self, folder: Path):
-        self.files = {key: Annotation(path) for path, key in keyed_files(folder).items()}
+        files = keyed_files(folder, self.suffix)
+        self.files = {key: Annotation(path) for path, key in files.items()}
         self.labels: dict[int, str] = {}  # the text of each value, in the order of the classes
-        self.colored = False
 
     def prepare(self, annotations: Iterable[Annotation]) -> None:
         """Set `labels` to the values in `annotations`."""
         codes: set[int] = set()
         for annotation in annotations:
             with contextlib.suppress(LabelError):  # `read` raises it again
-                codes.update(np.unique(runs(_codes(annotation.path))[0]).tolist())
+                runs = torch.from_numpy(_codes(annotation.path)).unique_consecutive()
+                codes.update(runs.unique().tolist())
         palette = {code for code in codes if code >> 40 == _PALETTE}
         self.colored |= len({code >> 24 for code in palette}) < len(palette)
         self.colored |= any(c >> 40 == _COLOR and (c & 0xFFFFFF) % 0x10101 for c in codes)
@@ -101,13 +98,11 @@ def _codes(path: Path) -> np.ndarray:
     """
     try:
         with Image.open(path) as image:
-            if image.mode in ("1", "L", "LA") or image.mode.startswith("I"):
+            if image.mode in ("1", "L", "LA", "F") or image.mode.startswith("I"):
                 gray = np.asarray(image.convert("L") if image.mode in ("1", "LA") else image)
-                if gray.min() < 0 or gray.max() > 0xFFFF:
-                    raise ValueError(f"its values are {gray.min()} to {gray.max()}")
+                if gray.dtype.kind == "f" or gray.min() < 0 or gray.max() > 0xFFFF:
+                    raise ValueError(f"{gray.dtype} values from {gray.min()} to {gray.max()}")
                 return gray.astype(np.int64) << 24 | gray.clip(0, 255).astype(np.int64) * 0x10101
-            if image.mode == "F":
-                raise ValueError("its values are floating-point numbers")
             red, green, blue = np.moveaxis(np.asarray(image.convert("RGB")).astype(np.int64), 2, 0)
             indexed = image.mode == "P"
             kind, index = (_PALETTE, np.asarray(image)) if indexed else (_COLOR, red)
@@ -123,10 +118,19 @@ class Coco(Masks):
     """
 
     def __init__(self, paths: Sequence[Path]):
-        self.files, self.colored = {}, False
+        self.files = {}
         names: dict[str, None] = {BACKGROUND: None}
+        library = _pycocotools("coco")
         for path in paths:
-            coco = _load_coco(path)
+            try:
+                with contextlib.redirect_stdout(io.StringIO()):
+                    coco = library.COCO(str(path))
+                if not (coco.imgs and coco.cats):
+                    raise ValueError("it lists no images or no categories")
+            except OSError:
+                raise
+            except Exception as error:  # any JSON can be in the file
+                raise ValueError(f"{path}: is not a COCO file ({error!r})") from error
             names |= {coco.cats[i]["name"]: None for i in sorted(coco.cats)}
             # instances_val.json: its images are of the split val
             split, _ = key_of(Path(*re.split(r"[._-]", path.stem), "image"))
@@ -160,10 +164,7 @@ class Labelme(Masks):
     """
 
     upright = True
-
-    def __init__(self, folder: Path):
-        self.files = {key: Annotation(path) for path, key in keyed_files(folder, ".json").items()}
-        self.labels, self.colored = {}, False
+    suffix = ".json"
 
     def prepare(self, annotations: Iterable[Annotation]) -> None:
         names: set[str] = set()
@@ -173,13 +174,13 @@ class Labelme(Masks):
         self.labels = dict(enumerate([BACKGROUND, *sorted(names - {BACKGROUND})]))
 
     def read(self, annotation: Annotation) -> np.ndarray:
-        rasterizer = _pycocotools("mask")
+        masks = _pycocotools("mask")
         value = {name: value for value, name in self.labels.items()}
         size, shapes = _shapes(annotation.path)
         values = np.zeros(size, int)
         for name, polygon in shapes:
-            (encoded,) = rasterizer.frPyObjects([polygon], *size)
-            values[rasterizer.decode(encoded) > 0] = value[name]
+            (encoded,) = masks.frPyObjects([polygon], *size)
+            values[masks.decode(encoded) > 0] = value[name]
         return values
 
 
@@ -199,20 +200,6 @@ def _shapes(path: Path) -> tuple[tuple[int, int], list[tuple[str, list[float]]]]
         return (int(content["imageHeight"]), int(content["imageWidth"])), shapes
     except Exception as error:  # any JSON can be in the file
         raise LabelError(f"{path}: cannot be read as a labelme file ({error!r})") from error
-
-
-def _load_coco(path: Path) -> Any:
-    library = _pycocotools("coco")
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            coco = library.COCO(str(path))
-        if not (coco.imgs and coco.cats):
-            raise ValueError("it lists no images or no categories")
-    except OSError:
-        raise
-    except Exception as error:  # any JSON can be in the file
-        raise ValueError(f"{path}: is not a COCO file ({error!r})") from error
-    return coco
 
 
 def _pycocotools(module: str) -> ModuleType:

@@ -66,31 +66,19 @@ def prepare_camvid(source: Path, destination: Path) -> dict[str, int]:
         Number of pairs of each split found in `source`.
 
     Raises:
-        ValueError: if `source` has no split, a split has no image, or an image has no label map of
-            the same name.
+        ValueError: if `source` has no split, or a split has no image.
         LabelError: if a label map has another size than its image, or values other than 0 to 11.
-        UnreadableFileError: if a file does not decode.
+        UnreadableFileError: if a file does not decode, or the label map of an image is missing.
     """
-    pairs = {split: _pairs(source, split) for split in _SPLITS if (source / split).is_dir()}
-    if not pairs:
+    found = {s: image_files(source / s) for s in _SPLITS if (source / s).is_dir()}
+    if not found:
         raise ValueError(f"{source}: has none of the folders {', '.join(_SPLITS)}")
-    for split, found in pairs.items():
-        for image, label in found:
-            _convert(image, label, destination, split)
-    return {split: len(found) for split, found in pairs.items()}
-
-
-def _pairs(source: Path, split: str) -> list[tuple[Path, Path]]:
-    images, labels = (
-        {path.stem: path for path in image_files(source / name)}
-        for name in (split, f"{split}annot")
-    )
-    if not images:
-        raise ValueError(f"{source / split}: has no image")
-    unpaired = sorted(images.keys() ^ labels.keys())
-    if unpaired:
-        raise ValueError(f"{source / split}: image or label map missing: {', '.join(unpaired[:5])}")
-    return [(images[stem], labels[stem]) for stem in images]
+    for split, images in found.items():
+        if not images:
+            raise ValueError(f"{source / split}: has no image")
+        for image in images:
+            _convert(image, source / f"{split}annot" / f"{image.stem}.png", destination, split)
+    return {split: len(images) for split, images in found.items()}
 
 
 def _convert(image: Path, label: Path, destination: Path, split: str) -> None:

@@ -122,9 +122,6 @@ augmented part from SBD's benchmark.tgz:
 
     MMSEG=$(python -c "import mmseg; print(mmseg.__path__[0])")/.mim
     python $MMSEG/tools/dataset_converters/voc_aug.py data/VOCdevkit benchmark_RELEASE --nproc 8
-
-The evaluation server offers VOC2012test.tar with 1,456 test images and test.txt. It unpacks to the
-same folder.
 """
 
 

@@ -17,14 +17,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from mmseg_ext.atomic_write import atomic_write, write_text
-from mmseg_ext.datasets.annotation_readers import (
-    BACKGROUND,
-    Annotation,
-    Key,
-    Masks,
-    keyed_files,
-    runs,
-)
+from mmseg_ext.datasets.annotation_readers import BACKGROUND, Annotation, Key, Masks, keyed_files
 from mmseg_ext.datasets.dataset_report import PairCheck, Summary, progress
 from mmseg_ext.datasets.images import decode, orientation, read_bytes
 from mmseg_ext.errors import LabelError, UnreadableFileError
@@ -197,7 +190,6 @@ def _find_pairs(
         splits = (split, None) if split else (None, "train", "val", "test")
         keys = ((s, variant) for variant in _variants(name, _IMAGE) for s in splits)
         matches = next((index[key] for key in keys if key in index), [])
-        matches = [match for match in matches if match[1] == name] or matches
         if len(matches) == 1:
             partner[path] = (split or matches[0][0], name), matches[0]
         else:
@@ -244,12 +236,11 @@ def _variants(name: str, ending: re.Pattern) -> list[str]:
 
 def _hash_splits(names: Sequence[str], data: Path, val_share: float) -> dict[str, str]:
     """Assign each name to a split by its hash, so the split stays when images are added."""
-    digests = {name: hashlib.sha256(name.encode()).digest() for name in names}
-    limit = int(val_share * 2**32).to_bytes(4, "big")
-    splits = {name: "val" if digests[name] < limit else "train" for name in names}
+    shares = {n: int(hashlib.sha256(n.encode()).hexdigest(), 16) / 2**256 for n in names}
+    splits = {name: "val" if shares[name] < val_share else "train" for name in names}
     if len(splits) > 1 and len(set(splits.values())) == 1:  # few images
-        splits[min(splits, key=digests.get)] = "val"
-        splits[max(splits, key=digests.get)] = "train"
+        splits[min(splits, key=shares.get)] = "val"
+        splits[max(splits, key=shares.get)] = "train"
     for split in ("train", "val"):  # an earlier run may have had few images
         written = data / "annotations" / split
         splits |= {name: split for name in names if (written / f"{name}.png").is_file()}
@@ -269,17 +260,21 @@ def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int]) -> np.nda
     content = read_bytes(path)
     stored = decode(content, path, "color_ignore_orientation", "cv2").shape[:2]  # (H, W)
     values = reader.read(pair.annotation)
-    found, lengths = runs(values)
-    classes = {value: labels[label] for value, label in reader.labels.items()}
-    label = np.repeat(np.array([classes[value] for value in found.tolist()], np.uint8), lengths)
-    label = label.reshape(values.shape)
+    table = np.zeros(max(reader.labels) + 1, np.uint8)
+    table[list(reader.labels)] = [labels[label] for label in reader.labels.values()]
+    label = table[values]  # (H, W)
     tag = orientation(content)
     upright = stored[::-1] if tag >= 5 else stored
     if label.shape not in (stored, upright):
         size = f"{label.shape[1]}x{label.shape[0]}"
         raise LabelError(f"{path}: is {stored[1]}x{stored[0]}, but its annotation is {size}")
     if tag == 1:
-        _link(pair.image, pair.image_file)
+        pair.image_file.parent.mkdir(parents=True, exist_ok=True)
+        pair.image_file.unlink(missing_ok=True)
+        try:
+            pair.image_file.symlink_to(pair.image.resolve())
+        except OSError:  # a file system without links
+            shutil.copyfile(pair.image, pair.image_file)
     else:  # written upright, because `image_demo` shows photos to the trained model upright
         annotated_upright = reader.upright if stored == upright else label.shape == upright
         if not annotated_upright:
@@ -291,16 +286,6 @@ def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int]) -> np.nda
     with atomic_write(pair.label_file) as part:  # last: it marks the pair as complete
         Image.fromarray(label).save(part, "PNG")
     return label
-
-
-def _link(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.unlink(missing_ok=True)
-    try:
-        target.symlink_to(source.resolve())
-    except OSError:  # a file system without links
-        with atomic_write(target) as part:
-            shutil.copyfile(source, part)
 
 
 def config_text(train: Summary, val: Summary, load_from: str | None, width: int) -> str:

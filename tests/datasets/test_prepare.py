@@ -69,7 +69,7 @@ def make_fifo(folder: Path) -> None:
     ("damage", "message"),
     [
         (lambda f: f.rename(f.parent / "moved"), "none of the folders train, val, test"),
-        (lambda f: (f / "valannot/ccc.png").unlink(), "val: image or label map missing: ccc"),
+        (lambda f: (f / "valannot/ccc.png").unlink(), "valannot/ccc.png: there is no such file"),
         (lambda f: shutil.rmtree(f) or (f / "train").mkdir(parents=True), "train: has no image"),
         (make_fifo, "val/ccc.png: is not a regular file"),
         (
