@@ -40,8 +40,8 @@ class WholeImageSegmentor(nn.Module):
         fuse: fold batch norms into convolutions and compose external attention (`fuse_model`).
 
     Raises:
-        ValueError: for another segmentor, for a data preprocessor without mean and std, and for a
-            decode head whose prediction is more than the resize of its forward.
+        ValueError: for another segmentor, and for a decode head whose prediction is more than the
+            resize of its forward.
     """
 
     mean: Tensor
@@ -49,26 +49,20 @@ class WholeImageSegmentor(nn.Module):
 
     def __init__(self, segmentor: EncoderDecoder, fuse: bool = False):
         super().__init__()
-        if type(segmentor) not in (EncoderDecoder, StripEncoderDecoder):
+        head = getattr(segmentor, "decode_head", segmentor)
+        known = type(segmentor) in (EncoderDecoder, StripEncoderDecoder)
+        if not known or not predicts_by_resize(head):
             raise ValueError(
-                f"segmentor: {type(segmentor).__name__} cannot be exported; use an EncoderDecoder"
+                f"segmentor: {type(head).__name__} cannot be exported; use an EncoderDecoder whose "
+                "decode head only resizes its outputs"
             )
         preprocessor = segmentor.data_preprocessor
-        if not hasattr(preprocessor, "mean"):
-            raise ValueError("data_preprocessor: has no mean and std; set both")
-        if not predicts_by_resize(segmentor.decode_head):
-            kind = type(segmentor.decode_head).__name__
-            raise ValueError(
-                f"decode_head: {kind} may do more than resize its outputs; use another"
-            )
         # Pipelines load BGR, so a model without conversion was trained on BGR.
         self.bgr = not converts_channels(preprocessor)
         self.register_buffer("mean", preprocessor.mean.float().reshape(1, 3, 1, 1))  # (1, 3, 1, 1)
         self.register_buffer("std", preprocessor.std.float().reshape(1, 3, 1, 1))  # (1, 3, 1, 1)
-        parts = nn.ModuleDict({"backbone": segmentor.backbone})
-        if segmentor.with_neck:
-            parts["neck"] = segmentor.neck
-        parts["decode_head"] = segmentor.decode_head
+        used = ("backbone", "neck", "decode_head")
+        parts = nn.ModuleDict({k: m for k, m in segmentor.named_children() if k in used})
         parts = revert_sync_batchnorm(copy.deepcopy(parts))
         _free_of_size(parts)
         self.parts = fuse_model(parts) if fuse else parts
@@ -124,17 +118,25 @@ def export(
         StackError: if a package or a newer torch is needed.
         ValueError: if the model cannot have a dynamic size, or the exporter fails.
     """
-    check_exporter(Path(path).suffix)
+    if not hasattr(getattr(torch.export, "Dim", None), "DYNAMIC"):
+        raise StackError(f"torch {torch.__version__} cannot export; install torch 2.6 or newer")
+    onnx = Path(path).suffix == SUFFIXES["onnx"]
+    for package in ("onnx", "onnxscript", "onnxruntime") if onnx else ():
+        require_package(package, "export")
     images, shapes = random_images(size), None
     if dynamic:
-        _check_any_size(model, Path(path).suffix)
+        _check_any_size(model, onnx)
         images = random_images(size, batch=2)  # torch.export makes a size of 1 constant
         any_size = torch.export.Dim.DYNAMIC
         shapes = ({0: any_size, 2: any_size, 3: any_size},)
-    write = _write_onnx if Path(path).suffix == SUFFIXES["onnx"] else _write_torch
     try:
         with torch.no_grad():
-            write(model, Path(path), images, shapes, metadata or {})
+            if onnx:
+                _write_onnx(model, Path(path), images, shapes, metadata or {})
+            else:
+                program = torch.export.export(model, (images,), dynamic_shapes=shapes)
+                texts = {METADATA: json.dumps(metadata or {})}
+                torch.export.save(program, path, extra_files=texts)
     except OSError:
         raise
     except Exception as error:  # both exporters raise many types
@@ -143,34 +145,19 @@ def export(
         raise ValueError(f"{path}: the exporter failed {sizes}: {reason}") from error
 
 
-def check_exporter(suffix: str) -> None:
-    """Raise a StackError if a package is missing, or torch is too old, to write such a file."""
-    if not hasattr(getattr(torch.export, "Dim", None), "DYNAMIC"):
-        raise StackError(f"torch {torch.__version__} cannot export; install torch 2.6 or newer")
-    if suffix == SUFFIXES["onnx"]:
-        for package in ("onnx", "onnxscript", "onnxruntime"):
-            require_package(package, "export")
-
-
-def _check_any_size(model: nn.Module, suffix: str) -> None:
+def _check_any_size(model: nn.Module, onnx: bool) -> None:
+    """Refuse what the exporters would write, but only for one size."""
     for module in model.modules():
         if isinstance(module, LambdaLayer) and module.resolution is not None:
             raise ValueError(
                 "dynamic: the lambda layers learn position embeddings for maps of at most "
                 f"{module.resolution}; build the backbone with receptive_field, or export one size"
             )
-        if suffix == SUFFIXES["onnx"] and isinstance(module, PPM):
+        if onnx and isinstance(module, PPM):
             raise ValueError(
                 "dynamic: pyramid pooling needs windows that depend on the size, which ONNX does "
                 "not have; use --format torch, or export one size"
             )
-
-
-def _write_torch(
-    model: nn.Module, path: Path, images: Tensor, shapes: tuple | None, metadata: dict
-) -> None:
-    program = torch.export.export(model, (images,), dynamic_shapes=shapes)
-    torch.export.save(program, path, extra_files={METADATA: json.dumps(metadata)})
 
 
 def _write_onnx(

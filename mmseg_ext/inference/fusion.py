@@ -32,14 +32,6 @@ def fuse_model(model: nn.Module) -> nn.Module:
     return model
 
 
-def _foldable(conv: nn.Module | None, norm: nn.Module | None) -> bool:
-    return (
-        isinstance(conv, nn.Conv2d)
-        and isinstance(norm, _BatchNorm)
-        and norm.running_mean is not None
-    )
-
-
 def _fuse_inside(module: nn.Module) -> None:
     for name, child in list(module.named_children()):
         if hasattr(child, "fuse"):
@@ -56,8 +48,8 @@ def _fuse_inside(module: nn.Module) -> None:
 
 def _fold(module: nn.Module, pairs: list[tuple[str, str | None]]) -> None:
     for conv_name, norm_name in pairs:
-        conv = module._modules.get(conv_name)
-        norm = module._modules.get(norm_name)
-        if _foldable(conv, norm):
+        conv, norm = module._modules.get(conv_name), module._modules.get(norm_name)
+        foldable = isinstance(conv, nn.Conv2d) and isinstance(norm, _BatchNorm)
+        if foldable and norm.running_mean is not None:
             module._modules[conv_name] = fuse_conv_bn_eval(conv, norm)
             module._modules[norm_name] = nn.Identity()

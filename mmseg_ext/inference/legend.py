@@ -23,7 +23,9 @@ def with_legend(
     """
     counts = np.bincount(labels.ravel(), minlength=len(classes))[: len(classes)]
     order = [i for i in np.argsort(-counts, kind="stable") if counts[i]]
-    entries = [f"{classes[i]} {_percent(counts[i] / labels.size)}" for i in order]
+    shares = [counts[i] / labels.size for i in order]
+    texts = [f"{share:.1%}" if share >= 0.0005 else "< 0.1%" for share in shares]
+    entries = [f"{classes[i]} {text}" for i, text in zip(order, texts, strict=True)]
     height, width = picture.shape[:2]
     font = _font(max(12, (height * width) ** 0.5 / 40))
     row, box = round(1.8 * font.size), round(font.size)
@@ -41,10 +43,6 @@ def with_legend(
         draw.rectangle(square, tuple(map(int, palette[i])), "black")
         draw.text((x + 1.4 * box, y), entry, "black", font, anchor="lm")
     return np.asarray(page)
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}" if share >= 0.0005 else "< 0.1%"
 
 
 def with_banner(picture: np.ndarray, text: str) -> np.ndarray:

@@ -8,6 +8,7 @@ import warnings
 from fnmatch import fnmatch
 from pathlib import Path
 
+import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.model.utils import revert_sync_batchnorm
@@ -78,7 +79,11 @@ def get_model(
         warnings.filterwarnings("ignore", message="Default ``avg_non_ignore``")
         model = revert_sync_batchnorm(MODELS.build(config.model))
     meta = None if weights is None else _load_weights(model, weights, partial=bool(overrides))
-    model.dataset_meta = _dataset_meta(model, meta, config)
+    meta = meta or classes_and_palette(config.test_dataloader.dataset)
+    count = getattr(model, "num_classes", len(meta["classes"]))
+    if count != len(meta["classes"]):  # overridden
+        meta = _completed([f"class_{i}" for i in range(count)])
+    model.dataset_meta = meta
     model.cfg = config
     model.to(device).eval()
     return model
@@ -87,11 +92,10 @@ def get_model(
 def _config_path(name: str | Path) -> str:
     if Path(name).suffix == ".py":
         return str(name)
-    if str(name) in (names := list_models()):
-        return str(configs_folder() / f"{name}.py")
-    similar = difflib.get_close_matches(str(name), names)
-    hint = f"did you mean {' or '.join(similar)}?" if similar else "see mmseg_ext.list_models()"
-    raise ValueError(f"get_model: there is no model {str(name)!r}; {hint}")
+    if str(name) not in (names := list_models()):
+        hints = difflib.get_close_matches(str(name), names) or ["mmseg_ext.list_models()"]
+        raise ValueError(f"get_model: there is no model {str(name)!r}; see {', '.join(hints)}")
+    return str(configs_folder() / f"{name}.py")
 
 
 def pretrained_weights(name: str) -> Path:
@@ -130,31 +134,24 @@ def _load_weights(model: nn.Module, path: str | Path, partial: bool) -> dict | N
     content = read_checkpoint(path)
     weights = unwrap_state_dict(content, str(path))
     check_finite(model, weights)
-    expected = model.state_dict()
-    other = [k for k, v in weights.items() if k in expected and v.shape != expected[k].shape]
-    problems = []
+    own = model.state_dict()
+    other = [key for key, value in weights.items() if key in own and value.shape != own[key].shape]
     if partial and other:
-        weights = {key: value for key, value in weights.items() if key not in other}
+        weights |= {key: own[key] for key in other}
         warnings.warn(
             f"{path}: shapes differ, so these keep their initial values: {', '.join(other)}",
             stacklevel=3,
         )
-    else:
-        problems = [
-            f"{key} has shape {tuple(weights[key].shape)}, the model's {tuple(expected[key].shape)}"
-            for key in other
-        ]
-    if not problems:
-        misfits = model.load_state_dict(weights, strict=False)
-        problems += [f"{key} is missing" for key in misfits.missing_keys if key not in other]
-        problems += [f"{key} is not in the model" for key in misfits.unexpected_keys]
-    problems = [problem for problem in problems if not problem.startswith("auxiliary_head")]
-    if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    # Auxiliary heads may be missing in the file or in the model.
+    auxiliary = {key: own[key] for key in own if key.startswith("auxiliary_head")}
+    weights = {k: v for k, v in weights.items() if k in own or not k.startswith("auxiliary_head")}
+    try:
+        model.load_state_dict(auxiliary | weights)
+    except RuntimeError as error:  # lists what is missing, unexpected or of another shape
+        reason = " ".join(str(error).split())[:600]
         raise CheckpointError(
-            f"{path}: does not fit the config: {problems[0]}{more}; use the config it was trained "
-            "with"
-        )
+            f"{path}: does not fit the config: {reason}; use the config it was trained with"
+        ) from error
     meta = content.get("meta") if isinstance(content, dict) else None
     meta = meta.get("dataset_meta") if isinstance(meta, dict) else None
     return _checked_meta(meta, path) if meta else None
@@ -163,32 +160,23 @@ def _load_weights(model: nn.Module, path: str | Path, partial: bool) -> dict | N
 def _checked_meta(meta: object, path: str | Path) -> dict:
     """Return `classes` and `palette` of a file as plain lists; a file may contain anything."""
     try:
-        classes = [name for name in meta["classes"] if isinstance(name, str)]
-        if len(classes) < len(meta["classes"]):
+        classes, palette = list(meta["classes"]), meta.get("palette")
+        if not all(isinstance(name, str) for name in classes):
             raise TypeError("a class is not a string")
-        palette = meta.get("palette")
         if palette is None or len(palette) == 0:
             return _completed(classes)
-        palette = [[int(value) for value in color] for color in palette]
-        if len(palette) != len(classes) or any(len(color) != 3 for color in palette):
+        colors = np.array(palette)
+        if colors.shape != (len(classes), 3) or colors.dtype.kind not in "iu":
             raise ValueError(f"{len(classes)} classes need as many RGB colors")
-        bytes(value for color in palette for value in color)  # 0 to 255, or a ValueError
+        # bytes() refuses values outside 0 to 255.
+        return {"classes": classes, "palette": [list(bytes(color)) for color in colors.tolist()]}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{path}: its meta['dataset_meta'] is not usable: {error}; write the file again with "
             "a list of names as 'classes' and a list of RGB lists as 'palette'"
         ) from error
-    return {"classes": classes, "palette": palette}
 
 
 def _completed(classes: list[str]) -> dict:
     """Return the classes with mmsegmentation's random palette."""
     return classes_and_palette({"type": "BaseSegDataset", "metainfo": {"classes": classes}})
-
-
-def _dataset_meta(model: nn.Module, meta: dict | None, config: Config) -> dict:
-    meta = meta or classes_and_palette(config.test_dataloader.dataset)
-    count = getattr(model, "num_classes", len(meta["classes"]))
-    if count != len(meta["classes"]):  # overridden
-        meta = _completed([f"class_{i}" for i in range(count)])
-    return meta

@@ -13,8 +13,6 @@ from torch import nn
 from mmseg_ext.datasets.metainfo import unwrapped
 from mmseg_ext.inference.legend import with_legend
 
-_LOADERS = ("LoadImageFromFile", "CheckedLoadImage")
-
 ImageLike = str | Path | Image.Image | np.ndarray
 
 
@@ -50,30 +48,19 @@ class Predictor:
     Args:
         model: a segmentor of `get_model`, or of mmsegmentation's `init_model`.
         tta: test-time augmentation by the config's `tta_pipeline` and `tta_model`.
-
-    Raises:
-        ValueError: for `tta` without a `tta_pipeline`, and for a pipeline that does not start by
-            loading an image.
     """
 
     def __init__(self, model: nn.Module, tta: bool = False):
-        config = model.cfg
-        if tta and "tta_pipeline" not in config:
-            raise ValueError("tta: the config has no tta_pipeline; add one")
         self.classes = tuple(model.dataset_meta["classes"])
         self.palette = np.array(model.dataset_meta["palette"], dtype=np.uint8)  # (classes, 3), RGB
-        pipeline = (
-            config.tta_pipeline if tta else unwrapped(config.test_dataloader.dataset)["pipeline"]
-        )
+        config, self.model = model.cfg, model
+        pipeline = unwrapped(config.test_dataloader.dataset)["pipeline"]
         if tta:
+            pipeline = config.tta_pipeline
             settings = config.get("tta_model") or {"type": "StreamingSegTTAModel"}
-            model = MODELS.build({**settings, "module": model}).eval()
-        self.model = model
-        first, *rest = pipeline
-        if first["type"] not in _LOADERS:
-            raise ValueError(f"the test pipeline starts with {first['type']!r}, not {_LOADERS}")
-        self._load = Compose([{**first, "type": "CheckedLoadImage"}])
-        self._prepare = Compose(_without_labels(rest))
+            self.model = MODELS.build({**settings, "module": model}).eval()
+        self._load = Compose([{**pipeline[0], "type": "CheckedLoadImage"}])
+        self._prepare = Compose(_without_labels(pipeline[1:]))
 
     def __call__(
         self, images: ImageLike | Sequence[ImageLike]
@@ -88,14 +75,11 @@ class Predictor:
             ValueError: for an array of another shape or type.
         """
         if isinstance(images, list | tuple):
-            return [self._segment(image) for image in images]
-        return self._segment(images)
-
-    def _segment(self, image: ImageLike) -> Segmentation:
-        if isinstance(image, str | Path):
-            data = self._load({"img_path": str(image)})
+            return [self(image) for image in images]
+        if isinstance(images, str | Path):
+            data = self._load({"img_path": str(images)})
         else:
-            pixels = _bgr(image)
+            pixels = _bgr(images)
             shape = pixels.shape[:2]
             data = {"img": pixels, "img_path": None, "img_shape": shape, "ori_shape": shape}
         rgb = _rgb(data["img"])
