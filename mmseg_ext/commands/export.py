@@ -113,9 +113,9 @@ def _size(shape: list[int] | None, config: "Config") -> tuple[int, int]:
 
 def _test_scale(config: "Config") -> dict:
     """Return how the test pipeline scales images: `scale` (width, height) and `keep_ratio`."""
-    from mmseg_ext.datasets.metainfo import transforms, unwrapped
+    from mmseg_ext.datasets.metainfo import unwrapped
 
-    for transform in transforms(unwrapped(config.test_dataloader.dataset)["pipeline"]):
+    for transform in unwrapped(config.test_dataloader.dataset)["pipeline"]:
         if transform["type"] == "Resize" and transform.get("scale"):
             return {"scale": transform["scale"], "keep_ratio": transform.get("keep_ratio", False)}
     return {"scale": None, "keep_ratio": True}

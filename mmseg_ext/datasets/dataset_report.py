@@ -236,7 +236,8 @@ def describe(summary: Summary) -> str:
     """Return a line with the pairs, the image sizes and the ignored share of a split."""
     common = summary.sizes.most_common(_SHOWN_SIZES)
     sizes = [f"{width}x{height} ({count:,})" for (width, height), count in common]
-    sizes += [f"{len(summary.sizes) - len(common)} others"] * (len(summary.sizes) > len(common))
+    if others := len(summary.sizes) - len(common):
+        sizes.append(f"{others} others")
     pairs = f"{summary.split}: {summary.pairs:,} pairs"
     return ", ".join([pairs, *sizes, f"{_share(summary.ignored, summary)} of the pixels ignored"])
 

@@ -24,14 +24,10 @@ def read_label(
 ) -> np.ndarray:
     """Read and check the label map of a sample, as mmsegmentation's `LoadAnnotations` maps it.
 
-    Args:
-        info: An entry of a dataset's `data_list`: `seg_map_path`, and if known `num_classes`,
-            `reduce_zero_label`, `label_map`, `ignore_index` and the image's `ori_shape` (H, W).
-        backend: mmcv's decoder.
-        backend_args: mmengine's settings for reading the file.
-
-    Returns:
-        (H, W): classes and the ignored value, uint8 if they fit, else uint16.
+    `info` is an entry of a dataset's `data_list`: `seg_map_path`, and if known `num_classes`,
+    `reduce_zero_label`, `label_map`, `ignore_index` and the image's `ori_shape` (H, W). `backend`
+    is mmcv's decoder. The result (H, W) has classes and the ignored value, uint8 if they fit, else
+    uint16.
 
     Raises:
         UnreadableFileError: if the file is missing or does not decode.

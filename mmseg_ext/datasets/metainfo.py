@@ -1,6 +1,6 @@
 """The settings, classes and palette of a config's datasets, without their files."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from mmseg.registry import DATASETS
 
@@ -21,16 +21,6 @@ def file_datasets(dataset: dict) -> Iterator[dict]:
 def unwrapped(settings: dict) -> dict:
     """Return the settings of the first dataset inside wrappers."""
     return next(file_datasets(settings))
-
-
-def transforms(pipeline: Iterable) -> Iterator[dict]:
-    """Yield the transforms of a pipeline, including those nested in TestTimeAug and similar."""
-    for transform in pipeline:
-        if isinstance(transform, dict):
-            yield transform
-            yield from transforms(transform.get("transforms") or ())
-        elif isinstance(transform, list | tuple):
-            yield from transforms(transform)
 
 
 def classes_and_palette(settings: dict) -> dict:

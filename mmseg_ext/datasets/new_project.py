@@ -27,6 +27,7 @@ IGNORED = 255
 LONG_SIDE, CROP = 512, 320  # of the images that the network sees, at most
 RARE = 0.02  # share of the pixels; a rarer class brings class weights
 _EXIF_ORIENTATION = 0x0112
+_IMAGENET = 'dict(type="Pretrained", checkpoint="open-mmlab://resnet18_v1c")'
 _IMAGE = re.compile(r"[_-](image|img|rgb)$", re.I)
 _MASK = re.compile(r"[_-](masks?|labels?|labelids|seg|segmentation|gt)$", re.I)
 
@@ -71,16 +72,9 @@ def make_project(
 ) -> Project:
     """Write the data and the config of a project to `folder`.
 
-    Args:
-        folder: The project; created if it is missing.
-        images: Folder of the images, with subfolders. Folders `train` and `val` are the splits;
-            without them a hash of the name decides.
-        reader: The annotations: `Masks`, `Coco` or `Labelme`.
-        classes: Names in the order of the values. COCO and labelme have names of their own.
-        ignored: Values, colors (#rrggbb) or names whose pixels do not count.
-        val_share: Share of the images for validation, if no folders name the splits.
-        load_from: Weights that training starts from; 'imagenet' for mmsegmentation's ResNet-18.
-        width: Base width of the ResNet-18.
+    `images` is searched with its subfolders; if these are `train` and `val`, they are the splits.
+    `ignored` has values, colors (#rrggbb) or names. `load_from` is the file of the weights that
+    training starts from, or 'imagenet' for mmsegmentation's ResNet-18. `width` is the base width.
 
     Raises:
         ValueError: if no pair is found, or the values do not fit the classes.
@@ -250,9 +244,7 @@ def _hash_splits(names: Sequence[str], data: Path, val_share: float) -> dict[str
 def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int]) -> np.ndarray:
     """Write the image and the label map of a pair, unless both exist; return the label map (H, W).
 
-    Raises:
-        LabelError: if the annotation cannot be read or has another size than the image.
-        UnreadableFileError: if the image does not decode.
+    Raises LabelError or UnreadableFileError if a file cannot be read or the sizes differ.
     """
     if pair.is_complete():
         return np.asarray(Image.open(pair.label_file))
@@ -306,9 +298,7 @@ def config_text(train: Summary, val: Summary, load_from: str | None, width: int)
         crop=min(CROP, max(32, int(side * short / long) // 32 * 32)),
         width=width,
         widths=[width * 2**stage for stage in range(4)],
-        init='dict(type="Pretrained", checkpoint="open-mmlab://resnet18_v1c")'
-        if imagenet
-        else None,
+        init=_IMAGENET if imagenet else None,
         load_from=None if imagenet or not load_from else json.dumps(load_from),
         weights=_class_weights(train.pixels / train.pixels.sum()),
         rate=5e-4 if load_from else 2e-3,

@@ -17,11 +17,7 @@ SHAPE = SIZE[::-1]
 
 
 def problem_lines(output: str) -> list[str]:
-    return [
-        line
-        for line in output.splitlines()
-        if re.match(r"(train|val|test): (?!note)[a-z-]+: ", line)
-    ]
+    return re.findall(r"^(?:train|val|test): (?!note)[a-z-]+: .*$", output, re.M)
 
 
 def run(tree: Tree, *flags: str, text: str = "") -> int:
@@ -55,33 +51,26 @@ def rewrite(path, value):
     save_mask(path, label)
 
 
-def write_one_class(tree):
+def blank(tree: Tree) -> None:
+    save_mask(tree.mask(), np.full(SHAPE, 255, np.uint8))
+
+
+def write_one_class(tree: Tree) -> None:
     for _, mask in tree.pairs["val"]:
         save_mask(mask, random_label(RNG, [0, 255]))
+
+
+def share_image(tree: Tree) -> None:
+    shutil.copy(tree.image("train"), tree.image("val"))
 
 
 CASES: list[tuple[str, str, Callable[[Tree], object], str]] = [
     # layout, kind, damage, part of the message
     ("cityscapes", "unreadable", lambda t: t.mask().write_bytes(b""), "labelTrainIds.png: is empt"),
-    (
-        "ade20k",
-        "label",
-        lambda t: rewrite(t.mask(), 151),
-        r"151 \(3 pixels\); expected 0 to 150, or 255 for ignored pixels, with reduce_zero_label",
-    ),
-    (
-        "cityscapes",
-        "all-ignored",
-        lambda t: save_mask(t.mask(), np.full(SHAPE, 255, np.uint8)),
-        "labelTrainIds.png: every pixel is ignored",
-    ),
-    ("voc", "one-class", write_one_class, "all pixels are ignored or of class 0, .* write .* as 1"),
-    (
-        "camvid",
-        "shared-image",
-        lambda t: shutil.copy(t.image("train"), t.image("val")),
-        "val_0000.png: is the same image as .*/train_0000.png in train",
-    ),
+    ("ade20k", "label", lambda t: rewrite(t.mask(), 151), r"151 \(3 pixels\); expected 0 to 150"),
+    ("cityscapes", "all-ignored", blank, "labelTrainIds.png: every pixel is ignored"),
+    ("voc", "one-class", write_one_class, "all pixels are ignored or of class 0"),
+    ("camvid", "shared-image", share_image, "val_0.png: is the same image as .*/train_0.png"),
 ]
 
 
@@ -118,7 +107,7 @@ def test_processes_find_what_one_process_finds(tmp_path):
 
 def test_images_may_be_shared_on_purpose(tmp_path):
     tree = make_tree("camvid", tmp_path)
-    shutil.copy(tree.image("train"), tree.image("val"))
+    share_image(tree)
     assert run(tree, text="allow_overlap = True") == 0
     assert run(tree, "--split", "val") == 0
     cfg = tree.config()
@@ -139,7 +128,7 @@ def test_subset_of_classes(tmp_path, capsys):
     rewrite(tree.mask(), 11)
     ((_, kind, message),) = check(cfg, ["train"])[0]
     assert kind == "label"
-    assert "11 (3 pixels); expected 0 to 10, or 255 for ignored pixels, with a mapping" in message
+    assert "11 (3 pixels); expected 0 to 10, or 255" in message
 
 
 def test_stock_loaders_are_checked_as_they_read(tmp_path):
@@ -149,7 +138,7 @@ def test_stock_loaders_are_checked_as_they_read(tmp_path):
     stock = [dict(type="LoadImageFromFile"), dict(type="LoadAnnotations", imdecode_backend="cv2")]
     cfg.val_dataloader.dataset.pipeline = stock
     problems, _ = check(cfg, ["val"])
-    assert len(problems) == 2 and all("imdecode_backend='pillow'" in p.message for p in problems)
+    assert len(problems) == 3 and all("imdecode_backend='pillow'" in p.message for p in problems)
     cfg.val_dataloader.dataset.update(type="PascalVOCDataset", pipeline=stock[:1])
     stock[1].pop("imdecode_backend")
     assert check(cfg, ["val"])[0] == []
@@ -158,9 +147,7 @@ def test_stock_loaders_are_checked_as_they_read(tmp_path):
     exif[0x0112] = 3
     Image.open(tree.image("val")).save(tree.image("val"), exif=exif)
     ((_, kind, message),) = check(cfg, ["val"])[0]
-    assert (
-        kind == "orientation" and "2007_f.jpg: mmcv rotates the image by its EXIF orient" in message
-    )
+    assert kind == "orientation" and message.startswith(f"{tree.image('val')}: ")
     cfg.val_dataloader.dataset.type = "CheckedPascalVOCDataset"
     assert check(cfg, ["val"])[0] == []
 
@@ -168,11 +155,9 @@ def test_stock_loaders_are_checked_as_they_read(tmp_path):
 def test_absent_classes_and_names_with_markup(tmp_path, capsys):
     """A class without a pixel is a note."""
     tree = make_tree("camvid", tmp_path)
-    settings = dict(type="CheckedDataset", img_suffix=".png")
-    settings["metainfo"] = dict(classes=[f"[c{i}] $x" for i in range(13)])
-    assert (
-        run(tree, "--split", "train", text=f"train_dataloader['dataset'].update({settings})") == 0
-    )
+    settings = dict(type="CheckedDataset", metainfo=dict(classes=[f"[c{i}] $x" for i in range(13)]))
+    text = f"train_dataloader['dataset'].update({settings}, img_suffix='.png')"
+    assert run(tree, "--split", "train", text=text) == 0
     output = capsys.readouterr().out
     assert "[c1] $x" in output and "train: note: no pixel of [c11] $x, [c12] $x" in output
 

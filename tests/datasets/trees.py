@@ -1,7 +1,7 @@
 """Tiny datasets on disk in the layouts of the dataset bases, with a config that reads them."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -12,21 +12,27 @@ from PIL import Image
 from tests.configs import CONFIGS
 
 SIZE = (24, 18)  # width, height
+# The dataset base, the endings of images and label maps, and the values.
 BASES = {
-    "voc": "voc_published",
-    "ade20k": "ade20k",
-    "cityscapes": "cityscapes_769x769",
-    "camvid": "camvid",
+    "voc": ("voc_published", ".jpg", ".png", [*range(21), 255]),
+    "ade20k": ("ade20k", ".jpg", ".png", range(151)),
+    "cityscapes": (
+        "cityscapes_769x769",
+        "_leftImg8bit.png",
+        "_gtFine_labelTrainIds.png",
+        [*range(19), 255],
+    ),
+    "camvid": ("camvid", ".png", ".png", [*range(11), 255]),
 }
 
 
 @dataclass
 class Tree:
-    """A dataset; `pairs[split]` is a list of (image, label map)."""
+    """A dataset; `pairs[split]` is a list of (image, label map). VOC has a split aug."""
 
     layout: str
     root: Path
-    pairs: dict[str, list[tuple[Path, Path]]]
+    pairs: dict[str, list[tuple[Path, Path]]] = field(default_factory=dict)
 
     def image(self, split: str = "train", index: int = 0) -> Path:
         return self.pairs[split][index][0]
@@ -36,7 +42,7 @@ class Tree:
 
     def config(self) -> Config:
         """Return the dataset base of this layout, reading this tree."""
-        cfg = Config.fromfile(CONFIGS / "_base_" / "datasets" / f"{BASES[self.layout]}.py")
+        cfg = Config.fromfile(CONFIGS / "_base_" / "datasets" / f"{BASES[self.layout][0]}.py")
         set_data_root(cfg, self.root)
         return cfg
 
@@ -54,21 +60,31 @@ def set_data_root(cfg: Config, root: Path) -> None:
         dataset["data_root"] = str(root)
 
 
-def datasets(cfg: Config) -> Iterator[dict]:
-    """Yield the dataset configs that name files, from every dataloader."""
-    pending = [cfg[f"{split}_dataloader"]["dataset"] for split in ("train", "val", "test")]
-    while pending:
-        dataset = pending.pop()
-        pending += dataset.get("datasets", [])
-        if "datasets" not in dataset:
-            yield dataset
+def datasets(cfg: Config, splits: Sequence[str] = ("train", "val", "test")) -> Iterator[dict]:
+    """Yield the dataset configs that name files, from the dataloaders of these splits."""
+    for split in splits:
+        dataset = cfg[f"{split}_dataloader"]["dataset"]
+        yield from dataset.get("datasets", [dataset])
 
 
 def make_tree(layout: str, root: Path) -> Tree:
     """Write a valid dataset of a few pairs to `root`/data."""
-    rng = np.random.RandomState(0)
-    root = root / "data"
-    return _voc(root, rng) if layout == "voc" else _in_folders(layout, root, rng)
+    tree = Tree(layout, root / "data")
+    rng, (_, image_end, mask_end, values) = np.random.RandomState(0), BASES[layout]
+    splits = ("train", "aug", "val") if layout == "voc" else ("train", "val")
+    for part, split in zip(datasets(tree.config(), ("train", "val")), splits, strict=True):
+        names = [f"{split}_{i}" for i in range(2 if split == "aug" else 3)]
+        images, masks = (tree.root / part.data_prefix[k] for k in ("img_path", "seg_map_path"))
+        tree.pairs[split] = [(images / (n + image_end), masks / (n + mask_end)) for n in names]
+        for image, mask in tree.pairs[split]:
+            save_image(image, rng)
+            save_mask(mask, random_label(rng, values), indexed=layout == "voc")
+        if layout == "voc":
+            lists = tree.root / "ImageSets/Segmentation"
+            lists.mkdir(parents=True, exist_ok=True)
+            for name, listed in ((split, names), ("trainval", ["train_0"]), ("test", ["train_0"])):
+                (lists / f"{name}.txt").write_text("\n".join(listed) + "\n")
+    return tree
 
 
 def save_image(path: Path, rng: np.random.RandomState, size=SIZE) -> None:
@@ -88,60 +104,3 @@ def save_mask(path: Path, label: np.ndarray, indexed: bool = False) -> None:
 
 def random_label(rng: np.random.RandomState, values, size=SIZE) -> np.ndarray:
     return rng.choice(np.array(values, np.uint8), (size[1], size[0]))
-
-
-def _voc(root: Path, rng) -> Tree:
-    parts = {"train": ("a", "b", "c"), "aug": ("d", "e"), "val": ("f", "g")}
-    pairs: dict[str, list] = {}
-    lists = root / "ImageSets/Segmentation"
-    lists.mkdir(parents=True)
-    for part in ("trainval", "test"):
-        (lists / f"{part}.txt").write_text("2007_a\n")
-    for part, names in parts.items():
-        folder = "SegmentationClassAug" if part == "aug" else "SegmentationClass"
-        lines = []
-        for letter in names:
-            name = f"2007_{letter}"
-            image, mask = root / f"JPEGImages/{name}.jpg", root / folder / f"{name}.png"
-            save_image(image, rng)
-            save_mask(mask, random_label(rng, [*range(21), 255]), indexed=True)
-            pairs.setdefault(part, []).append((image, mask))
-            lines.append(name)
-        (lists / f"{part}.txt").write_text("\n".join(lines) + "\n")
-    return Tree("voc", root, pairs)
-
-
-# Layouts by folders: image, label map, the splits' folders, and the values of label maps.
-_FOLDERS = {
-    "ade20k": (
-        "images/{folder}/ADE_{split}_{i:08d}.jpg",
-        "annotations/{folder}/ADE_{split}_{i:08d}.png",
-        {"train": "training", "val": "validation"},
-        range(151),
-    ),
-    "cityscapes": (
-        "leftImg8bit/{folder}/town{split}/town_{i:06d}_leftImg8bit.png",
-        "gtFine/{folder}/town{split}/town_{i:06d}_gtFine_labelTrainIds.png",
-        {"train": "train", "val": "val"},
-        [*range(19), 255],
-    ),
-    "camvid": (
-        "images/{folder}/{split}_{i:04d}.png",
-        "annotations/{folder}/{split}_{i:04d}.png",
-        {"train": "train", "val": "val", "test": "test"},
-        [*range(11), 255],
-    ),
-}
-
-
-def _in_folders(layout: str, root: Path, rng) -> Tree:
-    image_name, mask_name, splits, values = _FOLDERS[layout]
-    pairs: dict[str, list] = {split: [] for split in splits}
-    for split, folder in splits.items():
-        for i in range(3):
-            name = dict(folder=folder, split=split, i=i)
-            image, mask = root / image_name.format(**name), root / mask_name.format(**name)
-            save_image(image, rng)
-            save_mask(mask, random_label(rng, values))
-            pairs[split].append((image, mask))
-    return Tree(layout, root, pairs)
