@@ -46,6 +46,11 @@ class _PostponedRemovals:
 class DurableCheckpointHook(CheckpointHook):
     """`CheckpointHook` with the same arguments, for `runner_type = 'DurableRunner'`."""
 
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        for name in self.args:  # which mmengine would pass to the first `save_checkpoint`
+            raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument '{name}'")
+
     def before_train(self, runner) -> None:
         # A resumed checkpoint, perhaps a copied or crafted one, must not name files elsewhere.
         folder, hub = checkpoint_folder(runner.cfg), runner.message_hub

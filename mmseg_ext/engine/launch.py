@@ -141,7 +141,7 @@ def build_test_runner(
 
 def _build(cfg: Config, *loops: str) -> Runner:
     """Build the Runner with these loops and their datasets."""
-    with explained(cfg):
+    with explained(cfg, unused="test_" if "train_loop" in loops else "val_"):
         runner = RUNNERS.build(cfg)
         for loop in loops:
             getattr(runner, loop)

@@ -132,7 +132,7 @@ def summary(runner, record: dict) -> list[str]:
     parts = [type(m).__name__ for n, m in model.named_children() if n != "data_preprocessor"]
     millions = sum(p.numel() for p in model.parameters()) / 1e6
     data = runner.train_dataloader.dataset
-    kind = type(next(_inner_datasets(data))).__name__
+    kind = type(next(inner_datasets(data))).__name__
     return [
         f"model: {type(model).__name__} of {', '.join(parts)}; {millions:.2f} M parameters",
         f"backbone: starts from {initial_weights(runner) or 'random weights'}",
@@ -163,7 +163,7 @@ def initial_weights(runner) -> str | None:
 
 def uses_large_dataset(runner) -> bool:
     """Return whether a training set is VOC, ADE20K, Cityscapes or COCO with its own classes."""
-    for dataset in _inner_datasets(runner.train_dataloader.dataset):
+    for dataset in inner_datasets(runner.train_dataloader.dataset):
         known = any(part in type(dataset).__name__ for part in _USUALLY_PRETRAINED)
         own = getattr(type(dataset), "METAINFO", {}).get("classes")
         if known and tuple(dataset.metainfo.get("classes") or ()) == tuple(own or ()):
@@ -171,9 +171,9 @@ def uses_large_dataset(runner) -> bool:
     return False
 
 
-def _inner_datasets(dataset: object) -> Iterator[object]:
+def inner_datasets(dataset: object) -> Iterator[object]:
     """Yield the datasets inside wrappers such as ConcatDataset and RepeatDataset."""
     dataset = getattr(dataset, "inner", dataset)  # of `SeededSamples`
     inner = getattr(dataset, "datasets", None) or [getattr(dataset, "dataset", None)]
     for part in inner:
-        yield from [dataset] if part is None else _inner_datasets(part)
+        yield from [dataset] if part is None else inner_datasets(part)
