@@ -12,8 +12,6 @@ from mmengine.registry import OPTIM_WRAPPERS
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.layers.precision import grad_scaler
 
-_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-
 
 @OPTIM_WRAPPERS.register_module()
 class PortableAmpOptimWrapper(AmpOptimWrapper):
@@ -24,9 +22,6 @@ class PortableAmpOptimWrapper(AmpOptimWrapper):
             'bfloat16' for GPUs that support it (Ampere and newer): it needs no gradient scaler.
         loss_scale: 'dynamic', a number, or a dict of `GradScaler`'s arguments; ignored for
             bfloat16, which has float32's range.
-
-    Raises:
-        ValueError: for another dtype or `loss_scale`, and for float16 on a CPU.
     """
 
     def __init__(
@@ -34,19 +29,14 @@ class PortableAmpOptimWrapper(AmpOptimWrapper):
     ):
         device = get_device()
         dtype = dtype or ("bfloat16" if device == "cpu" else "float16")
-        if dtype not in _DTYPES or (device == "cpu" and dtype == "float16"):
-            raise ValueError(f"dtype must be 'bfloat16', or 'float16' on a GPU, not {dtype!r}")
         self._scale_update_param, settings = None, {}
         if isinstance(loss_scale, dict):
             settings = loss_scale
-        elif isinstance(loss_scale, int | float):
-            self._scale_update_param, settings = loss_scale, {"init_scale": float(loss_scale)}
         elif loss_scale != "dynamic":
-            raise ValueError(
-                f"loss_scale must be 'dynamic', a number or a dict, not {loss_scale!r}"
-            )
+            self._scale_update_param = float(loss_scale)
+            settings = {"init_scale": self._scale_update_param}
         OptimWrapper.__init__(self, **kwargs)  # AmpOptimWrapper.__init__ asserts a GPU
-        self.cast_dtype = _DTYPES[dtype]
+        self.cast_dtype = getattr(torch, dtype)
         self.loss_scaler = grad_scaler(device, enabled=dtype == "float16", **settings)
 
     def load_state_dict(self, state_dict: dict) -> None:

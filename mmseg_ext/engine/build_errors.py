@@ -53,7 +53,7 @@ _METHODS: dict[str, Callable] = {
     "build_test_loop": TestLoop,
 }
 _WEIGHTS = ("checkpoint", "pretrained", "load_from")  # keys that name files of weights
-_UNEXPECTED = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument '(\w+)'")
+_UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
 @contextlib.contextmanager
@@ -197,19 +197,18 @@ def _explanation(
     for called, settings in reversed(failures.calls):
         part = _find_part(entries, part, called, settings) or part
     own = [entry for entry in entries if part and entry[0].startswith(part.key)]
-    line = None
     if failures.unknown and isinstance(error, KeyError | TypeError):
         line = _of_type(cfg, own + entries, *failures.unknown)
-    elif part and (wrong := _UNEXPECTED.search(str(error))):
-        line = _of_argument(part, own, *wrong.groups())
-    if line is not None:
-        return True, line
+        if line is not None:
+            return True, line
     if part is None:  # an error of training, for example
         return False, None
     reason = format_error(error)
     if isinstance(error, AssertionError) and not str(error):
         reason += f" {trace[-1].line}"
     named = _named_settings(part, reason)
+    if isinstance(part.settings, Mapping) and (wrong := _UNEXPECTED.search(reason)):
+        reason += _nearest(wrong[1], _arguments(part))
     line = f"{part.key}{named}: {reason} ({Path(trace[-1].filename).name}:{trace[-1].lineno})"
     return bool(named) or isinstance(error, OSError | ImportError), line
 
@@ -250,24 +249,16 @@ def _of_type(cfg: Config, entries: _Entries, registry: Registry, kind: str) -> s
     return f"{key}={kind!r}: {place}{_nearest(kind, names)}"
 
 
-def _of_argument(part: _Part, entries: _Entries, function: str, name: str) -> str | None:
-    """Explain that `function` has no argument `name`, which is a key of the part or below it."""
-    owners = [(k, v) for k, v in entries if isinstance(v, Mapping) and name in v]
-    if not owners:
-        return None
-    key, settings = owners[0]
-    called, nearest = part.called, ""
+def _arguments(part: _Part) -> set[str]:
+    """Return the names of the arguments of what builds the part, and of its base classes."""
+    called = part.called
     if isinstance(called, Registry):
-        with called.switch_scope_and_registry(settings.get("_scope_")) as registry:
-            kind = settings.get("type")
+        kind = part.settings.get("type")
+        with called.switch_scope_and_registry(part.settings.get("_scope_")) as registry:
             called = registry.get(kind) if isinstance(kind, str) else kind
-    if called is not None and key == part.key:
-        function = called.__name__
-        classes = called.__mro__ if inspect.isclass(called) else ()
-        functions = [c.__init__ for c in classes] or [called]
-        names = {name for f in functions for name in inspect.signature(f).parameters}
-        nearest = _nearest(name, names | {"type"})
-    return f"{key}.{name}={_short(repr(settings[name]))}: {function} takes no {name!r}{nearest}"
+    functions = [called] if callable(called) else []
+    functions = [c.__init__ for c in called.__mro__] if inspect.isclass(called) else functions
+    return {name for f in functions for name in inspect.signature(f).parameters} | {"type"}
 
 
 def _of_weights(entries: _Entries, error: Exception) -> str | None:
@@ -290,9 +281,12 @@ def _named_settings(part: _Part, reason: str) -> str:
         return f"={part.settings!r}"
     words = {word.lstrip("_") for word in re.findall(r"-?[\w.]*\w", reason)}
     entries = [(k, v) for k, v in _entries("", part.settings) if k and not k.endswith("type")]
-    named = [
+    wrong = _UNEXPECTED.search(reason)
+    named = [(k, v) for k, v in entries if wrong and wrong[1] == k.rpartition(".")[2]]
+    named = named or [
         (k, v) for k, v in entries if k in words or ("_" in k and k.rpartition(".")[2] in words)
-    ] or [(k, v) for k, v in entries if isinstance(v, str | float) and str(v) in words]
+    ]
+    named = named or [(k, v) for k, v in entries if isinstance(v, str | float) and str(v) in words]
     text = ", ".join(f"{name}={_short(repr(value))}" for name, value in named[:3])
     return f".{text}" if text else ""
 

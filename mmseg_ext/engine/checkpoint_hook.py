@@ -62,22 +62,14 @@ class DurableCheckpointHook(CheckpointHook):
         hub.update_info("keep_ckpt_ids", kept[-max(self.max_keep_ckpts, 0) :])
         super().before_train(runner)
         if is_main_process() and hasattr(runner, "run_id"):  # a `DurableRunner`
-            self._remove_leftovers(runner)
+            self._own_folder(runner)
 
-    def _remove_leftovers(self, runner) -> None:
-        """Remove files of this run that a kill left behind, and warn of another run's files."""
+    def _own_folder(self, runner) -> None:
+        """Remove parts that a kill left behind, and warn of another run's checkpoints."""
         folder = Path(self.out_dir)
         folder.mkdir(parents=True, exist_ok=True)
         remove_parts(folder)
-        for path in folder.glob("best_*.pth"):
-            if str(path) not in self._best() and run_of(path) == runner.run_id:
-                path.unlink()
-        others = []
-        for path in all_checkpoints(folder):
-            if run_of(path) != runner.run_id:
-                others.append(path.name)
-            elif self.max_keep_ckpts > 0 and _step(path) < min(self.keep_ckpt_ids, default=0):
-                path.unlink()
+        others = [path.name for path in all_checkpoints(folder) if run_of(path) != runner.run_id]
         if others:
             runner.logger.warning(
                 f"{folder}: contains checkpoints of an earlier run ({', '.join(sorted(others))}), "
@@ -121,7 +113,3 @@ class DurableCheckpointHook(CheckpointHook):
             self.file_backend = backend
         for path in set(paths) - set(self._best()):
             Path(path).unlink(missing_ok=True)
-
-
-def _step(path: Path) -> int:
-    return int(path.stem.rpartition("_")[2])

@@ -52,31 +52,29 @@ class CPUDistributedDataParallel(MMDistributedDataParallel):
 def init_distributed(cfg: Config) -> None:
     """Create the process group that `cfg.launcher` asks for: nccl on GPUs, gloo without a GPU.
 
-    Do nothing for `launcher='none'`. mmengine's Runner creates the group for MPI and for devices
-    other than the CPU and CUDA.
+    Do nothing for `launcher='none'`, and for MPI, whose group mmengine's Runner creates.
 
     Raises:
         LaunchError: if environment variables of the launcher are missing.
     """
-    if cfg.launcher == "none":
+    if cfg.launcher in ("none", "mpi"):
         return
     settings = dict(cfg.get("env_cfg", {}).get("dist_cfg", {}))
-    port, device = settings.pop("port", None), get_device()
+    port = settings.pop("port", None)
     if cfg.launcher == "slurm":
         _set_slurm_rendezvous(port)
     missing = [name for name in _RENDEZVOUS if name not in os.environ]
-    if missing and (device == "cpu" or cfg.launcher == "pytorch"):
+    if missing:
         raise LaunchError(
             f"--launcher {cfg.launcher}: the variables {', '.join(missing)} are not set; start "
             "through tools/dist_train.sh, tools/dist_test.sh or torchrun, with --launcher pytorch"
         )
-    if device not in ("cpu", "cuda") or missing:
-        return
-    if device == "cuda":
+    cuda = get_device() == "cuda"
+    if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     if not torch.distributed.is_initialized():
-        _init_group(settings, "gloo" if device == "cpu" else settings.get("backend", "nccl"))
-    if device == "cuda":
+        _init_group(settings, settings.get("backend", "nccl") if cuda else "gloo")
+    if cuda:
         return
     unused = cfg.get("find_unused_parameters", False)
     default = {"broadcast_buffers": False, "find_unused_parameters": unused}

@@ -24,13 +24,7 @@ from mmseg_ext.engine.build_errors import dataset_warnings, explained, format_er
 from mmseg_ext.engine.checkpoint_hook import checkpoint_folder
 from mmseg_ext.engine.distributed import init_distributed, on_rank_zero
 from mmseg_ext.engine.run_record import batch_settings
-from mmseg_ext.errors import LaunchError, StackError
-
-_MMSEG_BASE = (
-    "_base_: mmengine looks for 'mmseg::' in a distribution called mmsegmentation, and "
-    "installing it would overwrite this mmseg; set the path of the file: "
-    '_base_ = __import__("mmseg").__path__[0] + "/.mim/configs/..."'
-)
+from mmseg_ext.errors import LaunchError
 
 
 def load_settings(
@@ -48,7 +42,11 @@ def load_settings(
     try:
         cfg = Config.fromfile(path)
     except Exception as error:  # a config is a program and can raise anything
-        raise LaunchError(f"config {path}: {format_error(_cause(error))}") from error
+        causes = [error]  # mmengine hides the module that cannot be imported, and why
+        while causes[-1].__context__ is not None:
+            causes.append(causes[-1].__context__)
+        reason = "; ".join(format_error(cause) for cause in causes[-2:])
+        raise LaunchError(f"config {path}: {reason}") from error
     cfg.launcher = launcher
     if os.environ.get("RANK", "0") == "0":
         for warning in unread_options(cfg, options or {}):
@@ -59,19 +57,6 @@ def load_settings(
         raise LaunchError(f"--cfg-options {options}: {format_error(error)}") from error
     cfg.work_dir = work_dir or cfg.get("work_dir") or f"./work_dirs/{Path(path).stem}"
     return cfg
-
-
-def _cause(error: BaseException) -> BaseException:
-    """Return the error, or a clearer one for errors that mmengine reports misleadingly."""
-    if "mmsegmentation is not installed" in str(error):
-        return LaunchError(_MMSEG_BASE)
-    hidden = error  # behind "Failed to import"
-    while hidden is not None and not isinstance(hidden, StackError):
-        hidden = hidden.__context__
-    if hidden is None and str(error).startswith("Failed to import custom modules"):
-        failed, cause = error.__context__, error.__context__.__context__ or error
-        return ImportError(f"custom_imports: {failed}; {format_error(cause)}")
-    return hidden or error
 
 
 def build_train_runner(
@@ -128,10 +113,6 @@ def build_test_runner(
     if tta:
         _enable_tta(cfg)
     if out is not None:
-        try:  # on every rank: the metric creates it on rank 0, maybe after another rank's file
-            Path(out).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise LaunchError(f"--out {out}: {error.strerror}; set another folder") from error
         metrics = cfg.test_evaluator
         for metric in metrics if isinstance(metrics, list) else [metrics]:
             metric.update(output_dir=out, keep_results=True)

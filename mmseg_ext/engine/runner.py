@@ -35,7 +35,6 @@ from mmengine.runner import IterBasedTrainLoop, Runner
 from torch import nn
 from torch.backends import cudnn
 from torch.utils.data import DataLoader
-from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 
 from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.checkpoint.loading import SafeLoading, unwrap_model
@@ -61,6 +60,7 @@ except ImportError:  # Windows, where work directories are not locked
     fcntl = None
 
 _VALIDATED = "last_validation"  # a text file: a run's identity and its last iteration
+_LOCK_SECONDS = 10  # the workers of a killed process end after five
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # some NFS and Lustre mounts
 
 
@@ -144,8 +144,7 @@ class _AfterOthers(Hook):
 def lock_work_dir(work_dir: str) -> Iterator[None]:
     """Lock the work directory until the end of the context or of the process.
 
-    The workers of a killed process keep the lock until they notice, within five seconds. A file
-    system without locks is a warning.
+    A file system without locks is a warning.
 
     Raises:
         LaunchError: if another process holds the lock.
@@ -159,7 +158,7 @@ def lock_work_dir(work_dir: str) -> Iterator[None]:
             raise LaunchError(f"{path}: is a symbolic link; remove it") from error
         raise
     with os.fdopen(descriptor, "r+") as file:
-        deadline, locked = time.monotonic() + 2 * MP_STATUS_CHECK_INTERVAL, fcntl is None
+        deadline, locked = time.monotonic() + _LOCK_SECONDS, fcntl is None
         while not locked:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -196,7 +195,6 @@ class DurableRunner(Runner):
         self._resuming = False
         self._resumed: dict = {}  # the checkpoint, only within `resume`
         self._process_state: dict | None = None
-        self._host_group = None
         self.run_id = uuid.uuid4().hex  # a resumed run continues with the checkpoint's
         super().__init__(*args, **kwargs)
         self.register_hook(_TrainingState())
@@ -273,17 +271,6 @@ class DurableRunner(Runner):
             "gradients": {n: p.grad.cpu() for n, p in parameters if p.grad is not None},
         }
 
-    def _gather_states(self) -> list[dict]:
-        """Return the own states of all ranks on rank 0, and an empty list on the others."""
-        if not dist.is_distributed():
-            return [self._own_state()]
-        if self._host_group is None and dist.get_backend() != "gloo":
-            # nccl would copy the gradients of all ranks through every GPU.
-            self._host_group = torch.distributed.new_group(backend="gloo")
-        states = [None] * self.world_size if dist.is_main_process() else None
-        torch.distributed.gather_object(self._own_state(), states, group=self._host_group)
-        return states or []
-
     def save_checkpoint(
         self,
         out_dir: str,
@@ -297,7 +284,7 @@ class DurableRunner(Runner):
         Raises:
             CheckpointError: in every process, if rank 0 cannot write the file.
         """
-        self._processes = self._gather_states() if save_optimizer else []
+        self._processes = (dist.gather_object(self._own_state()) or []) if save_optimizer else []
 
         def write() -> None:
             try:

@@ -6,12 +6,11 @@ import threading
 import torch
 from mmengine import dist
 from mmengine.device import get_device
-from mmengine.hooks import CheckpointHook, Hook
+from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from mmseg_ext.engine.checkpoint_hook import DurableCheckpointHook
 from mmseg_ext.errors import RunError
-from mmseg_ext.upstream import save_checkpoint
 
 NAMES = ("SIGTERM", "SIGUSR1", "SIGINT")  # Windows has no SIGUSR1
 SIGNALS = tuple(getattr(signal, name) for name in NAMES if hasattr(signal, name))
@@ -57,13 +56,19 @@ class StopOnSignalHook(Hook):
             dist.all_reduce(shared, "max")
             number = int(shared)
         if number:
-            self._stop(runner, number, runner.iter + 1, _save(runner, number))
+            hook = _checkpoint_hook(runner)
+            if hook is None:
+                raise RunError(
+                    f"{signal.Signals(number).name}: stopped after iteration {runner.iter + 1} "
+                    "without saving; set default_hooks.checkpoint.type='DurableCheckpointHook'"
+                )
+            self._stop(runner, number, runner.iter + 1, hook.save_now(runner))
 
     def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None) -> None:
         if not self._signal or dist.get_world_size() > 1 or not self._previous:
             return
         hook = _checkpoint_hook(runner)
-        if isinstance(hook, DurableCheckpointHook) and hook.saved_at(runner.iter):
+        if hook is not None and hook.saved_at(runner.iter):
             self._stop(runner, self._signal, runner.iter, hook.last_ckpt)
 
     def _stop(self, runner, number: int, iteration: int, path: str) -> None:
@@ -75,18 +80,5 @@ class StopOnSignalHook(Hook):
         raise SystemExit(0)
 
 
-def _checkpoint_hook(runner) -> CheckpointHook | None:
-    return next((h for h in runner.hooks if isinstance(h, CheckpointHook)), None)
-
-
-def _save(runner, number: int) -> str:
-    hook = _checkpoint_hook(runner)
-    if hook is None:
-        raise RunError(
-            f"{signal.Signals(number).name}: stopped after iteration {runner.iter + 1} without "
-            "saving; add default_hooks.checkpoint to the config"
-        )
-    if isinstance(hook, DurableCheckpointHook):
-        return hook.save_now(runner)
-    save_checkpoint(hook, runner)
-    return hook.last_ckpt
+def _checkpoint_hook(runner) -> DurableCheckpointHook | None:
+    return next((h for h in runner.hooks if isinstance(h, DurableCheckpointHook)), None)

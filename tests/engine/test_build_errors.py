@@ -7,13 +7,11 @@ from pathlib import Path
 import mmseg
 import pytest
 import torch
-from mmengine.model import BaseModule
 from mmengine.optim import OptimWrapper
-from mmengine.registry import OPTIM_WRAPPERS, OPTIMIZERS
-from mmseg.evaluation import IoUMetric
+from mmengine.registry import OPTIM_WRAPPERS
 from mmseg.models.decode_heads import FCNHead
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
-from mmseg.registry import METRICS, MODELS, TRANSFORMS
+from mmseg.registry import MODELS
 from torch import nn
 
 from mmseg_ext.commands.train import parser, runner_of
@@ -26,31 +24,22 @@ from tests.engine.runs import log_text, write_config
 WRONG: list[tuple] = [
     ("model.type", "EncoderDecodr"),
     ("model.backbone", "ResNet"),
-    ("model.backbone.type", "ResNetV1"),
     ("model.backbone.depth", 19),
-    ("model.backbone.dept", 18),
     ("model.backbone.strides", (1, 2, 2)),
     ("model.backbone.out_indices", (0, 9)),
     ("model.backbone.norm_cfg.type", "SyncBNN"),
     ("model.backbone.norm_cfg.num_groups", 3),
     ("model.decode_head", None),
     ("model.decode_head.chanels", 8),
-    ("model.decode_head.in_channels", None),
     ("model.decode_head.in_index", [0, 1]),
     ("model.decode_head.num_classes", -3, "model.decode_head: RuntimeError"),
     ("model.decode_head.loss_decode", {"type": "CrossEntropyLos"}, "{key}.type='CrossEntropyLos'"),
     ("model.decode_head.loss_decode", {"type": "DiceLoss", "weigth": 2}, "{key}.weigth=2"),
-    ("model.decode_head.sampler", {"type": "OHEMPixelSampler", "tresh": 1}, "{key}.tresh=1"),
     ("model.decode_head.act_cfg", {"type": "ReLUU"}, "{key}.type='ReLUU'"),
     ("model.auxiliary_head", {"type": "FCNHead"}, "model.auxiliary_head: TypeError"),
-    ("model.data_preprocessor.type", "SegDataPreprocesor"),
-    ("model.data_preprocessor.bgr2rgb", True),
     ("train_dataloader.batch_sise", 2),
     ("train_dataloader.batch_size", 0),
-    ("train_dataloader.num_workers", -1),
     ("train_dataloader.persistent_workers", True, "train_dataloader.num_workers=0, persistent_w"),
-    ("train_dataloader.timeout", -1),
-    ("train_dataloader.sampler.type", "InfinitSampler"),
     ("train_dataloader.sampler.shufle", True),
     ("train_dataloader.dataset.type", "BaseSegDatset"),
     ("train_dataloader.dataset.img_sufix", ".png"),
@@ -58,29 +47,17 @@ WRONG: list[tuple] = [
     ("train_dataloader.dataset.pipeline", [{"type": "LoadImage"}], "{key}.0.type='LoadImage'"),
     ("train_dataloader.dataset.pipeline", [{"type": "Resize", "scal": 2}], "{key}.0.scal=2"),
     ("val_evaluator.type", "IoUMetrc"),
-    ("optim_wrapper.type", "OptimWraper"),
     ("optim_wrapper.optimizer.type", "AdmW"),
-    ("optim_wrapper.optimizer.lrr", 0.1),
     ("optim_wrapper.optimizer.lr", -0.1),
     ("optim_wrapper.constructor", "DefaultConstrctor"),
-    ("optim_wrapper.clip_gard", {"max_norm": 1}),
     ("optim_wrapper.accumulative_counts", 0),
-    ("param_scheduler.0.type", "PolyLr"),
     ("param_scheduler.0.eta_mn", 0),
     ("param_scheduler.0.begin", 50, "param_scheduler.0"),
-    ("custom_hooks", [{"type": "FiniteLosHook"}], "custom_hooks.0.type='FiniteLosHook'"),
     ("custom_hooks", ["FiniteLossHook"], "custom_hooks.0='FiniteLossHook'"),
-    ("default_hooks.logger.interval", "often"),
-    ("default_hooks.checkpoint.type", "CheckpointHok"),
+    ("default_hooks.checkpoint.intervall", 5),
     ("default_hooks.checkpoint.save_best", "mIuO"),
     ("train_cfg.max_itrs", 5),
-    ("train_cfg.type", "IterBasedTrainLop"),
-    ("val_cfg.fp61", True),
-    (
-        "visualizer.vis_backends",
-        [{"type": "LocalVis"}],
-        "visualizer.vis_backends.0.type='LocalVis'",
-    ),
+    ("visualizer.vis_backends", [{"type": "LocalVis"}], "{key}.0.type='LocalVis'"),
     ("log_processor.windowsize", 3),
     ("randomness.sed", 3),
 ]
@@ -90,21 +67,9 @@ WRONG_RUNS: list[tuple] = [
     ("default_scope", "mmsegg"),
     ("runner_type", "DurableRuner"),
     ("model.backbone.init_cfg", {"type": "Pretraned"}, "{key}.type='Pretraned'"),
-    ("default_hooks.checkpoint.intervall", 5),
 ]
 SUGGESTED = {"AdmW": "AdamW", "batch_sise": "batch_size", "chanels": "channels", "mmsegg": "mmseg"}
 SUGGESTED |= {"SyncBNN": "SyncBN", "intervall": "interval", "DurableRuner": "DurableRunner"}
-
-
-@MODELS.register_module()
-class HeadOfDetection(BaseModule):
-    """As mmsegmentation's MaskFormerHead where mmdetection does not import."""
-
-    def __init__(self, num_classes: int, align_corners: bool, **kwargs):
-        super().__init__(**kwargs)
-
-
-MMDET_HeadOfDetection = BaseModule
 
 
 def built(config: Path, options: dict | None = None, *flags: str):
@@ -202,7 +167,7 @@ def test_a_failing_import_shows_its_cause(tmp_path):
     config = write_config(tmp_path, "custom_imports['imports'].append('own_module')\n")
     sys.path.insert(0, str(tmp_path))
     try:
-        with pytest.raises(LaunchError, match=r"custom_imports.*own_module.*no_such_package"):
+        with pytest.raises(LaunchError, match=r"own_module.*no_such_package"):
             built(config)
     finally:
         sys.path.remove(str(tmp_path))
@@ -241,29 +206,6 @@ class SummingHead(BaseDecodeHead):
         return self.cls_seg(sum(inputs))
 
 
-@TRANSFORMS.register_module()
-class OwnAugmentations:
-    """As mmseg's Albu: the types in `transforms` are another package's."""
-
-    def __init__(self, transforms):
-        self.transforms = transforms
-
-    def __call__(self, results):
-        return results
-
-
-@METRICS.register_module()
-class IoUMetricWithOneMore(IoUMetric):
-    def compute_metrics(self, results):
-        return {**super().compute_metrics(results), "one_more": 1.0}
-
-
-@OPTIMIZERS.register_module()
-class SGDWithoutRate(torch.optim.SGD):
-    def __init__(self, params, lr=None):
-        super().__init__(params, lr=0.01 if lr is None else lr)
-
-
 @OPTIM_WRAPPERS.register_module()
 class CountingOptimWrapper(OptimWrapper):
     steps = 0
@@ -273,12 +215,6 @@ class CountingOptimWrapper(OptimWrapper):
         super().step(**kwargs)
 
 
-LARGER_CROP = """
-train_dataloader["dataset"] = dict(**{**dataset, "pipeline": [
-    *load[:2], dict(type="Resize", scale=(64, 64)), dict(type="RandomCrop", crop_size=48),
-    dict(type="OwnAugmentations", transforms=[dict(type="RandomBrightnessContrast", p=0.1)]),
-    dict(type="Resize", scale=(32, 32)), load[2]]})
-"""
 OWN_PARTS = """
 model["data_preprocessor"].update(
     mean=[120.0], std=[60.0], bgr_to_rgb=False, size=None, size_divisor=32)
@@ -289,22 +225,8 @@ train_dataloader["dataset"] = dict(**{**dataset, "pipeline": [
     dict(type="LoadImageFromFile", color_type="grayscale"), *load[1:]]})
 val_cfg = val_dataloader = val_evaluator = None
 """
-OWN_METRIC = """
-train_cfg["val_interval"] = 2
-val_evaluator = dict(type="IoUMetricWithOneMore", iou_metrics="mIoU")
-default_hooks["checkpoint"].update(save_best="one_more", rule="greater")
-"""
-NO_VALIDATION = "val_cfg = val_dataloader = val_evaluator = None\n"
 VALID = {
-    "crop and augmentations": (LARGER_CROP, {}),
     "own parts": (OWN_PARTS, {}),
-    "own metric": (OWN_METRIC, {}),
-    "inherited save_best": (NO_VALIDATION, {"default_hooks.checkpoint.interval": -1}),
-    "count as float": ("", {"train_cfg.max_iters": 2.0}),
-    "rate of the optimizer": (
-        'optim_wrapper["optimizer"] = dict(type="SGDWithoutRate", lr=None)\nparam_scheduler = []\n',
-        {},
-    ),
     "removed hooks": (
         "",
         {f"default_hooks.{name}": None for name in ("timer", "sampler_seed", "checkpoint")},
@@ -332,37 +254,33 @@ def test_amp_keeps_a_subclass_of_the_wrapper(tmp_path):
 
 MMSEG = """
 _base_ = [{base!r}]
-model = dict(pretrained=None, data_preprocessor=dict(size=(64, 64)), backbone=dict({backbone}))
+model = dict(pretrained=None, data_preprocessor=dict(size=(64, 64)))
 train_dataloader = dict(
     _delete_=True, batch_size=2, num_workers=0, sampler=dict(type="InfiniteSampler"),
     dataset=dict(
         type="CityscapesDataset", data_root={data!r}, img_suffix=".png", seg_map_suffix=".png",
         data_prefix=dict(img_path="images", seg_map_path="labels"),
         pipeline=[dict(type="LoadImageFromFile"), dict(type="LoadAnnotations"),
-                  dict(type="GenerateEdge", edge_width=4), dict(type="PackSegInputs")]))
+                  dict(type="PackSegInputs")]))
 val_cfg = val_dataloader = val_evaluator = None
 train_cfg = dict(max_iters=2)
 """
 
 
 @pytest.mark.parametrize(
-    ("base", "backbone"),
+    "base",
     [
-        ("ocrnet/ocrnet_hr18s_4xb2-40k_cityscapes-512x1024", ""),
-        ("ocrnet/ocrnet_hr18_4xb2-40k_cityscapes-512x1024", ""),
-        ("pidnet/pidnet-s_2xb6-120k_1024x1024-cityscapes", "init_cfg=None"),
-        ("stdc/stdc1_4xb12-80k_cityscapes-512x1024", ""),
+        "ocrnet/ocrnet_hr18s_4xb2-40k_cityscapes-512x1024",
+        "stdc/stdc1_4xb12-80k_cityscapes-512x1024",
     ],
-    ids=["OCRNet", "OCRNet on HRNet-18", "PIDNet", "STDC"],
+    ids=["OCRNet", "STDC"],
 )
-def test_mmsegs_own_configs_train(tmp_path, base, backbone):
-    """Heads that take another head's output, a head on three features, one with 2 classes."""
-    if "pidnet" in base and mmseg.__version__ == "1.2.2":
-        pytest.skip("mmsegmentation 1.2.2 fails on class weights and ignored pixels")
+def test_mmsegs_own_configs_train(tmp_path, base):
+    """A head that takes another head's output; auxiliary heads with 2 classes."""
     write_config(tmp_path)  # its images
     config = tmp_path / "mmseg.py"
     path = str(Path(mmseg.__file__).parent / f".mim/configs/{base}.py")
-    config.write_text(MMSEG.format(base=path, backbone=backbone, data=str(tmp_path / "data")))
+    config.write_text(MMSEG.format(base=path, data=str(tmp_path / "data")))
     runner = train(config)
     assert runner.iter == 2
     assert dataset_warnings(runner) == []

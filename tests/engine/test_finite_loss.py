@@ -146,17 +146,6 @@ def test_every_step_checks_only_its_own_losses(monkeypatch):
     assert counts == [2 + 1] * 3  # two losses and a gradient
 
 
-def test_arguments_of_the_wrapper():
-    with pytest.raises(ValueError, match="float64"):
-        Run(PortableAmpOptimWrapper, dtype="float64")
-    with pytest.raises(ValueError, match="loss_scale must be 'dynamic'"):
-        Run(PortableAmpOptimWrapper, loss_scale="512")
-    if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="float16"):
-            Run(PortableAmpOptimWrapper, dtype="float16")
-        assert not Run(PortableAmpOptimWrapper).optim_wrapper.loss_scaler.is_enabled()
-
-
 def test_batches_without_a_label_are_a_warning(tmp_path):
     """If all pixels are ignored, the loss is 0 and the accuracy 100."""
     config = write_config(tmp_path, UNVALIDATED)

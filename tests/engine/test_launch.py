@@ -8,7 +8,6 @@ import logging
 import pickle
 import re
 import shutil
-import weakref
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,6 @@ import torch
 from mmengine import dist
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
-from mmengine.runner import Runner
-from mmseg.evaluation.metrics import iou_metric
 from PIL import Image
 from torch import nn
 from torch.backends import cudnn
@@ -139,29 +136,23 @@ def test_auto_scale_lr(tmp_path):
 
 @pytest.mark.usefixtures("_one_process_of_torchrun")
 def test_a_group_on_the_cpu_trains_sync_bn_as_bn(tmp_path):
-    """With one warning; gradients of a save within an accumulation are gathered over gloo."""
+    """With one warning; a save within an accumulation gathers the gradients."""
     config = write_config(tmp_path)
     config.write_text(config.read_text().replace('type="GN", num_groups=4', 'type="SyncBN"'))
     options = ["train_cfg.max_iters=1", "find_unused_parameters=True"]
     words = train_words(config, tmp_path / "work", "optim_wrapper.accumulative_counts=2", *options)
-    new_group, groups = torch.distributed.new_group, []
-    with pytest.MonkeyPatch.context() as patch, exit_on_run_error():
+    with exit_on_run_error():
         runner = built(*words, "--launcher", "pytorch")
         assert runner.model.find_unused_parameters
         norms = [m for m in runner.model.modules() if isinstance(m, _BatchNorm)]
         assert norms and not any(isinstance(m, nn.SyncBatchNorm) for m in norms)
         before = norms[0].running_mean.clone()
-        patch.setattr(dist, "get_backend", lambda: "nccl")
-        patch.setattr(torch.distributed, "all_gather_object", None)  # to all ranks, over nccl
-        patch.setattr(
-            torch.distributed, "new_group", lambda **k: groups.append(k) or new_group(**k)
-        )
         runner.train()
         assert not torch.equal(norms[0].running_mean, before)
         runner.save_checkpoint(str(tmp_path), "now.pth", by_epoch=False)
         del runner
-    assert groups == [{"backend": "gloo"}]
-    assert len(read_checkpoint(tmp_path / "now.pth")["processes"]) == 1
+    (own,) = read_checkpoint(tmp_path / "now.pth")["processes"]
+    assert own["gradients"]
     assert log_text(tmp_path / "work").count("norm_cfg: SyncBN does not run on a CPU") == 1
     assert not torch.distributed.is_initialized()
 
@@ -194,10 +185,8 @@ def test_nccl_gets_a_store_for_each_start(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("backend", "error", "left"),
     [
-        ("nccl", None, True),
         ("nccl", SystemExit(0), True),
         ("nccl", RunError("the loss is nan"), False),
-        ("nccl", ZeroDivisionError(), False),
         ("gloo", RunError("the loss is nan"), True),
     ],
 )
@@ -249,17 +238,6 @@ def test_rank_0_decides_about_resuming(trained, monkeypatch):
     assert (runner._load_from, runner._resume) == (None, True)
 
 
-def test_out_exists_before_a_rank_writes(trained, monkeypatch):
-    """mmsegmentation's metric creates the folder on rank 0 only."""
-    monkeypatch.setattr(iou_metric, "is_main_process", lambda: False)
-    words = [trained / "tiny.py", trained / "work/iter_12.pth", "--work-dir", trained / "tested"]
-    words += ["--out", trained / "a/b"]
-    scoring_runner(test_parser().parse_args([str(word) for word in words]))
-    assert (trained / "a/b").is_dir()
-    words[-1] = trained / "tiny.py"
-    assert "--out" in fails(test, *words)
-
-
 def test_benchmark_mode_is_on_only_in_training(tmp_path):
     """Validation images differ in size; cuDNN would tune every convolution for each size."""
     seen = []
@@ -277,24 +255,6 @@ def test_benchmark_mode_is_on_only_in_training(tmp_path):
     assert len(seen) == 3 + 2 * 8 + 8
     assert {point for point, on in seen if on} == {"before_train_iter"}
     assert all(on for point, on in seen if point == "before_train_iter")
-
-
-def test_weights_to_start_from_are_not_kept_in_memory(trained, tmp_path):
-    class Content(dict):
-        pass
-
-    runner = built(*train_words(trained / "tiny.py", tmp_path / "work"))
-    contents = []
-
-    def load(*_):
-        content = Content(state_dict={})
-        contents.append(weakref.ref(content))
-        return content
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Runner, "load_checkpoint", load)
-        runner.load_checkpoint("weights.pth")
-    assert contents[0]() is None
 
 
 @pytest.mark.distributed
@@ -357,15 +317,6 @@ def test_wrong_paths_and_flags(trained, tmp_path):
     checkpoint = trained / "work/iter_12.pth"
     assert "--tta" in fails(test, no_views, checkpoint, *work, "--tta")
     assert "base_batch_size" in fails(train, no_views, *work, "--auto-scale-lr")
-
-
-def test_the_message_about_mmseg_bases_has_a_working_path(tmp_path):
-    """For `mmseg::` mmengine looks only for the original distribution."""
-    config, base = tmp_path / "c.py", "_base_/models/fcn_r50-d8.py"
-    config.write_text(f"_base_ = ['mmseg::{base}']\n")
-    message = fails(train, config, "--work-dir", tmp_path)
-    config.write_text(re.search(r"_base_ = .*", message)[0].replace("...", base))
-    assert load_settings(str(config)).model.decode_head.type == "FCNHead"
 
 
 def test_broken_labels_end_in_one_line(tmp_path):

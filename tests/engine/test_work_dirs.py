@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from mmengine.hooks import EMAHook
 
 from mmseg_ext.checkpoint.files import read_checkpoint
 from mmseg_ext.commands.test import main as score
+from mmseg_ext.commands.train import parser, runner_of
 from mmseg_ext.engine import runner
 from mmseg_ext.engine.runner import lock_work_dir
 from mmseg_ext.errors import LaunchError
@@ -193,8 +195,6 @@ def test_a_lost_validation_runs_again(undisturbed, tmp_path, iteration, point):
     config, work = write_config(tmp_path, RANDOM + VALIDATED + hook, "cut.py"), tmp_path / "work"
     with pytest.raises(Crash):
         go(config, work, "train_cfg.max_iters=12")
-    orphan = work / "best_mIoU_iter_2.pth"  # left by a run that was killed before it recorded it
-    shutil.copy(work / f"iter_{iteration}.pth", orphan)
     whole = write_config(tmp_path, RANDOM + VALIDATED, "whole.py")
     go(whole, work, "train_cfg.max_iters=12", resume=True)
     ours, theirs = ({p.name for p in w.glob("*.pth")} for w in (work, undisturbed / "work"))
@@ -217,6 +217,24 @@ def test_a_saved_validation_does_not_run_again(tmp_path):
     best = f"load_from={work / 'best_mIoU_iter_4.pth'}"
     go(config, tmp_path / "new", best, "train_cfg.max_iters=5", resume=True)
     assert list(validations(tmp_path / "new")) == [5]
+
+
+def test_the_averaged_weights_are_saved_for_testing(tmp_path):
+    """`state_dict` has EMAHook's average, and `ema_state_dict` the weights of the optimizer."""
+    extra = f"{VALIDATED}custom_hooks = [dict(type='EMAHook', momentum=0.5)]\n"
+    words = train_words(write_config(tmp_path, extra), tmp_path / "work", "train_cfg.max_iters=4")
+    trained = runner_of(parser().parse_args(words))
+    trained.train()
+    (average,) = (h.ema_model.module for h in trained.hooks if isinstance(h, EMAHook))
+    own, averaged = (
+        {name: p.detach() for name, p in model.named_parameters()}
+        for model in (trained.model, average)
+    )
+    assert not any(torch.equal(averaged[name], own[name]) for name in own)
+    for name in ("iter_4.pth", "best_mIoU_iter_4.pth"):
+        saved = read_checkpoint(tmp_path / "work" / name)
+        assert_same({k: saved["state_dict"][k] for k in own}, averaged)
+        assert_same({k: saved["ema_state_dict"][f"module.{k}"] for k in own}, own)
 
 
 @pytest.mark.distributed
