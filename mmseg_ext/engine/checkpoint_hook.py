@@ -83,14 +83,10 @@ class DurableCheckpointHook(CheckpointHook):
         paths = getattr(self, "best_ckpt_path_dict", {"": getattr(self, "best_ckpt_path", None)})
         return [path for path in paths.values() if path]
 
-    def saved_at(self, step: int) -> bool:
-        """Return whether the newest checkpoint was saved at this iteration."""
-        name = self.filename_tmpl.format(step)
-        return self.last_ckpt is not None and Path(self.last_ckpt).name == name
-
     def save_now(self, runner) -> str:
         """Save after the step of the current iteration, whatever the interval; return the path."""
-        if not self.saved_at(runner.iter + 1):
+        name = self.filename_tmpl.format(runner.iter + 1)
+        if self.last_ckpt is None or Path(self.last_ckpt).name != name:
             self._write_then_remove(save_checkpoint, self, runner)
         return self.last_ckpt
 

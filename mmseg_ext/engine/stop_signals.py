@@ -20,9 +20,8 @@ SIGNALS = tuple(getattr(signal, name) for name in NAMES if hasattr(signal, name)
 class StopOnSignalHook(Hook):
     """Saves a checkpoint after the iteration in which a stop signal arrived, and exits with 0.
 
-    If any process receives the signal, all processes stop at the same iteration. During a
-    validation the run stops at once if the iteration before has a checkpoint, and otherwise after
-    the next iteration. A second Ctrl-C stops the run at once.
+    If any process receives the signal, all processes stop at the same iteration. A signal during a
+    validation takes effect after the next iteration. A second Ctrl-C stops the run at once.
     """
 
     priority = "LOWEST"  # after the checkpoint hook, which may already have saved
@@ -55,30 +54,14 @@ class StopOnSignalHook(Hook):
             shared = torch.tensor(number, device=get_device())
             dist.all_reduce(shared, "max")
             number = int(shared)
-        if number:
-            hook = _checkpoint_hook(runner)
-            if hook is None:
-                raise RunError(
-                    f"{signal.Signals(number).name}: stopped after iteration {runner.iter + 1} "
-                    "without saving; set default_hooks.checkpoint.type='DurableCheckpointHook'"
-                )
-            self._stop(runner, number, runner.iter + 1, hook.save_now(runner))
-
-    def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None) -> None:
-        if not self._signal or dist.get_world_size() > 1 or not self._previous:
+        if not number:
             return
-        hook = _checkpoint_hook(runner)
-        if hook is not None and hook.saved_at(runner.iter):
-            self._stop(runner, self._signal, runner.iter, hook.last_ckpt)
-
-    def _stop(self, runner, number: int, iteration: int, path: str) -> None:
-        runner.logger.info(
-            f"{signal.Signals(number).name}: stopped after iteration {iteration} and saved {path}; "
-            "--resume continues from there"
-        )
-        self.release()
+        name = f"{signal.Signals(number).name}: stopped after iteration {runner.iter + 1}"
+        hook = next((h for h in runner.hooks if isinstance(h, DurableCheckpointHook)), None)
+        if hook is None:
+            raise RunError(
+                f"{name} without saving; set default_hooks.checkpoint.type='DurableCheckpointHook'"
+            )
+        path = hook.save_now(runner)
+        runner.logger.info(f"{name} and saved {path}; --resume continues from there")
         raise SystemExit(0)
-
-
-def _checkpoint_hook(runner) -> DurableCheckpointHook | None:
-    return next((h for h in runner.hooks if isinstance(h, DurableCheckpointHook)), None)

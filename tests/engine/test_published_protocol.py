@@ -3,11 +3,10 @@
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.optim import OptimWrapper, build_optim_wrapper
+from mmengine.optim import build_optim_wrapper
 from mmseg.registry import MODELS, PARAM_SCHEDULERS
 from torch import nn
 
-from mmseg_ext.engine import HeldPolyLR
 from tests.configs import CONFIGS
 
 LR, ITERATIONS, POWER = 9e-3, 45000, 0.9
@@ -97,28 +96,3 @@ def test_finetuning_starts_at_a_tenth_from_the_final_checkpoint(config):
     assert finetune.param_scheduler[0].end == finetune.train_cfg.max_iters == 15001
     assert finetune.load_from.endswith(f"ea_r101_voc_45k/iter_{config.train_cfg.max_iters}.pth")
     assert finetune.model.backbone.init_cfg is None
-
-
-def test_scheduler_resumes():
-    def schedule():
-        wrapper = OptimWrapper(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0))
-        return wrapper, HeldPolyLR(wrapper, interval=4, power=0.9, begin=0, end=21, by_epoch=False)
-
-    def run(wrapper, scheduler, steps):
-        rates = []
-        for _ in range(steps):
-            rates.append(wrapper.param_groups[0]["lr"])
-            wrapper.optimizer.step()
-            scheduler.step()
-        return rates
-
-    wrapper, scheduler = schedule()
-    whole = run(wrapper, scheduler, 21)
-    wrapper, scheduler = schedule()
-    first = run(wrapper, scheduler, 7)
-    states = wrapper.state_dict(), scheduler.state_dict()
-    wrapper, scheduler = schedule()
-    wrapper.load_state_dict(states[0])
-    scheduler.load_state_dict(states[1])
-    assert first + run(wrapper, scheduler, 14) == whole
-    assert whole[:4] == [1.0] * 4 and whole[20] == 0.0

@@ -35,11 +35,11 @@ def test_a_run_with_a_killed_process_restarts_exactly(tmp_path):
     assert "resumed epoch: 0, iter: 4" in log_text(tmp_path / "killed")
     assert_same_runs(tmp_path / "killed", tmp_path / "whole", 8)
 
-    # Two tests of that checkpoint, and a test in two processes, give the same scores. One process
+    # A test of that checkpoint and one in two processes give the same scores. One of the processes
     # gets two of the five images and a repeated one, which must not count.
     five = "test_dataloader = {**val_dataloader, 'dataset': {**dataset, 'indices': 5}}\n"
     config, metrics = write_config(tmp_path, RANDOM + five, "tested.py"), []
-    for name in ("once", "again", "both"):
+    for name in ("one", "both"):
         words = [config, tmp_path / "whole/iter_8.pth", "--work-dir", tmp_path / name]
         words += ["--cfg-options", f"visualizer.name={name}"]
         if name == "both":
@@ -50,7 +50,7 @@ def test_a_run_with_a_killed_process_restarts_exactly(tmp_path):
         (path,) = (tmp_path / name).glob("2*/2*.json")
         found = json.loads(path.read_text())
         metrics.append({k: v for k, v in found.items() if "time" not in k})
-    assert metrics[0] == metrics[1] == metrics[2]
+    assert metrics[0] == metrics[1]
     assert metrics[0]["mIoU"] > 0
 
 
