@@ -59,21 +59,35 @@ def init_distributed(cfg: Config) -> None:
     """
     if cfg.launcher in ("none", "mpi"):
         return
-    settings = dict(cfg.get("env_cfg", {}).get("dist_cfg", {}))
-    port = settings.pop("port", None)
+    settings = cfg.get("env_cfg", {}).get("dist_cfg", {})
     if cfg.launcher == "slurm":
-        _set_slurm_rendezvous(port)
+        _set_slurm_rendezvous(settings.get("port"))
     missing = [name for name in _RENDEZVOUS if name not in os.environ]
     if missing:
         raise LaunchError(
             f"--launcher {cfg.launcher}: the variables {', '.join(missing)} are not set; start "
-            "through tools/dist_train.sh, tools/dist_test.sh or torchrun, with --launcher pytorch"
+            "through tools/dist_train.sh or tools/slurm_train.sh, or with torchrun and "
+            "--launcher pytorch"
         )
     cuda = get_device() == "cuda"
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    backend = settings.get("backend", "nccl") if cuda else "gloo"
+    limit = {}
+    if settings.get("timeout") is not None:
+        limit["timeout"] = datetime.timedelta(seconds=settings["timeout"])
     if not torch.distributed.is_initialized():
-        _init_group(settings, settings.get("backend", "nccl") if cuda else "gloo")
+        store, rank, world_size = next(torch.distributed.rendezvous("env://"))
+        # After a restart torchrun's store still contains the addresses (gloo) and the unique id
+        # (nccl) of the dead processes. A prefix for each start hides them.
+        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        torch.distributed.init_process_group(
+            backend,
+            store=torch.distributed.PrefixStore(f"start_{start}", store),
+            rank=rank,
+            world_size=world_size,
+            **limit,
+        )
     if cuda:
         return
     unused = cfg.get("find_unused_parameters", False)
@@ -84,21 +98,6 @@ def init_distributed(cfg: Config) -> None:
     cfg.model_wrapper_cfg = wrapper
 
 
-def _init_group(settings: dict, backend: str) -> None:
-    """Create the default process group with `env_cfg.dist_cfg` as its settings."""
-    settings = {k: v for k, v in settings.items() if k not in ("backend", "init_backend")}
-    if settings.get("timeout") is not None:
-        settings["timeout"] = datetime.timedelta(seconds=settings["timeout"])
-    store, rank, world_size = next(torch.distributed.rendezvous("env://"))
-    # After a restart torchrun's store still contains the addresses (gloo) and the unique id (nccl)
-    # of the dead processes. A prefix for each start hides them.
-    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = torch.distributed.PrefixStore(f"start_{start}", store)
-    torch.distributed.init_process_group(
-        backend, store=store, rank=rank, world_size=world_size, **settings
-    )
-
-
 def name_slurm_process() -> None:
     """Set torch's variables for the rank and the world size from Slurm's."""
     given = {name: os.environ[slurm] for name, slurm in _SLURM.items() if slurm in os.environ}
@@ -106,21 +105,14 @@ def name_slurm_process() -> None:
 
 
 def _set_slurm_rendezvous(port: int | None) -> None:
-    """Set torch's variables under Slurm; the default address is the job's first host."""
+    """Set torch's variables in a Slurm job; the default address is the job's first host."""
     name_slurm_process()
     os.environ["MASTER_PORT"] = str(port or os.environ.get("MASTER_PORT", 29500))
-    if "MASTER_ADDR" in os.environ:
+    if "MASTER_ADDR" in os.environ or "SLURM_NODELIST" not in os.environ:
         return
-    command = ["scontrol", "show", "hostnames", os.environ.get("SLURM_NODELIST", "")]
-    try:
-        hosts = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-        os.environ["MASTER_ADDR"] = hosts[0]
-    except (OSError, subprocess.CalledProcessError, IndexError) as error:
-        raise LaunchError(
-            f"--launcher slurm: `{' '.join(command)}` returned no host; start through "
-            "tools/slurm_train.sh, tools/slurm_test.sh or srun, or set MASTER_ADDR to the first "
-            "machine of the job"
-        ) from error
+    command = ["scontrol", "show", "hostnames", os.environ["SLURM_NODELIST"]]
+    hosts = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    os.environ["MASTER_ADDR"] = hosts[0]
 
 
 def on_rank_zero(action: Callable[[], object]) -> object:

@@ -262,15 +262,6 @@ class DurableRunner(Runner):
             if isinstance(hook, StopOnSignalHook):
                 hook.release()
 
-    def _own_state(self) -> dict:
-        """Return the state that differs between ranks."""
-        parameters = unwrap_model(self.model).named_parameters()
-        return {
-            "random": random_state(),
-            # There are gradients only within an accumulation: a step removes them.
-            "gradients": {n: p.grad.cpu() for n, p in parameters if p.grad is not None},
-        }
-
     def save_checkpoint(
         self,
         out_dir: str,
@@ -284,7 +275,13 @@ class DurableRunner(Runner):
         Raises:
             CheckpointError: in every process, if rank 0 cannot write the file.
         """
-        self._processes = (dist.gather_object(self._own_state()) or []) if save_optimizer else []
+        parameters = unwrap_model(self.model).named_parameters()
+        own = {
+            "random": random_state(),
+            # There are gradients only within an accumulation: a step removes them.
+            "gradients": {n: p.grad.cpu() for n, p in parameters if p.grad is not None},
+        }
+        self._processes = dist.gather_object(own) or []  # on rank 0
 
         def write() -> None:
             try:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from mmengine import dist
-from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.optim import OptimWrapper
 from PIL import Image
 
 from mmseg_ext.checkpoint.files import read_checkpoint
@@ -79,20 +79,6 @@ def test_too_many_skipped_steps_in_a_row_stop_the_run(fused):
         run.go(hook, [nan])
 
 
-def test_several_optimizers():
-    """One wrapper per part, as for GANs: each is checked before its own step."""
-    run, hook = Run(), FiniteLossHook()
-    other = Run()
-    wrappers = run.optim_wrapper, other.optim_wrapper
-    run.optim_wrapper = OptimWrapperDict(one=wrappers[0], two=wrappers[1])
-    hook.before_train(run)
-    for wrapper, weight in zip(wrappers, (run.weight, other.weight), strict=True):
-        wrapper.update_params(weight.sum())
-    with pytest.raises(RunError, match="nan at iteration 1;"):
-        wrappers[1].update_params(other.weight.sum() * math.nan)
-    assert run.weight.item() == other.weight.item() == pytest.approx(0.9)
-
-
 def test_a_loss_of_another_process_stops_all(monkeypatch):
     """An infinite loss can have finite gradients, so only its own process would see it."""
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
@@ -118,11 +104,10 @@ def test_a_bfloat16_run_continues_in_float16():
     assert wrapper.loss_scaler.get_scale() == 8
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_gradient_that_is_not_finite_stops_the_run(value):
+def test_a_gradient_that_is_not_finite_stops_the_run():
     run, hook = Run(), FiniteLossHook()
     run.go(hook, [1])
-    run.weight.register_hook(lambda gradient: gradient * value)
+    run.weight.register_hook(lambda gradient: gradient * math.inf)
     with pytest.raises(RunError, match="gradient of weight is not finite at iteration 2;"):
         run.go(hook, [1])
     assert run.weight.item() == pytest.approx(0.9)

@@ -128,10 +128,6 @@ def test_auto_scale_lr(tmp_path):
     assert rate() == 0.1
     line = "the learning rate was set for another batch"
     assert line in log_text(tmp_path / "work0")
-    words.append("train_dataloader.batch_size=2")
-    words[2] = "optim_wrapper.accumulative_counts=2"
-    assert rate("--auto-scale-lr", "--amp") == pytest.approx(0.1)
-    assert line not in log_text(tmp_path / "work2")
 
 
 @pytest.mark.usefixtures("_one_process_of_torchrun")
@@ -284,10 +280,8 @@ def test_missing_variables_of_a_launcher(tmp_path, monkeypatch):
     words = [write_config(tmp_path), "--work-dir", tmp_path / "work", "--launcher"]
     message = fails(train, *words, "pytorch")
     assert "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not set" in message
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setenv("SLURM_NODELIST", "n[1-2]")
-    message = fails(train, *words, "slurm")
-    assert "`scontrol show hostnames n[1-2]`" in message and "MASTER_ADDR" in message
+    monkeypatch.delenv("SLURM_NODELIST", raising=False)
+    assert "RANK, WORLD_SIZE, MASTER_ADDR are not set" in fails(train, *words, "slurm")
 
 
 @pytest.mark.parametrize(

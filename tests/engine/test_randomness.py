@@ -3,8 +3,7 @@
 import numpy as np
 import torch
 from mmengine.config import ConfigDict
-from mmengine.registry import DATA_SAMPLERS, DATASETS
-from torch.utils.data import BatchSampler, DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader
 
 from mmseg_ext.engine.randomness import (
     PositionedInfiniteSampler,
@@ -103,25 +102,12 @@ def test_attributes_set_on_the_loaders_dataset_reach_it():
     assert dataset.pipeline == samples.pipeline == ["other"]
 
 
-@DATASETS.register_module()
-class NumbersDataset(Numbers, Dataset):
-    """`Numbers` for a config."""
-
-
-@DATA_SAMPLERS.register_module()
-class OwnBatchSampler(BatchSampler):
-    """A batch sampler with its own arguments, as users write them."""
-
-    def __init__(self, sampler, batch_size, drop_last=False):
-        super().__init__(sampler, batch_size or 3, drop_last)
-
-
 def test_a_batch_sampler_with_its_own_batch_size():
     settings = {
         "num_workers": 0,
-        "dataset": {"type": "NumbersDataset"},
+        "dataset": {"type": Numbers},
         "sampler": {"type": "InfiniteSampler", "shuffle": True},
-        "batch_sampler": {"type": "OwnBatchSampler", "batch_size": 2},
+        "batch_sampler": {"type": BatchSampler, "batch_size": 2, "drop_last": False},
     }
     loader = DurableRunner.build_dataloader(ConfigDict(settings), seed=3)
     assert [len(batch[0]) for batch, _ in zip(loader, range(2), strict=False)] == [2, 2]
