@@ -59,7 +59,7 @@ class DurableCheckpointHook(CheckpointHook):
                 path = folder / Path(str(value)).name
                 hub.update_info(key, str(path) if path.is_file() else None)
         kept = [s for s in hub.runtime_info.get("keep_ckpt_ids") or [] if type(s) is int]
-        hub.update_info("keep_ckpt_ids", kept[-max(self.max_keep_ckpts, 0) :])
+        hub.update_info("keep_ckpt_ids", kept)
         super().before_train(runner)
         if is_main_process() and hasattr(runner, "run_id"):  # a `DurableRunner`
             self._own_folder(runner)
