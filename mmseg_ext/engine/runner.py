@@ -70,7 +70,7 @@ class _TrainingState(Hook):
     priority = "VERY_HIGH"
 
     def __init__(self):
-        self._random: dict | None = None
+        self._random: dict = {}
         self._statistics: list[torch.Tensor] = []
         self._benchmark = False
 
@@ -87,7 +87,7 @@ class _TrainingState(Hook):
     def before_val_iter(self, runner, batch_idx, data_batch=None) -> None:
         # At the first iteration and not in `before_val_epoch`: there EMAHook, which runs later,
         # still has to swap in the averaged weights and statistics.
-        if batch_idx == 0 and runner.world_size > 1 and self._random is not None:
+        if batch_idx == 0 and runner.world_size > 1:
             self._statistics = [buffer.clone() for buffer in runner.model.buffers()]
             for buffer in runner.model.buffers():
                 dist.broadcast(buffer)
@@ -97,15 +97,12 @@ class _TrainingState(Hook):
         for buffer, own in zip(runner.model.buffers(), self._statistics, strict=False):
             buffer.copy_(own)
         self._statistics = []
-        if self._random is not None:
-            set_random_state(self._random)
-            runner.message_hub.update_info("validated_iter", runner.iter)
+        set_random_state(self._random)
+        runner.message_hub.update_info("validated_iter", runner.iter)
 
     def after_val(self, runner) -> None:
         self.after_test(runner)
-        if self._random is not None:
-            set_random_state(self._random)
-            self._random = None
+        set_random_state(self._random)
 
     def after_test(self, runner) -> None:
         cudnn.benchmark = self._benchmark
@@ -133,11 +130,10 @@ class _AfterOthers(Hook):
             return
         path = checkpoint_folder(runner.cfg) / _VALIDATED
         last = on_rank_zero(lambda: path.read_text() if path.is_file() else None)
-        if runner.iter == runner.max_iters and last == f"{runner.run_id} {runner.iter}":
-            return
-        runner.logger.info(f"repeating the validation of iteration {runner.iter}")
-        runner.restore_process_state()
-        runner.val_loop.run()
+        if last != f"{runner.run_id} {runner.iter}":
+            runner.logger.info(f"repeating the validation of iteration {runner.iter}")
+            runner.restore_process_state()
+            runner.val_loop.run()
 
 
 @contextlib.contextmanager
