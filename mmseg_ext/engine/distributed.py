@@ -8,7 +8,6 @@ mmengine's `init_dist` (0.10.7 to 0.10.12) calls `torch.cuda.set_device` for eve
 import datetime
 import logging
 import os
-import pickle
 import subprocess
 from collections.abc import Callable
 
@@ -22,7 +21,7 @@ from mmengine.model.utils import revert_sync_batchnorm
 from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 
-from mmseg_ext.errors import LaunchError, RunError
+from mmseg_ext.errors import CheckpointError, LaunchError, RunError
 
 _RENDEZVOUS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _SLURM = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID", "WORLD_SIZE": "SLURM_NTASKS"}
@@ -116,26 +115,22 @@ def _set_slurm_rendezvous(port: int | None) -> None:
 
 
 def on_rank_zero(action: Callable[[], object]) -> object:
-    """Run `action` on rank 0 and return its result, or raise its error, on every rank."""
+    """Run `action` on rank 0 and return its result, or raise its error, on every rank.
+
+    Other ranks raise a RunError for an error that is neither a LaunchError nor a CheckpointError.
+    """
     result, error = None, None
     if dist.is_main_process():
         try:
             result = action()
         except Exception as raised:  # of any kind, or the other ranks would wait
             error = raised
-    sent = [result, _picklable(error)]
+    # An error of another type may not survive pickling.
+    own = error is None or isinstance(error, LaunchError | CheckpointError)
+    sent = [result, error if own else RunError(f"rank 0: {type(error).__name__}: {error}")]
     dist.broadcast_object_list(sent)
     if error is not None:
         raise error
     if sent[1] is not None:
         raise sent[1]
     return sent[0]
-
-
-def _picklable(error: Exception | None) -> Exception | None:
-    """Return the error, or a RunError with its text if other processes cannot unpickle it."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RunError(f"rank 0: {type(error).__name__}: {error}")
-    return error
