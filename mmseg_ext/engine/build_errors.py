@@ -42,7 +42,7 @@ _KEYS = set(inspect.signature(Runner).parameters) | {
     "tta_model",
     "tta_pipeline",
 }
-# Methods of the Runner that build without a registry, and what they call with their settings.
+# Methods of the Runner that build without a registry, and the functions that they call.
 _METHODS: dict[str, Callable] = {
     "set_randomness": Runner.set_randomness,
     "build_dataloader": DataLoader,
@@ -250,7 +250,7 @@ def _of_type(cfg: Config, entries: _Entries, registry: Registry, kind: str) -> s
 
 
 def _arguments(part: _Part) -> set[str]:
-    """Return the names of the arguments of what builds the part, and of its base classes."""
+    """Return the argument names of the part's class or function, and of the base classes."""
     called = part.called
     if isinstance(called, Registry):
         kind = part.settings.get("type")

@@ -1,4 +1,4 @@
-"""Wrong settings end in one line that names the key; what mmengine trains is never refused."""
+"""Wrong settings end in one line that names the key; a config that mmengine trains is never refused."""
 
 import copy
 import sys
@@ -117,7 +117,7 @@ def check_line(error: Exception, key: str, value: object, start: str = "{key}={v
 
 @pytest.mark.parametrize("row", WRONG, ids=lambda row: f"{row[0]}={row[1]}"[:60])
 def test_a_wrong_setting_is_named(runner, row):
-    """Where nothing tells the setting, the part of the config is."""
+    """The line names the part of the config if the error mentions no setting."""
     key, value, *start = row
     cfg = copy.deepcopy(runner.cfg)
     cfg.merge_from_dict({key: value})
@@ -227,7 +227,7 @@ train_cfg = dict(max_iters=2)
 
 
 def test_a_config_of_mmseg_trains_without_warnings(tmp_path):
-    """Two decode heads, of which the second takes the output of the first."""
+    """The second of two decode heads takes the output of the first."""
     write_config(tmp_path)  # its images
     config, base = tmp_path / "mmseg.py", "ocrnet/ocrnet_hr18s_4xb2-40k_cityscapes-512x1024.py"
     path = Path(mmseg.__file__).parent / ".mim/configs" / base

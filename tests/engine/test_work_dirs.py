@@ -185,7 +185,7 @@ def validations(work: Path) -> dict[int, dict[str, float]]:
 
 @pytest.mark.parametrize(("iteration", "point"), [(4, "before_val_iter"), (12, "after_val_epoch")])
 def test_a_lost_validation_runs_again(undisturbed, tmp_path, iteration, point):
-    """The best checkpoint and the scores equal those of an uninterrupted run.
+    """The best checkpoint and the scores are the same as in an uninterrupted run.
 
     The hook runs after the logger and before the checkpoint hook.
     """
