@@ -1,4 +1,4 @@
-"""Wrong settings end in one line that names the key; a config that mmengine trains is never refused."""
+"""Wrong settings end in one line that names the key; valid settings are never refused."""
 
 import copy
 import sys
