@@ -110,13 +110,12 @@ def dataset_warnings(runner: Runner) -> list[str]:
     head = getattr(unwrap_model(runner.model), "decode_head", None)
     number = getattr(head[-1] if isinstance(head, nn.ModuleList) else head, "num_classes", None)
     datasets = [loader.dataset for loader in built_dataloaders(runner)]
-    metas = [getattr(dataset, "metainfo", None) for dataset in datasets]
-    named = [meta.get("classes") for meta in metas if isinstance(meta, Mapping)]
-    counts = {len(classes) for classes in named if isinstance(classes, list | tuple)}
+    named = [getattr(dataset, "metainfo", {}).get("classes") for dataset in datasets]
+    counts = {len(classes) for classes in named if classes}
     warnings = [
         f"model.decode_head.num_classes={number}, but a dataset has {count} classes"
-        for count in sorted(counts)
-        if isinstance(number, int) and count != number
+        for count in sorted(counts - {number})
+        if number
     ]
     inner = (part for dataset in datasets for part in inner_datasets(dataset))
     if {True, False} <= {getattr(part, "reduce_zero_label", None) for part in inner}:
