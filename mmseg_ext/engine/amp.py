@@ -9,6 +9,7 @@ from mmengine.device import get_device
 from mmengine.optim import AmpOptimWrapper, ApexOptimWrapper, OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 
+from mmseg_ext.errors import LaunchError
 from mmseg_ext.layers.precision import grad_scaler
 
 
@@ -49,7 +50,12 @@ def enable_amp(cfg: Config) -> None:
     """Switch the config's optimizer wrapper to mixed precision, unless it already uses it.
 
     A subclass of `OptimWrapper` keeps its behavior and is registered as `Amp<its name>`.
+
+    Raises:
+        LaunchError: for a config with several optimizer wrappers.
     """
+    if "optimizer" not in cfg.optim_wrapper:
+        raise LaunchError("--amp: the config has several optimizer wrappers; set the type of each")
     kind = cfg.optim_wrapper.get("type", "OptimWrapper")
     if isinstance(kind, str):
         with OPTIM_WRAPPERS.switch_scope_and_registry(cfg.get("default_scope")) as registry:

@@ -12,11 +12,13 @@ import inspect
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
 from mmengine.config import Config
+from mmengine.model import BaseModule
 from mmengine.registry import MODELS, Registry
 from mmengine.runner import EpochBasedTrainLoop, LogProcessor, Runner, TestLoop, ValLoop
 from torch import nn
@@ -202,12 +204,17 @@ def _explanation(
             return True, line
     if part is None:  # an error of training, for example
         return False, None
+    loader = part.key.split(".")[0]
+    if loader.endswith("_dataloader") and cfg[loader].get("dataset") is None:
+        part = _Part(f"{loader}.dataset", None, part.called)  # the sampler or the loader failed
     reason = format_error(error)
     if isinstance(error, AssertionError) and not str(error):
         reason += f" {trace[-1].line}"
     named = _named_settings(part, reason)
-    if isinstance(part.settings, Mapping) and (wrong := _UNEXPECTED.search(reason)):
-        reason += _nearest(wrong[1], _arguments(part))
+    if wrong := _UNEXPECTED.search(reason):
+        if (line := _of_missing_package(part)) is not None:
+            return True, line
+        reason += _nearest(wrong[1], _arguments(_class_of(part)))
     line = f"{part.key}{named}: {reason} ({Path(trace[-1].filename).name}:{trace[-1].lineno})"
     return bool(named) or isinstance(error, OSError | ImportError), line
 
@@ -248,14 +255,31 @@ def _of_type(cfg: Config, entries: _Entries, registry: Registry, kind: str) -> s
     return f"{key}={kind!r}: {place}{_nearest(kind, names)}"
 
 
-def _arguments(part: _Part) -> set[str]:
-    """Return the argument names of the part's class or function, and of the base classes."""
-    called = part.called
-    if isinstance(called, Registry):
-        kind = part.settings.get("type")
-        with called.switch_scope_and_registry(part.settings.get("_scope_")) as registry:
-            called = registry.get(kind) if isinstance(kind, str) else kind
-    functions = [called] if callable(called) else []
+def _class_of(part: _Part) -> Callable | None:
+    """Return the class or function that builds the part."""
+    if not isinstance(part.called, Registry) or not isinstance(part.settings, Mapping):
+        return part.called if callable(part.called) else None
+    kind = part.settings.get("type")
+    with part.called.switch_scope_and_registry(part.settings.get("_scope_")) as registry:
+        return registry.get(kind) if isinstance(kind, str) else kind
+
+
+def _of_missing_package(part: _Part) -> str | None:
+    """Explain heads of mmsegmentation that got an empty base because mmdetection did not import."""
+    called = _class_of(part)
+    module = vars(inspect.getmodule(called) or inspect)
+    empty = getattr(called, "__bases__", ()) == (BaseModule,)
+    if not empty or not any(name.startswith("MMDET_") for name in module):
+        return None
+    remedy = "run: pip install -e '.[mm,det]'"
+    if find_spec("mmdet"):
+        remedy = "add 'mmseg_ext.detection.operators_in_pytorch' to custom_imports"
+    return f"{part.key}.type={called.__name__!r}: mmdetection cannot be imported; {remedy}"
+
+
+def _arguments(called: Callable | None) -> set[str]:
+    """Return the argument names of a function, or of a class and its base classes."""
+    functions = [] if called is None else [called]
     functions = [c.__init__ for c in called.__mro__] if inspect.isclass(called) else functions
     return {name for f in functions for name in inspect.signature(f).parameters} | {"type"}
 

@@ -83,12 +83,11 @@ class DurableCheckpointHook(CheckpointHook):
         paths = getattr(self, "best_ckpt_path_dict", {"": getattr(self, "best_ckpt_path", None)})
         return [path for path in paths.values() if path]
 
-    def save_now(self, runner) -> str:
-        """Save after the step of the current iteration, whatever the interval; return the path."""
+    def save_now(self, runner) -> None:
+        """Save after the step of the current iteration, whatever the interval."""
         name = self.filename_tmpl.format(runner.iter + 1)
         if self.last_ckpt is None or Path(self.last_ckpt).name != name:
             self._write_then_remove(save_checkpoint, self, runner)
-        return self.last_ckpt
 
     def after_train_iter(self, *args, **kwargs) -> None:
         self._write_then_remove(super().after_train_iter, *args, **kwargs)

@@ -3,7 +3,7 @@
 import torch
 from mmengine import dist
 from mmengine.hooks import Hook
-from mmengine.optim import OptimWrapper
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import HOOKS
 from torch import Tensor
 
@@ -37,6 +37,11 @@ class FiniteLossHook(Hook):
 
     def before_train(self, runner) -> None:
         wrapper = runner.optim_wrapper
+        several = isinstance(wrapper, OptimWrapperDict)
+        for each in wrapper.values() if several else (wrapper,):
+            self._watch(runner, each)
+
+    def _watch(self, runner, wrapper: OptimWrapper) -> None:
         update_params, step = wrapper.update_params, wrapper.step
         scaler = getattr(wrapper, "loss_scaler", None)
         scaled = scaler is not None and scaler.is_enabled()

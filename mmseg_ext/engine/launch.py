@@ -113,6 +113,10 @@ def build_test_runner(
     if tta:
         _enable_tta(cfg)
     if out is not None:
+        try:  # on every rank: the metric creates it on rank 0, maybe after another rank's file
+            Path(out).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LaunchError(f"--out {out}: {error.strerror}; set another folder") from error
         metrics = cfg.test_evaluator
         for metric in metrics if isinstance(metrics, list) else [metrics]:
             metric.update(output_dir=out, keep_results=True)

@@ -191,6 +191,7 @@ class DurableRunner(Runner):
         self._resuming = False
         self._resumed: dict = {}  # the checkpoint, only within `resume`
         self._process_state: dict | None = None
+        self._host_group = None
         self.run_id = uuid.uuid4().hex  # a resumed run continues with the checkpoint's
         super().__init__(*args, **kwargs)
         self.register_hook(_TrainingState())
@@ -277,7 +278,10 @@ class DurableRunner(Runner):
             # There are gradients only within an accumulation: a step removes them.
             "gradients": {n: p.grad.cpu() for n, p in parameters if p.grad is not None},
         }
-        self._processes = dist.gather_object(own) or []  # on rank 0
+        if dist.is_distributed() and dist.get_backend() != "gloo" and self._host_group is None:
+            # nccl would copy the gradients of all ranks through every GPU.
+            self._host_group = torch.distributed.new_group(backend="gloo")
+        self._processes = dist.gather_object(own, group=self._host_group) or []  # on rank 0
 
         def write() -> None:
             try:

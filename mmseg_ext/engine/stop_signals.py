@@ -6,11 +6,12 @@ import threading
 import torch
 from mmengine import dist
 from mmengine.device import get_device
-from mmengine.hooks import Hook
+from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import HOOKS
 
 from mmseg_ext.engine.checkpoint_hook import DurableCheckpointHook
 from mmseg_ext.errors import RunError
+from mmseg_ext.upstream import save_checkpoint
 
 NAMES = ("SIGTERM", "SIGUSR1", "SIGINT")  # Windows has no SIGUSR1
 SIGNALS = tuple(getattr(signal, name) for name in NAMES if hasattr(signal, name))
@@ -57,11 +58,12 @@ class StopOnSignalHook(Hook):
         if not number:
             return
         name = f"{signal.Signals(number).name}: stopped after iteration {runner.iter + 1}"
-        hook = next((h for h in runner.hooks if isinstance(h, DurableCheckpointHook)), None)
+        hook = next((h for h in runner.hooks if isinstance(h, CheckpointHook)), None)
         if hook is None:
-            raise RunError(
-                f"{name} without saving; set default_hooks.checkpoint.type='DurableCheckpointHook'"
-            )
-        path = hook.save_now(runner)
-        runner.logger.info(f"{name} and saved {path}; --resume continues from there")
+            raise RunError(f"{name} without saving; add default_hooks.checkpoint to the config")
+        if isinstance(hook, DurableCheckpointHook):
+            hook.save_now(runner)
+        else:
+            save_checkpoint(hook, runner)
+        runner.logger.info(f"{name} and saved {hook.last_ckpt}; --resume continues from there")
         raise SystemExit(0)

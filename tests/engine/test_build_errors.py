@@ -7,6 +7,7 @@ from pathlib import Path
 import mmseg
 import pytest
 import torch
+from mmengine.model import BaseModule
 from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 from mmseg.models.decode_heads import FCNHead
@@ -22,22 +23,33 @@ from tests.engine.runs import log_text, write_config
 WRONG: list[tuple] = [
     ("model.type", "EncoderDecodr"),
     ("model.backbone", "ResNet"),
+    ("model.backbone.type", "ResNetV1"),
     ("model.backbone.depth", 19),
+    ("model.backbone.dept", 18),
     ("model.backbone.strides", (1, 2, 2)),
     ("model.backbone.out_indices", (0, 9)),
     ("model.backbone.norm_cfg.type", "SyncBNN"),
     ("model.backbone.norm_cfg.num_groups", 3),
     ("model.decode_head", None),
     ("model.decode_head.chanels", 8),
+    ("model.decode_head.in_channels", None),
     ("model.decode_head.in_index", [0, 1]),
     ("model.decode_head.num_classes", -3, "model.decode_head: RuntimeError"),
     ("model.decode_head.loss_decode", {"type": "CrossEntropyLos"}, "{key}.type='CrossEntropyLos'"),
     ("model.decode_head.loss_decode", {"type": "DiceLoss", "weigth": 2}, "{key}.weigth=2"),
+    ("model.decode_head.sampler", {"type": "OHEMPixelSampler", "tresh": 1}, "{key}.tresh=1"),
     ("model.decode_head.act_cfg", {"type": "ReLUU"}, "{key}.type='ReLUU'"),
+    ("model.decode_head.type", "HeadOfDetection"),
     ("model.auxiliary_head", {"type": "FCNHead"}, "model.auxiliary_head: TypeError"),
+    ("model.data_preprocessor.type", "SegDataPreprocesor"),
+    ("model.data_preprocessor.bgr2rgb", True),
     ("train_dataloader.batch_sise", 2),
     ("train_dataloader.batch_size", 0),
+    ("train_dataloader.num_workers", -1),
     ("train_dataloader.persistent_workers", True, "train_dataloader.num_workers=0, persistent_w"),
+    ("train_dataloader.timeout", -1),
+    ("train_dataloader.dataset", None),
+    ("train_dataloader.sampler.type", "InfinitSampler"),
     ("train_dataloader.sampler.shufle", True),
     ("train_dataloader.dataset.type", "BaseSegDatset"),
     ("train_dataloader.dataset.img_sufix", ".png"),
@@ -45,17 +57,29 @@ WRONG: list[tuple] = [
     ("train_dataloader.dataset.pipeline", [{"type": "LoadImage"}], "{key}.0.type='LoadImage'"),
     ("train_dataloader.dataset.pipeline", [{"type": "Resize", "scal": 2}], "{key}.0.scal=2"),
     ("val_evaluator.type", "IoUMetrc"),
+    ("optim_wrapper.type", "OptimWraper"),
     ("optim_wrapper.optimizer.type", "AdmW"),
+    ("optim_wrapper.optimizer.lrr", 0.1),
     ("optim_wrapper.optimizer.lr", -0.1),
     ("optim_wrapper.constructor", "DefaultConstrctor"),
+    ("optim_wrapper.clip_gard", {"max_norm": 1}),
     ("optim_wrapper.accumulative_counts", 0),
+    ("param_scheduler.0.type", "PolyLr"),
     ("param_scheduler.0.eta_mn", 0),
     ("param_scheduler.0.begin", 50, "param_scheduler.0"),
+    ("custom_hooks", [{"type": "FiniteLosHook"}], "custom_hooks.0.type='FiniteLosHook'"),
     ("custom_hooks", ["FiniteLossHook"], "custom_hooks.0='FiniteLossHook'"),
-    ("default_hooks.checkpoint.intervall", 5),
+    ("default_hooks.logger.interval", "often"),
+    ("default_hooks.checkpoint.type", "CheckpointHok"),
     ("default_hooks.checkpoint.save_best", "mIuO"),
     ("train_cfg.max_itrs", 5),
-    ("visualizer.vis_backends", [{"type": "LocalVis"}], "{key}.0.type='LocalVis'"),
+    ("train_cfg.type", "IterBasedTrainLop"),
+    ("val_cfg.fp61", True),
+    (
+        "visualizer.vis_backends",
+        [{"type": "LocalVis"}],
+        "visualizer.vis_backends.0.type='LocalVis'",
+    ),
     ("log_processor.windowsize", 3),
     ("randomness.sed", 3),
 ]
@@ -65,9 +89,21 @@ WRONG_RUNS: list[tuple] = [
     ("default_scope", "mmsegg"),
     ("runner_type", "DurableRuner"),
     ("model.backbone.init_cfg", {"type": "Pretraned"}, "{key}.type='Pretraned'"),
+    ("default_hooks.checkpoint.intervall", 5),
 ]
 SUGGESTED = {"AdmW": "AdamW", "batch_sise": "batch_size", "chanels": "channels", "mmsegg": "mmseg"}
 SUGGESTED |= {"SyncBNN": "SyncBN", "intervall": "interval", "DurableRuner": "DurableRunner"}
+
+
+@MODELS.register_module()
+class HeadOfDetection(BaseModule):
+    """As mmsegmentation's MaskFormerHead where mmdetection does not import."""
+
+    def __init__(self, num_classes: int, align_corners: bool, **kwargs):
+        super().__init__(**kwargs)
+
+
+MMDET_HeadOfDetection = BaseModule
 
 
 def built(config: Path, options: dict | None = None, *flags: str):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from mmengine import dist
-from mmengine.optim import OptimWrapper
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from PIL import Image
 
 from mmseg_ext.checkpoint.files import read_checkpoint
@@ -77,6 +77,19 @@ def test_too_many_skipped_steps_in_a_row_stop_the_run(fused):
     assert run.optim_wrapper.loss_scaler.get_scale() == 2.0 ** (10 - 6)
     with pytest.raises(RunError, match="skipped 4 steps in a row, up to iteration 9"):
         run.go(hook, [nan])
+
+
+def test_several_optimizers():
+    """One wrapper per part, as for GANs: each is checked before its own step."""
+    run, other, hook = Run(), Run(), FiniteLossHook()
+    wrappers = run.optim_wrapper, other.optim_wrapper
+    run.optim_wrapper = OptimWrapperDict(one=wrappers[0], two=wrappers[1])
+    hook.before_train(run)
+    for wrapper, weight in zip(wrappers, (run.weight, other.weight), strict=True):
+        wrapper.update_params(weight.sum())
+    with pytest.raises(RunError, match="nan at iteration 1;"):
+        wrappers[1].update_params(other.weight.sum() * math.nan)
+    assert run.weight.item() == other.weight.item() == pytest.approx(0.9)
 
 
 def test_a_loss_of_another_process_stops_all(monkeypatch):

@@ -15,6 +15,7 @@ import torch
 from mmengine import dist
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
+from mmseg.evaluation.metrics import iou_metric
 from PIL import Image
 from torch import nn
 from torch.backends import cudnn
@@ -132,21 +133,28 @@ def test_auto_scale_lr(tmp_path):
 
 @pytest.mark.usefixtures("_one_process_of_torchrun")
 def test_a_group_on_the_cpu_trains_sync_bn_as_bn(tmp_path):
-    """With one warning."""
+    """With one warning; gradients of a save within an accumulation are gathered over gloo."""
     config = write_config(tmp_path)
     config.write_text(config.read_text().replace('type="GN", num_groups=4', 'type="SyncBN"'))
     options = ["train_cfg.max_iters=1", "find_unused_parameters=True"]
     words = train_words(config, tmp_path / "work", "optim_wrapper.accumulative_counts=2", *options)
-    with exit_on_run_error():
+    new_group, groups = torch.distributed.new_group, []
+    with pytest.MonkeyPatch.context() as patch, exit_on_run_error():
         runner = built(*words, "--launcher", "pytorch")
         assert runner.model.find_unused_parameters
         norms = [m for m in runner.model.modules() if isinstance(m, _BatchNorm)]
         assert norms and not any(isinstance(m, nn.SyncBatchNorm) for m in norms)
         before = norms[0].running_mean.clone()
+        patch.setattr(dist, "get_backend", lambda: "nccl")
+        patch.setattr(torch.distributed, "all_gather_object", None)  # to all ranks, over nccl
+        patch.setattr(
+            torch.distributed, "new_group", lambda **k: groups.append(k) or new_group(**k)
+        )
         runner.train()
         assert not torch.equal(norms[0].running_mean, before)
         runner.save_checkpoint(str(tmp_path), "now.pth", by_epoch=False)
         del runner
+    assert groups == [{"backend": "gloo"}]
     assert len(read_checkpoint(tmp_path / "now.pth")["processes"]) == 1
     assert log_text(tmp_path / "work").count("norm_cfg: SyncBN does not run on a CPU") == 1
     assert not torch.distributed.is_initialized()
@@ -228,6 +236,17 @@ def test_rank_0_decides_about_resuming(trained, monkeypatch):
     assert (runner._load_from, runner._resume) == (None, True)
 
 
+def test_out_exists_before_a_rank_writes(trained, monkeypatch):
+    """mmsegmentation's metric creates the folder on rank 0 only."""
+    monkeypatch.setattr(iou_metric, "is_main_process", lambda: False)
+    words = [trained / "tiny.py", trained / "work/iter_12.pth", "--work-dir", trained / "tested"]
+    words += ["--out", trained / "a/b"]
+    scoring_runner(test_parser().parse_args([str(word) for word in words]))
+    assert (trained / "a/b").is_dir()
+    words[-1] = trained / "tiny.py"
+    assert "--out" in fails(test, *words)
+
+
 def test_benchmark_mode_is_on_only_in_training(tmp_path):
     """Validation images differ in size; cuDNN would tune every convolution for each size."""
     seen = []
@@ -305,6 +324,8 @@ def test_wrong_paths_and_flags(trained, tmp_path):
     checkpoint = trained / "work/iter_12.pth"
     assert "--tta" in fails(test, no_views, checkpoint, *work, "--tta")
     assert "base_batch_size" in fails(train, no_views, *work, "--auto-scale-lr")
+    several = "optim_wrapper = dict(_delete_=True, constructor='Own', one=dict(), two=dict())\n"
+    assert "--amp" in fails(train, write_config(tmp_path, several, "two.py"), *work, "--amp")
 
 
 def test_broken_labels_end_in_one_line(tmp_path):

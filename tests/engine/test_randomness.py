@@ -1,8 +1,13 @@
 """Sample order and augmentation: they depend on the seed and the position only."""
 
+import sys
+from types import ModuleType, SimpleNamespace
+
 import numpy as np
+import pytest
 import torch
 from mmengine.config import ConfigDict
+from mmengine.dataset import Compose
 from torch.utils.data import BatchSampler, DataLoader
 
 from mmseg_ext.engine.randomness import (
@@ -119,3 +124,52 @@ def test_a_loader_draws_nothing_from_the_global_generator():
     before = random_state()
     assert len(list(loader)) == 2
     assert_same(random_state(), before)
+
+
+class OwnGenerator:
+    """Draws as albumentations' pipelines do from version 2 on."""
+
+    def __init__(self):
+        self.set_random_seed(None)
+
+    def set_random_seed(self, seed):
+        self.generator = np.random.default_rng(seed)
+
+    def __call__(self, image):
+        return {"image": self.generator.random(image.shape)}
+
+
+def own_generator(monkeypatch):
+    monkeypatch.setitem(sys.modules, "albumentations", ModuleType("albumentations"))
+    return OwnGenerator()
+
+
+def albumentations_2(_):
+    package = pytest.importorskip("albumentations", minversion="2")
+    return package.Compose([package.GaussNoise(p=1), package.RandomBrightnessContrast(p=0.5)])
+
+
+@pytest.mark.parametrize("pipeline", [own_generator, albumentations_2])
+def test_albumentations_draws_from_the_seed_of_the_sample(monkeypatch, pipeline):
+    """In a transform like mmsegmentation's `Albu`, inside a wrapper of datasets."""
+
+    class Images:
+        def __init__(self, aug):
+            self.pipeline = Compose([lambda image: image])
+            self.pipeline.transforms = [SimpleNamespace(aug=aug)]
+
+        def __getitem__(self, index):
+            (transform,) = self.pipeline.transforms
+            return transform.aug(image=np.full((8, 8, 3), 128, np.uint8))["image"]
+
+    class Wrapper:
+        def __init__(self, images):
+            self.datasets = [images]
+
+        def __getitem__(self, index):
+            return self.datasets[0][index]
+
+    samples = SeededSamples(Wrapper(Images(pipeline(monkeypatch))))
+    first, again, other = (samples[SampleIndex(2, seed)] for seed in (2**62 + 1, 2**62 + 1, 6))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()

@@ -45,6 +45,14 @@ def test_without_a_checkpoint_hook_the_status_is_1(tmp_path):
     assert "stopped after iteration 3" in end.value.code
 
 
+def test_mmengines_checkpoint_hook_saves(tmp_path):
+    stock = "default_hooks['checkpoint'] = dict(type='CheckpointHook', interval=4)\n"
+    with pytest.raises(SystemExit) as end:
+        train_here(config_of(tmp_path, NO_HOOKS + stock, "number=15"), tmp_path / "work", SHORT)
+    assert end.value.code == 0
+    assert (tmp_path / "work/iter_3.pth").is_file()
+
+
 def test_a_failed_run_restores_the_handlers(tmp_path):
     before = signal.getsignal(signal.SIGTERM)
     crash = f"{UNVALIDATED}custom_hooks = [dict(type='CrashAt', iteration=2)]\n"
