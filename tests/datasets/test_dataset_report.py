@@ -70,7 +70,7 @@ CASES: list[tuple[str, str, Callable[[Tree], object], str]] = [
     ("ade20k", "label", lambda t: rewrite(t.mask(), 151), r"151 \(3 pixels\); expected 0 to 150"),
     ("cityscapes", "all-ignored", blank, "labelTrainIds.png: every pixel is ignored"),
     ("voc", "one-class", write_one_class, "all pixels are ignored or of class 0"),
-    ("camvid", "shared-image", share_image, "val_0.png: is the same image as .*/train_0.png"),
+    ("camvid", "shared-image", share_image, "val0.png: is the same image as .*/train0.png"),
 ]
 
 

@@ -73,7 +73,7 @@ def make_tree(layout: str, root: Path) -> Tree:
     rng, (_, image_end, mask_end, values) = np.random.RandomState(0), BASES[layout]
     splits = ("train", "aug", "val") if layout == "voc" else ("train", "val")
     for part, split in zip(datasets(tree.config(), ("train", "val")), splits, strict=True):
-        names = [f"{split}_{i}" for i in range(2 if split == "aug" else 3)]
+        names = [f"{split}{i}" for i in range(2 if split == "aug" else 3)]
         images, masks = (tree.root / part.data_prefix[k] for k in ("img_path", "seg_map_path"))
         tree.pairs[split] = [(images / (n + image_end), masks / (n + mask_end)) for n in names]
         for image, mask in tree.pairs[split]:
@@ -82,7 +82,7 @@ def make_tree(layout: str, root: Path) -> Tree:
         if layout == "voc":
             lists = tree.root / "ImageSets/Segmentation"
             lists.mkdir(parents=True, exist_ok=True)
-            for name, listed in ((split, names), ("trainval", ["train_0"]), ("test", ["train_0"])):
+            for name, listed in ((split, names), ("trainval", ["train0"]), ("test", ["train0"])):
                 (lists / f"{name}.txt").write_text("\n".join(listed) + "\n")
     return tree
 
