@@ -41,15 +41,10 @@ def history(values: object, counts: object = (1,), length: object = 9) -> Histor
     return buffer
 
 
-def our_history(values: torch.Tensor, length: object = 9) -> dict:
-    counts = torch.ones(len(values))
-    return {"__plain__": "history", "values": values, "counts": counts, "max_length": length}
-
-
-def doubled(kind: type) -> object:
-    value = kind([1])
+def doubled() -> object:
+    value = [1]
     for _ in range(40):
-        value = kind([value, value])
+        value = [value, value]
     return value
 
 
@@ -113,12 +108,15 @@ REFUSED = {
     "values of a history": lambda: history(CARRIERS["OrderedDict"]()),
     "counts of a history": lambda: history([1.0], CARRIERS["Counter"]()),
     "objects in a history": lambda: history([1.0, 10**40], [1, 1]),
-    "strings in a history": lambda: history(["a"]),
     "two axes in a history": lambda: history([[1.0]]),
-    "complex history": lambda: our_history(torch.zeros(1, dtype=torch.complex64)),
-    "sparse history": lambda: our_history(torch.ones(1).to_sparse()),
+    "complex history": lambda: {
+        "__plain__": "history",
+        "values": torch.zeros(1, dtype=torch.complex64),
+        "counts": torch.ones(1),
+        "max_length": 9,
+    },
     "bytes as a length": lambda: history([1.0], [1], b"9"),
-    "a negative length": lambda: our_history(torch.ones(1), -1),
+    "a negative length": lambda: history([1.0], [1], -1),
     "an array of objects": lambda: np.array([1], dtype=object),
     "an array of strings": lambda: np.array([b"12345678"]),
     "a structured array": lambda: np.zeros(1, [("a", "f8")]),
@@ -136,10 +134,7 @@ REFUSED = {
         *(torch.tensor([[5]]), torch.tensor([[1]]), torch.tensor([10**9])),
     ),
     "a tensor without data": lambda: torch.empty(2, device="meta"),
-    "a repeated tensor": lambda: torch.zeros(1).expand(2**20, 2**20),
-    "a tensor under many names": lambda: list(torch.zeros(1, 2**20).expand(300, -1)),
-    "doubled lists": lambda: doubled(list),
-    "doubled tuples": lambda: {"a": doubled(tuple)},
+    "doubled lists": doubled,
     "a list in itself": cyclic,
     "getattr": lambda: Pickled(getattr, getattr, "__self__"),
     "a class of numpy": lambda: Pickled(np.memmap, "x", "u1", "w+", 0, (1,)),

@@ -15,7 +15,6 @@ from mmseg.registry import MODELS
 import mmseg_ext
 from mmseg_ext.checkpoint.files import read_checkpoint, write_weights
 from mmseg_ext.checkpoint.loading import SafeLoading, check_coverage
-from mmseg_ext.commands.publish_model import publish
 from mmseg_ext.commands.test import main as test
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.engine.launch import load_settings
@@ -45,10 +44,8 @@ def armed(good, tmp_path):
     """A checkpoint whose weights are right and whose meta runs code when unpickled."""
     good["meta"]["note"] = Pickled(os.mkdir, str(tmp_path / "proof"))
     torch.save(good, tmp_path / "armed.pth")
-    with pytest.raises(FileExistsError):  # the payload works: it runs twice here
-        for _ in range(2):
-            torch.load(tmp_path / "armed.pth", weights_only=False)
-    (tmp_path / "proof").rmdir()
+    torch.load(tmp_path / "armed.pth", weights_only=False)
+    (tmp_path / "proof").rmdir()  # the payload works
     return tmp_path / "armed.pth"
 
 
@@ -130,15 +127,6 @@ def test_our_checkpoints_need_no_unpickling(folder, good):
     assert isinstance(good["message_hub"]["log_scalars"]["train/loss"], HistoryBuffer)
 
 
-def test_published_weights_need_only_mmsegmentation(folder, good, tmp_path):
-    config, source = folder / "tiny.py", folder / "work/iter_1.pth"
-    path = publish(source, tmp_path / "published.pth", float16=True)
-    model = init_model(str(config), str(path), device="cpu")
-    assert model.dataset_meta["classes"] == list(good["meta"]["dataset_meta"]["classes"])
-    name = "decode_head.conv_seg.weight"
-    assert (model.state_dict()[name] == good["state_dict"][name].half().float()).all()
-
-
 def test_safetensors_wherever_a_checkpoint_is(folder, good, tmp_path):
     path, config = tmp_path / "weights.safetensors", folder / "tiny.py"
     dataset_meta = {"classes": ["a", "b", "c"], "palette": [[0, 0, 0], [1, 2, 3], [4, 5, 6]]}
@@ -155,7 +143,7 @@ def test_safetensors_wherever_a_checkpoint_is(folder, good, tmp_path):
         read_checkpoint(path)
 
 
-# ---------------------------------------------------------------------- mmengine's own checkpoints
+# --- mmengine's own checkpoints
 
 STOCK = """
 runner_type = "Runner"
@@ -189,7 +177,7 @@ def test_checkpoints_of_mmengines_runner_are_read_and_resumed(tmp_path):
         assert "resumed epoch: 0, iter: 2" in log_text(work)
 
 
-# ---------------------------------------------------------------------- coverage
+# --- coverage
 
 
 def test_too_little_of_a_backbone_is_refused_unless_told_otherwise(folder, good, tmp_path):
@@ -202,8 +190,7 @@ def test_too_little_of_a_backbone_is_refused_unless_told_otherwise(folder, good,
     assert share < 0.9
     work = tmp_path / "work"
     message = fails(train, *train_words(config, work, f"load_from={path}"))
-    for part in (f"fill {share:.1%}", "less than 90%", "layer4.0."):
-        assert part in message
+    assert f"fill {share:.1%}" in message and "layer4.0." in message
     with mmseg_ext.safe_loading(min_backbone_share=0):
         init_model(str(config), str(path), device="cpu")
     told = ("min_backbone_share=0", "train_cfg.max_iters=1")

@@ -175,16 +175,12 @@ def test_the_older_one_goes_after_the_newer_is_whole(tmp_path, monkeypatch):
 
 def test_resume_takes_the_one_before_a_broken_one_and_says_so(tmp_path):
     config, work = write_config(tmp_path, UNVALIDATED), tmp_path / "work"
-    train_here(config, work)
-    whole = read_checkpoint(work / "iter_12.pth")
-    data = (work / "iter_12.pth").read_bytes()
-    (work / "iter_12.pth").write_bytes(data[: len(data) // 2])
+    train_here(config, work, "train_cfg.max_iters=8")
+    data = (work / "iter_8.pth").read_bytes()
+    (work / "iter_8.pth").write_bytes(data[: len(data) // 2])
     (work / ".iter_16.pth.part.pth").write_bytes(b"left behind")
-    train_here(config, work, flags=("--resume",))
+    train_here(config, work, "train_cfg.max_iters=5", flags=("--resume",))
     text = log_text(work)
-    assert re.search(r"WARNING - \S+iter_12.pth: ", text)
-    assert "resumed epoch: 0, iter: 8" in text
-    again = read_checkpoint(work / "iter_12.pth")
-    for key in ("state_dict", "optimizer", "processes"):
-        assert_same(again[key], whole[key])
+    assert re.search(r"WARNING - \S+iter_8.pth: ", text)
+    assert "resumed epoch: 0, iter: 4" in text
     assert not list(work.glob(".*.part*"))
