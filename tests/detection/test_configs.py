@@ -113,7 +113,7 @@ SMALLER = {256: 32, 1024: 64, 80: len(FORMS), 512: 32, 2000: 100, 1000: 100}
 
 def small(model: dict) -> dict:
     """The detector with a narrow backbone, narrow heads, and five classes."""
-    model = numbers_replaced(model)
+    model = reduced(model)
     backbone = model["backbone"] | {"init_cfg": None, "norm_cfg": {"type": "BN"}}
     if backbone["type"] == "RMT":
         backbone["arch"] = NARROW_RMT
@@ -125,25 +125,16 @@ def small(model: dict) -> dict:
     return model | {"backbone": backbone, "neck": neck}
 
 
-def numbers_replaced(node, name: str = ""):
+def reduced(node):
+    """Smaller widths of a model, and an eighth of a pipeline's scales and crops."""
     if isinstance(node, dict):
-        return {key: numbers_replaced(value, key) for key, value in node.items()}
-    if isinstance(node, (list, tuple)) and not (node and isinstance(node[0], (int, float))):
-        return type(node)(numbers_replaced(value, name) for value in node)
-    if isinstance(node, int) and not isinstance(node, bool):
-        return SMALLER.get(node, node)
-    return node
-
-
-def sizes_replaced(node):
-    """Scales and crops of a pipeline, an eighth of themselves."""
-    if isinstance(node, dict):
-        return {key: sizes_replaced(value) for key, value in node.items()}
+        return {key: reduced(value) for key, value in node.items()}
     if isinstance(node, (list, tuple)):
-        if len(node) == 2 and all(isinstance(side, int) and side > 300 for side in node):
-            return tuple(side // 8 for side in node)
-        return type(node)(sizes_replaced(value) for value in node)
-    return node
+        if all(isinstance(value, (int, float)) for value in node):
+            large = len(node) == 2 and min(node) > 300
+            return tuple(side // 8 for side in node) if large else node
+        return type(node)(map(reduced, node))
+    return SMALLER.get(node, node) if type(node) is int else node
 
 
 RECIPE = dict(train=2, val=2, size=96)
@@ -160,7 +151,7 @@ def dataset(settings: dict, root: Path, split: str):
     """The config's dataset and pipeline on the embedded scenes."""
     if "recipe" in settings:
         settings["recipe"] = RECIPE
-    settings = sizes_replaced(settings) | {
+    settings = reduced(settings) | {
         "data_root": f"{root}/",
         "ann_file": f"annotations/instances_{split}.json",
         "data_prefix": {"img": ""},
