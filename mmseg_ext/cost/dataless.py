@@ -47,13 +47,14 @@ class PretendedDevice(TorchDispatchMode):
 
     device = DatalessTensor.device
 
-    def __init__(self):
-        super().__init__()
-        self._patches = contextlib.ExitStack()
-
     def __enter__(self):
+        self._patches = contextlib.ExitStack()
         # Factory functions initialize CUDA; torch.autocast asks for a GPU.
-        for name, value in _WITHOUT_CUDA.items():
+        for name, value in (
+            ("_lazy_init", None),
+            ("amp.common.amp_definitely_not_available", False),
+            ("is_bf16_supported", True),
+        ):
             self._patches.enter_context(mock.patch(f"torch.cuda.{name}", return_value=value))
         self._patches.enter_context(_Functions())
         return super().__enter__()
@@ -83,31 +84,25 @@ class PretendedDevice(TorchDispatchMode):
         here = device is not None and torch.device(device).type == "cuda"
         if not ours and not here:
             return operator(*args, **kwargs)
-        if ours and operator not in _TWO_DEVICES:
-            self._check_devices(operator, tensors)
-        if here:
-            kwargs = {**kwargs, "device": "meta"}
-        if ours:
-            args, kwargs = tree_map(_as_meta, (args, kwargs))
-        outputs = _run(operator, args, kwargs)
-
-        def adopted(output):
-            if not (isinstance(output, Tensor) and output.is_meta):
-                return output
-            if id(output) in ours:  # an in-place operator returns its argument
-                return ours[id(output)]
-            return DatalessTensor(output)
-
-        return tree_map(adopted, outputs)
-
-    def _check_devices(self, operator, tensors: list[Tensor]) -> None:
-        for tensor in tensors:
+        for tensor in tensors if ours and operator not in _TWO_DEVICES else ():
             # GPUs take numbers, tensors without dimensions, from the CPU.
             if not isinstance(tensor, DatalessTensor) and tensor.dim():
                 raise RuntimeError(
                     f"{operator}: a tensor {tuple(tensor.shape)} is on {tensor.device}, another on "
                     f"{self.device}; create it on the input's device"
                 )
+        if here:
+            kwargs = {**kwargs, "device": "meta"}
+        args, kwargs = tree_map(_as_meta, (args, kwargs))
+        outputs = _FORMS.get(operator, operator)(*args, **kwargs)
+
+        def adopted(output):
+            if not (isinstance(output, Tensor) and output.is_meta):
+                return output
+            # An in-place operator returns its argument.
+            return ours[id(output)] if id(output) in ours else DatalessTensor(output)
+
+        return tree_map(adopted, outputs)
 
 
 def _as_meta(x):
@@ -116,13 +111,6 @@ def _as_meta(x):
     return x.to("meta") if isinstance(x, Tensor) and x.dim() else x
 
 
-# What factory functions and torch.autocast ask.
-_WITHOUT_CUDA = {
-    "_lazy_init": None,
-    "amp.common.amp_definitely_not_available": False,
-    "is_bf16_supported": True,
-}
-
 # GPUs take CPU tensors here: to copy them, and as indices.
 _TWO_DEVICES = {
     aten.copy_.default,
@@ -130,22 +118,6 @@ _TWO_DEVICES = {
     aten.index.Tensor,
     aten.index_put.default,
     aten.index_put_.default,
-}
-
-
-def _run(operator, args: tuple, kwargs: dict):
-    if operator in _FORMS:
-        return _FORMS[operator](*args, **kwargs)
-    # Most operators of an optimizer's step; torch's own functions for meta tensors are slow.
-    name = operator.overloadpacket.__name__
-    if name.startswith("_foreach_") and name != "_foreach_norm":
-        return None if name.endswith("_") else [torch.empty_like(x) for x in args[0]]
-    return args[0] if name in _IN_PLACE else operator(*args, **kwargs)
-
-
-_IN_PLACE = {
-    *("add_", "sub_", "mul_", "div_", "relu_", "zero_", "fill_", "copy_", "lerp_"),
-    *("addcmul_", "addcdiv_"),
 }
 
 
@@ -165,18 +137,14 @@ def _copied(x, **options):
     return x.detach() if stays else aten._to_copy.default(x, **options)
 
 
-def _with_masks(operator):
-    """Return `operator` with a mask replaced by as many indices as the mask has elements."""
-
-    def run(x, indices, *rest, **options):
-        numbers = []
-        for index in indices:
-            is_mask = index is not None and index.dtype == torch.bool
-            every = x.new_empty(index.numel(), dtype=torch.long) if is_mask else index
-            numbers += [every] * (index.dim() if is_mask else 1)
-        return operator(x, numbers, *rest, **options)
-
-    return run
+def _index(x, indices):
+    """Index with each mask replaced by as many numbers as the mask has elements."""
+    numbers = []
+    for index in indices:
+        is_mask = index is not None and index.dtype == torch.bool
+        every = x.new_empty(index.numel(), dtype=torch.long) if is_mask else index
+        numbers += [every] * (index.dim() if is_mask else 1)
+    return aten.index.Tensor(x, numbers)
 
 
 # Operators whose results depend on values, or whose own meta form is slow.
@@ -187,9 +155,9 @@ _FORMS = {
     aten.nonzero.default: lambda x: x.new_empty(x.numel(), x.dim(), dtype=torch.long),
     aten.masked_select.default: lambda x, mask: x.new_empty(x.numel()),
     aten._to_copy.default: _copied,
-    aten.index.Tensor: _with_masks(aten.index.Tensor),
-    aten.index_put.default: _with_masks(aten.index_put.default),
-    aten.index_put_.default: _with_masks(aten.index_put_.default),
+    aten.index.Tensor: _index,
+    aten.index_put.default: lambda x, *values: torch.empty_like(x),
+    aten.index_put_.default: lambda x, *values: x,
 }
 
 # Functions that CUDA's autocast runs in half precision and in float32, by name: autocast in C++

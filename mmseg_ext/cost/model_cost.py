@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from mmengine.model.utils import revert_sync_batchnorm
 from mmseg.registry import MODELS
-from torch import Tensor, nn
 
 from mmseg_ext.cost.multiply_adds import count_multiply_adds
 from mmseg_ext.engine.launch import load_settings
@@ -26,40 +25,28 @@ class Cost:
     all_multiply_adds: int
 
 
-class _Network(nn.Module):
-    """Backbone, neck and decode head, without resizing the logits."""
-
-    def __init__(self, model: dict):
-        super().__init__()
-        model = {**model, "auxiliary_head": None, "pretrained": None, "train_cfg": None}
-        self.segmentor = revert_sync_batchnorm(MODELS.build(model))
-
-    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
-        return self.segmentor.decode_head(self.segmentor.extract_feat(images))
-
-
 def count_config(path: Path) -> Cost:
-    """Count the parameters and multiply-adds of a config's model for a crop."""
+    """Count the parameters and multiply-adds of a config's model for a crop.
+
+    These are backbone, neck and decode head; resizing the logits is not counted.
+    """
     config = load_settings(str(path))
-    return count_model(path.stem, config.model, config.crop_size)
-
-
-def count_model(name: str, model: dict, size: Sequence[int]) -> Cost:
-    """Count the parameters and multiply-adds of a `model` for an image of `size` (H, W)."""
+    settings = {**config.model, "auxiliary_head": None, "pretrained": None, "train_cfg": None}
     with torch.device("meta"):
-        network, images = _Network(model).eval(), torch.empty(1, 3, *size)
-        counted = count_multiply_adds(network, images)
-    parameters = sum(p.numel() for p in network.parameters())
-    return Cost(name, tuple(images.shape), parameters, counted.modules, counted.all)
+        model = revert_sync_batchnorm(MODELS.build(settings)).eval()
+        images = torch.empty(1, 3, *config.crop_size)
+        counted = count_multiply_adds(model, images)
+    parameters = sum(p.numel() for p in model.parameters())
+    return Cost(path.stem, tuple(images.shape), parameters, counted.modules, counted.all)
 
 
 def machine(device: str | torch.device = "cpu") -> str:
     """Describe the device that runs measurements, in a few words."""
-    version = torch.__version__.split("+")[0]
     if torch.device(device).type == "cuda":
-        return f"{torch.cuda.get_device_name(device)}, torch {version}"
-    name = f"{os.cpu_count()}-core {platform.machine().replace('_', '-')} CPU"
-    return f"{name}, {torch.get_num_threads()} threads, torch {version}"
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = f"{os.cpu_count()}-core {platform.machine()} CPU, {torch.get_num_threads()} threads"
+    return f"{name}, torch {torch.__version__}"
 
 
 HEADINGS = ["config", "crop", "parameters, M", "GMAC, modules", "GMAC, all"]

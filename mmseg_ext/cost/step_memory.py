@@ -1,13 +1,12 @@
 """Peak memory of a training step on a GPU, computed without one; and plans for numbers of GPUs."""
 
-import contextlib
 import copy
 import weakref
 from dataclasses import dataclass
 from unittest import mock
 
 import torch
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 from mmengine.model.utils import revert_sync_batchnorm
 from mmengine.optim import build_optim_wrapper
 from mmengine.structures import PixelData
@@ -62,24 +61,21 @@ class MemoryTracker(PretendedDevice):
         outputs = super().__torch_dispatch__(operator, types, args, kwargs)
         for output in tree_leaves(outputs):
             if isinstance(output, DatalessTensor):
-                self._count(output.meta.untyped_storage())
+                storage = output.meta.untyped_storage()
+                if storage not in self._known:
+                    self._known[storage] = None
+                    self._add(storage.nbytes())
+                    weakref.finalize(storage, self._add, -storage.nbytes())
         return outputs
 
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        if storage in self._known:
-            return
-        self._known[storage] = None
-        weakref.finalize(storage, self._release, storage.nbytes())
-        self.current += storage.nbytes()
+    def _add(self, size: int) -> None:
+        self.current += size
         if self.current > self.peak:
             self.peak, self.gradients_at_peak = self.current, self.gradients
 
-    def _release(self, size: int) -> None:
-        self.current -= size
-
     def count_gradient(self, parameter: nn.Parameter) -> None:
         """Add the gradient that a backward has just left at a parameter to `gradients`."""
-        self.gradients += parameter.grad.numel() * parameter.grad.element_size()
+        self.gradients += parameter.grad.nbytes
 
 
 def training_memory(config: Config, amp: bool = False) -> StepMemory:
@@ -89,8 +85,7 @@ def training_memory(config: Config, amp: bool = False) -> StepMemory:
     """
     settings = config.optim_wrapper.to_dict()
     amp = amp or "Amp" in settings["type"]
-    for key in ("type", "dtype", "loss_scale"):
-        settings.pop(key, None)
+    settings = {k: v for k, v in settings.items() if k not in ("dtype", "loss_scale")}
     # One image on each of several GPUs is enough for SyncBN, which counts the values of all.
     with MemoryTracker() as tracker, mock.patch("torch.nn.functional._verify_batch_size"):
         model = build_training_model(config.model, tracker)
@@ -102,7 +97,7 @@ def training_memory(config: Config, amp: bool = False) -> StepMemory:
         for parameter in trained:
             parameter.register_post_accumulate_grad_hook(tracker.count_gradient)
         tracker.peak = weights
-        with torch.autocast("cuda", torch.float16) if amp else contextlib.nullcontext():
+        with torch.autocast("cuda", torch.float16, enabled=amp):
             loss = training_loss(model, batch_of(config, tracker.device))
         wrapper.backward(loss)
         del loss
@@ -111,7 +106,7 @@ def training_memory(config: Config, amp: bool = False) -> StepMemory:
         before = tracker.peak = tracker.current
         wrapper.step()  # creates the state, which exists during all further steps
         optimizer = tracker.current - before
-    gradients = sum(p.numel() * p.element_size() for p in trained)
+    gradients = sum(p.nbytes for p in trained)
     total = max(in_backward + optimizer, tracker.peak)
     return StepMemory(weights, gradients, optimizer, activations, total)
 
@@ -166,28 +161,23 @@ def plans(config: Config, gpus: int) -> list[Plan]:
     batch norm: its statistics are of the images that are on the GPUs together.
     """
     batch, images = config.auto_scale_lr.base_batch_size, config.train_dataloader.batch_size
-    found = []
-    if batch % gpus == 0:
-        own = batch // gpus
-        options = "" if own == images else f"--cfg-options train_dataloader.batch_size={own}"
-        found.append(
-            Plan(gpus, own, 1, options, own == images or not _has_norm(config.model, "BN"))
-        )
-    else:
+    own, rest = divmod(batch, gpus)
+    if rest:
         options = "--auto-scale-lr --cfg-options train_dataloader.batch_size=1"
-        found.append(Plan(gpus, 1, 1, options, False))
+        found = [Plan(gpus, 1, 1, options, False)]
+    else:
+        options = "" if own == images else f"--cfg-options train_dataloader.batch_size={own}"
+        exact = own == images or not _has_norm(config.model, "BN")
+        found = [Plan(gpus, own, 1, options, exact)]
     times, rest = divmod(batch, gpus * images)
-    if times > 1 and rest == 0:
+    if times > 1 and not rest:
         exact = not (_has_norm(config.model, "BN") or _has_norm(config.model, "SyncBN"))
         found.append(Plan(gpus, images, times, _accumulation(config, times), exact))
     return found
 
 
-def _has_norm(settings, kind: str) -> bool:
-    if isinstance(settings, dict):
-        norm = settings.get("norm_cfg") or {}
-        return norm.get("type") == kind or any(_has_norm(v, kind) for v in settings.values())
-    return isinstance(settings, list | tuple) and any(_has_norm(v, kind) for v in settings)
+def _has_norm(model: ConfigDict, kind: str) -> bool:
+    return f"'type': '{kind}'" in str(model.to_dict())
 
 
 def _accumulation(config: Config, times: int) -> str:

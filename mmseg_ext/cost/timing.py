@@ -27,23 +27,21 @@ def compare_times(
     functions: Mapping[str, Callable[[], object]],
     rounds: int = 5,
     device: str | torch.device = "cpu",
-    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Result]:
     """Measure time and memory of each function, after one round of warm-up.
 
-    The functions alternate, so a machine that gets slower affects all of them. With
-    `clock=time.process_time` other processes on the CPU do not count.
+    The functions alternate, so a machine that gets slower affects all of them.
     """
     synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for i in range(1 + rounds):
         for name, function in functions.items():
             synchronize()
-            start = clock()
+            start = time.perf_counter()
             function()
             synchronize()
             if i > 0:
-                seconds[name].append(clock() - start)
+                seconds[name].append(time.perf_counter() - start)
     first = next(iter(seconds.values()))
     results = {}
     for name, times in seconds.items():
@@ -67,29 +65,26 @@ def peak_memory(function: Callable[[], object], device: str | torch.device = "cp
         function()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - start
-    reset, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+    reset = Path("/proc/self/clear_refs")
     if not reset.exists():
         return math.nan
-
-    def status_bytes(field: str) -> int:
-        return int(status.read_text().split(f"{field}:")[1].split()[0]) * 1024
-
     ctypes.CDLL(None).malloc_trim(0)  # freed memory that the allocator keeps would hide the peak
     reset.write_text("5")  # resets VmHWM to the current resident set
-    start = status_bytes("VmRSS")
+    start = _resident("VmRSS")
     function()
-    return status_bytes("VmHWM") - start
+    return _resident("VmHWM") - start
+
+
+def _resident(field: str) -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.split(f"{field}:")[1].split()[0]) * 1024
 
 
 def inference_step(function: Callable[[Tensor], object], x: Tensor) -> Callable[[], object]:
     """Return a function that runs `function(x)` without gradients; a module in eval mode."""
-
-    @torch.no_grad()
-    def run() -> object:
-        _set_mode(function, training=False)
-        return function(x)
-
-    return run
+    if isinstance(function, nn.Module):
+        function.eval()
+    return torch.no_grad()(lambda: function(x))
 
 
 def training_step(
@@ -100,20 +95,14 @@ def training_step(
     A module runs in training mode, with its own parameters.
     """
     if isinstance(function, nn.Module):
-        parameters = function.parameters()
+        parameters = function.train().parameters()
     x = x.detach().requires_grad_()
     leaves = [x, *(p for p in parameters if p.requires_grad)]
 
     def run() -> object:
-        _set_mode(function, training=True)
         outputs = function(x)
         outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
         # The gradient of a real loss takes memory; a sum's is one expanded number.
         return torch.autograd.grad(outputs, leaves, [torch.ones_like(y) for y in outputs])
 
     return run
-
-
-def _set_mode(function: object, training: bool) -> None:
-    if isinstance(function, nn.Module) and function.training is not training:
-        function.train(training)

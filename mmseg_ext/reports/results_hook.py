@@ -56,11 +56,10 @@ class RunResultsHook(Hook):
         if batch_idx == 0:
             self._drawn = []
         chosen = np.linspace(0, len(loop.dataloader) - 1, self.examples).astype(int)
-        if not is_main_process() or batch_idx not in chosen:
+        metric, image, sample = _metric(loop), data_batch["inputs"][0], outputs[0]
+        if metric is None or not is_main_process() or batch_idx not in chosen:
             return
-        metric = _metric(loop)
-        image, sample = data_batch["inputs"][0], outputs[0]
-        if metric is None or "gt_sem_seg" not in sample or not isinstance(image, Tensor):
+        if "gt_sem_seg" not in sample or not isinstance(image, Tensor):
             return  # test-time augmentation has several views of an image
         meta = loop.dataloader.dataset.metainfo
         maps = (sample.pred_sem_seg.data[0].cpu(), sample.gt_sem_seg.data[0].cpu())
