@@ -158,7 +158,10 @@ def unwrap_state_dict(content: object, source: str) -> dict[str, Tensor]:
                 content = content[key]
                 break
         if content and all(isinstance(v, Tensor) for v in content.values()):
-            return {str(k).removeprefix("module."): v for k, v in content.items()}
+            weights = {str(k).removeprefix("module."): v for k, v in content.items()}
+            if len(weights) < len(content):
+                raise ValueError(f"{source}: two names differ only by the prefix 'module.'")
+            return weights
     raise ValueError(f"{source}: contains no state dict (a mapping from names to tensors)")
 
 

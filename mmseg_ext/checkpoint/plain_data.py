@@ -79,12 +79,13 @@ class Rebuilder:
 
     Raises:
         UnknownType: for a value of another type.
-        ValueError: for values that do not fit together, or are more than the file has bytes.
+        ValueError: for values that do not fit together, or take far more memory than the file.
     """
 
     def __init__(self, size: int, trusted: bool = False):
         self.trusted = trusted
         self.values_left = math.inf if trusted else size + _SLACK
+        self.bytes_left = math.inf if trusted else 8 * size + 2**30
 
     def rebuild(self, value: object) -> object:
         self.values_left -= 1
@@ -122,6 +123,10 @@ class Rebuilder:
         dense = value.layout == torch.strided and not (value.is_meta or value.is_nested)
         if not dense or value.dtype not in _DTYPES:
             raise ValueError("a tensor that is sparse, nested, quantized or without data")
+        # Tensors can repeat their elements (stride 0) and share storage; copies of them cannot.
+        self.bytes_left -= value.numel() * value.element_size()
+        if self.bytes_left < 0:
+            raise ValueError("tensors that repeat their elements too often")
         # A byte other than 0 and 1 makes NumPy and torch count and index wrongly.
         return value.view(torch.uint8).ne(0) if value.dtype == torch.bool else value
 

@@ -41,10 +41,10 @@ def history(values: object, counts: object = (1,), length: object = 9) -> Histor
     return buffer
 
 
-def doubled() -> object:
-    value = [1]
+def doubled(kind: type) -> object:
+    value = kind([1])
     for _ in range(40):
-        value = [value, value]
+        value = kind([value, value])
     return value
 
 
@@ -134,7 +134,10 @@ REFUSED = {
         *(torch.tensor([[5]]), torch.tensor([[1]]), torch.tensor([10**9])),
     ),
     "a tensor without data": lambda: torch.empty(2, device="meta"),
-    "doubled lists": doubled,
+    "a repeated tensor": lambda: torch.zeros(1).expand(2**20, 2**20),
+    "a tensor under many names": lambda: list(torch.zeros(1, 2**20).expand(300, -1)),
+    "doubled lists": lambda: doubled(list),
+    "doubled tuples": lambda: {"a": doubled(tuple)},
     "a list in itself": cyclic,
     "getattr": lambda: Pickled(getattr, getattr, "__self__"),
     "a class of numpy": lambda: Pickled(np.memmap, "x", "u1", "w+", 0, (1,)),
