@@ -65,10 +65,13 @@ class DurableCheckpointHook(CheckpointHook):
             self._own_folder(runner)
 
     def _own_folder(self, runner) -> None:
-        """Remove parts that a kill left behind, and warn of another run's checkpoints."""
+        """Remove files that a kill left behind, and warn of another run's checkpoints."""
         folder = Path(self.out_dir)
         folder.mkdir(parents=True, exist_ok=True)
         remove_parts(folder)
+        for path in folder.glob("best_*.pth"):
+            if str(path) not in self._best() and run_of(path) == runner.run_id:
+                path.unlink()
         others = [path.name for path in all_checkpoints(folder) if run_of(path) != runner.run_id]
         if others:
             runner.logger.warning(

@@ -26,6 +26,12 @@ from mmseg_ext.engine.distributed import init_distributed, on_rank_zero
 from mmseg_ext.engine.run_record import batch_settings
 from mmseg_ext.errors import LaunchError
 
+_MMSEG_BASE = (
+    "_base_: mmengine looks for 'mmseg::' in a distribution called mmsegmentation, and "
+    "installing it would overwrite this mmseg; set the path of the file: "
+    '_base_ = __import__("mmseg").__path__[0] + "/.mim/configs/..."'
+)
+
 
 def load_settings(
     path: str, options: dict | None = None, work_dir: str | None = None, launcher: str = "none"
@@ -46,6 +52,8 @@ def load_settings(
         while causes[-1].__context__ is not None:
             causes.append(causes[-1].__context__)
         reason = "; ".join(format_error(cause) for cause in causes[-2:])
+        if "mmsegmentation is not installed" in str(error):
+            reason = _MMSEG_BASE
         raise LaunchError(f"config {path}: {reason}") from error
     cfg.launcher = launcher
     if os.environ.get("RANK", "0") == "0":

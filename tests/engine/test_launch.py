@@ -328,6 +328,15 @@ def test_wrong_paths_and_flags(trained, tmp_path):
     assert "--amp" in fails(train, write_config(tmp_path, several, "two.py"), *work, "--amp")
 
 
+def test_the_message_about_mmseg_bases_has_a_working_path(tmp_path):
+    """For `mmseg::` mmengine looks only for the original distribution."""
+    config, base = tmp_path / "c.py", "_base_/models/fcn_r50-d8.py"
+    config.write_text(f"_base_ = ['mmseg::{base}']\n")
+    message = fails(train, config, "--work-dir", tmp_path)
+    config.write_text(re.search(r"_base_ = .*", message)[0].replace("...", base))
+    assert load_settings(str(config)).model.decode_head.type == "FCNHead"
+
+
 def test_broken_labels_end_in_one_line(tmp_path):
     """Also if a worker reads them."""
     checked = "load[1] = dict(type='CheckedLoadAnnotations', num_classes=3)\n"

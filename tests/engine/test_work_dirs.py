@@ -195,6 +195,8 @@ def test_a_lost_validation_runs_again(undisturbed, tmp_path, iteration, point):
     config, work = write_config(tmp_path, RANDOM + VALIDATED + hook, "cut.py"), tmp_path / "work"
     with pytest.raises(Crash):
         go(config, work, "train_cfg.max_iters=12")
+    orphan = work / "best_mIoU_iter_2.pth"  # left by a run that was killed before it recorded it
+    shutil.copy(work / f"iter_{iteration}.pth", orphan)
     whole = write_config(tmp_path, RANDOM + VALIDATED, "whole.py")
     go(whole, work, "train_cfg.max_iters=12", resume=True)
     ours, theirs = ({p.name for p in w.glob("*.pth")} for w in (work, undisturbed / "work"))
