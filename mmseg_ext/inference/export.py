@@ -20,7 +20,7 @@ from mmseg_ext.errors import StackError
 from mmseg_ext.inference.fusion import fuse_model
 from mmseg_ext.layers import LambdaLayer
 from mmseg_ext.segmentors import StripEncoderDecoder
-from mmseg_ext.segmentors.head_outputs import prediction, predicts_by_resize
+from mmseg_ext.segmentors.strip_encoder_decoder import prediction, predicts_by_resize
 from mmseg_ext.upstream import converts_channels
 
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}

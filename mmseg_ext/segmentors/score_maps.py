@@ -1,20 +1,180 @@
-"""The class scores R L C^T of an image, computed, merged and overwritten in strips of rows."""
+"""The class scores R L C^T of an image: one matrix per axis, and products in strips of rows.
 
-from collections.abc import Iterator, Sequence
+Between the logits L of a head and the scores at an image's pixels, mmsegmentation resizes to the
+network's input, pastes windows and divides by their count, removes the padding, flips, and resizes
+to the original size. Every step is linear and treats rows and columns separately, so all of them
+together are R L C^T. Each matrix is the result of the same steps on the identity of one axis. The
+weights are therefore torch's own.
+
+No paper: the composition is ours. The steps are those of mmsegmentation 1.2.2's
+`BaseDecodeHead.predict_by_feat`, `EncoderDecoder.slide_inference` and
+`BaseSegmentor.postprocess_result`.
+"""
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import _disable_current_modes
 
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
-from mmseg_ext.segmentors.resize_maps import AxisMap, exact_products
 
+Span = tuple[int, int]  # start, stop
+# Twelve views of an image have 24 maps.
+_CACHED = 32
 # Bytes of one strip of scores; a call has up to three. On a CPU a strip stays in the cache
 # (measured: docs/class_maps.md). On a GPU larger strips start fewer kernels (not measured).
 STRIP_BYTES = 8 * 2**20
 STRIP_BYTES_GPU = 64 * 2**20
 
 Merge = Literal["probs", "logits"]
+
+
+class AxisMap:
+    """The linear map (size, low) from the low-resolution positions of one axis to its pixels.
+
+    A row has two to four adjacent entries that are not zero. Products therefore use only the
+    positions that some rows need.
+    """
+
+    def __init__(self, matrix: Tensor):
+        self.matrix = matrix
+        self.size, self.low = matrix.shape
+        used = (matrix != 0).int()
+        any_used = used.amax(1).bool()
+        self._first = torch.where(any_used, used.argmax(1), self.low).tolist()
+        self._last = torch.where(any_used, self.low - used.flip(1).argmax(1), 0).tolist()
+        pixels = any_used.nonzero()[:, 0].tolist()
+        # The rows outside are zero. A window that covers only padding has no others.
+        self.reached = slice(pixels[0], pixels[-1] + 1) if pixels else slice(0, 0)
+
+    def needed(self, start: int, stop: int) -> slice:
+        """Return the low-resolution positions that contribute to the pixels start to stop."""
+        first, last = min(self._first[start:stop]), max(self._last[start:stop])
+        return slice(first, max(first, last))
+
+
+def _cached_map(build: Callable[..., Tensor]) -> Callable[..., AxisMap]:
+    """Return a cached function of `(*args, like=x)` for the dtype and the device of x.
+
+    Building a matrix copies it to the device, which would synchronize a GPU in every iteration.
+    """
+
+    @lru_cache(_CACHED)
+    def cached(dtype: torch.dtype, device: torch.device, *args) -> AxisMap:
+        # A cached tensor must be usable everywhere: no fake tensor, and none of inference mode,
+        # which autograd refuses.
+        with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+            axis_map = AxisMap(build(*args, dtype))
+            axis_map.matrix = axis_map.matrix.to(device)
+        return axis_map
+
+    def axis_map(*args, like: Tensor) -> AxisMap:
+        dtype = full_precision(like.dtype)
+        if not isinstance(like, FakeTensor) and not like.is_meta:
+            return cached(dtype, like.device, *args)
+        fake = copy.copy(cached(dtype, torch.device("cpu"), *args))
+        fake.matrix = like.new_empty(fake.matrix.shape, dtype=dtype)
+        return fake
+
+    return axis_map
+
+
+def _identity(size: int, dtype: torch.dtype) -> Tensor:
+    return torch.eye(size, dtype=dtype, device="cpu")
+
+
+def _resized(matrix: Tensor, size: int, align_corners: bool) -> Tensor:
+    """Apply mmseg's bilinear `resize` to the first axis: (n, low) to (size, low)."""
+    image = matrix[None, None]  # 1, 1, n, low
+    shape = (size, matrix.shape[1])
+    return F.interpolate(image, shape, mode="bilinear", align_corners=align_corners)[0, 0]
+
+
+@_cached_map
+def resize_map(low: int, size: int, align_corners: bool, dtype: torch.dtype) -> Tensor:
+    """Return the map of a single resize."""
+    return _resized(_identity(low, dtype), size, align_corners)
+
+
+def window_spans(size: int, crop: int, stride: int) -> tuple[Span, ...]:
+    """Return (start, stop) of mmseg's windows on one axis; the last one is shifted to the end."""
+    count = max(size - crop + stride - 1, 0) // stride + 1
+    stops = [min(i * stride + crop, size) for i in range(count)]
+    return tuple((max(stop - crop, 0), stop) for stop in stops)
+
+
+@dataclass(frozen=True)
+class AxisSteps:
+    """The steps on one axis after the network's input.
+
+    Args:
+        size: length of the input.
+        padding: positions of the input before and after the image.
+        flip: whether the input is flipped along this axis.
+        original: length of the image.
+    """
+
+    size: int
+    padding: tuple[int, int]
+    flip: bool
+    original: int
+
+
+@_cached_map
+def view_map(
+    low: int,
+    window: Span,
+    windows: tuple[Span, ...],
+    steps: AxisSteps,
+    align_corners: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return all steps of one axis, from the `low` positions of a window's logits to the pixels.
+
+    `window` is one of `windows`, which cover the input.
+    """
+    start, stop = window
+    matrix = _resized(_identity(low, dtype), stop - start, align_corners)  # window, low
+    matrix = F.pad(matrix, (0, 0, start, steps.size - stop))  # size, low
+    count = torch.zeros(steps.size, dtype=dtype, device="cpu")
+    for first, last in windows:
+        count[first:last] += 1
+    matrix = matrix / count[:, None]
+    matrix = matrix[steps.padding[0] : steps.size - steps.padding[1]]
+    if steps.flip:
+        matrix = matrix.flip(0)
+    return _resized(matrix, steps.original, align_corners)  # original, low
+
+
+@contextlib.contextmanager
+def exact_products() -> Iterator[None]:
+    """Multiply float32 matrices without TF32 and bfloat16, which mmseg's resize does not use."""
+    if torch.__version__ < (2, 9):
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+        return
+    # The function above raises where a user has set the precision of one backend.
+    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    befores = [backend.fp32_precision for backend in backends]
+    for backend in backends:
+        backend.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for backend, value in zip(backends, befores, strict=True):
+            backend.fp32_precision = value
 
 
 def strip_height(width: int, channels: int, like: Tensor) -> int:

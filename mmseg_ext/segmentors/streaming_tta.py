@@ -82,49 +82,38 @@ class StreamingSegTTAModel(BaseTTAModel):
 
     def _merged(self, views: Iterator[Sequence[SegDataSample]]) -> list[SegDataSample]:
         merged: list[SegDataSample] = []
-        maps: list[Tensor] = []
+        maps: list[Tensor] = []  # of each image, (C, H, W)
         count = 0
         for samples in views:
-            merged = merged or list(samples)
-            self._add(maps, samples)
+            summands = [self._take_scores(sample) for sample in samples]
+            if merged:
+                maps = [total.add_(x) for total, x in zip(maps, summands, strict=True)]
+            else:
+                merged, maps = list(samples), summands
             count += 1
-            del samples  # frees this view before the next one is predicted
+            del samples, summands  # frees this view before the next one is predicted
         for sample, total in zip(merged, maps, strict=True):
             if self.merge == "probs":
                 total /= count
-            fields = {"seg_logits": total, "pred_sem_seg": self._labels(total)}
+            if self.module.out_channels == 1:
+                labels = (total > self.module.decode_head.threshold).to(total)  # 1, H, W
+            else:
+                labels = total.argmax(dim=0, keepdim=True)  # 1, H, W
+            fields = {"seg_logits": total, "pred_sem_seg": labels}
             sample.set_data({name: PixelData(data=data) for name, data in fields.items()})
         return merged
 
-    def _add(self, maps: list[Tensor], samples: Sequence[SegDataSample]) -> None:
-        """Add one view of each image to the running maps (C, H, W), which the first view creates.
-
-        Each view's own maps are deleted from its samples.
-        """
-        first = not maps
-        for i, sample in enumerate(samples):
-            if "seg_logits" not in sample:
-                raise ValueError("seg_logits: a prediction has none; set test_cfg.keep_logits=True")
-            logits = sample.seg_logits.data
-            del sample.seg_logits
-            if "pred_sem_seg" in sample:
-                del sample.pred_sem_seg
-            summand = self._summand(logits)
-            if first:
-                maps.append(summand.clone() if summand is logits else summand)
-            else:
-                maps[i] += summand
-
-    def _summand(self, logits: Tensor) -> Tensor:
+    def _take_scores(self, sample: SegDataSample) -> Tensor:
+        """Return what one view adds to the map (C, H, W), and delete the view's own maps."""
+        if "seg_logits" not in sample:
+            raise ValueError("seg_logits: a prediction has none; set test_cfg.keep_logits=True")
+        logits = sample.seg_logits.data
+        for name in ("seg_logits", "pred_sem_seg"):
+            sample.pop(name, None)
         logits = logits.to(full_precision(logits.dtype))
         if self.merge == "logits" or self.module.out_channels == 1:
             return logits
         return logits.softmax(dim=0)
-
-    def _labels(self, merged: Tensor) -> Tensor:
-        if self.module.out_channels == 1:
-            return (merged > self.module.decode_head.threshold).to(merged)  # 1, H, W
-        return merged.argmax(dim=0, keepdim=True)  # 1, H, W
 
 
 def _views(data: dict | Sequence) -> Iterator[dict | list]:

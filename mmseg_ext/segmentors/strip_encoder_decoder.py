@@ -6,9 +6,14 @@ No paper. The config fields, labels and losses are those of mmsegmentation 1.2.2
 Deviations:
 
 - A prediction has no `seg_logits` without `test_cfg.keep_logits=True`.
-- A head whose prediction is not a resize, sliding windows with gaps, and metadata that contradict a
-  size are errors.
+- A head whose prediction is not a resize, and sliding windows with gaps, are errors.
 - Scores are computed in float32 or float64, also under autocast.
+
+mmsegmentation's heads resize inside `predict_by_feat` and `loss_by_feat`, so nothing outside sees
+the logits before. This module lists the methods of mmsegmentation that only resize the outputs of
+`forward` and apply `BaseDecodeHead`'s losses. A head with other methods can declare the same with a
+method `named_logits(outputs) -> dict[str, Tensor]`. It returns the maps (B, C, h, w) that get
+`BaseDecodeHead`'s losses, by their prefix in the log ('' for none). The first is the prediction.
 """
 
 from collections.abc import Sequence
@@ -16,21 +21,74 @@ from itertools import product
 
 from mmengine.structures import PixelData
 from mmseg.models import EncoderDecoder
+from mmseg.models.decode_heads import DAHead, EncHead
 from mmseg.models.decode_heads.cascade_decode_head import BaseCascadeDecodeHead
+from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
 from mmseg.utils import add_prefix
 from torch import Tensor, nn
 
-from mmseg_ext.segmentors.head_outputs import (
-    has_base_losses,
-    loss_logits,
-    prediction,
-    predicts_by_resize,
+from mmseg_ext.segmentors.score_maps import (
+    AxisSteps,
+    Merge,
+    ScoreMap,
+    Span,
+    merged_prediction,
+    view_map,
+    window_spans,
 )
-from mmseg_ext.segmentors.resize_maps import AxisSteps, Span, view_map, window_spans
-from mmseg_ext.segmentors.score_maps import Merge, ScoreMap, merged_prediction
 from mmseg_ext.segmentors.strip_losses import can_use_strips, strip_losses
+
+_PREDICT_FIRST_OUTPUT = (DAHead.predict, EncHead.predict)
+# Methods that only resize, and methods that apply `BaseDecodeHead.loss_by_feat` to each map.
+_KNOWN = {
+    "predict": (BaseDecodeHead.predict, *_PREDICT_FIRST_OUTPUT),
+    "predict_by_feat": (BaseDecodeHead.predict_by_feat,),
+    "loss": (BaseDecodeHead.loss,),
+    "loss_by_feat": (BaseDecodeHead.loss_by_feat, DAHead.loss_by_feat),
+}
+
+
+def predicts_by_resize(head: nn.Module) -> bool:
+    """Return whether the head's prediction is the resize of its forward."""
+    return _is_known(head, "predict", "predict_by_feat")
+
+
+def prediction(head: BaseDecodeHead, outputs: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """Return the logits (B, C, h, w) that `predict` would resize, if it `predicts_by_resize`."""
+    if type(head).predict is BaseDecodeHead.predict:
+        return outputs
+    if type(head).predict in _PREDICT_FIRST_OUTPUT:
+        return outputs if isinstance(outputs, Tensor) else outputs[0]
+    return next(iter(head.named_logits(outputs).values()))
+
+
+def loss_logits(head: BaseDecodeHead, outputs: Tensor | tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """Return prefix -> logits (B, C, h, w) of a head with known losses."""
+    if type(head).loss_by_feat is BaseDecodeHead.loss_by_feat:
+        return {"": outputs}
+    if type(head).loss_by_feat is DAHead.loss_by_feat:
+        return dict(zip(("pam_cam", "pam", "cam"), outputs, strict=True))
+    return head.named_logits(outputs)
+
+
+def _is_known(head: nn.Module, *methods: str) -> bool:
+    """Return whether the methods are in `_KNOWN` or declared, and not set on the instance.
+
+    Distillation and reweighting set methods on instances.
+    """
+    return isinstance(head, BaseDecodeHead) and all(
+        method not in vars(head)
+        and (getattr(type(head), method) in _KNOWN[method] or _declared(head, method))
+        for method in methods
+    )
+
+
+def _declared(head: BaseDecodeHead, method: str) -> bool:
+    """Return whether `named_logits` describes `method`: no subclass overrides only `method`."""
+    kinds = (kind for kind in type(head).__mro__ if {"named_logits", method} & vars(kind).keys())
+    return "named_logits" in vars(next(kinds))
 
 
 @MODELS.register_module()
@@ -67,7 +125,14 @@ class StripEncoderDecoder(EncoderDecoder):
                 f"decode_head: the prediction of {type(self.decode_head).__name__} may be more "
                 f"than the resize of its forward; use type='{stock}' (docs/class_maps.md)"
             )
-        _check_test_cfg(self.test_cfg)
+        if (self.test_cfg or {}).get("mode", "whole") == "whole":
+            return
+        crop_size, stride = tuple(self.test_cfg["crop_size"]), tuple(self.test_cfg["stride"])
+        if any(step > length for step, length in zip(stride, crop_size, strict=True)):
+            raise ValueError(
+                f"test_cfg.stride={stride}: larger than crop_size={crop_size}, so windows leave "
+                "gaps; reduce it"
+            )
 
     def _decode_head_forward_train(
         self, inputs: list[Tensor], data_samples: list[SegDataSample]
@@ -88,7 +153,7 @@ class StripEncoderDecoder(EncoderDecoder):
         self, head: nn.Module, inputs: list[Tensor], data_samples: list[SegDataSample]
     ) -> dict[str, Tensor]:
         """Return `head.loss`, in strips if they are known to give the same."""
-        if not (has_base_losses(head) and can_use_strips(head)):
+        if not (_is_known(head, "loss", "loss_by_feat") and can_use_strips(head)):
             return head.loss(inputs, data_samples, self.train_cfg)
         losses = {}
         for name, logits in loss_logits(head, head.forward(inputs)).items():
@@ -99,11 +164,7 @@ class StripEncoderDecoder(EncoderDecoder):
     def predict(
         self, inputs: Tensor, data_samples: list[SegDataSample] | None = None
     ) -> list[SegDataSample]:
-        """Return label maps of images (B, 3, H, W), each with its `ori_shape`.
-
-        Raises:
-            ValueError: for metadata that contradict the size of `inputs`.
-        """
+        """Return label maps of images (B, 3, H, W), each with its `ori_shape`."""
         if not self.predicts_by_strips():
             return super().predict(inputs, data_samples)
         maps = self.score_maps(inputs, data_samples)
@@ -161,39 +222,13 @@ class StripEncoderDecoder(EncoderDecoder):
         return [window_spans(*axis) for axis in windows]
 
 
-def _check_test_cfg(test_cfg: dict | None) -> None:
-    if (test_cfg or {}).get("mode", "whole") == "whole":
-        return
-    crop_size, stride = tuple(test_cfg["crop_size"]), tuple(test_cfg["stride"])
-    if any(step > length for step, length in zip(stride, crop_size, strict=True)):
-        raise ValueError(
-            f"test_cfg.stride={stride}: larger than crop_size={crop_size}, so windows leave gaps; "
-            "reduce it"
-        )
-
-
 def _steps(meta: dict, size: tuple[int, int]) -> tuple[AxisSteps, AxisSteps]:
     """Return the steps of the rows and of the columns, from the metadata of an image."""
-    for field in ("pad_shape", "img_shape"):
-        if field in meta:
-            if tuple(meta[field][:2]) != size:
-                raise ValueError(
-                    f"{field}={tuple(meta[field][:2])}: the input is {size}; correct the metadata"
-                )
-            break
-    field = "img_padding_size" if "img_padding_size" in meta else "padding_size"
-    left, right, top, bottom = meta.get(field, (0, 0, 0, 0))
-    padding = ((top, bottom), (left, right))
-    if any(sum(pair) >= n for pair, n in zip(padding, size, strict=True)):
-        raise ValueError(
-            f"{field}={left, right, top, bottom}: does not fit an input of {size}; correct the "
-            "metadata"
-        )
+    padding = meta.get("img_padding_size", meta.get("padding_size", (0, 0, 0, 0)))
+    left, right, top, bottom = padding
     direction = meta.get("flip_direction") if meta.get("flip") else None
     if meta.get("flip") and direction not in ("horizontal", "vertical"):
         raise ValueError(f"flip_direction={direction!r}: must be 'horizontal' or 'vertical'")
-    flips = (direction == "vertical", direction == "horizontal")
-    if "ori_shape" not in meta:
-        raise ValueError("ori_shape: missing in the metadata; add it to PackSegInputs.meta_keys")
-    axes = zip(size, padding, flips, meta["ori_shape"][:2], strict=True)
-    return tuple(AxisSteps(*axis) for axis in axes)
+    height, width = meta["ori_shape"][:2]
+    rows = AxisSteps(size[0], (top, bottom), direction == "vertical", height)
+    return rows, AxisSteps(size[1], (left, right), direction == "horizontal", width)

@@ -24,17 +24,26 @@ from torch.nn import functional as F
 
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
 from mmseg_ext.layers.submodules import does_more_than_forward
-from mmseg_ext.segmentors.resize_maps import AxisMap, exact_products, resize_map
-from mmseg_ext.segmentors.score_maps import resized_strip, strip_height
+from mmseg_ext.segmentors.score_maps import (
+    AxisMap,
+    exact_products,
+    resize_map,
+    resized_strip,
+    strip_height,
+)
 from mmseg_ext.upstream import label_maps
 
 _EPS = torch.finfo(torch.float32).eps  # mmseg uses it in every dtype
 
 
 def can_use_strips(head: BaseDecodeHead) -> bool:
-    """Return whether the losses are reduced softmax cross-entropies of all or of OHEM's pixels."""
-    sampled = head.sampler is None or type(head.sampler) is OHEMPixelSampler
-    return sampled and head.out_channels > 1 and all(map(_known, _losses(head)))
+    """Return whether the losses are reduced softmax cross-entropies of all or of OHEM's pixels.
+
+    OHEM needs a threshold.
+    """
+    sampler = head.sampler
+    known = sampler is None or (type(sampler) is OHEMPixelSampler and sampler.thresh is not None)
+    return known and head.out_channels > 1 and all(map(_known, _losses(head)))
 
 
 def _losses(head: BaseDecodeHead) -> list[nn.Module]:
@@ -73,7 +82,9 @@ def _strip_losses(
     losses: dict[str, Tensor] = {}
     hits = None
     for loss in _losses(head):
-        class_weight = _class_weight(loss, logits)
+        class_weight = loss.class_weight
+        if class_weight is not None:
+            class_weight = logits.new_tensor(class_weight, dtype=full_precision(logits.dtype))
         total, hits, weight = StripCrossEntropy.apply(
             logits, label, valid, kept, class_weight, head.align_corners
         )
@@ -86,50 +97,24 @@ def _strip_losses(
     return losses | {"acc_seg": accuracy.float().reshape(1)}
 
 
-def _class_weight(loss: CrossEntropyLoss, logits: Tensor) -> Tensor | None:
-    if loss.class_weight is None:
-        return None
-    dtype = full_precision(logits.dtype)
-    return torch.tensor(loss.class_weight, dtype=dtype, device=logits.device)
-
-
 @torch.no_grad()
 def hard_pixels(head: BaseDecodeHead, logits: Tensor, label: Tensor, valid: Tensor) -> Tensor:
     """Return the mask (B, H, W) of the pixels that mmseg's `OHEMPixelSampler` keeps."""
-    sampler = head.sampler
-    losses = _pixel_losses(logits, label, valid, head.align_corners)
-    count = sampler.min_kept * len(label)
-    if sampler.thresh is None:
-        weighted = torch.zeros_like(losses)
-        for loss in _losses(head):
-            class_weight = _class_weight(loss, logits)
-            factor = 1 if class_weight is None else class_weight[torch.where(valid, label, 0)]
-            weighted += loss.loss_weight * factor * losses
-        order = weighted[valid].sort(descending=True).indices
-        hard = torch.zeros_like(order, dtype=torch.bool)
-        hard[order[:count]] = True
-    else:
-        probability = (-losses[valid]).exp()
-        if len(probability):
-            lowest = probability.sort().values[min(count, len(probability) - 1)]
-            hard = probability < lowest.clamp(min=sampler.thresh)
-        else:
-            hard = valid[valid]
-    return torch.zeros_like(valid).masked_scatter(valid, hard)
-
-
-def _pixel_losses(logits: Tensor, label: Tensor, valid: Tensor, align_corners: bool) -> Tensor:
-    """Return -log p of each pixel's label (B, H, W), 0 where the label is ignored."""
     with autocast_disabled(logits):
-        strips = _Strips(logits, label.shape[1:], align_corners)
-        losses = strips.x.new_zeros(label.shape)
+        strips = _Strips(logits, label.shape[1:], head.align_corners)
+        losses = strips.x.new_zeros(label.shape)  # -log p of each pixel's label
         for image, here, scores, _ in strips:
             target = torch.where(valid[image, here], label[image, here], -1)  # rows, W
             one = F.cross_entropy(
                 scores.flatten(0, 1), target.flatten(), ignore_index=-1, reduction="none"
             )
             losses[image, here] = one.view_as(target)
-    return losses
+    probability = (-losses[valid]).exp()
+    if not len(probability):
+        return valid
+    least = min(head.sampler.min_kept * len(label), len(probability) - 1)
+    limit = probability.sort().values[least].clamp(min=head.sampler.thresh)
+    return torch.zeros_like(valid).masked_scatter(valid, probability < limit)
 
 
 class _Strips:
@@ -193,40 +178,21 @@ class StripCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, factor, *_):
-        gradient, logits, *pixels = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph=True
-            loss = _full_resolution_cross_entropy(logits, *pixels, ctx.align_corners)
-            (result,) = torch.autograd.grad(loss, logits, factor, create_graph=True)
-        else:
+        gradient, logits, label, valid, kept, class_weight = ctx.saved_tensors
+        if not torch.is_grad_enabled():
             result = (factor * gradient).permute(0, 3, 1, 2).to(logits.dtype)
+            return result, *(5 * (None,))
+        # create_graph=True: differentiable operators, with maps of (B, H, W, C) in memory. The loss
+        # of maps (B, C, H, W) is not deterministic on CUDA.
+        with autocast_disabled(logits), exact_products():
+            strips = _Strips(logits, label.shape[1:], ctx.align_corners)
+            x = logits.to(strips.x.dtype)
+            scores = (strips.rows.matrix @ x @ strips.columns.matrix.T).permute(0, 2, 3, 1)
+            target = torch.where(valid & kept, label, -1).flatten()
+            options = dict(weight=class_weight, ignore_index=-1, reduction="sum")
+            loss = F.cross_entropy(scores.flatten(0, 2), target, **options)
+        (result,) = torch.autograd.grad(loss, logits, factor, create_graph=True)
         return result, *(5 * (None,))
-
-
-def _full_resolution_cross_entropy(
-    logits: Tensor,
-    label: Tensor,
-    valid: Tensor,
-    kept: Tensor,
-    class_weight: Tensor | None,
-    align_corners: bool,
-) -> Tensor:
-    """Return the sum of `StripCrossEntropy` by differentiable operators."""
-    with autocast_disabled(logits), exact_products():
-        x = logits.to(full_precision(logits.dtype))
-        rows, columns = (
-            resize_map(low, length, align_corners, like=x).matrix
-            for low, length in zip(x.shape[2:], label.shape[1:], strict=True)
-        )
-        scores = (rows @ x @ columns.T).permute(0, 2, 3, 1)  # B, H, W, C
-        target = torch.where(valid & kept, label, -1)  # B, H, W
-        # Of maps (B, C, H, W), the loss is not deterministic on CUDA.
-        return F.cross_entropy(
-            scores.flatten(0, 2),
-            target.flatten(),
-            weight=class_weight,
-            ignore_index=-1,
-            reduction="sum",
-        )
 
 
 def _strip_cross_entropy(

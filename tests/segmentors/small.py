@@ -30,38 +30,17 @@ def segmentor(
     The backbone's four feature maps have 8, 16, 32 and 64 channels.
     """
     init_default_scope("mmseg")
-    norm = {"type": "BN"}
-    test_cfg = {"mode": "whole"}
-    if slide:
-        test_cfg = {"mode": "slide", "crop_size": (32, 32), "stride": (20, 20)}
+    norm = dict(type="BN")
+    test_cfg = dict(mode="slide" if slide else "whole", crop_size=(32, 32), stride=(20, 20))
     if "type" not in head:
-        head |= {"type": "FCNHead", "num_convs": 1, "concat_input": False}
-    config = ConfigDict(
-        {
-            "type": kind,
-            "data_preprocessor": PREPROCESSOR,
-            "backbone": {
-                "type": "ResNetV1c",
-                "depth": 18,
-                "base_channels": 8,
-                "stem_channels": 8,
-                "strides": (1, 2, 1, 1),
-                "dilations": (1, 1, 2, 4),
-                "norm_cfg": norm,
-            },
-            "decode_head": {
-                "in_channels": 64,
-                "in_index": 3,
-                "channels": 16,
-                "num_classes": channels,
-                "norm_cfg": norm,
-                "align_corners": align_corners,
-                **head,
-            },
-            "auxiliary_head": auxiliary,
-            "test_cfg": test_cfg,
-        }
-    )
+        head |= dict(type="FCNHead", num_convs=1, concat_input=False)
+    backbone = dict(type="ResNetV1c", depth=18, base_channels=8, stem_channels=8, norm_cfg=norm)
+    backbone |= dict(strides=(1, 2, 1, 1), dilations=(1, 1, 2, 4))
+    decode_head = dict(in_channels=64, in_index=3, channels=16, norm_cfg=norm)
+    decode_head |= dict(num_classes=channels, align_corners=align_corners) | head
+    parts = dict(backbone=backbone, decode_head=decode_head, auxiliary_head=auxiliary)
+    parts |= dict(data_preprocessor=PREPROCESSOR, test_cfg=test_cfg)
+    config = ConfigDict(type=kind, **parts)
     model = MODELS.build(config)
     with torch.no_grad():
         model.decode_head.conv_seg.weight.mul_(300)  # logits that differ, not all near zero
@@ -70,20 +49,11 @@ def segmentor(
 
 def views(image: np.ndarray, ratios, directions=("horizontal",), field="a") -> dict:
     """What TestTimeAug makes of one image: every ratio, unflipped and flipped each way."""
-    flips = [{"type": "RandomFlip", "prob": 0.0}]
-    flips += [{"type": "RandomFlip", "prob": 1.0, "direction": d} for d in directions]
-    transform = Compose(
-        [
-            {
-                "type": "TestTimeAug",
-                "transforms": [
-                    [{"type": "Resize", "scale_factor": r, "keep_ratio": True} for r in ratios],
-                    flips,
-                    [{"type": "PackSegInputs", "meta_keys": META}],
-                ],
-            }
-        ]
-    )
+    flips = [dict(type="RandomFlip", prob=0.0)]
+    flips += [dict(type="RandomFlip", prob=1.0, direction=d) for d in directions]
+    scales = [dict(type="Resize", scale_factor=r, keep_ratio=True) for r in ratios]
+    steps = [scales, flips, [dict(type="PackSegInputs", meta_keys=META)]]
+    transform = Compose([dict(type="TestTimeAug", transforms=steps)])
     return transform({"img": image, "img_path": field, "ori_shape": image.shape[:2]})
 
 

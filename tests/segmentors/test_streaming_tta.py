@@ -16,14 +16,8 @@ from PIL import Image
 
 from mmseg_ext.segmentors import StreamingSegTTAModel
 from tests.configs import CONFIGS
-from tests.segmentors.small import (
-    allocated_at_peak,
-    batch_of_two,
-    each_view,
-    random_image,
-    segmentor,
-    views,
-)
+from tests.segmentors import small
+from tests.segmentors.small import batch_of_two, each_view, random_image, segmentor
 
 
 @pytest.mark.parametrize("slide", [False, True], ids=["whole", "slide"])
@@ -94,9 +88,9 @@ def test_memory_does_not_grow_with_the_views():
     one_map = 100 * 48 * 64 * 4
 
     def peak(tta, count: int) -> int:
-        data = pseudo_collate([views(image, (1.0,) * (count // 2))])
+        data = pseudo_collate([small.views(image, (1.0,) * (count // 2))])
         assert len(data["inputs"]) == count
-        return allocated_at_peak(lambda: tta.test_step(data))
+        return small.allocated_at_peak(lambda: tta.test_step(data))
 
     ours, theirs = StreamingSegTTAModel(model), SegTTAModel(model)
     peak(ours, 2)  # what a first call allocates for good
@@ -135,19 +129,9 @@ def test_views_and_result_are_those_of_the_published_script(tmp_path):
     model = segmentor(align_corners=True)
     pipeline = Config.fromfile(CONFIGS / "_base_/datasets/voc_published.py").tta_pipeline
     transform = Compose(pipeline)
-    data = pseudo_collate(
-        [
-            transform(
-                {
-                    "img_path": str(tmp_path / "a.png"),
-                    "seg_map_path": str(tmp_path / "a_label.png"),
-                    "reduce_zero_label": False,
-                    "num_classes": 21,
-                    "seg_fields": [],
-                }
-            )
-        ]
-    )
+    paths = dict(img_path=str(tmp_path / "a.png"), seg_map_path=str(tmp_path / "a_label.png"))
+    options = dict(reduce_zero_label=False, num_classes=21, seg_fields=[])
+    data = pseudo_collate([transform(paths | options)])
     published = published_views(rgb)
     assert len(data["inputs"]) == len(published) == 12
 
@@ -157,7 +141,6 @@ def test_views_and_result_are_those_of_the_published_script(tmp_path):
     handle.remove()
     for x, (theirs, _, _) in zip(seen, published, strict=True):
         assert x.shape == theirs.shape
-        assert x.shape[2] % 8 == x.shape[3] % 8 == 1
         assert (x - theirs).abs().max() <= 1e-5 * theirs.abs().max()
         assert torch.equal(x == 0, theirs == 0)  # the padding is exactly zero
 

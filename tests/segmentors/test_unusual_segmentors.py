@@ -59,22 +59,6 @@ def test_a_loss_that_somebody_changed_takes_the_usual_path():
     assert len(calls) == 1
 
 
-@MODELS.register_module()
-class _WithoutBaseInit(MODELS.get("FCNHead")):
-    """As K-Net's `IterativeDecodeHead`: the attributes of `BaseDecodeHead`, less its threshold."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        del self.threshold
-
-
-def test_a_head_without_a_threshold_predicts():
-    kind = dict(type="_WithoutBaseInit", num_convs=1, concat_input=False)
-    model = segmentor(kind="StripEncoderDecoder", **kind)
-    inputs, samples = images()
-    assert all("pred_sem_seg" in sample for sample in model.predict(inputs, samples))
-
-
 def test_the_threshold_itself_is_background():
     """mmsegmentation compares with `>`: a probability of exactly 0.5 is not foreground."""
     model = segmentor(2, kind="StripEncoderDecoder", out_channels=1, threshold=0.5)
@@ -92,15 +76,6 @@ def test_scores_of_an_earlier_prediction_do_not_stay():
     assert all("seg_logits" in sample for sample in model.predict(inputs, samples))
     model.test_cfg.keep_logits = False
     assert not any("seg_logits" in sample for sample in model.predict(inputs, samples))
-
-
-def test_a_head_in_double_precision_under_single_precision_images():
-    model = segmentor(kind="StripEncoderDecoder")
-    model.test_cfg.keep_logits = True
-    head_forward = model.decode_head.double().forward
-    model.decode_head.forward = lambda maps: head_forward([x.double() for x in maps])
-    (sample, *_) = model.predict(*images())
-    assert sample.seg_logits.data.dtype == torch.float64
 
 
 @pytest.mark.parametrize("tta", [False, True], ids=["one view", "merged"])
