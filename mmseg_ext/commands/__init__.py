@@ -4,19 +4,34 @@
 """
 
 import ast
-import functools
+import errno
+import gc
 import importlib
+import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from mmseg_ext.errors import StackError
+from mmseg_ext.errors import (
+    SAFE_UNTIL_NOW,
+    CheckpointError,
+    LabelError,
+    LaunchError,
+    MissingDataError,
+    RunError,
+    StackError,
+    UnreadableFileError,
+)
 
 if TYPE_CHECKING:
     import torch
+
+# A disk that is full, over its quota, broken or read-only.
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES}
+_DISK |= {errno.ENOTDIR}
 
 
 def commands() -> dict[str, str]:
@@ -52,18 +67,63 @@ def start(name: str) -> NoReturn:
     sys.exit(status)
 
 
-def exit_on_error(main: Callable) -> Callable:
-    """Decorate a `main` to print a `ValueError` or an `OSError` in one line and return 1."""
+@contextmanager
+def exit_on_run_error():
+    """End the process with one message if a run cannot start or continue.
 
-    @functools.wraps(main)
-    def run(argv: Sequence[str] | None = None) -> int:
-        try:
-            return main(argv)
-        except (OSError, ValueError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
+    One process per machine prints a message that is the same in all processes.
+    """
+    import torch.distributed
 
-    return run
+    before = logging.raiseExceptions
+    logging.raiseExceptions = False  # else each line of a log on a full disk prints a traceback
+    succeeded = False
+    try:
+        yield
+        succeeded = True
+    except SystemExit as end:  # a stop signal
+        succeeded = end.code == 0
+        raise
+    except (LaunchError, CheckpointError) as error:  # the same in all processes
+        first = int(os.environ.get("LOCAL_RANK", 0)) == 0
+        sys.exit(f"mmseg_ext: {error}" if first else 1)
+    except RunError as error:
+        sys.exit(f"mmseg_ext: {error}")
+    except MissingDataError as error:  # with the expected layout on several lines
+        sys.exit(f"mmseg_ext: data: {error}")
+    except (LabelError, UnreadableFileError) as error:
+        # A DataLoader's worker sends a traceback whose last line is "module.LabelError: <message>".
+        line = str(error).strip().splitlines()[-1]
+        line = line.removeprefix(f"{type(error).__module__}.{type(error).__name__}: ")
+        sys.exit(f"mmseg_ext: data: {line}")
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        sys.exit(
+            f"mmseg_ext: {error.filename or 'a file of the run'}: {error.strerror}; "
+            f"{SAFE_UNTIL_NOW}"
+        )
+    finally:
+        logging.raiseExceptions = before
+        # With nccl, the only rank that failed would wait here for the others, and its message would
+        # never be printed.
+        group = torch.distributed.is_initialized()
+        if group and (succeeded or torch.distributed.get_backend() == "gloo"):
+            _leave_process_group()
+
+
+def _leave_process_group() -> None:
+    """Destroy the process group and stop gloo's threads while the interpreter is running.
+
+    A thread that releases a tensor after the interpreter has ended aborts the process, and a
+    finished run would exit with a failure.
+    """
+    import torch.distributed
+
+    group = torch.distributed.group.WORLD
+    torch.distributed.destroy_process_group()
+    gc.collect()  # the wrapped model refers to the group in cycles
+    del group  # last, from Python: its threads need the interpreter's lock to stop
 
 
 def usable_device(name: str | None = None) -> "torch.device":

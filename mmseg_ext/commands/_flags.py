@@ -5,8 +5,10 @@ to import, and `--help` and a wrong flag are answered before.
 """
 
 import argparse
+import functools
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
 from mmseg_ext import environment, register, safe_loading, use_operators_in_pytorch
@@ -21,21 +23,45 @@ def command_parser(description: str, epilog: str | None = None) -> argparse.Argu
     )
 
 
+def command(
+    parser: Callable[[], argparse.ArgumentParser], stack: Sequence[str] | None = STACK
+) -> Callable:
+    """Turn a function of parsed flags into `main(argv)`, which returns the exit status.
+
+    A `ValueError` or an `OSError` is printed in one line, with status 1. See `read_flags`.
+    """
+
+    def decorate(run: Callable[[argparse.Namespace], int | None]) -> Callable:
+        @functools.wraps(run)
+        def main(argv: Sequence[str] | None = None) -> int:
+            try:
+                return run(read_flags(parser(), argv, stack)) or 0
+            except (OSError, ValueError) as error:
+                print(f"error: {error}", file=sys.stderr)
+                return 1
+
+        return main
+
+    return decorate
+
+
 def read_flags(
     parser: argparse.ArgumentParser,
     argv: Sequence[str] | None,
-    stack: Sequence[str] = STACK,
+    stack: Sequence[str] | None = STACK,
 ) -> argparse.Namespace:
     """Parse `argv`, or with None the flags of this process, which then imports and registers.
 
     Raises:
-        StackError: if a package in `stack` is missing or cannot be used.
+        StackError: if a package in `stack` is missing or cannot be used. With None nothing is
+            imported.
     """
     args = parser.parse_args(argv)
-    if argv is None:
+    if argv is None and stack is not None:
         prepare_stack()
-        check_stack(stack)
-        safe_loading()
+        if stack:
+            check_stack(stack)
+            safe_loading()
     return args
 
 
@@ -78,12 +104,8 @@ def device_flag(parser: argparse.ArgumentParser) -> None:
 def launcher_flags(parser: argparse.ArgumentParser) -> None:
     """Add `--cfg-options` and the flags that tell how processes are started."""
     config_flag(parser)
-    parser.add_argument(
-        "--launcher",
-        choices=["none", "pytorch", "slurm", "mpi"],
-        default="none",
-        help="how several processes are started",
-    )
+    launchers = ["none", "pytorch", "slurm", "mpi"]
+    parser.add_argument("--launcher", choices=launchers, default="none", help="of processes")
     parser.add_argument("--local_rank", "--local-rank", type=int, default=0)
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmseg_ext.commands import exit_on_error, usable_device
-from mmseg_ext.commands._flags import command_parser, config_flag, device_flag, read_flags
+from mmseg_ext.commands import usable_device
+from mmseg_ext.commands._flags import command, command_parser, config_flag, device_flag
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,13 +18,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("config")
     parser.add_argument("checkpoint", help="weights; 'none' for random ones")
     parser.add_argument("images", nargs="+", metavar="IMAGE")
-    parser.add_argument(
-        "--pixel",
-        nargs=2,
-        type=int,
-        metavar=("ROW", "COLUMN"),
-        help="the query position in the image on disk (default: its middle)",
-    )
+    pixel = "the query position, ROW COLUMN in the image on disk (default: its middle)"
+    parser.add_argument("--pixel", nargs=2, type=int, help=pixel)
     parser.add_argument("--layers", nargs="+", metavar="NAME", help="default: last of each kind")
     parser.add_argument("--list", action="store_true", help="print the layers' names and stop")
     parser.add_argument("--out", type=Path, default=Path("work_dirs/attention_maps"))
@@ -67,9 +62,8 @@ def network_input(model: "nn.Module", path: str) -> "tuple[Tensor, np.ndarray, t
     return image, shown, sample["data_samples"].metainfo["ori_shape"]
 
 
-@exit_on_error
-def main(argv: Sequence[str] | None = None) -> int:
-    args = read_flags(parser(), argv)
+@command(parser)
+def main(args: argparse.Namespace) -> int:
     import numpy as np
     import torch
 
@@ -107,4 +101,3 @@ def main(argv: Sequence[str] | None = None) -> int:
             path = args.out / f"{stem}_{name}.png"
             summary = draw_layer(layer, inputs[name], scene, f"{name}, {Path(file).name}", path)
             print(f"{path}: {summary}")
-    return 0

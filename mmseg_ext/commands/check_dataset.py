@@ -15,12 +15,6 @@ from mmseg_ext.errors import LaunchError, StackError
 CLEAN, PROBLEMS, COULD_NOT_RUN = 0, 1, 2
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be 0 or more, not {text!r}")
-    return int(text)
-
-
 def parser() -> argparse.ArgumentParser:
     parser = command_parser(
         __doc__,
@@ -31,15 +25,10 @@ training on trainval, set allow_overlap = True in the config.
 """,
     )
     parser.add_argument("config", help="path of the config")
-    parser.add_argument(
-        "--split", nargs="+", choices=("train", "val", "test"), help="default: all of the config"
-    )
-    parser.add_argument(
-        "--workers",
-        type=_count,
-        default=min(os.cpu_count() or 1, 8),
-        help="reading processes; 0 reads in this process (default: the number of cores, at most 8)",
-    )
+    splits = ("train", "val", "test")
+    parser.add_argument("--split", nargs="+", choices=splits, help="default: all of the config")
+    workers = min(os.cpu_count() or 1, 8)
+    parser.add_argument("--workers", type=int, default=workers, help="processes (%(default)s)")
     config_flag(parser)
     return parser
 
@@ -49,15 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = read_flags(parser(), argv)
         register_all_modules()
         return _run(args)
-    except (LaunchError, OSError) as error:
+    except (LaunchError, OSError, StackError) as error:
         print(f"check_dataset: {error}", file=sys.stderr)
-        return COULD_NOT_RUN
-    except StackError as error:
-        print(error, file=sys.stderr)
-        return COULD_NOT_RUN
     except Exception:  # Python's own status 1 would mean that the data has problems
         traceback.print_exc()
-        return COULD_NOT_RUN
+    return COULD_NOT_RUN
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -1,11 +1,9 @@
 """Convert published weights to mmsegmentation's names: FAMILY SRC DST."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
-from mmseg_ext.commands import exit_on_error
-from mmseg_ext.commands._flags import command_parser, read_flags
+from mmseg_ext.commands._flags import command, command_parser
 from mmseg_ext.published import FAMILIES, convert_official
 
 
@@ -17,18 +15,13 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("family", choices=FAMILIES, metavar="FAMILY", help="listed below")
     parser.add_argument("src", help="published weights: .pth, .pth.tar or .safetensors")
     parser.add_argument("dst", type=Path, help="file to write: .pth or .safetensors")
-    parser.add_argument(
-        "--classifier",
-        action="store_true",
-        help="keep the classifier, for a backbone built with num_classes",
-    )
+    parser.add_argument("--classifier", action="store_true", help="keep the classifier")
     parser.add_argument("--overwrite", action="store_true", help="replace DST if it exists")
     return parser
 
 
-@exit_on_error
-def main(argv: Sequence[str] | None = None) -> int:
-    args = read_flags(parser(), argv)
+@command(parser)
+def main(args: argparse.Namespace) -> None:
     from mmseg_ext.checkpoint.files import read_state_dict, write_weights
 
     if args.dst.exists() and not args.overwrite:
@@ -40,4 +33,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     write_weights(converted, args.dst)
     values = sum(value.numel() for value in converted.values())
     print(f"{args.dst}: {len(converted)} entries, {values / 1e6:.2f} M values")
-    return 0

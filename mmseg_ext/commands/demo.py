@@ -1,28 +1,21 @@
 """Train EANet on the embedded dataset, test it and draw its predictions (`make demo`)."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
-from mmseg_ext.commands import exit_on_error
-from mmseg_ext.commands._flags import command_parser, read_flags
+from mmseg_ext.commands._flags import command, command_parser
 
 
 def parser() -> argparse.ArgumentParser:
     parser = command_parser(__doc__)
     parser.add_argument("--work-dir", type=Path, default=Path("work_dirs/demo"))
     parser.add_argument("--data-root", help="folder of the dataset (default: data/shapes)")
-    parser.add_argument(
-        "--compare",
-        action="store_true",
-        help="also train FCN and DANet equally long, and write a table",
-    )
+    parser.add_argument("--compare", action="store_true", help="also train FCN and DANet")
     return parser
 
 
-@exit_on_error
-def main(argv: Sequence[str] | None = None) -> int:
-    args = read_flags(parser(), argv)
+@command(parser)
+def main(args: argparse.Namespace) -> int:
     from mmseg_ext.commands._demos import compare_heads, data_root_options, segmentation_demo
 
     options = data_root_options(args.data_root) if args.data_root else None

@@ -1,11 +1,9 @@
 """Train a small Mask R-CNN with RMT on the embedded scenes, draw detections (`make demo-det`)."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
-from mmseg_ext.commands import exit_on_error
-from mmseg_ext.commands._flags import command_parser, read_flags
+from mmseg_ext.commands._flags import command, command_parser
 
 
 def parser() -> argparse.ArgumentParser:
@@ -16,11 +14,10 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-@exit_on_error
-def main(argv: Sequence[str] | None = None) -> int:
-    args = read_flags(parser(), argv)
+@command(parser)
+def main(args: argparse.Namespace) -> int:
+    from mmseg_ext.commands import exit_on_run_error
     from mmseg_ext.commands._demos import detection_demo
-    from mmseg_ext.commands._launch import exit_on_run_error
 
     with exit_on_run_error():
         return int(not detection_demo(args.work_dir, args.data_root, args.resume))

@@ -6,12 +6,11 @@ import platform
 import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmseg_ext.commands import exit_on_error, usable_device
-from mmseg_ext.commands._flags import command_parser, device_flag, prepare_stack
+from mmseg_ext.commands import usable_device
+from mmseg_ext.commands._flags import command, command_parser, device_flag
 
 if TYPE_CHECKING:
     import torch
@@ -25,11 +24,9 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-@exit_on_error
-def main(argv: Sequence[str] | None = None) -> int:
+@command(parser, stack=())
+def main(args: argparse.Namespace) -> int:
     """Run the checks; return 1 if one fails."""
-    args = parser().parse_args(argv)
-    prepare_stack()
     import torch
 
     from mmseg_ext.atomic_write import write_text

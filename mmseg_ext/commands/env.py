@@ -2,25 +2,22 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
 
-from mmseg_ext.commands._flags import command_parser, prepare_stack
+from mmseg_ext.commands._flags import command, command_parser
 
 
 def parser() -> argparse.ArgumentParser:
     return command_parser(__doc__)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser().parse_args(argv)
-    prepare_stack()
+@command(parser, stack=())
+def main(args: argparse.Namespace) -> int:
     from mmseg_ext.environment import describe, stack_problem
 
     rows = describe()
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(f"{name:<{width}}  {value}")
-    problem = stack_problem()
-    if problem is not None:
+    if problem := stack_problem():
         print(problem, file=sys.stderr)
     return int(problem is not None)

@@ -1,12 +1,10 @@
 """Export a segmentor to ONNX or to torch.export's .pt2, and compare the file with the model."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmseg_ext.commands import exit_on_error
-from mmseg_ext.commands._flags import command_parser, read_flags
+from mmseg_ext.commands._flags import command, command_parser
 
 if TYPE_CHECKING:
     from mmengine.config import Config
@@ -17,21 +15,11 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("config", nargs="?", help="name or path (default: the published model)")
     parser.add_argument("checkpoint", nargs="?", help="file, or 'none' for random weights")
     parser.add_argument("--format", choices=("onnx", "torch"), default="onnx")
-    parser.add_argument(
-        "--dynamic", action="store_true", help="accept images of any size and number"
-    )
-    parser.add_argument(
-        "--fuse", action="store_true", help="fold batch norms, compose external attention"
-    )
-    parser.add_argument(
-        "--shape", type=int, nargs="+", help="H [W] (default: the config's crop size)"
-    )
-    parser.add_argument(
-        "--images", help="image or folder for the comparison (default: the test set)"
-    )
-    parser.add_argument(
-        "--out", type=Path, help="output file (default: the config's name in this folder)"
-    )
+    parser.add_argument("--dynamic", action="store_true", help="images of any size and number")
+    parser.add_argument("--fuse", action="store_true", help="fold norms, compose attention")
+    parser.add_argument("--shape", type=int, nargs="+", help="H [W] (default: the crop size)")
+    parser.add_argument("--images", help="to compare, image or folder (default: the test set)")
+    parser.add_argument("--out", type=Path, help="output file (default: the config's name)")
     return parser
 
 
@@ -41,9 +29,8 @@ TOLERANCE = 1e-4
 REAL_IMAGES = 3  # of a folder
 
 
-@exit_on_error
-def main(argv: Sequence[str] | None = None) -> int:
-    args = read_flags(parser(), argv)
+@command(parser)
+def main(args: argparse.Namespace) -> None:
     import torch
 
     from mmseg_ext import register_all_modules
@@ -65,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     weights = None if args.checkpoint == "none" else args.checkpoint
     segmentor = get_model(args.config, weights=weights)
     config, meta = segmentor.cfg, segmentor.dataset_meta
-    size = _size(args.shape, config)
+    shape = args.shape or config.get("crop_size") or (512, 512)
+    size = (shape[0], shape[-1])
     eager = WholeImageSegmentor(segmentor)
     model = WholeImageSegmentor(segmentor, fuse=True) if args.fuse else eager
     path = args.out or Path(Path(args.config).stem + SUFFIXES[args.format])
@@ -101,14 +89,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                     f"{difference:.1e} of the largest; the limit is {TOLERANCE:g}"
                 )
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
-    return 0
-
-
-def _size(shape: list[int] | None, config: "Config") -> tuple[int, int]:
-    shape = shape or config.get("crop_size") or (512, 512)
-    if len(shape) not in (1, 2) or min(shape) < 1:
-        raise ValueError(f"--shape {shape}: must be one or two positive numbers")
-    return (shape[0], shape[-1])
 
 
 def _test_scale(config: "Config") -> dict:
@@ -127,14 +107,22 @@ def _inputs(args: argparse.Namespace, config: "Config", size: tuple[int, int]):
     import torch
     from PIL import Image
 
+    from mmseg_ext.datasets.images import image_files
+    from mmseg_ext.datasets.metainfo import unwrapped
     from mmseg_ext.inference.export import random_images
 
     yield "random", random_images(size)
     if args.dynamic:
         yield "random", random_images((size[0] * 3 // 4 + 1, size[1] * 5 // 4 + 3), 2)
-    paths = _real_images(args.images, config)
+    if args.images is None:
+        dataset = unwrapped(config.test_dataloader.dataset)
+        prefix = dataset.get("data_prefix", {}).get("img_path", "")
+        folder = Path(dataset.get("data_root", ""), prefix)
+    else:
+        folder = Path(args.images)
+    paths = image_files(folder, recursive=True)[:REAL_IMAGES]
     if not paths:
-        print("no real image compared: the test set is missing; pass --images")
+        print(f"no real image compared: {folder} has none; pass --images")
     for path in paths:
         with Image.open(path) as image:
             image = image.convert("RGB")
@@ -142,19 +130,3 @@ def _inputs(args: argparse.Namespace, config: "Config", size: tuple[int, int]):
                 image = image.resize(size[::-1])
             pixels = torch.from_numpy(np.asarray(image, dtype=np.float32).copy())  # (H, W, 3)
         yield path.name, pixels.permute(2, 0, 1)[None]  # (1, 3, H, W)
-
-
-def _real_images(given: str | None, config: "Config") -> list[Path]:
-    """Return the first images of the given path, or of the test set."""
-    from mmseg_ext.datasets.images import image_files
-    from mmseg_ext.datasets.metainfo import unwrapped
-
-    if given is None:
-        dataset = unwrapped(config.test_dataloader.dataset)
-        prefix = dataset.get("data_prefix", {}).get("img_path", "")
-        path = Path(dataset.get("data_root", ""), prefix)
-    else:
-        path = Path(given)
-        if not path.exists():
-            raise ValueError(f"--images {given}: does not exist")
-    return image_files(path, recursive=True)[:REAL_IMAGES]

@@ -6,12 +6,11 @@ CamVid's street scenes, for non-commercial use.
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmseg_ext.commands import exit_on_error, usable_device
-from mmseg_ext.commands._flags import command_parser, device_flag, read_flags
+from mmseg_ext.commands import usable_device
+from mmseg_ext.commands._flags import command, command_parser, device_flag
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,9 +30,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("outputs"), help="folder for the results")
     parser.add_argument("--opacity", type=float, default=0.5, help="of the class colors, 0 to 1")
     parser.add_argument("--with-labels", action="store_true", help="write class names on the image")
-    parser.add_argument(
-        "--max-pixels", type=int, default=MAX_PIXELS, help="skip larger images (%(default)s)"
-    )
+    parser.add_argument("--max-pixels", type=int, default=MAX_PIXELS, help="skip larger images")
     device_flag(parser)
     return parser
 
@@ -65,9 +62,8 @@ def find_images(path: Path, out: Path, recursive: bool = False) -> dict[Path, Pa
     }
 
 
-@exit_on_error
-def main(argv: Sequence[str] | None = None) -> int:
-    args = read_flags(parser(), argv)
+@command(parser)
+def main(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import track
 
@@ -84,9 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.config, args.checkpoint = DEFAULT, pretrained_weights(DEFAULT)
         _introduce(args.checkpoint)
     weights = None if args.checkpoint == "none" else args.checkpoint
-    predictor = Predictor(
-        get_model(args.config, weights=weights, device=usable_device(args.device))
-    )
+    model = get_model(args.config, weights=weights, device=usable_device(args.device))
+    predictor = Predictor(model)
     if weights is None:
         print(f"warning: {RANDOM}", file=sys.stderr)
     failed = 0
@@ -95,8 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             _check_size(path, args.max_pixels)
             result = predictor(path)
-            draw = _overlay_with_names if args.with_labels else _overlay
-            overlay = draw(result, args.opacity)
+            overlay = _overlay(result, args.opacity, args.with_labels)
         except Exception as error:  # of any kind: decoders, the pipeline and the model raise it
             text = " ".join(str(error).split())
             print(f"error: {text if str(path) in text else f'{path}: {text}'}", file=sys.stderr)
@@ -115,7 +109,7 @@ def _check_size(path: Path, most: int) -> None:
     """Raise ValueError for an image of too many pixels; it is not decoded."""
     from PIL import Image
 
-    Image.MAX_IMAGE_PIXELS = None  # Pillow's own limit, of which `most` takes the place
+    Image.MAX_IMAGE_PIXELS = None  # Pillow's own limit, which `most` replaces
     try:
         with Image.open(path) as image:
             width, height = image.size
@@ -125,20 +119,16 @@ def _check_size(path: Path, most: int) -> None:
         raise ValueError(f"{path}: has {width}x{height} pixels; allow it with --max-pixels")
 
 
-def _overlay(result: "Segmentation", opacity: float) -> "np.ndarray":
-    import numpy as np
-
-    return np.asarray(result.overlay(opacity, legend=False))
-
-
-def _overlay_with_names(result: "Segmentation", opacity: float) -> "np.ndarray":
-    """Return mmsegmentation's overlay (H, W, 3), which has the class names on the image."""
+def _overlay(result: "Segmentation", opacity: float, with_labels: bool) -> "np.ndarray":
+    """Return the overlay (H, W, 3); `with_labels` is mmsegmentation's, with the class names."""
     import numpy as np
     import torch
     from mmengine.structures import PixelData
     from mmseg.structures import SegDataSample
     from mmseg.visualization import SegLocalVisualizer
 
+    if not with_labels:
+        return np.asarray(result.overlay(opacity, legend=False))
     visualizer = SegLocalVisualizer(alpha=opacity)
     visualizer.dataset_meta = dict(classes=result.classes, palette=result.palette.tolist())
     labels = torch.from_numpy(result.labels.astype(np.int64))[None]  # (1, H, W)

@@ -1,27 +1,22 @@
 """Count the parameters and multiply-adds of configs; compute the memory of a training step."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
-from mmseg_ext.commands import exit_on_error
-from mmseg_ext.commands._flags import command_parser, read_flags
+from mmseg_ext.commands._flags import command, command_parser
 
 
 def parser() -> argparse.ArgumentParser:
     parser = command_parser(__doc__)
     parser.add_argument("configs", nargs="+", type=Path)
-    parser.add_argument(
-        "--train", action="store_true", help="peak memory of a training step on a GPU, in GiB"
-    )
+    parser.add_argument("--train", action="store_true", help="GiB of a training step on a GPU")
     parser.add_argument("--amp", action="store_true", help="with --train: mixed precision")
     parser.add_argument("--batch", type=int, help="with --train: images per GPU, not the config's")
     return parser
 
 
-@exit_on_error
-def main(argv: Sequence[str] | None = None) -> int:
-    args = read_flags(parser(), argv)
+@command(parser)
+def main(args: argparse.Namespace) -> None:
     from mmengine.logging import MMLogger
 
     from mmseg_ext import register_all_modules
@@ -43,4 +38,3 @@ def main(argv: Sequence[str] | None = None) -> int:
             config.train_dataloader.batch_size = args.batch
         rows.append(memory_cells(path.stem, config, training_memory(config, args.amp)))
     print(markdown(MEMORY_HEADINGS if args.train else HEADINGS, rows), end="")
-    return 0

@@ -3,11 +3,9 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from mmseg_ext.commands import exit_on_error
-from mmseg_ext.commands._flags import command_parser, read_flags
+from mmseg_ext.commands._flags import command, command_parser
 
 _SHOWN = 10
 _STEM = "backbone.layer1.0.conv1.weight"  # (width, width, 3, 3)
@@ -34,38 +32,18 @@ are the splits; without them --val sets the share of the validation images.
     parser.add_argument("project", type=Path, help="folder to write")
     parser.add_argument("--images", type=Path, required=True, metavar="DIR")
     kinds = parser.add_mutually_exclusive_group(required=True)
-    kinds.add_argument(
-        "--masks",
-        type=Path,
-        metavar="DIR",
-        help="gray, binary, palette or RGB images, one value per class",
-    )
+    kinds.add_argument("--masks", type=Path, metavar="DIR", help="images, a value per class")
     kinds.add_argument("--coco", type=Path, nargs="+", metavar="FILE", help="polygons or RLE")
     kinds.add_argument("--labelme", type=Path, metavar="DIR", help="JSON files with polygons")
     parser.add_argument("--classes", nargs="+", metavar="NAME", help="in the order of the values")
-    parser.add_argument(
-        "--ignore",
-        nargs="+",
-        default=[],
-        metavar="VALUE",
-        help="values, #rrggbb or names to ignore",
-    )
-    parser.add_argument("--val", type=_share, default=0.2, metavar="SHARE", help="default: 0.2")
-    parser.add_argument(
-        "--from", dest="start", default="scratch", metavar="WEIGHTS", help="see below"
-    )
+    parser.add_argument("--ignore", nargs="+", default=[], help="values, #rrggbb or names")
+    parser.add_argument("--val", type=float, default=0.2, metavar="SHARE", help="default: 0.2")
+    parser.add_argument("--from", dest="start", default="scratch", help="see below")
     return parser
 
 
-def _share(text: str) -> float:
-    if not 0 < (share := float(text)) < 1:
-        raise argparse.ArgumentTypeError(f"must be between 0 and 1, not {text}")
-    return share
-
-
-@exit_on_error
-def main(argv: Sequence[str] | None = None) -> int:
-    args = read_flags(parser(), argv)
+@command(parser)
+def main(args: argparse.Namespace) -> None:
     from mmengine.config import Config
     from rich.console import Console
 
@@ -73,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from mmseg_ext.datasets.dataset_report import class_table, describe
     from mmseg_ext.datasets.new_project import make_project
 
+    if not 0 < args.val < 1:
+        raise ValueError(f"--val {args.val}: must be between 0 and 1")
     load_from, width, about = _starting_weights(args.start)
     if args.masks:
         reader = Masks(args.masks)
@@ -105,7 +85,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"  mmseg-ext report {work_dir}")
     pictures = shlex.quote(str(args.project / "data/images/val"))
     print(f"  mmseg-ext image_demo {pictures} {config} {checkpoint} --out {work_dir}/pictures")
-    return 0
 
 
 def _starting_weights(start: str) -> tuple[str | None, int, str]:

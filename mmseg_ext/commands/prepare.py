@@ -1,11 +1,9 @@
 """Convert a dataset to the layout that the configs read: `prepare camvid SRC DST`."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
-from mmseg_ext.commands import exit_on_error
-from mmseg_ext.commands._flags import command_parser, read_flags
+from mmseg_ext.commands._flags import command, command_parser
 
 
 def parser() -> argparse.ArgumentParser:
@@ -27,12 +25,10 @@ docs/data.md shows the commands for VOC, Cityscapes and ADE20K. For your own ima
     return parser
 
 
-@exit_on_error
-def main(argv: Sequence[str] | None = None) -> int:
-    args = read_flags(parser(), argv)
+@command(parser)
+def main(args: argparse.Namespace) -> None:
     from mmseg_ext.datasets.camvid import prepare_camvid
 
     counts = {"camvid": prepare_camvid}[args.dataset](args.source, args.destination)
     found = ", ".join(f"{split} {count:,}" for split, count in counts.items())
     print(f"{args.destination}: {found}")
-    return 0

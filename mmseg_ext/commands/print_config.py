@@ -13,9 +13,7 @@ from mmseg_ext.commands._flags import read_launch_flags
 def parser() -> argparse.ArgumentParser:
     parser = train.parser()
     parser.description = __doc__
-    parser.add_argument(
-        "--world-size", type=int, help="number of GPUs; also prints the options for that many"
-    )
+    parser.add_argument("--world-size", type=int, help="print the options for so many GPUs, too")
     return parser
 
 
@@ -28,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = read_launch_flags(parser(), argv)
     from mmengine.logging import MMLogger
 
-    from mmseg_ext.commands._launch import exit_on_run_error
+    from mmseg_ext.commands import exit_on_run_error
     from mmseg_ext.cost.step_memory import GIBI, plans
     from mmseg_ext.engine.amp import enable_amp
     from mmseg_ext.engine.launch import enable_learning_rate_scaling, load_settings
@@ -45,10 +43,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         record = describe_run(cfg, processes, seed)
     if args.world_size and "auto_scale_lr" in cfg and "crop_size" in cfg:
         MMLogger.get_current_instance().setLevel("WARNING")  # a line for each parameter
+        names = ("memory_gib", "checkpoint_gib")
         record["plans"] = []
         for plan in plans(cfg, args.world_size):
-            memory, checkpoint = (round(size / GIBI, 1) for size in plan.memory(cfg))
-            sizes = {"memory_gib": memory, "checkpoint_gib": checkpoint}
-            record["plans"].append({**asdict(plan), **sizes})
+            sizes = [round(size / GIBI, 1) for size in plan.memory(cfg)]
+            record["plans"].append(asdict(plan) | dict(zip(names, sizes, strict=True)))
     print(cfg.pretty_text)
     print(json.dumps(record, indent=2, default=str))

@@ -6,11 +6,9 @@ training checkpoints, and it shortens names (`depth.pth` becomes `de`).
 
 import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
-from mmseg_ext.commands import exit_on_error
-from mmseg_ext.commands._flags import command_parser, read_flags
+from mmseg_ext.commands._flags import command, command_parser
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,8 +42,8 @@ def publish(
 
     Raises:
         FileNotFoundError: if `source` or the folder of `destination` does not exist.
-        ValueError: for another suffix than `.pth` or `.safetensors`, no state dict in `source`,
-            values beyond float16, or a `dataset_meta` that JSON cannot express.
+        ValueError: for another suffix than `.pth` or `.safetensors`, no state dict in `source`, or
+            values beyond float16.
     """
     import numpy as np
 
@@ -66,21 +64,14 @@ def publish(
         if beyond:
             raise ValueError(f"{source}: values beyond float16 in {', '.join(beyond[:4])}")
     meta = content.get("meta") if isinstance(content.get("meta"), dict) else {}
-    try:
-        dataset_meta = json.loads(json.dumps(meta.get("dataset_meta"), default=np.ndarray.tolist))
-    except TypeError as error:
-        raise ValueError(
-            f"{source}: dataset_meta has other values than names and colors"
-        ) from error
+    dataset_meta = json.loads(json.dumps(meta.get("dataset_meta"), default=np.ndarray.tolist))
     return write_weights(weights, destination, dataset_meta, hash_in_name, about)
 
 
-@exit_on_error
-def main(argv: Sequence[str] | None = None) -> int:
-    args = read_flags(parser(), argv)
+@command(parser)
+def main(args: argparse.Namespace) -> None:
     pairs = [pair.partition("=") for pair in args.about]
     if not all(key and equals for key, equals, _ in pairs):
         raise ValueError(f"--about: needs KEY=TEXT, not {args.about}")
     about = {key: text for key, _, text in pairs}
     print(publish(args.in_file, args.out_file, args.float16, about, not args.no_hash))
-    return 0

@@ -2,11 +2,9 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from mmseg_ext.commands import exit_on_error
-from mmseg_ext.commands._flags import command_parser, read_flags
+from mmseg_ext.commands._flags import command, command_parser
 
 
 def parser() -> argparse.ArgumentParser:
@@ -16,9 +14,8 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-@exit_on_error
-def main(argv: Sequence[str] | None = None) -> int:
-    args = read_flags(parser(), argv)
+@command(parser)
+def main(args: argparse.Namespace) -> None:
     from mmseg_ext.reports.page import write_report
 
     path = args.out or args.work_dirs[0] / "report.html"
@@ -29,4 +26,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = f"mIoU {100 * run.results.miou:.2f} % on {run.results.images} images"
         print(f"{run.name}: {result} ({run.results.source})")
     print(path)
-    return 0

@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Test with weights that fill the complete model, except for auxiliary heads."""
     args = read_launch_flags(parser(), argv)
     from mmseg_ext.checkpoint.loading import SafeLoading
-    from mmseg_ext.commands._launch import exit_on_run_error
+    from mmseg_ext.commands import exit_on_run_error
     from mmseg_ext.engine.build_errors import explained
 
     with exit_on_run_error(), SafeLoading(entire_model=True):

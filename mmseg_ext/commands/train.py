@@ -14,22 +14,9 @@ def parser() -> argparse.ArgumentParser:
     parser = command_parser(__doc__)
     parser.add_argument("config", help="path of the config")
     parser.add_argument("--work-dir", help="folder for logs and checkpoints")
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="continue from the newest complete checkpoint in the work directory, if any",
-    )
-    parser.add_argument(
-        "--amp",
-        action="store_true",
-        help="mixed precision: float16 on a GPU, bfloat16 on a CPU (optim_wrapper.dtype=bfloat16 "
-        "for both)",
-    )
-    parser.add_argument(
-        "--auto-scale-lr",
-        action="store_true",
-        help="multiply the learning rate by effective batch / auto_scale_lr.base_batch_size",
-    )
+    parser.add_argument("--resume", action="store_true", help="from the newest checkpoint, if any")
+    parser.add_argument("--amp", action="store_true", help="mixed precision")
+    parser.add_argument("--auto-scale-lr", action="store_true", help="to the effective batch size")
     launcher_flags(parser)
     return parser
 
@@ -53,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train, and return 0 if the run finished or a signal stopped it."""
     args = read_launch_flags(parser(), argv)
     from mmseg_ext.checkpoint.loading import SafeLoading
-    from mmseg_ext.commands._launch import exit_on_run_error
+    from mmseg_ext.commands import exit_on_run_error
     from mmseg_ext.engine.build_errors import explained
 
     with exit_on_run_error(), SafeLoading():

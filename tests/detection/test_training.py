@@ -73,7 +73,8 @@ def test_the_demo_draws_and_fails_below_its_floor(tmp_path, capsys):
     assert not detection_demo(tmp_path / "run", tmp_path / "shapes", options=options, recipe=recipe)
     printed = capsys.readouterr().out
     assert "2 iterations" in printed and "FAILED: bbox AP" in printed
-    assert np.asarray(Image.open(tmp_path / "run/detections.png")).std() > 10
+    pictures = [np.asarray(Image.open(p)) for p in (tmp_path / "run/detections").iterdir()]
+    assert len(pictures) == 6 and all(p.shape == (64, 128, 3) and p.std() > 10 for p in pictures)
 
 
 def test_mask2former_trains_and_predicts():

@@ -22,7 +22,7 @@ from torch.backends import cudnn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmseg_ext.checkpoint.files import read_checkpoint
-from mmseg_ext.commands._launch import exit_on_run_error
+from mmseg_ext.commands import exit_on_run_error
 from mmseg_ext.commands.test import main as test
 from mmseg_ext.commands.test import parser as test_parser
 from mmseg_ext.commands.test import runner_of as scoring_runner
