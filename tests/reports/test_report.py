@@ -12,6 +12,7 @@ from PIL import Image
 from mmseg_ext.commands.report import main
 from mmseg_ext.commands.train import parser as train_parser
 from mmseg_ext.commands.train import runner_of
+from mmseg_ext.reports.curves import prediction_loss
 from mmseg_ext.reports.page import page, write_report
 from mmseg_ext.reports.pictures import error_overlay
 from mmseg_ext.reports.results_hook import class_iou
@@ -215,3 +216,10 @@ def test_page_of_two_runs_loads_nothing(work_dir, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == str(path)
     sources = re.findall('src="(.*?)"', path.read_text())
     assert len(sources) == 12 and all(s.startswith("data:image/jpeg") for s in sources)
+
+
+def test_prediction_loss_of_a_head_with_three():
+    names = ("loss", "decode.pam_cam.loss_ce", "decode.pam.loss_ce", "decode.cam.loss_ce")
+    curves = {name: {1: float(i)} for i, name in enumerate(names)}
+    assert prediction_loss(curves) == {1: 1.0}
+    assert prediction_loss({"loss": curves["loss"]}) == {1: 0.0}
