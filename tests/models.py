@@ -3,6 +3,7 @@
 import copy
 import importlib
 import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from mmseg.registry import MODELS
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from mmseg_ext.layers.precision import full_precision
@@ -52,6 +54,27 @@ def untested(package: str, tester: type) -> list[str]:
         for name, item in MODELS.module_dict.items()
         if item.__module__.startswith(f"mmseg_ext.{package}") and name not in tested
     )
+
+
+class Operators(TorchDispatchMode):
+    """Operators by name, those with tensors on the CPU, and the largest result in bytes."""
+
+    def __init__(self):
+        super().__init__()
+        self.names: Counter[str] = Counter()
+        self.on_host: set[str] = set()
+        self.largest = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        self.names[name] += 1
+        if any(isinstance(t, Tensor) and t.device.type == "cpu" for t in (*args, result)):
+            self.on_host.add(name)
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        storages = [r.untyped_storage().nbytes() for r in results if isinstance(r, Tensor)]
+        self.largest = max([self.largest, *storages])
+        return result
 
 
 def tensors(output) -> list[Tensor]:

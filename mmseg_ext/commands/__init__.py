@@ -30,15 +30,12 @@ if TYPE_CHECKING:
     import torch
 
 # A disk that is full, over its quota, broken or read-only.
-_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES}
-_DISK |= {errno.ENOTDIR}
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES)
 
 
 def commands() -> dict[str, str]:
-    """Return the name of every command and the first line of its file, sorted by name.
-
-    The files are parsed, not imported, which is faster.
-    """
+    """Return the name of every command and the first line of its file, sorted by name."""
+    # The files are parsed, not imported, which is faster.
     files = sorted(Path(__file__).parent.glob("[!_]*.py"))
     texts = {path.stem: path.read_text(encoding="utf-8") for path in files}
     return {n: ast.get_docstring(ast.parse(t)).splitlines()[0] for n, t in texts.items()}
@@ -57,8 +54,7 @@ def start(name: str) -> NoReturn:
             print("mmseg_ext: interrupted", file=sys.stderr)
         status = 130  # what a shell reports of a process that Ctrl-C ended
     except StackError as error:
-        print(error, file=sys.stderr)
-        status = 1
+        status = str(error)  # printed, with status 1
     except Exception as error:
         traceback.print_exc()
         message = " ".join(str(error).split())[:300]
@@ -99,10 +95,8 @@ def exit_on_run_error():
     except OSError as error:
         if error.errno not in _DISK:
             raise
-        sys.exit(
-            f"mmseg_ext: {error.filename or 'a file of the run'}: {error.strerror}; "
-            f"{SAFE_UNTIL_NOW}"
-        )
+        file = error.filename or "a file of the run"
+        sys.exit(f"mmseg_ext: {file}: {error.strerror}; {SAFE_UNTIL_NOW}")
     finally:
         logging.raiseExceptions = before
         # With nccl, the only rank that failed would wait here for the others, and its message would

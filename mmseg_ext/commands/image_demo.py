@@ -52,8 +52,8 @@ def find_images(path: Path, out: Path, recursive: bool = False) -> dict[Path, Pa
     found = image_files(path, recursive)
     found = [p for p in found if out.resolve() not in p.resolve().parents]
     if not found:
-        hint = "" if recursive else "; --recursive includes subfolders"
-        raise ValueError(f"{path}: contains no image ({', '.join(IMAGE_SUFFIXES)}){hint}")
+        suffixes = ", ".join(IMAGE_SUFFIXES)
+        raise ValueError(f"{path}: contains no image ({suffixes}); --recursive searches deeper")
     names = [p.relative_to(path) for p in found]
     short = [name.with_suffix(".png") for name in names]
     return {
@@ -110,11 +110,8 @@ def _check_size(path: Path, most: int) -> None:
     from PIL import Image
 
     Image.MAX_IMAGE_PIXELS = None  # Pillow's own limit, which `most` replaces
-    try:
-        with Image.open(path) as image:
-            width, height = image.size
-    except OSError:  # the predictor's message about a damaged file is better
-        return
+    with Image.open(path) as image:
+        width, height = image.size
     if width * height > most:
         raise ValueError(f"{path}: has {width}x{height} pixels; allow it with --max-pixels")
 

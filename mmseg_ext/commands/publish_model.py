@@ -35,8 +35,7 @@ def publish(
     `MMSegInferencer` read a `.pth`; a `.safetensors` needs `mmseg_ext.safe_loading()`.
 
     Args:
-        float16: halve the file. It still loads strictly into a float32 model. The batch counters,
-            which batch norms do not need, are left out.
+        float16: halve the file, and leave out the batch counters. It still loads strictly.
         about: further metadata, by name.
         hash_in_name: append eight digits of the file's SHA-256 to its name.
 

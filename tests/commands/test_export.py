@@ -16,7 +16,6 @@ from PIL import Image
 from mmseg_ext.checkpoint.files import read_checkpoint
 from mmseg_ext.commands.export import main
 from mmseg_ext.commands.image_demo import main as image_demo
-from mmseg_ext.commands.train import main as train
 from mmseg_ext.errors import StackError
 from mmseg_ext.inference.export import (
     ExportedSegmentor,
@@ -84,10 +83,18 @@ def test_any_size_and_number_of_images(name, tmp_path):
         assert relative_difference(exported(images), expected) <= 1e-5
 
 
-@pytest.mark.parametrize("bgr_to_rgb", [True, False])
-def test_scores_are_the_segmentors(bgr_to_rgb):
+@pytest.mark.parametrize(
+    ("head", "bgr_to_rgb"),
+    [
+        (EA_HEAD, True),
+        (EA_HEAD, False),
+        (dict(type="DAHead", channels=16, pam_channels=4), True),
+        (dict(type="DANetEAHead", channels=16), True),
+    ],
+)
+def test_scores_are_the_segmentors(head, bgr_to_rgb):
     """Of an image as a pipeline gives it: BGR, normalised by the data preprocessor."""
-    segmentor = build(RESNET, EA_HEAD)
+    segmentor = build(RESNET, head)
     segmentor.data_preprocessor._channel_conversion = bgr_to_rgb
     images = random_images((60, 70))
     inputs = segmentor.data_preprocessor({"inputs": [images[0].flip(0)]})["inputs"]
@@ -130,17 +137,6 @@ def test_blocks_share_their_position_tables(tmp_path):
     assert len(large) > 2 and len(set(large)) == len(large)
 
 
-@pytest.mark.parametrize("head", ["DAHead", "DANetEAHead"])
-def test_heads_with_branches_export_their_prediction(head):
-    options = dict(pam_channels=4) if head == "DAHead" else {}
-    segmentor = build(RESNET, dict(type=head, channels=16, **options))
-    images = random_images((64, 64))
-    inputs = segmentor.data_preprocessor({"inputs": [images[0].flip(0)]})["inputs"]
-    with torch.no_grad():
-        expected = segmentor.encode_decode(inputs, [{"img_shape": (64, 64)}])
-        assert relative_difference(WholeImageSegmentor(segmentor)(images), expected) <= 1e-6
-
-
 def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
     model = WholeImageSegmentor(build(RESNET, EA_HEAD))
     monkeypatch.setitem(sys.modules, "onnxscript", None)
@@ -171,10 +167,7 @@ def shapes_checkpoint(tmp_path) -> str:
 
 
 def test_command_and_the_example_without_mmseg(shapes_checkpoint, tmp_path, monkeypatch, capsys):
-    """The file's label maps of a folder, in a process that can import neither package.
-
-    A photo is turned as its EXIF orientation says, and the status is `image_demo`'s.
-    """
+    """In a process without mmseg: EXIF orientation is applied, the status is `image_demo`'s."""
     folder = tmp_path / "images"
     folder.mkdir()
     random = np.random.RandomState(0)
@@ -224,31 +217,6 @@ def test_command_and_the_example_without_mmseg(shapes_checkpoint, tmp_path, monk
         assert example() == image_demo(words) == status
 
 
-def test_trained_weights_pass_the_check(tmp_path, capsys):
-    """Of the shapes config after a short training, its memory sharpened as a long one sharpens it.
-
-    Columns of attention that no position has much of are then tiny before the second
-    normalisation, whose `1e-9 +` random weights hide.
-    """
-    data = "train_dataloader.dataset"
-    options = [
-        *("train_cfg.max_iters=30", "train_dataloader.batch_size=4"),
-        *("train_dataloader.num_workers=0", "train_dataloader.persistent_workers=False"),
-        *(f"{data}.recipe.train=24", f"{data}.recipe.val=3"),
-        f"{data}.data_root={tmp_path / 'shapes'}",
-        *("val_cfg=None", "val_dataloader=None", "val_evaluator=None"),
-        "default_hooks.checkpoint.save_best=None",
-    ]
-    train([CONFIG, "--work-dir", str(tmp_path), "--cfg-options", *options])
-    content = read_checkpoint(tmp_path / "iter_30.pth")
-    content["state_dict"]["decode_head.external_attention.linear_0.weight"] *= 40
-    sharp = tmp_path / "sharp.pth"
-    torch.save({"state_dict": content["state_dict"], "meta": content["meta"]}, sharp)
-    words = [CONFIG, str(sharp), "--out", str(tmp_path / "model.onnx"), "--dynamic", "--fuse"]
-    images = str(tmp_path / "shapes" / "JPEGImages")
-    assert main([*words, "--images", images, "--shape", "96"]) == 0, capsys.readouterr().err
-
-
 def test_what_fails_does_not_stay(shapes_checkpoint, tmp_path, capsys):
     """And the file that was there before does."""
     path = tmp_path / "out" / "model.pt2"
@@ -264,12 +232,8 @@ def test_what_fails_does_not_stay(shapes_checkpoint, tmp_path, capsys):
     assert error.count("\n") == 1 and str(path) in error
     assert path.read_bytes() == b"before"
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_wrong_arguments_are_one_line(tmp_path, capsys):
-    assert main([CONFIG, "none", "--out", str(tmp_path / "a.pt2")]) == 1
-    error = capsys.readouterr().err
-    assert "a.pt2" in error and error.count("\n") == 1
+    assert main([CONFIG, "none", "--out", str(path)]) == 1
+    assert "model.pt2: must end in .onnx" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,5 @@
 """The demo over images and folders, and mmsegmentation's own ways to predict."""
 
-import struct
-import zlib
-
 import numpy as np
 import pytest
 import torch
@@ -53,24 +50,12 @@ def read(path) -> np.ndarray:
     return np.asarray(Image.open(path))
 
 
-def write_large(path) -> None:
-    """Write a PNG of 30000 x 30000 pixels of which only the header exists."""
-    header = b"IHDR" + struct.pack(">IIBBBBB", 30000, 30000, 8, 2, 0, 0, 0)
-    checksum = struct.pack(">I", zlib.crc32(header))
-    data = struct.pack(">I", 8) + b"IDAT" + bytes(12)
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + checksum + data)
-
-
 def test_a_folder_is_segmented_and_broken_images_are_named(folder, checkpoint, capsys):
     """Subfolders only with --recursive; results in the folder are no input of a second run."""
     out = folder / "out"
     words = [str(folder), CONFIG, checkpoint, "--out", str(out)]
-    write_large(folder / "large.png")
     assert main(words) == 1
-    captured = capsys.readouterr()
-    assert f"error: {folder}/large.png: has 30000x30000 pixels" in captured.err
     assert not (out / "labels/deep").exists()
-    (folder / "large.png").unlink()
     words.append("--recursive")
     for _ in range(2):
         assert main(words) == 1
@@ -103,15 +88,11 @@ def test_the_packages_own_weights(tmp_path, capsys):
     labels = read(tmp_path / "out/labels/photo.png")
     config = str(configs_folder() / f"{DEFAULT}.py")
     model = init_model(config, str(pretrained_weights(DEFAULT)), device="cpu")
-    expected = inference_model(model, pixels_turned(tmp_path))
+    with Image.open(tmp_path / "photo.jpg") as stored:  # as a viewer shows it, BGR
+        turned = np.rot90(np.asarray(stored), -1)[..., ::-1].copy()
+    expected = inference_model(model, turned)
     assert labels.shape == (301, 203)
     assert (labels == expected.pred_sem_seg.data[0].numpy()).all()
-
-
-def pixels_turned(folder) -> np.ndarray:
-    """The photo as a viewer shows it, BGR."""
-    with Image.open(folder / "photo.jpg") as stored:
-        return np.rot90(np.asarray(stored), -1)[..., ::-1].copy()
 
 
 def test_large_and_tiny_images(folder, checkpoint, tmp_path, capsys):

@@ -65,15 +65,10 @@ def test_float16_loads_strictly_into_float32(tmp_path, capsys):
         told = file.metadata()
     assert told["mIoU"] == "60.0" and told["a"] == "b=c"
     capsys.readouterr()
-    for content, message in (
-        ({"state_dict": {"w": torch.full((2,), 1e5)}}, "values beyond float16 in w"),
-        ({"state_dict": read, "meta": {"dataset_meta": {1, 2}}}, "dataset_meta"),
-        ({"state_dict": read, "meta": {"dataset_meta": [torch.ones(1)]}}, "dataset_meta"),
-    ):
-        torch.save(content, tmp_path / "iter_1.pth")
-        assert publishing.main(words) == 1
-        line = capsys.readouterr().err
-        assert message in line and line.count("\n") == 1
+    torch.save({"state_dict": {"w": torch.full((2,), 1e5)}}, tmp_path / "iter_1.pth")
+    assert publishing.main(words) == 1
+    line = capsys.readouterr().err
+    assert "values beyond float16 in w" in line and line.count("\n") == 1
 
 
 def test_publishing_into_a_missing_folder_is_one_line(tmp_path, capsys):

@@ -1,6 +1,7 @@
-"""What every layer does: half precision, derivatives, export, one image."""
+"""What every layer does: parity, half precision, derivatives, export, one image."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from torch import nn
 from torch.func import functional_call
 
 import mmseg_ext.layers
+from mmseg_ext import fuse_model
+from mmseg_ext.doctor.fixtures import LAYERS as LAYER_FIXTURES
 from mmseg_ext.layers import (
     ExternalAttention,
     ExternalAttention2d,
@@ -19,6 +22,7 @@ from mmseg_ext.layers import (
     SelfAttention,
 )
 from tests.models import assert_compiles_once, assert_same, randomise
+from tests.parity import assert_case_parity
 
 MAP, TOKENS, LAST = (2, 12, 5, 6), (2, 9, 12), (2, 5, 6, 12)
 SMALL_LAMBDA = {"key_depth": 4, "num_heads": 2, "position_bias": True}
@@ -46,8 +50,12 @@ LAYERS = {
     "re-attention layer": (lambda: ReAttention(12, 3, norm="layer"), TOKENS),
     "self-attention": (lambda: SelfAttention(12, 3), TOKENS),
 }
-# PyTorch's fused attention kernel has a first derivative in reverse alone, and says so.
-FUSED = {"manhattan", "manhattan full", "manhattan block", "self-attention"}
+# An input in another order, and the hint of the message.
+WRONG = {
+    MAP: ((0, 2, 3, 1), "its channels come last: x.permute(0, 3, 1, 2)"),
+    LAST: ((0, 3, 1, 2), "its channels come first: x.permute(0, 2, 3, 1)"),
+    TOKENS: ((0, 2, 1), "its tokens come last: x.transpose(1, 2)"),
+}
 
 
 @pytest.fixture(params=LAYERS)
@@ -63,6 +71,21 @@ def build(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, tor
 def test_no_layer_is_left_out():
     built = {type(build(name)[0]).__name__ for name in LAYERS}
     assert built == set(mmseg_ext.layers.__all__), "add a row to LAYERS"
+
+
+@pytest.mark.parametrize("fixture", LAYER_FIXTURES)
+def test_parity_with_published_code(fixture):
+    assert_case_parity(fixture)
+
+
+def test_bad_input(name):
+    layer, x = build(name)
+    order, hint = WRONG[LAYERS[name][1]]
+    for form in (layer, fuse_model(layer)):
+        with pytest.raises(ValueError, match=re.escape(hint)):
+            form(x.permute(order))
+        with pytest.raises(ValueError, match=r"x must be \(B, .*\), got \(2, 3\)$"):
+            form(torch.randn(2, 3).double())
 
 
 def test_half_precision_without_autocast(name):
@@ -101,36 +124,6 @@ def test_gradients_for_one_image(name, training):
     along = sum((g * s).sum() for g, s in zip(gradients, steps, strict=True))
     scale = sum((g * s).square().sum() for g, s in zip(gradients, steps, strict=True)).sqrt()
     assert abs(along - (ahead - behind) / 2) <= 1e-4 * scale
-
-
-def test_second_derivatives(name):
-    """Right, or refused in one sentence."""
-    layer, x = build(name)
-    tensors = [x.requires_grad_(), *layer.parameters()]
-    names = [name for name, _ in layer.named_parameters()]
-    weights = torch.randn_like(layer(x).detach())
-
-    def gradients(x, *values):
-        y = functional_call(layer, dict(zip(names, values, strict=True)), (x,))
-        return torch.autograd.grad((y.square() * weights).sum(), (x, *values), create_graph=True)
-
-    steps = [torch.randn_like(t) for t in tensors]
-    pairs = list(zip(tensors, steps, strict=True))
-    if name in FUSED:
-        with pytest.raises((RuntimeError, NotImplementedError), match=r"derivative"):
-            first = gradients(*tensors)
-            torch.autograd.grad(sum(g.sum() for g in first), tensors, allow_unused=True)
-        return
-    along = sum((g * s).sum() for g, s in zip(gradients(*tensors), steps, strict=True))
-    second = torch.autograd.grad(along, tensors, allow_unused=True)
-    ahead, behind = (
-        gradients(*((t + e * s).detach().requires_grad_() for t, s in pairs)) for e in (1e-5, -1e-5)
-    )
-    expected = [(a - b) / 2e-5 for a, b in zip(ahead, behind, strict=True)]
-    largest = max(e.abs().max() for e in expected)
-    for ours, theirs in zip(second, expected, strict=True):
-        difference = theirs if ours is None else ours - theirs
-        assert difference.abs().max() <= 1e-6 * largest
 
 
 def test_transforms_of_torch_func(name):

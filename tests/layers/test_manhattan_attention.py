@@ -5,12 +5,11 @@ import copy
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.reference.manhattan_attention import plain_manhattan_attention
-from mmseg_ext.layers import ManhattanAttention, ManhattanBlock
-from tests.models import assert_autocast_close
-from tests.parity import Fixture, assert_parity, gradient_difference
+from mmseg_ext.layers import ManhattanAttention
+from tests.models import Operators, assert_autocast_close
+from tests.parity import gradient_difference
 
 FORMS = [(decomposed, decay) for decomposed in (True, False) for decay in ("logit", "product")]
 
@@ -39,41 +38,6 @@ def manhattan_decay(layer: ManhattanAttention, height: int, width: int) -> torch
         [[[g ** (abs(a - c) + abs(b - d)) for c, d in places] for a, b in places] for g in gamma],
         dtype=torch.float64,
     )
-
-
-class Operators(TorchDispatchMode):
-    """All operators that run, those with tensors on the CPU, and the largest result in bytes."""
-
-    def __init__(self):
-        super().__init__()
-        self.names: set[str] = set()
-        self.on_host: set[str] = set()
-        self.largest = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        self.names.add(function.overloadpacket.__name__)
-        if any(isinstance(t, torch.Tensor) and t.device.type == "cpu" for t in (*args, result)):
-            self.on_host.add(function.overloadpacket.__name__)
-        results = result if isinstance(result, (tuple, list)) else (result,)
-        storages = [r.untyped_storage().nbytes() for r in results if isinstance(r, torch.Tensor)]
-        self.largest = max([self.largest, *storages])
-        return result
-
-
-@pytest.mark.parametrize("name", ["masa_decomposed", "masa_full"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_parity(name, dtype):
-    fixture = Fixture(name)
-    layer = ManhattanAttention(
-        fixture.meta["dim"],
-        fixture.meta["num_heads"],
-        fixture.meta["decay_start"],
-        fixture.meta["decay_range"],
-        decomposed=name == "masa_decomposed",
-    )
-    layer.load_state_dict({k.replace("lepe.conv", "lce"): v for k, v in fixture.state_dict.items()})
-    assert_parity(layer.to(dtype)(fixture.inputs["x"].to(dtype)), fixture.outputs["y"])
 
 
 @pytest.mark.parametrize("decay", ["logit", "product"])
@@ -128,7 +92,7 @@ def test_decays_and_phases_are_built_on_the_device_once(decomposed):
         copy.deepcopy(layer)(x)
     assert not first.on_host | second.on_host
     computed = {"cos", "log1p"}
-    assert computed <= first.names and not computed & second.names
+    assert computed <= first.names.keys() and not computed & second.names.keys()
 
 
 def in_fake_mode(layer, x):
@@ -167,7 +131,7 @@ def test_runs_fused(decomposed):
         layer(x).sum().backward()
     assert "_scaled_dot_product_flash_attention_for_cpu" in operators.names
     assert "_scaled_dot_product_flash_attention_for_cpu_backward" in operators.names
-    assert not operators.names & {"_softmax", "_safe_softmax", "bmm", "softmax"}
+    assert not operators.names.keys() & {"_softmax", "_safe_softmax", "bmm", "softmax"}
 
 
 @pytest.mark.parametrize("decay", ["logit", "product"])
@@ -210,11 +174,3 @@ def test_autocast(decomposed, decay):
 def test_bad_arguments(changes, message):
     with pytest.raises(ValueError, match=message):
         attention(**changes)
-
-
-@pytest.mark.parametrize("kind", [ManhattanAttention, lambda *sizes: ManhattanBlock(*sizes, 2.0)])
-def test_bad_input(kind):
-    with pytest.raises(ValueError, match=r"x must be \(B, H, W, 24\), got \(2, 35, 24\)$"):
-        kind(24, 3)(torch.randn(2, 35, 24))
-    with pytest.raises(ValueError, match=r"channels come first: x.permute\(0, 2, 3, 1\)"):
-        kind(24, 3)(torch.randn(2, 24, 5, 7))

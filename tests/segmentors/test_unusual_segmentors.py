@@ -10,11 +10,11 @@ from mmseg.registry import MODELS
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmseg_ext.segmentors import StreamingSegTTAModel
 from mmseg_ext.segmentors.score_maps import merged_prediction
 from mmseg_ext.segmentors.strip_losses import can_use_strips, strip_losses
+from tests.models import Operators
 from tests.segmentors.small import batch_of_two, pair, segmentor
 from tests.segmentors.test_strip_encoder_decoder import images
 from tests.segmentors.test_strip_losses import CLASSES, LOSSES, head, labelled, stock_loss
@@ -131,16 +131,6 @@ def test_loss_methods_set_on_an_instance_are_called(method):
     assert torch.equal(result, theirs) and theirs > 1
 
 
-class _Operators(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.names = set()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.add(function.overloadpacket.__name__)
-        return function(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("create_graph", [False, True])
 def test_no_operator_is_nondeterministic_on_cuda(create_graph):
     """torch.use_deterministic_algorithms lists them; the strips stay in use with it."""
@@ -150,7 +140,7 @@ def test_no_operator_is_nondeterministic_on_cuda(create_graph):
     torch.use_deterministic_algorithms(True)
     try:
         assert can_use_strips(decode_head)
-        with _Operators() as operators:
+        with Operators() as operators:
             loss = strip_losses(decode_head, logits, samples)["loss_ce"]
             (gradient,) = torch.autograd.grad(loss, logits, create_graph=create_graph)
             if create_graph:
