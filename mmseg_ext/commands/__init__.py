@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     import torch
 
 # A disk that is full, over its quota, broken or read-only.
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES)
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES}
+_DISK |= {errno.ENOTDIR}
 
 
 def commands() -> dict[str, str]:

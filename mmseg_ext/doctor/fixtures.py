@@ -119,11 +119,8 @@ def _layer(name: str, meta: dict, theirs: dict[str, Tensor]) -> tuple[nn.Module,
     return ReAttention(384, 12, transform_scale=meta["transform_scale"]), theirs
 
 
-LAYERS = (
-    "eanet_external_attention",
-    "eamlp_multi_head_external_attention_384",
-    *("masa_decomposed", "masa_full", "lambda_local_u4", "deepvit_re_attention"),
-)
+LAYERS = ("eanet_external_attention", "eamlp_multi_head_external_attention_384")
+LAYERS += ("masa_decomposed", "masa_full", "lambda_local_u4", "deepvit_re_attention")
 # Fixture: family of published weights, backbone, and its arguments.
 BACKBONES: dict[str, tuple[str, str, dict]] = {
     "rmt_tiny_features": ("rmt", "RMT", {"arch": "tiny"}),

@@ -52,10 +52,8 @@ def test_a_shortened_demo_reaches_its_floor(tmp_path, capsys):
 def test_one_seed_gives_one_run_and_a_low_miou_fails(tmp_path, capsys):
     options = shortened(tmp_path, 4, train=24, val=8)
     outcome = train_and_test(DEMO_CONFIG, tmp_path / "run", options)
-    (scalars,) = (
-        p for p in tmp_path.glob("run/*/vis_data/scalars.json") if "loss" in p.read_text()
-    )
-    curves = read_scalars(scalars)[0]
+    logs = [p.read_text() for p in tmp_path.glob("run/*/vis_data/scalars.json")]
+    (curves,) = (read_scalars(text)[0] for text in logs if '"loss"' in text)
     assert outcome.iterations == 4 and list(curves["loss"]) == [2, 4]
     # The single-scale test repeats the last validation, on the weights read back from the file.
     assert outcome.miou == pytest.approx(max(curves["mIoU"].items())[1] / 100, abs=1e-9)
