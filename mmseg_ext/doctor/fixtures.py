@@ -108,19 +108,23 @@ def _layer(name: str, meta: dict, theirs: dict[str, Tensor]) -> tuple[nn.Module,
             sizes = (meta[n] for n in ("dim", "num_heads", "decay_start", "decay_range"))
             layer = ManhattanAttention(*sizes, decomposed=name == "masa_decomposed")
             return layer, {k.replace("lepe.conv", "lce"): v for k, v in theirs.items()}
-        case "lambda_local_u4":
+        case "lambda_local_u1" | "lambda_local_u4" | "lambda_global":
             sizes = (meta[n] for n in ("dim", "dim_out", "dim_k", "heads", "dim_u"))
-            layer = LambdaLayer(*sizes, receptive_field=meta["r"], position_bias=True)
             weights = {k: v for k, v in theirs.items() if k.startswith("norm_")}
             weights["qkv.weight"] = torch.cat([theirs[f"to_{part}.weight"] for part in "qkv"])
+            if name == "lambda_global":
+                weights["position.weight"] = theirs["rel_pos_emb"].permute(2, 3, 0, 1)
+                size = (meta["n"], meta["n"])
+                return LambdaLayer(*sizes, receptive_field=None, resolution=size), weights
             weights["position.weight"] = theirs["pos_conv.weight"].squeeze(2)
             weights["position.bias"] = theirs["pos_conv.bias"]
-            return layer, weights
+            return LambdaLayer(*sizes, receptive_field=meta["r"], position_bias=True), weights
     return ReAttention(384, 12, transform_scale=meta["transform_scale"]), theirs
 
 
 LAYERS = ("eanet_external_attention", "eamlp_multi_head_external_attention_384")
-LAYERS += ("masa_decomposed", "masa_full", "lambda_local_u4", "deepvit_re_attention")
+LAYERS += ("masa_decomposed", "masa_full", "deepvit_re_attention")
+LAYERS += ("lambda_local_u1", "lambda_local_u4", "lambda_global")
 # Fixture: family of published weights, backbone, and its arguments.
 BACKBONES: dict[str, tuple[str, str, dict]] = {
     "rmt_tiny_features": ("rmt", "RMT", {"arch": "tiny"}),

@@ -25,7 +25,7 @@ def run(group: str, part: str = "") -> dict[str, Finding]:
 def test_parity_of_every_layer():
     """The tests of backbones run the parity of backbones."""
     findings = [f for part in ("attention", "lambda", "masa") for f in run("parity", part).values()]
-    assert len(findings) == 3 * 6 and {f.status for f in findings} == {"ok"}, findings
+    assert len(findings) == 3 * 8 and {f.status for f in findings} == {"ok"}, findings
 
 
 def test_wrong_result(monkeypatch):
