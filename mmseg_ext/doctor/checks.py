@@ -164,12 +164,11 @@ def train_step(
     samples = [SegDataSample(metainfo=dict(img_shape=(SIZE, SIZE))) for _ in images]
     for sample in samples:
         sample.gt_sem_seg = PixelData(data=torch.randint(4, (1, SIZE, SIZE)).to(device))
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=half)
     set_sync_debug_mode = torch.cuda.set_sync_debug_mode if device.type == "cuda" else str
     set_sync_debug_mode("warn")
     with warnings.catch_warnings(record=True) as caught, _deterministic():
         warnings.simplefilter("always")
-        with autocast, _Operators() as operators:
+        with torch.autocast(device.type, torch.bfloat16, enabled=half), _Operators() as operators:
             losses = model(images, samples, mode="loss")
         loss, _ = model.parse_losses(losses)
         loss.backward()

@@ -114,8 +114,8 @@ def _layer(name: str, meta: dict, theirs: dict[str, Tensor]) -> tuple[nn.Module,
             weights["qkv.weight"] = torch.cat([theirs[f"to_{part}.weight"] for part in "qkv"])
             if name == "lambda_global":
                 weights["position.weight"] = theirs["rel_pos_emb"].permute(2, 3, 0, 1)
-                size = (meta["n"], meta["n"])
-                return LambdaLayer(*sizes, receptive_field=None, resolution=size), weights
+                size = dict(receptive_field=None, resolution=2 * (meta["n"],))
+                return LambdaLayer(*sizes, **size), weights
             weights["position.weight"] = theirs["pos_conv.weight"].squeeze(2)
             weights["position.bias"] = theirs["pos_conv.bias"]
             return LambdaLayer(*sizes, receptive_field=meta["r"], position_bias=True), weights

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from mmseg_ext.__main__ import main
-from mmseg_ext.commands import commands
+from mmseg_ext.commands import commands, env, start
 from mmseg_ext.version import __version__
 from tests.configs import CONFIGS
 
@@ -19,11 +19,11 @@ TOOLS = sorted([*ROOT.glob("tools/**/*.py"), ROOT / "demo/image_demo.py"])
 @pytest.mark.parametrize("path", TOOLS, ids=lambda path: path.stem)
 def test_a_tool_starts_the_command_of_its_name(path):
     """And imports nothing that would delay `--help`."""
-    documentation, line, start = ast.parse(path.read_text()).body
+    documentation, line, call = ast.parse(path.read_text()).body
     assert isinstance(documentation.value.value, str)
     assert ast.unparse(line) == "from mmseg_ext_cli import start"
     expected = f"if __name__ == '__main__':\n    start('{path.stem}')"
-    assert ast.unparse(start) == expected and path.stem in commands()
+    assert ast.unparse(call) == expected and path.stem in commands()
 
 
 def test_the_list_and_the_version(capsys):
@@ -44,7 +44,7 @@ HELP_OF_ALL = """
 import importlib
 import mmseg_ext_cli
 mmseg_ext_cli.registers_later = True
-from mmseg_ext.commands import commands
+from mmseg_ext.commands import commands, env, start
 from mmseg_ext.version import __version__
 for name in commands():
     parser = importlib.import_module("mmseg_ext.commands." + name).parser()
@@ -79,3 +79,39 @@ def test_a_command_gets_the_rest_of_the_line(monkeypatch, capsys):
         main()
     assert end.value.code == 1
     assert "none" in capsys.readouterr().err
+
+
+# --- start: the exit status, an unforeseen error, Ctrl-C
+
+
+def failing(error: BaseException):
+    def main():
+        raise error
+
+    return main
+
+
+def test_an_unforeseen_error_is_a_traceback_and_one_line(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(env, "main", failing(RuntimeError("a shape\n of another\tworld")))
+    with pytest.raises(SystemExit) as end:
+        start("env")
+    *trace, line = capsys.readouterr().err.splitlines()
+    assert end.value.code == 1 and trace[0].startswith("Traceback")
+    assert line == "mmseg_ext: env failed: RuntimeError: a shape of another world"
+    assert not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_is_one_line_and_status_130(monkeypatch, capsys):
+    monkeypatch.setattr(env, "main", failing(KeyboardInterrupt()))
+    with pytest.raises(SystemExit) as end:
+        start("env")
+    assert (end.value.code, capsys.readouterr().err) == (130, "mmseg_ext: interrupted\n")
+
+
+def test_a_commands_status_is_the_process_status(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["mmseg-ext env"])
+    monkeypatch.setattr(env, "main", lambda: 3)
+    with pytest.raises(SystemExit) as end:
+        start("env")
+    assert end.value.code == 3
