@@ -104,7 +104,7 @@ class StripEncoderDecoder(EncoderDecoder):
 
     Args:
         kwargs: `EncoderDecoder`'s config fields. The decode head is a `BaseDecodeHead` whose
-            prediction is the resize of its forward (`head_outputs`).
+            prediction is the resize of its forward.
 
     Raises:
         ValueError: for a decode head that predicts in another way, for a list of heads, and for a
