@@ -10,7 +10,7 @@ from mmengine.optim import AmpOptimWrapper, ApexOptimWrapper, OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 
 from mmseg_ext.errors import LaunchError
-from mmseg_ext.layers.precision import grad_scaler
+from mmseg_ext.layers.older_torch import grad_scaler
 
 
 @OPTIM_WRAPPERS.register_module()

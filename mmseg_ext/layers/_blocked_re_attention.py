@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from mmseg_ext.layers.older_torch import is_compiling
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
-from mmseg_ext.layers.shapes import is_compiling
 from mmseg_ext.layers.submodules import computes_by_weights, update_running_statistics
 
 # With gradients, blocks are computed again in the backward pass. This measured faster than keeping

@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mmseg_ext.layers.older_torch import is_compiling
 from mmseg_ext.layers.precision import full_precision
 from mmseg_ext.layers.shapes import (
     channels_first,
     channels_last,
-    is_compiling,
     is_fixed,
     require_channels_last_map,
 )

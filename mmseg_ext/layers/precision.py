@@ -1,4 +1,4 @@
-"""Data types under autocast, also before torch 2.4: probabilities stay in float32."""
+"""Data types under autocast: probabilities and composed weights stay in float32."""
 
 import contextlib
 from contextlib import AbstractContextManager
@@ -6,23 +6,12 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
+from mmseg_ext.layers.older_torch import autocast_dtype
+
 
 def full_precision(dtype: torch.dtype) -> torch.dtype:
     """Return float32 for half precision; return float32 and float64 unchanged."""
     return torch.promote_types(dtype, torch.float32)
-
-
-def autocast_dtype(device_type: str) -> torch.dtype | None:
-    """Return the dtype of autocast on a type of device; None if it is off or does not exist."""
-    if hasattr(torch, "get_autocast_dtype"):  # torch 2.4
-        available = torch.amp.is_autocast_available(device_type)  # not on meta
-        enabled = available and torch.is_autocast_enabled(device_type)
-        return torch.get_autocast_dtype(device_type) if enabled else None
-    if device_type == "cpu":
-        return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
-    if device_type == "cuda":
-        return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
-    return None
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -37,10 +26,3 @@ def autocast_disabled(x: Tensor) -> AbstractContextManager:
     if autocast_dtype(x.device.type) is None:
         return contextlib.nullcontext()
     return torch.autocast(x.device.type, enabled=False)
-
-
-def grad_scaler(device_type: str, **settings):
-    """Return a gradient scaler for a type of device; on a CPU it must be disabled."""
-    if hasattr(torch.amp, "GradScaler"):  # torch 2.3
-        return torch.amp.GradScaler(device_type, **settings)
-    return torch.cuda.amp.GradScaler(**settings)

@@ -3,10 +3,7 @@
 import torch
 from torch import Tensor
 
-if hasattr(torch.compiler, "is_compiling"):  # torch 2.3
-    is_compiling = torch.compiler.is_compiling
-else:
-    is_compiling = torch._utils.is_compiling  # type: ignore[attr-defined]
+from mmseg_ext.layers.older_torch import is_compiling
 
 
 def channels_first(x: Tensor) -> Tensor:

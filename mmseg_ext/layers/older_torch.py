@@ -1,0 +1,32 @@
+"""Functions that torch 2.1 to 2.3 lack or name differently.
+
+Training, resuming, testing and prediction need only these. Export, and reading checkpoints of
+mmengine's own Runner, need a newer torch and say so.
+"""
+
+import torch
+
+if hasattr(torch.compiler, "is_compiling"):  # torch 2.3
+    is_compiling = torch.compiler.is_compiling
+else:
+    is_compiling = torch._utils.is_compiling  # type: ignore[attr-defined]
+
+
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """Return the dtype of autocast on a type of device; None if it is off or does not exist."""
+    if hasattr(torch, "get_autocast_dtype"):  # torch 2.4
+        available = torch.amp.is_autocast_available(device_type)  # not on meta
+        enabled = available and torch.is_autocast_enabled(device_type)
+        return torch.get_autocast_dtype(device_type) if enabled else None
+    if device_type == "cpu":
+        return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
+    if device_type == "cuda":
+        return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
+    return None
+
+
+def grad_scaler(device_type: str, **settings):
+    """Return a gradient scaler for a type of device; on a CPU it must be disabled."""
+    if hasattr(torch.amp, "GradScaler"):  # torch 2.3
+        return torch.amp.GradScaler(device_type, **settings)
+    return torch.cuda.amp.GradScaler(**settings)
