@@ -45,7 +45,8 @@ def read_checkpoint(
         raise FileNotFoundError(f"{path}: no such checkpoint file")
     if path.suffix == ".safetensors":
         with _describe_errors(path):
-            return Rebuilder(path.stat().st_size).rebuild(_read_safetensors(path, map_location))
+            size = path.stat().st_size
+            return Rebuilder(size, size).rebuild(_read_safetensors(path, map_location))
     with path.open("rb") as file:
         return read_torch_file(file, path, map_location, mmap)
 
@@ -68,32 +69,34 @@ def read_torch_file(
     """Return the content of an open torch file, called `name` in errors, as `read_checkpoint`."""
     trusted = os.environ.get(_TRUST, "0").lower() in ("1", "y", "yes", "true")
     with _describe_errors(name):
-        size = _check_format(file, mmap)
+        sizes = _check_format(file, mmap)
         source = name if mmap else file  # torch maps paths only
         with _allow_stand_ins():
             content = load(source, map_location, weights_only=not trusted, mmap=mmap)
-        return Rebuilder(size, trusted).rebuild(content)
+        return Rebuilder(*sizes, trusted).rebuild(content)
 
 
-def _check_format(file: BinaryIO, mmap: bool | None) -> int:
-    """Return the size of a torch file.
+def _check_format(file: BinaryIO, mmap: bool | None) -> tuple[int, int]:
+    """Return the sizes of a torch file and of its part without the data of tensors.
 
     Raises:
         ValueError: for a format that torch reads by other means than its weights-only unpickler, a
             wrong checksum, which torch ignores, or compressed entries.
     """
-    size = file.seek(0, os.SEEK_END)
+    size = described = file.seek(0, os.SEEK_END)
     file.seek(0)
     begin = file.read(4)
     if begin == b"PK\x03\x04":  # torch recognizes its format since 1.6 by these bytes
         with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
             # Before torch 2.6, `torch.load(weights_only=True)` runs TorchScript's loader on these.
-            if any(name.endswith("constants.pkl") for name in archive.namelist()):
+            if any(entry.filename.endswith("constants.pkl") for entry in entries):
                 raise ValueError("it is a TorchScript archive")
-            if sum(entry.file_size for entry in archive.infolist()) > size:
+            if sum(entry.file_size for entry in entries) > size:
                 raise ValueError("its entries are compressed")
             if not mmap and (changed := archive.testzip()):
                 raise ValueError(f"the checksum of {changed} is wrong")
+            described = sum(e.file_size for e in entries if e.filename.endswith("data.pkl"))
     elif begin[:1] != b"\x80":  # of a pickle
         raise ValueError("it is not a torch file")
     file.seek(0)
@@ -104,7 +107,7 @@ def _check_format(file: BinaryIO, mmap: bool | None) -> int:
             "newer, and save it again with torch.save"
         )
     file.seek(0)
-    return size
+    return size, described
 
 
 @contextlib.contextmanager
@@ -202,10 +205,23 @@ def write_weights(
         if dataset_meta is not None:
             meta["dataset_meta"] = dataset_meta
         buffer = io.BytesIO()  # `torch.save` to a path hides why writing failed
-        torch.save({"state_dict": weights, "meta": meta}, buffer)
+        torch.save({"state_dict": _in_one_storage(weights), "meta": meta}, buffer)
         data = buffer.getbuffer()
     if hash_in_name:
         path = path.with_stem(f"{path.stem}-{hashlib.sha256(data).hexdigest()[:8]}")
     with atomic_write(path) as part:
         part.write_bytes(data)
     return path
+
+
+def _in_one_storage(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies that share a storage for each dtype: torch.save adds 0.4 kB to each storage."""
+    flat = {dtype: [] for dtype in {value.dtype for value in weights.values()}}
+    for value in weights.values():
+        flat[value.dtype].append(value.flatten())
+    rest = {dtype: torch.cat(values) for dtype, values in flat.items()}
+    packed = {}
+    for name, value in weights.items():
+        own, rest[value.dtype] = rest[value.dtype].tensor_split([value.numel()])
+        packed[name] = own.view(value.shape)
+    return packed

@@ -66,15 +66,16 @@ class UnknownType(TypeError):
 
 
 class Rebuilder:
-    """`Rebuilder(size).rebuild(content)` copies what was read, to objects of known types only.
+    """`Rebuilder(...).rebuild(content)` copies what was read, to objects of known types only.
 
     These are numbers, strings, dense tensors, containers, NumPy's numeric arrays and mmengine's
     `HistoryBuffer`s; an `argparse.Namespace` becomes a dict. Tensors share their storage with
     `content`. The data that `to_plain` marked gets its type back.
 
     Args:
-        size: bytes in the file. A value takes at least one byte. Lists that contain each other
-            many times over describe more values than that.
+        size: bytes in the file.
+        described: bytes of the part without the data of tensors. A value takes at least one byte.
+            Lists that contain each other many times over describe more values than that.
         trusted: keep values of other types instead of raising.
 
     Raises:
@@ -82,9 +83,9 @@ class Rebuilder:
         ValueError: for values that do not fit together, or take far more memory than the file.
     """
 
-    def __init__(self, size: int, trusted: bool = False):
+    def __init__(self, size: int, described: int, trusted: bool = False):
         self.trusted = trusted
-        self.values_left = math.inf if trusted else size + _SLACK
+        self.values_left = math.inf if trusted else described + _SLACK
         self.bytes_left = math.inf if trusted else 8 * size + 2**30
 
     def rebuild(self, value: object) -> object:

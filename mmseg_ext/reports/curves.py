@@ -2,6 +2,8 @@
 
 import io
 import json
+import math
+from typing import NamedTuple
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -12,27 +14,33 @@ COLORS = ("#3f7ee8", "#e0602b", "#2a9d6f", "#9166dc", "#b8860b", "#c2417f")
 _TEXT, _GRID = "#5b6270", "#e1e4eb"
 
 
-Curve = dict[int, float]
-"""Values by iteration."""
+class Curve(NamedTuple):
+    steps: list[int]
+    values: list[float]
 
 
 def read_scalars(text: str) -> tuple[dict[str, Curve], int]:
     """Return every scalar of a `scalars.json` by name, and the number of damaged lines.
 
-    A line is a JSON object with a `step`; a killed run leaves an incomplete one.
+    A line is a JSON object with a `step`; a killed run leaves an incomplete one. A value that is
+    not finite, or too large to draw, is NaN.
     """
     curves: dict[str, Curve] = {}
     damaged = 0
     for line in text.splitlines():
         try:
             record = json.loads(line)
-            step = int(record.pop("step"))
-            values = {k: float(v) for k, v in record.items() if isinstance(v, (int, float))}
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            step = int(record["step"])
+            if abs(step) > 2**53:
+                raise OverflowError
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             damaged += 1
             continue
-        for name, value in values.items():
-            curves.setdefault(name, {})[step] = value
+        for name, value in record.items():
+            if name != "step" and isinstance(value, (int, float)):
+                curve = curves.setdefault(name, Curve([], []))
+                curve.steps.append(step)
+                curve.values.append(float(value) if abs(value) < 1e30 else math.nan)
     return curves, damaged
 
 
@@ -45,7 +53,13 @@ def prediction_loss(curves: dict[str, Curve]) -> Curve:
     for name, curve in curves.items():  # a head logs the loss of its prediction first
         if name.startswith("decode.") and name.endswith("loss_ce"):
             return curve
-    return curves.get("loss", {})
+    return curves.get("loss", Curve([], []))
+
+
+def _drawn(curve: Curve) -> Curve:
+    """Return at most 2,000 points of the curve, the last one included."""
+    every = -(-len(curve.steps) // 2000) or 1
+    return Curve(curve.steps[::-every][::-1], curve.values[::-every][::-1])
 
 
 def curves_figure(runs: dict[str, dict[str, Curve]]) -> Figure:
@@ -54,11 +68,10 @@ def curves_figure(runs: dict[str, dict[str, Curve]]) -> Figure:
     loss, miou = figure.subplots(2, 1, sharex=True)
     for i, (name, curves) in enumerate(runs.items()):
         style = {"color": COLORS[i % len(COLORS)], "linewidth": 1.6}
-        losses, scores = prediction_loss(curves), curves.get("mIoU", {})
-        loss.plot(list(losses), list(losses.values()), **style)
-        label = f"{name} {scores[max(scores)]:.1f}" if scores else name
-        style |= {"marker": "o", "markersize": 4, "label": label}
-        miou.plot(list(scores), list(scores.values()), **style)
+        loss.plot(*_drawn(prediction_loss(curves)), **style)
+        steps, values = _drawn(curves.get("mIoU", Curve([], [])))
+        label = f"{name} {values[-1]:.1f}" if values else name
+        miou.plot(steps, values, marker="o", markersize=4, label=label, **style)
     loss.set_title("Training loss (cross-entropy)", fontsize=10, color=_TEXT)
     loss.set_ylim(bottom=0)
     miou.set_title("Validation mIoU, %", fontsize=10, color=_TEXT)
@@ -66,7 +79,8 @@ def curves_figure(runs: dict[str, dict[str, Curve]]) -> Figure:
     miou.set_xlim(left=0)
     miou.set_xlabel("iteration", color=_TEXT)
     miou.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    miou.legend(frameon=False, labelcolor=_TEXT)
+    for text in miou.legend(frameon=False, labelcolor=_TEXT).get_texts():
+        text.set_parse_math(False)
     for axes in (loss, miou):
         axes.grid(color=_GRID, linewidth=0.8)
         axes.set_axisbelow(True)

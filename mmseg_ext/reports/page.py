@@ -44,7 +44,7 @@ def page(runs: Sequence[Run]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": percent, "duration": duration}
+    environment.filters |= {"percent": percent, "duration": duration, "signed": signed}
     tested = [run for run in runs if run.results]
     comparable = len({tuple(run.results.classes) for run in tested}) == 1
     return environment.get_template("report.html.j2").render(
@@ -58,9 +58,14 @@ def page(runs: Sequence[Run]) -> str:
     )
 
 
-def percent(share: float, digits: int = 1, sign: str = "-") -> str:
-    """Return a share in percent, with `sign="+"` always with a sign; a dash for NaN."""
-    return "–" if np.isnan(share) else f"{100 * share:{sign}.{digits}f}"
+def percent(share: float, digits: int = 1) -> str:
+    """Return a share in percent; a dash for NaN."""
+    return "–" if np.isnan(share) else f"{100 * share:.{digits}f}"
+
+
+def signed(difference: float) -> str:
+    """Return a difference of shares in percentage points; a dash for NaN."""
+    return "–" if np.isnan(difference) else f"{100 * difference:+.1f}"
 
 
 def duration(seconds: float) -> str:
@@ -75,10 +80,13 @@ def _most_common(results: Results) -> list[tuple[int, int, float, float]]:
     """Return truth, prediction, share of the class and of all pixels of the main confusions."""
     wrong = results.confusion.copy()
     np.fill_diagonal(wrong, 0)
+    count = min(_PAIRS, wrong.size)
+    largest = np.argpartition(wrong.ravel(), wrong.size - count)[wrong.size - count :]
+    of_class = np.maximum(results.confusion.sum(1), 1)
     pairs = []
-    for flat in wrong.argsort(axis=None)[: -_PAIRS - 1 : -1].tolist():
+    for flat in sorted(largest.tolist(), key=lambda i: wrong.flat[i], reverse=True):
         truth, guess = divmod(flat, len(results.classes))
         if pixels := wrong[truth, guess]:
-            shares = pixels / results.confusion[truth].sum(), pixels / results.confusion.sum()
+            shares = pixels / of_class[truth], pixels / results.confusion.sum()
             pairs.append((truth, guess, *map(float, shares)))
     return pairs

@@ -16,7 +16,8 @@ import numpy as np
 from mmseg_ext.reports.curves import Curve, read_scalars
 from mmseg_ext.reports.results_hook import PICTURES, RESULTS, class_iou
 
-_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
+_SMALL, _LARGE = 2**20, 2**27  # bytes of a text, and of logs, matrices and all pictures
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass
@@ -71,13 +72,13 @@ class Run:
 
     @property
     def iterations(self) -> int:
-        return max((max(curve) for curve in self.curves.values()), default=0)
+        return max(curve.steps[-1] for curve in self.curves.values()) if self.curves else 0
 
     @property
     def seconds(self) -> float:
         """Time of the training iterations, without validations."""
-        times = self.curves.get("time", {})
-        return float(np.nansum(np.diff([0, *times]) * np.array(list(times.values()))))
+        steps, times = self.curves.get("time", Curve([], []))
+        return float(np.nansum(np.diff([0, *steps]) * np.array(times)))
 
 
 def read_run(work_dir: Path) -> Run:
@@ -103,24 +104,19 @@ def read_run(work_dir: Path) -> Run:
     )
 
 
-def _read(path: Path, work_dir: Path) -> bytes:
+def _read(path: Path, work_dir: Path, limit: int) -> bytes:
     """Return the content of a file in `work_dir`.
 
     Raises:
-        ValueError: for a link to the outside, a pipe or a device.
+        ValueError: for a link to the outside, a pipe, a device, or more than `limit` bytes.
     """
     if not path.is_file() or not path.resolve().is_relative_to(work_dir.resolve()):
         raise ValueError(f"{path}: is not a file inside the work directory")
-    return path.read_bytes()
-
-
-def _text(path: Path, work_dir: Path, notes: list[str]) -> str:
-    """Return the text of a file; if it is not read, an empty one, and add the reason to `notes`."""
-    try:
-        return _read(path, work_dir).decode(errors="replace")
-    except ValueError as error:
-        notes.append(str(error))
-        return ""
+    with path.open("rb") as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise ValueError(f"{path}: is larger than {limit >> 20} MiB")
+    return content
 
 
 def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
@@ -128,31 +124,44 @@ def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
 
     `notes` gets a line for each file, or part of a file, that is left out.
     """
-    merged: dict[str, Curve] = {}
+    merged: dict[str, dict[int, float]] = {}
     for path in sorted(work_dir.glob("*/vis_data/scalars.json")):
-        curves, damaged = read_scalars(_text(path, work_dir, notes))
+        try:
+            curves, damaged = read_scalars(_read(path, work_dir, _LARGE).decode(errors="replace"))
+        except ValueError as error:
+            notes.append(str(error))
+            continue
         if damaged:
             notes.append(f"{path}: {damaged} damaged lines are left out")
         for name, curve in curves.items():
-            merged.setdefault(name, {}).update(curve)
-    return {name: dict(sorted(curve.items())) for name, curve in merged.items()}
+            values = zip(curve.steps, curve.values, strict=True)
+            merged.setdefault(name, {}).update(values)
+    return {
+        name: Curve(sorted(points), [points[step] for step in sorted(points)])
+        for name, points in merged.items()
+    }
 
 
 def _newest(work_dir: Path, pattern: str, notes: list[str]) -> str:
     """Return the text of the last file by name; an empty one if there is none."""
     path = max(work_dir.glob(pattern), default=None)
-    return "" if path is None else _text(path, work_dir, notes)
+    try:
+        return "" if path is None else _read(path, work_dir, _SMALL).decode(errors="replace")
+    except ValueError as error:
+        notes.append(str(error))
+        return ""
 
 
 def _environment(text: str) -> dict[str, str]:
     """Return the entries of a `run.json`, the versions among them; nothing if it is malformed."""
     try:
         record = json.loads(text)
-        versions = record.pop("versions")
-        facts = (record | versions).items()
+        facts = {**record, **record["versions"]}
+        del facts["versions"]
+        lists = {name: " ".join(map(str, x)) for name, x in facts.items() if isinstance(x, list)}
+        return {str(name): str(value) for name, value in (facts | lists).items()}
     except _MALFORMED:
         return {}
-    return {k: " ".join(map(str, v)) if isinstance(v, list) else str(v) for k, v in facts}
 
 
 def _latest_results(work_dir: Path) -> Results | None:
@@ -160,24 +169,28 @@ def _latest_results(work_dir: Path) -> Results | None:
     found = []
     for path in work_dir.glob(f"*/{RESULTS}"):
         try:
-            content = json.loads(_read(path, work_dir))
+            content = json.loads(_read(path, work_dir, _LARGE))
             key = not content["augmented"], float(content["time"])
             found.append((key, _results(content, path.parent / PICTURES, work_dir)))
         except _MALFORMED as error:
-            what = f"{type(error).__name__}: {error}"
+            what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise ValueError(f"{path}: is not what a run writes ({what})") from error
     return max(found, key=lambda entry: entry[0])[1] if found else None
 
 
 def _results(content: dict, pictures: Path, work_dir: Path) -> Results:
-    classes = list(map(str, content["classes"]))
-    palette, confusion = (np.array(content[key], np.int64) for key in ("palette", "confusion"))
-    if confusion.shape != (len(classes),) * 2 or palette.shape != (len(classes), 3):
+    classes = [str(name)[:100] for name in content["classes"]]
+    palette = [tuple(int(value) % 256 for value in color) for color in content["palette"]]
+    confusion = np.array(content["confusion"], dtype=np.int64)
+    if confusion.shape != (len(classes),) * 2 or [len(c) for c in palette] != [3] * len(classes):
         raise ValueError("classes, palette and confusion do not fit each other")
-    examples = []
+    if confusion.min(initial=0) < 0 or confusion.sum(dtype=np.float64) > 2**53:
+        raise ValueError("confusion has negative or huge numbers")
+    examples, left = [], _LARGE
     for entry in content["examples"]:
         path = pictures / Path(str(entry["file"])).name
-        pixels = _read(path, work_dir)
+        pixels = _read(path, work_dir, left)
+        left -= len(pixels)
         if pixels[:3] != b"\xff\xd8\xff":
             raise ValueError(f"{path} is not a JPEG")
         uri = f"data:image/jpeg;base64,{base64.b64encode(pixels).decode()}"
@@ -188,7 +201,7 @@ def _results(content: dict, pictures: Path, work_dir: Path) -> Results:
         images=int(content["images"]),
         trained="{config}: {head} on {backbone}, {dataset}".format(**content),
         classes=classes,
-        palette=list(map(tuple, palette.tolist())),
+        palette=palette,
         confusion=confusion,
         examples=examples,
     )
