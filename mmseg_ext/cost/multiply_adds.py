@@ -58,12 +58,14 @@ def lambda_multiply_adds(layer: LambdaLayer, positions: int) -> int:
     return positions * pairs * (content + layer.intra_depth * taps + layer.num_heads)
 
 
-# Kernels that torch's own table lacks.
+# Kernels that torch's own table lacks; the first one exists since torch 2.2.
 _MORE_KERNELS = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
-        lambda query, key, value, *args, **kwargs: sdpa_flop_count(query, key, value)
-    ),
-    torch.ops.aten.baddbmm_: (
-        lambda addend, left, right, *args, **kwargs: 2 * math.prod(left) * right[-1]
-    ),
+    getattr(torch.ops.aten, name): count
+    for name, count in {
+        "_scaled_dot_product_flash_attention_for_cpu": (
+            lambda query, key, value, *args, **kwargs: sdpa_flop_count(query, key, value)
+        ),
+        "baddbmm_": lambda addend, left, right, *args, **kwargs: 2 * math.prod(left) * right[-1],
+    }.items()
+    if hasattr(torch.ops.aten, name)
 }
