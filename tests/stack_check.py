@@ -76,6 +76,25 @@ def private_names() -> None:
         raise RuntimeError(f"renamed or gone: {', '.join(missing)}")
 
 
+def models() -> None:
+    """Run a training step's forward and backward of each backbone and head."""
+    from mmseg.registry import MODELS
+
+    import mmseg_ext
+
+    mmseg_ext.register_all_modules()
+    backbones = [("RMT", {"arch": "tiny"}), ("LambdaResNet", {"depth": 26})]
+    backbones += [("DeepViT", {"arch": "16b"}), ("EAMLP", {"arch": "7"})]
+    for kind, settings in backbones:
+        maps = MODELS.build({"type": kind, **settings})(torch.randn(2, 3, 64, 64))
+        sum(x.mean() for x in maps).backward()
+    for kind in ("EAHead", "JSegEAHead", "DANetEAHead", "MaSAHead"):
+        head = MODELS.build(dict(type=kind, in_channels=64, channels=32, num_classes=5, in_index=0))
+        outputs = head([torch.randn(2, 64, 9, 9)])
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        sum(x.mean() for x in outputs).backward()
+
+
 def steps(folder: Path) -> list[tuple[str, Callable[[], None]]]:
     whole = write_config(folder, RANDOM + TWENTY, "whole.py")
     cut = write_config(folder, RANDOM + TWENTY + KILLED, "cut.py")
@@ -83,6 +102,7 @@ def steps(folder: Path) -> list[tuple[str, Callable[[], None]]]:
     image = folder / "data" / "images" / "0.png"
     found = [
         ("private names", private_names),
+        ("backbones and heads", models),
         ("train 20 iterations", partial(run, "train", whole, "--work-dir", one)),
         ("be killed at the 13th", partial(run, "train", cut, "--work-dir", two, killed=True)),
         ("resume", partial(run, "train", whole, "--work-dir", two, "--resume")),

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from mmseg_ext.layers.older_torch import register_load_hook
+
 Settings = Mapping[str, Any]
 OutIndices = int | Sequence[int]
 
@@ -106,7 +108,7 @@ class Backbone(BaseModule):
         self.in_channels = in_channels
         self.stage_channels = tuple(channels)
         self.stage_strides = tuple(strides)
-        self.register_load_state_dict_pre_hook(_reject_other_arch)
+        register_load_hook(self, _reject_other_arch)
 
     @property
     def feature_info(self) -> FeatureInfo:
