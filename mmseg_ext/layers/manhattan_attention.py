@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mmseg_ext.layers.older_torch import is_compiling
+from mmseg_ext.layers.older_torch import MIXED_MASKS, is_compiling
 from mmseg_ext.layers.precision import full_precision
 from mmseg_ext.layers.shapes import (
     channels_first,
@@ -197,7 +197,8 @@ def attend(
         bias = decays.view(1, -1, 1, 1) * distance  # (1, n, l', l)
         queries = q[:, :, start:stop]  # (s, n, l', d)
         if not printed:
-            if q.device.type != "cpu":  # kernels of GPUs require the dtype of the queries
+            # Kernels of GPUs require the dtype of the queries, as all kernels of older torch.
+            if q.device.type != "cpu" or not MIXED_MASKS:
                 bias = bias.to(q.dtype)
             return F.scaled_dot_product_attention(queries, k, v, attn_mask=bias)
         logits = (queries @ k.transpose(-1, -2)).to(bias.dtype) * q.shape[-1] ** -0.5

@@ -14,6 +14,9 @@ if hasattr(torch.compiler, "is_compiling"):  # torch 2.3
 else:
     is_compiling = torch._utils.is_compiling  # type: ignore[attr-defined]
 
+# Whether attention on a CPU takes a float32 mask with queries in half precision.
+MIXED_MASKS = hasattr(nn.Module, "register_load_state_dict_pre_hook")  # torch 2.5
+
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:
     """Return the dtype of autocast on a type of device; None if it is off or does not exist."""
