@@ -176,6 +176,7 @@ def test_values_of_every_kind_are_read(tmp_path):
         "repeated": torch.ones(1).expand(1000),
         "others": [Counter(a=2), {1, 2}, torch.Size([3]), torch.float16, b"a", b"", None, 1j],
         "history": history([1, 2.5], [1, 3]),
+        "last": history([7.0], [1], 1),
         "many": [True] * 100_000,  # one byte each
         "state_dict": state,
     }
@@ -192,6 +193,7 @@ def test_values_of_every_kind_are_read(tmp_path):
     assert read["others"] == content["others"]
     assert list(map(type, read["others"])) == list(map(type, content["others"]))
     assert read["history"].mean() == 3.5 / 4 and read["history"].max_length == 9
+    assert read["last"].mean() == 7 and read["last"].max_length == 1
     assert_same(read["state_dict"], state)
     assert read["state_dict"]._metadata == state._metadata
     assert state._metadata[""]["version"] == 7

@@ -13,7 +13,7 @@ from PIL import Image
 from mmseg_ext.commands.report import main
 from mmseg_ext.commands.train import parser as train_parser
 from mmseg_ext.commands.train import runner_of
-from mmseg_ext.reports.curves import Curve, prediction_loss
+from mmseg_ext.reports.curves import Curve, curves_figure, prediction_loss
 from mmseg_ext.reports.page import page, write_report
 from mmseg_ext.reports.pictures import error_overlay
 from mmseg_ext.reports.results_hook import class_iou
@@ -231,3 +231,9 @@ def test_prediction_loss_of_a_head_with_three():
     curves = {name: Curve([1], [float(i)]) for i, name in enumerate(names)}
     assert prediction_loss(curves) == ([1], [1.0])
     assert prediction_loss({"loss": curves["loss"]}) == ([1], [0.0])
+
+
+def test_every_run_has_its_own_color():
+    figure = curves_figure({f"run {i}": a_run("a", [[1]]).curves for i in range(3)})
+    for axes in figure.axes:
+        assert len({line.get_color() for line in axes.lines}) == 3
