@@ -21,7 +21,7 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".p
 
 # The first and last bytes of complete JPEG and PNG files.
 _FRAMES = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG", b"IEND\xaeB`\x82"))
-_EXIF_ORIENTATION = 0x0112
+EXIF_ORIENTATION = 0x0112
 
 
 def image_files(path: Path, recursive: bool = False) -> list[Path]:
@@ -74,7 +74,7 @@ def decode(data: bytes, path: str, flag: str, backend: str) -> np.ndarray:
 def orientation(data: bytes) -> int:
     """Return the EXIF orientation of an image, 1 to 8; 1 (upright) if it has none."""
     try:
-        return Image.open(io.BytesIO(data)).getexif().get(_EXIF_ORIENTATION, 1)
+        return Image.open(io.BytesIO(data)).getexif().get(EXIF_ORIENTATION, 1)
     except Exception:  # `decode` reports the damage
         return 1
 

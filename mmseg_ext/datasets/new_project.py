@@ -19,14 +19,13 @@ from PIL import Image, ImageOps
 from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.datasets.annotation_readers import BACKGROUND, Annotation, Key, Masks, keyed_files
 from mmseg_ext.datasets.dataset_report import PairCheck, Summary, progress
-from mmseg_ext.datasets.images import decode, orientation, read_bytes
+from mmseg_ext.datasets.images import EXIF_ORIENTATION, decode, orientation, read_bytes
 from mmseg_ext.errors import LabelError, UnreadableFileError
 from mmseg_ext.paths import configs_folder
 
 IGNORED = 255
 LONG_SIDE, CROP = 512, 320  # of the images that the network sees, at most
 RARE = 0.02  # share of the pixels; a rarer class brings class weights
-_EXIF_ORIENTATION = 0x0112
 _IMAGENET = 'dict(type="Pretrained", checkpoint="open-mmlab://resnet18_v1c")'
 _IMAGE = re.compile(r"[_-](image|img|rgb)$", re.I)
 _MASK = re.compile(r"[_-](masks?|labels?|labelids|seg|segmentation|gt)$", re.I)
@@ -271,7 +270,7 @@ def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int]) -> np.nda
         annotated_upright = reader.upright if stored == upright else label.shape == upright
         if not annotated_upright:
             turned = Image.fromarray(label)
-            turned.getexif()[_EXIF_ORIENTATION] = tag
+            turned.getexif()[EXIF_ORIENTATION] = tag
             label = np.asarray(ImageOps.exif_transpose(turned))
         with Image.open(pair.image) as image, atomic_write(pair.image_file) as part:
             ImageOps.exif_transpose(image).save(part, image.format, quality=95)

@@ -25,6 +25,7 @@ from mmseg_ext.layers.precision import full_precision
 from mmseg_ext.layers.shapes import (
     channels_first,
     channels_last,
+    head_width,
     is_fixed,
     require_channels_last_map,
 )
@@ -77,10 +78,8 @@ class ManhattanAttention(nn.Module):
         rotary: bool = True,
     ):
         super().__init__()
-        if num_heads < 1 or embed_dim % num_heads:
-            raise ValueError(f"embed_dim={embed_dim} is not a multiple of num_heads={num_heads}")
-        if rotary and embed_dim // num_heads % 2:
-            width = embed_dim // num_heads
+        width = head_width(embed_dim, num_heads)
+        if rotary and width % 2:
             raise ValueError(
                 f"embed_dim={embed_dim}, num_heads={num_heads}: rotary needs an even head width, "
                 f"not {width}"

@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmseg_ext.layers import _blocked_re_attention as blocked
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
-from mmseg_ext.layers.shapes import require_tokens
+from mmseg_ext.layers.shapes import head_width, require_tokens
 
 
 class ReAttention(nn.Module):
@@ -59,14 +59,12 @@ class ReAttention(nn.Module):
         reference_tokens: int | None = None,
     ):
         super().__init__()
-        if num_heads < 1 or embed_dim % num_heads:
-            raise ValueError(f"embed_dim={embed_dim} is not divisible by num_heads={num_heads}")
+        self.scale = head_width(embed_dim, num_heads) ** -0.5
         if norm not in ("batch", "layer"):
             raise ValueError(f"norm must be 'batch' or 'layer', not {norm!r}")
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.reference_tokens = reference_tokens
-        self.scale = (embed_dim // num_heads) ** -0.5
         self.map_scale = self.scale if transform_scale else 1.0
         self.qkv = nn.Linear(embed_dim, 3 * embed_dim, bias=qkv_bias)
         self.reatten_matrix = nn.Conv2d(num_heads, num_heads, 1, bias=norm == "batch")
@@ -143,8 +141,7 @@ class SelfAttention(nn.Module):
         proj_drop: float = 0.0,
     ):
         super().__init__()
-        if num_heads < 1 or embed_dim % num_heads:
-            raise ValueError(f"embed_dim={embed_dim} is not divisible by num_heads={num_heads}")
+        self.head_width = head_width(embed_dim, num_heads)
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.attn_drop = attn_drop
@@ -155,7 +152,7 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens (B, N, C) to tokens (B, N, C)."""
         heads = self._heads(x)  # each (B, H, N, d)
-        width = self.embed_dim // self.num_heads
+        width = self.head_width
         drop = self.attn_drop if self.training else 0.0
         # CUDA's fused float32 kernels need widths that are multiples of 8. DeepViT-S and -L have
         # heads of 33 and 35. Zeros change neither the products nor the columns that are kept.

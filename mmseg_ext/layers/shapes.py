@@ -27,6 +27,13 @@ def is_fixed(*sizes: int) -> bool:
     return has_static_value is not None and all(has_static_value(size) for size in sizes)
 
 
+def head_width(embed_dim: int, num_heads: int) -> int:
+    """Return the channels of a head; raise a ValueError unless the heads share them evenly."""
+    if num_heads < 1 or embed_dim % num_heads:
+        raise ValueError(f"embed_dim={embed_dim} is not a multiple of num_heads={num_heads}")
+    return embed_dim // num_heads
+
+
 def require_map(x: Tensor, channels: int) -> None:
     """Raise a ValueError unless x is (B, channels, H, W)."""
     if x.ndim != 4 or x.shape[1] != channels:

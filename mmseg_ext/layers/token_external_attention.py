@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mmseg_ext.layers.external_attention import double_normalize
 from mmseg_ext.layers.precision import full_precision
-from mmseg_ext.layers.shapes import require_tokens
+from mmseg_ext.layers.shapes import head_width, require_tokens
 from mmseg_ext.layers.submodules import computes_by_weights
 
 
@@ -86,12 +86,10 @@ class MultiHeadExternalAttention(nn.Module):
         proj_drop: float = 0.0,
     ):
         super().__init__()
-        if embed_dim % num_heads != 0:
-            raise ValueError(f"embed_dim {embed_dim} is not divisible by num_heads {num_heads}")
         self.embed_dim = embed_dim
         self.groups = num_heads * expansion
         self.memory_size = memory_size
-        head_dim = embed_dim // num_heads
+        head_dim = head_width(embed_dim, num_heads)
         self.trans_dims = nn.Linear(embed_dim, embed_dim * expansion)
         self.linear_0 = nn.Linear(head_dim, memory_size)
         self.linear_1 = nn.Linear(memory_size, head_dim)

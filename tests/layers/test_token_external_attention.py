@@ -116,7 +116,7 @@ def test_autocast(fused):
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match=r"embed_dim 30 .* num_heads 4"):
+    with pytest.raises(ValueError, match=r"embed_dim=30 .* num_heads=4"):
         MultiHeadExternalAttention(30, 4)
 
 
