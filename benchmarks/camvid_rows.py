@@ -87,30 +87,17 @@ def against(record: dict, row: Row, other: Row) -> str:
     """Format the mean difference in mIoU from another row's runs with the same seeds."""
     base = {r["seed"]: r["miou"] for r in of(record, other)}
     differences = [r["miou"] - base[r["seed"]] for r in of(record, row) if r["seed"] in base]
-    return f"{statistics.mean(differences):+.1f}" if differences else ""
+    return f"{statistics.mean(differences):+.1f}" if differences and row is not other else ""
+
+
+def score_cells(record: dict, row: Row, *keys: str) -> list[str]:
+    """Return title, number of seeds and these scores of a row."""
+    runs = of(record, row)
+    scores = ([r[key] for r in runs if r.get(key) is not None] for key in keys)
+    return [row.title, str(len(runs)), *map(spread, scores)]
 
 
 COSTS = ("parameters, M", "GMAC", "ms", "MiB")
-
-
-def head_table(record: dict) -> str:
-    columns = ["head", "seeds", "mIoU", "against FCN", "scales and flips", "far part, %", *COSTS]
-    fcn, lines = GROUPS["heads"][0], []
-    for row in GROUPS["heads"]:
-        if runs := of(record, row):
-            views = [r["miou_views"] for r in runs if r.get("miou_views") is not None]
-            lines.append(
-                [
-                    row.title,
-                    str(len(runs)),
-                    spread([r["miou"] for r in runs]),
-                    "" if row is fcn else against(record, row, fcn),
-                    spread(views) or "not measured",
-                    spread([r["far"] for r in runs]),
-                    *cost_cells(record, row),
-                ]
-            )
-    return markdown(columns, lines)
 
 
 def cost_cells(record: dict, row: Row) -> list[str]:
@@ -121,29 +108,36 @@ def cost_cells(record: dict, row: Row) -> list[str]:
     return [*counts, f"{cost['ms']:.0f}", f"{cost['mib']:.0f}"]
 
 
+def head_table(record: dict) -> str:
+    columns = ["head", "seeds", "mIoU", "against FCN", "scales and flips", "far part, %", *COSTS]
+    fcn, lines = GROUPS["heads"][0], []
+    for row in GROUPS["heads"]:
+        if of(record, row):
+            *cells, views, far = score_cells(record, row, "miou", "miou_views", "far")
+            cells += [against(record, row, fcn), views or "not measured", far]
+            lines.append([*cells, *cost_cells(record, row)])
+    return markdown(columns, lines)
+
+
 def backbone_table(record: dict) -> str:
     """Return the table of all backbones with their costs, and scores of the trained ones."""
     columns = ["backbone", "seeds", "mIoU", "pixel accuracy", "far part, %", *COSTS]
     lines = []
     for row in GROUPS["backbones"]:
-        runs = of(record, row)
-        scores = [spread([r[key] for r in runs]) for key in ("miou", "accuracy", "far")]
-        if not runs:
-            scores = ["not trained", "", ""]
-        lines.append([row.title, str(len(runs)), *scores, *cost_cells(record, row)])
+        title, seeds, miou, *scores = score_cells(record, row, "miou", "accuracy", "far")
+        scores = [miou or "not trained", *scores]
+        lines.append([title, seeds, *scores, *cost_cells(record, row)])
     return markdown(columns, lines)
 
 
 def ablation_table(record: dict) -> str:
     """Return the table of ablations compared with `EAHead` of the same seeds."""
-    plain = next(row for row in GROUPS["heads"] if row.name == "ea")
+    plain = _head("ea", "`EAHead`: 64 slots, double normalization")
     lines = []
     for row in (plain, *GROUPS["ablations"]):
-        if runs := of(record, row):
-            title = "`EAHead`: 64 slots, double normalization" if row is plain else row.title
-            difference = "" if row is plain else against(record, row, plain)
-            scores = [spread([r[key] for r in runs]) for key in ("miou", "far")]
-            lines.append([title, str(len(runs)), scores[0], difference, scores[1]])
+        if of(record, row):
+            *cells, far = score_cells(record, row, "miou", "far")
+            lines.append([*cells, against(record, row, plain), far])
     return markdown(["", "seeds", "mIoU", "against `EAHead`", "far part, %"], lines)
 
 

@@ -19,10 +19,8 @@ import torch
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.optim import build_optim_wrapper
-from mmengine.structures import PixelData
 from mmseg.datasets import BaseSegDataset
 from mmseg.registry import DATASETS, MODELS
-from mmseg.structures import SegDataSample
 from torch import Tensor, nn
 
 from benchmarks import docs_tables
@@ -32,6 +30,7 @@ from mmseg_ext import register_all_modules
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.cost.model_cost import machine
 from mmseg_ext.cost.multiply_adds import count_multiply_adds
+from mmseg_ext.cost.step_memory import batch_of
 from mmseg_ext.cost.timing import compare_times
 from mmseg_ext.engine.launch import build_train_runner, load_settings
 from mmseg_ext.evaluation.checked_iou_metric import CheckedIoUMetric
@@ -150,20 +149,13 @@ def costs(rows: Sequence[Row], rounds: int) -> dict[str, dict]:
             "multiply_adds": counted.all,
         }
         wrapper = build_optim_wrapper(model, config.optim_wrapper)
-        batch = _random_batch(config.train_dataloader.batch_size, config.crop_size)
+        batch = batch_of(config, "cpu")
+        for image in batch["inputs"]:
+            image.random_(256)
         steps[row.name] = partial(model.train().train_step, batch, wrapper)
     for name, result in compare_times(steps, rounds, DEVICE).items():
         table[name] |= {"ms": result.ms, "mib": result.mib}
     return table
-
-
-def _random_batch(size: int, crop: tuple[int, int]) -> dict:
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (size, 3, *crop), generator=generator, dtype=torch.uint8)
-    labels = torch.randint(0, 11, (size, 1, *crop), generator=generator)
-    meta = {"img_shape": crop}
-    samples = [SegDataSample(gt_sem_seg=PixelData(data=y), metainfo=meta) for y in labels]
-    return {"inputs": list(images), "data_samples": samples}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

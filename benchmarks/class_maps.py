@@ -7,7 +7,7 @@ stride 8. Both segmentors take turns in one process.
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -109,20 +109,19 @@ def segmentor(case: Case, kind: str, device: str) -> nn.Module:
 
 def test_step(case: Case, model: nn.Module) -> Callable[[], Tensor]:
     """Return a function that predicts the labels of the case's image."""
-    views = []  # (image, sample)
+    images, samples = [], []
     for i in range(case.views):
         ratio = RATIOS[i // 2] if case.views > 1 else 1.0
         size = tuple(int(n * ratio + 0.5) for n in case.size)
-        image = torch.zeros(()).expand(3, *size)  # only its size is used
+        images.append(torch.zeros(()).expand(1, 3, *size))  # only the size is used
         meta = dict(img_path="", ori_shape=case.original or case.size, img_shape=size)
         meta |= dict(pad_shape=size, flip=i % 2 == 1, flip_direction="horizontal")
-        views.append((image, SegDataSample(metainfo=meta)))
+        samples.append(SegDataSample(metainfo=meta))
     merging = SegTTAModel if type(model).__name__ == KINDS["stock"] else StreamingSegTTAModel
     model_of_views = model if case.views == 1 else merging(model)
 
     def run() -> Tensor:
-        data: dict = {"inputs": [image[None] for image, _ in views]}
-        data["data_samples"] = [[one.clone()] for _, one in views]
+        data: dict = {"inputs": images, "data_samples": [[one.clone()] for one in samples]}
         if case.views == 1:
             data = {key: value[0] for key, value in data.items()}
         with torch.no_grad():
@@ -151,17 +150,9 @@ def training_step(case: Case, model: nn.Module) -> Callable[[], Tensor]:
 
 
 def step(case: Case, kind: str, device: str = "cpu") -> Callable[[], Tensor]:
-    """Return the case's step, after running it on a small image to load libraries and kernels."""
+    """Return the case's step; its first call stores the logits."""
     make = training_step if case.batch else test_step
-    model = segmentor(case, kind, device)
-    make(replace(case, size=(64, 64), original=None), model)()
-    for ratio in RATIOS if case.views > 1 else (1.0,):
-        height, width = (int(n * ratio + 0.5) for n in case.size)
-        if case.window is not None:
-            height, width = case.window[0]
-        images = torch.zeros(1, device=device).expand(max(case.batch, 1), 3, height, width)
-        model.decode_head([images])  # stores the logits
-    return make(case, model)
+    return make(case, segmentor(case, kind, device))
 
 
 def measure(case: Case, settings: Settings) -> list[str]:

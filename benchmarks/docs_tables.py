@@ -155,15 +155,8 @@ def zoo_table() -> str:
     miou, costs = results("miou"), zoo()
     trained = miou["trained here"] | camvid_rows.by_config(results("camvid"))
     config, *numbers = HEADINGS
-    headings = [
-        config,
-        "published mIoU",
-        "here",
-        *numbers,
-        "GiB, fp32 / AMP",
-        "backbone starts from",
-    ]
-    headings += ["training", "source"]
+    headings = [config, "published mIoU", "here", *numbers]
+    headings += ["GiB, fp32 / AMP", "backbone starts from", "training", "source"]
     tables = []
     for key, title in DATASETS.items():
         rows = []

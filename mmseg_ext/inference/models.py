@@ -2,7 +2,6 @@
 
 import copy
 import difflib
-import hashlib
 import sys
 import warnings
 from fnmatch import fnmatch
@@ -26,7 +25,7 @@ from mmseg_ext.version import __version__
 
 # SHA-256 of weights/NAME.pth, which is also a file of the project's release.
 PRETRAINED = {
-    "ea_r18_fpn_camvid_6k": "9ffafffa46bef66e4e2f700a038d999add03906d09bf3da7473103586396b96e",
+    "ea_r18_fpn_camvid_6k": "f8cc50b7cc455bd4c64c903012c19bfb2e138bd4641ea3f6e5bedc7115a72450",
 }
 DEFAULT = "ea_r18_fpn_camvid_6k"  # of image_demo and export
 RELEASE = f"https://github.com/mmseg-ext/mmseg_ext/releases/download/v{__version__}"
@@ -113,11 +112,10 @@ def pretrained_weights(name: str) -> Path:
     file = Path(__file__).parents[2] / "weights" / f"{name}.pth"
     if file.is_file():
         return file
-    file = Path(torch.hub.get_dir(), "checkpoints", file.name)
     sha = PRETRAINED[name]
-    # Also downloads again if the cache has the file of another version.
-    if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != sha:
-        url = f"{RELEASE}/{file.name}"
+    file = Path(torch.hub.get_dir(), "checkpoints", f"{name}-{sha[:8]}.pth")
+    if not file.is_file():
+        url = f"{RELEASE}/{name}.pth"
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             print(f"downloading {url} to {file}", file=sys.stderr)
