@@ -8,8 +8,6 @@ width 384 with 12 heads and the 1025 tokens of a 512x512 crop (docs/deepvit.md):
     batch 2: inference 412.1 to 61.5 ms, a training step 1348.8 to 676.0 ms
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
@@ -17,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from mmseg_ext.layers.older_torch import is_compiling
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
+from mmseg_ext.layers.shapes import is_recorded
 from mmseg_ext.layers.submodules import computes_by_weights, update_running_statistics
 
 # With gradients, blocks are computed again in the backward pass. This measured faster than keeping
@@ -28,7 +26,7 @@ _RECOMPUTED_TOKENS = 512
 
 def should_use(x: Tensor, drop: nn.Dropout, mixing: nn.Conv2d, norm: nn.Module) -> bool:
     """Check if blocks are correct and faster for tokens x (B, N, C)."""
-    if is_compiling() or torch.jit.is_tracing():
+    if is_recorded():
         return False  # a program contains a fixed number of blocks
     if not computes_by_weights(drop, mixing, norm):
         return False

@@ -9,7 +9,6 @@ published order at 512 channels (docs/external_attention.md; crops have 64 x 64 
 """
 
 from collections.abc import Callable
-from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -64,19 +63,21 @@ def composed_attention(
 
 
 def _absorb_norm(
-    values: Tensor, norm: nn.Module, attention: Tensor
+    values: Tensor, norm: nn.Module, attention: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Return values (C, S) times the scale of a batch norm, and its shift (C,).
 
-    For any other norm the values are returned unchanged and the shift is None.
+    For any other norm, or if the statistics need an `attention` that is not given, the values are
+    returned unchanged and the shift is None.
     """
-    if not _is_plain_batch_norm(norm):
+    if not (isinstance(norm, _BatchNorm) and computes_by_weights(norm)):
         return values, None
     mean, variance = norm.running_mean, norm.running_var
     if not norm.training and mean is not None and variance is not None:
         return _fold(norm, values, mean, variance)
-    if isinstance(norm, nn.SyncBatchNorm):
-        return values, None  # its statistics include the other processes
+    # The statistics of SyncBN include the other processes.
+    if attention is None or isinstance(norm, nn.SyncBatchNorm):
+        return values, None
     # For y = V a the batch mean is V mean(a) and the variance is diag(V cov(a) V^T).
     slot_mean = attention.mean(dim=(0, 2))  # (S,)
     centered = attention - slot_mean[:, None]  # (B, S, N)
@@ -87,10 +88,6 @@ def _absorb_norm(
     if norm.training and norm.running_mean is not None:
         update_running_statistics(norm, mean, variance, count)
     return _fold(norm, values, mean, variance)
-
-
-def _is_plain_batch_norm(norm: nn.Module) -> TypeGuard[_BatchNorm]:
-    return isinstance(norm, _BatchNorm) and computes_by_weights(norm)
 
 
 def _fold(
@@ -127,18 +124,13 @@ class FusedExternalAttention2d(nn.Module):
     ):
         super().__init__()
         self.normalize = normalize
-        shift = None
-        if _is_plain_batch_norm(norm):
-            mean, variance = norm.running_mean, norm.running_var
-            if mean is not None and variance is not None:
-                values, shift = _fold(norm, values, mean, variance)
+        values, shift = _absorb_norm(values, norm.eval(), attention=None)
         self.norm = norm if shift is None else nn.Identity()
         tensors = {"keys": keys, "key_bias": key_bias, "values": values, "shift": shift}
         for name, tensor in tensors.items():
             self.register_buffer(name, None if tensor is None else tensor.to(dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map x (B, C, H, W) to (B, C, H, W)."""
         require_map(x, self.keys.shape[1])
         weights = (self.keys, self.key_bias, self.values)
         return composed_attention(x, *weights, self.norm, self.normalize, self.shift)

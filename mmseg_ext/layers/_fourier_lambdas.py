@@ -67,11 +67,6 @@ def fourier_lambdas(values: Tensor, weight: Tensor, dilation: int = 1) -> Iterat
 def _fast_length(least: int) -> int:
     """Return the smallest length >= `least` without a prime factor above 5."""
     length = least
-    while True:
-        rest = length
-        for prime in (2, 3, 5):
-            while rest % prime == 0:
-                rest = rest // prime  # not in place, because sizes in a tracer are tensors
-        if rest == 1:
-            return length
+    while 30**12 % length:  # below 8192 these lengths are the divisors of 30^12
         length += 1
+    return length

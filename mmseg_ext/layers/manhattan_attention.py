@@ -20,14 +20,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mmseg_ext.layers.older_torch import MIXED_MASKS, is_compiling
+from mmseg_ext.layers.older_torch import MIXED_MASKS
 from mmseg_ext.layers.precision import full_precision
 from mmseg_ext.layers.shapes import (
     channels_first,
     channels_last,
     head_width,
     is_fixed,
-    require_channels_last_map,
+    is_recorded,
+    require_map,
 )
 
 Decay = Literal["logit", "product"]
@@ -118,7 +119,7 @@ class ManhattanAttention(nn.Module):
 
     def _queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return rotated queries and keys, each (B, H, W, n, d)."""
-        require_channels_last_map(x, self.embed_dim)
+        require_map(x, self.embed_dim, last=True)
         q, k = (p(x).unflatten(-1, (self.num_heads, -1)) for p in (self.q_proj, self.k_proj))
         if self.rotary:
             phase = rotary_phase(q.shape[1], q.shape[2], q.shape[-1], like=q)
@@ -206,7 +207,7 @@ def attend(
     # A program for any size cannot contain a fixed number of slices.
     if height == 1 or not is_fixed(length) or length <= _QUERIES:
         return attend_slice(0, length)
-    if torch.is_grad_enabled() and not _is_recorded():
+    if torch.is_grad_enabled() and not is_recorded():
         attend_slice = functools.partial(checkpoint, attend_slice, use_reentrant=False)
     step = max(1, min(_QUERIES, _BYTES // (decays.nbytes * length)))
     starts = range(0, length, step)
@@ -257,13 +258,12 @@ def _computed_once(function: Callable[..., Tensor], *arguments: float, like: Ten
 
     The blocks of a stage share the result, and later forwards of the same size reuse it.
     """
-    options = (function, arguments, like.device, full_precision(like.dtype))
     # Recorded programs, fake tensors, inference mode and torch.func need their own tensors.
-    separate = _is_recorded() or type(like) is not Tensor or torch.is_inference_mode_enabled()
+    separate = is_recorded() or type(like) is not Tensor or torch.is_inference_mode_enabled()
     transforms = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
-    if separate or transforms.peek_interpreter_stack():
-        return _compute(*options)
-    return _compute_cached(*options)
+    separate = separate or transforms.peek_interpreter_stack()
+    compute = _compute if separate else _compute_cached
+    return compute(function, arguments, like.device, full_precision(like.dtype))
 
 
 def _compute(
@@ -277,14 +277,10 @@ def _compute(
 _compute_cached = functools.lru_cache(maxsize=256)(_compute)
 
 
-def _is_recorded() -> bool:
-    return is_compiling() or torch.jit.is_tracing()
-
-
 def _rotate(x: Tensor, phase: Tensor) -> Tensor:
     """Rotate each pair of channels of x (B, H, W, n, d) by its phase, in the phase's precision."""
     pairs = x.to(phase.dtype).unflatten(-1, (-1, 2))  # (B, H, W, n, d / 2, 2)
-    if _is_recorded():  # tracers and exporters support real arithmetic best
+    if is_recorded():  # tracers and exporters support real arithmetic best
         (a, b), (cos, sin) = pairs.unbind(-1), phase.unbind(-1)
         rotated = torch.stack((a * cos - b * sin, a * sin + b * cos), -1)
     else:
@@ -303,7 +299,6 @@ class FeedForward(nn.Module):
         self.fc2 = nn.Linear(hidden_dim, embed_dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map x (B, H, W, C) to (B, H, W, C)."""
         x = self.act(self.fc1(x))  # (B, H, W, hidden_dim)
         x = x + channels_last(self.dwconv(channels_first(x)))
         return self.fc2(x)
@@ -344,7 +339,7 @@ class ManhattanBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x (B, H, W, C) to (B, H, W, C); raise a ValueError for another shape."""
-        require_channels_last_map(x, self.attn.embed_dim)
+        require_map(x, self.attn.embed_dim, last=True)
         if self.cpe is not None:
             x = x + channels_last(self.cpe(channels_first(x)))
         x = x + self._branch(self.attn(self.norm1(x)), self.gamma1)

@@ -26,9 +26,8 @@ def autocast_dtype(device_type: str) -> torch.dtype | None:
         return torch.get_autocast_dtype(device_type) if enabled else None
     if device_type == "cpu":
         return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
-    if device_type == "cuda":
-        return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
-    return None
+    enabled = device_type == "cuda" and torch.is_autocast_enabled()
+    return torch.get_autocast_gpu_dtype() if enabled else None
 
 
 def grad_scaler(device_type: str, **settings):

@@ -68,10 +68,7 @@ class ReAttention(nn.Module):
         self.map_scale = self.scale if transform_scale else 1.0
         self.qkv = nn.Linear(embed_dim, 3 * embed_dim, bias=qkv_bias)
         self.reatten_matrix = nn.Conv2d(num_heads, num_heads, 1, bias=norm == "batch")
-        if norm == "batch":
-            self.var_norm = nn.BatchNorm2d(num_heads)
-        else:
-            self.var_norm = nn.LayerNorm(num_heads)
+        self.var_norm = nn.BatchNorm2d(num_heads) if norm == "batch" else nn.LayerNorm(num_heads)
         self.attn_drop = nn.Dropout(attn_drop)
         self.proj = nn.Linear(embed_dim, embed_dim)
         self.proj_drop = nn.Dropout(proj_drop)

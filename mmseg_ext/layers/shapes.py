@@ -14,6 +14,11 @@ def channels_last(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1)  # (B, H, W, C)
 
 
+def is_recorded() -> bool:
+    """Check if a program is compiled, exported or traced."""
+    return is_compiling() or torch.jit.is_tracing()
+
+
 def is_fixed(*sizes: int) -> bool:
     """Check if all sizes are plain numbers, not symbolic and not traced."""
     if torch.jit.is_tracing():
@@ -34,20 +39,15 @@ def head_width(embed_dim: int, num_heads: int) -> int:
     return embed_dim // num_heads
 
 
-def require_map(x: Tensor, channels: int) -> None:
-    """Raise a ValueError unless x is (B, channels, H, W)."""
-    if x.ndim != 4 or x.shape[1] != channels:
-        last = x.ndim == 4 and x.shape[3] == channels
-        hint = "; its channels come last: x.permute(0, 3, 1, 2)" if last else ""
-        raise ValueError(f"x must be (B, {channels}, H, W), got {tuple(x.shape)}{hint}")
-
-
-def require_channels_last_map(x: Tensor, channels: int) -> None:
-    """Raise a ValueError unless x is (B, H, W, channels)."""
-    if x.ndim != 4 or x.shape[3] != channels:
-        first = x.ndim == 4 and x.shape[1] == channels
-        hint = "; its channels come first: x.permute(0, 2, 3, 1)" if first else ""
-        raise ValueError(f"x must be (B, H, W, {channels}), got {tuple(x.shape)}{hint}")
+def require_map(x: Tensor, channels: int, last: bool = False) -> None:
+    """Raise a ValueError unless x is (B, channels, H, W), or with `last` (B, H, W, channels)."""
+    axis, wanted = (3, f"(B, H, W, {channels})") if last else (1, f"(B, {channels}, H, W)")
+    if x.ndim != 4 or x.shape[axis] != channels:
+        hint = ""
+        if x.ndim == 4 and x.shape[4 - axis] == channels:
+            order = "first: x.permute(0, 2, 3, 1)" if last else "last: x.permute(0, 3, 1, 2)"
+            hint = f"; its channels come {order}"
+        raise ValueError(f"x must be {wanted}, got {tuple(x.shape)}{hint}")
 
 
 def require_tokens(x: Tensor, width: int) -> None:

@@ -148,7 +148,6 @@ class FusedMultiHeadExternalAttention(nn.Module):
         self.values.bias.copy_(block.proj.bias + bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map x (B, N, C) to (B, N, C)."""
         require_tokens(x, self.embed_dim)
         logits = self.keys(x).unflatten(-1, (self.groups, -1))  # (B, N, G, S)
         attention = double_normalize(logits, positions=1, slots=-1)

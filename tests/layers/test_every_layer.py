@@ -147,15 +147,14 @@ def test_one_compiled_program_for_all_sizes(name):
     assert_compiles_once(layer, inputs, training=False)
 
 
-@pytest.mark.parametrize("name", ["external 2d", "multi-head external", "manhattan full product"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_onnx_of_sharp_weights(name, tmp_path):
+def test_onnx_of_sharp_weights(tmp_path):
     """As trained ones are: most positions get next to nothing of a slot."""
     onnxruntime = pytest.importorskip("onnxruntime")
-    layer, x = build(name, torch.float32)
+    layer, x = build("external 2d", torch.float32)
     with torch.no_grad():
         for key, p in layer.named_parameters():
-            if "external" in name and p.ndim > 1 and "linear_1" not in key:
+            if p.ndim > 1 and "linear_1" not in key:
                 p.mul_(4)
     path = str(tmp_path / "layer.onnx")
     torch.onnx.export(layer, (x,), dynamo=True, verbose=False).save(path)
