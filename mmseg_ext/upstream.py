@@ -5,8 +5,9 @@ mmengine 0.10.7 to 0.10.12, mmcv 2.1 to 2.3 and mmsegmentation 1.2.2 to 1.4.2.
 
 Subclasses use these private names directly: `_transform_inputs` of a decode head,
 `_decode_head_forward_train` and `_auxiliary_head_forward_train` of a segmentor, `_load_seg_map` of
-a label transform, `_metainfo` of a dataset, `_get_value` of a scheduler, and `_scale_update_param`
-of `AmpOptimWrapper`, whose constructor asserts a GPU.
+a label transform, `_metainfo` of a dataset, `_get_value` of a scheduler,
+`_save_checkpoint_with_step` and `_save_best_checkpoint` of `CheckpointHook`, and
+`_scale_update_param` of `AmpOptimWrapper`, whose constructor asserts a GPU.
 """
 
 from collections.abc import Iterator
@@ -44,6 +45,19 @@ def built_dataloaders(runner: "Runner") -> Iterator["DataLoader"]:
     for loop in (runner._train_loop, runner._val_loop, runner._test_loop):
         if hasattr(loop, "dataloader"):
             yield loop.dataloader
+
+
+def shut_down_workers(runner: "Runner") -> None:
+    """Stop the workers of the Runner's data loaders; persistent ones start again when needed.
+
+    The garbage collector frees a run in any order, and torch then waits ten seconds for a worker.
+    """
+    endless = getattr(runner._train_loop, "dataloader_iterator", None)  # of IterBasedTrainLoop
+    for owner in (*built_dataloaders(runner), endless):
+        iterator = getattr(owner, "_iterator", None)
+        if hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()
+            owner._iterator = None
 
 
 def validates_at(loop: "IterBasedTrainLoop", iteration: int) -> bool:

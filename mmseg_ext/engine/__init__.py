@@ -1,13 +1,12 @@
 """Training: the resumable runner, its hooks, optimizer constructors and schedulers."""
 
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper
-from mmseg_ext.engine.checkpoint_hook import DurableCheckpointHook
 from mmseg_ext.engine.distributed import CPUDistributedDataParallel
 from mmseg_ext.engine.finite_loss import FiniteLossHook
 from mmseg_ext.engine.randomness import PositionedInfiniteSampler, PositionedSampler
 from mmseg_ext.engine.run_record import RunRecordHook
 from mmseg_ext.engine.runner import DurableRunner
-from mmseg_ext.engine.stop_signals import StopOnSignalHook
+from mmseg_ext.engine.saving import DurableCheckpointHook, StopOnSignalHook
 from mmseg_ext.engine.voc_schedule import HeldPolyLR, RoleOptimWrapperConstructor
 
 __all__ = [

@@ -31,19 +31,10 @@ from mmseg_ext.errors import LaunchError
 from mmseg_ext.upstream import built_dataloaders
 
 # The Runner's arguments, and other keys that mmengine and the commands read.
-_KEYS = set(inspect.signature(Runner).parameters) | {
-    "activation_checkpointing",
-    "compile",
-    "custom_imports",
-    "efficient_conv_bn_eval",
-    "find_unused_parameters",
-    "min_backbone_share",
-    "model_wrapper_cfg",
-    "runner_type",
-    "sync_bn",
-    "tta_model",
-    "tta_pipeline",
-}
+_KEYS = {*inspect.signature(Runner).parameters, "activation_checkpointing", "compile"}
+_KEYS |= {"custom_imports", "efficient_conv_bn_eval", "find_unused_parameters"}
+_KEYS |= {"min_backbone_share", "model_wrapper_cfg", "runner_type", "sync_bn"}
+_KEYS |= {"tta_model", "tta_pipeline"}
 # Methods of the Runner that build without a registry, and the functions that they call.
 _METHODS: dict[str, Callable] = {
     "set_randomness": Runner.set_randomness,
@@ -78,10 +69,10 @@ def explained(cfg: Config, unused: str = "test_") -> Iterator[None]:
                 raise
             keys = (key for key in cfg if key in _KEYS and not key.startswith(unused))
             entries = [entry for key in keys for entry in _entries(key, cfg[key])]
-            known, line = _explanation(cfg, entries, failures, error)
-            if line is None:
+            explanation = _explanation(cfg, entries, failures, error)
+            if explanation is None:
                 raise
-            raise (LaunchError if known else RuntimeError)(line) from error
+            raise explanation from error
 
 
 def format_error(error: BaseException) -> str:
@@ -91,15 +82,14 @@ def format_error(error: BaseException) -> str:
 
 
 def unread_options(cfg: Config, options: Iterable[str]) -> list[str]:
-    """Return a warning for each key of `--cfg-options` that neither mmengine nor a command reads.
+    """Return a warning for each key of `--cfg-options` that nothing but a hook can read.
 
-    A hook may read it. `cfg` is the config before the options are merged.
+    `cfg` is the config before the options are merged.
     """
-    unread = [(key, top) for key in options if (top := key.split(".")[0]) not in _KEYS]
     return [
-        f"--cfg-options {key}: nothing reads {top!r} after the config is loaded"
-        + ("" if top in cfg else _nearest(top, _KEYS))
-        for key, top in unread
+        f"--cfg-options: nothing reads {key!r} after the config is loaded"
+        + ("" if key in cfg else _nearest(key, _KEYS))
+        for key in sorted({option.split(".")[0] for option in options} - _KEYS)
     ]
 
 
@@ -112,11 +102,10 @@ def dataset_warnings(runner: Runner) -> list[str]:
     head = getattr(unwrap_model(runner.model), "decode_head", None)
     number = getattr(head[-1] if isinstance(head, nn.ModuleList) else head, "num_classes", None)
     datasets = [loader.dataset for loader in built_dataloaders(runner)]
-    named = [getattr(dataset, "metainfo", {}).get("classes") for dataset in datasets]
-    counts = {len(classes) for classes in named if classes}
+    counts = {len(getattr(part, "metainfo", {}).get("classes") or ()) for part in datasets}
     warnings = [
         f"model.decode_head.num_classes={number}, but a dataset has {count} classes"
-        for count in sorted(counts - {number})
+        for count in sorted(counts - {0, number})
         if number
     ]
     inner = (part for dataset in datasets for part in inner_datasets(dataset))
@@ -128,100 +117,85 @@ def dataset_warnings(runner: Runner) -> list[str]:
     return warnings
 
 
-class _Failures:
-    """The calls that the last error left, the innermost first, and the last unknown type."""
+class _Failures(NamedTuple):
+    """The calls that the last error left, the innermost first, and the types that were unknown."""
 
-    def __init__(self):
-        self.calls: list[tuple[Registry | Callable, object]] = []  # what failed, and its settings
-        self.unknown: tuple[Registry, str] | None = None
-
-    def record(self, function: Callable, called: Callable | None = None) -> Callable:
-        @functools.wraps(function)
-        def call(*args, **kwargs):
-            self.calls, self.unknown = [], None
-            try:
-                return function(*args, **kwargs)
-            except Exception:
-                settings = next((a for a in args if not isinstance(a, Registry | Runner)), kwargs)
-                self.calls.append((called or args[0], settings))
-                raise
-
-        return call
-
-    def record_unknown(self, get: Callable) -> Callable:
-        @functools.wraps(get)
-        def call(registry: Registry, key: str):
-            found = get(registry, key)
-            self.unknown = (registry, key) if found is None else self.unknown
-            return found
-
-        return call
+    calls: list[tuple[Registry | Callable, object]]  # what failed, and its settings
+    unknown: list[tuple[Registry, str]]
 
 
 @contextlib.contextmanager
 def _recorded_failures() -> Iterator[_Failures]:
     """Record failing calls of all registries and of the Runner's methods while the block runs."""
-    failures = _Failures()
-    replaced = [
-        (Registry, "get", failures.record_unknown(Registry.get)),
-        (Registry, "build", failures.record(Registry.build)),
-    ]
-    for name, called in _METHODS.items():
-        function = failures.record(getattr(Runner, name), called)
-        static = isinstance(vars(Runner)[name], staticmethod)
-        replaced.append((Runner, name, staticmethod(function) if static else function))
-    with contextlib.ExitStack() as stack:
-        for owner, name, function in replaced:
-            stack.enter_context(mock.patch.object(owner, name, function))
+    failures, get = _Failures([], []), Registry.get
+
+    def recorded(function: Callable, called: Callable | None = None) -> Callable:
+        @functools.wraps(function)
+        def call(*args, **kwargs):
+            failures.calls.clear()
+            failures.unknown.clear()
+            try:
+                return function(*args, **kwargs)
+            except Exception:
+                settings = next((a for a in args if not isinstance(a, Registry | Runner)), kwargs)
+                failures.calls.append((called or args[0], settings))
+                raise
+
+        return call
+
+    def recorded_get(registry: Registry, key: str):
+        found = get(registry, key)
+        if found is None:
+            failures.unknown[:] = [(registry, key)]
+        return found
+
+    methods = {name: recorded(getattr(Runner, name), made) for name, made in _METHODS.items()}
+    methods["build_dataloader"] = staticmethod(methods["build_dataloader"])
+    with (
+        mock.patch.multiple(Registry, get=recorded_get, build=recorded(Registry.build)),
+        mock.patch.multiple(Runner, **methods),
+    ):
         yield failures
 
 
 _Entries = list[tuple[str, object]]  # dotted keys of the config, and their values
 
 
-class _Part(NamedTuple):
-    """A part of the config that was being built."""
-
-    key: str
-    settings: object
-    called: Registry | Callable
-
-
 def _explanation(
     cfg: Config, entries: _Entries, failures: _Failures, error: Exception
-) -> tuple[bool, str | None]:
-    """Return whether the error is about a setting, file or package, and the explaining line."""
+) -> Exception | None:
+    """Return the error with the explaining line, or None if `error` is not about the config."""
     trace = traceback.extract_tb(error.__traceback__)
     if any(f.name == "load_checkpoint" and "mmengine" in f.filename for f in trace):
-        return True, _of_weights(entries, error)
-    part = None
-    for called, settings in reversed(failures.calls):
-        part = _find_part(entries, part, called, settings) or part
-    own = [entry for entry in entries if part and entry[0].startswith(part.key)]
+        return _of_weights(entries, error)
+    part, settings, called = "", None, None  # of the innermost call with settings of the config
+    for failed, given in reversed(failures.calls):
+        if (entry := _find_entry(entries, part, given)) is not None:
+            part, settings, called = *entry, failed
     if failures.unknown and isinstance(error, KeyError | TypeError):
-        line = _of_type(cfg, own + entries, *failures.unknown)
-        if line is not None:
-            return True, line
-    if part is None:  # an error of training, for example
-        return False, None
-    loader = part.key.split(".")[0]
+        entries.sort(key=lambda entry: not entry[0].startswith(part))  # those of the part first
+        if (explanation := _of_type(cfg, entries, *failures.unknown[0])) is not None:
+            return explanation
+    if called is None:  # an error of training, for example
+        return None
+    loader = part.split(".")[0]
     if loader.endswith("_dataloader") and cfg[loader].get("dataset") is None:
-        part = _Part(f"{loader}.dataset", None, part.called)  # the sampler or the loader failed
+        part, settings = f"{loader}.dataset", None  # the sampler or the loader failed
     reason = format_error(error)
     if isinstance(error, AssertionError) and not str(error):
         reason += f" {trace[-1].line}"
-    named = _named_settings(part, reason)
+    named = _named_settings(settings, reason)
     if wrong := _UNEXPECTED.search(reason):
-        if (line := _of_missing_package(part)) is not None:
-            return True, line
-        reason += _nearest(wrong[1], _arguments(_class_of(part)))
-    line = f"{part.key}{named}: {reason} ({Path(trace[-1].filename).name}:{trace[-1].lineno})"
-    return bool(named) or isinstance(error, OSError | ImportError), line
+        kind = _class_of(called, settings)
+        if (explanation := _of_missing_package(part, kind)) is not None:
+            return explanation
+        reason += _nearest(wrong[1], _arguments(kind))
+    line = f"{part}{named}: {reason} ({Path(trace[-1].filename).name}:{trace[-1].lineno})"
+    known = bool(named) or isinstance(error, OSError | ImportError)
+    return LaunchError(line) if known else RuntimeError(line)
 
 
-def _find_part(
-    entries: _Entries, outer: _Part | None, called: Callable, settings: object
-) -> _Part | None:
+def _find_entry(entries: _Entries, outer: str, settings: object) -> tuple[str, object] | None:
     """Return the entry that is `settings`, or most similar to it, within `outer` if possible.
 
     mmengine builds copies, with values added and removed.
@@ -229,7 +203,7 @@ def _find_part(
 
     def likeness(entry: tuple[str, object]) -> tuple[int, int, bool]:
         key, value = entry
-        within = outer is not None and key.startswith(f"{outer.key}.")
+        within = key.startswith(f"{outer}.")
         if not (isinstance(value, Mapping) and isinstance(settings, Mapping)):
             return int(value == settings and not key.endswith(".type")), 0, within
         if value.get("type", settings.get("type")) != settings.get("type"):
@@ -238,53 +212,52 @@ def _find_part(
         return sum(same), -same.count(False), within
 
     best = max(entries, key=likeness)
-    return _Part(*best, called) if likeness(best)[0] else None
+    return best if likeness(best)[0] else None
 
 
-def _of_type(cfg: Config, entries: _Entries, registry: Registry, kind: str) -> str | None:
+def _of_type(cfg: Config, entries: _Entries, registry: Registry, kind: str) -> LaunchError | None:
     """Explain a type that is not registered, which can be due to a wrong `default_scope`."""
     scope, known = cfg.get("default_scope", "mmengine"), ["mmengine", *MODELS.children]
     if scope not in known:
         near = _nearest(scope, known)
-        return f"default_scope={scope!r}: no installed package has this scope{near}"
+        return LaunchError(f"default_scope={scope!r}: no installed package has this scope{near}")
     key = next((key for key, value in entries if value == kind), None)
     if key is None:
         return None
     names = {name for r in (registry, registry.parent or registry) for name in r.module_dict}
     place = f"not in the registry {registry.scope}::{registry.name}"
-    return f"{key}={kind!r}: {place}{_nearest(kind, names)}"
+    return LaunchError(f"{key}={kind!r}: {place}{_nearest(kind, names)}")
 
 
-def _class_of(part: _Part) -> Callable | None:
-    """Return the class or function that builds the part."""
-    if not isinstance(part.called, Registry) or not isinstance(part.settings, Mapping):
-        return part.called if callable(part.called) else None
-    kind = part.settings.get("type")
-    with part.called.switch_scope_and_registry(part.settings.get("_scope_")) as registry:
-        return registry.get(kind) if isinstance(kind, str) else kind
+def _class_of(called: Registry | Callable, settings: object) -> Callable | None:
+    """Return the class or function that was called with the settings."""
+    if not isinstance(called, Registry):
+        return called
+    kind = settings.get("type") if isinstance(settings, Mapping) else None
+    if not isinstance(kind, str):
+        return kind
+    with called.switch_scope_and_registry(settings.get("_scope_")) as registry:
+        return registry.get(kind)
 
 
-def _of_missing_package(part: _Part) -> str | None:
+def _of_missing_package(key: str, kind: Callable | None) -> LaunchError | None:
     """Explain heads of mmsegmentation that got an empty base because mmdetection did not import."""
-    called = _class_of(part)
-    module = vars(inspect.getmodule(called) or inspect)
-    empty = getattr(called, "__bases__", ()) == (BaseModule,)
-    if not empty or not any(name.startswith("MMDET_") for name in module):
+    name = getattr(kind, "__name__", None)
+    if getattr(inspect.getmodule(kind), f"MMDET_{name}", None) is not BaseModule:
         return None
     remedy = "run: pip install -e '.[mm,det]'"
     if find_spec("mmdet"):
         remedy = "add 'mmseg_ext.detection.operators_in_pytorch' to custom_imports"
-    return f"{part.key}.type={called.__name__!r}: mmdetection cannot be imported; {remedy}"
+    return LaunchError(f"{key}.type={name!r}: mmdetection cannot be imported; {remedy}")
 
 
-def _arguments(called: Callable | None) -> set[str]:
+def _arguments(kind: Callable | None) -> set[str]:
     """Return the argument names of a function, or of a class and its base classes."""
-    functions = [] if called is None else [called]
-    functions = [c.__init__ for c in called.__mro__] if inspect.isclass(called) else functions
-    return {name for f in functions for name in inspect.signature(f).parameters} | {"type"}
+    functions = [c.__init__ for c in kind.__mro__] if inspect.isclass(kind) else [kind]
+    return {n for f in functions if f for n in inspect.signature(f).parameters} | {"type"}
 
 
-def _of_weights(entries: _Entries, error: Exception) -> str | None:
+def _of_weights(entries: _Entries, error: Exception) -> LaunchError | None:
     """Explain that a file of weights cannot be read; the error may not name it."""
     named = [(k, v) for k, v in entries if k.endswith(_WEIGHTS) and isinstance(v, str)]
     named = [e for e in named if e[1] in str(error)] or [e for e in named if "://" in e[1]]
@@ -295,20 +268,22 @@ def _of_weights(entries: _Entries, error: Exception) -> str | None:
     if key.startswith("model."):  # `pretrained`, or `checkpoint` of an `init_cfg`
         entry = re.sub(r"(\.\d+)?\.checkpoint$", "", key)
         remedy += f" with --cfg-options {key}=FILE, or train from scratch with {entry}=None"
-    return f"{key}={name!r} cannot be loaded ({format_error(error)}); {remedy}"
+    return LaunchError(f"{key}={name!r} cannot be loaded ({format_error(error)}); {remedy}")
 
 
-def _named_settings(part: _Part, reason: str) -> str:
-    """Return '.name=value, ...' of the part's settings that the reason names or repeats."""
-    if not isinstance(part.settings, Mapping):
-        return f"={part.settings!r}"
+def _named_settings(settings: object, reason: str) -> str:
+    """Return '.name=value, ...' of the settings that the reason names or repeats."""
+    if not isinstance(settings, Mapping):
+        return f"={settings!r}"
     words = {word.lstrip("_") for word in re.findall(r"-?[\w.]*\w", reason)}
-    entries = [(k, v) for k, v in _entries("", part.settings) if k and not k.endswith("type")]
+    entries = [(k, v) for k, v in _entries("", settings) if k and not k.endswith("type")]
     wrong = _UNEXPECTED.search(reason)
-    named = [(k, v) for k, v in entries if wrong and wrong[1] == k.rpartition(".")[2]]
-    named = named or [
-        (k, v) for k, v in entries if k in words or ("_" in k and k.rpartition(".")[2] in words)
-    ]
+
+    def is_named(key: str) -> bool:  # inside a setting a word without an underscore is too common
+        last = key.rpartition(".")[2]
+        return last == wrong[1] if wrong else last in words and (last == key or "_" in key)
+
+    named = [(k, v) for k, v in entries if is_named(k)]
     named = named or [(k, v) for k, v in entries if isinstance(v, str | float) and str(v) in words]
     text = ", ".join(f"{name}={_short(repr(value))}" for name, value in named[:3])
     return f".{text}" if text else ""

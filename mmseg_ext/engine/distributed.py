@@ -72,9 +72,8 @@ def init_distributed(cfg: Config) -> None:
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     backend = settings.get("backend", "nccl") if cuda else "gloo"
-    limit = {}
-    if settings.get("timeout") is not None:
-        limit["timeout"] = datetime.timedelta(seconds=settings["timeout"])
+    seconds = settings.get("timeout")
+    limit = {} if seconds is None else {"timeout": datetime.timedelta(seconds=seconds)}
     if not torch.distributed.is_initialized():
         store, rank, world_size = next(torch.distributed.rendezvous("env://"))
         # After a restart torchrun's store still contains the addresses (gloo) and the unique id
@@ -129,8 +128,7 @@ def on_rank_zero(action: Callable[[], object]) -> object:
     own = error is None or isinstance(error, LaunchError | CheckpointError)
     sent = [result, error if own else RunError(f"rank 0: {type(error).__name__}: {error}")]
     dist.broadcast_object_list(sent)
+    error = error or sent[1]
     if error is not None:
         raise error
-    if sent[1] is not None:
-        raise sent[1]
     return sent[0]

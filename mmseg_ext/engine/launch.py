@@ -21,9 +21,9 @@ from mmengine.runner import Runner
 from mmseg_ext.checkpoint.resuming import candidates
 from mmseg_ext.engine.amp import enable_amp
 from mmseg_ext.engine.build_errors import dataset_warnings, explained, format_error, unread_options
-from mmseg_ext.engine.checkpoint_hook import checkpoint_folder
 from mmseg_ext.engine.distributed import init_distributed, on_rank_zero
 from mmseg_ext.engine.run_record import batch_settings
+from mmseg_ext.engine.saving import checkpoint_folder
 from mmseg_ext.errors import LaunchError
 
 _MMSEG_BASE = (
@@ -41,10 +41,8 @@ def load_settings(
     The work directory is `work_dir`, else the config's, else `work_dirs/<config's name>`.
 
     Raises:
-        LaunchError: if the file is missing or does not load, or an option does not fit.
+        LaunchError: if the file does not load, or an option does not fit.
     """
-    if not Path(path).is_file():
-        raise LaunchError(f"config: there is no file {path!r}; check the path")
     try:
         cfg = Config.fromfile(path)
     except Exception as error:  # a config is a program and can raise anything
@@ -56,8 +54,8 @@ def load_settings(
             reason = _MMSEG_BASE
         raise LaunchError(f"config {path}: {reason}") from error
     cfg.launcher = launcher
-    if os.environ.get("RANK", "0") == "0":
-        for warning in unread_options(cfg, options or {}):
+    for warning in unread_options(cfg, options or {}):
+        if os.environ.get("RANK", "0") == "0":
             print(f"mmseg_ext: {warning}", file=sys.stderr)
     try:
         cfg.merge_from_dict(options or {})

@@ -9,11 +9,11 @@ iteration in the time of one permutation.
 
 import functools
 import hashlib
+import itertools
 import os
 import random
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from mmseg_ext.errors import CheckpointError
 
 
-def random_state() -> dict:
+def random_state(cuda: bool = True) -> dict:
     """Return the states of Python's, NumPy's and torch's generators, including CUDA's."""
     kind, keys, position, has_gauss, gauss = np.random.get_state()
     state = {
@@ -34,7 +34,7 @@ def random_state() -> dict:
         "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss),
         "torch": torch.get_rng_state(),
     }
-    if torch.cuda.is_available():
+    if cuda and torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
     return state
 
@@ -55,17 +55,14 @@ def set_random_state(state: dict) -> None:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed Python's, NumPy's and torch's CPU generators (64 bits), and restore them at the end."""
-    # Not `random_state`, which asks CUDA: a forked worker must not touch it.
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    before = random_state(cuda=False)  # a forked worker must not touch CUDA
     random.seed(seed)
     np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
     torch.default_generator.manual_seed(seed)
     try:
         yield
     finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
+        set_random_state(before)
 
 
 def derive_seed(seed: int, what: str, number: int) -> int:
@@ -77,15 +74,10 @@ def derive_seed(seed: int, what: str, number: int) -> int:
 class SampleIndex(int):
     """The index of a sample, with the seed of its augmentation."""
 
-    seed: int
-
-    def __new__(cls, index: int, seed: int):
+    def __new__(cls, index: int, seed: int = 0):  # unpickling sets the seed
         self = super().__new__(cls, index)
         self.seed = seed
         return self
-
-    def __reduce__(self):
-        return SampleIndex, (int(self), self.seed)
 
 
 @DATA_SAMPLERS.register_module()
@@ -105,15 +97,12 @@ class PositionedInfiniteSampler(InfiniteSampler):
 
     def __iter__(self) -> Iterator[SampleIndex]:
         position = self.start * self.world_size + self.rank
-        epoch, order = -1, []
-        while True:
-            if position // self.size != epoch:
-                epoch = position // self.size
-                order = self._order(epoch)
-            yield SampleIndex(
-                order[position % self.size], derive_seed(self.seed, "sample", position)
-            )
-            position += self.world_size
+        for epoch in itertools.count(position // self.size):
+            order = self._order(epoch)
+            while position // self.size == epoch:
+                seed = derive_seed(self.seed, "sample", position)
+                yield SampleIndex(order[position % self.size], seed)
+                position += self.world_size
 
     def _order(self, epoch: int) -> list[int]:
         if not self.shuffle:
@@ -203,9 +192,8 @@ def with_sample_seeds(dataloader: dict) -> dict:
     kind = sampler["type"]
     kind = DATA_SAMPLERS.get(kind) if isinstance(kind, str) else kind
     kind = _POSITIONED.get(kind, kind)
-    if kind not in _POSITIONED.values():
-        return dataloader
-    if kind is PositionedSampler and not sampler.get("shuffle", True):
+    ordered = kind is PositionedSampler and not sampler.get("shuffle", True)
+    if kind not in _POSITIONED.values() or ordered:
         return dataloader
     dataset = DATASETS.build(dataset)
     if hasattr(dataset, "full_init"):
@@ -217,25 +205,24 @@ def with_sample_seeds(dataloader: dict) -> dict:
 
 
 def isolate_loader(loader: DataLoader) -> DataLoader:
-    """Let `loader` draw nothing from the global generator, and its workers survive stop signals.
+    """Let `loader` draw nothing from the global generator, and its workers survive a stop signal.
 
     The training process answers a signal to the process group, and needs the batches of its workers
-    until it has stopped.
+    until it has stopped. A second signal ends the workers.
     """
     loader.generator = torch.Generator().manual_seed(0)
     loader.worker_init_fn = functools.partial(_start_worker, inner=loader.worker_init_fn)
     return loader
 
 
-_GRACE_SECONDS = 5.0  # for the training process to take its last batch
-
-
 def _start_worker(worker_id: int, inner) -> None:
-    timer = threading.Timer(_GRACE_SECONDS, os._exit, (0,))
-    timer.daemon = True
     if hasattr(signal, "SIGUSR1"):  # not on Windows
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGINT):  # Ctrl-C reaches the process group
-        signal.signal(number, lambda *_: timer.is_alive() or timer.start())
+        signal.signal(number, _ignore_once)
     if inner is not None:
         inner(worker_id)
+
+
+def _ignore_once(number: int, frame) -> None:
+    signal.signal(number, lambda *_: os._exit(0))

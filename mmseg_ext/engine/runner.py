@@ -18,10 +18,10 @@ Differences from `mmengine.runner.Runner` (0.10.12):
 import contextlib
 import copy
 import errno
+import itertools
 import logging
 import os
 import platform
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,19 +40,12 @@ from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.checkpoint.loading import SafeLoading, unwrap_model
 from mmseg_ext.checkpoint.plain_data import to_plain
 from mmseg_ext.checkpoint.resuming import newest_complete, require_resumable
-from mmseg_ext.engine.checkpoint_hook import checkpoint_folder
+from mmseg_ext.engine import randomness
 from mmseg_ext.engine.distributed import on_rank_zero
-from mmseg_ext.engine.randomness import (
-    isolate_loader,
-    positioned_sampler,
-    random_state,
-    set_random_state,
-    with_sample_seeds,
-)
 from mmseg_ext.engine.run_record import quiet_terminal
-from mmseg_ext.engine.stop_signals import StopOnSignalHook
+from mmseg_ext.engine.saving import StopOnSignalHook, checkpoint_folder
 from mmseg_ext.errors import SAFE_UNTIL_NOW, CheckpointError, LaunchError, NotWritten
-from mmseg_ext.upstream import built_dataloaders, resume_from, searches_checkpoint, validates_at
+from mmseg_ext.upstream import resume_from, searches_checkpoint, shut_down_workers, validates_at
 
 try:
     import fcntl
@@ -60,7 +53,6 @@ except ImportError:  # Windows, where work directories are not locked
     fcntl = None
 
 _VALIDATED = "last_validation"  # a text file: a run's identity and its last iteration
-_LOCK_SECONDS = 10  # the workers of a killed process end after five
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # some NFS and Lustre mounts
 
 
@@ -72,17 +64,18 @@ class _TrainingState(Hook):
     def __init__(self):
         self._random: dict = {}
         self._statistics: list[torch.Tensor] = []
-        self._benchmark = False
+        self._benchmark = cudnn.benchmark  # of the config
 
     def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:
         runner.restore_process_state()
+        cudnn.benchmark = self._benchmark
 
     def before_val(self, runner) -> None:
-        self._random = random_state()
-        self.before_test(runner)
+        self._random = randomness.random_state()
+        cudnn.benchmark = False
 
     def before_test(self, runner) -> None:
-        self._benchmark, cudnn.benchmark = cudnn.benchmark, False
+        cudnn.benchmark = False
 
     def before_val_iter(self, runner, batch_idx, data_batch=None) -> None:
         # At the first iteration and not in `before_val_epoch`: there EMAHook, which runs later,
@@ -97,15 +90,11 @@ class _TrainingState(Hook):
         for buffer, own in zip(runner.model.buffers(), self._statistics, strict=False):
             buffer.copy_(own)
         self._statistics = []
-        set_random_state(self._random)
+        randomness.set_random_state(self._random)
         runner.message_hub.update_info("validated_iter", runner.iter)
 
     def after_val(self, runner) -> None:
-        self.after_test(runner)
-        set_random_state(self._random)
-
-    def after_test(self, runner) -> None:
-        cudnn.benchmark = self._benchmark
+        randomness.set_random_state(self._random)
 
 
 class _AfterOthers(Hook):
@@ -147,33 +136,30 @@ def lock_work_dir(work_dir: str) -> Iterator[None]:
     """
     path = Path(work_dir, ".training")
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:  # without following a link, which would lead the text below into another file
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise LaunchError(f"{path}: is a symbolic link; remove it") from error
-        raise
+    if path.is_symlink():
+        raise LaunchError(f"{path}: is a symbolic link; remove it")
+    # A link that somebody creates now must not lead the text below into another file, either.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
     with os.fdopen(descriptor, "r+") as file:
-        deadline, locked = time.monotonic() + _LOCK_SECONDS, fcntl is None
-        while not locked:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                locked = True
-            except BlockingIOError as error:
-                if time.monotonic() > deadline:
-                    raise LaunchError(
-                        f"work dir {str(work_dir)!r}: another training is running in it "
-                        f"({file.read().strip() or 'unknown process'}); wait until it ends, or set "
-                        "another directory with --work-dir"
-                    ) from error
-                time.sleep(0.05)
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
-                message = f"{path}: the file system has no locks ({error.strerror}); make sure "
-                message += "that no other training uses this work directory"
-                print_log(message, logger="current", level=logging.WARNING)
-                break
+        try:
+            if fcntl is not None:
+                # Not `flock`: the workers of a killed process would hold it until they end.
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LaunchError(
+                f"work dir {str(work_dir)!r}: another training is running in it "
+                f"({file.read().strip() or 'unknown process'}); wait until it ends, or set another "
+                "directory with --work-dir"
+            ) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            print_log(
+                f"{path}: the file system has no locks ({error.strerror}); make sure that no other "
+                "training uses this work directory",
+                logger="current",
+                level=logging.WARNING,
+            )
         file.truncate()
         print(f"process {os.getpid()} on {platform.node()}", file=file, flush=True)
         yield
@@ -189,7 +175,6 @@ class DurableRunner(Runner):
 
     def __init__(self, *args, **kwargs):
         self._resuming = False
-        self._resumed: dict = {}  # the checkpoint, only within `resume`
         self._process_state: dict | None = None
         self._host_group = None
         self.run_id = uuid.uuid4().hex  # a resumed run continues with the checkpoint's
@@ -209,30 +194,28 @@ class DurableRunner(Runner):
         """Do nothing: `train` and `test` write the config, `train` after locking the folder."""
 
     @staticmethod
-    def build_dataloader(
-        dataloader: DataLoader | dict, seed: int | None = None, diff_rank_seed: bool = False
-    ) -> DataLoader:
+    def build_dataloader(dataloader: DataLoader | dict, *args, **kwargs) -> DataLoader:
         if isinstance(dataloader, DataLoader):
             return dataloader
-        settings = with_sample_seeds(copy.deepcopy(dataloader))
-        return isolate_loader(Runner.build_dataloader(settings, seed, diff_rank_seed))
+        settings = randomness.with_sample_seeds(copy.deepcopy(dataloader))
+        return randomness.isolate_loader(Runner.build_dataloader(settings, *args, **kwargs))
 
     def _safe_loading(self, entire_model: bool = False) -> SafeLoading:
         return SafeLoading(self.cfg.get("min_backbone_share"), entire_model)
 
     def load_checkpoint(self, filename: str, *args, **kwargs) -> dict:
-        with self._safe_loading():
+        with self._safe_loading(entire_model=self._resuming):
             content = super().load_checkpoint(filename, *args, **kwargs)
         if self._resuming:
             require_resumable(content, filename)
-            self._resumed = content
+            self._take_resume_state(content, filename)
         return content
 
     def train(self) -> nn.Module:
         with contextlib.ExitStack() as stack:
             on_rank_zero(lambda: stack.enter_context(lock_work_dir(self.work_dir)))
             super().dump_config()
-            stack.callback(self._release_workers)
+            stack.callback(shut_down_workers, self)
             stack.callback(self._release_signals)
             stack.enter_context(self._safe_loading())
             return super().train()
@@ -243,30 +226,15 @@ class DurableRunner(Runner):
             with self._safe_loading(entire_model=True):
                 return super().test()
         finally:
-            self._release_workers()
-
-    def _release_workers(self) -> None:
-        """Stop the persistent workers of the loaders; they start again when needed."""
-        # The garbage collector frees a run in any order, and torch then waits for each worker.
-        for loader in built_dataloaders(self):
-            if getattr(loader, "_iterator", None) is not None:
-                loader._iterator._shutdown_workers()
-                loader._iterator = None
+            shut_down_workers(self)
 
     def _release_signals(self) -> None:
         """Restore the signal handlers; `StopOnSignalHook` misses an error in training."""
         for hook in self.hooks:
             if isinstance(hook, StopOnSignalHook):
-                hook.release()
+                hook.after_train(self)
 
-    def save_checkpoint(
-        self,
-        out_dir: str,
-        filename: str,
-        file_client_args: dict | None = None,
-        save_optimizer: bool = True,
-        **settings,
-    ) -> None:
+    def save_checkpoint(self, out_dir: str, filename: str, *args, **settings) -> None:
         """Write a checkpoint atomically; every process must call this.
 
         Raises:
@@ -274,7 +242,7 @@ class DurableRunner(Runner):
         """
         parameters = unwrap_model(self.model).named_parameters()
         own = {
-            "random": random_state(),
+            "random": randomness.random_state(),
             # There are gradients only within an accumulation: a step removes them.
             "gradients": {n: p.grad.cpu() for n, p in parameters if p.grad is not None},
         }
@@ -286,8 +254,7 @@ class DurableRunner(Runner):
         def write() -> None:
             try:
                 with atomic_write(Path(out_dir, filename)) as part:
-                    folder, name = str(part.parent), part.name
-                    Runner.save_checkpoint(self, folder, name, None, save_optimizer, **settings)
+                    Runner.save_checkpoint(self, str(part.parent), part.name, *args, **settings)
             except NotWritten as error:
                 raise CheckpointError(f"{error}; {SAFE_UNTIL_NOW}") from error
 
@@ -296,7 +263,7 @@ class DurableRunner(Runner):
     def add_resume_state(self, checkpoint: dict) -> None:
         """Add the state for an exact resume to mmengine's checkpoint, and make its data plain."""
         checkpoint["meta"]["run"] = self.run_id
-        sampler = positioned_sampler(self.train_dataloader)
+        sampler = randomness.positioned_sampler(self.train_dataloader)
         if sampler is not None:
             checkpoint["meta"]["sampler_seed"] = sampler.seed
         checkpoint["processes"] = self._processes
@@ -318,12 +285,10 @@ class DurableRunner(Runner):
         super().load_or_resume()
 
     def resume(self, filename: str, *args, **kwargs) -> None:
-        self._resuming = True
         configured = self._optimizer_settings()
-        with self._safe_loading(entire_model=True):
-            super().resume(filename, *args, **kwargs)
+        self._resuming = True
+        super().resume(filename, *args, **kwargs)
         self._resuming = False
-        content, self._resumed = self._resumed, {}
         for name, kept in self._optimizer_settings().items():
             if kept != configured[name]:
                 self.logger.warning(
@@ -331,12 +296,14 @@ class DurableRunner(Runner):
                     f"{sorted(configured[name])}; to use the config's, start a new run from the "
                     "weights (load_from)"
                 )
-        self.run_id = content["meta"].get("run") or self.run_id
-        seed = content["meta"].get("sampler_seed")
-        sampler = positioned_sampler(self.train_dataloader)
-        if seed is not None and sampler is not None:
-            sampler.seed = seed
-        own = content.get("processes") or []
+
+    def _take_resume_state(self, checkpoint: dict, filename: str) -> None:
+        """Continue what `add_resume_state` added to the checkpoint."""
+        self.run_id = checkpoint["meta"].get("run") or self.run_id
+        sampler = randomness.positioned_sampler(self.train_dataloader)
+        if sampler is not None:
+            sampler.seed = checkpoint["meta"].get("sampler_seed", sampler.seed)
+        own = checkpoint.get("processes") or []
         if len(own) == self.world_size:
             self._process_state = own[self.rank]
         else:
@@ -349,7 +316,7 @@ class DurableRunner(Runner):
         """Return the learning rates before any schedule, and the weight decays, of all groups."""
         groups = self.optim_wrapper.param_groups
         if isinstance(groups, dict):  # of several optimizers
-            groups = [group for part in groups.values() for group in part]
+            groups = [*itertools.chain(*groups.values())]
         return {
             "learning rate": {float(group.get("initial_lr", group["lr"])) for group in groups},
             "weight decay": {float(group.get("weight_decay", 0)) for group in groups},
@@ -363,4 +330,4 @@ class DurableRunner(Runner):
         parameters = dict(unwrap_model(self.model).named_parameters())
         for name, gradient in state["gradients"].items():
             parameters[name].grad = gradient.to(parameters[name].device)
-        set_random_state(state["random"])
+        randomness.set_random_state(state["random"])

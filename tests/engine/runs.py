@@ -7,13 +7,16 @@ import runpy
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from mmengine.runner import Runner
 from PIL import Image
 
 from mmseg_ext.commands.train import main as train
+from mmseg_ext.commands.train import parser, runner_of
 from tests.configs import CONFIGS
 
 ROOT = CONFIGS.parent
@@ -205,9 +208,24 @@ def train_words(config: Path, work: Path, *options: str, flags: tuple[str, ...] 
     return [str(config), "--work-dir", str(work), *flags, "--cfg-options", own, *options]
 
 
+def built(*words: str | Path) -> Runner:
+    """Return the Runner that train.py builds for these arguments."""
+    return runner_of(parser().parse_args([str(word) for word in words]))
+
+
 def train_here(config: Path, work: Path, *options: str, flags: tuple[str, ...] = ()) -> None:
     """Run train.py in this process."""
     train(train_words(config, work, *options, flags=flags))
+
+
+def fails(tool: Callable, *words: str | Path) -> str:
+    """Return the message of a tool that fails, which must be one line."""
+    try:
+        tool([str(word) for word in words])
+    except SystemExit as end:
+        assert isinstance(end.code, str) and "\n" not in end.code
+        return end.code
+    raise AssertionError("the tool did not fail")
 
 
 def log_text(work: Path) -> str:

@@ -15,6 +15,7 @@ import torch
 from mmengine import dist
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
+from mmseg.engine.hooks import SegVisualizationHook
 from mmseg.evaluation.metrics import iou_metric
 from PIL import Image
 from torch import nn
@@ -27,13 +28,20 @@ from mmseg_ext.commands.test import main as test
 from mmseg_ext.commands.test import parser as test_parser
 from mmseg_ext.commands.test import runner_of as scoring_runner
 from mmseg_ext.commands.train import main as train
-from mmseg_ext.commands.train import parser as train_parser
-from mmseg_ext.commands.train import runner_of
 from mmseg_ext.engine import distributed, launch
 from mmseg_ext.engine.distributed import on_rank_zero
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.errors import LaunchError, RunError
-from tests.engine.runs import free_port, log_text, recorded, train_here, train_words, write_config
+from tests.engine.runs import (
+    built,
+    fails,
+    free_port,
+    log_text,
+    recorded,
+    train_here,
+    train_words,
+    write_config,
+)
 
 # pytest must not collect these imports.
 test.__test__ = False
@@ -45,20 +53,6 @@ def _one_process_of_torchrun(monkeypatch):
     given = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-
-
-def built(*arguments: str | Path):
-    return runner_of(train_parser().parse_args([str(a) for a in arguments]))
-
-
-def fails(function, *arguments: str | Path) -> str:
-    """Return the message of a tool that fails, which must be one line."""
-    with pytest.raises(SystemExit) as exit_:
-        function([str(a) for a in arguments])
-    message = exit_.value.code
-    assert isinstance(message, str)
-    assert "\n" not in message
-    return message
 
 
 @pytest.fixture(scope="module")
@@ -131,9 +125,18 @@ def test_auto_scale_lr(tmp_path):
     assert line in log_text(tmp_path / "work0")
 
 
+def gloo_threads() -> int:
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]  # on Linux
+    return sum("gloo" in name for name in names)
+
+
 @pytest.mark.usefixtures("_one_process_of_torchrun")
 def test_a_group_on_the_cpu_trains_sync_bn_as_bn(tmp_path):
-    """With one warning; gradients of a save within an accumulation are gathered over gloo."""
+    """With one warning; gradients of a save within an accumulation are gathered over gloo.
+
+    No thread of gloo outlives the run: one that releases a tensor after the interpreter's end would
+    abort the process.
+    """
     config = write_config(tmp_path)
     config.write_text(config.read_text().replace('type="GN", num_groups=4', 'type="SyncBN"'))
     options = ["train_cfg.max_iters=1", "find_unused_parameters=True"]
@@ -153,11 +156,12 @@ def test_a_group_on_the_cpu_trains_sync_bn_as_bn(tmp_path):
         runner.train()
         assert not torch.equal(norms[0].running_mean, before)
         runner.save_checkpoint(str(tmp_path), "now.pth", by_epoch=False)
+        assert gloo_threads() > 0 or not Path("/proc/self/task").is_dir()
         del runner
     assert groups == [{"backend": "gloo"}]
     assert len(read_checkpoint(tmp_path / "now.pth")["processes"]) == 1
     assert log_text(tmp_path / "work").count("norm_cfg: SyncBN does not run on a CPU") == 1
-    assert not torch.distributed.is_initialized()
+    assert not torch.distributed.is_initialized() and gloo_threads() == 0
 
 
 @pytest.mark.usefixtures("_one_process_of_torchrun")
@@ -266,29 +270,6 @@ def test_benchmark_mode_is_on_only_in_training(tmp_path):
     assert all(on for point, on in seen if point == "before_train_iter")
 
 
-@pytest.mark.distributed
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are listed on Linux")
-@pytest.mark.usefixtures("_one_process_of_torchrun")
-def test_no_thread_of_gloo_outlives_a_run(tmp_path):
-    """A thread that releases a tensor after the interpreter's end would abort the process."""
-    threads = []
-
-    def gloo_threads(runner=None) -> int:
-        names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
-        threads.append(sum("gloo" in name for name in names))
-        return threads[-1]
-
-    hook = Hook()
-    hook.after_train = gloo_threads
-    words = ["--work-dir", tmp_path / "work", "--launcher", "pytorch", "--cfg-options"]
-    with exit_on_run_error():
-        runner = built(write_config(tmp_path), *words, "train_cfg.max_iters=1")
-        runner.register_hook(hook)
-        runner.train()
-        del runner
-    assert threads[0] > 0 and gloo_threads() == 0
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU makes the messages different")
 def test_missing_variables_of_a_launcher(tmp_path, monkeypatch):
     words = [write_config(tmp_path), "--work-dir", tmp_path / "work", "--launcher"]
@@ -381,3 +362,14 @@ def test_test_and_tta(trained, tmp_path):
     runner = scoring_runner(test_parser().parse_args([*words, str(tmp_path / "tta"), "--tta"]))
     assert type(runner.model).__name__ == "StreamingSegTTAModel"
     assert 0 < runner.test()["mIoU"] <= 100
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_show(trained, tmp_path, shown):
+    """`--show-dir` opens no windows."""
+    flags = ["--show", "--wait-time", "3"] if shown else ["--show-dir", str(tmp_path / "show")]
+    words = [str(trained / "tiny.py"), str(trained / "work/iter_12.pth"), *flags]
+    words += ["--work-dir", str(tmp_path), "--cfg-options", f"visualizer.name=show_{shown}"]
+    runner = scoring_runner(test_parser().parse_args(words))
+    (hook,) = (h for h in runner.hooks if isinstance(h, SegVisualizationHook))
+    assert hook.draw and (hook.show, hook.wait_time) == ((True, 3) if shown else (False, 0.0))

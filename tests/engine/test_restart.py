@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from mmseg_ext.commands.test import main as test
-from mmseg_ext.commands.train import parser as train_parser
-from mmseg_ext.commands.train import runner_of
-from tests.engine.runs import ROOT, log_text, run_script, run_tool, train_words, write_config
+from tests.engine.runs import ROOT, built, log_text, run_script, run_tool, train_words, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs
 
 test.__test__ = False
@@ -61,14 +59,13 @@ def test_a_restarted_run_resumes_automatically(tmp_path, monkeypatch, name):
     start = tmp_path / "start.pth"
     torch.save({}, start)
 
-    def built():
-        words = train_words(config, work, f"load_from={start}")
-        runner = runner_of(train_parser().parse_args(words))
+    def starts_from():
+        runner = built(*train_words(config, work, f"load_from={start}"))
         return runner._load_from, runner._resume
 
     monkeypatch.setenv(name, "1")
-    assert built() == (str(start), False)  # nothing saved yet
+    assert starts_from() == (str(start), False)  # nothing saved yet
     (work / "iter_4.pth").write_bytes(b"")
-    assert built() == (None, True)
+    assert starts_from() == (None, True)
     monkeypatch.setenv(name, "0")
-    assert built() == (str(start), False)
+    assert starts_from() == (str(start), False)

@@ -1,5 +1,7 @@
 """Killed and resumed runs equal uninterrupted runs bit by bit."""
 
+import multiprocessing
+
 import numpy as np
 import pytest
 import torch
@@ -70,6 +72,7 @@ def test_a_resumed_run_equals_the_complete_run(folder, whole, workers, flags):
         go(folder, "cut.py", work, options, flags=flags)
     torch.rand(100), np.random.rand(100)  # change the random state of the resuming process
     go(folder, "whole.py", work, options, flags=(*flags, "--resume"))
+    assert not multiprocessing.active_children()  # the workers have ended
     assert_same_runs(folder / work, whole(*flags), 12)
 
 

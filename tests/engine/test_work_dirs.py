@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -15,12 +16,11 @@ from mmengine.hooks import EMAHook
 
 from mmseg_ext.checkpoint.files import read_checkpoint
 from mmseg_ext.commands.test import main as score
-from mmseg_ext.commands.train import parser, runner_of
 from mmseg_ext.engine import runner
 from mmseg_ext.engine.runner import lock_work_dir
 from mmseg_ext.errors import LaunchError
 from tests.engine.run_hooks import Crash
-from tests.engine.runs import log_text, run_tool, train_here, train_words, write_config
+from tests.engine.runs import built, log_text, run_tool, train_here, train_words, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same, assert_same_runs
 
 VALIDATED = "train_cfg['val_interval'] = 4\n"
@@ -101,23 +101,27 @@ def test_a_new_run_does_not_resume_from_an_older_run(tmp_path):
 
 
 def hold(work: Path, held) -> None:
+    """Hold the lock as a training with a worker of its loader; send the worker's process id."""
     work.mkdir()
     with (work / ".training").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.lockf(file, fcntl.LOCK_EX)
         file.write("process 7 on another")
         file.flush()
-        held.set()
+        worker = os.fork()
+        if worker:
+            held.send(worker)
         time.sleep(60)
+        os._exit(0)
 
 
 def test_a_second_training_in_the_folder_is_refused(tmp_path):
     config, work = write_config(tmp_path, UNVALIDATED), tmp_path / "work"
     processes = multiprocessing.get_context("fork")
-    held = processes.Event()
+    receiver, held = processes.Pipe()
     holder = processes.Process(target=hold, args=(work, held))
     holder.start()
     try:
-        assert held.wait(50)
+        assert receiver.poll(50)
         with pytest.raises(SystemExit) as end:
             go(config, work, "train_cfg.max_iters=1")
         assert "(process 7 on another)" in end.value.code
@@ -128,14 +132,19 @@ def test_a_second_training_in_the_folder_is_refused(tmp_path):
         holder.join()
     go(config, work, "train_cfg.max_iters=1")  # the lock of a killed process is free
     assert (work / config.name).is_file()
+    os.kill(receiver.recv(), signal.SIGKILL)  # although its worker has not ended yet
     with lock_work_dir(str(work)):  # and of a run that has ended
         pass
 
 
-def test_the_lock_follows_no_link(tmp_path):
+@pytest.mark.parametrize(("late", "kind"), [(False, LaunchError), (True, OSError)])
+def test_the_lock_follows_no_link(tmp_path, monkeypatch, late, kind):
+    """Also if the link is created between the check and the opening."""
     (tmp_path / "precious").write_text("precious")
     (tmp_path / ".training").symlink_to(tmp_path / "precious")
-    with pytest.raises(LaunchError, match="symbolic link"), lock_work_dir(str(tmp_path)):
+    if late:
+        monkeypatch.setattr(Path, "is_symlink", lambda _: False)
+    with pytest.raises(kind, match="symbolic link"), lock_work_dir(str(tmp_path)):
         pass
     assert (tmp_path / "precious").read_text() == "precious"
 
@@ -147,10 +156,10 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, number)
     monkeypatch.setattr(runner, "print_log", lambda text, **_: messages.append(text))
 
     def refuse(number):
-        def flock(*_):
+        def lockf(*_):
             raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr(fcntl, "flock", flock)
+        monkeypatch.setattr(fcntl, "lockf", lockf)
 
     refuse(number)
     with lock_work_dir(str(tmp_path)):
@@ -225,7 +234,7 @@ def test_the_averaged_weights_are_saved_for_testing(tmp_path):
     """`state_dict` has EMAHook's average, and `ema_state_dict` the weights of the optimizer."""
     extra = f"{VALIDATED}custom_hooks = [dict(type='EMAHook', momentum=0.5)]\n"
     words = train_words(write_config(tmp_path, extra), tmp_path / "work", "train_cfg.max_iters=4")
-    trained = runner_of(parser().parse_args(words))
+    trained = built(*words)
     trained.train()
     (average,) = (h.ema_model.module for h in trained.hooks if isinstance(h, EMAHook))
     own, averaged = (

@@ -1,21 +1,27 @@
-"""A `CheckpointHook` that writes the new checkpoint before it removes an old one.
+"""Hooks that save: before an old checkpoint is removed, and before a signal stops the run.
 
 mmengine first removes the oldest checkpoint and then writes the next. It also removes any file or
 folder that a resumed checkpoint names as the older best. Here only files in the run's own folder
 are removed, after `DurableRunner.save_checkpoint` has written the new one.
 """
 
-from collections.abc import Callable
+import signal
+import threading
 from pathlib import Path
 
+import torch
+from mmengine import dist
 from mmengine.config import Config
-from mmengine.dist import is_main_process
-from mmengine.hooks import CheckpointHook
+from mmengine.device import get_device
+from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import HOOKS
 
 from mmseg_ext.atomic_write import remove_parts, write_text
 from mmseg_ext.checkpoint.resuming import RUN, all_checkpoints, run_of
+from mmseg_ext.errors import RunError
 from mmseg_ext.upstream import save_checkpoint
+
+_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")  # Windows has no SIGUSR1
 
 
 def checkpoint_folder(cfg: Config) -> Path:
@@ -30,13 +36,13 @@ class _PostponedRemovals:
 
     def __init__(self, backend):
         self.backend = backend
-        self.paths: list[str] = []
+        self.paths: set[str] = set()
 
     def __getattr__(self, name: str):
         return getattr(self.backend, name)
 
     def remove(self, path: str) -> None:
-        self.paths.append(path)
+        self.paths.add(path)
 
     def rmtree(self, path: str) -> None:
         """Do nothing: checkpoints are files, so a folder belongs to someone else."""
@@ -61,7 +67,8 @@ class DurableCheckpointHook(CheckpointHook):
         kept = [s for s in hub.runtime_info.get("keep_ckpt_ids") or [] if type(s) is int]
         hub.update_info("keep_ckpt_ids", kept)
         super().before_train(runner)
-        if is_main_process() and hasattr(runner, "run_id"):  # a `DurableRunner`
+        self.file_backend = _PostponedRemovals(self.file_backend)
+        if dist.is_main_process() and hasattr(runner, "run_id"):  # a `DurableRunner`
             self._own_folder(runner)
 
     def _own_folder(self, runner) -> None:
@@ -81,33 +88,70 @@ class DurableCheckpointHook(CheckpointHook):
             )
         write_text(runner.run_id, folder / RUN)
 
-    def _best(self) -> list[str]:
+    def _best(self) -> set[str | None]:
         """Return the paths of the best checkpoints."""
         paths = getattr(self, "best_ckpt_path_dict", {"": getattr(self, "best_ckpt_path", None)})
-        return [path for path in paths.values() if path]
+        return set(paths.values())
 
-    def save_now(self, runner) -> None:
-        """Save after the step of the current iteration, whatever the interval."""
-        name = self.filename_tmpl.format(runner.iter + 1)
-        if self.last_ckpt is None or Path(self.last_ckpt).name != name:
-            self._write_then_remove(save_checkpoint, self, runner)
+    def _save_checkpoint_with_step(self, *args, **kwargs) -> None:
+        super()._save_checkpoint_with_step(*args, **kwargs)
+        self._remove_old()
 
-    def after_train_iter(self, *args, **kwargs) -> None:
-        self._write_then_remove(super().after_train_iter, *args, **kwargs)
+    def _save_best_checkpoint(self, *args, **kwargs) -> None:
+        super()._save_best_checkpoint(*args, **kwargs)
+        self._remove_old()
 
-    def after_train_epoch(self, *args, **kwargs) -> None:
-        self._write_then_remove(super().after_train_epoch, *args, **kwargs)
-
-    def after_val_epoch(self, *args, **kwargs) -> None:
-        self._write_then_remove(super().after_val_epoch, *args, **kwargs)
-
-    def _write_then_remove(self, write: Callable, *args, **kwargs) -> None:
-        """Call `write`, and remove the files that it wants to remove after it succeeded."""
-        backend, self.file_backend = self.file_backend, _PostponedRemovals(self.file_backend)
-        try:
-            write(*args, **kwargs)
-            paths = self.file_backend.paths
-        finally:
-            self.file_backend = backend
-        for path in set(paths) - set(self._best()):
+    def _remove_old(self) -> None:
+        """Remove what mmengine wanted to remove before it wrote the newer files."""
+        for path in self.file_backend.paths - self._best():
             Path(path).unlink(missing_ok=True)
+        self.file_backend.paths.clear()
+
+
+@HOOKS.register_module()
+class StopOnSignalHook(Hook):
+    """Saves a checkpoint after the iteration in which a stop signal arrived, and exits with 0.
+
+    The signals are SIGTERM, SIGUSR1 (preemption, Slurm's time limit) and Ctrl-C. If any process
+    receives one, all processes stop at the same iteration. A signal during a validation takes
+    effect after the next iteration. A second Ctrl-C stops the run at once.
+    """
+
+    priority = "LOWEST"  # after the checkpoint hook, which may already have saved
+
+    def __init__(self):
+        self._signal = 0
+        self._previous: dict = {}
+
+    def before_train(self, runner) -> None:
+        if threading.current_thread() is threading.main_thread():
+            numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
+            self._previous = {number: signal.signal(number, self._note) for number in numbers}
+
+    def after_train(self, runner) -> None:
+        """Restore the previous signal handlers."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
+
+    def _note(self, number: int, frame) -> None:
+        if number == signal.SIGINT and self._signal == number:
+            raise KeyboardInterrupt
+        self._signal = number
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None) -> None:
+        number = self._signal
+        if dist.get_world_size() > 1:  # a signal to any process stops all
+            shared = torch.tensor(number, device=get_device())
+            dist.all_reduce(shared, "max")
+            number = int(shared)
+        if not number:
+            return
+        name = f"{signal.Signals(number).name}: stopped after iteration {runner.iter + 1}"
+        hook = next((h for h in runner.hooks if isinstance(h, CheckpointHook)), None)
+        if hook is None:
+            raise RunError(f"{name} without saving; add default_hooks.checkpoint to the config")
+        if Path(hook.last_ckpt or "").name != hook.filename_tmpl.format(runner.iter + 1):
+            save_checkpoint(hook, runner)
+        runner.logger.info(f"{name} and saved {hook.last_ckpt}; --resume continues from there")
+        raise SystemExit(0)
