@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import torch
-from torch import Tensor
-from torch.serialization import load
+from torch import Tensor, serialization
 
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.checkpoint.plain_data import STAND_INS, Rebuilder, UnknownType
@@ -24,7 +23,7 @@ from mmseg_ext.errors import CheckpointError
 # Where published checkpoints keep the state dict: mmengine, RMT and timm, EANet and EMANet, EMA.
 _WRAPPERS = ("state_dict", "model", "net", "state_dict_ema")
 _TRUST = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"  # torch's own variable
-_HAS_ALLOW_LIST = hasattr(torch.serialization, "add_safe_globals")  # torch 2.4
+_HAS_ALLOW_LIST = hasattr(serialization, "add_safe_globals")  # torch 2.4
 
 
 def read_checkpoint(
@@ -43,24 +42,18 @@ def read_checkpoint(
     path = Path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such checkpoint file")
-    if path.suffix == ".safetensors":
-        with _describe_errors(path):
-            size = path.stat().st_size
-            return Rebuilder(size, size).rebuild(_read_safetensors(path, map_location))
-    with path.open("rb") as file:
-        return read_torch_file(file, path, map_location, mmap)
+    if path.suffix != ".safetensors":
+        with path.open("rb") as file:
+            return read_torch_file(file, path, map_location, mmap)
+    with _describe_errors(path):
+        from safetensors import safe_open
 
-
-def _read_safetensors(path: Path, map_location: object) -> dict[str, dict]:
-    from safetensors import safe_open
-
-    with safe_open(path, "pt", device=str(map_location or "cpu")) as file:
-        described = (file.metadata() or {}).get("dataset_meta")
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    return {
-        "state_dict": tensors,
-        "meta": {"dataset_meta": json.loads(described)} if described else {},
-    }
+        with safe_open(path, "pt", device=str(map_location or "cpu")) as file:
+            described = (file.metadata() or {}).get("dataset_meta")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        meta = {"dataset_meta": json.loads(described)} if described else {}
+        size = path.stat().st_size
+        return Rebuilder(size, size).rebuild({"state_dict": tensors, "meta": meta})
 
 
 def read_torch_file(
@@ -70,9 +63,9 @@ def read_torch_file(
     trusted = os.environ.get(_TRUST, "0").lower() in ("1", "y", "yes", "true")
     with _describe_errors(name):
         sizes = _check_format(file, mmap)
-        source = name if mmap else file  # torch maps paths only
+        source = str(name) if mmap else file  # torch maps paths only, and 2.1 no `Path`
         with _allow_stand_ins():
-            content = load(source, map_location, weights_only=not trusted, mmap=mmap)
+            content = serialization.load(source, map_location, weights_only=not trusted, mmap=mmap)
         return Rebuilder(*sizes, trusted).rebuild(content)
 
 
@@ -133,14 +126,14 @@ def _allow_stand_ins() -> Iterator[None]:
     if not _HAS_ALLOW_LIST:
         yield
         return
-    before = torch.serialization.get_safe_globals()
-    torch.serialization.clear_safe_globals()
-    torch.serialization.add_safe_globals(STAND_INS)
+    before = serialization.get_safe_globals()
+    serialization.clear_safe_globals()
+    serialization.add_safe_globals(STAND_INS)
     try:
         yield
     finally:
-        torch.serialization.clear_safe_globals()
-        torch.serialization.add_safe_globals(before)
+        serialization.clear_safe_globals()
+        serialization.add_safe_globals(before)
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:
@@ -191,19 +184,18 @@ def write_weights(
     path = Path(path)
     if path.suffix not in (".pth", ".safetensors"):
         raise ValueError(f"{path}: the file's name must end in .pth or .safetensors")
-    dense = {"memory_format": torch.contiguous_format}  # copies, also of tensors that share storage
-    weights = {name: value.detach().cpu().clone(**dense) for name, value in weights.items()}
+    weights = {name: value.detach().cpu() for name, value in weights.items()}
+    meta = dict(about or {})
+    if dataset_meta is not None:
+        meta["dataset_meta"] = dataset_meta
     if path.suffix == ".safetensors":
         from safetensors.torch import save
 
-        described = {"format": "pt", **(about or {})}
-        if dataset_meta is not None:
-            described["dataset_meta"] = json.dumps(dataset_meta)
-        data = save(weights, described)
+        texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in meta.items()}
+        dense = {"memory_format": torch.contiguous_format}  # safetensors refuses shared storage
+        copies = {name: value.clone(**dense) for name, value in weights.items()}
+        data = save(copies, {"format": "pt", **texts})
     else:
-        meta = dict(about or {})
-        if dataset_meta is not None:
-            meta["dataset_meta"] = dataset_meta
         buffer = io.BytesIO()  # `torch.save` to a path hides why writing failed
         torch.save({"state_dict": _in_one_storage(weights), "meta": meta}, buffer)
         data = buffer.getbuffer()
@@ -216,12 +208,10 @@ def write_weights(
 
 def _in_one_storage(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return copies that share a storage for each dtype: torch.save adds 0.4 kB to each storage."""
-    flat = {dtype: [] for dtype in {value.dtype for value in weights.values()}}
-    for value in weights.values():
-        flat[value.dtype].append(value.flatten())
-    rest = {dtype: torch.cat(values) for dtype, values in flat.items()}
     packed = {}
-    for name, value in weights.items():
-        own, rest[value.dtype] = rest[value.dtype].tensor_split([value.numel()])
-        packed[name] = own.view(value.shape)
-    return packed
+    for dtype in {value.dtype for value in weights.values()}:
+        own = {name: value for name, value in weights.items() if value.dtype == dtype}
+        flat = torch.cat([value.flatten() for value in own.values()])
+        parts = flat.split([value.numel() for value in own.values()])
+        packed |= {n: part.view(own[n].shape) for n, part in zip(own, parts, strict=True)}
+    return {name: packed[name] for name in weights}

@@ -38,30 +38,27 @@ class SafeLoading(contextlib.AbstractContextManager):
     """
 
     share, entire_model = 0.9, False
-    _entered: list["SafeLoading"] = []
 
     def __init__(self, min_backbone_share: float | None = None, entire_model: bool = False):
         if min_backbone_share is not None and not 0 <= min_backbone_share <= 1:
             raise ValueError(
                 f"min_backbone_share must be between 0 and 1, not {min_backbone_share}"
             )
-        outer = self.innermost()
+        outer = _entered[-1]
         self.share = outer.share if min_backbone_share is None else min_backbone_share
         self.entire_model = entire_model or outer.entire_model
-        self._entered.append(self)
+        _entered.append(self)
         CheckpointLoader.load_checkpoint = staticmethod(load_checkpoint)
         mmengine_checkpoint.load_state_dict = load_and_report
 
     def __exit__(self, *error) -> None:
-        self._entered.remove(self)
-        if not self._entered:
+        _entered.remove(self)
+        if len(_entered) == 1:
             CheckpointLoader.load_checkpoint = _REPLACED
             mmengine_checkpoint.load_state_dict = load_state_dict
 
-    @classmethod
-    def innermost(cls) -> "SafeLoading | type[SafeLoading]":
-        """Return the innermost context, or the class with the defaults."""
-        return cls._entered[-1] if cls._entered else cls
+
+_entered: list[SafeLoading | type[SafeLoading]] = [SafeLoading]  # the class has the defaults
 
 
 def unwrap_model(module: nn.Module) -> nn.Module:
@@ -86,7 +83,7 @@ def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
             if it has no backbone), or of everything that testing uses.
     """
     module = unwrap_model(module)
-    demanded = SafeLoading.innermost()
+    demanded = _entered[-1]
     own = {k: v for k, v in module.state_dict().items() if "num_batches_tracked" not in k}
     given = {k: tuple(v.shape) for k, v in state_dict.items() if isinstance(v, Tensor)}
     left = [name for name, value in own.items() if given.get(name) != tuple(value.shape)]
@@ -95,15 +92,15 @@ def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
         sizes = {name: v.numel() for name, v in own.items() if name.startswith(prefix)}
         return 1 - sum(sizes.get(name, 0) for name in left) / max(sum(sizes.values()), 1)
 
-    name = type(module).__name__
-    line, part, prefix = f"weights fill {share(''):.1%} of {name}", share(""), ""
+    part, prefix, filled = type(module).__name__, "", share("")
+    line = f"weights fill {filled:.1%} of {part}"
     if isinstance(getattr(module, "backbone", None), nn.Module):
-        prefix, name = "backbone.", f"the backbone ({type(module.backbone).__name__})"
-        part = share(prefix)
-        line += f", {part:.1%} of its backbone"
-    if part < demanded.share:
+        part, prefix = f"the backbone ({type(module.backbone).__name__})", "backbone."
+        filled = share(prefix)
+        line += f", {filled:.1%} of its backbone"
+    if filled < demanded.share:
         raise CheckpointError(
-            f"the weights fill {part:.1%} of {name}, less than {demanded.share:.0%}; not filled: "
+            f"the weights fill {filled:.1%} of {part}, less than {demanded.share:.0%}; not filled: "
             f"{_listed([n for n in left if n.startswith(prefix)])}; the file has "
             f"{_listed(sorted(map(str, state_dict)))}; to use them anyway, set "
             "min_backbone_share=0 (--cfg-options min_backbone_share=0, or "

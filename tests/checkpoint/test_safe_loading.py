@@ -20,7 +20,7 @@ from mmseg_ext.commands.train import main as train
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.errors import CheckpointError
 from tests.checkpoint.test_plain_data import Pickled
-from tests.engine.runs import log_text, train_here, train_words, write_config
+from tests.engine.runs import fails, log_text, train_here, train_words, write_config
 from tests.engine.states import UNVALIDATED, assert_same
 
 test.__test__ = False
@@ -47,12 +47,6 @@ def armed(good, tmp_path):
     torch.load(tmp_path / "armed.pth", weights_only=False)
     (tmp_path / "proof").rmdir()  # the payload works
     return tmp_path / "armed.pth"
-
-
-def fails(tool, *words: object) -> str:
-    with pytest.raises(SystemExit) as end:
-        tool([str(word) for word in words])
-    return end.value.code
 
 
 def ways(config: Path, path: Path, work: Path) -> dict:
@@ -125,6 +119,15 @@ def test_our_checkpoints_need_no_unpickling(folder, good):
     assert type(raw["message_hub"]["log_scalars"]["train/loss"]) is dict
     assert raw["state_dict"]._metadata["backbone.stem.0"] == {"version": 1}
     assert isinstance(good["message_hub"]["log_scalars"]["train/loss"], HistoryBuffer)
+
+
+def test_written_weights_take_few_bytes_besides_their_values(good, tmp_path):
+    """120 bytes for each tensor; with a storage of its own it would take 250."""
+    weights = good["state_dict"] | {"decode_head.conv_seg.bias": torch.zeros(1).expand(3)}
+    path = write_weights(weights, tmp_path / "weights.pth")
+    own = sum(value.nbytes for value in weights.values())
+    assert path.stat().st_size < own + 170 * len(weights)
+    assert_same(read_checkpoint(path)["state_dict"], dict(weights))
 
 
 def test_safetensors_wherever_a_checkpoint_is(folder, good, tmp_path):
