@@ -1,13 +1,11 @@
 """Readers of annotations: folders of masks, COCO files and labelme files."""
 
 import contextlib
-import importlib
-import io
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -111,57 +109,70 @@ def _codes(path: Path) -> np.ndarray:
         raise LabelError(f"{path}: cannot be read as a mask ({error})") from error
 
 
-class Coco(Masks):
-    """The polygons and RLE masks of COCO files; later annotations cover earlier ones.
+class Polygons(Masks):
+    """Polygons and run lengths with labels; later ones cover earlier ones, and 0 is background."""
 
-    Value 0 is the background. The categories follow in the order of their ids.
-    """
+    def shapes(self, annotation: Annotation) -> tuple[tuple[int, int], list[tuple[str, Any]]]:
+        """Return the size (H, W), and each shape's label and COCO segmentation."""
+        raise NotImplementedError
+
+    def read(self, annotation: Annotation) -> np.ndarray:
+        try:
+            from pycocotools import mask as masks
+        except ImportError:
+            raise ValueError("polygons need pycocotools; run: pip install pycocotools") from None
+        value = {name: value for value, name in self.labels.items()}
+        try:
+            size, shapes = self.shapes(annotation)
+            values = np.zeros(size, int)
+            for name, shape in shapes:
+                if isinstance(shape, list) or isinstance(shape["counts"], list):
+                    shape = masks.frPyObjects(shape, *size)
+                code = masks.merge(shape) if isinstance(shape, list) else shape
+                values[masks.decode(code) > 0] = value[name]
+        except Exception as error:  # any JSON can be in the file
+            where = f"{annotation.path}: {annotation.name or 'the file'}"
+            raise LabelError(f"{where} cannot be read ({error!r})") from error
+        return values
+
+
+class Coco(Polygons):
+    """COCO files; the categories follow the background in the order of their ids."""
 
     def __init__(self, paths: Sequence[Path]):
         self.files = {}
         names: dict[str, None] = {BACKGROUND: None}
-        library = _pycocotools("coco")
         for path in paths:
-            try:
-                with contextlib.redirect_stdout(io.StringIO()):
-                    coco = library.COCO(str(path))
-                if not (coco.imgs and coco.cats):
-                    raise ValueError("it lists no images or no categories")
-            except OSError:
-                raise
-            except Exception as error:  # any JSON can be in the file
-                raise ValueError(f"{path}: is not a COCO file ({error!r})") from error
-            names |= {coco.cats[i]["name"]: None for i in sorted(coco.cats)}
             # instances_val.json: its images are of the split val
             split, _ = key_of(Path(*re.split(r"[._-]", path.stem), "image"))
-            for image in coco.imgs.values():
-                own, name = key_of(Path(image["file_name"]))
-                found = Annotation(path, image["file_name"], (coco, image))
-                self.files[own or split, name] = found
+            try:
+                content = json.loads(path.read_text(encoding="utf-8"))
+                categories = {c["id"]: c["name"] for c in content["categories"]}
+                if not (categories and content["images"]):
+                    raise ValueError("it lists no images or no categories")
+                names |= {categories[i]: None for i in sorted(categories)}
+                shapes = defaultdict(list)
+                for shape in content["annotations"]:
+                    shapes[shape["image_id"]].append(shape)
+                for image in content["images"]:
+                    own, name = key_of(Path(image["file_name"]))
+                    described = (image, shapes[image["id"]], categories)
+                    self.files[own or split, name] = Annotation(path, image["file_name"], described)
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{path}: is not a COCO file ({error!r})") from error
         self.labels = dict(enumerate(names))
 
     def prepare(self, annotations: Iterable[Annotation]) -> None:
         pass
 
-    def read(self, annotation: Annotation) -> np.ndarray:
-        coco, image = annotation.content
-        value = {name: value for value, name in self.labels.items()}
-        try:
-            values = np.zeros((image["height"], image["width"]), int)
-            for shape in coco.imgToAnns[image["id"]]:
-                name = coco.cats[shape["category_id"]]["name"]
-                values[coco.annToMask(shape) > 0] = value[name]
-        except Exception as error:  # pycocotools raises anything for a wrong field
-            where = f"{annotation.path}: annotation of {annotation.name}"
-            raise LabelError(f"{where}: cannot be read ({error!r})") from error
-        return values
+    def shapes(self, annotation: Annotation) -> tuple[tuple[int, int], list[tuple[str, Any]]]:
+        image, shapes, categories = annotation.content
+        named = [(categories[s["category_id"]], s["segmentation"]) for s in shapes]
+        return (image["height"], image["width"]), named
 
 
-class Labelme(Masks):
-    """The polygons and rectangles of labelme's JSON files; later shapes cover earlier ones.
-
-    Value 0 is the background. The labels follow in alphabetical order.
-    """
+class Labelme(Polygons):
+    """labelme's JSON files with polygons and rectangles; the labels are in alphabetical order."""
 
     upright = True
     suffix = ".json"
@@ -169,25 +180,12 @@ class Labelme(Masks):
     def prepare(self, annotations: Iterable[Annotation]) -> None:
         names: set[str] = set()
         for annotation in annotations:
-            with contextlib.suppress(LabelError):  # `read` raises it again
-                names.update(label for label, _ in _shapes(annotation.path)[1])
+            with contextlib.suppress(Exception):  # `read` raises it again
+                names.update(label for label, _ in self.shapes(annotation)[1])
         self.labels = dict(enumerate([BACKGROUND, *sorted(names - {BACKGROUND})]))
 
-    def read(self, annotation: Annotation) -> np.ndarray:
-        masks = _pycocotools("mask")
-        value = {name: value for value, name in self.labels.items()}
-        size, shapes = _shapes(annotation.path)
-        values = np.zeros(size, int)
-        for name, polygon in shapes:
-            (encoded,) = masks.frPyObjects([polygon], *size)
-            values[masks.decode(encoded) > 0] = value[name]
-        return values
-
-
-def _shapes(path: Path) -> tuple[tuple[int, int], list[tuple[str, list[float]]]]:
-    """Return the size (H, W), and each shape's label and polygon [x, y, x, y, ...]."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+    def shapes(self, annotation: Annotation) -> tuple[tuple[int, int], list[tuple[str, Any]]]:
+        content = json.loads(annotation.path.read_text(encoding="utf-8"))
         shapes = []
         for shape in content["shapes"]:
             points, kind = np.array(shape["points"], float), shape.get("shape_type", "polygon")
@@ -196,14 +194,5 @@ def _shapes(path: Path) -> tuple[tuple[int, int], list[tuple[str, list[float]]]]
                 points = np.array([(left, top), (right, top), (right, bottom), (left, bottom)])
             elif kind != "polygon" or len(points) < 3:
                 raise ValueError(f"a {kind} with {len(points)} points; only polygons are read")
-            shapes.append((str(shape["label"]), points.ravel().tolist()))
+            shapes.append((str(shape["label"]), [points.ravel().tolist()]))
         return (int(content["imageHeight"]), int(content["imageWidth"])), shapes
-    except Exception as error:  # any JSON can be in the file
-        raise LabelError(f"{path}: cannot be read as a labelme file ({error!r})") from error
-
-
-def _pycocotools(module: str) -> ModuleType:
-    try:
-        return importlib.import_module(f"pycocotools.{module}")
-    except ImportError:
-        raise ValueError("polygons need pycocotools; run: pip install pycocotools") from None

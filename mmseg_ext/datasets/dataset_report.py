@@ -5,6 +5,7 @@ the function of `CheckedLoadAnnotations`.
 """
 
 import hashlib
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -75,11 +76,6 @@ class Summary:
 
     def __post_init__(self):
         self.pixels, self.images = np.zeros((2, len(self.classes)), int)
-
-    def absent(self) -> list[str]:
-        """Return the names of the classes without a pixel, if label maps were read."""
-        names = zip(self.classes, self.pixels, strict=True)
-        return [name for name, pixels in names if pixels == 0] if self.pixels.any() else []
 
     def add(self, path: str, found: PairCheck) -> None:
         """Count the image at `path` and its label map."""
@@ -173,9 +169,10 @@ def _check_pairs(entries: list[dict], workers: int) -> Iterator[PairCheck]:
 
 
 def progress(items: Iterable, text: str, total: int) -> Iterable:
-    """Yield `items` with a progress bar, if the terminal can show one."""
+    """Yield `items` with a progress bar, if there are several and the terminal can show one."""
     console = Console(stderr=True)
-    return track(items, text, total, console=console, disable=not console.is_terminal)
+    hidden = total == 1 or not console.is_terminal
+    return track(items, text, total, console=console, disable=hidden)
 
 
 def check_pair(entry: dict) -> PairCheck:
@@ -232,32 +229,29 @@ def _shared_image_problems(summaries: Iterable[Summary]) -> Iterator[Problem]:
             yield Problem(split, "shared-image", message)
 
 
-def describe(summary: Summary) -> str:
-    """Return a line with the pairs, the image sizes and the ignored share of a split."""
-    common = summary.sizes.most_common(_SHOWN_SIZES)
-    sizes = [f"{width}x{height} ({count:,})" for (width, height), count in common]
-    if others := len(summary.sizes) - len(common):
-        sizes.append(f"{others} others")
-    pairs = f"{summary.split}: {summary.pairs:,} pairs"
-    return ", ".join([pairs, *sizes, f"{_share(summary.ignored, summary)} of the pixels ignored"])
-
-
-def class_table(summaries: Sequence[Summary]) -> Table:
-    """Return a table of the pixels of each class, and of the images that show it."""
+def print_summaries(summaries: Sequence[Summary]) -> None:
+    """Print the pairs and image sizes of each split, a table of the classes, and absent classes."""
     table = Table("", "class", title="Pixels of each class, and images that show it")
-    for summary in summaries:
-        for title in (summary.split, "", "images"):
+    names = list(dict.fromkeys(name for s in summaries for name in s.classes))
+    cells = {name: [] for name in names}
+    for s in summaries:
+        common = s.sizes.most_common(_SHOWN_SIZES)
+        sizes = [f"{width}x{height} ({count:,})" for (width, height), count in common]
+        if others := len(s.sizes) - len(common):
+            sizes.append(f"{others} others")
+        total = s.ignored + int(s.pixels.sum())
+        shares = [f"{n / total:.2%}" if total else "-" for n in (*s.pixels, s.ignored)]
+        ignored = f"{shares.pop()} of the pixels ignored"
+        print(", ".join([f"{s.split}: {s.pairs:,} pairs", *sizes, ignored]))
+        for title in (s.split, "", "images"):
             table.add_column(title, justify="right")
-    for i, name in enumerate(dict.fromkeys(name for s in summaries for name in s.classes)):
-        cells: list[str] = []
-        for s in summaries:
-            k = s.classes.index(name) if name in s.classes else -1
-            row = [f"{s.pixels[k]:,}", _share(s.pixels[k], s), f"{s.images[k]:,}"]
-            cells += row if k >= 0 else [""] * 3
-        table.add_row(str(i), escape(name), *cells)  # a name may contain [brackets]
-    return table
-
-
-def _share(pixels: int, summary: Summary) -> str:
-    total = summary.ignored + int(summary.pixels.sum())
-    return f"{pixels / total:.2%}" if total else "-"
+        pixels, images = ([f"{n:,}" for n in counts] for counts in (s.pixels, s.images))
+        found = dict(zip(s.classes, zip(pixels, shares, images, strict=True), strict=True))
+        for name in names:
+            cells[name] += found.get(name, [""] * 3)
+    for i, name in enumerate(names):
+        table.add_row(str(i), escape(name), *cells[name])  # a name may contain [brackets]
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    for s in (s for s in summaries if s.pixels.any()):
+        if absent := [s.classes[i] for i in np.flatnonzero(s.pixels == 0)]:
+            print(f"{s.split}: note: no pixel of {', '.join(absent)}")

@@ -56,18 +56,16 @@ def decode(data: bytes, path: str, flag: str, backend: str) -> np.ndarray:
     """
     if not data:
         raise UnreadableFileError(f"{path}: is empty (0 bytes)")
-    reason = ""
+    complete = all(data.endswith(end) for start, end in _FRAMES if data.startswith(start))
     try:
         image = mmcv.imfrombytes(data, flag=flag, backend=backend)
-    except Exception as error:  # decoders raise anything: cv2.error, SyntaxError, struct.error
+        if not complete:  # some cameras write bytes after the image, which Pillow accepts
+            Image.open(io.BytesIO(data)).load()
+    except Exception:  # decoders raise anything: cv2.error, SyntaxError, struct.error
         image = None
-        reason = f", {type(error).__name__}"
-    complete = all(data.endswith(end) for start, end in _FRAMES if data.startswith(start))
     if image is None:
         problem = "does not decode" if complete else "is truncated"
-        raise UnreadableFileError(f"{path}: {problem} ({len(data)} bytes{reason})")
-    if not complete and not _pillow_reads(data):  # some cameras write bytes after the image
-        raise UnreadableFileError(f"{path}: is truncated ({len(data)} bytes)")
+        raise UnreadableFileError(f"{path}: {problem} ({len(data)} bytes)")
     return image
 
 
@@ -81,18 +79,8 @@ def orientation(data: bytes) -> int:
 
 def as_stored(color_type: str) -> str:
     """Return mmcv's flag that reads without EXIF rotation, since label maps have none."""
-    return (
-        f"{color_type}_ignore_orientation" if color_type in ("color", "grayscale") else color_type
-    )
-
-
-def _pillow_reads(data: bytes) -> bool:
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            image.load()
-    except Exception:  # decoders raise anything
-        return False
-    return True
+    rotated = color_type in ("color", "grayscale")
+    return f"{color_type}_ignore_orientation" if rotated else color_type
 
 
 @TRANSFORMS.register_module()

@@ -85,7 +85,14 @@ def make_project(
     reader.colored = bool(state and state["colored"])
     reader.prepare(progress(pending, "reading", len(pending)))
     if state:
-        _require_same_classes(state, reader, classes, ignored, state_file)
+        same = list(classes or state["classes"]) == state["classes"]
+        unknown = set(reader.labels.values()) - state["labels"].keys()
+        unknown |= {value for value in ignored if state["labels"].get(value) != IGNORED}
+        if unknown or not same:
+            raise ValueError(
+                f"{state_file}: has the classes {state['classes']} of the values {state['labels']}"
+                f", not {', '.join(sorted(unknown) or classes)}; start a new project to change them"
+            )
     else:
         names, labels = assign_classes(reader.labels, classes, ignored)
         state = dict(classes=names, labels=labels, colored=reader.colored)
@@ -155,18 +162,6 @@ def assign_classes(
         hint = "two are needed" if few else "use masks without JPEG compression and smooth edges"
         raise ValueError(f"{len(names)} classes of at most {IGNORED}, {there_are}; {hint}")
     return names, {label: order.get(label, IGNORED) for label in labels.values()}
-
-
-def _require_same_classes(state: dict, reader: Masks, names, ignored, path: Path) -> None:
-    problem = ""
-    if names and list(names) != state["classes"]:
-        problem = f"has the classes {', '.join(state['classes'])}"
-    if other := {value for value in ignored if state["labels"].get(value) != IGNORED}:
-        problem = f"does not ignore {min(other)}"
-    if unknown := set(reader.labels.values()) - state["labels"].keys():
-        problem = f"lacks the value {min(unknown)} of a new annotation"
-    if problem:
-        raise ValueError(f"{path}: {problem}; start a new project to change the classes")
 
 
 def _find_pairs(

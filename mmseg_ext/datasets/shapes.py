@@ -205,7 +205,7 @@ def generate(root: str | Path, recipe: Recipe) -> None:
     Raises:
         FileExistsError: if `root` exists with other content or another recipe.
     """
-    root = Path(root)
+    root, marker = Path(root), {"version": VERSION, **asdict(recipe)}
     if not root.exists():
         root.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(root.with_name(f".{root.name}.lock")):
@@ -213,12 +213,13 @@ def generate(root: str | Path, recipe: Recipe) -> None:
                 partial = root.with_name(f".{root.name}.part")
                 shutil.rmtree(partial, ignore_errors=True)
                 _write(partial, recipe)
+                (partial / MARKER).write_text(json.dumps(marker, indent=1) + "\n")
                 partial.rename(root)
-    path, expected = root / MARKER, _marker(recipe)
+    path = root / MARKER
     found = json.loads(path.read_text()) if path.is_file() else "no ShapesDataset"
-    if found != expected:
+    if found != marker:
         raise FileExistsError(
-            f"data_root={str(root)!r}: contains {found} instead of {expected}; "
+            f"data_root={str(root)!r}: contains {found} instead of {marker}; "
             "delete the folder or name another data_root"
         )
 
@@ -240,11 +241,6 @@ def _write(folder: Path, recipe: Recipe) -> None:
             indexed.putpalette(palette)
             indexed.save(labels / f"{name}.png")
         (lists / f"{split}.txt").write_text("\n".join(names) + "\n")
-    (folder / MARKER).write_text(json.dumps(_marker(recipe), indent=1) + "\n")
-
-
-def _marker(recipe: Recipe) -> dict:
-    return {"version": VERSION, **asdict(recipe)}
 
 
 @DATASETS.register_module()
