@@ -1,7 +1,7 @@
-"""Tensors on a GPU that need not exist: they have a shape and a dtype, but no data.
+"""A GPU without data: its tensors have only a shape and a dtype.
 
-Inside `PretendedDevice` operators run on meta tensors, factory functions accept `device="cuda"`,
-and an operator on tensors of two devices raises, as it does on a GPU. CPU tensors keep their data.
+Inside `PretendedDevice` tensors on `cuda` are meta tensors, and an operator on tensors of two
+devices raises, as it does on a GPU. CPU tensors keep their data.
 
 - A result whose size depends on values has its largest possible size; `item()` returns 1.
 - Mixed precision follows CUDA's lists, as far as segmentation models use them.
@@ -9,152 +9,110 @@ and an operator on tensors of two devices raises, as it does on a GPU. CPU tenso
 """
 
 import contextlib
+import weakref
 from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
+
+from mmseg_ext.layers.older_torch import autocast_dtype
 
 aten = torch.ops.aten
 
 
-class DatalessTensor(Tensor):
-    """A meta tensor that reports a GPU in Python; C++ sees the meta device."""
-
-    @staticmethod
-    def __new__(cls, meta: Tensor):
-        tensor = Tensor._make_subclass(cls, meta)
-        tensor.meta = meta
-        return tensor
-
-    device = torch.device("cuda", 0)
-    is_cuda = True
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
-    @classmethod
-    def __torch_dispatch__(cls, operator, types, args=(), kwargs=None):
-        raise RuntimeError(f"{operator}: a tensor without data; enter PretendedDevice first")
-
-
 class PretendedDevice(TorchDispatchMode):
-    """Context in which tensors on `cuda` have no data.
+    """Context in which tensors on `cuda` have no data; `current` and `peak` are their bytes.
+
+    `gradients` are the bytes that callers report as gradients, `gradients_at_peak` their value
+    when `peak` was reached.
 
     Raises:
         RuntimeError: from an operator whose tensors are on different devices.
     """
 
-    device = DatalessTensor.device
+    device = torch.device("cuda", 0)
+
+    def __init__(self):
+        super().__init__()
+        self.current = self.peak = self.gradients = self.gradients_at_peak = 0
+        self._storages = WeakIdKeyDictionary()
 
     def __enter__(self):
-        self._patches = contextlib.ExitStack()
-        # Factory functions initialize CUDA; torch.autocast asks for a GPU.
-        for name, value in (
-            ("_lazy_init", None),
-            ("amp.common.amp_definitely_not_available", False),
-            ("is_bf16_supported", True),
-        ):
-            self._patches.enter_context(mock.patch(f"torch.cuda.{name}", return_value=value))
-        self._patches.enter_context(_Functions())
+        self._contexts = contextlib.ExitStack()
+        # torch.autocast asks for a GPU.
+        answers = {"amp.common.amp_definitely_not_available": False, "is_bf16_supported": True}
+        for name, answer in answers.items():
+            self._contexts.enter_context(mock.patch(f"torch.cuda.{name}", return_value=answer))
+        # Activation checkpointing compares devices, which are meta inside an operator.
+        checks = "torch.utils.checkpoint._allowed_determinism_checks_to_fns"
+        self._contexts.enter_context(mock.patch.dict(checks, default=lambda x: None))
+        self._contexts.enter_context(_Functions())
         return super().__enter__()
 
     def __exit__(self, *error):
         super().__exit__(*error)
-        self._patches.close()
-
-    def adopt(self, module: nn.Module) -> nn.Module:
-        """Move a module's parameters and buffers from the meta device to this one; return it."""
-        moved = {
-            parameter: nn.Parameter(DatalessTensor(parameter.data), parameter.requires_grad)
-            for parameter in module.parameters()
-        }
-        for part in module.modules():
-            for name, parameter in part.named_parameters(recurse=False):
-                setattr(part, name, moved[parameter])
-            for name, buffer in part.named_buffers(recurse=False):
-                setattr(part, name, DatalessTensor(buffer))
-        return module
+        self._contexts.close()
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        ours = {id(t.meta): t for t in tensors if isinstance(t, DatalessTensor)}
-        device = kwargs.get("device")
-        here = device is not None and torch.device(device).type == "cuda"
-        if not ours and not here:
-            return operator(*args, **kwargs)
-        for tensor in tensors if ours and operator not in _TWO_DEVICES else ():
+        with torch._C.DisableTorchFunction():
+            tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
             # GPUs take numbers, tensors without dimensions, from the CPU.
-            if not isinstance(tensor, DatalessTensor) and tensor.dim():
+            ours = [t for t in tensors if t.is_meta]
+            foreign = [t for t in tensors if not t.is_meta and t.dim()]
+            if ours and foreign and operator not in _TWO_DEVICES:
                 raise RuntimeError(
-                    f"{operator}: a tensor {tuple(tensor.shape)} is on {tensor.device}, another on "
-                    f"{self.device}; create it on the input's device"
+                    f"{operator}: a tensor {tuple(foreign[0].shape)} is on {foreign[0].device}, "
+                    f"another on {self.device}; create it on the input's device"
                 )
-        if here:
-            kwargs = {**kwargs, "device": "meta"}
-        args, kwargs = tree_map(_as_meta, (args, kwargs))
-        outputs = _FORMS.get(operator, operator)(*args, **kwargs)
+            form = _FORMS.get(operator, operator) if ours else operator
+            outputs = form(*args, **(kwargs or {}))
+            for output in tree_flatten(outputs)[0]:
+                if isinstance(output, Tensor) and output.is_meta:
+                    self._count(output.untyped_storage())
+        return outputs
 
-        def adopted(output):
-            if not (isinstance(output, Tensor) and output.is_meta):
-                return output
-            # An in-place operator returns its argument.
-            return ours[id(output)] if id(output) in ours else DatalessTensor(output)
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        if storage not in self._storages:
+            self._storages[storage] = None
+            self._add(storage.nbytes())
+            weakref.finalize(storage, self._add, -storage.nbytes())
 
-        return tree_map(adopted, outputs)
-
-
-def _as_meta(x):
-    if isinstance(x, DatalessTensor):
-        return x.meta
-    return x.to("meta") if isinstance(x, Tensor) and x.dim() else x
+    def _add(self, size: int) -> None:
+        self.current += size
+        if self.current > self.peak:
+            self.peak, self.gradients_at_peak = self.current, self.gradients
 
 
 # GPUs take CPU tensors here: to copy them, and as indices.
 _TWO_DEVICES = {
     aten.copy_.default,
-    aten._to_copy.default,
     aten.index.Tensor,
     aten.index_put.default,
     aten.index_put_.default,
 }
 
 
-def _batch_norm(x, weight, bias, mean, variance, training, momentum, eps):
-    count = x.shape[1] if training else 0
-    saved = (x.new_empty(count, dtype=torch.float32) for _ in range(2))
-    return torch.empty_like(x), *saved
-
-
-def _batch_norm_backward(gradient, x, weight, *rest):
-    return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
-
-
-def _copied(x, **options):
-    """Return `x` if `.to(device)` changes nothing: C++ sees another device, and copies."""
-    stays = x.is_meta and options.get("dtype") in (None, x.dtype)
-    return x.detach() if stays else aten._to_copy.default(x, **options)
-
-
 def _index(x, indices):
     """Index with each mask replaced by as many numbers as the mask has elements."""
     numbers = []
     for index in indices:
-        is_mask = index is not None and index.dtype == torch.bool
-        every = x.new_empty(index.numel(), dtype=torch.long) if is_mask else index
-        numbers += [every] * (index.dim() if is_mask else 1)
+        if index is not None and index.dtype == torch.bool:
+            numbers += [x.new_empty(index.numel(), dtype=torch.long)] * index.dim()
+        else:
+            numbers.append(index if index is None else index.to("meta"))
     return aten.index.Tensor(x, numbers)
 
 
-# Operators whose results depend on values, or whose own meta form is slow.
+# Operators whose results depend on values.
 _FORMS = {
     aten._local_scalar_dense.default: lambda x: torch.ones((), dtype=x.dtype).item(),
-    aten.native_batch_norm.default: _batch_norm,
-    aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten.nonzero.default: lambda x: x.new_empty(x.numel(), x.dim(), dtype=torch.long),
     aten.masked_select.default: lambda x, mask: x.new_empty(x.numel()),
-    aten._to_copy.default: _copied,
     aten.index.Tensor: _index,
     aten.index_put.default: lambda x, *values: torch.empty_like(x),
     aten.index_put_.default: lambda x, *values: x,
@@ -176,28 +134,40 @@ _FLOAT = {
 
 
 class _Functions(TorchFunctionMode):
-    """Autocast, fused attention and fused dropout of CUDA."""
+    """Python's view of the device, autocast, and the fused attention and dropout of CUDA."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs, name = kwargs or {}, getattr(function, "__name__", "")
         if function is Tensor.backward:
-            loss = args[0]
+            loss, engine = args[0], torch.autograd.Variable._execution_engine
             gradient = torch.ones_like(loss)
-            # Activation checkpointing computes again, where torch would have left this mode.
+            # Activation checkpointing computes again. `torch.autograd.backward` leaves this mode.
             with self:
-                engine = torch.autograd.Variable._execution_engine
                 return engine.run_backward(
                     (loss,), (gradient,), False, False, (), True, accumulate_grad=True
                 )
-        if name in _HALF | _FLOAT and torch.is_autocast_enabled("cuda"):
-            dtype = torch.get_autocast_dtype("cuda") if name in _HALF else torch.float32
+        name = getattr(function, "__name__", "")
+        kwargs = kwargs or {}
+        if function is not torch.device:
+            args, kwargs = tree_map(_on_meta, (args, kwargs))
+        dtype = autocast_dtype("cuda") if name in _HALF | _FLOAT else None
+        if dtype is not None:
+            dtype = dtype if name in _HALF else torch.float32
             args, kwargs = tree_map(lambda x: _cast(x, dtype), (args, kwargs))
-        return _OWN.get(name, function)(*args, **kwargs)
+        return _OWN.get(function, function)(*args, **kwargs)
+
+
+def _on_meta(x):
+    is_cuda = isinstance(x, str | torch.device) and str(x).startswith("cuda")
+    return torch.device("meta") if is_cuda else x
 
 
 def _cast(x, dtype: torch.dtype):
-    casts = isinstance(x, DatalessTensor) and x.is_floating_point() and x.dtype != torch.float64
-    return x.to(dtype) if casts else x
+    casts = isinstance(x, Tensor) and x.is_meta and x.is_floating_point()
+    return x.to(dtype) if casts and x.dtype != torch.float64 else x
+
+
+def _device(x):
+    return PretendedDevice.device if x.is_meta else x.device
 
 
 def _attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None):
@@ -215,8 +185,9 @@ def _dropout(input, p=0.5, training=True, inplace=False):
     return torch.native_dropout(input, p, True)[0] if training and p else input
 
 
-def _tensor(data, *, device=None, **options):
-    return torch.tensor(data, **options).to(device)
-
-
-_OWN = {"scaled_dot_product_attention": _attention, "dropout": _dropout, "tensor": _tensor}
+_OWN = {
+    Tensor.device.__get__: _device,
+    Tensor.is_cuda.__get__: lambda x: x.is_meta,
+    functional.scaled_dot_product_attention: _attention,
+    functional.dropout: _dropout,
+}

@@ -1,7 +1,6 @@
 """Peak memory of a training step on a GPU, computed without one; and plans for numbers of GPUs."""
 
 import copy
-import weakref
 from dataclasses import dataclass
 from unittest import mock
 
@@ -13,10 +12,8 @@ from mmengine.structures import PixelData
 from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
-from torch.utils.weak import WeakIdKeyDictionary
 
-from mmseg_ext.cost.dataless import DatalessTensor, PretendedDevice
+from mmseg_ext.cost.dataless import PretendedDevice
 
 GIBI = 2**30
 
@@ -49,35 +46,6 @@ class StepMemory:
         return self.weights + self.optimizer
 
 
-class MemoryTracker(PretendedDevice):
-    """A `PretendedDevice` that adds up its tensors' storages; `current` and `peak` are in bytes."""
-
-    def __init__(self):
-        super().__init__()
-        self.current = self.peak = self.gradients = self.gradients_at_peak = 0
-        self._known = WeakIdKeyDictionary()
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        outputs = super().__torch_dispatch__(operator, types, args, kwargs)
-        for output in tree_leaves(outputs):
-            if isinstance(output, DatalessTensor):
-                storage = output.meta.untyped_storage()
-                if storage not in self._known:
-                    self._known[storage] = None
-                    self._add(storage.nbytes())
-                    weakref.finalize(storage, self._add, -storage.nbytes())
-        return outputs
-
-    def _add(self, size: int) -> None:
-        self.current += size
-        if self.current > self.peak:
-            self.peak, self.gradients_at_peak = self.current, self.gradients
-
-    def count_gradient(self, parameter: nn.Parameter) -> None:
-        """Add the gradient that a backward has just left at a parameter to `gradients`."""
-        self.gradients += parameter.grad.nbytes
-
-
 def training_memory(config: Config, amp: bool = False) -> StepMemory:
     """Compute the memory of one step of a config's model and optimizer on a batch of its crops.
 
@@ -87,35 +55,38 @@ def training_memory(config: Config, amp: bool = False) -> StepMemory:
     amp = amp or "Amp" in settings["type"]
     settings = {k: v for k, v in settings.items() if k not in ("dtype", "loss_scale")}
     # One image on each of several GPUs is enough for SyncBN, which counts the values of all.
-    with MemoryTracker() as tracker, mock.patch("torch.nn.functional._verify_batch_size"):
-        model = build_training_model(config.model, tracker)
+    with PretendedDevice() as device, mock.patch("torch.nn.functional._verify_batch_size"):
+        model = build_training_model(config.model, device.device)
         wrapper = build_optim_wrapper(model, {**settings, "type": "OptimWrapper"})
         for group in wrapper.optimizer.param_groups:
             group["foreach"] = True  # torch's default on a GPU
-        weights = tracker.current
+        weights = device.peak = device.current
         trained = [p for p in model.parameters() if p.requires_grad]
+
+        def count_gradient(parameter: nn.Parameter) -> None:
+            device.gradients += parameter.grad.nbytes
+
         for parameter in trained:
-            parameter.register_post_accumulate_grad_hook(tracker.count_gradient)
-        tracker.peak = weights
+            parameter.register_post_accumulate_grad_hook(count_gradient)
         with torch.autocast("cuda", torch.float16, enabled=amp):
-            loss = training_loss(model, batch_of(config, tracker.device))
+            loss = training_loss(model, batch_of(config, device.device))
         wrapper.backward(loss)
         del loss
-        in_backward = tracker.peak
-        activations = in_backward - weights - tracker.gradients_at_peak
-        before = tracker.peak = tracker.current
+        in_backward = device.peak
+        activations = in_backward - weights - device.gradients_at_peak
+        before = device.peak = device.current
         wrapper.step()  # creates the state, which exists during all further steps
-        optimizer = tracker.current - before
+        optimizer = device.current - before
     gradients = sum(p.nbytes for p in trained)
-    total = max(in_backward + optimizer, tracker.peak)
+    total = max(in_backward + optimizer, device.peak)
     return StepMemory(weights, gradients, optimizer, activations, total)
 
 
-def build_training_model(settings: dict, device: PretendedDevice) -> nn.Module:
-    """Build a config's `model` on the pretended device, in training mode."""
-    with torch.device("meta"):
+def build_training_model(settings: dict, device: torch.device) -> nn.Module:
+    """Build a config's `model` on a pretended device, in training mode."""
+    with device:
         model = revert_sync_batchnorm(MODELS.build({**settings, "pretrained": None}))
-    device.adopt(model).data_preprocessor.to(device.device)  # it moves batches there
+    model.data_preprocessor.to(device)  # it moves batches there
     return model.train()
 
 
