@@ -19,6 +19,7 @@ from mmengine.runner import Runner
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.cost.model_cost import markdown
+from mmseg_ext.datasets.dataset_report import SPLITS
 from mmseg_ext.datasets.shapes import Recipe
 from mmseg_ext.detection.shapes_coco import annotation_file
 from mmseg_ext.engine.launch import build_test_runner, build_train_runner
@@ -71,8 +72,7 @@ def train(
     config: str, work_dir: Path, options: dict | None = None, resume: bool = False
 ) -> tuple[Runner, float]:
     """Train `config` in `work_dir`; return the runner and the seconds of the training loop."""
-    with log_to_file_only():
-        options = _own_visualizer(options)
+    with _log_to_file_only(options) as options:
         runner = build_train_runner(config, options, str(work_dir), resume=resume)
     runner.register_hook(ProgressLine())
     start = time.perf_counter()
@@ -90,9 +90,9 @@ def train_and_test(config: str, work_dir: Path, options: dict | None = None) -> 
     miou = []
     for tta in (False, True):
         print(f"  testing, {'multi-scale and flip' if tta else 'single scale'}", flush=True)
-        with log_to_file_only():
-            settings = (config, str(checkpoint), _own_visualizer(options), str(work_dir))
-            miou.append(float(build_test_runner(*settings, tta=tta).test()["mIoU"]) / 100)
+        with _log_to_file_only(options) as own:
+            tester = build_test_runner(config, str(checkpoint), own, str(work_dir), tta=tta)
+            miou.append(float(tester.test()["mIoU"]) / 100)
     return Outcome(
         *miou,
         parameters=sum(p.numel() for p in runner.model.parameters()),
@@ -101,29 +101,22 @@ def train_and_test(config: str, work_dir: Path, options: dict | None = None) -> 
     )
 
 
-def _own_visualizer(options: dict | None) -> dict:
-    """Return the options with a unique name for the visualizer.
-
-    mmengine keeps visualizers by name. With the config's name, a second run in this process would
-    write its scalars to the folder of the first run.
-    """
-    return {**(options or {}), "visualizer.name": f"short_run_{next(_run_numbers)}"}
+@contextlib.contextmanager
+def _log_to_file_only(options: dict | None):
+    """Yield `options` for a Runner that is built inside; the console does not show its log."""
+    # mmengine's console handler keeps the standard output of the time at which it was created.
+    warnings.filterwarnings("ignore", category=UserWarning, module="mm(cv|seg|det|engine)")
+    warnings.filterwarnings("ignore", message="mmseg_ext.detection.operators_in_pytorch replaces")
+    # mmengine keeps visualizers by name. With the config's name, a second run in this process would
+    # write its scalars to the folder of the first run.
+    name = f"short_run_{next(_run_numbers)}"
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield {**(options or {}), "visualizer.name": name}
 
 
 def data_root_options(data_root: str) -> dict:
     """Return config options with this `data_root` for all splits."""
-    loaders = ("train_dataloader", "val_dataloader", "test_dataloader")
-    return {f"{loader}.dataset.data_root": data_root for loader in loaders}
-
-
-@contextlib.contextmanager
-def log_to_file_only():
-    """Keep the log of Runners that are built inside out of the console."""
-    # mmengine's console handler keeps the standard output of the time at which it was created.
-    warnings.filterwarnings("ignore", category=UserWarning, module="mm(cv|seg|det|engine)")
-    warnings.filterwarnings("ignore", message="mmseg_ext.detection.operators_in_pytorch replaces")
-    with contextlib.redirect_stdout(io.StringIO()):
-        yield
+    return {f"{split}_dataloader.dataset.data_root": data_root for split in SPLITS}
 
 
 # --- segmentation
@@ -180,7 +173,6 @@ def compare_heads(work_dir: Path, options: dict | None = None) -> None:
 DETECTION_CONFIG = str(configs_folder() / "detection/mask_rcnn_rmt_shapes.py")
 REQUIRED_AP = {"bbox": 0.40, "segm": 0.25}
 SHOWN_DETECTIONS = 6
-_SPLITS = ("train", "val", "test")
 SCORE = 0.5  # detections below it are not drawn
 
 
@@ -218,8 +210,8 @@ def data_options(data_root: Path, recipe: Recipe) -> dict:
     """Return config options that generate all splits in `data_root` by `recipe`."""
     options = data_root_options(f"{data_root}/")
     validation = str(annotation_file(data_root, "val"))
-    options |= {f"{loader}_dataloader.dataset.recipe": asdict(recipe) for loader in _SPLITS}
-    return options | {f"{split}_evaluator.ann_file": validation for split in _SPLITS[1:]}
+    options |= {f"{split}_dataloader.dataset.recipe": asdict(recipe) for split in SPLITS}
+    return options | {f"{split}_evaluator.ann_file": validation for split in SPLITS[1:]}
 
 
 def draw_detections(runner: Runner, folder: Path) -> None:

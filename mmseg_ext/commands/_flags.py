@@ -10,9 +10,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from mmseg_ext import environment, register, safe_loading, use_operators_in_pytorch
 from mmseg_ext.environment import BASE, STACK, check_stack
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 
 def command_parser(description: str, epilog: str | None = None) -> argparse.ArgumentParser:
@@ -99,6 +104,24 @@ def config_flag(parser: argparse.ArgumentParser) -> None:
 
 def device_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="cpu, cuda or cuda:N (default: the GPU if there is one)")
+
+
+def model_flags(parser: argparse.ArgumentParser) -> None:
+    """Add CONFIG and CHECKPOINT, which `named_model` reads."""
+    parser.add_argument("config", nargs="?", help="name or path (default: the project's own model)")
+    parser.add_argument("checkpoint", nargs="?", help="file, or 'none' for random weights")
+
+
+def named_model(args: argparse.Namespace, device: "str | torch.device" = "cpu") -> "nn.Module":
+    """Return the segmentor of the flags CONFIG and CHECKPOINT."""
+    from mmseg_ext.inference.models import DEFAULT, get_model
+
+    if not args.config:
+        return get_model(DEFAULT, pretrained=True, device=device)
+    if not args.checkpoint:
+        raise ValueError(f"{args.config}: name a checkpoint after it, or 'none'")
+    weights = None if args.checkpoint == "none" else args.checkpoint
+    return get_model(args.config, weights=weights, device=device)
 
 
 def launcher_flags(parser: argparse.ArgumentParser) -> None:

@@ -47,17 +47,12 @@ def seen_pixel(
 
 def network_input(model: "nn.Module", path: str) -> "tuple[Tensor, np.ndarray, tuple[int, int]]":
     """Return a normalized image (1, 3, H, W), its RGB form (h, w, 3), and its size on disk."""
-    from mmcv.transforms import Compose
+    from mmengine.dataset import pseudo_collate
 
-    from mmseg_ext.datasets.images import decode, read_bytes
-    from mmseg_ext.datasets.metainfo import unwrapped
+    from mmseg_ext.inference.predictor import Predictor
 
-    _, *steps = unwrapped(model.cfg.test_dataloader.dataset)["pipeline"]
-    steps = [step for step in steps if not step["type"].endswith("LoadAnnotations")]
-    pipeline = Compose([{"type": "LoadImageFromNDArray"}, *steps])
-    sample = pipeline({"img": decode(read_bytes(path), path, "color", "cv2")})
-    batch = {"inputs": [sample["inputs"]], "data_samples": [sample["data_samples"]]}
-    image = model.data_preprocessor(batch, False)["inputs"]
+    sample, _ = Predictor(model).prepare(path)
+    image = model.data_preprocessor(pseudo_collate([sample]), False)["inputs"]
     shown = sample["inputs"].permute(1, 2, 0).numpy()[..., ::-1]  # mmcv reads BGR
     return image, shown, sample["data_samples"].metainfo["ori_shape"]
 

@@ -8,7 +8,6 @@ import traceback
 from collections import Counter
 from collections.abc import Sequence
 
-from mmseg_ext import register_all_modules
 from mmseg_ext.commands._flags import command_parser, config_flag, read_flags
 from mmseg_ext.errors import LaunchError, StackError
 
@@ -36,7 +35,6 @@ training on trainval, set allow_overlap = True in the config.
 def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = read_flags(parser(), argv)
-        register_all_modules()
         return _run(args)
     except (LaunchError, OSError, StackError) as error:
         print(f"check_dataset: {error}", file=sys.stderr)
@@ -47,9 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     from mmengine.registry import init_default_scope
-    from rich.console import Console
 
-    from mmseg_ext.datasets.dataset_report import check, class_table, describe
+    from mmseg_ext.datasets.dataset_report import check, print_summaries
     from mmseg_ext.engine.launch import load_settings
 
     cfg = load_settings(args.config, args.cfg_options)
@@ -59,13 +56,7 @@ def _run(args: argparse.Namespace) -> int:
     seconds = time.perf_counter() - started
     for problem in problems:
         print(problem)
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    for summary in summaries:
-        print(describe(summary))
-    console.print(class_table(summaries))
-    for summary in summaries:
-        if absent := summary.absent():
-            print(f"{summary.split}: note: no pixel of {', '.join(absent)}")
+    print_summaries(summaries)
     pairs = sum(summary.pairs for summary in summaries)
     kinds = Counter(problem.kind for problem in problems)
     counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) or "clean"

@@ -15,11 +15,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 @command(parser)
-def main(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace) -> int | None:
     from mmseg_ext.commands._demos import compare_heads, data_root_options, segmentation_demo
 
     options = data_root_options(args.data_root) if args.data_root else None
     if args.compare:
-        compare_heads(args.work_dir, options)
-        return 0
+        return compare_heads(args.work_dir, options)
     return int(not segmentation_demo(args.work_dir, options))

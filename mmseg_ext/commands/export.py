@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmseg_ext.commands._flags import command, command_parser
+from mmseg_ext.commands._flags import command, command_parser, model_flags, named_model
 
 if TYPE_CHECKING:
     from mmengine.config import Config
@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     parser = command_parser(__doc__)
-    parser.add_argument("config", nargs="?", help="name or path (default: the published model)")
-    parser.add_argument("checkpoint", nargs="?", help="file, or 'none' for random weights")
+    model_flags(parser)
     parser.add_argument("--format", choices=("onnx", "torch"), default="onnx")
     parser.add_argument("--dynamic", action="store_true", help="images of any size and number")
     parser.add_argument("--fuse", action="store_true", help="fold norms, compose attention")
@@ -33,7 +32,6 @@ REAL_IMAGES = 3  # of a folder
 def main(args: argparse.Namespace) -> None:
     import torch
 
-    from mmseg_ext import register_all_modules
     from mmseg_ext.atomic_write import atomic_write
     from mmseg_ext.inference.export import (
         SUFFIXES,
@@ -42,21 +40,14 @@ def main(args: argparse.Namespace) -> None:
         export,
         relative_difference,
     )
-    from mmseg_ext.inference.models import DEFAULT, get_model, pretrained_weights
 
-    if args.config and not args.checkpoint:
-        raise ValueError(f"{args.config}: needs a checkpoint after it, or 'none'")
-    if not args.config:
-        args.config, args.checkpoint = DEFAULT, pretrained_weights(DEFAULT)
-    register_all_modules()
-    weights = None if args.checkpoint == "none" else args.checkpoint
-    segmentor = get_model(args.config, weights=weights)
+    segmentor = named_model(args)
     config, meta = segmentor.cfg, segmentor.dataset_meta
     shape = args.shape or config.get("crop_size") or (512, 512)
     size = (shape[0], shape[-1])
     eager = WholeImageSegmentor(segmentor)
     model = WholeImageSegmentor(segmentor, fuse=True) if args.fuse else eager
-    path = args.out or Path(Path(args.config).stem + SUFFIXES[args.format])
+    path = args.out or Path(Path(config.filename).stem + SUFFIXES[args.format])
     if path.suffix != SUFFIXES[args.format]:
         raise ValueError(f"--out {path}: must end in {SUFFIXES[args.format]}")
     metadata = {

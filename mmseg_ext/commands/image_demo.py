@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmseg_ext.commands import usable_device
-from mmseg_ext.commands._flags import command, command_parser, device_flag
+from mmseg_ext.commands._flags import command, command_parser, device_flag, model_flags, named_model
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,8 +24,7 @@ MAX_PIXELS = 178_956_970  # beyond it Pillow refuses an image, too
 def parser() -> argparse.ArgumentParser:
     parser = command_parser(__doc__)
     parser.add_argument("input", type=Path, help="image, or folder of images")
-    parser.add_argument("config", nargs="?", help="default: the project's own model")
-    parser.add_argument("checkpoint", nargs="?", help="file, or 'none' for random weights")
+    model_flags(parser)
     parser.add_argument("--recursive", action="store_true", help="include subfolders")
     parser.add_argument("--out", type=Path, default=Path("outputs"), help="folder for the results")
     parser.add_argument("--opacity", type=float, default=0.5, help="of the class colors, 0 to 1")
@@ -64,29 +63,21 @@ def find_images(path: Path, out: Path, recursive: bool = False) -> dict[Path, Pa
 
 @command(parser)
 def main(args: argparse.Namespace) -> int:
-    from rich.console import Console
-    from rich.progress import track
-
+    from mmseg_ext.datasets.dataset_report import progress
     from mmseg_ext.inference.legend import with_banner, with_legend
-    from mmseg_ext.inference.models import DEFAULT, get_model, pretrained_weights
+    from mmseg_ext.inference.models import DEFAULT, pretrained_weights
     from mmseg_ext.inference.predictor import Predictor
 
     if not 0 <= args.opacity <= 1:
         raise ValueError(f"--opacity={args.opacity}: choose a number from 0 to 1")
-    if args.config and not args.checkpoint:
-        raise ValueError(f"{args.config}: name a checkpoint after it, or 'none'")
     results = find_images(args.input, args.out, args.recursive)
     if not args.config:
-        args.config, args.checkpoint = DEFAULT, pretrained_weights(DEFAULT)
-        _introduce(args.checkpoint)
-    weights = None if args.checkpoint == "none" else args.checkpoint
-    model = get_model(args.config, weights=weights, device=usable_device(args.device))
-    predictor = Predictor(model)
-    if weights is None:
+        _introduce(pretrained_weights(DEFAULT))
+    predictor = Predictor(named_model(args, usable_device(args.device)))
+    if args.checkpoint == "none":
         print(f"warning: {RANDOM}", file=sys.stderr)
     failed = 0
-    console = Console(stderr=True)
-    for path in track(results, "segmenting", console=console, disable=len(results) == 1):
+    for path in progress(results, "segmenting", len(results)):
         try:
             _check_size(path, args.max_pixels)
             result = predictor(path)
@@ -97,7 +88,7 @@ def main(args: argparse.Namespace) -> int:
             failed += 1
             continue
         _save(result.labels, args.out / "labels" / results[path])
-        if weights is None:
+        if args.checkpoint == "none":
             overlay = with_banner(overlay, RANDOM)
         overlay = with_legend(overlay, result.labels, result.classes, result.palette)
         _save(overlay, args.out / "overlays" / results[path])

@@ -2,7 +2,6 @@
 
 import argparse
 import shlex
-import sys
 from pathlib import Path
 
 from mmseg_ext.commands._flags import command, command_parser
@@ -39,10 +38,9 @@ also holds for your model).
 @command(parser)
 def main(args: argparse.Namespace) -> None:
     from mmengine.config import Config
-    from rich.console import Console
 
     from mmseg_ext.datasets.annotation_readers import Coco, Labelme, Masks
-    from mmseg_ext.datasets.dataset_report import class_table, describe
+    from mmseg_ext.datasets.dataset_report import print_summaries
     from mmseg_ext.datasets.new_project import make_project
 
     if not 0 < args.val < 1:
@@ -59,9 +57,7 @@ def main(args: argparse.Namespace) -> None:
         print(f"left out: {line}")
     if made.left_out:
         print(f"left out: {len(made.left_out)} files, listed in {args.project / 'left_out.txt'}")
-    for summary in made.summaries:
-        print(describe(summary))
-    Console(width=None if sys.stdout.isatty() else 160).print(class_table(made.summaries))
+    print_summaries(made.summaries)
     names = [*made.classes, *["ignored"] * 256]
     print("values: " + ", ".join(f"{value} is {names[i]}" for value, i in made.labels.items()))
     if made.wrote_config:

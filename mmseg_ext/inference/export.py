@@ -163,8 +163,7 @@ def _check_any_size(model: nn.Module, onnx: bool) -> None:
 def _write_onnx(
     model: nn.Module, path: Path, images: Tensor, shapes: tuple | None, metadata: dict
 ) -> None:
-    import onnx_ir
-    from onnx_ir.passes.common import DeduplicateHashedInitializersPass
+    from onnx_ir.passes.common import DeduplicateInitializersPass
 
     exported = torch.onnx.export(
         model,
@@ -176,14 +175,12 @@ def _write_onnx(
         output_names=["scores"],
         verbose=False,
     )
+    # The exporter turns the position tables of each attention block into constants, equal ones for
+    # the blocks of a stage. They can be larger than the weights.
+    DeduplicateInitializersPass(size_limit=2**30)(exported.model)
     texts = {key: json.dumps(value) for key, value in metadata.items()}
     exported.model.metadata_props.update(texts)
     exported.save(path, external_data=False)
-    # The exporter turns the position tables of each attention block into constants, equal ones for
-    # the blocks of a stage. They can be larger than the weights.
-    saved = onnx_ir.load(path)
-    DeduplicateHashedInitializersPass()(saved)
-    onnx_ir.save(saved, path)
 
 
 class ExportedSegmentor:

@@ -60,7 +60,7 @@ class Predictor:
             settings = config.get("tta_model") or {"type": "StreamingSegTTAModel"}
             self.model = MODELS.build({**settings, "module": model}).eval()
         self._load = Compose([{**pipeline[0], "type": "CheckedLoadImage"}])
-        self._prepare = Compose(_without_labels(pipeline[1:]))
+        self._transform = Compose(_without_labels(pipeline[1:]))
 
     def __call__(
         self, images: ImageLike | Sequence[ImageLike]
@@ -76,17 +76,22 @@ class Predictor:
         """
         if isinstance(images, list | tuple):
             return [self(image) for image in images]
-        if isinstance(images, str | Path):
-            data = self._load({"img_path": str(images)})
-        else:
-            pixels = _bgr(images)
-            shape = pixels.shape[:2]
-            data = {"img": pixels, "img_path": None, "img_shape": shape, "ori_shape": shape}
-        rgb = _rgb(data["img"])
-        (sample,) = self.model.test_step(pseudo_collate([self._prepare(data)]))
+        packed, rgb = self.prepare(images)
+        (sample,) = self.model.test_step(pseudo_collate([packed]))
         labels = sample.pred_sem_seg.data[0].cpu().numpy()
         smallest = np.min_scalar_type(len(self.classes) - 1)
         return Segmentation(labels.astype(smallest), self.classes, self.palette, rgb)
+
+    def prepare(self, image: ImageLike) -> tuple[dict, np.ndarray]:
+        """Return a sample for the model's data preprocessor, and the image as RGB (H, W, 3)."""
+        if isinstance(image, str | Path):
+            data = self._load({"img_path": str(image)})
+        else:
+            pixels = _bgr(image)
+            shape = pixels.shape[:2]
+            data = {"img": pixels, "img_path": None, "img_shape": shape, "ori_shape": shape}
+        rgb = _rgb(data["img"])  # before the transforms replace the image
+        return self._transform(data), rgb
 
 
 def _bgr(image: Image.Image | np.ndarray) -> np.ndarray:

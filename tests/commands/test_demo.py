@@ -13,23 +13,27 @@ from mmseg_ext.commands._demos import (
     compare_heads,
     data_root_options,
     segmentation_demo,
+    train,
     train_and_test,
 )
 from mmseg_ext.reports.curves import read_scalars
 
-# Measured: 0.327 (seed 0, one thread). The colour of a pixel alone gives 0.16.
-ITERATIONS = 320
-REQUIRED_MIOU = 0.26
+# Measured: 0.365 (seed 0, one thread). The color of a pixel alone gives 0.16.
+ITERATIONS = 400
+REQUIRED_MIOU = 0.28
 
 
 def shortened(root: Path, iterations: int, train: int, val: int) -> dict:
-    """Options that shorten the schedule and the dataset."""
+    """Options that shorten the schedule and the dataset, of smaller scenes."""
     loaders = ("train_dataloader", "val_dataloader", "test_dataloader")
-    recipe = {"seed": 0, "train": train, "val": val, "size": 128}
+    recipe = {"seed": 0, "train": train, "val": val, "size": 96}
     warm_up = max(iterations // 10, 1)
     return {
         **data_root_options(str(root / "shapes")),
         **{f"{loader}.dataset.recipe": recipe for loader in loaders},
+        "train_dataloader.dataset.pipeline.2.scale": (96, 96),
+        "train_dataloader.dataset.pipeline.3.crop_size": (72, 72),
+        "model.data_preprocessor.size": (72, 72),
         "param_scheduler.0.end": warm_up,
         "param_scheduler.1.begin": warm_up,
         "param_scheduler.1.end": iterations,
@@ -49,16 +53,25 @@ def test_a_shortened_demo_reaches_its_floor(tmp_path, capsys):
     assert str(tmp_path / "report.html") in printed and (tmp_path / "report.html").is_file()
 
 
-def test_one_seed_gives_one_run_and_a_low_miou_fails(tmp_path, capsys):
+def curves_of(work_dir: Path) -> dict:
+    logs = [p.read_text() for p in work_dir.glob("*/vis_data/scalars.json")]
+    (curves,) = (read_scalars(text)[0] for text in logs if '"loss"' in text)
+    return curves
+
+
+def test_one_seed_gives_one_run_and_a_low_miou_fails(tmp_path, monkeypatch, capsys):
     options = shortened(tmp_path, 4, train=24, val=8)
     outcome = train_and_test(DEMO_CONFIG, tmp_path / "run", options)
-    logs = [p.read_text() for p in tmp_path.glob("run/*/vis_data/scalars.json")]
-    (curves,) = (read_scalars(text)[0] for text in logs if '"loss"' in text)
+    curves = curves_of(tmp_path / "run")
     assert outcome.iterations == 4 and curves["loss"].steps == [2, 4]
     # The single-scale test repeats the last validation, on the weights read back from the file.
     assert outcome.miou == pytest.approx(curves["mIoU"].values[-1] / 100, abs=1e-9)
     assert any("Iter(train) [4/4]" in p.read_text() for p in tmp_path.glob("run/*/*.log"))
-    assert not segmentation_demo(tmp_path / "again", options)
+    train(DEMO_CONFIG, tmp_path / "again", options)
+    again = curves_of(tmp_path / "again")
+    assert all(again[name].values == curves[name].values for name in ("loss", "mIoU"))
+    monkeypatch.setattr(_demos, "train_and_test", lambda *_: outcome)
+    assert not segmentation_demo(tmp_path / "run", options)
     printed = capsys.readouterr().out
     assert f"single scale             {outcome.miou:.3f}" in printed
     assert f"multi-scale and flip     {outcome.miou_tta:.3f}" in printed

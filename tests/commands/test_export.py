@@ -15,7 +15,6 @@ from PIL import Image
 
 from mmseg_ext.checkpoint.files import read_checkpoint
 from mmseg_ext.commands.export import main
-from mmseg_ext.commands.image_demo import main as image_demo
 from mmseg_ext.errors import StackError
 from mmseg_ext.inference.export import (
     ExportedSegmentor,
@@ -24,6 +23,7 @@ from mmseg_ext.inference.export import (
     random_images,
     relative_difference,
 )
+from mmseg_ext.layers import ManhattanAttention
 from tests.configs import CONFIGS
 from tests.models import NARROW_RMT, PREPROCESSOR, randomise
 
@@ -40,15 +40,16 @@ DEEPVIT = dict(type="DeepViT", arch=dict(embed_dims=24, depth=1, num_heads=3))
 EAMLP = dict(type="EAMLP", arch=dict(embed_dims=32, depth=1, num_heads=2, mlp_ratio=2))
 TOKENS = dict(img_size=64, out_indices=(0,))
 EA_HEAD = dict(type="EAHead", channels=16, ea_channels=24, memory_size=8)
+DANET_HEAD = dict(type="DANetEAHead", channels=16, memory_size=8)
 FPN_HEAD = dict(type="FPNHead", channels=8, feature_strides=[4, 8])
 UPER_HEAD = dict(type="UPerHead", channels=8, pool_scales=(1, 2, 3))
 JSEG_HEAD = dict(type="JSegEAHead", channels=24, memory_size=8)
 MASA_HEAD = dict(type="MaSAHead", channels=24, num_heads=3, decomposed=False)
+# The command's test exports EAHead on ResNet.
 PAIRS = {
-    "MaSAHead on ResNet": (RESNET, MASA_HEAD),
-    "DANetEAHead on LambdaResNet": (LAMBDA, dict(type="DANetEAHead", channels=16, memory_size=8)),
+    "DANetEAHead on LambdaResNet": (LAMBDA, DANET_HEAD),
     "JSegEAHead on DeepViT": (DEEPVIT | TOKENS, JSEG_HEAD),
-    "EAHead on EAMLP": (EAMLP | TOKENS, EA_HEAD),
+    "MaSAHead on EAMLP": (EAMLP | TOKENS, MASA_HEAD),
     "FPNHead on RMT": (RMT, FPN_HEAD),
 }
 
@@ -74,13 +75,8 @@ def test_any_size_and_number_of_images(name, tmp_path):
     eager = WholeImageSegmentor(segmentor)
     path = tmp_path / "model.onnx"  # written from what torch.export captures
     export(WholeImageSegmentor(segmentor, fuse=True), path, (64, 80), dynamic=True)
-    exported = ExportedSegmentor(path)
     for size, batch in (((64, 80), 2), ((96, 72), 1), ((67, 101), 3)):
-        images = random_images(size, batch)
-        with torch.no_grad():
-            expected = eager(images)
-        assert exported(images).shape == (batch, 5, *size)
-        assert relative_difference(exported(images), expected) <= 1e-5
+        assert_exact(path, eager, size, batch)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +85,7 @@ def test_any_size_and_number_of_images(name, tmp_path):
         (EA_HEAD, True),
         (EA_HEAD, False),
         (dict(type="DAHead", channels=16, pam_channels=4), True),
-        (dict(type="DANetEAHead", channels=16), True),
+        (DANET_HEAD, True),
     ],
 )
 def test_scores_are_the_segmentors(head, bgr_to_rgb):
@@ -104,11 +100,12 @@ def test_scores_are_the_segmentors(head, bgr_to_rgb):
         assert relative_difference(WholeImageSegmentor(segmentor)(images), expected) <= 1e-6
 
 
-def assert_exact(path, model):
-    """The file's scores of an image of 64 pixels are the model's."""
-    images = random_images((64, 64))
+def assert_exact(path, model, size=(64, 64), batch=1):
+    """The file's scores of random images are the model's."""
+    images = random_images(size, batch)
     with torch.no_grad():
-        assert relative_difference(ExportedSegmentor(path)(images), model(images)) <= 1e-5
+        expected, scores = model(images), ExportedSegmentor(path)(images)
+    assert scores.shape == expected.shape and relative_difference(scores, expected) <= 1e-5
 
 
 def test_what_takes_one_size_is_refused_with_the_reason(tmp_path):
@@ -127,11 +124,20 @@ def test_what_takes_one_size_is_refused_with_the_reason(tmp_path):
     assert_exact(path, model)
 
 
+class Blocks(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.Sequential(*[ManhattanAttention(4, 2) for _ in range(2)])
+
+    def forward(self, x):
+        x = x / 255
+        return self.blocks(torch.cat([x, x[:, :1]], 1).permute(0, 2, 3, 1))
+
+
 def test_blocks_share_their_position_tables(tmp_path):
-    backbone = {**RMT, "arch": {**RMT_ARCH, "depths": (1, 3, 1, 1)}}
-    model, path = WholeImageSegmentor(build(backbone, FPN_HEAD)), tmp_path / "a.onnx"
-    export(model, path, (64, 64))
-    assert_exact(path, model)
+    model, path = Blocks().eval(), tmp_path / "a.onnx"
+    export(model, path, (24, 40))
+    assert_exact(path, model, (24, 40))
     values = [i.SerializeToString()[-2048:] for i in onnx.load(path).graph.initializer]
     large = [value for value in values if len(value) == 2048]
     assert len(large) > 2 and len(set(large)) == len(large)
@@ -142,6 +148,13 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(StackError, match=r"onnxscript.*export"):
         export(model, tmp_path / "a.onnx", (64, 64))
+
+
+def test_a_model_that_does_not_export_is_one_error(tmp_path):
+    model = WholeImageSegmentor(build(RESNET, EA_HEAD))
+    model.parts["decode_head"].forward = lambda x: torch.from_numpy(x[0].numpy())
+    with pytest.raises(ValueError, match=r"a\.pt2: the exporter failed for 32x32: "):
+        export(model, tmp_path / "a.pt2", (32, 32))
 
 
 def test_other_segmentors_are_refused():
@@ -167,7 +180,7 @@ def shapes_checkpoint(tmp_path) -> str:
 
 
 def test_command_and_the_example_without_mmseg(shapes_checkpoint, tmp_path, monkeypatch, capsys):
-    """In a process without mmseg: EXIF orientation is applied, the status is `image_demo`'s."""
+    """In a process without mmseg; EXIF orientation is applied."""
     folder = tmp_path / "images"
     folder.mkdir()
     random = np.random.RandomState(0)
@@ -182,7 +195,7 @@ def test_command_and_the_example_without_mmseg(shapes_checkpoint, tmp_path, monk
     words = [CONFIG, shapes_checkpoint, "--dynamic", "--fuse", "--out", str(out)]
     assert main([*words, "--images", str(folder / "b.png")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert sum("difference" in line for line in lines) == 3
+    assert sum("difference" in line for line in lines) == 3 and "no real image" not in str(lines)
     assert any(line.startswith("b.png, 1x3x70x110: difference") for line in lines)
 
     code = (
@@ -209,12 +222,12 @@ def test_command_and_the_example_without_mmseg(shapes_checkpoint, tmp_path, monk
         assert (labels == expected).mean() > 0.999
         assert len(np.unique(labels)) > 1
 
+    assert ExportedSegmentor(out).metadata["classes"] == list("abcdef")
     example = runpy.run_path(script)["main"]
     (tmp_path / "empty").mkdir()
-    for images, status in (("a.png", 0), ("broken.jpg", 1), ("", 1), ("../empty", 1), ("no", 1)):
-        words = [str(folder / images), CONFIG, shapes_checkpoint, "--out", str(tmp_path / "demo")]
+    for images, status in (("a.png", 0), ("broken.jpg", 1), ("../empty", 1), ("no", 1)):
         monkeypatch.setattr(sys, "argv", [script, str(out), str(folder / images), str(tmp_path)])
-        assert example() == image_demo(words) == status
+        assert example() == status
 
 
 def test_what_fails_does_not_stay(shapes_checkpoint, tmp_path, capsys):

@@ -1,6 +1,5 @@
 """fuse_model: the same function, fewer operations, and the original left alone."""
 
-import pytest
 import torch
 from mmcv.cnn import ConvModule
 from mmseg.registry import MODELS
@@ -8,7 +7,6 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmseg_ext import fuse_model, get_model
-from mmseg_ext.layers import ExternalAttention2d, MultiHeadExternalAttention
 from tests.models import assert_same, randomise
 
 
@@ -63,16 +61,3 @@ def test_norm_without_running_statistics_stays():
     with torch.no_grad():
         assert_same(fused(x), model(x), rtol=0)
     assert isinstance(fused[1], nn.BatchNorm2d)
-
-
-@pytest.mark.parametrize(
-    "block", [ExternalAttention2d(8, memory_size=4), MultiHeadExternalAttention(8, 2)]
-)
-def test_a_block_with_hooks_is_copied(block):
-    """Its submodules have to be called, so it stays as it is; the copy shares no weights."""
-    next(block.children()).register_forward_hook(lambda *args: None)
-    fused = block.train().fuse()
-    assert type(fused) is type(block) and fused is not block
-    assert block.training and not fused.training
-    own = {p.data_ptr() for p in block.parameters()}
-    assert not own & {p.data_ptr() for p in fused.parameters()}
