@@ -1,8 +1,16 @@
-"""Where the configs are, and a replacement for the formatter of configs."""
+"""The configs, and a replacement for the formatter of configs."""
 
+import functools
 from pathlib import Path
 
+from mmengine.config import Config
+
 CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+@functools.cache
+def load(path: Path) -> Config:
+    return Config.fromfile(path)
 
 
 def unformatted(text: str, **_) -> tuple[str, bool]:

@@ -7,7 +7,6 @@ optimizer, schedules and pipelines are the config's. After an intended change of
 
 import ast
 import copy
-import functools
 import gzip
 import json
 import re
@@ -19,9 +18,10 @@ from mmengine.config import Config, ConfigDict
 from mmengine.dataset import pseudo_collate
 from mmengine.model.utils import revert_sync_batchnorm
 from mmengine.optim import build_optim_wrapper
+from mmseg.models.backbones.resnet import BasicBlock, Bottleneck, ResNet
 from mmseg.registry import DATASETS, MODELS, PARAM_SCHEDULERS
 
-from tests.configs import CONFIGS
+from tests.configs import CONFIGS, load
 from tests.datasets.trees import BASES, datasets, make_tree, set_data_root
 
 EXPERIMENTS = sorted(CONFIGS.glob("*.py"))
@@ -31,11 +31,6 @@ NAME = re.compile(
 RESOLVED = Path(__file__).parent / "data" / "resolved_configs.json.gz"
 
 every_config = pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
-
-
-@functools.cache
-def load(path: Path) -> Config:
-    return Config.fromfile(path)
 
 
 # ---------------------------------------------------------------------- values
@@ -200,32 +195,44 @@ SMALL = {
     "DeepViT": {"embed_dims": 48, "num_heads": 12},
     "EAMLP": {"embed_dims": 32, "num_heads": 2},
 }
+# ResNets with one block in each stage, which mmsegmentation does not have.
+ResNet.arch_settings |= {10: (BasicBlock, (1,) * 4), 14: (Bottleneck, (1,) * 4)}
 
 
 def shrink(backbone: dict) -> dict:
     """Return a small backbone of the same kind."""
-    if backbone["type"] in SMALL:
-        arch = backbone["arch"]
-        if isinstance(arch, str):
-            arch = MODELS.get(backbone["type"]).arch_settings[arch]
-        return {**backbone, "arch": {**arch, **SMALL[backbone["type"]]}}
     if backbone["type"] == "LambdaResNet":  # its widths are fixed
-        return {**backbone, "depth": 26, "receptive_field": 7}
-    widths = {key: backbone.get(key, 64) // 8 for key in ("base_channels", "stem_channels")}
-    return {**backbone, **widths}
+        return {**backbone, "depth": (1, 1, 1, 1), "receptive_field": 7}
+    if backbone["type"] not in SMALL:
+        widths = {key: backbone.get(key, 64) // 8 for key in ("base_channels", "stem_channels")}
+        return {**backbone, **widths, "depth": 10 if backbone["depth"] < 50 else 14}
+    arch = backbone["arch"]
+    if isinstance(arch, str):
+        arch = MODELS.get(backbone["type"]).arch_settings[arch]
+    small = {**backbone, "arch": {**arch, **SMALL[backbone["type"]]}}
+    if backbone["type"] != "RMT":  # a block for each map
+        maps = len(backbone["out_indices"])
+        small |= {"out_indices": tuple(range(maps))}
+        small["arch"]["depth"] = maps
+        if arch.get("re_attention_blocks"):  # these are the last ones
+            small["arch"]["re_attention_blocks"] = maps // 2
+    return small
 
 
-_channels: dict[tuple[str, str], list[int]] = {}
+_channels: dict[str, list[int]] = {}
 
 
-def channels_of(backbone: dict, device: str, size: tuple[int, int]) -> list[int]:
+def channels_of(backbone: dict, size: tuple[int, int]) -> list[int]:
     """Return the widths of a backbone's maps; the meta device computes nothing."""
-    key = (json.dumps(backbone, sort_keys=True, default=str), device)
+    key = json.dumps(backbone, sort_keys=True, default=str)
     if key not in _channels:
-        with torch.device(device), torch.no_grad():
+        with torch.device("meta"), torch.no_grad():
             model = revert_sync_batchnorm(MODELS.build(dict(backbone)))
-            model.eval()
-            _channels[key] = [m.shape[1] for m in model(torch.zeros(1, 3, *size))]
+            model.eval()  # returns None for mmseg's
+            if hasattr(model, "feature_info"):
+                _channels[key] = model.feature_info.channels()
+            else:
+                _channels[key] = [m.shape[1] for m in model(torch.zeros(1, 3, *size))]
     return _channels[key]
 
 
@@ -248,9 +255,9 @@ def reduced(config: Config) -> dict:
     if "stride" in model["test_cfg"]:  # of the sliding windows, which are crops
         model["test_cfg"]["stride"] = crop
     model["backbone"].pop("init_cfg", None)  # pretrained weights
-    full = channels_of(model["backbone"], "meta", crop)
+    full = channels_of(model["backbone"], crop)
     model["backbone"] = shrink(model["backbone"])
-    small = channels_of(model["backbone"], "cpu", crop)
+    small = channels_of(model["backbone"], crop)
     if model.get("neck"):
         neck = model["neck"]
         reconnect(neck, full, small)

@@ -21,8 +21,8 @@ from mmseg_ext.cost.step_memory import batch_of, build_training_model, training_
 from mmseg_ext.decode_heads import JSegEAHead
 from mmseg_ext.engine.finite_loss import FiniteLossHook
 from mmseg_ext.segmentors import score_maps, strip_losses
-from tests.configs import CONFIGS
-from tests.test_configs import EXPERIMENTS, load, reduced, small_crop
+from tests.configs import CONFIGS, load
+from tests.test_configs import EXPERIMENTS, reduced, small_crop
 
 PRECISIONS = (None, torch.bfloat16, torch.float16)
 # Settings that change no operator, or only their sizes.
@@ -56,15 +56,13 @@ MODELS_BY_NAME = distinct_models()
 def small_config(name: str):
     config = load(CONFIGS / f"{name}.py").copy()
     config.model = ConfigDict(reduced(config))
-    if config.model.backbone.get("depth") == 101:
-        config.model.backbone.depth = 50  # the same widths
     config.crop_size = small_crop(config)
     config.train_dataloader.batch_size = 2
     return config
 
 
 def build(config, device: PretendedDevice) -> tuple[torch.nn.Module, OptimWrapper]:
-    model = build_training_model(config.model, device)
+    model = build_training_model(config.model, device.device)
     settings = config.optim_wrapper.to_dict()
     settings = {k: v for k, v in settings.items() if k not in ("dtype", "loss_scale")}
     return model, build_optim_wrapper(model, {**settings, "type": "OptimWrapper"})

@@ -3,15 +3,20 @@
 The build backend builds them from a copy of the repository, without network.
 """
 
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
+import venv
 import zipfile
+from collections.abc import Callable, Iterator
 from email import message_from_bytes
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
@@ -22,7 +27,9 @@ from PIL import Image
 import mmseg_ext
 from benchmarks.docs_tables import results
 from mmseg_ext.doctor.fixtures import FOLDER
-from tests.configs import CONFIGS
+from mmseg_ext.inference.models import PRETRAINED
+from tests.configs import CONFIGS, load
+from tests.test_guides import follow
 
 ROOT = CONFIGS.parent
 FOLDERS = ("benchmarks", "configs", "demo", "docs", "mmseg_ext", "projects", "tests", "tools")
@@ -78,16 +85,92 @@ def sdist(clone, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(sdist, tmp_path_factory) -> Path:
-    """The wheel of the sdist, unpacked as pip would."""
+def wheel_file(sdist, tmp_path_factory) -> Path:
+    """The wheel of the sdist."""
     (sdist / "build/lib/mmseg_ext/.mim/configs").mkdir(parents=True)  # an earlier build's
     (sdist / "build/lib/mmseg_ext/.mim/configs/removed.py").write_text("")
-    folder = tmp_path_factory.mktemp("wheel")
-    file = build("wheel", sdist, folder / "made")
+    file = build("wheel", sdist, tmp_path_factory.mktemp("wheel") / "made")
     assert file.name == f"mmseg_ext-{VERSION}-py3-none-any.whl"
-    with zipfile.ZipFile(file) as archive:
-        archive.extractall(folder / "site")
-    return folder / "site"
+    return file
+
+
+@pytest.fixture(scope="module")
+def wheel(wheel_file) -> Path:
+    """The wheel, unpacked as pip would."""
+    folder = wheel_file.parents[1] / "site"
+    with zipfile.ZipFile(wheel_file) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+# Runs commands of an installed package one after another, without a new import for each.
+COMMAND_SERVER = """
+import json, os, sys
+replies = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+import mmseg.apis
+import mmseg_ext.engine.launch
+from mmseg_ext.__main__ import main
+for line in sys.stdin:
+    words, folder, path, printed = json.loads(line)
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+        os.dup2(1, 2)
+        os.chdir(folder)
+        sys.path[:0] = path
+        sys.exit(main(words))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=replies, flush=True)
+"""
+
+LABELS = ("outputs/labels", "segmented")
+
+
+@pytest.fixture(scope="module")
+def installed(wheel_file) -> Path:
+    """The commands of a new environment with the wheel, which sees this one's packages."""
+    environment = wheel_file.parents[1] / "environment"
+    venv.create(environment, symlinks=True)
+    python = environment / "bin/python"
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "-q"]
+    subprocess.run([*pip, "--no-deps", "--no-index", "--no-compile", wheel_file], check=True)
+    (packages,) = environment.glob("lib/*/site-packages")
+    below = [path for path in sys.path if path.endswith("site-packages")]
+    (packages / "below.pth").write_text("\n".join(below))  # their own .pth files are ignored
+    return python.parent
+
+
+@pytest.fixture(scope="module")
+def run(installed, tmp_path_factory) -> Iterator[Callable]:
+    """Return a function that runs a command of the installed wheel in a folder."""
+    home = tmp_path_factory.mktemp("home")
+    cache = home / "hub/checkpoints"  # torch's cache of downloads
+    cache.mkdir(parents=True)
+    for name, sha in PRETRAINED.items():
+        shutil.copy(ROOT / f"weights/{name}.pth", cache / f"{name}-{sha[:8]}.pth")
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment |= {"PATH": f"{installed}{os.pathsep}{os.environ['PATH']}"}
+    environment |= {"OMP_NUM_THREADS": "1", "TORCH_HOME": str(home)}
+    server = subprocess.Popen(
+        [installed / "python", "-c", COMMAND_SERVER],
+        **{"cwd": home, "env": environment, "text": True},
+        **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE},
+    )
+
+    def run(words: list[str], folder: Path, **given: str) -> CompletedProcess:
+        if words[0] != "mmseg-ext":
+            line = " ".join(f'"{word}"' for word in words)
+            options = {"cwd": folder, "env": environment, "text": True, "capture_output": True}
+            return subprocess.run(line, shell=True, **options)
+        path, printed = [str(folder)] if "PYTHONPATH" in given else [], home / "printed"
+        order = json.dumps([words[1:], str(folder), path, str(printed)])
+        print(order, file=server.stdin, flush=True)
+        status = int(server.stdout.readline())
+        return CompletedProcess(words, status, printed.read_text(), "")
+
+    with server:
+        yield run
+        server.stdin.close()
 
 
 def test_a_wheel_contains_the_package_and_mims_files(wheel):
@@ -133,32 +216,36 @@ def test_the_wheels_description_stands_alone(wheel):
     assert all(link.startswith(("https://", "#")) for link in links)
 
 
-def test_a_wheel_says_where_its_configs_are(wheel, tmp_path):
-    """Standard output contains only the path, from any folder."""
-    result = subprocess.run(
-        [sys.executable, "-m", "mmseg_ext", "where"],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(wheel)},
-        capture_output=True,
-        text=True,
-    )
-    assert result.stdout == f"{wheel}/mmseg_ext/.mim/configs\n"
-    assert Config.fromfile(f"{result.stdout.strip()}/ea_r18_shapes.py").model
+def test_a_wheel_in_an_empty_folder(installed, run, tmp_path):
+    """Follow the page on heads; then segment a photo, and export and run a model."""
+    text = (ROOT / "docs/own_head.md").read_text()
+    (link,) = re.findall(r"^```bash\n(.*?)^```$", text, re.M | re.S)
+    assert run(shlex.split(link), tmp_path).returncode == 0
+    assert (tmp_path / "configs").resolve().is_relative_to(installed.parent)
+    (tmp_path / "data/shapes").mkdir(parents=True)  # an existing folder is no problem
+    resolved, costs, trained, exported = follow("own_head.md", tmp_path, run)
+    assert "type='MaSAHead'" in resolved
+    assert "| `my_masa` | 96x96 |" in costs
+    assert "mIoU" in trained
+    assert "same class 100.000%" in exported
+    assert (tmp_path / "my_head.pt2").stat().st_size > 1e6
+
+    shutil.copy(ROOT / "demo/street.jpg", tmp_path / "PHOTO.jpg")
+    segmented, exported, _ = follow("export.md", tmp_path, run)
+    assert "non-commercial" in segmented and "same class 100.000%" in exported
+    ours, theirs = (np.array(Image.open(tmp_path / f"{out}/PHOTO.png")) for out in LABELS)
+    assert (ours == theirs).mean() > 0.97  # they resize with different libraries
 
 
-def test_new_project_from_a_wheel_in_an_empty_folder(wheel, tmp_path):
+def test_new_project_from_a_wheel_in_an_empty_folder(run, tmp_path):
     for kind in ("images", "masks"):
         (tmp_path / kind).mkdir()
         for i in range(3):
             pixels = np.arange(64, dtype=np.uint8).reshape(8, 8) // 32
             Image.fromarray(pixels).save(tmp_path / kind / f"{i}.png")
-    command = "-m mmseg_ext new_project mine --images images --masks masks"
-    result = subprocess.run(
-        [sys.executable, *command.split()],
-        **dict(cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(wheel)}, text=True),
-        capture_output=True,
-    )
-    assert result.returncode == 0, result.stderr
+    words = ["mmseg-ext", "new_project", "mine", "--images", "images", "--masks", "masks"]
+    result = run(words, tmp_path)
+    assert result.returncode == 0, result.stdout
     config = Config.fromfile(tmp_path / "mine/config.py")
     assert config.runner_type == "DurableRunner" and config.train_cfg.max_iters == 600
     assert len(list((tmp_path / "mine/data/annotations").rglob("*.png"))) == 3
@@ -191,7 +278,7 @@ def test_metafiles_say_what_the_configs_say():
             listed.append(model["Name"])
             assert model["In Collection"] == collection["Name"]
             assert model["Config"] == f"configs/{model['Name']}.py"
-            config = Config.fromfile(EXPERIMENTS[model["Name"]])
+            config = load(EXPERIMENTS[model["Name"]])
             types = [config.model.backbone.type, config.model.decode_head.type]
             metadata = model["Metadata"]
             assert metadata["Batch Size"] == config.auto_scale_lr.base_batch_size

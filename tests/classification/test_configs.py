@@ -4,16 +4,14 @@ mmpretrain imports torchvision, whose builds each fit one torch. Where it does n
 module stands in its place: what a classifier's step runs is none of it.
 """
 
-import functools
 import importlib.util
 import sys
-from pathlib import Path
 from types import ModuleType
 from unittest.mock import MagicMock
 
 import pytest
 import torch
-from mmengine.config import Config, ConfigDict
+from mmengine.config import ConfigDict
 from mmengine.model.utils import revert_sync_batchnorm
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, DefaultScope
@@ -21,7 +19,7 @@ from mmengine.runner import load_checkpoint
 
 from mmseg_ext.checkpoint import convert_official
 from mmseg_ext.checkpoint.loading import SafeLoading
-from tests.configs import CONFIGS
+from tests.configs import CONFIGS, load
 from tests.models import NARROW_LAMBDA, NARROW_RMT
 from tests.parity import Fixture, assert_parity
 
@@ -52,11 +50,6 @@ def _mmpretrain():
     for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
         if "__file__" not in vars(sys.modules[name]):  # the stand-ins have every attribute
             del sys.modules[name]
-
-
-@functools.cache
-def load(path: Path) -> Config:
-    return Config.fromfile(path)
 
 
 def build(model: dict) -> torch.nn.Module:

@@ -4,12 +4,11 @@ Widths, depths and image sizes are reduced, so that a step takes a fraction of a
 losses, samplers, assigners, optimizer and schedules are what the config says.
 """
 
-import functools
 from pathlib import Path
 
 import pytest
 import torch
-from mmengine.config import Config, ConfigDict
+from mmengine.config import ConfigDict
 from mmengine.dataset import pseudo_collate
 from mmengine.model.utils import revert_sync_batchnorm
 from mmengine.optim import build_optim_wrapper
@@ -22,7 +21,7 @@ import mmseg_ext.detection.operators_in_pytorch  # noqa: F401
 from mmseg_ext.cost.multiply_adds import count_multiply_adds
 from mmseg_ext.datasets.shapes import FORMS, Recipe
 from mmseg_ext.detection.shapes_coco import annotate
-from tests.configs import CONFIGS
+from tests.configs import CONFIGS, load
 from tests.models import NARROW_LAMBDA, NARROW_RMT
 
 EXPERIMENTS = sorted((CONFIGS / "detection").glob("*.py"))
@@ -38,11 +37,6 @@ FIGURES = {
     "cascade_mask_rcnn_rmt_small_fpn_coco_3x": (83.40, 740.3, 83, 741),
     "cascade_mask_rcnn_rmt_base_fpn_coco_3x": (110.62, 850.8, 111, 852),
 }
-
-
-@functools.cache
-def load(path: Path) -> Config:
-    return Config.fromfile(path)
 
 
 def build(model: dict, scope: str) -> nn.Module:

@@ -104,9 +104,10 @@ def test_panels(tmp_path, monkeypatch):
 
 
 def test_negative_weights_are_blue_and_positive_ones_red():
-    red, blue, pale = overlay(np.zeros((1, 3, 3)), torch.tensor([[1.0, -1.0, 0.0]]))[0]
+    heat = torch.tensor([[1.0, -1.0, 0.0, 0.5]])
+    red, blue, pale, light = overlay(np.zeros((1, 4, 3)), heat)[0]
     assert red[0] > 2 * red[2] and blue[2] > 2 * blue[0]
-    assert pale.min() > 0.6
+    assert pale.min() > 0.6 and pale[2] > light[2] > red[2]
 
 
 def test_select_layers():

@@ -62,7 +62,16 @@ def test_iou_and_wrong_pixels():
     truth, prediction = np.array([[0, 1, 255]], np.uint8), np.array([[0, 2, 2]], np.uint8)
     out = error_overlay(np.full((1, 3, 3), 100, np.uint8), truth, prediction)
     assert out[0, 1].tolist() == [235, 52, 40] and out[0, 2].tolist() == [255, 255, 255]
-    assert len(set(out[0, 0].tolist())) == 1
+    assert out[0, 0].tolist() == [115] * 3  # gray and lighter
+
+
+def test_long_curves_are_thinned_up_to_their_end():
+    steps = list(range(5000))
+    losses = Curve(steps, [10000.0 - i for i in steps])
+    loss, _ = curves_figure({"run": {"loss": losses}}).axes
+    x, y = loss.lines[0].get_data()
+    assert len(x) == 1667 and x[-1] == 4999 and (np.diff(x) == 3).all()
+    assert y.tolist() == [10000.0 - i for i in x]
 
 
 def test_curves_of_a_resumed_run_are_merged_and_cut_lines_told(tmp_path):
