@@ -52,9 +52,6 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens (B, N, C) to (B, N, C)."""
         s = self.scale_adjustment
-        if s == 1:
-            x = x + self.drop_path(self.attn(self.norm1(x)))
-            return x + self.drop_path(self.mlp(self.norm2(x)))
         x = x + self.drop_path(self.attn(self.norm1(x * s)) / s)
         return x + self.drop_path(self.mlp(self.norm2(x * s)) / s)
 

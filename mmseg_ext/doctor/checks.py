@@ -100,6 +100,7 @@ SIZE = 64
 _HEAD = dict(channels=16, num_classes=4, norm_cfg=dict(type="BN"), dropout_ratio=0.0)
 _RESNET = dict(type="ResNetV1c", depth=18, num_stages=1, base_channels=16, stem_channels=16)
 _RESNET |= dict(out_indices=(0,), strides=(1,), dilations=(1,), norm_cfg=dict(type="BN"))
+_FCN = dict(type="FCNHead")
 _VIT = dict(embed_dims=396, depth=2, num_heads=12, re_attention_blocks=1)
 # Backbone, its last width, and head: each of ours once, next to parts of mmsegmentation.
 Parts = tuple[dict, int, dict]
@@ -108,14 +109,10 @@ SEGMENTORS: dict[str, Parts] = {
     "JSegEAHead": (_RESNET, 16, dict(type="JSegEAHead")),
     "DANetEAHead": (_RESNET, 16, dict(type="DANetEAHead")),
     "MaSAHead": (_RESNET, 16, dict(type="MaSAHead", num_heads=4)),
-    "RMT": (
-        dict(type="RMT", arch="tiny", out_indices=3, drop_path_rate=0.0),
-        512,
-        dict(type="FCNHead"),
-    ),
-    "LambdaResNet": (dict(type="LambdaResNet", depth=(1, 1, 1, 1)), 2048, dict(type="FCNHead")),
-    "DeepViT": (dict(type="DeepViT", arch=_VIT, img_size=32), 396, dict(type="FCNHead")),
-    "EAMLP": (dict(type="EAMLP", arch="7", img_size=32), 256, dict(type="FCNHead")),
+    "RMT": (dict(type="RMT", arch="tiny", out_indices=3, drop_path_rate=0.0), 512, _FCN),
+    "LambdaResNet": (dict(type="LambdaResNet", depth=(1, 1, 1, 1)), 2048, _FCN),
+    "DeepViT": (dict(type="DeepViT", arch=_VIT, img_size=32), 396, _FCN),
+    "EAMLP": (dict(type="EAMLP", arch="7", img_size=32), 256, _FCN),
 }
 
 

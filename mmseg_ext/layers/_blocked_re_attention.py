@@ -8,7 +8,7 @@ width 384 with 12 heads and the 1025 tokens of a 512x512 crop (docs/deepvit.md):
     batch 2: inference 412.1 to 61.5 ms, a training step 1348.8 to 676.0 ms
 """
 
-from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from mmseg_ext.layers.submodules import computes_by_weights, update_running_stat
 # With gradients, blocks are computed again in the backward pass. This measured faster than keeping
 # the maps at 1025 tokens, and slower at 197.
 _RECOMPUTED_TOKENS = 512
+_recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
 
 def should_use(x: Tensor, drop: nn.Dropout, mixing: nn.Conv2d, norm: nn.Module) -> bool:
@@ -114,10 +115,3 @@ def _blocks(q: Tensor) -> list[slice]:
     row = batch * heads * tokens * full_precision(q.dtype).itemsize
     step = max(1, budget // row)
     return [slice(start, start + step) for start in range(0, tokens, step)]
-
-
-def _recomputed(function: Callable[..., Tensor], *arguments) -> Tensor:
-    """Call `function`; its intermediate results are computed again in the backward pass."""
-    if torch.is_grad_enabled():
-        return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
-    return function(*arguments)

@@ -117,7 +117,7 @@ class MultiHeadExternalAttention(nn.Module):
         """
         slots, wide = self.groups * self.memory_size, self.proj.in_features
         fewer = slots * self.embed_dim < wide * (self.embed_dim + self.memory_size)
-        if fewer and computes_by_weights(self.trans_dims, self.linear_0, self.linear_1, self.proj):
+        if fewer and computes_by_weights(*self.children()):
             return FusedMultiHeadExternalAttention(self).eval()
         return copy.deepcopy(self).eval()
 
