@@ -2,6 +2,8 @@
 
 import copy
 import importlib
+import inspect
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -17,6 +19,8 @@ from torch.utils._pytree import tree_map
 
 from mmseg_ext.layers.precision import full_precision
 
+# Names, flags and defaults that users rely on; names may be added.
+PUBLIC = json.loads((Path(__file__).parent / "data/public_names.json").read_text())
 # ImageNet's statistics, as in the configs.
 PREPROCESSOR = {
     "type": "SegDataPreProcessor",
@@ -75,6 +79,13 @@ class Operators(TorchDispatchMode):
         storages = [r.untyped_storage().nbytes() for r in results if isinstance(r, Tensor)]
         self.largest = max([self.largest, *storages])
         return result
+
+
+def assert_defaults_stay(*models: type) -> None:
+    """Check the defaults of constructors; a change of one changes trained models unnoticed."""
+    for model in models:
+        now = {n: repr(p.default) for n, p in inspect.signature(model).parameters.items()}
+        assert PUBLIC["defaults"][model.__name__].items() <= now.items(), model.__name__
 
 
 def tensors(output) -> list[Tensor]:

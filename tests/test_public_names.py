@@ -1,13 +1,9 @@
-"""Public names stay: layers, registered names, configs, weight families, flags, parameter names.
+"""Public names stay: layers, registered names, configs, weight families, parameter names.
 
-`tests/data/public_names.json` lists them. Names may be added.
+`tests/data/public_names.json` lists them, and the flags and defaults. Names may be added.
 """
 
-import argparse
 import hashlib
-import json
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,9 +13,9 @@ from mmseg.registry import MODELS
 import mmseg_ext.layers
 from mmseg_ext.environment import registered_names
 from mmseg_ext.published import FAMILIES
+from tests.models import PUBLIC
 
 ROOT = Path(__file__).parents[1]
-LISTED = json.loads((ROOT / "tests" / "data" / "public_names.json").read_text())
 
 HEAD = {"in_channels": 2048, "num_classes": 19, "norm_cfg": {"type": "SyncBN"}}
 # Checkpoints of earlier versions still load: one model of each kind keeps the names of its weights.
@@ -48,36 +44,16 @@ def weights_of(config: dict) -> str:
 
 @pytest.mark.parametrize("name", MODEL_CONFIGS)
 def test_weights_keep_their_names_and_shapes(name):
-    assert weights_of(MODEL_CONFIGS[name]) == LISTED["weights"][name]
+    assert weights_of(MODEL_CONFIGS[name]) == PUBLIC["weights"][name]
 
 
 def missing(kind: str, present) -> set[str]:
-    return set(LISTED[kind]) - set(present)
+    return set(PUBLIC[kind]) - set(present)
 
 
 def test_names():
     assert not missing("layers", mmseg_ext.layers.__all__)
-    assert all(hasattr(mmseg_ext.layers, name) for name in LISTED["layers"])
+    assert all(hasattr(mmseg_ext.layers, name) for name in PUBLIC["layers"])
     assert not missing("registered", registered_names())
     assert not missing("configs", [path.stem for path in (ROOT / "configs").glob("*.py")])
     assert not missing("families", FAMILIES)
-
-
-class _Parsed(BaseException):
-    """Ends a command when it parses its arguments."""
-
-
-@pytest.mark.parametrize("tool", LISTED["tools"])
-def test_tools_keep_their_flags(tool, monkeypatch):
-    flags = set()
-
-    def stop(parser, *args, **kwargs):
-        for action in parser._actions:
-            flags.update(action.option_strings or [action.dest])
-        raise _Parsed
-
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
-    monkeypatch.setattr(sys, "argv", [tool])
-    with pytest.raises(_Parsed):
-        runpy.run_path(str(ROOT / tool), run_name="__main__")
-    assert set(LISTED["tools"][tool]) <= flags

@@ -14,6 +14,7 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from tests.models import (
     assert_autocast_close,
     assert_compiles_once,
+    assert_defaults_stay,
     assert_every_parameter_gets_gradient,
     assert_exports,
     assert_half_precision_works,
@@ -57,6 +58,9 @@ class BackboneTester:
     def images(self, batch: int = 2, extra: tuple[int, int] = (0, 0)) -> torch.Tensor:
         height, width = self.size
         return torch.randn(batch, 3, height + extra[0], width + extra[1])
+
+    def test_defaults_stay(self):
+        assert_defaults_stay(type(self.build()))
 
     def test_shapes(self):
         model = self.build().eval()

@@ -1,6 +1,7 @@
 """`mmseg-ext` lists and runs the commands; a file in `tools` starts the command of its name."""
 
 import ast
+import importlib
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from mmseg_ext.__main__ import main
 from mmseg_ext.commands import commands, env, start
 from mmseg_ext.version import __version__
 from tests.configs import CONFIGS
+from tests.models import PUBLIC
 
 ROOT = CONFIGS.parent
 TOOLS = sorted([*ROOT.glob("tools/**/*.py"), ROOT / "demo/image_demo.py"])
@@ -24,6 +26,13 @@ def test_a_tool_starts_the_command_of_its_name(path):
     assert ast.unparse(line) == "from mmseg_ext_cli import start"
     expected = f"if __name__ == '__main__':\n    start('{path.stem}')"
     assert ast.unparse(call) == expected and path.stem in commands()
+
+
+@pytest.mark.parametrize("name", commands())
+def test_flags_stay(name):
+    actions = importlib.import_module(f"mmseg_ext.commands.{name}").parser()._actions
+    flags = {flag for action in actions for flag in action.option_strings or [action.dest]}
+    assert set(PUBLIC["flags"][name]) <= flags
 
 
 def test_the_list_and_the_version(capsys):

@@ -8,6 +8,7 @@ from mmseg.structures import SegDataSample
 from tests.models import (
     assert_autocast_close,
     assert_compiles_once,
+    assert_defaults_stay,
     assert_every_parameter_gets_gradient,
     assert_exports,
     assert_half_precision_works,
@@ -53,6 +54,9 @@ class HeadTester:
         labels = torch.randint(0, self.num_classes, (batch, 1, height, width))
         labels[:, :, :3] = 255
         return [SegDataSample(gt_sem_seg=PixelData(data=label)) for label in labels]
+
+    def test_defaults_stay(self):
+        assert_defaults_stay(type(self.build()))
 
     def test_shapes(self):
         outputs = tensors(self.build().train()(self.features()))

@@ -1,12 +1,14 @@
-"""What every layer does: parity, half precision, derivatives, export, one image."""
+"""What every layer does: parity, precisions, derivatives, hooks, export, one image."""
 
 import copy
 import re
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.nn.utils import parametrizations
 
 import mmseg_ext.layers
 from mmseg_ext import fuse_model
@@ -21,10 +23,16 @@ from mmseg_ext.layers import (
     ReAttention,
     SelfAttention,
 )
-from tests.models import assert_compiles_once, assert_same, randomise
+from tests.models import (
+    assert_autocast_close,
+    assert_compiles_once,
+    assert_defaults_stay,
+    assert_same,
+    randomise,
+)
 from tests.parity import assert_case_parity
 
-MAP, TOKENS, LAST = (2, 12, 5, 6), (2, 9, 12), (2, 5, 6, 12)
+MAP, LARGE, TOKENS, LAST = (2, 12, 5, 6), (2, 12, 45, 46), (2, 9, 12), (2, 5, 6, 12)
 SMALL_LAMBDA = {"key_depth": 4, "num_heads": 2, "position_bias": True}
 
 LAYERS = {
@@ -32,6 +40,11 @@ LAYERS = {
     "external": (lambda: ExternalAttention(12, 4), TOKENS),
     "multi-head external": (lambda: MultiHeadExternalAttention(12, 2, memory_size=4), TOKENS),
     "lambda": (lambda: LambdaLayer(12, receptive_field=5, **SMALL_LAMBDA), MAP),
+    "strided lambda": (lambda: LambdaLayer(12, receptive_field=3, stride=2, **SMALL_LAMBDA), MAP),
+    "Fourier lambda": (
+        lambda: LambdaLayer(12, receptive_field=21, **SMALL_LAMBDA),
+        (2, 12, 45, 46),
+    ),
     "global lambda": (
         lambda: LambdaLayer(
             12, intra_depth=2, receptive_field=None, resolution=(8, 8), **SMALL_LAMBDA
@@ -56,6 +69,22 @@ WRONG = {
     LAST: ((0, 3, 1, 2), "its channels come first: x.permute(0, 2, 3, 1)"),
     TOKENS: ((0, 2, 1), "its tokens come last: x.transpose(1, 2)"),
 }
+GLOBAL = {"receptive_field": None, "resolution": (8, 8)}
+BAD_ARGUMENTS = [
+    (ExternalAttention2d, {"channels": 8, "normalization": "l2"}, "'l2'"),
+    (MultiHeadExternalAttention, {"embed_dim": 30, "num_heads": 4}, "embed_dim=30 .* num_heads=4"),
+    (LambdaLayer, {"in_channels": 12, "out_channels": 7}, "out_channels=7"),
+    (LambdaLayer, {"in_channels": 12, "pool": "max"}, "pool .*'max'"),
+    (LambdaLayer, {"in_channels": 12, "receptive_field": 8}, "must be odd, not 8"),
+    (LambdaLayer, {"in_channels": 12, "receptive_field": None}, "=None and resolution=None"),
+    (LambdaLayer, {"in_channels": 12, "resolution": (8, 8)}, r"=23 and resolution=\(8, 8\)"),
+    (LambdaLayer, {"in_channels": 12, **GLOBAL, "dilation": 2}, "dilation must be 1"),
+    (ManhattanAttention, {"embed_dim": 24, "num_heads": 8}, "embed_dim=24, num_heads=8: .* not 3"),
+    (ManhattanAttention, {"embed_dim": 24, "num_heads": 0}, "embed_dim=24 .* num_heads=0"),
+    (ManhattanAttention, {"embed_dim": 24, "num_heads": 3, "decay": "sum"}, "decay .* 'sum'"),
+    (ReAttention, {"embed_dim": 100, "num_heads": 12}, "embed_dim=100.*num_heads=12"),
+    (ReAttention, {"embed_dim": 24, "num_heads": 4, "norm": "instance"}, "norm.*'instance'"),
+]
 
 
 @pytest.fixture(params=LAYERS)
@@ -78,9 +107,19 @@ def test_parity_with_published_code(fixture):
     assert_case_parity(fixture)
 
 
+def test_defaults_stay():
+    assert_defaults_stay(*(getattr(mmseg_ext.layers, name) for name in mmseg_ext.layers.__all__))
+
+
+@pytest.mark.parametrize(("kind", "arguments", "message"), BAD_ARGUMENTS)
+def test_bad_arguments(kind, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        kind(**arguments)
+
+
 def test_bad_input(name):
     layer, x = build(name)
-    order, hint = WRONG[LAYERS[name][1]]
+    order, hint = next(w for shape, w in WRONG.items() if shape.index(12) == x.shape.index(12))
     for form in (layer, fuse_model(layer)):
         with pytest.raises(ValueError, match=re.escape(hint)):
             form(x.permute(order))
@@ -96,7 +135,7 @@ def test_half_precision_without_autocast(name):
     expected = exact(x.detach().float())
     error = (y.float() - expected).norm() / expected.norm()
     assert error < 0.01
-    layer.train()(x).float().square().sum().backward()
+    layer.train()(x).float().square().mean().backward()
     for tensor in (x, *layer.parameters()):
         assert torch.isfinite(tensor.grad).all()
 
@@ -124,6 +163,79 @@ def test_gradients_for_one_image(name, training):
     along = sum((g * s).sum() for g, s in zip(gradients, steps, strict=True))
     scale = sum((g * s).square().sum() for g, s in zip(gradients, steps, strict=True)).sqrt()
     assert abs(along - (ahead - behind) / 2) <= 1e-4 * scale
+
+
+def test_autocast(name):
+    layer, x = build(name, torch.float32)
+    for form in (layer, fuse_model(layer)):
+        assert_autocast_close(form, lambda m: m(x), 0.02)
+
+
+@torch.no_grad()
+def test_memory_format_is_kept(name):
+    layer, x = build(name)
+    expected = layer(x)
+    assert expected.is_contiguous()
+    if x.ndim == 4 and x.shape[1] == 12:
+        y = layer(x.contiguous(memory_format=torch.channels_last))
+        assert y.is_contiguous(memory_format=torch.channels_last)
+        assert_same(y, expected, rtol=1e-12)
+
+
+def bent(y: torch.Tensor) -> torch.Tensor:
+    return y + y.abs() + y.square()
+
+
+def add_hook(module: nn.Module) -> None:
+    module.register_forward_hook(lambda module, args, output: bent(output))
+
+
+def add_hook_before(module: nn.Module) -> None:
+    module.register_forward_pre_hook(lambda module, args: (bent(args[0]),))
+
+
+def replace_class(module: nn.Module) -> None:
+    """As adapters like LoRA do."""
+    kind = type(module)
+    module.__class__ = type("Adapter", (kind,), {"forward": lambda m, x: kind.forward(m, bent(x))})
+
+
+def replace_forward(module: nn.Module) -> None:
+    module.forward = partial(lambda m, x: type(m).forward(m, bent(x)), module)
+
+
+def add_parametrization(module: nn.Module) -> None:
+    if module.weight.ndim > 1:
+        parametrizations.spectral_norm(module)
+
+
+ADDITIONS = [add_hook, add_hook_before, replace_class, replace_forward, add_parametrization]
+
+
+@pytest.mark.parametrize("add", ADDITIONS)
+def test_attached_hooks_and_adapters_run(name, add):
+    """In every submodule; in training and inference, eager, compiled, copied and fused."""
+    layer, x = build(name)
+    for part, module in layer.named_modules():
+        weights = getattr(module, "weight", None)
+        if not part or part == "position" or (add is add_parametrization and weights is None):
+            continue
+        changed = copy.deepcopy(layer)
+        add(changed.get_submodule(part))
+        twin = copy.deepcopy(changed)
+        if hasattr(layer, "published_order"):
+            assert_same(changed.train()(x), twin.train().published_order(x), rtol=1e-10)
+        slow = getattr(twin.eval(), "published_order", twin)
+        with torch.no_grad():
+            expected, without = slow(x), layer(x)
+            if add is not add_parametrization:
+                assert (expected - without).abs().max() > 1e-4 * without.abs().max(), part
+            forms = [changed.eval(), copy.deepcopy(changed), fuse_model(changed)]
+            if add is add_hook and name in ("external 2d", "re-attention"):
+                torch._dynamo.reset()  # torch takes a module's hooks for those of its first call
+                forms.append(torch.compile(changed, backend="eager", fullgraph=True))
+            for form in forms:
+                assert_same(form(x), expected, rtol=1e-10)
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """ManhattanAttention: the published code's numbers, the paper's identities, and its memory."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -8,8 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.reference.manhattan_attention import plain_manhattan_attention
 from mmseg_ext.layers import ManhattanAttention
-from tests.models import Operators, assert_autocast_close
-from tests.parity import gradient_difference
+from tests.models import Operators
+from tests.parity import assert_same_function
 
 FORMS = [(decomposed, decay) for decomposed in (True, False) for decay in ("logit", "product")]
 
@@ -59,18 +60,10 @@ def test_full_attention_is_the_printed_equation(decay):
 @pytest.mark.parametrize(("decomposed", "decay"), FORMS)
 @pytest.mark.parametrize("size", [(5, 7), (17, 19)], ids=["one slice", "slices"])
 def test_equals_the_plain_formulation(decomposed, decay, size):
-    """Outputs and gradients; slices of 256 queries do not divide the 323 of the larger map."""
+    """Slices of 256 queries do not divide the 323 positions of the larger map."""
     layer = attention(decomposed=decomposed, decay=decay)
-    plain = copy.deepcopy(layer)
-    x = maps(2, *size).requires_grad_()
-    twin = x.detach().clone().requires_grad_()
-    out, expected = layer(x), plain_manhattan_attention(plain, twin)
-    assert torch.allclose(out, expected, rtol=1e-10, atol=1e-12)
-    weights = torch.randn_like(out)
-    (out * weights).sum().backward()
-    (expected * weights).sum().backward()
-    assert torch.allclose(x.grad, twin.grad, rtol=1e-9, atol=1e-11)
-    assert gradient_difference(layer, plain) <= 1e-9
+    plain = lambda twin: partial(plain_manhattan_attention, twin)  # noqa: E731
+    assert_same_function(layer, plain, maps(2, *size), 1e-10)
 
 
 @pytest.mark.parametrize("decomposed", [True, False])
@@ -153,24 +146,3 @@ def test_bias_is_not_saved_for_the_backward():
         layer(x)
     table = 4 * 20 * 20
     assert max(t.untyped_storage().nbytes() // 4 for t in saved) <= max(table, x.numel())
-
-
-@pytest.mark.parametrize(("decomposed", "decay"), FORMS)
-def test_autocast(decomposed, decay):
-    layer = ManhattanAttention(32, 2, decomposed=decomposed, decay=decay)
-    x = torch.randn(2, 24, 20, 32)
-    assert_autocast_close(layer, lambda m: m(x), 0.02)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_heads": 8}, r"embed_dim=24, num_heads=8: .* not 3"),
-        ({"num_heads": 5}, r"embed_dim=24 .* num_heads=5"),
-        ({"num_heads": 0}, r"embed_dim=24 .* num_heads=0"),
-        ({"decay": "sum"}, r"decay .* 'sum'"),
-    ],
-)
-def test_bad_arguments(changes, message):
-    with pytest.raises(ValueError, match=message):
-        attention(**changes)
