@@ -58,7 +58,8 @@ def attend(photo: str, config: str, checkpoint: str, event: gr.SelectData):
         heat = attention.head_maps(layer, x, size, pixel).mean(0)
     height, width = shown.shape[:2]
     padded = np.pad(shown, [(0, size[0] - height), (0, size[1] - width), (0, 0)])
-    return (255 * attention.overlay(padded, heat)[:height, :width]).astype(np.uint8)
+    picture = attention.overlay(padded, heat, signed=bool(heat.min() < 0))
+    return (255 * picture[:height, :width]).astype(np.uint8)
 
 
 with gr.Blocks(title="mmseg_ext") as page:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from mmseg_ext.inference.predictor import Segmentation
 
-RANDOM = "random weights: the labels mean nothing"
 MAX_PIXELS = 178_956_970  # beyond it Pillow refuses an image, too
 
 
@@ -64,7 +63,7 @@ def find_images(path: Path, out: Path, recursive: bool = False) -> dict[Path, Pa
 @command(parser)
 def main(args: argparse.Namespace) -> int:
     from mmseg_ext.datasets.dataset_report import progress
-    from mmseg_ext.inference.legend import with_banner, with_legend
+    from mmseg_ext.inference.legend import with_legend
     from mmseg_ext.inference.models import DEFAULT, pretrained_weights
     from mmseg_ext.inference.predictor import Predictor
 
@@ -75,7 +74,7 @@ def main(args: argparse.Namespace) -> int:
         _introduce(pretrained_weights(DEFAULT))
     predictor = Predictor(named_model(args, usable_device(args.device)))
     if args.checkpoint == "none":
-        print(f"warning: {RANDOM}", file=sys.stderr)
+        print("warning: random weights: the labels mean nothing", file=sys.stderr)
     failed = 0
     for path in progress(results, "segmenting", len(results)):
         try:
@@ -88,8 +87,6 @@ def main(args: argparse.Namespace) -> int:
             failed += 1
             continue
         _save(result.labels, args.out / "labels" / results[path])
-        if args.checkpoint == "none":
-            overlay = with_banner(overlay, RANDOM)
         overlay = with_legend(overlay, result.labels, result.classes, result.palette)
         _save(overlay, args.out / "overlays" / results[path])
     print(f"{len(results) - failed} images segmented into {args.out}")

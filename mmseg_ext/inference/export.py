@@ -67,7 +67,6 @@ class WholeImageSegmentor(nn.Module):
         _free_of_size(parts)
         self.parts = fuse_model(parts) if fuse else parts
         self.align_corners = segmentor.align_corners
-        self.num_classes = segmentor.out_channels
         self.eval()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -137,8 +136,6 @@ def export(
                 program = torch.export.export(model, (images,), dynamic_shapes=shapes)
                 texts = {METADATA: json.dumps(metadata or {})}
                 torch.export.save(program, path, extra_files=texts)
-    except OSError:
-        raise
     except Exception as error:  # both exporters raise many types
         sizes = "with dynamic sizes" if dynamic else f"for {size[0]}x{size[1]}"
         reason = " ".join(str(error).split())[:600]

@@ -150,29 +150,13 @@ def _load_weights(model: nn.Module, path: str | Path, partial: bool) -> dict | N
         raise CheckpointError(
             f"{path}: does not fit the config: {reason}; use the config it was trained with"
         ) from error
-    meta = content.get("meta") if isinstance(content, dict) else None
-    meta = meta.get("dataset_meta") if isinstance(meta, dict) else None
-    return _checked_meta(meta, path) if meta else None
-
-
-def _checked_meta(meta: object, path: str | Path) -> dict:
-    """Return `classes` and `palette` of a file as plain lists; a file may contain anything."""
-    try:
-        classes, palette = list(meta["classes"]), meta.get("palette")
-        if not all(isinstance(name, str) for name in classes):
-            raise TypeError("a class is not a string")
-        if palette is None or len(palette) == 0:
-            return _completed(classes)
-        colors = np.array(palette)
-        if colors.shape != (len(classes), 3) or colors.dtype.kind not in "iu":
-            raise ValueError(f"{len(classes)} classes need as many RGB colors")
-        # bytes() refuses values outside 0 to 255.
-        return {"classes": classes, "palette": [list(bytes(color)) for color in colors.tolist()]}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{path}: its meta['dataset_meta'] is not usable: {error}; write the file again with "
-            "a list of names as 'classes' and a list of RGB lists as 'palette'"
-        ) from error
+    meta = (content.get("meta") or {}).get("dataset_meta")
+    if not meta:
+        return None
+    classes, palette = list(meta["classes"]), meta.get("palette")
+    if palette is None or len(palette) == 0:
+        return _completed(classes)
+    return {"classes": classes, "palette": np.array(palette).tolist()}
 
 
 def _completed(classes: list[str]) -> dict:

@@ -17,8 +17,9 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from mmseg_ext.atomic_write import save_figure
+from mmseg_ext.backbones.deepvit import PATCH
 from mmseg_ext.decode_heads.ea_head import JSegEAHead
-from mmseg_ext.inspection.similarity import evaluating, layer_inputs
+from mmseg_ext.inspection.similarity import STYLE, evaluating, layer_inputs
 from mmseg_ext.layers.external_attention import ExternalAttention2d
 from mmseg_ext.layers.lambda_layer import LambdaLayer
 from mmseg_ext.layers.manhattan_attention import ManhattanAttention
@@ -29,10 +30,8 @@ from mmseg_ext.reports.pictures import colorize
 SLOT_LAYERS = (ExternalAttention2d, JSegEAHead, MultiHeadExternalAttention)
 _MAP_LAYERS = (ManhattanAttention, LambdaLayer)
 _TOKEN_LAYERS = (ReAttention, SelfAttention)
-_PATCH = 16  # of the backbones on tokens
 _SHOWN = 8  # slots or heads
 _COLUMNS = 5
-_PANEL = 1.75  # inches
 
 
 @dataclass
@@ -106,7 +105,7 @@ def patch_grid(tokens: int, size: tuple[int, int]) -> tuple[int, int]:
     Raises:
         ValueError: if `tokens` is not the number of patches plus one class token.
     """
-    grid = (-(-size[0] // _PATCH), -(-size[1] // _PATCH))
+    grid = (-(-size[0] // PATCH), -(-size[1] // PATCH))
     if tokens != 1 + grid[0] * grid[1]:
         raise ValueError(f"tokens must be 1 + {grid[0]} x {grid[1]} for a {size} image: {tokens}")
     return grid
@@ -155,18 +154,20 @@ def measure_preference(maps: Tensor, labels: Tensor, classes: int) -> Tensor:
     return torch.where(area > 0, share / area.clamp_min(1e-12), 0.0)
 
 
-def overlay(image: np.ndarray, heat: Tensor) -> np.ndarray:
+def overlay(image: np.ndarray, heat: Tensor, signed: bool = False) -> np.ndarray:
     """Draw a map (h, w) over a gray image (H, W, 3), (H, W, 3) in [0, 1]; the maximum is brightest.
 
-    If there are negative values, zero is pale, positive values are red and negative ones blue.
+    If `signed`, zero is pale, positive values are red and negative ones blue.
     """
     grown = nn.functional.interpolate(heat[None, None].float(), image.shape[:2], mode="nearest")
     values = (grown[0, 0] / grown.abs().max().clamp_min(1e-12)).cpu().numpy()
-    if heat.min() < 0:
-        colors = matplotlib.colormaps["RdBu_r"](0.5 + values / 2)
-    else:
-        colors = matplotlib.colormaps["magma"](values)
-    return 0.3 * image.mean(-1, keepdims=True) / 255 + 0.7 * colors[..., :3]
+    colors = _color_map(signed).to_rgba(values, norm=True)[..., :3]
+    return 0.3 * image.mean(-1, keepdims=True) / 255 + 0.7 * colors
+
+
+def _color_map(signed: bool) -> ScalarMappable:
+    """Return the colors of values up to 1, or from -1 to 1."""
+    return ScalarMappable(Normalize(-1 if signed else 0, 1), "RdBu_r" if signed else "magma")
 
 
 def draw_layer(layer: nn.Module, x: Tensor, scene: Scene, title: str, path: Path) -> str:
@@ -191,9 +192,10 @@ def draw_layer(layer: nn.Module, x: Tensor, scene: Scene, title: str, path: Path
         titles = ["mean of the heads", *(f"head {i}" for i in range(len(maps) - 1))]
         marked = scene.pixel
     labels = colorize(scene.labels.cpu().numpy(), scene.palette)
-    overlays = [overlay(scene.image, heat) for heat in maps]
+    signed = bool(maps.min() < 0)
+    overlays = [overlay(scene.image, heat, signed) for heat in maps]
     panels = zip(["image", "prediction", *titles], [scene.image, labels, *overlays], strict=True)
-    _save(list(panels), title, marked, bool(maps.min() < 0), path)
+    _save(list(panels), title, marked, signed, path)
     return summary
 
 
@@ -205,24 +207,21 @@ def _mean_distance(maps: Tensor, position: tuple[int, int]) -> list[float]:
     return ((weights * distance).sum((1, 2)) / weights.sum((1, 2))).tolist()
 
 
+@matplotlib.rc_context(STYLE)
 def _save(panels: list, title: str, marked: tuple | None, signed: bool, path: Path) -> None:
     """Save titled pictures (H, W, 3) with a color bar and a cross at the pixel `marked`."""
     height, width = panels[0][1].shape[:2]
     rows = -(-len(panels) // _COLUMNS)
-    inches = (_COLUMNS * _PANEL + 1.0, rows * (_PANEL * height / width + 0.35) + 0.4)
+    inches = (2 * _COLUMNS, rows * (2 * height / width + 0.5))
     figure = Figure(figsize=inches, layout="constrained")
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(title)
     grid = figure.subplots(rows, _COLUMNS, squeeze=False)
     for axes in grid.flat:
         axes.axis("off")
     for axes, (name, picture) in zip(grid.flat, panels, strict=False):
         axes.imshow(picture)
-        axes.set_title(name, fontsize=8, pad=2, parse_math=False)
+        axes.set_title(name)
         if marked:
-            axes.plot(marked[1], marked[0], "+", color="white", markersize=9, markeredgewidth=2.6)
-            axes.plot(marked[1], marked[0], "+", color="#e4572e", markersize=8, markeredgewidth=1.4)
-    colors = ScalarMappable(Normalize(-1 if signed else 0, 1), "RdBu_r" if signed else "magma")
-    bar = figure.colorbar(colors, ax=grid, shrink=0.8)
-    bar.set_label("relative to the maximum", fontsize=7)
-    bar.ax.tick_params(labelsize=7)
+            axes.plot(marked[1], marked[0], "P", color="#e4572e", markeredgecolor="white")
+    figure.colorbar(_color_map(signed), ax=grid, label="relative to the maximum")
     save_figure(figure, path, 110)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+import matplotlib
 import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -27,6 +28,7 @@ from mmseg_ext.layers.re_attention import ReAttention, SelfAttention
 _LAYERS = (ReAttention, SelfAttention, ManhattanAttention)
 _NEIGHBORS = (1, 2, 4, 8)
 _SIMILAR = 0.9
+STYLE = {"font.size": 8, "text.parse_math": False}  # a name may contain $
 
 
 @dataclass
@@ -110,6 +112,7 @@ def layer_inputs(
     return inputs
 
 
+@matplotlib.rc_context(STYLE)
 def draw_similarity(groups: list[SimilarityGroup], path: Path, title: str = "") -> None:
     """Draw the paper's three figures for each group: neighbors, similar layers, and heads."""
     figure = Figure(figsize=(11, 3.1 * len(groups) + 0.3), layout="constrained")
@@ -123,15 +126,15 @@ def draw_similarity(groups: list[SimilarityGroup], path: Path, title: str = "") 
             near = (distance > 0) & (distance <= k)
             mean = (cosines * near).sum(1) / near.sum(1)
             neighbors.plot(depth, mean, marker="o", markersize=3, label=f"k = {k}")
-            neighbors.legend(fontsize=7)
+            neighbors.legend()
         alike = torch.cat([torch.zeros(1), cosines.diagonal(-1) >= _SIMILAR]).cumsum(0)
         similar.step(depth, alike, where="mid", color="#c0392b")
-        others = group.between_heads.cpu() * (1 - torch.eye(group.between_heads.shape[-1]))
-        pairs = max(others[0].numel() - len(others[0]), 1)
-        heads.bar(depth, others.sum((1, 2)) / pairs, color="#2a6f97")
-        neighbors.set_title(f"{group.name}: each layer and its k neighbors", fontsize=10)
-        similar.set_title(f"layers similar to the one before (≥ {_SIMILAR:g})", fontsize=10)
-        heads.set_title("different heads of one layer", fontsize=10)
+        different = 1 - torch.eye(group.between_heads.shape[-1])  # (heads, heads)
+        total = (group.between_heads.cpu() * different).sum((1, 2))
+        heads.bar(depth, total / different.sum().clamp(min=1), color="#2a6f97")
+        neighbors.set_title(f"{group.name}: each layer and its k neighbors")
+        similar.set_title(f"layers similar to the one before (≥ {_SIMILAR:g})")
+        heads.set_title("different heads of one layer")
         for axes in (neighbors, similar, heads):
             axes.set_xlabel("layer")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))

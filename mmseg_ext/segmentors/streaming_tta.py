@@ -51,7 +51,7 @@ class StreamingSegTTAModel(BaseTTAModel):
         self.merge = merge
 
     @torch.no_grad()
-    def test_step(self, data: dict | Sequence) -> list[SegDataSample]:
+    def test_step(self, data: dict) -> list[SegDataSample]:
         """Return the merged predictions of a batch of images.
 
         `data` comes from `TestTimeAug` and the data loader: for each field, a list over views of
@@ -69,7 +69,7 @@ class StreamingSegTTAModel(BaseTTAModel):
         """
         return self._merged(zip(*data_samples_list, strict=True))
 
-    def _merged_by_strips(self, views: Iterator[dict | list]) -> list[SegDataSample]:
+    def _merged_by_strips(self, views: Iterator[dict]) -> list[SegDataSample]:
         merged: list[SegDataSample] = []
         maps = []  # per view, the scores of each image
         for view in views:
@@ -116,8 +116,6 @@ class StreamingSegTTAModel(BaseTTAModel):
         return logits.softmax(dim=0)
 
 
-def _views(data: dict | Sequence) -> Iterator[dict | list]:
+def _views(data: dict) -> Iterator[dict]:
     """Return the batch of each view."""
-    if isinstance(data, dict):
-        return (dict(zip(data, view, strict=True)) for view in zip(*data.values(), strict=True))
-    return map(list, zip(*data, strict=True))
+    return (dict(zip(data, view, strict=True)) for view in zip(*data.values(), strict=True))

@@ -102,12 +102,10 @@ def hard_pixels(head: BaseDecodeHead, logits: Tensor, label: Tensor, valid: Tens
     """Return the mask (B, H, W) of the pixels that mmseg's `OHEMPixelSampler` keeps."""
     with autocast_disabled(logits):
         strips = _Strips(logits, label.shape[1:], head.align_corners)
-        losses = strips.x.new_zeros(label.shape)  # -log p of each pixel's label
+        losses = strips.x.new_empty(label.shape)  # -log p of each pixel's label
         for image, here, scores, _ in strips:
-            target = torch.where(valid[image, here], label[image, here], -1)  # rows, W
-            one = F.cross_entropy(
-                scores.flatten(0, 1), target.flatten(), ignore_index=-1, reduction="none"
-            )
+            target = torch.where(valid[image, here], label[image, here], 0)  # rows, W
+            one = F.cross_entropy(scores.flatten(0, 1), target.flatten(), reduction="none")
             losses[image, here] = one.view_as(target)
     probability = (-losses[valid]).exp()
     if not len(probability):

@@ -124,6 +124,17 @@ def test_dtypes_may_be_half_and_mixed(maps_in, rois_in):
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
+def test_points_up_to_one_cell_outside_have_the_value_of_the_border():
+    """The points of the boxes, in the center, are (-1, -1) and (7, 5), or a little farther."""
+    maps = torch.rand(1, 1, 5, 7) + 1
+    rois = torch.tensor([[0.0, -2, -2, 0, 0], [0, 6, 4, 8, 6]])
+    one = dict(size=(1, 1), scale=1.0, ratio=1, aligned=False)
+    assert align(maps, rois, **one).flatten().tolist() == maps[0, 0, [0, 4], [0, 6]].tolist()
+    rois[0, 1:] -= 0.01
+    rois[1, 1:] += 0.01
+    assert not align(maps, rois, **one).any()
+
+
 def test_empty_boxes_give_zeros_and_inverted_ones_an_error():
     maps = torch.randn(1, 1, 5, 5, requires_grad=True)
     pooled = align(maps, torch.tensor([[0.0, 4, 4, 4, 4]]))

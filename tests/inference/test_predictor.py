@@ -61,25 +61,36 @@ def test_the_overlay_blends_the_colors_of_the_labels(model, images):
     result = mmseg_ext.Predictor(model)(images[0])
     assert result.classes == tuple(model.dataset_meta["classes"])
     colors = np.array(model.dataset_meta["palette"])[result.labels]
-    for opacity in (0, 0.25, 1):
-        blend = np.asarray(result.overlay(opacity, legend=False)).astype(int)
+    for given, opacity in (((0,), 0), ((0.25,), 0.25), ((), 0.5), ((1,), 1)):
+        blend = np.asarray(result.overlay(*given, legend=False)).astype(int)
         assert np.abs(blend - (result.image * (1 - opacity) + colors * opacity)).max() <= 1
     assert result.overlay().height > result.labels.shape[0]  # the legend
 
 
-def test_other_loaders_keep_their_options(model, images):
-    """A config that loads gray images loads them so here; the overlay shows what was loaded."""
-    gray = init_model(CONFIG, None, device="cpu")
-    gray.dataset_meta = model.dataset_meta
-    gray.cfg.test_dataloader.dataset.pipeline[0].update(color_type="grayscale", to_float32=True)
+@pytest.mark.parametrize(("color", "bands"), [("grayscale", 1), ("unchanged", 4)])
+def test_other_loaders_keep_their_options(model, tmp_path, color, bands):
+    """Gray and multispectral images load as such; the overlay shows gray or three bands."""
+    other = init_model(CONFIG, None, device="cpu")
+    other.dataset_meta = model.dataset_meta
+    other.cfg.test_dataloader.dataset.pipeline[0].update(color_type=color, to_float32=True)
     seen = []
-    gray.test_step = lambda data: (
-        seen.append(data["inputs"][0])
-        or model.test_step({**data, "inputs": [data["inputs"][0].expand(3, -1, -1)]})
+    other.test_step = lambda data: (
+        seen.extend(data["inputs"])
+        or model.test_step({**data, "inputs": [x[:1].expand(3, -1, -1) for x in data["inputs"]]})
     )
-    result = mmseg_ext.Predictor(gray)(images[0])
-    expected = cv2.imread(images[0], cv2.IMREAD_GRAYSCALE)
-    assert seen[0].shape[0] == 1 and (result.image == expected[..., None]).all()
+    pixels = np.random.RandomState(0).randint(0, 256, (40, 48, 4)).astype(np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    result = mmseg_ext.Predictor(other)(tmp_path / "a.png")
+    gray = cv2.imread(str(tmp_path / "a.png"), cv2.IMREAD_GRAYSCALE)[..., None]
+    assert seen[0].shape[0] == bands
+    assert (result.image == (gray if color == "grayscale" else pixels[..., :3])).all()
+
+
+def test_labels_have_the_smallest_type(model, images):
+    predictor = mmseg_ext.Predictor(model)
+    for count, dtype in ((256, np.uint8), (257, np.uint16)):
+        predictor.classes = ("a",) * count
+        assert predictor(images[0]).labels.dtype == dtype
 
 
 def test_test_time_augmentation_is_the_configs(model, images):

@@ -1,5 +1,7 @@
 """Pictures of attention: the weights that they show."""
 
+import itertools
+
 import matplotlib
 import numpy as np
 import pytest
@@ -74,38 +76,75 @@ def test_maps_are_of_the_pixel():
     torch.testing.assert_close(seen, layer.attention_map(x)[0, :, :, 17].mean(1).view(3, 4, 6))
 
 
-def test_panels(tmp_path, monkeypatch):
+@pytest.fixture
+def figures(monkeypatch) -> list:
+    """The figures that are drawn; they are also written."""
+    drawn, save = [], attention_pictures.save_figure
+    record = lambda figure, *rest: drawn.append(figure) or save(figure, *rest)  # noqa: E731
+    monkeypatch.setattr(attention_pictures, "save_figure", record)
+    return drawn
+
+
+def panels_of(figure) -> dict:
+    return {axes.get_title(): axes for axes in figure.axes if axes.images}
+
+
+def draw(layer, x, path, height: int = 24, width: int = 32) -> str:
+    """Draw on an image of one gray value, all of it class 1, with names that are no formulas."""
+    image, labels = np.full((height, width, 3), 51, np.uint8), torch.ones(height, width).long()
+    names = [f"{name} $\\frac" for name in CLASSES]
+    return draw_layer(layer, x, Scene(image, labels, names, PALETTE, (6, 20)), names[0], path)
+
+
+@pytest.mark.parametrize(("sign", "pale"), [(1, "magma"), (-1, "RdBu_r")])
+def test_panels_of_heads(sign, pale, tmp_path, figures):
     """Head 0 attends to the first position, head 1 to the query, cell (1, 5) of 6 x 8."""
-    figures = []
-    monkeypatch.setattr(
-        attention_pictures, "save_figure", lambda figure, *_: figures.append(figure)
-    )
 
     class Given(ManhattanAttention):
         def attention_map(self, x, position=None):
             assert position == (1, 5)
             maps = torch.zeros(1, 2, 1, 48)
-            maps[0, 0, 0, 0] = maps[0, 1, 0, 13] = 1
+            maps[0, 0, 0, 0], maps[0, 1, 0, 13] = 1, sign
             return maps
 
-    image = np.full((24, 32, 3), 51, dtype=np.uint8)
-    scene = Scene(image, torch.ones(24, 32, dtype=torch.long), CLASSES, PALETTE, (6, 20))
-    summary = draw_layer(Given(4, 2), torch.zeros(1, 6, 8, 4), scene, "layer", tmp_path / "a.png")
-    assert "6.0, 0.0" in summary
-    panels = {axes.get_title(): axes for axes in figures[0].axes if axes.images}
+    assert "6.0, 0.0" in draw(Given(4, 2), torch.zeros(1, 6, 8, 4), tmp_path / "a.png")
+    panels = panels_of(figures[0])
     assert list(panels) == ["image", "prediction", "mean of the heads", "head 0", "head 1"]
     shown = {title: np.asarray(axes.images[0].get_array()) for title, axes in panels.items()}
     assert (shown["prediction"] == PALETTE[1]).all()
-    bright = shown["head 0"].mean(-1) > 0.5
-    assert bright[:4, :4].all() and bright.sum() == 16
-    dark = 0.3 * 51 / 255 + 0.7 * np.array(matplotlib.colormaps["magma"](0.0)[:3])
-    assert shown["head 1"][0, 0] == pytest.approx(dark)
-    assert panels["head 1"].lines[0].get_xydata().tolist() == [[20, 6]]
+    zero = 0.3 * 51 / 255 + 0.7 * np.array(matplotlib.colormaps[pale]((1 - sign) / 4)[:3])
+    colored = np.abs(shown["head 0"] - zero).max(-1) > 0.05
+    assert colored[:4, :4].all() and colored.sum() == 16
+    assert shown["head 1"][0, 0] == pytest.approx(zero)
+    for axes in panels.values():
+        assert axes.lines[0].get_xydata().tolist() == [[20, 6]]
+    assert figures[0].axes[-1].get_ylim() == (min(sign, 0), 1)  # the color bar
+
+
+def test_panels_of_slots(tmp_path, figures):
+    """The eight strongest of ten, in two rows; no title covers its neighbor's."""
+
+    class Given(ExternalAttention2d):
+        def attention_map(self, x):
+            return (torch.arange(1.0, 11) / 55)[None, :, None, None].expand(1, 10, 2, 2)
+
+    assert "8 strongest slots have 95 %" in draw(
+        Given(4), torch.zeros(1, 4, 2, 2), tmp_path / "a.png"
+    )
+    panels = panels_of(figures[0])
+    shares = [f"{100 * share / 55:.1f} % of the weight" for share in range(10, 2, -1)]
+    titles = [f"{share}\n{CLASSES[1]} $\\frac × 1.0" for share in shares]
+    assert list(panels) == ["image", "prediction", *titles]
+    boxes = [axes.title.get_window_extent() for axes in panels.values()]
+    for left, right in itertools.pairwise(boxes):
+        assert left.x1 < right.x0 or right.y1 < left.y0
+    assert not any(axes.lines for axes in panels.values())
+    assert figures[0].texts[0].get_text() == f"{CLASSES[0]} $\\frac"
 
 
 def test_negative_weights_are_blue_and_positive_ones_red():
     heat = torch.tensor([[1.0, -1.0, 0.0, 0.5]])
-    red, blue, pale, light = overlay(np.zeros((1, 4, 3)), heat)[0]
+    red, blue, pale, light = overlay(np.zeros((1, 4, 3)), heat, signed=True)[0]
     assert red[0] > 2 * red[2] and blue[2] > 2 * blue[0]
     assert pale.min() > 0.6 and pale[2] > light[2] > red[2]
 

@@ -126,6 +126,6 @@ def test_figure(tmp_path, monkeypatch):
     bars = [bar.get_height() for bar in heads.patches]
     assert bars == pytest.approx([float(cosines[i]) for i in (0, 1, 1, 1)])
     monkeypatch.undo()
-    draw_similarity(groups * 2, tmp_path / "a.png")
+    draw_similarity(groups * 2, tmp_path / "a.png", "$\\frac")
     with Image.open(tmp_path / "a.png") as picture:
         assert min(picture.size) > 600 and np.asarray(picture.convert("L")).std() > 10

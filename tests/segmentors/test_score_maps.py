@@ -12,6 +12,7 @@ from mmseg_ext.segmentors.score_maps import (
     ScoreMap,
     merged_strips,
     resize_map,
+    strip_height,
     view_map,
     window_spans,
 )
@@ -74,3 +75,12 @@ def test_maps_are_built_once_for_each_dtype_and_device():
     assert resize_map(7, 23, False, like=like.double()).matrix.dtype == torch.float64
     assert resize_map(7, 23, False, like=like.to("meta")).matrix.device.type == "meta"
     assert resize_map(7, 23, True, like=like) is not first
+
+
+def test_strips_fill_their_budget():
+    """8 MiB on a CPU, 64 MiB on other devices, and at least one row."""
+    for device, rows in (("cpu", 20), ("meta", 167)):
+        like = torch.empty(0, device=device)
+        assert strip_height(1000, 100, like) == rows
+        assert strip_height(1000, 100, like.double()) == rows // 2
+    assert strip_height(10**9, 100, like) == 1

@@ -61,12 +61,15 @@ def test_a_loss_that_somebody_changed_takes_the_usual_path():
 
 def test_the_threshold_itself_is_background():
     """mmsegmentation compares with `>`: a probability of exactly 0.5 is not foreground."""
-    model = segmentor(2, kind="StripEncoderDecoder", out_channels=1, threshold=0.5)
-    nn.init.zeros_(model.decode_head.conv_seg.weight)
-    nn.init.zeros_(model.decode_head.conv_seg.bias)
-    (scores,) = model.score_maps(torch.randn(1, 3, 32, 32), None)
-    assert merged_prediction([scores], "probs", 0.5, False)["pred_sem_seg"].sum() == 0
-    assert merged_prediction([scores], "probs", 0.49, False)["pred_sem_seg"].all()
+    for kind in ("EncoderDecoder", "StripEncoderDecoder"):
+        model = segmentor(2, kind=kind, out_channels=1, threshold=0.5)
+        nn.init.zeros_(model.decode_head.conv_seg.weight)
+        nn.init.zeros_(model.decode_head.conv_seg.bias)
+        for threshold, share in ((0.5, 0), (0.49, 1)):
+            model.decode_head.threshold = threshold
+            merged = StreamingSegTTAModel(model).test_step(batch_of_two())
+            for sample in (*merged, *model.predict(*images())):
+                assert sample.pred_sem_seg.data.mean() == share
 
 
 def test_scores_of_an_earlier_prediction_do_not_stay():

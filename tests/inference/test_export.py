@@ -1,0 +1,82 @@
+"""The exported form of a segmentor; tests/commands/test_export.py has more models and formats."""
+
+import pytest
+import torch
+from mmseg.models.decode_heads.psp_head import PPM
+
+from mmseg_ext import get_model
+from mmseg_ext.inference.export import (
+    ExportedSegmentor,
+    WholeImageSegmentor,
+    export,
+    random_images,
+    relative_difference,
+)
+from mmseg_ext.inference.models import DEFAULT
+from mmseg_ext.layers import LambdaLayer
+from tests.segmentors.small import segmentor
+
+AUXILIARY = dict(type="FCNHead", in_channels=32, in_index=2, channels=8, num_classes=5)
+
+
+def small(**options) -> torch.nn.Module:
+    return segmentor(kind="StripEncoderDecoder", auxiliary=AUXILIARY, **options)
+
+
+@pytest.mark.parametrize("bgr_to_rgb", [True, False])
+@pytest.mark.parametrize("build", [small, lambda: small(align_corners=True), None])
+def test_scores_are_the_segmentors(build, bgr_to_rgb):
+    """For an image as a pipeline loads it, BGR and normalized later; also with a neck."""
+    model = build() if build else get_model(DEFAULT, pretrained=True)
+    model.data_preprocessor._channel_conversion = bgr_to_rgb
+    images = random_images((60, 70))
+    inputs = model.data_preprocessor({"inputs": [images[0].flip(0)]})["inputs"]
+    with torch.no_grad():
+        expected = model.encode_decode(inputs, [{"img_shape": (60, 70)}])
+        for fuse in (False, True):
+            exported = WholeImageSegmentor(model, fuse)
+            assert relative_difference(exported(images), expected) <= 1e-5
+            norms = [m for m in exported.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+            assert bool(norms) != fuse and "auxiliary_head" not in exported.parts
+    assert not exported.training
+
+
+def test_noise_is_different_for_each_seed_and_fills_the_range():
+    images = random_images((32, 40), 2)
+    assert images.shape == (2, 3, 32, 40) and images.min() < 1 and 254 < images.max() <= 255
+    assert torch.equal(images, random_images((32, 40), 2))
+    assert not torch.equal(images, random_images((32, 40), 2, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "suffix"),
+    [(False, "pt2"), (True, "pt2"), pytest.param(True, "onnx", marks=pytest.mark.slow)],
+)
+def test_files_have_the_scores_and_the_metadata(dynamic, suffix, tmp_path):
+    model, path = torch.nn.Conv2d(3, 2, 3).eval(), tmp_path / f"a.{suffix}"
+    export(model, path, (16, 24), dynamic, {"classes": ["a", "b"]})
+    exported = ExportedSegmentor(path)
+    assert exported.metadata == {"classes": ["a", "b"]}
+    for size, batch in [((16, 24), 1), ((24, 20), 3)][: 1 + dynamic]:
+        images = random_images(size, batch)
+        assert relative_difference(exported(images), model(images).detach()) <= 1e-6
+    if not dynamic:
+        with pytest.raises((AssertionError, RuntimeError)):
+            exported(random_images((24, 20)))
+
+
+def test_models_that_need_one_size_are_refused(tmp_path):
+    fixed = LambdaLayer(12, key_depth=4, num_heads=3, receptive_field=None, resolution=(4, 4))
+    with pytest.raises(ValueError, match="position embeddings"):
+        export(torch.nn.Sequential(fixed), tmp_path / "a.pt2", (16, 16), dynamic=True)
+    pooling = PPM((1, 2), 4, 4, None, None, dict(type="ReLU"), False)
+    with pytest.raises(ValueError, match="--format torch"):
+        export(pooling, tmp_path / "a.onnx", (16, 16), dynamic=True)
+    with pytest.raises(ValueError, match=r"a\.pt2: the exporter failed for 16x24: "):
+        export(torch.nn.Linear(5, 5), tmp_path / "a.pt2", (16, 24))
+    with pytest.raises(ValueError, match="Linear"):
+        WholeImageSegmentor(torch.nn.Linear(1, 1))
+    model = small()
+    model.decode_head.predict_by_feat = lambda *args: None  # not a resize
+    with pytest.raises(ValueError, match="FCNHead"):
+        WholeImageSegmentor(model)
