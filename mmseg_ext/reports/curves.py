@@ -1,6 +1,7 @@
 """Loss and mIoU over the iterations, from the `scalars.json` of mmengine's local backend."""
 
 import io
+import itertools
 import json
 import math
 from typing import NamedTuple
@@ -12,6 +13,12 @@ from matplotlib.ticker import MaxNLocator
 COLORS = ("#3f7ee8", "#e0602b", "#2a9d6f", "#9166dc", "#b8860b", "#c2417f")
 # The page replaces these two by colors for the reader's light or dark setting.
 _TEXT, _GRID = "#5b6270", "#e1e4eb"
+_STYLE = {
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), _TEXT),
+    **{"axes.grid": True, "axes.axisbelow": True, "axes.edgecolor": "none", "grid.color": _GRID},
+    **{"axes.titlesize": "medium", "legend.frameon": False, "text.parse_math": False},
+    **{"svg.fonttype": "none", "svg.hashsalt": "curves"},
+}
 
 
 class Curve(NamedTuple):
@@ -62,37 +69,27 @@ def _drawn(curve: Curve) -> Curve:
     return Curve(curve.steps[::-every][::-1], curve.values[::-every][::-1])
 
 
+@matplotlib.rc_context(_STYLE)
 def curves_figure(runs: dict[str, dict[str, Curve]]) -> Figure:
     """Draw the training loss above the validation mIoU in percent, over the same iterations."""
     figure = Figure(figsize=(4.9, 4.7), layout="constrained")
     loss, miou = figure.subplots(2, 1, sharex=True)
-    for i, (name, curves) in enumerate(runs.items()):
-        style = {"color": COLORS[i % len(COLORS)], "linewidth": 1.6}
-        loss.plot(*_drawn(prediction_loss(curves)), **style)
+    for (name, curves), color in zip(runs.items(), itertools.cycle(COLORS), strict=False):
+        loss.plot(*_drawn(prediction_loss(curves)), color=color)
         steps, values = _drawn(curves.get("mIoU", Curve([], [])))
         label = f"{name} {values[-1]:.1f}" if values else name
-        miou.plot(steps, values, marker="o", markersize=4, label=label, **style)
-    loss.set_title("Training loss (cross-entropy)", fontsize=10, color=_TEXT)
-    loss.set_ylim(bottom=0)
-    miou.set_title("Validation mIoU, %", fontsize=10, color=_TEXT)
-    miou.set_ylim(0, 100)
-    miou.set_xlim(left=0)
-    miou.set_xlabel("iteration", color=_TEXT)
-    miou.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    for text in miou.legend(frameon=False, labelcolor=_TEXT).get_texts():
-        text.set_parse_math(False)
-    for axes in (loss, miou):
-        axes.grid(color=_GRID, linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.tick_params(colors=_TEXT, length=0)
-        axes.spines[:].set_visible(False)
+        miou.plot(steps, values, marker=".", label=label, color=color)
+    loss.set(title="Training loss (cross-entropy)", ylim=(0, None))
+    miou.set(title="Validation mIoU, %", ylim=(0, 100), xlim=(0, None), xlabel="iteration")
+    miou.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    miou.legend()
     return figure
 
 
 def curves_svg(runs: dict[str, dict[str, Curve]]) -> str:
     """Return the figure as SVG for a page that defines the colors `--soft` and `--line`."""
     buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "curves"}):
+    with matplotlib.rc_context(_STYLE):
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         curves_figure(runs).savefig(buffer, format="svg", transparent=True, metadata=nothing)
     svg = buffer.getvalue()

@@ -78,15 +78,10 @@ def duration(seconds: float) -> str:
 
 def _most_common(results: Results) -> list[tuple[int, int, float, float]]:
     """Return truth, prediction, share of the class and of all pixels of the main confusions."""
-    wrong = results.confusion.copy()
-    np.fill_diagonal(wrong, 0)
-    count = min(_PAIRS, wrong.size)
-    largest = np.argpartition(wrong.ravel(), wrong.size - count)[wrong.size - count :]
-    of_class = np.maximum(results.confusion.sum(1), 1)
-    pairs = []
-    for flat in sorted(largest.tolist(), key=lambda i: wrong.flat[i], reverse=True):
-        truth, guess = divmod(flat, len(results.classes))
-        if pixels := wrong[truth, guess]:
-            shares = pixels / of_class[truth], pixels / results.confusion.sum()
-            pairs.append((truth, guess, *map(float, shares)))
-    return pairs
+    counts = results.confusion
+    wrong = counts - np.diag(counts.diagonal())
+    largest = np.argsort(-wrong, axis=None, kind="stable")[:_PAIRS]
+    truths, guesses = np.unravel_index(largest[wrong.flat[largest] > 0], wrong.shape)
+    pixels = wrong[truths, guesses]
+    shares = pixels / counts.sum(1)[truths], pixels / counts.sum()
+    return list(zip(truths, guesses, *shares, strict=True))

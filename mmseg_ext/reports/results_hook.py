@@ -10,7 +10,6 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from PIL import Image
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.reports.pictures import colorize, error_overlay
@@ -111,17 +110,17 @@ def _example(
     image: Tensor, prediction: Tensor, truth: Tensor, palette: list[list[int]]
 ) -> np.ndarray:
     """Return image and truth above prediction and errors, RGB uint8; `image` is BGR (3, h, w)."""
+    colors = image[:3].expand(3, -1, -1).flip(0).permute(1, 2, 0).clamp(0, 255)  # (h, w, 3)
     scale = min(1.0, _SIDE / max(truth.shape))
-    size = [max(1, round(side * scale)) for side in truth.shape]
-    colors = image[:3].expand(3, -1, -1).flip(0)[None].float()
-    shown = interpolate(colors, size, mode="bilinear", antialias=True)[0].clamp(0, 255)
-    shown = shown.permute(1, 2, 0).byte().cpu().numpy()
-    small = [
-        interpolate(labels[None, None].float(), size, mode="nearest-exact")[0, 0]
-        .numpy()
-        .astype(int)
-        for labels in (truth, prediction)
-    ]
+    size = [round(side * scale) for side in reversed(truth.shape)]
+    shown, *small = (
+        np.asarray(Image.fromarray(pixels.cpu().numpy()).resize(size, kind))
+        for pixels, kind in (
+            (colors.byte(), Image.Resampling.BILINEAR),
+            (truth.int(), Image.Resampling.NEAREST),
+            (prediction.int(), Image.Resampling.NEAREST),
+        )
+    )
     quarters = [shown, *(colorize(x, palette) for x in small), error_overlay(shown, *small)]
     framed = [np.pad(q, ((0, _GAP), (0, _GAP), (0, 0)), constant_values=128) for q in quarters]
     grid = np.vstack([np.hstack(framed[:2]), np.hstack(framed[2:])])

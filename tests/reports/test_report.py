@@ -5,14 +5,22 @@ import os
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from mmengine.config import Config
+from mmengine.structures import PixelData
+from mmseg.evaluation import IoUMetric
+from mmseg.structures import SegDataSample
 from PIL import Image
 
 from mmseg_ext.commands.report import main
 from mmseg_ext.commands.train import parser as train_parser
 from mmseg_ext.commands.train import runner_of
+from mmseg_ext.evaluation import CheckedIoUMetric
+from mmseg_ext.reports import RunResultsHook, results_hook
 from mmseg_ext.reports.curves import Curve, curves_figure, prediction_loss
 from mmseg_ext.reports.page import page, write_report
 from mmseg_ext.reports.pictures import error_overlay
@@ -42,16 +50,23 @@ def a_run(name: str, confusion: list[list[int]]) -> Run:
 
 def test_page_shows_the_figures_of_two_runs():
     first = a_run("first <run>", [[60, 20, 0], [0, 20, 0], [0, 0, 0]])
-    second = a_run("second", [[80, 0, 0], [10, 10, 0], [0, 0, 0]])
+    second = a_run("second", [[78, 2, 0], [10, 10, 0], [0, 0, 0]])
     html = page([first, second])
-    # IoU: 60/80 and 20/40; 80/90 and 10/20. The sky is nowhere.
+    # IoU: 60/80 and 20/40; 78/90 and 10/22. The sky is nowhere.
     assert f'data-miou="{(0.75 + 0.5) / 2:.6f}"' in html
-    assert f'data-miou="{(80 / 90 + 0.5) / 2:.6f}"' in html
+    assert f'data-miou="{(78 / 90 + 10 / 22) / 2:.6f}"' in html
     row = re.search(r"ground</th>(.*?)</tr>", html, re.DOTALL).group(1)
-    assert all(text in row for text in ("80.0", "75.0", "88.9", "+13.9"))
-    pair = html[html.index("predicted as") :].split("</tr>")[1]
-    assert all(text in pair for text in ("ground", "box", "25.0", "20.00"))
-    assert "box &lt;b&gt;" in html and "box <b>" not in html and "first <run>" not in html
+    assert all(text in row for text in ("80.0", "75.0", "86.7", "+11.7"))
+    confused = [
+        [re.findall(">([^<>]+)</t[hd]>", row) for row in table.split("</tr>")[1:-1]]
+        for table in re.findall("predicted as.*?</table>", html, re.DOTALL)
+    ]
+    box = "box &lt;b&gt;"
+    assert confused == [
+        [["ground", box, "25.0", "20.00"]],
+        [[box, "ground", "50.0", "10.00"], ["ground", box, "2.5", "2.00"]],
+    ]
+    assert "box <b>" not in html and "first <run>" not in html
     assert "20 iterations in 2 min" in html
     assert "<script" not in html and "src=" in html
 
@@ -65,11 +80,78 @@ def test_iou_and_wrong_pixels():
     assert out[0, 0].tolist() == [115] * 3  # gray and lighter
 
 
+class Images(list):
+    metainfo = {"classes": CLASSES, "palette": PALETTE}
+
+
+def seen_by_the_hook(folder: Path, height: int, width: int, kind=CheckedIoUMetric) -> dict:
+    """Let the hook see 3 images whose right half is predicted wrongly; return the results."""
+    truth = torch.zeros(1, height, width, dtype=torch.int64)
+    truth[..., width // 2 :] = 1
+    maps = {"gt_sem_seg": truth, "pred_sem_seg": torch.zeros_like(truth)}
+    maps = {name: PixelData(data=labels) for name, labels in maps.items()}
+    sample = SegDataSample(metainfo={"img_path": "elsewhere/a.png"}, **maps)
+    image = torch.tensor([0, 100, 250], dtype=torch.uint8)[:, None, None].expand(3, height, width)
+    metric = kind(iou_metrics=["mIoU"])
+    metric.dataset_meta = Images.metainfo
+    loader = Images([{"inputs": [image]}] * 3)
+    loader.dataset = Images([0] * 3)
+    loop = SimpleNamespace(dataloader=loader, evaluator=SimpleNamespace(metrics=[metric]))
+    settings = {"model": {"module": {"backbone": {"type": "RMT"}}}, "load_from": "a/iter_8.pth"}
+    runner = SimpleNamespace(test_loop=loop, cfg=Config(settings), log_dir=str(folder))
+    hook = RunResultsHook(examples=2)
+    for i, batch in enumerate(loader):
+        hook.after_test_iter(runner, i, batch, [sample])
+        metric.process(batch, [sample.to_dict()])
+    metric.compute_metrics(metric.results)
+    hook.after_test_epoch(runner)
+    written = folder / "results.json"
+    return json.loads(written.read_text()) if written.exists() else {}
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"), [((40, 60), (40, 60)), ((320, 960), (107, 320)), ((480, 320), (320, 213))]
+)
+def test_an_example_has_four_quarters(tmp_path, size, shown):
+    """Image and truth above, prediction and wrong pixels below; large ones get smaller."""
+    results = seen_by_the_hook(tmp_path, *size)
+    assert results["confusion"] == [[3 * size[0] * size[1] // 2, 0, 0]] * 2 + [[0, 0, 0]]
+    assert (results["source"], results["augmented"]) == ("test of iter_8.pth", True)
+    assert (results["images"], results["head"], results["backbone"]) == (3, "none", "RMT")
+    example = {"name": "a.png", "miou": 0.25}
+    assert results["examples"] == [{"file": f"{i}.jpg", **example} for i in range(2)]
+    with Image.open(tmp_path / "examples/1.jpg") as file:
+        picture = np.asarray(file).astype(int)
+    height, width = shown
+    assert picture.shape == (2 * height + 4, 2 * width + 4, 3)
+    below, right = height + 4, width + 4
+    gray = round(0.55 * 350 / 3 + 60)
+    for row, column, color in (
+        (0, 0, (250, 100, 0)),
+        (0, right, PALETTE[0]),
+        (0, -1, PALETTE[1]),
+        (-1, 0, PALETTE[0]),
+        (-1, width - 1, PALETTE[0]),
+        (below, right, (gray,) * 3),
+        (-1, -1, (235, 52, 40)),
+        (below - 2, width + 2, (128,) * 3),
+    ):
+        assert np.abs(picture[row, column] - color).max() < 30, (row, column)
+
+
+def test_nothing_is_written_without_a_matrix_or_on_other_ranks(tmp_path, monkeypatch):
+    assert seen_by_the_hook(tmp_path, 8, 8, IoUMetric) == {}
+    monkeypatch.setattr(results_hook, "is_main_process", lambda: False)
+    assert seen_by_the_hook(tmp_path, 8, 8) == {} == dict.fromkeys(tmp_path.iterdir())
+
+
 def test_long_curves_are_thinned_up_to_their_end():
     steps = list(range(5000))
     losses = Curve(steps, [10000.0 - i for i in steps])
-    loss, _ = curves_figure({"run": {"loss": losses}}).axes
+    loss, miou = curves_figure({"run": {"loss": losses}}).axes
     x, y = loss.lines[0].get_data()
+    assert [axes.get_ylim()[0] for axes in (loss, miou)] == [loss.get_xlim()[0], 0] == [0, 0]
+    assert miou.get_ylim()[1] == 100
     assert len(x) == 1667 and x[-1] == 4999 and (np.diff(x) == 3).all()
     assert y.tolist() == [10000.0 - i for i in x]
 
@@ -156,7 +238,6 @@ def foreign(work_dir, tmp_path):
 EXAMPLE = {"file": "../../secret", "name": "a", "miou": None}
 MALFORMED = {
     "shapes": {"confusion": [[1]]},
-    "negative counts": {"confusion": [[-1] * 6] * 6},
     "a huge count": {"confusion": [[10**400] + [0] * 5] * 6},
     "huge images": {"images": float("inf")},
     "a huge time": {"time": 10**400},
