@@ -1,4 +1,4 @@
-"""Files of checkpoints and weights: read without running code, and written atomically."""
+"""Files of checkpoints and weights: read without running code, found, and written atomically."""
 
 import contextlib
 import hashlib
@@ -24,6 +24,9 @@ from mmseg_ext.errors import CheckpointError
 _WRAPPERS = ("state_dict", "model", "net", "state_dict_ema")
 _TRUST = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"  # torch's own variable
 _HAS_ALLOW_LIST = hasattr(serialization, "add_safe_globals")  # torch 2.4
+RUN = "current_run"  # a text file with the identity of the run that owns the folder
+_LAST = "last_checkpoint"  # mmengine's text file with the path of the newest checkpoint
+_CHECKPOINT = re.compile(r"(iter|epoch)_\d+\.pth")
 
 
 def read_checkpoint(
@@ -184,7 +187,8 @@ def write_weights(
     path = Path(path)
     if path.suffix not in (".pth", ".safetensors"):
         raise ValueError(f"{path}: the file's name must end in .pth or .safetensors")
-    weights = {name: value.detach().cpu() for name, value in weights.items()}
+    dense = {"memory_format": torch.contiguous_format}  # safetensors refuses shared storage
+    weights = {name: value.detach().cpu().clone(**dense) for name, value in weights.items()}
     meta = dict(about or {})
     if dataset_meta is not None:
         meta["dataset_meta"] = dataset_meta
@@ -192,12 +196,10 @@ def write_weights(
         from safetensors.torch import save
 
         texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in meta.items()}
-        dense = {"memory_format": torch.contiguous_format}  # safetensors refuses shared storage
-        copies = {name: value.clone(**dense) for name, value in weights.items()}
-        data = save(copies, {"format": "pt", **texts})
+        data = save(weights, {"format": "pt", **texts})
     else:
         buffer = io.BytesIO()  # `torch.save` to a path hides why writing failed
-        torch.save({"state_dict": _in_one_storage(weights), "meta": meta}, buffer)
+        torch.save({"state_dict": weights, "meta": meta}, buffer)
         data = buffer.getbuffer()
     if hash_in_name:
         path = path.with_stem(f"{path.stem}-{hashlib.sha256(data).hexdigest()[:8]}")
@@ -206,12 +208,75 @@ def write_weights(
     return path
 
 
-def _in_one_storage(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies that share a storage for each dtype: torch.save adds 0.4 kB to each storage."""
-    packed = {}
-    for dtype in {value.dtype for value in weights.values()}:
-        own = {name: value for name, value in weights.items() if value.dtype == dtype}
-        flat = torch.cat([value.flatten() for value in own.values()])
-        parts = flat.split([value.numel() for value in own.values()])
-        packed |= {n: part.view(own[n].shape) for n, part in zip(own, parts, strict=True)}
-    return {name: packed[name] for name in weights}
+def _read_word(path: Path) -> str:
+    """Return the content of a text file; an empty string if it is missing."""
+    return path.read_text(errors="replace").strip() if path.is_file() else ""
+
+
+def run_of(path: Path) -> str | None:
+    """Return the identity of the run that wrote a checkpoint, or None."""
+    try:
+        return read_checkpoint(path, mmap=True)["meta"].get("run")
+    except Exception:  # `newest_complete` reports files that cannot be read
+        return None
+
+
+def _named_last(folder: str | Path) -> Path | None:
+    """Return the file in `folder` with the name in `last_checkpoint`.
+
+    The path in it is ignored: in a copied folder it refers to the original.
+    """
+    name = Path(_read_word(Path(folder, _LAST))).name
+    return Path(folder, name) if name else None
+
+
+def all_checkpoints(folder: str | Path) -> list[Path]:
+    """Return the checkpoint in `last_checkpoint`, if it exists, then the others, newest first."""
+    named = _named_last(folder)
+    found = [
+        path
+        for path in Path(folder).glob("*.pth")
+        if path.is_file() and (path == named or _CHECKPOINT.fullmatch(path.name))
+    ]
+    return sorted(found, key=lambda path: (path != named, -path.stat().st_mtime_ns))
+
+
+def candidates(folder: str | Path) -> list[Path]:
+    """Return `all_checkpoints` without those of an earlier run in the same folder."""
+    run, found = _read_word(Path(folder, RUN)), all_checkpoints(folder)
+    return [path for path in found if run_of(path) in (run, None)] if run else found
+
+
+def newest_complete(folder: str | Path) -> tuple[Path | None, list[str]]:
+    """Return the first readable file of `candidates`, and what is wrong with those before it.
+
+    Raises:
+        CheckpointError: if there are candidates and all are damaged.
+    """
+    problems = []
+    named = _named_last(folder)
+    if named is not None and not named.exists():
+        problems.append(f"{folder}/{_LAST} names {str(named)!r}, which does not exist")
+    for path in candidates(folder):
+        try:
+            read_checkpoint(path)
+        except (CheckpointError, OSError) as error:
+            problems.append(str(error))
+        else:
+            return path, problems
+    if problems:
+        raise CheckpointError(
+            f"--resume: {'; '.join(problems)}; name an intact checkpoint with --cfg-options "
+            "load_from=FILE, or start again in another work directory"
+        )
+    return None, problems
+
+
+def require_resumable(content: dict, name: str) -> None:
+    """Raise CheckpointError for a checkpoint without the state of a training run."""
+    meta, hub = content.get("meta") or {}, content.get("message_hub") or {}
+    if not {"epoch", "iter"} <= meta.keys() or "runtime_info" not in hub:
+        raise CheckpointError(
+            f"{name}: contains weights, but no training state to resume; to start from its "
+            f"weights, use --cfg-options load_from={name} without --resume"
+        )

@@ -18,7 +18,7 @@ from mmengine.config import Config
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from mmseg_ext.checkpoint.resuming import candidates
+from mmseg_ext.checkpoint.files import candidates
 from mmseg_ext.engine.amp import enable_amp
 from mmseg_ext.engine.build_errors import dataset_warnings, explained, format_error, unread_options
 from mmseg_ext.engine.distributed import init_distributed, on_rank_zero

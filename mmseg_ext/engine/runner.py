@@ -17,7 +17,6 @@ Differences from `mmengine.runner.Runner` (0.10.12):
 
 import contextlib
 import copy
-import errno
 import itertools
 import logging
 import os
@@ -37,9 +36,9 @@ from torch.backends import cudnn
 from torch.utils.data import DataLoader
 
 from mmseg_ext.atomic_write import atomic_write, write_text
+from mmseg_ext.checkpoint.files import newest_complete, require_resumable
 from mmseg_ext.checkpoint.loading import SafeLoading, unwrap_model
 from mmseg_ext.checkpoint.plain_data import to_plain
-from mmseg_ext.checkpoint.resuming import newest_complete, require_resumable
 from mmseg_ext.engine import randomness
 from mmseg_ext.engine.distributed import on_rank_zero
 from mmseg_ext.engine.run_record import quiet_terminal
@@ -53,7 +52,6 @@ except ImportError:  # Windows, where work directories are not locked
     fcntl = None
 
 _VALIDATED = "last_validation"  # a text file: a run's identity and its last iteration
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # some NFS and Lustre mounts
 
 
 class _TrainingState(Hook):
@@ -136,9 +134,7 @@ def lock_work_dir(work_dir: str) -> Iterator[None]:
     """
     path = Path(work_dir, ".training")
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_symlink():
-        raise LaunchError(f"{path}: is a symbolic link; remove it")
-    # A link that somebody creates now must not lead the text below into another file, either.
+    # A link must not lead the text below into another file.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
     with os.fdopen(descriptor, "r+") as file:
         try:
@@ -151,9 +147,7 @@ def lock_work_dir(work_dir: str) -> Iterator[None]:
                 f"({file.read().strip() or 'unknown process'}); wait until it ends, or set another "
                 "directory with --work-dir"
             ) from error
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
+        except OSError as error:  # of some NFS and Lustre mounts
             print_log(
                 f"{path}: the file system has no locks ({error.strerror}); make sure that no other "
                 "training uses this work directory",

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from mmseg_ext.atomic_write import atomic_write, remove_parts, write_text
-from mmseg_ext.checkpoint.files import read_checkpoint
-from mmseg_ext.checkpoint.resuming import newest_complete
+from mmseg_ext.checkpoint.files import newest_complete, read_checkpoint
 from mmseg_ext.errors import CheckpointError, NotWritten
 from tests.engine.runs import log_text, train_here, write_config
 from tests.engine.states import UNVALIDATED, assert_same

@@ -18,7 +18,6 @@ from mmseg_ext.checkpoint.files import read_checkpoint
 from mmseg_ext.commands.test import main as score
 from mmseg_ext.engine import runner
 from mmseg_ext.engine.runner import lock_work_dir
-from mmseg_ext.errors import LaunchError
 from tests.engine.run_hooks import Crash
 from tests.engine.runs import built, log_text, run_tool, train_here, train_words, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same, assert_same_runs
@@ -137,37 +136,26 @@ def test_a_second_training_in_the_folder_is_refused(tmp_path):
         pass
 
 
-@pytest.mark.parametrize(("late", "kind"), [(False, LaunchError), (True, OSError)])
-def test_the_lock_follows_no_link(tmp_path, monkeypatch, late, kind):
-    """Also if the link is created between the check and the opening."""
+def test_the_lock_follows_no_link(tmp_path):
     (tmp_path / "precious").write_text("precious")
     (tmp_path / ".training").symlink_to(tmp_path / "precious")
-    if late:
-        monkeypatch.setattr(Path, "is_symlink", lambda _: False)
-    with pytest.raises(kind, match="symbolic link"), lock_work_dir(str(tmp_path)):
+    with pytest.raises(OSError, match="symbolic link"), lock_work_dir(str(tmp_path)):
         pass
     assert (tmp_path / "precious").read_text() == "precious"
 
 
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, number):
-    """As some NFS and Lustre mounts; other errors stop the run."""
+def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
+    """As some NFS and Lustre mounts."""
     messages = []
     monkeypatch.setattr(runner, "print_log", lambda text, **_: messages.append(text))
 
-    def refuse(number):
-        def lockf(*_):
-            raise OSError(number, os.strerror(number))
+    def lockf(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-        monkeypatch.setattr(fcntl, "lockf", lockf)
-
-    refuse(number)
+    monkeypatch.setattr(fcntl, "lockf", lockf)
     with lock_work_dir(str(tmp_path)):
         assert (tmp_path / ".training").read_text().startswith(f"process {os.getpid()} on ")
-    assert len(messages) == 1 and os.strerror(number) in messages[0]
-    refuse(errno.EIO)
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)), lock_work_dir(str(tmp_path)):
-        pass
+    assert len(messages) == 1 and os.strerror(errno.ENOLCK) in messages[0]
 
 
 # ---------------------------------------------------------------------- validations
