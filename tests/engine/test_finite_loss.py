@@ -101,6 +101,18 @@ def test_a_loss_of_another_process_stops_all(monkeypatch):
     assert run.weight.item() == 1
 
 
+@pytest.mark.parametrize(
+    ("loss_scale", "first", "second"),
+    [(8.0, 8, 8), ({"init_scale": 8.0, "growth_interval": 1}, 16, 8), ("dynamic", 65536, 32768)],
+)
+def test_the_loss_scale_is_fixed_or_dynamic(loss_scale, first, second):
+    """It grows after enough finite steps, and halves after a step that is skipped."""
+    run = Run(PortableAmpOptimWrapper, dtype="float16", loss_scale=loss_scale)
+    for value, scale in ((1, first), (math.nan, second)):
+        run.go(FiniteLossHook(), [value])
+        assert run.optim_wrapper.loss_scaler.get_scale() == scale
+
+
 def test_a_bfloat16_run_continues_in_float16():
     """Its checkpoint contains an empty scaler state, which GradScaler refuses."""
     wrapper = Run(PortableAmpOptimWrapper).optim_wrapper
