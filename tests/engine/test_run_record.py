@@ -60,12 +60,6 @@ def test_the_record_equals_the_output_of_print_config(tmp_path, capsys):
     assert namespace["optim_wrapper"] == resolved.optim_wrapper.to_dict()
 
 
-def test_print_config_counts_processes(tmp_path, capsys):
-    config = write_config(tmp_path)
-    print_config([str(config), "--world-size", "8"])
-    assert '"effective_batch": 32' in capsys.readouterr().out
-
-
 def test_the_commit_is_of_this_project_or_unknown(tmp_path, monkeypatch):
     """An installed package may be inside the checkout of another project."""
     if (ROOT / ".git").exists():
