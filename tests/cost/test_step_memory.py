@@ -1,6 +1,5 @@
-"""The memory of a training step: against measured steps, and in the plans for several GPUs."""
+"""The memory of a training step, against measured steps."""
 
-import copy
 import json
 import re
 from pathlib import Path
@@ -15,9 +14,7 @@ from mmseg_ext.commands.model_cost import main as model_cost
 from mmseg_ext.commands.print_config import main as print_config
 from mmseg_ext.cost.step_memory import (
     GIBI,
-    StepMemory,
     batch_of,
-    plans,
     training_loss,
     training_memory,
 )
@@ -91,12 +88,6 @@ def test_activation_checkpointing_needs_less_memory():
     assert training_memory(config).activations < 0.7 * before
 
 
-def test_peak_with_several_gpus_and_accumulation():
-    memory = StepMemory(weights=10, gradients=10, optimizer=20, activations=100, total=131)
-    assert (memory.peak(), memory.peak(gpus=2), memory.checkpoint) == (131, 141, 30)
-    assert memory.peak(accumulation=2) == 140
-
-
 def test_the_command_prints_gibibytes(capsys):
     config = str(CONFIGS / "ea_r18_fpn_camvid_6k.py")
     assert model_cost([config, "--train", "--amp", "--batch", "16"]) == 0
@@ -106,35 +97,6 @@ def test_the_command_prints_gibibytes(capsys):
     total = training_memory(expected, True).total / GIBI
     cells = re.split(r" *\| *", row)[1:-1]
     assert cells[:3] == ["`ea_r18_fpn_camvid_6k`", "320x320", "16"] and cells[7] == f"{total:.2f}"
-
-
-def test_plans_keep_the_published_batch_where_they_can():
-    """ADE20K with 4 x 4 images: eight GPUs need two images each."""
-    config = load("ea_r101_ade20k_160k")
-    (four,) = plans(config, 4)
-    assert (four.images, four.options, four.exact) == (4, "", True)
-    (eight,) = plans(config, 8)
-    assert eight.options == "--cfg-options train_dataloader.batch_size=2" and eight.exact
-    two, accumulated = plans(config, 2)
-    assert (two.images, two.exact) == (8, True)
-    assert (accumulated.images, accumulated.accumulation, accumulated.exact) == (4, 2, False)
-    (sixteen,) = plans(load("ea_r101_cityscapes_80k"), 16)  # published with 8 images
-    assert sixteen.options.startswith("--auto-scale-lr ") and not sixteen.exact
-    # Batch norm without synchronization sees the images of one GPU.
-    assert not plans(load("ea_r18_shapes"), 2)[0].exact
-
-
-def test_accumulation_counts_small_batches():
-    """The options of a plan, merged into the config, stretch the whole schedule."""
-    config = load("upernet_rmt_small_ade20k_160k")
-    plan = plans(config, 2)[1]
-    stretched = copy.deepcopy(config)
-    pairs = (pair.split("=") for pair in plan.options.split()[1:])
-    stretched.merge_from_dict({key: int(value) for key, value in pairs})
-    assert stretched.optim_wrapper.accumulative_counts == plan.accumulation == 4
-    assert stretched.train_cfg.max_iters == 4 * config.train_cfg.max_iters
-    for ours, published in zip(stretched.param_scheduler, config.param_scheduler, strict=True):
-        assert (ours.begin, ours.end) == (4 * published.begin, 4 * published.end)
 
 
 def test_print_config_and_the_page_have_the_same_numbers(capsys):

@@ -1,0 +1,111 @@
+"""The GPU without data: its memory, devices, sizes that depend on values, and dtypes."""
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from mmseg_ext.cost.dataless import PretendedDevice
+
+
+@pytest.fixture
+def device():
+    with PretendedDevice() as device:
+        yield device
+
+
+def test_bytes_of_storages(device):
+    """Views and operators in place need no memory; freed memory counts only for the peak."""
+    x = torch.zeros(10, 100, device="cuda")
+    assert (device.current, device.peak) == (4000, 4000)
+    x.view(-1)[3:].add_(1)
+    assert device.peak == 4000
+    device.gradients = 7
+    y = x.half()
+    assert (device.current, device.peak, device.gradients_at_peak) == (6000, 6000, 7)
+    device.gradients = 8
+    del y
+    z = x.char()
+    assert (device.current, device.peak, device.gradients_at_peak) == (5000, 6000, 7)
+    torch.zeros(10**6)  # on the CPU
+    assert device.current == 5000 and len(z) == 10
+
+
+def test_tensors_are_on_the_device_until_its_end():
+    with PretendedDevice() as device:
+        x = torch.zeros(2, 3, device=device.device)
+        assert x.is_cuda and x.device == torch.device("cuda", 0)
+        assert not torch.zeros(2).is_cuda and torch.zeros(2).to("cuda").is_cuda
+        index, number = torch.tensor([0, 1]), torch.tensor(2.0)
+        assert (x * number).is_cuda and x[index].shape == (2, 3) and x[:, index].shape == (2, 2)
+        x.copy_(torch.ones(2, 3))
+        x[index] = number
+        for wrong in (lambda: x + torch.ones(3), lambda: torch.ones(2, 2) @ x):
+            with pytest.raises(RuntimeError, match="is on cpu"):
+                wrong()
+    assert x.is_meta and not x.is_cuda
+    if not torch.cuda.is_available():
+        with pytest.raises((AssertionError, RuntimeError)):
+            torch.zeros(1, device="cuda")
+
+
+def test_sizes_that_depend_on_values_are_the_largest(device):
+    x = torch.zeros(4, 6, 5, device="cuda")
+    assert x.sum().item() == 1 and x.long().max().item() == 1
+    mask = x[..., 0] > 0
+    assert mask.nonzero().shape == (24, 2)
+    assert x[mask].shape == (24, 5) and x[:, mask[0]].shape == (4, 6, 5)
+    assert x.masked_select(x > 0).shape == (120,)
+    x[mask] = 1
+    assert torch.index_put(x, (mask,), x[0, 0]).shape == x.shape
+
+
+def test_mixed_precision_has_the_dtypes_of_cuda(device):
+    x = torch.zeros(2, 4, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        assert functional.linear(x, x).dtype == (x @ x.T).dtype == torch.bfloat16
+        half = functional.linear(x, x)
+        assert half.softmax(-1).dtype == functional.layer_norm(half, (2,)).dtype == torch.float32
+        assert (half + 1).dtype == torch.bfloat16 and (x + 1).dtype == torch.float32
+        assert functional.linear(x.double(), x.double()).dtype == torch.float64
+        assert torch.zeros(2, 2).mm(torch.zeros(2, 2)).dtype == torch.float32  # on the CPU
+    assert functional.linear(x, x).dtype == half.float().dtype == torch.float32
+
+
+@pytest.mark.parametrize(("width", "scores"), [(16, 0), (6, 2)])
+def test_attention_stores_scores_only_in_the_plain_kernel(device, width, scores):
+    """The memory-efficient kernel needs rows of 16 bytes."""
+    q = torch.zeros(1, 2, 64, width, device="cuda")
+    mask = torch.zeros(64, 64, device="cuda", dtype=torch.float64)
+    before = device.current
+    assert functional.scaled_dot_product_attention(q, q, q).shape == q.shape
+    added = device.peak - before
+    assert scores * 2 * 64**2 * 4 <= added < (scores + 1) * 2 * 64**2 * 4
+    masked = functional.scaled_dot_product_attention(q, q, q, mask.float(), dropout_p=0.5)
+    assert masked.shape == q.shape
+    wide = torch.zeros(1, 2, 64, 6, device="cuda")
+    assert functional.scaled_dot_product_attention(q, q, wide).shape == wide.shape
+
+
+def test_dropout_stores_a_mask_of_bytes(device):
+    x = torch.zeros(1000, device="cuda", requires_grad=True)
+    y = functional.dropout(x, 0.1)
+    assert device.current == 9000 and y.shape == x.shape
+    assert functional.dropout(x, 0.1, training=False) is functional.dropout(x, 0.0) is x
+
+
+def test_backward_computes_checkpointed_blocks_again(device):
+    peaks = []
+    for run in (lambda f, x: f(x), lambda f, x: checkpoint(f, x, use_reentrant=False)):
+        x = torch.zeros(1000, device="cuda", requires_grad=True)
+        before = device.peak = device.current
+        loss = x
+        for _ in range(4):
+            loss = run(lambda x: x.exp().sin().exp().sin(), loss)
+        peaks.append(device.peak - before)
+        loss.sum().backward()
+        assert x.grad.is_cuda and x.grad.shape == x.shape
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.sum().backward()
+        del loss, x
+    assert peaks[0] >= 2 * peaks[1]
