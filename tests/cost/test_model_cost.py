@@ -1,9 +1,12 @@
 """Costs of a config: the papers' counts, and the command."""
 
+import os
+
 import pytest
+import torch
 
 from mmseg_ext.commands.model_cost import main
-from mmseg_ext.cost.model_cost import count_config
+from mmseg_ext.cost.model_cost import count_config, machine
 from tests.configs import CONFIGS
 
 
@@ -22,3 +25,9 @@ def test_command_prints_one_row_for_each_config(capsys):
     assert fcn.startswith("| `fcn_r18_shapes` | 96x96 | 1.00 |")
     assert main(["configs/none.py"]) == 1
     assert "configs/none.py" in capsys.readouterr().err
+
+
+def test_the_machine_is_the_gpu_or_the_cpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H100")
+    assert machine("cuda:0") == f"H100, torch {torch.__version__}"
+    assert machine().startswith(f"{os.cpu_count()}-core ")
