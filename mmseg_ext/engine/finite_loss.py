@@ -100,11 +100,8 @@ def _all_finite(losses: list[Tensor], wrapper: OptimWrapper) -> bool:
     gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
     if gradients:
         losses = [*losses, *torch._foreach_norm(gradients, torch.inf)]
-    if not losses:
-        return True
     failed = (~torch.stack([v.float().abs().sum() for v in losses]).isfinite()).any().float()
-    if dist.get_world_size() > 1:
-        dist.all_reduce(failed, "max")
+    dist.all_reduce(failed, "max")
     return not failed.item()
 
 

@@ -195,12 +195,11 @@ def with_sample_seeds(dataloader: dict) -> dict:
     ordered = kind is PositionedSampler and not sampler.get("shuffle", True)
     if kind not in _POSITIONED.values() or ordered:
         return dataloader
-    dataset = DATASETS.build(dataset)
-    if hasattr(dataset, "full_init"):
-        dataset.full_init()
     # A copy of the same class: mmengine pops optional keys, which only a ConfigDict allows.
     dataloader = dataloader.copy()
-    dataloader.update(sampler={**sampler, "type": kind}, dataset=SeededSamples(dataset))
+    dataloader.update(
+        sampler={**sampler, "type": kind}, dataset=SeededSamples(DATASETS.build(dataset))
+    )
     return dataloader
 
 

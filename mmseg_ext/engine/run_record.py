@@ -42,8 +42,8 @@ def git_commit() -> str:
         return "unknown"
     command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
+    except OSError:
         return "unknown"
 
 

@@ -119,7 +119,6 @@ def lock_work_dir(work_dir: str) -> Iterator[None]:
         LaunchError: if another process holds the lock.
     """
     path = Path(work_dir, ".training")
-    path.parent.mkdir(parents=True, exist_ok=True)
     # A link must not lead the text below into another file.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
     with os.fdopen(descriptor, "r+") as file:

@@ -243,5 +243,6 @@ def test_a_random_state_cannot_reach_memory():
     for wrong in ((keys, -1), (keys, 625), (keys, 10**7), (many, 1000), (keys[:10], 3)):
         with pytest.raises(CheckpointError):
             set_random_state({**state, "numpy": (kind, *wrong, *rest)})
-    set_random_state(state)
-    assert np.random.get_state()[2] == position
+    for valid in (0, 624, position):
+        set_random_state({**state, "numpy": (kind, keys, valid, *rest)})
+        assert np.random.get_state()[2] == valid

@@ -7,6 +7,7 @@ from pathlib import Path
 import mmseg
 import pytest
 import torch
+from mmengine.config import Config
 from mmengine.model import BaseModule
 from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
@@ -15,7 +16,8 @@ from mmseg.registry import MODELS
 
 from mmseg_ext.commands.train import parser, runner_of
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper
-from mmseg_ext.engine.build_errors import dataset_warnings, explained
+from mmseg_ext.engine.build_errors import dataset_warnings, explained, format_error, unread_options
+from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.errors import LaunchError
 from tests.engine.runs import log_text, write_config
 
@@ -207,7 +209,9 @@ def test_a_failing_import_shows_its_cause(tmp_path):
         sys.path.remove(str(tmp_path))
 
 
-def test_options_that_nothing_reads_and_datasets_that_do_not_fit_are_warnings(tmp_path, capsys):
+def test_options_that_nothing_reads_and_datasets_that_do_not_fit_are_warnings(
+    tmp_path, capsys, monkeypatch
+):
     options = {"randomnes.seed": 1, "norm_cfg.type": "BN", "model.decode_head.num_classes": 4}
     built(write_config(tmp_path), options | {"val_dataloader.dataset.reduce_zero_label": True})
     told = capsys.readouterr().err
@@ -216,6 +220,19 @@ def test_options_that_nothing_reads_and_datasets_that_do_not_fit_are_warnings(tm
     log = log_text(tmp_path / "work")
     assert "decode_head.num_classes=4, but a dataset has 3 classes" in log
     assert log.count("reduce_zero_label is True in one dataset") == 1
+    monkeypatch.setenv("RANK", "1")
+    load_settings(str(tmp_path / "tiny.py"), options)
+    assert capsys.readouterr().err == ""
+    read = ("custom_imports", "find_unused_parameters", "min_backbone_share", "compile", "sync_bn")
+    read += ("model_wrapper_cfg", "runner_type", "tta_model", "tta_pipeline", "model")
+    assert unread_options(Config(), [f"{key}.type" for key in read]) == []
+
+
+def test_errors_are_one_short_line():
+    assert format_error(KeyError("a b")) == "KeyError: a b"
+    assert format_error(KeyError()) == "KeyError:"
+    assert format_error(ValueError("a\n b" * 99)) == "ValueError: " + ("a b" * 99)[:285] + "..."
+    assert format_error(ValueError("a" * 288)) == "ValueError: " + "a" * 288
 
 
 # ---------------------------------------------------------------------- what must not be refused
@@ -242,6 +259,7 @@ class CountingOptimWrapper(OptimWrapper):
 )
 def test_valid_settings_train(tmp_path, options):
     assert train(write_config(tmp_path), {"train_cfg.max_iters": 2} | options).iter == 2
+    assert "WARNING - model.backbone" not in log_text(tmp_path / "work")
 
 
 def test_amp_keeps_a_subclass_of_the_wrapper(tmp_path):

@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import logging
+import multiprocessing
 import pickle
 import re
 import shutil
@@ -30,7 +31,7 @@ from mmseg_ext.commands.test import runner_of as scoring_runner
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.engine import distributed, launch
 from mmseg_ext.engine.distributed import on_rank_zero
-from mmseg_ext.engine.launch import load_settings
+from mmseg_ext.engine.launch import build_test_runner, build_train_runner, load_settings
 from mmseg_ext.errors import LaunchError, RunError
 from tests.engine.runs import (
     built,
@@ -104,6 +105,9 @@ def test_resume_prefers_the_work_directory_to_a_configs_load_from(trained, tmp_p
     (tmp_path / "work/last_checkpoint").write_text(str(tmp_path / "iter_9.pth"))
     missing, message = tmp_path / "work/iter_9.pth", fails(train, *resume)
     assert f"last_checkpoint names '{missing}'" in message
+    plain = build_train_runner(str(resume[0]), work_dir=str(tmp_path / "work"))
+    assert (plain._load_from, plain._resume) == (start, False)
+    assert plain.cfg.optim_wrapper.type == "OptimWrapper" and not plain.cfg.auto_scale_lr.enable
 
 
 def test_auto_scale_lr(tmp_path):
@@ -240,13 +244,17 @@ def test_rank_0_decides_about_resuming(trained, monkeypatch):
     assert (runner._load_from, runner._resume) == (None, True)
 
 
-def test_out_exists_before_a_rank_writes(trained, monkeypatch):
+def test_out_exists_before_a_rank_writes(trained, tmp_path, monkeypatch):
     """mmsegmentation's metric creates the folder on rank 0 only."""
     monkeypatch.setattr(iou_metric, "is_main_process", lambda: False)
-    words = [trained / "tiny.py", trained / "work/iter_12.pth", "--work-dir", trained / "tested"]
-    words += ["--out", trained / "a/b"]
-    scoring_runner(test_parser().parse_args([str(word) for word in words]))
-    assert (trained / "a/b").is_dir()
+    config, out = write_config(tmp_path, "test_evaluator = [val_evaluator]\n"), tmp_path / "a/b"
+    for _ in range(2):
+        runner = build_test_runner(
+            str(config), str(trained / "work/iter_12.pth"), work_dir=str(tmp_path), out=str(out)
+        )
+        assert out.is_dir() and type(runner.model).__name__ == "StripEncoderDecoder"
+    given = runner.cfg.test_evaluator[0]  # as of mmsegmentation's test.py
+    assert (given.output_dir, given.keep_results) == (str(out), True)
 
 
 def test_benchmark_mode_is_on_only_in_training(tmp_path):
@@ -342,7 +350,9 @@ def test_test_and_tta(trained, tmp_path):
     drawn = ["--out", str(tmp_path / "out"), "--show-dir", str(tmp_path / "show"), "--cfg-options"]
     drawn.append("default_hooks.visualization.interval=1")
     drawn.append("visualizer.name=shown")  # visualizers are unique by name in a process
+    drawn += ["test_dataloader.num_workers=1", "test_dataloader.persistent_workers=True"]
     test([*words, str(tmp_path / "plain"), *drawn])
+    assert not multiprocessing.active_children() and (tmp_path / "plain/tiny.py").is_file()
     (metrics,) = (json.loads(p.read_text()) for p in (tmp_path / "plain").glob("2*/2*.json"))
     rows = (trained / "work").glob("2*/vis_data/scalars.json")
     validated = [json.loads(line) for p in rows for line in p.read_text().splitlines()]
@@ -351,7 +361,10 @@ def test_test_and_tta(trained, tmp_path):
     for kind in ("out", "show"):
         assert len(list((tmp_path / kind).rglob("*.png"))) == 8
 
-    runner = scoring_runner(test_parser().parse_args([*words, str(tmp_path / "tta"), "--tta"]))
+    words += [str(tmp_path / "tta"), "--tta"]
+    own = [*words, "--cfg-options", "tta_model.type=SegTTAModel", "tta_model.visualizer=None"]
+    own, runner = (scoring_runner(test_parser().parse_args(w)) for w in (own[:-1], words))
+    assert type(own.model).__name__ == "SegTTAModel"
     assert type(runner.model).__name__ == "StreamingSegTTAModel"
     assert 0 < runner.test()["mIoU"] <= 100
 

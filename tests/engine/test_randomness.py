@@ -1,5 +1,7 @@
 """Sample order and augmentation: they depend on the seed and the position only."""
 
+import os
+import signal
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -15,6 +17,7 @@ from mmseg_ext.engine.randomness import (
     PositionedSampler,
     SampleIndex,
     SeededSamples,
+    derive_seed,
     isolate_loader,
     random_state,
     seeded,
@@ -94,7 +97,9 @@ def test_epochs_and_processes_of_a_positioned_sampler_differ():
             sampler.num_samples, sampler.total_size = 3, 6
             sampler.set_epoch(epoch)
             order.append(list(sampler))
+            positions = [6 * epoch + rank + 2 * i for i in range(3)]
             seeds += [index.seed for index in order[-1]]
+            assert seeds[-3:] == [derive_seed(3, "sample", position) for position in positions]
         assert {*order[0], *order[1]} == set(range(5))
     assert len(set(seeds)) == 12
 
@@ -117,6 +122,7 @@ def test_a_batch_sampler_with_its_own_batch_size():
     loader = DurableRunner.build_dataloader(ConfigDict(settings), seed=3)
     assert [len(batch[0]) for batch, _ in zip(loader, range(2), strict=False)] == [2, 2]
     assert isinstance(loader.batch_sampler.sampler, PositionedInfiniteSampler)
+    assert DurableRunner.build_dataloader(loader) is loader
 
 
 def test_a_loader_draws_nothing_from_the_global_generator():
@@ -124,6 +130,38 @@ def test_a_loader_draws_nothing_from_the_global_generator():
     before = random_state()
     assert len(list(loader)) == 2
     assert_same(random_state(), before)
+
+
+def test_workers_survive_the_first_stop_signal(monkeypatch):
+    """They are initialized as the loader's settings say."""
+    handlers, calls = {}, []
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(os, "_exit", lambda status: calls.append(("exit", status)))
+    isolate_loader(DataLoader(torch.arange(4))).worker_init_fn(3)
+    isolate_loader(DataLoader(torch.arange(4), worker_init_fn=calls.append)).worker_init_fn(3)
+    assert calls == [3] and handlers.pop(signal.SIGUSR1) == signal.SIG_IGN
+    assert handlers.keys() == {signal.SIGTERM, signal.SIGINT}
+    for _ in range(2):
+        handlers[signal.SIGTERM](signal.SIGTERM, None)
+    assert calls == [3, ("exit", 0)]
+
+
+def test_the_random_state_of_a_gpu(monkeypatch):
+    """A worker that draws a sample must not touch it."""
+    state, given = torch.arange(3), []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: state)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", given.append)
+    with seeded(3):
+        pass
+    assert given == []
+    saved = random_state()
+    assert saved["cuda"] is state
+    set_random_state(saved)
+    assert len(given) == 1
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    set_random_state(saved)
+    assert len(given) == 1 and "cuda" not in random_state()
 
 
 class OwnGenerator:

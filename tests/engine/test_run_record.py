@@ -14,15 +14,22 @@ from torch import nn
 import mmseg_ext
 from mmseg_ext.commands.print_config import main as print_config
 from mmseg_ext.commands.train import main as train
+from mmseg_ext.engine import run_record
 from mmseg_ext.engine.randomness import SeededSamples
-from mmseg_ext.engine.run_record import git_commit, initial_weights, uses_large_dataset
-from tests.engine.runs import ROOT, write_config
+from mmseg_ext.engine.run_record import (
+    batch_settings,
+    git_commit,
+    initial_weights,
+    uses_large_dataset,
+)
+from tests.engine.runs import ROOT, log_text, write_config
 from tests.engine.states import UNVALIDATED
 
 FLAGS = ["--auto-scale-lr", "--amp", "--cfg-options", "optim_wrapper.accumulative_counts=3"]
 
 
-def test_the_record_equals_the_output_of_print_config(tmp_path, capsys):
+def test_the_record_equals_the_output_of_print_config(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run_record, "uses_large_dataset", lambda runner: True)
     config, work = write_config(tmp_path, UNVALIDATED), tmp_path / "work"
     line = [str(config), "--work-dir", str(work), *FLAGS, "train_cfg.max_iters=1"]
     print_config(line)
@@ -31,6 +38,7 @@ def test_the_record_equals_the_output_of_print_config(tmp_path, capsys):
     train(line)
     (folder,) = work.glob("2*/run.json")
     record = json.loads(folder.read_text())
+    assert log_text(work).count("WARNING - model.backbone: starts from random weights") == 1
     expected = {
         "world_size": 1,
         "batch_per_process": 4,
@@ -70,6 +78,29 @@ def test_the_commit_is_of_this_project_or_unknown(tmp_path, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setenv("PATH", str(tmp_path))  # no git there
     assert git_commit() == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("cfg", "effective", "factor"),
+    [
+        ({}, None, 1.0),
+        ({"train_dataloader": {"batch_size": 4}}, 12, 1.0),
+        ({"auto_scale_lr": {"base_batch_size": 6}}, None, 1.0),
+        ({"train_dataloader": {"batch_size": 4}, "auto_scale_lr": {"enable": True}}, 12, 1.0),
+        (
+            {
+                "train_dataloader": {"batch_size": 4},
+                "optim_wrapper": {"accumulative_counts": 5},
+                "auto_scale_lr": {"base_batch_size": 6, "enable": True},
+            },
+            60,
+            10.0,
+        ),
+    ],
+)
+def test_batches_of_three_processes(cfg, effective, factor):
+    settings = batch_settings(Config(cfg), 3)
+    assert (settings["effective_batch"], settings["learning_rate_factor"]) == (effective, factor)
 
 
 PRETRAINED = [{"type": "Constant"}, {"type": "Pretrained", "checkpoint": "weights.pth"}]

@@ -1,9 +1,11 @@
 """SIGTERM, SIGUSR1 and Ctrl-C save a checkpoint and end the run with status 0."""
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from mmseg_ext.engine import StopOnSignalHook
 from tests.engine.run_hooks import Crash
 from tests.engine.runs import log_text, run_tool, train_here, train_words, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs
@@ -51,6 +53,21 @@ def test_mmengines_checkpoint_hook_saves(tmp_path):
         train_here(config_of(tmp_path, NO_HOOKS + stock, "number=15"), tmp_path / "work", SHORT)
     assert end.value.code == 0
     assert (tmp_path / "work/iter_3.pth").is_file()
+
+
+def test_a_signal_at_a_regular_checkpoint_saves_once(tmp_path):
+    """Saving twice, mmengine would remove the file as the older one of two."""
+    hook = "dict(type='SignalAt', iteration=4, point='before_train_iter', number=15)"
+    config = write_config(tmp_path, f"{UNVALIDATED}custom_hooks = [{hook}]\n")
+    with pytest.raises(SystemExit):
+        keep = "default_hooks.checkpoint.max_keep_ckpts=1"
+        train_here(config, tmp_path / "work", SHORT, keep)
+    assert (tmp_path / "work/iter_4.pth").is_file()
+
+
+def test_a_training_in_a_thread_leaves_the_handlers(tmp_path):
+    with ThreadPoolExecutor() as pool:
+        pool.submit(StopOnSignalHook().before_train, None).result()
 
 
 def test_a_failed_run_restores_the_handlers(tmp_path):

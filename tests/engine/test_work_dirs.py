@@ -5,6 +5,7 @@ import fcntl
 import json
 import multiprocessing
 import os
+import platform
 import shutil
 import signal
 import time
@@ -59,7 +60,7 @@ def test_a_copied_work_directory_does_not_change_the_original(tmp_path):
     before = {path: path.stat().st_mtime_ns for path in work.rglob("*")}
     go(config, copy, "default_hooks.checkpoint.max_keep_ckpts=1", resume=True)
     assert {path: path.stat().st_mtime_ns for path in work.rglob("*")} == before
-    assert "resumed epoch: 0, iter: 4" in log_text(copy)
+    assert "resumed epoch: 0, iter: 4" in log_text(copy) and "left out" not in log_text(copy)
     assert {p.name for p in copy.glob("iter*.pth")} == {"iter_8.pth"}
     assert (copy / "last_checkpoint").read_text() == str(copy / "iter_8.pth")
     info = read_checkpoint(copy / "iter_8.pth")["message_hub"]["runtime_info"]
@@ -153,8 +154,10 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "lockf", lockf)
+    (tmp_path / ".training").write_text("process 7 on another\n" * 9)
     with lock_work_dir(str(tmp_path)):
-        assert (tmp_path / ".training").read_text().startswith(f"process {os.getpid()} on ")
+        text = (tmp_path / ".training").read_text()
+        assert text == f"process {os.getpid()} on {platform.node()}\n"
     assert len(messages) == 1 and os.strerror(errno.ENOLCK) in messages[0]
 
 
@@ -220,7 +223,9 @@ def test_the_averaged_weights_are_saved_for_testing(tmp_path):
     extra = f"{VALIDATED}custom_hooks = [dict(type='EMAHook', momentum=0.5)]\n"
     words = train_words(write_config(tmp_path, extra), tmp_path / "work", "train_cfg.max_iters=4")
     trained = built(*words)
+    trained.message_hub.update_info("function", len)
     trained.train()
+    assert "['message_hub.runtime_info.function (" in log_text(tmp_path / "work")
     (average,) = (h.ema_model.module for h in trained.hooks if isinstance(h, EMAHook))
     own, averaged = (
         {name: p.detach() for name, p in model.named_parameters()}
