@@ -8,7 +8,6 @@ from torch import nn
 
 from mmseg_ext.backbones.deepvit import DeepViT
 from mmseg_ext.backbones.token_backbone import positions_at
-from mmseg_ext.cost.multiply_adds import count_multiply_adds
 from tests.backbones.base import BackboneTester
 from tests.models import assert_same, randomise
 
@@ -41,28 +40,6 @@ class TestDeepViTConvolutional(TestDeepViT):
     }
     deeper = {"arch": {**config["arch"], "depth": 5}}
     traced = {"arch": {**config["arch"], "re_attention_blocks": 4}, "out_indices": (0,)}
-
-
-# The published code's parameters, and giga multiply-adds at 224x224, every product counted. The
-# paper prints 24.5, 36.3, 48.1, 27 and, for 'l', 55 million; 6.2 G for 's', 12.5 G for 'l'.
-COSTS = {
-    "16b": (24_426_664, 5.27),
-    "24b": (36_261_448, 7.88),
-    "32b": (48_096_232, 10.49),
-    "s": (27_312_632, 6.36),
-    "l": (58_883_708, 13.15),
-}
-
-
-@pytest.mark.parametrize("arch", COSTS)
-def test_size_and_cost(arch):
-    with torch.device("meta"):
-        model = DeepViT(arch=arch, num_classes=1000).eval()
-        images = torch.empty(1, 3, 224, 224)
-    parameters, multiply_adds = COSTS[arch]
-    assert sum(p.numel() for p in model.parameters()) == parameters
-    counted = count_multiply_adds(model, images).all / 1e9
-    assert counted == pytest.approx(multiply_adds, abs=0.006)
 
 
 def test_scale_adjustment_doubles_the_branches():

@@ -39,6 +39,7 @@ def test_wrong_result(monkeypatch):
 def test_training_step(name):
     (finding,) = run("training", name).values()
     assert finding.status == "ok" and "flash_attention" in finding.figure
+    assert "deterministic" not in finding.figure
 
 
 def test_training_step_that_is_random_or_wrong_under_autocast(monkeypatch):
@@ -53,6 +54,7 @@ def test_training_step_that_is_random_or_wrong_under_autocast(monkeypatch):
     assert check().status == "FAIL"
 
 
+@pytest.mark.slow
 def test_resume():
     assert module.check_resume() == ("ok", "0 of 156 tensors differ")
 

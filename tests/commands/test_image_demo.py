@@ -72,6 +72,7 @@ def test_a_folder_is_segmented_and_broken_images_are_named(folder, checkpoint, c
         assert np.abs(overlay - mixed).max() <= 1
 
 
+@pytest.mark.slow
 def test_the_packages_own_weights(tmp_path, capsys):
     """A photo alone, of any size; the terminal says what the weights are."""
     pixels = np.random.RandomState(0).randint(0, 256, (203, 301, 3), dtype=np.uint8)
