@@ -24,7 +24,6 @@ from mmseg.visualization import SegLocalVisualizer
 SLOW = (
     "benchmarks",
     "checkpoint/test_writing.py",
-    "commands/test_demo.py",
     "commands/test_export.py",
     "commands/test_tools.py",
     "cost/test_step_memory.py",

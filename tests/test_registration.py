@@ -119,9 +119,14 @@ def test_another_package_works_without_mmseg(tmp_path):
     assert result.returncode == 0, result.stderr
 
 
-def test_environment_table(capsys):
+def test_environment_table(monkeypatch, capsys):
+    monkeypatch.setattr(environment, "mixture", lambda: None)
     assert env([]) == 0
     printed = capsys.readouterr().out
+    monkeypatch.setattr(environment, "stack_problem", lambda: "a problem")
+    assert env([]) == 1
+    captured = capsys.readouterr()
+    assert captured.err == "a problem\n" and "a problem" in captured.out
     for word in ("mmseg_ext", "torch", "devices", "mmcv.ops", "EAHead", mmseg_ext.__version__):
         assert word in printed
 

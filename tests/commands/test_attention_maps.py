@@ -1,10 +1,16 @@
 """The command that draws attention."""
 
-import numpy as np
+from pathlib import Path
+
 import pytest
 from PIL import Image
 
 from mmseg_ext.commands.attention_maps import main, seen_pixel
+from mmseg_ext.inspection import attention_pictures
+from tests.configs import CONFIGS
+
+CONFIG = str(CONFIGS / "ea_r18_shapes.py")
+LAYER = "decode_head.external_attention"
 
 
 def test_pixel_of_the_image_on_disk():
@@ -16,18 +22,39 @@ def test_pixel_of_the_image_on_disk():
         seen_pixel((100, 3), (100, 200), (50, 400))
 
 
-def test_command(tmp_path, capsys):
-    """Two images of one name, and a layer that is not there."""
-    image = np.random.default_rng(0).integers(0, 255, (64, 80, 3), dtype=np.uint8)
-    photos = [tmp_path / "a" / "photo.png", tmp_path / "b" / "photo.png"]
+def write_photos(folder: Path, size: tuple[int, int]) -> list[str]:
+    """Write two orange images of one name in two folders."""
+    photos = [folder / "a" / "photo.png", folder / "b" / "photo.png"]
     for photo in photos:
         photo.parent.mkdir()
-        Image.fromarray(image).save(photo)
-    out = tmp_path / "maps"
-    words = ["configs/ea_r18_shapes.py", "none", *map(str, photos), "--out", str(out)]
+        Image.new("RGB", size[::-1], (200, 100, 50)).save(photo)
+    return [CONFIG, "none", *map(str, photos), "--out", str(folder / "maps")]
+
+
+def test_command(tmp_path, capsys):
+    """Two images of one name, the list of layers, and a layer that is not there."""
+    words = write_photos(tmp_path, (64, 80))
+    assert main([*words, "--list"]) == 0
+    assert capsys.readouterr().out == f"{LAYER}  ExternalAttention2d\n"
+    assert not (tmp_path / "maps").exists()
     assert main(words) == 0
     assert "strongest slots" in capsys.readouterr().out
-    name = "photo_decode_head.external_attention.png"
-    assert sorted(p.name for p in out.iterdir()) == [f"0_{name}", f"1_{name}"]
+    names = sorted(p.name for p in (tmp_path / "maps").iterdir())
+    assert names == [f"0_photo_{LAYER}.png", f"1_photo_{LAYER}.png"]
     assert main([*words, "--layers", "x"]) == 1
-    assert "decode_head.external_attention" in capsys.readouterr().err
+    assert LAYER in capsys.readouterr().err
+
+
+def test_scene(tmp_path, monkeypatch, capsys):
+    """An image that the network gets padded is drawn padded, in RGB."""
+    scenes = []
+    draw = lambda layer, x, scene, *rest: scenes.append(scene) or "drawn"  # noqa: E731
+    monkeypatch.setattr(attention_pictures, "draw_layer", draw)
+    words = write_photos(tmp_path, (60, 72))
+    option = "model.data_preprocessor.test_cfg.size_divisor=32"
+    assert main([*words, "--pixel", "59", "3", "--cfg-options", option]) == 0
+    scene = scenes[0]
+    assert scene.image.shape == (64, 96, 3) and scene.pixel == (59, 3)
+    assert (scene.image[:60, :72] == (200, 100, 50)).all()
+    assert not scene.image[60:].any() and not scene.image[:, 72:].any()
+    assert len(scene.classes) == 6 and capsys.readouterr().out.count("drawn") == 2

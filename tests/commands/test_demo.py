@@ -1,11 +1,12 @@
 """The demo: a shortened training reaches its floor, and what it prints is what it measured."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mmengine.config import Config
 
-from mmseg_ext.commands import _demos
+from mmseg_ext.commands import _demos, demo, demo_det
 from mmseg_ext.commands._demos import (
     COMPARED,
     DEMO_CONFIG,
@@ -44,6 +45,7 @@ def shortened(root: Path, iterations: int, train: int, val: int) -> dict:
     }
 
 
+@pytest.mark.slow
 def test_a_shortened_demo_reaches_its_floor(tmp_path, capsys):
     options = shortened(tmp_path, ITERATIONS, train=320, val=32)
     assert segmentation_demo(tmp_path, options, required=REQUIRED_MIOU)
@@ -59,7 +61,8 @@ def curves_of(work_dir: Path) -> dict:
     return curves
 
 
-def test_one_seed_gives_one_run_and_a_low_miou_fails(tmp_path, monkeypatch, capsys):
+@pytest.mark.slow
+def test_one_seed_gives_one_run(tmp_path, capsys):
     options = shortened(tmp_path, 4, train=24, val=8)
     outcome = train_and_test(DEMO_CONFIG, tmp_path / "run", options)
     curves = curves_of(tmp_path / "run")
@@ -70,12 +73,54 @@ def test_one_seed_gives_one_run_and_a_low_miou_fails(tmp_path, monkeypatch, caps
     train(DEMO_CONFIG, tmp_path / "again", options)
     again = curves_of(tmp_path / "again")
     assert all(again[name].values == curves[name].values for name in ("loss", "mIoU"))
+    assert 0 < outcome.seconds < 100 and outcome.parameters == 973_214
+    assert "testing, single scale\n  testing, multi-scale" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("miou", "reached"), [(0.7, True), (0.69, False)])
+def test_a_low_miou_fails(miou, reached, tmp_path, monkeypatch, capsys):
+    outcome, reported = Outcome(miou, 0.75, parameters=10**6, iterations=5, seconds=60.0), []
     monkeypatch.setattr(_demos, "train_and_test", lambda *_: outcome)
-    assert not segmentation_demo(tmp_path / "run", options)
+    monkeypatch.setattr(_demos, "write_report", lambda *given: reported.append(given))
+    assert segmentation_demo(tmp_path) == reached
+    assert reported == [([tmp_path], tmp_path / "report.html")]
     printed = capsys.readouterr().out
-    assert f"single scale             {outcome.miou:.3f}" in printed
-    assert f"multi-scale and flip     {outcome.miou_tta:.3f}" in printed
-    assert f"FAILED: mIoU {outcome.miou:.3f} is below 0.70" in printed
+    assert printed.startswith("mmseg_ext demo: EANet") and "5 iterations in 60 s" in printed
+    assert f"single scale             {miou:.3f}" in printed
+    assert "multi-scale and flip     0.750" in printed
+    assert ("FAILED: mIoU 0.690 is below 0.70" in printed) != reached
+
+
+def test_lines_of_progress(monkeypatch, capsys):
+    clock = iter((10.0, 30.0, 60.0))
+    monkeypatch.setattr(_demos, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    losses = {"train/loss": SimpleNamespace(mean=lambda count: count / 50)}
+    hub = SimpleNamespace(get_scalar=losses.__getitem__)
+    runner, line = SimpleNamespace(iter=50, max_iters=350, message_hub=hub), _demos.ProgressLine()
+    line.before_train(runner)
+    for runner.iter in (98, 99, 100, 349):
+        line.after_train_iter(runner, 0)
+    line.after_val_epoch(runner, {"aAcc": 3.0, "mIoU": 12.5})
+    assert capsys.readouterr().out.splitlines() == [
+        "  iteration   100/350  loss 2.000   2.5 it/s  ETA 1:40",
+        "  iteration   350/350  loss 2.000   6.0 it/s  ETA 0:00",
+        "  validation: mIoU 12.5",
+    ]
+
+
+def test_flags_of_the_demos(monkeypatch):
+    calls = []
+    for name in ("segmentation_demo", "compare_heads", "detection_demo"):
+        monkeypatch.setattr(_demos, name, lambda *given, name=name: calls.append((name, *given)))
+    assert demo.main(["--work-dir", "w"]) == 1  # the demo failed
+    assert demo.main(["--compare", "--data-root", "d"]) == 0
+    assert demo_det.main(["--resume"]) == 1
+    root = {f"{split}_dataloader.dataset.data_root": "d" for split in ("train", "val", "test")}
+    assert calls == [
+        ("segmentation_demo", Path("w"), None),
+        ("compare_heads", Path("work_dirs/demo"), root),
+        ("detection_demo", Path("work_dirs/demo_det"), Path("data/shapes"), True),
+    ]
 
 
 def test_compared_configs_differ_in_the_head_alone():
@@ -95,11 +140,13 @@ def test_compare_ranks_by_miou(tmp_path, monkeypatch, capsys):
 
     reported = []
     monkeypatch.setattr(_demos, "train_and_test", outcome)
-    monkeypatch.setattr(_demos, "write_report", lambda runs, *args, **_: reported.extend(runs))
+    monkeypatch.setattr(_demos, "write_report", lambda *given: reported.append(given))
     compare_heads(tmp_path)
-    assert reported == [tmp_path / name.lower() for name in COMPARED]
+    runs = [tmp_path / name.lower() for name in COMPARED]
+    assert reported == [(runs, tmp_path / "report.html")]
     table = (tmp_path / "compare.md").read_text()
     names = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
     assert names == ["FCN", "EANet", "DANet"]
     assert "| FCN | 0.740 | 0.750 | 1.00 M | 5 | 60 |" in table
-    assert table in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert table in printed and all(f"{name} (" in printed for name in names)

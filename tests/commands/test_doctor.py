@@ -87,10 +87,17 @@ def test_command(monkeypatch, tmp_path, capsys):
     path = tmp_path / "out" / "findings.json"
     assert doctor.main(["--device", "cpu", "--json", str(path)]) == 0
     record = json.loads(path.read_text())
-    assert [c["status"] for c in record["checks"]] == ["slow"] and "torch" in record["environment"]
+    (check,) = record["checks"]
+    assert check["status"] == "slow" and 0 <= check["seconds"] < 10
+    assert "torch" in record["environment"] and record["device"].startswith("cpu (")
+    printed = capsys.readouterr().out
+    assert "\nstack: usable" in printed and "slow    speed: a layer" in printed
+    assert printed.endswith("\n1 slow\n")
     chosen.append(("files", "resume", lambda: 1 / 0))
     assert doctor.main(["--device", "cpu"]) == 1
     assert "FAIL    files: resume" in capsys.readouterr().out
+    assert doctor.main(["--device", "meta"]) == 1
+    assert "--device meta: not supported" in capsys.readouterr().err
 
 
 def test_without_the_stack(monkeypatch):

@@ -13,7 +13,6 @@ from mmseg.apis import init_model
 from mmseg.registry import MODELS
 from PIL import Image
 
-from mmseg_ext.checkpoint.files import read_checkpoint
 from mmseg_ext.commands.export import main
 from mmseg_ext.errors import StackError
 from mmseg_ext.inference.export import (
@@ -228,25 +227,6 @@ def test_command_and_the_example_without_mmseg(shapes_checkpoint, tmp_path, monk
     for images, status in (("a.png", 0), ("broken.jpg", 1), ("../empty", 1), ("no", 1)):
         monkeypatch.setattr(sys, "argv", [script, str(out), str(folder / images), str(tmp_path)])
         assert example() == status
-
-
-def test_what_fails_does_not_stay(shapes_checkpoint, tmp_path, capsys):
-    """And the file that was there before does."""
-    path = tmp_path / "out" / "model.pt2"
-    path.parent.mkdir()
-    path.write_bytes(b"before")
-    content = read_checkpoint(shapes_checkpoint)
-    classifier = content["state_dict"]["decode_head.conv_seg.weight"]
-    classifier.copy_(classifier.sign() * 3e38)  # finite, and the scores are not
-    torch.save(content, shapes_checkpoint)
-    words = [CONFIG, shapes_checkpoint, "--out", str(path), "--shape", "64", "--format", "torch"]
-    assert main(words) == 1
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and str(path) in error
-    assert path.read_bytes() == b"before"
-    assert list(path.parent.iterdir()) == [path]
-    assert main([CONFIG, "none", "--out", str(path)]) == 1
-    assert "model.pt2: must end in .onnx" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_the_packages_own_weights(tmp_path, capsys):
     Image.fromarray(pixels).save(tmp_path / "photo.png")
     assert main([str(tmp_path / "photo.png"), "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
-    for told in ("ea_r18_fpn_camvid_6k.pth", "11 classes of street", "non-commercial"):
+    for told in ("ea_r18_fpn_camvid_6k.pth", "mIoU 65", "11 classes of street", "non-commercial"):
         assert told in printed
     labels = read(tmp_path / "out/labels/photo.png")
     assert (labels == Predictor(get_model(DEFAULT, pretrained=True))(pixels).labels).all()
@@ -94,7 +94,10 @@ def test_large_and_tiny_images(folder, checkpoint, tmp_path, capsys):
     names = {"one.png", "a.png.png", "a.bmp.png", "b.png"}
     assert {p.name for p in (tmp_path / "out/labels").iterdir()} == names
     assert read(tmp_path / "out/labels/one.png").shape == (1, 1)
+    plain = read(tmp_path / "out/overlays/b.png")
     assert main([str(folder / "b.png"), *words[1:], "5000", "--with-labels"]) == 0
+    named = read(tmp_path / "out/overlays/b.png")
+    assert named.shape == plain.shape and (named != plain).any()
 
 
 def test_more_than_256_classes(tmp_path, folder):
@@ -132,6 +135,8 @@ def test_bad_arguments_are_one_line(folder, checkpoint, own, tmp_path, capsys):
         ([image, CONFIG, "none", "--device", "cuda:99"], "device 'cuda:99' cannot be used"),
         ([str(folder / "z.png"), CONFIG, checkpoint], "z.png: is truncated"),
         ([image, own, checkpoint], f"{checkpoint}: does not fit the config: "),
+        ([image, CONFIG, "none", "--opacity", "1.5"], "--opacity=1.5: choose"),
+        ([image, CONFIG, "none", "--opacity", "-1"], "--opacity=-1.0: choose"),
     ):
         assert main([*words, "--out", str(tmp_path / "out")]) == 1
         line = capsys.readouterr().err

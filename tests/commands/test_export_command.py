@@ -1,0 +1,105 @@
+"""The command `export` without an exporter: sizes, metadata, images, and the comparison."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmseg_ext.commands.export import main
+from mmseg_ext.inference import export as module
+from tests.configs import CONFIGS
+
+CONFIG = str(CONFIGS / "ea_r18_shapes.py")
+
+
+@pytest.fixture
+def exported(monkeypatch):
+    """The arguments of `export`, and a factor for the scores of its file."""
+    given = {"factor": 1.0}
+
+    def export(model, path, size, dynamic, metadata):
+        given.update(model=model, size=size, dynamic=dynamic, metadata=metadata)
+        path.write_bytes(b"written")
+
+    def read(path):
+        assert path.read_bytes() == b"written"
+        return lambda images: given["model"](images) * given["factor"]
+
+    monkeypatch.setattr(module, "export", export)
+    monkeypatch.setattr(module, "ExportedSegmentor", read)
+    return given
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for i in range(4):
+        pixels = np.random.RandomState(i).randint(0, 256, (40, 50 + i, 3), dtype=np.uint8)
+        (tmp_path / "images/deep").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / f"images/deep/{i}.png")
+    return tmp_path / "images"
+
+
+def compared(printed: str) -> list[str]:
+    return [line.partition(":")[0] for line in printed.splitlines() if "same class 100" in line]
+
+
+def test_inputs_and_metadata(exported, folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = [CONFIG, "none", "--images", str(folder)]
+    assert main([*words, "--dynamic", "--fuse", "--shape", "64", "80"]) == 0
+    printed = capsys.readouterr().out
+    assert compared(printed) == ["random, 1x3x64x80", "random, 2x3x49x103"] + [
+        f"{i}.png, 1x3x40x{50 + i}" for i in range(3)
+    ]
+    assert printed.splitlines()[-1] == "ea_r18_shapes.onnx: 0.0 MB"
+    assert (tmp_path / "ea_r18_shapes.onnx").is_file() and "sliding" not in printed
+    assert exported["size"] == (64, 80) and exported["dynamic"]
+    assert not any(isinstance(m, torch.nn.BatchNorm2d) for m in exported["model"].modules())
+    told = exported["metadata"]
+    assert (told["config"], told["size"], told["fused"]) == ("ea_r18_shapes.py", [64, 80], True)
+    assert told["dynamic"] and (told["scale"], told["keep_ratio"]) == (None, True)
+    assert len(told["classes"]) == len(told["palette"]) == 6
+    assert told["mean"] == pytest.approx([123.675, 116.28, 103.53])
+
+    assert main([*words, "--shape", "32", "--format", "torch"]) == 0
+    names = [f"{i}.png, 1x3x32x32" for i in range(3)]
+    assert compared(capsys.readouterr().out) == ["random, 1x3x32x32", *names]
+    assert any(isinstance(m, torch.nn.BatchNorm2d) for m in exported["model"].modules())
+
+
+def test_a_config_of_windows_and_resized_images(exported, tmp_path, capsys):
+    """The crop is the default size; images are those of the test set."""
+    path = tmp_path / "own.py"
+    path.write_text(
+        f"_base_ = {CONFIG!r}\n"
+        "crop_size = (48, 64)\n"
+        "model = dict(test_cfg=dict(mode='slide', crop_size=crop_size, stride=(32, 32)))\n"
+        "load, *rest = _base_.test_pipeline\n"
+        "resize = dict(type='Resize', scale=(80, 60))\n"
+        f"test_dataloader = dict(dataset=dict(data_root={str(tmp_path / 'none')!r},\n"
+        "    pipeline=[load, resize, *rest]))\n"
+    )
+    assert main([str(path), "none", "--out", str(tmp_path / "a.onnx")]) == 0
+    printed = capsys.readouterr().out
+    assert "takes one window of (48, 64)" in printed and "none has none; pass" in printed
+    assert compared(printed) == ["random, 1x3x48x64"]
+    assert tuple(exported["metadata"]["scale"]) == (80, 60)
+    assert exported["metadata"]["keep_ratio"] is False
+
+
+def test_what_fails_does_not_stay(exported, folder, tmp_path, capsys):
+    """And the file that was there before does."""
+    path = tmp_path / "out" / "model.onnx"
+    path.parent.mkdir()
+    path.write_bytes(b"before")
+    words = [CONFIG, "none", "--shape", "32", "--out", str(path), "--images", str(folder)]
+    for factor in (1.00015, float("nan")):
+        exported["factor"] = factor
+        assert main(words) == 1
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and f"{path}: not written" in error
+        assert path.read_bytes() == b"before" and list(path.parent.iterdir()) == [path]
+    exported["factor"] = 1.00005
+    assert main(words) == 0 and path.read_bytes() == b"written"
+    assert main([*words, "--format", "torch"]) == 1
+    assert "model.onnx: must end in .pt2" in capsys.readouterr().err

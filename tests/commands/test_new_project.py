@@ -1,0 +1,54 @@
+"""The command `new_project`: what it prints; tests/datasets/test_new_project.py has the files."""
+
+import importlib
+import shlex
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmseg_ext.commands.new_project import main
+
+
+@pytest.fixture
+def words(tmp_path) -> list[str]:
+    for kind, names in (("images", "abcd"), ("masks", "abc")):
+        (tmp_path / kind).mkdir()
+        for i, name in enumerate(names):
+            pixels = np.kron([[0, 255], [i % 2, 1]], np.ones((8, 8))).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / kind / f"{name}.png")
+    flags = ["--images", str(tmp_path / "images"), "--masks", str(tmp_path / "masks")]
+    return [str(tmp_path / "my project"), *flags, "--ignore", "255"]
+
+
+def test_it_prints_commands_that_parse(words, capsys):
+    assert main(words) == 0
+    told, _, following = capsys.readouterr().out.partition("Next:\n")
+    assert "left out: 1 files" in told and "d.png" in told
+    assert "values: 0 is class_0, 1 is class_1, 255 is ignored" in told
+    assert "train: 2 pairs" in told and "training starts from random weights" in told
+    names = []
+    for line in following.splitlines():
+        program, name, *given = shlex.split(line)
+        names.append(name)
+        args = importlib.import_module(f"mmseg_ext.commands.{name}").parser().parse_args(given)
+        paths = [vars(args).get(key) for key in ("config", "work_dirs", "input")]
+        assert program == "mmseg-ext" and words[0] in str(paths)
+    assert names == ["check_dataset", "train", "test", "report", "image_demo"]
+    assert f"{words[0]}/work_dir/iter_600.pth" in shlex.split(following)
+    assert main(words) == 0
+    assert "config.py: exists, unchanged" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--val", "0"], "--val 0.0: must be between 0 and 1"),
+        (["--val", "1"], "--val 1.0: must be between 0 and 1"),
+        (["--from", "nothing"], "--from nothing: is neither a file nor scratch, imagenet or "),
+    ],
+)
+def test_bad_flags_are_one_line(words, flags, message, capsys):
+    assert main([*words, *flags]) == 1
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
