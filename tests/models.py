@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -122,31 +123,6 @@ def assert_same(ours, theirs, rtol: float = 1e-5) -> None:
         assert (a - b).abs().max() <= rtol * b.abs().max()
 
 
-def assert_every_parameter_gets_gradient(model: nn.Module, zero_by_theory: tuple[str, ...]) -> None:
-    """Check that every gradient is non-zero, or zero if the name matches `zero_by_theory`."""
-    excepted = [re.compile(p) for p in zero_by_theory]
-    largest = max(p.grad.abs().max() for p in model.parameters() if p.grad is not None)
-    for name, p in model.named_parameters():
-        assert p.grad is not None, f"no gradient for {name}"
-        if any(pattern.search(name) for pattern in excepted):
-            assert p.grad.abs().max() <= 1e-4 * largest, f"{name}: gradient is not zero"
-        else:
-            assert p.grad.abs().max() > 0, f"zero gradient for {name}"
-
-
-def assert_round_trips(model: nn.Module, forward) -> None:
-    """Check that loading a state dict and deep copies keep the outputs."""
-    model.eval()
-    with torch.no_grad():
-        before = forward(model)
-        twin = copy.deepcopy(model)
-        assert_same(forward(twin), before, rtol=0)
-        for p in twin.parameters():
-            p.zero_()
-        twin.load_state_dict(copy.deepcopy(model.state_dict()), strict=True)
-        assert_same(forward(twin), before, rtol=0)
-
-
 def assert_autocast_close(model: nn.Module, forward, tolerance: float = 0.08) -> None:
     model.eval()
     with torch.no_grad():
@@ -157,22 +133,6 @@ def assert_autocast_close(model: nn.Module, forward, tolerance: float = 0.08) ->
         assert torch.isfinite(a).all()
         error = (a.float() - b).pow(2).mean().sqrt() / b.pow(2).mean().sqrt()
         assert error <= tolerance, f"relative RMS error {error:.3g} under bfloat16 autocast"
-
-
-def assert_half_precision_works(model: nn.Module, args: tuple, tolerance: float = 0.08) -> None:
-    """Compare the model in bfloat16 with float32; its gradients must be finite."""
-    model.eval()
-    dtype = torch.bfloat16
-    half = copy.deepcopy(model).to(dtype)
-    with torch.no_grad():
-        expected = tensors(model(*args))
-    outputs = tensors(half(*tree_map(lambda t: t.to(dtype), args)))
-    for ours, theirs in zip(outputs, expected, strict=True):
-        assert ours.dtype == dtype
-        error = (ours.float() - theirs).pow(2).mean().sqrt() / theirs.pow(2).mean().sqrt()
-        assert error <= tolerance, f"relative RMS error {error:.3g} in {dtype}"
-    sum(t.float().mean() for t in outputs).backward()
-    assert all(torch.isfinite(p.grad).all() for p in half.parameters())
 
 
 def written_out_batch_norm(
@@ -195,34 +155,6 @@ def written_out_batch_norm(
     shift = (0 if bias is None else bias) - mean * scale
     shape = [-1 if d == 1 else 1 for d in range(x.ndim)]
     return x * scale.view(shape) + shift.view(shape)
-
-
-def assert_right_gradients_for_one_image(model: nn.Module, x: Tensor, forward) -> None:
-    """Compare gradients for x (1, C, H, W) with batch norm by its formula, in both memory formats.
-
-    On a CPU, torch 2.13 computes wrong gradients of batch norm for one image if the strides of the
-    input or gradient fit both memory formats.
-    """
-    model.double().train()
-    for memory_format in (torch.contiguous_format, torch.channels_last):
-        image = x.double().contiguous(memory_format=memory_format).requires_grad_()
-        results = []
-        for batch_norm in (F.batch_norm, written_out_batch_norm):
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(F, "batch_norm", batch_norm)
-                torch.manual_seed(3)  # for dropout
-                loss = weighted_sum(forward(model, image))
-                results.append(torch.autograd.grad(loss, [image, *model.parameters()]))
-        largest = max(g.abs().max() for g in results[1])
-        for ours, expected in zip(*results, strict=True):
-            assert (ours - expected).abs().max() <= 1e-10 * largest
-
-
-def assert_exports(model: nn.Module, args: tuple) -> None:
-    """Check that the program of `torch.export` returns the eager result."""
-    model.eval()
-    with torch.no_grad():
-        assert_same(torch.export.export(model, args).module()(*args), model(*args))
 
 
 def assert_compiles_once(
@@ -253,3 +185,95 @@ def assert_compiles_once(
             largest = max(g.abs().max() for g in theirs)
             for a, b in zip(ours, theirs, strict=True):
                 assert (a - b).abs().max() <= 1e-5 * largest
+
+
+class ModelTester:
+    """The tests of heads and backbones; their base testers define `build` and `inputs`.
+
+    `zero_gradient` has patterns of parameters whose gradient is zero by theory, `traced` arguments
+    that leave out blocks, because tracing takes seconds for each. `autocast_tolerance` bounds the
+    relative RMS error in bfloat16.
+    """
+
+    config: dict
+    size: tuple[int, int]
+    zero_gradient: tuple[str, ...] = ()
+    traced: ClassVar[dict] = {}
+    autocast_tolerance: float = 0.08
+
+    def build(self, **changes) -> nn.Module:
+        raise NotImplementedError
+
+    def inputs(self, batch: int = 2, extra: tuple[int, int] = (0, 0)) -> Tensor | list[Tensor]:
+        """Return what `forward` takes, for `size` plus `extra`."""
+        raise NotImplementedError
+
+    def test_defaults_stay(self):
+        assert_defaults_stay(type(self.build()))
+
+    def check_gradients(self, model: nn.Module) -> None:
+        """Check that every gradient is non-zero, or zero if `zero_gradient` has its name."""
+        largest = max(p.grad.abs().max() for p in model.parameters() if p.grad is not None)
+        for name, p in model.named_parameters():
+            assert p.grad is not None, f"no gradient for {name}"
+            if any(re.search(pattern, name) for pattern in self.zero_gradient):
+                assert p.grad.abs().max() <= 1e-4 * largest, f"{name}: gradient is not zero"
+            else:
+                assert p.grad.abs().max() > 0, f"zero gradient for {name}"
+
+    def test_gradients_for_one_image(self):
+        """Compare with batch norm by its formula, in both memory formats.
+
+        On a CPU, torch 2.13 computes wrong gradients of batch norm for one image if the strides of
+        the input or gradient fit both memory formats.
+        """
+        model, inputs = randomise(self.build()).double().train(), self.inputs(1)
+        for memory_format in (torch.contiguous_format, torch.channels_last):
+            image = tensors(inputs)[0].double().contiguous(memory_format=memory_format)
+            image.requires_grad_()
+            results = []
+            for batch_norm in (F.batch_norm, written_out_batch_norm):
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(F, "batch_norm", batch_norm)
+                    torch.manual_seed(3)  # for dropout
+                    loss = weighted_sum(model([image] if isinstance(inputs, list) else image))
+                    results.append(torch.autograd.grad(loss, [image, *model.parameters()]))
+            largest = max(g.abs().max() for g in results[1])
+            for ours, expected in zip(*results, strict=True):
+                assert (ours - expected).abs().max() <= 1e-10 * largest
+
+    @torch.no_grad()
+    def test_round_trips(self):
+        """Loading a state dict and deep copies keep the outputs."""
+        model, x = randomise(self.build()).eval(), self.inputs(1)
+        expected, twin = model(x), copy.deepcopy(model)
+        assert_same(twin(x), expected, rtol=0)
+        for p in twin.parameters():
+            p.zero_()
+        twin.load_state_dict(copy.deepcopy(model.state_dict()), strict=True)
+        assert_same(twin(x), expected, rtol=0)
+
+    def test_autocast(self):
+        x = self.inputs(1)
+        assert_autocast_close(self.build(), lambda m: m(x), self.autocast_tolerance)
+
+    def test_half_precision_module(self):
+        """In bfloat16 the outputs are close to float32's, and gradients are finite."""
+        model, x = randomise(self.build()).eval(), self.inputs(1)
+        half = copy.deepcopy(model).bfloat16()
+        outputs = tensors(half(tree_map(lambda t: t.bfloat16(), x)))
+        for ours, theirs in zip(outputs, tensors(model(x)), strict=True):
+            assert ours.dtype == torch.bfloat16
+            error = (ours.float() - theirs).pow(2).mean().sqrt() / theirs.pow(2).mean().sqrt()
+            assert error <= self.autocast_tolerance
+        sum(t.float().mean() for t in outputs).backward()
+        assert all(torch.isfinite(p.grad).all() for p in half.parameters())
+
+    def test_export(self):
+        model, x = randomise(self.build(**self.traced)).eval(), self.inputs(1)
+        with torch.no_grad():
+            assert_same(torch.export.export(model, (x,)).module()(x), model(x))
+
+    def test_compiles_once_for_all_sizes(self):
+        inputs = [(self.inputs(2, extra),) for extra in ((0, 0), (5, 7))]
+        assert_compiles_once(randomise(self.build(**self.traced)), inputs, training=True)

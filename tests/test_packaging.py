@@ -26,7 +26,6 @@ from PIL import Image
 
 import mmseg_ext
 from benchmarks.docs_tables import results
-from mmseg_ext.doctor.fixtures import FOLDER
 from mmseg_ext.inference.models import PRETRAINED
 from tests.configs import CONFIGS, load
 from tests.test_guides import follow
@@ -178,12 +177,10 @@ def test_a_wheel_contains_the_package_and_mims_files(wheel):
     names, information = files_of(wheel), f"mmseg_ext-{VERSION}.dist-info"
     scripts = (wheel / information / "entry_points.txt").read_text()
     assert "mmseg-ext = mmseg_ext_cli:main" in scripts
-    modules = (ROOT / "mmseg_ext").rglob("*.py")
-    own = {str(path.relative_to(ROOT)) for path in modules if ".mim" not in path.parts}
-    assert own <= names
-    assert {f"mmseg_ext/doctor/parity/{path.name}" for path in FOLDER.glob("*.npz")} <= names
+    own = {f"mmseg_ext/{name}" for name in files_of(ROOT / "mmseg_ext")}
+    assert {name for name in own if ".mim/" not in name and "__pycache__" not in name} <= names
     assert not [name for name in names if name.endswith((".pth", ".safetensors"))]
-    assert sum(name.endswith("/LICENSE") for name in names) == 1 and "mmseg_ext/py.typed" in names
+    assert sum(name.endswith("/LICENSE") for name in names) == 1
     parts = {
         str(path.relative_to(ROOT))
         for top in ("configs", "tools", "demo")
@@ -235,20 +232,6 @@ def test_a_wheel_in_an_empty_folder(installed, run, tmp_path):
     assert "non-commercial" in segmented and "same class 100.000%" in exported
     ours, theirs = (np.array(Image.open(tmp_path / f"{out}/PHOTO.png")) for out in LABELS)
     assert (ours == theirs).mean() > 0.97  # they resize with different libraries
-
-
-def test_new_project_from_a_wheel_in_an_empty_folder(run, tmp_path):
-    for kind in ("images", "masks"):
-        (tmp_path / kind).mkdir()
-        for i in range(3):
-            pixels = np.arange(64, dtype=np.uint8).reshape(8, 8) // 32
-            Image.fromarray(pixels).save(tmp_path / kind / f"{i}.png")
-    words = ["mmseg-ext", "new_project", "mine", "--images", "images", "--masks", "masks"]
-    result = run(words, tmp_path)
-    assert result.returncode == 0, result.stdout
-    config = Config.fromfile(tmp_path / "mine/config.py")
-    assert config.runner_type == "DurableRunner" and config.train_cfg.max_iters == 600
-    assert len(list((tmp_path / "mine/data/annotations").rglob("*.png"))) == 3
 
 
 def test_an_editable_installation_links_mims_files(clone, tmp_path):

@@ -137,10 +137,11 @@ def test_environment_table(monkeypatch, capsys):
         (("mmseg", "mmdet", "mmpretrain"), "the package 'mmseg' is not installed; run: pip"),
         # mmseg 1.2.2 without ftfy: the package can be imported, its models cannot.
         (("mmseg.models",), "'mmseg.models' is installed but fails to import ("),
+        (("mmengine",), "the package 'mmengine' is not installed; run: pip"),
     ],
 )
 def test_a_command_without_packages_says_what_to_install(missing, message, tmp_path):
-    result = run(["tools/train.py", "c.py"], tmp_path, missing)
+    result = run(["tools/train.py", "c.py", "--cfg-options", "a=1"], tmp_path, missing)
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"mmseg_ext: {message}") and "pip install onedl-mmcv" in line

@@ -1,7 +1,6 @@
 """The tests of every backbone: subclass `BackboneTester` and name the model (see test_*.py)."""
 
 import copy
-from typing import ClassVar
 
 import pytest
 import torch
@@ -11,20 +10,7 @@ from mmseg.registry import MODELS
 from torch import nn
 from torch._subclasses import FakeTensor, FakeTensorMode
 
-from tests.models import (
-    assert_autocast_close,
-    assert_compiles_once,
-    assert_defaults_stay,
-    assert_every_parameter_gets_gradient,
-    assert_exports,
-    assert_half_precision_works,
-    assert_right_gradients_for_one_image,
-    assert_round_trips,
-    assert_same,
-    randomise,
-    tensors,
-    weighted_sum,
-)
+from tests.models import ModelTester, assert_same, randomise, tensors, weighted_sum
 
 
 def load_into_segmentor(model, state):
@@ -33,38 +19,29 @@ def load_into_segmentor(model, state):
     load_state_dict(whole, {f"backbone.{key}": value for key, value in state.items()})
 
 
-class BackboneTester:
+class BackboneTester(ModelTester):
     """Subclasses set `config` (a small build of the model, with its `type`) and what it must give.
 
     `channels` and `strides` describe the feature maps, the maps of all stages that the variant has;
     `size` is an input size (H, W) that is a multiple of every stride. `deeper` are the arguments
-    that add a block, `traced` those that leave out some, for tracing takes seconds for each block.
-    `zero_gradient` holds patterns of parameters whose gradient is zero by theory.
-    `autocast_tolerance` bounds the relative RMS error under bfloat16.
+    that add a block. See also `ModelTester`.
     """
 
-    config: dict
     channels: tuple[int, ...]
     strides: tuple[int, ...]
     deeper: dict
-    traced: ClassVar[dict] = {}
-    size: tuple[int, int] = (64, 96)
-    zero_gradient: tuple[str, ...] = ()
-    autocast_tolerance: float = 0.08
+    size = (64, 96)
 
     def build(self, **changes):
         return MODELS.build({**self.config, **changes})
 
-    def images(self, batch: int = 2, extra: tuple[int, int] = (0, 0)) -> torch.Tensor:
+    def inputs(self, batch: int = 2, extra: tuple[int, int] = (0, 0)) -> torch.Tensor:
         height, width = self.size
         return torch.randn(batch, 3, height + extra[0], width + extra[1])
 
-    def test_defaults_stay(self):
-        assert_defaults_stay(type(self.build()))
-
     def test_shapes(self):
         model = self.build().eval()
-        outputs = model(self.images())
+        outputs = model(self.inputs())
         assert isinstance(outputs, tuple)
         height, width = self.size
         assert [tuple(t.shape) for t in outputs] == [
@@ -81,7 +58,7 @@ class BackboneTester:
         """In increasing order, counted from the end where negative; later stages are not built."""
         model = randomise(self.build()).eval()
         count = len(self.channels)
-        x = self.images(1)
+        x = self.inputs(1)
         with torch.no_grad():
             expected = model(x)
             for indices in ((count - 1,), (1, 0), -2):
@@ -92,25 +69,25 @@ class BackboneTester:
                 assert part.feature_info == [model.feature_info[i] for i in wanted]
         part = self.build(out_indices=(0,)).train()
         assert len(part.state_dict()) < len(model.state_dict())
-        weighted_sum(part(self.images())).backward()
+        weighted_sum(part(self.inputs())).backward()
         assert all(p.grad is not None for p in part.parameters())
 
     def test_every_parameter_gets_gradient(self):
         model = randomise(self.build()).train()
-        weighted_sum(model(self.images())).backward()
-        assert_every_parameter_gets_gradient(model, self.zero_gradient)
+        weighted_sum(model(self.inputs())).backward()
+        self.check_gradients(model)
 
     def test_odd_size_and_batch_of_one(self):
         model = self.build().eval()
         with torch.no_grad():
-            outputs = model(self.images(1, extra=(3, 7)))
+            outputs = model(self.inputs(1, extra=(3, 7)))
         assert all(torch.isfinite(t).all() for t in outputs)
 
     @pytest.mark.parametrize("frozen", [0, 2])
     def test_frozen_stages(self, frozen):
         """The stem and the first stages: no gradient, eval mode, no step of their statistics."""
         model = self.build(frozen_stages=frozen).train()
-        outputs = model(self.images())
+        outputs = model(self.inputs())
         trained = {n for n, p in model.named_parameters() if p.requires_grad}
         for i, stage in enumerate(entry["module"] for entry in model.feature_info):
             states = {p.requires_grad for p in model.get_submodule(stage).parameters()}
@@ -127,7 +104,7 @@ class BackboneTester:
         plain = randomise(self.build()).train()
         saving = self.build(with_cp=True).train()
         saving.load_state_dict(plain.state_dict())
-        x = self.images()
+        x = self.inputs()
         results = []
         for model in (plain, saving):
             torch.manual_seed(3)
@@ -141,10 +118,6 @@ class BackboneTester:
         for ours, theirs in zip(results[1][1], results[0][1], strict=True):
             assert (ours - theirs).abs().max() <= 1e-5 * largest
 
-    def test_gradients_for_one_image(self):
-        model = randomise(self.build())
-        assert_right_gradients_for_one_image(model, self.images(1), lambda model, x: model(x))
-
     def test_stochastic_depth(self):
         """Its rate rises linearly from 0 in the first block to the full rate in the last."""
         if not any(isinstance(m, DropPath) for m in self.build().modules()):
@@ -153,37 +126,16 @@ class BackboneTester:
         rates = [m.drop_prob for m in drops]
         assert rates == pytest.approx([0.3 * i / (len(rates) - 1) for i in range(len(rates))])
 
-    def test_round_trips(self):
-        model = randomise(self.build())
-        x = self.images(1)
-        assert_round_trips(model, lambda m: m(x))
-
-    def test_autocast(self):
-        x = self.images(1)
-        assert_autocast_close(self.build(), lambda m: m(x), self.autocast_tolerance)
-
-    def test_half_precision_module(self):
-        model, args = randomise(self.build()), (self.images(1),)
-        assert_half_precision_works(model, args, self.autocast_tolerance)
-
     def test_fake_tensors(self):
         """Models build and run without memory, for the memory of a training step."""
         with FakeTensorMode():
-            outputs = self.build(**self.traced)(self.images())
+            outputs = self.build(**self.traced)(self.inputs())
         assert all(isinstance(t, FakeTensor) for t in outputs)
-
-    def test_export(self):
-        assert_exports(randomise(self.build(**self.traced)), (self.images(1),))
-
-    @pytest.mark.slow
-    def test_compiles_once_for_all_sizes(self):
-        inputs = [(self.images(2, extra),) for extra in ((0, 0), (5, 7))]
-        assert_compiles_once(randomise(self.build(**self.traced)), inputs, training=True)
 
     def test_classifier(self):
         model = self.build(num_classes=5, out_indices=(0,)).eval()
         with torch.no_grad():
-            assert model(self.images()).shape == (2, 5)
+            assert model(self.inputs()).shape == (2, 5)
 
     def test_weights_of_another_depth(self):
         """mmengine alone would load the blocks that both have, and log the others."""

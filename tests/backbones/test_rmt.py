@@ -37,7 +37,7 @@ class TestRMT(BackboneTester):
     )
     def test_compiles_once_on_inductor(self):
         model = randomise(self.build(out_indices=(0,)))
-        inputs = [(self.images(2, extra),) for extra in ((0, 0), (5, 7))]
+        inputs = [(self.inputs(2, extra),) for extra in ((0, 0), (5, 7))]
         assert_compiles_once(model, inputs, False, "inductor")
 
 

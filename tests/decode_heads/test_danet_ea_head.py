@@ -16,7 +16,7 @@ class TestDANetEAHead(HeadTester):
 
     def test_each_branch_has_the_loss_of_its_name(self):
         """`ea_cam` is the sum's, which is predicted; each is the cross-entropy of its own map."""
-        head, features, samples = self.build().train(), self.features(), self.samples(stride=1)
+        head, features, samples = self.build().train(), self.inputs(), self.samples(stride=1)
         torch.manual_seed(4)
         losses = head.loss(features, samples, train_cfg=None)
         labels = torch.stack([s.gt_sem_seg.data[0] for s in samples])
@@ -59,13 +59,13 @@ class TestDANetEAHead(HeadTester):
         shared = {k: v for k, v in head.state_dict().items() if k.startswith("cam")}
         missing, unexpected = reference.load_state_dict(shared, strict=False)
         assert not unexpected and all(k.startswith(("pam", "conv_seg")) for k in missing)
-        features = self.features()
+        features = self.inputs()
         with torch.no_grad():
             assert_same(head(features)[2], reference(features)[2], rtol=0)
 
     def test_logits_are_those_of_its_parts(self):
         head = randomise(self.build()).eval()
-        features = self.features()
+        features = self.inputs()
         with torch.no_grad():
             ea = head.ea_out_conv(head.ea(head.ea_in_conv(features[-1])))
             cam = head.cam_out_conv(head.cam(head.cam_in_conv(features[-1])))
@@ -89,5 +89,5 @@ class TestDANetEAHeadWithoutChannelAttention(HeadTester):
     zero_gradient = (r"ea\.conv1\.bias",)
 
     def test_one_loss(self):
-        losses = self.build().loss(self.features(), self.samples(), train_cfg=None)
+        losses = self.build().loss(self.inputs(), self.samples(), train_cfg=None)
         assert {k for k in losses if "loss" in k} == {"loss_ce"}

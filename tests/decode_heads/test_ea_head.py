@@ -39,7 +39,7 @@ class TestEAHead(HeadTester):
     def test_without_norms(self):
         head = self.build(norm_cfg=None)
         assert not any(k.endswith("running_mean") for k in head.state_dict())
-        assert head(self.features())[0].isfinite().all()
+        assert head(self.inputs())[0].isfinite().all()
 
     def test_parameters_of_the_published_head(self):
         head = MODELS.build(dict(type="EAHead", in_channels=2048, num_classes=21))
@@ -48,14 +48,14 @@ class TestEAHead(HeadTester):
     def test_fused_model_is_the_same_function(self):
         head = randomise(self.build()).eval()
         fused = fuse_model(head)
-        features = self.features(1)
+        features = self.inputs(1)
         with torch.no_grad():
             assert_same(fused(features), head(features))
         assert not any(isinstance(m, nn.BatchNorm2d) for m in fused.modules())
 
     @pytest.mark.slow
     def test_compiles_once_on_inductor(self):
-        inputs = [(self.features(2, extra),) for extra in ((0, 0), (3, 7))]
+        inputs = [(self.inputs(2, extra),) for extra in ((0, 0), (3, 7))]
         assert_compiles_once(randomise(self.build()), inputs, False, "inductor")
 
     def test_loss_averages_over_ignored_pixels_too(self):
@@ -79,7 +79,7 @@ class TestJSegEAHead(HeadTester):
     def test_equations(self):
         """Written out in float64 with matrices over pixels."""
         head = randomise(self.build()).double().eval()
-        features = self.features()[0].double()
+        features = self.inputs()[0].double()
 
         def layer(module, x):
             weight, bias = module.conv.weight.flatten(1), module.conv.bias

@@ -16,7 +16,7 @@ class TestMaSAHead(HeadTester):
     @pytest.mark.parametrize("decomposed", [True, False])
     def test_is_its_parts(self, decomposed):
         head = randomise(self.build(decomposed=decomposed, num_blocks=2)).eval()
-        (x,) = self.features()
+        (x,) = self.inputs()
         with torch.no_grad():
             y = head.conv_in(x).permute(0, 2, 3, 1)
             for block in head.blocks:
