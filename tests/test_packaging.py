@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import venv
 import zipfile
 from collections.abc import Callable, Iterator
 from email import message_from_bytes
@@ -27,6 +26,7 @@ from PIL import Image
 import mmseg_ext
 from benchmarks.docs_tables import results
 from mmseg_ext.inference.models import PRETRAINED
+from tests.commands.test_tools import write_command
 from tests.configs import CONFIGS, load
 from tests.test_guides import follow
 
@@ -126,41 +126,28 @@ LABELS = ("outputs/labels", "segmented")
 
 
 @pytest.fixture(scope="module")
-def installed(wheel_file) -> Path:
-    """The commands of a new environment with the wheel, which sees this one's packages."""
-    environment = wheel_file.parents[1] / "environment"
-    venv.create(environment, symlinks=True)
-    python = environment / "bin/python"
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "-q"]
-    subprocess.run([*pip, "--no-deps", "--no-index", "--no-compile", wheel_file], check=True)
-    (packages,) = environment.glob("lib/*/site-packages")
-    below = [path for path in sys.path if path.endswith("site-packages")]
-    (packages / "below.pth").write_text("\n".join(below))  # their own .pth files are ignored
-    return python.parent
-
-
-@pytest.fixture(scope="module")
-def run(installed, tmp_path_factory) -> Iterator[Callable]:
-    """Return a function that runs a command of the installed wheel in a folder."""
+def run(wheel, tmp_path_factory) -> Iterator[Callable]:
+    """Return a function that runs a command of the wheel in a folder."""
     home = tmp_path_factory.mktemp("home")
     cache = home / "hub/checkpoints"  # torch's cache of downloads
     cache.mkdir(parents=True)
     for name, sha in PRETRAINED.items():
         shutil.copy(ROOT / f"weights/{name}.pth", cache / f"{name}-{sha[:8]}.pth")
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    environment |= {"PATH": f"{installed}{os.pathsep}{os.environ['PATH']}"}
-    environment |= {"OMP_NUM_THREADS": "1", "TORCH_HOME": str(home)}
-    server = subprocess.Popen(
-        [installed / "python", "-c", COMMAND_SERVER],
-        **{"cwd": home, "env": environment, "text": True},
-        **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE},
-    )
+    write_command(home / "bin", "mmseg-ext", f'exec {sys.executable} -m mmseg_ext "$@"')
+    write_command(home / "bin", "python", f'exec {sys.executable} "$@"')
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_HOME": str(home)}
+    environment |= {"PATH": f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    environment["PYTHONPATH"] = str(wheel)
+    options = {"cwd": home, "env": environment, "text": True}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    server = subprocess.Popen([sys.executable, "-c", COMMAND_SERVER], **options, **pipes)
 
     def run(words: list[str], folder: Path, **given: str) -> CompletedProcess:
         if words[0] != "mmseg-ext":
             line = " ".join(f'"{word}"' for word in words)
-            options = {"cwd": folder, "env": environment, "text": True, "capture_output": True}
-            return subprocess.run(line, shell=True, **options)
+            return subprocess.run(
+                line, shell=True, capture_output=True, **options | {"cwd": folder}
+            )
         path, printed = [str(folder)] if "PYTHONPATH" in given else [], home / "printed"
         order = json.dumps([words[1:], str(folder), path, str(printed)])
         print(order, file=server.stdin, flush=True)
@@ -213,12 +200,12 @@ def test_the_wheels_description_stands_alone(wheel):
     assert all(link.startswith(("https://", "#")) for link in links)
 
 
-def test_a_wheel_in_an_empty_folder(installed, run, tmp_path):
+def test_a_wheel_in_an_empty_folder(wheel, run, tmp_path):
     """Follow the page on heads; then segment a photo, and export and run a model."""
     text = (ROOT / "docs/own_head.md").read_text()
     (link,) = re.findall(r"^```bash\n(.*?)^```$", text, re.M | re.S)
     assert run(shlex.split(link), tmp_path).returncode == 0
-    assert (tmp_path / "configs").resolve().is_relative_to(installed.parent)
+    assert (tmp_path / "configs").resolve().is_relative_to(wheel)
     (tmp_path / "data/shapes").mkdir(parents=True)  # an existing folder is no problem
     resolved, costs, trained, exported = follow("own_head.md", tmp_path, run)
     assert "type='MaSAHead'" in resolved
