@@ -187,6 +187,18 @@ def test_missing_operators_are_replaced_not_installed(monkeypatch, checked_again
     assert "use_operators_in_pytorch()" in str(error.value) and "pip" not in str(error.value)
 
 
+def test_operators_in_pytorch_complete_the_registration(monkeypatch):
+    problems, done = ["no operators"], []
+    stack_problem = lambda *_: problems[0] if problems else None  # noqa: E731
+    stack_problem.cache_clear = problems.clear
+    monkeypatch.setattr(mmseg_ext, "stack_problem", stack_problem)
+    monkeypatch.setattr(mmseg_ext, "register", lambda: done.append("register"))
+    monkeypatch.setattr("importlib.reload", lambda module: done.append(module.__name__))
+    for _ in range(2):  # the second time nothing is missing
+        mmseg_ext.use_operators_in_pytorch()
+        assert done == ["mmseg_ext.backbones", "mmseg_ext.datasets", "register"]
+
+
 def test_versions_other_than_the_tested_ones_are_named(monkeypatch):
     """A CUDA build of torch, say, which pip takes without the constraints."""
     constraints = (ROOT / "constraints.txt").read_text()

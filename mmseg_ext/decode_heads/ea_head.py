@@ -28,8 +28,8 @@ def external_attention_block(
     channels: int,
     memory_size: int,
     norm_cfg: dict | None,
-    normalization: Normalization = "double",
-    tied: bool = False,
+    normalization: Normalization,
+    tied: bool,
 ) -> ExternalAttention2d:
     """Return `ExternalAttention2d` with the norm of an mmcv `norm_cfg`; None means no norm."""
 

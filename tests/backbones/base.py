@@ -132,6 +132,12 @@ class BackboneTester(ModelTester):
             outputs = self.build(**self.traced)(self.inputs())
         assert all(isinstance(t, FakeTensor) for t in outputs)
 
+    def test_initialization_of_linear_layers(self):
+        linear = [m for m in self.build(num_classes=300).modules() if isinstance(m, nn.Linear)]
+        assert all(m.bias is None or not m.bias.any() for m in linear[:-1])
+        stds = [m.weight.std().item() for m in linear[:-1] if m.weight.numel() > 500]
+        assert stds == pytest.approx([0.02] * len(stds), rel=0.2)
+
     def test_classifier(self):
         model = self.build(num_classes=5, out_indices=(0,)).eval()
         with torch.no_grad():

@@ -117,6 +117,8 @@ def test_residual_branches_start_at_zero():
     block = LambdaResNet(depth=(2, 1, 1, 1)).layer1[1].eval()
     x = torch.rand(1, 256, 6, 6)
     assert torch.equal(block(x), x)
+    queries = block.conv2.qkv.weight[: block.conv2.channels[0]]
+    assert queries.std().item() == pytest.approx((64 * 16) ** -0.5, rel=0.1)  # the paper's
 
 
 def test_checkpointing_counts_a_batch_once():

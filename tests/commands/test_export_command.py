@@ -61,9 +61,9 @@ def test_inputs_and_metadata(exported, folder, tmp_path, monkeypatch, capsys):
     assert len(told["classes"]) == len(told["palette"]) == 6
     assert told["mean"] == pytest.approx([123.675, 116.28, 103.53])
 
-    assert main([*words, "--shape", "32", "--format", "torch"]) == 0
-    names = [f"{i}.png, 1x3x32x32" for i in range(3)]
-    assert compared(capsys.readouterr().out) == ["random, 1x3x32x32", *names]
+    assert main([*words, "--shape", "32", "48", "--format", "torch"]) == 0
+    names = [f"{name}, 1x3x32x48" for name in ("random", "0.png", "1.png", "2.png")]
+    assert compared(capsys.readouterr().out) == names
     assert any(isinstance(m, torch.nn.BatchNorm2d) for m in exported["model"].modules())
 
 

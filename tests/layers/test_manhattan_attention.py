@@ -5,10 +5,11 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.reference.manhattan_attention import plain_manhattan_attention
-from mmseg_ext.layers import ManhattanAttention
+from mmseg_ext.layers import ManhattanAttention, ManhattanBlock
 from tests.models import Operators
 from tests.parity import assert_same_function
 
@@ -64,6 +65,20 @@ def test_equals_the_plain_formulation(decomposed, decay, size):
     layer = attention(decomposed=decomposed, decay=decay)
     plain = lambda twin: partial(plain_manhattan_attention, twin)  # noqa: E731
     assert_same_function(layer, plain, maps(2, *size), 1e-10)
+
+
+def test_equations_of_the_block():
+    block, x = ManhattanBlock(12, 2, 2.5, layer_scale=0.5).double(), maps(dim=12)
+
+    def convolve(conv, y):
+        return conv(y.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+    y = x + convolve(block.cpe, x)
+    y = y + block.gamma1 * block.attn(block.norm1(y))
+    hidden = F.gelu(block.ffn.fc1(block.norm2(y)))
+    assert hidden.shape[-1] == 30 and block.norm1.eps == block.norm2.eps == 1e-6
+    y = y + block.gamma2 * block.ffn.fc2(hidden + convolve(block.ffn.dwconv, hidden))
+    assert torch.allclose(block(x), y, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("decomposed", [True, False])
