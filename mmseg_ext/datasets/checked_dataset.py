@@ -12,8 +12,8 @@ from mmengine import fileio
 from mmseg.datasets import ADE20KDataset, BaseSegDataset, CityscapesDataset, PascalVOCDataset
 from mmseg.registry import DATASETS
 
-from mmseg_ext.datasets.images import IMAGE_SUFFIXES, as_stored, decode, read_bytes
-from mmseg_ext.errors import LabelError, MissingDataError, UnreadableFileError
+from mmseg_ext.datasets.images import IMAGE_SUFFIXES, CheckedLoadImage, read_bytes
+from mmseg_ext.errors import MissingDataError, UnreadableFileError
 
 
 @DATASETS.register_module()
@@ -24,9 +24,8 @@ class CheckedDataset(BaseSegDataset):
     and lower case; "*" means all image formats. Subclasses set `LAYOUT`, the files below
     `data_root`, and `PREPARATION`, how to get them.
 
-    Test pipelines start with the stock `LoadImageFromFile`, because mmsegmentation's inferencer
-    looks for that name. If this loader fails, the dataset names the file. It also makes the loader
-    ignore the EXIF orientation of labeled images, like `CheckedLoadImage`.
+    `CheckedLoadImage` replaces the stock `LoadImageFromFile`, with which test pipelines start
+    because mmsegmentation's inferencer looks for that name.
 
     Raises:
         MissingDataError: if a folder or the list of names is missing, or contains no image.
@@ -39,11 +38,9 @@ class CheckedDataset(BaseSegDataset):
 
     def full_init(self) -> None:
         super().full_init()
-        if len(self) == 0 or not self.get_data_info(0).get("seg_map_path"):
-            return
         for transform in self.pipeline.transforms:
-            if isinstance(transform, LoadImageFromFile):
-                transform.color_type = as_stored(transform.color_type)
+            if type(transform) is LoadImageFromFile:
+                transform.__class__ = CheckedLoadImage  # keeps the settings
 
     def load_data_list(self) -> list[dict]:
         for path in filter(None, (self.ann_file, *self.data_prefix.values())):
@@ -83,16 +80,6 @@ class CheckedDataset(BaseSegDataset):
             self.img_suffix = suffix
             entries += super().load_data_list()
         return sorted(entries, key=lambda entry: entry["img_path"])
-
-    def prepare_data(self, idx: int) -> dict | None:
-        try:
-            return super().prepare_data(idx)
-        except (UnreadableFileError, LabelError):
-            raise
-        except Exception:  # `decode` raises an error with the path if the image is damaged
-            path = self.get_data_info(idx)["img_path"]
-            decode(read_bytes(path, self.backend_args), path, "color", "cv2")
-            raise
 
     def _missing(self, problem: str) -> str:
         if not self.LAYOUT:

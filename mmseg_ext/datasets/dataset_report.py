@@ -232,8 +232,7 @@ def _shared_image_problems(summaries: Iterable[Summary]) -> Iterator[Problem]:
 def print_summaries(summaries: Sequence[Summary]) -> None:
     """Print the pairs and image sizes of each split, a table of the classes, and absent classes."""
     table = Table("", "class", title="Pixels of each class, and images that show it")
-    names = list(dict.fromkeys(name for s in summaries for name in s.classes))
-    cells = {name: [] for name in names}
+    rows: dict[str, list[str]] = {name: [] for s in summaries for name in s.classes}
     for s in summaries:
         common = s.sizes.most_common(_SHOWN_SIZES)
         sizes = [f"{width}x{height} ({count:,})" for (width, height), count in common]
@@ -245,12 +244,12 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
         print(", ".join([f"{s.split}: {s.pairs:,} pairs", *sizes, ignored]))
         for title in (s.split, "", "images"):
             table.add_column(title, justify="right")
-        pixels, images = ([f"{n:,}" for n in counts] for counts in (s.pixels, s.images))
-        found = dict(zip(s.classes, zip(pixels, shares, images, strict=True), strict=True))
-        for name in names:
-            cells[name] += found.get(name, [""] * 3)
-    for i, name in enumerate(names):
-        table.add_row(str(i), escape(name), *cells[name])  # a name may contain [brackets]
+        cells = zip(map("{:,}".format, s.pixels), shares, map("{:,}".format, s.images), strict=True)
+        found = dict(zip(s.classes, cells, strict=True))
+        for name in rows:
+            rows[name] += found.get(name, [""] * 3)
+    for i, (name, cells) in enumerate(rows.items()):
+        table.add_row(str(i), escape(name), *cells)  # a name may contain [brackets]
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     for s in (s for s in summaries if s.pixels.any()):
         if absent := [s.classes[i] for i in np.flatnonzero(s.pixels == 0)]:

@@ -6,7 +6,6 @@ not mmsegmentation, so mmdetection and mmpretrain can use it.
 """
 
 import io
-import os
 from pathlib import Path
 
 import mmcv
@@ -38,8 +37,6 @@ def read_bytes(path: str, backend_args: dict | None = None) -> bytes:
     Raises:
         UnreadableFileError: if it cannot be read; caused by a FileNotFoundError if missing.
     """
-    if os.path.exists(path) and not os.path.isfile(path):  # a FIFO would block
-        raise UnreadableFileError(f"{path}: is not a regular file")
     try:
         return fileio.get(path, backend_args=backend_args)
     except FileNotFoundError as error:

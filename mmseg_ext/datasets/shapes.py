@@ -122,16 +122,15 @@ class _Canvas:
         dx, dy = self.x[window] - center[0], self.y[window] - center[1]
         u = (np.cos(angle) * dx + np.sin(angle) * dy) / (radius * aspect)
         v = (np.cos(angle) * dy - np.sin(angle) * dx) * aspect / radius
-        distance = form(u, v)
-        if not (distance < 0).any():
+        distance, image = form(u, v), self.image[window]
+        inside = distance < 0
+        if not inside.any():
             return
         coverage = np.clip(0.5 - distance * radius, 0, 1)  # edges one pixel wide
-        box = _bounding_box(coverage > 0)
-        image, coverage, inside = self.image[window][box], coverage[box], distance[box] < 0
         color = _color(self.rng, unlike=image[inside].mean(0))
-        painted = self._texture(color, u[box], v[box], patterned=label > 0)
+        painted = self._texture(color, u, v, patterned=label > 0)
         image += coverage[..., None] * (painted - image)
-        self.label[window][box][inside] = label
+        self.label[window][inside] = label
 
     def defocus(self, sigma: float) -> None:
         """Blur with a Gaussian; its standard deviation is `sigma` pixels."""
@@ -140,11 +139,6 @@ class _Canvas:
         kernel /= kernel.sum(1, keepdims=True)  # keeps the border as bright as the rest
         self.image[:] = np.einsum("ij,jkc->ikc", kernel, self.image)
         self.image[:] = np.einsum("ij,kjc->kic", kernel, self.image)
-
-
-def _bounding_box(mask: np.ndarray) -> tuple[slice, slice]:
-    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-    return slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
 
 
 def _color(rng: Generator, unlike: np.ndarray | None = None) -> np.ndarray:

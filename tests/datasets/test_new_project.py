@@ -1,7 +1,6 @@
 """`new_project`: annotations of every format, pairs, splits, second runs, and the config."""
 
 import json
-import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -410,9 +409,3 @@ def test_weights_to_start_from(tmp_path, capsys):
         assert bool(config.model.backbone.init_cfg) == (start == "imagenet")
         assert (config.load_from and Path(config.load_from).name) == loaded
         assert license in capsys.readouterr().out
-
-
-def test_a_pipe_among_the_images_does_not_block(tmp_path):
-    flags = write_sources(tmp_path, 3)
-    os.mkfifo(tmp_path / "images/03.jpg")
-    assert run(tmp_path, *flags) == 0
