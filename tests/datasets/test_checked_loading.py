@@ -68,38 +68,59 @@ def test_stock_result_or_refusal(mask, top, reduce, chosen, tmp_path):
             assert f"{value} ({count} pixels)" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("array", "message"),
-    [
-        (np.zeros((4, 4, 3), np.uint8), "3 channels"),
-        (np.zeros((4, 4), np.float32), "float32"),
-        (np.full((4, 4), 70000, np.int32), "with values 70000 to 70000"),
-        (np.zeros((3, 4), np.uint8), "is 4x3, its image image.jpg 4x4"),
-    ],
-)
-def test_formats_are_refused(array, message, tmp_path):
+U8, U16 = np.uint8, np.uint16
+WIDE = dict(num_classes=300, ignore_index=65535)
+REDUCED = dict(reduce_zero_label=True)
+SQUARE = dict(ori_shape=(4, 4))
+LABELS = [  # pixels, entries of the sample, the classes or a part of the message
+    (np.zeros((4, 4, 3), U8), SQUARE, "3 channels"),
+    (np.zeros((4, 4), np.float32), SQUARE, "float32"),
+    (np.full((4, 4), 70000, np.int32), SQUARE, "with values 70000 to 70000"),
+    (np.zeros((3, 4), U8), SQUARE, "is 4x3, its image image.jpg 4x4"),
+    (np.eye(5, dtype=bool), dict(ori_shape=(5, 5)), np.eye(5, dtype=int).tolist()),
+    (np.arange(4, dtype=U8)[None], dict(ori_shape=(1, 4)), [[0, 1, 2, 3]]),
+    # 16 bits
+    (np.array([[0, 9, 299]], U16), {}, r"10 classes: 299 \(1 pixels\); expected 0 to 9, or 255"),
+    (np.array([[0, 1, 255, 299]], U16), WIDE, [[0, 1, 255, 299]]),
+    (np.array([[0, 1, 255, 299]], U16), WIDE | REDUCED, [[65535, 0, 254, 298]]),
+    (np.array([[0, 9, 255]], U16), {}, [[0, 9, 255]]),
+    (np.array([[0, 9, 255]], U16), REDUCED, [[255, 8, 255]]),
+    # the number of classes, the ignored value, a mapping of classes, many values
+    (np.array([[0, 9, 254]], U8), dict(num_classes=None), [[0, 9, 254]]),
+    (np.array([[0, 9, 254]], U8), dict(ignore_index=254), [[0, 9, 254]]),
+    (np.array([[0, 9, 255]], U8), dict(ignore_index=254), r"255 \(1 .* 0 to 9, or 254 for"),
+    (np.array([[0, 1]], U8), dict(label_map={0: 0, 1: 9}), [[0, 9]]),
+    (np.array([[0, 1]], U8), dict(label_map={0: 0, 1: 255}), [[0, 255]]),
+    (
+        np.array([[0, 1]], U8),
+        dict(label_map={0: 0, 1: 10}),
+        r" 1 \(1 pixels\).*a mapping",
+    ),
+    (np.arange(30, dtype=U8)[None], REDUCED, r"18 \(1 pixels\), 11 more; .*reduce_zero_label"),
+]
+
+
+@pytest.mark.parametrize(("pixels", "entries", "expected"), LABELS)
+def test_label_maps_are_read_or_refused(pixels, entries, expected, tmp_path):
+    """mmsegmentation's loader would squeeze a single row, and cut 16 bits to 8."""
     path = tmp_path / "mask.tiff"
-    Image.fromarray(array).save(path)
-    with pytest.raises(LabelError, match=f"^{path}: .*{message}"):
-        CheckedLoadAnnotations().transform(sample(path, ori_shape=(4, 4)))
+    Image.fromarray(pixels).save(path)
+    if isinstance(expected, str):
+        with pytest.raises(LabelError, match=f"^{path}: .*{expected}"):
+            CheckedLoadAnnotations().transform(sample(path, **entries))
+    else:
+        found = CheckedLoadAnnotations().transform(sample(path, **entries))["gt_seg_map"]
+        assert found.dtype == (U16 if np.max(expected) > 255 else U8)
+        assert found.tolist() == expected
 
 
-def test_maps_of_16_bits(tmp_path):
-    """They load in 8 bits if all classes fit, and classes from 256 on keep their value."""
+def test_the_loaders_own_settings_win(tmp_path):
     path = tmp_path / "mask.png"
-    Image.fromarray(np.array([[0, 1, 255, 299]], np.uint16)).save(path)
-    loader = CheckedLoadAnnotations()
-    with pytest.raises(LabelError, match=r"10 classes: 299 \(1 pixels\); expected 0 to 9, or 255"):
-        loader.transform(sample(path))
-    wide = sample(path, num_classes=300, ignore_index=65535)
-    found = loader.transform(dict(wide))["gt_seg_map"]
-    assert found.dtype == np.uint16 and found.tolist() == [[0, 1, 255, 299]]
-    found = loader.transform(dict(wide, reduce_zero_label=True))["gt_seg_map"]
-    assert found.tolist() == [[65535, 0, 254, 298]]
-    Image.fromarray(np.array([[0, 9, 255]], np.uint16)).save(path)
-    found = loader.transform(sample(path))["gt_seg_map"]
-    assert found.dtype == np.uint8 and found.tolist() == [[0, 9, 255]]
-    assert loader.transform(sample(path, reduce=True))["gt_seg_map"].tolist() == [[255, 8, 255]]
+    save_mask(path, np.array([[0, 9]], U8))
+    loader = CheckedLoadAnnotations(num_classes=10, reduce_zero_label=True)
+    assert loader.transform(sample(path, num_classes=5))["gt_seg_map"].tolist() == [[255, 8]]
+    with pytest.raises(LabelError, match="the 5 classes"):
+        CheckedLoadAnnotations(num_classes=5).transform(sample(path))
 
 
 def test_an_ignored_value_that_is_a_class_is_refused(tmp_path):
@@ -109,25 +130,6 @@ def test_an_ignored_value_that_is_a_class_is_refused(tmp_path):
     with pytest.raises(ValueError, match="300 classes, but ignore_index=255"):
         DATASETS.build(config)
     assert len(DATASETS.build(dict(config, ignore_index=65535))) == 3
-
-
-def test_a_label_map_to_a_class_out_of_range_is_refused(tmp_path):
-    path, loader = tmp_path / "mask.png", CheckedLoadAnnotations()
-    save_mask(path, np.array([[0, 1]], np.uint8))
-    for target in (9, 255):
-        found = loader.transform(sample(path, label_map={0: 0, 1: target}))["gt_seg_map"]
-        assert found.tolist() == [[0, target]]
-    with pytest.raises(LabelError, match=r"1 \(1 pixels\)"):
-        loader.transform(sample(path, label_map={0: 0, 1: 10}))
-
-
-@pytest.mark.parametrize("label", [np.eye(5, dtype=bool), np.arange(4, dtype=np.uint8)[None]])
-def test_one_bit_and_one_row_are_label_maps(label, tmp_path):
-    """mmsegmentation's loader would squeeze a single row."""
-    path = tmp_path / "mask.png"
-    Image.fromarray(label).save(path)
-    result = CheckedLoadAnnotations().transform(sample(path, ori_shape=label.shape))["gt_seg_map"]
-    assert result.dtype == np.uint8 and np.array_equal(result, label)
 
 
 @pytest.mark.parametrize(("suffix", "kept"), [("jpg", 0), ("jpg", 0.97), ("png", 0.3)])
@@ -175,21 +177,6 @@ def test_every_base_refuses_by_name(layout, tmp_path):
                 dataset[0]
         image.write_bytes(good[1])
         assert dataset[0]["data_samples"].seg_map_path == str(mask)
-
-
-def test_number_of_classes_and_ignored_value(tmp_path):
-    """`num_classes` limits the values; without it only the format is checked."""
-    path = tmp_path / "mask.png"
-    save_mask(path, np.array([[0, 9, 254]], np.uint8))
-    loader = CheckedLoadAnnotations()
-    assert loader.transform(sample(path, num_classes=None))["gt_seg_map"].max() == 254
-    with pytest.raises(LabelError, match="the 5 classes"):
-        CheckedLoadAnnotations(num_classes=5).transform(sample(path, num_classes=None))
-    result = loader.transform(sample(path, ignore_index=254))["gt_seg_map"]
-    assert result.tolist() == [[0, 9, 254]]
-    save_mask(path, np.array([[0, 9, 255]], np.uint8))
-    with pytest.raises(LabelError, match=r"255 \(1 pixels\); expected 0 to 9, or 254 for"):
-        loader.transform(sample(path, ignore_index=254))
 
 
 def test_single_images_pass_the_test_pipelines(tmp_path):

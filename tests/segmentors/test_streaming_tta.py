@@ -19,42 +19,44 @@ from tests.configs import CONFIGS
 from tests.segmentors import small
 from tests.segmentors.small import batch_of_two, each_view, random_image, segmentor
 
+ONE_CHANNEL = dict(channels=2, out_channels=1, threshold=0.6)
 
-@pytest.mark.parametrize("slide", [False, True], ids=["whole", "slide"])
-def test_mean_of_softmax_and_the_labels_of_mmseg(slide):
-    model = segmentor(slide=slide)
-    data = batch_of_two()
-    ours = StreamingSegTTAModel(model).test_step(copy.deepcopy(data))
+
+@pytest.mark.parametrize("kind", ["EncoderDecoder", "StripEncoderDecoder"])
+@pytest.mark.parametrize(
+    ("merge", "options"),
+    [("probs", {}), ("probs", dict(slide=True)), ("logits", {}), ("probs", ONE_CHANNEL)],
+    ids=["whole", "slide", "sum of logits", "one channel"],
+)
+def test_merged_scores_and_labels(kind, merge, options):
+    """The views' mean probability or sum of logits, and for one view the plain prediction."""
+    model = segmentor(kind=kind, **options)
+    model.test_cfg.keep_logits = True
+    merged = StreamingSegTTAModel(model, merge=merge)
+    one, data = batch_of_two(ratios=(1.0,), directions=()), batch_of_two()
     with torch.no_grad():
-        theirs = SegTTAModel(model).test_step(copy.deepcopy(data))
-        single = each_view(model, data)
-    for sample, stock, seen in zip(ours, theirs, single, strict=True):
-        mean = torch.stack([v.seg_logits.data.softmax(0) for v in seen]).mean(0)
-        assert len(seen) == 9
-        assert mean.amax(0).std() > 0.02  # the maps are not uniform
-        torch.testing.assert_close(sample.seg_logits.data, mean, rtol=0, atol=1e-6)
-        assert sample.pred_sem_seg.data.shape == (1, 40, 56)
-        assert len(sample.pred_sem_seg.data.unique()) > 1
-        assert torch.equal(sample.pred_sem_seg.data, stock.pred_sem_seg.data)
-        assert sample.img_path == stock.img_path
-
-
-def test_one_output_channel_is_a_mean_of_probabilities():
-    """One view gives the plain prediction, and several the threshold of their mean."""
-    model = segmentor(channels=2, out_channels=1, threshold=0.6)
-    tta = StreamingSegTTAModel(model)
-    alone = batch_of_two(ratios=(1.0,), directions=())
-    several = batch_of_two()
-    with torch.no_grad():
-        plain = each_view(model, alone)
-        single = each_view(model, several)
-    for sample, (expected,) in zip(tta.test_step(alone), plain, strict=True):
-        assert 0 < expected.pred_sem_seg.data.mean() < 1  # both classes occur
+        plain, single = each_view(model, one), each_view(model, data)
+        stock = SegTTAModel(model).test_step(copy.deepcopy(data))
+    several = options != ONE_CHANNEL
+    for sample, theirs, seen in zip(merged.test_step(data), stock, single, strict=True):
+        scores = torch.stack([view.seg_logits.data for view in seen])  # (9, C, 40, 56)
+        if merge == "probs" and several:
+            scores = scores.softmax(1)
+        expected = scores.mean(0) if merge == "probs" else scores.sum(0)
+        assert len(seen) == 9 and expected.std() > 0.02
+        difference = (sample.seg_logits.data - expected).abs().max()
+        assert difference <= 1e-6 * max(1, expected.abs().max())
+        labels = sample.pred_sem_seg.data
+        own = expected.argmax(0, keepdim=True) if several else expected > 0.6
+        assert (labels == own).float().mean() >= 0.999
+        assert labels.shape == (1, 40, 56) and len(labels.unique()) > 1
+        if merge == "probs" and several:
+            assert (labels == theirs.pred_sem_seg.data).float().mean() >= 0.999
+        assert sample.img_path == theirs.img_path
+        (again,) = merged.merge_preds([seen])
+        assert torch.equal(again.pred_sem_seg.data, labels)
+    for sample, (expected,) in zip(merged.test_step(one), plain, strict=True):
         assert torch.equal(sample.pred_sem_seg.data, expected.pred_sem_seg.data)
-    for sample, seen in zip(tta.test_step(several), single, strict=True):
-        mean = torch.stack([v.seg_logits.data for v in seen]).mean(0)
-        torch.testing.assert_close(sample.seg_logits.data, mean, rtol=0, atol=1e-6)
-        assert torch.equal(sample.pred_sem_seg.data, (sample.seg_logits.data > 0.6).float())
 
 
 def test_half_precision_logits_are_summed_in_single():
@@ -72,13 +74,6 @@ def test_half_precision_logits_are_summed_in_single():
     (sample,) = StreamingSegTTAModel(Half(), merge="logits").test_step(data)
     assert sample.seg_logits.data.dtype == torch.float32
     torch.testing.assert_close(sample.seg_logits.data, logits.sum(0), rtol=1e-6, atol=1e-6)
-
-
-def test_bad_arguments_are_named():
-    with pytest.raises(ValueError, match="merge='mean'"):
-        StreamingSegTTAModel(segmentor(), merge="mean")
-    with pytest.raises(ValueError, match="merge='logits'"):
-        StreamingSegTTAModel(segmentor(channels=2, out_channels=1, threshold=0.5), merge="logits")
 
 
 def test_memory_does_not_grow_with_the_views():

@@ -8,9 +8,8 @@ from mmseg.models.decode_heads import FCNHead
 from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
 
-from mmseg_ext.inference.export import WholeImageSegmentor
 from mmseg_ext.segmentors import StreamingSegTTAModel, StripEncoderDecoder
-from tests.segmentors.small import allocated_at_peak, batch_of_two, each_view, pair, segmentor
+from tests.segmentors.small import allocated_at_peak, pair, segmentor
 
 PYRAMID = dict(in_channels=[8, 16, 32, 64], in_index=[0, 1, 2, 3])
 LAST_TWO = dict(in_channels=[32, 64], in_index=[2, 3])
@@ -96,28 +95,6 @@ def test_autocast_leaves_the_resize_in_single_precision():
     assert (result.seg_logits.data - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
-# --- test-time augmentation ----------------------------------------------------------------------
-
-
-def test_merged_scores_are_those_of_whole_maps():
-    for merge, kwargs in (
-        ("probs", dict()),
-        ("probs", dict(slide=True)),
-        ("logits", dict()),
-        ("probs", dict(channels=2, out_channels=1, threshold=0.6)),
-    ):
-        stock, ours = pair(keep_logits=True, **kwargs)
-        data = batch_of_two()
-        theirs = StreamingSegTTAModel(stock, merge=merge).test_step(copy.deepcopy(data))
-        result = StreamingSegTTAModel(ours, merge=merge).test_step(copy.deepcopy(data))
-        for a, b in zip(result, theirs, strict=True):
-            expected = b.seg_logits.data
-            assert (a.seg_logits.data - expected).abs().max() <= 1e-5 * expected.abs().max()
-            agree = a.pred_sem_seg.data == b.pred_sem_seg.data
-            assert agree.float().mean() >= 0.999
-            assert len(b.pred_sem_seg.data.unique()) > 1
-
-
 def test_no_map_of_classes_at_full_resolution_is_held(monkeypatch):
     """One view and six, of 100 classes: less than a quarter of one map above the logits."""
     monkeypatch.setattr("mmseg_ext.segmentors.score_maps.STRIP_BYTES", 200_000)
@@ -139,16 +116,6 @@ def test_no_map_of_classes_at_full_resolution_is_held(monkeypatch):
     assert peak - 6 * low < 0.35 * one_map
 
 
-def test_existing_predictions_are_merged():
-    data = batch_of_two()
-    _, ours = pair(keep_logits=True)
-    merged = StreamingSegTTAModel(ours)
-    with torch.no_grad():
-        results = merged.merge_preds(each_view(ours, data))
-    for a, b in zip(results, merged.test_step(data), strict=True):
-        assert torch.equal(a.pred_sem_seg.data, b.pred_sem_seg.data)
-
-
 # --- what is refused -----------------------------------------------------------------------------
 
 
@@ -158,33 +125,32 @@ class _PredictsOtherwise(FCNHead):
         return super().predict(inputs, batch_img_metas, test_cfg) * 2
 
 
-@pytest.mark.parametrize(
-    ("head", "message"),
-    [
-        (dict(type="_PredictsOtherwise"), r"_PredictsOtherwise .* type='EncoderDecoder'"),
-        (dict(type="OCRHead", ocr_channels=8), r"OCRHead .* type='CascadeEncoderDecoder'"),
-    ],
-)
-def test_heads_that_do_not_resize_are_named(head, message):
-    with pytest.raises(ValueError, match=message):
-        segmentor(kind="StripEncoderDecoder", **head)
+def strips(**options):
+    return segmentor(kind="StripEncoderDecoder", **options)
 
 
-def test_windows_that_leave_gaps_are_named():
-    backbone = dict(type="ResNetV1c", depth=18)
+def with_gaps():
     head = dict(type="FCNHead", in_channels=512, channels=8, num_classes=3)
     test_cfg = dict(mode="slide", crop_size=(32, 32), stride=(40, 40))
-    with pytest.raises(ValueError, match=r"stride=\(40, 40\)"):
-        StripEncoderDecoder(backbone, head, test_cfg=test_cfg)
+    return StripEncoderDecoder(dict(type="ResNetV1c", depth=18), head, test_cfg=test_cfg)
 
 
-# --- beside training and testing -----------------------------------------------------------------
-
-
-def test_exported_and_raw_scores_are_those_of_mmseg():
-    stock, ours = pair()
-    images, metas = 255 * torch.rand(2, 3, 40, 56), [dict(img_shape=(40, 56))] * 2
-    with torch.no_grad():
-        assert torch.equal(ours.encode_decode(images, metas), stock.encode_decode(images, metas))
-        exported = [WholeImageSegmentor(model)(images) for model in (ours, stock)]
-    assert torch.equal(*exported)
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: strips(type="_PredictsOtherwise"), r"_PredictsOtherwise .*type='EncoderDecoder'"),
+        (lambda: strips(type="OCRHead", ocr_channels=8), "OCRHead .*type='CascadeEncoderDecoder'"),
+        (lambda: StripEncoderDecoder({}, [{}, {}]), "decode_head.*CascadeEncoderDecoder"),
+        (with_gaps, r"stride=\(40, 40\)"),
+        (lambda: StreamingSegTTAModel(strips(), merge="mean"), "merge='mean'"),
+        (
+            lambda: StreamingSegTTAModel(
+                strips(channels=2, out_channels=1, threshold=0.5), merge="logits"
+            ),
+            "merge='logits'",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_are_named(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
