@@ -62,7 +62,7 @@ def test_class_token_is_left_out():
 
 @torch.no_grad()
 def test_maps_are_of_the_pixel():
-    """Pixel (20, 40) of 32 x 48 lies in patch (1, 2), and in cell (2, 5) of 4 x 6."""
+    """Pixel (20, 40) of 32 x 48 is in patch (1, 2), and in cell (2, 5) of 4 x 6."""
     torch.manual_seed(0)
     tokens, x = randomise(ReAttention(12, 3)).eval(), torch.randn(1, 7, 12)
     seen = head_maps(tokens, x, (32, 48), (20, 40))
@@ -90,7 +90,7 @@ def panels_of(figure) -> dict:
 
 
 def draw(layer, x, path, height: int = 24, width: int = 32) -> str:
-    """Draw on an image of one gray value, all of it class 1, with names that are no formulas."""
+    """Draw on an image of one gray value, all of it class 1, with names that are not formulas."""
     image, labels = np.full((height, width, 3), 51, np.uint8), torch.ones(height, width).long()
     names = [f"{name} $\\frac" for name in CLASSES]
     return draw_layer(layer, x, Scene(image, labels, names, PALETTE, (6, 20)), names[0], path)

@@ -1,5 +1,7 @@
 """Published LambdaResNets, converted; the tests of the backbone compare their outputs."""
 
+import re
+
 import torch
 
 from mmseg_ext.backbones.lambda_resnet import ARCHS, LambdaResNet
@@ -7,53 +9,41 @@ from mmseg_ext.checkpoint import convert_official
 from tests.parity import Fixture
 
 
-def timm_50ts_keys() -> dict[str, torch.Tensor]:
-    """A state dict in timm's names for lambda_resnet50ts, as its byoanet.py lays it out."""
-    empty = {}
-
-    def norm(name: str, width: int) -> None:
-        for leaf in ("weight", "bias", "running_mean", "running_var"):
-            empty[f"{name}.{leaf}"] = torch.empty(width)
-        empty[f"{name}.num_batches_tracked"] = torch.tensor(0)
-
-    def conv(name: str, *shape: int) -> None:
-        empty[f"{name}.conv.weight"] = torch.empty(shape)
-        norm(f"{name}.bn", shape[0])
-
-    for i, (a, b) in enumerate(((3, 24), (24, 32), (32, 64))):
-        conv(f"stem.conv{i + 1}", b, a, 3, 3)
-    width = 64
-    attention = {(1, 3), (2, 1), (2, 3), (2, 5), (3, 1)}
-    for stage, count in enumerate((3, 4, 6, 3)):
-        mid = 64 * 2**stage
-        for i in range(count):
-            block = f"stages.{stage}.{i}"
-            if i == 0:
-                conv(f"{block}.shortcut", 4 * mid, width, 1, 1)
-            conv(f"{block}.conv1_1x1", mid, width, 1, 1)
-            if (stage, i) in attention:
-                value = mid // 4
-                empty[f"{block}.self_attn.qkv.weight"] = torch.empty(80 + value, mid, 1, 1)
-                norm(f"{block}.self_attn.norm_q", 64)
-                norm(f"{block}.self_attn.norm_v", value)
-                empty[f"{block}.self_attn.conv_lambda.weight"] = torch.empty(16, 1, 9, 9, 1)
-                empty[f"{block}.self_attn.conv_lambda.bias"] = torch.empty(16)
-                norm(f"{block}.post_attn", mid)
-            else:
-                conv(f"{block}.conv2_kxk", mid, mid, 3, 3)
-            conv(f"{block}.conv3_1x1", 4 * mid, mid, 1, 1)
-            width = 4 * mid
-    empty["head.fc.weight"], empty["head.fc.bias"] = torch.empty(1000, 2048), torch.empty(1000)
-    return empty
+def timm_names(state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the state dict of a lambda_resnet50ts with the names and axes of timm's byoanet.py."""
+    renamed = {}
+    for key, value in state_dict.items():
+        block = key.rsplit(".conv", 1)[0].rsplit(".bn", 1)[0]
+        attention = f"{block}.conv2.qkv.weight" in state_dict
+        for pattern, name in (
+            (r"stem\.[036]\.", lambda m: f"stem.conv{int(m[0][5]) // 3 + 1}.conv."),
+            (r"stem\.[147]\.", lambda m: f"stem.conv{int(m[0][5]) // 3 + 1}.bn."),
+            (r"conv2\.(qkv|norm_[qv])", r"self_attn.\1"),
+            (r"conv2\.position", "self_attn.conv_lambda"),
+            (r"bn2", "post_attn" if attention else "conv2_kxk.bn"),
+            (r"conv2\.weight", "conv2_kxk.conv.weight"),
+            (r"conv([13])\.weight", r"conv\1_1x1.conv.weight"),
+            (r"bn([13])", r"conv\1_1x1.bn"),
+            (r"downsample\.0", "shortcut.conv"),
+            (r"downsample\.1", "shortcut.bn"),
+            (r"layer(\d)", lambda m: f"stages.{int(m[1]) - 1}"),
+            (r"^fc", "head.fc"),
+        ):
+            key = re.sub(pattern, name, key)
+        renamed[key] = value.unsqueeze(-1) if "conv_lambda.weight" in key else value
+    return renamed
 
 
 def test_timm_50ts_layout():
-    converted = convert_official("timm_lambda_resnet", timm_50ts_keys(), classifier=True)
+    assert ARCHS["timm_50ts"]["placement"] == ((), (3,), (1, 3, 5), (1,))
     with torch.device("meta"):
         model = LambdaResNet(arch="timm_50ts", num_classes=1000)
-    assert set(converted) == set(model.state_dict())
     assert isinstance(model.stem[2], torch.nn.SiLU)
-    assert ARCHS["timm_50ts"]["placement"] == ((), (3,), (1, 3, 5), (1,))
+    published = timm_names(model.state_dict())
+    assert published["stages.2.3.self_attn.conv_lambda.weight"].shape == (16, 1, 9, 9, 1)
+    assert {"stem.conv3.conv.weight", "stages.0.0.shortcut.bn.bias"} < published.keys()
+    converted = convert_official("timm_lambda_resnet", published, classifier=True)
+    assert converted.keys() == model.state_dict().keys()
 
 
 def test_embeddings_without_bias():
