@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from mmseg_ext.commands.check_dataset import main
-from mmseg_ext.datasets.dataset_report import check
+from mmseg_ext.datasets.dataset_report import Summary, check, print_summaries
 from tests.datasets.trees import BASES, SIZE, Tree, make_tree, random_label, save_mask
 
 RNG = np.random.RandomState(1)
@@ -18,6 +18,11 @@ SHAPE = SIZE[::-1]
 
 def problem_lines(output: str) -> list[str]:
     return re.findall(r"^(?:train|val|test): (?!note)[a-z-]+: .*$", output, re.M)
+
+
+def table_rows(output: str) -> list[list[str]]:
+    lines = [line.split("│")[1:-1] for line in output.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line] for line in lines]
 
 
 def run(tree: Tree, *flags: str, text: str = "") -> int:
@@ -29,7 +34,8 @@ def test_clean(layout, tmp_path, capsys):
     """No problem, status 0, and the counts of the label maps."""
     tree = make_tree(layout, tmp_path)
     assert run(tree) == 0
-    assert problem_lines(capsys.readouterr().out) == []
+    output = capsys.readouterr().out
+    assert problem_lines(output) == []
     _, (found, val) = check(tree.config())
     assert val.split == "val"  # the test set is the same
     train = [pair for split in ("train", "aug") for pair in tree.pairs.get(split, ())]
@@ -37,9 +43,17 @@ def test_clean(layout, tmp_path, capsys):
     assert found.sizes == {SIZE: len(train)}
     labels = np.stack([np.array(Image.open(mask)) for _, mask in train])  # (N, H, W)
     offset = 1 if layout == "ade20k" else 0
-    for i in range(len(found.classes)):
-        assert found.pixels[i] == (labels == i + offset).sum()
-        assert found.images[i] == (labels == i + offset).any(axis=(1, 2)).sum()
+    for i, (name, row) in enumerate(zip(found.classes, table_rows(output), strict=True)):
+        pixels = (labels == i + offset).sum()
+        images = (labels == i + offset).any(axis=(1, 2)).sum()
+        assert found.pixels[i] == pixels and found.images[i] == images
+        assert row[:5] == [
+            str(i),
+            name.strip(),
+            str(pixels),
+            f"{pixels / labels.size:.2%}",
+            str(images),
+        ]
     assert found.ignored == labels.size - found.pixels.sum()
     assert found.ignored == (labels == (0 if layout == "ade20k" else 255)).sum()
 
@@ -152,14 +166,21 @@ def test_stock_loaders_are_checked_as_they_read(tmp_path):
     assert check(cfg, ["val"])[0] == []
 
 
-def test_absent_classes_and_names_with_markup(tmp_path, capsys):
-    """A class without a pixel is a note."""
-    tree = make_tree("camvid", tmp_path)
-    settings = dict(type="CheckedDataset", metainfo=dict(classes=[f"[c{i}] $x" for i in range(13)]))
-    text = f"train_dataloader['dataset'].update({settings}, img_suffix='.png')"
-    assert run(tree, "--split", "train", text=text) == 0
+def test_summaries_of_splits_with_other_classes(capsys):
+    """The five most frequent sizes; classes without a pixel are a note, if there are others."""
+    train, test = Summary("train", ("[a] $x", "b"), pairs=1200), Summary("test", ("b", "c"))
+    train.sizes.update({(i, 9): 10 - i for i in range(1, 8)})
+    train.pixels[0], train.images[0], train.ignored = 1500, 1200, 500
+    print_summaries([train, test])
     output = capsys.readouterr().out
-    assert "[c1] $x" in output and "train: note: no pixel of [c11] $x, [c12] $x" in output
+    sizes = "1x9 (9), 2x9 (8), 3x9 (7), 4x9 (6), 5x9 (5), 2 others"
+    assert f"train: 1,200 pairs, {sizes}, 25.00% of the pixels ignored" in output
+    assert table_rows(output) == [
+        ["0", "[a] $x", "1,500", "75.00%", "1,200", "", "", ""],
+        ["1", "b", "0", "0.00%", "0", "0", "-", "0"],
+        ["2", "c", "", "", "", "0", "-", "0"],
+    ]
+    assert "train: note: no pixel of b\n" in output and "test: note" not in output
 
 
 def test_without_annotation_loader_only_images_are_read(tmp_path):

@@ -119,7 +119,15 @@ def label_maps(folder: Path) -> dict[str, np.ndarray]:
     }
 
 
-FORMATS = ("index", "rgb", "palette", "swapped palettes", "coco", "labelme")
+BY_COLOR = "#000000 is ground, #0080ff is small, #c80a0a is wide"
+FORMATS = {  # the text of the values
+    "index": "7 is ground, 17 is small, 27 is wide",
+    "rgb": BY_COLOR,
+    "palette": "0 is ground, 1 is small, 2 is wide",
+    "swapped palettes": BY_COLOR,
+    "coco": "background is background, small is small, wide is wide",
+    "labelme": "background is background, small is small, wide is wide",
+}
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -133,7 +141,8 @@ def test_every_format_gives_the_same_label_maps(kind, tmp_path, capsys):
     assert 6 <= sum(name.startswith("val/") for name in found) <= 18
     for name, label in found.items():
         assert np.array_equal(label, scene(int(name[-2:]))[0])
-    assert "left out" not in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert f"\nvalues: {FORMATS[kind]}\n" in output and "left out" not in output
 
 
 @pytest.mark.parametrize(

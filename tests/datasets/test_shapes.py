@@ -34,9 +34,17 @@ def test_scene_is_a_function_of_seed_and_index():
     assert np.array_equal(image, again) and np.array_equal(label, label_again)
     for other in (render(0, 6), render(1, 5)):
         assert (other[0] != image).mean() > 0.5
-    # The areas in one scene: if they change, VERSION must change.
-    areas = np.bincount(render(0, 1)[1].ravel(), minlength=6)
-    assert areas.tolist() == [12176, 0, 3271, 0, 0, 937]
+
+
+def test_scenes_of_this_version():
+    """If these numbers change, VERSION must change."""
+    images, labels = zip(*(render(0, i, 64) for i in range(8)), strict=True)
+    means = [127.92, 134.0, 126.33, 113.24, 105.29, 106.55, 165.98, 130.96]
+    assert [image.mean() for image in images] == pytest.approx(means, abs=0.02)
+    deviations = [63.42, 52.7, 64.64, 55.06, 49.06, 68.27, 48.3, 42.4]
+    assert [image.std() for image in images] == pytest.approx(deviations, abs=0.02)
+    areas = np.bincount(np.ravel(labels), minlength=6)
+    assert areas.tolist() == [24000, 1796, 3261, 1510, 199, 2002]
 
 
 def test_another_recipe_and_a_foreign_folder_are_refused(root, tmp_path):
