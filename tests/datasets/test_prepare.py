@@ -43,6 +43,7 @@ def test_converts_and_reads(source, tmp_path, capsys):
     settings["pipeline"] = [dict(type="LoadImageFromFile"), dict(type="LoadAnnotations")]
     dataset = DATASETS.build(settings)
     assert len(dataset) == 2 and len(dataset.metainfo["classes"]) == 11
+    assert np.sum(dataset.metainfo["palette"], 0).tolist() == [1148, 936, 1182]
     assert np.array_equal(dataset[0]["img"], image[..., ::-1])  # BGR
     assert np.array_equal(dataset[0]["gt_seg_map"], np.where(label == 11, 255, label))
 

@@ -45,6 +45,7 @@ def test_scenes_of_this_version():
     assert [image.std() for image in images] == pytest.approx(deviations, abs=0.02)
     areas = np.bincount(np.ravel(labels), minlength=6)
     assert areas.tolist() == [24000, 1796, 3261, 1510, 199, 2002]
+    assert np.sum(METAINFO["palette"], 0).tolist() == [808, 719, 743]
 
 
 def test_another_recipe_and_a_foreign_folder_are_refused(root, tmp_path):
