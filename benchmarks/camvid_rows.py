@@ -25,9 +25,9 @@ def _backbone(name: str, title: str) -> Row:
     return Row(f"fpn_{name}", title, f"fpn_{name}_camvid_8k")
 
 
-def _ablation(name: str, title: str, **options) -> Row:
-    head = {f"model.decode_head.{key}": value for key, value in options.items()}
-    return Row(f"ea_{name}", title, "ea_r18_camvid_8k", head)
+def _ablation(name: str, title: str, *, head: str = "ea", **options) -> Row:
+    options = {f"model.decode_head.{key}": value for key, value in options.items()}
+    return Row(f"ea_{name}", title, f"{head}_r18_camvid_8k", options)
 
 
 GROUPS = {
@@ -56,11 +56,8 @@ GROUPS = {
         _ablation("s256", "256 slots", memory_size=256),
         _ablation("softmax", "softmax over the slots", normalization="softmax"),
         _ablation("tied", "one memory for keys and values", tied=True),
-        Row(
-            "ea_jseg_s64",
-            "`JSegEAHead`: 64 slots, 1x1 convolutions",
-            "ea_jseg_r18_camvid_8k",
-            {"model.decode_head.memory_size": 64},
+        _ablation(
+            "jseg_s64", "`JSegEAHead`: 64 slots, 1x1 convolutions", head="ea_jseg", memory_size=64
         ),
     ),
 }
@@ -90,55 +87,56 @@ def against(record: dict, row: Row, other: Row) -> str:
     return f"{statistics.mean(differences):+.1f}" if differences and row is not other else ""
 
 
-def score_cells(record: dict, row: Row, *keys: str) -> list[str]:
-    """Return title, number of seeds and these scores of a row."""
-    runs = of(record, row)
-    scores = ([r[key] for r in runs if r.get(key) is not None] for key in keys)
-    return [row.title, str(len(runs)), *map(spread, scores)]
+SCORES = {
+    "mIoU": "miou",
+    "pixel accuracy": "accuracy",
+    "scales and flips": "miou_views",
+    "far part, %": "far",
+}
+COSTS = {
+    "parameters, M": lambda cost: f"{cost['parameters'] / 1e6:.2f}",
+    "GMAC": lambda cost: f"{cost['multiply_adds'] / 1e9:.2f}",
+    "ms": lambda cost: f"{cost['ms']:.0f}",
+    "MiB": lambda cost: f"{cost['mib']:.0f}",
+}
 
 
-COSTS = ("parameters, M", "GMAC", "ms", "MiB")
+_EA = _head("ea", "`EAHead`: 64 slots, double normalization")
+# The tables of docs/camvid.md by the names of their markers: rows, first heading, other headings.
+TABLES = {
+    "camvid_heads": (
+        *(GROUPS["heads"], "head"),
+        ["mIoU", "against FCN", "scales and flips", "far part, %", *COSTS],
+    ),
+    "camvid_backbones": (
+        *(GROUPS["backbones"], "backbone"),
+        ["mIoU", "pixel accuracy", "far part, %", *COSTS],
+    ),
+    "camvid_ablations": (
+        *((_EA, *GROUPS["ablations"]), ""),
+        ["mIoU", "against `EAHead`", "far part, %"],
+    ),
+}
 
 
-def cost_cells(record: dict, row: Row) -> list[str]:
-    cost = record["costs"].get(row.name)
-    if cost is None:
-        return [""] * 4
-    counts = [f"{cost['parameters'] / 1e6:.2f}", f"{cost['multiply_adds'] / 1e9:.2f}"]
-    return [*counts, f"{cost['ms']:.0f}", f"{cost['mib']:.0f}"]
+def table(name: str, record: dict) -> str:
+    """Return the table of the trained rows; "against" columns compare with the first row."""
+    rows, title, columns = TABLES[name]
 
+    def cell(row: Row, column: str) -> str:
+        if column in COSTS:
+            cost = record["costs"].get(row.name)
+            return COSTS[column](cost) if cost else ""
+        if column in SCORES:
+            return spread([r[SCORES[column]] for r in of(record, row) if SCORES[column] in r])
+        return against(record, row, rows[0])
 
-def head_table(record: dict) -> str:
-    columns = ["head", "seeds", "mIoU", "against FCN", "scales and flips", "far part, %", *COSTS]
-    fcn, lines = GROUPS["heads"][0], []
-    for row in GROUPS["heads"]:
-        if of(record, row):
-            *cells, views, far = score_cells(record, row, "miou", "miou_views", "far")
-            cells += [against(record, row, fcn), views or "not measured", far]
-            lines.append([*cells, *cost_cells(record, row)])
-    return markdown(columns, lines)
-
-
-def backbone_table(record: dict) -> str:
-    """Return the table of all backbones with their costs, and scores of the trained ones."""
-    columns = ["backbone", "seeds", "mIoU", "pixel accuracy", "far part, %", *COSTS]
-    lines = []
-    for row in GROUPS["backbones"]:
-        title, seeds, miou, *scores = score_cells(record, row, "miou", "accuracy", "far")
-        scores = [miou or "not trained", *scores]
-        lines.append([title, seeds, *scores, *cost_cells(record, row)])
-    return markdown(columns, lines)
-
-
-def ablation_table(record: dict) -> str:
-    """Return the table of ablations compared with `EAHead` of the same seeds."""
-    plain = _head("ea", "`EAHead`: 64 slots, double normalization")
-    lines = []
-    for row in (plain, *GROUPS["ablations"]):
-        if of(record, row):
-            *cells, far = score_cells(record, row, "miou", "far")
-            lines.append([*cells, against(record, row, plain), far])
-    return markdown(["", "seeds", "mIoU", "against `EAHead`", "far part, %"], lines)
+    lines = [
+        [row.title, str(len(of(record, row))), *(cell(row, column) for column in columns)]
+        for row in rows
+        if of(record, row)
+    ]
+    return markdown([title, "seeds", *columns], lines)
 
 
 def by_config(record: dict) -> dict[str, str]:
@@ -149,11 +147,3 @@ def by_config(record: dict) -> dict[str, str]:
             mean = statistics.mean(r["miou"] for r in runs)
             trained[row.config] = f"{mean:.1f} after {record['iterations']:,} iterations"
     return trained
-
-
-TABLES = {
-    "camvid_heads": head_table,
-    "camvid_backbones": backbone_table,
-    "camvid_ablations": ablation_table,
-}
-"""The tables of docs/camvid.md by the names of their markers."""

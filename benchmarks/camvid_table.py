@@ -9,18 +9,17 @@ writes docs/results/camvid.json and the tables of docs/camvid.md. The configs ar
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.optim import build_optim_wrapper
+from mmengine.runner import Runner
 from mmseg.datasets import BaseSegDataset
-from mmseg.registry import DATASETS, MODELS
+from mmseg.registry import MODELS
 from torch import Tensor, nn
 
 from benchmarks import docs_tables
@@ -32,9 +31,7 @@ from mmseg_ext.cost.model_cost import machine
 from mmseg_ext.cost.multiply_adds import count_multiply_adds
 from mmseg_ext.cost.step_memory import batch_of
 from mmseg_ext.cost.timing import compare_times
-from mmseg_ext.engine.launch import build_train_runner, load_settings
-from mmseg_ext.evaluation.checked_iou_metric import CheckedIoUMetric
-from mmseg_ext.inference.models import get_model
+from mmseg_ext.engine.launch import build_test_runner, build_train_runner, load_settings
 from mmseg_ext.reports.results_hook import class_iou
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,11 +40,15 @@ FRAME = (180, 240)  # height and width of the images that the models see in test
 FAR = 60  # pixels of such an image, a quarter of its width
 PROBED = 16  # validation frames whose effective receptive fields are averaged
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+WORKERS = 4 if DEVICE == "cuda" else 0
+
+
+def config_path(row: Row) -> str:
+    return str(ROOT / "configs" / f"{row.config}.py")
 
 
 def settings(row: Row, seed: int, iterations: int) -> dict:
     """Return the options of a run, in the form of `--cfg-options`."""
-    workers = 4 if DEVICE == "cuda" else 0
     return {
         "train_cfg.max_iters": iterations,
         "train_cfg.val_interval": iterations,
@@ -57,72 +58,52 @@ def settings(row: Row, seed: int, iterations: int) -> dict:
         "param_scheduler.1.end": iterations,
         "default_hooks.checkpoint.interval": max(1, iterations // 5),
         "randomness.seed": seed,
-        "train_dataloader.num_workers": workers,
-        "train_dataloader.persistent_workers": workers > 0,
+        "train_dataloader.num_workers": WORKERS,
+        "train_dataloader.persistent_workers": WORKERS > 0,
+        # mmengine keeps visualizers by name. With one name all runs would log into the first one.
+        "visualizer.name": f"{row.name}_{seed}_{iterations}",
         **row.options,
     }
 
 
 def run(row: Row, seed: int, iterations: int, folder: Path) -> dict:
-    """Return the numbers of a run; train it first if there is no result yet."""
-    result = folder / "result.json"
+    """Return the numbers of a run; train or resume it first if there is no result yet."""
+    result, weights = folder / "result.json", folder / f"iter_{iterations}.pth"
     if not result.is_file():
-        config = train(row, seed, iterations, folder)
-        weights = folder / f"iter_{iterations}.pth"
-        model = get_model(config, weights=weights, device=DEVICE)
-        numbers = {"row": row.name, "seed": seed, "iterations": iterations, **score(config, model)}
-        numbers["far"] = far_part(config, model)
-        if row in GROUPS["heads"]:
-            numbers["miou_views"] = score_views(config, model)
-        write_text(json.dumps(numbers) + "\n", result)
+        options = settings(row, seed, iterations)
+        if not weights.is_file():
+            build_train_runner(config_path(row), options, str(folder), resume=True).train()
+        numbers = {"row": row.name, "seed": seed, "iterations": iterations}
+        write_text(json.dumps(numbers | score(row, weights, options)) + "\n", result)
     return json.loads(result.read_text())
 
 
-def train(row: Row, seed: int, iterations: int, folder: Path) -> Config:
-    """Train the row in `folder`, resuming from its last checkpoint, and return its config."""
-    path = str(ROOT / "configs" / f"{row.config}.py")
-    options = settings(row, seed, iterations)
-    if not (folder / f"iter_{iterations}.pth").is_file():
-        # mmengine keeps visualizers by name. With one name all runs would log into the first one.
-        own = {**options, "visualizer.name": f"{row.name}_{seed}_{iterations}"}
-        build_train_runner(path, own, str(folder), resume=True).train()
-    return load_settings(path, options, str(folder))
-
-
-def confusion(model: nn.Module, dataset: BaseSegDataset) -> Tensor:
-    """Count the pixels of a dataset's images by true and predicted class, (classes, classes)."""
-    classes = len(dataset.metainfo["classes"])
-    total = torch.zeros(classes, classes, dtype=torch.float64)
-    for i in range(len(dataset)):
-        (sample,) = model.test_step(pseudo_collate([dataset[i]]))
-        maps = (sample.pred_sem_seg.data[0], sample.gt_sem_seg.data[0])
-        maps = [m.cpu().long() for m in maps]
-        total += CheckedIoUMetric.intersect_and_union(*maps, classes, 255).to_dense()
-    return total
-
-
-def score(config: Config, model: nn.Module) -> dict:
-    """Return mIoU, pixel accuracy and the IoU of each class in percent, at one scale."""
-    dataset = DATASETS.build(config.test_dataloader.dataset)
-    counts = confusion(model, dataset)
-    iou = 100 * class_iou(counts.numpy())
-    return {
+def score(row: Row, weights: Path, options: dict) -> dict:
+    """Return mIoU, pixel accuracy, the IoU of each class and the far part, all in percent."""
+    runner, counts = test(row, weights, options)
+    dataset, iou = runner.test_dataloader.dataset, 100 * class_iou(counts)
+    numbers = {
         "miou": float(iou.mean()),
-        "accuracy": float(100 * counts.diag().sum() / counts.sum()),
+        "accuracy": float(100 * counts.trace() / counts.sum()),
         "iou": dict(zip(dataset.metainfo["classes"], iou.tolist(), strict=True)),
+        "far": far_part(runner.model, dataset),
     }
+    if row in GROUPS["heads"]:  # with the config's scales and flips, too
+        _, counts = test(row, weights, options, tta=True)
+        numbers["miou_views"] = float(100 * class_iou(counts).mean())
+    return numbers
 
 
-def score_views(config: Config, model: nn.Module) -> float:
-    """Return the mIoU in percent with the config's scales and flips."""
-    views = {**config.test_dataloader.dataset, "pipeline": config.tta_pipeline}
-    merged = MODELS.build({**config.tta_model, "module": model})
-    return float(100 * class_iou(confusion(merged, DATASETS.build(views)).numpy()).mean())
+def test(row: Row, weights: Path, options: dict, tta: bool = False) -> tuple[Runner, np.ndarray]:
+    """Test weights; return the runner, and the pixels by true and predicted class."""
+    folder = str(weights.parent / "test")
+    runner = build_test_runner(config_path(row), str(weights), options, folder, tta=tta)
+    runner.test()
+    return runner, runner.test_evaluator.metrics[0].confusion.numpy()
 
 
-def far_part(config: Config, model: nn.Module) -> float:
+def far_part(model: nn.Module, dataset: BaseSegDataset) -> float:
     """Return the percentage of the effective receptive field beyond `FAR` pixels."""
-    dataset = DATASETS.build(config.test_dataloader.dataset)
     chosen = np.linspace(0, len(dataset) - 1, min(PROBED, len(dataset))).astype(int)
     batch = pseudo_collate([dataset[int(i)] for i in chosen])
     images = model.data_preprocessor(batch)["inputs"]  # (B, 3, h, w)
@@ -141,7 +122,7 @@ def costs(rows: Sequence[Row], rounds: int) -> dict[str, dict]:
     """
     steps, table = {}, {}
     for row in rows:
-        config = load_settings(str(ROOT / "configs" / f"{row.config}.py"), row.options)
+        config = load_settings(config_path(row), row.options)
         model = MODELS.build(config.model).to(DEVICE)
         counted = count_multiply_adds(model.eval(), torch.zeros(1, 3, *FRAME, device=DEVICE))
         table[row.name] = {
@@ -158,7 +139,7 @@ def costs(rows: Sequence[Row], rounds: int) -> dict[str, dict]:
     return table
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each row (3)")
     parser.add_argument("--iterations", type=int, default=8000, help="of each training (8000)")
@@ -167,8 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     register_all_modules()
     work_dir = args.work_dir / str(args.iterations)
     for row, seed in jobs(args.seeds):
-        folder = work_dir / row.name / f"seed{seed}"
-        numbers = run(row, seed, args.iterations, folder)
+        numbers = run(row, seed, args.iterations, work_dir / row.name / f"seed{seed}")
         print(f"{row.name}, seed {seed}: mIoU {numbers['miou']:.1f}", flush=True)
     folders = [work_dir / row.name for row in all_rows()]
     results = [path for folder in folders for path in sorted(folder.glob("seed*/result.json"))]
@@ -180,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "costs": costs(all_rows(), rounds=15),
     }
     write_text(json.dumps(record, indent=1) + "\n", RECORD)
-    return docs_tables.main([])
+    docs_tables.main([])
 
 
 def jobs(seeds: int) -> list[tuple[Row, int]]:
@@ -191,4 +171,4 @@ def jobs(seeds: int) -> list[tuple[Row, int]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

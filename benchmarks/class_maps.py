@@ -8,11 +8,9 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from mmengine.config import Config
-from mmengine.model.utils import revert_sync_batchnorm
+from mmengine.config import ConfigDict
 from mmengine.registry import init_default_scope
 from mmengine.structures import PixelData
 from mmseg.models import SegTTAModel
@@ -26,7 +24,6 @@ from mmseg_ext import register_all_modules
 from mmseg_ext.cost.timing import compare_times
 from mmseg_ext.segmentors import StreamingSegTTAModel
 
-CONFIGS = Path(__file__).parents[1] / "configs"
 RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
 KINDS = {"stock": "EncoderDecoder", "strips": "StripEncoderDecoder"}
 STRIDE = 8  # of the stored logits
@@ -37,13 +34,11 @@ class Case:
     """A test step on one image, or a training step on a batch.
 
     Args:
-        config: name of the config with the segmentor.
         size, original: (H, W) of the network's input and of the image; None: `size`.
         window: size and stride of sliding windows.
         batch: images of a training step; 0 is a test step.
     """
 
-    config: str
     classes: int
     size: tuple[int, int]
     original: tuple[int, int] | None = None
@@ -53,14 +48,14 @@ class Case:
 
 
 CASES = {
-    "ADE20K, 512x683, 1 view": Case("ea_r101_ade20k_160k", 150, (512, 683)),
-    "ADE20K, 512x683, 12 views": Case("ea_r101_ade20k_160k", 150, (512, 683), views=12),
-    "ADE20K, 2000x3000, 1 view": Case("ea_r101_ade20k_160k", 150, (512, 768), (2000, 3000)),
+    "ADE20K, 512x683, 1 view": Case(150, (512, 683)),
+    "ADE20K, 512x683, 12 views": Case(150, (512, 683), views=12),
+    "ADE20K, 2000x3000, 1 view": Case(150, (512, 768), (2000, 3000)),
     "Cityscapes, 1024x2048, windows of 769": Case(
-        "ea_r101_cityscapes_80k", 19, (1024, 2048), window=((769, 769), (513, 513))
+        19, (1024, 2048), window=((769, 769), (513, 513))
     ),
-    "ADE20K, training, 4x512x512": Case("ea_r101_ade20k_160k", 150, (512, 512), batch=4),
-    "Cityscapes, training, 2x769x769": Case("ea_r101_cityscapes_80k", 19, (769, 769), batch=2),
+    "ADE20K, training, 4x512x512": Case(150, (512, 512), batch=4),
+    "Cityscapes, training, 2x769x769": Case(19, (769, 769), batch=2),
 }
 
 
@@ -90,21 +85,20 @@ class ImagesAsFeatures(nn.Module):
 
 
 def segmentor(case: Case, kind: str, device: str) -> nn.Module:
-    """Build the case's segmentor as mmsegmentation's or as ours, with the same weights."""
+    """Build the case's segmentor as mmsegmentation's or as ours."""
     register_all_modules()
     init_default_scope("mmseg")
-    config = Config.fromfile(CONFIGS / f"{case.config}.py").model
-    config.type = KINDS[kind]
-    config.test_cfg = dict(mode="whole")
+    test_cfg: dict = dict(mode="whole")
     if case.window is not None:
-        config.test_cfg = dict(mode="slide", crop_size=case.window[0], stride=case.window[1])
-    config.backbone = dict(type="ImagesAsFeatures")
-    config.decode_head = dict(type="StoredLogits", num_classes=case.classes)
-    config.auxiliary_head = None
-    config.data_preprocessor = dict(type="mmengine.BaseDataPreprocessor")
-    torch.manual_seed(0)
-    model = revert_sync_batchnorm(MODELS.build(config)).to(device)
-    return model.train(case.batch > 0)
+        test_cfg = dict(mode="slide", crop_size=case.window[0], stride=case.window[1])
+    config = ConfigDict(
+        type=KINDS[kind],
+        backbone=dict(type="ImagesAsFeatures"),
+        decode_head=dict(type="StoredLogits", num_classes=case.classes),
+        data_preprocessor=dict(type="mmengine.BaseDataPreprocessor"),
+        test_cfg=test_cfg,
+    )
+    return MODELS.build(config).to(device).train(case.batch > 0)
 
 
 def test_step(case: Case, model: nn.Module) -> Callable[[], Tensor]:

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from benchmarks.reference.re_attention import PlainReAttention
-from benchmarks.tables import Settings, command, timing_table
+from benchmarks.tables import Settings, command, time_modules, timing_table
 from mmseg_ext.backbones.deepvit import DeepViT
-from mmseg_ext.cost.timing import compare_times, inference_step, training_step
 from mmseg_ext.layers import ReAttention
 
 
@@ -29,19 +28,17 @@ def blocks(settings: Settings):
     layer = ReAttention(384, 12)
     backbone = DeepViT(arch="16b", rescale_norm=False)
     cases = [
-        ("layer, batch 1, 197 tokens", layer, (1, 197, 384), inference_step),
-        ("layer, batch 1, 1025 tokens", layer, (1, 1025, 384), inference_step),
-        ("layer, batch 1, 4097 tokens", layer, (1, 4097, 384), inference_step),
-        ("layer, training, batch 2, 1025 tokens", layer, (2, 1025, 384), training_step),
-        ("DeepViT-16b, 224x224", backbone, (1, 3, 224, 224), inference_step),
-        ("DeepViT-16b, 512x512", backbone, (1, 3, 512, 512), inference_step),
+        ("layer, batch 1, 197 tokens", layer, (1, 197, 384), "inference"),
+        ("layer, batch 1, 1025 tokens", layer, (1, 1025, 384), "inference"),
+        ("layer, batch 1, 4097 tokens", layer, (1, 4097, 384), "inference"),
+        ("layer, batch 2, 1025 tokens", layer, (2, 1025, 384), "training"),
+        ("DeepViT-16b, 224x224", backbone, (1, 3, 224, 224), "inference"),
+        ("DeepViT-16b, 512x512", backbone, (1, 3, 512, 512), "inference"),
     ]
     results = {}
-    for case, model, shape, step in cases:
-        x = torch.randn(shape, device=settings.device)
+    for case, model, shape, mode in cases:
         ways = {"blocks": model, "plain": plain_twin(model)}
-        steps = {name: step(module.to(settings.device), x) for name, module in ways.items()}
-        results[case] = compare_times(steps, settings.rounds, settings.device)
+        results |= time_modules(case, ways, torch.randn(shape), settings, [mode])
     return timing_table(results)
 
 

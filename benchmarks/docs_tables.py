@@ -1,7 +1,6 @@
 """Write the tables of the docs from the configs and docs/results.
 
     python -m benchmarks.docs_tables            write them
-    python -m benchmarks.docs_tables --check    change nothing; exit with 1 if one is out of date
     python -m benchmarks.docs_tables --count    first count parameters and multiply-adds of all
                                                 configs, or of those named
     python -m benchmarks.docs_tables --memory   first compute the memory of training steps of all
@@ -16,7 +15,6 @@ training steps and the plans for several GPUs; `camvid.json`, runs of `benchmark
 import argparse
 import json
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -47,6 +45,7 @@ PROTOCOLS = {
     "ea_r101_cityscapes_80k": "Cityscapes 769x769",
     "upernet_rmt_small_cityscapes_80k": "Cityscapes 512x1024",
 }
+GPUS = (1, 2, 4, 8, 16)
 # The main configs, compared with the same model in mmsegmentation's segmentor.
 MAIN = (
     *("ea_r101_voc_45k", "ea_r101_ade20k_160k", "masa_r101_ade20k_160k"),
@@ -93,7 +92,7 @@ def compute_memory(names: Sequence[str]) -> None:
     found |= {f"{name}, EncoderDecoder": both(name, type="EncoderDecoder") for name in MAIN}
     for name in PROTOCOLS:
         config = Config.fromfile(CONFIGS / f"{name}.py")
-        every = [plan for gpus in (1, 2, 4, 8, 16) for plan in plans(config, gpus)]
+        every = [plan for gpus in GPUS for plan in plans(config, gpus)]
         found[f"{name}, plans"] = [[asdict(plan), *plan.memory(config)] for plan in every]
     write_results("memory", found)
 
@@ -119,19 +118,24 @@ def backbone_start(config: Config) -> str:
 
 
 def plans_table() -> str:
+    """Return GiB per GPU (images per GPU) of each protocol; bold where no option is needed."""
     rows = []
     for name, protocol in PROTOCOLS.items():
-        for values, memory, checkpoint in results("memory")[f"{name}, plans"]:
+        found = results("memory")[f"{name}, plans"]
+        cells, accumulated = [], []
+        for values, memory, _ in found:
             plan = Plan(**values)
-            if plan.accumulation > 1 and plan.gpus > 1:
-                continue
-            options = f"`{plan.options}`" if plan.options else ""
-            sizes = (f"{size / GIBI:.1f}" for size in (memory, checkpoint))
-            exact = "yes" if plan.exact else "no"
-            rows.append([protocol, str(plan.gpus), str(plan.images), exact, *sizes, options])
-            protocol = ""
-    headings = ["protocol", "GPUs", "images per GPU", "exact", "GiB per GPU", "GiB, checkpoint"]
-    return markdown([*headings, "options"], rows)
+            cell = f"{memory / GIBI:.1f} ({plan.images})"
+            if plan.accumulation > 1:
+                accumulated.append(cell)
+            elif not plan.options:
+                cells.append(f"**{cell}**")
+            else:
+                cells.append(cell if plan.exact else f"{cell}, not exact")
+        (checkpoint,) = {size for *_, size in found}
+        rows.append([protocol, *cells, accumulated[0], f"{checkpoint / GIBI:.1f}"])
+    headings = ["protocol", "1 GPU", *(f"{gpus} GPUs" for gpus in GPUS[1:])]
+    return markdown([*headings, "1 GPU, accumulated", "GiB, checkpoint"], rows)
 
 
 def memory_table() -> str:
@@ -150,39 +154,44 @@ def training(name: str) -> str:
     return f"{optimizer.type} {optimizer.lr:g}, {gpus} x {images}, {iterations:,}"
 
 
+def published(name: str) -> tuple[str, str]:
+    """Return a config's published mIoU and its source."""
+    found = results("miou")["published"].get(name, {"miou": "none", "source": ""})
+    return found["miou"], found["source"]
+
+
 def zoo_table() -> str:
     """Return one table for each dataset."""
-    miou, costs = results("miou"), zoo()
-    trained = miou["trained here"] | camvid_rows.by_config(results("camvid"))
-    config, *numbers = HEADINGS
-    headings = [config, "published mIoU", "here", *numbers]
+    costs = zoo()
+    trained = results("miou")["trained here"] | camvid_rows.by_config(results("camvid"))
+    title, *numbers = HEADINGS
+    headings = [title, "published mIoU", "here", *numbers]
     headings += ["GiB, fp32 / AMP", "backbone starts from", "training", "source"]
     tables = []
-    for key, title in DATASETS.items():
+    for key, dataset in DATASETS.items():
         rows = []
         for name in (name for name in costs if key in name.split("_")):
-            published = miou["published"].get(name, {"miou": "none", "source": ""})
-            config, *numbers = cells(costs[name])
-            miou_cells = [published["miou"], trained.get(name, "not trained")]
+            title, *numbers = cells(costs[name])
+            miou, source = published(name)
             start = backbone_start(Config.fromfile(CONFIGS / f"{name}.py"))
+            scores = [miou, trained.get(name, "not trained")]
             numbers += [gibibytes(name), start, training(name)]
-            rows.append([config, *miou_cells, *numbers, published["source"]])
-        tables.append(f"## {title}\n\n{markdown(headings, rows)}")
+            rows.append([title, *scores, *numbers, source])
+        tables.append(f"## {dataset}\n\n{markdown(headings, rows)}")
     return "\n".join(tables)
 
 
 def reproduction_table() -> str:
-    costs, published = zoo(), results("miou")["published"]
-    rows = []
+    rows, costs = [], zoo()
     for table, names in results("reproduction"):
         for name in names:
             config = Config.fromfile(CONFIGS / f"{name}.py")
             batch = config.auto_scale_lr.base_batch_size
             flops = 6 * costs[name].all_multiply_adds * batch * config.train_cfg.max_iters
             gpus = batch // config.train_dataloader.batch_size
-            target = published.get(name, {"miou": "none", "source": ""})
+            miou, source = published(name)
             hours = f"{flops / FLOPS / 3600:.0f}"
-            rows.append([table, f"`{name}`", target["miou"], str(gpus), hours, target["source"]])
+            rows.append([table, f"`{name}`", miou, str(gpus), hours, source])
             table = ""
     headings = ["table", "config", "mIoU to reach", "GPUs", "GPU-hours, estimated", "source"]
     return markdown(headings, rows)
@@ -193,37 +202,23 @@ TABLES: dict[str, Callable[[], str]] = {
     "reproduction": reproduction_table,
     "plans": plans_table,
     "memory": memory_table,
-    **{n: lambda table=t: table(results("camvid")) for n, t in camvid_rows.TABLES.items()},
+    **{n: lambda n=n: camvid_rows.table(n, results("camvid")) for n in camvid_rows.TABLES},
 }
-
-
-def with_tables(text: str) -> str:
-    """Return the text of a page with current tables.
-
-    Raises:
-        ValueError: for a marker with an unknown table.
-    """
-
-    def table(match: re.Match) -> str:
-        name = match["name"]
-        if name not in TABLES:
-            raise ValueError(f"table {name!r}: unknown; use one of {', '.join(TABLES)}")
-        return f"{match[1]}\n{TABLES[name]()}{match[3]}"
-
-    return _TABLE.sub(table, text)
 
 
 def outdated() -> dict[Path, str]:
     """Return the pages with outdated tables, and their current text."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     texts = {page: page.read_text(encoding="utf-8") for page in pages}
-    right = {page: with_tables(text) for page, text in texts.items()}
+    right = {
+        page: _TABLE.sub(lambda match: f"{match[1]}\n{TABLES[match['name']]()}{match[3]}", text)
+        for page, text in texts.items()
+    }
     return {page: right[page] for page in pages if right[page] != texts[page]}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="list outdated pages only")
     parser.add_argument("--count", nargs="*", metavar="CONFIG", help="count these first, or all")
     parser.add_argument("--memory", nargs="*", metavar="CONFIG", help="compute memory first")
     args = parser.parse_args(argv)
@@ -233,13 +228,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         count(args.count or every)
     if args.memory is not None:
         compute_memory(args.memory or every)
-    pages = outdated()
-    for page, text in pages.items():
-        print(f"{page.relative_to(ROOT)}: {'out of date' if args.check else 'written'}")
-        if not args.check:
-            page.write_text(text, encoding="utf-8")
-    return int(args.check and bool(pages))
+    for page, text in outdated().items():
+        page.write_text(text, encoding="utf-8")
+        print(f"{page.relative_to(ROOT)}: written")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

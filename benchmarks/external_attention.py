@@ -27,15 +27,7 @@ _BN = {"type": "BN"}
 
 
 class PublishedExternalAttention(ExternalAttention2d):
-    """External attention in its published order of operations for any size.
-
-    With `second_conv=False` it ends at the values, as in the paper's first version.
-    """
-
-    def __init__(self, channels: int, tied: bool = False, second_conv: bool = True):
-        super().__init__(channels, tied=tied)
-        if not second_conv:
-            self.conv2 = nn.Identity()
+    """External attention in its published order of operations for any size."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.published_order(x)
@@ -100,7 +92,6 @@ BLOCKS = {
     "double attention (A2)": Block(DoubleAttention, (1.01, 25.7)),
     "dynamic multi-scale filters (DM)": Block(dynamic_filters, (3.00, 35.1)),
     "Hamburger (NMF)": Block(lambda c: Hamburger(c, {"MD_R": 64}, _BN), (0.50, 17.6)),
-    "EA, paper's first version": Block(lambda c: PublishedExternalAttention(c, second_conv=False)),
     "EA, one memory": Block(lambda c: PublishedExternalAttention(c, tied=True), (0.55, 9.2)),
     "EA, published order": Block(PublishedExternalAttention),
     "EA, composed": Block(ExternalAttention2d),

@@ -1,12 +1,11 @@
-"""Draw the README's picture of the four operators: the attention of one position of a scene.
-
-A small segmentor is trained on embedded scenes. It has a stem of five convolutions and four heads,
-each with one operator and its own loss. The picture shows the weights of `attention_map` on a new
-scene. For external attention this is the sum over slots of the weights of the marked position times
-the weights of each position; for the others it is the mean magnitude over heads. Colors follow the
-square root. The script takes three minutes on one CPU core:
+"""Draw the picture of docs/start.md: what one position of a scene attends to, by operator.
 
     python -m benchmarks.operators_picture docs/images/operators.png
+
+A small segmentor with four heads, one for each operator, is trained on embedded scenes (three
+minutes on one CPU core). The picture shows `attention_map` on a new scene: for external attention
+the sum over slots of the marked position's weights times each position's, for the others the mean
+magnitude over heads. Colors follow the square root.
 """
 
 import sys

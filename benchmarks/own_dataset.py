@@ -45,21 +45,20 @@ def main() -> None:
         (folder / name).mkdir(parents=True, exist_ok=True)
     for index in range(60):
         draw(folder, index)
-    started = time.time()
+    started, environment = time.time(), os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     config, last = "project/config.py", "project/work_dir/iter_600.pth"
     for command in (
         "new_project project --images photos --masks masks --classes ground small large",
         f"train {config} --cfg-options randomness.seed=0",
         f"test {config} {last}",
     ):
-        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
         words = [sys.executable, "-m", "mmseg_ext", *command.split()]
         subprocess.run(words, cwd=folder, env=environment, check=True)
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu = used.ru_utime + used.ru_stime
-        print(
-            f"{command.split()[0]}: {time.time() - started:.0f} s, {cpu:.0f} s of CPU time so far"
+        seconds = (
+            f"{time.time() - started:.0f} s, {used.ru_utime + used.ru_stime:.0f} s of CPU time"
         )
+        print(f"{words[3]}: {seconds} so far")
 
 
 if __name__ == "__main__":

@@ -28,8 +28,15 @@ Part = Callable[[Settings], tuple[Sequence[str], Sequence[Sequence[str]]]]
 """A function that returns the headings and the rows of a table."""
 
 
+STEPS = {"inference": inference_step, "training": training_step}
+
+
 def time_modules(
-    case: str, modules: Mapping[str, nn.Module], x: Tensor, settings: Settings
+    case: str,
+    modules: Mapping[str, nn.Module],
+    x: Tensor,
+    settings: Settings,
+    modes: Sequence[str] = tuple(STEPS),
 ) -> Results:
     """Compare modules on one input in inference and training; half precision uses autocast.
 
@@ -37,15 +44,18 @@ def time_modules(
     """
     x = x.to(settings.device)
     modules = {name: module.to(settings.device) for name, module in modules.items()}
-    trainable = {n: m for n, m in modules.items() if any(p.requires_grad for p in m.parameters())}
     results = {}
     half = settings.dtype is not torch.float32
     with torch.autocast(settings.device, dtype=settings.dtype, enabled=half):
-        steps = {name: inference_step(module, x) for name, module in modules.items()}
-        results[f"{case}, inference"] = compare_times(steps, settings.rounds, settings.device)
-        steps = {name: training_step(module, x) for name, module in trainable.items()}
-        if steps:
-            results[f"{case}, training"] = compare_times(steps, settings.rounds, settings.device)
+        for mode in modes:
+            steps = {
+                name: STEPS[mode](module, x)
+                for name, module in modules.items()
+                if mode == "inference" or any(p.requires_grad for p in module.parameters())
+            }
+            if steps:
+                measured = compare_times(steps, settings.rounds, settings.device)
+                results[f"{case}, {mode}"] = measured
     return results
 
 

@@ -1,13 +1,9 @@
-"""External attention by the equations of arXiv 2105.02358, with the parameters of our layers.
-
-Each class computes the function of a layer one equation after the other, and shares the layer's
-parameters and norms.
-"""
+"""External attention by the equations of arXiv 2105.02358, one after the other."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mmseg_ext.layers import ExternalAttention, ExternalAttention2d, MultiHeadExternalAttention
+from benchmarks.reference import Plain
 
 
 def double_normalized(logits: Tensor) -> Tensor:
@@ -16,11 +12,7 @@ def double_normalized(logits: Tensor) -> Tensor:
     return shares / (1e-9 + shares.sum(dim=-1, keepdim=True))
 
 
-class PlainExternalAttention2d(nn.Module):
-    def __init__(self, layer: ExternalAttention2d):
-        super().__init__()
-        self.layer = layer
-
+class PlainExternalAttention2d(Plain):
     def forward(self, x: Tensor) -> Tensor:
         layer = self.layer
         pixels = x.flatten(2).transpose(1, 2)  # (B, N, C)
@@ -38,21 +30,13 @@ class PlainExternalAttention2d(nn.Module):
         return torch.relu(x + layer.conv2[1](y))
 
 
-class PlainExternalAttention(nn.Module):
-    def __init__(self, layer: ExternalAttention):
-        super().__init__()
-        self.layer = layer
-
+class PlainExternalAttention(Plain):
     def forward(self, x: Tensor) -> Tensor:
         shares = torch.softmax(x @ self.layer.mk.weight.T, dim=-2)  # (B, N, S)
         return shares / shares.sum(dim=-1, keepdim=True) @ self.layer.mv.weight.T
 
 
-class PlainMultiHeadExternalAttention(nn.Module):
-    def __init__(self, layer: MultiHeadExternalAttention):
-        super().__init__()
-        self.layer = layer
-
+class PlainMultiHeadExternalAttention(Plain):
     def forward(self, x: Tensor) -> Tensor:
         layer = self.layer
         wide = x @ layer.trans_dims.weight.T + layer.trans_dims.bias  # (B, N, G C / heads)

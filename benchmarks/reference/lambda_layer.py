@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from mmseg_ext.layers.lambda_layer import LambdaLayer, apply_lambdas
+from benchmarks.reference import Plain
+from mmseg_ext.layers import LambdaLayer
 
 Way = Callable[[Tensor, Tensor], Tensor]
 
@@ -19,14 +20,6 @@ def conv3d(values: Tensor, weight: Tensor) -> Tensor:
     """Convolve over (v, H, W) with a kernel 1 x R x S, as the public implementations do."""
     padding = (0, weight.shape[2] // 2, weight.shape[3] // 2)
     return F.conv3d(values, weight.unsqueeze(2), padding=padding)
-
-
-def folded_conv2d(values: Tensor, weight: Tensor) -> Tensor:
-    """Convolve over (H, W) with v in the batch."""
-    batch, _, depth, height, width = values.shape
-    padding = (weight.shape[2] // 2, weight.shape[3] // 2)
-    lambdas = F.conv2d(values.transpose(1, 2).flatten(0, 1), weight, padding=padding)
-    return lambdas.view(batch, depth, -1, height, width).transpose(1, 2)  # (B, k, v, H, W)
 
 
 def table(values: Tensor, weight: Tensor) -> Tensor:
@@ -42,18 +35,12 @@ def table(values: Tensor, weight: Tensor) -> Tensor:
     return lambdas.unflatten(3, (height, width))  # (B, k, v, H, W)
 
 
-class PlainLambdaLayer(nn.Module):
-    """A lambda layer by its equations, with `way` for the position lambdas.
+class PlainLambdaLayer(Plain):
+    """A lambda layer as in the public implementations, with `way` for the position lambdas."""
 
-    It shares the parameters of `layer`. With `einsum` it applies lambdas as the public
-    implementations do. Without it applies them as our layer does, so only `way` differs.
-    """
-
-    def __init__(self, layer: LambdaLayer, way: Way, einsum: bool = True):
-        super().__init__()
-        self.layer = layer
+    def __init__(self, layer: LambdaLayer, way: Way):
+        super().__init__(layer)
         self.way = way
-        self.einsum = einsum
 
     def forward(self, x: Tensor) -> Tensor:
         layer = self.layer
@@ -66,8 +53,5 @@ class PlainLambdaLayer(nn.Module):
         lambdas = self.way(v, layer.embeddings.weight)  # (B, k, v, H, W)
         if layer.embeddings.bias is not None:
             lambdas = lambdas + layer.embeddings.bias[:, None, None, None]
-        if self.einsum:
-            y = y + torch.einsum("bhkyx,bkvyx->bhvyx", q, lambdas)
-        else:
-            y = y + apply_lambdas(q, lambdas)
+        y = y + torch.einsum("bhkyx,bkvyx->bhvyx", q, lambdas)
         return layer.pool(y.flatten(1, 2))

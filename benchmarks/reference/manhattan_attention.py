@@ -6,9 +6,9 @@ stores its maps of probabilities. The modules share the parameters of ours.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mmseg_ext.backbones.rmt import RMT
+from benchmarks.reference import Plain
 from mmseg_ext.layers.manhattan_attention import ManhattanAttention, ManhattanBlock, log_decays
 from mmseg_ext.layers.shapes import channels_first, channels_last
 
@@ -91,15 +91,11 @@ def _plain_block(block: ManhattanBlock, x: Tensor, relations: Relations) -> Tens
     return x + branch(block.ffn(block.norm2(x)), block.gamma2)
 
 
-class PlainRMT(nn.Module):
-    """The features of an `RMT` by the plain formulation, with the parameters of `model`."""
-
-    def __init__(self, model: RMT):
-        super().__init__()
-        self.model = model
+class PlainRMT(Plain):
+    """The features of an `RMT` by the plain formulation."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        model = self.model
+        model = self.layer
         x = model.stem(x)
         outputs = []
         for i, blocks in enumerate(model.stages):

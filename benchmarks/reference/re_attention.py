@@ -2,18 +2,11 @@
 
 from torch import Tensor, nn
 
-from mmseg_ext.layers import ReAttention
+from benchmarks.reference import Plain
 
 
-class PlainReAttention(nn.Module):
-    """Softmax, 1x1 convolution over the heads, norm and weighted sum, on the maps of all heads.
-
-    It calls the modules of `layer`, without dropout of the maps.
-    """
-
-    def __init__(self, layer: ReAttention):
-        super().__init__()
-        self.layer = layer
+class PlainReAttention(Plain):
+    """Softmax, 1x1 convolution over the heads, norm and weighted sum, without dropout of maps."""
 
     def forward(self, x: Tensor) -> Tensor:
         layer = self.layer

@@ -4,7 +4,7 @@ import json
 
 from mmengine.config import ConfigDict
 
-from benchmarks.camvid_rows import GROUPS, all_rows, head_table
+from benchmarks.camvid_rows import GROUPS, all_rows, table
 from benchmarks.camvid_table import ROOT, costs
 from mmseg_ext import register_all_modules
 from mmseg_ext.engine import launch
@@ -29,7 +29,7 @@ def test_differences_are_of_the_same_seeds():
         for row, by_seed in scores
         for seed, miou in by_seed.items()
     ]
-    lines = head_table({"runs": runs, "costs": {}}).splitlines()
+    lines = table("camvid_heads", {"runs": runs, "costs": {}}).splitlines()
     cells = [cell.strip() for cell in lines[3].strip("|").split("|")]
     assert cells[:4] == ["PSP", "2", "62.0 (34.0 to 90.0)", "+4.0"]
 

@@ -36,7 +36,6 @@ def test_command_runs_the_requested_parts(capsys):
         ("double attention (A2)", 1_048_576, "all", 25.77),
         ("dynamic multi-scale filters (DM)", 3_160_064, "all", 35.1),
         ("Hamburger (NMF)", 525_824, "all", 18.75),
-        ("EA, paper's first version", 328_192, "all", 5.37),
         ("EA, one memory", 558_592, "modules", 9.13),
         ("EA, published order", 591_360, "all", 9.664),
         ("EA, composed", 591_360, "all", 1.107),
