@@ -1,8 +1,7 @@
 """Print the tables of docs/external_attention.md.
 
-`blocks` counts the blocks of table 8 of arXiv 2105.02358 for an input of 1 x 512 x 128 x 128. Units
-are as in the table that it extends (arXiv 2109.04553): parameters in 2^20, multiply-adds in 10^9,
-some truncated. All forms of external attention share their weights.
+`blocks` has the units of table 8 of arXiv 2105.02358 and of the table that it extends (arXiv
+2109.04553): parameters in 2^20, multiply-adds in 10^9, some truncated.
 """
 
 import sys

@@ -130,4 +130,4 @@ def draw(model: FourHeads, path: Path) -> None:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    draw(train(), Path(*sys.argv[1:]) if sys.argv[1:] else Path("docs/images/operators.png"))
+    draw(train(), Path(sys.argv[1]))

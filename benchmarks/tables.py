@@ -44,18 +44,15 @@ def time_modules(
     """
     x = x.to(settings.device)
     modules = {name: module.to(settings.device) for name, module in modules.items()}
+    trainable = {n: m for n, m in modules.items() if any(p.requires_grad for p in m.parameters())}
     results = {}
     half = settings.dtype is not torch.float32
     with torch.autocast(settings.device, dtype=settings.dtype, enabled=half):
         for mode in modes:
-            steps = {
-                name: STEPS[mode](module, x)
-                for name, module in modules.items()
-                if mode == "inference" or any(p.requires_grad for p in module.parameters())
-            }
+            chosen = trainable if mode == "training" else modules
+            steps = {name: STEPS[mode](module, x) for name, module in chosen.items()}
             if steps:
-                measured = compare_times(steps, settings.rounds, settings.device)
-                results[f"{case}, {mode}"] = measured
+                results[f"{case}, {mode}"] = compare_times(steps, settings.rounds, settings.device)
     return results
 
 
