@@ -46,14 +46,9 @@ PROTOCOLS = {
     "upernet_rmt_small_cityscapes_80k": "Cityscapes 512x1024",
 }
 GPUS = (1, 2, 4, 8, 16)
-# The main configs, compared with the same model in mmsegmentation's segmentor.
-MAIN = (
-    *("ea_r101_voc_45k", "ea_r101_ade20k_160k", "masa_r101_ade20k_160k"),
-    *("fpn_rmt_small_ade20k_80k", "upernet_rmt_small_ade20k_160k", "ea_r101_cityscapes_80k"),
-)
 FLOPS = 40e12  # per second: a plausible mean of an A100 with TF32
 
-_TABLE = re.compile(r"(<!-- table (?P<name>\w+) -->\n).*?(\n<!-- end of table -->)", re.S)
+_TABLE = re.compile(r"(<!-- table (?P<name>\w+) -->).*?(<!-- end of table -->)", re.S)
 
 
 def results(name: str) -> dict | list:
@@ -80,16 +75,12 @@ def count(names: Sequence[str]) -> None:
 
 
 def compute_memory(names: Sequence[str]) -> None:
-    """Compute the memory of these configs' training steps, of the main ones and of the plans."""
+    """Compute the memory of these configs' training steps and of the plans."""
     found = results("memory")
-
-    def both(name: str, **changes) -> dict[str, dict]:
+    for name in names:
         config = Config.fromfile(CONFIGS / f"{name}.py")
-        config.model.update(changes)
-        return {key: asdict(training_memory(config, key == "amp")) for key in ("float32", "amp")}
-
-    found |= {name: both(name) for name in names}
-    found |= {f"{name}, EncoderDecoder": both(name, type="EncoderDecoder") for name in MAIN}
+        both = {key: training_memory(config, key == "amp") for key in ("float32", "amp")}
+        found[name] = {key: asdict(memory) for key, memory in both.items()}
     for name in PROTOCOLS:
         config = Config.fromfile(CONFIGS / f"{name}.py")
         every = [plan for gpus in GPUS for plan in plans(config, gpus)]
@@ -118,7 +109,7 @@ def backbone_start(config: Config) -> str:
 
 
 def plans_table() -> str:
-    """Return GiB per GPU (images per GPU) of each protocol; bold where no option is needed."""
+    """Return GiB per GPU (images per GPU): bold without options, italic if not exact."""
     rows = []
     for name, protocol in PROTOCOLS.items():
         found = results("memory")[f"{name}, plans"]
@@ -131,17 +122,11 @@ def plans_table() -> str:
             elif not plan.options:
                 cells.append(f"**{cell}**")
             else:
-                cells.append(cell if plan.exact else f"{cell}, not exact")
+                cells.append(cell if plan.exact else f"*{cell}*")
         (checkpoint,) = {size for *_, size in found}
         rows.append([protocol, *cells, accumulated[0], f"{checkpoint / GIBI:.1f}"])
     headings = ["protocol", "1 GPU", *(f"{gpus} GPUs" for gpus in GPUS[1:])]
     return markdown([*headings, "1 GPU, accumulated", "GiB, checkpoint"], rows)
-
-
-def memory_table() -> str:
-    names = {f"`{n}`": (n, f"{n}, EncoderDecoder") for n in MAIN}
-    rows = [[title, *map(gibibytes, pair)] for title, pair in names.items()]
-    return markdown(["config", "GiB, fp32 / AMP", "with `EncoderDecoder`"], rows)
 
 
 def training(name: str) -> str:
@@ -201,7 +186,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "model_zoo": zoo_table,
     "reproduction": reproduction_table,
     "plans": plans_table,
-    "memory": memory_table,
     **{n: lambda n=n: camvid_rows.table(n, results("camvid")) for n in camvid_rows.TABLES},
 }
 
@@ -211,7 +195,7 @@ def outdated() -> dict[Path, str]:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     texts = {page: page.read_text(encoding="utf-8") for page in pages}
     right = {
-        page: _TABLE.sub(lambda match: f"{match[1]}\n{TABLES[match['name']]()}{match[3]}", text)
+        page: _TABLE.sub(lambda match: f"{match[1]}\n\n{TABLES[match['name']]()}\n{match[3]}", text)
         for page, text in texts.items()
     }
     return {page: right[page] for page in pages if right[page] != texts[page]}
