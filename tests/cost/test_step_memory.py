@@ -58,36 +58,6 @@ def test_computed_memory_is_the_measured_one(name):
     assert training_memory(config).total == pytest.approx(measured_peak(config), rel=0.1)
 
 
-def test_memory_of_parts_and_of_larger_batches():
-    """SGD with momentum keeps one number for each parameter, AdamW two."""
-    config = load("ea_r18_shapes")
-    memory = training_memory(config)
-    assert memory.gradients == pytest.approx(memory.weights, rel=0.01)
-    assert memory.optimizer == 2 * memory.gradients
-    config.optim_wrapper.optimizer = {"type": "SGD", "lr": 0.1, "momentum": 0.9}
-    assert training_memory(config).optimizer == memory.gradients
-    config.train_dataloader.batch_size *= 2
-    assert training_memory(config).activations == pytest.approx(2 * memory.activations, rel=0.05)
-    assert 0.45 < training_memory(config, amp=True).activations / (2 * memory.activations) < 0.75
-
-
-def test_hard_example_mining_has_the_largest_size():
-    """The number of hard pixels depends on the values: all of them are counted."""
-    config = load("ea_r18_shapes")
-    before = training_memory(config).activations
-    config.model.decode_head.sampler = {"type": "OHEMPixelSampler", "thresh": 0.7, "min_kept": 100}
-    assert training_memory(config).activations >= before
-    config.model.type = "EncoderDecoder"
-    assert training_memory(config).activations > 1.1 * before
-
-
-def test_activation_checkpointing_needs_less_memory():
-    config = load("fpn_rmt_camvid_8k")
-    before = training_memory(config).activations
-    config.model.backbone.with_cp = True
-    assert training_memory(config).activations < 0.7 * before
-
-
 def test_the_command_prints_gibibytes(capsys):
     config = str(CONFIGS / "ea_r18_fpn_camvid_6k.py")
     assert model_cost([config, "--train", "--amp", "--batch", "16"]) == 0

@@ -148,7 +148,8 @@ def test_nothing_is_written_without_a_matrix_or_on_other_ranks(tmp_path, monkeyp
 def test_long_curves_are_thinned_up_to_their_end():
     steps = list(range(5000))
     losses = Curve(steps, [10000.0 - i for i in steps])
-    loss, miou = curves_figure({"run": {"loss": losses}}).axes
+    loss, miou = curves_figure({f"run {i}": {"loss": losses} for i in range(3)}).axes
+    assert len({line.get_color() for axes in (loss, miou) for line in axes.lines}) == 3
     x, y = loss.lines[0].get_data()
     assert [axes.get_ylim()[0] for axes in (loss, miou)] == [loss.get_xlim()[0], 0] == [0, 0]
     assert miou.get_ylim()[1] == 100
@@ -321,9 +322,3 @@ def test_prediction_loss_of_a_head_with_three():
     curves = {name: Curve([1], [float(i)]) for i, name in enumerate(names)}
     assert prediction_loss(curves) == ([1], [1.0])
     assert prediction_loss({"loss": curves["loss"]}) == ([1], [0.0])
-
-
-def test_every_run_has_its_own_color():
-    figure = curves_figure({f"run {i}": a_run("a", [[1]]).curves for i in range(3)})
-    for axes in figure.axes:
-        assert len({line.get_color() for line in axes.lines}) == 3
