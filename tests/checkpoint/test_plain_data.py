@@ -2,6 +2,7 @@
 
 import argparse
 import builtins
+import enum
 import tarfile
 import time
 import zipfile
@@ -174,6 +175,7 @@ def test_values_of_every_kind_are_read(tmp_path):
         "parameter": torch.nn.Parameter(torch.ones(2)),
         "flags": torch.tensor([2, 0], dtype=torch.uint8).view(torch.bool),
         "repeated": torch.ones(1).expand(1000),
+        "complex": torch.ones(1, dtype=torch.complex64),
         "others": [Counter(a=2), {1, 2}, torch.Size([3]), torch.float16, b"a", b"", None, 1j],
         "history": history([1, 2.5], [1, 3]),
         "last": history([7.0], [1], 1),
@@ -210,8 +212,8 @@ def test_formats_that_torch_reads_by_other_means_are_refused(tmp_path, monkeypat
         for name, data in entries.items():
             archive.writestr(name, data)
     page.write_text("<html>")
-    for path in (script, packed, page):
-        with pytest.raises(CheckpointError, match=f"^{path}: .*$"):
+    for path, reason in ((script, "TorchScript"), (packed, "compressed"), (page, "not a torch")):
+        with pytest.raises(CheckpointError, match=f"^{path}: .*{reason}.*$"):
             read_checkpoint(path)
     torch.save({"w": torch.ones(2)}, old, _use_new_zipfile_serialization=False)
     assert read_checkpoint(old)["w"].tolist() == [1, 1]
@@ -228,11 +230,36 @@ def test_formats_that_torch_reads_by_other_means_are_refused(tmp_path, monkeypat
         read_checkpoint(old)
 
 
-def test_an_object_without_a_plain_form_is_left_out():
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+def test_plain_data_is_read_as_it_was(tmp_path):
+    """Objects without a plain form are left out."""
+    weights = OrderedDict(w=torch.nn.Parameter(torch.ones(2)))
+    weights._metadata = {"": {"version": 7}}
+    value = {
+        "left out": [builtins, np.array([None]), None],
+        "numbers": (np.float32(2), True, Level.HIGH, 1.5, "a", b"b"),
+        "arrays": [np.arange(6.0).reshape(2, 3), np.array([1 + 2j]), np.array([True])],
+        "history": history([1.0, 2.0], [1, 3], 7),
+        "weights": weights,
+        Path("c"): [Path("d"), torch.Size([1]), Counter(a=1)],
+    }
     dropped = []
-    value = {"a": [builtins, np.float32(2)], "b": Path("c"), "d": torch.Size([1])}
-    assert to_plain(value, "meta", dropped) == {"a": [None, 2.0], "b": "c", "d": (1,)}
-    assert dropped == ["meta.a[0] (module)"]
+    plain = to_plain(value, "meta", dropped)
+    assert dropped == ["meta.left out[0] (module)", "meta.left out[1] (ndarray)"]
+    torch.load(saved(plain, tmp_path / "plain.pth"), weights_only=True)
+    read = read_checkpoint(tmp_path / "plain.pth")
+    assert read["left out"] == [None] * 3
+    assert read["numbers"] == (2.0, True, 3, 1.5, "a", b"b")
+    assert list(map(type, read["numbers"])) == [float, bool, int, float, str, bytes]
+    for ours, theirs in zip(read["arrays"], value["arrays"], strict=True):
+        assert ours.dtype == theirs.dtype and np.array_equal(ours, theirs)
+    assert read["history"].mean() == 3 / 4 and read["history"].max_length == 7
+    assert type(read["weights"]) is OrderedDict and read["weights"]["w"].tolist() == [1, 1]
+    assert read["weights"]._metadata == weights._metadata
+    assert read["c"] == ["d", (1,), {"a": 1}]
 
 
 def test_a_random_state_cannot_reach_memory():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -14,10 +15,15 @@ from mmseg.registry import MODELS
 
 import mmseg_ext
 from mmseg_ext.checkpoint.files import read_checkpoint, write_weights
-from mmseg_ext.checkpoint.loading import SafeLoading, check_coverage
+from mmseg_ext.checkpoint.loading import (
+    SafeLoading,
+    check_coverage,
+    load_and_report,
+    load_checkpoint,
+)
 from mmseg_ext.commands.test import main as test
 from mmseg_ext.commands.train import main as train
-from mmseg_ext.engine.launch import load_settings
+from mmseg_ext.engine.launch import build_test_runner, load_settings
 from mmseg_ext.errors import CheckpointError
 from tests.checkpoint.test_plain_data import Pickled
 from tests.engine.runs import fails, log_text, train_here, train_words, write_config
@@ -98,6 +104,17 @@ def test_other_loading_is_unchanged_and_one_variable_turns_the_protection_off(
     assert (tmp_path / "proof").exists()
 
 
+def test_what_others_allowed_is_not_built(armed, tmp_path):
+    torch.serialization.add_safe_globals([os.mkdir])
+    try:
+        with pytest.raises(CheckpointError, match="objects other than tensors"):
+            read_checkpoint(armed)
+        assert torch.serialization.get_safe_globals().count(os.mkdir) == 1
+    finally:
+        torch.serialization.clear_safe_globals()
+    assert not (tmp_path / "proof").exists()
+
+
 def test_configs_in_a_checkpoint_are_not_executed(folder, good, tmp_path):
     """Resuming executes meta['config'] in mmengine, an inferencer the others."""
     program = f"import os\nos.mkdir({str(tmp_path / 'proof')!r})\n"
@@ -130,6 +147,8 @@ def test_safetensors_wherever_a_checkpoint_is(folder, good, tmp_path):
     assert_same(read, {"state_dict": shared, "meta": {"mIoU": "60"}})
     with mmseg_ext.safe_loading():
         model = init_model(str(config), str(path), device="cpu")
+        content = CheckpointLoader.load_checkpoint(str(path))
+        assert content["state_dict"].keys() == shared.keys()
     assert_same(dict(model.state_dict()), shared)
     assert model.dataset_meta == dataset_meta
     with pytest.raises(ValueError, match=r"\.pth or \.safetensors"):
@@ -176,7 +195,7 @@ def test_checkpoints_of_mmengines_runner_are_read_and_resumed(tmp_path):
 # --- coverage
 
 
-def test_too_little_of_a_backbone_is_refused_unless_told_otherwise(folder, good, tmp_path):
+def test_too_little_of_a_backbone_is_refused_unless_told_otherwise(folder, good, tmp_path, capsys):
     config, path = folder / "tiny.py", tmp_path / "half.pth"
     weights = good["state_dict"]
     half = {k: v for k, v in weights.items() if "layer4" not in k}
@@ -192,6 +211,7 @@ def test_too_little_of_a_backbone_is_refused_unless_told_otherwise(folder, good,
     told = ("min_backbone_share=0", "train_cfg.max_iters=1")
     train_here(config, work, f"load_from={path}", *told)
     assert f"{share:.1%} of its backbone; not filled: backbone.layer4" in log_text(work)
+    assert f"Loads checkpoint from {path}\n" in capsys.readouterr().out
 
 
 def test_names_without_the_prefix_fill_nothing(folder, good):
@@ -209,12 +229,28 @@ def test_names_without_the_prefix_fill_nothing(folder, good):
         pass
 
 
+def test_a_backbone_alone_takes_its_own_names(tmp_path):
+    """As in a classifier of mmpretrain whose backbone returns logits."""
+    model = torch.nn.ModuleDict({"backbone": torch.nn.Linear(1, 1)})
+    for i, prefix in enumerate(("", "backbone.")):
+        weights = {f"{prefix}weight": torch.ones(1, 1) + i, f"{prefix}bias": torch.ones(1)}
+        load_and_report(model, weights)
+        assert model["backbone"].weight.item() == 1 + i
+    for wrong in ({0: torch.ones(1)}, [torch.ones(1)]):
+        torch.save(wrong, tmp_path / "wrong.pth")
+        with pytest.raises(CheckpointError, match="no state dict"):
+            load_checkpoint(str(tmp_path / "wrong.pth"))
+
+
 def test_weights_of_other_classes_are_for_training_to_start_from(folder, good, tmp_path):
     config, work, path = folder / "tiny.py", tmp_path / "work", tmp_path / "classes.pth"
     weights = {k: v[:2] if "conv_seg" in k else v for k, v in good["state_dict"].items()}
     torch.save({**good, "state_dict": weights}, path)
-    message = fails(test, config, path, "--work-dir", work)
-    assert "decode_head.conv_seg.weight ((2, 16, 1, 1) for (3, 16, 1, 1))" in message
+    told = "decode_head.conv_seg.weight ((2, 16, 1, 1) for (3, 16, 1, 1))"
+    assert told in fails(test, config, path, "--work-dir", work)
+    runner = build_test_runner(str(config), str(path), work_dir=str(work))
+    with pytest.raises(CheckpointError, match=re.escape(told)):
+        runner.test()
     options = (f"load_from={path}", "train_cfg.max_iters=1")
     words = train_words(config, work, *options, flags=("--resume",))
     assert "at random values" in fails(train, *words)

@@ -73,6 +73,8 @@ def test_a_broken_file_is_named_and_the_one_before_taken(tmp_path, damage):
     last.write_bytes(data[:middle] + rest)
     if damage == "gone":
         last.unlink()
+    torch.save({}, tmp_path / "best_mIoU_iter_16.pth")
+    (tmp_path / "iter_20.pth").mkdir()
     path, problems = newest_complete(tmp_path)
     assert path == tmp_path / "iter_8.pth"
     assert len(problems) == 1 and str(last) in problems[0]

@@ -16,6 +16,7 @@ import torch
 from mmengine.hooks import EMAHook
 
 from mmseg_ext.checkpoint.files import read_checkpoint
+from mmseg_ext.checkpoint.plain_data import to_plain
 from mmseg_ext.commands.test import main as score
 from mmseg_ext.engine import runner
 from mmseg_ext.engine.runner import lock_work_dir
@@ -71,10 +72,12 @@ def test_weights_alone_cannot_be_resumed(tmp_path):
     config, work = write_config(tmp_path, UNVALIDATED), tmp_path / "work"
     go(config, work, "train_cfg.max_iters=1")
     weights = tmp_path / "weights.pth"
-    torch.save({"state_dict": read_checkpoint(work / "iter_1.pth")["state_dict"]}, weights)
-    with pytest.raises(SystemExit) as end:
-        go(config, tmp_path / "new", f"load_from={weights}", resume=True)
-    assert str(weights) in end.value.code
+    content = read_checkpoint(work / "iter_1.pth")
+    for keys in (["state_dict"], ["state_dict", "meta"], ["state_dict", "message_hub"]):
+        torch.save({key: to_plain(content[key], key, []) for key in keys}, weights)
+        with pytest.raises(SystemExit) as end:
+            go(config, tmp_path / "new", f"load_from={weights}", resume=True)
+        assert f"{weights}: contains weights, but" in end.value.code
 
 
 # ---------------------------------------------------------------------- runs in one folder
