@@ -25,6 +25,12 @@ def test_multiply_adds_of_one_lambda_layer():
     assert lambda_multiply_adds(layer, 56**2) == 3136 * 256 * ((1 + 4) + (529 + 4))
 
 
+def test_a_shared_layer_counts_each_time():
+    layer = torch.nn.Conv2d(2, 2, 3, padding=1, bias=False)
+    counted = count_multiply_adds(torch.nn.Sequential(layer, layer), torch.ones(1, 2, 5, 4))
+    assert counted == (2 * 36 * 20, 2 * 36 * 20)
+
+
 @pytest.mark.parametrize(
     "config",
     [

@@ -52,6 +52,26 @@ def test_shared_and_frozen_parameters(config):
     ]
 
 
+@pytest.mark.parametrize("key", ["bias_lr_mult", "bias_decay_mult", "norm_decay_mult"])
+def test_multipliers_are_1_by_default(config, key):
+    plain = {**config.optim_wrapper, "paramwise_cfg": {key: 1.0}}
+    groups = build_optim_wrapper(tiny_model(), plain).optimizer.param_groups
+    assert [(group["lr"], group["weight_decay"]) for group in groups] == [(LR, 1e-4)] * 3
+
+
+def test_rates_end_at_the_minimum():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    settings = {"type": "HeldPolyLR", "power": 2.0, "eta_min": 0.2, "end": 21, "by_epoch": False}
+    scheduler = PARAM_SCHEDULERS.build({**settings, "optimizer": optimizer, "interval": 5})
+    rates = []
+    for _ in range(21):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    held = [0.2 + 0.8 * (1 - i / 20) ** 2 for i in (0, 5, 10, 15)]
+    assert rates == pytest.approx([rate for rate in held for _ in range(5)] + [0.2])
+
+
 def test_unknown_key_is_refused(config):
     wrong = config.optim_wrapper.copy()
     wrong["paramwise_cfg"] = {"dwconv_decay_mult": 0.0}

@@ -70,6 +70,17 @@ def test_absent_classes_are_nan_or_nan_to_num(monkeypatch):
     assert len(warnings) == 2
 
 
+def test_predictions_are_only_written(tmp_path):
+    """`format_only` is for test sets without labels."""
+    more = {"format_only": True, "output_dir": str(tmp_path)}
+    metric = METRICS.build({"type": "CheckedIoUMetric", **more})
+    metric.dataset_meta = {"classes": ("a", "b")}
+    data = {"data": torch.ones(1, 2, 2, dtype=torch.long)}
+    metric.process({}, [{"pred_sem_seg": data, "img_path": "a.jpg"}])
+    assert metric.compute_metrics(metric.results) == {} and metric.confusion is None
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+
+
 def test_counts_more_pixels_than_float32():
     label = torch.zeros(1, 4097, 4097, dtype=torch.long)
     counts = CheckedIoUMetric.intersect_and_union(label[0], label[0], 2, 255)

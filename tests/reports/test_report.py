@@ -21,8 +21,8 @@ from mmseg_ext.commands.train import parser as train_parser
 from mmseg_ext.commands.train import runner_of
 from mmseg_ext.evaluation import CheckedIoUMetric
 from mmseg_ext.reports import RunResultsHook, results_hook
-from mmseg_ext.reports.curves import Curve, curves_figure, prediction_loss
-from mmseg_ext.reports.page import page, write_report
+from mmseg_ext.reports.curves import Curve, curves_figure, curves_svg, prediction_loss
+from mmseg_ext.reports.page import duration, page, write_report
 from mmseg_ext.reports.pictures import error_overlay
 from mmseg_ext.reports.results_hook import class_iou
 from mmseg_ext.reports.run_data import Results, Run, read_curves, read_run
@@ -42,7 +42,7 @@ def a_run(name: str, confusion: list[list[int]]) -> Run:
     )
     curves = {
         "loss": Curve([10, 20], [1.5, 0.7]),
-        "time": Curve([10, 20], [2.0, 10.0]),
+        "time": Curve([10, 20], [1.0, 2.0]),
         "mIoU": Curve([20], [48.25]),
     }
     return Run(name, "a = 1\n", {"python": "3"}, curves, results)
@@ -67,8 +67,16 @@ def test_page_shows_the_figures_of_two_runs():
         [[box, "ground", "50.0", "10.00"], ["ground", box, "2.5", "2.00"]],
     ]
     assert "box <b>" not in html and "first <run>" not in html
-    assert "20 iterations in 2 min" in html
+    assert "20 iterations in 30 s" in html
+    assert "<td>–" in html and "nan" not in html.partition("<main>")[2]
     assert "<script" not in html and "src=" in html
+    second.results.classes = ["a", "b", "c"]
+    assert "difference" in html and "difference" not in page([first, second])
+
+
+def test_durations():
+    seconds = {29: "29 s", 31: "1 min", 3569: "59 min", 3571: "1 h 0 min", 7260: "2 h 1 min"}
+    assert {value: duration(value) for value in seconds} == seconds
 
 
 def test_iou_and_wrong_pixels():
@@ -90,19 +98,26 @@ def seen_by_the_hook(folder: Path, height: int, width: int, kind=CheckedIoUMetri
     truth[..., width // 2 :] = 1
     maps = {"gt_sem_seg": truth, "pred_sem_seg": torch.zeros_like(truth)}
     maps = {name: PixelData(data=labels) for name, labels in maps.items()}
-    sample = SegDataSample(metainfo={"img_path": "elsewhere/a.png"}, **maps)
-    image = torch.tensor([0, 100, 250], dtype=torch.uint8)[:, None, None].expand(3, height, width)
+    samples = [SegDataSample(metainfo={"img_path": f"a/{i}.png"}, **maps) for i in range(3)]
+    image = torch.tensor([0, 100, 250, 9], dtype=torch.uint8)[:, None, None]
+    image = image.expand(4, height, width)  # the fourth channel is not shown
     metric = kind(iou_metrics=["mIoU"])
     metric.dataset_meta = Images.metainfo
     loader = Images([{"inputs": [image]}] * 3)
     loader.dataset = Images([0] * 3)
     loop = SimpleNamespace(dataloader=loader, evaluator=SimpleNamespace(metrics=[metric]))
-    settings = {"model": {"module": {"backbone": {"type": "RMT"}}}, "load_from": "a/iter_8.pth"}
+    model = {"backbone": {"type": "RMT"}, "decode_head": [{"type": "FCNHead"}, {"type": "OCRHead"}]}
+    settings = {"model": {"module": model}, "load_from": "a/iter_8.pth"}
     runner = SimpleNamespace(test_loop=loop, cfg=Config(settings), log_dir=str(folder))
     hook = RunResultsHook(examples=2)
-    for i, batch in enumerate(loader):
-        hook.after_test_iter(runner, i, batch, [sample])
-        metric.process(batch, [sample.to_dict()])
+    hook.after_test_epoch(runner)  # before there are results
+    hook.after_test_iter(runner, 0, {"inputs": [[image]]}, samples)  # test-time augmentation
+    hook.after_test_iter(runner, 0, loader[0], [SegDataSample()])  # without a label map
+    assert not list(folder.iterdir())
+    for _ in range(2):
+        for i, batch in enumerate(loader):
+            hook.after_test_iter(runner, i, batch, [samples[i]])
+    metric.process(batch, [sample.to_dict() for sample in samples])
     metric.compute_metrics(metric.results)
     hook.after_test_epoch(runner)
     written = folder / "results.json"
@@ -117,9 +132,10 @@ def test_an_example_has_four_quarters(tmp_path, size, shown):
     results = seen_by_the_hook(tmp_path, *size)
     assert results["confusion"] == [[3 * size[0] * size[1] // 2, 0, 0]] * 2 + [[0, 0, 0]]
     assert (results["source"], results["augmented"]) == ("test of iter_8.pth", True)
-    assert (results["images"], results["head"], results["backbone"]) == (3, "none", "RMT")
-    example = {"name": "a.png", "miou": 0.25}
-    assert results["examples"] == [{"file": f"{i}.jpg", **example} for i in range(2)]
+    assert (results["images"], results["head"], results["backbone"]) == (3, "OCRHead", "RMT")
+    names = ("0.png", "2.png")
+    examples = [{"file": f"{i}.jpg", "name": name, "miou": 0.25} for i, name in enumerate(names)]
+    assert results["examples"] == examples
     with Image.open(tmp_path / "examples/1.jpg") as file:
         picture = np.asarray(file).astype(int)
     height, width = shown
@@ -152,7 +168,11 @@ def test_curves_start_at_zero_in_one_color_for_each_run():
     assert [axes.get_ylim()[0] for axes in (loss, miou)] == [loss.get_xlim()[0], 0] == [0, 0]
     assert miou.get_ylim()[1] == 100 and loss.get_ylim()[1] >= 1.5
     assert [line.get_data()[1].tolist() for line in miou.lines] == [[48.25]] * 3
+    assert (miou.get_xticks() % 1 == 0).all() and miou.get_axisbelow()
     assert miou.get_legend().get_texts()[0].get_text() == "run 0 48.2"
+    svg = curves_svg({"costs $a$": curves})
+    assert "costs $a$" in svg and "var(--soft)" in svg and "var(--line)" in svg
+    assert "#ffffff" not in svg  # no background
 
 
 def test_curves_of_a_resumed_run_are_merged_and_cut_lines_told(tmp_path):
@@ -203,6 +223,7 @@ def test_figures_are_those_of_the_run(work_dir):
     (written,) = work_dir.glob("*/results.json")
     scores = [entry["miou"] for entry in json.loads(written.read_text())["examples"]]
     assert all(0 <= score <= 1 for score in scores)
+    assert [score for _, _, score in results.examples] == scores
     with Image.open(written.parent / "examples/0.jpg") as picture:
         assert picture.size == (132, 132)
 
@@ -237,6 +258,7 @@ def foreign(work_dir, tmp_path):
 EXAMPLE = {"file": "../../secret", "name": "a", "miou": None}
 MALFORMED = {
     "shapes": {"confusion": [[1]]},
+    "too few colors": {"palette": [[1, 2, 3]]},
     "a huge count": {"confusion": [[10**400] + [0] * 5] * 6},
     "huge images": {"images": float("inf")},
     "a huge time": {"time": 10**400},
@@ -291,6 +313,7 @@ def test_large_and_infinite_numbers_and_3000_classes(foreign, tmp_path):
     assert "1 damaged lines" in run.notes[0]
     html = (tmp_path / "report.html").read_text()
     assert len(html) < 4e6 and 'class="wide matrix"' not in html
+    assert html.count('<td class="left">') == 10  # confusions
 
 
 def test_a_report_runs_nothing_of_a_work_directory(tmp_path, capsys):
@@ -299,8 +322,11 @@ def test_a_report_runs_nothing_of_a_work_directory(tmp_path, capsys):
     folder.mkdir(parents=True)
     (folder / "scalars.json").write_text('{"loss": 1.0, "step": 1}\n')
     (folder.parent / "config.py").write_text(f"a = open({str(mark)!r}, 'w')\n")
+    (folder.parent / "run.json").touch()
+    os.truncate(folder.parent / "run.json", 2**27 + 1)
     assert main([str(tmp_path / "run")]) == 0
-    assert "results.json" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "results.json" in told and "run.json: is larger than 128 MiB" in told
     assert "a = open(" in (tmp_path / "run/report.html").read_text()
     assert not mark.exists()
     assert main([str(tmp_path)]) == 1
