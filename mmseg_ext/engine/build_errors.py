@@ -172,9 +172,9 @@ def _explanation(
     for failed, given in reversed(failures.calls):
         if (entry := _find_entry(entries, part, given)) is not None:
             part, settings, called = *entry, failed
-    if failures.unknown and isinstance(error, KeyError | TypeError):
-        entries.sort(key=lambda entry: not entry[0].startswith(part))  # those of the part first
-        if (explanation := _of_type(cfg, entries, *failures.unknown[0])) is not None:
+    unknown = failures.unknown if isinstance(error, KeyError | TypeError) else []
+    for registry, kind in unknown:
+        if (explanation := _of_type(cfg, entries, registry, kind)) is not None:
             return explanation
     if called is None:  # an error of training, for example
         return None

@@ -105,7 +105,6 @@ class _AfterOthers(Hook):
             return
         if isinstance(loop, IterBasedTrainLoop) and validates_at(loop, runner.iter):
             runner.logger.info(f"repeating the validation of iteration {runner.iter}")
-            runner.restore_process_state()
             runner.val_loop.run()
 
 

@@ -105,7 +105,6 @@ class DurableCheckpointHook(CheckpointHook):
         """Remove what mmengine wanted to remove before it wrote the newer files."""
         for path in self.file_backend.paths - self._best():
             Path(path).unlink(missing_ok=True)
-        self.file_backend.paths.clear()
 
 
 @HOOKS.register_module()

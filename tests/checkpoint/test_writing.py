@@ -1,5 +1,6 @@
 """A checkpoint is whole or not there, the older goes after the newer, resume finds a whole one."""
 
+import itertools
 import os
 import re
 import resource
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from mmseg.evaluation import IoUMetric
 
 from mmseg_ext.atomic_write import atomic_write, remove_parts, write_text
 from mmseg_ext.checkpoint.files import newest_complete
@@ -131,12 +133,14 @@ def test_the_older_one_goes_after_the_newer_is_whole(tmp_path, monkeypatch):
         unlink(path, missing_ok)
 
     monkeypatch.setattr(Path, "unlink", watched)
+    scores = itertools.count(1)  # every validation is the best
+    monkeypatch.setattr(IoUMetric, "compute_metrics", lambda *_: {"mIoU": next(scores)})
     hook = "default_hooks.checkpoint"
     often = (f"{hook}.interval=2", "train_cfg.val_interval=4")
     train_here(config, work, f"{hook}.max_keep_ckpts=2", *often)
     assert [n for n in removed if n.startswith("iter")] == [f"iter_{i}.pth" for i in (2, 4, 6, 8)]
     assert {p.name for p in work.glob("iter*.pth")} == {"iter_10.pth", "iter_12.pth"}
-    assert len(list(work.glob("best_mIoU*.pth"))) == 1
+    assert [path.name for path in work.glob("best_mIoU*.pth")] == ["best_mIoU_iter_12.pth"]
 
 
 def test_resume_takes_the_one_before_a_broken_one_and_says_so(tmp_path):

@@ -149,6 +149,10 @@ def test_a_group_on_the_cpu_trains_sync_bn_as_bn(tmp_path):
     with pytest.MonkeyPatch.context() as patch, exit_on_run_error():
         runner = built(*words, "--launcher", "pytorch")
         assert runner.model.find_unused_parameters
+        cfg = load_settings(str(config), launcher="pytorch")
+        distributed.init_distributed(cfg)
+        default = {"broadcast_buffers": False, "find_unused_parameters": False}  # as mmengine's
+        assert cfg.model_wrapper_cfg == {"type": "CPUDistributedDataParallel", **default}
         norms = [m for m in runner.model.modules() if isinstance(m, _BatchNorm)]
         assert norms and not any(isinstance(m, nn.SyncBatchNorm) for m in norms)
         before = norms[0].running_mean.clone()

@@ -6,10 +6,11 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 from mmengine.config import ConfigDict
-from mmengine.dataset import Compose
-from torch.utils.data import BatchSampler, DataLoader
+from mmengine.dataset import Compose, InfiniteSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from mmseg_ext.engine.randomness import (
     PositionedInfiniteSampler,
@@ -21,6 +22,7 @@ from mmseg_ext.engine.randomness import (
     random_state,
     seeded,
     set_random_state,
+    with_sample_seeds,
 )
 from mmseg_ext.engine.runner import DurableRunner
 from tests.engine.states import assert_same
@@ -116,6 +118,30 @@ def test_a_batch_sampler_with_its_own_batch_size():
     assert [len(batch[0]) for batch, _ in zip(loader, range(2), strict=False)] == [2, 2]
     assert isinstance(loader.batch_sampler.sampler, PositionedInfiniteSampler)
     assert DurableRunner.build_dataloader(loader) is loader
+
+
+@pytest.mark.parametrize(
+    ("sampler", "kind"),
+    [
+        ({"type": "InfiniteSampler"}, PositionedInfiniteSampler),
+        ({"type": InfiniteSampler, "shuffle": False}, PositionedInfiniteSampler),
+        ({"type": "DefaultSampler"}, PositionedSampler),
+        ({"type": "PositionedSampler", "shuffle": True}, PositionedSampler),
+        ({"type": "DefaultSampler", "shuffle": False}, None),
+        ({"type": RandomSampler}, None),
+    ],
+)
+def test_shuffled_samples_get_seeds(sampler, kind):
+    """Unless the sampler is not mmengine's, or the order is fixed, as in validation."""
+    settings = ConfigDict(dataset={"type": Numbers}, sampler=sampler, batch_size=2)
+    seeded_settings = with_sample_seeds(settings)
+    if kind is None:
+        assert seeded_settings is settings
+    else:
+        assert seeded_settings["sampler"] == {**sampler, "type": kind}
+        assert type(seeded_settings["dataset"]) is SeededSamples
+    given = ConfigDict(dataset=Numbers(), sampler=sampler)
+    assert with_sample_seeds(given) is given
 
 
 def test_a_loader_draws_nothing_from_the_global_generator():

@@ -219,6 +219,10 @@ def test_a_saved_validation_does_not_run_again(tmp_path):
     best = f"load_from={work / 'best_mIoU_iter_4.pth'}"
     go(config, tmp_path / "new", best, "train_cfg.max_iters=5", resume=True)
     assert list(validations(tmp_path / "new")) == [5]
+    # Nor one at an iteration without a validation.
+    options = (f"load_from={work / 'iter_4.pth'}", "train_cfg.max_iters=6")
+    go(config, tmp_path / "next", *options, "train_cfg.val_interval=5", resume=True)
+    assert list(validations(tmp_path / "next")) == [5, 6]
 
 
 def test_the_averaged_weights_are_saved_for_testing(tmp_path):
