@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from mmseg_ext.commands.check_dataset import main
-from mmseg_ext.datasets.dataset_report import Summary, check, print_summaries
+from mmseg_ext.datasets.dataset_report import Summary, check, print_summaries, progress
 from tests.datasets.trees import BASES, SIZE, Tree, make_tree, random_label, save_mask
 
 RNG = np.random.RandomState(1)
@@ -34,8 +34,8 @@ def test_clean(layout, tmp_path, capsys):
     """No problem, status 0, and the counts of the label maps."""
     tree = make_tree(layout, tmp_path)
     assert run(tree) == 0
-    output = capsys.readouterr().out
-    assert problem_lines(output) == []
+    output, error = capsys.readouterr()
+    assert problem_lines(output) == [] and error == ""
     _, (found, val) = check(tree.config())
     assert val.split == "val"  # the test set is the same
     train = [pair for split in ("train", "aug") for pair in tree.pairs.get(split, ())]
@@ -181,6 +181,13 @@ def test_summaries_of_splits_with_other_classes(capsys):
         ["2", "c", "", "", "", "0", "-", "0"],
     ]
     assert "train: note: no pixel of b\n" in output and "test: note" not in output
+
+
+def test_a_terminal_shows_the_progress_of_several_files(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    for count in (1, 2):
+        assert list(progress(range(count), "reading", count)) == [*range(count)]
+        assert ("reading" in capsys.readouterr().err) == (count > 1)
 
 
 def test_without_annotation_loader_only_images_are_read(tmp_path):

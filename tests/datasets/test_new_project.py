@@ -168,6 +168,13 @@ def test_classes_of_values(values, names, ignored, mapping):
     assert assign_classes(labels, given, ignored) == (expected, classes)
 
 
+def test_at_most_255_classes():
+    labels = {value: str(value) for value in range(1000, 1255)}
+    assert assign_classes(labels)[1] == {str(value): value - 1000 for value in labels}
+    with pytest.raises(ValueError, match="256 classes of at most 255"):
+        assign_classes(labels | {1255: "1255"})
+
+
 def test_classes_of_names():
     labels = {0: "background", 1: "cat", 2: "dog"}
     own = {"background": 0, "cat": 1, "dog": 2}
@@ -297,7 +304,7 @@ BAD = {  # damage, flags, part of the message
     "folder": (lambda f: shutil.rmtree(f / "masks"), "", "masks: there is no such folder"),
     "no pairs": (rename, "", "none of 3 images"),
     "one class": (redraw(np.zeros(SIZE[::-1], np.uint8)), "", "1 classes"),
-    "many": (redraw(np.arange(1200, dtype=np.uint16).reshape(SIZE[::-1])), "", "1200 classes"),
+    "many": (redraw(np.arange(1200, dtype=np.uint16).reshape(SIZE[::-1])), "", "7, ...; use masks"),
     "size": (redraw(scene(0)[0][:9]), "", "is 40x30, but its annotation is 40x9"),
     "names": (str, "--classes a b", "2 classes, but there are 3 values: 7, 17, 27"),
     "ignored": (str, "--ignore 8", "--ignore 8"),
@@ -385,14 +392,32 @@ def test_phone_images_train_and_test_at_one_scale(tmp_path):
     assert resize["scale"] == config.test_pipeline[1]["scale"] == config.scale
 
 
-def test_iterations_follow_from_the_number_of_images(tmp_path):
-    train = Summary("train", ("a", "b"), pairs=90, sizes=Counter({SIZE: 90}))
-    train.pixels += 100
-    (tmp_path / "config.py").write_text(config_text(train, Summary("val", ("a", "b")), None, 32))
+@pytest.mark.parametrize(
+    ("pairs", "pixels", "iterations", "weights"),
+    [
+        (90, [97, 3], 1000, None),  # no class has less than 2 %
+        (10, [99, 1, 0], 600, [0.92, 9.15, 0]),
+        (5000, [10**9, 10**4], 20000, [0.997, 20]),
+    ],
+)
+def test_a_config_follows_from_the_numbers(pairs, pixels, iterations, weights, tmp_path):
+    classes = tuple("abc"[: len(pixels)])
+    train = Summary("train", classes, pairs=pairs, sizes=Counter({SIZE: pairs}))
+    train.pixels += pixels
     (tmp_path / "default_runtime.py").touch()
-    config = Config.fromfile(tmp_path / "config.py")
-    assert config.train_cfg.max_iters == config.param_scheduler[1].end == 1000
-    assert config.scale == (32, 32) and config.model.decode_head.loss_decode.class_weight is None
+    for start, rate in ((None, 2e-3), ("own.pth", 5e-4)):
+        text = config_text(train, Summary("val", classes, pairs=1), start, 32)
+        assert f"{pairs + 1} images: {pairs} for training, 1 for validation" in text
+        (tmp_path / "config.py").write_text(text)
+        config = Config.fromfile(tmp_path / "config.py")
+        assert config.load_from == start and config.optim_wrapper.optimizer.lr == rate
+        assert config.train_cfg.max_iters == config.param_scheduler[1].end == iterations
+        assert [s.get("end") for s in config.param_scheduler] == [iterations // 20, iterations]
+        assert config.train_cfg.val_interval == iterations // 8
+        assert config.scale == (32, 32) and config.model.decode_head.num_classes == len(pixels)
+        assert config.model.decode_head.loss_decode.class_weight == (
+            weights and pytest.approx(weights, rel=0.01)
+        )
 
 
 def test_weights_to_start_from(tmp_path, capsys):
