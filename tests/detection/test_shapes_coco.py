@@ -55,40 +55,37 @@ def test_run_lengths_are_cocos(first):
 
 
 def load(root, ann_file, **changes):
-    pipeline = [dict(type="LoadAnnotations", with_bbox=True, with_mask=True, **changes)]
     settings = dict(
         type="CheckedCocoDataset",
         data_root=f"{root}/",
         ann_file=str(ann_file),
         data_prefix=dict(img=""),
         metainfo=dict(classes=tuple(FORMS)),
-        pipeline=pipeline,
+        pipeline=[dict(type="LoadAnnotations", with_bbox=True, with_mask=True) | changes],
     )
     with DefaultScope.overwrite_default_scope("mmdet"):
         return DATASETS.build(settings)
 
 
-def rewritten(root, tmp_path, change):
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        (lambda c: c["categories"].reverse(), {}, r"\.json: its categories .* classes disc, ring"),
+        # mmdetection would ignore every such object, and train with a mask loss of zero.
+        (lambda c: None, dict(poly2mask=False), "run lengths, which LoadAnnotations"),
+        (lambda c: c["annotations"][0].pop("segmentation"), {}, "has no segmentation"),
+    ],
+    ids=["order of categories", "run lengths for polygons", "no mask"],
+)
+def test_files_that_would_be_read_incorrectly_are_refused(change, options, message, root, tmp_path):
     content = json.loads(annotation_file(root, "train").read_text())
+    assert len(load(root, annotation_file(root, "train"))) == RECIPE.train
     change(content)
     path = tmp_path / "changed.json"
     path.write_text(json.dumps(content))
-    return path
-
-
-def test_categories_that_are_not_the_classes_are_named(root, tmp_path):
-    path = rewritten(root, tmp_path, lambda c: c["categories"].reverse())
-    with pytest.raises(LabelError, match=r"changed\.json: its categories .* classes disc, ring"):
-        load(root, path)
-
-
-def test_run_lengths_where_polygons_are_wanted_are_refused(root):
-    """mmdetection ignores every such object and trains with a mask loss of zero."""
-    with pytest.raises(LabelError, match="run lengths, which LoadAnnotations"):
-        load(root, annotation_file(root, "train"), poly2mask=False)
-
-
-def test_an_object_without_a_mask_is_refused(root, tmp_path):
-    path = rewritten(root, tmp_path, lambda c: c["annotations"][0].pop("segmentation"))
-    with pytest.raises(LabelError, match="has no segmentation"):
-        load(root, path)
+    with pytest.raises(LabelError, match=message):
+        load(root, path, **options)
+    content["categories"].sort(key=lambda category: category["id"])
+    content["annotations"] = [{**a, "iscrowd": 1} for a in content["annotations"]]
+    path.write_text(json.dumps(content))
+    assert len(load(root, path, **options)) == RECIPE.train  # ignored objects are not checked

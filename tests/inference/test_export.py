@@ -41,6 +41,11 @@ def test_scores_are_the_segmentors(build, bgr_to_rgb):
     assert not exported.training
 
 
+def test_differences_are_relative_to_the_largest_score():
+    scores = torch.tensor([1.0, -5.0])
+    assert relative_difference(scores + torch.tensor([1.0, -0.5]), scores) == pytest.approx(0.2)
+
+
 def test_noise_is_different_for_each_seed_and_fills_the_range():
     images = random_images((32, 40), 2)
     assert images.shape == (2, 3, 32, 40) and images.min() < 1 and 254 < images.max() <= 255
@@ -56,7 +61,7 @@ def test_files_have_the_scores_and_the_metadata(dynamic, suffix, tmp_path):
     model, path = torch.nn.Conv2d(3, 2, 3).eval(), tmp_path / f"a.{suffix}"
     export(model, path, (16, 24), dynamic, {"classes": ["a", "b"]})
     exported = ExportedSegmentor(path)
-    assert exported.metadata == {"classes": ["a", "b"]}
+    assert exported.metadata == {"classes": ["a", "b"]} and [*tmp_path.iterdir()] == [path]
     for size, batch in [((16, 24), 1), ((24, 20), 3)][: 1 + dynamic]:
         images = random_images(size, batch)
         assert relative_difference(exported(images), model(images).detach()) <= 1e-6
