@@ -129,7 +129,6 @@ def test_a_failed_download_names_the_file_and_its_place(elsewhere, monkeypatch, 
 def test_the_published_file_and_its_card():
     file = models.pretrained_weights(models.DEFAULT)
     assert file.stat().st_size <= 6_000_000
-    assert hashlib.sha256(file.read_bytes()).hexdigest() == models.PRETRAINED[models.DEFAULT]
     content = read_checkpoint(file)
     assert {value.dtype for value in content["state_dict"].values()} == {torch.float16}
     about = content["meta"]
