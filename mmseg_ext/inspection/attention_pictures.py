@@ -154,7 +154,7 @@ def measure_preference(maps: Tensor, labels: Tensor, classes: int) -> Tensor:
     return torch.where(area > 0, share / area.clamp_min(1e-12), 0.0)
 
 
-def overlay(image: np.ndarray, heat: Tensor, signed: bool = False) -> np.ndarray:
+def overlay(image: np.ndarray, heat: Tensor, signed: bool) -> np.ndarray:
     """Draw a map (h, w) over a gray image (H, W, 3), (H, W, 3) in [0, 1]; the maximum is brightest.
 
     If `signed`, zero is pale, positive values are red and negative ones blue.

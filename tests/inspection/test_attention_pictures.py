@@ -135,6 +135,7 @@ def test_panels_of_slots(tmp_path, figures):
     shares = [f"{100 * share / 55:.1f} % of the weight" for share in range(10, 2, -1)]
     titles = [f"{share}\n{CLASSES[1]} $\\frac × 1.0" for share in shares]
     assert list(panels) == ["image", "prediction", *titles]
+    assert len({round(axes.get_position().x0, 2) for axes in panels.values()}) == 5  # columns
     boxes = [axes.title.get_window_extent() for axes in panels.values()]
     for left, right in itertools.pairwise(boxes):
         assert left.x1 < right.x0 or right.y1 < left.y0
