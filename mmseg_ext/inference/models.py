@@ -25,7 +25,7 @@ from mmseg_ext.version import __version__
 
 # SHA-256 of weights/NAME.pth, which is also a file of the project's release.
 PRETRAINED = {
-    "ea_r18_fpn_camvid_6k": "f8cc50b7cc455bd4c64c903012c19bfb2e138bd4641ea3f6e5bedc7115a72450",
+    "ea_r18_fpn_camvid_6k": "6a77eefb474d827e383ea1aa390158846a2d7deb2fef0a4f9427ccf61357b949",
 }
 DEFAULT = "ea_r18_fpn_camvid_6k"  # of image_demo and export
 RELEASE = f"https://github.com/mmseg-ext/mmseg_ext/releases/download/v{__version__}"
