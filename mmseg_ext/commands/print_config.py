@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = read_launch_flags(parser(), argv)
     from mmengine.logging import MMLogger
 
+    from mmseg_ext import register_all_modules
     from mmseg_ext.commands import exit_on_run_error
     from mmseg_ext.cost.step_memory import GIBI, plans
     from mmseg_ext.engine.amp import enable_amp
@@ -42,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         processes = args.world_size or int(os.environ.get("WORLD_SIZE", 1))
         record = describe_run(cfg, processes, seed)
     if args.world_size and "auto_scale_lr" in cfg and "crop_size" in cfg:
+        register_all_modules()
         MMLogger.get_current_instance().setLevel("WARNING")  # a line for each parameter
         names = ("memory_gib", "checkpoint_gib")
         record["plans"] = []

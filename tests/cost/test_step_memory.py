@@ -11,7 +11,6 @@ from mmengine.optim import build_optim_wrapper
 from mmseg.registry import MODELS
 
 from mmseg_ext.commands.model_cost import main as model_cost
-from mmseg_ext.commands.print_config import main as print_config
 from mmseg_ext.cost.step_memory import (
     GIBI,
     batch_of,
@@ -19,6 +18,7 @@ from mmseg_ext.cost.step_memory import (
     training_memory,
 )
 from tests.configs import CONFIGS
+from tests.engine.runs import run_script
 
 PAGE = Path(__file__).parents[2] / "docs" / "several_gpus.md"
 
@@ -69,10 +69,12 @@ def test_the_command_prints_gibibytes(capsys):
     assert cells[:3] == ["`ea_r18_fpn_camvid_6k`", "320x320", "16"] and cells[7] == f"{total:.2f}"
 
 
-def test_print_config_and_the_page_have_the_same_numbers(capsys):
-    """`print_config --world-size 8` for VOC prints the numbers of docs/several_gpus.md."""
-    print_config([str(CONFIGS / "ea_r101_voc_45k.py"), "--world-size", "8"])
-    (plan,) = json.loads("{" + capsys.readouterr().out.rpartition("\n{\n")[2])["plans"]
+def test_print_config_and_the_page_have_the_same_numbers():
+    """In a new process `print_config --world-size 8` prints the numbers of docs/several_gpus.md."""
+    words = ("print_config", CONFIGS / "ea_r101_voc_45k.py", "--world-size", "8")
+    result = run_script("mmseg_ext/__main__.py", *words)
+    assert result.returncode == 0, result.stderr
+    (plan,) = json.loads("{" + result.stdout.rpartition("\n{\n")[2])["plans"]
     lines = PAGE.read_text().splitlines()
     row = next(line for line in lines if line.startswith("| VOC, EANet's protocol |"))
     *_, eight, _, _, checkpoint = re.split(r" *\| *", row)[1:-1]
