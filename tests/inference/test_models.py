@@ -67,12 +67,16 @@ def test_overrides_keep_the_tensors_that_fit():
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path):
-    model = mmseg_ext.get_model(SHAPES)
-    state, file = model.state_dict(), tmp_path / "weights.pth"
+    config, file = Config.fromfile(SHAPES), tmp_path / "weights.pth"
+    config.model.auxiliary_head = dict(type="FCNHead", in_channels=4, channels=4, num_classes=6)
+    state = mmseg_ext.get_model(config).state_dict()
     without_auxiliary = {k: v for k, v in state.items() if not k.startswith("auxiliary_head")}
-    torch.save({"state_dict": without_auxiliary}, file)
-    loaded = mmseg_ext.get_model(Config.fromfile(SHAPES), weights=file)
-    assert all(torch.equal(loaded.state_dict()[k], v) for k, v in without_auxiliary.items())
+    for saved in (without_auxiliary, state):
+        torch.save({"state_dict": saved}, file)
+        loaded = mmseg_ext.get_model(config, weights=file).state_dict()
+        assert all(torch.equal(loaded[k], v) for k, v in saved.items())
+    loaded = mmseg_ext.get_model(SHAPES, weights=file).state_dict()
+    assert loaded.keys() == without_auxiliary.keys() < state.keys()
     name = "decode_head.conv_seg.bias"
     for changed in (
         {k: v for k, v in state.items() if k != name},
