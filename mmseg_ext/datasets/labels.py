@@ -115,7 +115,8 @@ class CheckedLoadAnnotations(LoadAnnotations):
 
     This package's datasets (`CheckedDataset`) add the number of classes to each sample. For other
     datasets set `num_classes`; without it every value passes. Images without a dataset and a label
-    map, as in mmsegmentation's `inference_model`, pass without labels.
+    map, as in mmsegmentation's `inference_model`, pass without labels. `kwargs` are the arguments
+    of mmsegmentation's `LoadAnnotations`.
 
     Raises:
         LabelError: for a dataset's image without a label map, and for a label map with several
@@ -124,14 +125,8 @@ class CheckedLoadAnnotations(LoadAnnotations):
         UnreadableFileError: if the label map is missing, truncated or does not decode.
     """
 
-    def __init__(
-        self,
-        num_classes: int | None = None,
-        reduce_zero_label: bool | None = None,
-        backend_args: dict | None = None,
-        imdecode_backend: str = "pillow",
-    ):
-        super().__init__(reduce_zero_label, backend_args, imdecode_backend)
+    def __init__(self, num_classes: int | None = None, **kwargs):
+        super().__init__(**kwargs)
         self.num_classes = num_classes
 
     def _load_seg_map(self, results: dict) -> None:

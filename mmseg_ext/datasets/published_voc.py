@@ -15,7 +15,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from mmcv.transforms.base import BaseTransform
-from mmcv.transforms.utils import cache_randomness
 from mmseg.registry import TRANSFORMS
 
 
@@ -31,12 +30,8 @@ class RandomRatioScale(BaseTransform):
     def __init__(self, ratios: Sequence[float]):
         self.ratios = tuple(ratios)
 
-    @cache_randomness
-    def _draw(self) -> float:
-        return float(np.random.choice(self.ratios))
-
     def transform(self, results: dict) -> dict:
-        ratio = self._draw()
+        ratio = float(np.random.choice(self.ratios))
         image = torch.from_numpy(np.ascontiguousarray(results["img"]))  # a flip is a view
         image = image.float().permute(2, 0, 1)[None]  # (1, C, H, W)
         image = F.interpolate(image, scale_factor=ratio, mode="bilinear", align_corners=True)

@@ -59,7 +59,8 @@ def test_scale_set(config):
     assert tuple(scale["ratios"]) == published
     transform = TRANSFORMS.build(scale)
     np.random.seed(0)
-    draws = [transform._draw() for _ in range(1600)]
+    image = np.zeros((2, 2, 3), np.uint8)
+    draws = [transform.transform(dict(img=image))["scale_factor"][0] for _ in range(1600)]
     assert set(draws) == set(published)
     assert max(draws.count(ratio) for ratio in published) < 150  # 100 are expected, sigma is 9.7
 
