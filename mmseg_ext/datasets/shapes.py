@@ -117,7 +117,7 @@ class _Canvas:
         center = self.rng.uniform(margin * size, (1 - margin) * size, 2)  # x, y
         angle, aspect = self.rng.uniform(-tilt, tilt), self.rng.uniform(0.9, 1.1)
         reach = 1.9 * radius  # of the largest form
-        (left, top), (right, bottom) = np.maximum(center - reach, 0), center + reach + 1
+        (left, top), (right, bottom) = np.maximum(center - reach, 0), center + reach
         window = slice(int(top), int(bottom) + 1), slice(int(left), int(right) + 1)
         dx, dy = self.x[window] - center[0], self.y[window] - center[1]
         u = (np.cos(angle) * dx + np.sin(angle) * dy) / (radius * aspect)

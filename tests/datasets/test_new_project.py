@@ -388,16 +388,18 @@ def test_phone_images_train_and_test_at_one_scale(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("pairs", "pixels", "iterations", "weights"),
+    ("pairs", "size", "pixels", "iterations", "weights", "scale", "crop"),
     [
-        (90, [97, 3], 1000, None),  # no class has less than 2 %
-        (10, [99, 1, 0], 600, [0.92, 9.15, 0]),
-        (5000, [10**9, 10**4], 20000, [0.997, 20]),
+        (90, (40, 30), [97, 3], 1000, None, 32, 32),  # no class has less than 2 %
+        (10, (224, 320), [99, 1, 0], 600, [0.92, 9.15, 0], 320, 224),
+        (5000, (9, 20), [10**9, 10**4], 20000, [0.997, 20], 32, 32),
     ],
 )
-def test_a_config_follows_from_the_numbers(pairs, pixels, iterations, weights, tmp_path):
+def test_a_config_follows_from_the_numbers(
+    pairs, size, pixels, iterations, weights, scale, crop, tmp_path
+):
     classes = tuple("abc"[: len(pixels)])
-    train = Summary("train", classes, pairs=pairs, sizes=Counter({SIZE: pairs}))
+    train = Summary("train", classes, pairs=pairs, sizes=Counter({size: pairs}))
     train.pixels += pixels
     (tmp_path / "default_runtime.py").touch()
     for start, rate in ((None, 2e-3), ("own.pth", 5e-4)):
@@ -409,7 +411,8 @@ def test_a_config_follows_from_the_numbers(pairs, pixels, iterations, weights, t
         assert config.train_cfg.max_iters == config.param_scheduler[1].end == iterations
         assert [s.get("end") for s in config.param_scheduler] == [iterations // 20, iterations]
         assert config.train_cfg.val_interval == iterations // 8
-        assert config.scale == (32, 32) and config.model.decode_head.num_classes == len(pixels)
+        assert config.scale == (scale, scale) and config.crop_size == (crop, crop)
+        assert config.model.decode_head.num_classes == len(pixels)
         assert config.model.decode_head.loss_decode.class_weight == (
             weights and pytest.approx(weights, rel=0.01)
         )
