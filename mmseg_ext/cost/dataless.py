@@ -181,7 +181,7 @@ def _attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=No
     return fused(q, k, v, attn_mask, backward, dropout_p, is_causal, scale=scale)[0]
 
 
-def _dropout(input, p=0.5, training=True, inplace=False):
+def _dropout(input, p, training, inplace):
     return torch.native_dropout(input, p, True)[0] if training and p else input
 
 

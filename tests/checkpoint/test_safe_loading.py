@@ -131,13 +131,6 @@ def test_configs_in_a_checkpoint_are_not_executed(folder, good, tmp_path):
     assert not (tmp_path / "proof").exists()
 
 
-def test_our_checkpoints_need_no_unpickling(folder, good):
-    raw = torch.load(folder / "work/iter_1.pth", weights_only=True)
-    assert type(raw["message_hub"]["log_scalars"]["train/loss"]) is dict
-    assert raw["state_dict"]._metadata["backbone.stem.0"] == {"version": 1}
-    assert isinstance(good["message_hub"]["log_scalars"]["train/loss"], HistoryBuffer)
-
-
 def test_safetensors_wherever_a_checkpoint_is(folder, good, tmp_path):
     path, config = tmp_path / "weights.safetensors", folder / "tiny.py"
     dataset_meta = {"classes": ["a", "b", "c"], "palette": [[0, 0, 0], [1, 2, 3], [4, 5, 6]]}

@@ -149,14 +149,6 @@ def test_every_batch_of_an_accumulation_is_checked():
     assert run.weight.item() == after
 
 
-def test_every_step_checks_only_its_own_losses(monkeypatch):
-    counts, stack = [], torch.stack
-    monkeypatch.setattr(torch, "stack", lambda values: counts.append(len(values)) or stack(values))
-    run = Run(accumulative_counts=2)
-    run.go(FiniteLossHook(), [1] * 6)
-    assert counts == [2 + 1] * 3  # two losses and a gradient
-
-
 @pytest.mark.parametrize(
     ("losses", "told"), [([0, 0, 0, 0], 1), ([0, 0, 1], 0), ([0, 1, 0], 0), ([1, 0, 0, 0], 0)]
 )
