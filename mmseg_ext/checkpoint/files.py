@@ -242,13 +242,13 @@ def all_checkpoints(folder: str | Path) -> list[Path]:
 
 
 def candidates(folder: str | Path) -> list[Path]:
-    """Return `all_checkpoints` without those of an earlier run in the same folder."""
+    """Return `all_checkpoints` without the checkpoints of an earlier run in the same folder."""
     run, found = _read_word(Path(folder, RUN)), all_checkpoints(folder)
     return [path for path in found if run_of(path) in (run, None)] if run else found
 
 
 def newest_complete(folder: str | Path) -> tuple[Path | None, list[str]]:
-    """Return the first readable file of `candidates`, and what is wrong with those before it.
+    """Return the first readable file of `candidates`, and the problems of the files before it.
 
     Raises:
         CheckpointError: if there are candidates and all are damaged.
