@@ -35,7 +35,7 @@ from torch import nn
 from torch.backends import cudnn
 from torch.utils.data import DataLoader
 
-from mmseg_ext.atomic_write import atomic_write
+from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.checkpoint.files import newest_complete, require_resumable
 from mmseg_ext.checkpoint.loading import SafeLoading, unwrap_model
 from mmseg_ext.checkpoint.plain_data import to_plain
@@ -50,6 +50,8 @@ try:
     import fcntl
 except ImportError:  # Windows, where work directories are not locked
     fcntl = None
+
+_VALIDATED = "last_validation"  # a text file: a run's identity and its last iteration
 
 
 class _TrainingState(Hook):
@@ -89,6 +91,9 @@ class _TrainingState(Hook):
         randomness.set_random_state(self._random)
         runner.message_hub.update_info("validated_iter", runner.iter)
 
+    def after_val(self, runner) -> None:
+        randomness.set_random_state(self._random)
+
 
 class _AfterOthers(Hook):
     """Completes a checkpoint after all other hooks, and runs an overdue validation."""
@@ -98,13 +103,23 @@ class _AfterOthers(Hook):
     def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
         runner.add_resume_state(checkpoint)
 
+    def after_val_epoch(self, runner, metrics=None) -> None:
+        # No later checkpoint records the last validation, so a file does.
+        if dist.is_main_process() and 0 < runner.iter == runner.max_iters:
+            write_text(f"{runner.run_id} {runner.iter}", checkpoint_folder(runner.cfg) / _VALIDATED)
+
     def before_train_epoch(self, runner) -> None:
         """Run the validation of the iteration at which a resumed checkpoint was saved."""
         loop, done = runner.train_loop, runner.message_hub.runtime_info.get("validated_iter")
         if runner.val_loop is None or runner.iter == 0 or done == runner.iter:
             return
-        if isinstance(loop, IterBasedTrainLoop) and validates_at(loop, runner.iter):
+        if not (isinstance(loop, IterBasedTrainLoop) and validates_at(loop, runner.iter)):
+            return
+        path = checkpoint_folder(runner.cfg) / _VALIDATED
+        last = on_rank_zero(lambda: path.read_text() if path.is_file() else None)
+        if last != f"{runner.run_id} {runner.iter}":
             runner.logger.info(f"repeating the validation of iteration {runner.iter}")
+            runner.restore_process_state()
             runner.val_loop.run()
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 from pathlib import Path
 
+import torch
 from mmengine.dist import get_rank
 from mmengine.hooks import EMAHook, Hook
 from mmengine.registry import HOOKS
@@ -46,6 +47,14 @@ class RecordStatistics(Hook):
 
     def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         self._record(runner.model, "val")
+
+
+@HOOKS.register_module()
+class DrawAfterValidation(Hook):
+    """Log a random number as a score."""
+
+    def after_val_epoch(self, runner, metrics=None):
+        runner.message_hub.update_scalar("val/drawn", torch.rand(1).item())
 
 
 @HOOKS.register_module()

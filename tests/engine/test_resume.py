@@ -31,7 +31,8 @@ SMALL = RANDOM + "train_dataloader['batch_size'] = 2\n"
 def folder(tmp_path_factory):
     """Write configs of one run: complete, with an error at 10, and killed while saving 8."""
     folder = tmp_path_factory.mktemp("resume")
-    write_config(folder, SMALL, "validated.py")
+    drawn = "custom_hooks += [dict(type='DrawAfterValidation')]\n"
+    write_config(folder, SMALL + drawn, "validated.py")
     for name, hook in (
         ("whole", ""),
         ("cut", "dict(type='CrashAt', iteration=10)"),

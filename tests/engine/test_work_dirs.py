@@ -25,6 +25,7 @@ from tests.engine.runs import built, log_text, run_tool, train_here, train_words
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same, assert_same_runs
 
 VALIDATED = "train_cfg['val_interval'] = 4\n"
+DRAWN = f"{RANDOM}{VALIDATED}custom_hooks += [dict(type='DrawAfterValidation')]\n"
 
 
 def go(config: Path, work: Path, *options: str, resume: bool = False) -> None:
@@ -170,7 +171,7 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
-    config = write_config(folder, RANDOM + VALIDATED, "whole.py")
+    config = write_config(folder, DRAWN, "whole.py")
     go(config, folder / "work", "train_cfg.max_iters=12")
     return folder
 
@@ -195,17 +196,20 @@ def test_a_lost_validation_runs_again(undisturbed, tmp_path, iteration, point):
     shutil.copytree(undisturbed / "data", tmp_path / "data")
     where = f"iteration={iteration}, point={point!r}, priority='LOW'"
     hook = f"custom_hooks += [dict(type='CrashAt', {where})]\n"
-    config, work = write_config(tmp_path, RANDOM + VALIDATED + hook, "cut.py"), tmp_path / "work"
+    config, work = write_config(tmp_path, DRAWN + hook, "cut.py"), tmp_path / "work"
     with pytest.raises(Crash):
         go(config, work, "train_cfg.max_iters=12")
     orphan = work / "best_mIoU_iter_2.pth"  # left by a run that was killed before it recorded it
     shutil.copy(work / f"iter_{iteration}.pth", orphan)
-    whole = write_config(tmp_path, RANDOM + VALIDATED, "whole.py")
+    whole = write_config(tmp_path, DRAWN, "whole.py")
     go(whole, work, "train_cfg.max_iters=12", resume=True)
     ours, theirs = ({p.name for p in w.glob("*.pth")} for w in (work, undisturbed / "work"))
     assert ours == theirs
     assert validations(work) == validations(undisturbed / "work")
-    assert len(validations(work)) == 3
+    assert len({scores["drawn"] for scores in validations(work).values()}) == 3
+    files = set(work.glob("2*/vis_data/scalars.json"))
+    go(whole, work, "train_cfg.max_iters=12", resume=True)  # the last validation is done
+    assert set(work.glob("2*/vis_data/scalars.json")) == files
     assert_same_runs(work, undisturbed / "work", 12)
     (best,) = (w for w in ours if w.startswith("best"))
     read = [read_checkpoint(w / best)["state_dict"] for w in (work, undisturbed / "work")]
