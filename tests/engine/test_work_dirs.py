@@ -219,12 +219,12 @@ def test_a_lost_validation_runs_again(undisturbed, tmp_path, iteration, point):
 def test_a_saved_validation_does_not_run_again(tmp_path):
     """The best checkpoint is saved after its validation."""
     config, work = write_config(tmp_path, VALIDATED), tmp_path / "work"
-    go(config, work, "train_cfg.max_iters=4")
+    go(config, work, "train_cfg.max_iters=4", "default_hooks.checkpoint.interval=2")
     best = f"load_from={work / 'best_mIoU_iter_4.pth'}"
     go(config, tmp_path / "new", best, "train_cfg.max_iters=5", resume=True)
     assert list(validations(tmp_path / "new")) == [5]
     # Nor one at an iteration without a validation.
-    options = (f"load_from={work / 'iter_4.pth'}", "train_cfg.max_iters=6")
+    options = (f"load_from={work / 'iter_2.pth'}", "train_cfg.max_iters=6")
     go(config, tmp_path / "next", *options, "train_cfg.val_interval=5", resume=True)
     assert list(validations(tmp_path / "next")) == [5, 6]
 
