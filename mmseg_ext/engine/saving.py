@@ -97,11 +97,12 @@ class DurableCheckpointHook(CheckpointHook):
         super()._save_checkpoint_with_step(*args, **kwargs)
         self._remove_old()
 
-    def _remove_old(self) -> None:
-        """Remove what mmengine wanted to remove before it wrote the newer files.
+    def _save_best_checkpoint(self, *args, **kwargs) -> None:
+        super()._save_best_checkpoint(*args, **kwargs)
+        self._remove_old()
 
-        mmengine saves the last checkpoint again after a new best one.
-        """
+    def _remove_old(self) -> None:
+        """Remove what mmengine wanted to remove before it wrote the newer files."""
         old, self.file_backend.paths = self.file_backend.paths - self._best(), set()
         for path in old:
             Path(path).unlink(missing_ok=True)

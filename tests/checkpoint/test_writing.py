@@ -141,6 +141,11 @@ def test_the_older_one_goes_after_the_newer_is_whole(tmp_path, monkeypatch):
     assert [n for n in removed if n.startswith("iter")] == [f"iter_{i}.pth" for i in (2, 4, 6, 8)]
     assert {p.name for p in work.glob("iter*.pth")} == {"iter_10.pth", "iter_12.pth"}
     assert [path.name for path in work.glob("best_mIoU*.pth")] == ["best_mIoU_iter_12.pth"]
+    only_best = (f"{hook}.interval=100", f"{hook}.save_last=False", "train_cfg.val_interval=4")
+    monkeypatch.setattr(Path, "unlink", unlink)
+    train_here(config, tmp_path / "best", *only_best)
+    names = [path.name for path in (tmp_path / "best").glob("*.pth")]
+    assert names == ["best_mIoU_iter_12.pth"]
 
 
 def test_resume_takes_the_one_before_a_broken_one_and_says_so(tmp_path):
