@@ -98,18 +98,20 @@ def draw(layer, x, path, height: int = 24, width: int = 32) -> str:
 
 @pytest.mark.parametrize(("sign", "pale"), [(1, "magma"), (-1, "RdBu_r")])
 def test_panels_of_heads(sign, pale, tmp_path, figures):
-    """Head 0 attends to the first position, head 1 to the query, cell (1, 5) of 6 x 8."""
+    """Head 0 attends to the first position, the others to the query, cell (1, 5) of 6 x 8."""
 
     class Given(ManhattanAttention):
         def attention_map(self, x, position=None):
             assert position == (1, 5)
-            maps = torch.zeros(1, 2, 1, 48)
-            maps[0, 0, 0, 0], maps[0, 1, 0, 13] = 1, sign
+            maps = torch.zeros(1, 3, 1, 48)
+            maps[0, 0, 0, 0], maps[0, 1:, 0, 13] = 1, sign
             return maps
 
-    assert "6.0, 0.0" in draw(Given(4, 2), torch.zeros(1, 6, 8, 4), tmp_path / "a.png")
+    assert "6.0, 0.0, 0.0" in draw(Given(6, 3), torch.zeros(1, 6, 8, 6), tmp_path / "a.png")
     panels = panels_of(figures[0])
-    assert list(panels) == ["image", "prediction", "mean of the heads", "head 0", "head 1"]
+    heads = ["head 0", "head 1", "head 2"]
+    assert list(panels) == ["image", "prediction", "mean of the heads", *heads]
+    assert not any(axes.axison for axes in figures[0].axes[:-1])  # neither frames nor empty plots
     shown = {title: np.asarray(axes.images[0].get_array()) for title, axes in panels.items()}
     assert (shown["prediction"] == PALETTE[1]).all()
     zero = 0.3 * 51 / 255 + 0.7 * np.array(matplotlib.colormaps[pale]((1 - sign) / 4)[:3])
@@ -136,6 +138,9 @@ def test_panels_of_slots(tmp_path, figures):
     titles = [f"{share}\n{CLASSES[1]} $\\frac × 1.0" for share in shares]
     assert list(panels) == ["image", "prediction", *titles]
     assert len({round(axes.get_position().x0, 2) for axes in panels.values()}) == 5  # columns
+    sizes = [axes.get_window_extent() for axes in panels.values()]
+    assert min(size.width for size in sizes) > 150  # of 2 inches
+    assert sizes[0].height * 2 > 0.55 * figures[0].bbox.height
     boxes = [axes.title.get_window_extent() for axes in panels.values()]
     for left, right in itertools.pairwise(boxes):
         assert left.x1 < right.x0 or right.y1 < left.y0
