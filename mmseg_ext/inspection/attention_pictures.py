@@ -215,7 +215,7 @@ def _save(panels: list, title: str, marked: tuple | None, signed: bool, path: Pa
     inches = (2 * _COLUMNS, rows * (2 * height / width + 0.5))
     figure = Figure(figsize=inches, layout="constrained")
     figure.suptitle(title)
-    grid = figure.subplots(rows, _COLUMNS, squeeze=False)
+    grid = figure.subplots(rows, _COLUMNS)
     for axes in grid.flat:
         axes.axis("off")
     for axes, (name, picture) in zip(grid.flat, panels, strict=False):

@@ -138,5 +138,5 @@ def draw_similarity(groups: list[SimilarityGroup], path: Path, title: str = "") 
         for axes in (neighbors, similar, heads):
             axes.set_xlabel("layer")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axes.grid(alpha=0.25)
+            axes.grid(color="0.9")
     save_figure(figure, path, 110)

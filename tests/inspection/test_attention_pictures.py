@@ -176,3 +176,8 @@ def test_capture_inputs_leaves_no_hook():
     (x,) = inputs.values()
     features = model.eval().extract_feat(image)
     torch.testing.assert_close(x, model.decode_head.conv_in(features[3]))
+    own = model.encode_decode
+    scores = own(image, [{"ori_shape": (32, 40), "img_shape": (32, 40)}])[0, 0]
+    model.encode_decode = lambda *args: own(*args)[:, :1] - scores.mean()  # one output channel
+    _, labels = capture_inputs(model, find_layers(model), image)
+    assert torch.equal(labels, (scores > scores.mean()).long()) and labels.any()

@@ -112,6 +112,9 @@ def test_figure(tmp_path, monkeypatch):
     assert s < 0.9
     draw_similarity(groups, tmp_path / "a.png", "model")
     neighbors, similar, heads = drawn[0].axes
+    for axes, title in zip(drawn[0].axes, ("layers: each", "similar", "heads"), strict=True):
+        assert title in axes.get_title() and axes.get_xlabel() == "layer"
+    assert [text.get_text() for text in neighbors.get_legend().texts] == ["k = 1", "k = 2"]
     expected = [[s, (1 + s) / 2, 1, 1], [s, (2 + s) / 3, (2 + s) / 3, 1]]
     for line, values in zip(neighbors.lines, expected, strict=True):
         assert line.get_ydata() == pytest.approx(values)
