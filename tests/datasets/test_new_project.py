@@ -369,13 +369,14 @@ def test_phone_images_train_and_test_at_one_scale(tmp_path):
         label[:100], label[100:200] = 1, 2
         save(tmp_path / f"images/{i}.JPG", np.zeros((*shape, 3), np.uint8))
         save(tmp_path / f"masks/{i}.png", label)
-    assert run(tmp_path, "--masks", str(tmp_path / "masks"), "--classes", "a", "b", 'c"d') == 0
+    assert run(tmp_path, "--masks", str(tmp_path / "masks"), "--classes", "a", "b", 'c"ö') == 0
     path = tmp_path / "project/config.py"
-    assert len(path.read_text().splitlines()) <= 60
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 60 and "ö" in text
     config = Config.fromfile(path)
     assert config.scale == (512, 512) and config.crop_size == (320, 320)
     train = DATASETS.build(config.train_dataloader.dataset)
-    assert train.metainfo["classes"] == ["a", "b", 'c"d']
+    assert train.metainfo["classes"] == ["a", "b", 'c"ö']
     for i in range(len(train)):  # 0.8 to 1.25 of the scale, cropped
         height, width = train[i]["inputs"].shape[1:]
         assert min(height, width) >= 0.8 * 384 - 1 and max(height, width) == 320
