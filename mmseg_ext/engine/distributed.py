@@ -73,6 +73,8 @@ def init_distributed(cfg: Config) -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     backend = settings.get("backend", "nccl") if cuda else "gloo"
     seconds = settings.get("timeout")
+    # torch 2.1 takes no None.
+    limit = {} if seconds is None else {"timeout": datetime.timedelta(seconds=seconds)}
     if not torch.distributed.is_initialized():
         store, rank, world_size = next(torch.distributed.rendezvous("env://"))
         # After a restart torchrun's store still contains the addresses (gloo) and the unique id
@@ -83,7 +85,7 @@ def init_distributed(cfg: Config) -> None:
             store=torch.distributed.PrefixStore(f"start_{start}", store),
             rank=rank,
             world_size=world_size,
-            timeout=seconds and datetime.timedelta(seconds=seconds),
+            **limit,
         )
     if cuda:
         return
