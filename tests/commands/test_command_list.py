@@ -1,7 +1,9 @@
 """`mmseg-ext` lists and runs the commands; a file in `tools` starts the command of its name."""
 
 import ast
+import errno
 import importlib
+import logging
 import os
 import subprocess
 import sys
@@ -9,7 +11,8 @@ import sys
 import pytest
 
 from mmseg_ext.__main__ import main
-from mmseg_ext.commands import commands, env, start
+from mmseg_ext.commands import commands, env, exit_on_run_error, start
+from mmseg_ext.errors import SAFE_UNTIL_NOW, LabelError, LaunchError, MissingDataError, RunError
 from mmseg_ext.version import __version__
 from tests.configs import CONFIGS
 from tests.models import PUBLIC
@@ -116,6 +119,36 @@ def test_ctrl_c_is_one_line_and_status_130(monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         start("env")
     assert (end.value.code, capsys.readouterr().err) == (130, "mmseg_ext: interrupted\n")
+
+
+def worker(message: str) -> str:
+    """Return an error's message as a DataLoader's worker sends it."""
+    return f"Traceback:\n  a line\nmmseg_ext.errors.LabelError: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "printed"),
+    [
+        (LaunchError("no"), "no"),
+        (RunError("not finite"), "not finite"),
+        (MissingDataError("layout:\n  a\n"), "data: layout:\n  a\n"),
+        (LabelError(worker("a.png: 7")), "data: a.png: 7"),
+        (OSError(errno.ENOSPC, "full", "a.pth"), f"a.pth: full; {SAFE_UNTIL_NOW}"),
+        (OSError(errno.EROFS, "read-only"), f"a file of the run: read-only; {SAFE_UNTIL_NOW}"),
+    ],
+)
+def test_an_error_of_a_run_is_one_message(error, printed, monkeypatch):
+    """What all processes raise is printed by the first process of a machine."""
+    for rank in ("0", "1"):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        with pytest.raises(SystemExit) as end, exit_on_run_error():
+            assert not logging.raiseExceptions
+            raise error
+        same = isinstance(error, LaunchError) and rank == "1"
+        assert end.value.code == (1 if same else f"mmseg_ext: {printed}")
+        assert logging.raiseExceptions
+    with pytest.raises(FileNotFoundError), exit_on_run_error():
+        raise FileNotFoundError(errno.ENOENT, "gone", "a.py")
 
 
 def test_a_commands_status_is_the_process_status(monkeypatch):
