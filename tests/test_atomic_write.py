@@ -1,0 +1,44 @@
+"""Files are complete or unchanged, and on the disk before their name changes."""
+
+import errno
+import os
+import stat
+
+import pytest
+
+from mmseg_ext.atomic_write import atomic_write, remove_parts, write_text
+from mmseg_ext.errors import NotWritten
+
+
+def test_the_file_is_synced_before_the_rename_and_the_folder_after(tmp_path, monkeypatch):
+    path, synced = tmp_path / "new" / "a.txt", []
+
+    def fsync(descriptor: int) -> None:
+        synced.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), path.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_text("text", path)
+    assert synced == [(False, False), (True, True)]
+    assert path.read_text() == "text" and list(path.parent.iterdir()) == [path]
+
+
+def test_an_error_leaves_the_file_as_it_was(tmp_path):
+    path = tmp_path / "a.txt"
+    write_text("before", path)
+    with pytest.raises(NotWritten, match=r"a\.txt: cannot be written \(full\)") as end:  # noqa: SIM117
+        with atomic_write(path) as part:
+            part.write_text("half")
+            raise OSError(errno.ENOSPC, "full")
+    assert end.value.errno == errno.ENOSPC
+    for error in (OSError("without a number"), KeyboardInterrupt()):
+        with pytest.raises(type(error)) as end, atomic_write(path):
+            raise error
+        assert end.value is error
+    assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
+
+
+def test_parts_of_killed_writers_are_removed(tmp_path):
+    with atomic_write(tmp_path / "a.txt") as part:
+        os.link(part, f"{part}.kept")  # what a killed writer leaves
+    remove_parts(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
