@@ -172,8 +172,6 @@ _NO_OPERATORS = (
 
 def has_compiled_operators() -> bool:
     """Return whether mmcv has its extension module; our replacement has no file."""
-    if importlib.util.find_spec("mmcv") is None:
-        return False
     found = importlib.util.find_spec(COMPILED_OPERATORS)
     return found is not None and found.has_location
 

@@ -199,6 +199,12 @@ def test_operators_in_pytorch_complete_the_registration(monkeypatch):
         assert done == ["mmseg_ext.backbones", "mmseg_ext.datasets", "register"]
 
 
+def test_a_missing_package_is_named_with_its_extra():
+    environment.require_package("torch", "mm")
+    with pytest.raises(mmseg_ext.StackError, match=r"'no_such_package'.*'\.\[mm,cls\]'"):
+        environment.require_package("no_such_package", "cls")
+
+
 def test_versions_other_than_the_tested_ones_are_named(monkeypatch):
     """A CUDA build of torch, say, which pip takes without the constraints."""
     constraints = (ROOT / "constraints.txt").read_text()

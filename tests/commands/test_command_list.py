@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from mmseg_ext.__main__ import main
-from mmseg_ext.commands import commands, env, exit_on_run_error, start
+from mmseg_ext.commands import check_dataset, commands, env, exit_on_run_error, start
 from mmseg_ext.errors import SAFE_UNTIL_NOW, LabelError, LaunchError, MissingDataError, RunError
 from mmseg_ext.version import __version__
 from tests.configs import CONFIGS
@@ -97,7 +97,7 @@ def test_a_command_gets_the_rest_of_the_line(monkeypatch, capsys):
 
 
 def failing(error: BaseException):
-    def main():
+    def main(*_):
         raise error
 
     return main
@@ -149,6 +149,13 @@ def test_an_error_of_a_run_is_one_message(error, printed, monkeypatch):
         assert logging.raiseExceptions
     with pytest.raises(FileNotFoundError), exit_on_run_error():
         raise FileNotFoundError(errno.ENOENT, "gone", "a.py")
+
+
+def test_a_check_that_could_not_run_has_a_status_of_its_own(monkeypatch, capsys):
+    for error, told in ((LaunchError("no"), "check_dataset: no\n"), (KeyError(1), "Traceback")):
+        monkeypatch.setattr(check_dataset, "_run", failing(error))
+        assert check_dataset.main(["config.py"]) == 2
+        assert capsys.readouterr().err.startswith(told)
 
 
 def test_a_commands_status_is_the_process_status(monkeypatch):

@@ -108,6 +108,17 @@ def test_lines_of_progress(monkeypatch, capsys):
     ]
 
 
+def test_a_training_starts_anew_and_prints_its_progress(monkeypatch):
+    given, done = [], []
+    runner = SimpleNamespace(register_hook=done.append, train=lambda: done.append("trained"))
+    build = lambda *words, **options: given.append((words, options)) or runner  # noqa: E731
+    monkeypatch.setattr(_demos, "build_train_runner", build)
+    assert 0 <= train("c.py", Path("w"), {"a": 1})[1] < 10
+    ((config, options, work_dir), flags) = given[0]
+    assert (config, options["a"], work_dir, flags) == ("c.py", 1, "w", {"resume": False})
+    assert isinstance(done[0], _demos.ProgressLine) and done[1:] == ["trained"]
+
+
 def test_flags_of_the_demos(monkeypatch):
     calls = []
     for name in ("segmentation_demo", "compare_heads", "detection_demo"):

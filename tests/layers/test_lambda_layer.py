@@ -19,15 +19,6 @@ def small(**changes) -> LambdaLayer:
     return LambdaLayer(**{**arguments, **changes})
 
 
-@torch.no_grad()
-def test_window_that_covers_the_map_is_global_context():
-    wide = randomise(small(receptive_field=23)).double().eval()
-    whole = small(receptive_field=None, resolution=(12, 12)).double().eval()
-    whole.load_state_dict(wide.state_dict())
-    x = torch.randn(2, 12, 12, 9).double()
-    assert torch.allclose(whole(x), wide(x), rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("size", [(7, 9), (3, 12), (1, 1)])
 @pytest.mark.parametrize("scope", ["local", "global"])
 @torch.no_grad()
