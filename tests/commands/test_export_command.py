@@ -68,7 +68,7 @@ def test_inputs_and_metadata(exported, folder, tmp_path, monkeypatch, capsys):
 
 
 def test_a_config_of_windows_and_resized_images(exported, tmp_path, capsys):
-    """The crop is the default size; images are those of the test set."""
+    """The default size is the crop, and the default images are the test set."""
     path = tmp_path / "own.py"
     path.write_text(
         f"_base_ = {CONFIG!r}\n"

@@ -1,4 +1,4 @@
-"""The command `new_project`: what it prints; tests/datasets/test_new_project.py has the files."""
+"""Printed lines of `new_project`; tests/datasets/test_new_project.py has the files."""
 
 import importlib
 import shlex
