@@ -27,21 +27,23 @@ def compare_times(
     functions: Mapping[str, Callable[[], object]],
     rounds: int = 5,
     device: str | torch.device = "cpu",
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Result]:
     """Measure time and memory of each function, after one round of warm-up.
 
-    The functions alternate, so a machine that gets slower affects all of them.
+    The functions alternate, so a machine that gets slower affects all of them. With
+    `clock=time.process_time` other processes on the CPU do not count.
     """
     synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for i in range(1 + rounds):
         for name, function in functions.items():
             synchronize()
-            start = time.perf_counter()
+            start = clock()
             function()
             synchronize()
             if i > 0:
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(clock() - start)
     first = next(iter(seconds.values()))
     results = {}
     for name, times in seconds.items():

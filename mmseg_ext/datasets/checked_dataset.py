@@ -38,9 +38,11 @@ class CheckedDataset(BaseSegDataset):
 
     def full_init(self) -> None:
         super().full_init()
-        for transform in self.pipeline.transforms:
+        transforms = self.pipeline.transforms
+        for i, transform in enumerate(transforms):
             if type(transform) is LoadImageFromFile:
-                transform.__class__ = CheckedLoadImage  # keeps the settings
+                transforms[i] = CheckedLoadImage()
+                vars(transforms[i]).update(vars(transform))  # both have the same settings
 
     def load_data_list(self) -> list[dict]:
         for path in filter(None, (self.ann_file, *self.data_prefix.values())):
