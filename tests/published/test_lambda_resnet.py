@@ -52,5 +52,6 @@ def test_embeddings_without_bias():
     without = {k: v for k, v in published.items() if "lambda_conv.bias" not in k}
     converted = convert_official("lambda_resnet", without)
     assert len(converted) == len(without) - 2  # the classifier
+    assert len(convert_official("lambda_resnet", published)) == len(published) - 2
     with torch.device("meta"):
         LambdaResNet().load_state_dict(converted, assign=True)
