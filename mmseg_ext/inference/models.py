@@ -153,10 +153,18 @@ def _load_weights(model: nn.Module, path: str | Path, partial: bool) -> dict | N
     meta = (content.get("meta") or {}).get("dataset_meta")
     if not meta:
         return None
-    classes, palette = list(meta["classes"]), meta.get("palette")
-    if palette is None or len(palette) == 0:
-        return _completed(classes)
-    return {"classes": classes, "palette": np.array(palette).tolist()}
+    try:  # a file may contain anything
+        classes, palette = list(meta["classes"]), meta.get("palette")
+        if palette is None or len(palette) == 0:
+            return _completed(classes)
+        colors = np.array(palette).reshape(len(classes), 3).tolist()
+        # bytes() refuses values outside 0 to 255.
+        return {"classes": classes, "palette": [list(bytes(color)) for color in colors]}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: meta['dataset_meta'] is not usable ({error}); write the file again with a "
+            "list of names as 'classes' and as many RGB colors as 'palette'"
+        ) from error
 
 
 def _completed(classes: list[str]) -> dict:

@@ -89,11 +89,26 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
             mmseg_ext.get_model(SHAPES, weights=file)
 
 
-def test_classes_without_colors_get_some(tmp_path):
-    state, meta = mmseg_ext.get_model(SHAPES).state_dict(), {"classes": list("abcdef")}
-    torch.save({"state_dict": state, "meta": {"dataset_meta": meta}}, tmp_path / "weights.pth")
-    found = mmseg_ext.get_model(SHAPES, weights=tmp_path / "weights.pth").dataset_meta
-    assert list(found["classes"]) == meta["classes"] and len(set(map(tuple, found["palette"]))) == 6
+def test_classes_and_colors_of_a_file(tmp_path):
+    """Classes without colors get some; unusable classes or colors are an error."""
+    state, file = mmseg_ext.get_model(SHAPES).state_dict(), tmp_path / "weights.pth"
+
+    def found(**meta):
+        torch.save({"state_dict": state, "meta": {"dataset_meta": meta}}, file)
+        return mmseg_ext.get_model(SHAPES, weights=file).dataset_meta
+
+    colored = found(classes=list("abcdef"))
+    assert "".join(colored["classes"]) == "abcdef" and len(set(map(tuple, colored["palette"]))) == 6
+    for meta in (
+        {"classes": 5},
+        {"palette": [[0, 0, 0]] * 6},
+        *(
+            {"classes": list("abcdef"), "palette": colors}
+            for colors in ([[1, 2, 3]], [[256] * 3] * 6)
+        ),
+    ):
+        with pytest.raises(CheckpointError, match="dataset_meta"):
+            found(**meta)
 
 
 @pytest.fixture
