@@ -7,7 +7,13 @@ import torch
 from mmengine.analysis import get_model_complexity_info
 from mmseg.registry import MODELS
 
-from mmseg_ext.backbones.lambda_resnet import DEPTHS, HYBRID_C4, LambdaResNet, lambda_blocks
+from mmseg_ext.backbones.lambda_resnet import (
+    DEPTHS,
+    HYBRID_C4,
+    LambdaResNet,
+    SqueezeExcitation,
+    lambda_blocks,
+)
 from mmseg_ext.layers import LambdaLayer
 from tests.backbones.base import BackboneTester
 from tests.models import assert_same, randomise
@@ -126,6 +132,14 @@ def test_checkpointing_counts_a_batch_once():
     sum(y.sum() for y in model.train()(torch.randn(2, 3, 32, 32))).backward()
     counts = {k: v for k, v in model.named_buffers() if k.endswith("num_batches_tracked")}
     assert counts and all(count == 1 for count in counts.values())
+
+
+def test_squeeze_excitation_multiplies_by_the_gates():
+    layer, x = SqueezeExcitation(4, 2).double(), torch.randn(2, 4, 3, 5, dtype=torch.float64)
+    means = x.mean((2, 3))  # (B, C)
+    hidden = (means @ layer.fc1.weight.flatten(1).T + layer.fc1.bias).clamp(min=0)
+    logits = hidden @ layer.fc2.weight.flatten(1).T + layer.fc2.bias
+    assert_same(layer(x), x / (1 + torch.exp(-logits))[..., None, None], rtol=1e-12)
 
 
 def test_norm_eval():
