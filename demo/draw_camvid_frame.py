@@ -15,6 +15,7 @@ from PIL import Image
 
 import mmseg_ext
 
+VOID = 11  # the label of pixels without a class
 CREDIT = "Frame: CamVid, Brostow et al. 2009, CC BY-NC 4.0"
 
 
@@ -27,23 +28,24 @@ def main() -> None:
     model = mmseg_ext.get_model("ea_r18_fpn_camvid_6k", pretrained=True)
     predictor = mmseg_ext.Predictor(model)
 
-    def path(kind: str, name: str) -> Path:
-        return args.data_root / kind / "val" / f"{name}.png"
+    def read(name: str) -> tuple[str, np.ndarray]:
+        labels = Image.open(args.data_root / "valannot" / f"{name}.png")
+        return str(next(args.data_root.glob(f"val/{name}.*"))), np.asarray(labels)  # (H, W)
 
     def accuracy(name: str) -> float:
-        labels = np.asarray(Image.open(path("annotations", name)))
-        return (predictor(path("images", name)).labels == labels)[labels != 255].mean()
+        path, labels = read(name)
+        return (predictor(path).labels == labels)[labels < VOID].mean()
 
     frame = args.frame
     if frame == "median":
-        names = sorted(p.stem for p in path("images", "*").parent.glob("*.png"))
+        names = sorted(p.stem for p in args.data_root.glob("valannot/*.png"))
         frame = sorted(names, key=accuracy)[len(names) // 2]
         print(frame)
-    image = np.asarray(Image.open(path("images", frame)))  # (H, W, 3)
-    labels = np.asarray(Image.open(path("annotations", frame)))  # (H, W), 255 is ignored
-    predicted = predictor(path("images", frame)).labels
-    palette = np.zeros((256, 3), np.uint8)
-    palette[: len(model.dataset_meta["palette"])] = model.dataset_meta["palette"]
+    path, labels = read(frame)
+    result = predictor(path)
+    image, predicted = result.image, result.labels
+    palette = np.zeros((VOID + 1, 3), np.uint8)
+    palette[:VOID] = result.palette
 
     figure = Figure(figsize=(11, 3.6), layout="constrained", facecolor="white")
     figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03, wspace=0)
@@ -52,8 +54,8 @@ def main() -> None:
         axis.imshow(picture)
         axis.set_title(title, fontsize=14)
         axis.axis("off")
-    names = model.dataset_meta["classes"]
-    seen = [i for i in range(len(names)) if (np.stack([labels, predicted]) == i).any()]
+    names = result.classes
+    seen = [i for i in range(VOID) if (np.stack([labels, predicted]) == i).any()]
     patches = [Patch(fc=palette[i] / 255, ec="black", label=names[i]) for i in seen]
     options = dict(ncols=11, frameon=False, fontsize=10, columnspacing=1.1, handlelength=1.2)
     figure.legend(

@@ -22,7 +22,7 @@ BASES = {
         "_gtFine_labelTrainIds.png",
         [*range(19), 255],
     ),
-    "camvid": ("camvid", ".png", ".png", [*range(11), 255]),
+    "camvid": ("camvid", ".png", ".png", range(12)),
 }
 
 

@@ -1,4 +1,4 @@
-# CamVid, 11 classes, 480x360, as `mmseg-ext prepare camvid` writes it.
+# CamVid, 11 classes, 480x360.
 dataset_type = "CamVidDataset"
 data_root = "data/camvid"
 crop_size = (224, 224)
@@ -41,7 +41,7 @@ train_dataloader = dict(
     dataset=dict(
         type=dataset_type,
         data_root=data_root,
-        data_prefix=dict(img_path="images/train", seg_map_path="annotations/train"),
+        data_prefix=dict(img_path="train", seg_map_path="trainannot"),
         pipeline=train_pipeline,
     ),
 )
@@ -53,7 +53,7 @@ val_dataloader = dict(
     dataset=dict(
         type=dataset_type,
         data_root=data_root,
-        data_prefix=dict(img_path="images/val", seg_map_path="annotations/val"),
+        data_prefix=dict(img_path="val", seg_map_path="valannot"),
         pipeline=test_pipeline,
     ),
 )
