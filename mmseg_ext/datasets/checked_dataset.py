@@ -76,10 +76,8 @@ class CheckedDataset(BaseSegDataset):
         folder = self.data_prefix["img_path"]
         names = list(fileio.list_dir_or_file(folder, list_dir=False, recursive=True))
         entries = []
-        for suffix in {
-            n[-len(s) :] for n in names for s in wanted if n.lower().endswith(s.lower())
-        }:
-            self.img_suffix = suffix
+        endings = {n[-len(s) :] for n in names for s in wanted if n.lower().endswith(s.lower())}
+        for self.img_suffix in endings:
             entries += super().load_data_list()
         return sorted(entries, key=lambda entry: entry["img_path"])
 

@@ -31,6 +31,10 @@ from mmseg_ext.errors import LabelError, LaunchError, UnreadableFileError
 SPLITS = ("train", "val", "test")
 _SHOWN_SIZES = 5
 _PAIRS_PER_TASK = 32
+_ONE_CLASS = (
+    "all pixels are ignored or of class {}, so every model scores 100; in masks of 0 and 255 write "
+    "255 as 1, because 255 is ignored"
+)
 
 
 class Problem(NamedTuple):
@@ -117,7 +121,8 @@ def check(
             summary.add(entry["img_path"], found)
             if found.kind:
                 problems.append(Problem(name, found.kind, found.message))
-        problems += _one_class_problems(summary)
+        if np.count_nonzero(summary.pixels) == 1:
+            problems.append(Problem(name, "one-class", _ONE_CLASS.format(summary.pixels.argmax())))
         summaries.append(summary)
     if not cfg.get("allow_overlap", False):
         problems += _shared_image_problems(summaries)
@@ -160,12 +165,10 @@ def _list_files(split: str, config: dict) -> tuple[tuple[str, ...], list[dict]]:
 
 
 def _check_pairs(entries: list[dict], workers: int) -> Iterator[PairCheck]:
-    if workers == 0:
-        yield from progress(map(check_pair, entries), "reading", len(entries))
-        return
-    with ProcessPoolExecutor(workers, initializer=partial(cv2.setNumThreads, 0)) as pool:
-        found = pool.map(check_pair, entries, chunksize=_PAIRS_PER_TASK)
-        yield from progress(found, "reading", len(entries))
+    # A pool without tasks starts no process.
+    with ProcessPoolExecutor(workers or 1, initializer=partial(cv2.setNumThreads, 0)) as pool:
+        read = partial(pool.map, chunksize=_PAIRS_PER_TASK) if workers else map
+        yield from progress(read(check_pair, entries), "reading", len(entries))
 
 
 def progress(items: Iterable, text: str, total: int) -> Iterable:
@@ -205,15 +208,6 @@ def check_pair(entry: dict) -> PairCheck:
     except LabelError as error:
         found.kind, found.message = "label", str(error)
     return found
-
-
-def _one_class_problems(summary: Summary) -> Iterator[Problem]:
-    if np.count_nonzero(summary.pixels) == 1:
-        message = (
-            f"all pixels are ignored or of class {summary.pixels.argmax()}, so every model scores "
-            "100; in masks of 0 and 255 write 255 as 1, because 255 is ignored"
-        )
-        yield Problem(summary.split, "one-class", message)
 
 
 def _shared_image_problems(summaries: Iterable[Summary]) -> Iterator[Problem]:

@@ -37,8 +37,7 @@ class Recipe:
     size: int = 128
 
 
-# --- forms: negative inside, in units of the radius; u, v point right and down in the object ----
-
+# The distance to the border in units of the radius, negative inside; u, v point right and down.
 Form = Callable[[np.ndarray, np.ndarray], np.ndarray]
 FORMS: dict[str, Form] = {
     "disc": lambda u, v: np.hypot(u, v) - 1.0,
@@ -72,9 +71,6 @@ def _stroke(rng: Generator) -> Form:
         return np.hypot(np.maximum(np.abs(u) - 1.0, 0), v - bend * u * u) - width
 
     return form
-
-
-# --- painting -----------------------------------------------------------------------------------
 
 
 class _Canvas:
@@ -173,8 +169,6 @@ def render_objects(seed: int, index: int, size: int = 128) -> tuple[np.ndarray, 
     noise = rng.normal(0.0, rng.uniform(2.0, 7.0), canvas.image.shape)
     return np.clip(canvas.image + noise, 0, 255).astype(np.uint8), canvas.label
 
-
-# --- on disk ------------------------------------------------------------------------------------
 
 # fmt: off
 METAINFO = {
