@@ -22,7 +22,7 @@ from mmseg_ext.errors import StackError
 from mmseg_ext.version import __version__
 
 if TYPE_CHECKING:
-    from mmseg_ext.inference.fusion import fuse_model
+    from mmseg_ext.inference import fuse_model
     from mmseg_ext.inference.models import get_model, list_models
     from mmseg_ext.inference.predictor import Predictor
 
@@ -43,17 +43,17 @@ _MMSEG = ("decode_heads", "segmentors", "evaluation", "reports")
 
 
 _INFERENCE = {
-    "Predictor": "predictor",
-    "fuse_model": "fusion",
-    "get_model": "models",
-    "list_models": "models",
+    "Predictor": "inference.predictor",
+    "fuse_model": "inference",
+    "get_model": "inference.models",
+    "list_models": "inference.models",
 }
 
 
 def __getattr__(name: str):
     """Import a name of `mmseg_ext.inference` when it is used: `import mmseg_ext` stays fast."""
     if name in _INFERENCE:
-        return getattr(importlib.import_module(f"mmseg_ext.inference.{_INFERENCE[name]}"), name)
+        return getattr(importlib.import_module(f"mmseg_ext.{_INFERENCE[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

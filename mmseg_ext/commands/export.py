@@ -15,7 +15,7 @@ def parser() -> argparse.ArgumentParser:
     model_flags(parser)
     parser.add_argument("--format", choices=("onnx", "torch"), default="onnx")
     parser.add_argument("--dynamic", action="store_true", help="images of any size and number")
-    parser.add_argument("--fuse", action="store_true", help="fold norms, compose attention")
+    parser.add_argument("--fuse", action="store_true", help="compose external attention")
     parser.add_argument("--shape", type=int, nargs="+", help="H [W] (default: the crop size)")
     parser.add_argument("--images", help="to compare, image or folder (default: the test set)")
     parser.add_argument("--out", type=Path, help="output file (default: the config's name)")

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from mmseg_ext.environment import require_package
 from mmseg_ext.errors import StackError
-from mmseg_ext.inference.fusion import fuse_model
+from mmseg_ext.inference import fuse_model
 from mmseg_ext.layers import LambdaLayer
 from mmseg_ext.segmentors import StripEncoderDecoder
 from mmseg_ext.segmentors.strip_encoder_decoder import prediction, predicts_by_resize
@@ -37,7 +37,7 @@ class WholeImageSegmentor(nn.Module):
 
     Args:
         segmentor: an `EncoderDecoder` or `StripEncoderDecoder`; it is copied, not changed.
-        fuse: fold batch norms into convolutions and compose external attention (`fuse_model`).
+        fuse: compose external attention (`fuse_model`).
 
     Raises:
         ValueError: for another segmentor, and for a decode head whose prediction is more than the

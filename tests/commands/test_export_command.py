@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from mmseg_ext.commands.export import main
 from mmseg_ext.inference import export as module
+from mmseg_ext.layers import ExternalAttention2d
 from tests.configs import CONFIGS
 
 CONFIG = str(CONFIGS / "ea_r18_shapes.py")
@@ -54,7 +54,7 @@ def test_inputs_and_metadata(exported, folder, tmp_path, monkeypatch, capsys):
     assert printed.splitlines()[-1] == "ea_r18_shapes.onnx: 0.0 MB"
     assert (tmp_path / "ea_r18_shapes.onnx").is_file() and "sliding" not in printed
     assert exported["size"] == (64, 80) and exported["dynamic"]
-    assert not any(isinstance(m, torch.nn.BatchNorm2d) for m in exported["model"].modules())
+    assert not any(isinstance(m, ExternalAttention2d) for m in exported["model"].modules())
     told = exported["metadata"]
     assert (told["config"], told["size"], told["fused"]) == ("ea_r18_shapes.py", [64, 80], True)
     assert told["dynamic"] and (told["scale"], told["keep_ratio"]) == (None, True)
@@ -64,7 +64,7 @@ def test_inputs_and_metadata(exported, folder, tmp_path, monkeypatch, capsys):
     assert main([*words, "--shape", "32", "48", "--format", "torch"]) == 0
     names = [f"{name}, 1x3x32x48" for name in ("random", "0.png", "1.png", "2.png")]
     assert compared(capsys.readouterr().out) == names
-    assert any(isinstance(m, torch.nn.BatchNorm2d) for m in exported["model"].modules())
+    assert any(isinstance(m, ExternalAttention2d) for m in exported["model"].modules())
 
 
 def test_a_config_of_windows_and_resized_images(exported, tmp_path, capsys):

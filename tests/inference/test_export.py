@@ -4,7 +4,7 @@ import pytest
 import torch
 from mmseg.models.decode_heads.psp_head import PPM
 
-from mmseg_ext import get_model
+from mmseg_ext import fuse_model, get_model
 from mmseg_ext.inference.export import (
     ExportedSegmentor,
     WholeImageSegmentor,
@@ -13,7 +13,7 @@ from mmseg_ext.inference.export import (
     relative_difference,
 )
 from mmseg_ext.inference.models import DEFAULT
-from mmseg_ext.layers import LambdaLayer
+from mmseg_ext.layers import ExternalAttention2d, LambdaLayer
 from tests.segmentors.small import segmentor
 
 AUXILIARY = dict(type="FCNHead", in_channels=32, in_index=2, channels=8, num_classes=5)
@@ -36,9 +36,19 @@ def test_scores_are_the_segmentors(build, bgr_to_rgb):
         for fuse in (False, True):
             exported = WholeImageSegmentor(model, fuse)
             assert relative_difference(exported(images), expected) <= 1e-5
-            norms = [m for m in exported.modules() if isinstance(m, torch.nn.BatchNorm2d)]
-            assert bool(norms) != fuse and "auxiliary_head" not in exported.parts
-    assert not exported.training
+            assert attends(exported) == (build is None and not fuse)
+            assert not exported.training and "auxiliary_head" not in exported.parts
+
+
+def attends(model: torch.nn.Module) -> bool:
+    return any(isinstance(m, ExternalAttention2d) for m in model.modules())
+
+
+def test_fusing_returns_a_copy_in_evaluation_mode():
+    model = get_model("ea_r18_shapes").train()
+    fused = fuse_model(model)
+    assert model.training and attends(model)
+    assert not any(m.training for m in fused.modules()) and not attends(fused)
 
 
 def test_differences_are_relative_to_the_largest_score():
