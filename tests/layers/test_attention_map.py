@@ -12,13 +12,12 @@ from mmseg_ext.layers import (
     ManhattanAttention,
     MultiHeadExternalAttention,
     ReAttention,
+    SelfAttention,
 )
-from mmseg_ext.layers.re_attention import SelfAttention
 from tests.models import assert_same, randomise
 
 
 def ready(layer: nn.Module) -> nn.Module:
-    torch.manual_seed(0)
     return randomise(layer).double().eval()
 
 
@@ -26,7 +25,6 @@ def maps(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
-@torch.no_grad()
 def test_external_attention_2d():
     layer, x = ready(ExternalAttention2d(12, memory_size=7)), maps(2, 12, 5, 6)
     weights = layer.attention_map(x)
@@ -35,7 +33,6 @@ def test_external_attention_2d():
     assert_same(torch.relu(layer.conv2(values) + x), layer(x), rtol=1e-6)
 
 
-@torch.no_grad()
 def test_second_head():
     head, x = ready(JSegEAHead(8, channels=12, num_classes=3, memory_size=7)), maps(1, 8, 4, 6)
     weights = head.attention_map([x])
@@ -43,7 +40,6 @@ def test_second_head():
     assert_same(head.cls_seg(head.conv2(head.linear_1(weights) + head.conv1(x))), head([x]), 1e-6)
 
 
-@torch.no_grad()
 def test_external_attention_on_tokens():
     x = maps(2, 7, 12)
     layer = ready(ExternalAttention(12, memory_size=5))
@@ -57,7 +53,6 @@ def test_external_attention_on_tokens():
 
 @pytest.mark.parametrize("decay", ["logit", "product", None])
 @pytest.mark.parametrize("decomposed", [True, False])
-@torch.no_grad()
 def test_manhattan_attention(decay, decomposed):
     layer = ready(ManhattanAttention(12, 3, decomposed=decomposed, decay=decay, lce=False))
     x = maps(2, 4, 5, 12)
@@ -68,15 +63,14 @@ def test_manhattan_attention(decay, decomposed):
     assert_same(layer.attention_map(x, (2, 3)), weights[:, :, 13:14], rtol=1e-10)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        dict(receptive_field=5, position_bias=True),
-        dict(receptive_field=3, dilation=2, intra_depth=2),
-        dict(receptive_field=None, resolution=(5, 7)),
-    ],
-)
-@torch.no_grad()
+LAMBDAS = [
+    dict(receptive_field=5, position_bias=True),
+    dict(receptive_field=3, dilation=2, intra_depth=2),
+    dict(receptive_field=None, resolution=(5, 7)),
+]
+
+
+@pytest.mark.parametrize("options", LAMBDAS)
 def test_lambda_layer(options):
     layer = ready(LambdaLayer(8, key_depth=4, num_heads=2, **options))
     x = maps(2, 8, 5, 6)
@@ -92,7 +86,6 @@ def test_lambda_layer(options):
 
 
 @pytest.mark.parametrize("kind", [SelfAttention, ReAttention])
-@torch.no_grad()
 def test_attention_between_tokens(kind):
     layer, x = ready(kind(12, 3)), maps(2, 7, 12)
     values = layer.qkv(x).unflatten(-1, (3, 3, -1))[:, :, 2].transpose(1, 2)  # (B, H, N, d)

@@ -14,45 +14,37 @@ from mmseg_ext import fuse_model
 from mmseg_ext.layers import ExternalAttention, MultiHeadExternalAttention
 from tests.parity import assert_parity, assert_same_function
 
-# Composed maps pay, but for memories wider than the heads (last).
-CASES = [
+MULTI_HEAD = [
     {"embed_dim": 32, "num_heads": 2, "memory_size": 16},
     {"embed_dim": 24, "num_heads": 3, "expansion": 2, "memory_size": 5},
     {"embed_dim": 24, "num_heads": 6, "expansion": 1, "memory_size": 32},
 ]
 
 
-def build(case: dict) -> MultiHeadExternalAttention:
-    block = MultiHeadExternalAttention(**case)
-    for p in block.parameters():
+def tokens_for(block: nn.Module) -> torch.Tensor:
+    """Tokens in float64; the block gets random parameters in float64."""
+    for p in block.double().parameters():
         nn.init.normal_(p, std=0.5)
-    return block
+    return torch.randn(2, 17, block.embed_dim, dtype=torch.float64)
 
 
-def two_memories() -> ExternalAttention:
-    block = ExternalAttention(12, memory_size=5)
-    nn.init.normal_(block.mk.weight)
-    nn.init.normal_(block.mv.weight)
-    return block
-
-
-@pytest.mark.parametrize("case", [*CASES, None])
-def test_equals_the_equations(case):
-    """Equations 7, 8, 10, 11 and nothing else; for the multi-head form head by head."""
-    block = build(case) if case else two_memories()
-    plain = PlainMultiHeadExternalAttention if case else PlainExternalAttention
-    x = torch.randn(2, 17, block.embed_dim, dtype=torch.float64)
-    assert_same_function(block.double(), plain, x)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_fused_form(case):
-    block, x = build(case), torch.randn(2, 17, case["embed_dim"])
+@pytest.mark.parametrize("case", MULTI_HEAD)
+def test_equations_head_by_head(case):
+    """Equations 7, 8, 10, 11 and nothing else; fused if the memories are not wider than heads."""
+    block = MultiHeadExternalAttention(**case)
+    x = tokens_for(block)
+    assert_same_function(block, PlainMultiHeadExternalAttention, x)
     fused = fuse_model(block)
     with torch.no_grad():
         assert_parity(fused(x), block(x))
     wider_than_heads = case["memory_size"] * case["num_heads"] > case["embed_dim"]
     assert isinstance(fused, MultiHeadExternalAttention) == wider_than_heads
+
+
+def test_equations_of_two_memories():
+    block = ExternalAttention(12, memory_size=5)
+    x = tokens_for(block)
+    assert_same_function(block, PlainExternalAttention, x)
 
 
 def test_dropout_of_the_attention_is_applied_before_the_values():
