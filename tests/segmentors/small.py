@@ -9,12 +9,16 @@ from mmcv.transforms import Compose
 from mmengine.config import ConfigDict
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import init_default_scope
+from mmengine.structures import PixelData
 from mmseg.registry import MODELS
+from mmseg.structures import SegDataSample
 from torch.profiler import ProfilerActivity, profile
 
 from tests.models import PREPROCESSOR, randomise
 
 META = ("img_path", "ori_shape", "img_shape", "pad_shape", "flip", "flip_direction")
+
+ONE_CHANNEL = dict(channels=2, out_channels=1, threshold=0.6)
 
 
 def segmentor(
@@ -55,6 +59,13 @@ def views(image: np.ndarray, ratios, directions=("horizontal",), field="a") -> d
     steps = [scales, flips, [dict(type="PackSegInputs", meta_keys=META)]]
     transform = Compose([dict(type="TestTimeAug", transforms=steps)])
     return transform({"img": image, "img_path": field, "ori_shape": image.shape[:2]})
+
+
+def labelled(size=(45, 61), ignored: float = 0.2, classes: int = 5) -> list[SegDataSample]:
+    """Two label maps of which the first rows are to be ignored."""
+    labels = torch.randint(0, classes, (2, 1, *size))
+    labels[:, :, : round(ignored * size[0])] = 255
+    return [SegDataSample(gt_sem_seg=PixelData(data=label)) for label in labels]
 
 
 def random_image(height: int, width: int, seed: int = 0) -> np.ndarray:

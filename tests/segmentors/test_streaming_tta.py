@@ -17,9 +17,7 @@ from PIL import Image
 from mmseg_ext.segmentors import StreamingSegTTAModel
 from tests.configs import CONFIGS
 from tests.segmentors import small
-from tests.segmentors.small import batch_of_two, each_view, random_image, segmentor
-
-ONE_CHANNEL = dict(channels=2, out_channels=1, threshold=0.6)
+from tests.segmentors.small import ONE_CHANNEL, batch_of_two, each_view, random_image, segmentor
 
 
 @pytest.mark.parametrize("kind", ["EncoderDecoder", "StripEncoderDecoder"])
@@ -60,20 +58,10 @@ def test_merged_scores_and_labels(kind, merge, options):
 
 
 def test_half_precision_logits_are_summed_in_single():
-    class Half(torch.nn.Module):
-        out_channels = 3
-
-        def test_step(self, data):
-            samples = data["data_samples"]
-            for sample, logits in zip(samples, data["inputs"], strict=True):
-                sample.set_data({"seg_logits": PixelData(data=logits.bfloat16())})
-            return samples
-
-    logits = torch.randn(4, 3, 5, 6).bfloat16().float()
-    data = {"inputs": [[x] for x in logits], "data_samples": [[SegDataSample()] for _ in logits]}
-    (sample,) = StreamingSegTTAModel(Half(), merge="logits").test_step(data)
-    assert sample.seg_logits.data.dtype == torch.float32
-    torch.testing.assert_close(sample.seg_logits.data, logits.sum(0), rtol=1e-6, atol=1e-6)
+    logits = torch.randn(4, 3, 5, 6).bfloat16()
+    views = [SegDataSample(seg_logits=PixelData(data=view)) for view in logits]
+    (sample,) = StreamingSegTTAModel(segmentor(3), merge="logits").merge_preds([views])
+    torch.testing.assert_close(sample.seg_logits.data, logits.float().sum(0), rtol=1e-6, atol=1e-6)
 
 
 def test_memory_does_not_grow_with_the_views():
@@ -82,17 +70,15 @@ def test_memory_does_not_grow_with_the_views():
     image = random_image(48, 64)
     one_map = 100 * 48 * 64 * 4
 
-    def peak(tta, count: int) -> int:
-        data = pseudo_collate([small.views(image, (1.0,) * (count // 2))])
-        assert len(data["inputs"]) == count
-        return small.allocated_at_peak(lambda: tta.test_step(data))
+    def peaks(tta) -> list[int]:
+        pairs = (1, 1, 6)  # the first call allocates for good
+        data = [pseudo_collate([small.views(image, (1.0,) * count)]) for count in pairs]
+        return [small.allocated_at_peak(lambda d=d: tta.test_step(d)) for d in data]
 
-    ours, theirs = StreamingSegTTAModel(model), SegTTAModel(model)
-    peak(ours, 2)  # what a first call allocates for good
-    two = peak(ours, 2)
-    assert two > 2 * one_map
-    assert abs(peak(ours, 12) - two) < 0.1 * one_map
-    assert peak(theirs, 12) - peak(theirs, 2) > 9 * one_map
+    _, two, twelve = peaks(StreamingSegTTAModel(model))
+    assert two > 2 * one_map and abs(twelve - two) < 0.1 * one_map
+    _, two, twelve = peaks(SegTTAModel(model))
+    assert twelve - two > 9 * one_map
 
 
 # --- the published test script, step by step ----------------------------------------------------

@@ -1,15 +1,25 @@
 """`StripEncoderDecoder` against mmsegmentation's `EncoderDecoder` with the same weights."""
 
 import copy
+import types
 
 import pytest
 import torch
 from mmseg.models.decode_heads import FCNHead
 from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
+from torch import nn
 
 from mmseg_ext.segmentors import StreamingSegTTAModel, StripEncoderDecoder
-from tests.segmentors.small import allocated_at_peak, pair, segmentor
+from mmseg_ext.segmentors.score_maps import resize_map, strip_height
+from tests.segmentors.small import (
+    ONE_CHANNEL,
+    allocated_at_peak,
+    batch_of_two,
+    labelled,
+    pair,
+    segmentor,
+)
 
 PYRAMID = dict(in_channels=[8, 16, 32, 64], in_index=[0, 1, 2, 3])
 LAST_TWO = dict(in_channels=[32, 64], in_index=[2, 3])
@@ -18,7 +28,6 @@ HEADS = {
     "DA": dict(type="DAHead", pam_channels=4),
     "PSP": dict(type="PSPHead", pool_scales=(1, 2)),
     "Enc": dict(type="EncHead", num_codes=4, **LAST_TWO),
-    "Enc without its second loss": dict(type="EncHead", num_codes=4, use_se_loss=False, **LAST_TWO),
     "UPer": dict(type="UPerHead", pool_scales=(1, 2), **PYRAMID),
     "FPN": dict(type="FPNHead", feature_strides=[4, 8, 8, 8], **PYRAMID),
     "SegFormer": dict(type="SegformerHead", **PYRAMID),
@@ -28,70 +37,65 @@ HEADS = {
     "DANetEA, one branch": dict(type="DANetEAHead", memory_size=8, channel_attention=False),
     "MaSA": dict(type="MaSAHead", num_heads=2),
 }
+PREDICTED = HEADS | {
+    "one channel": ONE_CHANNEL,
+    # mmsegmentation cannot train it
+    "Enc without its second loss": dict(type="EncHead", num_codes=4, use_se_loss=False, **LAST_TWO),
+}
 
 
-def images(count: int = 3, size: tuple[int, int] = (40, 56)) -> tuple[torch.Tensor, list]:
+def strips(**options) -> StripEncoderDecoder:
+    return segmentor(kind="StripEncoderDecoder", **options)
+
+
+def images() -> tuple[torch.Tensor, list]:
     """A batch whose images differ in original size, padding and flip."""
     metas = [
         dict(ori_shape=(61, 83), img_padding_size=(0, 5, 0, 3)),
         dict(ori_shape=(25, 33), flip=True, flip_direction="horizontal"),
-        dict(ori_shape=size, padding_size=[4, 0, 2, 1], flip=True, flip_direction="vertical"),
+        dict(ori_shape=(40, 56), padding_size=[4, 0, 2, 1], flip=True, flip_direction="vertical"),
+        dict(ori_shape=(30, 1)),
     ]
     samples = [
-        SegDataSample(metainfo=dict(img_shape=size, pad_shape=size, **meta))
-        for meta in metas[:count]
+        SegDataSample(metainfo=dict(img_shape=(40, 56), pad_shape=(40, 56), **meta))
+        for meta in metas
     ]
-    return torch.randn(count, 3, *size), samples
+    return torch.randn(4, 3, 40, 56), samples
 
 
+@pytest.mark.parametrize("align_corners", [False, True])
 @pytest.mark.parametrize("slide", [False, True], ids=["whole", "slide"])
-@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
-def test_labels_and_scores_of_every_kind_of_head(head, slide):
-    stock, ours = pair(slide=slide, keep_logits=True, **head)
+@pytest.mark.parametrize("head", PREDICTED.values(), ids=PREDICTED)
+def test_labels_and_scores_of_every_kind_of_head(head, slide, align_corners):
+    """Of windows that overlap unequally, since the last ones are shifted."""
+    models = pair(slide=slide, align_corners=align_corners, keep_logits=True, **head)
+    stock, ours = (model.double() for model in models)
     inputs, samples = images()
+    inputs = inputs.double()
     with torch.no_grad():
         mean = stock.encode_decode(inputs, [dict(img_shape=inputs.shape[2:])]).mean((0, 2, 3))
-        for model in (stock, ours):  # every class is somewhere the best
+        for model in models:  # every class is somewhere the best
             model.decode_head.conv_seg.bias -= mean
-        theirs = stock.predict(inputs, copy.deepcopy(samples))
-        result = ours.predict(inputs, copy.deepcopy(samples))
-    for a, b in zip(result, theirs, strict=True):
-        expected = b.seg_logits.data
-        assert (a.seg_logits.data - expected).abs().max() <= 1e-5 * expected.abs().max()
-        labels, best = (a.pred_sem_seg.data, b.pred_sem_seg.data), expected.topk(2, dim=0).values
-        clear = best[0] - best[1] >= 1e-5  # H, W
-        assert clear.float().mean() >= 0.999
-        assert torch.equal(*(label[0][clear] for label in labels))
-    assert len(torch.cat([s.pred_sem_seg.data.unique() for s in result]).unique()) > 2
-
-
-def test_one_output_channel():
-    stock, ours = pair(channels=2, out_channels=1, threshold=0.6, keep_logits=True)
-    inputs, samples = images()
-    with torch.no_grad():
         theirs = stock.predict(inputs, copy.deepcopy(samples))
     result = ours.predict(inputs, samples)  # with gradients enabled
     for a, b in zip(result, theirs, strict=True):
-        torch.testing.assert_close(a.seg_logits.data, b.seg_logits.data, rtol=0, atol=1e-6)
-        assert 0 < b.pred_sem_seg.data.mean() < 1  # both classes occur
-        clear = (b.seg_logits.data - 0.6).abs() > 1e-5
-        torch.testing.assert_close(
-            a.pred_sem_seg.data[clear], b.pred_sem_seg.data[clear], rtol=0, atol=0
-        )
+        torch.testing.assert_close(a.seg_logits.data, b.seg_logits.data, rtol=0, atol=1e-11)
+        torch.testing.assert_close(a.pred_sem_seg.data, b.pred_sem_seg.data, rtol=0, atol=0)
+    classes = torch.cat([sample.pred_sem_seg.data.flatten() for sample in result]).unique()
+    assert len(classes) > 2 or len(classes) == ours.num_classes
 
 
 def test_autocast_leaves_the_resize_in_single_precision():
     """Only the network's products are in half precision: the labels are those of its logits."""
-    _, ours = pair(keep_logits=True)
+    full, ours = pair(keep_logits=True)
     inputs, samples = images()
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        (result, *_) = ours.predict(inputs, samples)
+        (result, *_) = ours.predict(inputs, copy.deepcopy(samples))
         logits = ours.decode_head(ours.extract_feat(inputs))
     assert logits.dtype == torch.bfloat16 and result.seg_logits.data.dtype == torch.float32
-    full, _ = pair(keep_logits=True)
     full.extract_feat = lambda x: x
     full.decode_head.forward = lambda x: logits.float()
-    expected = full.predict(inputs, images()[1])[0].seg_logits.data
+    expected = full.predict(inputs, samples)[0].seg_logits.data
     assert (result.seg_logits.data - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
@@ -109,24 +113,93 @@ def test_no_map_of_classes_at_full_resolution_is_held(monkeypatch):
     inputs = torch.zeros(1, 3, 192, 256)
     assert allocated_at_peak(lambda: stock.predict(inputs, [sample.clone()])) > 1.9 * one_map
     assert allocated_at_peak(lambda: ours.predict(inputs, [sample.clone()])) < 0.25 * one_map
-    view = dict(inputs=[inputs[0]], data_samples=[sample])
-    data = {key: [value] * 6 for key, value in view.items()}
+    data = dict(inputs=[[inputs[0]]] * 6, data_samples=[[sample]] * 6)
     merged = StreamingSegTTAModel(ours)
     peak = allocated_at_peak(lambda: merged.test_step(copy.deepcopy(data)))
     assert peak - 6 * low < 0.35 * one_map
 
 
-# --- what is refused -----------------------------------------------------------------------------
+def test_maps_are_built_once_for_each_dtype_and_device():
+    """Also in inference mode, whose tensors autograd would refuse later."""
+    like = torch.zeros(1)
+    with torch.inference_mode():
+        first = resize_map(7, 23, False, like=like)
+    assert resize_map(7, 23, False, like=like.bfloat16()) is first  # float32 for both
+    assert not first.matrix.is_inference()
+    assert resize_map(7, 23, False, like=like.double()).matrix.dtype == torch.float64
+    assert resize_map(7, 23, False, like=like.to("meta")).matrix.device.type == "meta"
+
+
+def test_strips_fill_their_budget(monkeypatch):
+    """8 MiB on a CPU, 64 MiB on other devices, and at least one row."""
+    monkeypatch.undo()
+    for device, rows in (("cpu", 20), ("meta", 167)):
+        like = torch.empty(0, device=device)
+        assert strip_height(1000, 100, like) == rows
+        assert strip_height(1000, 100, like.double()) == rows // 2
+    assert strip_height(10**9, 100, like) == 1
+
+
+# --- rare uses ------------------------------------------------------------------------------------
+
+
+def test_the_threshold_itself_is_background():
+    """mmsegmentation compares with `>`: a probability of exactly 0.5 is not foreground."""
+    for model in pair(**ONE_CHANNEL):
+        nn.init.zeros_(model.decode_head.conv_seg.weight)
+        nn.init.zeros_(model.decode_head.conv_seg.bias)
+        for threshold, share in ((0.5, 0), (0.49, 1)):
+            model.decode_head.threshold = threshold
+            merged = StreamingSegTTAModel(model).test_step(batch_of_two())
+            for sample in (*merged, *model.predict(*images())):
+                assert sample.pred_sem_seg.data.mean() == share
+
+
+def test_scores_of_an_earlier_prediction_do_not_stay():
+    model = strips()
+    inputs, samples = images()
+    for keep in (True, False):
+        model.test_cfg.keep_logits = keep
+        assert all(("seg_logits" in s) == keep for s in model.predict(inputs, samples))
+
+
+def test_a_class_with_a_bias_of_minus_infinity_never_wins():
+    model = strips()
+    nn.init.constant_(model.decode_head.conv_seg.bias[2:3], -torch.inf)
+    merged = StreamingSegTTAModel(model).test_step(batch_of_two())
+    for sample in (*merged, *model.predict(*images())):
+        labels = sample.pred_sem_seg.data
+        assert not (labels == 2).any() and len(labels.unique()) > 1
+
+
+@pytest.mark.parametrize("method", ["predict", "predict_by_feat", "loss", "loss_by_feat"])
+def test_methods_set_on_an_instance_are_called(method):
+    """Scores and losses are multiplied by -2."""
+
+    def changed(head, *args):
+        own = getattr(type(head), method)(head, *args)
+        return {k: -2 * v for k, v in own.items()} if "loss" in method else -2 * own
+
+    found = []
+    inputs, samples = images()
+    for model in pair():
+        setattr(model.decode_head, method, types.MethodType(changed, model.decode_head))
+        with torch.no_grad():
+            merged = StreamingSegTTAModel(model).test_step(batch_of_two())
+            seen = (*merged, *model.predict(inputs, copy.deepcopy(samples)))
+            torch.manual_seed(1)  # dropout
+            loss = model.loss(inputs[:2], labelled((40, 56)))["decode.loss_ce"]
+        found.append((torch.cat([s.pred_sem_seg.data.flatten() for s in seen]), loss))
+    (theirs, expected), (ours, loss) = found
+    assert (ours != theirs).float().mean() <= (1e-3 if "loss" in method else 0)
+    assert torch.allclose(loss, expected, rtol=1e-5)
+    assert (loss == expected and loss < -1) if "loss" in method else loss > 1
 
 
 @MODELS.register_module()
 class _PredictsOtherwise(FCNHead):
     def predict(self, inputs, batch_img_metas, test_cfg):
         return super().predict(inputs, batch_img_metas, test_cfg) * 2
-
-
-def strips(**options):
-    return segmentor(kind="StripEncoderDecoder", **options)
 
 
 def with_gaps():
@@ -142,13 +215,8 @@ def with_gaps():
         (lambda: strips(type="OCRHead", ocr_channels=8), "OCRHead .*type='CascadeEncoderDecoder'"),
         (lambda: StripEncoderDecoder({}, [{}, {}]), "decode_head.*CascadeEncoderDecoder"),
         (with_gaps, r"stride=\(40, 40\)"),
-        (lambda: StreamingSegTTAModel(strips(), merge="mean"), "merge='mean'"),
-        (
-            lambda: StreamingSegTTAModel(
-                strips(channels=2, out_channels=1, threshold=0.5), merge="logits"
-            ),
-            "merge='logits'",
-        ),
+        (lambda: StreamingSegTTAModel(strips(), "mean"), "merge='mean'"),
+        (lambda: StreamingSegTTAModel(strips(**ONE_CHANNEL), "logits"), "merge='logits'"),
     ],
 )
 def test_settings_that_cannot_work_are_named(build, message):

@@ -1,18 +1,20 @@
 """The loss by strips against `BaseDecodeHead.loss_by_feat`, value and gradient."""
 
-import copy
 from collections.abc import Callable
 
 import pytest
 import torch
-from mmengine.structures import PixelData
+from mmseg.models.losses import CrossEntropyLoss, cross_entropy
 from mmseg.registry import MODELS
-from mmseg.structures import SegDataSample
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 from mmseg_ext.decode_heads import DANetEAHead
+from mmseg_ext.segmentors.score_maps import merged_prediction
 from mmseg_ext.segmentors.strip_losses import can_use_strips, strip_losses
-from tests.segmentors.small import allocated_at_peak, pair
+from tests.models import Operators
+from tests.segmentors.small import allocated_at_peak, labelled, pair, segmentor
 from tests.segmentors.test_strip_encoder_decoder import HEADS
 
 CLASSES = 5
@@ -29,24 +31,12 @@ LOSSES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _short_strips(monkeypatch):
-    monkeypatch.setattr("mmseg_ext.segmentors.score_maps.STRIP_BYTES", 10_000)
-
-
 def head(loss: dict | list = {}, align_corners: bool = False, classes: int = CLASSES, **kwargs):
     several = loss if isinstance(loss, list) else [loss]
     losses = [dict(type="CrossEntropyLoss", **one) for one in several]
     kwargs |= dict(num_classes=classes, align_corners=align_corners)
     kwargs["loss_decode"] = losses if isinstance(loss, list) else losses[0]
     return MODELS.build(dict(type="FCNHead", in_channels=4, channels=4, **kwargs))
-
-
-def labelled(size=(45, 61), ignored: float = 0.2, classes: int = CLASSES) -> list[SegDataSample]:
-    """Two label maps of which the first rows are to be ignored."""
-    labels = torch.randint(0, classes, (2, 1, *size))
-    labels[:, :, : round(ignored * size[0])] = 255
-    return [SegDataSample(gt_sem_seg=PixelData(data=label)) for label in labels]
 
 
 def stock_loss(decode_head: nn.Module, samples: list) -> Callable[[torch.Tensor], dict]:
@@ -61,7 +51,11 @@ def stock_loss(decode_head: nn.Module, samples: list) -> Callable[[torch.Tensor]
     return loss_of
 
 
-def with_gradient(loss_of, logits: torch.Tensor) -> tuple[dict, torch.Tensor]:
+def our_loss(decode_head: nn.Module, samples: list) -> Callable[[torch.Tensor], dict]:
+    return lambda logits: strip_losses(decode_head, logits, samples)
+
+
+def with_gradient(loss_of: Callable, logits: torch.Tensor) -> tuple[dict, torch.Tensor]:
     leaf = logits.clone().requires_grad_()
     losses = loss_of(leaf)
     sum(value for name, value in losses.items() if "loss" in name).backward()
@@ -77,14 +71,14 @@ def assert_equal_losses(ours: dict, theirs: dict, tolerance: float) -> None:
         assert (ours[name] - value).abs() <= bound * max(1, value.abs())
 
 
-def compared(decode_head: nn.Module, samples, logits, tolerance: float) -> tuple[dict, dict]:
-    """Return our losses and mmsegmentation's, if they and their gradients are equal."""
+def compared(decode_head: nn.Module, samples, logits, tolerance: float) -> dict:
+    """Return the losses, if ours and their gradients equal mmsegmentation's."""
     theirs, expected = with_gradient(stock_loss(decode_head, samples), logits)
-    ours, gradient = with_gradient(lambda x: strip_losses(decode_head, x, samples), logits)
+    ours, gradient = with_gradient(our_loss(decode_head, samples), logits)
     assert_equal_losses(ours, theirs, tolerance)
     assert gradient.dtype == logits.dtype
     assert (gradient - expected).abs().max() <= tolerance * expected.abs().max()
-    return ours, theirs
+    return ours
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
@@ -94,15 +88,14 @@ def compared(decode_head: nn.Module, samples, logits, tolerance: float) -> tuple
 def test_value_and_gradient(dtype, ignored, loss, align_corners):
     logits = 5 * torch.randn(2, CLASSES, 7, 9, dtype=dtype)
     tolerance = 1e-6 if dtype == torch.float32 else 1e-12
-    ours, _ = compared(head(loss, align_corners), labelled(ignored=ignored), logits, tolerance)
-    if ignored < 1:
-        assert 5 < ours["acc_seg"] < 60
+    losses = compared(head(loss, align_corners), labelled(ignored=ignored), logits, tolerance)
+    assert ignored == 1 or 5 < losses["acc_seg"] < 60
 
 
 def test_probabilities_that_underflow_keep_their_loss():
     """A label whose probability is zero in float32 costs what its score says, not infinity."""
-    _, theirs = compared(head(), labelled(), torch.randn(2, CLASSES, 7, 9) * 200, 1e-6)
-    assert theirs["loss_ce"] > 100
+    losses = compared(head(), labelled(), torch.randn(2, CLASSES, 7, 9) * 200, 1e-6)
+    assert losses["loss_ce"] > 100
 
 
 def test_class_weights_average_over_valid_pixels():
@@ -122,22 +115,38 @@ def test_hard_examples(ignored, loss, thresh):
     decode_head = head(LOSSES[loss], sampler=dict(OHEM, thresh=thresh))
     samples = labelled(ignored=ignored)
     logits = 5 * torch.randn(2, CLASSES, 7, 9, dtype=torch.float64)
-    _, theirs = compared(decode_head, samples, logits, 1e-12)
-    if ignored < 1:
-        decode_head.sampler = None
-        assert theirs["loss_ce"] != decode_head.loss_by_feat(logits, samples)["loss_ce"]
+    losses = compared(decode_head, samples, logits, 1e-12)
+    decode_head.sampler = None
+    all_pixels = decode_head.loss_by_feat(logits, samples)["loss_ce"]
+    assert ignored == 1 or losses["loss_ce"] != all_pixels
 
 
 def test_half_precision_logits_give_losses_in_single():
-    decode_head = head()
-    samples = labelled()
+    decode_head, samples = head(), labelled()
     logits = torch.randn(2, CLASSES, 7, 9).bfloat16()
     theirs, expected = with_gradient(stock_loss(decode_head, samples), logits.float())
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        ours, gradient = with_gradient(lambda x: strip_losses(decode_head, x, samples), logits)
+        ours, gradient = with_gradient(our_loss(decode_head, samples), logits)
     assert_equal_losses(ours, theirs, 1e-6)
-    assert gradient.dtype == torch.bfloat16
     torch.testing.assert_close(gradient, expected.bfloat16(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("loss", ["plain", "weighted", "over valid pixels"])
+def test_second_derivatives(loss):
+    """A gradient penalty: the gradient of a squared gradient, with a constant incoming factor."""
+    decode_head, samples = head(LOSSES[loss]), labelled((16, 20))
+    leaf = torch.randn(2, CLASSES, 4, 5, dtype=torch.float64)
+
+    def penalty(loss_of) -> torch.Tensor:
+        w = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
+        x = leaf * w
+        (g,) = torch.autograd.grad(loss_of(x)["loss_ce"], x, create_graph=True)
+        return torch.autograd.grad((g**2).sum(), w)[0]
+
+    expected = penalty(stock_loss(decode_head, samples))
+    assert expected != 0
+    ours = penalty(our_loss(decode_head, samples))
+    torch.testing.assert_close(ours, expected, rtol=1e-10, atol=0)
 
 
 def test_memory_is_that_of_the_low_resolution():
@@ -145,41 +154,118 @@ def test_memory_is_that_of_the_low_resolution():
     decode_head, samples = head(classes=150), labelled((128, 160), classes=150)
     logits = torch.randn(2, 150, 16, 20)
     one_map = 2 * 150 * 128 * 160 * 4
-
-    def step(loss_of):
-        with torch.enable_grad():
-            with_gradient(loss_of, logits)
-
-    stock = allocated_at_peak(lambda: step(stock_loss(decode_head, samples)))
-    ours = allocated_at_peak(lambda: step(lambda x: strip_losses(decode_head, x, samples)))
+    stock, ours = (
+        allocated_at_peak(torch.enable_grad()(lambda f=f: with_gradient(f, logits)))
+        for f in (stock_loss(decode_head, samples), our_loss(decode_head, samples))
+    )
     assert stock > 2.9 * one_map
     assert ours < 0.1 * one_map
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        dict(loss=dict(use_sigmoid=True)),
-        dict(loss=dict(reduction="none")),
-        dict(loss=[dict(), dict(use_sigmoid=True, loss_name="loss_bce")]),
-        dict(out_channels=1, threshold=0.5, classes=2),
-        dict(sampler=OHEM),
-    ],
-    ids=["sigmoid", "not reduced", "one of two", "one channel", "OHEM without a threshold"],
-)
-def test_other_losses_take_the_usual_path(changes):
+class _Doubled(CrossEntropyLoss):
+    def forward(self, *args, **kwargs):
+        return 2 * super().forward(*args, **kwargs)
+
+
+def test_other_losses_take_the_usual_path():
+    """Losses with another formula or channel, and losses that somebody changed."""
+    others = {
+        "sigmoid": head(dict(use_sigmoid=True)),
+        "not reduced": head(dict(reduction="none")),
+        "one of two": head([dict(), dict(use_sigmoid=True, loss_name="loss_bce")]),
+        "one channel": head(out_channels=1, threshold=0.5, classes=2),
+        "OHEM without a threshold": head(sampler=OHEM),
+        "hook": head(),
+        "criterion": head(),
+        "subclass": head(),
+    }
+    calls = []
+    others["hook"].loss_decode.register_forward_hook(lambda *args: calls.append(args))
+    others["criterion"].loss_decode.cls_criterion = lambda *a, **k: 2 * cross_entropy(*a, **k)
+    others["subclass"].loss_decode = _Doubled()
     assert can_use_strips(head())
-    assert not can_use_strips(head(**changes))
+    assert not [name for name, other in others.items() if can_use_strips(other)]
+
+    _, model = pair()
+    model.decode_head = others["hook"]
+    model.decode_head.forward = lambda features: torch.randn(2, CLASSES, 4, 4, requires_grad=True)
+    model.train().loss(torch.randn(2, 3, 32, 32), labelled((32, 32)))
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_no_operator_is_nondeterministic_on_cuda(create_graph):
+    """torch.use_deterministic_algorithms lists them."""
+    decode_head, samples = head(LOSSES["weighted"]), labelled()
+    logits = torch.randn(2, CLASSES, 7, 9, requires_grad=True)
+    strip_losses(decode_head, logits, samples)  # builds the maps
+    with Operators() as operators:
+        loss = strip_losses(decode_head, logits, samples)["loss_ce"]
+        (gradient,) = torch.autograd.grad(loss, logits, create_graph=create_graph)
+        if create_graph:
+            torch.autograd.grad(gradient.square().sum(), logits)
+    assert "scatter_" in operators.names
+    forbidden = ("nll_loss2d", "upsample", "scatter_add", "index_add", "cumsum", "bincount", "put_")
+    assert not [n for n in operators.names if n.startswith(forbidden)]
+
+
+class _Products(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.precisions = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if "mm" in function.__name__ or function.__name__ == "matmul":
+            new = getattr(torch.backends.cuda.matmul, "fp32_precision", None)  # since torch 2.9
+            self.precisions.append(new or torch.get_float32_matmul_precision())
+        return function(*args, **(kwargs or {}))
+
+
+def test_products_with_resize_matrices_are_exact_under_tf32():
+    decode_head, samples = head(), labelled()
+    logits = torch.randn(2, CLASSES, 7, 9, requires_grad=True)
+    maps = segmentor(kind="StripEncoderDecoder").score_maps(torch.randn(1, 3, 32, 32), None)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with _Products() as products:
+            loss = strip_losses(decode_head, logits, samples)["loss_ce"]
+            torch.autograd.grad(loss, logits, create_graph=True)
+            merged_prediction(maps, "logits", None, False)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert len(products.precisions) > 4 and set(products.precisions) <= {"highest", "ieee"}
+
+
+def test_fake_tensors_leave_nothing_behind():
+    """Shapes are computed under FakeTensorMode, and the maps of a real run are real."""
+    model = segmentor(kind="StripEncoderDecoder")
+    decode_head, samples, logits = head(), labelled((39, 51)), torch.randn(2, CLASSES, 7, 9)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = mode.from_tensor(logits).requires_grad_()
+        loss = strip_losses(decode_head, fake, samples)["loss_ce"]
+        assert torch.autograd.grad(loss, fake)[0].shape == logits.shape
+        found = model.predict(mode.from_tensor(torch.randn(1, 3, 36, 44)), None)
+        assert found[0].pred_sem_seg.data.shape == (1, 36, 44)
+    assert strip_losses(decode_head, logits, samples)["loss_ce"] > 1
+    assert model.predict(torch.randn(1, 3, 36, 44), None)[0].pred_sem_seg.data.max() < CLASSES
+
+
+def test_a_compiler_leaves_the_loop_over_strips_out():
+    """Two graphs, what comes before and after it, also where there are many strips."""
+    decode_head, samples, graphs = head(), labelled(), []
+
+    def step(logits: torch.Tensor) -> torch.Tensor:
+        return strip_losses(decode_head, 2 * logits, samples)["loss_ce"] + 1
+
+    logits = torch.randn(2, CLASSES, 9, 11)
+    torch._dynamo.reset()
+    compiled = torch.compile(step, backend=lambda graph, inputs: graphs.append(graph) or graph)
+    assert compiled(logits) == step(logits)
+    assert len(graphs) == 2
 
 
 # --- whole segmentors ----------------------------------------------------------------------------
-
-
-def training_step(model: nn.Module, inputs: torch.Tensor, samples: list) -> tuple[dict, dict]:
-    torch.manual_seed(1)  # dropout
-    losses = model.loss(inputs, copy.deepcopy(samples))
-    model.parse_losses(losses)[0].backward()
-    return losses, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 @MODELS.register_module()
@@ -191,58 +277,33 @@ class _OneMoreLoss(DANetEAHead):
         return losses | {"loss_more": seg_logits[1].square().mean()}
 
 
-DICE = dict(type="DiceLoss", loss_name="loss_dice")
-OTHER_LOSSES = {
-    "one more": dict(type="_OneMoreLoss", memory_size=8),
-    "OHEM": dict(sampler=dict(type="OHEMPixelSampler", thresh=0.7, min_kept=100)),
-    "with Dice": dict(loss_decode=[dict(type="CrossEntropyLoss"), DICE]),
-    "STDC": dict(
-        type="STDCHead",
-        boundary_threshold=0.1,
-        num_classes=2,
-        num_convs=1,
-        concat_input=False,
-        loss_decode=[dict(type="CrossEntropyLoss", loss_name="loss_ce"), DICE],
-    ),
-}
-
-
+WITH_DICE = [dict(type="CrossEntropyLoss"), dict(type="DiceLoss", loss_name="loss_dice")]
+STDC = dict(boundary_threshold=0.1, num_classes=2, num_convs=1, concat_input=False)
 AUXILIARY = dict(type="FCNHead", in_index=2, in_channels=32, channels=8, num_classes=CLASSES)
 AUXILIARY["loss_decode"] = dict(type="CrossEntropyLoss", loss_weight=0.4)
-AUXILIARIES = {
+TRAINED = HEADS | {
+    "one more loss": dict(type="_OneMoreLoss", memory_size=8),
+    "OHEM": dict(sampler=dict(type="OHEMPixelSampler", thresh=0.7, min_kept=100)),
+    "with Dice": dict(loss_decode=WITH_DICE),
+    "STDC": dict(type="STDCHead", loss_decode=WITH_DICE, **STDC),
     "an auxiliary head": dict(auxiliary=AUXILIARY),
     "two": dict(auxiliary=[AUXILIARY, dict(AUXILIARY, in_index=1, in_channels=16)]),
 }
-TRAINED = HEADS | OTHER_LOSSES | AUXILIARIES
-del TRAINED["Enc without its second loss"]  # mmsegmentation cannot train it
 
 
 @pytest.mark.parametrize("head", TRAINED.values(), ids=TRAINED)
 def test_losses_and_gradients_of_every_kind_of_head(head):
-    stock, ours = pair(**head)
-    inputs = torch.randn(2, 3, 32, 48)
-    samples = labelled((32, 48), classes=ours.num_classes)
-    theirs, expected = training_step(stock.double().train(), inputs.double(), samples)
-    losses, gradients = training_step(ours.double().train(), inputs.double(), samples)
-    assert_equal_losses(losses, theirs, 1e-6)
+    inputs, results = torch.randn(2, 3, 32, 48).double(), []
+    for model in pair(**head):
+        torch.manual_seed(1)  # labels and dropout
+        samples = labelled((32, 48), classes=model.num_classes)
+        losses = model.double().train().loss(inputs, samples)
+        model.parse_losses(losses)[0].backward()
+        named = model.named_parameters()
+        results.append((losses, {name: p.grad for name, p in named if p.grad is not None}))
+    (theirs, expected), (ours, gradients) = results
+    assert_equal_losses(ours, theirs, 1e-6)
     assert gradients.keys() == expected.keys()
     largest = max(g.abs().max() for g in expected.values())
     for name, gradient in gradients.items():
         assert (gradient - expected[name]).abs().max() <= 1e-6 * largest, name
-
-
-def test_a_compiler_leaves_the_loop_over_strips_out():
-    """Two graphs, what comes before and after it, also where there are many strips."""
-    decode_head, samples, graphs = head(), labelled(), []
-
-    def step(logits: torch.Tensor) -> torch.Tensor:
-        return strip_losses(decode_head, 2 * logits, samples)["loss_ce"] + 1
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph
-
-    logits = torch.randn(2, CLASSES, 9, 11)
-    torch._dynamo.reset()
-    assert torch.compile(step, backend=backend)(logits) == step(logits)
-    assert len(graphs) == 2
