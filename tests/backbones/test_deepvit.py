@@ -27,19 +27,11 @@ class TestDeepViT(BackboneTester):
 class TestDeepViTConvolutional(TestDeepViT):
     """The form of 's': convolutional embedding, re-attention at the end, doubled branches."""
 
-    config = {
-        "type": "DeepViT",
-        "arch": {
-            **SMALL,
-            "conv_patch_embed": True,
-            "re_attention_blocks": 2,
-            "transform_scale": True,
-            "scale_adjustment": 0.5,
-        },
-        "img_size": 64,
-    }
-    deeper = {"arch": {**config["arch"], "depth": 5}}
-    traced = {"arch": {**config["arch"], "re_attention_blocks": 4}, "out_indices": (0,)}
+    arch = {**SMALL, "conv_patch_embed": True, "re_attention_blocks": 2}
+    arch |= {"transform_scale": True, "scale_adjustment": 0.5}
+    config = {"type": "DeepViT", "arch": arch, "img_size": 64}
+    deeper = {"arch": {**arch, "depth": 5}}
+    traced = {"arch": {**arch, "re_attention_blocks": 4}, "out_indices": (0,)}
 
 
 def test_scale_adjustment_doubles_the_branches():
@@ -47,10 +39,9 @@ def test_scale_adjustment_doubles_the_branches():
     changes = []
     for s in (1.0, 0.5):
         torch.manual_seed(0)
-        model = DeepViT(
-            arch=SMALL, img_size=32, scale_adjustment=s, norm_cfg={"type": "LN", "eps": 0.0}
-        ).eval()
-        block = randomise(model).blocks[0].double()
+        norm_cfg = {"type": "LN", "eps": 0.0}
+        model = DeepViT(arch=SMALL, img_size=32, scale_adjustment=s, norm_cfg=norm_cfg)
+        block = randomise(model).eval().blocks[0].double()
         nn.init.zeros_(block.mlp.fc2.weight)
         nn.init.zeros_(block.mlp.fc2.bias)
         x = torch.randn(1, 5, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

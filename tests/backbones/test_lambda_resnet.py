@@ -33,26 +33,15 @@ class TestLambdaResNet(BackboneTester):
     strides = (4, 8, 16, 32)
     deeper = {"depth": (1, 2, 2, 1)}
     # a stage of a convolutional block, and one of a lambda block
-    traced = {
-        "depth": (1, 1, 1, 1),
-        "placement": ((), (0,), (0,), (0,)),
-        "out_indices": (0, 1),
-    }
+    traced = {"depth": (1, 1, 1, 1), "placement": ((), (0,), (0,), (0,)), "out_indices": (0, 1)}
 
 
 STRIDE_8 = {"strides": (1, 2, 1, 1), "dilations": (1, 1, 2, 4), "contract_dilation": True}
 
 
 class TestDilated(BackboneTester):
-    config = {
-        "type": "LambdaResNet",
-        "depth": (1, 1, 2, 2),
-        "receptive_field": 7,
-        **STRIDE_8,
-        "stem": "deep",
-        "avg_down": True,
-        "share_embeddings": "stage",
-    }
+    config = {"type": "LambdaResNet", "depth": (1, 1, 2, 2), "receptive_field": 7, **STRIDE_8}
+    config |= {"stem": "deep", "avg_down": True, "share_embeddings": "stage"}
     channels = (256, 512, 1024, 2048)
     strides = (4, 8, 8, 8)
     deeper = {"depth": (1, 1, 2, 3)}
@@ -86,12 +75,10 @@ def test_dilation_keeps_the_finer_map_of_stride_32():
     x = torch.randn(1, 3, 64, 96)
     assert_same(dilated(x)[3][:, :, ::4, ::4], strided(x)[3])
     with_lambda = LambdaResNet(depth=(1, 1, 2, 2), **STRIDE_8)
-    dilations = [layer.dilation for layer in lambda_layers(with_lambda).values()]
-    assert dilations == [1, 1, 1, 2, 2, 4]
-    assert all(
-        isinstance(m.pool, torch.nn.AvgPool2d) == (n == "layer2.0.conv2")
-        for n, m in lambda_layers(with_lambda).items()
-    )
+    layers = lambda_layers(with_lambda)
+    assert [layer.dilation for layer in layers.values()] == [1, 1, 1, 2, 2, 4]
+    pooled = [n for n, layer in layers.items() if isinstance(layer.pool, torch.nn.AvgPool2d)]
+    assert pooled == ["layer2.0.conv2"]
 
 
 def test_shared_embeddings_are_one_table_per_stage():
@@ -114,8 +101,6 @@ def test_global_context():
     assert sizes == [(16, 24), (8, 12), (4, 6), (2, 3)]  # after the strided 1x1 convolution
     assert model(torch.randn(1, 3, 64, 96))[3].shape == (1, 2048, 2, 3)
     assert model(torch.randn(1, 3, 33, 70))[3].shape == (1, 2048, 2, 3)
-    with pytest.raises(ValueError, match=r"larger than resolution \(16, 24\)"):
-        model(torch.randn(1, 3, 68, 96))
 
 
 @torch.no_grad()
@@ -176,15 +161,14 @@ STOCK = {
 DEEP = {"depth": 50, "norm_cfg": {"type": "BN"}}
 
 
-@pytest.mark.parametrize(
-    ("kind", "stock", "changes"),
-    [
-        ("ResNet", {**STOCK, "style": "pytorch"}, {}),
-        ("ResNet", {**STOCK, "style": "caffe"}, {}),
-        ("ResNetV1d", DEEP, {"stem": "deep", "avg_down": True}),
-    ],
-    ids=["pytorch", "caffe", "deep"],
-)
+RESNETS = {
+    "pytorch": ("ResNet", {**STOCK, "style": "pytorch"}, {}),
+    "caffe": ("ResNet", {**STOCK, "style": "caffe"}, {}),
+    "deep": ("ResNetV1d", DEEP, {"stem": "deep", "avg_down": True}),
+}
+
+
+@pytest.mark.parametrize(("kind", "stock", "changes"), RESNETS.values(), ids=RESNETS)
 @torch.no_grad()
 def test_without_lambda_layers_it_is_mmsegs_resnet(kind, stock, changes):
     """The same config and names, so the state dict itself moves over."""
