@@ -8,6 +8,9 @@ from torch import nn
 from tests.decode_heads.base import HeadTester
 from tests.models import assert_same, randomise
 
+DAHEAD = dict(type="DAHead", in_channels=32, channels=16, pam_channels=4, num_classes=5)
+DAHEAD |= dict(norm_cfg=dict(type="BN"), dropout_ratio=0.1, align_corners=False)
+
 
 class TestDANetEAHead(HeadTester):
     config = dict(type="DANetEAHead", channels=16, memory_size=8)
@@ -27,35 +30,13 @@ class TestDANetEAHead(HeadTester):
         assert len([k for k in losses if "loss" in k]) == 3
 
     def test_takes_the_config_of_dahead(self):
-        stock = {
-            "in_channels": self.in_channels,
-            "in_index": -1,
-            "channels": 16,
-            "pam_channels": 4,
-            "dropout_ratio": 0.1,
-            "num_classes": 5,
-            "norm_cfg": {"type": "BN"},
-            "align_corners": False,
-            "loss_decode": {"type": "CrossEntropyLoss", "use_sigmoid": False, "loss_weight": 1.0},
-        }
-        MODELS.build({"type": "DAHead", **stock})
         with pytest.warns(UserWarning, match="ignores pam_channels=4") as warned:
-            MODELS.build({"type": "DANetEAHead", **stock})
+            MODELS.build(DAHEAD | {"type": "DANetEAHead"})
         assert sum("pam_channels" in str(w.message) for w in warned) == 1
 
     def test_channel_branch_equals_dahead(self):
         """With its attention branch silenced, the head is DAHead's channel branch."""
-        head = randomise(self.build()).eval()
-        reference = MODELS.build(
-            dict(
-                type="DAHead",
-                in_channels=self.in_channels,
-                channels=16,
-                pam_channels=4,
-                num_classes=self.num_classes,
-                norm_cfg=dict(type="BN"),
-            )
-        ).eval()
+        head, reference = randomise(self.build()).eval(), MODELS.build(DAHEAD).eval()
         shared = {k: v for k, v in head.state_dict().items() if k.startswith("cam")}
         missing, unexpected = reference.load_state_dict(shared, strict=False)
         assert not unexpected and all(k.startswith(("pam", "conv_seg")) for k in missing)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from mmseg.registry import MODELS
-from torch import nn
 
 from mmseg_ext import fuse_model
 from mmseg_ext.layers import ExternalAttention2d
@@ -16,7 +15,7 @@ class TestEAHead(HeadTester):
     zero_gradient = (r"external_attention\.conv1\.bias",)
 
     def test_initialisation_is_the_published_one(self):
-        """PyTorch's default outside external attention: uniform within 1/sqrt(fan in)."""
+        """PyTorch's default: uniform in [-b, b], b = 1 / sqrt(fan in), with std b / sqrt(3)."""
         head = self.build(in_channels=256, channels=128, ea_channels=128)
         for p in head.parameters():
             p.data.fill_(7)
@@ -24,49 +23,34 @@ class TestEAHead(HeadTester):
         for conv in (head.conv_in.conv, head.conv_out.conv, head.conv_seg):
             bound = (conv.weight[0].numel()) ** -0.5
             assert conv.weight.abs().max() <= bound
-            # A uniform distribution on [-b, b] has standard deviation b / sqrt(3).
             assert abs(conv.weight.std().item() / (bound / 3**0.5) - 1) < 0.05
         assert head.conv_seg.bias.abs().max() <= 128**-0.5
         block = head.external_attention
-        assert torch.equal(block.linear_0.weight, block.linear_1.weight.transpose(0, 1))
-        assert abs(block.linear_0.weight.std().item() / (2 / 128) ** 0.5 - 1) < 0.05
-        assert abs(block.conv1.weight.std().item() / (2 / 128) ** 0.5 - 1) < 0.05
+        for weight in (block.linear_0.weight, block.conv1.weight):
+            assert abs(weight.std().item() / (2 / 128) ** 0.5 - 1) < 0.05
 
     def test_init_cfg_of_the_user_is_followed(self):
         head = self.build(init_cfg=dict(type="Constant", val=0.25, layer="Conv2d"))
         head.init_weights()
         assert (head.conv_seg.weight == 0.25).all()
 
-    def test_without_norms(self):
-        head = self.build(norm_cfg=None)
-        assert not any(k.endswith("running_mean") for k in head.state_dict())
-        assert head(self.inputs())[0].isfinite().all()
-
     def test_parameters_of_the_published_head(self):
         head = MODELS.build(dict(type="EAHead", in_channels=2048, num_classes=21))
         assert sum(p.numel() for p in head.parameters()) == 11_215_125
 
     def test_fused_model_is_the_same_function(self):
-        head = randomise(self.build()).eval()
-        fused = fuse_model(head)
         features = self.inputs(1)
-        with torch.no_grad():
-            assert_same(fused(features), head(features))
-        assert not any(isinstance(m, ExternalAttention2d) for m in fused.modules())
+        for norm_cfg in ({"type": "BN"}, None):
+            head = randomise(self.build(norm_cfg=norm_cfg)).eval()
+            fused = fuse_model(head)
+            with torch.no_grad():
+                assert_same(fused(features), head(features))
+            assert not any(isinstance(m, ExternalAttention2d) for m in fused.modules())
 
     @pytest.mark.slow
     def test_compiles_once_on_inductor(self):
         inputs = [(self.inputs(2, extra),) for extra in ((0, 0), (3, 7))]
         assert_compiles_once(randomise(self.build()), inputs, False, "inductor")
-
-    def test_loss_averages_over_ignored_pixels_too(self):
-        head = self.build().train()
-        samples = self.samples(2)
-        logits = torch.randn(2, self.num_classes, 64, 96)
-        labels = torch.stack([s.gt_sem_seg.data for s in samples]).squeeze(1)
-        total = nn.functional.cross_entropy(logits, labels, ignore_index=255, reduction="sum")
-        loss = head.loss_by_feat(logits, samples)["loss_ce"]
-        torch.testing.assert_close(loss, total / labels.numel())
 
 
 class TestJSegEAHead(HeadTester):
