@@ -69,13 +69,8 @@ def test_counters(fixture):
 
 
 def test_the_keys_tell_the_depth(fixture):
-    shallow = {
-        k: v
-        for k, v in resnet_file(fixture).items()
-        if not (k.startswith("layer3.") and int(k.split(".")[1]) >= 6)
-    }
+    later = tuple(f"layer3.{i}." for i in range(6, 23))
+    shallow = {k: v for k, v in resnet_file(fixture).items() if not k.startswith(later)}
+    config = {"type": "ResNetV1c", "depth": 50, "stem_channels": 128, "norm_cfg": {"type": "BN"}}
     converted = convert_official("resnet_deep_stem", shallow)
-    model = MODELS.build(
-        {"type": "ResNetV1c", "depth": 50, "stem_channels": 128, "norm_cfg": {"type": "BN"}}
-    )
-    model.load_state_dict(converted, strict=True)
+    MODELS.build(config).load_state_dict(converted, strict=True)

@@ -1,6 +1,6 @@
 """RMT's published weights in ours, and the segmentors of its configs in the paper's numbers."""
 
-import re
+import itertools
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from mmengine.model.utils import revert_sync_batchnorm
 from mmengine.optim import build_optim_wrapper
 from mmseg.registry import MODELS, PARAM_SCHEDULERS
 
-from mmseg_ext.backbones.rmt import RMT
+from mmseg_ext.backbones.rmt import ARCHS, RMT
 from mmseg_ext.checkpoint import convert_official
 from mmseg_ext.cost.multiply_adds import count_multiply_adds
 from tests.configs import CONFIGS
@@ -75,53 +75,28 @@ def test_classification_file_gives_a_backbone_with_fresh_output_norms(classifier
     assert not any("classifier" in key for key in converted)
 
 
-@pytest.mark.parametrize("as_classifier", [True, False])
-def test_formulas_may_be_present(classifier, as_classifier):
-    plain = convert_official("rmt", classifier, classifier=as_classifier)
-    whole = convert_official("rmt", {**classifier, **formulas()}, classifier=as_classifier)
-    assert plain.keys() == whole.keys()
-
-
 @pytest.mark.parametrize("kind", ["angle", "decay"])
-def test_another_formula_is_an_error(features, kind):
-    state = {**features, **formulas()}
-    state[f"layers.2.Relpos.{kind}"] = state[f"layers.2.Relpos.{kind}"] * 1.1
+def test_formulas_may_be_present_if_they_are_ours(classifier, kind):
+    state = classifier | formulas()
+    for options in ({}, {"classifier": True}):
+        plain, converted = (convert_official("rmt", s, **options) for s in (classifier, state))
+        assert converted.keys() == plain.keys()
+    state[f"layers.2.Relpos.{kind}"] *= 1.1
     with pytest.raises(ValueError, match=rf"layers\.2\.Relpos\.{kind}: "):
         convert_official("rmt", state)
 
 
-def test_file_without_a_classifier(features):
-    with pytest.raises(ValueError, match=r"missing keys: classifier\.head\.weight"):
-        convert_official("rmt", features, classifier=True)
-
-
-def test_layer_scale_changes_shape():
-    """RMT-base in published names: gamma_1 and gamma_2 are (1, 1, 1, C) there."""
-    with torch.device("meta"):
-        model = RMT("base")
-    published = {}
-    for key, value in model.state_dict().items():
-        name = key
-        for ours, theirs in {
-            r"^stem": "patch_embed.proj",
-            r"^downsamples\.(\d+)\.conv": r"layers.\1.downsample.reduction",
-            r"^downsamples\.(\d+)": r"layers.\1.downsample",
-            r"^out_norms": "extra_norms",
-            r"^stages\.(\d+)\.(\d+)": r"layers.\1.blocks.\2",
-            r"attn\.lce": "retention.lepe.conv",
-            r"attn\.": "retention.",
-            r"norm1": "retention_layer_norm",
-            r"norm2": "final_layer_norm",
-            r"dwconv": "dwconv.conv",
-            r"cpe": "pos.conv",
-            r"gamma": "gamma_",
-        }.items():
-            name = re.sub(ours, theirs, name)
-        published[name] = value.view(1, 1, 1, -1) if "gamma_" in name else value
-    assert published["layers.2.blocks.0.gamma_1"].shape == (1, 1, 1, 320)
-    converted = convert_official("rmt", published)
-    shapes = {key: value.shape for key, value in model.state_dict().items()}
-    assert {key: value.shape for key, value in converted.items()} == shapes
+def test_layer_scale_changes_shape(features, monkeypatch):
+    """The last two stages of RMT-base and -large have scales (1, 1, 1, C); here RMT-small has."""
+    monkeypatch.setitem(ARCHS["small"], "layer_scales", (None, None, 1e-6, 1e-6))
+    scales = {
+        f"layers.{stage}.blocks.{i}.gamma_{branch}": torch.randn(1, 1, 1, width)
+        for stage, depth, width in ((2, 18, 256), (3, 4, 512))
+        for i, branch in itertools.product(range(depth), (1, 2))
+    }
+    converted = convert_official("rmt", features | scales)
+    RMT("small").load_state_dict(converted, strict=True)
+    assert torch.equal(converted["stages.3.1.gamma2"], scales["layers.3.blocks.1.gamma_2"].view(-1))
 
 
 def test_whole_segmentor(features):
@@ -138,6 +113,8 @@ def test_whole_segmentor(features):
     )
     with pytest.raises(ValueError, match="decode_head"):
         convert_official("rmt_segmentor", features)
+    with pytest.raises(ValueError, match=r"missing keys: classifier\.head\.weight"):
+        convert_official("rmt", features, classifier=True)
 
 
 def test_upernet_recipe():
@@ -145,20 +122,19 @@ def test_upernet_recipe():
     config = Config.fromfile(CONFIGS / "upernet_rmt_small_ade20k_160k.py")
     model = segmentor("upernet_rmt_small_ade20k_160k")
     wrapper = build_optim_wrapper(model, config.optim_wrapper)
-    names = {id(p): n for n, p in model.named_parameters()}
-    free = {names[id(g["params"][0])] for g in wrapper.param_groups if g["weight_decay"] == 0}
-    decayed = set(names.values()) - free
-    assert {
-        "backbone.stages.0.0.norm1.weight",
-        "backbone.downsamples.0.norm.bias",
-        "backbone.out_norms.3.weight",
-    } <= free
-    assert {"backbone.stem.1.weight", "backbone.downsamples.0.conv.bias"} <= decayed
-    assert all("norm" in name for name in free)
+    decays = {id(group["params"][0]): group["weight_decay"] for group in wrapper.param_groups}
+    free = {name for name, p in model.named_parameters() if decays[id(p)] == 0}
+    assert free == {name for name, _ in model.named_parameters() if "norm" in name}
+    parts = (
+        "stages.0.0.norm1.weight",
+        "downsamples.0.norm.bias",
+        "out_norms.3.weight",
+        "stem.1.bias",
+    )
+    assert [f"backbone.{part}" in free for part in parts] == [True, True, True, False]
     optimizer = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=6e-5)
-    schedulers = [
-        PARAM_SCHEDULERS.build({**s, "optimizer": optimizer}) for s in config.param_scheduler
-    ]
+    options = {"default_args": {"optimizer": optimizer}}
+    schedulers = [PARAM_SCHEDULERS.build(each, **options) for each in config.param_scheduler]
     for i in range(3000):
         warm = 1 - (1 - min(i, 1500) / 1500) * (1 - 1e-6)
         expected = 6e-5 * (1 - i / 160000) * warm
