@@ -47,7 +47,6 @@ def test_slots_are_sorted_by_weight_with_their_class():
 
 
 def test_class_token_is_left_out():
-    torch.manual_seed(0)
     model = EAMLP(dict(embed_dims=16, depth=1, num_heads=2, mlp_ratio=2), img_size=48).eval()
     (layer,) = find_layers(model).values()
     x = torch.randn(1, 7, 16)
@@ -63,7 +62,6 @@ def test_class_token_is_left_out():
 @torch.no_grad()
 def test_maps_are_of_the_pixel():
     """Pixel (20, 40) of 32 x 48 is in patch (1, 2), and in cell (2, 5) of 4 x 6."""
-    torch.manual_seed(0)
     tokens, x = randomise(ReAttention(12, 3)).eval(), torch.randn(1, 7, 12)
     seen = head_maps(tokens, x, (32, 48), (20, 40))
     torch.testing.assert_close(seen, tokens.attention_map(x)[0, :, 6, 1:].view(3, 2, 3))
@@ -77,27 +75,24 @@ def test_maps_are_of_the_pixel():
 
 
 @pytest.fixture
-def figures(monkeypatch) -> list:
-    """The figures that are drawn; they are also written."""
+def draw(monkeypatch, tmp_path):
+    """Draw on an image of one gray value, all of it class 1, with names that are not formulas."""
     drawn, save = [], attention_pictures.save_figure
     record = lambda figure, *rest: drawn.append(figure) or save(figure, *rest)  # noqa: E731
     monkeypatch.setattr(attention_pictures, "save_figure", record)
-    return drawn
+    image, labels = np.full((24, 32, 3), 51, np.uint8), torch.ones(24, 32).long()
+    scene = Scene(image, labels, [f"{name} $\\frac" for name in CLASSES], PALETTE, (6, 20))
 
+    def drawing(layer, x) -> tuple:
+        summary = draw_layer(layer, x, scene, scene.classes[0], tmp_path / "a.png")
+        panels = {axes.get_title(): axes for axes in drawn[0].axes if axes.images}
+        return summary, drawn[0], panels
 
-def panels_of(figure) -> dict:
-    return {axes.get_title(): axes for axes in figure.axes if axes.images}
-
-
-def draw(layer, x, path, height: int = 24, width: int = 32) -> str:
-    """Draw on an image of one gray value, all of it class 1, with names that are not formulas."""
-    image, labels = np.full((height, width, 3), 51, np.uint8), torch.ones(height, width).long()
-    names = [f"{name} $\\frac" for name in CLASSES]
-    return draw_layer(layer, x, Scene(image, labels, names, PALETTE, (6, 20)), names[0], path)
+    return drawing
 
 
 @pytest.mark.parametrize(("sign", "pale"), [(1, "magma"), (-1, "RdBu_r")])
-def test_panels_of_heads(sign, pale, tmp_path, figures):
+def test_panels_of_heads(sign, pale, draw):
     """Head 0 attends to the first position, the others to the query, cell (1, 5) of 6 x 8."""
 
     class Given(ManhattanAttention):
@@ -107,11 +102,11 @@ def test_panels_of_heads(sign, pale, tmp_path, figures):
             maps[0, 0, 0, 0], maps[0, 1:, 0, 13] = 1, sign
             return maps
 
-    assert "6.0, 0.0, 0.0" in draw(Given(6, 3), torch.zeros(1, 6, 8, 6), tmp_path / "a.png")
-    panels = panels_of(figures[0])
+    summary, figure, panels = draw(Given(6, 3), torch.zeros(1, 6, 8, 6))
+    assert "6.0, 0.0, 0.0" in summary
     heads = ["head 0", "head 1", "head 2"]
     assert list(panels) == ["image", "prediction", "mean of the heads", *heads]
-    assert not any(axes.axison for axes in figures[0].axes[:-1])  # neither frames nor empty plots
+    assert not any(axes.axison for axes in figure.axes[:-1])  # neither frames nor empty plots
     shown = {title: np.asarray(axes.images[0].get_array()) for title, axes in panels.items()}
     assert (shown["prediction"] == PALETTE[1]).all()
     zero = 0.3 * 51 / 255 + 0.7 * np.array(matplotlib.colormaps[pale]((1 - sign) / 4)[:3])
@@ -120,32 +115,30 @@ def test_panels_of_heads(sign, pale, tmp_path, figures):
     assert shown["head 1"][0, 0] == pytest.approx(zero)
     for axes in panels.values():
         assert axes.lines[0].get_xydata().tolist() == [[20, 6]]
-    assert figures[0].axes[-1].get_ylim() == (min(sign, 0), 1)  # the color bar
+    assert figure.axes[-1].get_ylim() == (min(sign, 0), 1)  # the color bar
 
 
-def test_panels_of_slots(tmp_path, figures):
+def test_panels_of_slots(draw):
     """The eight strongest of ten, in two rows; no title covers its neighbor's."""
 
     class Given(ExternalAttention2d):
         def attention_map(self, x):
             return (torch.arange(1.0, 11) / 55)[None, :, None, None].expand(1, 10, 2, 2)
 
-    assert "8 strongest slots have 95 %" in draw(
-        Given(4), torch.zeros(1, 4, 2, 2), tmp_path / "a.png"
-    )
-    panels = panels_of(figures[0])
+    summary, figure, panels = draw(Given(4), torch.zeros(1, 4, 2, 2))
+    assert "8 strongest slots have 95 %" in summary
     shares = [f"{100 * share / 55:.1f} % of the weight" for share in range(10, 2, -1)]
     titles = [f"{share}\n{CLASSES[1]} $\\frac × 1.0" for share in shares]
     assert list(panels) == ["image", "prediction", *titles]
     assert len({round(axes.get_position().x0, 2) for axes in panels.values()}) == 5  # columns
     sizes = [axes.get_window_extent() for axes in panels.values()]
     assert min(size.width for size in sizes) > 150  # of 2 inches
-    assert sizes[0].height * 2 > 0.55 * figures[0].bbox.height
+    assert sizes[0].height * 2 > 0.55 * figure.bbox.height
     boxes = [axes.title.get_window_extent() for axes in panels.values()]
     for left, right in itertools.pairwise(boxes):
         assert left.x1 < right.x0 or right.y1 < left.y0
     assert not any(axes.lines for axes in panels.values())
-    assert figures[0].texts[0].get_text() == f"{CLASSES[0]} $\\frac"
+    assert figure.texts[0].get_text() == f"{CLASSES[0]} $\\frac"
 
 
 def test_negative_weights_are_blue_and_positive_ones_red():
@@ -167,7 +160,6 @@ def test_select_layers():
 
 
 def test_capture_inputs_leaves_no_hook():
-    torch.manual_seed(0)
     model = MODELS.build(Config.fromfile("configs/ea_r18_shapes.py").model)
     image = torch.randn(1, 3, 32, 40)
     inputs, labels = capture_inputs(model, find_layers(model), image)

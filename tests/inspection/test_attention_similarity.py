@@ -1,6 +1,6 @@
 """Similarity of attention maps: constructed maps with known cosines, and each kind of layer."""
 
-import math
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -10,52 +10,29 @@ from torch import nn
 
 from mmseg_ext.backbones import RMT, DeepViT
 from mmseg_ext.inspection import attention_similarity, draw_similarity, similarity
+from mmseg_ext.inspection.similarity import SimilarityGroup
 from mmseg_ext.layers.re_attention import SelfAttention
 from tests.models import assert_same, randomise
 
 SMALL = {"embed_dims": 24, "depth": 4, "num_heads": 3}
 
 
-def softmax_maps(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64).softmax(-1)
-
-
-class Given(SelfAttention):
-    """Self-attention with given maps (heads, N, N) instead of computed ones."""
-
-    def __init__(self, maps: torch.Tensor):
-        super().__init__(maps.shape[0], maps.shape[0])
-        self.register_buffer("maps", maps)
-
-    def attention_map(self, x):
-        return self.maps.expand(len(x), -1, -1, -1)
-
-
-class Stack(nn.Module):
-    """A model whose layers have given maps (layers, heads, N, N)."""
-
-    def __init__(self, maps: torch.Tensor):
-        super().__init__()
-        self.layers = nn.ModuleList(Given(m) for m in maps)
-
-    def forward(self, images):
-        x = images.new_zeros(len(images), self.layers[0].maps.shape[-1], self.layers[0].num_heads)
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-def turned(angle: float) -> torch.Tensor:
-    """A map of two tokens whose first column lies at `angle` to the first axis."""
-    column = torch.tensor([math.cos(angle), math.sin(angle)])
-    return torch.stack([column, torch.tensor([1.0, 0.0])], dim=1)
+def similarities_of(maps: torch.Tensor) -> list[SimilarityGroup]:
+    """Those of a model whose layers have given maps (layers, heads, N, N)."""
+    heads, tokens = maps.shape[1:3]
+    layers = nn.Sequential(*(SelfAttention(heads, heads) for _ in maps))
+    for layer, own in zip(layers, maps, strict=True):
+        layer.attention_map = lambda x, own=own: own.expand(len(x), -1, -1, -1)
+    model = nn.Sequential(OrderedDict(layers=layers))
+    return attention_similarity(model, torch.zeros(2, tokens, heads))
 
 
 def test_known_similarities():
-    """Columns of head 0 at 0, 60 and 90 degrees in the three layers; head 1 is constant."""
+    """First columns of head 0 at 0, 60 and 90 degrees in the three layers, all others at 0."""
     angles = torch.tensor([0.0, 60.0, 90.0]).deg2rad()
-    maps = torch.stack([torch.stack([turned(a), turned(0.0)]) for a in angles])
-    (group,) = attention_similarity(Stack(maps), torch.zeros(2, 3, 4, 4))
+    maps = torch.tensor([1.0, 0.0])[:, None].repeat(3, 2, 1, 2)
+    maps[:, 0, :, 0] = torch.stack([angles.cos(), angles.sin()], dim=1)
+    (group,) = similarities_of(maps)
     # The second token's columns are equal, so a mean over tokens is (cosine + 1) / 2.
     cosine = (angles[:, None] - angles).cos()
     torch.testing.assert_close(group.between_layers[..., 0], (cosine + 1) / 2)
@@ -90,7 +67,7 @@ def test_maps_are_those_of_a_run(re_attention):
     for block in model.eval().blocks:
         block.attn.register_forward_pre_hook(lambda m, x: maps.append(m.attention_map(*x)[0]))
     model(image)
-    (expected,) = attention_similarity(Stack(torch.stack(maps).detach()), image)
+    (expected,) = similarities_of(torch.stack(maps).detach())
     assert_same(group.between_layers, expected.between_layers)
     assert_same(group.between_heads, expected.between_heads)
 
@@ -104,10 +81,8 @@ def test_figure(tmp_path, monkeypatch):
     """Four layers, the last three of which have the same maps."""
     drawn = []
     monkeypatch.setattr(similarity, "save_figure", lambda figure, *_: drawn.append(figure))
-    first, other = softmax_maps(2, 5, 5), softmax_maps(2, 5, 5)
-    groups = attention_similarity(
-        Stack(torch.stack([first, other, other, other])), torch.zeros(1, 3, 4, 4)
-    )
+    first, other = torch.randn(2, 2, 5, 5, dtype=torch.float64).softmax(-1)
+    groups = similarities_of(torch.stack([first, other, other, other]))
     s = nn.functional.cosine_similarity(first, other, dim=-2).mean().item()
     assert s < 0.9
     draw_similarity(groups, tmp_path / "a.png", "model")

@@ -125,13 +125,8 @@ def test_upernet_recipe():
     decays = {id(group["params"][0]): group["weight_decay"] for group in wrapper.param_groups}
     free = {name for name, p in model.named_parameters() if decays[id(p)] == 0}
     assert free == {name for name, _ in model.named_parameters() if "norm" in name}
-    parts = (
-        "stages.0.0.norm1.weight",
-        "downsamples.0.norm.bias",
-        "out_norms.3.weight",
-        "stem.1.bias",
-    )
-    assert [f"backbone.{part}" in free for part in parts] == [True, True, True, False]
+    parts = ("stages.0.0.norm1.weight", "downsamples.0.norm.bias", "out_norms.3.weight")
+    assert free.issuperset(f"backbone.{part}" for part in parts)
     optimizer = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=6e-5)
     options = {"default_args": {"optimizer": optimizer}}
     schedulers = [PARAM_SCHEDULERS.build(each, **options) for each in config.param_scheduler]
