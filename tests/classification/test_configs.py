@@ -6,7 +6,6 @@ module stands in its place: what a classifier's step runs is none of it.
 
 import importlib.util
 import sys
-from types import ModuleType
 from unittest.mock import MagicMock
 
 import pytest
@@ -37,19 +36,13 @@ ARCHS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _mmpretrain():
-    if importlib.util.find_spec("torchvision") is None:
-        for name in ("", ".ops", ".ops.boxes", ".transforms", ".transforms.functional"):
-            module = ModuleType(f"torchvision{name}")
-            module.__path__ = []
-            module.__getattr__ = lambda name: MagicMock(name=name)
-            sys.modules[module.__name__] = module
-        transforms = ModuleType("torchvision.transforms.transforms")
-        transforms.InterpolationMode = MagicMock()
-        sys.modules[transforms.__name__] = transforms
-    yield
-    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-        if "__file__" not in vars(sys.modules[name]):  # the stand-ins have every attribute
-            del sys.modules[name]
+    names = ("", ".ops", ".ops.boxes", ".transforms")
+    names += (".transforms.functional", ".transforms.transforms")
+    with pytest.MonkeyPatch.context() as patch:
+        if importlib.util.find_spec("torchvision") is None:
+            for name in names:
+                patch.setitem(sys.modules, f"torchvision{name}", MagicMock())
+        yield
 
 
 def build(model: dict) -> torch.nn.Module:

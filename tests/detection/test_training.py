@@ -41,27 +41,23 @@ randomness = dict(seed=None)
 """
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.mktemp("scenes") / "shapes"  # the first training makes them
-
-
-def train(config, root, work_dir, resume=False):
-    options = {**data_options(root, RECIPE), "visualizer.name": work_dir.name}
+def train(config, work_dir, resume=False):
+    options = data_options(config.with_name("shapes"), RECIPE)  # the first training makes them
+    options["visualizer.name"] = work_dir.name
     runner = build_train_runner(str(config), options, str(work_dir), resume=resume)
     runner.train()
     return runner.model.state_dict()
 
 
-def test_a_resumed_run_ends_in_the_very_same_weights(root, tmp_path):
+def test_a_resumed_run_ends_in_the_very_same_weights(tmp_path):
     """With a seed of its own that only the checkpoint knows."""
     config = tmp_path / "by_epoch.py"
     config.write_text(BY_EPOCH)
-    whole = train(config, root, tmp_path / "whole")
+    whole = train(config, tmp_path / "whole")
     (tmp_path / "resumed").mkdir()
     shutil.copy(tmp_path / "whole/epoch_1.pth", tmp_path / "resumed/epoch_1.pth")
     torch.manual_seed(99)
-    resumed = train(config, root, tmp_path / "resumed", resume=True)
+    resumed = train(config, tmp_path / "resumed", resume=True)
     assert not [name for name in whole if not torch.equal(whole[name], resumed[name])]
     first = torch.load(tmp_path / "whole/epoch_1.pth", weights_only=False)["state_dict"]
     assert not all(torch.equal(first[name], whole[name]) for name in whole)
