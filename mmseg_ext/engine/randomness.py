@@ -13,7 +13,6 @@ import itertools
 import os
 import random
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -159,25 +158,8 @@ class SeededSamples:
     def __getitem__(self, index: int):
         if not isinstance(index, SampleIndex):
             return self.inner[index]
-        if "albumentations" in sys.modules:
-            # From version 2 on, its pipelines draw from their own generators.
-            for pipeline in _albumentations_pipelines(self.inner):
-                pipeline.set_random_seed(index.seed & 0xFFFFFFFF)
         with seeded(index.seed):
             return self.inner[int(index)]
-
-
-def _albumentations_pipelines(part: object) -> Iterator:
-    """Yield the albumentations pipelines in a dataset, its wrappers and its transforms."""
-    if hasattr(part, "set_random_seed"):
-        yield part
-    elif isinstance(part, list | tuple):
-        for item in part:
-            yield from _albumentations_pipelines(item)
-    else:
-        for name in ("dataset", "datasets", "pipeline", "transforms", "aug"):
-            if name in getattr(part, "__dict__", ()):
-                yield from _albumentations_pipelines(vars(part)[name])
 
 
 def with_sample_seeds(dataloader: dict) -> dict:

@@ -209,7 +209,9 @@ class DurableRunner(Runner):
             on_rank_zero(lambda: stack.enter_context(lock_work_dir(self.work_dir)))
             super().dump_config()
             stack.callback(shut_down_workers, self)
-            stack.callback(self._release_signals)
+            for hook in self.hooks:
+                if isinstance(hook, StopOnSignalHook):  # which misses an error in training
+                    stack.callback(hook.after_train, self)
             stack.enter_context(self._safe_loading())
             return super().train()
 
@@ -220,12 +222,6 @@ class DurableRunner(Runner):
                 return super().test()
         finally:
             shut_down_workers(self)
-
-    def _release_signals(self) -> None:
-        """Restore the signal handlers; `StopOnSignalHook` misses an error in training."""
-        for hook in self.hooks:
-            if isinstance(hook, StopOnSignalHook):
-                hook.after_train(self)
 
     def save_checkpoint(self, out_dir: str, filename: str, *args, **settings) -> None:
         """Write a checkpoint atomically; every process must call this.

@@ -13,6 +13,7 @@ import torch
 from mmengine import dist
 from mmengine.config import Config
 from mmengine.device import get_device
+from mmengine.fileio import LocalBackend
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import HOOKS
 
@@ -31,15 +32,11 @@ def checkpoint_folder(cfg: Config) -> Path:
     return Path(hook["out_dir"], work_dir.name) if hook.get("out_dir") else work_dir
 
 
-class _PostponedRemovals:
-    """A file backend that collects the paths of files instead of removing them."""
+class _PostponedRemovals(LocalBackend):
+    """Collects the paths of files instead of removing them."""
 
-    def __init__(self, backend):
-        self.backend = backend
+    def __init__(self):
         self.paths: set[str] = set()
-
-    def __getattr__(self, name: str):
-        return getattr(self.backend, name)
 
     def remove(self, path: str) -> None:
         self.paths.add(path)
@@ -67,7 +64,7 @@ class DurableCheckpointHook(CheckpointHook):
         kept = [s for s in hub.runtime_info.get("keep_ckpt_ids") or [] if type(s) is int]
         hub.update_info("keep_ckpt_ids", kept)
         super().before_train(runner)
-        self.file_backend = _PostponedRemovals(self.file_backend)
+        self.file_backend = _PostponedRemovals()
         if dist.is_main_process() and hasattr(runner, "run_id"):  # a `DurableRunner`
             self._own_folder(runner)
 

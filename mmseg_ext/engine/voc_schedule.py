@@ -44,18 +44,15 @@ class RoleOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         weights = {"params": [], "lr": rate, "weight_decay": decay}
         norms = {"params": [], "lr": rate, "weight_decay": decay * norm_decay}
         biases = {"params": [], "lr": rate * bias_rate, "weight_decay": decay * bias_decay}
-        seen = set()
-        for child in module.modules():
-            for name, parameter in child.named_parameters(recurse=False):
-                if not parameter.requires_grad or parameter in seen:
-                    continue
-                seen.add(parameter)
-                if name == "bias":
-                    group = biases
-                elif isinstance(child, _NORMS) or parameter.ndim < 2:
-                    group = norms
-                else:
-                    group = weights
+        for name, parameter in module.named_parameters():  # a shared parameter once
+            owner, _, own_name = name.rpartition(".")
+            if own_name == "bias":
+                group = biases
+            elif isinstance(module.get_submodule(owner), _NORMS) or parameter.ndim < 2:
+                group = norms
+            else:
+                group = weights
+            if parameter.requires_grad:
                 group["params"].append(parameter)
         params.extend(group for group in (weights, norms, biases) if group["params"])
 

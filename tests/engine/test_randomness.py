@@ -2,14 +2,12 @@
 
 import os
 import signal
-import sys
-from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from mmengine.config import ConfigDict
-from mmengine.dataset import Compose, InfiniteSampler
+from mmengine.dataset import InfiniteSampler
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from mmseg_ext.engine.randomness import (
@@ -181,42 +179,3 @@ def test_the_random_state_of_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     set_random_state(saved)
     assert len(given) == 1 and "cuda" not in random_state()
-
-
-class OwnGenerator:
-    """Draws as albumentations' pipelines do from version 2 on."""
-
-    def __init__(self):
-        self.set_random_seed(None)
-
-    def set_random_seed(self, seed):
-        self.generator = np.random.default_rng(seed)
-
-    def __call__(self, image):
-        return {"image": self.generator.random(image.shape)}
-
-
-def test_albumentations_draws_from_the_seed_of_the_sample(monkeypatch):
-    """In a transform like mmsegmentation's `Albu`, inside a wrapper of datasets."""
-    monkeypatch.setitem(sys.modules, "albumentations", ModuleType("albumentations"))
-
-    class Images:
-        def __init__(self, aug):
-            self.pipeline = Compose([lambda image: image])
-            self.pipeline.transforms = [SimpleNamespace(aug=aug)]
-
-        def __getitem__(self, index):
-            (transform,) = self.pipeline.transforms
-            return transform.aug(image=np.full((8, 8, 3), 128, np.uint8))["image"]
-
-    class Wrapper:
-        def __init__(self, images):
-            self.datasets = [images]
-
-        def __getitem__(self, index):
-            return self.datasets[0][index]
-
-    samples = SeededSamples(Wrapper(Images(OwnGenerator())))
-    first, again, other = (samples[SampleIndex(2, seed)] for seed in (2**62 + 1, 2**62 + 1, 6))
-    np.testing.assert_array_equal(first, again)
-    assert (first != other).any()
