@@ -1,9 +1,6 @@
 """Hooks for runs under test, registered by `custom_imports` of their configs."""
 
 import os
-import signal
-import threading
-import time
 from pathlib import Path
 
 import torch
@@ -55,39 +52,6 @@ class DrawAfterValidation(Hook):
 
     def after_val_epoch(self, runner, metrics=None):
         runner.message_hub.update_scalar("val/drawn", torch.rand(1).item())
-
-
-@HOOKS.register_module()
-class KillWhileSaving(Hook):
-    """Send SIGKILL `delay` seconds after saving at iteration `iteration` has started."""
-
-    def __init__(self, iteration: int, delay: float):
-        self.iteration, self.delay = iteration, delay
-
-    def before_save_checkpoint(self, runner, checkpoint):
-        if runner.iter + 1 == self.iteration:
-            threading.Timer(self.delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
-
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        if runner.iter + 1 > self.iteration:
-            time.sleep(60)  # a late kill must not let the next iteration end
-
-
-@HOOKS.register_module()
-class SpoilLossAt(Hook):
-    """Multiply the loss of iteration `iteration` by `value`."""
-
-    def __init__(self, iteration: int, value: float):
-        self.iteration, self.value = iteration, value
-
-    def before_train(self, runner):
-        parse = runner.model.parse_losses
-
-        def spoiled(losses):
-            loss, logged = parse(losses)
-            return loss * (self.value if runner.iter + 1 == self.iteration else 1.0), logged
-
-        runner.model.parse_losses = spoiled
 
 
 class _At(Hook):

@@ -1,6 +1,9 @@
 """Killed and resumed runs equal uninterrupted runs bit by bit."""
 
+import functools
 import multiprocessing
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +14,7 @@ from tests.engine.run_hooks import Crash
 from tests.engine.runs import log_text, run_tool, train_here, train_words, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs, logged
 
-WORKERS = "train_dataloader.num_workers"
-LAST = "default_hooks.checkpoint.save_last=False"
+RESUME = ("--resume",)
 
 
 @pytest.fixture(autouse=True)
@@ -33,118 +35,100 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("resume")
     drawn = "custom_hooks += [dict(type='DrawAfterValidation')]\n"
     write_config(folder, SMALL + drawn, "validated.py")
+    saving = "iteration=7, point='before_save_checkpoint'"
     for name, hook in (
         ("whole", ""),
         ("cut", "dict(type='CrashAt', iteration=10)"),
-        ("killed", "dict(type='KillWhileSaving', iteration=8, delay=0.004)"),
+        ("killed", f"dict(type='SignalAt', {saving}, number=9)"),
     ):
         write_config(folder, f"{SMALL}{UNVALIDATED}custom_hooks += [{hook}]\n", f"{name}.py")
     return folder
 
 
-def go(folder, config, work, *options, flags=()):
-    train_here(folder / config, folder / work, *options, flags=flags)
-
-
 @pytest.fixture(scope="module")
 def whole(folder):
-    """Return a function that trains the complete run without workers, once for each flags."""
-    done = {}
+    """Return a function that trains the complete run without workers, once for each setting."""
 
-    def trained(*flags):
-        if flags not in done:
-            done[flags] = name = f"whole{len(done)}"
-            go(folder, "whole.py", name, flags=flags)
-        return folder / done[flags]
+    @functools.cache
+    def trained(flags: tuple[str, ...] = (), *options: str) -> Path:
+        work = Path(tempfile.mkdtemp(dir=folder))
+        train_here(folder / "whole.py", work, *options, flags=flags)
+        return work
 
     return trained
 
 
 @pytest.mark.parametrize(
-    ("workers", "flags"), [(0, ()), (2, ("--amp",))], ids=["float32", "autocast, workers"]
+    ("workers", "flags", "options"),
+    [(0, (), ()), (2, ("--amp",), ()), (0, (), ("optim_wrapper.accumulative_counts=3",))],
+    ids=["float32", "autocast, workers", "within an accumulation"],
 )
-def test_a_resumed_run_equals_the_complete_run(folder, whole, workers, flags):
+def test_a_resumed_run_equals_the_complete_run(folder, whole, tmp_path, workers, flags, options):
     """12 iterations equal 8 saved ones and 4 more after a resume.
 
-    The uninterrupted run has no workers, so workers change nothing either.
+    The uninterrupted run has no workers, so workers change nothing either. With an accumulation the
+    checkpoint contains the gradients of two of three batches.
     """
-    work, options = f"cut{workers}", f"{WORKERS}={workers}"
+    words = (tmp_path, *options, f"train_dataloader.num_workers={workers}")
     with pytest.raises(Crash):
-        go(folder, "cut.py", work, options, flags=flags)
+        train_here(folder / "cut.py", *words, flags=flags)
+    (saved,) = torch.load(tmp_path / "iter_8.pth", weights_only=True)["processes"]
+    assert bool(saved["gradients"]) == bool(options)
     torch.rand(100), np.random.rand(100)  # change the random state of the resuming process
-    go(folder, "whole.py", work, options, flags=(*flags, "--resume"))
+    train_here(folder / "whole.py", *words, flags=flags + RESUME)
     assert not multiprocessing.active_children()  # the workers have ended
-    assert_same_runs(folder / work, whole(*flags), 12)
+    assert_same_runs(tmp_path, whole(flags, *options), 12)
     if flags:  # other losses than in float32
-        assert set(logged(folder / work)[12].values()) != set(logged(whole())[12].values())
+        assert logged(tmp_path)[12]["loss"] != logged(whole())[12]["loss"]
 
 
-def test_a_killed_run_equals_the_complete_run(folder, whole):
-    """SIGKILL while a checkpoint is written: the run continues from it or the one before."""
-    work = folder / "killed"
-    result = run_tool("train.py", *train_words(folder / "killed.py", work, f"{WORKERS}=2"))
-    assert result.returncode == -9
-    assert (work / "iter_4.pth").is_file()
-    go(folder, "whole.py", "killed", flags=("--resume",))
-    assert_same_runs(work, whole(), 12)
-    assert not list(work.glob(".*.part*"))
+def test_a_killed_run_equals_the_complete_run(folder, whole, tmp_path):
+    """SIGKILL while a checkpoint is written, and the run continues from the one before."""
+    words = train_words(folder / "killed.py", tmp_path, "train_dataloader.num_workers=2")
+    assert run_tool("train.py", *words).returncode == -9
+    assert (tmp_path / "iter_4.pth").is_file() and not (tmp_path / "iter_8.pth").exists()
+    assert len(list(tmp_path.glob(".*.part*"))) == 1
+    train_here(folder / "whole.py", tmp_path, flags=RESUME)
+    assert_same_runs(tmp_path, whole(), 12)
+    assert not list(tmp_path.glob(".*.part*"))
 
 
-def test_an_unfinished_accumulation_continues(folder):
-    """The checkpoint of iteration 8 contains the gradients of two of three batches."""
-    options = "optim_wrapper.accumulative_counts=3"
-    go(folder, "whole.py", "accumulated", options)
-    with pytest.raises(Crash):
-        go(folder, "cut.py", "accumulated_cut", options)
-    saved = torch.load(folder / "accumulated_cut/iter_8.pth", weights_only=True)
-    assert saved["processes"][0]["gradients"]
-    go(folder, "whole.py", "accumulated_cut", options, flags=("--resume",))
-    assert_same_runs(folder / "accumulated_cut", folder / "accumulated", 12)
-
-
-def test_a_run_without_a_seed_keeps_its_random_seed(folder):
-    with pytest.raises(Crash):
-        go(folder, "cut.py", "drawn", "randomness.seed=None")
-    go(folder, "whole.py", "drawn", "randomness.seed=None", flags=("--resume",))
-    before, after = (
-        torch.load(folder / f"drawn/iter_{i}.pth", weights_only=True)["meta"] for i in (8, 12)
-    )
-    for key in ("seed", "sampler_seed"):
-        assert after[key] == before[key] != 0
-
-
-def test_validation_does_not_change_the_random_state(folder, whole):
+def test_validation_does_not_change_the_random_state(folder, whole, tmp_path):
     """Validation draws random numbers but does not change the training."""
-    go(folder, "validated.py", "validated", "train_cfg.val_interval=4")
+    train_here(folder / "validated.py", tmp_path, "train_cfg.val_interval=4")
     state = ("state_dict", "optimizer", "ema_state_dict", "processes")
-    assert_same_runs(folder / "validated", whole(), 12, state)
+    assert_same_runs(tmp_path, whole(), 12, state)
 
 
-def test_resume_at_150000_draws_no_more_samples_than_at_10(folder, monkeypatch):
+def test_resume_at_150000_draws_no_more_samples_than_at_10(folder, tmp_path, monkeypatch):
     """The start of a run builds, reads the checkpoint, and jumps to the position."""
-    go(folder, "whole.py", "late", "train_cfg.max_iters=10")
-    path, drawn = folder / "late/iter_10.pth", []
+    train_here(folder / "whole.py", tmp_path, "train_cfg.max_iters=10")
+    path, drawn = tmp_path / "iter_10.pth", []
     derive_seed = randomness.derive_seed
     monkeypatch.setattr(randomness, "derive_seed", lambda *a: drawn.append(a) or derive_seed(*a))
     for iteration in (10, 150_000):
         content = torch.load(path, weights_only=True)
         content["meta"]["iter"] = iteration
         torch.save(content, path)
-        options = (f"train_cfg.max_iters={iteration + 1}", "default_hooks.checkpoint.interval=7")
         drawn.clear()
-        go(folder, "whole.py", "late", *options, LAST, flags=("--resume",))
+        hook = "default_hooks.checkpoint"
+        options = (f"train_cfg.max_iters={iteration + 1}", f"{hook}.interval=7")
+        train_here(folder / "whole.py", tmp_path, *options, f"{hook}.save_last=False", flags=RESUME)
         positions = [number for _, what, number in drawn if what == "sample"]
         assert positions == [2 * iteration, 2 * iteration + 1]
 
 
-def test_resuming_with_other_optimizer_settings_is_a_warning(folder):
-    """The checkpoint's settings win, as in mmengine, with a warning."""
-    out = f"default_hooks.checkpoint.out_dir={folder / 'elsewhere/checkpoints'}"
-    go(folder, "whole.py", "other", out, "train_cfg.max_iters=4")
+def test_a_resumed_run_keeps_its_random_seed_and_its_learning_rate(folder, tmp_path):
+    """The checkpoint's optimizer settings win, as in mmengine, with a warning."""
+    out, work = tmp_path / "elsewhere/work", tmp_path / "work"
+    words = (work, f"default_hooks.checkpoint.out_dir={out.parent}", "randomness.seed=None")
+    train_here(folder / "whole.py", *words, "train_cfg.max_iters=4")
     options = ("train_cfg.max_iters=5", "optim_wrapper.optimizer.lr=0.5")
-    go(folder, "whole.py", "other", out, *options, flags=("--resume",))
-    text = log_text(folder / "other")
+    train_here(folder / "whole.py", *words, *options, flags=RESUME)
+    text = log_text(work)
     assert "learning rate [0.01] overrides the config's [0.5]" in text
     assert text.count("overrides the config's") == 1
-    written = (folder / "elsewhere/checkpoints/other").glob("*.pth")
-    assert {path.name for path in written} == {"iter_4.pth", "iter_5.pth"}
+    metas = [torch.load(p, weights_only=True)["meta"] for p in sorted(out.glob("*.pth"))]
+    assert [meta["iter"] for meta in metas] == [4, 5]
+    for key in ("seed", "sampler_seed"):
+        assert metas[0][key] == metas[1][key] != 0
