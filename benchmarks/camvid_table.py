@@ -20,17 +20,18 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.runner import Runner
 from mmseg.datasets import BaseSegDataset
 from mmseg.registry import MODELS
-from torch import Tensor, nn
+from torch import nn
+from torch.utils._pytree import tree_flatten
 
 from benchmarks import docs_tables
 from benchmarks.camvid_rows import GROUPS, Row, all_rows
 from benchmarks.receptive_field import effective_receptive_field, share_beyond
+from benchmarks.tables import compare_times
 from mmseg_ext import register_all_modules
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.cost.model_cost import machine
 from mmseg_ext.cost.multiply_adds import count_multiply_adds
 from mmseg_ext.cost.step_memory import batch_of
-from mmseg_ext.cost.timing import compare_times
 from mmseg_ext.engine.launch import build_test_runner, build_train_runner, load_settings
 from mmseg_ext.reports.results_hook import class_iou
 
@@ -52,9 +53,8 @@ def settings(row: Row, seed: int, iterations: int) -> dict:
     return {
         "train_cfg.max_iters": iterations,
         "train_cfg.val_interval": iterations,
-        "val_cfg": None,  # scored once, after the training
-        "val_dataloader": None,
-        "val_evaluator": None,
+        # Scored once, after the training.
+        **dict.fromkeys(("val_cfg", "val_dataloader", "val_evaluator")),
         "param_scheduler.1.end": iterations,
         "default_hooks.checkpoint.interval": max(1, iterations // 5),
         "randomness.seed": seed,
@@ -107,12 +107,9 @@ def far_part(model: nn.Module, dataset: BaseSegDataset) -> float:
     chosen = np.linspace(0, len(dataset) - 1, min(PROBED, len(dataset))).astype(int)
     batch = pseudo_collate([dataset[int(i)] for i in chosen])
     images = model.data_preprocessor(batch)["inputs"]  # (B, 3, h, w)
-
-    def logits(x: Tensor) -> Tensor:
-        scores = model(x)  # DANet's heads give a map for each of their branches, the sum first
-        return scores[0] if isinstance(scores, (tuple, list)) else scores
-
-    return 100 * share_beyond(effective_receptive_field(logits, images).cpu(), FAR)
+    # DANet's heads give a map for each of their branches, the sum first.
+    field = effective_receptive_field(lambda x: tree_flatten(model(x))[0][0], images)
+    return 100 * share_beyond(field.cpu(), FAR)
 
 
 def costs(rows: Sequence[Row], rounds: int) -> dict[str, dict]:
@@ -125,10 +122,8 @@ def costs(rows: Sequence[Row], rounds: int) -> dict[str, dict]:
         config = load_settings(config_path(row), row.options)
         model = MODELS.build(config.model).to(DEVICE)
         counted = count_multiply_adds(model.eval(), torch.zeros(1, 3, *FRAME, device=DEVICE))
-        table[row.name] = {
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "multiply_adds": counted.all,
-        }
+        parameters = sum(p.numel() for p in model.parameters())
+        table[row.name] = {"parameters": parameters, "multiply_adds": counted.all}
         wrapper = build_optim_wrapper(model, config.optim_wrapper)
         batch = batch_of(config, "cpu")
         for image in batch["inputs"]:

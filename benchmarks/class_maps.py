@@ -4,28 +4,24 @@ Only post-processing and loss are measured: the network returns stored random lo
 stride 8. Both segmentors take turns in one process.
 """
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from mmengine.config import ConfigDict
-from mmengine.registry import init_default_scope
 from mmengine.structures import PixelData
-from mmseg.models import SegTTAModel
+from mmseg.models import EncoderDecoder, SegTTAModel
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
 from torch import Tensor, nn
 
-from benchmarks.tables import Settings, command
+from benchmarks.tables import Settings, command, compare_times
 from mmseg_ext import register_all_modules
-from mmseg_ext.cost.timing import compare_times
-from mmseg_ext.segmentors import StreamingSegTTAModel
+from mmseg_ext.segmentors import StreamingSegTTAModel, StripEncoderDecoder
 
 RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
-KINDS = {"stock": "EncoderDecoder", "strips": "StripEncoderDecoder"}
 STRIDE = 8  # of the stored logits
 
 
@@ -35,7 +31,8 @@ class Case:
 
     Args:
         size, original: (H, W) of the network's input and of the image; None: `size`.
-        window: size and stride of sliding windows.
+        views: more than one is test-time augmentation.
+        window: side and stride of sliding windows; None: the entire image at once.
         batch: images of a training step; 0 is a test step.
     """
 
@@ -43,7 +40,7 @@ class Case:
     size: tuple[int, int]
     original: tuple[int, int] | None = None
     views: int = 1
-    window: tuple[tuple[int, int], tuple[int, int]] | None = None
+    window: tuple[int, int] | None = None
     batch: int = 0
 
 
@@ -51,15 +48,12 @@ CASES = {
     "ADE20K, 512x683, 1 view": Case(150, (512, 683)),
     "ADE20K, 512x683, 12 views": Case(150, (512, 683), views=12),
     "ADE20K, 2000x3000, 1 view": Case(150, (512, 768), (2000, 3000)),
-    "Cityscapes, 1024x2048, windows of 769": Case(
-        19, (1024, 2048), window=((769, 769), (513, 513))
-    ),
+    "Cityscapes, 1024x2048, windows of 769": Case(19, (1024, 2048), window=(769, 513)),
     "ADE20K, training, 4x512x512": Case(150, (512, 512), batch=4),
     "Cityscapes, training, 2x769x769": Case(19, (769, 769), batch=2),
 }
 
 
-@MODELS.register_module()
 class StoredLogits(BaseDecodeHead):
     """A head that returns the same random logits for every input of a size."""
 
@@ -67,8 +61,7 @@ class StoredLogits(BaseDecodeHead):
         super().__init__(in_channels=3, channels=3, **kwargs)
         self._logits: dict[tuple[int, ...], Tensor] = {}
 
-    def forward(self, inputs: list[Tensor]) -> Tensor:
-        (images,) = inputs
+    def forward(self, images: Tensor) -> Tensor:
         low = tuple(-(-n // STRIDE) for n in images.shape[2:])
         shape = (len(images), self.num_classes, *low)
         if shape not in self._logits:
@@ -78,27 +71,22 @@ class StoredLogits(BaseDecodeHead):
         return self._logits[shape]
 
 
-@MODELS.register_module()
-class ImagesAsFeatures(nn.Module):
-    def forward(self, images: Tensor) -> tuple[Tensor]:
-        return (images,)
-
-
-def segmentor(case: Case, kind: str, device: str) -> nn.Module:
-    """Build the case's segmentor as mmsegmentation's or as ours."""
+def step(case: Case, kind: type[EncoderDecoder], device: str = "cpu") -> Callable[[], Tensor]:
+    """Return a step of one of the two segmentors; its first call stores the logits."""
     register_all_modules()
-    init_default_scope("mmseg")
     test_cfg: dict = dict(mode="whole")
     if case.window is not None:
-        test_cfg = dict(mode="slide", crop_size=case.window[0], stride=case.window[1])
+        side, stride = case.window
+        test_cfg = dict(mode="slide", crop_size=(side, side), stride=(stride, stride))
     config = ConfigDict(
-        type=KINDS[kind],
-        backbone=dict(type="ImagesAsFeatures"),
-        decode_head=dict(type="StoredLogits", num_classes=case.classes),
+        type=kind,
+        backbone=dict(type=nn.Identity),
+        decode_head=dict(type=StoredLogits, num_classes=case.classes),
         data_preprocessor=dict(type="mmengine.BaseDataPreprocessor"),
         test_cfg=test_cfg,
     )
-    return MODELS.build(config).to(device).train(case.batch > 0)
+    model = MODELS.build(config).to(device).train(case.batch > 0)
+    return training_step(case, model) if case.batch else test_step(case, model)
 
 
 def test_step(case: Case, model: nn.Module) -> Callable[[], Tensor]:
@@ -111,7 +99,7 @@ def test_step(case: Case, model: nn.Module) -> Callable[[], Tensor]:
         meta = dict(img_path="", ori_shape=case.original or case.size, img_shape=size)
         meta |= dict(pad_shape=size, flip=i % 2 == 1, flip_direction="horizontal")
         samples.append(SegDataSample(metainfo=meta))
-    merging = SegTTAModel if type(model).__name__ == KINDS["stock"] else StreamingSegTTAModel
+    merging = SegTTAModel if type(model) is EncoderDecoder else StreamingSegTTAModel
     model_of_views = model if case.views == 1 else merging(model)
 
     def run() -> Tensor:
@@ -142,21 +130,16 @@ def training_step(case: Case, model: nn.Module) -> Callable[[], Tensor]:
     return run
 
 
-def step(case: Case, kind: str, device: str = "cpu") -> Callable[[], Tensor]:
-    """Return the case's step; its first call stores the logits."""
-    make = training_step if case.batch else test_step
-    return make(case, segmentor(case, kind, device))
-
-
 def measure(case: Case, settings: Settings) -> list[str]:
     """Return median seconds and peak MiB of both, their ratios, and the difference in results."""
-    steps = {kind: step(case, kind, settings.device) for kind in ("strips", "stock")}
+    kinds = (StripEncoderDecoder, EncoderDecoder)
+    steps = {kind.__name__: step(case, kind, settings.device) for kind in kinds}
     # Processor time does not include other processes on a shared machine.
     clock = time.process_time if settings.device == "cpu" else time.perf_counter
     ours, stock = compare_times(steps, settings.rounds, settings.device, clock).values()
     cells = [f"{stock.ms / 1e3:.2f}", f"{ours.ms / 1e3:.2f}", f"{stock.ratio:.1f}"]
     cells += [f"{stock.mib:.0f}", f"{ours.mib:.0f}", f"{ours.mib / stock.mib:.2f}"]
-    ours, stock = (step() for step in steps.values())
+    ours, stock = (run() for run in steps.values())
     if case.batch:
         return [*cells, f"loss by {((ours - stock).abs() / stock).item():.0e}"]
     return [*cells, f"{(ours != stock).sum().item():,} of {stock.numel():,} labels"]
@@ -170,4 +153,4 @@ def segmentors(settings: Settings):
 
 
 if __name__ == "__main__":
-    sys.exit(command("Class maps: time, memory and labels.", {"segmentors": segmentors}))
+    command("Class maps: time, memory and labels.", {"segmentors": segmentors})

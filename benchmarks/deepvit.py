@@ -1,13 +1,13 @@
 """Print the table of docs/deepvit.md: re-attention in blocks of queries and step by step."""
 
 import copy
-import sys
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
 from benchmarks.reference.re_attention import PlainReAttention
-from benchmarks.tables import Settings, command, time_modules, timing_table
+from benchmarks.tables import Case, command, timed
 from mmseg_ext.backbones.deepvit import DeepViT
 from mmseg_ext.layers import ReAttention
 
@@ -23,7 +23,7 @@ def plain_twin(model: nn.Module) -> nn.Module:
     return twin
 
 
-def blocks(settings: Settings):
+def blocks() -> Iterator[Case]:
     """Compare the layer at several numbers of tokens, and full backbones."""
     layer = ReAttention(384, 12)
     backbone = DeepViT(arch="16b", rescale_norm=False)
@@ -35,12 +35,10 @@ def blocks(settings: Settings):
         ("DeepViT-16b, 224x224", backbone, (1, 3, 224, 224), "inference"),
         ("DeepViT-16b, 512x512", backbone, (1, 3, 512, 512), "inference"),
     ]
-    results = {}
-    for case, model, shape, mode in cases:
+    for name, model, shape, mode in cases:
         ways = {"blocks": model, "plain": plain_twin(model)}
-        results |= time_modules(case, ways, torch.randn(shape), settings, [mode])
-    return timing_table(results)
+        yield Case(name, ways, torch.randn(shape), [mode])
 
 
 if __name__ == "__main__":
-    sys.exit(command("Re-attention: blocks of queries.", {"blocks": blocks}))
+    command("Re-attention: blocks of queries.", {"blocks": timed(blocks)})

@@ -4,8 +4,7 @@
 2109.04553): parameters in 2^20, multiply-adds in 10^9, some truncated.
 """
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -15,10 +14,9 @@ from mmseg.models.decode_heads.dm_head import DCM
 from mmseg.models.decode_heads.ham_head import Hamburger
 from torch import Tensor, nn
 
-from benchmarks.tables import Settings, command, time_modules, timing_table
+from benchmarks.tables import Case, Settings, command, compare_times, inference_step, timed
 from mmseg_ext import register_all_modules
 from mmseg_ext.cost.multiply_adds import MultiplyAdds, count_multiply_adds
-from mmseg_ext.cost.timing import MEBI, compare_times, inference_step
 from mmseg_ext.layers import ExternalAttention2d, MultiHeadExternalAttention
 
 CHANNELS = 512
@@ -118,38 +116,32 @@ def blocks(settings: Settings):
         paper = [f"{value:g}" for value in block.paper] if block.paper else ["", ""]
         giga = [f"{count / 1e9:.2f}" for count in counted]
         cost = [f"{measured[name].ms:.1f}", f"{measured[name].mib:.0f}"]
-        counts = [f"{parameters:,}", f"{parameters / MEBI:.2f}", paper[0], *giga, paper[1]]
+        counts = [f"{parameters:,}", f"{parameters / 2**20:.2f}", paper[0], *giga, paper[1]]
         rows.append([name, *counts, *cost])
     headings = ["", "parameters", "in 2^20", "paper", "GMAC, modules", "GMAC, all", "paper"]
     return [*headings, "inference, ms", "MiB"], rows
 
 
-def speed(settings: Settings):
+def speed() -> Iterator[Case]:
     """Compare the published order with the composed and the fused form on square maps."""
     published = PublishedExternalAttention(CHANNELS)
     composed = ExternalAttention2d(CHANNELS)
     composed.load_state_dict(published.state_dict())
     ways = {"published order": published, "composed": composed, "fused": composed.fuse()}
-    results = {}
     for side in (128, 64, 32, 16, 8):
-        x = torch.randn(1, CHANNELS, side, side)
-        results |= time_modules(f"{side} x {side}", ways, x, settings)
-    return timing_table(results)
+        yield Case(f"{side} x {side}", ways, torch.randn(1, CHANNELS, side, side))
 
 
-def tokens(settings: Settings):
+def tokens() -> Iterator[Case]:
     """Compare the multi-head form of EAMLP's width as published and fused."""
     layer = MultiHeadExternalAttention(384, 6)
     ways = {"published order": layer, "fused": layer.fuse()}
-    results = {}
     for batch, count in ((1, 197), (8, 197), (1, 1025)):
-        x = torch.randn(batch, count, 384)
-        results |= time_modules(f"batch {batch}, {count} tokens", ways, x, settings)
-    return timing_table(results)
+        yield Case(f"batch {batch}, {count} tokens", ways, torch.randn(batch, count, 384))
 
 
-PARTS = {"blocks": blocks, "speed": speed, "tokens": tokens}
+PARTS = {"blocks": blocks, "speed": timed(speed), "tokens": timed(tokens)}
 
 if __name__ == "__main__":
     register_all_modules()
-    sys.exit(command("External attention: counts, speed and memory of its forms.", PARTS))
+    command("External attention: counts, speed and memory of its forms.", PARTS)

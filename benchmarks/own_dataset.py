@@ -55,10 +55,8 @@ def main() -> None:
         words = [sys.executable, "-m", "mmseg_ext", *command.split()]
         subprocess.run(words, cwd=folder, env=environment, check=True)
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds = (
-            f"{time.time() - started:.0f} s, {used.ru_utime + used.ru_stime:.0f} s of CPU time"
-        )
-        print(f"{words[3]}: {seconds} so far")
+        seconds, busy = time.time() - started, used.ru_utime + used.ru_stime
+        print(f"{words[3]}: {seconds:.0f} s, {busy:.0f} s of CPU time so far")
 
 
 if __name__ == "__main__":

@@ -1,31 +1,26 @@
 """Print the tables of docs/rmt.md: RMT compared with its plain formulation."""
 
-import sys
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from benchmarks.reference.manhattan_attention import PlainRMT
-from benchmarks.tables import Settings, command, time_modules, timing_table
+from benchmarks.tables import Case, command, timed
 from mmseg_ext.backbones.rmt import ARCHS, RMT
 
 
-def backbones(archs: Sequence[str], shape: tuple[int, ...], mode: str, settings: Settings):
+def backbones(archs: Sequence[str], shape: tuple[int, ...], mode: str) -> Iterator[Case]:
     """Compare backbones in inference or training on images of a shape."""
-    results = {}
     for arch in archs:
-        model, case = RMT(arch), f"{arch}, {' x '.join(map(str, shape))}"
-        ways = {"ours": model, "plain": PlainRMT(model)}
-        results |= time_modules(case, ways, torch.randn(shape), settings, [mode])
-    return timing_table(results)
+        model, name = RMT(arch), f"{arch}, {' x '.join(map(str, shape))}"
+        yield Case(name, {"ours": model, "plain": PlainRMT(model)}, torch.randn(shape), [mode])
 
 
 PARTS = {
-    "inference": partial(backbones, ARCHS, (1, 3, 512, 512), "inference"),
-    "training": partial(backbones, ARCHS, (2, 3, 512, 512), "training"),
-    "cityscapes": partial(backbones, ["tiny"], (1, 3, 1024, 2048), "inference"),
+    "inference": timed(backbones, ARCHS, (1, 3, 512, 512), "inference"),
+    "training": timed(backbones, ARCHS, (2, 3, 512, 512), "training"),
+    "cityscapes": timed(backbones, ["tiny"], (1, 3, 1024, 2048), "inference"),
 }
 
 if __name__ == "__main__":
-    sys.exit(command("RMT against its plain formulation: time and memory.", PARTS))
+    command("RMT against its plain formulation: time and memory.", PARTS)

@@ -1,19 +1,102 @@
-"""Timing tables and the command line of the benchmarks."""
+"""Time and peak memory of functions that take turns; tables and command line of the benchmarks."""
 
 import argparse
-import sys
-from collections.abc import Callable, Mapping, Sequence
+import ctypes
+import gc
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
-from mmseg_ext.commands import usable_device
 from mmseg_ext.cost.model_cost import machine, markdown
-from mmseg_ext.cost.timing import Result, compare_times, inference_step, training_step
 
-Results = dict[str, dict[str, Result]]
-"""Results of `compare_times` by case."""
+MEBI = 2**20
+
+
+class Result(NamedTuple):
+    """Median milliseconds, median of time / first function's time, peak MiB above the start."""
+
+    ms: float
+    ratio: float
+    mib: float
+
+
+def compare_times(
+    functions: Mapping[str, Callable[[], object]],
+    rounds: int = 5,
+    device: str = "cpu",
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Result]:
+    """Measure time and memory of each function, after one round of warm-up.
+
+    The functions take turns, so a machine that gets slower affects all of them. With
+    `clock=time.process_time` other processes on the CPU do not count.
+    """
+
+    def seconds(function: Callable[[], object]) -> float:
+        start = clock()
+        function()
+        if device.startswith("cuda"):
+            torch.cuda.synchronize(device)
+        return clock() - start
+
+    times = np.array([[*map(seconds, functions.values())] for _ in range(1 + rounds)])[1:]
+    milliseconds, ratios = 1e3 * np.median(times, 0), np.median(times / times[:, :1], 0)
+    memory = [peak_memory(function, device) / MEBI for function in functions.values()]
+    results = map(Result, milliseconds.tolist(), ratios.tolist(), memory)
+    return dict(zip(functions, results, strict=True))
+
+
+def peak_memory(function: Callable[[], object], device: str = "cpu") -> float:
+    """Measure the bytes that one call needs in addition to those in use before it.
+
+    On a GPU this is the allocator's peak; on a CPU it is the peak resident set, and nan outside
+    Linux. Call the function once before: the first call of a kernel also loads libraries.
+    """
+    gc.collect()
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats(device)
+        start = torch.cuda.memory_allocated(device)
+        function()
+        return torch.cuda.max_memory_allocated(device) - start
+    reset = Path("/proc/self/clear_refs")
+    if not reset.exists():
+        return math.nan
+    ctypes.CDLL(None).malloc_trim(0)  # freed memory that the allocator keeps would hide the peak
+    reset.write_text("5")  # resets VmHWM to the current resident set
+    start = _resident("VmRSS")
+    function()
+    return _resident("VmHWM") - start
+
+
+def _resident(field: str) -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.split(f"{field}:")[1].split()[0]) * 1024
+
+
+def inference_step(module: nn.Module, x: Tensor) -> Callable[[], object]:
+    """Return a function that runs a module in evaluation mode, without gradients."""
+    module.eval()
+    return torch.no_grad()(lambda: module(x))
+
+
+def training_step(module: nn.Module, x: Tensor) -> Callable[[], object]:
+    """Return a function that runs forward and backward, for the input and the parameters."""
+    x, module = x.detach().requires_grad_(), module.train()
+    leaves = [x, *(p for p in module.parameters() if p.requires_grad)]
+
+    def run() -> object:
+        outputs, _ = tree_flatten(module(x))
+        # The gradient of a real loss takes memory; a sum's is one expanded number.
+        return torch.autograd.grad(outputs, leaves, [torch.ones_like(y) for y in outputs])
+
+    return run
 
 
 class Settings(NamedTuple):
@@ -27,45 +110,46 @@ class Settings(NamedTuple):
 Part = Callable[[Settings], tuple[Sequence[str], Sequence[Sequence[str]]]]
 """A function that returns the headings and the rows of a table."""
 
-
 STEPS = {"inference": inference_step, "training": training_step}
 
 
-def time_modules(
-    case: str,
-    modules: Mapping[str, nn.Module],
-    x: Tensor,
-    settings: Settings,
-    modes: Sequence[str] = tuple(STEPS),
-) -> Results:
-    """Compare modules on one input in inference and training; half precision uses autocast.
+class Case(NamedTuple):
+    """Modules to compare on one input, in inference and training.
 
     Modules without parameters (fused ones) do not train.
     """
-    x = x.to(settings.device)
-    modules = {name: module.to(settings.device) for name, module in modules.items()}
-    trainable = {n: m for n, m in modules.items() if any(p.requires_grad for p in m.parameters())}
-    results = {}
-    half = settings.dtype is not torch.float32
-    with torch.autocast(settings.device, dtype=settings.dtype, enabled=half):
-        for mode in modes:
-            chosen = trainable if mode == "training" else modules
-            steps = {name: STEPS[mode](module, x) for name, module in chosen.items()}
-            if steps:
-                results[f"{case}, {mode}"] = compare_times(steps, settings.rounds, settings.device)
-    return results
+
+    name: str
+    modules: Mapping[str, nn.Module]
+    x: Tensor
+    modes: Sequence[str] = tuple(STEPS)
 
 
-def timing_table(results: Results) -> tuple[list[str], list[list[str]]]:
-    rows = [
-        [case, name, f"{r.ms:.1f}", f"{r.ratio:.2f}", f"{r.mib:.0f}"]
-        for case, by_name in results.items()
-        for name, r in by_name.items()
-    ]
-    return ["case", "way", "ms", "time over the first", "peak MiB"], rows
+def timed(cases: Callable[..., Iterable[Case]], *arguments: object) -> Part:
+    """Return a part that measures `cases(*arguments)`; half precision uses autocast."""
+
+    def part(settings: Settings):
+        rows, half = [], settings.dtype is not torch.float32
+        for case in cases(*arguments):
+            x = case.x.to(settings.device)
+            modules = {name: module.to(x.device) for name, module in case.modules.items()}
+            for mode in case.modes:
+                steps = {
+                    name: STEPS[mode](module, x)
+                    for name, module in modules.items()
+                    if mode == "inference" or list(module.parameters())
+                }
+                with torch.autocast(x.device.type, dtype=settings.dtype, enabled=half):
+                    results = compare_times(steps, settings.rounds, settings.device)
+                for name, (ms, ratio, mib) in results.items():
+                    cells = [f"{ms:.1f}", f"{ratio:.2f}", f"{mib:.0f}"]
+                    rows.append([f"{case.name}, {mode}", name, *cells])
+        return ["case", "way", "ms", "time over the first", "peak MiB"], rows
+
+    return part
 
 
-def command(description: str, parts: Mapping[str, Part], argv: Sequence[str] | None = None) -> int:
+def command(description: str, parts: Mapping[str, Part], argv: Sequence[str] | None = None) -> None:
     """Run the parts named on the command line, by default all, and print their tables."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(parts)}; or all")
@@ -76,14 +160,8 @@ def command(description: str, parts: Mapping[str, Part], argv: Sequence[str] | N
     unknown = [name for name in args.parts if name not in parts]
     if unknown:
         parser.error(f"unknown part {unknown[0]!r}: choose from {', '.join(parts)}")
-    try:
-        usable_device(args.device)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
     torch.manual_seed(0)
     settings = Settings(args.rounds, args.device, getattr(torch, args.dtype))
     print(machine(args.device))
     for name in args.parts or parts:
         print(f"\n{name}\n\n{markdown(*parts[name](settings))}", end="")
-    return 0

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from benchmarks.tables import compare_times, inference_step, training_step
 from mmseg_ext.cost.model_cost import markdown
-from mmseg_ext.cost.timing import compare_times, inference_step, training_step
 from projects.eagan.model import ATTENTION
 from projects.eat.model import OffsetAttention
 

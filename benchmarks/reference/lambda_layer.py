@@ -13,8 +13,6 @@ from torch import Tensor
 from benchmarks.reference import Plain
 from mmseg_ext.layers import LambdaLayer
 
-Way = Callable[[Tensor, Tensor], Tensor]
-
 
 def conv3d(values: Tensor, weight: Tensor) -> Tensor:
     """Convolve over (v, H, W) with a kernel 1 x R x S, as the public implementations do."""
@@ -38,7 +36,7 @@ def table(values: Tensor, weight: Tensor) -> Tensor:
 class PlainLambdaLayer(Plain):
     """A lambda layer as in the public implementations, with `way` for the position lambdas."""
 
-    def __init__(self, layer: LambdaLayer, way: Way):
+    def __init__(self, layer: LambdaLayer, way: Callable[[Tensor, Tensor], Tensor]):
         super().__init__(layer)
         self.way = way
 

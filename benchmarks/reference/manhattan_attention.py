@@ -41,13 +41,10 @@ def _rotate(x: Tensor, relations: Relations) -> Tensor:
 
 
 def _softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, decay: str) -> Tensor:
-    weights = q @ k.transpose(-1, -2)
     if decay == "product":
-        weights = torch.softmax(weights, -1)
-        weights = weights * mask.exp()
+        weights = torch.softmax(q @ k.transpose(-1, -2), -1) * mask.exp()
     else:
-        weights = weights + mask
-        weights = torch.softmax(weights, -1)
+        weights = torch.softmax(q @ k.transpose(-1, -2) + mask, -1)
     return weights @ v
 
 

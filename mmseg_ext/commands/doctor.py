@@ -36,7 +36,7 @@ def main(args: argparse.Namespace) -> int:
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"--device {args.device}: not supported; use cuda, cuda:N or cpu")
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # peak memory is measured on the current device
+        torch.cuda.set_device(device)  # torch's Timer waits for the current device
     environment = dict(describe())
     for name, value in environment.items():
         print(f"{name}: {value}")

@@ -1,1 +1,1 @@
-"""Parameters, multiply-adds, time and memory of blocks and configs."""
+"""Parameters, multiply-adds and memory of blocks and configs."""

@@ -6,7 +6,6 @@ import torch
 from benchmarks.external_attention import BLOCKS, PositionSelfAttention, count_block
 from benchmarks.operators_picture import CROP, SIZE, FourHeads, scenes
 from benchmarks.tables import Settings, command
-from mmseg_ext.cost.timing import MEBI
 from tests.models import assert_same
 
 
@@ -18,10 +17,8 @@ def test_command_runs_the_requested_parts(capsys):
         raise AssertionError("this part was not requested")
 
     parts = {"part": part, "other": other}
-    assert command("", parts, ["part", "--rounds", "7"]) == 0
+    command("", parts, ["part", "--rounds", "7"])
     assert "| cpu | 7 |" in capsys.readouterr().out
-    assert command("", parts, ["part", "--device", "cuda:99"]) == 1
-    assert "device 'cuda:99' cannot be used" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         command("", parts, ["parts"])
     assert "unknown part 'parts': choose from part, other" in capsys.readouterr().err
@@ -48,7 +45,7 @@ def test_costs_of_the_papers_blocks(name, parameters, convention, giga):
     assert getattr(counted, convention) / 1e9 == pytest.approx(giga, rel=2e-3)
     # Within the paper's rounding, but for the row whose printed figure is second-hand.
     if BLOCKS[name].paper is not None and name != "EA, one memory":
-        assert parameters / MEBI == pytest.approx(BLOCKS[name].paper[0], abs=0.015)
+        assert parameters / 2**20 == pytest.approx(BLOCKS[name].paper[0], abs=0.015)
 
 
 def test_self_attention_is_its_equation():

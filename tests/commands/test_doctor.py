@@ -1,13 +1,15 @@
 """The doctor on the CPU, and with faults planted."""
 
+import itertools
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.benchmark import Timer
 
 from mmseg_ext.commands import doctor
-from mmseg_ext.cost.timing import Result
 from mmseg_ext.doctor import checks as module
 from mmseg_ext.doctor.checks import Finding
 from mmseg_ext.layers import ExternalAttention2d, ManhattanAttention
@@ -74,15 +76,24 @@ def test_resume_that_differs(monkeypatch):
     assert module.check_resume().status == "FAIL"
 
 
-def test_speed(monkeypatch):
+@pytest.mark.parametrize(("ratio", "status"), [(0.9, "ok"), (0.7, "slow")])
+def test_speed(monkeypatch, ratio, status):
     """The status is 'slow' below 0.8 of the published order's speed."""
-    layer = (lambda: ExternalAttention2d(8), (1, 8, 4, 4))
-    for ratio, status in ((0.9, "ok"), (0.7, "slow")):
-        times = {"ours": (1, 1, 2), "published": (ratio, ratio, 3)}
-        results = {name: Result(*t) for name, t in times.items()}
-        monkeypatch.setattr(module, "compare_times", lambda *args, r=results: r)
-        assert module.check_speed(layer, CPU, 1).status == status
-        monkeypatch.undo()
+    seconds, calls = itertools.cycle([1, ratio, 3, 3 * ratio, 2, 9]), []
+
+    class Clock(Timer):
+        def timeit(self, number):
+            super().timeit(number)
+            calls.append(self._globals["form"])
+            return SimpleNamespace(mean=next(seconds))
+
+    monkeypatch.setattr(module, "Timer", Clock)
+    layer = ExternalAttention2d(8)
+    finding = module.check_speed((lambda: layer, (1, 8, 4, 4)), CPU, rounds=3)
+    times = f"2000.0 ms, x{ratio:.2f}"  # medians
+    assert finding == (status, f"training {times}; inference {times}")
+    assert calls == [layer, layer.published_order] * 6
+    assert not layer.training and all(p.grad.any() for p in layer.parameters())
 
 
 def test_command(monkeypatch, tmp_path, capsys):
