@@ -1,9 +1,10 @@
 """Names that importing the package registers, and messages about missing packages."""
 
 import os
-import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 from mmengine.registry import MODELS as ROOT_MODELS
@@ -13,24 +14,16 @@ import mmseg_ext
 from mmseg_ext import environment
 from mmseg_ext.commands.env import main as env
 from tests.backbones.base import BackboneTester
+from tests.engine.runs import ROOT, run
 from tests.models import untested
 
-ROOT = Path(__file__).parents[1]
-STACK = ("mmengine", "mmcv", "mmseg")
 
-
-def run(code_or_args, tmp_path, missing=()):
-    """Run a new interpreter in which the packages in `missing` cannot be imported."""
-    lines = [f"sys.modules[{name!r}] = None" for name in missing]
-    (tmp_path / "sitecustomize.py").write_text("import sys\n" + "\n".join(lines))
-    args = ["-c", code_or_args] if isinstance(code_or_args, str) else code_or_args
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", *args],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))},
-    )
+def run_without(missing: Sequence[str], folder: Path, *words: str) -> CompletedProcess:
+    """Run Python in a process in which the packages in `missing` cannot be imported."""
+    modules = f"sys.modules |= dict.fromkeys({missing})"
+    (folder / "sitecustomize.py").write_text(f"import sys\n{modules}\n")
+    path = os.pathsep.join((str(folder), str(ROOT)))
+    return run(sys.executable, "-W", "ignore", *words, PYTHONPATH=path)
 
 
 def test_every_backbone_passes_the_base_tester():
@@ -61,7 +54,7 @@ for call, name in (
 
 def test_without_the_stack_the_layers_work(tmp_path):
     """Parts that need mmsegmentation raise one line that says what to install."""
-    result = run(WITHOUT_THE_STACK, tmp_path, ("mmcv",))
+    result = run_without(("mmcv",), tmp_path, "-c", WITHOUT_THE_STACK)
     assert result.returncode == 0, result.stderr
     shape, *errors = result.stdout.strip().splitlines()
     assert shape == "torch.Size([1, 8, 9, 9])"
@@ -89,10 +82,10 @@ print(*sorted(name for name in set(sys.modules) - before if name.startswith("tor
 
 def test_importing_costs_what_the_stack_costs(tmp_path):
     """The only other package it imports is filelock, which torch requires."""
-    result = run(WITHOUT_THE_PACKAGE, tmp_path)
+    result = run_without((), tmp_path, "-c", WITHOUT_THE_PACKAGE)
     new = {name.split(".")[0] for name in result.stdout.splitlines()[-1].split()}
     assert new - set(sys.stdlib_module_names) == {"filelock", "mmseg_ext"}, result.stderr
-    result = run(LAYERS, tmp_path, ("mmcv",))
+    result = run_without(("mmcv",), tmp_path, "-c", LAYERS)
     assert result.stdout == "\n", result.stderr  # no further module of torch, and no mmcv
 
 
@@ -115,7 +108,7 @@ assert TRANSFORMS.get("CheckedLoadImage")
 
 
 def test_another_package_works_without_mmseg(tmp_path):
-    result = run(WITHOUT_MMSEG, tmp_path, ("mmseg",))
+    result = run_without(("mmseg",), tmp_path, "-c", WITHOUT_MMSEG)
     assert result.returncode == 0, result.stderr
 
 
@@ -141,7 +134,7 @@ def test_environment_table(monkeypatch, capsys):
     ],
 )
 def test_a_command_without_packages_says_what_to_install(missing, message, tmp_path):
-    result = run(["tools/train.py", "c.py", "--cfg-options", "a=1"], tmp_path, missing)
+    result = run_without(missing, tmp_path, "tools/train.py", "c.py", "--cfg-options", "a=1")
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"mmseg_ext: {message}") and "pip install onedl-mmcv" in line

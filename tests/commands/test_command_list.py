@@ -4,9 +4,7 @@ import ast
 import errno
 import importlib
 import logging
-import os
-import subprocess
-import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,6 +14,7 @@ from mmseg_ext.errors import SAFE_UNTIL_NOW, LabelError, LaunchError, MissingDat
 from mmseg_ext.version import __version__
 from tests.configs import CONFIGS
 from tests.models import PUBLIC
+from tests.test_registration import run_without
 
 ROOT = CONFIGS.parent
 TOOLS = sorted([*ROOT.glob("tools/**/*.py"), ROOT / "demo/image_demo.py"])
@@ -47,11 +46,6 @@ def test_the_list_and_the_version(capsys):
     assert capsys.readouterr().out == f"{__version__}\n"
 
 
-# These imports fail; then one process prints the help of every command.
-WITHOUT_SLOW_IMPORTS = """
-import sys
-sys.modules |= dict.fromkeys(("torch", "numpy", "mmengine", "mmcv", "mmseg"))
-"""
 HELP_OF_ALL = """
 import importlib
 import mmseg_ext_cli
@@ -67,16 +61,9 @@ for name in commands():
 def test_help_needs_neither_torch_nor_the_stack(tmp_path):
     help_of_all = tmp_path / "help_of_all.py"
     help_of_all.write_text(HELP_OF_ALL)
-    (tmp_path / "sitecustomize.py").write_text(WITHOUT_SLOW_IMPORTS)
-    path = os.pathsep.join((str(tmp_path), str(ROOT)))
-    for command in (["-m", "mmseg_ext"], ["tools/train.py", "--help"], [help_of_all]):
-        result = subprocess.run(
-            [sys.executable, *command],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": path},
-        )
+    slow = ("torch", "numpy", "mmengine", "mmcv", "mmseg")
+    for command in ("-m mmseg_ext", "tools/train.py --help", str(help_of_all)):
+        result = run_without(slow, tmp_path, *command.split())
         assert (result.returncode, result.stderr) == (0, "")
 
 
@@ -96,34 +83,33 @@ def test_a_command_gets_the_rest_of_the_line(monkeypatch, capsys):
 # --- start: the exit status, an unforeseen error, Ctrl-C
 
 
-def failing(error: BaseException):
-    def main(*_):
-        raise error
-
-    return main
-
-
 def test_an_unforeseen_error_is_a_traceback_and_one_line(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(env, "main", failing(RuntimeError("a shape\n of another\tworld")))
+    monkeypatch.setattr(env, "main", Mock(side_effect=ValueError("a shape\n of another\tworld")))
     with pytest.raises(SystemExit) as end:
         start("env")
     *trace, line = capsys.readouterr().err.splitlines()
     assert end.value.code == 1 and trace[0].startswith("Traceback")
-    assert line == "mmseg_ext: env failed: RuntimeError: a shape of another world"
+    assert line == "mmseg_ext: env failed: ValueError: a shape of another world"
     assert not list(tmp_path.iterdir())
 
 
-def test_ctrl_c_is_one_line_and_status_130(monkeypatch, capsys):
-    monkeypatch.setattr(env, "main", failing(KeyboardInterrupt()))
+@pytest.mark.parametrize(
+    ("main", "status", "printed"),
+    [
+        (Mock(return_value=3), 3, ""),
+        (Mock(side_effect=KeyboardInterrupt), 130, "mmseg_ext: interrupted\n"),
+    ],
+)
+def test_status_of_the_process(main, status, printed, monkeypatch, capsys):
+    monkeypatch.setattr(env, "main", main)
     with pytest.raises(SystemExit) as end:
         start("env")
-    assert (end.value.code, capsys.readouterr().err) == (130, "mmseg_ext: interrupted\n")
+    assert (end.value.code, capsys.readouterr().err) == (status, printed)
 
 
-def worker(message: str) -> str:
-    """Return an error's message as a DataLoader's worker sends it."""
-    return f"Traceback:\n  a line\nmmseg_ext.errors.LabelError: {message}\n"
+# As a DataLoader's worker sends it.
+OF_A_WORKER = "Traceback:\n  a line\nmmseg_ext.errors.LabelError: a.png: 7\n"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +118,7 @@ def worker(message: str) -> str:
         (LaunchError("no"), "no"),
         (RunError("not finite"), "not finite"),
         (MissingDataError("layout:\n  a\n"), "data: layout:\n  a\n"),
-        (LabelError(worker("a.png: 7")), "data: a.png: 7"),
+        (LabelError(OF_A_WORKER), "data: a.png: 7"),
         (OSError(errno.ENOSPC, "full", "a.pth"), f"a.pth: full; {SAFE_UNTIL_NOW}"),
         (OSError(errno.EROFS, "read-only"), f"a file of the run: read-only; {SAFE_UNTIL_NOW}"),
     ],
@@ -152,15 +138,6 @@ def test_an_error_of_a_run_is_one_message(error, printed, monkeypatch):
 
 
 def test_a_check_that_could_not_run_has_a_status_of_its_own(monkeypatch, capsys):
-    for error, told in ((LaunchError("no"), "check_dataset: no\n"), (KeyError(1), "Traceback")):
-        monkeypatch.setattr(check_dataset, "_run", failing(error))
-        assert check_dataset.main(["config.py"]) == 2
-        assert capsys.readouterr().err.startswith(told)
-
-
-def test_a_commands_status_is_the_process_status(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["mmseg-ext env"])
-    monkeypatch.setattr(env, "main", lambda: 3)
-    with pytest.raises(SystemExit) as end:
-        start("env")
-    assert end.value.code == 3
+    monkeypatch.setattr(check_dataset, "_run", Mock(side_effect=KeyError(1)))
+    assert check_dataset.main(["config.py"]) == 2
+    assert capsys.readouterr().err.startswith("Traceback")

@@ -1,9 +1,10 @@
 """The demo over images and folders, and mmsegmentation's own ways to predict."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
-from mmengine.runner import save_checkpoint
 from mmseg.apis import inference_model, init_model
 from PIL import Image
 
@@ -22,10 +23,9 @@ META = {"classes": list("abcdef"), "palette": [[40 * i, 0, 9] for i in range(6)]
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> str:
     torch.manual_seed(0)
-    model = init_model(CONFIG, None, device="cpu")
+    content = {"state_dict": randomise(get_model(CONFIG)).state_dict()}
     path = tmp_path_factory.mktemp("weights") / "weights.pth"
-    meta = {"dataset_meta": META}
-    save_checkpoint({"state_dict": randomise(model).state_dict(), "meta": meta}, str(path))
+    torch.save({**content, "meta": {"dataset_meta": META}}, path)
     return str(path)
 
 
@@ -72,17 +72,13 @@ def test_a_folder_is_segmented_and_broken_images_are_named(folder, checkpoint, c
         assert np.abs(overlay - mixed).max() <= 1
 
 
-@pytest.mark.slow
-def test_the_packages_own_weights(tmp_path, capsys):
-    """A photo alone, of any size; the terminal says what the weights are."""
-    pixels = np.random.RandomState(0).randint(0, 256, (203, 301, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "photo.png")
-    assert main([str(tmp_path / "photo.png"), "--out", str(tmp_path / "out")]) == 0
+def test_the_packages_own_weights_are_introduced(folder, tmp_path, capsys):
+    assert main([str(folder / "b.png"), "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     for told in ("ea_r18_fpn_camvid_6k.pth", ": mIoU 6", "11 classes of street", "non-commercial"):
         assert told in printed
-    labels = read(tmp_path / "out/labels/photo.png")
-    assert (labels == Predictor(get_model(DEFAULT, pretrained=True))(pixels).labels).all()
+    predictor = Predictor(get_model(DEFAULT, pretrained=True))
+    assert (read(tmp_path / "out/labels/b.png") == predictor(folder / "b.png").labels).all()
 
 
 def test_large_and_tiny_images(folder, checkpoint, tmp_path, capsys):
@@ -100,33 +96,44 @@ def test_large_and_tiny_images(folder, checkpoint, tmp_path, capsys):
     assert named.shape == plain.shape and (named != plain).any()
 
 
-def test_more_than_256_classes(tmp_path, folder):
-    """Label maps are then PNGs of 16 bits."""
-    path = tmp_path / "many.py"
+def config_of(path: Path, **metainfo) -> str:
+    """Write a config whose classes are in its `metainfo`, in a wrapper of datasets."""
     path.write_text(
         f"_base_ = {CONFIG!r}\n"
-        "model = dict(decode_head=dict(num_classes=300))\n"
-        "test_dataloader = dict(dataset=dict(_delete_=True, type='CheckedDataset',\n"
-        "    pipeline=_base_.test_pipeline, metainfo=dict(classes=[str(i) for i in range(300)])))\n"
+        f"model = dict(decode_head=dict(num_classes={len(metainfo['classes'])}))\n"
+        "one = dict(type='CheckedDataset', data_root='nowhere', pipeline=_base_.test_pipeline,\n"
+        f"    metainfo={metainfo})\n"
+        "test_dataloader = dict(dataset=dict(_delete_=True, type='ConcatDataset',\n"
+        "    datasets=[one, one]))\n"
     )
-    model = get_model(str(path))
+    return str(path)
+
+
+def test_more_than_256_classes(tmp_path, folder):
+    """Label maps are then PNGs of 16 bits."""
+    config = config_of(tmp_path / "many.py", classes=[str(i) for i in range(300)])
+    model, weights = get_model(config), tmp_path / "many.pth"
     with torch.no_grad():
         model.decode_head.conv_seg.bias[299] = 1e4
-    torch.save({"state_dict": model.state_dict()}, tmp_path / "many.pth")
-    words = [str(folder / "a.png"), str(path), str(tmp_path / "many.pth")]
-    assert main([*words, "--opacity", "1", "--out", str(tmp_path / "out")]) == 0
+    torch.save({"state_dict": model.state_dict()}, weights)
+    words = [str(folder / "a.png"), config, str(weights), "--opacity", "1"]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 0
     labels = read(tmp_path / "out/labels/a.png")
     assert labels.dtype == np.uint16 and (labels == 299).all()
     overlay = read(tmp_path / "out/overlays/a.png")
     assert (overlay[:64, :64] == model.dataset_meta["palette"][299]).all()
 
 
-def test_random_weights_are_a_warning(folder, tmp_path, capsys):
-    assert main([str(folder / "a.png"), CONFIG, "none", "--out", str(tmp_path / "out")]) == 0
+def test_random_weights_have_the_classes_of_the_config(folder, tmp_path, capsys):
+    colors = META["palette"][:3]
+    config = config_of(tmp_path / "own.py", classes=["soil", "crop", "weed"], palette=colors)
+    meta = get_model(config).dataset_meta
+    assert [*meta["classes"]] == ["soil", "crop", "weed"] and [*meta["palette"]] == colors
+    assert main([str(folder / "a.png"), config, "none", "--out", str(tmp_path / "out")]) == 0
     assert "random weights" in capsys.readouterr().err
 
 
-def test_bad_arguments_are_one_line(folder, checkpoint, own, tmp_path, capsys):
+def test_bad_arguments_are_one_line(folder, checkpoint, tmp_path, capsys):
     image = str(folder / "a.png")
     for words, message in (
         (["nowhere", CONFIG, "none"], "nowhere: does not exist"),
@@ -134,36 +141,13 @@ def test_bad_arguments_are_one_line(folder, checkpoint, own, tmp_path, capsys):
         ([image, CONFIG, str(tmp_path / "w.pth")], "w.pth"),
         ([image, CONFIG, "none", "--device", "cuda:99"], "device 'cuda:99' cannot be used"),
         ([str(folder / "z.png"), CONFIG, checkpoint], "z.png: is truncated"),
-        ([image, own, checkpoint], f"{checkpoint}: does not fit the config: "),
+        ([image, "fcn_r18_shapes", checkpoint], f"{checkpoint}: does not fit the config: "),
         ([image, CONFIG, "none", "--opacity", "1.5"], "--opacity=1.5: choose"),
         ([image, CONFIG, "none", "--opacity", "-1"], "--opacity=-1.0: choose"),
     ):
         assert main([*words, "--out", str(tmp_path / "out")]) == 1
         line = capsys.readouterr().err
         assert message in line and line.count("\n") == 1
-
-
-@pytest.fixture
-def own(tmp_path) -> str:
-    """A config whose three classes stand in its `metainfo`, in a wrapper of datasets."""
-    path = tmp_path / "own.py"
-    path.write_text(
-        f"_base_ = {CONFIG!r}\n"
-        "model = dict(decode_head=dict(num_classes=3))\n"
-        "one = dict(type='CheckedDataset', data_root='nowhere', pipeline=_base_.test_pipeline,\n"
-        f"    metainfo=dict(classes=('soil', 'crop', 'weed'), palette={META['palette'][:3]}))\n"
-        "test_dataloader = dict(dataset=dict(_delete_=True, type='ConcatDataset',\n"
-        "    datasets=[one, one]))\n"
-    )
-    return str(path)
-
-
-def test_classes_are_those_of_the_config(own, folder, tmp_path):
-    """Where no checkpoint names them."""
-    meta = get_model(own).dataset_meta
-    assert tuple(meta["classes"]) == ("soil", "crop", "weed")
-    assert [list(colour) for colour in meta["palette"]] == META["palette"][:3]
-    assert main([str(folder / "a.png"), own, "none", "--out", str(tmp_path / "out")]) == 0
 
 
 def test_classes_without_the_data():
