@@ -1,6 +1,7 @@
 """The command that draws attention."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from PIL import Image
@@ -47,13 +48,11 @@ def test_command(tmp_path, capsys):
 
 def test_scene(tmp_path, monkeypatch, capsys):
     """An image that the network gets padded is drawn padded, in RGB."""
-    scenes = []
-    draw = lambda layer, x, scene, *rest: scenes.append(scene) or "drawn"  # noqa: E731
-    monkeypatch.setattr(attention_pictures, "draw_layer", draw)
+    monkeypatch.setattr(attention_pictures, "draw_layer", Mock(return_value="drawn"))
     words = write_photos(tmp_path, (60, 72))
     option = "model.data_preprocessor.test_cfg.size_divisor=32"
     assert main([*words, "--pixel", "59", "3", "--cfg-options", option]) == 0
-    scene = scenes[0]
+    _, _, scene, *_ = attention_pictures.draw_layer.call_args.args
     assert scene.image.shape == (64, 96, 3) and scene.pixel == (59, 3)
     assert (scene.image[:60, :72] == (200, 100, 50)).all()
     assert not scene.image[60:].any() and not scene.image[:, 72:].any()

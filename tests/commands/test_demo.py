@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import pytest
 from mmengine.config import Config
@@ -55,23 +56,18 @@ def test_a_shortened_demo_reaches_its_floor(tmp_path, capsys):
     assert str(tmp_path / "report.html") in printed and (tmp_path / "report.html").is_file()
 
 
-def curves_of(work_dir: Path) -> dict:
-    logs = [p.read_text() for p in work_dir.glob("*/vis_data/scalars.json")]
-    (curves,) = (read_scalars(text)[0] for text in logs if '"loss"' in text)
-    return curves
-
-
 @pytest.mark.slow
 def test_one_seed_gives_one_run(tmp_path, capsys):
+    """The second one starts anew in the folder of the first."""
     options = shortened(tmp_path, 4, train=24, val=8)
     outcome = train_and_test(DEMO_CONFIG, tmp_path / "run", options)
-    curves = curves_of(tmp_path / "run")
+    assert train(DEMO_CONFIG, tmp_path / "run", options)[1] < 100
+    logs = [p.read_text() for p in sorted(tmp_path.glob("run/*/vis_data/scalars.json"))]
+    curves, again = (read_scalars(text)[0] for text in logs if '"loss"' in text)
     assert outcome.iterations == 4 and curves["loss"].steps == [2, 4]
     # The single-scale test repeats the last validation, on the weights read back from the file.
     assert outcome.miou == pytest.approx(curves["mIoU"].values[-1] / 100, abs=1e-9)
     assert any("Iter(train) [4/4]" in p.read_text() for p in tmp_path.glob("run/*/*.log"))
-    train(DEMO_CONFIG, tmp_path / "again", options)
-    again = curves_of(tmp_path / "again")
     assert all(again[name].values == curves[name].values for name in ("loss", "mIoU"))
     assert 0 < outcome.seconds < 100 and outcome.parameters == 973_214
     assert "testing, single scale\n  testing, multi-scale" in capsys.readouterr().out
@@ -79,11 +75,11 @@ def test_one_seed_gives_one_run(tmp_path, capsys):
 
 @pytest.mark.parametrize(("miou", "reached"), [(0.7, True), (0.69, False)])
 def test_a_low_miou_fails(miou, reached, tmp_path, monkeypatch, capsys):
-    outcome, reported = Outcome(miou, 0.75, parameters=10**6, iterations=5, seconds=60.0), []
+    outcome = Outcome(miou, 0.75, parameters=10**6, iterations=5, seconds=60.0)
     monkeypatch.setattr(_demos, "train_and_test", lambda *_: outcome)
-    monkeypatch.setattr(_demos, "write_report", lambda *given: reported.append(given))
+    monkeypatch.setattr(_demos, "write_report", Mock())
     assert segmentation_demo(tmp_path) == reached
-    assert reported == [([tmp_path], tmp_path / "report.html")]
+    _demos.write_report.assert_called_once_with([tmp_path], tmp_path / "report.html")
     printed = capsys.readouterr().out
     assert printed.startswith("mmseg_ext demo: EANet") and "5 iterations in 60 s" in printed
     assert f"single scale             {miou:.3f}" in printed
@@ -108,29 +104,19 @@ def test_lines_of_progress(monkeypatch, capsys):
     ]
 
 
-def test_a_training_starts_anew_and_prints_its_progress(monkeypatch):
-    given, done = [], []
-    runner = SimpleNamespace(register_hook=done.append, train=lambda: done.append("trained"))
-    build = lambda *words, **options: given.append((words, options)) or runner  # noqa: E731
-    monkeypatch.setattr(_demos, "build_train_runner", build)
-    assert 0 <= train("c.py", Path("w"), {"a": 1})[1] < 10
-    ((config, options, work_dir), flags) = given[0]
-    assert (config, options["a"], work_dir, flags) == ("c.py", 1, "w", {"resume": False})
-    assert isinstance(done[0], _demos.ProgressLine) and done[1:] == ["trained"]
-
-
 def test_flags_of_the_demos(monkeypatch):
-    calls = []
+    called = Mock()
     for name in ("segmentation_demo", "compare_heads", "detection_demo"):
-        monkeypatch.setattr(_demos, name, lambda *given, name=name: calls.append((name, *given)))
-    assert demo.main(["--work-dir", "w"]) == 1  # the demo failed
+        monkeypatch.setattr(_demos, name, getattr(called, name))
+        getattr(called, name).return_value = None  # the demo failed
+    assert demo.main(["--work-dir", "w"]) == 1
     assert demo.main(["--compare", "--data-root", "d"]) == 0
     assert demo_det.main(["--resume"]) == 1
     root = {f"{split}_dataloader.dataset.data_root": "d" for split in ("train", "val", "test")}
-    assert calls == [
-        ("segmentation_demo", Path("w"), None),
-        ("compare_heads", Path("work_dirs/demo"), root),
-        ("detection_demo", Path("work_dirs/demo_det"), Path("data/shapes"), True),
+    assert called.mock_calls == [
+        call.segmentation_demo(Path("w"), None),
+        call.compare_heads(Path("work_dirs/demo"), root),
+        call.detection_demo(Path("work_dirs/demo_det"), Path("data/shapes"), True),
     ]
 
 
@@ -149,12 +135,11 @@ def test_compare_ranks_by_miou(tmp_path, monkeypatch, capsys):
         miou = {"ea": 0.71, "fcn": 0.74, "danet": 0.69}[Path(config).stem.split("_")[0]]
         return Outcome(miou, miou + 0.01, parameters=10**6, iterations=5, seconds=60.0)
 
-    reported = []
     monkeypatch.setattr(_demos, "train_and_test", outcome)
-    monkeypatch.setattr(_demos, "write_report", lambda *given: reported.append(given))
+    monkeypatch.setattr(_demos, "write_report", Mock())
     compare_heads(tmp_path)
     runs = [tmp_path / name.lower() for name in COMPARED]
-    assert reported == [(runs, tmp_path / "report.html")]
+    _demos.write_report.assert_called_once_with(runs, tmp_path / "report.html")
     table = (tmp_path / "compare.md").read_text()
     names = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
     assert names == ["FCN", "EANet", "DANet"]

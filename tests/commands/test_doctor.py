@@ -4,6 +4,7 @@ import itertools
 import json
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -67,12 +68,9 @@ def test_resume():
 
 
 def test_resume_that_differs(monkeypatch):
-    from mmseg_ext import checkpoint
-
-    monkeypatch.setattr(
-        checkpoint, "read_state_dict", lambda path: {"a": torch.ones(1) * ("res" in str(path))}
-    )
-    monkeypatch.setattr(module, "_train_shapes", lambda *args, **kwargs: None)
+    states = Mock(side_effect=[{"a": torch.ones(1)}, {"a": torch.zeros(1)}])
+    monkeypatch.setattr("mmseg_ext.checkpoint.read_state_dict", states)
+    monkeypatch.setattr(module, "_train_shapes", Mock())
     assert module.check_resume().status == "FAIL"
 
 

@@ -1,5 +1,7 @@
 """The command `export` without an exporter: sizes, metadata, images, and the comparison."""
 
+import re
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -40,7 +42,7 @@ def folder(tmp_path):
 
 
 def compared(printed: str) -> list[str]:
-    return [line.partition(":")[0] for line in printed.splitlines() if "same class 100" in line]
+    return re.findall(r"^(.*): .*same class 100", printed, re.M)
 
 
 def test_inputs_and_metadata(exported, folder, tmp_path, monkeypatch, capsys):

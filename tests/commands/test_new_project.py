@@ -4,24 +4,19 @@ import importlib
 import shlex
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from mmseg_ext.commands.new_project import main
 
 
-@pytest.fixture
-def words(tmp_path) -> list[str]:
+def test_it_prints_commands_that_parse(tmp_path, capsys):
     for kind, names in (("images", "abcd"), ("masks", "abc")):
         (tmp_path / kind).mkdir()
         for i, name in enumerate(names):
             pixels = np.kron([[0, 255], [i % 2, 1]], np.ones((8, 8))).astype(np.uint8)
             Image.fromarray(pixels).save(tmp_path / kind / f"{name}.png")
     flags = ["--images", str(tmp_path / "images"), "--masks", str(tmp_path / "masks")]
-    return [str(tmp_path / "my project"), *flags, "--ignore", "255"]
-
-
-def test_it_prints_commands_that_parse(words, capsys):
+    words = [str(tmp_path / "my project"), *flags, "--ignore", "255"]
     assert main(words) == 0
     told, _, following = capsys.readouterr().out.partition("Next:\n")
     assert "left out: 1 files" in told and "d.png" in told
@@ -38,17 +33,6 @@ def test_it_prints_commands_that_parse(words, capsys):
     assert f"{words[0]}/work_dir/iter_600.pth" in shlex.split(following)
     assert main(words) == 0
     assert "config.py: exists, unchanged" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--val", "0"], "--val 0.0: must be between 0 and 1"),
-        (["--val", "1"], "--val 1.0: must be between 0 and 1"),
-        (["--from", "nothing"], "--from nothing: is neither a file nor scratch, imagenet or "),
-    ],
-)
-def test_bad_flags_are_one_line(words, flags, message, capsys):
-    assert main([*words, *flags]) == 1
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
+    for flag, value in (("--val", "0"), ("--val", "1"), ("--from", "nothing")):
+        assert main([*words, flag, value]) == 1
+        assert f"{flag} {value}" in capsys.readouterr().err
