@@ -19,7 +19,7 @@ from mmseg_ext.datasets import CheckedLoadAnnotations, CheckedLoadImage
 from mmseg_ext.datasets.images import orientation
 from mmseg_ext.errors import LabelError, MissingDataError, UnreadableFileError
 from tests.configs import CONFIGS
-from tests.datasets.trees import BASES, datasets, make_tree, save_image, save_mask, set_data_root
+from tests.datasets.trees import BASES, datasets, make_tree, random_image, save, set_data_root
 
 masks = st.integers(0, 2**32 - 1).map(
     lambda seed: np.random.RandomState(seed).randint(0, 256, (6, 5), dtype=np.uint8)
@@ -28,15 +28,8 @@ label_maps = st.dictionaries(st.integers(0, 9), st.integers(0, 9) | st.just(255)
 
 
 def sample(path, reduce=False, label_map=None, num_classes=10, **more) -> dict:
-    info = {
-        "seg_map_path": str(path),
-        "img_path": "image.jpg",
-        "reduce_zero_label": reduce,
-        "label_map": label_map,
-        "num_classes": num_classes,
-        "seg_fields": [],
-        "sample_idx": 0,
-    }
+    info = dict(seg_map_path=str(path), img_path="image.jpg", seg_fields=[], sample_idx=0)
+    info |= dict(reduce_zero_label=reduce, label_map=label_map, num_classes=num_classes)
     return info | more
 
 
@@ -48,7 +41,7 @@ def test_stock_result_or_refusal(mask, top, reduce, chosen, tmp_path):
     """The result equals mmsegmentation's if every value is a class or 255, and else is refused."""
     path = tmp_path / "mask.png"
     mask = np.where(mask > top, 255, np.minimum(mask, 12))  # sparse above, or all legal
-    save_mask(path, mask.astype(np.uint8))
+    save(path, mask.astype(np.uint8))
     label_map = None if chosen is None else {old: chosen.get(old, 255) for old in range(10)}
     stock = LoadAnnotations().transform(sample(path, reduce, label_map))["gt_seg_map"]
     # mmsegmentation does not change values that the label map lacks.
@@ -91,11 +84,7 @@ LABELS = [  # pixels, entries of the sample, the classes or a part of the messag
     (np.array([[0, 9, 255]], U8), dict(ignore_index=254), r"255 \(1 .* 0 to 9, or 254 for"),
     (np.array([[0, 1]], U8), dict(label_map={0: 0, 1: 9}), [[0, 9]]),
     (np.array([[0, 1]], U8), dict(label_map={0: 0, 1: 255}), [[0, 255]]),
-    (
-        np.array([[0, 1]], U8),
-        dict(label_map={0: 0, 1: 10}),
-        r" 1 \(1 pixels\).*a mapping",
-    ),
+    (np.array([[0, 1]], U8), dict(label_map={0: 0, 1: 10}), r" 1 \(1 pixels\).*a mapping"),
     (np.arange(30, dtype=U8)[None], REDUCED, r"18 \(1 pixels\), 11 more; .*reduce_zero_label"),
 ]
 
@@ -116,7 +105,7 @@ def test_label_maps_are_read_or_refused(pixels, entries, expected, tmp_path):
 
 def test_the_loaders_own_settings_win(tmp_path):
     path = tmp_path / "mask.png"
-    save_mask(path, np.array([[0, 9]], U8))
+    save(path, np.array([[0, 9]], U8))
     loader = CheckedLoadAnnotations(num_classes=10, reduce_zero_label=True)
     assert loader.transform(sample(path, num_classes=5))["gt_seg_map"].tolist() == [[255, 8]]
     with pytest.raises(LabelError, match="the 5 classes"):
@@ -135,7 +124,7 @@ def test_an_ignored_value_that_is_a_class_is_refused(tmp_path):
 @pytest.mark.parametrize(("suffix", "kept"), [("jpg", 0), ("jpg", 0.97), ("png", 0.3)])
 def test_damaged_images_are_named(suffix, kept, tmp_path):
     path = tmp_path / f"image.{suffix}"
-    save_image(path, np.random.RandomState(0), (64, 64))
+    save(path, random_image(np.random.RandomState(0), (64, 64)))
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * kept)])
     with pytest.raises(UnreadableFileError, match=f"^{path}: is {'truncated' if kept else 'empt'}"):
@@ -145,7 +134,7 @@ def test_damaged_images_are_named(suffix, kept, tmp_path):
 def test_image_is_the_stock_one(tmp_path):
     """Bytes after the end of the image are allowed."""
     path = tmp_path / "image.jpg"
-    save_image(path, np.random.RandomState(0))
+    save(path, random_image(np.random.RandomState(0)))
     stock = LoadImageFromFile(to_float32=True).transform({"img_path": str(path)})
     path.write_bytes(path.read_bytes() + b"\0" * 100)
     ours = CheckedLoadImage(to_float32=True).transform({"img_path": str(path)})
@@ -163,20 +152,18 @@ def test_every_base_refuses_by_name(layout, tmp_path):
         packed = dataset[0]
         assert packed["data_samples"].gt_sem_seg.data.unique().max() in (*range(150), 255)
         image, mask = tree.image(split), tree.mask(split)
-        good = mask.read_bytes(), image.read_bytes()
-        save_mask(mask, np.full((18, 24), 200, np.uint8))
+        good = mask.read_bytes()
+        save(mask, np.full((18, 24), 200, np.uint8))
         with pytest.raises(LabelError, match=rf"{mask}: .*200 \(432 pixels\)"):
             next(iter(DataLoader(dataset, num_workers=int(layout == "camvid"), collate_fn=list)))
         mask.unlink()
         with pytest.raises(UnreadableFileError, match=f"^{mask}: there is no such file"):
             dataset[0]
-        mask.write_bytes(good[0])
-        for content in (b"", good[1][:40], b"text"):
-            image.write_bytes(content)
-            with pytest.raises(UnreadableFileError, match=f"^{image}: "):
-                dataset[0]
-        image.write_bytes(good[1])
+        mask.write_bytes(good)
         assert dataset[0]["data_samples"].seg_map_path == str(mask)
+        image.write_bytes(b"text")
+        with pytest.raises(UnreadableFileError, match=f"^{image}: "):
+            dataset[0]
 
 
 def test_single_images_pass_the_test_pipelines(tmp_path):
@@ -197,12 +184,10 @@ def test_single_images_pass_the_test_pipelines(tmp_path):
 def write_rotated_pair(folder, tag) -> np.ndarray:
     """Write an image whose brightness is its label, with an EXIF orientation, as exact PNG."""
     label = np.random.RandomState(0).choice((0, 1, 2), (6, 4)).astype(np.uint8)
-    save_mask(folder / "labels/a.png", label)
+    save(folder / "labels/a.png", label)
     exif = Image.Exif()
     exif[0x0112] = tag
-    (folder / "images").mkdir()
-    pixels = Image.fromarray(np.repeat(label[..., None], 3, 2))
-    pixels.save(folder / "images/a.jpg", "PNG", exif=exif)
+    save(folder / "images/a.jpg", np.repeat(label[..., None], 3, 2), format="PNG", exif=exif)
     return label
 
 

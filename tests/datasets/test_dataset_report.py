@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,9 +9,8 @@ from PIL import Image
 
 from mmseg_ext.commands.check_dataset import main
 from mmseg_ext.datasets.dataset_report import Summary, check, print_summaries, progress
-from tests.datasets.trees import BASES, SIZE, Tree, make_tree, random_label, save_mask
+from tests.datasets.trees import BASES, SIZE, Tree, make_tree, random_label, save
 
-RNG = np.random.RandomState(1)
 SHAPE = SIZE[::-1]
 
 
@@ -47,48 +45,41 @@ def test_clean(layout, tmp_path, capsys):
         pixels = (labels == i + offset).sum()
         images = (labels == i + offset).any(axis=(1, 2)).sum()
         assert found.pixels[i] == pixels and found.images[i] == images
-        assert row[:5] == [
-            str(i),
-            name.strip(),
-            str(pixels),
-            f"{pixels / labels.size:.2%}",
-            str(images),
-        ]
+        share = f"{pixels / labels.size:.2%}"
+        assert row[:5] == [str(i), name.strip(), str(pixels), share, str(images)]
     assert found.ignored == labels.size - found.pixels.sum()
     assert found.ignored == (labels == {"ade20k": 0, "camvid": 11}.get(layout, 255)).sum()
 
 
 def rewrite(path, value):
-    """A label map of class 1 with three pixels of `value`."""
+    """Write a label map of class 1 with three pixels of `value`."""
     label = np.ones(SHAPE, np.uint8)
     label[0, :3] = value
-    save_mask(path, label)
+    save(path, label)
 
 
 def blank(tree: Tree) -> None:
-    save_mask(tree.mask(), np.full(SHAPE, 255, np.uint8))
+    save(tree.mask(), np.full(SHAPE, 255, np.uint8))
 
 
 def write_one_class(tree: Tree) -> None:
     for _, mask in tree.pairs["val"]:
-        save_mask(mask, random_label(RNG, [0, 255]))
+        save(mask, random_label(np.random.RandomState(1), [0, 255]))
 
 
 def share_image(tree: Tree) -> None:
     shutil.copy(tree.image("train"), tree.image("val"))
 
 
-CASES: list[tuple[str, str, Callable[[Tree], object], str]] = [
-    # layout, kind, damage, part of the message
-    ("cityscapes", "unreadable", lambda t: t.mask().write_bytes(b""), "labelTrainIds.png: is empt"),
-    ("ade20k", "label", lambda t: rewrite(t.mask(), 151), r"151 \(3 pixels\); expected 0 to 150"),
-    ("cityscapes", "all-ignored", blank, "labelTrainIds.png: every pixel is ignored"),
-    ("voc", "one-class", write_one_class, "all pixels are ignored or of class 0"),
-    ("camvid", "shared-image", share_image, "val0.png: is the same image as .*/train0.png"),
-]
-
-
-@pytest.mark.parametrize(("layout", "kind", "damage", "message"), CASES)
+@pytest.mark.parametrize(
+    ("layout", "kind", "damage", "message"),
+    [
+        ("ade20k", "label", lambda t: rewrite(t.mask(), 151), r"train0.png: .* 151 \(3 pixels\)"),
+        ("cityscapes", "all-ignored", blank, "labelTrainIds.png: every pixel is ignored"),
+        ("voc", "one-class", write_one_class, "all pixels are ignored or of class 0"),
+        ("camvid", "shared-image", share_image, "val0.png: is the same image as .*/train0.png"),
+    ],
+)
 def test_broken(layout, kind, damage, message, tmp_path, capsys):
     """Exactly one line, with kind, file and values, and exit status 1."""
     tree = make_tree(layout, tmp_path)
@@ -96,8 +87,7 @@ def test_broken(layout, kind, damage, message, tmp_path, capsys):
     assert run(tree) == 1
     output = capsys.readouterr().out
     (line,) = problem_lines(output)
-    assert f": {kind}: " in line
-    assert re.search(message, line), line
+    assert re.search(f": {kind}: .*{message}", line), line
     assert f"1 {kind}" in output.splitlines()[-1]
 
 
@@ -108,11 +98,8 @@ def test_processes_find_what_one_process_finds(tmp_path):
     tree.image("train", 1).write_bytes(b"")
     tree.mask("val", 1).unlink()
     problems, summaries = check(tree.config(), workers=2)
-    assert [(p.split, p.kind) for p in problems] == [
-        ("train", "label"),
-        ("train", "unreadable"),
-        ("val", "missing"),
-    ]
+    kinds = [("train", "label"), ("train", "unreadable"), ("val", "missing")]
+    assert [(p.split, p.kind) for p in problems] == kinds
     again, others = check(tree.config())
     assert again == problems
     for ours, theirs in zip(summaries, others, strict=True):
@@ -141,8 +128,7 @@ def test_subset_of_classes(tmp_path, capsys):
     assert found.pixels.tolist() == [int((labels == old).sum()) for old in (3, 8, 0)]
     rewrite(tree.mask(), 12)
     ((_, kind, message),) = check(cfg, ["train"])[0]
-    assert kind == "label"
-    assert "12 (3 pixels); expected 0 to 11, or 255" in message
+    assert kind == "label" and "12 (3 pixels); expected 0 to 11, or 255" in message
 
 
 def test_stock_loaders_are_checked_as_they_read(tmp_path):
@@ -204,18 +190,16 @@ def test_without_annotation_loader_only_images_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("option", "message"),
     [
-        (["CONFIG", "--split", "test", "--cfg-options", "test_dataloader=None"], "no test_datalo"),
-        (["CONFIG", "--cfg-options", "train_dataloader.dataset.data_root=/nowhere"], "/nowhere"),
+        ("test_dataloader=None", "no test_dataloader"),
+        ("test_dataloader.dataset.data_root=/nowhere", "/nowhere"),
     ],
 )
-def test_could_not_run(flags, message, tmp_path, capsys):
-    config = str(make_tree("camvid", tmp_path).write_config())
-    assert main([config if flag == "CONFIG" else flag for flag in flags]) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err and "Traceback" not in captured.err
-    assert captured.out == ""
+def test_could_not_run(option, message, tmp_path, capsys):
+    assert run(make_tree("camvid", tmp_path), "--split", "test", "--cfg-options", option) == 2
+    output, error = capsys.readouterr()
+    assert message in error and "Traceback" not in error and output == ""
 
 
 def test_suffixes_in_upper_case(tmp_path):

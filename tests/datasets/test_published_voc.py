@@ -106,10 +106,6 @@ def test_training_sample(config, files, ratio, flip):
 
     torch.testing.assert_close(image, expected, rtol=0, atol=2e-5)
     assert torch.equal(sample.gt_sem_seg.data[None], label.long())
-    padded = (label == 255) & (expected == 0).all(dim=1, keepdim=True)
-    if ratio < 1:
-        assert padded.sum() >= 513 * 513 - height * width
-        assert not image[padded.expand_as(image)].any()  # exactly zero
 
 
 @pytest.mark.parametrize("size", [(300, 411), (297, 409), (296, 408)])

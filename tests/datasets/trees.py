@@ -12,16 +12,12 @@ from PIL import Image
 from tests.configs import CONFIGS
 
 SIZE = (24, 18)  # width, height
+CITYSCAPES = ("_leftImg8bit.png", "_gtFine_labelTrainIds.png")
 # The dataset base, the endings of images and label maps, and the values.
 BASES = {
     "voc": ("voc_published", ".jpg", ".png", [*range(21), 255]),
     "ade20k": ("ade20k", ".jpg", ".png", range(151)),
-    "cityscapes": (
-        "cityscapes_769x769",
-        "_leftImg8bit.png",
-        "_gtFine_labelTrainIds.png",
-        [*range(19), 255],
-    ),
+    "cityscapes": ("cityscapes_769x769", *CITYSCAPES, [*range(19), 255]),
     "camvid": ("camvid", ".png", ".png", range(12)),
 }
 
@@ -71,14 +67,15 @@ def make_tree(layout: str, root: Path) -> Tree:
     """Write a valid dataset of a few pairs to `root`/data."""
     tree = Tree(layout, root / "data")
     rng, (_, image_end, mask_end, values) = np.random.RandomState(0), BASES[layout]
+    palette = PascalVOCDataset.METAINFO["palette"]
     splits = ("train", "aug", "val") if layout == "voc" else ("train", "val")
     for part, split in zip(datasets(tree.config(), ("train", "val")), splits, strict=True):
         names = [f"{split}{i}" for i in range(2 if split == "aug" else 3)]
         images, masks = (tree.root / part.data_prefix[k] for k in ("img_path", "seg_map_path"))
         tree.pairs[split] = [(images / (n + image_end), masks / (n + mask_end)) for n in names]
         for image, mask in tree.pairs[split]:
-            save_image(image, rng)
-            save_mask(mask, random_label(rng, values), indexed=layout == "voc")
+            save(image, random_image(rng))
+            save(mask, random_label(rng, values), palette if layout == "voc" else None)
         if layout == "voc":
             lists = tree.root / "ImageSets/Segmentation"
             lists.mkdir(parents=True, exist_ok=True)
@@ -87,20 +84,18 @@ def make_tree(layout: str, root: Path) -> Tree:
     return tree
 
 
-def save_image(path: Path, rng: np.random.RandomState, size=SIZE) -> None:
+def save(path: Path, pixels: np.ndarray, palette=None, **options) -> None:
+    """Write an image (H, W, 3), or a label map (H, W) with the colors of `palette`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = rng.randint(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(path)
+    image = Image.fromarray(pixels)
+    if palette is not None:
+        image.putpalette(np.ravel(palette).tolist())
+    image.save(path, **options)
 
 
-def save_mask(path: Path, label: np.ndarray, indexed: bool = False) -> None:
-    """Write `label` (H, W); as a palette image with VOC's colors if `indexed`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image = Image.fromarray(label)
-    if indexed:
-        image.putpalette(np.ravel(PascalVOCDataset.METAINFO["palette"]).tolist())
-    image.save(path)
+def random_image(rng: np.random.RandomState, size: tuple[int, int] = SIZE) -> np.ndarray:
+    return rng.randint(0, 256, (*size[::-1], 3), dtype=np.uint8)
 
 
-def random_label(rng: np.random.RandomState, values, size=SIZE) -> np.ndarray:
-    return rng.choice(np.array(values, np.uint8), (size[1], size[0]))
+def random_label(rng: np.random.RandomState, values) -> np.ndarray:
+    return rng.choice(np.array(values, np.uint8), SIZE[::-1])
