@@ -20,7 +20,7 @@ from PIL import Image
 
 from tests.commands.test_tools import write_command
 from tests.datasets.trees import make_tree
-from tests.engine.runs import ROOT, free_port, run, run_script
+from tests.engine.runs import ROOT, free_port, run, run_script, write_images
 
 FILE = re.compile(r"^`(?P<name>[\w/.-]+)`:.*\n(?:.+\n)*\n```\w+\n(?P<text>(?s:.*?))^```$", re.M)
 COMMANDS = re.compile(r"^```console\n(.*?)^```$", re.M | re.S)
@@ -35,13 +35,12 @@ def clone(tmp_path) -> Path:
 
 def in_the_clone(words: list[str], folder: Path, **environment: str) -> CompletedProcess:
     """Run a command of a page; `PYTHONPATH=.` puts the reader's folder before the clone."""
-    program, *words = words
-    path = str(ROOT) if "PYTHONPATH" not in environment else f"{folder}:{ROOT}"
-    environment |= {"PYTHONPATH": path}
-    if program == "bash":
-        return run(program, *words, folder=folder, **environment)
-    assert program == "mmseg-ext"
-    return run_script(ROOT / "mmseg_ext/__main__.py", *words, folder=folder, **environment)
+    path = f"{folder}:{ROOT}" if "PYTHONPATH" in environment else str(ROOT)
+    environment["PYTHONPATH"] = path
+    if words[0] == "bash":
+        return run(*words, folder=folder, **environment)
+    assert words[0] == "mmseg-ext"
+    return run_script(ROOT / "mmseg_ext/__main__.py", *words[1:], folder=folder, **environment)
 
 
 def follow(guide: str, folder: Path, run: Callable = in_the_clone, **environment: str) -> list[str]:
@@ -84,7 +83,7 @@ _base_ = [
 model = dict(data_preprocessor=dict(size=_base_.crop_size))
 """
 MY_DATA = """
-crop_size = (64, 64)
+crop_size = (32, 32)
 load = [dict(type="LoadImageFromFile"), dict(type="LoadAnnotations")]
 pipeline = [*load, dict(type="PackSegInputs")]
 train_dataloader = dict(
@@ -112,12 +111,7 @@ def test_the_readmes_config_on_mmsegmentations_own_bases(tmp_path):
     (tmp_path / "configs/_base_/datasets/my_data.py").write_text(MY_DATA)
     (tmp_path / "configs/my_fcn.py").write_text(MY_FCN)
     (tmp_path / "configs/mine.py").write_text(snippet)
-    random = np.random.RandomState(0)
-    for kind, shape in (("images", (64, 64, 3)), ("labels", (64, 64))):
-        (tmp_path / "data/mine" / kind).mkdir(parents=True)
-        for i in range(2):
-            pixels = random.randint(0, 19, shape).astype(np.uint8)
-            Image.fromarray(pixels).save(tmp_path / f"data/mine/{kind}/{i}.png")
+    write_images(tmp_path / "data/mine")
     short = "train_cfg.max_iters=2 train_cfg.val_interval=2 default_hooks.checkpoint.interval=2"
     for command in (
         f"train.py configs/mine.py --cfg-options model.pretrained=None {short}",
@@ -131,17 +125,13 @@ def test_the_readmes_config_on_mmsegmentations_own_bases(tmp_path):
 
 def test_own_dataset(clone):
     """The page's commands, and every setting of the config that they write."""
-    random = np.random.RandomState(0)
-    for i in range(6):
-        label = np.kron(random.randint(0, 3, (6, 8)), np.ones((16, 16))).astype(np.uint8)
-        image = np.stack([label * 80] * 3, 2)
-        for name, pixels in ((f"photos/{i}.JPG", image), (f"masks/{i}.png", label)):
-            (clone / name).parent.mkdir(exist_ok=True)
-            Image.fromarray(pixels).save(clone / name)
+    write_images(clone)
+    (clone / "images").rename(clone / "photos")
+    (clone / "labels").rename(clone / "masks")
     made, checked, _, tested, _, demo, published = follow("own_dataset.md", clone)
     assert "2 is weed" in made and "clean" in checked and "mIoU" in tested
     assert (clone / "my_project/work_dir/report.html").is_file()
-    assert "6 images segmented" in demo
+    assert "8 images segmented" in demo
     assert re.search(r"soil_crop_weed-[0-9a-f]{8}\.safetensors", published)
     page = (ROOT / "docs/own_dataset.md").read_text()
     config = (clone / "my_project/config.py").read_text()
@@ -190,15 +180,15 @@ def test_voc_under_slurm(clone):
         scipy.io.savemat(sbd / f"cls/{name[:-4]}.mat", {"GTcls": {"Segmentation": mask}})
 
     lists = voc / "ImageSets/Segmentation"
-    present = {name: (lists / f"{name}.txt").read_text() for name in ("train", "aug", "val")}
-
-    def whole(name: str, count: int) -> str:
-        missing = count - len(present[name].split())
-        return present[name] + "".join(f"{name}_{i}\n" for i in range(missing))
-
-    for name, count in (("train", 1464), ("val", 1449)):
-        (lists / f"{name}.txt").write_text(whole(name, count))
-    (sbd / "train.txt").write_text(whole("aug", 9118))
+    counts = {"train": 1464, "val": 1449, "aug": 9118}
+    present = {name: (lists / f"{name}.txt").read_text() for name in counts}
+    whole = {
+        name: text + "".join(f"{name}_{i}\n" for i in range(counts[name] - text.count("\n")))
+        for name, text in present.items()
+    }
+    for name in ("train", "val"):
+        (lists / f"{name}.txt").write_text(whole[name])
+    (sbd / "train.txt").write_text(whole["aug"])
     (sbd / "val.txt").write_text(present["val"])
     data = (ROOT / "docs/data.md").read_text()
     (words,) = re.findall(r"^python \$CONVERTERS/(voc_aug.py .*)$", data, re.M)

@@ -3,16 +3,14 @@
 The build backend builds them from a copy of the repository, without network.
 """
 
-import json
 import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from email import message_from_bytes
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -28,17 +26,15 @@ from benchmarks.docs_tables import results
 from mmseg_ext.inference.models import PRETRAINED
 from tests.commands.test_tools import write_command
 from tests.configs import CONFIGS, load
+from tests.engine.runs import ROOT, run
 from tests.test_guides import follow
 
-ROOT = CONFIGS.parent
 FOLDERS = ("benchmarks", "configs", "demo", "docs", "mmseg_ext", "projects", "tests", "tools")
-FOLDERS += ("weights",)
-FOLDERS += (".ci", ".github")
+FOLDERS += ("weights", ".ci", ".github")
 FILES = ("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile")
 FILES += ("README.md", "constraints.txt", "mkdocs.yml", "model-index.yml", "pyproject.toml")
 FILES += ("setup.py", "mmseg_ext_cli.py")
 VERSION = mmseg_ext.__version__
-EXPERIMENTS = {path.stem: path for path in CONFIGS.glob("*.py")}
 
 
 def files_of(folder: Path) -> set[str]:
@@ -47,11 +43,8 @@ def files_of(folder: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory) -> Path:
-    return copy_sources(tmp_path_factory.mktemp("clone"))
-
-
-def copy_sources(folder: Path) -> Path:
-    """Copy the repository without its environment, builds and links."""
+    """The repository without its environment, builds and links."""
+    folder = tmp_path_factory.mktemp("clone")
     ignored = shutil.ignore_patterns("__pycache__", ".mim")
     for name in FOLDERS:
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
@@ -64,8 +57,7 @@ def build(kind: str, source: Path, folder: Path) -> Path:
     """Build a distribution as pip does, in this environment, and return its path."""
     code = f"import sys; from setuptools import build_meta as b; b.build_{kind}(sys.argv[1])"
     folder.mkdir()
-    command = [sys.executable, "-c", code, folder]
-    result = subprocess.run(command, cwd=source, capture_output=True, text=True)
+    result = run(sys.executable, "-c", code, folder, folder=source)
     assert result.returncode == 0, result.stdout + result.stderr
     (built,) = folder.iterdir()
     return built
@@ -74,59 +66,29 @@ def build(kind: str, source: Path, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def sdist(clone, tmp_path_factory) -> Path:
     """The unpacked sdist."""
-    folder = tmp_path_factory.mktemp("sdist")
-    expected = files_of(clone)
+    folder, expected = tmp_path_factory.mktemp("sdist"), files_of(clone)
     with tarfile.open(build("sdist", clone, folder / "made")) as archive:
         archive.extractall(folder, filter="data")
     unpacked = folder / f"mmseg_ext-{VERSION}"
-    assert expected - files_of(unpacked) == set()
+    assert expected <= files_of(unpacked)
     return unpacked
 
 
 @pytest.fixture(scope="module")
-def wheel_file(sdist, tmp_path_factory) -> Path:
-    """The wheel of the sdist."""
+def wheel(sdist, tmp_path_factory) -> Path:
+    """The wheel of the sdist, unpacked as pip would."""
     (sdist / "build/lib/mmseg_ext/.mim/configs").mkdir(parents=True)  # an earlier build's
     (sdist / "build/lib/mmseg_ext/.mim/configs/removed.py").write_text("")
     file = build("wheel", sdist, tmp_path_factory.mktemp("wheel") / "made")
     assert file.name == f"mmseg_ext-{VERSION}-py3-none-any.whl"
-    return file
-
-
-@pytest.fixture(scope="module")
-def wheel(wheel_file) -> Path:
-    """The wheel, unpacked as pip would."""
-    folder = wheel_file.parents[1] / "site"
-    with zipfile.ZipFile(wheel_file) as archive:
+    folder = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(file) as archive:
         archive.extractall(folder)
     return folder
 
 
-# Runs commands of an installed package one after another, without a new import for each.
-COMMAND_SERVER = """
-import json, os, sys
-replies = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)
-import mmseg.apis
-import mmseg_ext.engine.launch
-from mmseg_ext.__main__ import main
-for line in sys.stdin:
-    words, folder, path, printed = json.loads(line)
-    child = os.fork()
-    if not child:
-        os.dup2(os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
-        os.dup2(1, 2)
-        os.chdir(folder)
-        sys.path[:0] = path
-        sys.exit(main(words))
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=replies, flush=True)
-"""
-
-LABELS = ("outputs/labels", "segmented")
-
-
 @pytest.fixture(scope="module")
-def run(wheel, tmp_path_factory) -> Iterator[Callable]:
+def run_installed(wheel, tmp_path_factory) -> Callable:
     """Return a function that runs a command of the wheel in a folder."""
     home = tmp_path_factory.mktemp("home")
     cache = home / "hub/checkpoints"  # torch's cache of downloads
@@ -135,56 +97,34 @@ def run(wheel, tmp_path_factory) -> Iterator[Callable]:
         shutil.copy(ROOT / f"weights/{name}.pth", cache / f"{name}-{sha[:8]}.pth")
     write_command(home / "bin", "mmseg-ext", f'exec {sys.executable} -m mmseg_ext "$@"')
     write_command(home / "bin", "python", f'exec {sys.executable} "$@"')
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_HOME": str(home)}
-    environment |= {"PATH": f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"}
-    environment["PYTHONPATH"] = str(wheel)
-    options = {"cwd": home, "env": environment, "text": True}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    server = subprocess.Popen([sys.executable, "-c", COMMAND_SERVER], **options, **pipes)
+    own = {"TORCH_HOME": str(home), "PATH": f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"}
 
-    def run(words: list[str], folder: Path, **given: str) -> CompletedProcess:
-        if words[0] != "mmseg-ext":
-            line = " ".join(f'"{word}"' for word in words)
-            return subprocess.run(
-                line, shell=True, capture_output=True, **options | {"cwd": folder}
-            )
-        path, printed = [str(folder)] if "PYTHONPATH" in given else [], home / "printed"
-        order = json.dumps([words[1:], str(folder), path, str(printed)])
-        print(order, file=server.stdin, flush=True)
-        status = int(server.stdout.readline())
-        return CompletedProcess(words, status, printed.read_text(), "")
+    def run_installed(words: list[str], folder: Path, PYTHONPATH: str = "") -> CompletedProcess:
+        path = f"{folder}{os.pathsep}{wheel}" if PYTHONPATH else str(wheel)
+        line = " ".join(f'"{word}"' for word in words)  # with substitutions
+        return run("bash", "-c", line, folder=folder, PYTHONPATH=path, **own)
 
-    with server:
-        yield run
-        server.stdin.close()
+    return run_installed
 
 
-def test_a_wheel_contains_the_package_and_mims_files(wheel):
+def test_a_wheel_contains_the_package_and_mims_files(sdist, wheel):
     """The wheel is built from the sdist, which contains the repository."""
-    names, information = files_of(wheel), f"mmseg_ext-{VERSION}.dist-info"
+    sources, names, information = files_of(sdist), files_of(wheel), f"mmseg_ext-{VERSION}.dist-info"
     scripts = (wheel / information / "entry_points.txt").read_text()
     assert "mmseg-ext = mmseg_ext_cli:main" in scripts
-    own = {f"mmseg_ext/{name}" for name in files_of(ROOT / "mmseg_ext")}
-    assert {name for name in own if ".mim/" not in name and "__pycache__" not in name} <= names
+    assert {name for name in sources if name.startswith("mmseg_ext/")} <= names
     assert not [name for name in names if name.endswith((".pth", ".safetensors"))]
     assert sum(name.endswith("/LICENSE") for name in names) == 1
-    parts = {
-        str(path.relative_to(ROOT))
-        for top in ("configs", "tools", "demo")
-        for path in (ROOT / top).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-    prefix = "mmseg_ext/.mim/"
-    found = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
-    assert found == parts - {"demo/street.jpg"} | {"model-index.yml"}
-    top = {name.split("/")[0] for name in names}
+    parts = {name for name in sources if name.split("/")[0] in ("configs", "tools", "demo")}
+    assert files_of(wheel / "mmseg_ext/.mim") == parts - {"demo/street.jpg"} | {"model-index.yml"}
+    top = {path.name for path in wheel.iterdir()}
     assert top == {"mmseg_ext", "mmseg_ext_cli.py", information}
 
 
 def test_the_wheels_description_stands_alone(wheel):
     """On PyPI each link of the README leads to the file of this version."""
-    text = (wheel / f"mmseg_ext-{VERSION}.dist-info/METADATA").read_bytes()
-    metadata = message_from_bytes(text)
+    path = wheel / f"mmseg_ext-{VERSION}.dist-info/METADATA"
+    metadata = message_from_bytes(path.read_bytes())
     extras, needed = metadata.get_all("Provides-Extra"), metadata.get_all("Requires-Dist")
     assert "export" in extras and any(line.startswith("onedl-mmcv") for line in needed)
     urls = dict(line.split(", ") for line in metadata.get_all("Project-URL"))
@@ -192,22 +132,19 @@ def test_the_wheels_description_stands_alone(wheel):
     assert "Typing :: Typed" in metadata.get_all("Classifier") and metadata["Author"]
     description = metadata.get_payload(decode=True).decode()
     links = re.findall(r"(?:\]\(|src=\"|href=\")([^)\"\s]+)", description)
-    there = [
-        re.fullmatch(rf"{urls['Source']}/(?:blob|raw)/v{VERSION}/(.+)", link) for link in links
-    ]
-    assert sum(map(bool, there)) > 10
-    assert all((ROOT / match[1].partition("#")[0]).exists() for match in there if match)
     assert all(link.startswith(("https://", "#")) for link in links)
+    own = re.findall(rf"{urls['Source']}/(?:blob|raw)/v{VERSION}/([^#\s]+)", "\n".join(links))
+    assert len(own) > 10 and all((ROOT / name).exists() for name in own)
 
 
-def test_a_wheel_in_an_empty_folder(wheel, run, tmp_path):
+def test_a_wheel_in_an_empty_folder(wheel, run_installed, tmp_path):
     """Follow the page on heads; then segment a photo, and export and run a model."""
     text = (ROOT / "docs/own_head.md").read_text()
     (link,) = re.findall(r"^```bash\n(.*?)^```$", text, re.M | re.S)
-    assert run(shlex.split(link), tmp_path).returncode == 0
+    assert run_installed(shlex.split(link), tmp_path).returncode == 0
     assert (tmp_path / "configs").resolve().is_relative_to(wheel)
     (tmp_path / "data/shapes").mkdir(parents=True)  # an existing folder is no problem
-    resolved, costs, trained, exported = follow("own_head.md", tmp_path, run)
+    resolved, costs, trained, exported = follow("own_head.md", tmp_path, run_installed)
     assert "type='MaSAHead'" in resolved
     assert "| `my_masa` | 96x96 |" in costs
     assert "mIoU" in trained
@@ -215,9 +152,10 @@ def test_a_wheel_in_an_empty_folder(wheel, run, tmp_path):
     assert (tmp_path / "my_head.pt2").stat().st_size > 1e6
 
     shutil.copy(ROOT / "demo/street.jpg", tmp_path / "PHOTO.jpg")
-    segmented, exported, _ = follow("export.md", tmp_path, run)
+    segmented, exported, _ = follow("export.md", tmp_path, run_installed)
     assert "non-commercial" in segmented and "same class 100.000%" in exported
-    ours, theirs = (np.array(Image.open(tmp_path / f"{out}/PHOTO.png")) for out in LABELS)
+    files = (tmp_path / "outputs/labels/PHOTO.png", tmp_path / "segmented/PHOTO.png")
+    ours, theirs = (np.array(Image.open(file)) for file in files)
     assert (ours == theirs).mean() > 0.97  # they resize with different libraries
 
 
@@ -248,7 +186,7 @@ def test_metafiles_say_what_the_configs_say():
             listed.append(model["Name"])
             assert model["In Collection"] == collection["Name"]
             assert model["Config"] == f"configs/{model['Name']}.py"
-            config = load(EXPERIMENTS[model["Name"]])
+            config = load(ROOT / model["Config"])
             types = [config.model.backbone.type, config.model.decode_head.type]
             metadata = model["Metadata"]
             assert metadata["Batch Size"] == config.auto_scale_lr.base_batch_size
@@ -260,4 +198,4 @@ def test_metafiles_say_what_the_configs_say():
                 assert result["Task"] == "Semantic Segmentation"
                 assert result["Dataset"] == metadata["Training Data"]
                 assert trained or not result["Metrics"]
-    assert sorted(listed) == sorted(EXPERIMENTS)
+    assert sorted(listed) == mmseg_ext.list_models()
