@@ -23,6 +23,7 @@ from tests.datasets.trees import make_tree
 from tests.engine.runs import ROOT, free_port, run, run_script, write_images
 
 FILE = re.compile(r"^`(?P<name>[\w/.-]+)`:.*\n(?:.+\n)*\n```\w+\n(?P<text>(?s:.*?))^```$", re.M)
+MMSEG = Path(mmseg.__file__).parent / ".mim"
 COMMANDS = re.compile(r"^```console\n(.*?)^```$", re.M | re.S)
 
 
@@ -75,50 +76,35 @@ def test_rmt_in_a_config_of_mmdetections(clone):
     assert [tuple(m.shape) for m in maps] == [(1, 256, n, n) for n in (16, 8, 4, 2, 1)]
 
 
-MY_FCN = """
-_base_ = [
-    "./_base_/models/fcn_r50-d8.py", "./_base_/datasets/my_data.py",
-    "./_base_/schedules/schedule_80k.py", "./_base_/default_runtime.py",
-]
-model = dict(data_preprocessor=dict(size=_base_.crop_size))
-"""
-MY_DATA = """
-crop_size = (32, 32)
-load = [dict(type="LoadImageFromFile"), dict(type="LoadAnnotations")]
-pipeline = [*load, dict(type="PackSegInputs")]
-train_dataloader = dict(
-    batch_size=2, num_workers=0, sampler=dict(type="InfiniteSampler", shuffle=True),
-    dataset=dict(
-        type="CityscapesDataset", data_root="data/mine", img_suffix=".png", seg_map_suffix=".png",
-        data_prefix=dict(img_path="images", seg_map_path="labels"), pipeline=pipeline,
-    ),
-)
-val_dataloader = {**train_dataloader, "sampler": dict(type="DefaultSampler", shuffle=False)}
-test_dataloader = val_dataloader
-val_evaluator = test_evaluator = dict(type="IoUMetric", iou_metrics=["mIoU"])
+# Shorter, and smaller images.
+SHORT = """
+model.pretrained=None model.data_preprocessor.size=(32,32)
+train_dataloader.dataset.pipeline.2.scale=(64,48)
+train_dataloader.dataset.pipeline.3.crop_size=(32,32)
+train_cfg.max_iters=2 train_cfg.val_interval=2 default_hooks.checkpoint.interval=2
 """
 
 
-def test_the_readmes_config_on_mmsegmentations_own_bases(tmp_path):
+def test_the_readmes_config_on_one_of_mmsegmentations(tmp_path):
     """Train it with mmengine's own Runner, and test the checkpoint."""
     (snippet,) = re.findall(
         r"^## Use a head in your own config\n\n```python\n(.*?)^```$",
         (ROOT / "README.md").read_text(),
         re.M | re.S,
     )
-    bases = Path(mmseg.__file__).parent / ".mim" / "configs" / "_base_"
-    shutil.copytree(bases, tmp_path / "configs/_base_")
-    (tmp_path / "configs/_base_/datasets/my_data.py").write_text(MY_DATA)
-    (tmp_path / "configs/my_fcn.py").write_text(MY_FCN)
+    for part in ("_base_", "fcn"):
+        shutil.copytree(MMSEG / "configs" / part, tmp_path / "configs" / part)
+    base = "fcn/fcn_r50-d8_4xb2-40k_cityscapes-512x1024.py"
+    (tmp_path / "configs/my_fcn.py").write_text(f"_base_ = {base!r}\n")
     (tmp_path / "configs/mine.py").write_text(snippet)
-    write_images(tmp_path / "data/mine")
-    short = "train_cfg.max_iters=2 train_cfg.val_interval=2 default_hooks.checkpoint.interval=2"
-    for command in (
-        f"train.py configs/mine.py --cfg-options model.pretrained=None {short}",
-        "test.py configs/mine.py work_dirs/mine/iter_2.pth",
+    (tmp_path / "data").mkdir()
+    make_tree("cityscapes", tmp_path / "made").root.rename(tmp_path / "data/cityscapes")
+    small = "test_dataloader.dataset.pipeline.1.scale=(64,48)"
+    for words in (
+        ["train.py", "configs/mine.py", "--cfg-options", f"val_{small[5:]}", *SHORT.split()],
+        ["test.py", "configs/mine.py", "work_dirs/mine/iter_2.pth", "--cfg-options", small],
     ):
-        tool, *words = command.split()
-        result = run_script(ROOT / "tools" / tool, *words, folder=tmp_path)
+        result = run_script(ROOT / "tools" / words[0], *words[1:], folder=tmp_path)
         assert result.returncode == 0, result.stderr
     assert "mIoU" in result.stdout + result.stderr
 
@@ -192,9 +178,8 @@ def test_voc_under_slurm(clone):
     (sbd / "val.txt").write_text(present["val"])
     data = (ROOT / "docs/data.md").read_text()
     (words,) = re.findall(r"^python \$CONVERTERS/(voc_aug.py .*)$", data, re.M)
-    converters = Path(mmseg.__file__).parent / ".mim/tools/dataset_converters"
     script, *words = words.split()
-    result = run_script(converters / script, *words, folder=clone)
+    result = run_script(MMSEG / "tools/dataset_converters" / script, *words, folder=clone)
     assert result.returncode == 0, result.stderr
     for name, mask in masks.items():
         assert np.array_equal(Image.open(voc / "SegmentationClassAug" / name), mask)
