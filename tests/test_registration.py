@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
+from unittest.mock import Mock
 
 import pytest
 from mmengine.registry import MODELS as ROOT_MODELS
@@ -147,45 +148,34 @@ def test_two_distributions_of_one_module_are_named(monkeypatch):
     assert environment.remedy().startswith("pip install mmcv-lite==2.1.0")
 
 
-@pytest.fixture
-def checked_again():
-    """Clear the cached result of the check before and after the test."""
-    environment.stack_problem.cache_clear()
-    yield
-    environment.stack_problem.cache_clear()
+stack_problem = environment.stack_problem.__wrapped__  # without its cache
 
 
 @pytest.mark.parametrize("version", ["0.30.0", None])
-def test_an_old_or_unknown_stack_is_named(version, monkeypatch, checked_again):
+def test_an_old_or_unknown_stack_is_named(version, monkeypatch):
     monkeypatch.setattr("mmseg.__version__", version)
-    with pytest.raises(mmseg_ext.StackError, match=rf"mmseg {version} is older than 1\.2\.2"):
-        mmseg_ext.register_all_modules()
+    assert f"mmseg {version} is older than 1.2.2" in stack_problem()
 
 
-def test_missing_operators_are_replaced_not_installed(monkeypatch, checked_again):
+def test_missing_operators_are_replaced_not_installed(monkeypatch):
     """mmsegmentation 1.2.2 needs mmcv's compiled operators, which mmcv-lite never has."""
-
-    def without_operators(name: str):
-        if name == "mmseg.models":
-            raise ModuleNotFoundError("No module named 'mmcv._ext'")
-        return sys.modules[name]
-
-    monkeypatch.setattr("importlib.import_module", without_operators)
-    with pytest.raises(mmseg_ext.StackError) as error:
-        mmseg_ext.register_all_modules()
-    assert "use_operators_in_pytorch()" in str(error.value) and "pip" not in str(error.value)
+    modules = [*map(sys.modules.get, environment.STACK), ModuleNotFoundError("No 'mmcv._ext'")]
+    monkeypatch.setattr("importlib.import_module", Mock(side_effect=modules))
+    problem = stack_problem()
+    assert "use_operators_in_pytorch()" in problem and "pip" not in problem
 
 
 def test_operators_in_pytorch_complete_the_registration(monkeypatch):
-    problems, done = ["no operators"], []
-    stack_problem = lambda *_: problems[0] if problems else None  # noqa: E731
-    stack_problem.cache_clear = problems.clear
-    monkeypatch.setattr(mmseg_ext, "stack_problem", stack_problem)
-    monkeypatch.setattr(mmseg_ext, "register", lambda: done.append("register"))
-    monkeypatch.setattr("importlib.reload", lambda module: done.append(module.__name__))
+    done = Mock(stack_problem=Mock(side_effect=["no operators", None, None, None]))
+    monkeypatch.setattr(mmseg_ext, "stack_problem", done.stack_problem)
+    monkeypatch.setattr(mmseg_ext, "register", done.register)
+    monkeypatch.setattr("importlib.reload", done.reload)
     for _ in range(2):  # the second time nothing is missing
         mmseg_ext.use_operators_in_pytorch()
-        assert done == ["mmseg_ext.backbones", "mmseg_ext.datasets", "register"]
+        done.stack_problem.cache_clear.assert_called()
+        done.register.assert_called_once_with()
+        names = [call.args[0].__name__ for call in done.reload.mock_calls]
+        assert names == ["mmseg_ext.backbones", "mmseg_ext.datasets"]
 
 
 def test_a_missing_package_is_named_with_its_extra():
