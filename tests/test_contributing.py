@@ -2,11 +2,11 @@
 
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
-from tests.test_guides import FILE, ROOT
+from tests.engine.runs import ROOT, run
+from tests.test_guides import FILE
 
 NOT_COPIED = shutil.ignore_patterns(
     ".git", ".venv*", ".*_cache", ".mim", "__pycache__", "work_dirs", "build", "site"
@@ -61,15 +61,13 @@ def test_a_method_is_added_as_the_page_says(tmp_path):
         assert not (clone / match["name"]).exists()
         (clone / match["name"]).write_text(match["text"])
     change_lines(*LINES.findall(text), clone)
-
-    def run(*words: str) -> str:
-        result = subprocess.run(words, cwd=clone, capture_output=True, text=True)
-        assert result.returncode == 0, result.stdout + result.stderr
-        return result.stdout
-
-    run(sys.executable, "-m", "ruff", "check", ".")
-    run(sys.executable, "-m", "ruff", "format", "--check", ".")
     (words,) = re.findall(r"`python -m benchmarks\.docs_tables (--count \w+)`", text)
-    printed = run(sys.executable, "-c", TABLES_AND_TESTS, words, *CONCERNED)
-    assert "model_zoo.md: written" in printed
-    assert "TestFooHead::test_loss_and_gradients PASSED" in printed
+    for command in (
+        ("-m", "ruff", "check", "."),
+        ("-m", "ruff", "format", "--check", "."),
+        ("-c", TABLES_AND_TESTS, words, *CONCERNED),
+    ):
+        result = run(sys.executable, *command, folder=clone, PYTHONPATH=str(clone))
+        assert result.returncode == 0, result.stdout + result.stderr
+    assert "model_zoo.md: written" in result.stdout
+    assert "TestFooHead::test_loss_and_gradients PASSED" in result.stdout
