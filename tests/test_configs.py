@@ -5,7 +5,6 @@ optimizer, schedules and pipelines are the config's. After an intended change of
 `python -m tests.test_configs` stores the resolved configs again.
 """
 
-import copy
 import gzip
 import json
 import re
@@ -20,6 +19,7 @@ from mmengine.optim import build_optim_wrapper
 from mmseg.models.backbones.resnet import BasicBlock, Bottleneck, ResNet
 from mmseg.registry import DATASETS, MODELS, PARAM_SCHEDULERS
 
+from mmseg_ext.datasets.dataset_report import SPLITS
 from tests.configs import CONFIGS, load
 from tests.datasets.trees import BASES, datasets, make_tree, set_data_root
 
@@ -92,9 +92,25 @@ def data(tmp_path_factory) -> Path:
     return root
 
 
+def with_small_crops(path: Path) -> Config:
+    """Return a config whose crops are 64 wide and high, or 65 where the side is odd."""
+    config = load(path)
+    crop = tuple(config.crop_size)
+    small = tuple(64 + side % 2 for side in crop)
+
+    def replaced(node):
+        if isinstance(node, dict):
+            return {key: replaced(value) for key, value in node.items()}
+        if isinstance(node, (list, tuple)):
+            return small if tuple(node) == crop else type(node)(map(replaced, node))
+        return node
+
+    return Config(replaced(config.to_dict()))
+
+
 def on_tiny_data(path: Path, data: Path) -> Config:
-    """Return the config with a dataset of a few small images."""
-    config = copy.deepcopy(load(path))
+    """Return the config with small crops, and a dataset of a few small images."""
+    config = with_small_crops(path)
     layout = next(name for name in (*BASES, "shapes") if name in path.stem.split("_"))
     set_data_root(config, data / layout / "data")
     for dataset in datasets(config):
@@ -114,47 +130,25 @@ def sample(dataset: dict) -> dict:
     return _samples[key]
 
 
-def with_crop(node, crop: tuple[int, ...], small: tuple[int, int]):
-    """Return `node` with every pair equal to the crop size replaced."""
-    if isinstance(node, dict):
-        return {key: with_crop(value, crop, small) for key, value in node.items()}
-    if isinstance(node, (list, tuple)):
-        if tuple(node) == crop:
-            return small
-        return type(node)(with_crop(value, crop, small) for value in node)
-    return node
-
-
-def small_crop(config: Config) -> tuple[int, int]:
-    """Return 64, or 65 for an odd crop."""
-    return tuple(64 + side % 2 for side in config.crop_size)
-
-
 @every_config
 def test_pipelines(path, data):
     """Training, validation, test and test-time augmentation, each on one image."""
     config = on_tiny_data(path, data)
-    small = small_crop(config)
-    parts = {
-        name: with_crop(config[f"{name}_dataloader"].dataset.to_dict(), config.crop_size, small)
-        for name in ("train", "val", "test")
-    }
-    views = {**parts["test"], "pipeline": config.to_dict()["tta_pipeline"]}
+    parts = {split: config[f"{split}_dataloader"].dataset.to_dict() for split in SPLITS}
     train = sample(parts["train"])
-    assert train["inputs"].shape[0] == 3
-    assert train["inputs"].shape[1:] == train["data_samples"].gt_sem_seg.data.shape[1:]
-    assert all(side <= limit for side, limit in zip(train["inputs"].shape[1:], small, strict=True))
+    height, width = train["inputs"].shape[1:]
+    assert height <= config.crop_size[0] and width <= config.crop_size[1]
     labels = train["data_samples"].gt_sem_seg.data
+    assert train["inputs"].shape == (3, height, width) and labels.shape == (1, height, width)
     classes = config.model.decode_head.num_classes
     assert ((labels < classes) | (labels == 255)).all() and (labels < classes).any()
-    for name in ("val", "test"):
-        item = sample(parts[name])
-        truth = item["data_samples"].get("gt_sem_seg")
-        if truth is not None:
-            assert truth.data.shape[1:] == tuple(item["data_samples"].ori_shape)
+    for split in ("val", "test"):
+        item = sample(parts[split])["data_samples"]
+        if "gt_sem_seg" in item:
+            assert item.gt_sem_seg.shape == tuple(item.ori_shape)
         else:
             assert config.test_evaluator.format_only
-    items = sample(views)
+    items = sample({**parts["test"], "pipeline": config.to_dict()["tta_pipeline"]})
     assert len(items["inputs"]) == len(items["data_samples"]) >= 2
     assert {s.metainfo.get("flip") for s in items["data_samples"]} == {False, True}
 
@@ -224,9 +218,8 @@ def reconnect(part: dict, full: list[int], small: list[int]) -> None:
 
 
 def reduced(config: Config) -> dict:
-    """Return the model at a fraction of its width, without weights, for a crop of 64 or 65."""
-    crop = small_crop(config)
-    model = with_crop(config.model.to_dict(), tuple(config.crop_size), crop)
+    """Return the model of `with_small_crops` at a fraction of its width, without weights."""
+    model, crop = config.model.to_dict(), config.crop_size
     if "stride" in model["test_cfg"]:  # of the sliding windows, which are crops
         model["test_cfg"]["stride"] = crop
     model["backbone"].pop("init_cfg", None)  # pretrained weights
@@ -264,10 +257,7 @@ def test_one_training_step(path, data):
     trained = [p for p in model.parameters() if p.requires_grad]
     assert len(groups) == len(trained) and {*groups} == {*trained}
 
-    dataset = with_crop(
-        config.train_dataloader.dataset.to_dict(), config.crop_size, small_crop(config)
-    )
-    item = sample(dataset)
+    item = sample(config.train_dataloader.dataset.to_dict())
     losses = model.train_step(pseudo_collate([item, item]), wrapper)
     for scheduler in schedulers:
         scheduler.step()

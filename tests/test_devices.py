@@ -21,7 +21,7 @@ from mmseg_ext.cost.step_memory import batch_of, build_training_model, training_
 from mmseg_ext.decode_heads import JSegEAHead
 from mmseg_ext.engine.finite_loss import FiniteLossHook
 from tests.configs import CONFIGS, load
-from tests.test_configs import EXPERIMENTS, reduced, small_crop
+from tests.test_configs import EXPERIMENTS, reduced, with_small_crops
 
 PRECISIONS = (None, torch.bfloat16, torch.float16)
 # What decides which operators run: the types of the parts, and the operators' switches.
@@ -40,9 +40,8 @@ def distinct_models() -> list[str]:
 
 def small_config(name: str) -> Config:
     """Return a config with a narrow model, small crops and batches of two."""
-    config = load(CONFIGS / f"{name}.py").copy()
+    config = with_small_crops(CONFIGS / f"{name}.py")
     config.model = ConfigDict(reduced(config))
-    config.crop_size = small_crop(config)
     config.train_dataloader.batch_size = 2
     return config
 
