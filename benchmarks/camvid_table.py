@@ -29,8 +29,7 @@ from benchmarks.receptive_field import effective_receptive_field, share_beyond
 from benchmarks.tables import compare_times
 from mmseg_ext import register_all_modules
 from mmseg_ext.atomic_write import write_text
-from mmseg_ext.cost.model_cost import machine
-from mmseg_ext.cost.multiply_adds import count_multiply_adds
+from mmseg_ext.cost.model_cost import count_multiply_adds, machine
 from mmseg_ext.cost.step_memory import batch_of
 from mmseg_ext.engine.launch import build_test_runner, build_train_runner, load_settings
 from mmseg_ext.reports.results_hook import class_iou

@@ -57,7 +57,7 @@ def results(name: str) -> dict | list:
 
 def zoo() -> dict[str, Cost]:
     """Return the stored counts by config."""
-    return {name: Cost(name, **numbers) for name, numbers in results("model_zoo").items()}
+    return {name: Cost(**numbers) for name, numbers in results("model_zoo").items()}
 
 
 def write_results(name: str, values: dict) -> None:
@@ -68,10 +68,7 @@ def write_results(name: str, values: dict) -> None:
 def count(names: Sequence[str]) -> None:
     """Count the parameters and multiply-adds of these configs and store them."""
     costs = zoo() | {name: count_config(CONFIGS / f"{name}.py") for name in names}
-    numbers = {name: asdict(cost) for name, cost in costs.items()}
-    for number in numbers.values():
-        del number["name"]
-    write_results("model_zoo", numbers)
+    write_results("model_zoo", {name: asdict(cost) for name, cost in costs.items()})
 
 
 def compute_memory(names: Sequence[str]) -> None:
@@ -156,7 +153,7 @@ def zoo_table() -> str:
     for key, dataset in DATASETS.items():
         rows = []
         for name in (name for name in costs if key in name.split("_")):
-            title, *numbers = cells(costs[name])
+            title, *numbers = cells(name, costs[name])
             miou, source = published(name)
             start = backbone_start(Config.fromfile(CONFIGS / f"{name}.py"))
             scores = [miou, trained.get(name, "not trained")]

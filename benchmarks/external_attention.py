@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from benchmarks.tables import Case, Settings, command, compare_times, inference_step, timed
 from mmseg_ext import register_all_modules
-from mmseg_ext.cost.multiply_adds import MultiplyAdds, count_multiply_adds
+from mmseg_ext.cost.model_cost import MultiplyAdds, count_multiply_adds
 from mmseg_ext.layers import ExternalAttention2d, MultiHeadExternalAttention
 
 CHANNELS = 512

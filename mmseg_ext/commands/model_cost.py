@@ -29,7 +29,7 @@ def main(args: argparse.Namespace) -> None:
     rows = []
     for path in args.configs:
         if not args.train:
-            rows.append(cells(count_config(path)))
+            rows.append(cells(path.stem, count_config(path)))
             continue
         config = load_settings(str(path))
         if args.batch:

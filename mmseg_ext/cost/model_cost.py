@@ -1,24 +1,88 @@
-"""Parameters and multiply-adds of a config's network, and tables of costs."""
+"""Parameters and multiply-adds of networks, and tables of costs.
 
+PyTorch's operator counter counts scaled dot-product attention, mmengine's `FlopAnalyzer` does not.
+"""
+
+import math
 import os
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from mmengine.model.utils import revert_sync_batchnorm
 from mmseg.registry import MODELS
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from mmseg_ext.cost.multiply_adds import count_multiply_adds
 from mmseg_ext.engine.launch import load_settings
+from mmseg_ext.layers import LambdaLayer
+
+
+class MultiplyAdds(NamedTuple):
+    """Multiply-adds of one forward pass.
+
+    `modules` counts convolution and linear modules, like mmcv's `get_model_complexity_info` and the
+    segmentation tables of most papers; products inside attention are missing. `all` counts every
+    convolution and matrix product. It counts a lambda layer as the paper's dense form
+    (`lambda_multiply_adds`), because the fast forms do not run it as matrix products.
+    """
+
+    modules: int
+    all: int
+
+
+def count_multiply_adds(model: nn.Module, x: Tensor) -> MultiplyAdds:
+    """Count the multiply-adds of `model(x)`; the result is the same on every device, also meta."""
+    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=_MORE_KERNELS) as counter:
+        model(x)
+    counts = counter.get_flop_counts()
+    root = type(model).__name__
+    named = model.named_modules(remove_duplicate=False)  # the counter uses any of them
+    modules = {f"{root}.{name}" if name else root: module for name, module in named}
+
+    def products(name: str) -> int:
+        return sum(counts.get(name, {}).values()) // 2
+
+    kinds = (nn.Linear, nn.modules.conv._ConvNd)
+    in_modules = sum(products(name) for name, m in modules.items() if isinstance(m, kinds))
+    total = counter.get_total_flops() // 2
+    for name, layer in modules.items():
+        if isinstance(layer, LambdaLayer):
+            projection = products(f"{name}.qkv")
+            positions = projection // (len(x) * layer.qkv.weight.numel())
+            dense = len(x) * lambda_multiply_adds(layer, positions)
+            total += projection + dense - products(name)
+    return MultiplyAdds(in_modules, total)
+
+
+def lambda_multiply_adds(layer: LambdaLayer, positions: int) -> int:
+    """Count the paper's dense form for one map: without projection, with taps on padding."""
+    pairs = layer.key_depth * layer.value_depth
+    taps = positions if layer.resolution is not None else layer.receptive_field**2
+    content = layer.intra_depth + layer.num_heads
+    return positions * pairs * (content + layer.intra_depth * taps + layer.num_heads)
+
+
+# Kernels that torch's own table lacks; the first one exists since torch 2.2.
+_MORE_KERNELS = {
+    getattr(torch.ops.aten, name): count
+    for name, count in {
+        "_scaled_dot_product_flash_attention_for_cpu": (
+            lambda query, key, value, *args, **kwargs: sdpa_flop_count(query, key, value)
+        ),
+        "baddbmm_": lambda addend, left, right, *args, **kwargs: 2 * math.prod(left) * right[-1],
+    }.items()
+    if hasattr(torch.ops.aten, name)
+}
 
 
 @dataclass
 class Cost:
     """Parameters and multiply-adds of a network for one input."""
 
-    name: str
     input_shape: Sequence[int]
     parameters: int
     module_multiply_adds: int
@@ -36,8 +100,7 @@ def count_config(path: Path) -> Cost:
         model = revert_sync_batchnorm(MODELS.build(settings)).eval()
         images = torch.empty(1, 3, *config.crop_size)
         counted = count_multiply_adds(model, images)
-    parameters = sum(p.numel() for p in model.parameters())
-    return Cost(path.stem, tuple(images.shape), parameters, counted.modules, counted.all)
+    return Cost(tuple(images.shape), sum(p.numel() for p in model.parameters()), *counted)
 
 
 def machine(device: str | torch.device = "cpu") -> str:
@@ -52,16 +115,11 @@ def machine(device: str | torch.device = "cpu") -> str:
 HEADINGS = ["config", "crop", "parameters, M", "GMAC, modules", "GMAC, all"]
 
 
-def cells(cost: Cost) -> list[str]:
+def cells(name: str, cost: Cost) -> list[str]:
     """Return the row under `HEADINGS`."""
     height, width = cost.input_shape[2:]
-    return [
-        f"`{cost.name}`",
-        f"{height}x{width}",
-        f"{cost.parameters / 1e6:.2f}",
-        f"{cost.module_multiply_adds / 1e9:.2f}",
-        f"{cost.all_multiply_adds / 1e9:.2f}",
-    ]
+    giga = [f"{count / 1e9:.2f}" for count in (cost.module_multiply_adds, cost.all_multiply_adds)]
+    return [f"`{name}`", f"{height}x{width}", f"{cost.parameters / 1e6:.2f}", *giga]
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -4,7 +4,7 @@ import torch
 
 from mmseg_ext import fuse_model
 from mmseg_ext.backbones.eamlp import EAMLP
-from mmseg_ext.cost.multiply_adds import count_multiply_adds
+from mmseg_ext.cost.model_cost import count_multiply_adds
 from mmseg_ext.doctor.fixtures import cases
 from tests.backbones.base import BackboneTester
 from tests.models import assert_same, randomise

@@ -6,7 +6,7 @@ from torch import nn
 
 from benchmarks.reference.manhattan_attention import PlainRMT
 from mmseg_ext.backbones.rmt import RMT
-from mmseg_ext.cost.multiply_adds import count_multiply_adds
+from mmseg_ext.cost.model_cost import count_multiply_adds
 from tests.backbones.base import BackboneTester
 from tests.models import assert_compiles_once, randomise
 from tests.parity import Fixture, assert_same_function

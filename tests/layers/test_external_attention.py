@@ -8,7 +8,7 @@ from torch import nn
 
 from benchmarks.reference.external_attention import PlainExternalAttention2d
 from mmseg_ext import fuse_model
-from mmseg_ext.cost.multiply_adds import count_multiply_adds
+from mmseg_ext.cost.model_cost import count_multiply_adds
 from mmseg_ext.layers import ExternalAttention2d
 from tests.models import assert_same, randomise
 from tests.parity import assert_same_function

@@ -11,7 +11,7 @@ from mmseg.registry import MODELS, PARAM_SCHEDULERS
 
 from mmseg_ext.backbones.rmt import ARCHS, RMT
 from mmseg_ext.checkpoint import convert_official
-from mmseg_ext.cost.multiply_adds import count_multiply_adds
+from mmseg_ext.cost.model_cost import count_multiply_adds
 from tests.configs import CONFIGS
 from tests.parity import Fixture
 
