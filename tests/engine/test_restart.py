@@ -3,10 +3,9 @@
 import json
 
 import pytest
-import torch
 
 from mmseg_ext.commands.test import main as test
-from tests.engine.runs import ROOT, built, log_text, run_script, run_tool, train_words, write_config
+from tests.engine.runs import ROOT, log_text, run_script, run_tool, train_words, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs
 
 test.__test__ = False
@@ -50,22 +49,3 @@ def test_a_run_with_a_killed_process_restarts_exactly(tmp_path):
         metrics.append({k: v for k, v in found.items() if "time" not in k})
     assert metrics[0] == metrics[1]
     assert metrics[0]["mIoU"] > 0
-
-
-@pytest.mark.parametrize("name", ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])
-def test_a_restarted_run_resumes_automatically(tmp_path, monkeypatch, name):
-    """Its own checkpoints come before `load_from`."""
-    config, work = write_config(tmp_path, UNVALIDATED), tmp_path / "work"
-    start = tmp_path / "start.pth"
-    torch.save({}, start)
-
-    def starts_from():
-        runner = built(*train_words(config, work, f"load_from={start}"))
-        return runner._load_from, runner._resume
-
-    monkeypatch.setenv(name, "1")
-    assert starts_from() == (str(start), False)  # nothing saved yet
-    (work / "iter_4.pth").write_bytes(b"")
-    assert starts_from() == (None, True)
-    monkeypatch.setenv(name, "0")
-    assert starts_from() == (str(start), False)

@@ -2,6 +2,7 @@
 
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -13,23 +14,21 @@ from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs
 SHORT = "train_cfg.max_iters=6"
 
 
-def config_of(folder, extra, *signals):
-    """Write a config whose run receives `signals` in iteration 3."""
-    hook = "dict(type='SignalAt', iteration=3, point='before_train_iter', {})"
-    hooks = ", ".join(hook.format(signal) for signal in signals)
-    return write_config(folder, f"{extra}custom_hooks += [{hooks}]\n", "signal.py")
-
-
-NO_HOOKS = UNVALIDATED + "custom_hooks = []\n"
+def config_of(folder: Path, extra: str, *numbers: int, iteration: int = 3, group=False) -> Path:
+    """Write a config whose run receives signals in the iteration."""
+    where = f"iteration={iteration}, point='before_train_iter', group={group}"
+    hooks = [f"dict(type='SignalAt', {where}, number={int(number)})" for number in numbers]
+    text = f"{UNVALIDATED}{extra}custom_hooks += [{', '.join(hooks)}]\n"
+    return write_config(folder, text, "signal.py")
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
 def test_a_signal_saves_and_ends_with_status_0(tmp_path, name):
     """At iteration 3, between two regular checkpoints; the resumed run is exact."""
-    number, work = int(getattr(signal, name)), tmp_path / "work"
+    number, work = getattr(signal, name), tmp_path / "work"
     before = signal.getsignal(number)
     with pytest.raises(SystemExit) as end:
-        train_here(config_of(tmp_path, RANDOM + UNVALIDATED, f"number={number}"), work, SHORT)
+        train_here(config_of(tmp_path, RANDOM, number), work, SHORT)
     assert end.value.code == 0
     assert signal.getsignal(number) == before
     assert f"{name}: stopped after iteration 3" in log_text(work)
@@ -40,29 +39,23 @@ def test_a_signal_saves_and_ends_with_status_0(tmp_path, name):
         assert_same_runs(work, tmp_path / "whole", 6)
 
 
-def test_without_a_checkpoint_hook_the_status_is_1(tmp_path):
-    hooks = NO_HOOKS + "default_hooks['checkpoint'] = None\n"
+@pytest.mark.parametrize(
+    ("checkpoint", "iteration", "saved"),
+    [
+        ("None", 3, []),
+        ("dict(type='CheckpointHook', interval=4)", 3, ["iter_3.pth"]),
+        # Saving twice, mmengine would remove the file as the older one of two.
+        ("dict(type='DurableCheckpointHook', interval=4, max_keep_ckpts=1)", 4, ["iter_4.pth"]),
+    ],
+    ids=["no hook", "mmengine's hook", "at a regular checkpoint"],
+)
+def test_checkpoint_hooks(tmp_path, checkpoint, iteration, saved):
+    """The status is 0 only if the checkpoint is saved."""
+    extra = f"default_hooks['checkpoint'] = {checkpoint}\ncustom_hooks = []\n"
     with pytest.raises(SystemExit) as end:
-        train_here(config_of(tmp_path, hooks, "number=15"), tmp_path / "work", SHORT)
-    assert "stopped after iteration 3" in end.value.code
-
-
-def test_mmengines_checkpoint_hook_saves(tmp_path):
-    stock = "default_hooks['checkpoint'] = dict(type='CheckpointHook', interval=4)\n"
-    with pytest.raises(SystemExit) as end:
-        train_here(config_of(tmp_path, NO_HOOKS + stock, "number=15"), tmp_path / "work", SHORT)
-    assert end.value.code == 0
-    assert (tmp_path / "work/iter_3.pth").is_file()
-
-
-def test_a_signal_at_a_regular_checkpoint_saves_once(tmp_path):
-    """Saving twice, mmengine would remove the file as the older one of two."""
-    hook = "dict(type='SignalAt', iteration=4, point='before_train_iter', number=15)"
-    config = write_config(tmp_path, f"{UNVALIDATED}custom_hooks = [{hook}]\n")
-    with pytest.raises(SystemExit):
-        keep = "default_hooks.checkpoint.max_keep_ckpts=1"
-        train_here(config, tmp_path / "work", SHORT, keep)
-    assert (tmp_path / "work/iter_4.pth").is_file()
+        train_here(config_of(tmp_path, extra, 15, iteration=iteration), tmp_path / "work", SHORT)
+    assert end.value.code == 0 if saved else "stopped after iteration 3" in end.value.code
+    assert [path.name for path in (tmp_path / "work").glob("*.pth")] == saved
 
 
 def test_a_training_in_a_thread_leaves_the_handlers(tmp_path):
@@ -79,8 +72,9 @@ def test_a_failed_run_restores_the_handlers(tmp_path):
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path):
+    config = config_of(tmp_path, "custom_hooks = []\n", signal.SIGINT, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        train_here(config_of(tmp_path, NO_HOOKS, "number=2", "number=2"), tmp_path / "work", SHORT)
+        train_here(config, tmp_path / "work", SHORT)
     assert not list((tmp_path / "work").glob("*.pth"))
 
 
@@ -91,7 +85,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
 )
 def test_a_signal_to_several_processes_or_to_one_of_them(tmp_path, ranks, group):
     """The loader's workers get the signal too; of two processes only one gets it."""
-    config = config_of(tmp_path, NO_HOOKS, f"number=15, group={group}")
+    config = config_of(tmp_path, "custom_hooks = []\n", signal.SIGTERM, group=group)
     loader = ("train_dataloader.batch_size=2", f"train_dataloader.num_workers={2 * group}")
     words = train_words(config, tmp_path / "work", SHORT, *loader)
     result = run_tool("train.py", *words, ranks=ranks)
