@@ -23,7 +23,7 @@ class RecordLoss(Hook):
 
 @HOOKS.register_module()
 class RecordStatistics(Hook):
-    """Append 'train sum' or 'val sum' of this process's running means to `<path>.<rank>`.
+    """Append the sum of this process's running means to `<path>.<rank>`.
 
     The means are those of EMAHook's average in training, and of the model in validation.
     """
@@ -33,17 +33,17 @@ class RecordStatistics(Hook):
     def __init__(self, path: str):
         self.path = path
 
-    def _record(self, model, kind):
+    def _record(self, model):
         means = [b for n, b in model.named_buffers() if n.endswith("running_mean")]
         with Path(f"{self.path}.{get_rank()}").open("a") as file:
-            file.write(f"{kind} {sum(m.double().sum().item() for m in means):.17g}\n")
+            file.write(f"{sum(m.double().sum().item() for m in means):.17g}\n")
 
     def before_train_iter(self, runner, batch_idx, data_batch=None):
         (average,) = (h.ema_model for h in runner.hooks if isinstance(h, EMAHook))
-        self._record(average, "train")
+        self._record(average)
 
     def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        self._record(runner.model, "val")
+        self._record(runner.model)
 
 
 @HOOKS.register_module()
