@@ -21,20 +21,9 @@ def layer(**arguments) -> ReAttention:
     return randomise(ReAttention(WIDTH, HEADS, **arguments)).double()
 
 
-def equations(module: ReAttention, x: torch.Tensor) -> torch.Tensor:
-    """The paper's, on a copy: the running statistics of `module` stay."""
-    return PlainReAttention(copy.deepcopy(module))(x)
-
-
 def softmax_maps(module: ReAttention, x: torch.Tensor) -> torch.Tensor:
     q, k, _ = module.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
     return (q @ k.mT * (WIDTH // HEADS) ** -0.5).softmax(-1)  # (B, H, N, N)
-
-
-def weighted(module: ReAttention, x: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
-    """The layer's result where `maps` (B, H, N, N) multiply the values."""
-    v = module.qkv(x)[..., 2 * WIDTH :].unflatten(-1, (HEADS, -1)).transpose(1, 2)
-    return module.proj((maps @ v).transpose(1, 2).flatten(2))
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer"])
@@ -44,7 +33,8 @@ def test_equations(norm, training, transform_scale):
     module = layer(norm=norm, transform_scale=transform_scale, qkv_bias=norm == "batch")
     module.train(training)
     x = torch.randn(2, 10, WIDTH, dtype=torch.float64)
-    expected = equations(module, x)
+    # The paper's, on a copy: the running statistics of `module` stay.
+    expected = PlainReAttention(copy.deepcopy(module))(x)
     assert_same(module(x), expected, rtol=1e-12)
     with torch.no_grad():
         assert_same(module(x), expected, rtol=1e-12)
@@ -70,7 +60,7 @@ def test_blocks_of_queries_change_nothing():
     assert_same_function(module, PlainReAttention, x, 1e-10, lambda x: in_blocks(module, x))
     module.eval()
     with torch.no_grad():
-        assert_same(module(x), equations(module, x), rtol=1e-12)
+        assert_same(module(x), PlainReAttention(module)(x), rtol=1e-12)
 
 
 @pytest.mark.parametrize("momentum", [0.3, None])
@@ -96,7 +86,8 @@ def test_dropped_entries_are_dropped_before_the_mixing():
     torch.manual_seed(5)
     maps = nn.functional.dropout(softmax_maps(module, x), 0.5)
     maps = module.var_norm(module.reatten_matrix(maps))
-    assert_same(y, weighted(module, x, maps), rtol=1e-12)
+    v = module.qkv(x)[..., 2 * WIDTH :].unflatten(-1, (HEADS, -1)).transpose(1, 2)
+    assert_same(y, module.proj((maps @ v).transpose(1, 2).flatten(2)), rtol=1e-12)
 
 
 @pytest.mark.parametrize("training", [False, True])
