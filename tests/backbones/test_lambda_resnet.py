@@ -112,13 +112,6 @@ def test_residual_branches_start_at_zero():
     assert queries.std().item() == pytest.approx((64 * 16) ** -0.5, rel=0.1)  # the paper's
 
 
-def test_checkpointing_counts_a_batch_once():
-    model = LambdaResNet((1, 1, 1, 1), receptive_field=3, with_cp=True, norm_cfg={"type": "SyncBN"})
-    sum(y.sum() for y in model.train()(torch.randn(2, 3, 32, 32))).backward()
-    counts = {k: v for k, v in model.named_buffers() if k.endswith("num_batches_tracked")}
-    assert counts and all(count == 1 for count in counts.values())
-
-
 def test_squeeze_excitation_multiplies_by_the_gates():
     layer, x = SqueezeExcitation(4, 2).double(), torch.randn(2, 4, 3, 5, dtype=torch.float64)
     means = x.mean((2, 3))  # (B, C)
@@ -188,10 +181,7 @@ def test_without_lambda_layers_it_is_mmsegs_resnet(kind, stock, changes):
 
 
 @torch.no_grad()
-def test_traces_and_counts():
-    """What `get_flops.py` does, at a size whose first maps take the Fourier form of 23x23."""
-    model = randomise(LambdaResNet(depth=(1, 1, 1, 1), out_indices=(0,))).eval()
-    images = torch.randn(1, 3, 192, 200)
-    traced = torch.jit.trace(model, images, check_trace=False)
-    assert_same(traced(images), model(images))
-    assert get_model_complexity_info(model, inputs=images)["flops"] > 1e8
+def test_get_flops_traces_the_fourier_form():
+    model = LambdaResNet(depth=(1, 1, 1, 1), out_indices=(0,)).eval()
+    counted = get_model_complexity_info(model, inputs=torch.randn(1, 3, 192, 200))
+    assert counted["flops"] > 1e8

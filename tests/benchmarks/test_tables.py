@@ -1,12 +1,10 @@
 """The benchmarks' command line, the counts next to the papers', and the model of the picture."""
 
 import pytest
-import torch
 
-from benchmarks.external_attention import BLOCKS, PositionSelfAttention, count_block
+from benchmarks.external_attention import BLOCKS, count_block
 from benchmarks.operators_picture import CROP, SIZE, FourHeads, scenes
 from benchmarks.tables import Settings, command
-from tests.models import assert_same
 
 
 def test_command_runs_the_requested_parts(capsys):
@@ -46,18 +44,6 @@ def test_costs_of_the_papers_blocks(name, parameters, convention, giga):
     # Within the paper's rounding, but for the row whose printed figure is second-hand.
     if BLOCKS[name].paper is not None and name != "EA, one memory":
         assert parameters / 2**20 == pytest.approx(BLOCKS[name].paper[0], abs=0.015)
-
-
-def test_self_attention_is_its_equation():
-    block = PositionSelfAttention(6)
-    x = torch.randn(1, 6, 3, 4)
-    tokens = x.flatten(2)[0].T  # (N, C)
-    query, key, value, out = (
-        conv.weight[:, :, 0, 0].T for conv in (block.query, block.key, block.value, block.out)
-    )
-    attention = torch.softmax((tokens @ query) @ (tokens @ key).T, dim=1)
-    expected = tokens + attention @ (tokens @ value) @ out
-    assert_same(block(x)[0].flatten(1).T, expected)
 
 
 def test_model_of_the_picture():

@@ -1,4 +1,4 @@
-"""ExternalAttention2d against its fixture, the paper's equations, and its faster forms."""
+"""External attention on maps and tokens: the paper's equations, faster forms, initialization."""
 
 from functools import partial
 
@@ -6,12 +6,17 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.reference.external_attention import PlainExternalAttention2d
+from benchmarks.reference.external_attention import (
+    PlainExternalAttention,
+    PlainExternalAttention2d,
+    PlainMultiHeadExternalAttention,
+    double_normalized,
+)
 from mmseg_ext import fuse_model
 from mmseg_ext.cost.model_cost import count_multiply_adds
-from mmseg_ext.layers import ExternalAttention2d
+from mmseg_ext.layers import ExternalAttention, ExternalAttention2d, MultiHeadExternalAttention
 from tests.models import assert_same, randomise
-from tests.parity import assert_same_function
+from tests.parity import assert_parity, assert_same_function
 
 
 def trained_like(**kwargs) -> ExternalAttention2d:
@@ -95,3 +100,68 @@ def test_multiply_adds_of_composed_form():
     assert plain == 9_663_676_416
     assert fused == 2 * 64 * 512 * 128 * 128  # 1.07 G
     assert composed == fused + 2 * 64 * 512 * 512  # and the two compositions
+
+
+# --- on tokens -----------------------------------------------------------------------------------
+
+MULTI_HEAD = [
+    {"embed_dim": 32, "num_heads": 2, "memory_size": 16},
+    {"embed_dim": 24, "num_heads": 3, "expansion": 2, "memory_size": 5},
+    {"embed_dim": 24, "num_heads": 6, "expansion": 1, "memory_size": 32},
+]
+
+
+def tokens_for(block: nn.Module) -> torch.Tensor:
+    """Tokens in float64; the block gets random parameters in float64."""
+    for p in block.double().parameters():
+        nn.init.normal_(p, std=0.5)
+    return torch.randn(2, 17, block.embed_dim, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("case", MULTI_HEAD)
+def test_equations_head_by_head(case):
+    """Equations 7, 8, 10, 11 and nothing else; fused if the memories are not wider than heads."""
+    block = MultiHeadExternalAttention(**case)
+    x = tokens_for(block)
+    assert_same_function(block, PlainMultiHeadExternalAttention, x)
+    fused = fuse_model(block)
+    with torch.no_grad():
+        assert_parity(fused(x), block(x))
+    wider_than_heads = case["memory_size"] * case["num_heads"] > case["embed_dim"]
+    assert isinstance(fused, MultiHeadExternalAttention) == wider_than_heads
+
+
+def test_equations_of_two_memories():
+    block = ExternalAttention(12, memory_size=5)
+    x = tokens_for(block)
+    assert_same_function(block, PlainExternalAttention, x)
+
+
+def test_dropout_of_the_attention_is_applied_before_the_values():
+    block = MultiHeadExternalAttention(24, 3, expansion=2, memory_size=5, attn_drop=0.5).train()
+    x = torch.randn(2, 17, 24)
+    torch.manual_seed(3)
+    y = block(x)
+    torch.manual_seed(3)
+    logits = block.linear_0(block.trans_dims(x).unflatten(-1, (6, 8)))  # (B, N, G, S)
+    attention = double_normalized(logits.transpose(1, 2)).transpose(1, 2)
+    attention = nn.functional.dropout(attention.contiguous(), 0.5)
+    assert_parity(y, block.proj(block.linear_1(attention).flatten(2)))
+    assert_parity(block.eval()(x), PlainMultiHeadExternalAttention(block)(x))
+
+
+def test_a_token_that_attends_nowhere_gives_zero():
+    """Its softmax underflows in every slot: 0 / 0 without care."""
+    block = ExternalAttention(4, memory_size=2)
+    nn.init.ones_(block.mk.weight)
+    x = torch.zeros(1, 6, 4)
+    x[0, 0] = -1000.0
+    y = block(x)
+    assert torch.equal(y[0, 0], torch.zeros(4))
+    y.sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in block.parameters())
+
+
+def test_hint_for_maps():
+    with pytest.raises(ValueError, match=r"x.flatten\(2\).transpose\(1, 2\)$"):
+        ExternalAttention(32)(torch.zeros(2, 32, 4, 4))

@@ -11,13 +11,6 @@ from mmseg_ext.published.key_map import rename_keys
 from tests.parity import Fixture
 
 
-@pytest.fixture
-def weights() -> dict[str, torch.Tensor]:
-    """A small DeepViT classifier."""
-    arch = {"embed_dims": 24, "depth": 3, "num_heads": 3}
-    return DeepViT(arch=arch, num_classes=2).state_dict()
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -26,8 +19,9 @@ def weights() -> dict[str, torch.Tensor]:
         ({"norm.bias": torch.zeros(3)}, r"shapes differ: norm\.bias \(3,\) instead of \(24,\)"),
     ],
 )
-def test_entries_that_do_not_fit_are_listed(weights, change, message):
-    changed = {k: v for k, v in {**weights, **change}.items() if v is not None}
+def test_entries_that_do_not_fit_are_listed(change, message):
+    model = DeepViT(arch={"embed_dims": 24, "depth": 3, "num_heads": 3}, num_classes=2)
+    changed = {k: v for k, v in (model.state_dict() | change).items() if v is not None}
     with pytest.raises(ValueError, match=message):
         convert_official("deepvit", changed, classifier=True)
 

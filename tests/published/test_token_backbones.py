@@ -1,0 +1,68 @@
+"""Published DeepViTs and EAMLPs, kept complete or without the classifier."""
+
+import pytest
+import torch
+
+from mmseg_ext.backbones.deepvit import DeepViT
+from mmseg_ext.backbones.eamlp import EAMLP, sinusoidal_positions
+from mmseg_ext.checkpoint import convert_official
+from tests.parity import Fixture
+
+
+@pytest.fixture(scope="module")
+def deepvit():
+    return Fixture("deepvit_re_attn_16b").state_dict
+
+
+def test_deepvit_backbone_drops_the_classifier(deepvit):
+    weights = convert_official("deepvit", deepvit)
+    assert set(deepvit) - set(weights) == {"head.weight", "head.bias"}
+    model = DeepViT(arch="16b")
+    model.load_state_dict(weights, strict=True)
+    assert torch.equal(
+        model.blocks[7].attn.reatten_matrix.weight, deepvit["blocks.7.attn.reatten_matrix.weight"]
+    )
+
+
+@pytest.mark.parametrize("arch", ["24b", "32b", "s", "l"])
+@pytest.mark.parametrize("re_attention", [True, False])
+def test_deepvit_architecture_is_inferred(arch, re_attention):
+    with torch.device("meta"):
+        model = DeepViT(arch=arch, num_classes=10, re_attention=re_attention)
+        backbone = DeepViT(arch=arch, re_attention=re_attention)
+    weights = convert_official("deepvit", model.state_dict(), classifier=True)
+    assert weights.keys() == model.state_dict().keys()
+    weights = convert_official("deepvit", model.state_dict())
+    assert weights.keys() == backbone.state_dict().keys()
+
+
+def test_deepvit_positions_that_form_no_square_are_refused(deepvit):
+    with pytest.raises(ValueError, match="11 patch positions"):
+        convert_official("deepvit", {**deepvit, "pos_embed": torch.zeros(1, 12, 24)})
+
+
+@pytest.fixture(scope="module")
+def eamlp() -> dict[str, torch.Tensor]:
+    """The names and shapes of a published EAMLP-7 for 384x384 without its `pos_embed`."""
+    return EAMLP(arch="7", img_size=384, num_classes=1000).state_dict()
+
+
+@pytest.mark.parametrize("drift", [None, 0, 1e-4])
+@pytest.mark.parametrize("classifier", [False, True])
+def test_every_form_of_eamlp(eamlp, drift, classifier):
+    """An exponential moving average in float32 moves the constant positions by about 1e-4."""
+    state_dict = dict(eamlp)
+    if drift is not None:
+        state_dict["pos_embed"] = sinusoidal_positions(577, 256) + drift
+    converted = convert_official("eamlp", state_dict, classifier=classifier)
+    model = EAMLP(arch="7", img_size=384, num_classes=1000 if classifier else None)
+    model.load_state_dict(converted, strict=True)
+    assert ("head.weight" in converted) == classifier
+    assert all(torch.equal(value, eamlp[key]) for key, value in converted.items())
+
+
+def test_other_eamlp_positions_are_refused(eamlp):
+    learned = sinusoidal_positions(577, 256)
+    learned[0, 100, 3] += 0.01
+    with pytest.raises(ValueError, match=r"pos_embed: .*0\.01"):
+        convert_official("eamlp", {**eamlp, "pos_embed": learned})
