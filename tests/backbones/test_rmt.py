@@ -8,19 +8,11 @@ from benchmarks.reference.manhattan_attention import PlainRMT
 from mmseg_ext.backbones.rmt import RMT
 from mmseg_ext.cost.model_cost import count_multiply_adds
 from tests.backbones.base import BackboneTester
-from tests.models import assert_compiles_once, randomise
+from tests.models import NARROW_RMT, assert_compiles_once, randomise
 from tests.parity import Fixture, assert_same_function
 
-SHRUNK = {
-    "depths": (1, 1, 1, 1),
-    "embed_dims": (8, 16, 32, 48),
-    "num_heads": (2, 2, 4, 4),
-    "ffn_ratios": (2, 2, 2, 2),
-    "decay_ranges": (4, 4, 6, 6),
-    "decomposed": (True, False, True, False),
-    "layer_scales": (None, None, 1e-6, 1e-6),
-    "drop_path_rate": 0.1,
-}
+SHRUNK = NARROW_RMT | {"embed_dims": (8, 16, 32, 48), "num_heads": (2, 2, 4, 4)}
+SHRUNK |= {"decomposed": (True, False, True, False), "layer_scales": (None, None, 1e-6, 1e-6)}
 
 
 class TestRMT(BackboneTester):

@@ -10,18 +10,7 @@ from mmengine.config import Config
 from mmseg.registry import MODELS
 
 from mmseg_ext.backbones import EAMLP, DeepViT
-from mmseg_ext.inspection import attention_pictures
-from mmseg_ext.inspection.attention_pictures import (
-    Scene,
-    capture_inputs,
-    draw_layer,
-    find_layers,
-    head_maps,
-    measure_preference,
-    patch_grid,
-    select_layers,
-    slot_maps,
-)
+from mmseg_ext.inspection import attention_pictures as pictures
 from mmseg_ext.layers import ExternalAttention2d, LambdaLayer, ManhattanAttention, ReAttention
 from tests.models import randomise
 
@@ -39,51 +28,51 @@ def test_slots_are_sorted_by_weight_with_their_class():
         def attention_map(self, x):
             return torch.stack([1 - right, right])[None]
 
-    maps = slot_maps(Given(4), torch.zeros(1, 4, 2, 2), (8, 8))
+    maps = pictures.slot_maps(Given(4), torch.zeros(1, 4, 2, 2), (8, 8))
     torch.testing.assert_close(maps, torch.stack([right, 1 - right]))
-    preference = measure_preference(maps, labels, 3)
+    preference = pictures.measure_preference(maps, labels, 3)
     torch.testing.assert_close(preference, torch.tensor([[2 / 3, 4 / 3, 0], [2.0, 0, 0]]))
 
 
 def test_class_token_is_left_out():
     model = EAMLP(dict(embed_dims=16, depth=1, num_heads=2, mlp_ratio=2), img_size=48).eval()
-    (layer,) = find_layers(model).values()
+    (layer,) = pictures.find_layers(model).values()
     x = torch.randn(1, 7, 16)
-    maps = slot_maps(layer, x, (32, 48))
+    maps = pictures.slot_maps(layer, x, (32, 48))
     assert maps.shape[1:] == (2, 3)
     torch.testing.assert_close(maps.sum(0), torch.ones(2, 3))
     weights = layer.attention_map(x)[0, :, 1:].mean(1).flatten() / layer.groups
     torch.testing.assert_close(maps.mean((1, 2)), weights.sort(descending=True).values)
     with pytest.raises(ValueError, match="tokens"):
-        patch_grid(8, (32, 48))
+        pictures.patch_grid(8, (32, 48))
 
 
 @torch.no_grad()
 def test_maps_are_of_the_pixel():
     """Pixel (20, 40) of 32 x 48 is in patch (1, 2), and in cell (2, 5) of 4 x 6."""
     tokens, x = randomise(ReAttention(12, 3)).eval(), torch.randn(1, 7, 12)
-    seen = head_maps(tokens, x, (32, 48), (20, 40))
+    seen = pictures.head_maps(tokens, x, (32, 48), (20, 40))
     torch.testing.assert_close(seen, tokens.attention_map(x)[0, :, 6, 1:].view(3, 2, 3))
     layer, x = ManhattanAttention(12, 3), torch.randn(1, 4, 6, 12)
-    seen = head_maps(layer, x, (32, 48), (20, 40))
+    seen = pictures.head_maps(layer, x, (32, 48), (20, 40))
     torch.testing.assert_close(seen, layer.attention_map(x)[0, :, 17].view(3, 4, 6))
     layer = LambdaLayer(12, key_depth=4, num_heads=3, intra_depth=2, receptive_field=3).eval()
     x = torch.randn(1, 12, 4, 6)
-    seen = head_maps(layer, x, (32, 48), (20, 40))
+    seen = pictures.head_maps(layer, x, (32, 48), (20, 40))
     torch.testing.assert_close(seen, layer.attention_map(x)[0, :, :, 17].mean(1).view(3, 4, 6))
 
 
 @pytest.fixture
 def draw(monkeypatch, tmp_path):
     """Draw on an image of one gray value, all of it class 1, with names that are not formulas."""
-    drawn, save = [], attention_pictures.save_figure
+    drawn, save = [], pictures.save_figure
     record = lambda figure, *rest: drawn.append(figure) or save(figure, *rest)  # noqa: E731
-    monkeypatch.setattr(attention_pictures, "save_figure", record)
+    monkeypatch.setattr(pictures, "save_figure", record)
     image, labels = np.full((24, 32, 3), 51, np.uint8), torch.ones(24, 32).long()
-    scene = Scene(image, labels, [f"{name} $\\frac" for name in CLASSES], PALETTE, (6, 20))
+    scene = pictures.Scene(image, labels, [f"{name} $\\frac" for name in CLASSES], PALETTE, (6, 20))
 
     def drawing(layer, x) -> tuple:
-        summary = draw_layer(layer, x, scene, scene.classes[0], tmp_path / "a.png")
+        summary = pictures.draw_layer(layer, x, scene, scene.classes[0], tmp_path / "a.png")
         panels = {axes.get_title(): axes for axes in drawn[0].axes if axes.images}
         return summary, drawn[0], panels
 
@@ -145,19 +134,19 @@ def test_panels_of_slots(draw):
 
 def test_select_layers():
     model = DeepViT(dict(embed_dims=24, depth=3, num_heads=3), img_size=32)
-    names = list(find_layers(model))
-    assert list(select_layers(model, None)) == names[-1:]
-    assert list(select_layers(model, names[:1])) == names[:1]
+    names = list(pictures.find_layers(model))
+    assert list(pictures.select_layers(model, None)) == names[-1:]
+    assert list(pictures.select_layers(model, names[:1])) == names[:1]
     with pytest.raises(ValueError, match="there are"):
-        select_layers(model, ["nowhere"])
+        pictures.select_layers(model, ["nowhere"])
     with pytest.raises(ValueError, match="none of the layers"):
-        find_layers(torch.nn.Linear(2, 2))
+        pictures.find_layers(torch.nn.Linear(2, 2))
 
 
 def test_capture_inputs_leaves_no_hook():
     model = MODELS.build(Config.fromfile("configs/ea_r18_shapes.py").model)
     image = torch.randn(1, 3, 32, 40)
-    inputs, labels = capture_inputs(model, find_layers(model), image)
+    inputs, labels = pictures.capture_inputs(model, pictures.find_layers(model), image)
     assert model.training and labels.shape == (32, 40)
     assert not any(m._forward_pre_hooks for m in model.modules())
     (x,) = inputs.values()
@@ -166,5 +155,5 @@ def test_capture_inputs_leaves_no_hook():
     own = model.encode_decode
     scores = own(image, [{"ori_shape": (32, 40), "img_shape": (32, 40)}])[0, 0]
     model.encode_decode = lambda *args: own(*args)[:, :1] - scores.mean()  # one output channel
-    _, labels = capture_inputs(model, find_layers(model), image)
+    _, labels = pictures.capture_inputs(model, pictures.find_layers(model), image)
     assert torch.equal(labels, (scores > scores.mean()).long()) and labels.any()

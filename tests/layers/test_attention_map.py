@@ -4,16 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mmseg_ext import layers
 from mmseg_ext.decode_heads.ea_head import JSegEAHead
-from mmseg_ext.layers import (
-    ExternalAttention,
-    ExternalAttention2d,
-    LambdaLayer,
-    ManhattanAttention,
-    MultiHeadExternalAttention,
-    ReAttention,
-    SelfAttention,
-)
 from tests.models import assert_same, randomise
 
 
@@ -26,7 +18,7 @@ def maps(*shape: int) -> Tensor:
 
 
 def test_external_attention_2d():
-    layer, x = ready(ExternalAttention2d(12, memory_size=7)), maps(2, 12, 5, 6)
+    layer, x = ready(layers.ExternalAttention2d(12, memory_size=7)), maps(2, 12, 5, 6)
     weights = layer.attention_map(x)
     torch.testing.assert_close(weights.sum(1), torch.ones(2, 5, 6).double())
     values = torch.einsum("cs,bshw->bchw", layer.linear_1.weight[..., 0], weights)
@@ -42,9 +34,9 @@ def test_second_head():
 
 def test_external_attention_on_tokens():
     x = maps(2, 7, 12)
-    layer = ready(ExternalAttention(12, memory_size=5))
+    layer = ready(layers.ExternalAttention(12, memory_size=5))
     assert_same(layer.attention_map(x) @ layer.mv.weight.t(), layer(x), rtol=1e-10)
-    layer = ready(MultiHeadExternalAttention(12, 2, expansion=2, memory_size=5))
+    layer = ready(layers.MultiHeadExternalAttention(12, 2, expansion=2, memory_size=5))
     weights = layer.attention_map(x)
     assert weights.shape == (2, 4, 7, 5)
     values = weights @ layer.linear_1.weight.t() + layer.linear_1.bias  # (B, G, N, C / heads)
@@ -54,7 +46,7 @@ def test_external_attention_on_tokens():
 @pytest.mark.parametrize("decay", ["logit", "product", None])
 @pytest.mark.parametrize("decomposed", [True, False])
 def test_manhattan_attention(decay, decomposed):
-    layer = ready(ManhattanAttention(12, 3, decomposed=decomposed, decay=decay, lce=False))
+    layer = ready(layers.ManhattanAttention(12, 3, decomposed=decomposed, decay=decay, lce=False))
     x = maps(2, 4, 5, 12)
     weights = layer.attention_map(x)
     values = layer.v_proj(x).flatten(1, 2).unflatten(-1, (3, -1)).transpose(1, 2)  # (B, n, N, d)
@@ -72,7 +64,7 @@ LAMBDAS = [
 
 @pytest.mark.parametrize("options", LAMBDAS)
 def test_lambda_layer(options):
-    layer = ready(LambdaLayer(8, key_depth=4, num_heads=2, **options))
+    layer = ready(layers.LambdaLayer(8, key_depth=4, num_heads=2, **options))
     x = maps(2, 8, 5, 6)
     weights = layer.attention_map(x)
     queries, _, values = layer.qkv(x).split(layer.channels, dim=1)
@@ -85,7 +77,7 @@ def test_lambda_layer(options):
     assert_same(layer.attention_map(x, (2, 3)), weights[:, :, :, 15:16], rtol=1e-10)
 
 
-@pytest.mark.parametrize("kind", [SelfAttention, ReAttention])
+@pytest.mark.parametrize("kind", [layers.SelfAttention, layers.ReAttention])
 def test_attention_between_tokens(kind):
     layer, x = ready(kind(12, 3)), maps(2, 7, 12)
     values = layer.qkv(x).unflatten(-1, (3, 3, -1))[:, :, 2].transpose(1, 2)  # (B, H, N, d)

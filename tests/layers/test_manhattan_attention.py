@@ -82,14 +82,6 @@ def test_equations_of_the_block():
 
 
 @pytest.mark.parametrize("decomposed", [True, False])
-def test_no_decay_is_plain_attention(decomposed):
-    layer, x = attention(decomposed=decomposed, decay=None), maps()
-    plain = copy.deepcopy(layer)
-    plain.decay, plain.decay_start = "logit", 1000.0  # decays of exactly one
-    assert torch.allclose(layer(x), plain_manhattan_attention(plain, x), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("decomposed", [True, False])
 def test_decays_and_phases_are_built_on_the_device_once(decomposed):
     """A copy from the host would wait for the GPU. The meta device shows copies without a GPU."""
     layer = attention(decomposed=decomposed, decay_range=5.5 + decomposed).to("meta")
