@@ -141,23 +141,13 @@ def test_bad_arguments(changes, message):
         LambdaResNet(**changes)
 
 
-STOCK = {
-    "depth": 50,
-    "num_stages": 3,
-    "out_indices": (0, 1, 2),
-    "strides": (1, 2, 1),
-    "dilations": (1, 1, 2),
-    "contract_dilation": True,
-    "norm_cfg": {"type": "BN", "requires_grad": True},
-    "norm_eval": False,
-}
-DEEP = {"depth": 50, "norm_cfg": {"type": "BN"}}
-
-
+STOCK = {"depth": 50, "num_stages": 3, "out_indices": (0, 1, 2), "strides": (1, 2, 1)}
+STOCK |= {"dilations": (1, 1, 2), "contract_dilation": True, "norm_eval": False}
+BN = {"norm_cfg": {"type": "BN", "requires_grad": True}}
 RESNETS = {
-    "pytorch": ("ResNet", {**STOCK, "style": "pytorch"}, {}),
-    "caffe": ("ResNet", {**STOCK, "style": "caffe"}, {}),
-    "deep": ("ResNetV1d", DEEP, {"stem": "deep", "avg_down": True}),
+    "pytorch": ("ResNet", {**STOCK, **BN, "style": "pytorch"}, {}),
+    "caffe": ("ResNet", {**STOCK, **BN, "style": "caffe"}, {}),
+    "deep": ("ResNetV1d", {"depth": 50, **BN}, {"stem": "deep", "avg_down": True}),
 }
 
 

@@ -90,8 +90,6 @@ def test_the_schedules_are_the_published_ones():
         assert config.train_dataloader.batch_size == 2
 
 
-# --- one training step and one inference ----------------------------------------------------------
-
 SMALLER = {256: 32, 1024: 64, 80: len(FORMS), 512: 32, 2000: 100, 1000: 100}
 
 

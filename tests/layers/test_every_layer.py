@@ -167,14 +167,6 @@ def bent(y: torch.Tensor) -> torch.Tensor:
     return y + y.abs() + y.square()
 
 
-def add_hook(module: nn.Module) -> None:
-    module.register_forward_hook(lambda module, args, output: bent(output))
-
-
-def add_hook_before(module: nn.Module) -> None:
-    module.register_forward_pre_hook(lambda module, args: (bent(args[0]),))
-
-
 def replace_class(module: nn.Module) -> None:
     """As adapters like LoRA do."""
     kind = type(module)
@@ -185,12 +177,18 @@ def replace_forward(module: nn.Module) -> None:
     module.forward = partial(lambda m, x: type(m).forward(m, bent(x)), module)
 
 
-def add_parametrization(module: nn.Module) -> None:
+def parametrize(module: nn.Module) -> None:
     if module.weight.ndim > 1:
         parametrizations.spectral_norm(module)
 
 
-ADDITIONS = [add_hook, add_hook_before, replace_class, replace_forward, add_parametrization]
+ADDITIONS = {
+    "hook": lambda module: module.register_forward_hook(lambda m, args, output: bent(output)),
+    "hook before": lambda module: module.register_forward_pre_hook(lambda m, args: bent(args[0])),
+    "class": replace_class,
+    "forward": replace_forward,
+    "parametrization": parametrize,
+}
 
 
 @pytest.mark.parametrize("add", ADDITIONS)
@@ -199,20 +197,20 @@ def test_attached_hooks_and_adapters_run(name, add):
     layer, x = build(name)
     for part, module in layer.named_modules():
         weights = getattr(module, "weight", None)
-        if not part or part == "position" or (add is add_parametrization and weights is None):
+        if not part or part == "position" or (add == "parametrization" and weights is None):
             continue
         changed = copy.deepcopy(layer)
-        add(changed.get_submodule(part))
+        ADDITIONS[add](changed.get_submodule(part))
         twin = copy.deepcopy(changed)
         if hasattr(layer, "published_order"):
             assert_same(changed.train()(x), twin.train().published_order(x), rtol=1e-10)
         slow = getattr(twin.eval(), "published_order", twin)
         with torch.no_grad():
             expected, without = slow(x), layer(x)
-            if add is not add_parametrization:
+            if add != "parametrization":
                 assert (expected - without).abs().max() > 1e-4 * without.abs().max(), part
             forms = [changed.eval(), copy.deepcopy(changed), fuse_model(changed)]
-            if add is add_hook and name in ("external 2d", "re-attention"):
+            if add == "hook" and name in ("external 2d", "re-attention"):
                 torch._dynamo.reset()  # torch takes a module's hooks for those of its first call
                 forms.append(torch.compile(changed, backend="eager", fullgraph=True))
             for form in forms:

@@ -102,8 +102,6 @@ def test_multiply_adds_of_composed_form():
     assert composed == fused + 2 * 64 * 512 * 512  # and the two compositions
 
 
-# --- on tokens -----------------------------------------------------------------------------------
-
 MULTI_HEAD = [
     {"embed_dim": 32, "num_heads": 2, "memory_size": 16},
     {"embed_dim": 24, "num_heads": 3, "expansion": 2, "memory_size": 5},
@@ -137,8 +135,8 @@ def test_equations_of_two_memories():
     assert_same_function(block, PlainExternalAttention, x)
 
 
-def test_dropout_of_the_attention_is_applied_before_the_values():
-    block = MultiHeadExternalAttention(24, 3, expansion=2, memory_size=5, attn_drop=0.5).train()
+def test_dropout_is_applied_before_the_values_and_at_the_end():
+    block = MultiHeadExternalAttention(24, 3, 2, memory_size=5, attn_drop=0.5, proj_drop=0.5)
     x = torch.randn(2, 17, 24)
     torch.manual_seed(3)
     y = block(x)
@@ -146,7 +144,8 @@ def test_dropout_of_the_attention_is_applied_before_the_values():
     logits = block.linear_0(block.trans_dims(x).unflatten(-1, (6, 8)))  # (B, N, G, S)
     attention = double_normalized(logits.transpose(1, 2)).transpose(1, 2)
     attention = nn.functional.dropout(attention.contiguous(), 0.5)
-    assert_parity(y, block.proj(block.linear_1(attention).flatten(2)))
+    expected = block.proj(block.linear_1(attention).flatten(2))
+    assert_parity(y, nn.functional.dropout(expected, 0.5))
     assert_parity(block.eval()(x), PlainMultiHeadExternalAttention(block)(x))
 
 

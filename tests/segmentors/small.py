@@ -86,14 +86,10 @@ def batch_of_two(ratios=(0.5, 1.0, 1.75), directions=("horizontal", "vertical"))
     return pseudo_collate([views(im, ratios, directions, f"{i}") for i, im in enumerate(images)])
 
 
-def each_view(model, data) -> list[list]:
+def each_view(model, data) -> list[tuple]:
     """Per image, the samples that the segmentor predicts for every view on its own."""
-    count = len(data["inputs"])
-    predicted = [
-        model.test_step({key: copy.deepcopy(value[i]) for key, value in data.items()})
-        for i in range(count)
-    ]
-    return list(zip(*predicted, strict=True))
+    views = [dict(zip(data, view, strict=True)) for view in zip(*data.values(), strict=True)]
+    return list(zip(*(model.test_step(copy.deepcopy(view)) for view in views), strict=True))
 
 
 def allocated_at_peak(function) -> int:

@@ -81,8 +81,6 @@ def test_memory_does_not_grow_with_the_views():
     assert twelve - two > 9 * one_map
 
 
-# --- the published test script, step by step ----------------------------------------------------
-
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
 
 

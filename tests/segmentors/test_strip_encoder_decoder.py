@@ -140,9 +140,6 @@ def test_strips_fill_their_budget(monkeypatch):
     assert strip_height(10**9, 100, like) == 1
 
 
-# --- rare uses ------------------------------------------------------------------------------------
-
-
 def test_the_threshold_itself_is_background():
     """mmsegmentation compares with `>`: a probability of exactly 0.5 is not foreground."""
     for model in pair(**ONE_CHANNEL):

@@ -263,9 +263,6 @@ def test_a_compiler_leaves_the_loop_over_strips_out():
     assert len(graphs) == 2
 
 
-# --- whole segmentors ----------------------------------------------------------------------------
-
-
 @MODELS.register_module()
 class _OneMoreLoss(DANetEAHead):
     """Its parent's `named_logits` does not speak for a `loss_by_feat` that came later."""
