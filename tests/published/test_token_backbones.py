@@ -17,11 +17,8 @@ def deepvit():
 def test_deepvit_backbone_drops_the_classifier(deepvit):
     weights = convert_official("deepvit", deepvit)
     assert set(deepvit) - set(weights) == {"head.weight", "head.bias"}
-    model = DeepViT(arch="16b")
-    model.load_state_dict(weights, strict=True)
-    assert torch.equal(
-        model.blocks[7].attn.reatten_matrix.weight, deepvit["blocks.7.attn.reatten_matrix.weight"]
-    )
+    assert all(torch.equal(value, deepvit[key]) for key, value in weights.items())
+    DeepViT(arch="16b").load_state_dict(weights, strict=True)
 
 
 @pytest.mark.parametrize("arch", ["24b", "32b", "s", "l"])
@@ -34,11 +31,6 @@ def test_deepvit_architecture_is_inferred(arch, re_attention):
     assert weights.keys() == model.state_dict().keys()
     weights = convert_official("deepvit", model.state_dict())
     assert weights.keys() == backbone.state_dict().keys()
-
-
-def test_deepvit_positions_that_form_no_square_are_refused(deepvit):
-    with pytest.raises(ValueError, match="11 patch positions"):
-        convert_official("deepvit", {**deepvit, "pos_embed": torch.zeros(1, 12, 24)})
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +53,9 @@ def test_every_form_of_eamlp(eamlp, drift, classifier):
     assert all(torch.equal(value, eamlp[key]) for key, value in converted.items())
 
 
-def test_other_eamlp_positions_are_refused(eamlp):
+def test_other_positions_are_refused(deepvit, eamlp):
+    with pytest.raises(ValueError, match="11 patch positions"):
+        convert_official("deepvit", {**deepvit, "pos_embed": torch.zeros(1, 12, 24)})
     learned = sinusoidal_positions(577, 256)
     learned[0, 100, 3] += 0.01
     with pytest.raises(ValueError, match=r"pos_embed: .*0\.01"):
