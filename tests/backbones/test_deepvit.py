@@ -36,9 +36,8 @@ class TestDeepViTConvolutional(TestDeepViT):
 def test_pads_to_a_multiple_of_the_patch():
     model = randomise(DeepViT(arch=SMALL, img_size=64)).eval()
     images = torch.randn(1, 3, 50, 61)
-    with torch.no_grad():
-        padded = nn.functional.pad(images, (0, 3, 0, 14))
-        assert_same(model(images), model(padded), rtol=0)
+    padded = nn.functional.pad(images, (0, 3, 0, 14))
+    assert_same(model(images), model(padded), rtol=0)
 
 
 def test_interpolated_positions():
@@ -59,13 +58,8 @@ def test_resized_positions_have_a_deterministic_gradient():
         assert "Upsample" not in node.name()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"arch": {"re_attention_blocks": 17}}, r"re_attention_blocks=17"),
-        ({"arch": "16b", "img_size": 100}, r"img_size.*100"),
-    ],
-)
-def test_bad_arguments(arguments, message):
-    with torch.device("meta"), pytest.raises(ValueError, match=message):
-        DeepViT(**arguments)
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="re_attention_blocks=5"):
+        DeepViT(arch=SMALL | {"re_attention_blocks": 5})
+    with pytest.raises(ValueError, match=r"img_size.*100"):
+        DeepViT(arch=SMALL, img_size=100)

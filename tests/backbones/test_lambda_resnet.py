@@ -65,7 +65,6 @@ def test_depths_and_hybrid_placement():
         assert lambda_blocks(depth, (0, 1, 2, 3), placed) == placed
 
 
-@torch.no_grad()
 def test_dilation_keeps_the_finer_map_of_stride_32():
     """Dilated stages compute, at the kept positions, what the strided ones do (torchvision)."""
     design = {"depth": (1, 1, 2, 2), "lambda_stages": ()}
@@ -91,7 +90,6 @@ def test_shared_embeddings_are_one_table_per_stage():
     assert layers["layer3.0.conv2"].embeddings is not layers["layer2.0.conv2"].embeddings
 
 
-@torch.no_grad()
 def test_global_context():
     model = LambdaResNet(depth=(1, 1, 2, 1), receptive_field=None, resolution=(64, 96)).eval()
     sizes = [layer.resolution for layer in lambda_layers(model).values()]
@@ -103,7 +101,6 @@ def test_global_context():
     assert model(torch.randn(1, 3, 33, 70))[3].shape == (1, 2048, 2, 3)
 
 
-@torch.no_grad()
 def test_residual_branches_start_at_zero():
     block = LambdaResNet(depth=(2, 1, 1, 1)).layer1[1].eval()
     x = torch.rand(1, 256, 6, 6)
@@ -152,7 +149,6 @@ RESNETS = {
 
 
 @pytest.mark.parametrize(("kind", "stock", "changes"), RESNETS.values(), ids=RESNETS)
-@torch.no_grad()
 def test_without_lambda_layers_it_is_mmsegs_resnet(kind, stock, changes):
     """The same config and names, so the state dict itself moves over."""
     theirs = randomise(MODELS.build({"type": kind, **stock}))
@@ -170,7 +166,6 @@ def test_without_lambda_layers_it_is_mmsegs_resnet(kind, stock, changes):
         assert isinstance(strided.conv2.pool, torch.nn.Identity) == caffe
 
 
-@torch.no_grad()
 def test_get_flops_traces_the_fourier_form():
     model = LambdaResNet(depth=(1, 1, 1, 1), out_indices=(0,)).eval()
     counted = get_model_complexity_info(model, inputs=torch.randn(1, 3, 192, 200))

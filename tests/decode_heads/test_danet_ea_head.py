@@ -41,20 +41,18 @@ class TestDANetEAHead(HeadTester):
         missing, unexpected = reference.load_state_dict(shared, strict=False)
         assert not unexpected and all(k.startswith(("pam", "conv_seg")) for k in missing)
         features = self.inputs()
-        with torch.no_grad():
-            assert_same(head(features)[2], reference(features)[2], rtol=0)
+        assert_same(head(features)[2], reference(features)[2], rtol=0)
 
     def test_logits_are_those_of_its_parts(self):
         head = randomise(self.build()).eval()
         features = self.inputs()
-        with torch.no_grad():
-            ea = head.ea_out_conv(head.ea(head.ea_in_conv(features[-1])))
-            cam = head.cam_out_conv(head.cam(head.cam_in_conv(features[-1])))
-            parts = (head.conv_seg(ea + cam), head.ea_conv_seg(ea), head.cam_conv_seg(cam))
-            assert_same(head(features), parts)
-            alone = randomise(self.build(channel_attention=False)).eval()
-            ea = alone.ea_out_conv(alone.ea(alone.ea_in_conv(features[-1])))
-            assert_same(alone(features), alone.conv_seg(ea))
+        ea = head.ea_out_conv(head.ea(head.ea_in_conv(features[-1])))
+        cam = head.cam_out_conv(head.cam(head.cam_in_conv(features[-1])))
+        parts = (head.conv_seg(ea + cam), head.ea_conv_seg(ea), head.cam_conv_seg(cam))
+        assert_same(head(features), parts)
+        alone = randomise(self.build(channel_attention=False)).eval()
+        ea = alone.ea_out_conv(alone.ea(alone.ea_in_conv(features[-1])))
+        assert_same(alone(features), alone.conv_seg(ea))
 
     def test_parameters_at_full_size(self):
         """DAHead's, with the 328,321 of its position attention exchanged for 591,360."""

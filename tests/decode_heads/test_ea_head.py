@@ -43,8 +43,7 @@ class TestEAHead(HeadTester):
         for norm_cfg in ({"type": "BN"}, None):
             head = randomise(self.build(norm_cfg=norm_cfg)).eval()
             fused = fuse_model(head)
-            with torch.no_grad():
-                assert_same(fused(features), head(features))
+            assert_same(fused(features), head(features))
             assert not any(isinstance(m, ExternalAttention2d) for m in fused.modules())
 
     @pytest.mark.slow
@@ -62,7 +61,6 @@ class TestJSegEAHead(HeadTester):
         assert counted - sum(p.numel() for p in head.conv_seg.parameters()) == 1_574_656
 
     def test_equations(self):
-        """Written out in float64 with matrices over pixels."""
         head = randomise(self.build()).double().eval()
         features = self.inputs()[0].double()
 
@@ -76,5 +74,5 @@ class TestJSegEAHead(HeadTester):
         attention = share / (1e-9 + share.sum(1, keepdim=True))
         x = layer(head.conv2, layer(head.linear_1, attention) + x)
         expected = head.conv_seg.weight.flatten(1) @ x + head.conv_seg.bias[:, None]
-        with torch.no_grad():
-            assert_same(head([features]).flatten(2), expected, rtol=1e-12)
+        assert_same(head([features]).flatten(2), expected, rtol=1e-12)
+        assert_same(head.attention_map([features]).flatten(2), attention, rtol=1e-12)

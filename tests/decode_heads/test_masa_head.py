@@ -17,13 +17,12 @@ class TestMaSAHead(HeadTester):
     def test_is_its_parts(self, decomposed):
         head = randomise(self.build(decomposed=decomposed, num_blocks=2)).eval()
         (x,) = self.inputs()
-        with torch.no_grad():
-            y = head.conv_in(x).permute(0, 2, 3, 1)
-            for block in head.blocks:
-                assert block.attn.decomposed == decomposed
-                y = block(y)
-            y = head.conv_cat(torch.cat((x, y.permute(0, 3, 1, 2)), 1))
-            assert_same(head([x]), head.conv_seg(y))
+        y = head.conv_in(x).permute(0, 2, 3, 1)
+        for block in head.blocks:
+            assert block.attn.decomposed == decomposed
+            y = block(y)
+        y = head.conv_cat(torch.cat((x, y.permute(0, 3, 1, 2)), 1))
+        assert_same(head([x]), head.conv_seg(y))
 
 
 class TestMaSAHeadOverWholeMaps(HeadTester):

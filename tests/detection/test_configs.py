@@ -13,6 +13,8 @@ from mmengine.dataset import pseudo_collate
 from mmengine.model.utils import revert_sync_batchnorm
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import DATASETS, MODELS, PARAM_SCHEDULERS, DefaultScope
+from mmengine.structures import PixelData
+from mmseg.structures import SegDataSample
 from torch import nn
 
 pytest.importorskip("mmdet")
@@ -39,8 +41,8 @@ FIGURES = {
 }
 
 
-def build(model: dict) -> nn.Module:
-    with DefaultScope.overwrite_default_scope("mmdet"):
+def build(model: dict, scope: str = "mmdet") -> nn.Module:
+    with DefaultScope.overwrite_default_scope(scope):
         return revert_sync_batchnorm(MODELS.build(ConfigDict(model)))
 
 
@@ -173,3 +175,20 @@ def test_one_training_step_and_one_inference(path, scenes):
     assert (found.labels < len(FORMS)).all()
     if "masks" in found:
         assert found.masks.shape[1:] == result.ori_shape == (96, 96)
+
+
+def test_mask2former_trains_and_predicts():
+    model = load(CONFIGS / "detection/mask2former_rmt_small_ade20k_160k.py").model.to_dict()
+    segmentor = build(model | {"backbone": {"type": "RMT", "arch": "tiny"}}, "mmseg")
+    parameters = sum(p.numel() for p in segmentor.parameters())
+    assert parameters / 1e6 == pytest.approx(32.58, abs=0.005)
+    sample = SegDataSample(metainfo={"img_shape": (64, 64), "ori_shape": (64, 64)})
+    labels = torch.randint(0, 3, (1, 8, 8)).repeat_interleave(8, 1).repeat_interleave(8, 2)
+    sample.gt_sem_seg = PixelData(data=labels)
+    images = torch.randn(1, 3, 64, 64)
+    loss, _ = segmentor.parse_losses(segmentor(images, [sample], mode="loss"))
+    loss.backward()
+    assert torch.isfinite(loss) and segmentor.backbone.stem[0].weight.grad.abs().sum() > 0
+    with torch.no_grad():
+        (result,) = segmentor.eval()(images, [sample], mode="predict")
+    assert result.pred_sem_seg.data.shape == (1, 64, 64)

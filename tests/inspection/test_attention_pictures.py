@@ -47,7 +47,6 @@ def test_class_token_is_left_out():
         pictures.patch_grid(8, (32, 48))
 
 
-@torch.no_grad()
 def test_maps_are_of_the_pixel():
     """Pixel (20, 40) of 32 x 48 is in patch (1, 2), and in cell (2, 5) of 4 x 6."""
     tokens, x = randomise(ReAttention(12, 3)).eval(), torch.randn(1, 7, 12)

@@ -85,11 +85,6 @@ def test_initialization_is_the_published_one():
     assert block.conv1.bias.abs().max().item() <= 512**-0.5
 
 
-def test_attention_map_under_autocast_is_in_float32():
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert trained_like().attention_map(torch.randn(2, 48, 3, 4)).dtype == torch.float32
-
-
 def test_multiply_adds_of_composed_form():
     with torch.device("meta"):
         block = ExternalAttention2d(512).eval()

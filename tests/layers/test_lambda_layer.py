@@ -21,7 +21,6 @@ def small(**changes) -> LambdaLayer:
 
 @pytest.mark.parametrize("size", [(7, 9), (3, 12), (1, 1)])
 @pytest.mark.parametrize("scope", ["local", "global"])
-@torch.no_grad()
 def test_equations(size, scope):
     """The global form up to its resolution, against embeddings gathered for pairs of positions."""
     arguments, way = {"position_bias": True}, plain_lambda.conv3d
@@ -78,7 +77,6 @@ def test_spatial_attention_is_a_scalar_lambda_at_each_position():
 
 @pytest.mark.parametrize("pool,window", [("avg3", 3), ("avg2", 2)])
 @pytest.mark.parametrize("size", [(6, 8), (7, 9)])
-@torch.no_grad()
 def test_stride_averages_and_rounds_up(pool, window, size):
     strided = randomise(small(stride=2, pool=pool)).eval()
     plain = small().eval()

@@ -117,8 +117,7 @@ def test_whole_segmentor(features):
         convert_official("rmt", features, classifier=True)
 
 
-def test_norms_have_no_weight_decay():
-    """As published, by their names."""
+def test_parameters_with_norm_in_their_published_name_have_no_weight_decay():
     config = Config.fromfile(CONFIGS / "upernet_rmt_small_ade20k_160k.py")
     model = segmentor("upernet_rmt_small_ade20k_160k")
     wrapper = build_optim_wrapper(model, config.optim_wrapper)

@@ -16,8 +16,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from tests.models import PREPROCESSOR, randomise
 
-META = ("img_path", "ori_shape", "img_shape", "pad_shape", "flip", "flip_direction")
-
 ONE_CHANNEL = dict(channels=2, out_channels=1, threshold=0.6)
 
 
@@ -56,7 +54,8 @@ def views(image: np.ndarray, ratios, directions=("horizontal",), field="a") -> d
     flips = [dict(type="RandomFlip", prob=0.0)]
     flips += [dict(type="RandomFlip", prob=1.0, direction=d) for d in directions]
     scales = [dict(type="Resize", scale_factor=r, keep_ratio=True) for r in ratios]
-    steps = [scales, flips, [dict(type="PackSegInputs", meta_keys=META)]]
+    keys = ("img_path", "ori_shape", "img_shape", "pad_shape", "flip", "flip_direction")
+    steps = [scales, flips, [dict(type="PackSegInputs", meta_keys=keys)]]
     transform = Compose([dict(type="TestTimeAug", transforms=steps)])
     return transform({"img": image, "img_path": field, "ori_shape": image.shape[:2]})
 

@@ -171,8 +171,6 @@ def test_a_class_with_a_bias_of_minus_infinity_never_wins():
 
 @pytest.mark.parametrize("method", ["predict", "predict_by_feat", "loss", "loss_by_feat"])
 def test_methods_set_on_an_instance_are_called(method):
-    """Scores and losses are multiplied by -2."""
-
     def changed(head, *args):
         own = getattr(type(head), method)(head, *args)
         return {k: -2 * v for k, v in own.items()} if "loss" in method else -2 * own

@@ -165,8 +165,7 @@ class _Doubled(CrossEntropyLoss):
         return 2 * super().forward(*args, **kwargs)
 
 
-def test_other_losses_take_the_usual_path():
-    """Losses with another formula or channel, and losses that somebody changed."""
+def test_other_and_changed_losses_take_the_usual_path():
     others = {
         "sigmoid": head(dict(use_sigmoid=True)),
         "not reduced": head(dict(reduction="none")),
@@ -193,7 +192,6 @@ def test_other_losses_take_the_usual_path():
 
 @pytest.mark.parametrize("create_graph", [False, True])
 def test_no_operator_is_nondeterministic_on_cuda(create_graph):
-    """torch.use_deterministic_algorithms lists them."""
     decode_head, samples = head(WEIGHTED), labelled()
     logits = torch.randn(2, CLASSES, 7, 9, requires_grad=True)
     strip_losses(decode_head, logits, samples)  # builds the maps
