@@ -1,6 +1,6 @@
 """Every config: its name and numbers, its pipelines on a small dataset, and one training step.
 
-Widths, depths and crops are reduced, so a step takes a fraction of a second. Losses, samplers,
+Depths and crops are reduced, so a step takes about a second. Losses, samplers,
 optimizer, schedules and pipelines are the config's. After an intended change of a value,
 `python -m tests.test_configs` stores the resolved configs again.
 """
@@ -156,87 +156,35 @@ def test_pipelines(path, data):
 # ---------------------------------------------------------------------- one training step
 
 
-def narrow(width: int) -> int:
-    """Return an eighth of a width; a multiple of 32 stays one, for group norms."""
-    return min(width, max(width // 8, 32))
-
-
-# Settings of a small arch, by type.
-SMALL = {
-    "RMT": {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 32, 32), "num_heads": (2, 2, 4, 4)},
-    "DeepViT": {"embed_dims": 48, "num_heads": 12},
-    "EAMLP": {"embed_dims": 32, "num_heads": 2},
-}
 # ResNets with one block in each stage, which mmsegmentation does not have.
 ResNet.arch_settings |= {10: (BasicBlock, (1,) * 4), 14: (Bottleneck, (1,) * 4)}
 
 
-def shrink(backbone: dict) -> dict:
-    """Return a small backbone of the same kind."""
-    if backbone["type"] == "LambdaResNet":  # its widths are fixed
+def shallow(backbone: dict) -> dict:
+    """Return a backbone of the same kind and width with a block in each stage, or for each map."""
+    arch, kind = backbone.get("arch"), backbone["type"]
+    if kind == "LambdaResNet":
         return {**backbone, "depth": (1, 1, 1, 1), "receptive_field": 7}
-    if backbone["type"] not in SMALL:
-        widths = {key: backbone.get(key, 64) // 8 for key in ("base_channels", "stem_channels")}
-        return {**backbone, **widths, "depth": 10 if backbone["depth"] < 50 else 14}
-    arch = backbone["arch"]
+    if kind not in ("RMT", "DeepViT", "EAMLP"):
+        return {**backbone, "depth": 10 if backbone["depth"] < 50 else 14}
     if isinstance(arch, str):
-        arch = MODELS.get(backbone["type"]).arch_settings[arch]
-    small = {**backbone, "arch": {**arch, **SMALL[backbone["type"]]}}
-    if backbone["type"] != "RMT":  # a block for each map
-        maps = len(backbone["out_indices"])
-        small |= {"out_indices": tuple(range(maps))}
-        small["arch"]["depth"] = maps
-        if arch.get("re_attention_blocks"):  # these are the last ones
-            small["arch"]["re_attention_blocks"] = maps // 2
-    return small
-
-
-_channels: dict[str, list[int]] = {}
-
-
-def channels_of(backbone: dict, size: tuple[int, int]) -> list[int]:
-    """Return the widths of a backbone's maps; the meta device computes nothing."""
-    key = json.dumps(backbone, sort_keys=True, default=str)
-    if key not in _channels:
-        with torch.device("meta"), torch.no_grad():
-            model = revert_sync_batchnorm(MODELS.build(dict(backbone)))
-            model.eval()  # returns None for mmseg's
-            _channels[key] = [maps.shape[1] for maps in model(torch.zeros(1, 3, *size))]
-    return _channels[key]
-
-
-def reconnect(part: dict, full: list[int], small: list[int]) -> None:
-    """Check the input widths of a neck or head, and set the reduced ones."""
-    if isinstance(part["in_channels"], int):
-        index = part.get("in_index", -1)
-        assert part["in_channels"] == full[index]
-        part["in_channels"] = small[index]
-    else:
-        indices = part.get("in_index", range(len(full)))
-        assert list(part["in_channels"]) == [full[i] for i in indices]
-        part["in_channels"] = [small[i] for i in indices]
+        arch = MODELS.get(kind).arch_settings[arch]
+    if kind == "RMT":
+        return {**backbone, "arch": {**arch, "depths": (1, 1, 1, 1)}}
+    maps = len(backbone["out_indices"])
+    arch = {**arch, "depth": maps}
+    if arch.get("re_attention_blocks"):  # these are the last ones
+        arch["re_attention_blocks"] = maps // 2
+    return {**backbone, "arch": arch, "out_indices": tuple(range(maps))}
 
 
 def reduced(config: Config) -> dict:
-    """Return the model of `with_small_crops` at a fraction of its width, without weights."""
-    model, crop = config.model.to_dict(), config.crop_size
+    """Return the model of `with_small_crops` at a fraction of its depth, without weights."""
+    model = config.model.to_dict()
     if "stride" in model["test_cfg"]:  # of the sliding windows, which are crops
-        model["test_cfg"]["stride"] = crop
+        model["test_cfg"]["stride"] = config.crop_size
     model["backbone"].pop("init_cfg", None)  # pretrained weights
-    full = channels_of(model["backbone"], crop)
-    model["backbone"] = shrink(model["backbone"])
-    small = channels_of(model["backbone"], crop)
-    if model.get("neck"):
-        neck = model["neck"]
-        reconnect(neck, full, small)
-        width, neck["out_channels"] = neck["out_channels"], narrow(neck["out_channels"])
-        levels = neck.get("num_outs", len(neck.get("scales", full)))
-        full, small = [width] * levels, [neck["out_channels"]] * levels
-    for head in heads_of(model):
-        reconnect(head, full, small)
-        for key in ("channels", "ea_channels", "pam_channels"):
-            if key in head:
-                head[key] = narrow(head[key])
+    model["backbone"] = shallow(model["backbone"])
     return model
 
 

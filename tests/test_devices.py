@@ -39,7 +39,7 @@ def distinct_models() -> list[str]:
 
 
 def small_config(name: str) -> Config:
-    """Return a config with a narrow model, small crops and batches of two."""
+    """Return a config with a shallow model, small crops and batches of two."""
     config = with_small_crops(CONFIGS / f"{name}.py")
     config.model = ConfigDict(reduced(config))
     config.train_dataloader.batch_size = 2
