@@ -6,7 +6,6 @@ from mmseg.models import EncoderDecoder
 
 from benchmarks.class_maps import Case, step
 from benchmarks.deepvit import plain_twin
-from benchmarks.external_attention import PositionSelfAttention
 from mmseg_ext.backbones.deepvit import DeepViT
 from mmseg_ext.segmentors import StripEncoderDecoder
 from tests.models import assert_same, randomise
@@ -35,15 +34,3 @@ def test_plain_twin_of_a_backbone_is_the_same_function():
     model = randomise(DeepViT(arch=arch, img_size=64, rescale_norm=False)).double().eval()
     x = torch.randn(1, 3, 64, 64, dtype=torch.float64)
     assert_same(plain_twin(model)(x), model(x), rtol=1e-10)
-
-
-def test_self_attention_is_its_equation():
-    block = PositionSelfAttention(6)
-    x = torch.randn(1, 6, 3, 4)
-    tokens = x.flatten(2)[0].T  # (N, C)
-    query, key, value, out = (
-        conv.weight[:, :, 0, 0].T for conv in (block.query, block.key, block.value, block.out)
-    )
-    attention = torch.softmax((tokens @ query) @ (tokens @ key).T, dim=1)
-    expected = tokens + attention @ (tokens @ value) @ out
-    assert_same(block(x)[0].flatten(1).T, expected)

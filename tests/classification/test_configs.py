@@ -14,13 +14,9 @@ from mmengine.config import ConfigDict
 from mmengine.model.utils import revert_sync_batchnorm
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, DefaultScope
-from mmengine.runner import load_checkpoint
 
-from mmseg_ext.checkpoint import convert_official
-from mmseg_ext.checkpoint.loading import SafeLoading
 from tests.configs import CONFIGS, load
 from tests.models import NARROW_LAMBDA, NARROW_RMT
-from tests.parity import Fixture, assert_parity
 
 if importlib.util.find_spec("mmpretrain") is None:
     pytest.skip("mmpretrain is not installed", allow_module_level=True)
@@ -72,20 +68,6 @@ def test_one_training_step_and_one_inference(path):
     torch.testing.assert_close(scores.sum(1), torch.ones(4))
     logits = classifier.backbone(classifier.data_preprocessor(data)["inputs"])
     torch.testing.assert_close(scores, logits.softmax(1), rtol=1e-4, atol=1e-5)
-
-
-def test_converted_weights_of_a_published_classifier_are_the_models(tmp_path):
-    """What `convert rmt --classifier` writes, loaded as `tools/test.py` loads a checkpoint."""
-    fixture = Fixture("rmt_classifier_small")
-    path = tmp_path / "rmt_small.pth"
-    torch.save(convert_official("rmt", fixture.state_dict, classifier=True), path)
-    config = load(CONFIGS / "classification/rmt_small_imagenet_300e.py")
-    classifier = build(config.model.to_dict()).eval()
-    with SafeLoading(entire_model=True):
-        load_checkpoint(classifier, str(path), map_location="cpu")
-    with torch.no_grad():
-        logits = classifier(fixture.inputs["img"], mode="tensor")
-    assert_parity(logits, fixture.outputs["logits"])
 
 
 @pytest.mark.parametrize("kind", ["RMT", "LambdaResNet", "DeepViT", "EAMLP"])

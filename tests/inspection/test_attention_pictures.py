@@ -1,6 +1,7 @@
 """Pictures of attention: the weights that they show."""
 
 import itertools
+from unittest import mock
 
 import matplotlib
 import numpy as np
@@ -64,16 +65,15 @@ def test_maps_are_of_the_pixel():
 @pytest.fixture
 def draw(monkeypatch, tmp_path):
     """Draw on an image of one gray value, all of it class 1, with names that are not formulas."""
-    drawn, save = [], pictures.save_figure
-    record = lambda figure, *rest: drawn.append(figure) or save(figure, *rest)  # noqa: E731
-    monkeypatch.setattr(pictures, "save_figure", record)
+    save = mock.Mock(wraps=pictures.save_figure)
+    monkeypatch.setattr(pictures, "save_figure", save)
     image, labels = np.full((24, 32, 3), 51, np.uint8), torch.ones(24, 32).long()
     scene = pictures.Scene(image, labels, [f"{name} $\\frac" for name in CLASSES], PALETTE, (6, 20))
 
     def drawing(layer, x) -> tuple:
         summary = pictures.draw_layer(layer, x, scene, scene.classes[0], tmp_path / "a.png")
-        panels = {axes.get_title(): axes for axes in drawn[0].axes if axes.images}
-        return summary, drawn[0], panels
+        (figure, *_), _ = save.call_args
+        return summary, figure, {axes.get_title(): axes for axes in figure.axes if axes.images}
 
     return drawing
 

@@ -1,6 +1,7 @@
 """Similarity of attention maps: constructed maps with known cosines, and each kind of layer."""
 
 from collections import OrderedDict
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -79,15 +80,15 @@ def test_model_without_attention():
 
 def test_figure(tmp_path, monkeypatch):
     """Four layers, the last three of which have the same maps."""
-    drawn = []
-    monkeypatch.setattr(similarity, "save_figure", lambda figure, *_: drawn.append(figure))
+    save = mock.Mock(wraps=similarity.save_figure)
+    monkeypatch.setattr(similarity, "save_figure", save)
     first, other = torch.randn(2, 2, 5, 5, dtype=torch.float64).softmax(-1)
     groups = similarities_of(torch.stack([first, other, other, other]))
     s = nn.functional.cosine_similarity(first, other, dim=-2).mean().item()
     assert s < 0.9
     draw_similarity(groups, tmp_path / "a.png", "model")
-    neighbors, similar, heads = drawn[0].axes
-    for axes, title in zip(drawn[0].axes, ("layers: each", "similar", "heads"), strict=True):
+    neighbors, similar, heads = panels = save.call_args.args[0].axes
+    for axes, title in zip(panels, ("layers: each", "similar", "heads"), strict=True):
         assert title in axes.get_title() and axes.get_xlabel() == "layer"
     assert [text.get_text() for text in neighbors.get_legend().texts] == ["k = 1", "k = 2"]
     expected = [[s, (1 + s) / 2, 1, 1], [s, (2 + s) / 3, (2 + s) / 3, 1]]
@@ -97,7 +98,6 @@ def test_figure(tmp_path, monkeypatch):
     cosines = [nn.functional.cosine_similarity(m[0], m[1], dim=-2).mean() for m in (first, other)]
     bars = [bar.get_height() for bar in heads.patches]
     assert bars == pytest.approx([float(cosines[i]) for i in (0, 1, 1, 1)])
-    monkeypatch.undo()
     draw_similarity(groups * 2, tmp_path / "a.png", "$\\frac")
     with Image.open(tmp_path / "a.png") as picture:
         assert min(picture.size) > 600 and np.asarray(picture.convert("L")).std() > 10

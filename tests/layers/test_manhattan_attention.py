@@ -1,6 +1,7 @@
 """ManhattanAttention: the published code's numbers, the paper's identities, and its memory."""
 
 import copy
+import itertools
 from functools import partial
 
 import pytest
@@ -24,32 +25,18 @@ def maps(batch: int = 2, height: int = 5, width: int = 7, dim: int = 24) -> torc
     return torch.randn(batch, height, width, dim, dtype=torch.float64)
 
 
-def heads(layer: ManhattanAttention, x: torch.Tensor) -> list[torch.Tensor]:
-    """Queries, keys and values (B, n, L, d) of a layer without rotary phases."""
-    return [
-        p(x).unflatten(-1, (layer.num_heads, -1)).flatten(1, 2).transpose(1, 2)
-        for p in (layer.q_proj, layer.k_proj, layer.v_proj)
-    ]
-
-
-def manhattan_decay(layer: ManhattanAttention, height: int, width: int) -> torch.Tensor:
-    """D of the paper's equation, entry by entry, (n, L, L)."""
-    gamma = [1 - 2 ** -(2 + 4 * i / layer.num_heads) for i in range(layer.num_heads)]
-    places = [(h, w) for h in range(height) for w in range(width)]
-    return torch.tensor(
-        [[[g ** (abs(a - c) + abs(b - d)) for c, d in places] for a, b in places] for g in gamma],
-        dtype=torch.float64,
-    )
-
-
 @pytest.mark.parametrize("decay", ["logit", "product"])
 def test_full_attention_is_the_printed_equation(decay):
     """(softmax(Q K^T) * D) V literally; 'logit' is the same with the rows renormalised."""
     layer = attention(decomposed=False, decay=decay, lce=False, rotary=False)
     x = maps()
-    q, k, v = heads(layer, x)
+    projected = (project(x) for project in (layer.q_proj, layer.k_proj, layer.v_proj))
+    q, k, v = (y.flatten(1, 2).unflatten(-1, (3, -1)).transpose(1, 2) for y in projected)
     weights = torch.softmax(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5, -1)
-    weights = weights * manhattan_decay(layer, 5, 7)
+    places = list(itertools.product(range(5), range(7)))
+    distances = [[abs(a - c) + abs(b - d) for c, d in places] for a, b in places]
+    gamma = torch.tensor([1 - 2 ** -(2 + 4 * i / 3) for i in range(3)], dtype=torch.float64)
+    weights = weights * gamma[:, None, None] ** torch.tensor(distances)  # (B, n, L, L)
     mass = weights.sum(-1, keepdim=True)
     assert mass.max() < 0.95
     if decay == "logit":

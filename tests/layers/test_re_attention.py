@@ -1,6 +1,7 @@
 """Re-attention against the published layer, its equations, and other numbers of tokens."""
 
 import copy
+from unittest import mock
 
 import pytest
 import torch
@@ -128,24 +129,14 @@ def test_published_initialization():
     assert module.reatten_matrix.weight.std().item() == pytest.approx(1, rel=0.05)
 
 
-class OnGPU(torch.Tensor):
-    """A tensor that claims to be on a GPU."""
-
-    device = property(lambda self: torch.device("cuda"))
-
-
 @pytest.mark.parametrize(("width", "padded"), [(33, 40), (32, 32)])
-def test_self_attention_pads_heads_for_the_fused_kernels_of_gpus(width, padded, monkeypatch):
+def test_self_attention_pads_heads_for_the_fused_kernels_of_gpus(width, padded):
     """DeepViT-S has heads of 33 channels, and float32 kernels need a multiple of 8."""
-    widths = []
-    kernel = nn.functional.scaled_dot_product_attention
-
-    def attention(*heads, **options):
-        widths.append({t.shape[-1] for t in heads})
-        return kernel(*heads, **options)
-
-    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", attention)
+    on_gpu = type("OnGPU", (torch.Tensor,), {"device": torch.device("cuda")})
     layer, x = SelfAttention(3 * width, 3).eval(), torch.randn(2, 7, 3 * width)
-    expected, ours = layer(x), layer(x.as_subclass(OnGPU))
+    kernel = nn.functional.scaled_dot_product_attention
+    with mock.patch.object(nn.functional, kernel.__name__, wraps=kernel) as attend:
+        expected, ours = layer(x), layer(x.as_subclass(on_gpu))
+    widths = [{heads.shape[-1] for heads in call.args} for call in attend.call_args_list]
     assert widths == [{width}, {padded}]
     assert_same(ours.as_subclass(torch.Tensor), expected)

@@ -33,17 +33,6 @@ def segmentor(name: str) -> torch.nn.Module:
         return revert_sync_batchnorm(MODELS.build(config.model)).eval()
 
 
-def formulas() -> dict[str, torch.Tensor]:
-    """`Relpos` buffers of RMT-small as the published code registers them, in float32."""
-    state = {}
-    for i, (heads, width, spread) in enumerate([(4, 16, 4), (4, 32, 4), (8, 32, 6), (16, 32, 6)]):
-        angle = 1.0 / (10000 ** torch.linspace(0, 1, width // 2))
-        state[f"layers.{i}.Relpos.angle"] = angle.unsqueeze(-1).repeat(1, 2).flatten()
-        exponent = -2 - spread * torch.arange(heads, dtype=torch.float) / heads
-        state[f"layers.{i}.Relpos.decay"] = torch.log(1 - 2**exponent)
-    return state
-
-
 @pytest.fixture(scope="module")
 def features() -> dict[str, torch.Tensor]:
     return Fixture("rmt_small_features").state_dict
@@ -77,7 +66,13 @@ def test_classification_file_gives_a_backbone_with_fresh_output_norms(classifier
 
 @pytest.mark.parametrize("kind", ["angle", "decay"])
 def test_formulas_may_be_present_if_they_are_ours(classifier, kind):
-    state = classifier | formulas()
+    """`Relpos` buffers of RMT-small as the published code registers them, in float32."""
+    state = dict(classifier)
+    for i, (heads, width, spread) in enumerate([(4, 16, 4), (4, 32, 4), (8, 32, 6), (16, 32, 6)]):
+        angle = 1.0 / (10000 ** torch.linspace(0, 1, width // 2))
+        state[f"layers.{i}.Relpos.angle"] = angle.unsqueeze(-1).repeat(1, 2).flatten()
+        exponent = -2 - spread * torch.arange(heads, dtype=torch.float) / heads
+        state[f"layers.{i}.Relpos.decay"] = torch.log(1 - 2**exponent)
     for options in ({}, {"classifier": True}):
         plain, converted = (convert_official("rmt", s, **options) for s in (classifier, state))
         assert converted.keys() == plain.keys()

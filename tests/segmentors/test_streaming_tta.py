@@ -81,9 +81,6 @@ def test_memory_does_not_grow_with_the_views():
     assert twelve - two > 9 * one_map
 
 
-SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
-
-
 def published_views(rgb: np.ndarray) -> list[tuple[torch.Tensor, tuple[int, int], bool]]:
     """(network input, scaled size, mirrored) of each view, as EANet's test_torch.py makes them."""
     image = torch.from_numpy(rgb).float() / 255
@@ -92,7 +89,7 @@ def published_views(rgb: np.ndarray) -> list[tuple[torch.Tensor, tuple[int, int]
     height, width = rgb.shape[:2]
     made = []
     for mirrored in (False, True):
-        for scale in SCALES:
+        for scale in (0.5, 0.75, 1.0, 1.25, 1.5, 1.75):
             h, w = int(scale * height), int(scale * width)
             x = image.flip(3) if mirrored else image
             x = F.interpolate(x, size=(h, w), mode="bilinear", align_corners=True)
