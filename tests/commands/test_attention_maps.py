@@ -3,12 +3,13 @@
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
-from PIL import Image
 
 from mmseg_ext.commands.attention_maps import main, seen_pixel
 from mmseg_ext.inspection import attention_pictures
 from tests.configs import CONFIGS
+from tests.datasets.trees import save
 
 CONFIG = str(CONFIGS / "ea_r18_shapes.py")
 LAYER = "decode_head.external_attention"
@@ -27,8 +28,7 @@ def write_photos(folder: Path, size: tuple[int, int]) -> list[str]:
     """Write two orange images of one name in two folders."""
     photos = [folder / "a" / "photo.png", folder / "b" / "photo.png"]
     for photo in photos:
-        photo.parent.mkdir()
-        Image.new("RGB", size[::-1], (200, 100, 50)).save(photo)
+        save(photo, np.full((*size, 3), (200, 100, 50), np.uint8))
     return [CONFIG, "none", *map(str, photos), "--out", str(folder / "maps")]
 
 

@@ -23,6 +23,7 @@ from mmseg_ext.inference.export import (
 )
 from mmseg_ext.layers import ManhattanAttention
 from tests.configs import CONFIGS
+from tests.datasets.trees import random_image, save
 from tests.models import NARROW_RMT, PREPROCESSOR, randomise
 
 CONFIG = str(CONFIGS / "ea_r18_shapes.py")
@@ -107,12 +108,10 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
 def test_command_and_the_example_without_mmseg(tmp_path, monkeypatch, capsys):
     """In a process without mmseg; EXIF orientation is applied."""
     folder, out, weights = tmp_path / "images", tmp_path / "model.onnx", tmp_path / "weights.pth"
-    folder.mkdir()
     random, exif = np.random.RandomState(0), Image.Exif()
     exif[0x0112] = 6  # rotate by 90 degrees clockwise
-    for name, size, more in (("a", (96, 96), {}), ("b", (70, 110), {"exif": exif})):
-        pixels = random.randint(0, 256, (*size, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{name}.png", **more)
+    save(folder / "a.png", random_image(random, (96, 96)))
+    save(folder / "b.png", random_image(random, (110, 70)), exif=exif)
     (folder / "broken.jpg").write_bytes(b"\xff\xd8 no image")
     (folder / "notes.txt").write_text("no image")
     model = randomise(get_model(CONFIG))

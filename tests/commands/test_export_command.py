@@ -4,12 +4,12 @@ import re
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from mmseg_ext.commands.export import main
 from mmseg_ext.inference import export as module
 from mmseg_ext.layers import ExternalAttention2d
 from tests.configs import CONFIGS
+from tests.datasets.trees import random_image, save
 
 CONFIG = str(CONFIGS / "ea_r18_shapes.py")
 
@@ -35,9 +35,8 @@ def exported(monkeypatch):
 @pytest.fixture
 def folder(tmp_path):
     for i in range(4):
-        pixels = np.random.RandomState(i).randint(0, 256, (40, 50 + i, 3), dtype=np.uint8)
-        (tmp_path / "images/deep").mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(tmp_path / f"images/deep/{i}.png")
+        pixels = random_image(np.random.RandomState(i), (50 + i, 40))
+        save(tmp_path / f"images/deep/{i}.png", pixels)
     return tmp_path / "images"
 
 

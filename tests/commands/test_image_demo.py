@@ -14,6 +14,7 @@ from mmseg_ext.datasets.metainfo import classes_and_palette
 from mmseg_ext.inference.models import DEFAULT
 from mmseg_ext.inference.predictor import Predictor
 from tests.configs import CONFIGS
+from tests.datasets.trees import random_image, save
 from tests.models import randomise
 
 CONFIG = str(CONFIGS / "ea_r18_shapes.py")
@@ -32,13 +33,10 @@ def checkpoint(tmp_path_factory) -> str:
 @pytest.fixture
 def folder(tmp_path):
     """Five images of three shapes, one of them truncated, in a tree."""
-    root = tmp_path / "images"
-    (root / "deep").mkdir(parents=True)
-    random = np.random.RandomState(0)
-    sizes = {"a.png": (64, 64), "a.bmp": (48, 80), "b.png": (64, 64), "deep/c.png": (50, 70)}
+    root, random = tmp_path / "images", np.random.RandomState(0)
+    sizes = {"a.png": (64, 64), "a.bmp": (80, 48), "b.png": (64, 64), "deep/c.png": (70, 50)}
     for name, size in sizes.items():
-        pixels = random.randint(0, 256, (*size, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(root / name)
+        save(root / name, random_image(random, size))
     (root / "z.png").write_bytes((root / "a.png").read_bytes()[:2000])
     return root
 
@@ -59,8 +57,8 @@ def test_a_folder_is_segmented_and_broken_images_are_named(folder, checkpoint, c
         captured = capsys.readouterr()
         assert "4 images segmented" in captured.out
         assert f"error: {folder}/z.png: is truncated (2000 bytes)" in captured.err
-    images = {"a.png.png": "a.png", "a.bmp.png": "a.bmp", "b.png": "b.png"}
-    images["deep/c.png"] = "deep/c.png"
+    images = {"a.png.png": "a.png", "a.bmp.png": "a.bmp"}
+    images |= {name: name for name in ("b.png", "deep/c.png")}
     assert {str(p.relative_to(out / "labels")) for p in out.glob("labels/**/*.png")} == set(images)
     model = init_model(CONFIG, checkpoint, device="cpu")
     for result, image in images.items():
@@ -82,7 +80,7 @@ def test_the_packages_own_weights_are_introduced(folder, tmp_path, capsys):
 
 
 def test_large_and_tiny_images(folder, checkpoint, tmp_path, capsys):
-    Image.new("RGB", (1, 1)).save(folder / "one.png")
+    save(folder / "one.png", np.zeros((1, 1, 3), np.uint8))
     words = [str(folder), CONFIG, checkpoint, "--out", str(tmp_path / "out"), "--max-pixels"]
     assert main([*words, str(64 * 64 - 1)]) == 1
     assert capsys.readouterr().err.count("allow it with --max-pixels") == 3
@@ -133,15 +131,12 @@ def test_random_weights_have_the_classes_of_the_config(folder, tmp_path, capsys)
     assert "random weights" in capsys.readouterr().err
 
 
-def test_bad_arguments_are_one_line(folder, checkpoint, tmp_path, capsys):
+def test_bad_arguments_are_one_line(folder, tmp_path, capsys):
     image = str(folder / "a.png")
     for words, message in (
         (["nowhere", CONFIG, "none"], "nowhere: does not exist"),
         ([image, CONFIG], f"{CONFIG}: name a checkpoint"),
-        ([image, CONFIG, str(tmp_path / "w.pth")], "w.pth"),
         ([image, CONFIG, "none", "--device", "cuda:99"], "device 'cuda:99' cannot be used"),
-        ([str(folder / "z.png"), CONFIG, checkpoint], "z.png: is truncated"),
-        ([image, "fcn_r18_shapes", checkpoint], f"{checkpoint}: does not fit the config: "),
         ([image, CONFIG, "none", "--opacity", "1.5"], "--opacity=1.5: choose"),
         ([image, CONFIG, "none", "--opacity", "-1"], "--opacity=-1.0: choose"),
     ):

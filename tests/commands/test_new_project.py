@@ -4,17 +4,16 @@ import importlib
 import shlex
 
 import numpy as np
-from PIL import Image
 
 from mmseg_ext.commands.new_project import main
+from tests.datasets.trees import save
 
 
 def test_it_prints_commands_that_parse(tmp_path, capsys):
     for kind, names in (("images", "abcd"), ("masks", "abc")):
-        (tmp_path / kind).mkdir()
         for i, name in enumerate(names):
             pixels = np.kron([[0, 255], [i % 2, 1]], np.ones((8, 8))).astype(np.uint8)
-            Image.fromarray(pixels).save(tmp_path / kind / f"{name}.png")
+            save(tmp_path / kind / f"{name}.png", pixels)
     flags = ["--images", str(tmp_path / "images"), "--masks", str(tmp_path / "masks")]
     words = [str(tmp_path / "my project"), *flags, "--ignore", "255"]
     assert main(words) == 0
