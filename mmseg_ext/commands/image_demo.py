@@ -13,7 +13,7 @@ from mmseg_ext.commands import usable_device
 from mmseg_ext.commands._flags import command, command_parser, device_flag, model_flags, named_model
 
 if TYPE_CHECKING:
-    import numpy as np
+    from PIL import Image
 
     from mmseg_ext.inference.predictor import Segmentation
 
@@ -62,6 +62,8 @@ def find_images(path: Path, out: Path, recursive: bool = False) -> dict[Path, Pa
 
 @command(parser)
 def main(args: argparse.Namespace) -> int:
+    from PIL import Image
+
     from mmseg_ext.datasets.dataset_report import progress
     from mmseg_ext.inference.legend import with_legend
     from mmseg_ext.inference.models import DEFAULT, pretrained_weights
@@ -86,7 +88,7 @@ def main(args: argparse.Namespace) -> int:
             print(f"error: {text if str(path) in text else f'{path}: {text}'}", file=sys.stderr)
             failed += 1
             continue
-        _save(result.labels, args.out / "labels" / results[path])
+        _save(Image.fromarray(result.labels), args.out / "labels" / results[path])
         overlay = with_legend(overlay, result.labels, result.classes, result.palette)
         _save(overlay, args.out / "overlays" / results[path])
     print(f"{len(results) - failed} images segmented into {args.out}")
@@ -104,22 +106,23 @@ def _check_size(path: Path, most: int) -> None:
         raise ValueError(f"{path}: has {width}x{height} pixels; allow it with --max-pixels")
 
 
-def _overlay(result: "Segmentation", opacity: float, with_labels: bool) -> "np.ndarray":
-    """Return the overlay (H, W, 3); `with_labels` is mmsegmentation's, with the class names."""
+def _overlay(result: "Segmentation", opacity: float, with_labels: bool) -> "Image.Image":
+    """Return the overlay; `with_labels` is mmsegmentation's, with the class names."""
     import numpy as np
     import torch
     from mmengine.structures import PixelData
     from mmseg.structures import SegDataSample
     from mmseg.visualization import SegLocalVisualizer
+    from PIL import Image
 
     if not with_labels:
-        return np.asarray(result.overlay(opacity, legend=False))
+        return result.overlay(opacity, legend=False)
     visualizer = SegLocalVisualizer(alpha=opacity)
     visualizer.dataset_meta = dict(classes=result.classes, palette=result.palette.tolist())
     labels = torch.from_numpy(result.labels.astype(np.int64))[None]  # (1, H, W)
     sample = SegDataSample(pred_sem_seg=PixelData(data=labels))
     visualizer.add_datasample("", result.image, sample, draw_gt=False, with_labels=True)
-    return visualizer.get_image()
+    return Image.fromarray(visualizer.get_image())
 
 
 def _introduce(weights: Path) -> None:
@@ -134,10 +137,8 @@ def _introduce(weights: Path) -> None:
     print(f"license: {about['license']}")
 
 
-def _save(pixels: "np.ndarray", path: Path) -> None:
-    from PIL import Image
-
+def _save(picture: "Image.Image", path: Path) -> None:
     from mmseg_ext.atomic_write import atomic_write
 
     with atomic_write(path) as part:
-        Image.fromarray(pixels).save(part, "PNG")
+        picture.save(part, "PNG")

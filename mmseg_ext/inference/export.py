@@ -44,9 +44,6 @@ class WholeImageSegmentor(nn.Module):
             resize of its forward.
     """
 
-    mean: Tensor
-    std: Tensor
-
     def __init__(self, segmentor: EncoderDecoder, fuse: bool = False):
         super().__init__()
         head = getattr(segmentor, "decode_head", segmentor)
@@ -59,8 +56,8 @@ class WholeImageSegmentor(nn.Module):
         preprocessor = segmentor.data_preprocessor
         # Pipelines load BGR, so a model without conversion was trained on BGR.
         self.bgr = not converts_channels(preprocessor)
-        self.register_buffer("mean", preprocessor.mean.float().reshape(1, 3, 1, 1))  # (1, 3, 1, 1)
-        self.register_buffer("std", preprocessor.std.float().reshape(1, 3, 1, 1))  # (1, 3, 1, 1)
+        self.register_buffer("mean", preprocessor.mean.float())  # (3, 1, 1)
+        self.register_buffer("std", preprocessor.std.float())  # (3, 1, 1)
         used = ("backbone", "neck", "decode_head")
         parts = nn.ModuleDict({k: m for k, m in segmentor.named_children() if k in used})
         parts = revert_sync_batchnorm(copy.deepcopy(parts))
@@ -94,9 +91,9 @@ def _free_of_size(module: nn.Module) -> None:
             _free_of_size(child)
 
 
-def random_images(size: tuple[int, int], batch: int = 1, seed: int = 0) -> Tensor:
+def random_images(size: tuple[int, int], batch: int = 1) -> Tensor:
     """Return images of noise (batch, 3, H, W) with values of 0 to 255."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     return torch.rand(batch, 3, *size, generator=generator) * 255
 
 

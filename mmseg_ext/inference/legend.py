@@ -10,9 +10,9 @@ _FONT = Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")
 
 
 def with_legend(
-    picture: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], palette: np.ndarray
-) -> np.ndarray:
-    """Return `picture` (H, W, 3) above a strip that lists the classes of `labels` (H, W).
+    picture: Image.Image, labels: np.ndarray, classes: tuple[str, ...], palette: np.ndarray
+) -> Image.Image:
+    """Return `picture` above a strip that lists the classes of `labels` (H, W).
 
     The largest class comes first. Each has its color of `palette` (classes, 3) and its share of the
     pixels. The text grows with the picture. If a line is wider than the picture, so is the strip.
@@ -22,7 +22,7 @@ def with_legend(
     shares = counts[order] / labels.size
     texts = [f"{share:.1%}" if share >= 0.0005 else "< 0.1%" for share in shares]
     entries = [f"{classes[i]} {text}" for i, text in zip(order, texts, strict=True)]
-    height, width = picture.shape[:2]
+    width, height = picture.size
     box = max(12, round((height * width) ** 0.5 / 40))  # height of the text, side of a square
     font = ImageFont.truetype(str(_FONT), box)
     column = round(max(map(font.getlength, entries))) + 3 * box
@@ -30,10 +30,10 @@ def with_legend(
     rows = -(-len(entries) // columns)
     size = (max(width, column), height + rows * 2 * box)
     page = Image.new("RGB", size, "white")
-    page.paste(Image.fromarray(picture))
+    page.paste(picture)
     draw = ImageDraw.Draw(page)
     for n, (i, entry) in enumerate(zip(order, entries, strict=True)):
         x, y = box // 2 + n % columns * column, height + box // 2 + n // columns * 2 * box
         draw.rectangle((x, y, x + box, y + box), tuple(palette[i].tolist()), "black")
         draw.text((x + 1.5 * box, y + box / 2), entry, "black", font, anchor="lm")
-    return np.asarray(page)
+    return page

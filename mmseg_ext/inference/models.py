@@ -84,8 +84,7 @@ def get_model(
         meta = _completed([f"class_{i}" for i in range(count)])
     model.dataset_meta = meta
     model.cfg = config
-    model.to(device).eval()
-    return model
+    return model.to(device).eval()
 
 
 def _config_path(name: str | Path) -> str:

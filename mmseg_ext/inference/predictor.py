@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from mmengine.dataset import Compose, pseudo_collate
+from mmseg.datasets.transforms import LoadImageFromNDArray
 from mmseg.registry import MODELS
 from PIL import Image, ImageOps
 from torch import nn
@@ -36,10 +37,7 @@ class Segmentation:
         """Return the image under the colors of its labels, above a legend with their shares."""
         colors = Image.fromarray(self.palette[self.labels])
         blend = Image.blend(Image.fromarray(self.image), colors, opacity)
-        if not legend:
-            return blend
-        page = with_legend(np.asarray(blend), self.labels, self.classes, self.palette)
-        return Image.fromarray(page)
+        return with_legend(blend, self.labels, self.classes, self.palette) if legend else blend
 
 
 class Predictor:
@@ -87,9 +85,7 @@ class Predictor:
         if isinstance(image, str | Path):
             data = self._load({"img_path": str(image)})
         else:
-            pixels = _bgr(image)
-            shape = pixels.shape[:2]
-            data = {"img": pixels, "img_path": None, "img_shape": shape, "ori_shape": shape}
+            data = LoadImageFromNDArray()({"img": _bgr(image)})
         rgb = _rgb(data["img"])  # before the transforms replace the image
         return self._transform(data), rgb
 

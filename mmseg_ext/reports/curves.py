@@ -4,7 +4,6 @@ import io
 import itertools
 import json
 import math
-from typing import NamedTuple
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -21,9 +20,7 @@ _STYLE = {
 }
 
 
-class Curve(NamedTuple):
-    steps: list[int]
-    values: list[float]
+Curve = dict[int, float]  # value by iteration
 
 
 def read_scalars(text: str) -> tuple[dict[str, Curve], int]:
@@ -43,9 +40,8 @@ def read_scalars(text: str) -> tuple[dict[str, Curve], int]:
             continue
         for name, value in record.items():
             if name != "step" and isinstance(value, (int, float)):
-                curve = curves.setdefault(name, Curve([], []))
-                curve.steps.append(step)
-                curve.values.append(float(value) if abs(value) < 1e30 else math.nan)
+                value = float(value) if abs(value) < 1e30 else math.nan
+                curves.setdefault(name, {})[step] = value
     return curves, damaged
 
 
@@ -58,7 +54,7 @@ def prediction_loss(curves: dict[str, Curve]) -> Curve:
     for name, curve in curves.items():  # a head logs the loss of its prediction first
         if name.startswith("decode.") and name.endswith("loss_ce"):
             return curve
-    return curves.get("loss", Curve([], []))
+    return curves.get("loss", {})
 
 
 @matplotlib.rc_context(_STYLE)
@@ -67,10 +63,10 @@ def curves_figure(runs: dict[str, dict[str, Curve]]) -> Figure:
     figure = Figure(figsize=(4.9, 4.7), layout="constrained")
     loss, miou = figure.subplots(2, 1, sharex=True)
     for (name, curves), color in zip(runs.items(), itertools.cycle(COLORS), strict=False):
-        loss.plot(*prediction_loss(curves), color=color)
-        steps, values = curves.get("mIoU", Curve([], []))
-        label = f"{name} {values[-1]:.1f}" if values else name
-        miou.plot(steps, values, marker=".", label=label, color=color)
+        losses, scores = prediction_loss(curves), curves.get("mIoU", {})
+        loss.plot([*losses], [*losses.values()], color=color)
+        label = f"{name} {[*scores.values()][-1]:.1f}" if scores else name
+        miou.plot([*scores], [*scores.values()], marker=".", label=label, color=color)
     loss.set(title="Training loss (cross-entropy)", ylim=(0, None))
     miou.set(title="Validation mIoU, %", ylim=(0, 100), xlim=(0, None), xlabel="iteration")
     miou.xaxis.set_major_locator(MaxNLocator("auto", integer=True))

@@ -44,7 +44,7 @@ def page(runs: Sequence[Run]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": percent, "duration": duration, "signed": signed}
+    environment.filters |= {"percent": percent, "duration": duration}
     tested = [run for run in runs if run.results]
     comparable = len({tuple(run.results.classes) for run in tested}) == 1
     return environment.get_template("report.html.j2").render(
@@ -58,14 +58,9 @@ def page(runs: Sequence[Run]) -> str:
     )
 
 
-def percent(share: float, digits: int = 1) -> str:
-    """Return a share in percent; a dash for NaN."""
-    return "–" if np.isnan(share) else f"{100 * share:.{digits}f}"
-
-
-def signed(difference: float) -> str:
-    """Return a difference of shares in percentage points; a dash for NaN."""
-    return "–" if np.isnan(difference) else f"{100 * difference:+.1f}"
+def percent(share: float, digits: int = 1, sign: str = "") -> str:
+    """Return a share in percent; a dash for NaN. With the sign "+" also positive ones have it."""
+    return "–" if np.isnan(share) else f"{100 * share:{sign}.{digits}f}"
 
 
 def duration(seconds: float) -> str:

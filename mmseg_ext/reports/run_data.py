@@ -72,13 +72,13 @@ class Run:
 
     @property
     def iterations(self) -> int:
-        return max(curve.steps[-1] for curve in self.curves.values()) if self.curves else 0
+        return max((step for curve in self.curves.values() for step in curve), default=0)
 
     @property
     def seconds(self) -> float:
         """Time of the training iterations, without validations."""
-        steps, times = self.curves.get("time", Curve([], []))
-        return float(np.nansum(np.diff([0, *steps]) * np.array(times)))
+        times = self.curves.get("time", {})
+        return float(np.nansum(np.diff([0, *times]) * [*times.values()]))
 
 
 def read_run(work_dir: Path) -> Run:
@@ -122,7 +122,7 @@ def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
 
     `notes` gets a line for each file, or part of a file, that is left out.
     """
-    merged: dict[str, dict[int, float]] = {}
+    merged: dict[str, Curve] = {}
     for path in sorted(work_dir.glob("*/vis_data/scalars.json")):
         try:
             curves, damaged = read_scalars(_read(path, work_dir).decode(errors="replace"))
@@ -132,12 +132,8 @@ def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
         if damaged:
             notes.append(f"{path}: {damaged} damaged lines are left out")
         for name, curve in curves.items():
-            values = zip(curve.steps, curve.values, strict=True)
-            merged.setdefault(name, {}).update(values)
-    return {
-        name: Curve(sorted(points), [points[step] for step in sorted(points)])
-        for name, points in merged.items()
-    }
+            merged.setdefault(name, {}).update(curve)
+    return {name: dict(sorted(curve.items())) for name, curve in merged.items()}
 
 
 def _newest(work_dir: Path, pattern: str, notes: list[str]) -> str:

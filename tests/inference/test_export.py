@@ -56,11 +56,10 @@ def test_differences_are_relative_to_the_largest_score():
     assert relative_difference(scores + torch.tensor([1.0, -0.5]), scores) == pytest.approx(0.2)
 
 
-def test_noise_is_different_for_each_seed_and_fills_the_range():
+def test_noise_is_repeatable_and_fills_the_range():
     images = random_images((32, 40), 2)
     assert images.shape == (2, 3, 32, 40) and images.min() < 1 and 254 < images.max() <= 255
     assert torch.equal(images, random_images((32, 40), 2))
-    assert not torch.equal(images, random_images((32, 40), 2, seed=1))
 
 
 @pytest.mark.parametrize(

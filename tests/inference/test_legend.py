@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from mmseg_ext.inference.legend import with_legend
 
@@ -14,10 +15,10 @@ BY_AREA = [1, 0, 3, 4]
     ("height", "width", "rows"), [(40, 20, 4), (480, 640, 2), (3000, 4000, 2), (100, 2000, 1)]
 )
 def test_classes_are_listed_by_area_below_the_picture(height, width, rows):
-    picture = np.full((height, width, 3), 90, np.uint8)
+    picture = Image.new("RGB", (width, height), (90, 90, 90))
     labels = np.ones((height, width), np.uint8)
     labels[: height // 4], labels[-height // 8 :], labels[0, :1] = 0, 3, 4
-    page = with_legend(picture, labels, CLASSES, PALETTE)
+    page = np.asarray(with_legend(picture, labels, CLASSES, PALETTE))
     assert (page[:height, :width] == picture).all()
     strip = page[height:]
     side = len(strip) // rows // 2
@@ -42,5 +43,5 @@ def test_shares_of_the_pixels(monkeypatch):
     labels[0, :4], labels[1, :5], labels[50:] = 1, 3, 4
     draw = "mmseg_ext.inference.legend.ImageDraw.ImageDraw.text"
     monkeypatch.setattr(draw, lambda self, place, text, *args, **kwargs: texts.append(text))
-    with_legend(np.zeros((100, 100, 3), np.uint8), labels, CLASSES, PALETTE)
+    with_legend(Image.new("RGB", (100, 100)), labels, CLASSES, PALETTE)
     assert texts == ["rare 50.0%", "road 49.9%", "a long name 0.1%", "sky < 0.1%"]

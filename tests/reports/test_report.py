@@ -21,7 +21,7 @@ from mmseg_ext.commands.train import parser as train_parser
 from mmseg_ext.commands.train import runner_of
 from mmseg_ext.evaluation import CheckedIoUMetric
 from mmseg_ext.reports import RunResultsHook, results_hook
-from mmseg_ext.reports.curves import Curve, curves_figure, curves_svg, prediction_loss
+from mmseg_ext.reports.curves import curves_figure, curves_svg, prediction_loss
 from mmseg_ext.reports.page import duration, page, write_report
 from mmseg_ext.reports.pictures import error_overlay
 from mmseg_ext.reports.results_hook import class_iou
@@ -41,9 +41,9 @@ def a_run(name: str, confusion: list[list[int]]) -> Run:
         examples=[("a.jpg", "data:image/jpeg;base64,", 0.9)],
     )
     curves = {
-        "loss": Curve([10, 20], [1.5, 0.7]),
-        "time": Curve([10, 20], [1.0, 2.0]),
-        "mIoU": Curve([20], [48.25]),
+        "loss": {10: 1.5, 20: 0.7},
+        "time": {10: 1.0, 20: 2.0},
+        "mIoU": {20: 48.25},
     }
     return Run(name, "a = 1\n", {"python": "3"}, curves, results)
 
@@ -185,7 +185,7 @@ def test_curves_of_a_resumed_run_are_merged_and_cut_lines_told(tmp_path):
         folder.mkdir(parents=True)
         (folder / "scalars.json").write_text(lines)
     notes = []
-    assert read_curves(tmp_path, notes)["loss"] == Curve([1, 2, 3], [3.0, 1.5, 1.0])
+    assert read_curves(tmp_path, notes)["loss"] == {1: 3.0, 2: 1.5, 3: 1.0}
     paths = [tmp_path / i / "vis_data/scalars.json" for i in "13"]
     assert notes == [f"{paths[i]}: {2 - i} damaged lines are left out" for i in (0, 1)]
 
@@ -217,7 +217,7 @@ def test_figures_are_those_of_the_run(work_dir):
     assert run.iterations == 4 and run.seconds > 0 and run.environment["seed"] == "0"
     results = run.results
     assert results.source == "validation at iteration 4" and results.images == 6
-    assert 100 * results.miou == pytest.approx(run.curves["mIoU"].values[-1], abs=0.006)
+    assert 100 * results.miou == pytest.approx(run.curves["mIoU"][4], abs=0.006)
     assert results.confusion.sum() == 6 * 64 * 64
     assert len(results.examples) == 6
     (written,) = work_dir.glob("*/results.json")
@@ -343,6 +343,6 @@ def test_page_of_two_runs_loads_nothing(work_dir, tmp_path, capsys):
 
 def test_prediction_loss_of_a_head_with_three():
     names = ("loss", "decode.pam_cam.loss_ce", "decode.pam.loss_ce", "decode.cam.loss_ce")
-    curves = {name: Curve([1], [float(i)]) for i, name in enumerate(names)}
-    assert prediction_loss(curves) == ([1], [1.0])
-    assert prediction_loss({"loss": curves["loss"]}) == ([1], [0.0])
+    curves = {name: {1: float(i)} for i, name in enumerate(names)}
+    assert prediction_loss(curves) == {1: 1.0}
+    assert prediction_loss({"loss": curves["loss"]}) == {1: 0.0}
