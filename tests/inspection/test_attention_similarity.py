@@ -19,7 +19,7 @@ SMALL = {"embed_dims": 24, "depth": 4, "num_heads": 3}
 
 
 def similarities_of(maps: torch.Tensor) -> list[SimilarityGroup]:
-    """Those of a model whose layers have given maps (layers, heads, N, N)."""
+    """Measure a model whose layers have given maps (layers, heads, N, N)."""
     heads, tokens = maps.shape[1:3]
     layers = nn.Sequential(*(SelfAttention(heads, heads) for _ in maps))
     for layer, own in zip(layers, maps, strict=True):
@@ -79,7 +79,7 @@ def test_model_without_attention():
 
 
 def test_figure(tmp_path, monkeypatch):
-    """Four layers, the last three of which have the same maps."""
+    """Four layers; the last three have the same maps."""
     save = mock.Mock(wraps=similarity.save_figure)
     monkeypatch.setattr(similarity, "save_figure", save)
     first, other = torch.randn(2, 2, 5, 5, dtype=torch.float64).softmax(-1)

@@ -64,7 +64,7 @@ def test_other_positions_are_refused(deepvit, eamlp):
 
 
 def test_the_blocks_tell_timm_50ts():
-    """Its names are those of timm_26t, whose weights the tests of the backbones convert."""
+    """It has the names of timm_26t, whose weights the tests of the backbones convert."""
     assert ARCHS["timm_50ts"]["placement"] == ((), (3,), (1, 3, 5), (1,))
     with torch.device("meta"):
         assert isinstance(LambdaResNet(arch="timm_50ts").stem[2], torch.nn.SiLU)

@@ -1,4 +1,4 @@
-"""Strips of few rows, so that every image has several."""
+"""Strips of few rows, so every image has several."""
 
 import pytest
 

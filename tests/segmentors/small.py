@@ -61,7 +61,7 @@ def views(image: np.ndarray, ratios, directions=("horizontal",), field="a") -> d
 
 
 def labelled(size=(45, 61), ignored: float = 0.2, classes: int = 5) -> list[SegDataSample]:
-    """Two label maps of which the first rows are to be ignored."""
+    """Two label maps; the first rows are ignored."""
     labels = torch.randint(0, classes, (2, 1, *size))
     labels[:, :, : round(ignored * size[0])] = 255
     return [SegDataSample(gt_sem_seg=PixelData(data=label)) for label in labels]
