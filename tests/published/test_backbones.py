@@ -69,6 +69,7 @@ def test_the_blocks_tell_timm_50ts():
     with torch.device("meta"):
         assert isinstance(LambdaResNet(arch="timm_50ts").stem[2], torch.nn.SiLU)
     published = Fixture("timm_lambda_resnet26t").state_dict
+    convert_official("timm_lambda_resnet", published)
     blocks = {k.replace("stages.2.1.", "stages.2.5."): v for k, v in published.items()}
     with pytest.raises(ValueError, match=r"missing keys: layer1\.2\."):
         convert_official("timm_lambda_resnet", published | blocks)
