@@ -72,19 +72,17 @@ def test_mixed_precision_has_the_dtypes_of_cuda(device):
     assert functional.linear(x, x).dtype == half.float().dtype == torch.float32
 
 
-@pytest.mark.parametrize(("width", "scores"), [(16, 0), (6, 2)])
-def test_attention_stores_scores_only_in_the_plain_kernel(device, width, scores):
+@pytest.mark.parametrize(("width", "values", "scores"), [(16, 16, 0), (6, 16, 2), (16, 6, 2)])
+def test_attention_stores_scores_only_in_the_plain_kernel(device, width, values, scores):
     """The memory-efficient kernel needs rows of 16 bytes."""
-    q = torch.zeros(1, 2, 64, width, device="cuda")
-    mask = torch.zeros(64, 64, device="cuda", dtype=torch.float64)
-    before = device.current
-    assert functional.scaled_dot_product_attention(q, q, q).shape == q.shape
+    q, v = (torch.zeros(1, 2, 64, n, device="cuda") for n in (width, values))
+    mask = torch.zeros(64, 64, device="cuda")
+    device.peak = before = device.current
+    assert functional.scaled_dot_product_attention(q, q, v).shape == v.shape
     added = device.peak - before
     assert scores * 2 * 64**2 * 4 <= added < (scores + 1) * 2 * 64**2 * 4
-    masked = functional.scaled_dot_product_attention(q, q, q, mask.float(), dropout_p=0.5)
-    assert masked.shape == q.shape
-    wide = torch.zeros(1, 2, 64, 6, device="cuda")
-    assert functional.scaled_dot_product_attention(q, q, wide).shape == wide.shape
+    masked = functional.scaled_dot_product_attention(q, q, v, mask, dropout_p=0.5)
+    assert masked.shape == v.shape
 
 
 def test_dropout_stores_a_mask_of_bytes(device):

@@ -1,12 +1,15 @@
-"""Costs of a config: the papers' counts, and the command."""
+"""Multiply-adds: what is counted, the papers' counts, and the command."""
 
 import os
 
 import pytest
 import torch
+from mmseg.registry import MODELS
+from torch import nn
 
 from mmseg_ext.commands.model_cost import main
-from mmseg_ext.cost.model_cost import count_config, machine
+from mmseg_ext.cost.model_cost import count_config, count_multiply_adds, machine
+from mmseg_ext.layers import LambdaLayer
 from tests.configs import CONFIGS
 
 
@@ -18,7 +21,45 @@ def test_counts_of_the_papers():
     assert cost.all_multiply_adds > cost.module_multiply_adds
 
 
-def test_command_prints_one_row_for_each_config(capsys):
+@pytest.mark.parametrize("side", [12, 50])  # the direct and the Fourier way
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("resolution", [None, (64, 64)])
+def test_lambda_layer_counts_as_its_dense_form(side, training, resolution):
+    """k v (u r^2 + h) per position for position lambdas, k v (u + h) for content."""
+    with torch.device("meta"):
+        window = 23 if resolution is None else None
+        layer = LambdaLayer(64, receptive_field=window, resolution=resolution).train(training)
+        counted = count_multiply_adds(nn.Sequential(layer), torch.empty(3, 64, side, side))
+    positions, taps = 3 * side**2, 529 if window else side**2
+    assert counted.modules == positions * layer.qkv.weight.numel()
+    assert counted.all == counted.modules + positions * 256 * ((1 + 4) + (taps + 4))
+
+
+def test_a_shared_layer_counts_each_time():
+    layer = nn.Conv2d(2, 2, 3, padding=1, bias=False)
+    counted = count_multiply_adds(nn.Sequential(layer, layer), torch.ones(1, 2, 5, 4))
+    assert counted == (2 * 36 * 20, 2 * 36 * 20)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"type": "RMT", "arch": "tiny"},
+        {"type": "DeepViT", "re_attention": False, "arch": {"depth": 2}},
+        {"type": "DeepViT", "arch": {"depth": 2}},
+        {"type": "LambdaResNet", "depth": (1, 1, 1, 1)},
+    ],
+)
+def test_counts_are_the_same_on_cpu_and_meta(config):
+    counts = []
+    for device in ("cpu", "meta"):
+        with torch.device(device):
+            model = MODELS.build(config).eval()
+            counts.append(count_multiply_adds(model, torch.randn(1, 3, 64, 96)))
+    assert counts[0] == counts[1]
+
+
+def test_the_command_prints_one_row_for_each_config(capsys):
     assert main([str(CONFIGS / "ea_r18_shapes.py"), str(CONFIGS / "fcn_r18_shapes.py")]) == 0
     *_, ea, fcn = capsys.readouterr().out.splitlines()
     assert ea == "| `ea_r18_shapes` | 96x96 | 0.97 | 0.14 | 0.15 |"
