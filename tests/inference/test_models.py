@@ -42,9 +42,7 @@ def test_published_weights_fill_the_model():
     values = model.state_dict()
     assert all(torch.equal(values[key], value.float()) for key, value in weights.items())
     assert {key.rpartition(".")[2] for key in values.keys() - weights} == {"num_batches_tracked"}
-    assert {key: [*model.dataset_meta[key]] for key in CAMVID} == {
-        k: [*v] for k, v in CAMVID.items()
-    }
+    assert all([*model.dataset_meta[key]] == [*value] for key, value in CAMVID.items())
     with pytest.raises(ValueError, match=models.WEIGHTS_PAGE):
         mmseg_ext.get_model("ea_r18_shapes", pretrained=True)
     with pytest.raises(ValueError, match="pass one"):
@@ -53,9 +51,8 @@ def test_published_weights_fill_the_model():
 
 def test_overrides_keep_the_tensors_that_fit():
     with pytest.warns(UserWarning, match="decode_head.conv_seg.weight") as warned:
-        model = mmseg_ext.get_model(
-            models.DEFAULT, pretrained=True, decode_head=dict(num_classes=3)
-        )
+        changes = dict(decode_head=dict(num_classes=3))
+        model = mmseg_ext.get_model(models.DEFAULT, pretrained=True, **changes)
     assert [w.filename for w in warned] == [__file__]  # nothing about losses
     full = mmseg_ext.get_model(models.DEFAULT, pretrained=True).state_dict()
     differing = {k for k, v in model.state_dict().items() if not torch.equal(v, full[k])}
@@ -99,14 +96,9 @@ def test_classes_and_colors_of_a_file(tmp_path):
 
     colored = found(classes=list("abcdef"))
     assert "".join(colored["classes"]) == "abcdef" and len(set(map(tuple, colored["palette"]))) == 6
-    for meta in (
-        {"classes": 5},
-        {"palette": [[0, 0, 0]] * 6},
-        *(
-            {"classes": list("abcdef"), "palette": colors}
-            for colors in ([[1, 2, 3]], [[256] * 3] * 6)
-        ),
-    ):
+    unusable = [{"classes": 5}, {"palette": [[0, 0, 0]] * 6}]
+    unusable += [{"classes": [*"abcdef"], "palette": p} for p in ([[1, 2, 3]], [[256] * 3] * 6)]
+    for meta in unusable:
         with pytest.raises(CheckpointError, match="dataset_meta"):
             found(**meta)
 
@@ -160,10 +152,8 @@ def test_the_published_file_and_its_card():
 
 
 def test_mmsegmentation_shows_the_published_classes():
-    config, file = (
-        str(CONFIGS / f"{models.DEFAULT}.py"),
-        str(models.pretrained_weights(models.DEFAULT)),
-    )
+    config = str(CONFIGS / f"{models.DEFAULT}.py")
+    file = str(models.pretrained_weights(models.DEFAULT))
     image = np.random.RandomState(0).randint(0, 256, (96, 96, 3), dtype=np.uint8)
     inferencer = MMSegInferencer(config, weights=file, device="cpu")
     for model in (inferencer.model, init_model(config, file, device="cpu")):

@@ -26,10 +26,14 @@ def model():
 
 @pytest.fixture
 def images(tmp_path) -> list[str]:
-    random = np.random.RandomState(0)
-    for name, shape in (("a", (48, 64, 3)), ("b", (40, 40, 3))):
-        cv2.imwrite(str(tmp_path / f"{name}.png"), random.randint(0, 256, shape).astype(np.uint8))
-    return sorted(map(str, tmp_path.glob("*.png")))
+    paths = [str(tmp_path / name) for name in ("a.png", "b.png")]
+    for path, size in zip(paths, ((48, 64), (40, 40)), strict=True):
+        cv2.imwrite(path, noise(*size, 3))
+    return paths
+
+
+def noise(*shape: int) -> np.ndarray:
+    return np.random.RandomState(0).randint(0, 256, shape, dtype=np.uint8)
 
 
 def test_paths_pictures_and_arrays_give_the_labels_of_mmsegmentation(model, images, tmp_path):
@@ -49,7 +53,7 @@ def test_paths_pictures_and_arrays_give_the_labels_of_mmsegmentation(model, imag
 def test_photos_are_rotated_by_their_exif_orientation(model, tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # rotate by 90 degrees clockwise
-    pixels = np.random.RandomState(0).randint(0, 256, (40, 56, 3)).astype(np.uint8)
+    pixels = noise(40, 56, 3)
     Image.fromarray(pixels).save(tmp_path / "photo.png", exif=exif)
     predictor = mmseg_ext.Predictor(model)
     for photo in (tmp_path / "photo.png", Image.open(tmp_path / "photo.png")):
@@ -78,7 +82,7 @@ def test_other_loaders_keep_their_options(model, tmp_path, color, bands):
         seen.extend(data["inputs"])
         or model.test_step({**data, "inputs": [x[:1].expand(3, -1, -1) for x in data["inputs"]]})
     )
-    pixels = np.random.RandomState(0).randint(0, 256, (40, 48, 4)).astype(np.uint8)
+    pixels = noise(40, 48, 4)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     result = mmseg_ext.Predictor(other)(tmp_path / "a.png")
     gray = cv2.imread(str(tmp_path / "a.png"), cv2.IMREAD_GRAYSCALE)[..., None]
@@ -94,12 +98,10 @@ def test_labels_have_the_smallest_type(model, images):
 
 
 def test_test_time_augmentation_is_the_configs(model, images):
-    predictor = mmseg_ext.Predictor(model, tta=True)
+    predictor, single = (mmseg_ext.Predictor(model, tta) for tta in (True, False))
     assert type(predictor.model).__name__ == "StreamingSegTTAModel"
     labels = predictor(images[0]).labels
-    assert (
-        labels.shape == (48, 64) and (labels != mmseg_ext.Predictor(model)(images[0]).labels).any()
-    )
+    assert labels.shape == (48, 64) and (labels != single(images[0]).labels).any()
 
 
 def test_bad_images_are_errors(model, tmp_path):

@@ -31,20 +31,10 @@ CLASSES, PALETTE = ["ground", "box <b>", "sky"], [(30, 30, 30), (220, 80, 60), (
 
 
 def a_run(name: str, confusion: list[list[int]]) -> Run:
-    results = Results(
-        source="validation at iteration 20",
-        images=5,
-        trained="EAHead on ShapesDataset",
-        classes=CLASSES,
-        palette=PALETTE,
-        confusion=np.array(confusion),
-        examples=[("a.jpg", "data:image/jpeg;base64,", 0.9)],
-    )
-    curves = {
-        "loss": {10: 1.5, 20: 0.7},
-        "time": {10: 1.0, 20: 2.0},
-        "mIoU": {20: 48.25},
-    }
+    examples = [("a.jpg", "data:image/jpeg;base64,", 0.9)]
+    shown = (5, "EAHead on ShapesDataset", CLASSES, PALETTE, np.array(confusion), examples)
+    curves = {"loss": {10: 1.5, 20: 0.7}, "time": {10: 1.0, 20: 2.0}, "mIoU": {20: 48.25}}
+    results = Results("validation at iteration 20", *shown)
     return Run(name, "a = 1\n", {"python": "3"}, curves, results)
 
 
@@ -104,7 +94,7 @@ def seen_by_the_hook(folder: Path, height: int, width: int, kind=CheckedIoUMetri
     metric = kind(iou_metrics=["mIoU"])
     metric.dataset_meta = Images.metainfo
     loader = Images([{"inputs": [image]}] * 3)
-    loader.dataset = Images([0] * 3)
+    loader.dataset = loader
     loop = SimpleNamespace(dataloader=loader, evaluator=SimpleNamespace(metrics=[metric]))
     model = {"backbone": {"type": "RMT"}, "decode_head": [{"type": "FCNHead"}, {"type": "OCRHead"}]}
     settings = {"model": {"module": model}, "load_from": "a/iter_8.pth"}
@@ -124,9 +114,7 @@ def seen_by_the_hook(folder: Path, height: int, width: int, kind=CheckedIoUMetri
     return json.loads(written.read_text()) if written.exists() else {}
 
 
-@pytest.mark.parametrize(
-    ("size", "shown"), [((40, 60), (40, 60)), ((320, 960), (107, 320)), ((480, 320), (320, 213))]
-)
+@pytest.mark.parametrize(("size", "shown"), [((40, 60), (40, 60)), ((480, 320), (320, 213))])
 def test_an_example_has_four_quarters(tmp_path, size, shown):
     """Image and truth above, prediction and wrong pixels below; large ones get smaller."""
     results = seen_by_the_hook(tmp_path, *size)
@@ -142,17 +130,12 @@ def test_an_example_has_four_quarters(tmp_path, size, shown):
     assert picture.shape == (2 * height + 4, 2 * width + 4, 3)
     below, right = height + 4, width + 4
     gray = round(0.55 * 350 / 3 + 60)
-    for row, column, color in (
-        (0, 0, (250, 100, 0)),
-        (0, right, PALETTE[0]),
-        (0, -1, PALETTE[1]),
-        (-1, 0, PALETTE[0]),
-        (-1, width - 1, PALETTE[0]),
-        (below, right, (gray,) * 3),
-        (-1, -1, (235, 52, 40)),
-        (below - 2, width + 2, (128,) * 3),
-    ):
-        assert np.abs(picture[row, column] - color).max() < 30, (row, column)
+    colors = {(0, 0): (250, 100, 0), (0, right): PALETTE[0], (0, -1): PALETTE[1]}
+    colors |= dict.fromkeys([(-1, 0), (-1, width - 1)], PALETTE[0])
+    colors |= {(below, right): (gray,) * 3, (-1, -1): (235, 52, 40)}
+    colors[below - 2, width + 2] = (128,) * 3
+    for place, color in colors.items():
+        assert np.abs(picture[place] - color).max() < 30, place
 
 
 def test_nothing_is_written_without_a_matrix_or_on_other_ranks(tmp_path, monkeypatch):
@@ -193,16 +176,12 @@ def test_curves_of_a_resumed_run_are_merged_and_cut_lines_told(tmp_path):
 @pytest.fixture(scope="module")
 def work_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    options = {
-        "train_cfg.max_iters": 4,
-        "train_cfg.val_interval": 4,
-        "default_hooks.checkpoint.interval": 4,
-        "default_hooks.logger.interval": 1,
-        "param_scheduler": [dict(type="PolyLR", eta_min=1e-4, by_epoch=False, end=4)],
-    }
+    every = ("train_cfg.max_iters", "train_cfg.val_interval", "default_hooks.checkpoint.interval")
+    options = {**dict.fromkeys(every, 4), "default_hooks.logger.interval": 1}
+    options["param_scheduler"] = [dict(type="PolyLR", eta_min=1e-4, by_epoch=False, end=4)]
     for split in ("train", "val", "test"):
         options[f"{split}_dataloader.dataset.data_root"] = str(folder / "shapes")
-        options[f"{split}_dataloader.dataset.recipe"] = dict(seed=3, train=8, val=6, size=64)
+        options[f"{split}_dataloader.dataset.recipe"] = dict(seed=3, train=8, val=7, size=64)
         options[f"{split}_dataloader.num_workers"] = 0
         options[f"{split}_dataloader.persistent_workers"] = False
     args = train_parser().parse_args(["configs/ea_r18_shapes.py"])
@@ -216,9 +195,9 @@ def test_figures_are_those_of_the_run(work_dir):
     assert run.title == "ea_r18_shapes: EAHead on ResNetV1c, ShapesDataset"
     assert run.iterations == 4 and run.seconds > 0 and run.environment["seed"] == "0"
     results = run.results
-    assert results.source == "validation at iteration 4" and results.images == 6
+    assert results.source == "validation at iteration 4" and results.images == 7
     assert 100 * results.miou == pytest.approx(run.curves["mIoU"][4], abs=0.006)
-    assert results.confusion.sum() == 6 * 64 * 64
+    assert results.confusion.sum() == 7 * 64 * 64
     assert len(results.examples) == 6
     (written,) = work_dir.glob("*/results.json")
     scores = [entry["miou"] for entry in json.loads(written.read_text())["examples"]]
@@ -229,30 +208,27 @@ def test_figures_are_those_of_the_run(work_dir):
 
 
 def test_test_time_augmentation_does_not_stand_for_the_run(work_dir, tmp_path):
-    (source,) = work_dir.glob("*/results.json")
-    content = {**json.loads(source.read_text()), "examples": []}
-    for i, changes in enumerate(
-        ({"images": 1}, {"images": 2, "time": content["time"] + 1}, {"images": 3, "time": 1e12})
-    ):
+    for i, augmented in enumerate((False, False, True)):
         (tmp_path / str(i)).mkdir()
-        changed = {**content, **changes, "augmented": i == 2}
-        (tmp_path / str(i) / "results.json").write_text(json.dumps(changed))
+        change_results(work_dir, tmp_path / str(i), images=1 + i, time=i, augmented=augmented)
     assert read_run(tmp_path).results.images == 2
 
 
 @pytest.fixture
-def foreign(work_dir, tmp_path):
-    """A function that writes the results of the run, changed, to another work directory."""
+def foreign(tmp_path) -> Path:
+    """The log folder of a run by someone else, tmp_path/run/1."""
+    folder = tmp_path / "run/1"
+    (folder / "vis_data").mkdir(parents=True)
+    (folder / "vis_data/scalars.json").write_text('{"loss": 1.0, "step": 1}\n')
+    return folder
+
+
+def change_results(work_dir: Path, folder: Path, **changes: object) -> Path:
+    """Write the results of `work_dir`, changed, to `folder`."""
     (source,) = work_dir.glob("*/results.json")
-    content = {**json.loads(source.read_text()), "examples": []}
-    (tmp_path / "run/1/vis_data").mkdir(parents=True)
-
-    def write(**changes: object) -> Path:
-        path = tmp_path / "run/1/results.json"
-        path.write_text(json.dumps({**content, **changes}))
-        return path
-
-    return write
+    path = folder / "results.json"
+    path.write_text(json.dumps({**json.loads(source.read_text()), "examples": [], **changes}))
+    return path
 
 
 EXAMPLE = {"file": "../../secret", "name": "a", "miou": None}
@@ -268,36 +244,33 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_malformed_results_are_refused_in_one_line(foreign, tmp_path, name, capsys):
+def test_malformed_results_are_refused_in_one_line(work_dir, foreign, tmp_path, name, capsys):
     (tmp_path / "secret").write_bytes(b"\xff\xd8\xff secret")
-    path = foreign(**MALFORMED[name])
-    assert main([str(tmp_path / "run")]) == 1
+    path = change_results(work_dir, foreign, **MALFORMED[name])
+    assert main([str(foreign.parent)]) == 1
     line = capsys.readouterr().err
     assert line.startswith(f"error: {path}: is not what a run writes") and line.count("\n") == 1
 
 
 @pytest.mark.parametrize("target", ["secret", "/dev/zero", "pipe"])
-def test_files_outside_the_directory_and_devices_are_left_out(tmp_path, target, capsys):
-    folder, secret = tmp_path / "run/1", tmp_path / "secret"
-    (folder / "vis_data").mkdir(parents=True)
-    (folder / "vis_data/scalars.json").write_text('{"loss": 1.0, "step": 1}\n')
+def test_files_outside_the_directory_and_devices_are_left_out(foreign, tmp_path, target, capsys):
+    run, secret = foreign.parent, tmp_path / "secret"
     secret.write_text("private")
-    names = ("config.py", "run.json", "2/vis_data/scalars.json")
-    for path in (folder / names[0], folder / names[1], tmp_path / "run" / names[2]):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.mkfifo(path) if target == "pipe" else path.symlink_to(tmp_path / target)
-    assert main([str(tmp_path / "run")]) == 0
+    (run / "2/vis_data").mkdir(parents=True)
+    names = ("1/config.py", "1/run.json", "2/vis_data/scalars.json")
+    for name in names:
+        os.mkfifo(run / name) if target == "pipe" else (run / name).symlink_to(tmp_path / target)
+    assert main([str(run)]) == 0
     warnings = capsys.readouterr().err
     assert all(f"{name}: is not a file inside" in warnings for name in names)
-    assert "private" not in (tmp_path / "run/report.html").read_text()
-    (folder / "results.json").symlink_to(secret)
-    assert main([str(tmp_path / "run")]) == 1
+    assert "private" not in (run / "report.html").read_text()
+    (foreign / "results.json").symlink_to(secret)
+    assert main([str(run)]) == 1
 
 
-def test_large_and_infinite_numbers_and_3000_classes(foreign, tmp_path):
-    classes, count = [f"class {i}" for i in range(3000)], 3000
-    palette, confusion = [[i % 256] * 3 for i in range(count)], np.full((count, count), 9)
-    path = foreign(classes=classes, palette=palette, confusion=confusion.tolist())
+def test_large_and_infinite_numbers_and_3000_classes(work_dir, foreign, tmp_path):
+    shown = {"classes": [*range(3000)], "palette": [[i % 256] * 3 for i in range(3000)]}
+    change_results(work_dir, foreign, **shown, confusion=[[9] * 3000] * 3000)
     records = [
         {"loss": 10**400, "time": float("nan"), "step": 1},
         {"loss": float("inf"), "time": 1.5, "mIoU": float("nan"), "step": 2},
@@ -305,9 +278,9 @@ def test_large_and_infinite_numbers_and_3000_classes(foreign, tmp_path):
         *({"loss": 1e300, "mIoU": 50.0, "step": step} for step in range(3, 20_000)),
     ]
     lines = [json.dumps(record) for record in records]
-    (path.parent / "vis_data/scalars.json").write_text("\n".join(lines))
+    (foreign / "vis_data/scalars.json").write_text("\n".join(lines))
     begin = time.process_time()
-    (run,) = write_report([tmp_path / "run"], tmp_path / "report.html")
+    (run,) = write_report([foreign.parent], tmp_path / "report.html")
     assert time.process_time() - begin < 10
     assert run.seconds == 1.5 and run.iterations == 19_999
     assert "1 damaged lines" in run.notes[0]
@@ -316,15 +289,12 @@ def test_large_and_infinite_numbers_and_3000_classes(foreign, tmp_path):
     assert html.count('<td class="left">') == 10  # confusions
 
 
-def test_a_report_runs_nothing_of_a_work_directory(tmp_path, capsys):
+def test_a_report_runs_nothing_of_a_work_directory(foreign, tmp_path, capsys):
     mark = tmp_path / "ran"
-    folder = tmp_path / "run/1/vis_data"
-    folder.mkdir(parents=True)
-    (folder / "scalars.json").write_text('{"loss": 1.0, "step": 1}\n')
-    (folder.parent / "config.py").write_text(f"a = open({str(mark)!r}, 'w')\n")
-    (folder.parent / "run.json").touch()
-    os.truncate(folder.parent / "run.json", 2**27 + 1)
-    assert main([str(tmp_path / "run")]) == 0
+    (foreign / "config.py").write_text(f"a = open({str(mark)!r}, 'w')\n")
+    (foreign / "run.json").touch()
+    os.truncate(foreign / "run.json", 2**27 + 1)
+    assert main([str(foreign.parent)]) == 0
     told = capsys.readouterr().err
     assert "results.json" in told and "run.json: is larger than 128 MiB" in told
     assert "a = open(" in (tmp_path / "run/report.html").read_text()
