@@ -22,13 +22,14 @@ def source(tmp_path):
 
 
 @pytest.mark.parametrize(("suffix", "classifier"), [(".pth", False), (".safetensors", True)])
-def test_converts(source, tmp_path, suffix, classifier):
+def test_converts(source, tmp_path, suffix, classifier, capsys):
     target = tmp_path / "new" / f"converted{suffix}"
     assert main(["deepvit", source, str(target), *["--classifier"] * classifier]) == 0
     written, read = read_state_dict(target), read_state_dict(source)
     assert written.keys() == {k for k in read if classifier or not k.startswith("head.")}
     assert all(torch.equal(value, read[key]) for key, value in written.items())
     assert [p.name for p in target.parent.iterdir()] == [target.name]
+    assert f"{target}: {len(written)} entries" in capsys.readouterr().out
 
 
 def test_an_existing_file_is_kept(source, tmp_path, capsys):
