@@ -155,6 +155,8 @@ stack_problem = environment.stack_problem.__wrapped__  # without its cache
 def test_an_old_or_unknown_stack_is_named(version, monkeypatch):
     monkeypatch.setattr("mmseg.__version__", version)
     assert f"mmseg {version} is older than 1.2.2" in stack_problem()
+    monkeypatch.setattr("mmseg.__version__", "1.2.2")
+    assert stack_problem() is None
 
 
 def test_missing_operators_are_replaced_not_installed(monkeypatch):
