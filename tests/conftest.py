@@ -26,7 +26,6 @@ SLOW = (
     "checkpoint/test_writing.py",
     "commands/test_export.py",
     "commands/test_tools.py",
-    "cost/test_step_memory.py",
     "detection/test_configs.py",
     "detection/test_training.py",
     "engine/test_golden_losses.py",

@@ -41,7 +41,7 @@ def checks(device: torch.device, quick: bool = False) -> Iterator[Check]:
                 run = partial(check_parity, name, precision, device)
                 yield "parity", f"{name}, {precision}", run
     for name, layer in FAST_FORMS.items():
-        yield "speed", name, partial(check_speed, layer, device, 3 if quick else 9)
+        yield "speed", name, partial(check_speed, layer, device, 5 if quick else 9)
     if problem is not None:
         yield "stack", "training, resume", lambda: Finding("skipped", problem)
         return

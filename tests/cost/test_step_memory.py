@@ -94,6 +94,7 @@ def measured_peak(config: Config) -> int:
     return peak + sum(t.nbytes for t in (*states, *model.state_dict().values()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["ea_r18_shapes", "danet_r18_shapes", "masa_r18_camvid_8k", "fpn_eamlp_camvid_8k"]
 )
@@ -124,6 +125,7 @@ def test_the_command_prints_gibibytes(capsys):
     assert cells[:3] == ["`ea_r18_fpn_camvid_6k`", "320x320", "16"] and cells[7] == f"{total:.2f}"
 
 
+@pytest.mark.slow
 def test_print_config_and_the_page_have_the_same_numbers():
     """In a new process `print_config --world-size 8` prints the numbers of docs/several_gpus.md."""
     words = ("print_config", CONFIGS / "ea_r101_voc_45k.py", "--world-size", "8")
