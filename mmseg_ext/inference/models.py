@@ -108,22 +108,21 @@ def pretrained_weights(name: str) -> Path:
             f"{name}: this package publishes no weights for it; convert the authors' weights "
             f"({WEIGHTS_PAGE}) and pass them as weights=FILE"
         )
-    file = Path(__file__).parents[2] / "weights" / f"{name}.pth"
-    if file.is_file():
-        return file
-    sha = PRETRAINED[name]
-    file = Path(torch.hub.get_dir(), "checkpoints", f"{name}-{sha[:8]}.pth")
-    if not file.is_file():
-        url = f"{RELEASE}/{name}.pth"
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            print(f"downloading {url} to {file}", file=sys.stderr)
-            torch.hub.download_url_to_file(url, str(file), hash_prefix=sha)
-        except (OSError, RuntimeError) as error:  # RuntimeError: another SHA-256
-            raise OSError(
-                f"{url}: cannot be downloaded ({error}); fetch it elsewhere and save it as {file}"
-            ) from error
-    return file
+    url, sha = f"{RELEASE}/{name}.pth", PRETRAINED[name]
+    cloned = Path(__file__).parents[2] / "weights" / f"{name}.pth"
+    cached = Path(torch.hub.get_dir(), "checkpoints", f"{name}-{sha[:8]}.pth")
+    for file in (cloned, cached):
+        if file.is_file():
+            return file
+    try:
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        print(f"downloading {url} to {cached}", file=sys.stderr)
+        torch.hub.download_url_to_file(url, str(cached), hash_prefix=sha)
+    except (OSError, RuntimeError) as error:  # RuntimeError: another SHA-256
+        raise OSError(
+            f"{url}: cannot be downloaded ({error}); fetch it elsewhere and save it as {cached}"
+        ) from error
+    return cached
 
 
 def _load_weights(model: nn.Module, path: str | Path, partial: bool) -> dict | None:

@@ -5,7 +5,6 @@ Colors follow the reader's light or dark setting.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +27,9 @@ def write_report(work_dirs: Sequence[Path], path: Path) -> list[Run]:
     """
     runs = [read_run(Path(work_dir)) for work_dir in work_dirs]
     names = [run.name for run in runs]
-    runs = [
-        run if names.count(run.name) == 1 else replace(run, name=f"{run.name} ({i + 1})")
-        for i, run in enumerate(runs)
-    ]
+    for i, run in enumerate(runs):
+        if names.count(run.name) > 1:
+            run.name += f" ({i + 1})"
     write_text(page(runs), path)
     return runs
 

@@ -149,11 +149,10 @@ def _newest(work_dir: Path, pattern: str, notes: list[str]) -> str:
 def _environment(text: str) -> dict[str, str]:
     """Return the entries of a `run.json`, the versions among them; nothing if it is malformed."""
     try:
-        record = json.loads(text)
-        facts = {**record, **record["versions"]}
-        del facts["versions"]
+        facts = json.loads(text)
+        facts |= facts.pop("versions")
         lists = {name: " ".join(map(str, x)) for name, x in facts.items() if isinstance(x, list)}
-        return {str(name): str(value) for name, value in (facts | lists).items()}
+        return {name: str(value) for name, value in (facts | lists).items()}
     except _MALFORMED:
         return {}
 
