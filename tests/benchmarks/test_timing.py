@@ -8,7 +8,16 @@ import torch
 from torch import nn
 
 from benchmarks import tables
-from benchmarks.tables import MEBI, compare_times, inference_step, peak_memory, training_step
+from benchmarks.tables import (
+    MEBI,
+    Case,
+    Settings,
+    compare_times,
+    inference_step,
+    peak_memory,
+    timed,
+    training_step,
+)
 
 
 def test_medians_and_ratios_of_functions_that_take_turns(monkeypatch):
@@ -57,3 +66,12 @@ def test_steps_of_inference_and_training():
     own, weight = training_step(layer, x)()
     assert (weight == x.sum()).all() and (own == 1 + layer[0].weight.sum()).all()
     assert not x.requires_grad
+
+
+def test_a_table_lists_cases_modes_and_modules():
+    """Modules without parameters do not train."""
+    part = timed(lambda n: [Case("a", {"x": nn.Linear(n, 2), "y": nn.ReLU()}, torch.ones(1, n))], 3)
+    headings, rows = part(Settings(rounds=1))
+    names = [" ".join(row[:2]) for row in rows]
+    assert names == ["a, inference x", "a, inference y", "a, training x"]
+    assert {len(row) for row in rows} == {len(headings)} and rows[0][3] == "1.00"

@@ -61,7 +61,8 @@ def test_counts_are_the_same_on_cpu_and_meta(config):
 
 def test_the_command_prints_one_row_for_each_config(capsys):
     assert main([str(CONFIGS / "ea_r18_shapes.py"), str(CONFIGS / "fcn_r18_shapes.py")]) == 0
-    *_, ea, fcn = capsys.readouterr().out.splitlines()
+    *_, alignment, ea, fcn = capsys.readouterr().out.splitlines()
+    assert alignment == "| :-- | --: | --: | --: | --: |"
     assert ea == "| `ea_r18_shapes` | 96x96 | 0.97 | 0.14 | 0.15 |"
     assert fcn.startswith("| `fcn_r18_shapes` | 96x96 | 1.00 |")
     assert main(["configs/none.py"]) == 1
