@@ -32,7 +32,8 @@ def test_classes_are_listed_by_area_below_the_picture(height, width, rows):
         assert tuple(place.max(0) - (top, left)) == (side - 2, side - 2)  # inside of the border
         end = min([x - 1 for y, x in corners if y == top and x > left] or [strip.shape[1]])
         letters = strip[top : top + side, left + side : end].min(-1) < 100
-        columns = np.flatnonzero(letters.any(0))
+        columns, lines = (np.flatnonzero(letters.any(axis)) for axis in (0, 1))
+        assert abs(lines.mean() / side - 0.5) < 0.15
         assert columns[0] < side and letters[:, : 3 * side].mean() > 0.05
         assert letters.shape[1] - columns[-1] > side // 2  # space before the next square
 
