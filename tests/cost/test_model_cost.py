@@ -39,6 +39,7 @@ def test_a_shared_layer_counts_each_time():
     layer = nn.Conv2d(2, 2, 3, padding=1, bias=False)
     counted = count_multiply_adds(nn.Sequential(layer, layer), torch.ones(1, 2, 5, 4))
     assert counted == (2 * 36 * 20, 2 * 36 * 20)
+    assert count_multiply_adds(layer, torch.ones(1, 2, 5, 4)) == (36 * 20, 36 * 20)
 
 
 @pytest.mark.parametrize(

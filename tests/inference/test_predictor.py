@@ -98,8 +98,10 @@ def test_labels_have_the_smallest_type(model, images):
 
 
 def test_test_time_augmentation_is_the_configs(model, images):
-    predictor, single = (mmseg_ext.Predictor(model, tta) for tta in (True, False))
-    assert type(predictor.model).__name__ == "StreamingSegTTAModel"
+    for kind in ("SegTTAModel", "StreamingSegTTAModel"):
+        model.cfg.tta_model.type = kind
+        predictor, single = (mmseg_ext.Predictor(model, tta) for tta in (True, False))
+        assert type(predictor.model).__name__ == kind
     labels = predictor(images[0]).labels
     assert labels.shape == (48, 64) and (labels != single(images[0]).labels).any()
 
