@@ -57,6 +57,9 @@ def test_multipliers_are_1_by_default(config, key):
     plain = {**config.optim_wrapper, "paramwise_cfg": {key: 1.0}}
     groups = build_optim_wrapper(tiny_model(), plain).optimizer.param_groups
     assert [(group["lr"], group["weight_decay"]) for group in groups] == [(LR, 1e-4)] * 3
+    plain["paramwise_cfg"] = {f"dwconv_{key}": 1.0}
+    with pytest.raises(ValueError, match=f"dwconv_{key}"):
+        build_optim_wrapper(tiny_model(), plain)
 
 
 def test_rates_end_at_the_minimum():
@@ -70,13 +73,6 @@ def test_rates_end_at_the_minimum():
         scheduler.step()
     held = [0.2 + 0.8 * (1 - i / 20) ** 2 for i in (0, 5, 10, 15)]
     assert rates == pytest.approx([rate for rate in held for _ in range(5)] + [0.2])
-
-
-def test_unknown_key_is_refused(config):
-    wrong = config.optim_wrapper.copy()
-    wrong["paramwise_cfg"] = {"dwconv_decay_mult": 0.0}
-    with pytest.raises(ValueError, match="dwconv_decay_mult"):
-        build_optim_wrapper(tiny_model(), wrong)
 
 
 def test_rates_of_every_iteration(config):
@@ -94,9 +90,6 @@ def test_rates_of_every_iteration(config):
     held = torch.arange(ITERATIONS + 1, dtype=torch.float64) // 10 * 10  # as the published loop
     theirs = LR * (1 - held / ITERATIONS) ** POWER
     torch.testing.assert_close(ours, theirs[:, None] * torch.tensor([1, 1, 2]), rtol=1e-6, atol=0)
-    assert ours[0].tolist() == [LR, LR, 2 * LR]
-    assert (ours[9] == ours[0]).all() and (ours[10] < ours[9]).all()
-    assert ours[-1].tolist() == [0.0, 0.0, 0.0] and (ours[-2] > 0).all()
 
 
 def test_finetuning_starts_at_a_tenth_from_the_final_checkpoint(config):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.dataset import ConcatDataset
-from mmseg.datasets import PascalVOCDataset
+from mmseg.datasets import CityscapesDataset
 from torch import nn
 
 import mmseg_ext
@@ -60,11 +60,9 @@ def test_the_record_equals_the_output_of_print_config(tmp_path, capsys, monkeypa
     assert resolved.optim_wrapper.type == "PortableAmpOptimWrapper"
 
     text, _, printed = shown.rpartition("\n{\n")
-    printed = json.loads("{" + printed)
     del record["start_iteration"]
-    assert printed == record
-    namespace = {}
-    exec(text, namespace)
+    assert json.loads("{" + printed) == record
+    exec(text, namespace := {})
     assert namespace["optim_wrapper"] == resolved.optim_wrapper.to_dict()
 
 
@@ -80,22 +78,18 @@ def test_the_commit_is_of_this_project_or_unknown(tmp_path, monkeypatch):
     assert git_commit() == "unknown"
 
 
+BATCH = {"train_dataloader": {"batch_size": 4}}
+STEPS = {"optim_wrapper": {"accumulative_counts": 5}}
+
+
 @pytest.mark.parametrize(
     ("cfg", "effective", "factor"),
     [
         ({}, None, 1.0),
-        ({"train_dataloader": {"batch_size": 4}}, 12, 1.0),
+        (BATCH, 12, 1.0),
         ({"auto_scale_lr": {"base_batch_size": 6}}, None, 1.0),
-        ({"train_dataloader": {"batch_size": 4}, "auto_scale_lr": {"enable": True}}, 12, 1.0),
-        (
-            {
-                "train_dataloader": {"batch_size": 4},
-                "optim_wrapper": {"accumulative_counts": 5},
-                "auto_scale_lr": {"base_batch_size": 6, "enable": True},
-            },
-            60,
-            10.0,
-        ),
+        (BATCH | {"auto_scale_lr": {"enable": True}}, 12, 1.0),
+        (BATCH | STEPS | {"auto_scale_lr": {"enable": True, "base_batch_size": 6}}, 60, 10.0),
     ],
 )
 def test_batches_of_three_processes(cfg, effective, factor):
@@ -126,18 +120,14 @@ def test_initial_weights(init_cfg, backbone, load_from, iteration, expected):
     assert initial_weights(SimpleNamespace(cfg=cfg, model=model, iter=iteration)) == expected
 
 
-def test_random_weights_are_a_warning_for_large_datasets(tmp_path):
-    """VOC in a wrapper counts; the same class with other classes, or another dataset, does not."""
-    images, plain = tmp_path / "images", {"serialize_data": False}
-    images.mkdir()
-    (tmp_path / "list.txt").write_text("a\n")
-    plain |= {"data_root": str(tmp_path), "data_prefix": {"img_path": "images"}}
-    voc = PascalVOCDataset(ann_file="list.txt", **plain)
-    own = PascalVOCDataset(ann_file="list.txt", metainfo={"classes": ("cat", "dog")}, **plain)
+def test_random_weights_are_a_warning_for_large_datasets():
+    """Cityscapes in a wrapper counts; the same class with other classes does not."""
 
-    def used(dataset):
-        loader = SimpleNamespace(dataset=SeededSamples(dataset))
-        return uses_large_dataset(SimpleNamespace(train_dataloader=loader))
+    def used(*datasets: CityscapesDataset) -> bool:
+        inner = SeededSamples(ConcatDataset(datasets, lazy_init=True))
+        return uses_large_dataset(SimpleNamespace(train_dataloader=SimpleNamespace(dataset=inner)))
 
-    assert used(voc) and used(ConcatDataset([voc, voc]))
+    published = CityscapesDataset(lazy_init=True)
+    own = CityscapesDataset(lazy_init=True, metainfo={"classes": ("car", "road")})
+    assert used(published) and used(published, published)
     assert not used(own)
