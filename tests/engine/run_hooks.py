@@ -54,8 +54,16 @@ class DrawAfterValidation(Hook):
         runner.message_hub.update_scalar("val/drawn", torch.rand(1).item())
 
 
-class _At(Hook):
-    """Acts at `point` of iteration `iteration` in process `rank`, but not after a restart."""
+class Crash(Exception):
+    """The error of `CrashAt`."""
+
+
+@HOOKS.register_module()
+class CrashAt(Hook):
+    """Raise `Crash` at `point` of `iteration` in process `rank`, but not after a restart.
+
+    By default before anything is saved at the iteration.
+    """
 
     def __init__(self, iteration: int, point: str = "after_train_iter", rank: int = 0):
         self.iteration, self.point, self.rank = iteration, point, rank
@@ -67,22 +75,13 @@ class _At(Hook):
         if iteration == self.iteration and get_rank() == self.rank and not restarted:
             self.act()
 
-
-class Crash(Exception):
-    """The error of `CrashAt`."""
-
-
-@HOOKS.register_module()
-class CrashAt(_At):
-    """Raise `Crash`; by default before anything is saved at the iteration."""
-
     def act(self):
         raise Crash
 
 
 @HOOKS.register_module()
-class SignalAt(_At):
-    """Send signal `number` to this process or to its group."""
+class SignalAt(CrashAt):
+    """Send signal `number` to this process or to its group instead."""
 
     def __init__(self, *args, number: int, group: bool = False, **kwargs):
         super().__init__(*args, **kwargs)

@@ -20,20 +20,18 @@ from mmseg_ext.commands.train import parser, runner_of
 from tests.configs import CONFIGS
 
 ROOT = CONFIGS.parent
-SIZE = 32  # height and width of the images
-CLASSES = 3
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # environment variables of a process
 
 
-def write_images(root: Path, count: int = 8) -> None:
-    """Write `count` noisy images, whose classes differ in brightness, and their label maps."""
+def write_images(root: Path) -> None:
+    """Write eight noisy images, whose three classes differ in brightness, and their label maps."""
     random = np.random.RandomState(0)
     for folder in ("images", "labels"):
         (root / folder).mkdir(parents=True)
-    for i in range(count):
-        coarse = random.randint(0, CLASSES, (4, 4))
-        label = np.kron(coarse, np.ones((SIZE // 4, SIZE // 4))).astype(np.uint8)
-        image = label[..., None] * 80 + random.randint(0, 80, (SIZE, SIZE, 3))
+    for i in range(8):
+        coarse = random.randint(0, 3, (4, 4))
+        label = np.kron(coarse, np.ones((8, 8))).astype(np.uint8)
+        image = label[..., None] * 80 + random.randint(0, 80, (32, 32, 3))
         Image.fromarray(label).save(root / "labels" / f"{i}.png")
         Image.fromarray(image.astype(np.uint8)).save(root / "images" / f"{i}.png")
 
@@ -49,7 +47,7 @@ model = dict(
         mean=[120.0, 120.0, 120.0],
         std=[60.0, 60.0, 60.0],
         bgr_to_rgb=True,
-        size=({size}, {size}),
+        size=(32, 32),
     ),
     backbone=dict(
         type="ResNetV1c", depth=18, base_channels=8, stem_channels=8, out_indices=(3,),
@@ -57,7 +55,7 @@ model = dict(
     ),
     decode_head=dict(
         type="FCNHead", in_channels=64, channels=16, num_convs=1, concat_input=False,
-        in_index=0, dropout_ratio=0, num_classes={classes}, norm_cfg=norm_cfg,
+        in_index=0, dropout_ratio=0, num_classes=3, norm_cfg=norm_cfg,
         align_corners=False,
     ),
     test_cfg=dict(mode="whole"),
@@ -113,14 +111,8 @@ def write_config(folder: Path, extra: str = "", name: str = "tiny.py") -> Path:
     """Write a config that trains a small FCN on images in `folder/data`, ending with `extra`."""
     if not (folder / "data").exists():
         write_images(folder / "data")
-    text = _CONFIG.format(
-        base=str(CONFIGS / "_base_/default_runtime.py"),
-        data=str(folder / "data"),
-        size=SIZE,
-        classes=CLASSES,
-    )
-    path = folder / name
-    path.write_text(text + extra)
+    base, path = str(CONFIGS / "_base_/default_runtime.py"), folder / name
+    path.write_text(_CONFIG.format(base=base, data=str(folder / "data")) + extra)
     return path
 
 

@@ -16,35 +16,30 @@ GOLDEN = Path(__file__).parents[1] / "data/golden/ea_r18_shapes.txt"
 TOLERANCE = 5e-3
 
 
-def demo_losses(folder: Path) -> np.ndarray:
-    """Return the losses of 20 iterations of configs/ea_r18_shapes.py on a small dataset."""
+def test_losses_equal_the_file(tmp_path):
+    """Train configs/ea_r18_shapes.py on a small dataset."""
     recipe = {"seed": 0, "train": 32, "val": 8, "size": 128}
     text = f"""
 _base_ = [{str(CONFIGS / "ea_r18_shapes.py")!r}]
 custom_imports = dict(imports=["mmseg_ext", "tests.engine.run_hooks"], allow_failed_imports=False)
-custom_hooks = [dict(type="RecordLoss", path={str(folder / "loss")!r})]
+custom_hooks = [dict(type="RecordLoss", path={str(tmp_path / "loss")!r})]
 recipe = {recipe!r}
-data = dict(data_root={str(folder / "data")!r}, recipe=recipe)
+data = dict(data_root={str(tmp_path / "data")!r}, recipe=recipe)
 train_dataloader = dict(num_workers=0, persistent_workers=False, dataset=data)
 val_dataloader = dict(num_workers=0, persistent_workers=False, dataset=data)
 test_dataloader = val_dataloader
 train_cfg = dict(max_iters=20, val_interval=1000)
 default_hooks = dict(checkpoint=dict(interval=1000, save_last=False))
 env_cfg = dict(cudnn_benchmark=False)
+randomness = dict(seed=0)
 """
-    folder.mkdir(exist_ok=True)
-    config = folder / "golden.py"
+    config = tmp_path / "golden.py"
     config.write_text(text)
-    train([str(config), "--work-dir", str(folder / "work"), "--cfg-options", "randomness.seed=0"])
-    return np.array(list(recorded(folder / "loss.0").values()))
-
-
-def test_losses_equal_the_file(tmp_path):
-    golden = np.loadtxt(GOLDEN)
-    assert golden.shape == (20, 2)
     torch.use_deterministic_algorithms(True)
     try:
-        losses = demo_losses(tmp_path)
+        train([str(config), "--work-dir", str(tmp_path / "work")])
     finally:
         torch.use_deterministic_algorithms(False)
-    np.testing.assert_allclose(losses, golden[:, 1], rtol=TOLERANCE)
+    losses, golden = recorded(tmp_path / "loss.0"), np.loadtxt(GOLDEN)
+    assert list(losses) == golden[:, 0].tolist() == [*range(1, 21)]
+    np.testing.assert_allclose([*losses.values()], golden[:, 1], rtol=TOLERANCE)

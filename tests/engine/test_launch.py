@@ -107,25 +107,6 @@ def test_resume_prefers_the_work_directory_to_a_configs_load_from(trained, tmp_p
     assert f"last_checkpoint names '{missing}'" in message
 
 
-def test_auto_scale_lr(tmp_path):
-    """The factor uses the effective batch; without the flag, another batch is a warning."""
-    words = [write_config(tmp_path), "--cfg-options", "optim_wrapper.accumulative_counts=3"]
-
-    def rate(*flags: str) -> float:
-        MMLogger._instance_dict.clear()  # mmengine keeps loggers by name and second
-        runner = built(*words, "--work-dir", tmp_path / f"work{len(flags)}", *flags)
-        wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
-        runner.scale_lr(wrapper, runner.auto_scale_lr)
-        return wrapper.optimizer.param_groups[0]["lr"]
-
-    assert rate("--auto-scale-lr") == pytest.approx(0.3)
-    line = "configured batch 4, effective batch 12, learning rate x 3"
-    assert line in log_text(tmp_path / "work1")
-    assert rate() == 0.1
-    line = "the learning rate was set for another batch"
-    assert line in log_text(tmp_path / "work0")
-
-
 def gloo_threads() -> int:
     names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]  # on Linux
     return sum("gloo" in name for name in names)

@@ -1,6 +1,7 @@
 """Sample order and augmentation: they depend on the seed and the position only."""
 
 import os
+import random
 import signal
 
 import numpy as np
@@ -33,8 +34,6 @@ class Numbers:
         return 7
 
     def __getitem__(self, index):
-        import random
-
         return index, random.random(), np.random.rand(), torch.rand(1).item()
 
 
@@ -130,21 +129,20 @@ def test_a_batch_sampler_with_its_own_batch_size():
 )
 def test_shuffled_samples_get_seeds(sampler, kind):
     """Unless the sampler is not mmengine's, or the order is fixed, as in validation."""
-    settings = ConfigDict(dataset={"type": Numbers}, sampler=sampler, batch_size=2)
-    seeded_settings = with_sample_seeds(settings)
+    settings = ConfigDict(dataset={"type": Numbers}, sampler=sampler)
+    found = with_sample_seeds(settings)
     if kind is None:
-        assert seeded_settings is settings
+        assert found is settings
     else:
-        assert seeded_settings["sampler"] == {**sampler, "type": kind}
-        assert type(seeded_settings["dataset"]) is SeededSamples
-    given = ConfigDict(dataset=Numbers(), sampler=sampler)
-    assert with_sample_seeds(given) is given
+        assert found["sampler"] == {**sampler, "type": kind}
+        assert type(found["dataset"]) is SeededSamples
+    settings.dataset = Numbers()
+    assert with_sample_seeds(settings) is settings
 
 
 def test_a_loader_draws_nothing_from_the_global_generator():
-    loader = isolate_loader(DataLoader(torch.arange(4), batch_size=2))
     before = random_state()
-    assert len(list(loader)) == 2
+    assert len(list(isolate_loader(DataLoader(torch.arange(4), batch_size=2)))) == 2
     assert_same(random_state(), before)
 
 
@@ -171,10 +169,8 @@ def test_the_random_state_of_a_gpu(monkeypatch):
     with seeded(3):
         pass
     assert given == []
-    saved = random_state()
-    assert saved["cuda"] is state
-    set_random_state(saved)
-    assert len(given) == 1
+    set_random_state(saved := random_state())
+    assert len(given) == 1 and given[0] is saved["cuda"] is state
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     set_random_state(saved)
     assert len(given) == 1 and "cuda" not in random_state()

@@ -23,7 +23,7 @@ from mmseg_ext.engine.run_record import (
     uses_large_dataset,
 )
 from tests.engine.runs import ROOT, log_text, write_config
-from tests.engine.states import UNVALIDATED
+from tests.engine.states import UNVALIDATED, logged
 
 FLAGS = ["--auto-scale-lr", "--amp", "--cfg-options", "optim_wrapper.accumulative_counts=3"]
 
@@ -38,7 +38,10 @@ def test_the_record_equals_the_output_of_print_config(tmp_path, capsys, monkeypa
     train(line)
     (folder,) = work.glob("2*/run.json")
     record = json.loads(folder.read_text())
-    assert log_text(work).count("WARNING - model.backbone: starts from random weights") == 1
+    log = log_text(work)
+    assert log.count("WARNING - model.backbone: starts from random weights") == 1
+    assert "configured batch 4, effective batch 12, learning rate x 3" in log
+    assert logged(work)[1]["lr"] == pytest.approx(0.3)
     expected = {
         "world_size": 1,
         "batch_per_process": 4,
