@@ -1,5 +1,6 @@
 """Sample order and augmentation: they depend on the seed and the position only."""
 
+import itertools
 import os
 import random
 import signal
@@ -37,34 +38,27 @@ class Numbers:
         return index, random.random(), np.random.rand(), torch.rand(1).item()
 
 
-def taken(sampler, count):
-    iterator = iter(sampler)
-    return [next(iterator) for _ in range(count)]
+def stream(count, start=0, rank=0, world_size=1, **settings) -> list[tuple[int, int]]:
+    """Return the indices and seeds of samples of a process."""
+    sampler = PositionedInfiniteSampler(Numbers(), **{"seed": 3, **settings})
+    sampler.rank, sampler.world_size = rank, world_size
+    sampler.skip(start)
+    return [(index, index.seed) for index in itertools.islice(sampler, count)]
 
 
-def test_the_stream_can_start_at_any_position():
-    whole = taken(PositionedInfiniteSampler(Numbers(), seed=3), 40)
+def test_processes_share_one_stream_that_can_start_anywhere():
+    complete = stream(40)
     for start in (0, 1, 6, 7, 8, 33):
-        sampler = PositionedInfiniteSampler(Numbers(), seed=3)
-        sampler.skip(start)
-        rest = taken(sampler, 5)
-        assert rest == whole[start : start + 5]
-        assert [i.seed for i in rest] == [i.seed for i in whole[start : start + 5]]
-    assert len({i.seed for i in whole}) == 40
-    for epoch in range(5):
-        assert sorted(whole[7 * epoch : 7 * epoch + 7]) == list(range(7))
-    assert whole[:7] != whole[7:14]
-    assert taken(PositionedInfiniteSampler(Numbers(), seed=4), 40) != whole
-    assert taken(PositionedInfiniteSampler(Numbers(), shuffle=False, seed=3), 9)[6:] == [6, 0, 1]
-
-
-def test_processes_share_one_stream():
-    whole = taken(PositionedInfiniteSampler(Numbers(), seed=3), 30)
+        assert stream(5, start) == complete[start : start + 5]
     for rank in range(3):
-        sampler = PositionedInfiniteSampler(Numbers(), seed=3)
-        sampler.rank, sampler.world_size = rank, 3
-        part = taken(sampler, 10)
-        assert [(i, i.seed) for i in part] == [(i, i.seed) for i in whole[rank::3]]
+        assert stream(10, 2, rank, world_size=3) == complete[6 + rank :: 3][:10]
+    assert len({seed for _, seed in complete}) == 40
+    order = [index for index, _ in complete]
+    for epoch in range(5):
+        assert sorted(order[7 * epoch : 7 * epoch + 7]) == list(range(7))
+    assert order[:7] != order[7:14]
+    assert stream(40, seed=4) != complete
+    assert [index for index, _ in stream(3, 6, shuffle=False)] == [6, 0, 1]
 
 
 def test_samples_draw_from_their_seed_only():

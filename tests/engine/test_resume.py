@@ -2,6 +2,7 @@
 
 import functools
 import multiprocessing
+import os
 import tempfile
 from pathlib import Path
 
@@ -18,12 +19,13 @@ RESUME = ("--resume",)
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
+def _restored_settings():
     """Use one thread, so sums have one order on any machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
 
 
 SMALL = RANDOM + "train_dataloader['batch_size'] = 2\n"
@@ -58,17 +60,24 @@ def whole(folder):
     return trained
 
 
+DETERMINISTIC = ("optim_wrapper.accumulative_counts=3", "randomness.deterministic=True")
+
+
 @pytest.mark.parametrize(
     ("workers", "flags", "options"),
-    [(0, (), ()), (2, ("--amp",), ()), (0, (), ("optim_wrapper.accumulative_counts=3",))],
-    ids=["float32", "autocast, workers", "within an accumulation"],
+    [(0, (), ()), (2, ("--amp",), ()), (0, (), DETERMINISTIC)],
+    ids=["float32", "autocast, workers", "deterministic, within an accumulation"],
 )
-def test_a_resumed_run_equals_the_complete_run(folder, whole, tmp_path, workers, flags, options):
+def test_a_resumed_run_equals_the_complete_run(
+    folder, whole, tmp_path, monkeypatch, workers, flags, options
+):
     """12 iterations equal 8 saved ones and 4 more after a resume.
 
     The uninterrupted run has no workers, so workers change nothing either. With an accumulation the
     checkpoint contains the gradients of two of three batches.
     """
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     words = (tmp_path, *options, f"train_dataloader.num_workers={workers}")
     with pytest.raises(Crash):
         train_here(folder / "cut.py", *words, flags=flags)
@@ -76,6 +85,9 @@ def test_a_resumed_run_equals_the_complete_run(folder, whole, tmp_path, workers,
     assert bool(saved["gradients"]) == bool(options)
     torch.rand(100), np.random.rand(100)  # change the random state of the resuming process
     train_here(folder / "whole.py", *words, flags=flags + RESUME)
+    assert torch.are_deterministic_algorithms_enabled() == bool(options)
+    # For matrix products on a GPU.
+    assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == (":4096:8" if options else None)
     assert not multiprocessing.active_children()  # the workers have ended
     assert_same_runs(tmp_path, whole(flags, *options), 12)
     if flags:  # other losses than in float32
