@@ -43,10 +43,7 @@ norm_cfg = dict(type="GN", num_groups=4)
 model = dict(
     type="StripEncoderDecoder",
     data_preprocessor=dict(
-        type="SegDataPreProcessor",
-        mean=[120.0, 120.0, 120.0],
-        std=[60.0, 60.0, 60.0],
-        bgr_to_rgb=True,
+        type="SegDataPreProcessor", mean=[120.0] * 3, std=[60.0] * 3, bgr_to_rgb=True,
         size=(32, 32),
     ),
     backbone=dict(
@@ -62,12 +59,9 @@ model = dict(
 )
 load = [dict(type="LoadImageFromFile"), dict(type="LoadAnnotations"), dict(type="PackSegInputs")]
 dataset = dict(
-    type="BaseSegDataset",
-    data_root={data!r},
+    type="BaseSegDataset", data_root={data!r}, img_suffix=".png", pipeline=load,
     data_prefix=dict(img_path="images", seg_map_path="labels"),
-    img_suffix=".png",
     metainfo=dict(classes=("a", "b", "c"), palette=[[0, 0, 0], [255, 0, 0], [0, 255, 0]]),
-    pipeline=load,
 )
 train_dataloader = dict(
     batch_size=4, num_workers=0, sampler=dict(type="InfiniteSampler", shuffle=False),
@@ -80,18 +74,9 @@ val_dataloader = dict(
 test_dataloader = val_dataloader
 val_evaluator = dict(type="IoUMetric", iou_metrics=["mIoU"])
 test_evaluator = val_evaluator
-tta_pipeline = [
-    dict(type="LoadImageFromFile"),
-    dict(
-        type="TestTimeAug",
-        transforms=[
-            [dict(type="Resize", scale_factor=s, keep_ratio=True) for s in (1.0, 1.5)],
-            [dict(type="RandomFlip", prob=p, direction="horizontal") for p in (0.0, 1.0)],
-            [dict(type="LoadAnnotations")],
-            [dict(type="PackSegInputs")],
-        ],
-    ),
-]
+flips = [dict(type="RandomFlip", prob=p, direction="horizontal") for p in (0.0, 1.0)]
+sizes = [dict(type="Resize", scale_factor=s, keep_ratio=True) for s in (1.0, 1.5)]
+tta_pipeline = [load[0], dict(type="TestTimeAug", transforms=[sizes, flips, load[1:2], load[2:]])]
 optim_wrapper = dict(
     type="OptimWrapper", optimizer=dict(type="SGD", lr=0.1, momentum=0.9, weight_decay=1e-4)
 )

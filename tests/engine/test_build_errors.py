@@ -170,9 +170,6 @@ def test_errors_are_one_short_line():
     assert format_error(ValueError("a" * 288)) == "ValueError: " + "a" * 288
 
 
-# ---------------------------------------------------------------------- what must not be refused
-
-
 @OPTIM_WRAPPERS.register_module()
 class CountingOptimWrapper(OptimWrapper):
     steps = 0

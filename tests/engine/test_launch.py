@@ -101,6 +101,11 @@ def test_resume_prefers_the_work_directory_to_a_configs_load_from(trained, tmp_p
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert starts_from(*words, *option) == own
 
+    with monkeypatch.context() as patch:  # a rank that does not see the file yet follows rank 0
+        patch.setattr(launch, "candidates", lambda _: [])
+        patch.setattr(launch, "on_rank_zero", lambda action: action() or True)
+        assert starts_from(*resume) == own
+
     (tmp_path / "work/iter_8.pth").write_bytes(b"")
     (tmp_path / "work/last_checkpoint").write_text(str(tmp_path / "iter_9.pth"))
     missing, message = tmp_path / "work/iter_9.pth", fails(train, *resume)
@@ -197,25 +202,14 @@ def test_every_error_of_rank_0_reaches_the_other_ranks(monkeypatch, error):
         else:
             values[:] = pickle.loads(sent[-1])
 
-    def fail():
-        raise error
-
     monkeypatch.setattr(dist, "broadcast_object_list", broadcast)
     monkeypatch.setattr(dist, "is_main_process", lambda: rank == 0)
     for rank in range(2):
         expected = RunError if rank and isinstance(error, OSError) else type(error)
         with pytest.raises(expected):
-            on_rank_zero(fail)
+            on_rank_zero(mock.Mock(side_effect=error))
     for rank in range(2):
         assert on_rank_zero(lambda r=rank: 7 + r) == 7  # only rank 0 calls it
-
-
-def test_rank_0_decides_about_resuming(trained, monkeypatch):
-    """A rank whose file system does not show the checkpoint yet resumes too."""
-    monkeypatch.setattr(launch, "candidates", lambda _: [])
-    monkeypatch.setattr(launch, "on_rank_zero", lambda action: action() or True)
-    runner = built(*train_words(trained / "tiny.py", trained / "work", flags=("--resume",)))
-    assert (runner._load_from, runner._resume) == (None, True)
 
 
 def test_out_exists_before_a_rank_writes(trained, tmp_path, monkeypatch):

@@ -90,11 +90,3 @@ def test_rates_of_every_iteration(config):
     held = torch.arange(ITERATIONS + 1, dtype=torch.float64) // 10 * 10  # as the published loop
     theirs = LR * (1 - held / ITERATIONS) ** POWER
     torch.testing.assert_close(ours, theirs[:, None] * torch.tensor([1, 1, 2]), rtol=1e-6, atol=0)
-
-
-def test_finetuning_starts_at_a_tenth_from_the_final_checkpoint(config):
-    finetune = Config.fromfile(CONFIGS / "ea_r101_voc_finetune_15k.py")
-    assert finetune.optim_wrapper.optimizer.lr == pytest.approx(LR / 10)
-    assert finetune.param_scheduler[0].end == finetune.train_cfg.max_iters == 15001
-    assert finetune.load_from.endswith(f"ea_r101_voc_45k/iter_{config.train_cfg.max_iters}.pth")
-    assert finetune.model.backbone.init_cfg is None

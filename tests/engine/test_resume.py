@@ -3,6 +3,7 @@
 import functools
 import multiprocessing
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -79,8 +80,10 @@ def test_a_resumed_run_equals_the_complete_run(
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     words = (tmp_path, *options, f"train_dataloader.num_workers={workers}")
+    handler = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Crash):
         train_here(folder / "cut.py", *words, flags=flags)
+    assert signal.getsignal(signal.SIGTERM) == handler
     (saved,) = torch.load(tmp_path / "iter_8.pth", weights_only=True)["processes"]
     assert bool(saved["gradients"]) == bool(options)
     torch.rand(100), np.random.rand(100)  # change the random state of the resuming process

@@ -34,9 +34,6 @@ def go(config: Path, work: Path, *options: str, resume: bool = False) -> None:
     train_here(config, work, "train_cfg.max_iters=8", *options, flags=flags)
 
 
-# ---------------------------------------------------------------------- files of others
-
-
 def test_paths_in_a_checkpoint_are_not_removed(tmp_path):
     """A crafted checkpoint names other files as the older best and as older checkpoints."""
     config, work = write_config(tmp_path, VALIDATED), tmp_path / "work"
@@ -80,9 +77,6 @@ def test_weights_alone_cannot_be_resumed(tmp_path):
         with pytest.raises(SystemExit) as end:
             go(config, tmp_path / "new", f"load_from={weights}", resume=True)
         assert f"{weights}: contains weights, but" in end.value.code
-
-
-# ---------------------------------------------------------------------- runs in one folder
 
 
 def test_a_new_run_does_not_resume_from_an_older_run(tmp_path):
@@ -156,9 +150,6 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
         text = (tmp_path / ".training").read_text()
         assert text == f"process {os.getpid()} on {platform.node()}\n"
     assert log.call_count == 1 and "no locks" in log.call_args.args[0]
-
-
-# ---------------------------------------------------------------------- validations
 
 
 @pytest.fixture(scope="module")
