@@ -5,10 +5,12 @@ import os
 import re
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from mmengine.logging import HistoryBuffer
+from mmengine.runner import checkpoint as mmengine_checkpoint
 from mmengine.runner.checkpoint import CheckpointLoader
 from mmseg.apis import MMSegInferencer, init_model
 from mmseg.registry import MODELS
@@ -79,32 +81,23 @@ def test_a_payload_does_not_run(folder, armed, tmp_path, way):
 
 
 def test_fetched_files_are_read_as_safely(armed, tmp_path, monkeypatch):
-    def download(url, path, *args, **kwargs):
-        Path(path).write_bytes(armed.read_bytes())
-
+    """Downloads, and objects of a storage service, which mmengine reads as open files."""
+    data = armed.read_bytes()
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setenv("MMENGINE_HOME", str(tmp_path))
+    download = lambda url, path, *_, **__: Path(path).write_bytes(data)  # noqa: E731
     monkeypatch.setattr(torch.hub, "download_url_to_file", download)
+    service = SimpleNamespace(get=lambda _: data)
+    monkeypatch.setattr(mmengine_checkpoint, "get_file_backend", lambda *_, **__: service)
     (tmp_path / "open_mmlab.json").write_text(json.dumps({"armed": str(armed)}))
-    for address in ("open-mmlab://resnet18_v1c", "open-mmlab://armed"):
-        with mmseg_ext.safe_loading(), pytest.raises(CheckpointError):
+    for address in ("open-mmlab://resnet18_v1c", "open-mmlab://armed", "s3://armed.pth"):
+        with mmseg_ext.safe_loading(), pytest.raises(CheckpointError, match="other than tensors"):
             CheckpointLoader.load_checkpoint(address)
     assert not (tmp_path / "proof").exists()
 
 
-def test_other_loading_is_unchanged_and_one_variable_turns_the_protection_off(
-    armed, tmp_path, monkeypatch
-):
-    """A hook may unpickle its own files during a run."""
-    with mmseg_ext.safe_loading():
-        assert "note" in torch.load(armed, weights_only=False)["meta"]
-        (tmp_path / "proof").rmdir()
-        monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
-        assert CheckpointLoader.load_checkpoint(str(armed))["meta"].keys() >= {"note", "iter"}
-    assert (tmp_path / "proof").exists()
-
-
-def test_what_others_allowed_is_not_built(armed, tmp_path):
+def test_what_others_do_and_allow_is_unchanged(armed, tmp_path, monkeypatch):
+    """A hook may unpickle its own files during a run. One variable turns the protection off."""
     torch.serialization.add_safe_globals([os.mkdir])
     try:
         with pytest.raises(CheckpointError, match="objects other than tensors"):
@@ -113,6 +106,12 @@ def test_what_others_allowed_is_not_built(armed, tmp_path):
     finally:
         torch.serialization.clear_safe_globals()
     assert not (tmp_path / "proof").exists()
+    with mmseg_ext.safe_loading():
+        assert "note" in torch.load(armed, weights_only=False)["meta"]
+        (tmp_path / "proof").rmdir()
+        monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+        assert CheckpointLoader.load_checkpoint(str(armed))["meta"].keys() >= {"note", "iter"}
+    assert (tmp_path / "proof").exists()
 
 
 def test_configs_in_a_checkpoint_are_not_executed(folder, good, tmp_path):
@@ -151,14 +150,11 @@ def test_safetensors_wherever_a_checkpoint_is(folder, good, tmp_path):
         read_checkpoint(path)
 
 
-# --- mmengine's own checkpoints
-
 STOCK = """
 runner_type = "Runner"
 default_hooks = dict(
-    _delete_=True,
+    _delete_=True, logger=dict(type="LoggerHook", interval=1),
     checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=2, save_best="mIoU"),
-    logger=dict(type="LoggerHook", interval=1),
 )
 train_cfg["val_interval"] = 2
 """
@@ -171,21 +167,18 @@ def test_checkpoints_of_mmengines_runner_are_read_and_resumed(tmp_path):
     path = tmp_path / "work/iter_2.pth"
     train_here(configs["stock"], path.parent, "train_cfg.max_iters=2")
     read, theirs = read_checkpoint(path), torch.load(path, weights_only=False)
-    assert_same(read["state_dict"], theirs["state_dict"])
-    assert_same(read["optimizer"], theirs["optimizer"])
-    hubs = read["message_hub"], theirs["message_hub"]
-    for key, history in hubs[1]["log_scalars"].items():
-        ours = hubs[0]["log_scalars"][key]
-        assert type(ours) is HistoryBuffer and ours.mean() == history.mean()
-        assert all((a == b).all() for a, b in zip(ours.data, history.data, strict=True))
-    assert hubs[0]["runtime_info"]["best_score"] == hubs[1]["runtime_info"]["best_score"]
+    for key in ("state_dict", "optimizer"):
+        assert_same(read[key], theirs[key])
+    hub, expected = read["message_hub"], theirs["message_hub"]
+    for key, history in expected["log_scalars"].items():
+        assert type(hub["log_scalars"][key]) is HistoryBuffer
+        pairs = zip(hub["log_scalars"][key].data, history.data, strict=True)
+        assert all((ours == theirs).all() for ours, theirs in pairs)
+    assert hub["runtime_info"]["best_score"] == expected["runtime_info"]["best_score"]
     for name, config in configs.items():
         options, work = (f"load_from={path}", "train_cfg.max_iters=3"), tmp_path / name
         train_here(config, work, *options, flags=("--resume",))
         assert "resumed epoch: 0, iter: 2" in log_text(work)
-
-
-# --- coverage
 
 
 def test_too_little_of_a_backbone_is_refused_unless_told_otherwise(folder, good, tmp_path, capsys):
@@ -226,8 +219,9 @@ def test_a_backbone_alone_takes_its_own_names(tmp_path):
     """As in a classifier of mmpretrain whose backbone returns logits."""
     model = torch.nn.ModuleDict({"backbone": torch.nn.Linear(1, 1)})
     for i, prefix in enumerate(("", "backbone.")):
-        weights = {f"{prefix}weight": torch.ones(1, 1) + i, f"{prefix}bias": torch.ones(1)}
-        load_and_report(model, weights)
+        load_and_report(
+            model, {f"{prefix}weight": torch.ones(1, 1) + i, f"{prefix}bias": torch.ones(1)}
+        )
         assert model["backbone"].weight.item() == 1 + i
     for wrong in ({0: torch.ones(1)}, [torch.ones(1)]):
         torch.save(wrong, tmp_path / "wrong.pth")
