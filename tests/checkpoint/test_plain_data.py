@@ -49,12 +49,6 @@ def doubled(kind: type) -> object:
     return value
 
 
-def cyclic() -> list:
-    value = []
-    value.append(value)
-    return value
-
-
 MEMORY = np.arange(77.0)  # of this process; a file that names its address must not reach it
 INTERFACE = {"data": (MEMORY.ctypes.data, False), "shape": (77,), "typestr": "<f8", "version": 3}
 FORGED = {"__array_interface__": INTERFACE, "detach": 1}
@@ -116,7 +110,6 @@ REFUSED = {
     "a tensor under many names": lambda: list(torch.zeros(1, 2**20).expand(300, -1)),
     "doubled lists": lambda: doubled(list),
     "doubled tuples": lambda: {"a": doubled(tuple)},
-    "a list in itself": cyclic,
     "getattr": lambda: Pickled(getattr, getattr, "__self__"),
     "a class of numpy": lambda: Pickled(np.memmap, "x", "u1", "w+", 0, (1,)),
     "a class": lambda: OrderedDict,
@@ -145,35 +138,35 @@ def test_values_of_every_kind_are_read(tmp_path):
         np.array([2, 0], np.uint8).view(bool),  # 2 is not a bool
         np.array([1 + 2j]),
     ]
+    same = {
+        "scalars": [np.float64(0.5), np.int64(-3), np.bool_(True)],
+        "others": [Counter(a=2), {1, 2}, torch.Size([3]), torch.float16, b"a", b"", None, 1j],
+        "many": [True] * 100_000,  # one byte each
+        "state_dict": state,
+    }
     content = {
         "arrays": arrays,
-        "scalars": [np.float64(0.5), np.int64(-3), np.bool_(True)],
         "arguments": argparse.Namespace(lr=0.1, sizes=(1, 2)),
         "parameter": torch.nn.Parameter(torch.ones(2)),
         "flags": torch.tensor([2, 0], dtype=torch.uint8).view(torch.bool),
         "repeated": torch.ones(1).expand(1000),
         "complex": torch.ones(1, dtype=torch.complex64),
-        "others": [Counter(a=2), {1, 2}, torch.Size([3]), torch.float16, b"a", b"", None, 1j],
         "history": history([1, 2.5], [1, 3]),
         "last": history([7.0], [1], 1),
-        "many": [True] * 100_000,  # one byte each
-        "state_dict": state,
+        **same,
     }
     read = read_checkpoint(saved(content, tmp_path / "values.pth"))
     for ours, theirs in zip(read["arrays"], arrays, strict=True):
         assert ours.dtype.kind == theirs.dtype.kind and ours.dtype.isnative and ours.flags.writeable
         assert ours.shape == theirs.shape and np.array_equal(ours, theirs.astype(ours.dtype))
     assert read["arrays"][4].view(np.uint8).tolist() == [1, 0]
-    assert read["scalars"] == [0.5, -3, True] and isinstance(read["scalars"][0], np.float64)
     assert read["arguments"] == {"lr": 0.1, "sizes": (1, 2)}
     assert type(read["parameter"]) is torch.Tensor and read["parameter"].tolist() == [1, 1]
     assert read["flags"].view(torch.uint8).tolist() == [1, 0]
-    assert read["repeated"].sum() == 1000 and read["many"] == content["many"]
-    assert read["others"] == content["others"]
-    assert list(map(type, read["others"])) == list(map(type, content["others"]))
+    assert read["repeated"].sum() == 1000
     assert read["history"].mean() == 3.5 / 4 and read["history"].max_length == 9
     assert read["last"].mean() == 7 and read["last"].max_length == 1
-    assert_same(read["state_dict"], state)
+    assert_same({key: read[key] for key in same}, same)
     assert read["state_dict"]._metadata == state._metadata
     assert state._metadata[""]["version"] == 7
 
@@ -226,15 +219,17 @@ def test_plain_data_is_read_as_it_was(tmp_path):
     assert dropped == ["meta.left out[0] (module)", "meta.left out[1] (ndarray)"]
     torch.load(saved(plain, tmp_path / "plain.pth"), weights_only=True)
     read = read_checkpoint(tmp_path / "plain.pth")
-    assert read["left out"] == [None] * 3
-    assert read["numbers"] == (2.0, True, 3, 1.5, "a", b"b")
-    assert list(map(type, read["numbers"])) == [float, bool, int, float, str, bytes]
+    expected = {
+        "left out": [None] * 3,
+        "numbers": (2.0, True, 3, 1.5, "a", b"b"),
+        "weights": OrderedDict(w=torch.ones(2)),
+        "c": ["d", (1,), {"a": 1}],
+    }
+    assert_same({key: read[key] for key in expected}, expected)
+    assert read["weights"]._metadata == weights._metadata
     for ours, theirs in zip(read["arrays"], value["arrays"], strict=True):
         assert ours.dtype == theirs.dtype and np.array_equal(ours, theirs)
     assert read["history"].mean() == 3 / 4 and read["history"].max_length == 7
-    assert type(read["weights"]) is OrderedDict and read["weights"]["w"].tolist() == [1, 1]
-    assert read["weights"]._metadata == weights._metadata
-    assert read["c"] == ["d", (1,), {"a": 1}]
 
 
 def test_a_random_state_cannot_reach_memory():

@@ -106,10 +106,13 @@ def test_resume_prefers_the_work_directory_to_a_configs_load_from(trained, tmp_p
         patch.setattr(launch, "on_rank_zero", lambda action: action() or True)
         assert starts_from(*resume) == own
 
-    (tmp_path / "work/iter_8.pth").write_bytes(b"")
+    for name in ("iter_4.pth", "iter_8.pth"):
+        (tmp_path / "work" / name).write_bytes(b"")
     (tmp_path / "work/last_checkpoint").write_text(str(tmp_path / "iter_9.pth"))
     missing, message = tmp_path / "work/iter_9.pth", fails(train, *resume)
     assert f"last_checkpoint names '{missing}'" in message
+    for part in ("iter_4.pth", "iter_8.pth", "--cfg-options load_from=FILE"):
+        assert part in message
 
 
 def gloo_threads() -> int:
