@@ -23,27 +23,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmseg_ext.checkpoint.files import read_checkpoint
 from mmseg_ext.commands import exit_on_run_error
-from mmseg_ext.commands.test import main as test
-from mmseg_ext.commands.test import parser as test_parser
-from mmseg_ext.commands.test import runner_of as scoring_runner
+from mmseg_ext.commands import test as scoring
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.engine import distributed, launch
 from mmseg_ext.engine.distributed import on_rank_zero
 from mmseg_ext.engine.launch import build_test_runner, load_settings
 from mmseg_ext.errors import LaunchError, RunError
-from tests.engine.runs import (
-    built,
-    fails,
-    free_port,
-    log_text,
-    train_here,
-    train_words,
-    write_config,
-)
-
-# pytest must not collect these imports.
-test.__test__ = False
-test_parser.__test__ = False
+from tests.engine.runs import built, fails, free_port, log_text, train_words, write_config
 
 
 @pytest.fixture
@@ -59,7 +45,7 @@ def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     MMLogger._instance_dict.clear()
     with (folder / "terminal").open("w") as terminal, contextlib.redirect_stdout(terminal):
-        train_here(write_config(folder), folder / "work", flags=("--resume",))
+        train(train_words(write_config(folder), folder / "work", flags=("--resume",)))
     return folder
 
 
@@ -268,7 +254,7 @@ def test_runs_that_cannot_start_end_in_one_line(trained, tmp_path, monkeypatch, 
     places |= {"broken": tmp_path / "broken.py", "bare": write_config(tmp_path, removed, "bare.py")}
     places["broken"].write_text("model = dict(\n")
     tool, *words = words.format(**places).split()
-    assert told.format(**places) in fails({"train": train, "test": test}[tool], *words)
+    assert told.format(**places) in fails({"train": train, "test": scoring.main}[tool], *words)
 
 
 def test_the_message_about_mmseg_bases_has_a_working_path(tmp_path):
@@ -295,12 +281,9 @@ def test_test_and_tta(trained, tmp_path):
     """test.py repeats the validation's mIoU, writes predictions and images, and runs --tta."""
     words = [str(trained / "tiny.py"), str(trained / "work/iter_12.pth"), "--work-dir"]
     drawn = ["--out", str(tmp_path / "out"), "--show-dir", str(tmp_path / "show"), "--cfg-options"]
-    drawn += [
-        "default_hooks.visualization.interval=1",
-        "visualizer.name=shown",
-    ]
+    drawn += ["default_hooks.visualization.interval=1", "visualizer.name=shown"]
     drawn += ["test_dataloader.num_workers=1", "test_dataloader.persistent_workers=True"]
-    test([*words, str(tmp_path / "plain"), *drawn])
+    scoring.main([*words, str(tmp_path / "plain"), *drawn])
     assert not multiprocessing.active_children() and (tmp_path / "plain/tiny.py").is_file()
     (metrics,) = (json.loads(p.read_text()) for p in (tmp_path / "plain").glob("2*/2*.json"))
     (path,) = (trained / "work").glob("2*/vis_data/scalars.json")
@@ -313,7 +296,7 @@ def test_test_and_tta(trained, tmp_path):
     own = [*words, "--show", "--wait-time", "3", "--cfg-options", "tta_model.type=SegTTAModel"]
     words += ["--show-dir", str(tmp_path / "tta_show")]  # which opens no windows
     for given, kind, shown in ((own, "SegTTAModel", 3), (words, "StreamingSegTTAModel", 0)):
-        runner = scoring_runner(test_parser().parse_args(given))
+        runner = scoring.runner_of(scoring.parser().parse_args(given))
         assert type(runner.model).__name__ == kind
         (hook,) = (h for h in runner.hooks if isinstance(h, SegVisualizationHook))
         assert hook.draw and (hook.show, hook.wait_time) == (bool(shown), shown)
