@@ -17,21 +17,14 @@ from torch import nn
 
 import mmseg_ext
 from mmseg_ext.checkpoint.files import read_checkpoint, write_weights
-from mmseg_ext.checkpoint.loading import (
-    SafeLoading,
-    check_coverage,
-    load_and_report,
-    load_checkpoint,
-)
-from mmseg_ext.commands.test import main as test
+from mmseg_ext.checkpoint.loading import check_coverage, load_and_report
+from mmseg_ext.commands import test as scoring
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.engine.launch import build_test_runner
 from mmseg_ext.errors import CheckpointError
 from tests.checkpoint.test_plain_data import Pickled
 from tests.engine.runs import fails, log_text, train_here, train_words, write_config
 from tests.engine.states import UNVALIDATED, assert_same
-
-test.__test__ = False
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +58,7 @@ def ways(config: Path, path: Path, work: Path) -> dict:
         "load_from": lambda: train_here(config, work, f"load_from={path}"),
         "resume": lambda: train_here(config, work, f"load_from={path}", flags=("--resume",)),
         "init_cfg": lambda: train_here(config, work, *pretrained),
-        "test.py": lambda: test([str(config), str(path), "--work-dir", str(work)]),
+        "test.py": lambda: scoring.main([str(config), str(path), "--work-dir", str(work)]),
         "inference": lambda: mmseg_ext.get_model(config, weights=path),
         "init_model": lambda: init_model(str(config), str(path), device="cpu"),
     }
@@ -150,22 +143,12 @@ def test_safetensors_wherever_a_checkpoint_is(folder, good, tmp_path):
         read_checkpoint(path)
 
 
-STOCK = """
-runner_type = "Runner"
-default_hooks = dict(
-    _delete_=True, logger=dict(type="LoggerHook", interval=1),
-    checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=2, save_best="mIoU"),
-)
-train_cfg["val_interval"] = 2
-"""
-
-
 def test_checkpoints_of_mmengines_runner_are_read_and_resumed(tmp_path):
     """By its own Runner and by ours, without unpickling."""
-    extras = {"stock": STOCK, "ours": ""}
-    configs = {name: write_config(tmp_path, text, f"{name}.py") for name, text in extras.items()}
-    path = tmp_path / "work/iter_2.pth"
-    train_here(configs["stock"], path.parent, "train_cfg.max_iters=2")
+    config, path = write_config(tmp_path), tmp_path / "work/iter_2.pth"
+    stock = ["runner_type=Runner", "default_hooks.checkpoint.type=CheckpointHook"]
+    stock += ["default_hooks.checkpoint.interval=2", "train_cfg.val_interval=2"]
+    train_here(config, path.parent, *stock, "train_cfg.max_iters=2")
     read, theirs = read_checkpoint(path), torch.load(path, weights_only=False)
     for key in ("state_dict", "optimizer"):
         assert_same(read[key], theirs[key])
@@ -175,10 +158,10 @@ def test_checkpoints_of_mmengines_runner_are_read_and_resumed(tmp_path):
         pairs = zip(hub["log_scalars"][key].data, history.data, strict=True)
         assert all((ours == theirs).all() for ours, theirs in pairs)
     assert hub["runtime_info"]["best_score"] == expected["runtime_info"]["best_score"]
-    for name, config in configs.items():
-        options, work = (f"load_from={path}", "train_cfg.max_iters=3"), tmp_path / name
-        train_here(config, work, *options, flags=("--resume",))
-        assert "resumed epoch: 0, iter: 2" in log_text(work)
+    for name, options in (("stock", stock), ("ours", [])):
+        options = (*options, f"load_from={path}", "train_cfg.max_iters=3")
+        train_here(config, tmp_path / name, *options, flags=("--resume",))
+        assert "resumed epoch: 0, iter: 2" in log_text(tmp_path / name)
 
 
 def test_too_little_of_a_backbone_is_refused_unless_told_otherwise(folder, good, tmp_path, capsys):
@@ -210,7 +193,7 @@ def test_names_without_the_prefix_fill_nothing(segmentor):
     weights, bare = segmentor.state_dict(), segmentor["backbone"].state_dict()
     with pytest.raises(CheckpointError, match=r"fill 0.0% of the backbone \(Linear\)"):
         check_coverage(segmentor, bare)
-    with SafeLoading(0):
+    with mmseg_ext.safe_loading(0):
         assert "0.0% of its backbone" in check_coverage(segmentor, bare)
         wrong = {k: v[None] for k, v in weights.items()}  # names right, shapes not
         assert "not filled: backbone.weight" in check_coverage(segmentor, wrong)
@@ -234,8 +217,8 @@ def test_a_backbone_alone_takes_its_own_names(segmentor):
 @pytest.mark.parametrize("wrong", [{0: torch.ones(1)}, [torch.ones(1)]])
 def test_files_without_a_state_dict(tmp_path, wrong):
     torch.save(wrong, tmp_path / "wrong.pth")
-    with pytest.raises(CheckpointError, match="no state dict"):
-        load_checkpoint(str(tmp_path / "wrong.pth"))
+    with mmseg_ext.safe_loading(), pytest.raises(CheckpointError, match="no state dict"):
+        CheckpointLoader.load_checkpoint(str(tmp_path / "wrong.pth"))
 
 
 def test_weights_of_other_classes_are_for_training_to_start_from(folder, good, tmp_path):
@@ -243,7 +226,7 @@ def test_weights_of_other_classes_are_for_training_to_start_from(folder, good, t
     weights = {k: v[:2] if "conv_seg" in k else v for k, v in good["state_dict"].items()}
     torch.save({**good, "state_dict": weights}, path)
     told = "decode_head.conv_seg.weight ((2, 16, 1, 1) for (3, 16, 1, 1))"
-    assert told in fails(test, config, path, "--work-dir", work)
+    assert told in fails(scoring.main, config, path, "--work-dir", work)
     runner = build_test_runner(str(config), str(path), work_dir=str(work))
     with pytest.raises(CheckpointError, match=re.escape(told)):
         runner.test()
