@@ -146,7 +146,6 @@ def _list_files(split: str, config: dict) -> tuple[tuple[str, ...], list[dict]]:
     entries = dataset.data_list
     if not classes or not entries or "img_path" not in entries[0]:
         raise LaunchError(f"{split}: {kind} lists no {'images' if classes else 'classes'}")
-
     steps = dataset.pipeline.transforms
     image = next((t for t in steps if isinstance(t, LoadImageFromFile)), LoadImageFromFile())
     label = next((t for t in steps if isinstance(t, LoadAnnotations)), None)

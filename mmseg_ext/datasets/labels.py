@@ -51,12 +51,7 @@ def read_label(
 
 
 def _decode_label(data: bytes, path: str, backend: str) -> np.ndarray:
-    """Return the label map in `data`: (H, W) uint8 or uint16.
-
-    Raises:
-        LabelError: if it has several channels, or values other than 0 to 65,535.
-        UnreadableFileError: if it does not decode.
-    """
+    """Return the label map in `data`: (H, W) uint8 or uint16."""
     label = decode(data, path, "unchanged", backend)
     if label.ndim == 3 and label.shape[2] == 1:
         label = label[..., 0]
@@ -119,10 +114,8 @@ class CheckedLoadAnnotations(LoadAnnotations):
     of mmsegmentation's `LoadAnnotations`.
 
     Raises:
-        LabelError: for a dataset's image without a label map, and for a label map with several
-            channels, floating-point values, another size than its image, or values outside the
-            classes.
-        UnreadableFileError: if the label map is missing, truncated or does not decode.
+        LabelError: for a dataset's image without a label map, and as `read_label`.
+        UnreadableFileError: as `read_label`.
     """
 
     def __init__(self, num_classes: int | None = None, **kwargs):

@@ -38,7 +38,5 @@ def classes_and_palette(settings: dict) -> dict:
         raise ValueError(f"there is no dataset of type {settings['type']!r}")
     classes, palette = upstream.classes_and_palette(kind, settings.get("metainfo"))
     if not classes:
-        raise ValueError(
-            f"{settings['type']} has no classes: name them in the dataset's metainfo=dict(...)"
-        )
+        raise ValueError(f"{settings['type']} has no classes; set its metainfo=dict(classes=...)")
     return {"classes": classes, "palette": palette}

@@ -60,16 +60,13 @@ class PadToRemainder(BaseTransform):
 
     def __init__(self, pad_val: Sequence[float], divisor: int = 8, remainder: int = 1):
         self.pad_val = tuple(pad_val)
-        self.divisor = divisor
-        self.remainder = remainder
+        self.divisor, self.remainder = divisor, remainder
 
     def transform(self, results: dict) -> dict:
         image = results["img"].astype(np.float32, copy=False)
         bottom, right = ((self.remainder - size) % self.divisor for size in image.shape[:2])
-        image = cv2.copyMakeBorder(
-            image, 0, bottom, 0, right, cv2.BORDER_CONSTANT, value=self.pad_val
-        )
-        results["img"] = image
+        border = (0, bottom, 0, right, cv2.BORDER_CONSTANT)
+        results["img"] = image = cv2.copyMakeBorder(image, *border, value=self.pad_val)
         results["img_shape"] = results["pad_shape"] = image.shape[:2]
         results["img_padding_size"] = (0, right, 0, bottom)
         return results

@@ -217,8 +217,7 @@ def _write(folder: Path, recipe: Recipe) -> None:
     images, labels, lists = (folder / name for name in names)
     for path in (images, labels, lists):
         path.mkdir(parents=True)
-    count = recipe.train + recipe.val
-    print(f"Generating {count} scenes of ShapesDataset (seed {recipe.seed})", flush=True)
+    print(f"Generating {recipe.train + recipe.val} scenes (seed {recipe.seed})", flush=True)
     palette = np.array(METAINFO["palette"], np.uint8).tobytes()
     for split, first in FIRST_INDEX.items():
         names = [f"{split}_{i:05d}" for i in range(getattr(recipe, split))]
