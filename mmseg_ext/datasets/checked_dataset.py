@@ -58,7 +58,8 @@ class CheckedDataset(BaseSegDataset):
                 )
         entries = super().load_data_list() if self.ann_file else self._list_folders()
         if not entries:
-            where = self.ann_file or f"{self.data_prefix['img_path']}/*{self.img_suffix.lstrip('*')}"
+            pattern = f"*{self.img_suffix.lstrip('*')}"
+            where = self.ann_file or os.path.join(self.data_prefix["img_path"], pattern)
             raise MissingDataError(self._missing(f"{where}: no image"))
         num_classes = len(self._metainfo.get("classes") or ()) or None
         if self.ignore_index < (num_classes or 0) > 255:
