@@ -164,10 +164,12 @@ def _list_files(split: str, config: dict) -> tuple[tuple[str, ...], list[dict]]:
 
 
 def _check_pairs(entries: list[dict], workers: int) -> Iterator[PairCheck]:
-    # A pool without tasks starts no process.
-    with ProcessPoolExecutor(workers or 1, initializer=partial(cv2.setNumThreads, 0)) as pool:
-        read = partial(pool.map, chunksize=_PAIRS_PER_TASK) if workers else map
-        yield from progress(read(check_pair, entries), "reading", len(entries))
+    if workers == 0:  # also for systems that cannot create a pool
+        yield from progress(map(check_pair, entries), "reading", len(entries))
+        return
+    with ProcessPoolExecutor(workers, initializer=partial(cv2.setNumThreads, 0)) as pool:
+        found = pool.map(check_pair, entries, chunksize=_PAIRS_PER_TASK)
+        yield from progress(found, "reading", len(entries))
 
 
 def progress(items: Iterable, text: str, total: int) -> Iterable:

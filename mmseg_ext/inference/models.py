@@ -84,7 +84,8 @@ def get_model(
         meta = _completed([f"class_{i}" for i in range(count)])
     model.dataset_meta = meta
     model.cfg = config
-    return model.to(device).eval()
+    model.to(device).eval()  # returns None if a segmentor overrides `train` without a return
+    return model
 
 
 def _config_path(name: str | Path) -> str:
