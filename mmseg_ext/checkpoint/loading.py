@@ -113,8 +113,8 @@ def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
     ]
     if demanded.entire_model and needed:
         raise CheckpointError(
-            f"the weights leave {len(needed)} entries of {type(module).__name__} at random values: "
-            f"{_listed(needed)}; use weights of the same model and classes"
+            f"the weights leave {len(needed)} entries of {type(module).__name__} randomly "
+            f"initialized: {_listed(needed)}; use weights of the same model and classes"
         )
     return line + (f"; not filled: {_listed(left)}" if left else "")
 

@@ -76,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
         _introduce(pretrained_weights(DEFAULT))
     predictor = Predictor(named_model(args, usable_device(args.device)))
     if args.checkpoint == "none":
-        print("warning: random weights: the labels mean nothing", file=sys.stderr)
+        print("warning: random weights: the labels are meaningless", file=sys.stderr)
     failed = 0
     for path in progress(results, "segmenting", len(results)):
         try:

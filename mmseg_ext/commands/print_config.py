@@ -13,7 +13,9 @@ from mmseg_ext.commands._flags import read_launch_flags
 def parser() -> argparse.ArgumentParser:
     parser = train.parser()
     parser.description = __doc__
-    parser.add_argument("--world-size", type=int, help="print the options for so many GPUs, too")
+    parser.add_argument(
+        "--world-size", type=int, help="also print the options for this number of GPUs"
+    )
     return parser
 
 

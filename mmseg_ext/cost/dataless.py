@@ -1,4 +1,4 @@
-"""A GPU without data: its tensors have only a shape and a dtype.
+"""A simulated GPU whose tensors have no data, only a shape and a dtype.
 
 Inside `PretendedDevice` tensors on `cuda` are meta tensors, and an operator on tensors of two
 devices raises, as it does on a GPU. CPU tensors keep their data.

@@ -87,7 +87,7 @@ def unread_options(cfg: Config, options: Iterable[str]) -> list[str]:
     `cfg` is the config before the options are merged.
     """
     return [
-        f"--cfg-options: nothing reads {key!r} after the config is loaded"
+        f"--cfg-options: {key!r} has no effect: it is not used after loading"
         + ("" if key in cfg else _nearest(key, _KEYS))
         for key in sorted({option.split(".")[0] for option in options} - _KEYS)
     ]

@@ -176,7 +176,7 @@ def enable_learning_rate_scaling(cfg: Config) -> None:
 
 
 def _fit_learning_rate(runner: Runner) -> None:
-    """Log the factor of `auto_scale_lr`, or warn if the learning rate was set for another batch.
+    """Log the factor of `auto_scale_lr`, or warn if the learning rate does not fit the batch size.
 
     The rule is linear (arXiv:1706.02677). mmengine multiplies the rate of every parameter group by
     processes x batch / base_batch_size. It ignores accumulation, so the base is divided by it.
@@ -192,8 +192,8 @@ def _fit_learning_rate(runner: Runner) -> None:
         runner.logger.info(f"auto-scale-lr: {batches}, learning rate x {effective / base:g}")
     elif effective != base:
         runner.logger.warning(
-            f"auto_scale_lr: the learning rate was set for another batch ({batches}); add "
-            f"--auto-scale-lr to multiply it by {effective / base:g}"
+            f"auto_scale_lr: the learning rate was tuned for a different batch size ({batches}); "
+            f"add --auto-scale-lr to multiply it by {effective / base:g}"
         )
 
 

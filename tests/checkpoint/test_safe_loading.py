@@ -232,5 +232,5 @@ def test_weights_of_other_classes_are_for_training_to_start_from(folder, good, t
         runner.test()
     options = (f"load_from={path}", "train_cfg.max_iters=1")
     words = train_words(config, work, *options, flags=("--resume",))
-    assert "at random values" in fails(train, *words)
+    assert "randomly initialized" in fails(train, *words)
     train_here(config, work, *options)

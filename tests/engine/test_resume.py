@@ -143,7 +143,7 @@ def test_a_resumed_run_keeps_its_random_seed_and_its_learning_rate(folder, tmp_p
     text = log_text(work)
     assert "learning rate [0.01] overrides the config's [0.5]" in text
     assert text.count("overrides the config's") == 1
-    assert "the learning rate was set for another batch (configured batch 4, effective" in text
+    assert "tuned for a different batch size (configured batch 4, effective" in text
     metas = [torch.load(p, weights_only=True)["meta"] for p in sorted(out.glob("*.pth"))]
     assert [meta["iter"] for meta in metas] == [4, 5]
     for key in ("seed", "sampler_seed"):
