@@ -18,5 +18,5 @@ class PlainReAttention(Plain):
             maps = layer.var_norm(maps.movedim(1, -1)).movedim(-1, 1)
         else:
             maps = layer.var_norm(maps)
-        y = maps * layer.map_scale @ v  # (B, H, N, d)
+        y = maps @ v  # (B, H, N, d)
         return layer.proj(y.transpose(1, 2).flatten(2))  # (B, N, C)

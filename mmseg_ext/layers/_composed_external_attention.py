@@ -51,7 +51,10 @@ def composed_attention(
         attention = attention.to(dtype)
         if shift is None:
             y = torch.bmm(values, attention).unflatten(2, x.shape[2:])  # (B, C, H, W)
-            return F.relu(norm(y) + x.to(y.dtype))
+            return F.relu(x + norm(y))
+        if x.dtype != dtype:  # a float32 input under autocast is added as it is
+            y = torch.baddbmm(shift.to(dtype)[:, None], values, attention)  # (B, C, N)
+            return F.relu(x + y.unflatten(2, x.shape[2:]))
         # All in one tensor that has the size and memory format of x.
         out = pixels + shift.to(dtype)[:, None]  # (B, C, N)
         out = out.baddbmm_(values, attention)

@@ -74,6 +74,20 @@ def test_synchronized_statistics_are_the_groups(monkeypatch):
     torch.testing.assert_close(block(x), block.published_order(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("variant", ["default", "group norm"])
+def test_a_float32_residual_is_not_rounded_under_autocast(variant):
+    """All forms are as accurate as the published order, whose sum is float32."""
+    block, x = trained_like(**VARIANTS[variant]).eval(), torch.randn(2, 48, 9, 11)
+    with torch.no_grad():
+        for parameter in block.conv2[1].parameters():  # the residual is most of the sum
+            parameter *= 0.01
+        exact = block(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            published, *forms = block.published_order(x), block(x), block.fuse()(x)
+    bound = 2 * (published - exact).abs().max()
+    assert all(y.dtype == torch.float32 and (y - exact).abs().max() <= bound for y in forms)
+
+
 def test_initialization_is_the_published_one():
     block = ExternalAttention2d(512)
     assert torch.equal(block.linear_0.weight, block.linear_1.weight.transpose(0, 1))
