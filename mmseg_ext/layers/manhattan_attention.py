@@ -49,8 +49,8 @@ class ManhattanAttention(nn.Module):
     published code. The paper's equations do not have it. Along H the phase between two rows is
     W theta, so the function of a trained model depends on the width of the map.
 
-    Under autocast the phases are float32; on a CPU the decays and the softmax are too. Normalize the
-    input: for values around 1000 the gradients of full attention are wrong in float32.
+    Under autocast the phases are float32; on a CPU the decays and the softmax are too.
+    Normalize the input: for values around 1000 full attention has wrong gradients in float32.
 
     Args:
         embed_dim: C, a multiple of `num_heads`.
