@@ -86,7 +86,7 @@ class Rebuilder:
     def __init__(self, size: int, described: int, trusted: bool = False):
         self.trusted = trusted
         self.values_left = math.inf if trusted else described + _SLACK
-        self.bytes_left = math.inf if trusted else 8 * size + 2**30
+        self.bytes_left = math.inf if trusted else 8 * size + 2**28
 
     def rebuild(self, value: object) -> object:
         self.values_left -= 1
@@ -125,11 +125,14 @@ class Rebuilder:
         if not dense or value.dtype not in _DTYPES:
             raise ValueError("a tensor that is sparse, nested, quantized or without data")
         # Tensors can repeat their elements (stride 0) and share storage; copies of them cannot.
-        self.bytes_left -= value.numel() * value.element_size()
-        if self.bytes_left < 0:
-            raise ValueError("tensors that repeat their elements too often")
+        self._count_bytes(value.numel() * value.element_size())
         # A byte other than 0 and 1 makes NumPy and torch count and index wrongly.
         return value.view(torch.uint8).ne(0) if value.dtype == torch.bool else value
+
+    def _count_bytes(self, number: int) -> None:
+        self.bytes_left -= number
+        if self.bytes_left < 0:
+            raise ValueError("tensors or arrays that repeat their data too often")
 
     def _mapping(self, value: dict) -> object:
         # `dict.items`, since an `OrderedDict` from a file can have an attribute `items`.
@@ -157,17 +160,24 @@ class Rebuilder:
             raise UnknownType("an array of other values than numbers")
         swapped = type(dtype.state) is tuple and dtype.state[1:2] == (">",)
         array = np.ndarray(shape, (">" if swapped else "<") + code[0], data, order=order)
+        self._count_bytes(array.nbytes)  # many arrays can share `data`
         return array.view(np.uint8) != 0 if code[0] == "b1" else array.astype(code[0], order=order)
 
 
 def _history(values: object, counts: object, max_length: object) -> HistoryBuffer:
-    parts = [np.array(part) if type(part) is list else part for part in (values, counts)]
+    parts = [_array_of_numbers(part) if type(part) is list else part for part in (values, counts)]
     for part in parts:
         if type(part) is not np.ndarray or part.dtype.kind not in "iuf" or part.ndim != 1:
             raise ValueError("a history of other values than numbers")
     if type(max_length) is not int or max_length < 1:
         raise ValueError(f"a history of length {max_length!r}")
     return HistoryBuffer(*parts, max_length)
+
+
+def _array_of_numbers(values: list) -> np.ndarray | None:
+    # One long string would give all elements of an array its size.
+    numbers = all(isinstance(value, int | float | np.integer | np.floating) for value in values)
+    return np.array(values) if numbers else None
 
 
 def to_plain(value: object, where: str, dropped: list[str]) -> object:

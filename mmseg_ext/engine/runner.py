@@ -38,6 +38,7 @@ from torch.utils.data import DataLoader
 from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.checkpoint.files import newest_complete, require_resumable
 from mmseg_ext.checkpoint.loading import SafeLoading, unwrap_model
+from mmseg_ext.checkpoint.optimizer_state import fit_optimizer_state, laid_out_as
 from mmseg_ext.checkpoint.plain_data import to_plain
 from mmseg_ext.engine import randomness
 from mmseg_ext.engine.distributed import on_rank_zero
@@ -168,7 +169,7 @@ class DurableRunner(Runner):
 
     def __init__(self, *args, **kwargs):
         self._resuming = False
-        self._process_state: dict | None = None
+        self._process_state: tuple[str, dict] | None = None  # of this file, not yet restored
         self._host_group = None
         self.run_id = uuid.uuid4().hex  # a resumed run continues with the checkpoint's
         super().__init__(*args, **kwargs)
@@ -201,6 +202,8 @@ class DurableRunner(Runner):
             content = super().load_checkpoint(filename, *args, **kwargs)
         if self._resuming:
             require_resumable(content, filename)
+            if "optimizer" in content:
+                fit_optimizer_state(self.optim_wrapper, content["optimizer"], filename)
             self._take_resume_state(content, filename)
         return content
 
@@ -294,7 +297,7 @@ class DurableRunner(Runner):
             sampler.seed = checkpoint["meta"].get("sampler_seed", sampler.seed)
         own = checkpoint.get("processes") or []
         if len(own) == self.world_size:
-            self._process_state = own[self.rank]
+            self._process_state = filename, own[self.rank]
         else:
             self.logger.warning(
                 f"{filename}: contains the random state of {len(own)} processes, and this run has "
@@ -313,10 +316,19 @@ class DurableRunner(Runner):
 
     def restore_process_state(self) -> None:
         """Restore the random state and the gradients of a resumed checkpoint, once."""
-        state, self._process_state = self._process_state, None
-        if state is None:
+        waiting, self._process_state = self._process_state, None
+        if waiting is None:
             return
+        filename, state = waiting
         parameters = dict(unwrap_model(self.model).named_parameters())
-        for name, gradient in state["gradients"].items():
-            parameters[name].grad = gradient.to(parameters[name].device)
-        randomness.set_random_state(state["random"])
+        try:
+            for name, gradient in state["gradients"].items():
+                parameters[name].grad = laid_out_as(parameters[name], gradient, "gradient")
+            randomness.set_random_state(state["random"])
+        except Exception as error:  # of a crafted file; each generator has its own errors
+            reason = " ".join(str(error).split())[:200]
+            raise CheckpointError(
+                f"{filename}: its random state or gradients cannot be restored "
+                f"({type(error).__name__}: {reason}); resume from another checkpoint with "
+                "--cfg-options load_from=FILE"
+            ) from error

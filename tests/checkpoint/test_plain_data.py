@@ -87,6 +87,13 @@ def array_of(shape: tuple) -> Pickled:
     return Pickled(reconstruct, np.ndarray, (0,), b"b", state=state)
 
 
+def repeated_arrays() -> list[Pickled]:
+    """100 arrays of 4 MiB, which share one object of bytes in the file."""
+    reconstruct, data = np.zeros(1).__reduce__()[0], bytes(2**22)
+    state = (1, (2**22,), np.dtype("u1"), False, data)
+    return [Pickled(reconstruct, np.ndarray, (0,), b"b", state=state) for _ in range(100)]
+
+
 COMPLEX = {"values": torch.zeros(1, dtype=torch.complex64), "counts": torch.ones(1)}
 NESTED = torch.zeros(2), torch.tensor([[5]]), torch.tensor([[1]]), torch.tensor([10**9])
 REFUSED = {
@@ -108,6 +115,8 @@ REFUSED = {
     "a tensor without data": lambda: torch.empty(2, device="meta"),
     "a repeated tensor": lambda: torch.zeros(1).expand(2**20, 2**20),
     "a tensor under many names": lambda: list(torch.zeros(1, 2**20).expand(300, -1)),
+    "an array under many names": repeated_arrays,
+    "strings in a history": lambda: history(["a" * 10**6, *["b"] * 1000], [1] * 1001),
     "doubled lists": lambda: doubled(list),
     "doubled tuples": lambda: {"a": doubled(tuple)},
     "getattr": lambda: Pickled(getattr, getattr, "__self__"),
@@ -119,10 +128,10 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_crafted_files_are_refused_in_one_line(tmp_path, name):
     path = saved({"state_dict": {}, "meta": {"x": REFUSED[name]()}}, tmp_path / "crafted.pth")
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(CheckpointError, match=f"^{path}: .*$"):
         read_checkpoint(path)
-    assert time.perf_counter() - begin < 1
+    assert time.process_time() - begin < 1
 
 
 def test_values_of_every_kind_are_read(tmp_path):
