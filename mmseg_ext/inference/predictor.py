@@ -13,6 +13,7 @@ from torch import nn
 
 from mmseg_ext.datasets.metainfo import unwrapped
 from mmseg_ext.inference.legend import with_legend
+from mmseg_ext.inference.objects import SegmentedObject, find_objects
 
 ImageLike = str | Path | Image.Image | np.ndarray
 
@@ -38,6 +39,16 @@ class Segmentation:
         colors = Image.fromarray(self.palette[self.labels])
         blend = Image.blend(Image.fromarray(self.image), colors, opacity)
         return with_legend(blend, self.labels, self.classes, self.palette) if legend else blend
+
+    def objects(self, name: str, min_area: int = 0) -> list[SegmentedObject]:
+        """Return the connected components of a class with at least `min_area` pixels.
+
+        Raises:
+            ValueError: if the model has no class `name`.
+        """
+        if name not in self.classes:
+            raise ValueError(f"objects: no class {name!r}; use one of {', '.join(self.classes)}")
+        return find_objects(self.labels, self.classes.index(name), name, min_area)
 
 
 class Predictor:

@@ -1,0 +1,61 @@
+"""The objects of a label map: the connected components of a class, measured and exported.
+
+Coordinates are pixels from the upper left corner of the image, x before y. The first pixel covers 0
+to 1, so its center is at 0.5, and polygons follow the edges of the pixels.
+"""
+
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentedObject:
+    """A connected component of a class: pixels that share an edge.
+
+    Attributes:
+        name: name of the class.
+        area: number of pixels.
+        box: x, y, width and height of the bounding box.
+        centroid: x and y of the mean of its pixels.
+        mask: its pixels inside the box (height, width), bool.
+    """
+
+    name: str
+    area: int
+    box: tuple[int, int, int, int]
+    centroid: tuple[float, float]
+    mask: np.ndarray
+
+    @property
+    def polygon(self) -> list[np.ndarray]:
+        """The rings of points (x, y), int: the outline, and then one ring for each hole.
+
+        The polygon is valid, and its area without the holes is `area`. A ring ends before its first
+        point.
+        """
+        # OpenCV connects the centers of border pixels. At twice the size, pixel i has the centers
+        # 2 i and 2 i + 1, and (c + 1) // 2 moves them to the pixel's edges i and i + 1.
+        size = (2 * self.box[2], 2 * self.box[3])
+        fine = cv2.resize(self.mask.view(np.uint8), size, interpolation=cv2.INTER_NEAREST)
+        found, _ = cv2.findContours(fine, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
+        rings = [(ring[:, 0] + 1) // 2 + self.box[:2] for ring in found]  # points, 2
+        rings = [ring[(ring != np.roll(ring, 1, axis=0)).any(1)] for ring in rings]
+        return sorted(rings, key=lambda ring: ring.min(0).tolist())  # the outline starts leftmost
+
+
+def find_objects(
+    labels: np.ndarray, index: int, name: str, min_area: int = 0
+) -> list[SegmentedObject]:
+    """Return the objects of class `index` in `labels` (H, W), from top to bottom."""
+    of_class = (labels == index).view(np.uint8)
+    _, parts, stats, centers = cv2.connectedComponentsWithStats(of_class, connectivity=4)
+    objects = []
+    for i in range(1, len(stats)):
+        x, y, width, height, area = stats[i].tolist()
+        if area >= min_area:
+            mask = parts[y : y + height, x : x + width] == i
+            center = (centers[i] + 0.5).tolist()
+            objects.append(SegmentedObject(name, area, (x, y, width, height), tuple(center), mask))
+    return objects

@@ -1,0 +1,72 @@
+"""Objects of label maps: what OpenCV finds, against a plain search and shapely's geometry."""
+
+import numpy as np
+import pytest
+from shapely.geometry import Polygon
+
+from mmseg_ext.inference.objects import find_objects
+from mmseg_ext.inference.predictor import Segmentation
+
+# Two objects of class 1: pixels that only share a corner are not connected. The first has a hole.
+DRAWN = """
+. 1 1 1 . 2
+. 1 . 1 . 2
+. 1 1 1 . .
+1 . . . . .
+"""
+
+
+@pytest.fixture
+def drawn() -> Segmentation:
+    labels = np.array(
+        [line.replace(".", "0").split() for line in DRAWN.split("\n")[1:-1]], np.uint8
+    )
+    palette, image = np.zeros((3, 3), np.uint8), np.zeros((*labels.shape, 3), np.uint8)
+    return Segmentation(labels, ("ground", "ring", "bar"), palette, image)
+
+
+def components(mask: np.ndarray) -> list[set[tuple[int, int]]]:
+    """Return the sets of (y, x) that are connected along edges."""
+    rest, found = set(zip(*np.nonzero(mask), strict=True)), []
+    while rest:
+        found.append(set())
+        border = [rest.pop()]
+        while border:
+            y, x = border.pop()
+            found[-1].add((y, x))
+            near = rest & {(y - 1, x), (y + 1, x), (y, x - 1), (y, x + 1)}
+            rest -= near
+            border += near
+    return found
+
+
+def test_objects_of_a_class(drawn):
+    ring, dot = drawn.objects("ring")
+    assert (ring.name, ring.area, ring.box, ring.centroid) == ("ring", 8, (1, 0, 3, 3), (2.5, 1.5))
+    assert ring.mask.tolist() == [[True] * 3, [True, False, True], [True] * 3]
+    outline, hole = (set(map(tuple, points.tolist())) for points in ring.polygon)
+    assert outline == {(1, 0), (4, 0), (4, 3), (1, 3)}
+    assert hole == {(2, 1), (3, 1), (3, 2), (2, 2)}
+    assert (dot.area, dot.box, dot.centroid) == (1, (0, 3, 1, 1), (0.5, 3.5))
+    assert [found.area for found in drawn.objects("ring", min_area=8)] == [8]
+    assert drawn.objects("ring", min_area=9) == []
+    with pytest.raises(ValueError, match=r"'disk'.*ring"):
+        drawn.objects("disk")
+
+
+@pytest.mark.parametrize("density", [0.3, 0.6, 0.8, 0.95])
+def test_polygons_are_valid_and_measure_the_pixels(density):
+    random = np.random.RandomState(0)
+    for _ in range(20):
+        mask = random.rand(*random.randint(1, 25, 2)) < density
+        objects = find_objects(mask.astype(np.uint16) + 300, 301, "a")
+        expected = components(mask)
+        assert len(objects) == len(expected)
+        for found in objects:
+            x, y, width, height = found.box
+            pixels = {(y + i, x + j) for i, j in np.argwhere(found.mask)}
+            assert pixels in expected and found.area == len(pixels)
+            shape = Polygon(found.polygon[0], found.polygon[1:])
+            assert shape.is_valid and shape.area == found.area
+            assert shape.bounds == (x, y, x + width, y + height)
+            assert np.allclose(shape.centroid.coords[0], found.centroid)
