@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,18 @@ def pytest_collection_modifyitems(items):
 def pytest_collection_finish():
     """Exclude imported modules from later passes of the garbage collector."""
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _other_folder(tmp_path_factory):
+    """Run the tests in an empty folder: they do not depend on the one in which pytest starts.
+
+    New processes find this `tests`, not a package of that name that mmsegmentation installs.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+        patch.chdir(tmp_path_factory.mktemp("working_directory"))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

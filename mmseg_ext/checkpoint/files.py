@@ -1,6 +1,7 @@
 """Files of checkpoints and weights: read without running code, found, and written atomically."""
 
 import contextlib
+import glob
 import hashlib
 import io
 import json
@@ -44,7 +45,7 @@ def read_checkpoint(
     """
     path = Path(path).expanduser()
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such checkpoint file")
+        raise FileNotFoundError(f"{path}: no such checkpoint file{published_name(path)}")
     if path.suffix != ".safetensors":
         with path.open("rb") as file:
             return read_torch_file(file, path, map_location, mmap)
@@ -57,6 +58,13 @@ def read_checkpoint(
         meta = {"dataset_meta": json.loads(described)} if described else {}
         size = path.stat().st_size
         return Rebuilder(size, size).rebuild({"state_dict": tensors, "meta": meta})
+
+
+def published_name(path: Path) -> str:
+    """Return a hint if there is no file of this name, but one with a hash by `publish_model`."""
+    pattern = f"{glob.escape(path.stem)}-{'[0-9a-f]' * 8}{path.suffix}"
+    found = next(path.parent.glob(pattern), None)
+    return f"; did you mean {found}?" if found else ""
 
 
 def read_torch_file(

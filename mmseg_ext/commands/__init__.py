@@ -50,6 +50,10 @@ def start(name: str) -> NoReturn:
     """
     try:
         status = importlib.import_module(f"mmseg_ext.commands.{name}").main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of the output has ended, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
+        status = 141  # what a shell reports of a process that SIGPIPE ended
     except KeyboardInterrupt:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # of the processes on a machine, the first one
             print("mmseg_ext: interrupted", file=sys.stderr)

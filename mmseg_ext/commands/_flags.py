@@ -41,6 +41,8 @@ def command(
         def main(argv: Sequence[str] | None = None) -> int:
             try:
                 return run(read_flags(parser(), argv, stack)) or 0
+            except BrokenPipeError:
+                raise
             except (OSError, ValueError) as error:
                 print(f"error: {error}", file=sys.stderr)
                 return 1

@@ -18,7 +18,7 @@ from mmengine.config import Config
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from mmseg_ext.checkpoint.files import candidates
+from mmseg_ext.checkpoint.files import candidates, published_name
 from mmseg_ext.engine.amp import enable_amp
 from mmseg_ext.engine.build_errors import dataset_warnings, explained, format_error, unread_options
 from mmseg_ext.engine.distributed import init_distributed, on_rank_zero
@@ -58,11 +58,25 @@ def load_settings(
         if os.environ.get("RANK", "0") == "0":
             print(f"mmseg_ext: {warning}", file=sys.stderr)
     try:
-        cfg.merge_from_dict(options or {})
+        cfg.merge_from_dict({k: _with_kind_of(cfg, k, v) for k, v in (options or {}).items()})
     except (KeyError, IndexError, TypeError, AssertionError) as error:
         raise LaunchError(f"--cfg-options {options}: {format_error(error)}") from error
     cfg.work_dir = work_dir or cfg.get("work_dir") or f"./work_dirs/{Path(path).stem}"
     return cfg
+
+
+def _with_kind_of(cfg: Config, key: str, value: object) -> object:
+    """Return `value`, as a tuple if it is a list that replaces a tuple.
+
+    The option `size=97,97` is a list, and mmcv's transforms accept only tuples.
+    """
+    old: object = cfg
+    for name in key.split(".") if isinstance(value, list) else ():
+        try:
+            old = old[int(name) if isinstance(old, list | tuple) else name]
+        except (KeyError, ValueError, IndexError, TypeError):
+            return value  # a new key; merging explains a wrong one
+    return tuple(value) if isinstance(old, tuple) else value
 
 
 def build_train_runner(
@@ -112,7 +126,8 @@ def build_test_runner(
     """
     cfg = load_settings(config, options, work_dir, launcher)
     if "://" not in checkpoint and not Path(checkpoint).is_file():
-        raise LaunchError(f"checkpoint: there is no file {checkpoint!r}; check the path")
+        hint = published_name(Path(checkpoint)) or "; check the path"
+        raise LaunchError(f"checkpoint: there is no file {checkpoint!r}{hint}")
     cfg.load_from, cfg.resume = checkpoint, False
     if show_dir or show_seconds is not None:
         _draw_predictions(cfg, show_dir, show_seconds)

@@ -23,8 +23,9 @@ from mmseg_ext.atomic_write import write_text
 from mmseg_ext.checkpoint.loading import unwrap_model
 
 _PACKAGES = ("mmseg_ext", "torch", "numpy", "mmengine", "mmcv", "mmseg", "mmdet", "mmpretrain")
-# Long records of the start: the environment, the config and the order of the hooks.
-_LONG = ("-----", "Config:", "Hooks will be executed in the following order")
+# Long records of the start: the environment, the config, the order of the hooks, and the settings
+# of each parameter.
+_LONG = ("-----", "Config:", "Hooks will be executed in the following order", "paramwise_options")
 _FROM_SCRATCH = (
     "model.backbone: starts from random weights, but results on this dataset are usually reported "
     "with pretrained ones; set model.backbone.init_cfg=dict(type='Pretrained', checkpoint=FILE)"

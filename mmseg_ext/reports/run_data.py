@@ -7,7 +7,9 @@ executed, and no model or dataset is built. Links to files outside the directory
 import base64
 import json
 import math
+import re
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 
@@ -17,6 +19,9 @@ from mmseg_ext.reports.curves import Curve, read_scalars
 from mmseg_ext.reports.results_hook import PICTURES, RESULTS, class_iou
 
 _LIMIT = 2**27  # bytes of a file
+# The time at the start of mmengine's log lines.
+_STAMP = re.compile(r"^\d{4}/\d\d/\d\d \d\d:\d\d:\d\d(?= - )", re.M)
+_STAMP_FORMAT = "%Y/%m/%d %H:%M:%S"
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
@@ -57,13 +62,18 @@ class Results:
 
 @dataclass
 class Run:
-    """A run; `results` is None before the first validation, `notes` name what was not read."""
+    """A run; `results` is None before the first validation, `notes` name what was not read.
+
+    `seconds` is the time between the first and the last line of each log with training, summed over
+    the starts of the run. It is 0 without logs.
+    """
 
     name: str
     config: str
     environment: dict[str, str]
     curves: dict[str, Curve]
     results: Results | None
+    seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -73,12 +83,6 @@ class Run:
     @property
     def iterations(self) -> int:
         return max((step for curve in self.curves.values() for step in curve), default=0)
-
-    @property
-    def seconds(self) -> float:
-        """Time of the training iterations, without validations."""
-        times = self.curves.get("time", {})
-        return float(np.nansum(np.diff([0, *times]) * [*times.values()]))
 
 
 def read_run(work_dir: Path) -> Run:
@@ -100,6 +104,7 @@ def read_run(work_dir: Path) -> Run:
         environment=_environment(_newest(work_dir, "*/run.json", notes)),
         curves=curves,
         results=results,
+        seconds=_seconds_of_training(work_dir, notes),
         notes=notes,
     )
 
@@ -134,6 +139,22 @@ def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
         for name, curve in curves.items():
             merged.setdefault(name, {}).update(curve)
     return {name: dict(sorted(curve.items())) for name, curve in merged.items()}
+
+
+def _seconds_of_training(work_dir: Path, notes: list[str]) -> float:
+    seconds = 0.0
+    for path in sorted(work_dir.glob("*/*.log")):
+        if path.stem != path.parent.name:
+            continue  # of another rank
+        try:
+            text = _read(path, work_dir).decode(errors="replace")
+            stamps = sorted(_STAMP.findall(text))
+            if "(train) " in text and stamps:  # a test has a log, too
+                begin, end = (datetime.strptime(stamps[i], _STAMP_FORMAT) for i in (0, -1))
+                seconds += (end - begin).total_seconds()
+        except ValueError as error:
+            notes.append(f"{path}: {error}")
+    return seconds
 
 
 def _newest(work_dir: Path, pattern: str, notes: list[str]) -> str:

@@ -4,6 +4,8 @@ import ast
 import errno
 import importlib
 import logging
+import subprocess
+import sys
 from unittest.mock import Mock
 
 import pytest
@@ -62,7 +64,7 @@ def test_help_needs_neither_torch_nor_the_stack(tmp_path):
     help_of_all = tmp_path / "help_of_all.py"
     help_of_all.write_text(HELP_OF_ALL)
     slow = ("torch", "numpy", "mmengine", "mmcv", "mmseg")
-    for command in ("-m mmseg_ext", "tools/train.py --help", str(help_of_all)):
+    for command in ("-m mmseg_ext", f"{ROOT}/tools/train.py --help", str(help_of_all)):
         result = run_without(slow, tmp_path, *command.split())
         assert (result.returncode, result.stderr) == (0, "")
 
@@ -106,6 +108,15 @@ def test_status_of_the_process(main, status, printed, monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         start("env")
     assert (end.value.code, capsys.readouterr().err) == (status, printed)
+
+
+def test_a_reader_that_ends_first_is_no_error(tmp_path):
+    """As in `mmseg-ext print_config CONFIG | head`."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, "-m", "mmseg_ext", "where"]
+    with subprocess.Popen(command, cwd=tmp_path, **pipes) as process:
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait()) == (b"", 141)
 
 
 # As a DataLoader's worker sends it.

@@ -32,6 +32,8 @@ def test_published_weights(suffix, tmp_path, capsys):
     (path,) = tmp_path.glob("depth-*")
     assert capsys.readouterr().out == f"{path}\n"
     assert path.suffix == suffix
+    with pytest.raises(FileNotFoundError, match=path.name):  # the hash is easily forgotten
+        read_state_dict(tmp_path / f"depth{suffix}")
     assert path.stem == f"depth-{hashlib.sha256(path.read_bytes()).hexdigest()[:8]}"
     read = read_state_dict(path)
     assert read.keys() == weights.keys()

@@ -102,14 +102,15 @@ def test_slurm_train_runs_its_tasks(tmp_path):
     commands = tmp_path / "commands"
     write_command(commands, "scontrol", SCONTROL)
     write_command(commands, "srun", SRUN)
-    words = ["part", "job", write_config(tmp_path, UNVALIDATED), "--work-dir", tmp_path / "work"]
+    words = ["part", "job", write_config(tmp_path, UNVALIDATED)]
     options = ["--cfg-options", "train_cfg.max_iters=1", "train_dataloader.batch_size=2"]
     job = {"SLURM_JOB_ID": "7", "SLURM_NODELIST": "node[3]", "SLURM_NTASKS": "2"}
     path = f"{commands}{os.pathsep}{os.environ['PATH']}"
     command = [TOOLS / "slurm_train.sh", *words, *options]
-    result = run(*command, **job, PATH=path, MASTER_PORT=free_port())
+    result = run(*command, folder=tmp_path, **job, PATH=path, MASTER_PORT=free_port())
     assert result.returncode == 0, result.stderr
-    assert len(list((tmp_path / "work").glob("2*/*.log"))) == 1
-    (record,) = (tmp_path / "work").glob("2*/run.json")
+    work = tmp_path / "work_dirs/tiny"
+    assert len(list(work.glob("2*/*.log"))) == 1
+    (record,) = work.glob("2*/run.json")
     assert json.loads(record.read_text())["world_size"] == 2
-    assert [p.name for p in (tmp_path / "work").glob("*.pth")] == ["iter_1.pth"]
+    assert [p.name for p in work.glob("*.pth")] == ["iter_1.pth"]

@@ -23,7 +23,7 @@ from mmseg_ext.cost.step_memory import (
     training_memory,
 )
 from tests.configs import CONFIGS
-from tests.engine.runs import run_script
+from tests.engine.runs import ROOT, run_script
 
 
 def load(name: str) -> Config:
@@ -129,7 +129,7 @@ def test_the_command_prints_gibibytes(capsys):
 def test_print_config_and_the_page_have_the_same_numbers():
     """In a new process `print_config --world-size 8` prints the numbers of docs/several_gpus.md."""
     words = ("print_config", CONFIGS / "ea_r101_voc_45k.py", "--world-size", "8")
-    result = run_script("mmseg_ext/__main__.py", *words)
+    result = run_script(ROOT / "mmseg_ext/__main__.py", *words)
     assert result.returncode == 0, result.stderr
     (plan,) = json.loads("{" + result.stdout.rpartition("\n{\n")[2])["plans"]
     lines = (Path(__file__).parents[2] / "docs/several_gpus.md").read_text().splitlines()

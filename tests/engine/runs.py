@@ -102,7 +102,7 @@ def write_config(folder: Path, extra: str = "", name: str = "tiny.py") -> Path:
 
 
 def run(
-    *command: str | Path, folder: Path = ROOT, **environment: str
+    *command: str | Path, folder: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess:
     """Run a command in a new process, with the repository importable and no launcher set."""
     env = {k: v for k, v in os.environ.items() if k not in LAUNCHER}
@@ -138,7 +138,11 @@ def _script(words: list[str], folder: Path, environment: dict[str, str], printed
 
 
 def run_script(
-    script: str | Path, *arguments: str | Path, folder: Path = ROOT, ranks: int = 0, **environment
+    script: str | Path,
+    *arguments: str | Path,
+    folder: Path | None = None,
+    ranks: int = 0,
+    **environment,
 ) -> subprocess.CompletedProcess:
     """Run `python <script> <arguments>` in `folder`.
 
@@ -153,7 +157,10 @@ def run_script(
         own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
     words = [str(word) for word in (script, *arguments)]
     with TemporaryDirectory() as printed:
-        given = [(words, folder, base | o, Path(printed, str(i))) for i, o in enumerate(own)]
+        given = [
+            (words, folder or Path.cwd(), base | o, Path(printed, str(i)))
+            for i, o in enumerate(own)
+        ]
         processes = [_SERVER.Process(target=_script, args=g) for g in given]
         for process in processes:
             process.start()

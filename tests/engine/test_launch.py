@@ -45,7 +45,8 @@ def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     MMLogger._instance_dict.clear()
     with (folder / "terminal").open("w") as terminal, contextlib.redirect_stdout(terminal):
-        train(train_words(write_config(folder), folder / "work", flags=("--resume",)))
+        option = "optim_wrapper.paramwise_cfg.norm_decay_mult=1"  # each parameter has a log line
+        train(train_words(write_config(folder), folder / "work", option, flags=("--resume",)))
     return folder
 
 
@@ -56,7 +57,8 @@ def test_train_writes_checkpoints_and_prints_progress(trained):
     assert kept == {"iter_4.pth", "iter_8.pth", "iter_12.pth", "best_mIoU_iter_12.pth"}
     written = log_text(work)
     assert re.search(r"Iter\(train\) \[ *6/12\].* eta: 0:00:0\d ", written)
-    assert "System environment:" in written and "Hooks will be executed in the" in written
+    assert "System environment:" in written and "paramwise_options" in written
+    assert "Hooks will be executed in the" in written
     shown = (trained / "terminal").read_text().partition("Iter(train)")[0]
     assert shown.count("\n") <= 14, shown
     assert re.search(r"model: \w+ of ResNetV1c, FCNHead; 0\.19 M parameters", shown)
@@ -255,6 +257,14 @@ def test_runs_that_cannot_start_end_in_one_line(trained, tmp_path, monkeypatch, 
     places["broken"].write_text("model = dict(\n")
     tool, *words = words.format(**places).split()
     assert told.format(**places) in fails({"train": train, "test": scoring.main}[tool], *words)
+
+
+def test_an_option_without_brackets_replaces_a_tuple(tmp_path):
+    words = ["a.b.1.size=7,8", "a.c=1,2", "new=3,4"]
+    namespace = scoring.parser().parse_args(["config.py", "a.pth", "--cfg-options", *words])
+    (tmp_path / "config.py").write_text("a = dict(b=[0, dict(size=(1, 2))], c=[0])\n")
+    cfg = load_settings(str(tmp_path / "config.py"), namespace.cfg_options)
+    assert cfg.a.b[1].size == (7, 8) and cfg.a.c == [1, 2] and cfg.new == [3, 4]
 
 
 def test_the_message_about_mmseg_bases_has_a_working_path(tmp_path):

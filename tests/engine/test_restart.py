@@ -1,41 +1,43 @@
 """Two processes over gloo: torchrun restarts both after one was killed, without losses."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from tests.engine.runs import ROOT, free_port, log_text, run, run_tool, train_words, write_config
+from tests.engine.runs import ROOT, free_port, log_text, run, run_tool, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs
 
 DRAWN = RANDOM + UNVALIDATED
 
 
 @pytest.mark.distributed
-def test_a_run_with_a_killed_process_restarts_exactly(tmp_path):
+def test_a_run_with_a_killed_process_restarts_exactly(tmp_path, monkeypatch):
     """SIGKILL to process 1 after iteration 7 of 8, without --resume on the command line."""
+    monkeypatch.chdir(tmp_path)  # in the default work directories
     hooks = "custom_hooks += [dict(type='SignalAt', iteration=7, rank=1, number=9)]\n"
-    options = ("train_cfg.max_iters=8", "train_dataloader.batch_size=2")
+    words = ("--cfg-options", "train_cfg.max_iters=8", "train_dataloader.batch_size=2")
     whole, killed = (
-        train_words(write_config(tmp_path, text, f"{name}.py"), tmp_path / name, *options)
+        write_config(tmp_path, text, f"{name}.py")
         for name, text in (("whole", DRAWN), ("killed", DRAWN + hooks))
     )
-    config, *words = killed
     restarts = {"MAX_RESTARTS": "1", "PORT": free_port()}
     for result in (
-        run_tool("train.py", *whole, ranks=2),
-        run(ROOT / "tools/dist_train.sh", config, "2", *words, **restarts),
+        run_tool("train.py", whole, *words, ranks=2),
+        run(ROOT / "tools/dist_train.sh", killed, "2", *words, **restarts),
     ):
         assert result.returncode == 0, result.stderr
-    assert "resumed epoch: 0, iter: 4" in log_text(tmp_path / "killed")
-    assert_same_runs(tmp_path / "killed", tmp_path / "whole", 8)
+    works = Path("work_dirs/killed"), Path("work_dirs/whole")
+    assert "resumed epoch: 0, iter: 4" in log_text(works[0])
+    assert_same_runs(*works, 8)
 
     # A test of that checkpoint and one in two processes give the same scores. One of the processes
     # gets two of the five images and a repeated one, which must not count.
     five = "test_dataloader = {**val_dataloader, 'dataset': {**dataset, 'indices': 5}}\n"
     config, metrics = write_config(tmp_path, RANDOM + five, "tested.py"), []
     for ranks in (0, 2):
-        work = tmp_path / f"tested{ranks}"
-        words = [config, tmp_path / "whole/iter_8.pth", "--work-dir", work]
+        work = Path(f"tested{ranks}")
+        words = [config, works[1] / "iter_8.pth", "--work-dir", work]
         result = run_tool("test.py", *words, ranks=ranks)
         assert result.returncode == 0, result.stderr
         (path,) = work.glob("2*/2*.json")

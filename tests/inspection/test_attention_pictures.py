@@ -7,12 +7,12 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
-from mmengine.config import Config
 from mmseg.registry import MODELS
 
 from mmseg_ext.backbones import EAMLP, DeepViT
 from mmseg_ext.inspection import attention_pictures as pictures
 from mmseg_ext.layers import ExternalAttention2d, LambdaLayer, ManhattanAttention, ReAttention
+from tests.configs import CONFIGS, load
 from tests.models import randomise
 
 CLASSES, PALETTE = ("ground", "box"), [[20, 20, 20], [230, 90, 60]]
@@ -143,7 +143,7 @@ def test_select_layers():
 
 
 def test_capture_inputs_leaves_no_hook():
-    model = MODELS.build(Config.fromfile("configs/ea_r18_shapes.py").model)
+    model = MODELS.build(load(CONFIGS / "ea_r18_shapes.py").model)
     image = torch.randn(1, 3, 32, 40)
     inputs, labels = pictures.capture_inputs(model, pictures.find_layers(model), image)
     assert model.training and labels.shape == (32, 40)
