@@ -67,7 +67,7 @@ def _cached_map(build: Callable[..., Tensor]) -> Callable[..., AxisMap]:
     Building a matrix copies it to the device, which would synchronize a GPU in every iteration.
     """
 
-    @lru_cache(_CACHED)
+    @lru_cache(_CACHED, typed=True)  # `interpolate` refuses align_corners=1, which equals True
     def cached(dtype: torch.dtype, device: torch.device, *args) -> AxisMap:
         # A cached tensor must be usable everywhere: no fake tensor, and none of inference mode,
         # which autograd refuses.

@@ -125,14 +125,8 @@ class StripEncoderDecoder(EncoderDecoder):
                 f"decode_head: the prediction of {type(self.decode_head).__name__} may be more "
                 f"than the resize of its forward; use type='{stock}' (docs/class_maps.md)"
             )
-        if (self.test_cfg or {}).get("mode", "whole") == "whole":
-            return
-        crop_size, stride = tuple(self.test_cfg["crop_size"]), tuple(self.test_cfg["stride"])
-        if any(step > length for step, length in zip(stride, crop_size, strict=True)):
-            raise ValueError(
-                f"test_cfg.stride={stride}: larger than crop_size={crop_size}, so windows leave "
-                "gaps; reduce it"
-            )
+        if (self.test_cfg or {}).get("mode") == "slide":
+            _check_windows(self.test_cfg)
 
     def _decode_head_forward_train(
         self, inputs: list[Tensor], data_samples: list[SegDataSample]
@@ -215,11 +209,30 @@ class StripEncoderDecoder(EncoderDecoder):
 
     def _windows(self, size: tuple[int, int]) -> list[tuple[Span, ...]]:
         """Return the rows and the columns of the windows."""
-        test_cfg = self.test_cfg or {}
-        if test_cfg.get("mode", "whole") == "whole":
+        mode = (self.test_cfg or {}).get("mode")
+        if mode == "whole":
             return [((0, length),) for length in size]
-        windows = zip(size, test_cfg["crop_size"], test_cfg["stride"], strict=True)
+        if mode != "slide":
+            raise ValueError(f"test_cfg.mode={mode!r}: unknown; set 'whole' or 'slide'")
+        windows = zip(size, self.test_cfg["crop_size"], self.test_cfg["stride"], strict=True)
         return [window_spans(*axis) for axis in windows]
+
+
+def _check_windows(test_cfg: dict) -> None:
+    """Raise a ValueError for windows that mmsegmentation refuses at the first image."""
+    for name in ("crop_size", "stride"):
+        lengths = test_cfg.get(name)
+        pair = isinstance(lengths, list | tuple) and len(lengths) == 2
+        if not pair or not all(isinstance(length, int) and length > 0 for length in lengths):
+            raise ValueError(
+                f"test_cfg.{name}={lengths!r}: mode='slide' needs a height and a width; set both"
+            )
+    crop_size, stride = tuple(test_cfg["crop_size"]), tuple(test_cfg["stride"])
+    if any(step > length for step, length in zip(stride, crop_size, strict=True)):
+        raise ValueError(
+            f"test_cfg.stride={stride}: larger than crop_size={crop_size}, so windows leave gaps; "
+            "reduce it"
+        )
 
 
 def _steps(meta: dict, size: tuple[int, int]) -> tuple[AxisSteps, AxisSteps]:

@@ -41,9 +41,11 @@ def can_use_strips(head: BaseDecodeHead) -> bool:
 
     OHEM needs a threshold.
     """
-    sampler = head.sampler
-    known = sampler is None or (type(sampler) is OHEMPixelSampler and sampler.thresh is not None)
-    return known and head.out_channels > 1 and all(map(_known, _losses(head)))
+    sampler, losses = head.sampler, _losses(head)
+    known = sampler is None or type(sampler) is OHEMPixelSampler
+    known = known and (sampler is None or isinstance(sampler.thresh, float | int))
+    known = known and type(head.ignore_index) is int and len(losses) > 0
+    return known and head.out_channels > 1 and all(map(_known, losses))
 
 
 def _losses(head: BaseDecodeHead) -> list[nn.Module]:
@@ -82,9 +84,7 @@ def _strip_losses(
     losses: dict[str, Tensor] = {}
     hits = None
     for loss in _losses(head):
-        class_weight = loss.class_weight
-        if class_weight is not None:
-            class_weight = logits.new_tensor(class_weight, dtype=full_precision(logits.dtype))
+        class_weight = _class_weights(loss, logits)
         total, hits, weight = StripCrossEntropy.apply(
             logits, label, valid, kept, class_weight, head.align_corners
         )
@@ -95,6 +95,19 @@ def _strip_losses(
         losses[loss.loss_name] = losses.get(loss.loss_name, 0) + loss.loss_weight * total
     accuracy = (hits + _EPS) * (100 / (valid.sum() + _EPS))
     return losses | {"acc_seg": accuracy.float().reshape(1)}
+
+
+def _class_weights(loss: CrossEntropyLoss, logits: Tensor) -> Tensor | None:
+    """Return the weights (C,) of the classes of logits (B, C, h, w), in float32 at least."""
+    if loss.class_weight is None:
+        return None
+    weights = logits.new_tensor(loss.class_weight, dtype=full_precision(logits.dtype))
+    if weights.shape != logits.shape[1:2]:
+        raise ValueError(
+            f"class_weight: {weights.numel()} numbers for {logits.shape[1]} classes; set a list of "
+            "one for each class"
+        )
+    return weights
 
 
 @torch.no_grad()
