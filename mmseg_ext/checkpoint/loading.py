@@ -7,10 +7,12 @@ of your own, are unchanged.
 """
 
 import contextlib
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from unittest import mock
 
+from mmengine import dist
 from mmengine.logging import print_log
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.runner import checkpoint as mmengine_checkpoint
@@ -165,8 +167,17 @@ def load_checkpoint(
     if Path(filename).expanduser().is_file():
         print_log(f"Loads checkpoint from {filename}", logger=logger)
         content = read_checkpoint(filename, map_location)
-    else:  # an address, or FileNotFoundError
-        content = _fetch(filename, map_location, logger)
+    else:
+        try:
+            content = _fetch(filename, map_location, logger)
+        except FileNotFoundError as error:  # not an address either
+            if dist.get_world_size() == 1:
+                raise
+            raise CheckpointError(
+                f"{filename}: process {dist.get_rank()} on {platform.node()} has no such file; "
+                "every machine reads the checkpoint: use a shared folder, or copy it to the same "
+                "path"
+            ) from error
     weights = content.get("state_dict", content) if isinstance(content, dict) else None
     if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights):
         raise CheckpointError(f"{filename}: contains no state dict")

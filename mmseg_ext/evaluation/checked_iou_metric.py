@@ -3,12 +3,15 @@
 mmsegmentation's `IoUMetric` bins labels and predictions with `torch.histc`. It silently drops
 values that are not classes, and its float32 bins stop counting at 2**24 pixels of a class in one
 image. Here the counts are integers, and an invalid value is an error that names the file.
+mmengine collects the results of several processes through files in a folder that all can read. Here
+the processes add one matrix, so machines need no common folder.
 """
 
 import logging
 from collections.abc import Sequence
 
 import torch
+from mmengine import dist
 from mmengine.logging import print_log
 from mmseg.evaluation import IoUMetric
 from mmseg.registry import METRICS
@@ -22,9 +25,10 @@ from mmseg_ext.errors import LabelError
 class CheckedIoUMetric(IoUMetric):
     """`IoUMetric` with exact counts: same arguments, same results for valid label maps.
 
-    After an evaluation `confusion` `(classes, classes)` contains the number of pixels by label
-    (rows) and prediction (columns). It is None before, and with `format_only`. Label maps with only
-    one class, such as masks of 0 and 255, are a warning.
+    After an evaluation `confusion` `(classes, classes)` contains the number of pixels of all
+    processes by label (rows) and prediction (columns). It is None before, and with `format_only`.
+    `collect_device` and `collect_dir` have no effect. Label maps with only one class, such as masks
+    of 0 and 255, are a warning.
 
     Raises:
         LabelError: in `process`, for a label map with values other than the classes and
@@ -68,8 +72,21 @@ class CheckedIoUMetric(IoUMetric):
         counts = torch.bincount(label * num_classes + prediction, minlength=num_classes**2)
         return counts.view(num_classes, num_classes).cpu().to_sparse()
 
+    def evaluate(self, size: int) -> dict[str, float]:
+        """Compute the scores of the `size` images that all processes have processed."""
+        # Process r of n has the images r, r + n, ...; then it repeats one if others have more.
+        own = self.results[: len(range(dist.get_rank(), size, dist.get_world_size()))]
+        self.results.clear()
+        if not self.format_only:
+            classes = len(self.dataset_meta["classes"])
+            counts = sum(own, torch.zeros(classes, classes, dtype=torch.int64))
+            dist.all_reduce(counts)
+            own = [counts]
+        scores = self.compute_metrics(own)
+        return {f"{self.prefix}/{key}" if self.prefix else key: v for key, v in scores.items()}
+
     def compute_metrics(self, results: list[Tensor]) -> dict[str, float]:
-        """Compute the scores from the matrices of the images, and store their sum."""
+        """Compute the scores from matrices of counts, and store their sum."""
         if self.format_only:
             return super().compute_metrics(results)
         self.confusion = sum(result.to_dense() for result in results)

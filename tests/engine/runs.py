@@ -142,25 +142,26 @@ def run_script(
     *arguments: str | Path,
     folder: Path | None = None,
     ranks: int = 0,
+    machines: tuple[Path, ...] = (),
     **environment,
 ) -> subprocess.CompletedProcess:
     """Run `python <script> <arguments>` in `folder`.
 
-    With `ranks`, start as many processes as torchrun does. The status is that of the first failed
-    process, and the output that of all processes.
+    With `ranks`, start as many processes as torchrun does, and with `machines` one process for each
+    of these folders. The status is that of the first failed process, and the output that of all
+    processes.
     """
     base = {k: v for k, v in os.environ.items() if k not in LAUNCHER}
     base |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
-    own = [{}]
-    if ranks:
-        base |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(ranks)}
-        own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    folder = folder or Path.cwd()
+    own = [(folder, {})]
+    if count := ranks or len(machines):
+        base |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(count)}
+        own = [(folder, {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(ranks)]
+        own += [(path, {"RANK": str(i), "LOCAL_RANK": "0"}) for i, path in enumerate(machines)]
     words = [str(word) for word in (script, *arguments)]
     with TemporaryDirectory() as printed:
-        given = [
-            (words, folder or Path.cwd(), base | o, Path(printed, str(i)))
-            for i, o in enumerate(own)
-        ]
+        given = [(words, f, base | o, Path(printed, str(i))) for i, (f, o) in enumerate(own)]
         processes = [_SERVER.Process(target=_script, args=g) for g in given]
         for process in processes:
             process.start()
@@ -177,10 +178,15 @@ def run_script(
     return subprocess.CompletedProcess(words, next(filter(None, statuses), 0), out, err)
 
 
-def run_tool(tool: str, *arguments: str | Path, ranks: int = 0) -> subprocess.CompletedProcess:
-    """Run `python tools/<tool> <arguments>`, with `ranks` in that many processes over gloo."""
-    launcher = ("--launcher", "pytorch") if ranks else ()
-    return run_script(ROOT / "tools" / tool, *arguments, *launcher, ranks=ranks)
+def run_tool(
+    tool: str, *arguments: str | Path, ranks: int = 0, **settings
+) -> subprocess.CompletedProcess:
+    """Run `python tools/<tool> <arguments>`; several processes communicate over gloo.
+
+    `settings` are those of `run_script`.
+    """
+    launcher = ("--launcher", "pytorch") if ranks or settings.get("machines") else ()
+    return run_script(ROOT / "tools" / tool, *arguments, *launcher, ranks=ranks, **settings)
 
 
 _NUMBERS = itertools.count()
