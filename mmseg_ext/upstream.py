@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from mmengine.hooks import CheckpointHook
     from mmengine.model import ImgDataPreprocessor
     from mmengine.runner import IterBasedTrainLoop, Runner
+    from mmengine.structures import PixelData
     from mmseg.datasets import BaseSegDataset
     from mmseg.models.decode_heads.decode_head import BaseDecodeHead
+    from mmseg.structures import SegDataSample
     from torch import Tensor
     from torch.utils.data import DataLoader
 
@@ -87,6 +89,11 @@ def classes_and_palette(kind: type["BaseSegDataset"], changes: dict | None) -> t
     classes = tuple(meta.get("classes") or ())
     partial = SimpleNamespace(_metainfo=meta, label_map=kind.get_label_map(classes or None))
     return classes, kind._update_palette(partial) if classes else None
+
+
+def set_hidden_logits(sample: "SegDataSample", logits: "PixelData") -> None:
+    """Set what `sample.seg_logits` returns, without a field that `in`, `cpu` and `to_dict` see."""
+    vars(sample)["_seg_logits"] = logits
 
 
 def label_maps(head: "BaseDecodeHead", data_samples: list) -> "Tensor":

@@ -35,7 +35,7 @@ class StreamingSegTTAModel(BaseTTAModel):
 
     The result is the first view's sample with `pred_sem_seg` (1, H, W) and, as `seg_logits`, the
     merged map (C, H, W) in float32 or float64: the mean of the views' probabilities, or the sum of
-    their logits. `StripEncoderDecoder` leaves `seg_logits` out unless `test_cfg.keep_logits=True`.
+    their logits.
 
     Raises:
         ValueError: for another `merge`, or for `merge='logits'` with a segmentor of one output
@@ -105,7 +105,7 @@ class StreamingSegTTAModel(BaseTTAModel):
 
     def _take_scores(self, sample: SegDataSample) -> Tensor:
         """Return what one view adds to the map (C, H, W), and delete the view's own maps."""
-        if "seg_logits" not in sample:
+        if not hasattr(sample, "seg_logits"):
             raise ValueError("seg_logits: a prediction has none; set test_cfg.keep_logits=True")
         logits = sample.seg_logits.data
         for name in ("seg_logits", "pred_sem_seg"):

@@ -5,7 +5,8 @@ No paper. The config fields, labels and losses are those of mmsegmentation 1.2.2
 
 Deviations:
 
-- A prediction has no `seg_logits` without `test_cfg.keep_logits=True`.
+- Without `test_cfg.keep_logits=True` the `seg_logits` of a prediction are computed when they are
+  read, and copies of the prediction have none.
 - A head whose prediction is not a resize, and sliding windows with gaps, are errors.
 - Scores are computed in float32 or float64, also under autocast.
 
@@ -16,7 +17,7 @@ method `named_logits(outputs) -> dict[str, Tensor]`. It returns the maps (B, C, 
 `BaseDecodeHead`'s losses, by their prefix in the log ('' for none). The first is the prediction.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 from mmengine.structures import PixelData
@@ -35,10 +36,12 @@ from mmseg_ext.segmentors.score_maps import (
     ScoreMap,
     Span,
     merged_prediction,
+    merged_strips,
     view_map,
     window_spans,
 )
 from mmseg_ext.segmentors.strip_losses import can_use_strips, strip_losses
+from mmseg_ext.upstream import set_hidden_logits
 
 _PREDICT_FIRST_OUTPUT = (DAHead.predict, EncHead.predict)
 # Methods that only resize, and methods that apply `BaseDecodeHead.loss_by_feat` to each map.
@@ -91,13 +94,35 @@ def _declared(head: BaseDecodeHead, method: str) -> bool:
     return "named_logits" in vars(next(kinds))
 
 
+class DeferredLogits(PixelData):
+    """`seg_logits` whose `data` (C, H, W) is computed each time it is read.
+
+    Args:
+        views: the scores of the views of an image.
+        merge: how they are merged, see `strips`.
+    """
+
+    def __init__(self, views: list[ScoreMap], merge: Merge):
+        super().__init__()
+        vars(self).update(views=views, merge=merge)  # PixelData accepts only tensors
+
+    @property
+    def data(self) -> Tensor:
+        return merged_prediction(self.views, self.merge, 0, keep_scores=True)["seg_logits"]
+
+    def strips(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield (top, scores (rows, W, C)): probabilities for 'probs', sums for 'logits'."""
+        return merged_strips(self.views, self.merge)
+
+
 @MODELS.register_module()
 class StripEncoderDecoder(EncoderDecoder):
     """An `EncoderDecoder` that turns logits into labels and losses in strips of rows.
 
     The scores of an image never exist at once: strips of a few megabytes are resized from the
-    head's logits, turned into labels and overwritten. `predict` returns `pred_sem_seg` (1, H, W),
-    and with `test_cfg.keep_logits=True` also mmseg's `seg_logits` (C, H, W).
+    head's logits, turned into labels and overwritten. `predict` returns `pred_sem_seg` (1, H, W).
+    mmseg's `seg_logits` (C, H, W) is computed when it is read, or before with
+    `test_cfg.keep_logits=True`.
 
     Methods `predict`, `predict_by_feat`, `loss` and `loss_by_feat` that are set on the instance of
     a head are called as in `EncoderDecoder`, with maps at full resolution.
@@ -198,7 +223,7 @@ class StripEncoderDecoder(EncoderDecoder):
         return maps
 
     def set_prediction(self, sample: SegDataSample, views: list[ScoreMap], merge: Merge) -> None:
-        """Set the labels of the merged views on `sample`, with `keep_logits` also the scores."""
+        """Set the labels of the merged views on `sample`, and the scores or how to compute them."""
         keep = (self.test_cfg or {}).get("keep_logits", False)
         # Heads that do not call BaseDecodeHead's __init__ have no threshold.
         threshold = self.decode_head.threshold if self.out_channels == 1 else None
@@ -206,6 +231,8 @@ class StripEncoderDecoder(EncoderDecoder):
         if "seg_logits" in sample:  # from an earlier prediction
             del sample.seg_logits
         sample.set_data({name: PixelData(data=data) for name, data in fields.items()})
+        if not keep:
+            set_hidden_logits(sample, DeferredLogits(views, merge))
 
     def _windows(self, size: tuple[int, int]) -> list[tuple[Span, ...]]:
         """Return the rows and the columns of the windows."""

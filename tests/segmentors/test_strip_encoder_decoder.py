@@ -5,6 +5,7 @@ import types
 
 import pytest
 import torch
+from mmseg.models import SegTTAModel
 from mmseg.models.decode_heads import FCNHead
 from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
@@ -158,6 +159,24 @@ def test_scores_of_an_earlier_prediction_do_not_stay():
     for keep in (True, False):
         model.test_cfg.keep_logits = keep
         assert all(("seg_logits" in s) == keep for s in model.predict(inputs, samples))
+
+
+@pytest.mark.parametrize("head", [dict(), ONE_CHANNEL], ids=["classes", "one channel"])
+def test_logits_are_computed_when_they_are_read(head):
+    """Also for mmsegmentation's test-time augmentation; fields and copies do not have them."""
+    model, results = strips(**head).double(), {}
+    for keep in (True, False):
+        model.test_cfg.keep_logits = keep
+        inputs, samples = images()
+        torch.manual_seed(0)
+        results[keep] = model.predict(torch.randn_like(inputs).double(), samples)
+        merged = SegTTAModel(model).test_step(batch_of_two(ratios=(1.0,)))
+        results[keep] += merged
+    for kept, computed in zip(results[True], results[False], strict=True):
+        assert torch.equal(computed.seg_logits.data, kept.seg_logits.data)
+        assert torch.equal(computed.pred_sem_seg.data, kept.pred_sem_seg.data)
+        assert "seg_logits" in kept.to_dict() and "seg_logits" not in computed.to_dict()
+        assert not hasattr(computed.cpu(), "seg_logits")
 
 
 def test_a_class_with_a_bias_of_minus_infinity_never_wins():
