@@ -131,7 +131,9 @@ def test_environment_table(monkeypatch, capsys):
     ],
 )
 def test_a_command_without_packages_says_what_to_install(missing, message, tmp_path):
-    result = run_without(missing, tmp_path, str(ROOT / "tools/train.py"), "c.py", "--cfg-options", "a=1")
+    result = run_without(
+        missing, tmp_path, str(ROOT / "tools/train.py"), "c.py", "--cfg-options", "a=1"
+    )
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"mmseg_ext: {message}") and "pip install onedl-mmcv" in line
