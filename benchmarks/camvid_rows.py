@@ -18,16 +18,16 @@ class Row:
 
 
 def _head(name: str, title: str) -> Row:
-    return Row(name, title, f"{name}_r18_camvid_8k")
+    return Row(name, title, f"{name}_r18_camvid_800")
 
 
 def _backbone(name: str, title: str) -> Row:
-    return Row(f"fpn_{name}", title, f"fpn_{name}_camvid_8k")
+    return Row(f"fpn_{name}", title, f"fpn_{name}_camvid_800")
 
 
 def _ablation(name: str, title: str, *, head: str = "ea", **options) -> Row:
     options = {f"model.decode_head.{key}": value for key, value in options.items()}
-    return Row(f"ea_{name}", title, f"{head}_r18_camvid_8k", options)
+    return Row(f"ea_{name}", title, f"{head}_r18_camvid_800", options)
 
 
 GROUPS = {
@@ -129,13 +129,3 @@ def table(name: str, record: dict) -> str:
         if of(record, row)
     ]
     return markdown([title, "seeds", *columns], lines)
-
-
-def by_config(record: dict) -> dict[str, str]:
-    """Return the mean mIoU of configs that were trained without options, for the model zoo."""
-    trained = {}
-    for row in all_rows():
-        if not row.options and (runs := of(record, row)):
-            mean = statistics.mean(r["miou"] for r in runs)
-            trained[row.config] = f"{mean:.1f} after {record['iterations']:,} iterations"
-    return trained

@@ -3,8 +3,8 @@
     python -m benchmarks.camvid_table --seeds 3
 
 The script trains missing runs and resumes interrupted ones, so it can be killed at any time. It
-writes docs/results/camvid.json and the tables of docs/camvid.md. The configs are
-`configs/*_camvid_8k.py`. The last weights are scored on the validation frames.
+writes docs/results/camvid.json and the tables of docs/camvid.md. The configs are in
+`benchmarks/camvid`. The last weights are scored on the validation frames.
 """
 
 import argparse
@@ -44,7 +44,7 @@ WORKERS = 4 if DEVICE == "cuda" else 0
 
 
 def config_path(row: Row) -> str:
-    return str(ROOT / "configs" / f"{row.config}.py")
+    return str(ROOT / "benchmarks/camvid" / f"{row.config}.py")
 
 
 def settings(row: Row, seed: int, iterations: int) -> dict:
@@ -136,7 +136,7 @@ def costs(rows: Sequence[Row], rounds: int) -> dict[str, dict]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each row (3)")
-    parser.add_argument("--iterations", type=int, default=8000, help="of each training (8000)")
+    parser.add_argument("--iterations", type=int, default=800, help="of each training (800)")
     parser.add_argument("--work-dir", type=Path, default=Path("work_dirs/camvid_table"))
     args = parser.parse_args(argv)
     register_all_modules()

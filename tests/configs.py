@@ -6,6 +6,8 @@ from pathlib import Path
 from mmengine.config import Config
 
 CONFIGS = Path(__file__).parents[1] / "configs"
+CAMVID = CONFIGS.parent / "benchmarks/camvid"
+EXPERIMENTS = {p.stem: p for folder in (CONFIGS, CAMVID) for p in sorted(folder.glob("*.py"))}
 
 
 @functools.cache

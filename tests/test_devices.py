@@ -20,8 +20,8 @@ from mmseg_ext.cost.dataless import PretendedDevice
 from mmseg_ext.cost.step_memory import batch_of, build_training_model, training_loss
 from mmseg_ext.decode_heads import JSegEAHead
 from mmseg_ext.engine.finite_loss import FiniteLossHook
-from tests.configs import CONFIGS, load
-from tests.test_configs import EXPERIMENTS, reduced, with_small_crops
+from tests.configs import EXPERIMENTS, load
+from tests.test_configs import reduced, with_small_crops
 
 PRECISIONS = (None, torch.bfloat16, torch.float16)
 # What decides which operators run: the types of the parts, and the operators' switches.
@@ -32,7 +32,7 @@ KIND = re.compile(rf'"(?:{SWITCHES})": (?!"(?:BN|SyncBN|Pretrained)")[^,}}]+')
 def distinct_models() -> list[str]:
     """Return the name of one config for each kind of model; auxiliary heads are all alike."""
     found = {}
-    for path in EXPERIMENTS:
+    for path in EXPERIMENTS.values():
         parts = {**load(path).model.to_dict(), "auxiliary_head": None}
         found.setdefault(frozenset(KIND.findall(json.dumps(parts))), path.stem)
     return list(found.values())
@@ -40,7 +40,7 @@ def distinct_models() -> list[str]:
 
 def small_config(name: str) -> Config:
     """Return a config with a shallow model, small crops and batches of two."""
-    config = with_small_crops(CONFIGS / f"{name}.py")
+    config = with_small_crops(EXPERIMENTS[name])
     config.model = ConfigDict(reduced(config))
     config.train_dataloader.batch_size = 2
     return config
@@ -115,4 +115,4 @@ def test_a_tensor_on_the_cpu_is_found(monkeypatch):
     add = lambda *given: forward(*given) + torch.ones(forward(*given).shape[-1])  # noqa: E731
     monkeypatch.setattr(JSegEAHead, "forward", add)
     with PretendedDevice() as device, pytest.raises(RuntimeError, match="is on cpu"):
-        train(small_config("ea_jseg_r18_camvid_8k"), device)
+        train(small_config("ea_jseg_r18_camvid_800"), device)

@@ -22,12 +22,12 @@ from mmseg_ext.cost.step_memory import (
     training_loss,
     training_memory,
 )
-from tests.configs import CONFIGS
+from tests.configs import CONFIGS, EXPERIMENTS
 from tests.engine.runs import ROOT, run_script
 
 
 def load(name: str) -> Config:
-    return Config.fromfile(CONFIGS / f"{name}.py")
+    return Config.fromfile(EXPERIMENTS[name])
 
 
 @MODELS.register_module()
@@ -96,7 +96,7 @@ def measured_peak(config: Config) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["ea_r18_shapes", "danet_r18_shapes", "masa_r18_camvid_8k", "fpn_eamlp_camvid_8k"]
+    "name", ["ea_r18_shapes", "danet_r18_shapes", "masa_r18_camvid_800", "fpn_eamlp_camvid_800"]
 )
 def test_computed_memory_is_the_measured_one(name):
     config = load(name)

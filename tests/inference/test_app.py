@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mmseg_ext.inference.models import DEFAULT
-from tests.configs import CONFIGS
+from tests.configs import CONFIGS, EXPERIMENTS
 
 PHOTO = CONFIGS.parent / "demo/street.jpg"
 
@@ -21,7 +21,7 @@ def app(monkeypatch) -> dict:
     return runpy.run_path(str(CONFIGS.parent / "demo/app.py"))
 
 
-@pytest.mark.parametrize("config", [DEFAULT, "fpn_lambda_camvid_8k"])
+@pytest.mark.parametrize("config", [DEFAULT, str(EXPERIMENTS["fpn_lambda_camvid_800"])])
 def test_a_photo_is_segmented_and_a_click_shows_attention(app, config, tmp_path):
     photo = str(tmp_path / "photo.png")
     with Image.open(PHOTO) as image:

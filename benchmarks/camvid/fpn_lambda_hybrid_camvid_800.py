@@ -1,11 +1,12 @@
-# LambdaResNet of one block in each stage with Semantic FPN with the budget of the CamVid table
-# (docs/camvid.md).
-_base_ = ["./_base_/models/camvid_fpn.py", "./_base_/schedules/camvid_8k_backbones.py"]
+# LambdaResNet with lambda layers in its last two stages, one block in each, with Semantic FPN
+# with the budget of the CamVid table (docs/camvid.md).
+_base_ = ["./_base_/fpn.py", "./_base_/schedule_800_backbones.py"]
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
     backbone=dict(
         type="LambdaResNet",
         depth=(1, 1, 1, 1),
+        placement=((), (), (0,), (0,)),
         receptive_field=7,
         norm_cfg=_base_.norm_cfg,
     ),

@@ -1,6 +1,6 @@
 # CamVid with images of half the size, 240x180, for training on a CPU. Predictions are enlarged and
 # scored at 480x360.
-_base_ = "./camvid.py"
+_base_ = "../../../configs/_base_/datasets/camvid.py"
 crop_size = (160, 160)
 
 train_pipeline = [

@@ -1,6 +1,6 @@
 # ResNet-18 at output stride 16 with Semantic FPN with the budget of the CamVid table
 # (docs/camvid.md).
-_base_ = ["./_base_/models/camvid_fpn.py", "./_base_/schedules/camvid_8k_backbones.py"]
+_base_ = ["./_base_/fpn.py", "./_base_/schedule_800_backbones.py"]
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
     backbone=dict(
