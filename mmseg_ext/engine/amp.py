@@ -47,12 +47,10 @@ class PortableAmpOptimWrapper(AmpOptimWrapper):
 
 
 def enable_amp(cfg: Config) -> None:
-    """Switch the config's optimizer wrapper to mixed precision, unless it already uses it.
-
-    A subclass of `OptimWrapper` keeps its behavior and is registered as `Amp<its name>`.
+    """Switch the config's `OptimWrapper` to mixed precision; an AMP wrapper stays.
 
     Raises:
-        LaunchError: for a config with several optimizer wrappers.
+        LaunchError: for any other class, and for several optimizer wrappers.
     """
     if "optimizer" not in cfg.optim_wrapper:
         raise LaunchError("--amp: the config has several optimizer wrappers; set the type of each")
@@ -60,11 +58,11 @@ def enable_amp(cfg: Config) -> None:
     if isinstance(kind, str):
         with OPTIM_WRAPPERS.switch_scope_and_registry(cfg.get("default_scope")) as registry:
             kind = registry.get(kind)
-    if kind is None or issubclass(kind, AmpOptimWrapper | ApexOptimWrapper):
-        return  # building the wrapper reports an unknown type
-    name = "PortableAmpOptimWrapper"
-    if kind is not OptimWrapper:
-        name = f"Amp{kind.__name__}"
-        both = type(name, (kind, PortableAmpOptimWrapper), {})
-        OPTIM_WRAPPERS.register_module(name, force=True, module=both)
-    cfg.optim_wrapper.type = name
+    if kind is OptimWrapper:
+        cfg.optim_wrapper.type = "PortableAmpOptimWrapper"
+    # Building the wrapper reports an unknown type.
+    elif kind is not None and not issubclass(kind, AmpOptimWrapper | ApexOptimWrapper):
+        raise LaunchError(
+            f"optim_wrapper.type={kind.__name__!r}: --amp replaces only 'OptimWrapper'; inherit "
+            "from PortableAmpOptimWrapper, and omit --amp"
+        )

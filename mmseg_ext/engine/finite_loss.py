@@ -1,12 +1,19 @@
 """A hook that stops a run before a loss or gradient that is not finite reaches the weights."""
 
+import functools
+
 import torch
 from mmengine import dist
 from mmengine.hooks import Hook
+from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import HOOKS
 from torch import Tensor
+from torch.cuda.amp import GradScaler
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
+from mmseg_ext.checkpoint.loading import unwrap_model
 from mmseg_ext.errors import RunError
 
 _FIRST = 3  # iterations
@@ -32,53 +39,62 @@ class FiniteLossHook(Hook):
     def __init__(self, max_skipped: int = 20):
         self.max_skipped = max_skipped
         self._zeros = 0  # losses of zero among the first iterations
+        self._skipped = 0  # steps in a row that the scaler skipped
+        self._stepped = False  # since the last batch
         self._images: list[str] = []  # of the iterations since the last step
-        self._stepped = False
+        self._losses: dict[int, Tensor] = {}  # iteration -> loss, since the last step
+        self._handles: list[RemovableHandle] = []
 
     def before_train(self, runner) -> None:
         wrapper = runner.optim_wrapper
-        several = isinstance(wrapper, OptimWrapperDict)
-        for each in wrapper.values() if several else (wrapper,):
-            self._watch(runner, each)
+        for one in wrapper.values() if isinstance(wrapper, OptimWrapperDict) else (wrapper,):
+            check = functools.partial(self._check_step, runner, _scaler(one) is not None)
+            self._handles.append(one.optimizer.register_step_pre_hook(check))
 
-    def _watch(self, runner, wrapper: OptimWrapper) -> None:
-        update_params, step = wrapper.update_params, wrapper.step
-        scaler = getattr(wrapper, "loss_scaler", None)
-        scaled = scaler is not None and scaler.is_enabled()
-        losses: dict[int, Tensor] = {}  # iteration -> loss, since the last step
-        skipped = 0  # steps in a row
+        # A function, because a copy of the model would copy the Runner of a method or a partial.
+        def record(model: BaseModel, inputs, outputs) -> None:
+            if model.training and isinstance(outputs, dict):
+                self._record_loss(runner, model.parse_losses(outputs)[0].detach())
 
-        def checked_update(loss, *args, **kwargs):
-            losses[runner.iter + 1] = loss.detach()
-            if runner.iter < _FIRST and not loss.detach().any():
-                self._zeros += 1
-                if self._zeros == _FIRST:
-                    runner.logger.warning(_NO_LABELS)
-            return update_params(loss, *args, **kwargs)
+        self._handles.append(unwrap_model(runner.model).register_forward_hook(record))
 
-        def checked_step(**kwargs):
-            nonlocal skipped
-            finite = _all_finite([] if scaled else list(losses.values()), wrapper)
-            if not finite and not scaled:
-                # Every process reaches this line, and reports the first problem of all.
-                problem = _find_problem(runner, losses)
-                problem = problem and f"{problem}; {self._name_images()}"
-                raise RunError(next(filter(None, dist.all_gather_object(problem)), "not finite"))
-            skipped = 0 if finite else skipped + 1
-            step(**kwargs)
-            if skipped > self.max_skipped:
-                raise RunError(
-                    f"the gradient scaler skipped {skipped} steps in a row, up to iteration "
-                    f"{runner.iter + 1}, and its scale is now {scaler.get_scale():g}; "
-                    f"{self._name_images()}"
-                )
-            losses.clear()
-            self._stepped = True
+    def after_train(self, runner) -> None:
+        for handle in self._handles:
+            handle.remove()
 
-        # The methods of the instance are replaced, because mmengine has no hook between the
-        # backward pass and the step. torch's step hooks run after the gradients are clipped, and
-        # clipping makes all gradients non-finite.
-        wrapper.update_params, wrapper.step = checked_update, checked_step
+    def _record_loss(self, runner, loss: Tensor) -> None:
+        self._losses[runner.iter + 1] = self._losses.get(runner.iter + 1, 0) + loss
+        if runner.iter < _FIRST and not loss.any():
+            self._zeros += 1
+            if self._zeros == _FIRST:
+                runner.logger.warning(_NO_LABELS)
+
+    def _check_step(self, runner, scaled: bool, optimizer: Optimizer, args, kwargs) -> None:
+        """Raise a RunError instead of a step with losses or gradients that are not finite."""
+        failed = _any_not_finite(optimizer, [] if scaled else list(self._losses.values()))
+        if scaled:  # the scaler steps only if all are finite, but leaves this to fused optimizers
+            self._stepped = not failed
+            return
+        dist.all_reduce(failed, "max")
+        if failed:
+            # Every process reaches this line, and reports the first problem of all.
+            problem = _find_problem(runner, self._losses)
+            problem = problem and f"{problem}; {self._name_images()}"
+            raise RunError(next(filter(None, dist.all_gather_object(problem)), "not finite"))
+        self._stepped = True
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None) -> None:
+        scaler = _scaler(runner.optim_wrapper)
+        if scaler is None or not runner.optim_wrapper.should_update():
+            return
+        self._skipped = 0 if self._stepped else self._skipped + 1
+        self._stepped = True
+        if self._skipped > self.max_skipped:
+            raise RunError(
+                f"the gradient scaler skipped {self._skipped} steps in a row, up to iteration "
+                f"{runner.iter + 1}, and its scale is now {scaler.get_scale():g}; "
+                f"{self._name_images()}"
+            )
 
     def _name_images(self) -> str:
         images = ", ".join(self._images) or "unknown"
@@ -89,20 +105,23 @@ class FiniteLossHook(Hook):
 
     def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:
         if self._stepped:
-            self._images, self._stepped = [], False
+            self._images, self._losses, self._stepped = [], {}, False
         samples = data_batch.get("data_samples", ()) if isinstance(data_batch, dict) else ()
         self._images += [s.metainfo["img_path"] for s in samples if "img_path" in s.metainfo]
 
 
-def _all_finite(losses: list[Tensor], wrapper: OptimWrapper) -> bool:
-    """Return whether the losses and gradients of all processes are finite."""
-    groups = wrapper.optimizer.param_groups
-    gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+def _scaler(wrapper: OptimWrapper | OptimWrapperDict) -> GradScaler | None:
+    """Return the gradient scaler of an optimizer wrapper, if it is enabled."""
+    scaler = getattr(wrapper, "loss_scaler", None)
+    return scaler if scaler is not None and scaler.is_enabled() else None
+
+
+def _any_not_finite(optimizer: Optimizer, losses: list[Tensor]) -> Tensor:
+    """Return 1.0 if a loss or a gradient of this process is not finite, else 0.0."""
+    gradients = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
     if gradients:
         losses = [*losses, *torch._foreach_norm(gradients, torch.inf)]
-    failed = (~torch.stack([v.float().abs().sum() for v in losses]).isfinite()).any().float()
-    dist.all_reduce(failed, "max")
-    return not failed.item()
+    return (~torch.stack([v.float().abs().sum() for v in losses]).isfinite()).any().float()
 
 
 def _find_problem(runner, losses: dict[int, Tensor]) -> str | None:

@@ -171,12 +171,11 @@ def test_errors_are_one_short_line():
 
 
 @OPTIM_WRAPPERS.register_module()
-class CountingOptimWrapper(OptimWrapper):
-    steps = 0
+class OwnAmpWrapper(PortableAmpOptimWrapper):
+    pass
 
-    def step(self, **kwargs):
-        self.steps += 1
-        super().step(**kwargs)
+
+OPTIM_WRAPPERS.register_module("OwnWrapper", module=type("OwnWrapper", (OptimWrapper,), {}))
 
 
 @pytest.mark.parametrize(
@@ -194,8 +193,11 @@ def test_valid_settings_train(tmp_path, options):
     assert "WARNING - model.backbone" not in log_text(tmp_path / "work")
 
 
-def test_amp_keeps_a_subclass_of_the_wrapper(tmp_path):
-    config = write_config(tmp_path, "optim_wrapper['type'] = 'CountingOptimWrapper'\n")
-    wrapper = train(config, {"train_cfg.max_iters": 2}, amp=True).optim_wrapper
-    assert isinstance(wrapper, CountingOptimWrapper) and wrapper.steps == 2
-    assert isinstance(wrapper, PortableAmpOptimWrapper) and wrapper.cast_dtype == torch.bfloat16
+def test_amp_replaces_only_the_plain_wrapper(tmp_path):
+    config = write_config(tmp_path)
+    for kind in ("OptimWrapper", "OwnAmpWrapper"):
+        options = {"train_cfg.max_iters": 1, "optim_wrapper.type": kind}
+        wrapper = train(config, options, amp=True).optim_wrapper
+        assert isinstance(wrapper, PortableAmpOptimWrapper) and wrapper.cast_dtype == torch.bfloat16
+    with pytest.raises(LaunchError, match=r"optim_wrapper\.type='OwnWrapper': .*--amp"):
+        train(config, options | {"optim_wrapper.type": "OwnWrapper"}, amp=True)

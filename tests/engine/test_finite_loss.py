@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from mmengine import dist
+from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper
@@ -34,12 +35,23 @@ def test_a_run_stops_before_the_step_and_names_the_images(tmp_path):
     assert [p.name for p in (tmp_path / "work").glob("*.pth")] == ["iter_4.pth"]
 
 
+class Weight(BaseModel):
+    """A weight of 1; the loss is a multiple."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, value):
+        return {"loss": self.weight.sum() * value}
+
+
 class Run:
-    """The parts of a Runner that the hook uses: a weight of 1, trained by a real wrapper."""
+    """The parts of a Runner that the hook uses: a model, trained by a real wrapper."""
 
     def __init__(self, kind=OptimWrapper, **settings):
-        self.weight = torch.nn.Parameter(torch.ones(1))
-        self.model = torch.nn.ParameterDict({"weight": self.weight})
+        self.model = Weight()
+        self.weight = self.model.weight
         self.optim_wrapper = kind(optimizer=torch.optim.SGD([self.weight], lr=0.1), **settings)
         self.iter = 0
         self.warnings = []
@@ -52,7 +64,8 @@ class Run:
         for value in values:
             image = SimpleNamespace(metainfo={"img_path": f"{self.iter + 1}.png"})
             hook.before_train_iter(self, self.iter, {"data_samples": [image]})
-            self.optim_wrapper.update_params(self.weight.sum() * value)
+            self.optim_wrapper.update_params(self.model(value)["loss"])
+            hook.after_train_iter(self, self.iter)
             self.iter += 1
 
 
@@ -76,10 +89,13 @@ def test_several_optimizers():
     wrappers = run.optim_wrapper, other.optim_wrapper
     run.optim_wrapper = OptimWrapperDict(one=wrappers[0], two=wrappers[1])
     hook.before_train(run)
-    for wrapper, weight in zip(wrappers, (run.weight, other.weight), strict=True):
-        wrapper.update_params(weight.sum())
-    with pytest.raises(RunError, match="nan at iteration 1;"):
+    run.optim_wrapper["one"].update_params(run.model(1)["loss"])
+    wrappers[1].update_params(other.weight.sum())
+    run.model.other = other.weight
+    with pytest.raises(RunError, match="gradient of other is not finite at iteration 1;"):
         wrappers[1].update_params(other.weight.sum() * math.nan)
+    with pytest.raises(RunError, match="nan at iteration 1;"):
+        wrappers[0].update_params(run.model(math.nan)["loss"])
     assert run.weight.item() == other.weight.item() == pytest.approx(0.9)
 
 
