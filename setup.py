@@ -142,6 +142,7 @@ setup(
         "mmlab": MMLAB,
         "det": DET,
         "cls": CLS,
+        "coco": ["pycocotools"],  # for compressed run lengths in annotations of your own
         "export": EXPORT,
         "docs": DOCS,
         "test-original": [*MMLAB, "mmdet==3.3.0", *EXPORT, *TEST],

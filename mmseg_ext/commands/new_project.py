@@ -7,6 +7,7 @@ from pathlib import Path
 from mmseg_ext.commands._flags import command, command_parser
 
 _SHOWN = 10
+_SMALL = 8  # pixels; the network's finest feature map has a quarter of the resolution
 _STEM = "backbone.layer1.0.conv1.weight"  # (width, width, 3, 3)
 
 
@@ -14,8 +15,8 @@ def parser() -> argparse.ArgumentParser:
     parser = command_parser(
         __doc__,
         """\
-Images and annotations are paired by name; folders train and val are the splits. Run the command
-again after adding images: it keeps the split and the config.
+Images and annotations are paired by what differs in their names; folders train, val and test are
+the splits. Run the command again after adding images: it keeps the split and the config.
 
 --from is scratch (default), imagenet (mmsegmentation's ResNet-18), a checkpoint of an earlier
 project, or weights of this package, e.g. ea_r18_fpn_camvid_6k (non-commercial use only, which then
@@ -23,14 +24,17 @@ also holds for your model).
 """,
     )
     parser.add_argument("project", type=Path, help="folder to write")
-    parser.add_argument("--images", type=Path, required=True, metavar="DIR")
+    folder = "DIR or 'DIR/*ENDING.png'"
+    parser.add_argument("--images", type=Path, required=True, metavar="DIR", help=folder)
     kinds = parser.add_mutually_exclusive_group(required=True)
-    kinds.add_argument("--masks", type=Path, metavar="DIR", help="images, a value per class")
+    kinds.add_argument("--masks", type=Path, metavar="DIR", help=f"{folder}, a value per class")
     kinds.add_argument("--coco", type=Path, nargs="+", metavar="FILE", help="polygons or RLE")
     kinds.add_argument("--labelme", type=Path, metavar="DIR", help="JSON files with polygons")
     parser.add_argument("--classes", nargs="+", metavar="NAME", help="in the order of the values")
     parser.add_argument("--ignore", nargs="+", default=[], help="values, #rrggbb or names")
     parser.add_argument("--val", type=float, default=0.2, metavar="SHARE", help="default: 0.2")
+    parser.add_argument("--test", type=float, default=0, metavar="SHARE", help="default: 0")
+    parser.add_argument("--tiles", action="store_true", help="keep the full resolution")
     parser.add_argument("--from", dest="start", default="scratch", help="see below")
     return parser
 
@@ -45,21 +49,37 @@ def main(args: argparse.Namespace) -> None:
 
     if not 0 < args.val < 1:
         raise ValueError(f"--val {args.val}: must be between 0 and 1")
+    if not 0 <= args.test < 1 - args.val:
+        raise ValueError(f"--test {args.test}: must be at least 0 and below {1 - args.val}")
     load_from, width, about = _starting_weights(args.start)
     if args.masks:
         reader = Masks(args.masks)
     else:
         reader = Coco(args.coco) if args.coco else Labelme(args.labelme)
     made = make_project(
-        args.project, args.images, reader, args.classes, args.ignore, args.val, load_from, width
+        args.project,
+        args.images,
+        reader,
+        args.classes,
+        args.ignore,
+        args.val,
+        load_from,
+        width,
+        args.test,
+        args.tiles,
     )
+    print("pairs: " + " with ".join(map(str, made.example)) + ", ...")
     for line in made.left_out[:_SHOWN]:
         print(f"left out: {line}")
     if made.left_out:
         print(f"left out: {len(made.left_out)} files, listed in {args.project / 'left_out.txt'}")
-    print_summaries(made.summaries)
+    print_summaries(made.summaries, made.labels)
     names = [*made.classes, *["ignored"] * 256]
     print("values: " + ", ".join(f"{value} is {names[i]}" for value, i in made.labels.items()))
+    small = [f"{name} ({size:.0f})" for name, size in made.widths.items() if size < _SMALL]
+    if small and not args.tiles:
+        print(f"note: objects smaller than {_SMALL} pixels after resizing: {', '.join(small)}")
+        print(f"  --tiles keeps the full resolution; delete {made.config} and run it again")
     if made.wrote_config:
         print(f"{made.config}: training starts from {about}")
     else:

@@ -4,7 +4,7 @@ import contextlib
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,43 +12,53 @@ import numpy as np
 import torch
 from PIL import Image
 
-from mmseg_ext.datasets.images import image_files
+from mmseg_ext.datasets.images import IMAGE_SUFFIXES
+from mmseg_ext.datasets.pairing import Key, key_of
 from mmseg_ext.errors import LabelError
 
 BACKGROUND = "background"
-Key = tuple[str | None, str]  # the split that a folder names; the path without split and suffix
-
-_SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val"}
-_SPLITS |= {"validation": "val", "test": "test", "testing": "test"}
 _PALETTE, _COLOR = 1, 2
+_FARTHEST = 1e9  # of a polygon's point, in pixels
 
 
 class Annotation(NamedTuple):
-    """An annotation: its file, and the image in it if the file has several."""
+    """An annotation: its file, and the image in it if the file has several.
+
+    `objects` are more masks of the same image.
+    """
 
     path: Path
     name: str = ""
     content: Any = None
+    objects: tuple[Path, ...] = ()
 
 
-def keyed_files(folder: Path, suffix: str = "") -> dict[Path, Key]:
-    """Return the images below `folder`, or its files with `suffix`, with their keys.
+def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[Path, Key]:
+    """Return the files below `folder` with these suffixes, and their keys.
+
+    `folder` may end in a pattern of names, as in `masks/*_label.png`.
 
     Raises:
         ValueError: if there is no such folder.
     """
+    pattern = folder.name if "*" in folder.name else "*"
+    folder = folder.parent if "*" in folder.name else folder
     if not folder.is_dir():
         raise ValueError(f"{folder}: there is no such folder")
-    found = sorted(folder.rglob(f"*{suffix}")) if suffix else image_files(folder, recursive=True)
-    found = [path for path in found if path.is_file() and not path.name.startswith(".")]
+    found = [p for p in sorted(folder.rglob(pattern)) if not p.name.startswith(".")]
+    found = [path for path in found if path.suffix.lower() in suffixes and path.is_file()]
     return {path: key_of(path.relative_to(folder)) for path in found}
 
 
-def key_of(path: Path) -> Key:
-    """Return the key of a file, whose path is relative to the folder of all images or masks."""
-    folders = [part for part in path.parts[:-1] if part.lower() not in _SPLITS]
-    splits = [_SPLITS[part.lower()] for part in path.parts[:-1] if part.lower() in _SPLITS]
-    return (splits or [None])[0], "/".join([*folders, path.stem])
+@contextlib.contextmanager
+def _reading(annotation: Annotation, kind: str = "") -> Iterator[None]:
+    """Raise any error as `LabelError` with the file's path; any bytes can be in the file."""
+    try:
+        yield
+    except Exception as error:
+        where = f"{annotation.path}: {annotation.name}".rstrip(": ")
+        reason = error if type(error) is ValueError else repr(error)
+        raise LabelError(f"{where}: cannot be read{kind} ({reason})") from error
 
 
 class Masks:
@@ -60,94 +70,169 @@ class Masks:
 
     colored = False
     upright = False  # whether annotations belong to photos rotated by their EXIF orientation
-    suffix = ""  # of the annotations; any image if empty
+    suffixes: Sequence[str] = (*IMAGE_SUFFIXES, ".gif")  # of the annotations
 
     def __init__(self, folder: Path):
-        files = keyed_files(folder, self.suffix)
-        self.files = {key: Annotation(path) for path, key in files.items()}
+        files = keyed_files(folder, self.suffixes)
+        self.files = [(key, Annotation(path)) for path, key in files.items()]
         self.labels: dict[int, str] = {}  # the text of each value, in the order of the classes
+        self.colors: dict[str, list[int]] = {}  # RGB of each text, if the masks have colors
 
-    def prepare(self, annotations: Iterable[Annotation]) -> None:
-        """Set `labels` to the values in `annotations`."""
-        codes: set[int] = set()
+    def prepare(self, annotations: Iterable[Annotation]) -> list[set[str]]:
+        """Set `labels` to the values in `annotations`, and return the labels of each.
+
+        Raises:
+            LabelError: if none can be read.
+        """
+        found, problems = [], []
         for annotation in annotations:
-            with contextlib.suppress(LabelError):  # `read` raises it again
-                runs = torch.from_numpy(_codes(annotation.path)).unique_consecutive()
-                codes.update(runs.unique().tolist())
+            found.append(np.empty(0, np.int64))
+            try:
+                found[-1] = torch.from_numpy(_codes(annotation)).unique_consecutive().unique()
+                found[-1] = found[-1].numpy()
+            except LabelError as error:  # `read` raises it again
+                problems.append(error)
+        if problems and len(problems) == len(found):
+            raise problems[0]
+        codes = set().union(*(part.tolist() for part in found))
         palette = {code for code in codes if code >> 40 == _PALETTE}
         self.colored |= len({code >> 24 for code in palette}) < len(palette)
         self.colored |= any(c >> 40 == _COLOR and (c & 0xFFFFFF) % 0x10101 for c in codes)
         values = sorted({self._value(code) for code in codes})
         self.labels = {v: f"#{v:06x}" if self.colored else str(v) for v in values}
+        if any(code >> 40 and (code & 0xFFFFFF) % 0x10101 for code in codes):
+            rgb = {c: [c >> 16 & 255, c >> 8 & 255, c & 255] for c in codes}
+            self.colors = {self.labels[self._value(c)]: rgb[c] for c in codes}
+        return [{self.labels[v] for v in self._value(part).tolist()} for part in found]
+
+    def size(self, annotation: Annotation) -> tuple[int, int]:
+        """Return the size (H, W) without reading the annotation, or raise `LabelError`."""
+        with _reading(annotation, " as a mask"), Image.open(annotation.path) as image:
+            return image.size[::-1]
 
     def read(self, annotation: Annotation) -> np.ndarray:
         """Return the values (H, W), or raise `LabelError`."""
-        return self._value(_codes(annotation.path))
+        return self._value(_codes(annotation))
 
     def _value(self, codes):
         return codes & 0xFFFFFF if self.colored else codes >> 24 & 0xFFFF
 
 
-def _codes(path: Path) -> np.ndarray:
+def _codes(annotation: Annotation) -> np.ndarray:
     """Return the kind, index and color of each pixel: (H, W) kind << 40 | index << 24 | color.
 
+    Of several masks of objects, the largest value counts.
+
     Raises:
-        LabelError: if `path` cannot be read, or its values are not integers below 65,536.
+        LabelError: if a file cannot be read, is a JPEG, or has values that are not integers below
+            65,536.
     """
-    try:
-        with Image.open(path) as image:
-            if image.mode in ("1", "L", "LA", "F") or image.mode.startswith("I"):
-                gray = np.asarray(image.convert("L") if image.mode in ("1", "LA") else image)
-                if gray.dtype.kind == "f" or gray.min() < 0 or gray.max() > 0xFFFF:
-                    raise ValueError(f"{gray.dtype} values from {gray.min()} to {gray.max()}")
-                return gray.astype(np.int64) << 24 | gray.clip(0, 255).astype(np.int64) * 0x10101
-            red, green, blue = np.moveaxis(np.asarray(image.convert("RGB")).astype(np.int64), 2, 0)
-            indexed = image.mode == "P"
-            kind, index = (_PALETTE, np.asarray(image)) if indexed else (_COLOR, red)
-            return kind << 40 | index.astype(np.int64) << 24 | red << 16 | green << 8 | blue
-    except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error, ...
-        raise LabelError(f"{path}: cannot be read as a mask ({error})") from error
+    with _reading(annotation, " as a mask"):
+        codes = _codes_of(annotation.path)
+        for path in annotation.objects:
+            codes = np.maximum(codes, _codes_of(path))
+        return codes
+
+
+def _codes_of(path: Path) -> np.ndarray:
+    with Image.open(path) as image:
+        if image.format == "JPEG":
+            raise ValueError("JPEG changes the values of a mask; annotate or export it as PNG")
+        if image.mode in ("1", "L", "LA", "F") or image.mode.startswith("I"):
+            gray = np.asarray(image.convert("L") if image.mode in ("1", "LA") else image)
+            if gray.dtype.kind == "f" or gray.min() < 0 or gray.max() > 0xFFFF:
+                raise ValueError(f"{gray.dtype} values from {gray.min()} to {gray.max()}")
+            return gray.astype(np.int64) << 24 | gray.clip(0, 255).astype(np.int64) * 0x10101
+        red, green, blue = np.moveaxis(np.asarray(image.convert("RGB")).astype(np.int64), 2, 0)
+        indexed = image.mode == "P"
+        kind, index = (_PALETTE, np.asarray(image)) if indexed else (_COLOR, red)
+        return kind << 40 | index.astype(np.int64) << 24 | red << 16 | green << 8 | blue
 
 
 class Polygons(Masks):
     """Polygons and run lengths with labels; later ones cover earlier ones, and 0 is background."""
 
+    def prepare(self, annotations: Iterable[Annotation]) -> list[set[str]]:
+        found = []
+        for annotation in annotations:
+            found.append({BACKGROUND})
+            with contextlib.suppress(Exception):  # `read` raises it again
+                found[-1].update(label for label, _ in self.shapes(annotation)[1])
+        return found
+
     def shapes(self, annotation: Annotation) -> tuple[tuple[int, int], list[tuple[str, Any]]]:
         """Return the size (H, W), and each shape's label and COCO segmentation."""
         raise NotImplementedError
 
+    def size(self, annotation: Annotation) -> tuple[int, int]:
+        with _reading(annotation):
+            return self.shapes(annotation)[0]
+
     def read(self, annotation: Annotation) -> np.ndarray:
-        try:
-            from pycocotools import mask as masks
-        except ImportError:
-            raise ValueError("polygons need pycocotools; run: pip install pycocotools") from None
         value = {name: value for value, name in self.labels.items()}
-        try:
+        with _reading(annotation):
             size, shapes = self.shapes(annotation)
             values = np.zeros(size, int)
             for name, shape in shapes:
-                if isinstance(shape, list) or isinstance(shape["counts"], list):
-                    shape = masks.frPyObjects(shape, *size)
-                code = masks.merge(shape) if isinstance(shape, list) else shape
-                values[masks.decode(code) > 0] = value[name]
-        except Exception as error:  # any JSON can be in the file
-            where = f"{annotation.path}: {annotation.name or 'the file'}"
-            raise LabelError(f"{where} cannot be read ({error!r})") from error
+                if isinstance(shape, dict):
+                    values[_run_lengths(shape, size)] = value[name]
+                    continue
+                for polygon in shape:
+                    rows, inside = _fill(np.array(polygon, float).reshape(-1, 2), size)
+                    values[rows][inside] = value[name]
         return values
+
+
+def _fill(points: np.ndarray, size: tuple[int, int]) -> tuple[slice, np.ndarray]:
+    """Return the rows that a polygon (N, 2) of x, y covers, and its pixels (rows, W) in them.
+
+    A pixel counts if its center is inside, by the even-odd rule. OpenCV's fillPoly also draws the
+    outline, which adds 7 % to polygons of 30 pixels.
+    """
+    if not np.isfinite(points).all():
+        raise ValueError("a polygon has numbers that are not finite")
+    x, y = points.clip(-_FARTHEST, _FARTHEST).T - 0.5  # centers have integer coordinates
+    next_x, next_y = np.roll(x, -1), np.roll(y, -1)
+    first = np.ceil(np.minimum(y, next_y)).clip(0, size[0]).astype(int)
+    count = np.ceil(np.maximum(y, next_y)).clip(0, size[0]).astype(int) - first
+    edge = np.repeat(np.arange(len(x)), count)  # of each crossing of an edge and a row
+    row = np.arange(len(edge)) - (count.cumsum() - count - first)[edge]
+    slope = (next_x - x)[edge] / (next_y - y)[edge]
+    column = np.ceil(x[edge] + (row - y[edge]) * slope).clip(0, size[1]).astype(int)
+    rows = slice(row.min(initial=size[0]), row.max(initial=-1) + 1)
+    crossings = np.zeros((max(rows.stop - rows.start, 0), size[1] + 1), np.uint8)
+    np.add.at(crossings, (row - rows.start, column), 1)  # modulo 256
+    return rows, np.add.accumulate(crossings, 1, np.uint8)[:, :-1] % 2 == 1
+
+
+def _run_lengths(shape: dict, size: tuple[int, int]) -> np.ndarray:
+    """Return the pixels (H, W) of COCO's run lengths, which go down the columns."""
+    counts = shape["counts"]
+    if list(shape["size"]) != list(size):
+        raise ValueError(f"run lengths of size {shape['size']} in an image of {list(size)}")
+    if isinstance(counts, list):
+        if min(counts, default=-1) < 0 or sum(counts) != size[0] * size[1]:
+            raise ValueError("run lengths that do not fill the image")
+        return np.repeat(np.arange(len(counts)) % 2 == 1, counts).reshape(size, order="F")
+    try:
+        from pycocotools import mask as masks
+    except ImportError:
+        raise ValueError("compressed run lengths need: pip install pycocotools") from None
+    return masks.decode(shape) > 0
 
 
 class Coco(Polygons):
     """COCO files; the categories follow the background in the order of their ids."""
 
     def __init__(self, paths: Sequence[Path]):
-        self.files = {}
+        self.files = []
         names: dict[str, None] = {BACKGROUND: None}
         for path in paths:
             # instances_val.json: its images are of the split val
             split, _ = key_of(Path(*re.split(r"[._-]", path.stem), "image"))
             try:
                 content = json.loads(path.read_text(encoding="utf-8"))
-                categories = {c["id"]: c["name"] for c in content["categories"]}
+                categories = {c["id"]: str(c["name"]) for c in content["categories"]}
                 if not (categories and content["images"]):
                     raise ValueError("it lists no images or no categories")
                 names |= {categories[i]: None for i in sorted(categories)}
@@ -157,32 +242,28 @@ class Coco(Polygons):
                 for image in content["images"]:
                     own, name = key_of(Path(image["file_name"]))
                     described = (image, shapes[image["id"]], categories)
-                    self.files[own or split, name] = Annotation(path, image["file_name"], described)
-            except (KeyError, TypeError, ValueError) as error:
+                    annotation = Annotation(path, image["file_name"], described)
+                    self.files.append(((own or split, name), annotation))
+            except (KeyError, TypeError, ValueError, RecursionError) as error:
                 raise ValueError(f"{path}: is not a COCO file ({error!r})") from error
-        self.labels = dict(enumerate(names))
-
-    def prepare(self, annotations: Iterable[Annotation]) -> None:
-        pass
+        self.labels, self.colors = dict(enumerate(names)), {}
 
     def shapes(self, annotation: Annotation) -> tuple[tuple[int, int], list[tuple[str, Any]]]:
         image, shapes, categories = annotation.content
         named = [(categories[s["category_id"]], s["segmentation"]) for s in shapes]
-        return (image["height"], image["width"]), named
+        return (int(image["height"]), int(image["width"])), named
 
 
 class Labelme(Polygons):
     """labelme's JSON files with polygons and rectangles; the labels are in alphabetical order."""
 
     upright = True
-    suffix = ".json"
+    suffixes = (".json",)
 
-    def prepare(self, annotations: Iterable[Annotation]) -> None:
-        names: set[str] = set()
-        for annotation in annotations:
-            with contextlib.suppress(Exception):  # `read` raises it again
-                names.update(label for label, _ in self.shapes(annotation)[1])
-        self.labels = dict(enumerate([BACKGROUND, *sorted(names - {BACKGROUND})]))
+    def prepare(self, annotations: Iterable[Annotation]) -> list[set[str]]:
+        found = super().prepare(annotations)
+        self.labels = dict(enumerate([BACKGROUND, *sorted(set().union(*found) - {BACKGROUND})]))
+        return found
 
     def shapes(self, annotation: Annotation) -> tuple[tuple[int, int], list[tuple[str, Any]]]:
         content = json.loads(annotation.path.read_text(encoding="utf-8"))

@@ -5,9 +5,10 @@ the function of `CheckedLoadAnnotations`.
 """
 
 import hashlib
+import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +30,8 @@ from mmseg_ext.datasets.metainfo import file_datasets
 from mmseg_ext.errors import LabelError, LaunchError, UnreadableFileError
 
 SPLITS = ("train", "val", "test")
-_SHOWN_SIZES = 5
+_SHOWN_SIZES, _SHOWN_NAMES = 5, 8
+_RARE = 1e-4  # share of the pixels
 _PAIRS_PER_TASK = 32
 _ONE_CLASS = (
     "all pixels are ignored or of class {}, so every model scores 100; in masks of 0 and 255 write "
@@ -224,8 +226,11 @@ def _shared_image_problems(summaries: Iterable[Summary]) -> Iterator[Problem]:
             yield Problem(split, "shared-image", message)
 
 
-def print_summaries(summaries: Sequence[Summary]) -> None:
-    """Print the pairs and image sizes of each split, a table of the classes, and absent classes."""
+def print_summaries(summaries: Sequence[Summary], labels: Mapping[str, int] | None = None) -> None:
+    """Print pairs and image sizes of each split, a table of the classes, and absent or rare ones.
+
+    `labels` are the texts of the annotated values, with their classes.
+    """
     table = Table("", "class", title="Pixels of each class, and images that show it")
     rows: dict[str, list[str]] = {name: [] for s in summaries for name in s.classes}
     for s in summaries:
@@ -248,4 +253,17 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     for s in (s for s in summaries if s.pixels.any()):
         if absent := [s.classes[i] for i in np.flatnonzero(s.pixels == 0)]:
-            print(f"{s.split}: note: no pixel of {', '.join(absent)}")
+            print(f"{s.split}: note: no pixel of {_listed(absent)}")
+        single_or_few = (s.images == 1) | (s.pixels < _RARE * s.pixels.sum())
+        rare = np.flatnonzero(single_or_few & (s.pixels > 0)) if s is summaries[0] else ()
+        if len(rare):
+            counts = [f"{s.classes[i]} ({s.pixels[i]:,} in images: {s.images[i]:,})" for i in rare]
+            print(f"{s.split}: note: few pixels, or a single image: {_listed(counts)}")
+        for text in [text for text, i in (labels or {}).items() if i in rare][:_SHOWN_NAMES]:
+            print(f"{s.split}: note: is {text} a class? --ignore {shlex.quote(text)} leaves it out")
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the names, at most eight."""
+    more = [f"{len(names) - _SHOWN_NAMES} more"] if len(names) > _SHOWN_NAMES else []
+    return ", ".join([*names[:_SHOWN_NAMES], *more])

@@ -28,7 +28,7 @@ def image_files(path: Path, recursive: bool = False) -> list[Path]:
     if path.is_file():
         return [path]
     found = path.rglob("*") if recursive else path.glob("*")
-    return sorted(file for file in found if file.suffix.lower() in IMAGE_SUFFIXES)
+    return sorted(f for f in found if f.suffix.lower() in IMAGE_SUFFIXES and f.is_file())
 
 
 def read_bytes(path: str, backend_args: dict | None = None) -> bytes:

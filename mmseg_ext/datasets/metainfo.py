@@ -6,6 +6,10 @@ from mmseg.registry import DATASETS
 
 from mmseg_ext import upstream
 
+# Okabe and Ito's colors, which color-blind people can tell apart, after gray for the background.
+_COLORS = ((80, 80, 80), (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66))
+_COLORS += ((0, 114, 178), (213, 94, 0), (204, 121, 167))
+
 
 def file_datasets(dataset: dict) -> Iterator[dict]:
     """Yield the settings of the datasets inside wrappers such as ConcatDataset."""
@@ -40,3 +44,11 @@ def classes_and_palette(settings: dict) -> dict:
     if not classes:
         raise ValueError(f"{settings['type']} has no classes; set its metainfo=dict(classes=...)")
     return {"classes": classes, "palette": palette}
+
+
+def distinct_colors(count: int) -> list[list[int]]:
+    """Return fixed RGB colors for `count` classes; from the ninth on they are darker."""
+    numbers = [(i - 1) % 7 + 1 if i else 0 for i in range(count)]
+    shades = [1 - 0.8 * (max(0, i - 1) // 7 * 0.618 % 1) for i in range(count)]
+    pairs = zip(numbers, shades, strict=True)
+    return [[round(part * shade) for part in _COLORS[number]] for number, shade in pairs]

@@ -8,18 +8,23 @@ import hashlib
 import json
 import re
 import shutil
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
+import cv2
 import numpy as np
 from PIL import Image, ImageOps
 
 from mmseg_ext.atomic_write import atomic_write, write_text
-from mmseg_ext.datasets.annotation_readers import BACKGROUND, Annotation, Key, Masks, keyed_files
+from mmseg_ext.datasets.annotation_readers import BACKGROUND, Annotation, Masks, keyed_files
 from mmseg_ext.datasets.dataset_report import PairCheck, Summary, progress
 from mmseg_ext.datasets.images import EXIF_ORIENTATION, decode, orientation, read_bytes
+from mmseg_ext.datasets.metainfo import distinct_colors
+from mmseg_ext.datasets.pairing import SPLITS, Key, masks_among, match
 from mmseg_ext.errors import LabelError, UnreadableFileError
 from mmseg_ext.paths import configs_folder
 
@@ -27,15 +32,32 @@ IGNORED = 255
 LONG_SIDE, CROP = 512, 320  # of the images that the network sees, at most
 RARE = 0.02  # share of the pixels; a rarer class brings class weights
 _IMAGENET = 'dict(type="Pretrained", checkpoint="open-mmlab://resnet18_v1c")'
-_IMAGE = re.compile(r"[_-](image|img|rgb)$", re.I)
-_MASK = re.compile(r"[_-](masks?|labels?|labelids|seg|segmentation|gt)$", re.I)
+
+_RESIZED = dict(
+    about="Training, validation, testing and image_demo resize the long side of images to this.",
+    resize="scale=scale",
+    cut="",
+    test_cfg='mode="whole"',
+)
+_TILES = dict(
+    about="Training cuts parts of this size out of the images, in full resolution.",
+    resize="scale_factor=1.0",
+    cut='    dict(type="RandomCrop", crop_size=scale, cat_max_ratio=0.75),\n',
+    test_cfg=f'mode="slide", crop_size=({LONG_SIDE}, {LONG_SIDE}), stride=(448, 448)',
+)
+_TEST_LOADER = """\
+test_dataloader = dict(val_dataloader, dataset=dict(val_dataloader["dataset"], data_prefix=dict(
+    img_path="images/test", seg_map_path="annotations/test")))
+"""
 
 
 class Project(NamedTuple):
     """The result of `make_project`.
 
     `labels` maps the text of each annotated value to its class, or to 255. `left_out` has a line
-    for each file that is not in a pair. `wrote_config` is False if the config existed.
+    for each file that is not in a pair. `example` is a pair of sources. `widths` has the typical
+    width of the objects of each class, in pixels, after large images are reduced. `wrote_config` is
+    False if the config existed.
     """
 
     config: Path
@@ -43,14 +65,27 @@ class Project(NamedTuple):
     labels: dict[str, int]
     summaries: list[Summary]
     left_out: list[str]
+    example: tuple[Path, Path]
+    widths: dict[str, float]
     wrote_config: bool
 
 
-class _Pair(NamedTuple):
+@dataclass
+class _Pair:
     image: Path
     annotation: Annotation
-    image_file: Path  # in the project
-    label_file: Path
+    name: str
+    split: str | None  # None until it is chosen
+    data: Path  # of the project
+    labels: set[str] = field(default_factory=set)
+
+    @property
+    def image_file(self) -> Path:
+        return self.data / f"images/{self.split}/{self.name}{self.image.suffix}"
+
+    @property
+    def label_file(self) -> Path:
+        return self.data / f"annotations/{self.split}/{self.name}.png"
 
     def is_complete(self) -> bool:
         """Return whether both files exist, and the label map is not older than its source."""
@@ -68,22 +103,30 @@ def make_project(
     val_share: float = 0.2,
     load_from: str | None = None,
     width: int = 32,
+    test_share: float = 0,
+    tiles: bool = False,
 ) -> Project:
     """Write the data and the config of a project to `folder`.
 
-    `images` is searched with its subfolders; if these are `train` and `val`, they are the splits.
-    `ignored` has values, colors (#rrggbb) or names. `load_from` is the file of the weights that
-    training starts from, or 'imagenet' for mmsegmentation's ResNet-18. `width` is the base width.
+    `images` is searched with its subfolders; if these are `train`, `val` and `test`, they are the
+    splits. `ignored` has values, colors (#rrggbb) or names. `load_from` is the file of the weights
+    that training starts from, or 'imagenet' for mmsegmentation's ResNet-18. `width` is the base
+    width. With `tiles` the network sees parts of the images in full resolution.
 
     Raises:
         ValueError: if no pair is found, or the values do not fit the classes.
     """
     data, state_file = folder / "data", folder / "data/classes.json"
-    pairs, left_out = _find_pairs(images, reader, data, val_share)
-    pending = [p.annotation for split in pairs.values() for p in split if not p.is_complete()]
+    pairs, left_out = find_pairs(images, reader, data)
+    shares = {"test": test_share, "val": val_share}
+    pairs, shares = _keep_splits(pairs, shares, left_out)
+    pending = [pair for pair in pairs if not pair.is_complete()]
     state = json.loads(state_file.read_text()) if state_file.is_file() else None
     reader.colored = bool(state and state["colored"])
-    reader.prepare(progress(pending, "reading", len(pending)))
+    sources = progress([pair.annotation for pair in pending], "reading", len(pending))
+    for pair, labels in zip(pending, reader.prepare(sources), strict=True):
+        pair.labels = labels
+    _choose_splits(pairs, shares)
     if state:
         same = list(classes or state["classes"]) == state["classes"]
         unknown = set(reader.labels.values()) - state["labels"].keys()
@@ -95,20 +138,27 @@ def make_project(
             )
     else:
         names, labels = assign_classes(reader.labels, classes, ignored)
-        state = dict(classes=names, labels=labels, colored=reader.colored)
+        colors = {labels[text]: rgb for text, rgb in reader.colors.items()}
+        palette = [colors.get(i, rgb) for i, rgb in enumerate(distinct_colors(len(names)))]
+        state = dict(classes=names, labels=labels, colored=reader.colored, palette=palette)
         write_text(json.dumps(state, indent=1), state_file)
     names, labels = state["classes"], state["labels"]
-    summaries = [Summary(split, tuple(names)) for split in pairs]
-    for summary, members in zip(summaries, pairs.values(), strict=True):
-        for pair in progress(members, f"writing {summary.split}", len(members)):
-            try:
-                label = _write_pair(pair, reader, labels)
-            except (LabelError, UnreadableFileError) as error:
-                left_out.append(str(error))
-                continue
-            counts = np.bincount(label.ravel(), minlength=len(names))
-            summary.add(str(pair.image), PairCheck(size=label.shape[::-1], counts=counts))
-    if empty := [summary.split for summary in summaries if not summary.pairs]:
+    splits = [split for split in SPLITS if split != "test" or any(p.split == "test" for p in pairs)]
+    summaries = {split: Summary(split, tuple(names)) for split in splits}
+    areas = defaultdict(list)
+    for pair in progress(pairs, "writing", len(pairs)):
+        try:
+            label = _write_pair(pair, reader, labels)
+        except (LabelError, UnreadableFileError) as error:
+            left_out.append(str(error))
+            continue
+        counts = np.bincount(label.ravel(), minlength=len(names))
+        checked = PairCheck(size=label.shape[::-1], counts=counts)
+        summaries[pair.split].add(str(pair.image), checked)
+        reduced = max(label.shape) > LONG_SIDE
+        for i in np.flatnonzero(counts[1 : len(names)]) + 1 if reduced else ():
+            areas[names[i]] += _areas(label == i)
+    if empty := [split for split in splits if not summaries[split].pairs]:
         if len(empty) == len(summaries):
             state_file.unlink()  # nothing has been written with these classes
         raise ValueError(f"{empty[0]}: no pair is usable; {(left_out or [images])[-1]}")
@@ -118,8 +168,13 @@ def make_project(
     if wrote_config := not config.exists():
         runtime = configs_folder() / "_base_/default_runtime.py"
         write_text(runtime.read_text(encoding="utf-8"), folder / runtime.name)
-        write_text(config_text(*summaries, load_from, width), config)
-    return Project(config, names, labels, summaries, left_out, wrote_config)
+        every = [summaries.get(split) for split in SPLITS]
+        palette = state.get("palette")  # of a project of version 0.3 there is none
+        write_text(config_text(*every[:2], load_from, width, every[2], palette, tiles), config)
+    example = pairs[0].image, pairs[0].annotation.path
+    widths = {name: _typical_width(found) for name, found in areas.items()}
+    found = list(summaries.values())
+    return Project(config, names, labels, found, left_out, example, widths, wrote_config)
 
 
 def assign_classes(
@@ -134,6 +189,8 @@ def assign_classes(
         ValueError: if the labels do not fit the names, or there are not 2 to 255 classes.
     """
     texts = ", ".join(list(labels.values())[:8]) + ", ..." * (len(labels) > 8)
+    if len(labels) == 1:
+        raise ValueError(f"all masks have the value {texts}; at least two values are needed")
     there_are = f"there are {len(labels)} values: {texts}"
     if unknown := set(ignored) - set(labels.values()):
         raise ValueError(f"--ignore {min(unknown)}: no annotation has this value; {there_are}")
@@ -159,80 +216,116 @@ def assign_classes(
     names = list(names or (left.values() if named else [f"class_{i}" for i in range(len(left))]))
     if not 2 <= len(names) <= IGNORED:
         few = len(names) < 2
-        hint = "two are needed" if few else "use masks without JPEG compression and smooth edges"
+        hint = "two are needed" if few else "use masks without smooth edges"
         raise ValueError(f"{len(names)} classes of at most {IGNORED}, {there_are}; {hint}")
+    if wrong := [n for n in names if "{{" in n or re.search("[\ud800-\udfff]", n)]:
+        raise ValueError(
+            f"class {wrong[0]!r}: a config cannot have '{{{{' or surrogates; rename it"
+        )
     return names, {label: order.get(label, IGNORED) for label in labels.values()}
 
 
-def _find_pairs(
-    images: Path, reader: Masks, data: Path, val_share: float
-) -> tuple[dict[str, list[_Pair]], list[str]]:
-    """Return the pairs of each split, and a line for each file that is in none."""
+def find_pairs(images: Path, reader: Masks, data: Path) -> tuple[list[_Pair], list[str]]:
+    """Return the pairs, and a line for each file that is in none."""
     found, annotations = _separate(images, reader, data)
-    index: dict[Key, list[Key]] = {}
-    for split, name in annotations:
-        for variant in _variants(name, _MASK):
-            index.setdefault((split, variant), []).append((split, name))
-    left_out, partner = [], {}
-    for path, (split, name) in found.items():
-        splits = (split, None) if split else (None, "train", "val", "test")
-        keys = ((s, variant) for variant in _variants(name, _IMAGE) for s in splits)
-        matches = next((index[key] for key in keys if key in index), [])
-        if len(matches) == 1:
-            partner[path] = (split or matches[0][0], name), matches[0]
+    fits, by_folder = match(list(found.values()), [key for key, _ in annotations])
+    keys = zip(found.values(), fits, strict=True)
+    users = Counter(number for number, _ in {(i, key) for key, fit in keys for i in fit})
+    pairs: dict[Key, _Pair] = {}
+    left_out, used = [], set()
+    for (path, (split, name)), fit in zip(found.items(), fits, strict=True):
+        used.update(fit)
+        files = [annotations[i][1].path for i in fit]
+        own_folder = by_folder and {file.parent for file in files} - {path.parent}
+        key = split or "train", name
+        if not fit:
+            left_out.append(f"{path}: no annotation")
+        elif len(fit) > 1 and not own_folder:
+            both = f"{files[0].name} and {files[1].name}"
+            left_out.append(
+                f"{path}: {both} fit; choose with a pattern, --masks 'DIR/*_ENDING.png'"
+            )
+        elif users[fit[0]] > 1:
+            left_out.append(f"{path}: {files[0]} also fits another image")
+        elif key in pairs:
+            left_out.append(f"{path}: {pairs[key].image} has the same name")
         else:
-            left_out.append(f"{path}: {'several annotations fit' if matches else 'no annotation'}")
-    if not partner:
-        first = next(iter(annotations.values()), Annotation(Path("none")))
+            (inner, _), annotation = annotations[fit[0]]
+            annotation = annotation._replace(objects=tuple(files[1:]))
+            pairs[key] = _Pair(path, annotation, name, split or inner, data)
+    if not pairs:
+        first = next((a for _, a in annotations), Annotation(Path("none")))
         raise ValueError(
-            f"{images}: none of {len(found)} images has the name of an annotation; compare "
-            f"{next(iter(found), 'none')} with {first.name or first.path}"
+            f"{images}: none of {len(found)} images has an annotation; compare "
+            f"{next(iter(found), 'none')} with {first.name or first.path}; folders, usual words "
+            "(_image, _mask), and what all names share at their ends were ignored; rename the "
+            "files, or choose them with patterns such as --masks 'DIR/*_label.png'"
         )
-    matched = {match for _, match in partner.values()}
-    left_out += [f"{a.path}: no image {a.name}" for k, a in annotations.items() if k not in matched]
-    given = {"train", "val"} <= {split for (split, _), _ in partner.values()}
-    hashed = {} if given else _hash_splits([n for (_, n), _ in partner.values()], data, val_share)
-    pairs: dict[str, dict[str, _Pair]] = {"train": {}, "val": {}}
-    for path, ((split, name), match) in partner.items():
-        split = split if given else hashed[name]
-        if split not in pairs:
-            left_out.append(f"{path}: is in neither train nor val")
-        elif name in pairs[split]:
-            left_out.append(f"{path}: {pairs[split][name].image} has the same name")
-        else:
-            image_file = data / "images" / split / f"{name}{path.suffix}"
-            label_file = data / "annotations" / split / f"{name}.png"
-            pairs[split][name] = _Pair(path, annotations[match], image_file, label_file)
-    return {split: list(members.values()) for split, members in pairs.items()}, left_out
+    left_out += [
+        f"{a.path}: no image {a.name}" for i, (_, a) in enumerate(annotations) if i not in used
+    ]
+    return list(pairs.values()), left_out
 
 
-def _separate(images: Path, reader: Masks, data: Path) -> tuple[dict, dict]:
+def _separate(
+    images: Path, reader: Masks, data: Path
+) -> tuple[dict[Path, Key], list[tuple[Key, Annotation]]]:
     """Return the keys of the images, and the annotations; they may share a folder."""
     found = keyed_files(images)
     found = {p: key for p, key in found.items() if data.resolve() not in p.resolve().parents}
-    masks = {annotation.path for annotation in reader.files.values()} & found.keys()
-    if masks == found.keys():  # one folder: the masks have an ending
-        masks = {path for path in found if _MASK.search(path.stem)}
+    masks = {annotation.path for _, annotation in reader.files}
+    if masks == found.keys():
+        relative = {path.relative_to(images): path for path in found}
+        masks = {relative[path] for path in masks_among(list(relative))}
+    elif masks > found.keys():  # the folder of the masks has the images, too
+        masks -= found.keys()
     found = {path: key for path, key in found.items() if path not in masks}
-    return found, {key: a for key, a in reader.files.items() if a.path not in found}
+    return found, [(key, a) for key, a in reader.files if a.path not in found]
 
 
-def _variants(name: str, ending: re.Pattern) -> list[str]:
-    base = name.rpartition("/")[2]
-    return list(dict.fromkeys([name, ending.sub("", name), base, ending.sub("", base)]))
+def _keep_splits(
+    pairs: list[_Pair], shares: dict[str, float], left_out: list[str]
+) -> tuple[list[_Pair], dict[str, float]]:
+    """Keep the splits that folders or an earlier run gave; return the shares to choose, too."""
+    given = {pair.split for pair in pairs}
+    shares = {s: share for s, share in shares.items() if share and s not in given}
+    if not shares and {None, "train"} <= given:
+        left_out += [f"{p.image}: is in none of the splits' folders" for p in pairs if not p.split]
+        pairs = [pair for pair in pairs if pair.split]
+    for pair in pairs:
+        if pair.split is None or (shares and pair.split == "train"):
+            for pair.split in (*SPLITS, None):
+                if pair.split and pair.label_file.is_file():
+                    break
+    return pairs, shares
 
 
-def _hash_splits(names: Sequence[str], data: Path, val_share: float) -> dict[str, str]:
-    """Assign each name to a split by its hash, so the split stays when images are added."""
-    shares = {n: int(hashlib.sha256(n.encode()).hexdigest(), 16) / 2**256 for n in names}
-    splits = {name: "val" if shares[name] < val_share else "train" for name in names}
-    if len(splits) > 1 and len(set(splits.values())) == 1:  # few images
-        splits[min(splits, key=shares.get)] = "val"
-        splits[max(splits, key=shares.get)] = "train"
-    for split in ("train", "val"):  # an earlier run may have had few images
-        written = data / "annotations" / split
-        splits |= {name: split for name in names if (written / f"{name}.png").is_file()}
-    return splits
+def _choose_splits(pairs: Sequence[_Pair], shares: Mapping[str, float]) -> None:
+    """Assign the pairs without a split, so that the splits have their shares of all pairs.
+
+    The order is the hash of the names. Each class gets into both parts, if several images have it.
+    """
+    pool = [pair for pair in pairs if pair.split in (None, "train", *shares)]
+    for split, share in shares.items():
+        free = [pair for pair in pool if pair.split is None]
+        have = sum(pair.split == split for pair in pool)
+        most = len(free) - all(pair.split != "train" for pair in pool)
+        count = max(0, min(max(round(share * len(pool)) - have, not have), most))
+        free.sort(key=lambda pair: hashlib.sha256(pair.name.encode()).digest())
+        left = Counter(label for pair in free for label in pair.labels)
+        rare_first = sorted(left, key=left.get)
+        wanted = [(label, pair) for label in rare_first for pair in free if label in pair.labels]
+        reached: set[str] = set()
+        for label, pair in wanted + [("", pair) for pair in free]:
+            is_last = any(left[label] == 1 for label in pair.labels)
+            if count and pair.split is None and label not in reached and not is_last:
+                pair.split, count = split, count - 1
+                reached |= pair.labels
+                left.subtract(pair.labels)
+        for pair in [pair for pair in free if pair.split is None][:count]:
+            pair.split = split
+    for pair in pool:
+        pair.split = pair.split or "train"
 
 
 def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int]) -> np.ndarray:
@@ -245,15 +338,15 @@ def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int]) -> np.nda
     path = str(pair.image)
     content = read_bytes(path)
     stored = decode(content, path, "color_ignore_orientation", "cv2").shape[:2]  # (H, W)
+    tag = orientation(content)
+    upright = stored[::-1] if tag >= 5 else stored
+    if (size := reader.size(pair.annotation)) not in (stored, upright):
+        is_for = f"its annotation is {size[1]}x{size[0]}"
+        raise LabelError(f"{path}: is {stored[1]}x{stored[0]}, but {is_for}")
     values = reader.read(pair.annotation)
     table = np.zeros(max(reader.labels) + 1, np.uint8)
     table[list(reader.labels)] = [labels[label] for label in reader.labels.values()]
     label = table[values]  # (H, W)
-    tag = orientation(content)
-    upright = stored[::-1] if tag >= 5 else stored
-    if label.shape not in (stored, upright):
-        size = f"{label.shape[1]}x{label.shape[0]}"
-        raise LabelError(f"{path}: is {stored[1]}x{stored[0]}, but its annotation is {size}")
     if tag == 1:
         pair.image_file.parent.mkdir(parents=True, exist_ok=True)
         pair.image_file.unlink(missing_ok=True)
@@ -274,22 +367,46 @@ def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int]) -> np.nda
     return label
 
 
-def config_text(train: Summary, val: Summary, load_from: str | None, width: int) -> str:
+def _areas(mask: np.ndarray) -> list[float]:
+    """Return the pixels of each object after reducing the long side."""
+    *_, stats, _ = cv2.connectedComponentsWithStats(mask.astype(np.uint8))
+    return (stats[1:, cv2.CC_STAT_AREA] * (LONG_SIDE / max(mask.shape)) ** 2).tolist()
+
+
+def _typical_width(areas: Sequence[float]) -> float:
+    """Return the width of the object of the median pixel, so specks at the borders do not count."""
+    ordered = np.sort(areas)
+    return float(ordered[np.searchsorted(ordered.cumsum(), ordered.sum() / 2)] ** 0.5)
+
+
+def config_text(
+    train: Summary,
+    val: Summary,
+    load_from: str | None,
+    width: int,
+    test: Summary | None = None,
+    palette: Sequence[Sequence[int]] | None = None,
+    tiles: bool = False,
+) -> str:
     """Return a config that fits the sizes, the classes and the number of the images."""
     sizes = np.sort(list((train.sizes + val.sizes).elements()))  # (N, 2): short, long
     short, long = np.median(sizes, axis=0)
     side = min(LONG_SIDE, max(32, int(long) // 32 * 32))
+    crop = min(CROP, max(32, int(min(short, side if tiles else side * short / long)) // 32 * 32))
     iterations = int(np.clip(12 * train.pairs // 100 * 100, 600, 20000))
     imagenet = load_from == "imagenet"
     text = (Path(__file__).parent / "project_config.txt").read_text(encoding="utf-8")
+    splits = [f"{train.pairs} for training", f"{val.pairs} for validation"]
     return Template(text).substitute(
-        images=train.pairs + val.pairs,
-        train=train.pairs,
-        val=val.pairs,
+        _TILES if tiles else _RESIZED,
+        images=train.pairs + val.pairs + (test.pairs if test else 0),
+        splits=", ".join([*splits, f"{test.pairs} for testing"] if test else splits),
+        test_loader=_TEST_LOADER if test else "",
         classes=json.dumps(train.classes, ensure_ascii=False),
+        palette=[list(color) for color in palette or distinct_colors(len(train.classes))],
         num_classes=len(train.classes),
-        side=side,
-        crop=min(CROP, max(32, int(side * short / long) // 32 * 32)),
+        side=crop * 5 // 4 if tiles else side,  # smaller tiles can be cropped, too
+        crop=crop,
         width=width,
         widths=[width * 2**stage for stage in range(4)],
         init=_IMAGENET if imagenet else None,

@@ -2,22 +2,28 @@
 
 import json
 import shutil
+import sys
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
+from matplotlib.path import Path as Polygon
 from mmengine.config import Config
 from mmseg.registry import DATASETS
 from PIL import Image, ImageOps
 from pycocotools import mask as rle
 
 from mmseg_ext.commands.new_project import main
-from mmseg_ext.datasets.annotation_readers import Masks
+from mmseg_ext.datasets.annotation_readers import Labelme, Masks
 from mmseg_ext.datasets.dataset_report import Summary
+from mmseg_ext.datasets.metainfo import distinct_colors
 from mmseg_ext.datasets.new_project import assign_classes, config_text, make_project
+from mmseg_ext.errors import LabelError
 from tests.datasets.trees import random_image, save
 
 SIZE = (40, 30)  # width, height
@@ -132,7 +138,7 @@ def test_every_format_gives_the_same_label_maps(kind, tmp_path, capsys):
     assert run(tmp_path, *flags, "--classes", *names) == 0
     found = label_maps(tmp_path)
     assert len(found) == 60
-    assert 6 <= sum(name.startswith("val/") for name in found) <= 18
+    assert sum(name.startswith("val/") for name in found) == 12
     assert are_the_scenes(found)
     output = capsys.readouterr().out
     assert f"\nvalues: {FORMATS[kind]}\n" in output and "left out" not in output
@@ -220,13 +226,58 @@ def test_images_and_masks_in_one_folder(tmp_path):
 
 
 def test_folders_are_the_splits(tmp_path):
-    """Also with the same names in both; an image in neither is listed."""
-    for split, count in (("train", 3), ("validation", 2), ("test", 1)):
+    """Also with the same names in both; an image in none is listed."""
+    for split, count in (("train", 3), ("validation", 2), ("test", 1), ("more", 1)):
         save_images(tmp_path / "images" / split, count)
         write_annotations("index", tmp_path / "masks" / split, count)
     assert run(tmp_path, "--masks", str(tmp_path / "masks")) == 0
-    assert sorted(label_maps(tmp_path)) == [f"train/0{i}" for i in range(3)] + ["val/00", "val/01"]
-    assert "test/00.jpg" in (tmp_path / "project/left_out.txt").read_text()
+    train = [f"train/0{i}" for i in range(3)]
+    assert sorted(label_maps(tmp_path)) == ["test/00", *train, "val/00", "val/01"]
+    assert "more/00.jpg" in (tmp_path / "project/left_out.txt").read_text()
+    config = Config.fromfile(tmp_path / "project/config.py")
+    counts = [len(DATASETS.build(config[f"{s}_dataloader"].dataset)) for s in ("val", "test")]
+    assert counts == [2, 1]
+
+
+def test_shares_are_exact(tmp_path):
+    """Also of a training folder; a second run keeps what the first one chose."""
+    for split, count in (("train", 40), ("test", 3)):
+        save_images(tmp_path / "images" / split, count)
+        flags = write_annotations("index", tmp_path / "masks" / split, count)
+    flags[1] = str(tmp_path / "masks")
+    assert run(tmp_path, *flags, "--val", "0.2") == 0
+    first = set(label_maps(tmp_path))
+    assert Counter(name.partition("/")[0] for name in first) == {"train": 32, "val": 8, "test": 3}
+    save_images(tmp_path / "images/train", 50)
+    write_annotations("index", tmp_path / "masks/train", 50)
+    assert run(tmp_path, *flags) == 0
+    second = set(label_maps(tmp_path))
+    assert Counter(name.partition("/")[0] for name in second) == {"train": 40, "val": 10, "test": 3}
+    assert first < second
+    shutil.rmtree(tmp_path / "project")
+    for folder in ("images", "masks"):
+        shutil.rmtree(tmp_path / folder / "test")
+    assert run(tmp_path, *flags, "--test", "0.3", "--val", "0.1") == 0
+    splits = Counter(name.partition("/")[0] for name in label_maps(tmp_path))
+    assert splits == {"train": 30, "val": 5, "test": 15}
+
+
+@pytest.mark.parametrize("rare", [(3, 17), (12, 13), (20, 39)])
+def test_every_class_is_in_both_splits(rare, tmp_path, capsys):
+    """If two images show it; a class of a single image is a note."""
+    save_images(tmp_path / "images", 40)
+    for i in range(40):
+        label = scene(0)[0]
+        label[0, :2] = 30 if i in rare else 40 if i == 5 else 0
+        save(tmp_path / f"masks/{i:02d}.png", label)
+    assert run(tmp_path, "--masks", str(tmp_path / "masks")) == 0
+    found = label_maps(tmp_path)
+    splits = [name.partition("/")[0] for name, label in found.items() if (label == 3).any()]
+    assert sorted(splits) == ["train", "val"]
+    assert sum(name.startswith("val/") for name in found) == 8
+    output = capsys.readouterr().out
+    assert "train: note: is 40 a class? --ignore 40" in output and "is 1 a class" not in output
+    assert "val: note: no pixel of class_4" in output
 
 
 def test_a_coco_file_for_each_split(tmp_path):
@@ -278,9 +329,21 @@ def redraw(label: np.ndarray):
     return lambda folder: [save(path, label) for path in folder.glob("masks/*")]
 
 
+def as_jpeg(*paths: Path) -> None:
+    for path in paths:
+        Image.open(path).save(path, "JPEG")
+
+
 BAD = {  # damage, flags, part of the message
     "folder": (lambda f: shutil.rmtree(f / "masks"), "", "masks: there is no such folder"),
-    "one class": (redraw(np.zeros(SIZE[::-1], np.uint8)), "", "1 classes"),
+    "one class": (redraw(np.zeros(SIZE[::-1], np.uint8)), "", "all masks have the value 0"),
+    "jpeg": (
+        lambda f: as_jpeg(*f.glob("masks/*")),
+        "",
+        "_mask.png: cannot be read as a mask (JPEG",
+    ),
+    "placeholder": (str, "--classes a b {{_base_.x}}", "class '{{_base_.x}}'"),
+    "surrogate": (str, "--classes a b \ud800", "class '\\ud800'"),
     "many": (redraw(np.arange(1200, dtype=np.uint16).reshape(SIZE[::-1])), "", "7, ...; use masks"),
     "size": (redraw(scene(0)[0][:9]), "", "is 40x30, but its annotation is 40x9"),
     "names": (str, "--classes a b", "2 classes, but there are 3 values: 7, 17, 27"),
@@ -307,11 +370,147 @@ def test_bad_coco_files(tmp_path, capsys):
     assert run(tmp_path, "--coco", str(path)) == 1
     assert "x.png with other/00.jpg" in capsys.readouterr().err
     without_images = {**json.loads(path.read_text()), "images": []}
-    for content in ("{}", "text", json.dumps(without_images)):
+    nested = '{"images": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    for content in ("{}", "text", json.dumps(without_images), nested):
         path.write_text(content)
         assert run(tmp_path, "--coco", str(path)) == 1
         error = capsys.readouterr().err
         assert f"{path}: is not a COCO file" in error and error.count("\n") == 1
+
+
+def test_some_jpeg_masks_are_left_out(tmp_path, capsys):
+    flags = write_sources(tmp_path, 6)
+    as_jpeg(tmp_path / "masks/03_mask.png")
+    assert run(tmp_path, *flags) == 0
+    assert len(label_maps(tmp_path)) == 5
+    assert "03_mask.png: cannot be read as a mask (JPEG" in capsys.readouterr().out
+
+
+def write_labelme(folder: Path, points, **changes) -> Labelme:
+    """Write an annotation of a 40x30 image with a polygon, and return its reader."""
+    size = dict(imageWidth=SIZE[0], imageHeight=SIZE[1])
+    shapes = [dict(label="leaf", points=np.asarray(points).tolist())]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "x.json").write_text(json.dumps(dict(size, shapes=shapes) | changes))
+    return Labelme(folder)
+
+
+def read_polygon(folder: Path, points) -> np.ndarray:
+    reader = write_labelme(folder, points)
+    annotations = [annotation for _, annotation in reader.files]
+    reader.prepare(annotations)
+    return reader.read(annotations[0])
+
+
+@pytest.mark.parametrize("spread", [10, 100, 1e9])
+def test_polygons_cover_the_centers_of_pixels(spread, tmp_path):
+    """As matplotlib decides for each center, also far outside the image."""
+    random = np.random.RandomState(0)
+    centers = np.stack(np.meshgrid(np.arange(40) + 0.5, np.arange(30) + 0.5), -1).reshape(-1, 2)
+    for corners in (3, 5, 8):
+        points = random.normal((20, 15), spread, (corners, 2))
+        scaled = Polygon((points - 20) / spread)  # it fails for large numbers
+        expected = scaled.contains_points((centers - 20) / spread).reshape(30, 40)
+        found = read_polygon(tmp_path, points)
+        assert (found == expected).mean() > 0.995  # centers on an edge
+    assert not read_polygon(tmp_path, np.array([[-9, -9], [-1, -9], [-5, -1]])).any()
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_polygons_that_are_no_numbers(wrong, tmp_path):
+    with pytest.raises(LabelError, match=r"x\.json: .*not finite"):
+        read_polygon(tmp_path, [[0, 0], [20, 0], [20, wrong]])
+
+
+def test_sizes_are_compared_before_anything_is_drawn(tmp_path):
+    save_images(tmp_path / "images", 2)
+    (tmp_path / "images/01.jpg").rename(tmp_path / "images/x.jpg")
+    sides = dict(imageWidth=30000, imageHeight=30000)
+    reader = write_labelme(tmp_path / "masks", [[0, 0], [20, 0], [20, 10]], **sides)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="is 40x30, but its annotation is 30000x30000"):
+        make_project(tmp_path / "project", tmp_path / "images", reader)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 50e6
+
+
+def test_the_later_object_covers_the_earlier_one(tmp_path):
+    """Of COCO and labelme; as in labelme's own export."""
+    shapes = [
+        dict(label=n, points=corners(b)) for n, b in (("a", (0, 0, 9, 9)), ("b", (5, 5, 9, 9)))
+    ]
+    for order in (1, -1):
+        reader = write_labelme(tmp_path, [], shapes=shapes[::order])
+        (_, annotation), *_ = reader.files
+        reader.prepare([annotation])
+        assert reader.labels[reader.read(annotation)[6, 6]] == ("b" if order == 1 else "a")
+
+
+def test_polygons_without_pycocotools(tmp_path, monkeypatch, capsys):
+    """Only compressed run lengths need it."""
+    monkeypatch.setitem(sys.modules, "pycocotools", None)
+    assert run(tmp_path, *write_sources(tmp_path, 6, "labelme")) == 0
+    assert are_the_scenes(label_maps(tmp_path)) and len(label_maps(tmp_path)) == 6
+    shutil.rmtree(tmp_path / "project")
+    assert run(tmp_path, *write_sources(tmp_path, 6, "coco")) == 0
+    assert sorted(name[-2:] for name in label_maps(tmp_path)) == ["00", "02", "03", "05"]
+    assert "pip install pycocotools" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["palette", "rgb", "index"])
+def test_colors_of_the_classes(kind, tmp_path):
+    """The masks' own colors, or fixed ones after gray for the background."""
+    assert run(tmp_path, *write_sources(tmp_path, 3, kind)) == 0
+    config = Config.fromfile(tmp_path / "project/config.py")
+    expected = [[80] * 3, [230, 159, 0], [86, 180, 233]] if kind == "index" else COLORS.tolist()
+    assert config.palette == expected
+    assert DATASETS.build(config.val_dataloader.dataset).metainfo["palette"] == expected
+
+
+def test_fixed_colors_can_be_told_apart():
+    """Also by people without red or green receptors (Vienot et al. 1999), for eight classes."""
+    colors = np.array(distinct_colors(255))
+    assert len({*map(tuple, colors)}) == 255
+    assert colors[:9].tolist() == distinct_colors(9)
+    linear = (colors[:8] / 255) ** 2.2
+    for red in (0.11, 0.29, 1):  # of what both receptors see; 1 for full color vision
+        mixed = [[red, 1 - red, 0]] * 2 + [[0, 0, 1]]
+        seen = (linear @ np.array(mixed if red < 1 else np.eye(3)).T) ** (1 / 2.2) * 255
+        distances = np.linalg.norm(seen[:, None] - seen[None], axis=-1)
+        assert distances[np.triu_indices(8, 1)].min() > 35
+
+
+def test_tiles_keep_the_full_resolution(tmp_path, capsys):
+    """They are recommended if objects are tiny after the image is reduced."""
+    label = np.zeros((900, 1200), np.uint8)
+    for y, x in np.random.RandomState(0).randint(0, 880, (60, 2)):
+        label[y : y + 14, x : x + 14] = 1  # 6 pixels at 512x384
+    label[-200:, -200:] = 2
+    for i in range(2):
+        save(tmp_path / f"images/{i}.png", np.stack([label * 80] * 3, 2))
+        save(tmp_path / f"masks/{i}.png", label)
+    flags = ["--masks", str(tmp_path / "masks"), "--classes", "soil", "weed", "stone"]
+    assert run(tmp_path, *flags) == 0
+    (note,) = (line for line in capsys.readouterr().out.splitlines() if "smaller than" in line)
+    assert "weed (6)" in note or "weed (7)" in note
+    assert "stone" not in note
+    (tmp_path / "project/config.py").unlink()
+    assert run(tmp_path, *flags, "--tiles") == 0
+    assert "smaller than" not in capsys.readouterr().out
+    config = Config.fromfile(tmp_path / "project/config.py")
+    train = DATASETS.build(config.train_dataloader.dataset)
+    widths = []
+    for _ in range(8):
+        sample = train[0]
+        pixels = sample["data_samples"].gt_sem_seg.data[0].numpy()
+        assert sample["inputs"].shape[1:] == (320, 320)
+        stats = cv2.connectedComponentsWithStats((pixels == 1).astype(np.uint8))[2]
+        widths += np.sqrt(stats[1:, cv2.CC_STAT_AREA]).tolist()
+    assert 11 < np.median(widths) < 18  # 14 times 0.8 to 1.25
+    val = DATASETS.build(config.val_dataloader.dataset)
+    assert val[0]["inputs"].shape[1:] == (900, 1200)
+    assert config.model.test_cfg.mode == "slide"
 
 
 @pytest.mark.parametrize("tag", [2, 3, 4, 5, 6, 7, 8])

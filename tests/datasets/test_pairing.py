@@ -1,0 +1,97 @@
+"""Images and annotations are paired by what differs in their names, as public datasets have them.
+
+The files are empty.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from mmseg_ext.datasets.annotation_readers import Labelme, Masks
+from mmseg_ext.datasets.new_project import find_pairs
+
+CITY = "aachen/aachen_000000_000019", "aachen/aachen_000001_000019", "bochum/bochum_000000_000313"
+SEQUENCES = "0001TP_006690", "0016E5_00390", "Seq05VD_f00000"
+# The folders, the pattern of both files, their names, and files that belong to none.
+LAYOUTS = {
+    "field photos": ("images", "annotations", "{}_image.png", "{}_annotation.png", ["001", "002"]),
+    "CamVid": ("raw", "labels", "{}.png", "{}_L.png", SEQUENCES),
+    "CamVid in one folder": (".", ".", "{}.png", "{}_L.png", SEQUENCES),
+    "ISIC": ("in", "truth", "{}.jpg", "{}_segmentation.png", ["ISIC_0000000", "ISIC_0000001"]),
+    "DeepGlobe": ("train", "train", "{}_sat.jpg", "{}_mask.png", ["100034", "997521"]),
+    "Cityscapes": ("leftImg8bit", "gtFine", "{}_leftImg8bit.png", "{}_gtFine_labelIds.png", CITY),
+    "Kvasir": ("images", "masks", "{}.jpg", "{}.jpg", ["cju0qkwl35piu0993l0dewei2", "cju1"]),
+    "DRIVE": ("images", "1st_manual", "{}_training.tif", "{}_manual1.gif", ["21", "22", "31"]),
+    "Data Science Bowl": (".", ".", "{0}/images/{0}.png", "{0}/masks/a7{0}.png", ["00ae", "f1"]),
+    "Supervisely": ("ds/img", "ds/masks_machine", "{}.jpeg", "{}.jpeg.png", ["IMG_1", "IMG_22"]),
+    "one folder": (".", ".", "{}.jpg", "{}.png", ["cat", "car", "dog"]),
+    "a folder each": (".", ".", "{}/img.png", "{}/label.png", ["one_json", "two_json"]),
+    "counted": ("photos", "labels", "photo{}.png", "truth{}.tif", ["001", "010", "100"]),
+}
+
+
+def write(folder: Path, names) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+def find(folder: Path, images: str, masks: str):
+    """Return the names of the pairs, and of the files that are in none."""
+    pairs, left_out = find_pairs(folder / images, Masks(folder / masks), folder / "project/data")
+    found = {}
+    for pair in pairs:
+        annotations = [pair.annotation.path, *pair.annotation.objects]
+        key = pair.image.relative_to(folder / images.partition("*")[0])
+        found[str(key)] = [
+            str(p.relative_to(folder / masks.partition("*")[0])) for p in annotations
+        ]
+    return found, [Path(line.partition(": ")[0]).name for line in left_out]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_names_of_public_datasets(layout, tmp_path):
+    images, masks, image, mask, names = LAYOUTS[layout]
+    write(tmp_path / images, [image.format(name) for name in names])
+    write(tmp_path / masks, [mask.format(name) for name in names])
+    expected = {image.format(name): [mask.format(name)] for name in names}
+    assert find(tmp_path, images, masks) == (expected, [])
+
+
+def test_objects_of_an_image(tmp_path):
+    """The Data Science Bowl has a mask for each nucleus, with names that fit nothing."""
+    write(tmp_path, ["1a/images/1a.png", "1a/masks/x.png", "1a/masks/y.png"])
+    write(tmp_path, ["2b/images/2b.png", "2b/masks/z.png"])
+    found, left_out = find(tmp_path, ".", ".")
+    assert found["1a/images/1a.png"] == ["1a/masks/x.png", "1a/masks/y.png"]
+    assert found["2b/images/2b.png"] == ["2b/masks/z.png"] and left_out == []
+
+
+def test_patterns_choose_files(tmp_path):
+    """Cityscapes has three masks of each image; other names here."""
+    for name in ("a1", "b2"):
+        write(tmp_path, [f"x/{name}_p.png", f"y/{name}_color.png", f"y/{name}_ids.png"])
+    with pytest.raises(ValueError, match=r"a1_p\.png with .*a1_color\.png.*--masks"):
+        find(tmp_path, "x", "y")
+    expected = {"a1_p.png": ["a1_ids.png"], "b2_p.png": ["b2_ids.png"]}
+    found, _ = find_pairs(tmp_path / "x", Masks(tmp_path / "y/*_ids.png"), tmp_path / "project")
+    assert {p.image.name: [p.annotation.path.name] for p in found} == expected
+
+
+def test_what_is_not_certain_is_left_out(tmp_path):
+    """Two masks of an image, and a mask of two images."""
+    write(tmp_path, ["x/a.png", "x/b.png", "x/1/c.png", "x/2/c.png"])
+    write(tmp_path, ["y/a_mask.png", "y/a_label.png", "y/b.png", "y/c.png"])
+    found, left_out = find(tmp_path, "x", "y")
+    assert found == {"b.png": ["b.png"]} and sorted(left_out) == ["a.png", "c.png", "c.png"]
+    write(tmp_path, ["u/cat.png", "u/dog.png", "v/bird.png", "v/cow.png"])
+    with pytest.raises(ValueError, match=r"cat\.png with .*bird\.png"):
+        find(tmp_path, "u", "v")
+
+
+def test_annotations_in_json_files(tmp_path):
+    """Supervisely and others keep the image's suffix."""
+    write(tmp_path, ["img/a.jpg", "img/b.jpg", "ann/a.jpg.json", "ann/b.json"])
+    reader = Labelme(tmp_path / "ann")
+    pairs, left_out = find_pairs(tmp_path / "img", reader, tmp_path / "project")
+    assert len(pairs) == 2 and not left_out
