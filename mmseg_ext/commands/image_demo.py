@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
     from mmseg_ext.inference.predictor import Segmentation
 
-MAX_PIXELS = 178_956_970  # beyond it Pillow refuses an image, too
+# Measured with an image of 10,000x8,000 pixels that the pipeline reduces to 512x410: the image as
+# decoded, in RGB and with the colors of the classes, its labels and the picture that is written.
+BYTES_PER_PIXEL = 17
+MAX_PIXELS = 2 * 2**30 // BYTES_PER_PIXEL
 
 
 def parser() -> argparse.ArgumentParser:
@@ -28,7 +31,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("outputs"), help="folder for the results")
     parser.add_argument("--opacity", type=float, default=0.5, help="of the class colors, 0 to 1")
     parser.add_argument("--with-labels", action="store_true", help="write class names on the image")
-    parser.add_argument("--max-pixels", type=int, default=MAX_PIXELS, help="skip larger images")
+    limit = f"skip larger images (default: {MAX_PIXELS}, about 2 GiB)"
+    parser.add_argument("--max-pixels", type=int, default=MAX_PIXELS, help=limit)
     device_flag(parser)
     return parser
 
@@ -103,7 +107,9 @@ def _check_size(path: Path, most: int) -> None:
     with Image.open(path) as image:
         width, height = image.size
     if width * height > most:
-        raise ValueError(f"{path}: has {width}x{height} pixels; allow it with --max-pixels")
+        memory = f"needs {width * height * BYTES_PER_PIXEL / 2**30:.1f} GiB or more"
+        allow = f"allow it with --max-pixels {width * height}"
+        raise ValueError(f"{path}: has {width}x{height} pixels and {memory}; {allow}")
 
 
 def _overlay(result: "Segmentation", opacity: float, with_labels: bool) -> "Image.Image":

@@ -1,5 +1,6 @@
 """The demo over images and folders, and mmsegmentation's own ways to predict."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,8 @@ def folder(tmp_path):
     for name, size in sizes.items():
         save(root / name, random_image(random, size))
     (root / "z.png").write_bytes((root / "a.png").read_bytes()[:2000])
+    os.mkfifo(root / "pipe.jpg")  # reading it would wait for ever
+    (root / "folder.jpg").mkdir()
     return root
 
 
@@ -84,6 +87,11 @@ def test_large_and_tiny_images(folder, checkpoint, tmp_path, capsys):
     words = [str(folder), CONFIG, checkpoint, "--out", str(tmp_path / "out"), "--max-pixels"]
     assert main([*words, str(64 * 64 - 1)]) == 1
     assert capsys.readouterr().err.count("allow it with --max-pixels") == 3
+    huge = b"P5 20000 16106 255\n"  # the header is enough; 17 bytes per pixel
+    (tmp_path / "huge.ppm").write_bytes(huge)
+    assert main([str(tmp_path / "huge.ppm"), *words[1:-1]]) == 1
+    error = capsys.readouterr().err
+    assert "20000x16106 pixels and needs 5.1 GiB" in error and "--max-pixels 322120000" in error
     assert main([*words, str(64 * 64)]) == 1  # because of the truncated one
     names = {"one.png", "a.png.png", "a.bmp.png", "b.png"}
     assert {p.name for p in (tmp_path / "out/labels").iterdir()} == names
