@@ -85,7 +85,8 @@ class CheckedLoadImage(LoadImageFromFile):
     """Load `img` (H, W, 3) like mmcv's `LoadImageFromFile`; an unreadable file stops the run.
 
     The arguments are the same; `ignore_empty` has no effect. An image with a label map is read
-    without its EXIF rotation, because mmcv would rotate the image but not the label map.
+    without its EXIF rotation, because mmcv would rotate the image but not the label map. If the
+    results have `content`, these bytes are decoded instead of the file `img_path`.
 
     Raises:
         UnreadableFileError: if the file is missing, truncated or does not decode.
@@ -94,7 +95,10 @@ class CheckedLoadImage(LoadImageFromFile):
     def transform(self, results: dict) -> dict:
         path = results["img_path"]
         flag = as_stored(self.color_type) if results.get("seg_map_path") else self.color_type
-        image = decode(read_bytes(path, self.backend_args), path, flag, self.imdecode_backend)
+        content = results.pop("content", None)
+        if content is None:
+            content = read_bytes(path, self.backend_args)
+        image = decode(content, path, flag, self.imdecode_backend)
         results["img"] = image.astype(np.float32) if self.to_float32 else image
         results["img_shape"] = results["ori_shape"] = image.shape[:2]
         return results

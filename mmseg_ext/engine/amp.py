@@ -1,7 +1,12 @@
 """Mixed precision on any device: float16 with a gradient scaler on a GPU, bfloat16 on a CPU.
 
+Predictions use bfloat16 on both.
+
 mmengine's `AmpOptimWrapper` (0.10.7 to 0.10.12) asserts a GPU.
 """
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 from mmengine.config import Config
@@ -66,3 +71,25 @@ def enable_amp(cfg: Config) -> None:
             f"optim_wrapper.type={kind.__name__!r}: --amp replaces only 'OptimWrapper'; inherit "
             "from PortableAmpOptimWrapper, and omit --amp"
         )
+
+
+def bfloat16_autocast(device: torch.device, enabled: bool = True) -> AbstractContextManager:
+    """Return a context manager in which models predict in bfloat16.
+
+    Raises:
+        ValueError: if the device has no instructions for bfloat16, where it is slower than float32.
+    """
+    if not enabled:
+        return nullcontext()
+    if device.type == "cuda":
+        fast = torch.cuda.get_device_capability(device) >= (8, 0)
+    else:
+        flags = Path("/proc/cpuinfo")
+        text = flags.read_text() if device.type == "cpu" and flags.is_file() else ""
+        fast = "avx512_bf16" in text or "amx_bf16" in text
+    if not fast:
+        raise ValueError(
+            f"amp: bfloat16 is slow on this {device.type}, which needs AVX512-BF16, AMX or CUDA "
+            "capability 8.0; predict without it"
+        )
+    return torch.autocast(device.type, torch.bfloat16)

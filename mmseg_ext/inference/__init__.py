@@ -1,6 +1,7 @@
 """Inference with a trained segmentor: models by name, prediction, fusion and export."""
 
 import copy
+from typing import Any
 
 from torch import nn
 
@@ -17,8 +18,9 @@ def fuse_model(model: nn.Module) -> nn.Module:
 
 
 def _fused(module: nn.Module) -> nn.Module:
-    if hasattr(module, "fuse"):
-        return module.fuse()
+    fuse: Any = getattr(module, "fuse", None)
+    if fuse is not None:
+        return fuse()
     for name, child in module.named_children():
         setattr(module, name, _fused(child))
     return module

@@ -1,21 +1,29 @@
 """A segmentor as a function of images."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice, pairwise, product
 from pathlib import Path
+from typing import Any, BinaryIO, overload
 
 import numpy as np
+import torch
 from mmengine.dataset import Compose, pseudo_collate
 from mmseg.datasets.transforms import LoadImageFromNDArray
 from mmseg.registry import MODELS
 from PIL import Image, ImageOps
-from torch import nn
+from torch import Tensor, nn
 
+from mmseg_ext.datasets.dataset_report import progress
 from mmseg_ext.datasets.metainfo import unwrapped
+from mmseg_ext.engine.amp import bfloat16_autocast
 from mmseg_ext.inference.legend import with_legend
 from mmseg_ext.inference.objects import SegmentedObject, find_objects
+from mmseg_ext.segmentors import StreamingSegTTAModel
+from mmseg_ext.segmentors.score_maps import Merge, Span, window_spans
+from mmseg_ext.segmentors.strip_encoder_decoder import DeferredLogits
 
-ImageLike = str | Path | Image.Image | np.ndarray
+ImageLike = str | Path | bytes | BinaryIO | Image.Image | np.ndarray | Tensor
 
 
 @dataclass(frozen=True)
@@ -27,18 +35,24 @@ class Segmentation:
         classes: names of the classes.
         palette: RGB colors (classes, 3), uint8.
         image: the segmented image, RGB (H, W, 3), uint8.
+        scores: probabilities of the classes (classes, H, W), float16, if asked for.
+        confidence: the highest of them (H, W), float16, if asked for.
     """
 
     labels: np.ndarray
     classes: tuple[str, ...]
     palette: np.ndarray
     image: np.ndarray
+    scores: np.ndarray | None = None
+    confidence: np.ndarray | None = None
 
     def overlay(self, opacity: float = 0.5, legend: bool = True) -> Image.Image:
         """Return the image under the colors of its labels, above a legend with their shares."""
-        colors = Image.fromarray(self.palette[self.labels])
-        blend = Image.blend(Image.fromarray(self.image), colors, opacity)
-        return with_legend(blend, self.labels, self.classes, self.palette) if legend else blend
+        blend = np.empty_like(self.image)
+        for row, pixels, labels in zip(blend, self.image, self.labels, strict=True):
+            row[:] = pixels * (1 - opacity) + self.palette[labels] * opacity + 0.5
+        picture = Image.fromarray(blend)
+        return with_legend(picture, self.labels, self.classes, self.palette) if legend else picture
 
     def objects(self, name: str, min_area: int = 0) -> list[SegmentedObject]:
         """Return the connected components of a class with at least `min_area` pixels.
@@ -51,72 +65,249 @@ class Segmentation:
         return find_objects(self.labels, self.classes.index(name), name, min_area)
 
 
+@dataclass(frozen=True)
+class _Tile:
+    """A part of an image, from the rows and columns `corner` on, as a sample for the network.
+
+    Its prediction fills the rows and columns `kept` of `result`.
+    """
+
+    sample: dict
+    corner: tuple[int, int]
+    kept: tuple[slice, slice]
+    result: Segmentation
+    last: bool
+
+    def fill(self, prediction: Any, merge: Merge) -> None:
+        """Write the labels of a prediction, and its scores if the result has them.
+
+        `merge` tells what its `seg_logits` are: probabilities, or a sum of the views' logits.
+        """
+        (top, left), (rows, columns), result = self.corner, self.kept, self.result
+        across = slice(columns.start - left, columns.stop - left)
+        labels = prediction.pred_sem_seg.data[0, rows.start - top : rows.stop - top, across]
+        result.labels[rows, columns] = labels.cpu().numpy()
+        if result.scores is None and result.confidence is None:
+            return
+        views = len(self.sample["inputs"]) if isinstance(self.sample["inputs"], list) else 1
+        for start, strip in _probabilities(prediction.seg_logits, merge, views):
+            first = max(start + top, rows.start)
+            here = slice(first, max(first, min(start + top + len(strip), rows.stop)))
+            part = strip[here.start - top - start : here.stop - top - start, across].cpu().numpy()
+            if result.scores is not None:
+                result.scores[:, here, columns] = part.transpose(2, 0, 1)
+            if result.confidence is not None:
+                result.confidence[here, columns] = part.max(2)
+
+
+def _probabilities(logits: Any, merge: Merge, views: int) -> Iterator[tuple[int, Tensor]]:
+    """Yield (top, probabilities (rows, W, classes)) of a prediction, from top to bottom."""
+    deferred = isinstance(logits, DeferredLogits)
+    strips = logits.strips() if deferred else [(0, logits.data.permute(1, 2, 0))]
+    for top, scores in strips:
+        if merge == "logits":
+            scores = (scores / views).softmax(2)
+        elif scores.shape[2] == 1:  # of the foreground
+            scores = torch.cat([1 - scores, scores], 2)
+        yield top, scores
+
+
 class Predictor:
     """Segmentations of images, by the test pipeline of the model's config.
 
     Args:
         model: a segmentor of `get_model`, or of mmsegmentation's `init_model`.
         tta: test-time augmentation by the config's `tta_pipeline` and `tta_model`.
+        batch_size: images, or tiles, that run together if the pipeline gives them one size.
+        scores: add `scores` to the results; with 150 classes they are 300 bytes per pixel.
+        confidence: add `confidence` to the results.
+        tile: cut images into squares of this side. Each runs through the pipeline like an image, so
+            the network's memory does not grow with the image. A terminal shows a progress bar.
+        overlap: pixels that neighboring tiles share, by default an eighth of `tile`. Each tile
+            fills the image up to the middle of the overlap.
+        amp: compute in bfloat16.
+        urls: accept paths with `://`, which mmengine's file clients download.
+
+    Raises:
+        ValueError: for `amp` on a device without bfloat16, and for an overlap that does not fit.
     """
 
-    def __init__(self, model: nn.Module, tta: bool = False):
-        self.classes = tuple(model.dataset_meta["classes"])
-        self.palette = np.array(model.dataset_meta["palette"], dtype=np.uint8)  # (classes, 3), RGB
-        config, self.model = model.cfg, model
+    def __init__(
+        self,
+        model: nn.Module,
+        tta: bool = False,
+        *,
+        batch_size: int = 1,
+        scores: bool = False,
+        confidence: bool = False,
+        tile: int | None = None,
+        overlap: int | None = None,
+        amp: bool = False,
+        urls: bool = False,
+    ):
+        meta: Any = model.dataset_meta
+        self.classes: tuple[str, ...] = tuple(meta["classes"])
+        self.palette = np.array(meta["palette"], dtype=np.uint8)  # (classes, 3), RGB
+        self.batch_size, self.urls = batch_size, urls
+        self.scores, self.confidence = scores, confidence
+        self.tile, self.overlap = tile, (tile or 0) // 8 if overlap is None else overlap
+        if tile is not None and not 0 <= self.overlap < tile:
+            raise ValueError(f"overlap={overlap}: must be at least 0 and smaller than tile={tile}")
+        config: Any = model.cfg
+        self.model: Any = model
+        self._merge: Any = "probs" if model.out_channels == 1 else "logits"
         pipeline = unwrapped(config.test_dataloader.dataset)["pipeline"]
         if tta:
             pipeline = config.tta_pipeline
             settings = config.get("tta_model") or {"type": "StreamingSegTTAModel"}
             self.model = MODELS.build({**settings, "module": model}).eval()
-        self._load = Compose([{**pipeline[0], "type": "CheckedLoadImage"}])
-        self._transform = Compose(_without_labels(pipeline[1:]))
+            if isinstance(self.model, StreamingSegTTAModel):
+                self._merge = self.model.merge
+            elif scores or confidence:
+                raise ValueError(
+                    f"tta_model: {type(self.model).__name__} merges labels, but no scores; use "
+                    "type='StreamingSegTTAModel'"
+                )
+        self._autocast = bfloat16_autocast(next(model.parameters()).device, enabled=amp)
+        self._load: Any = Compose([{**pipeline[0], "type": "CheckedLoadImage"}])
+        self._transform: Any = Compose(_without_labels(pipeline[1:]))
 
-    def __call__(
-        self, images: ImageLike | Sequence[ImageLike]
-    ) -> Segmentation | list[Segmentation]:
-        """Return the segmentation of an image, or a list of them for a list of images.
+    @overload
+    def __call__(self, images: ImageLike) -> Segmentation: ...
 
-        An image is a path, a PIL image, or an RGB array (H, W, 3) of uint8. Photos are rotated as
-        their EXIF orientation says.
+    @overload
+    def __call__(self, images: Sequence[ImageLike]) -> list[Segmentation]: ...
+
+    @overload
+    def __call__(self, images: Iterable[ImageLike]) -> Iterator[Segmentation]: ...
+
+    def __call__(self, images: Any) -> Segmentation | list[Segmentation] | Iterator[Segmentation]:
+        """Return the segmentation of an image, or a list of them for a sequence of images.
+
+        For any other iterable of images, such as a generator, the result is an iterator in the same
+        order, which reads `batch_size` images ahead. An image is
+
+        - a path, the bytes of a file, or a binary file;
+        - a PIL image;
+        - an array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) in the order RGB, as of Pillow. OpenCV
+          reads BGR: pass `image[..., ::-1]`;
+        - a tensor (H, W), (1, H, W), (3, H, W) or (4, H, W), in the order RGB.
+
+        Gray is repeated, and alpha is left out. The values are of uint8, of uint16, whose lower
+        eight bits are left out, or floats of 0 to 1. Photos are rotated by their EXIF orientation.
 
         Raises:
             UnreadableFileError: for a file that is missing, truncated or no image.
-            ValueError: for an array of another shape or type.
+            ValueError: for an array of another shape or type, for anything else, and for a URL.
         """
-        if isinstance(images, list | tuple):
-            return [self(image) for image in images]
-        packed, rgb = self.prepare(images)
-        (sample,) = self.model.test_step(pseudo_collate([packed]))
-        labels = sample.pred_sem_seg.data[0].cpu().numpy()
-        smallest = np.min_scalar_type(len(self.classes) - 1)
-        return Segmentation(labels.astype(smallest), self.classes, self.palette, rgb)
+        if isinstance(images, ImageLike) or hasattr(images, "read"):
+            return next(self._results([images]))
+        if not isinstance(images, Iterable):
+            raise ValueError(_refusal(type(images).__name__))
+        results = self._results(images)
+        return list(results) if isinstance(images, Sequence) else results
 
     def prepare(self, image: ImageLike) -> tuple[dict, np.ndarray]:
         """Return a sample for the model's data preprocessor, and the image as RGB (H, W, 3)."""
-        if isinstance(image, str | Path):
-            data = self._load({"img_path": str(image)})
-        else:
-            data = LoadImageFromNDArray()({"img": _bgr(image)})
+        data = self._read(image)
         rgb = _rgb(data["img"])  # before the transforms replace the image
         return self._transform(data), rgb
 
+    def _results(self, images: Iterable[ImageLike]) -> Iterator[Segmentation]:
+        tiles = self._tiles(images)
+        while batch := list(islice(tiles, self.batch_size)):
+            groups: dict[str, list[_Tile]] = {}
+            for tile in batch:
+                shapes = [x.shape for x in tile.sample["inputs"]]  # of views, or of channels
+                groups.setdefault(str(shapes), []).append(tile)
+            for group in groups.values():
+                with torch.no_grad(), self._autocast:  # mmseg's test_step computes gradients
+                    samples = self.model.test_step(pseudo_collate([t.sample for t in group]))
+                for tile, sample in zip(group, samples, strict=True):
+                    tile.fill(sample, self._merge)
+            yield from (tile.result for tile in batch if tile.last)
 
-def _bgr(image: Image.Image | np.ndarray) -> np.ndarray:
-    """Return the pixels as mmcv loads them from a file."""
+    def _tiles(self, images: Iterable[ImageLike]) -> Iterator[_Tile]:
+        for image in images:
+            data = self._read(image)
+            pixels = data["img"]
+            size = pixels.shape[:2]
+            labels = np.empty(size, np.min_scalar_type(len(self.classes) - 1))
+            count = max(2, len(self.classes))  # one class is a foreground with its background
+            scores = np.empty((count, *size), np.float16) if self.scores else None
+            confidence = np.empty(size, np.float16) if self.confidence else None
+            result = Segmentation(
+                labels, self.classes, self.palette, _rgb(pixels), scores, confidence
+            )
+            windows = list(product(*map(self._spans, size)))
+            for i, window in enumerate(progress(windows, "predicting tiles", len(windows)), 1):
+                (rows, kept_rows), (columns, kept_columns) = window
+                part = np.ascontiguousarray(pixels[slice(*rows), slice(*columns)])
+                shape = {"img_shape": part.shape[:2], "ori_shape": part.shape[:2]}
+                sample = self._transform({**data, **shape, "img": part})
+                kept = (slice(*kept_rows), slice(*kept_columns))
+                last = i == len(windows)
+                yield _Tile(sample, (rows[0], columns[0]), kept, result, last)
+
+    def _spans(self, size: int) -> list[tuple[Span, Span]]:
+        """Return the tiles of an axis, each with the part that it fills."""
+        tile = self.tile or size
+        spans = window_spans(size, tile, tile - self.overlap)
+        middles = [(start + stop) // 2 for (_, stop), (start, _) in pairwise(spans)]
+        return list(zip(spans, pairwise([0, *middles, size]), strict=True))
+
+    def _read(self, image: Any) -> dict:
+        """Return an `ImageLike` as the pipeline's first transform does."""
+        if isinstance(image, str | Path):
+            if "://" in str(image) and not self.urls:
+                raise ValueError(f"{image}: is a URL; use Predictor(model, urls=True) to load it")
+            return self._load({"img_path": str(image)})
+        if hasattr(image, "read"):
+            image = image.read()
+        if isinstance(image, bytes):
+            return self._load({"img_path": "image", "content": image})
+        return LoadImageFromNDArray().transform({"img": _bgr(image)})
+
+
+def _bgr(image: Any) -> np.ndarray:
+    """Return the pixels of a picture, an array or a tensor as mmcv loads them from a file."""
     if isinstance(image, Image.Image):
-        image = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        raise ValueError(
-            f"image: {image.dtype} of shape {image.shape}; pass RGB values (H, W, 3) of uint8"
-        )
-    return np.ascontiguousarray(image[..., ::-1])
+        image = ImageOps.exif_transpose(image)
+        deep = image.mode.startswith(("I", "F"))  # Pillow would cut their values at 255
+        image = np.asarray(image if deep else image.convert("RGB"))
+    elif isinstance(image, Tensor):
+        image = image.detach().cpu()
+        image = image.movedim(0, -1) if image.ndim == 3 else image  # H, W, C
+        image = (image.float() if image.is_floating_point() else image).numpy()
+    if not isinstance(image, np.ndarray):
+        raise ValueError(_refusal(type(image).__name__))
+    pixels = image[..., None] if image.ndim == 2 else image  # H, W, C
+    if pixels.ndim != 3 or pixels.shape[2] not in (1, 3, 4) or pixels.size == 0:
+        raise ValueError(_refusal(f"shape {image.shape}"))
+    if np.issubdtype(pixels.dtype, np.floating):
+        if not (pixels.min() >= 0 and pixels.max() <= 1):  # NaN, too
+            raise ValueError(_refusal(f"floats from {pixels.min():g} to {pixels.max():g}"))
+        pixels = (pixels * 255).round().astype(np.uint8)
+    elif pixels.dtype == np.uint16:
+        pixels = (pixels >> 8).astype(np.uint8)  # as OpenCV reads files
+    elif pixels.dtype != np.uint8:
+        raise ValueError(_refusal(f"values of {pixels.dtype}"))
+    return np.ascontiguousarray(pixels[..., [0, 0, 0] if pixels.shape[2] == 1 else [2, 1, 0]])
+
+
+def _refusal(given: str) -> str:
+    return (
+        f"image: {given}; pass a path, the bytes of a file, a PIL image, an RGB array (H, W, 3) or "
+        "a tensor (3, H, W), of uint8 or floats of 0 to 1"
+    )
 
 
 def _rgb(pixels: np.ndarray) -> np.ndarray:
     """Return RGB (H, W, 3) of uint8 for a loader's BGR, gray or multispectral image."""
     bands = np.atleast_3d(pixels)
     bgr = bands[..., :3] if bands.shape[2] >= 3 else bands[..., [0, 0, 0]]
-    return np.ascontiguousarray(bgr[..., ::-1].clip(0, 255).astype(np.uint8))
+    rgb = bgr[..., ::-1] if bgr.dtype == np.uint8 else bgr[..., ::-1].clip(0, 255)
+    return np.ascontiguousarray(rgb, dtype=np.uint8)
 
 
 def _without_labels(pipeline: list[dict]) -> list[dict]:

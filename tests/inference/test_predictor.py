@@ -1,5 +1,10 @@
 """`Predictor` against mmsegmentation's `inference_model`."""
 
+import functools
+import http.server
+import io
+import threading
+
 import cv2
 import numpy as np
 import pytest
@@ -106,11 +111,164 @@ def test_test_time_augmentation_is_the_configs(model, images):
     assert labels.shape == (48, 64) and (labels != single(images[0]).labels).any()
 
 
+RGB = noise(40, 56, 3)
+GRAY = noise(40, 56)
+GIVEN = {
+    "gray": (GRAY, GRAY),
+    "gray with an axis": (GRAY[..., None], GRAY),
+    "alpha": (np.dstack([RGB, GRAY]), RGB),
+    "uint16": (RGB.astype(np.uint16) * 256 + 255, RGB),
+    "float": (RGB.astype(np.float64) / 255, RGB),
+    "tensor": (torch.from_numpy(RGB).permute(2, 0, 1), RGB),
+    "tensor of floats": (torch.from_numpy(RGB).permute(2, 0, 1) / 255, RGB),
+    "gray tensor": (torch.from_numpy(GRAY)[None], GRAY),
+    "flat tensor": (torch.from_numpy(GRAY), GRAY),
+    "picture with alpha": (Image.fromarray(np.dstack([RGB, GRAY])), RGB),
+    "gray picture": (Image.fromarray(GRAY), GRAY),
+    "deep picture": (Image.fromarray(GRAY.astype(np.uint16) * 256), GRAY),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_kinds_of_images(model, name):
+    given, expected = GIVEN[name]
+    expected = np.dstack([expected] * 3) if expected.ndim == 2 else expected
+    predictor = mmseg_ext.Predictor(model)
+    result = predictor(given)
+    assert (result.image == expected).all() and result.labels.shape == (40, 56)
+    assert (result.labels == predictor(expected).labels).all()
+
+
+def test_encoded_images(model, images, tmp_path):
+    """Bytes and files are rotated like paths; text is no image."""
+    exif = Image.Exif()
+    exif[0x0112] = 6  # rotate by 90 degrees clockwise
+    path = tmp_path / "photo.jpg"
+    Image.fromarray(RGB).save(path, exif=exif)
+    predictor, content = mmseg_ext.Predictor(model), path.read_bytes()
+    expected = predictor(path)
+    with path.open("rb") as file:
+        for given in (content, io.BytesIO(content), file):
+            result = predictor(given)
+            assert (result.image == expected.image).all() and result.labels.shape == (56, 40)
+    with pytest.raises(UnreadableFileError, match="truncated"):
+        predictor(content[:-100])
+    with pytest.raises(ValueError, match="str"):
+        predictor(io.StringIO("text"))
+
+
+def test_urls_are_loaded_only_if_allowed(model, images, tmp_path):
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}/a.png"
+            with pytest.raises(ValueError, match="urls=True"):
+                mmseg_ext.Predictor(model)(url)
+            result = mmseg_ext.Predictor(model, urls=True)(url)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert (result.image == mmseg_ext.Predictor(model)(images[0]).image).all()
+
+
+def test_batches_have_one_size_and_results_keep_their_order(model, monkeypatch):
+    pictures = [noise(40, 56 if i % 3 else 40, 3) + np.uint8(i) for i in range(10)]
+    single, sizes = mmseg_ext.Predictor(model), []
+    test_step = type(model).test_step
+    monkeypatch.setattr(
+        type(model), "test_step", lambda m, d: sizes.append(len(d["inputs"])) or test_step(m, d)
+    )
+    results = mmseg_ext.Predictor(model, batch_size=4)(pictures)
+    assert sizes == [2, 2, 3, 1, 1, 1]
+    for picture, result in zip(pictures, results, strict=True):
+        assert (result.image == picture).all()
+        assert (result.labels == single(picture).labels).mean() > 0.999
+
+
+def test_generators_are_read_as_needed(model):
+    given = []
+    pictures = (given.append(i) or noise(40, 40 + i, 3) for i in range(4))
+    results = mmseg_ext.Predictor(model, batch_size=2)(pictures)
+    assert given == [] and next(results).labels.shape == (40, 40) and given == [0, 1]
+    assert [result.labels.shape[1] for result in results] == [41, 42, 43]
+
+
+@pytest.mark.parametrize("channels", [None, 1], ids=["classes", "foreground"])
+@pytest.mark.parametrize("kind", ["StripEncoderDecoder", "EncoderDecoder"])
+def test_scores_are_probabilities(kind, channels, tmp_path, monkeypatch):
+    monkeypatch.setattr("mmseg_ext.segmentors.score_maps.STRIP_BYTES", 10_000)
+    heads = {} if channels is None else dict(num_classes=2, out_channels=1, threshold=0.5)
+    torch.manual_seed(0)
+    model = randomise(mmseg_ext.get_model(CONFIG, type=kind, decode_head=heads)).eval()
+    result = mmseg_ext.Predictor(model, scores=True, confidence=True)(RGB)
+    plain = mmseg_ext.Predictor(model)(RGB)
+    assert plain.scores is None is plain.confidence
+    logits = inference_model(model, RGB[..., ::-1]).seg_logits.data
+    expected = torch.cat([1 - logits, logits]) if channels else logits.softmax(0)
+    assert result.scores.dtype == result.confidence.dtype == np.float16
+    assert result.scores.shape == (len(model.dataset_meta["classes"]), 40, 56)
+    assert np.abs(result.scores - expected.numpy()).max() < 1e-3 and expected.std() > 0.01
+    assert (result.confidence == result.scores.max(0)).all()
+    assert (result.labels == result.scores.argmax(0)).mean() > 0.98
+
+
+def test_scores_of_test_time_augmentation(model):
+    for merge in ("probs", "logits"):
+        model.cfg.tta_model = dict(type="StreamingSegTTAModel", merge=merge)
+        result = mmseg_ext.Predictor(model, tta=True, scores=True)(RGB)
+        assert (result.labels == result.scores.argmax(0)).mean() > 0.98
+        assert np.abs(result.scores.sum(0, dtype=np.float32) - 1).max() < 0.01
+    model.cfg.tta_model = dict(type="SegTTAModel")
+    with pytest.raises(ValueError, match="StreamingSegTTAModel"):
+        mmseg_ext.Predictor(model, tta=True, confidence=True)
+
+
+def test_tiles_fill_the_image_up_to_the_middle_of_their_overlap(model):
+    picture = noise(60, 90, 3)
+    options = dict(scores=True, confidence=True)
+    plain = mmseg_ext.Predictor(model, **options)
+    result = mmseg_ext.Predictor(model, tile=40, overlap=10, batch_size=4, **options)(picture)
+    spans = {60: ((0, 40, 0, 30), (20, 60, 30, 60))}
+    spans[90] = ((0, 40, 0, 35), (30, 70, 35, 60), (50, 90, 60, 90))
+    for top, bottom, first, last in spans[60]:
+        for left, right, start, stop in spans[90]:
+            tile = plain(picture[top:bottom, left:right])
+            inside = np.s_[first - top : last - top, start - left : stop - left]
+            here = np.s_[first:last, start:stop]
+            assert (tile.labels[inside] == result.labels[here]).mean() > 0.999
+            assert np.abs(tile.confidence[inside] - result.confidence[here]).max() < 0.01
+            difference = tile.scores[(..., *inside)] - result.scores[(..., *here)]
+            assert np.abs(difference).max() < 0.01
+    small = mmseg_ext.Predictor(model, tile=512)(picture)
+    assert (small.labels == plain(picture).labels).all()
+    for overlap in (-1, 40):
+        with pytest.raises(ValueError, match="tile=40"):
+            mmseg_ext.Predictor(model, tile=40, overlap=overlap)
+
+
+def test_bfloat16(model):
+    try:
+        predictor = mmseg_ext.Predictor(model, amp=True, scores=True)
+    except ValueError as error:
+        pytest.skip(str(error))
+    dtypes = []
+    hook = model.decode_head.conv_seg.register_forward_hook(lambda *args: dtypes.append(args[2]))
+    result = predictor(RGB)
+    hook.remove()
+    assert dtypes[0].dtype == torch.bfloat16
+    expected = mmseg_ext.Predictor(model, scores=True)(RGB)
+    assert 0 < np.abs(result.scores - expected.scores).mean() < 0.05
+    assert (result.labels == expected.labels).mean() > 0.9
+
+
 def test_bad_images_are_errors(model, tmp_path):
     (tmp_path / "b.png").write_bytes(b"no image")
     predictor = mmseg_ext.Predictor(model)
     with pytest.raises(UnreadableFileError, match=r"b\.png"):
         predictor(tmp_path / "b.png")
-    for array in (np.zeros((8, 8, 3), np.float32), np.zeros((3, 8, 8), np.uint8)):
+    values = (np.full((8, 8), 1.1), np.full((8, 8), np.nan), np.zeros((8, 8), np.int64))
+    for bad in (*values, np.zeros((3, 8, 8), np.uint8), np.zeros((0, 8, 3), np.uint8), None, 3):
         with pytest.raises(ValueError, match="image"):
-            predictor(array)
+            predictor(bad)
