@@ -11,6 +11,7 @@ Differences from `mmengine.runner.Runner` (0.10.12):
   was cut short, or that ended after its iteration was saved.
 - In several processes, validation uses the running statistics of rank 0, which are saved.
 - `--resume` continues from the newest complete checkpoint of the same run.
+- The history of logged values has the length that the log processor reads.
 - The work directory is locked during training.
 - cuDNN's benchmark mode is off outside training, where image sizes vary.
 """
@@ -42,6 +43,7 @@ from mmseg_ext.checkpoint.optimizer_state import fit_optimizer_state, laid_out_a
 from mmseg_ext.checkpoint.plain_data import to_plain
 from mmseg_ext.engine import randomness
 from mmseg_ext.engine.distributed import on_rank_zero
+from mmseg_ext.engine.history import ShortHistoryHook
 from mmseg_ext.engine.run_record import quiet_terminal
 from mmseg_ext.engine.saving import StopOnSignalHook, checkpoint_folder
 from mmseg_ext.errors import SAFE_UNTIL_NOW, CheckpointError, LaunchError, NotWritten
@@ -175,6 +177,7 @@ class DurableRunner(Runner):
         super().__init__(*args, **kwargs)
         self.register_hook(_TrainingState())
         self.register_hook(_AfterOthers())
+        self.register_hook(ShortHistoryHook())
 
     def build_logger(self, *args, **kwargs) -> MMLogger:
         return quiet_terminal(super().build_logger(*args, **kwargs))
