@@ -3,10 +3,12 @@
 The module needs mmdetection. The configs in configs/detection import it; `mmseg_ext` does not.
 """
 
+from pathlib import Path
+
 from mmseg_ext.datasets.shapes import METAINFO, Recipe
 from mmseg_ext.detection.shapes_coco import annotate
 from mmseg_ext.environment import require_package
-from mmseg_ext.errors import LabelError
+from mmseg_ext.errors import LabelError, MissingDataError
 
 require_package("mmdet", extra="det")
 
@@ -24,6 +26,7 @@ class CheckedCocoDataset(CocoDataset):
     lengths, and trains with a mask loss of zero.
 
     Raises:
+        MissingDataError: if there is no such file.
         LabelError: if the file's categories do not contain the classes in their order; if the
             pipeline loads masks and an object has none; if it loads polygons and an object has run
             lengths. Ignored objects are not checked.
@@ -31,6 +34,11 @@ class CheckedCocoDataset(CocoDataset):
 
     def COCOAPI(self, path: str) -> COCO:
         """Read the file and check its categories; mmdetection calls this."""
+        if not Path(path).is_file():
+            raise MissingDataError(
+                f"{path}: does not exist; unpack the dataset so that {self.data_root or '.'} has "
+                "annotations/ and a folder of images for each split, such as train2017/"
+            )
         coco = super().COCOAPI(path)
         classes = list(self.metainfo["classes"])
         names = [category["name"] for category in coco.dataset.get("categories", [])]

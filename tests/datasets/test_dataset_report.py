@@ -169,6 +169,21 @@ def test_summaries_of_splits_with_other_classes(capsys):
     assert "train: note: no pixel of b\n" in output and "test: note" not in output
 
 
+def test_notes_on_classes(capsys):
+    """Classes without pixels, with few, or in one image of the training set; at most eight."""
+    names = tuple(f"class {i}" for i in range(150))
+    train, val = Summary("train", names, pairs=99), Summary("val", names, pairs=9)
+    train.pixels[:3], train.images[:3] = (10**7, 10**6, 440), (99, 1, 9)
+    val.pixels[:3], val.images[:3] = 9, 1
+    print_summaries([train, val], {"0": 0, "#00ff00": 1, "40": 2, "255": 255})
+    notes = [line for line in capsys.readouterr().out.splitlines() if "note: " in line]
+    assert notes[0].endswith("no pixel of " + ", ".join(names[3:11]) + ", 139 more")
+    assert "class 1 (1,000,000 in images: 1), class 2 (440 in images: 9)" in notes[1]
+    assert "is #00ff00 a class? --ignore '#00ff00'" in notes[2]
+    assert "is 40 a class? --ignore 40" in notes[3]
+    assert len(notes) == 5 and notes[4].startswith("val: note: no pixel")
+
+
 def test_a_terminal_shows_the_progress_of_several_files(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     for count in (1, 2):

@@ -14,7 +14,7 @@ import mmseg_ext.detection.checked_coco
 import mmseg_ext.detection.operators_in_pytorch  # noqa: F401
 from mmseg_ext.datasets.shapes import FORMS, Recipe, render
 from mmseg_ext.detection.shapes_coco import SMALLEST, annotate, annotation_file, run_lengths
-from mmseg_ext.errors import LabelError
+from mmseg_ext.errors import LabelError, MissingDataError
 
 RECIPE = Recipe(seed=10, train=3, val=1, size=96)  # the first scene has an object of 30 pixels
 
@@ -77,3 +77,8 @@ def test_files_that_would_be_read_incorrectly_are_refused(change, options, messa
     content["annotations"] = [{**a, "iscrowd": 1} for a in content["annotations"]]
     path.write_text(json.dumps(content))
     assert len(load(root, path, **options)) == RECIPE.train  # ignored objects are not checked
+
+
+def test_missing_data_is_named(root):
+    with pytest.raises(MissingDataError, match=r"/nowhere\.json: .*annotations/"):
+        load(root, root / "annotations/nowhere.json")
