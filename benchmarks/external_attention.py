@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from mmcv.cnn import ConvModule
 from mmseg.models.decode_heads.da_head import CAM, PAM
 from mmseg.models.decode_heads.dm_head import DCM
@@ -38,6 +39,17 @@ class PositionSelfAttention(nn.Module):
         self.query, self.key, self.value, self.out = (
             nn.Conv2d(channels, channels, 1, bias=False) for _ in range(4)
         )
+
+    def forward(self, x: Tensor) -> Tensor:
+        projected = (f(x).flatten(2) for f in (self.query, self.key, self.value))
+        query, key, value = (t.transpose(1, 2).contiguous()[:, None] for t in projected)
+        # Of (B, 1, N, C); the fused kernel does not store the N x N weights.
+        attended = F.scaled_dot_product_attention(query, key, value, scale=1.0)[:, 0]  # (B, N, C)
+        return x + self.out(attended.transpose(1, 2).reshape(x.shape))
+
+
+class StoredSelfAttention(PositionSelfAttention):
+    """The same function, which stores the weights of all pairs of positions."""
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = (f(x).flatten(2) for f in (self.query, self.key, self.value))
@@ -85,6 +97,7 @@ class Block(NamedTuple):
 
 BLOCKS = {
     "self-attention": Block(PositionSelfAttention, (1.00, 292)),
+    "self-attention, stored weights": Block(StoredSelfAttention),
     "dual attention (DA)": Block(dual_attention, (4.82, 79.5)),
     "double attention (A2)": Block(DoubleAttention, (1.01, 25.7)),
     "dynamic multi-scale filters (DM)": Block(dynamic_filters, (3.00, 35.1)),

@@ -6,6 +6,7 @@ PyTorch's operator counter counts scaled dot-product attention, mmengine's `Flop
 import math
 import os
 import platform
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +26,10 @@ class MultiplyAdds(NamedTuple):
     """Multiply-adds of one forward pass.
 
     `modules` counts convolution and linear modules, like mmcv's `get_model_complexity_info` and the
-    segmentation tables of most papers; products inside attention are missing. `all` counts every
-    convolution and matrix product. It counts a lambda layer as the paper's dense form
-    (`lambda_multiply_adds`), because the fast forms do not run it as matrix products.
+    segmentation tables of most papers; products inside attention are missing. It counts modules
+    whose weights are used without a call as called, so it can be larger than `all`. `all` counts
+    every convolution and matrix product that runs. It counts a lambda layer as the paper's dense
+    form (`lambda_multiply_adds`), because the fast forms do not run it as matrix products.
     """
 
     modules: int
@@ -36,26 +38,33 @@ class MultiplyAdds(NamedTuple):
 
 def count_multiply_adds(model: nn.Module, x: Tensor) -> MultiplyAdds:
     """Count the multiply-adds of `model(x)`; the result is the same on every device, also meta."""
-    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=_MORE_KERNELS) as counter:
-        model(x)
-    counts = counter.get_flop_counts()
     root = type(model).__name__
     named = model.named_modules(remove_duplicate=False)  # the counter uses any of them
     modules = {f"{root}.{name}" if name else root: module for name, module in named}
-
-    def products(name: str) -> int:
-        return sum(counts.get(name, {}).values()) // 2
-
-    kinds = (nn.Linear, nn.modules.conv._ConvNd)
-    in_modules = sum(products(name) for name, m in modules.items() if isinstance(m, kinds))
-    total = counter.get_total_flops() // 2
+    total, products = _count_products(model, x)
     for name, layer in modules.items():
         if isinstance(layer, LambdaLayer):
-            projection = products(f"{name}.qkv")
+            projection = products[f"{name}.qkv"]
             positions = projection // (len(x) * layer.qkv.weight.numel())
             dense = len(x) * lambda_multiply_adds(layer, positions)
-            total += projection + dense - products(name)
-    return MultiplyAdds(in_modules, total)
+            total += projection + dense - products[name]
+    kinds = (nn.Linear, nn.modules.conv._ConvNd)
+    counted = {name: module for name, module in modules.items() if isinstance(module, kinds)}
+    # Layers that compute with the weights of their modules call modules that have hooks.
+    hooks = [m.register_forward_hook(lambda *args: None) for m in counted.values()]
+    _, products = _count_products(model, x)
+    for hook in hooks:
+        hook.remove()
+    return MultiplyAdds(sum(products[name] for name in counted), total)
+
+
+def _count_products(model: nn.Module, x: Tensor) -> tuple[int, Counter[str]]:
+    """Count the multiply-adds that run in `model(x)`, and in each module by name."""
+    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=_MORE_KERNELS) as counter:
+        model(x)
+    counts = counter.get_flop_counts()
+    products = Counter({name: sum(kinds.values()) // 2 for name, kinds in counts.items()})
+    return counter.get_total_flops() // 2, products
 
 
 def lambda_multiply_adds(layer: LambdaLayer, positions: int) -> int:

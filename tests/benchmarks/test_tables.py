@@ -26,6 +26,7 @@ def test_command_runs_the_requested_parts(capsys):
     ("name", "parameters", "convention", "giga"),
     [
         ("self-attention", 1_048_576, "all", 292.06),
+        ("self-attention, stored weights", 1_048_576, "all", 292.06),
         ("dual attention (DA)", 5_048_960 + 2, "modules", 82.7),  # and two gains
         ("dual attention (DA)", 5_048_960 + 2, "all", 246),
         ("double attention (A2)", 1_048_576, "all", 25.77),
@@ -33,6 +34,7 @@ def test_command_runs_the_requested_parts(capsys):
         ("Hamburger (NMF)", 525_824, "all", 18.75),
         ("EA, one memory", 558_592, "modules", 9.13),
         ("EA, published order", 591_360, "all", 9.664),
+        ("EA, composed", 591_360, "modules", 9.664),
         ("EA, composed", 591_360, "all", 1.107),
         ("EA, fused", 2 * 64 * 512 + 64 + 512, "all", 1.074),
     ],

@@ -1,5 +1,6 @@
 """Multiply-adds: what is counted, the papers' counts, and the command."""
 
+import copy
 import os
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 
 from mmseg_ext.commands.model_cost import main
 from mmseg_ext.cost.model_cost import count_config, count_multiply_adds, machine
-from mmseg_ext.layers import LambdaLayer
+from mmseg_ext.layers import ExternalAttention2d, LambdaLayer, ReAttention
 from tests.configs import CONFIGS
 
 
@@ -43,6 +44,21 @@ def test_a_shared_layer_counts_each_time():
 
 
 @pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(ExternalAttention2d(32, 8), (2, 32, 6, 7)), (ReAttention(24, 4), (1, 600, 24))],
+)
+def test_modules_count_where_their_weights_are_used_without_a_call(layer, shape):
+    layer, x = layer.to("meta").eval(), torch.empty(shape, device="meta")
+    published = copy.deepcopy(layer)
+    published.forward = published.published_order
+    counted, called = (count_multiply_adds(model, x) for model in (layer, published))
+    assert counted.modules == called.modules > 0
+    weights = sum(p.numel() for p in layer.parameters() if p.ndim > 1)
+    if isinstance(layer, ExternalAttention2d):
+        assert counted.modules == called.all == 2 * 42 * weights > counted.all
+
+
+@pytest.mark.parametrize(
     "config",
     [
         {"type": "RMT", "arch": "tiny"},
@@ -64,7 +80,7 @@ def test_the_command_prints_one_row_for_each_config(capsys):
     assert main([str(CONFIGS / "ea_r18_shapes.py"), str(CONFIGS / "fcn_r18_shapes.py")]) == 0
     *_, alignment, ea, fcn = capsys.readouterr().out.splitlines()
     assert alignment == "| :-- | --: | --: | --: | --: |"
-    assert ea == "| `ea_r18_shapes` | 96x96 | 0.97 | 0.14 | 0.15 |"
+    assert ea == "| `ea_r18_shapes` | 96x96 | 0.97 | 0.15 | 0.15 |"
     assert fcn.startswith("| `fcn_r18_shapes` | 96x96 | 1.00 |")
     assert main(["configs/none.py"]) == 1
     assert "configs/none.py" in capsys.readouterr().err
