@@ -62,11 +62,15 @@ def untested(package: str, tester: type) -> list[str]:
 
 
 class Operators(TorchDispatchMode):
-    """Operators by name, those with tensors on the CPU, and the largest result in bytes."""
+    """Operators by name, those with tensors on the CPU, and the largest result in bytes.
+
+    `kernels` counts operators that are not views.
+    """
 
     def __init__(self):
         super().__init__()
         self.names: Counter[str] = Counter()
+        self.kernels = 0
         self.on_host: set[str] = set()
         self.largest = 0
 
@@ -74,6 +78,7 @@ class Operators(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         name = function.overloadpacket.__name__
         self.names[name] += 1
+        self.kernels += not function.is_view
         if any(isinstance(t, Tensor) and t.device.type == "cpu" for t in (*args, result)):
             self.on_host.add(name)
         results = result if isinstance(result, (tuple, list)) else (result,)

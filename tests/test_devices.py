@@ -1,9 +1,9 @@
 """Every segmentation model on a GPU, without one: all tensors must be created on its device.
 
-The tensors have no data (mmseg_ext/cost/dataless.py). An operator on tensors of two devices raises.
+The tensors have no data (mmseg_ext/cost/simulated_cuda.py). An operator on tensors of two devices
+raises.
 """
 
-import contextlib
 import json
 import re
 from types import SimpleNamespace
@@ -15,8 +15,8 @@ from mmengine.optim import OptimWrapper, build_optim_wrapper
 from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
 
-from mmseg_ext.cost import dataless
-from mmseg_ext.cost.dataless import PretendedDevice
+from mmseg_ext.cost import simulated_cuda
+from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
 from mmseg_ext.cost.step_memory import batch_of, build_training_model, training_loss
 from mmseg_ext.decode_heads import JSegEAHead
 from mmseg_ext.engine.finite_loss import FiniteLossHook
@@ -46,25 +46,25 @@ def small_config(name: str) -> Config:
     return config
 
 
-def build(config, device: PretendedDevice) -> tuple[torch.nn.Module, OptimWrapper]:
+def build(config, device: SimulatedCUDA) -> tuple[torch.nn.Module, OptimWrapper]:
     model = build_training_model(config.model, device.device)
     settings = config.optim_wrapper.to_dict()
     settings = {k: v for k, v in settings.items() if k not in ("dtype", "loss_scale")}
     return model, build_optim_wrapper(model, {**settings, "type": "OptimWrapper"})
 
 
-def train(config, device: PretendedDevice) -> torch.nn.Module:
+def train(config, device: SimulatedCUDA) -> torch.nn.Module:
     """Run a step in each precision; return the model."""
     model, wrapper = build(config, device)
     for precision in PRECISIONS:
-        with torch.autocast("cuda", precision) if precision else contextlib.nullcontext():
+        with device.autocast(precision):
             loss = training_loss(model, batch_of(config, device.device))
         wrapper.update_params(loss)
     assert all(p.is_cuda for p in model.parameters())
     return model
 
 
-def images(config, device: PretendedDevice) -> dict:
+def images(config, device: SimulatedCUDA) -> dict:
     """Return one image, 96x80 on disk, as the test pipeline packs it."""
     crop = config.crop_size
     image = torch.zeros(3, *crop, dtype=torch.uint8, device=device.device)
@@ -72,12 +72,12 @@ def images(config, device: PretendedDevice) -> dict:
     return {"inputs": [image], "data_samples": [SegDataSample(metainfo=meta)]}
 
 
-def predict(config, model: torch.nn.Module, device: PretendedDevice) -> None:
+def predict(config, model: torch.nn.Module, device: SimulatedCUDA) -> None:
     (sample,) = model.eval().test_step(images(config, device))
     assert sample.pred_sem_seg.data.is_cuda and sample.pred_sem_seg.shape == (96, 80)
 
 
-def predict_augmented(config, model: torch.nn.Module, device: PretendedDevice) -> None:
+def predict_augmented(config, model: torch.nn.Module, device: SimulatedCUDA) -> None:
     augmented = MODELS.build({**config.tta_model, "module": model})
     views = [images(config, device) for _ in range(2)]
     for flip, view in enumerate(views):
@@ -90,7 +90,7 @@ def predict_augmented(config, model: torch.nn.Module, device: PretendedDevice) -
 @pytest.mark.parametrize("name", distinct_models())
 def test_training_and_prediction_stay_on_the_device(name):
     config = small_config(name)
-    with PretendedDevice() as device:
+    with SimulatedCUDA() as device:
         model = train(config, device)
         predict(config, model, device)
         predict_augmented(config, model, device)
@@ -99,9 +99,9 @@ def test_training_and_prediction_stay_on_the_device(name):
 def test_the_check_of_losses_stays_on_the_device(monkeypatch):
     """`FiniteLossHook` reads one number, which is zero for finite losses and gradients."""
     number = torch.ops.aten._local_scalar_dense.default
-    monkeypatch.setitem(dataless._FORMS, number, lambda x: 0)
+    monkeypatch.setitem(simulated_cuda._FORMS, number, lambda x: 0)
     config = small_config("fcn_r18_shapes")
-    with PretendedDevice() as device:
+    with SimulatedCUDA() as device:
         model, wrapper = build(config, device)
         runner = SimpleNamespace(optim_wrapper=wrapper, model=model, iter=5)
         FiniteLossHook().before_train(runner)
@@ -114,5 +114,5 @@ def test_a_tensor_on_the_cpu_is_found(monkeypatch):
     forward = JSegEAHead.forward
     add = lambda *given: forward(*given) + torch.ones(forward(*given).shape[-1])  # noqa: E731
     monkeypatch.setattr(JSegEAHead, "forward", add)
-    with PretendedDevice() as device, pytest.raises(RuntimeError, match="is on cpu"):
+    with SimulatedCUDA() as device, pytest.raises(RuntimeError, match="is on cpu"):
         train(small_config("ea_jseg_r18_camvid_800"), device)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.reference import Plain
+from mmseg_ext.layers.input_shapes import channels_first, channels_last
 from mmseg_ext.layers.manhattan_attention import ManhattanAttention, ManhattanBlock, log_decays
-from mmseg_ext.layers.shapes import channels_first, channels_last
 
 
 class Relations:

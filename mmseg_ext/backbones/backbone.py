@@ -141,11 +141,11 @@ class Backbone(BaseModule):
             shape = tuple(images.shape)
             raise ValueError(f"images: shape {shape} is not (B, {self.in_channels}, H, W)")
 
-    def _run(self, block: nn.Module, x: Tensor) -> Tensor:
+    def _run(self, block: nn.Module, x: Tensor, *arguments: Any) -> Tensor:
         if not (self.with_cp and x.requires_grad):
-            return block(x)
+            return block(x, *arguments)
         contexts = lambda: (nullcontext(), _frozen_statistics(block))  # noqa: E731
-        return checkpoint(block, x, use_reentrant=False, context_fn=contexts)
+        return checkpoint(block, x, *arguments, use_reentrant=False, context_fn=contexts)
 
     @classmethod
     def named_arch(cls, state_dict: Mapping[str, Tensor]) -> str | None:

@@ -50,11 +50,12 @@ def count_multiply_adds(model: nn.Module, x: Tensor) -> MultiplyAdds:
             total += projection + dense - products[name]
     kinds = (nn.Linear, nn.modules.conv._ConvNd)
     counted = {name: module for name, module in modules.items() if isinstance(module, kinds)}
-    # Layers that compute with the weights of their modules call modules that have hooks.
-    hooks = [m.register_forward_hook(lambda *args: None) for m in counted.values()]
-    _, products = _count_products(model, x)
-    for hook in hooks:
-        hook.remove()
+    if not all(products[name] for name in counted):
+        # Layers that compute with the weights of their modules call modules that have hooks.
+        hooks = [m.register_forward_hook(lambda *args: None) for m in counted.values()]
+        _, products = _count_products(model, x)
+        for hook in hooks:
+            hook.remove()
     return MultiplyAdds(sum(products[name] for name in counted), total)
 
 

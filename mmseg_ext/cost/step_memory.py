@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import dataclass
-from unittest import mock
 
 import torch
 from mmengine.config import Config, ConfigDict
@@ -13,9 +12,13 @@ from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
 from torch import Tensor, nn
 
-from mmseg_ext.cost.dataless import PretendedDevice
+from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
 
 GIBI = 2**30
+# Optimizers update lists of tensors on a GPU. torch 2.1 cannot do this without data.
+_FOREACH = torch._C._dispatch_has_computed_kernel_for_dispatch_key(
+    "aten::_foreach_div_.ScalarList", "Meta"
+)
 
 
 @dataclass
@@ -54,12 +57,11 @@ def training_memory(config: Config, amp: bool = False) -> StepMemory:
     settings = config.optim_wrapper.to_dict()
     amp = amp or "Amp" in settings["type"]
     settings = {k: v for k, v in settings.items() if k not in ("dtype", "loss_scale")}
-    # One image on each of several GPUs is enough for SyncBN, which counts the values of all.
-    with PretendedDevice() as device, mock.patch("torch.nn.functional._verify_batch_size"):
+    with SimulatedCUDA() as device:
         model = build_training_model(config.model, device.device)
         wrapper = build_optim_wrapper(model, {**settings, "type": "OptimWrapper"})
         for group in wrapper.optimizer.param_groups:
-            group["foreach"] = True  # torch's default on a GPU
+            group["foreach"] = _FOREACH  # torch's default on a GPU
         weights = device.peak = device.current
         trained = [p for p in model.parameters() if p.requires_grad]
 
@@ -68,7 +70,7 @@ def training_memory(config: Config, amp: bool = False) -> StepMemory:
 
         for parameter in trained:
             parameter.register_post_accumulate_grad_hook(count_gradient)
-        with torch.autocast("cuda", torch.float16, enabled=amp):
+        with device.autocast(torch.float16 if amp else None):
             loss = training_loss(model, batch_of(config, device.device))
         wrapper.backward(loss)
         del loss
@@ -83,7 +85,7 @@ def training_memory(config: Config, amp: bool = False) -> StepMemory:
 
 
 def build_training_model(settings: dict, device: torch.device) -> nn.Module:
-    """Build a config's `model` on a pretended device, in training mode."""
+    """Build a config's `model` on a device, in training mode."""
     with device:
         model = revert_sync_batchnorm(MODELS.build({**settings, "pretrained": None}))
     model.data_preprocessor.to(device)  # it moves batches there

@@ -12,8 +12,8 @@ from mmseg.registry import MODELS
 from torch import Tensor, nn
 
 from mmseg_ext.decode_heads.ea_head import conv_module
+from mmseg_ext.layers.input_shapes import channels_first, channels_last
 from mmseg_ext.layers.manhattan_attention import Decay, ManhattanBlock
-from mmseg_ext.layers.shapes import channels_first, channels_last
 
 
 @MODELS.register_module()

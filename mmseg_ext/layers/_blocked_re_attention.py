@@ -8,21 +8,18 @@ width 384 with 12 heads and the 1025 tokens of a 512x512 crop (docs/deepvit.md):
     batch 2: inference 412.1 to 61.5 ms, a training step 1348.8 to 676.0 ms
 """
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.checkpoint import checkpoint
 
+from mmseg_ext.layers.input_shapes import is_recorded
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
-from mmseg_ext.layers.shapes import is_recorded
+from mmseg_ext.layers.recomputation import recomputed
 from mmseg_ext.layers.submodules import computes_by_weights, update_running_statistics
 
 # With gradients, blocks are computed again in the backward pass. This measured faster than keeping
 # the maps at 1025 tokens, and slower at 197.
 _RECOMPUTED_TOKENS = 512
-_recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
 
 def should_use(x: Tensor, drop: nn.Dropout, mixing: nn.Conv2d, norm: nn.Module) -> bool:
@@ -49,7 +46,7 @@ def attend(
     matrix = mixing.weight.flatten(1).to(full_precision(q.dtype)) * token_ratio  # (H, H)
     with autocast_disabled(q):
         affine = _affine(matrix, mixing, norm, q, k)
-    return torch.cat([_recomputed(_block, q[:, :, rows], k, v, *affine) for rows in _blocks(q)], 1)
+    return torch.cat([recomputed(_block, q[:, :, rows], k, v, *affine) for rows in _blocks(q)], 1)
 
 
 def _block(q: Tensor, k: Tensor, v: Tensor, matrix: Tensor, constant: Tensor) -> Tensor:
@@ -86,7 +83,7 @@ def _batch_statistics(
     # Rows of a softmax sum to one, so each map has exactly the mean 1/N. With M the matrix and S
     # the covariance of the heads' maps, the mixed maps have the mean M 1/N + bias and the variance
     # diag(M S M^T). The mixed maps themselves are not needed.
-    sums = [_recomputed(_centered_products, q[:, :, rows], k) for rows in _blocks(q)]
+    sums = [recomputed(_centered_products, q[:, :, rows], k) for rows in _blocks(q)]
     covariance = torch.stack(sums).sum(0) / count  # (H, H)
     mean = matrix.sum(1) / tokens + bias  # (H)
     variance = ((matrix @ covariance) * matrix).sum(1)  # (H)

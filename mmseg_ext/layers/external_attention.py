@@ -24,9 +24,9 @@ from mmseg_ext.layers._composed_external_attention import (
     FusedExternalAttention2d,
     composed_attention,
 )
+from mmseg_ext.layers.input_shapes import require_map
 from mmseg_ext.layers.older_torch import is_compiling
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
-from mmseg_ext.layers.shapes import require_map
 from mmseg_ext.layers.submodules import computes_by_weights
 
 Normalization = Literal["double", "softmax"]

@@ -11,18 +11,15 @@ convolution of its feed-forward network, and the gain per channel in the later s
 code, but not in the paper's figure.
 """
 
-import functools
 from collections.abc import Callable
-from typing import Literal, get_args
+from functools import partial
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from mmseg_ext.layers.older_torch import MIXED_MASKS
-from mmseg_ext.layers.precision import full_precision
-from mmseg_ext.layers.shapes import (
+from mmseg_ext.layers.input_shapes import (
     channels_first,
     channels_last,
     head_width,
@@ -30,13 +27,29 @@ from mmseg_ext.layers.shapes import (
     is_recorded,
     require_map,
 )
+from mmseg_ext.layers.older_torch import MIXED_MASKS
+from mmseg_ext.layers.precision import compute_dtype, full_precision
+from mmseg_ext.layers.recomputation import recomputed
 
 Decay = Literal["logit", "product"]
 
-# Full attention: a slice has at most this many queries and at most this many bytes of bias. On a
-# CPU 256 queries measured best of 32 to 512 at 8192 positions and 8 heads.
-_QUERIES = 256
+# Full attention: a slice has at most this many bytes of bias, and on a CPU this many queries: 256
+# measured best of 32 to 512 at 8192 positions and 8 heads.
 _BYTES = 64 * 2**20
+_QUERIES_CPU = 256
+
+
+class PositionTerms(NamedTuple):
+    """Terms of Manhattan attention that depend only on the size, device and dtype of the map.
+
+    `phase` are cos and sin (H, W, 1, d / 2, 2), `decays` the log-decay of each head (n,). `biases`
+    are the log-decays times the distances (1, n, l, l): along W and along H, or for full attention
+    in the map; None if attention runs in slices.
+    """
+
+    phase: Tensor | None
+    decays: Tensor | None
+    biases: tuple[Tensor | None, ...]
 
 
 class ManhattanAttention(nn.Module):
@@ -101,31 +114,57 @@ class ManhattanAttention(nn.Module):
         self.lce = nn.Conv2d(embed_dim, embed_dim, 5, padding=2, groups=embed_dim) if lce else None
         self.out_proj = nn.Linear(embed_dim, embed_dim)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map x (B, H, W, C) to (B, H, W, C); raise a ValueError for another shape."""
-        q, k = self._queries_and_keys(x)  # (B, H, W, n, d)
+    def forward(self, x: Tensor, terms: PositionTerms | None = None) -> Tensor:
+        """Map x (B, H, W, C) to (B, H, W, C); raise a ValueError for another shape.
+
+        Layers with equal settings can share the `terms` of maps of one size.
+        """
+        require_map(x, self.embed_dim, last=True)
+        terms = self.position_terms(x) if terms is None else terms
+        q, k = self._queries_and_keys(x, terms.phase)  # (B, H, W, n, d)
         value = self.v_proj(x)
         v = value.unflatten(-1, (self.num_heads, -1))  # (B, H, W, n, d)
-        height, width = x.shape[1:3]
         if self.decomposed:
-            v = self._attend(q, k, v, 1, width)
+            v = self._attend(q, k, v, terms.biases[0])
             q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, W, H, n, d)
-            v = self._attend(q, k, v, 1, height).transpose(1, 2)
+            v = self._attend(q, k, v, terms.biases[1]).transpose(1, 2)
         else:
-            v = self._attend(q, k, v, height, width)
+            v = self._attend_to_map(q, k, v, terms, x)
         out = v.flatten(-2)  # (B, H, W, C)
         if self.lce is not None:
             out = out + channels_last(self.lce(channels_first(value)))
         return self.out_proj(out)
 
-    def _queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def position_terms(self, x: Tensor) -> PositionTerms:
+        """Compute the terms that depend only on the size, device and dtype of x (B, H, W, C)."""
+        height, width = x.shape[1:3]
+        sizes = [(1, width), (1, height)] if self.decomposed else [(height, width)]
+        sliced = not self.decomposed and _slice_size(self.num_heads, height * width, x) is not None
+        decays = None if self.decay is None else self._log_decays(x)
+        if decays is None or sliced:
+            return PositionTerms(self._phase(x), decays, (None,) * len(sizes))
+        biases = (self._bias(x, decays, *size) for size in sizes)
+        return PositionTerms(self._phase(x), decays, tuple(biases))
+
+    def _phase(self, x: Tensor) -> Tensor | None:
+        if not self.rotary:
+            return None
+        return rotary_phase(x.shape[1], x.shape[2], self.embed_dim // self.num_heads, like=x)
+
+    def _bias(self, x: Tensor, decays: Tensor, height: int, width: int, *rows: int) -> Tensor:
+        """Return the log-decays (1, n, l', l) of positions in a map, all or start and stop."""
+        positions = torch.arange(*(rows or (height * width,)), device=x.device)  # (l',)
+        distance = manhattan_distance(positions, height, width)  # (l', l)
+        # A mask with three dimensions would take the kernel's unfused path.
+        bias = decays.view(1, -1, 1, 1) * distance  # (1, n, l', l)
+        # Kernels of GPUs require the dtype of the queries, as all kernels of older torch.
+        mixed = self.decay == "product" or (x.device.type == "cpu" and MIXED_MASKS)
+        return bias if mixed else bias.to(compute_dtype(x))
+
+    def _queries_and_keys(self, x: Tensor, phase: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return rotated queries and keys, each (B, H, W, n, d)."""
-        require_map(x, self.embed_dim, last=True)
         q, k = (p(x).unflatten(-1, (self.num_heads, -1)) for p in (self.q_proj, self.k_proj))
-        if self.rotary:
-            phase = rotary_phase(q.shape[1], q.shape[2], q.shape[-1], like=q)
-            q, k = _rotate(q, phase), _rotate(k, phase)
-        return q, k
+        return (q, k) if phase is None else (_rotate(q, phase), _rotate(k, phase))
 
     def attention_map(self, x: Tensor, position: tuple[int, int] | None = None) -> Tensor:
         """Return the weights of the values for x (B, H, W, C), (B, n, N, N) with N = H W.
@@ -134,7 +173,8 @@ class ManhattanAttention(nn.Module):
         query and gives (B, n, 1, N). In the decomposed form a weight is a product: along the column
         of the query times along the row of the key.
         """
-        q, k = (t.permute(0, 3, 1, 2, 4) for t in self._queries_and_keys(x))  # (B, n, H, W, d)
+        require_map(x, self.embed_dim, last=True)
+        q, k = (t.permute(0, 3, 1, 2, 4) for t in self._queries_and_keys(x, self._phase(x)))
         q = q * q.shape[-1] ** -0.5
         row, column = (slice(i, i + 1) for i in position) if position else [slice(None)] * 2
         rows, columns = (torch.arange(size, device=x.device) for size in x.shape[1:3])
@@ -163,56 +203,56 @@ class ManhattanAttention(nn.Module):
 
     def _log_decays(self, like: Tensor) -> Tensor:
         settings = (self.num_heads, self.decay_start, self.decay_range)
-        return _computed_once(log_decays, *settings, like=like)  # (n,)
+        return _in_float64(log_decays, *settings, like=like)  # (n,)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, height: int, width: int) -> Tensor:
-        """Attend within maps of `height` x `width`, (B, H, W, n, d) to (B, H, W, n, d).
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        """Attend along the third dimension, (B, H, W, n, d) to (B, H, W, n, d)."""
+        q, k, values = (t.flatten(0, 1).transpose(1, 2) for t in (q, k, v))
+        out = attend(q, k, values, bias, self.decay == "product")  # (B H, n, W, d)
+        return out.transpose(1, 2).reshape(v.shape)
 
-        With `height` 1 each row is a separate map.
-        """
-        first = 0 if self.decomposed else 1
-        q, k, values = (t.flatten(first, first + 1).transpose(1, 2) for t in (q, k, v))
-        if self.decay is None:
-            out = F.scaled_dot_product_attention(q, k, values)  # (s, n, l, d)
+    def _attend_to_map(
+        self, q: Tensor, k: Tensor, v: Tensor, terms: PositionTerms, x: Tensor
+    ) -> Tensor:
+        """Attend to all positions, (B, H, W, n, d) to (B, H, W, n, d), for the layer's input x."""
+        height, width = x.shape[1:3]
+        q, k, values = (t.flatten(1, 2).transpose(1, 2) for t in (q, k, v))  # (B, n, L, d)
+        printed, step = self.decay == "product", _slice_size(self.num_heads, height * width, x)
+
+        def attend_slice(queries: Tensor, k: Tensor, values: Tensor, start: int) -> Tensor:
+            rows = (start, start + queries.shape[2])
+            bias = self._bias(x, terms.decays, height, width, *rows)
+            return attend(queries, k, values, bias, printed)
+
+        if step is None or terms.decays is None:
+            out = attend(q, k, values, terms.biases[0], printed)  # (B, n, L, d)
         else:
-            printed = self.decay == "product"
-            out = attend(q, k, values, self._log_decays(q), height, width, printed)
+            slices = enumerate(q.split(step, 2))  # of (B, n, l', d)
+            calls = ((partial(attend_slice, start=i * step), queries) for i, queries in slices)
+            out = torch.cat([recomputed(f, queries, k, values) for f, queries in calls], 2)
         return out.transpose(1, 2).reshape(v.shape)
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, decays: Tensor, height: int, width: int, printed: bool = False
-) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, printed: bool = False) -> Tensor:
     """Compute softmax(q k^T / sqrt(d) + b) v, or (softmax(q k^T / sqrt(d)) * exp(b)) v.
 
-    `printed` selects the second form, the paper's equation. q, k and v are (s, n, l, d) with
-    l = height x width positions in raster order. b is the log-decay of the head, in `decays` (n,),
-    times the Manhattan distance. Slices of the queries are computed again in the backward pass.
+    `printed` selects the second form, the paper's equation. q is (s, n, l', d), k and v are
+    (s, n, l, d), and b is (1, n, l', l) or None for zero.
     """
-    length = height * width
+    if bias is None or not printed:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    logits = (q @ k.transpose(-1, -2)).to(bias.dtype) * q.shape[-1] ** -0.5
+    return (torch.softmax(logits, -1) * bias.exp()).to(v.dtype) @ v  # (s, n, l', d)
 
-    def attend_slice(start: int, stop: int) -> Tensor:
-        positions = torch.arange(start, stop, device=q.device)
-        distance = manhattan_distance(positions, height, width)  # (l', l)
-        # A mask with three dimensions would take the kernel's unfused path.
-        bias = decays.view(1, -1, 1, 1) * distance  # (1, n, l', l)
-        queries = q[:, :, start:stop]  # (s, n, l', d)
-        if not printed:
-            # Kernels of GPUs require the dtype of the queries, as all kernels of older torch.
-            if q.device.type != "cpu" or not MIXED_MASKS:
-                bias = bias.to(q.dtype)
-            return F.scaled_dot_product_attention(queries, k, v, attn_mask=bias)
-        logits = (queries @ k.transpose(-1, -2)).to(bias.dtype) * q.shape[-1] ** -0.5
-        return (torch.softmax(logits, -1) * bias.exp()).to(v.dtype) @ v  # (s, n, l', d)
 
-    # A program for any size cannot contain a fixed number of slices.
-    if height == 1 or not is_fixed(length) or length <= _QUERIES:
-        return attend_slice(0, length)
-    if torch.is_grad_enabled() and not is_recorded():
-        attend_slice = functools.partial(checkpoint, attend_slice, use_reentrant=False)
-    step = max(1, min(_QUERIES, _BYTES // (decays.nbytes * length)))
-    starts = range(0, length, step)
-    return torch.cat([attend_slice(i, min(i + step, length)) for i in starts], 2)  # (s, n, l, d)
+def _slice_size(num_heads: int, length: int, x: Tensor) -> int | None:
+    """Return the number of queries in a slice of full attention; None for all in one."""
+    if not is_fixed(length):
+        return None  # a program for any size cannot contain a fixed number of slices
+    step = max(1, _BYTES // (num_heads * length * max(4, x.element_size())))
+    if x.device.type == "cpu":
+        step = min(step, _QUERIES_CPU)
+    return step if step < length else None
 
 
 def manhattan_distance(positions: Tensor, height: int, width: int) -> Tensor:
@@ -238,8 +278,8 @@ def rotary_phase(height: int, width: int, head_dim: int, like: Tensor) -> Tensor
     They are on the device of `like`, in float32 at least. The sum formulas give them from the
     float64 angles of the rows and of the columns.
     """
-    rows = _computed_once(_axis_phase, height, width, head_dim, like=like)[:, None]
-    columns = _computed_once(_axis_phase, width, 1, head_dim, like=like)
+    rows = _in_float64(_axis_phase, height, width, head_dim, like=like)[:, None]
+    columns = _in_float64(_axis_phase, width, 1, head_dim, like=like)
     (cos_row, sin_row), (cos, sin) = rows.unbind(-1), columns.unbind(-1)
     real, imaginary = cos_row * cos - sin_row * sin, sin_row * cos + cos_row * sin
     return torch.stack((real, imaginary), -1)
@@ -254,28 +294,11 @@ def _axis_phase(count: int, stride: int, head_dim: int, device: torch.device | s
     return torch.stack((angle.cos(), angle.sin()), -1)
 
 
-def _computed_once(function: Callable[..., Tensor], *arguments: float, like: Tensor) -> Tensor:
-    """Return `function(*arguments, device)` on the device of `like`, in float32 at least.
-
-    The blocks of a stage share the result, and later forwards of the same size reuse it.
-    """
-    # Recorded programs, fake tensors, inference mode and torch.func need their own tensors.
-    separate = is_recorded() or type(like) is not Tensor or torch.is_inference_mode_enabled()
-    transforms = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
-    separate = separate or transforms.peek_interpreter_stack()
-    compute = _compute if separate else _compute_cached
-    return compute(function, arguments, like.device, full_precision(like.dtype))
-
-
-def _compute(
-    function: Callable[..., Tensor], arguments: tuple, device: torch.device, dtype: torch.dtype
-) -> Tensor:
+def _in_float64(function: Callable[..., Tensor], *arguments: float, like: Tensor) -> Tensor:
+    """Return `function(*arguments, device)` on the device of `like`, in float32 at least."""
     # On the device, because a copy from the host would wait for the GPU. MPS has no float64.
-    place = "cpu" if device.type == "mps" else device
-    return function(*arguments, device=place).to(device, dtype)
-
-
-_compute_cached = functools.lru_cache(maxsize=256)(_compute)
+    place = "cpu" if like.device.type == "mps" else like.device
+    return function(*arguments, device=place).to(like.device, full_precision(like.dtype))
 
 
 def _rotate(x: Tensor, phase: Tensor) -> Tensor:
@@ -338,12 +361,15 @@ class ManhattanBlock(nn.Module):
             gains = (nn.Parameter(torch.full((embed_dim,), layer_scale)) for _ in range(2))
             self.gamma1, self.gamma2 = gains
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map x (B, H, W, C) to (B, H, W, C); raise a ValueError for another shape."""
+    def forward(self, x: Tensor, terms: PositionTerms | None = None) -> Tensor:
+        """Map x (B, H, W, C) to (B, H, W, C); raise a ValueError for another shape.
+
+        Blocks with equal settings can share `attn.position_terms(x)`.
+        """
         require_map(x, self.attn.embed_dim, last=True)
         if self.cpe is not None:
             x = x + channels_last(self.cpe(channels_first(x)))
-        x = x + self._branch(self.attn(self.norm1(x)), self.gamma1)
+        x = x + self._branch(self.attn(self.norm1(x), terms), self.gamma1)
         return x + self._branch(self.ffn(self.norm2(x)), self.gamma2)
 
     def _branch(self, x: Tensor, gamma: Tensor | None) -> Tensor:

@@ -30,6 +30,18 @@ def autocast_dtype(device_type: str) -> torch.dtype | None:
     return torch.get_autocast_gpu_dtype() if enabled else None
 
 
+def set_autocast(device_type: str, dtype: torch.dtype | None) -> None:
+    """Enable autocast to `dtype` on a type of device, available or not; None disables it."""
+    if hasattr(torch, "set_autocast_dtype"):  # torch 2.4
+        torch.set_autocast_enabled(device_type, dtype is not None)
+        if dtype is not None:
+            torch.set_autocast_dtype(device_type, dtype)
+    else:
+        torch.set_autocast_enabled(dtype is not None)
+        if dtype is not None:
+            torch.set_autocast_gpu_dtype(dtype)
+
+
 def grad_scaler(device_type: str, **settings):
     """Return a gradient scaler for a type of device; on a CPU it must be disabled."""
     if hasattr(torch.amp, "GradScaler"):  # torch 2.3

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmseg_ext.layers import _blocked_re_attention as blocked
+from mmseg_ext.layers.input_shapes import head_width, require_tokens
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
-from mmseg_ext.layers.shapes import head_width, require_tokens
 
 
 class ReAttention(nn.Module):

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmseg_ext.layers.external_attention import double_normalize
+from mmseg_ext.layers.input_shapes import head_width, require_tokens
 from mmseg_ext.layers.precision import full_precision
-from mmseg_ext.layers.shapes import head_width, require_tokens
 from mmseg_ext.layers.submodules import computes_by_weights
 
 

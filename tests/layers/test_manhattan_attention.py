@@ -1,15 +1,14 @@
 """ManhattanAttention: the published code's numbers, the paper's identities, and its memory."""
 
-import copy
 import itertools
 from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.reference.manhattan_attention import plain_manhattan_attention
+from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
 from mmseg_ext.layers import ManhattanAttention, ManhattanBlock
 from tests.models import Operators
 from tests.parity import assert_same_function
@@ -69,41 +68,42 @@ def test_equations_of_the_block():
 
 
 @pytest.mark.parametrize("decomposed", [True, False])
-def test_decays_and_phases_are_built_on_the_device_once(decomposed):
+def test_decays_and_phases_are_built_on_the_device(decomposed):
     """A copy from the host would wait for the GPU. The meta device shows copies without a GPU."""
-    layer = attention(decomposed=decomposed, decay_range=5.5 + decomposed).to("meta")
-    x = maps(1, 3, 31 + decomposed).to("meta")
-    with Operators() as first:
+    layer, x = attention(decomposed=decomposed).to("meta"), maps(1, 3, 31).to("meta")
+    with Operators() as operators:
         layer(x)
-    with Operators() as second:
-        copy.deepcopy(layer)(x)
-    assert not first.on_host | second.on_host
-    computed = {"cos", "log1p"}
-    assert computed <= first.names.keys() and not computed & second.names.keys()
+    assert not operators.on_host and {"cos", "log1p"} <= operators.names.keys()
 
 
-def in_fake_mode(layer, x):
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        layer(mode.from_tensor(x))
+@pytest.mark.parametrize(("decomposed", "decay"), [*FORMS, (True, None)])
+@pytest.mark.parametrize("size", [(5, 7), (17, 19)], ids=["one slice", "slices"])
+def test_layers_share_terms(decomposed, decay, size):
+    layer, x = attention(decomposed=decomposed, decay=decay), maps(2, *size)
+    with Operators() as operators:
+        out = layer(x, attention(decomposed=decomposed, decay=decay).position_terms(x))
+    assert torch.equal(out, layer(x)) and operators.names["log1p"] <= 1
 
 
-MODES = {
-    "fake tensors": in_fake_mode,
-    "inference mode": lambda layer, x: torch.inference_mode()(layer)(x),
-    "vmap": lambda layer, x: torch.vmap(layer)(x[None]),
-    "functionalize": lambda layer, x: torch.func.functionalize(layer)(x),
-}
+@pytest.mark.parametrize("decay", ["logit", "product"])
+def test_transforms_of_slices(decay):
+    layer, x = attention(decomposed=False, decay=decay), maps(1, 17, 19)
+    loss = lambda x: layer(x).square().sum()  # noqa: E731
+    x.requires_grad_()
+    (expected,) = torch.autograd.grad(loss(x), x)
+    assert torch.allclose(torch.func.grad(loss)(x.detach()), expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_training_after_a_first_forward_in_another_mode(mode):
-    """The values that forwards of one size share are never those of the mode."""
-    i = list(MODES).index(mode)
-    layer, x = attention(decay_range=1 + i), maps(1, 2, 23 + i)
-    MODES[mode](layer, x)
-    out, expected = layer(x), plain_manhattan_attention(copy.deepcopy(layer), x)
-    assert torch.allclose(out, expected, rtol=1e-10, atol=1e-12)
-    out.sum().backward()
+@pytest.mark.parametrize("size", [(32, 32), (64, 128)], ids=["one slice", "slices"])
+def test_slices_on_a_gpu_have_the_size_of_a_bias(size):
+    """1,024 positions of 8 heads are one slice of 32 MiB, 8,192 positions 32 slices of 64 MiB."""
+    with SimulatedCUDA() as device, Operators() as operators:
+        layer = ManhattanAttention(64, 8, decomposed=False).to(device.device)
+        layer(torch.zeros(1, *size, 64, device=device.device)).sum().backward()
+    forward = 1 if size == (32, 32) else 32
+    again = 0 if forward == 1 else forward
+    assert operators.names["_scaled_dot_product_efficient_attention"] == forward + again
+    assert operators.largest <= 64 * 2**20
 
 
 @pytest.mark.parametrize("decomposed", [True, False])

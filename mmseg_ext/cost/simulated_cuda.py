@@ -1,6 +1,6 @@
-"""A simulated GPU whose tensors have no data, only a shape and a dtype.
+"""A simulated CUDA device, whose tensors have only a shape and a dtype.
 
-Inside `PretendedDevice` tensors on `cuda` are meta tensors, and an operator on tensors of two
+Inside `SimulatedCUDA` tensors on `cuda` are meta tensors, and an operator on tensors of two
 devices raises, as it does on a GPU. CPU tensors keep their data.
 
 - A result whose size depends on values has its largest possible size; `item()` returns 1.
@@ -10,9 +10,10 @@ devices raises, as it does on a GPU. CPU tensors keep their data.
 
 import contextlib
 import weakref
-from unittest import mock
+from collections.abc import Iterator
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -20,12 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mmseg_ext.layers.older_torch import autocast_dtype
+from mmseg_ext.layers.older_torch import autocast_dtype, set_autocast
 
 aten = torch.ops.aten
 
 
-class PretendedDevice(TorchDispatchMode):
+class SimulatedCUDA(TorchDispatchMode):
     """Context in which tensors on `cuda` have no data; `current` and `peak` are their bytes.
 
     `gradients` are the bytes that callers report as gradients, `gradients_at_peak` their value
@@ -44,19 +45,23 @@ class PretendedDevice(TorchDispatchMode):
 
     def __enter__(self):
         self._contexts = contextlib.ExitStack()
-        # torch.autocast asks for a GPU.
-        answers = {"amp.common.amp_definitely_not_available": False, "is_bf16_supported": True}
-        for name, answer in answers.items():
-            self._contexts.enter_context(mock.patch(f"torch.cuda.{name}", return_value=answer))
-        # Activation checkpointing compares devices, which are meta inside an operator.
-        checks = "torch.utils.checkpoint._allowed_determinism_checks_to_fns"
-        self._contexts.enter_context(mock.patch.dict(checks, default=lambda x: None))
+        self._contexts.enter_context(_without_determinism_check())
         self._contexts.enter_context(_Functions())
         return super().__enter__()
 
     def __exit__(self, *error):
         super().__exit__(*error)
         self._contexts.close()
+
+    @contextlib.contextmanager
+    def autocast(self, dtype: torch.dtype | None) -> Iterator[None]:
+        """Enable mixed precision; `torch.autocast` would ask for a real GPU. None disables it."""
+        before = autocast_dtype("cuda")
+        set_autocast("cuda", dtype)
+        try:
+            yield
+        finally:
+            set_autocast("cuda", before)
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         with torch._C.DisableTorchFunction():
@@ -86,6 +91,17 @@ class PretendedDevice(TorchDispatchMode):
         self.current += size
         if self.current > self.peak:
             self.peak, self.gradients_at_peak = self.current, self.gradients
+
+
+@contextlib.contextmanager
+def _without_determinism_check() -> Iterator[None]:
+    """Let activation checkpointing compare no devices, which are meta inside an operator."""
+    checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
+    before, checks["default"] = checks["default"], lambda x: None
+    try:
+        yield
+    finally:
+        checks["default"] = before
 
 
 # GPUs take CPU tensors here: to copy them, and as indices.
@@ -167,7 +183,7 @@ def _cast(x, dtype: torch.dtype):
 
 
 def _device(x):
-    return PretendedDevice.device if x.is_meta else x.device
+    return SimulatedCUDA.device if x.is_meta else x.device
 
 
 def _attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None):
@@ -185,9 +201,18 @@ def _dropout(input, p, training, inplace):
     return torch.native_dropout(input, p, True)[0] if training and p else input
 
 
+def _batch_norm(
+    x, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
+):
+    """Accept one value per channel, because SyncBN counts the values of all GPUs."""
+    statistics = (running_mean, running_var, training, momentum, eps)
+    return torch.batch_norm(x, weight, bias, *statistics, torch.backends.cudnn.enabled)
+
+
 _OWN = {
     Tensor.device.__get__: _device,
     Tensor.is_cuda.__get__: lambda x: x.is_meta,
     functional.scaled_dot_product_attention: _attention,
     functional.dropout: _dropout,
+    functional.batch_norm: _batch_norm,
 }

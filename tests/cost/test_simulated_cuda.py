@@ -1,16 +1,16 @@
-"""The GPU without data: its memory, devices, sizes that depend on values, and dtypes."""
+"""The simulated CUDA device: its memory, devices, sizes that depend on values, and dtypes."""
 
 import pytest
 import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from mmseg_ext.cost.dataless import PretendedDevice
+from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
 
 
 @pytest.fixture
 def device():
-    with PretendedDevice() as device:
+    with SimulatedCUDA() as device:
         yield device
 
 
@@ -32,7 +32,7 @@ def test_bytes_of_storages(device):
 
 
 def test_tensors_are_on_the_device_until_its_end():
-    with PretendedDevice() as device:
+    with SimulatedCUDA() as device:
         x = torch.zeros(2, 3, device=device.device)
         assert x.is_cuda and x.device == torch.device("cuda", 0)
         assert not torch.zeros(2).is_cuda and torch.zeros(2).to("cuda").is_cuda
@@ -62,7 +62,7 @@ def test_sizes_that_depend_on_values_are_the_largest(device):
 
 def test_mixed_precision_has_the_dtypes_of_cuda(device):
     x = torch.zeros(2, 4, device="cuda")
-    with torch.autocast("cuda", torch.bfloat16):
+    with device.autocast(torch.bfloat16):
         assert functional.linear(x, x).dtype == (x @ x.T).dtype == torch.bfloat16
         half = functional.linear(x, x)
         assert half.softmax(-1).dtype == functional.layer_norm(half, (2,)).dtype == torch.float32
