@@ -74,9 +74,15 @@ def mixture() -> str | None:
 @contextlib.contextmanager
 def quiet_stack_imports() -> Iterator[None]:
     """Silence what mmcv and mmseg print about optional parts."""
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.filterwarnings("ignore", message="Fail to import ``MultiScaleDeformable")
-        yield
+    warnings.filterwarnings("ignore", message="Fail to import ``MultiScaleDeformable")
+    own = warnings.filters[0]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        # Not `catch_warnings`, which would also remove the filters that the imports add.
+        if own in warnings.filters:
+            warnings.filters.remove(own)
 
 
 def _import(name: str) -> ModuleType:

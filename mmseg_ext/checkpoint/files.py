@@ -27,6 +27,8 @@ _TRUST = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"  # torch's own variable
 _HAS_ALLOW_LIST = hasattr(serialization, "add_safe_globals")  # torch 2.4
 RUN = "current_run"  # a text file with the identity of the run that owns the folder
 _LAST = "last_checkpoint"  # mmengine's text file with the path of the newest checkpoint
+# Ends in eight digits of the file's SHA-256, as `write_weights` names files.
+_HASHED = re.compile(r"-([0-9a-f]{8})\.safetensors")
 _CHECKPOINT = re.compile(r"(iter|epoch)_\d+\.pth")
 
 
@@ -36,8 +38,8 @@ def read_checkpoint(
     """Return the content of a `.safetensors` or torch file without running code from it.
 
     A `.safetensors` file gives `state_dict` and `meta`, like a torch file. With `mmap` tensors stay
-    on the disk and checksums are not compared. `TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1` turns the
-    protection off: torch then unpickles the file.
+    on the disk, and neither checksums nor the hash in the name of a `.safetensors` are compared.
+    `TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1` turns the protection off: torch then unpickles the file.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -52,6 +54,8 @@ def read_checkpoint(
     with _describe_errors(path):
         from safetensors import safe_open
 
+        if not mmap:
+            _compare_hash(path)
         with safe_open(path, "pt", device=str(map_location or "cpu")) as file:
             described = (file.metadata() or {}).get("dataset_meta")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -65,6 +69,26 @@ def published_name(path: Path) -> str:
     pattern = f"{glob.escape(path.stem)}-{'[0-9a-f]' * 8}{path.suffix}"
     found = next(path.parent.glob(pattern), None)
     return f"; did you mean {found}?" if found else ""
+
+
+def _compare_hash(path: Path) -> None:
+    """Raise ValueError if the name has digits of another SHA-256 than the file.
+
+    The format has no checksum. In torch's zip format each entry has one, and names of `.pth` files
+    prove nothing: mmsegmentation's `publish_model` appends the digits of its input.
+    """
+    expected = _HASHED.search(path.name)
+    if expected is None:
+        return
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    if digest.hexdigest()[:8] != expected[1]:
+        raise ValueError(
+            f"its SHA-256 does not begin with {expected[1]} as in its name; copy or download it "
+            "again, or rename it if you have changed it"
+        )
 
 
 def read_torch_file(

@@ -3,11 +3,12 @@
 import json
 import subprocess
 import sys
+import warnings
 
 import mmseg
 import pytest
 
-from mmseg_ext.environment import has_compiled_operators
+from mmseg_ext.environment import has_compiled_operators, quiet_stack_imports
 
 SNAPSHOT = """
 import importlib, inspect, json, pkgutil, signal, sys, warnings
@@ -73,3 +74,15 @@ def test_the_import_and_the_context_leave_the_process_unchanged():
     count, changed = json.loads(lines[-1])
     assert count > 5000
     assert changed == []
+
+
+def test_filters_that_an_import_adds_remain(monkeypatch):
+    """torch, numpy, scipy and sympy add nine when they are imported."""
+    monkeypatch.setattr(warnings, "filters", list(before := warnings.filters))
+    with quiet_stack_imports():
+        warnings.filterwarnings("ignore", message="of an imported package")
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.warn("Fail to import ``MultiScaleDeformableAttention``")
+    assert shown == []
+    (added,) = [entry for entry in warnings.filters if entry not in before]
+    assert added[1].pattern == "of an imported package"

@@ -12,8 +12,13 @@ import torch
 from mmseg.evaluation import IoUMetric
 
 from mmseg_ext.atomic_write import atomic_write, write_text
-from mmseg_ext.checkpoint.files import newest_complete
-from mmseg_ext.errors import NotWritten
+from mmseg_ext.checkpoint.files import (
+    newest_complete,
+    read_checkpoint,
+    read_state_dict,
+    write_weights,
+)
+from mmseg_ext.errors import CheckpointError, NotWritten
 from tests.engine.runs import log_text, train_here, write_config
 from tests.engine.states import UNVALIDATED
 
@@ -39,6 +44,27 @@ def test_writing_follows_no_links(tmp_path, monkeypatch):
             write_text("3", path)
         guessed.touch()
     assert victim.read_text() == "precious"
+
+
+def test_a_flipped_bit_does_not_match_the_hash_in_the_name(tmp_path):
+    """`.safetensors` has no checksums. mmsegmentation names a `.pth` by another file's hash."""
+    weights = {"w": torch.arange(1000.0)}
+    paths = [
+        write_weights(weights, tmp_path / f"a.{kind}", hash_in_name=True)
+        for kind in ("safetensors", "pth")
+    ]
+    for path in paths:
+        assert torch.equal(read_state_dict(path)["w"], weights["w"])
+    data = bytearray(paths[0].read_bytes())
+    data[-1] ^= 64  # moves 999 to 3e-36
+    paths[0].write_bytes(data)
+    with pytest.raises(CheckpointError, match=f"^{paths[0]}: .*SHA-256.*{paths[0].stem[-8:]}.*$"):
+        read_checkpoint(paths[0])
+    read_checkpoint(paths[0], mmap=True)
+    changed = paths[0].rename(tmp_path / "changed.safetensors")
+    assert read_state_dict(changed)["w"][-1] != 999
+    renamed = paths[1].rename(tmp_path / "a-01234567.pth")
+    assert read_state_dict(renamed)["w"][-1] == 999
 
 
 @pytest.mark.parametrize("damage", ["half", "flipped", "gone"])
