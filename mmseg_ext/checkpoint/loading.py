@@ -10,8 +10,8 @@ import contextlib
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from unittest import mock
 
+import torch
 from mmengine import dist
 from mmengine.logging import print_log
 from mmengine.model import BaseTTAModel, is_model_wrapper
@@ -202,5 +202,8 @@ def _fetch(address: str, map_location: object, logger: object) -> object:
             return read_checkpoint(file, map_location)
         return read_torch_file(file, address, map_location)
 
-    with mock.patch("torch.load", read):
+    original, torch.load = torch.load, read
+    try:
         return _load_address(address, map_location, logger)
+    finally:
+        torch.load = original
