@@ -34,6 +34,7 @@ DATASETS = {
     "cityscapes": "Cityscapes",
     "voc": "PASCAL VOC",
     "camvid": "CamVid",
+    "nuclei": "Nuclei",
     "shapes": "The embedded dataset",
 }
 # One config of each protocol, for the plans.

@@ -21,10 +21,11 @@ from mmseg.registry import DATASETS, MODELS, PARAM_SCHEDULERS
 
 from mmseg_ext.datasets.dataset_report import SPLITS
 from tests.configs import EXPERIMENTS, load
-from tests.datasets.trees import BASES, datasets, make_tree, set_data_root
+from tests.datasets.trees import BASES, datasets, make_tree, set_data_root, write_nuclei
 
 NAME = re.compile(
-    r"[a-z0-9]+(?:_[a-z0-9]+)*_(?:voc|ade20k|cityscapes|camvid|shapes)(?:_finetune)?(?:_(\d+k?))?"
+    r"[a-z0-9]+(?:_[a-z0-9]+)*_(?:voc|ade20k|cityscapes|camvid|nuclei|shapes)"
+    r"(?:_finetune)?(?:_(\d+k?))?"
 )
 RESOLVED = Path(__file__).parent / "data" / "resolved_configs.json.gz"
 
@@ -88,6 +89,7 @@ def data(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("data")
     for layout in BASES:
         make_tree(layout, root / layout)
+    write_nuclei(root / "nuclei/data")
     return root
 
 
@@ -110,7 +112,7 @@ def with_small_crops(path: Path) -> Config:
 def on_tiny_data(path: Path, data: Path) -> Config:
     """Return the config with small crops, and a dataset of a few small images."""
     config = with_small_crops(path)
-    layout = next(name for name in (*BASES, "shapes") if name in path.stem.split("_"))
+    layout = next(name for name in (*BASES, "nuclei", "shapes") if name in path.stem.split("_"))
     set_data_root(config, data / layout / "data")
     for dataset in datasets(config):
         if "recipe" in dataset:  # generated at first use

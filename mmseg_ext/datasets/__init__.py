@@ -17,6 +17,7 @@ if stack_problem() is None:
         CheckedPascalVOCDataset,
     )
     from mmseg_ext.datasets.labels import CheckedLoadAnnotations
+    from mmseg_ext.datasets.nuclei import NucleiDataset
     from mmseg_ext.datasets.published_voc import PadToRemainder, RandomRatioScale
     from mmseg_ext.datasets.shapes import ShapesDataset
 
@@ -27,6 +28,7 @@ if stack_problem() is None:
         "CheckedDataset",
         "CheckedLoadAnnotations",
         "CheckedPascalVOCDataset",
+        "NucleiDataset",
         "PadToRemainder",
         "RandomRatioScale",
         "ShapesDataset",

@@ -84,6 +84,29 @@ def make_tree(layout: str, root: Path) -> Tree:
     return tree
 
 
+NUCLEI = [f"{i:04x}" for i in range(30)]  # IDs of all splits
+NUCLEI_SIZE = (20, 24)  # height, width
+
+
+def masks_of(name: str) -> list[np.ndarray]:
+    """Return one to three nuclei of an ID: two squares that touch, and one far from them."""
+    masks = [np.zeros(NUCLEI_SIZE, np.uint8) for _ in range(3)]
+    masks[0][2:10, 2:8] = 255
+    masks[1][2:10, 8:14] = 255
+    masks[2][14:18, 18:22] = 255
+    return masks[: 1 + int(name, 16) % 3]
+
+
+def write_nuclei(root: Path) -> None:
+    """Write the published folder of `NucleiDataset`; the number of an ID is its image's value."""
+    for name in NUCLEI:
+        folder = root / "stage1_train" / name
+        rgba = np.full((*NUCLEI_SIZE, 4), int(name, 16), np.uint8)
+        save(folder / f"images/{name}.png", rgba)
+        for i, mask in enumerate(masks_of(name)):
+            save(folder / f"masks/{i}.png", mask)
+
+
 def save(path: Path, pixels: np.ndarray, palette=None, **options) -> None:
     """Write an image (H, W, 3), or a label map (H, W) with the colors of `palette`."""
     path.parent.mkdir(parents=True, exist_ok=True)

