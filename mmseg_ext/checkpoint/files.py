@@ -26,6 +26,7 @@ _WRAPPERS = ("state_dict", "model", "net", "state_dict_ema")
 _TRUST = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"  # torch's own variable
 _HAS_ALLOW_LIST = hasattr(serialization, "add_safe_globals")  # torch 2.4
 RUN = "current_run"  # a text file with the identity of the run that owns the folder
+TERMS = ("license", "trained_on")  # entries of `meta` that every file made from weights keeps
 _LAST = "last_checkpoint"  # mmengine's text file with the path of the newest checkpoint
 # Ends in eight digits of the file's SHA-256, as `write_weights` names files.
 _HASHED = re.compile(r"-([0-9a-f]{8})\.safetensors")
@@ -57,9 +58,10 @@ def read_checkpoint(
         if not mmap:
             _compare_hash(path)
         with safe_open(path, "pt", device=str(map_location or "cpu")) as file:
-            described = (file.metadata() or {}).get("dataset_meta")
+            meta: dict = {k: v for k, v in (file.metadata() or {}).items() if k != "format"}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        meta = {"dataset_meta": json.loads(described)} if described else {}
+        if "dataset_meta" in meta:
+            meta["dataset_meta"] = json.loads(meta["dataset_meta"])
         size = path.stat().st_size
         return Rebuilder(size, size).rebuild({"state_dict": tensors, "meta": meta})
 
@@ -194,6 +196,13 @@ def unwrap_state_dict(content: object, source: str) -> dict[str, Tensor]:
                 raise ValueError(f"{source}: two names differ only by the prefix 'module.'")
             return weights
     raise ValueError(f"{source}: contains no state dict (a mapping from names to tensors)")
+
+
+def terms_of(content: object) -> dict[str, str]:
+    """Return the license and the training data that a file's `meta` names."""
+    meta = content.get("meta") if isinstance(content, dict) else None
+    texts = meta if isinstance(meta, dict) else {}
+    return {key: texts[key] for key in TERMS if isinstance(texts.get(key), str)}
 
 
 def write_weights(

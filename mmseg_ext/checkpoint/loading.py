@@ -19,7 +19,7 @@ from mmengine.runner import checkpoint as mmengine_checkpoint
 from mmengine.runner.checkpoint import CheckpointLoader, load_state_dict
 from torch import Tensor, nn
 
-from mmseg_ext.checkpoint.files import read_checkpoint, read_torch_file
+from mmseg_ext.checkpoint.files import read_checkpoint, read_torch_file, terms_of
 from mmseg_ext.errors import CheckpointError
 
 _AUXILIARY = "auxiliary_head"  # heads that only training uses
@@ -34,14 +34,21 @@ class SafeLoading(contextlib.AbstractContextManager):
         min_backbone_share: the least share of the backbone's values that weights must fill, 0 to 1;
             None is the share of the context around, or 0.9.
         entire_model: weights must fill everything but the auxiliary heads, as testing needs it.
+        terms: collects the license and the training data of the files that are loaded.
 
     Raises:
         ValueError: for a share outside 0 to 1.
     """
 
     share, entire_model = 0.9, False
+    terms: dict[str, str] | None = None
 
-    def __init__(self, min_backbone_share: float | None = None, entire_model: bool = False):
+    def __init__(
+        self,
+        min_backbone_share: float | None = None,
+        entire_model: bool = False,
+        terms: dict[str, str] | None = None,
+    ):
         if min_backbone_share is not None and not 0 <= min_backbone_share <= 1:
             raise ValueError(
                 f"min_backbone_share must be between 0 and 1, not {min_backbone_share}"
@@ -49,6 +56,7 @@ class SafeLoading(contextlib.AbstractContextManager):
         outer = _entered[-1]
         self.share = outer.share if min_backbone_share is None else min_backbone_share
         self.entire_model = entire_model or outer.entire_model
+        self.terms = outer.terms if terms is None else terms
         _entered.append(self)
         CheckpointLoader.load_checkpoint = staticmethod(load_checkpoint)
         mmengine_checkpoint.load_state_dict = load_and_report
@@ -181,6 +189,10 @@ def load_checkpoint(
     weights = content.get("state_dict", content) if isinstance(content, dict) else None
     if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights):
         raise CheckpointError(f"{filename}: contains no state dict")
+    if (collected := _entered[-1].terms) is not None:
+        for key, text in terms_of(content).items():
+            known = collected.get(key, "")
+            collected[key] = known if text in known else "; ".join(filter(None, (known, text)))
     if weights is not content:
         if not isinstance(content.get("meta"), dict):
             content["meta"] = {}  # which `init_model` expects

@@ -61,6 +61,7 @@ def main(args: argparse.Namespace) -> None:
         **_test_scale(config),
         "dynamic": args.dynamic,
         "fused": args.fuse,
+        **segmentor.terms,
     }
     if config.model.get("test_cfg", {}).get("mode") == "slide":
         print(f"the config tests with sliding windows; the file takes one window of {size}")

@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> None:
         raise ValueError(f"--val {args.val}: must be between 0 and 1")
     if not 0 <= args.test < 1 - args.val:
         raise ValueError(f"--test {args.test}: must be at least 0 and below {1 - args.val}")
-    load_from, width, about = _starting_weights(args.start)
+    load_from, width, about, terms = _starting_weights(args.start)
     if args.masks:
         reader = Masks(args.masks)
     else:
@@ -67,6 +67,7 @@ def main(args: argparse.Namespace) -> None:
         width,
         args.test,
         args.tiles,
+        terms,
     )
     print("pairs: " + " with ".join(map(str, made.example)) + ", ...")
     for line in made.left_out[:_SHOWN]:
@@ -97,17 +98,18 @@ def main(args: argparse.Namespace) -> None:
     print(f"  mmseg-ext image_demo {pictures} {config} {checkpoint} --out {work_dir}/pictures")
 
 
-def _starting_weights(start: str) -> tuple[str | None, int, str]:
-    """Return `load_from`, the base width of its ResNet-18, and a description with the license.
+def _starting_weights(start: str) -> tuple[str | None, int, str, str]:
+    """Return `load_from`, the base width of its ResNet-18, a description, and the license.
 
     Raises:
         ValueError: if `start` is unknown, or a file has another model.
     """
     if start == "scratch":
-        return None, 32, "random weights; try --from imagenet too"
+        return None, 32, "random weights; try --from imagenet too", ""
     if start == "imagenet":
-        return start, 64, "mmsegmentation's ResNet-18 (Apache-2.0), trained on ImageNet's photos"
-    from mmseg_ext.checkpoint.files import read_checkpoint, unwrap_state_dict
+        about = "mmsegmentation's ResNet-18 (Apache-2.0), trained on ImageNet's photos"
+        return start, 64, about, ""
+    from mmseg_ext.checkpoint.files import read_checkpoint, terms_of, unwrap_state_dict
     from mmseg_ext.inference.models import PRETRAINED, pretrained_weights
 
     if not Path(start).is_file() and start not in PRETRAINED:
@@ -121,5 +123,6 @@ def _starting_weights(start: str) -> tuple[str | None, int, str]:
             f"--from {start}: is not a ResNet-18 with FPN, the model of the new config; set "
             "load_from in a config with the model of the file"
         )
-    terms = content.get("meta", {}).get("license", "not in the file; ask its author")
-    return str(file.resolve()), len(weights[_STEM]), f"{file}; license of the weights: {terms}"
+    terms = terms_of(content).get("license", "not in the file; ask its author")
+    about = f"{file}; license of the weights: {terms}"
+    return str(file.resolve()), len(weights[_STEM]), about, terms

@@ -23,23 +23,30 @@ def parser() -> argparse.ArgumentParser:
 
 @command(parser)
 def main(args: argparse.Namespace) -> None:
-    """Write only the weights, the classes and the palette; configs contain machine names.
+    """Write the weights, the classes, the palette and the license of weights they started from.
+
+    Nothing else is written, because configs contain machine names.
 
     mmengine, `init_model` and `MMSegInferencer` read a `.pth`; a `.safetensors` needs
     `mmseg_ext.safe_loading()`.
     """
     import numpy as np
 
-    from mmseg_ext.checkpoint.files import read_checkpoint, unwrap_state_dict, write_weights
+    from mmseg_ext.checkpoint.files import (
+        read_checkpoint,
+        terms_of,
+        unwrap_state_dict,
+        write_weights,
+    )
 
     pairs = [pair.partition("=") for pair in args.about]
     if not all(key and equals for key, equals, _ in pairs):
         raise ValueError(f"--about: needs KEY=TEXT, not {args.about}")
-    about = {key: text for key, _, text in pairs}
     destination = Path(args.out_file)
     if not destination.parent.is_dir():
         raise FileNotFoundError(f"{destination}: the folder {destination.parent} does not exist")
     content = read_checkpoint(args.in_file)
+    about = terms_of(content) | {key: text for key, _, text in pairs}
     weights = unwrap_state_dict(content, args.in_file)
     if args.float16:  # the counters of batches are left out; the file still loads strictly
         weights = {

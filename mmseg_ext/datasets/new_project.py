@@ -105,13 +105,15 @@ def make_project(
     width: int = 32,
     test_share: float = 0,
     tiles: bool = False,
+    terms: str = "",
 ) -> Project:
     """Write the data and the config of a project to `folder`.
 
     `images` is searched with its subfolders; if these are `train`, `val` and `test`, they are the
     splits. `ignored` has values, colors (#rrggbb) or names. `load_from` is the file of the weights
     that training starts from, or 'imagenet' for mmsegmentation's ResNet-18. `width` is the base
-    width. With `tiles` the network sees parts of the images in full resolution.
+    width. With `tiles` the network sees parts of the images in full resolution. `terms` is the
+    license of the weights, for a comment in the config.
 
     Raises:
         ValueError: if no pair is found, or the values do not fit the classes.
@@ -170,7 +172,9 @@ def make_project(
         write_text(runtime.read_text(encoding="utf-8"), folder / runtime.name)
         every = [summaries.get(split) for split in SPLITS]
         palette = state.get("palette")  # of a project of version 0.3 there is none
-        write_text(config_text(*every[:2], load_from, width, every[2], palette, tiles), config)
+        write_text(
+            config_text(*every[:2], load_from, width, every[2], palette, tiles, terms), config
+        )
     example = pairs[0].image, pairs[0].annotation.path
     widths = {name: _typical_width(found) for name, found in areas.items()}
     found = list(summaries.values())
@@ -387,6 +391,7 @@ def config_text(
     test: Summary | None = None,
     palette: Sequence[Sequence[int]] | None = None,
     tiles: bool = False,
+    terms: str = "",
 ) -> str:
     """Return a config that fits the sizes, the classes and the number of the images."""
     sizes = np.sort(list((train.sizes + val.sizes).elements()))  # (N, 2): short, long
@@ -412,6 +417,7 @@ def config_text(
         init=_IMAGENET if imagenet else None,
         load_from=None if imagenet or not load_from else json.dumps(load_from),
         weights=_class_weights(train.pixels / train.pixels.sum()),
+        terms=f"; license: {' '.join(terms.split())}" if terms else "",
         rate=5e-4 if load_from else 2e-3,
         iterations=iterations,
         warmup=iterations // 20,

@@ -174,6 +174,7 @@ class DurableRunner(Runner):
         self._process_state: tuple[str, dict] | None = None  # of this file, not yet restored
         self._host_group = None
         self.run_id = uuid.uuid4().hex  # a resumed run continues with the checkpoint's
+        self._terms: dict[str, str] = {}  # of the weights from which the run starts
         super().__init__(*args, **kwargs)
         self.register_hook(_TrainingState())
         self.register_hook(_AfterOthers())
@@ -198,7 +199,7 @@ class DurableRunner(Runner):
         return randomness.isolate_loader(Runner.build_dataloader(settings, *args, **kwargs))
 
     def _safe_loading(self, entire_model: bool = False) -> SafeLoading:
-        return SafeLoading(self.cfg.get("min_backbone_share"), entire_model)
+        return SafeLoading(self.cfg.get("min_backbone_share"), entire_model, self._terms)
 
     def load_checkpoint(self, filename: str, *args, **kwargs) -> dict:
         with self._safe_loading(entire_model=self._resuming):
@@ -257,7 +258,7 @@ class DurableRunner(Runner):
 
     def add_resume_state(self, checkpoint: dict) -> None:
         """Add the state for an exact resume to mmengine's checkpoint, and make its data plain."""
-        checkpoint["meta"]["run"] = self.run_id
+        checkpoint["meta"] |= {**self._terms, "run": self.run_id}
         sampler = randomness.positioned_sampler(self.train_dataloader)
         if sampler is not None:
             checkpoint["meta"]["sampler_seed"] = sampler.seed

@@ -15,7 +15,7 @@ from mmengine.registry import init_default_scope
 from mmseg.registry import MODELS
 from torch import nn
 
-from mmseg_ext.checkpoint.files import read_checkpoint, unwrap_state_dict
+from mmseg_ext.checkpoint.files import read_checkpoint, terms_of, unwrap_state_dict
 from mmseg_ext.checkpoint.loading import check_finite
 from mmseg_ext.datasets.metainfo import classes_and_palette
 from mmseg_ext.engine.launch import load_settings
@@ -48,7 +48,8 @@ def get_model(
     """Return a segmentor in evaluation mode.
 
     The model has mmsegmentation's attributes `cfg` and `dataset_meta`: classes and palette from the
-    checkpoint, or else from the config's test dataset. Synchronized batch norms become plain ones.
+    checkpoint, or else from the config's test dataset. `terms` has the `license` of the weights and
+    what they were `trained_on`, if the file names them. Synchronized batch norms become plain ones.
     Without weights the values are random; `model.init_weights()` applies the config's `init_cfg`,
     which may download ImageNet weights.
 
@@ -77,6 +78,7 @@ def get_model(
     with warnings.catch_warnings():  # about a loss, which inference does not compute
         warnings.filterwarnings("ignore", message="Default ``avg_non_ignore``")
         model = revert_sync_batchnorm(MODELS.build(config.model))
+    model.terms = {}
     meta = None if weights is None else _load_weights(model, weights, partial=bool(overrides))
     meta = meta or classes_and_palette(config.test_dataloader.dataset)
     count = getattr(model, "num_classes", len(meta["classes"]))
@@ -131,6 +133,7 @@ def _load_weights(model: nn.Module, path: str | Path, partial: bool) -> dict | N
     content = read_checkpoint(path)
     weights = unwrap_state_dict(content, str(path))
     check_finite(model, weights)
+    model.terms = terms_of(content)
     own = model.state_dict()
     other = [key for key, value in weights.items() if key in own and value.shape != own[key].shape]
     if partial and other:

@@ -613,3 +613,4 @@ def test_weights_to_start_from(tmp_path, capsys):
         assert bool(config.model.backbone.init_cfg) == (start == "imagenet")
         assert (config.load_from and Path(config.load_from).name) == loaded
         assert license in capsys.readouterr().out
+        assert (license in (tmp_path / "project/config.py").read_text()) == (loaded is not None)

@@ -1,0 +1,53 @@
+"""The license of weights is in every file that starts from them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmseg_ext import get_model
+from mmseg_ext.checkpoint.files import read_checkpoint, terms_of
+from mmseg_ext.commands import export, publish_model
+from tests.engine.runs import train_here, write_config
+
+TERMS = {"license": "CC BY-NC 4.0: non-commercial use only", "trained_on": "photos"}
+SOURCES = {
+    "load_from": "load_from = {file!r}\n",
+    "backbone": "model['backbone']['init_cfg'] = dict("
+    "type='Pretrained', checkpoint={file!r}, prefix='backbone.')\n",
+}
+
+
+def terms_in(path: Path) -> dict[str, str]:
+    return terms_of(read_checkpoint(path))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_files_keep_the_license_of_the_weights_they_start_from(source, tmp_path):
+    file, work = str(tmp_path / "licensed.pth"), tmp_path / "work"
+    plain = write_config(tmp_path)
+    torch.save({"state_dict": get_model(plain).state_dict(), "meta": TERMS}, file)
+    config = write_config(tmp_path, SOURCES[source].format(file=file), "licensed.py")
+    train_here(config, work, "train_cfg.max_iters=2")
+    trained = terms_in(work / "iter_2.pth")
+    train_here(plain, work, "train_cfg.max_iters=3", flags=("--resume",))
+    assert trained == terms_in(work / "iter_3.pth") == TERMS
+    for name in ("small.pth", "small.safetensors"):
+        words = [str(work / "iter_3.pth"), str(tmp_path / name), "--no-hash"]
+        assert publish_model.main([*words, "--about", "license=stricter"]) == 0
+        stricter = {**TERMS, "license": "stricter"}
+        assert terms_in(tmp_path / name) == get_model(plain, weights=tmp_path / name).terms
+        assert terms_in(tmp_path / name) == stricter
+
+
+def test_an_exported_file_has_the_license(tmp_path, monkeypatch):
+    config, file = write_config(tmp_path), tmp_path / "licensed.pth"
+    torch.save({"state_dict": get_model(config).state_dict(), "meta": TERMS}, file)
+    monkeypatch.chdir(tmp_path)
+    words = [str(config), str(file), "--format", "torch", "--shape", "32", "--out", "model.pt2"]
+    assert export.main(words) == 0
+    extra = {"metadata.json": ""}
+    torch.export.load("model.pt2", extra_files=extra)
+    told = json.loads(extra["metadata.json"])
+    assert {key: told[key] for key in TERMS} == TERMS
