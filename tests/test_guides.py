@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
@@ -16,6 +17,8 @@ import scipy.io
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
+from mmengine.structures import PixelData
+from mmseg.structures import SegDataSample
 from PIL import Image
 
 from tests.commands.test_tools import write_command
@@ -120,7 +123,25 @@ def test_own_dataset(clone):
     assert "8 images segmented" in demo
     assert re.search(r"soil_crop_weed-[0-9a-f]{8}\.safetensors", published)
     page = (ROOT / "docs/own_dataset.md").read_text()
+    (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    result = run(sys.executable, "-c", program, folder=clone, PYTHONPATH=str(ROOT))
+    assert result.returncode == 0, result.stderr
+    assert 0 <= float(result.stdout.splitlines()[-1]) <= 100
     config = (clone / "my_project/config.py").read_text()
+    changed = config
+    for block in re.findall(r"^```diff\n(.*?)^```$", page, re.M | re.S):
+        old, new = ("".join(re.findall(rf"^\{sign}(.*\n)", block, re.M)) for sign in "-+")
+        assert changed.count(old) == 1
+        changed = changed.replace(old, new)
+        (clone / "my_project/changed.py").write_text(changed)
+        with DefaultScope.overwrite_default_scope("mmseg"):
+            model = MODELS.build(Config.fromfile(clone / "my_project/changed.py").model).train()
+        sample = SegDataSample(gt_sem_seg=PixelData(data=torch.zeros(1, 64, 96, dtype=torch.long)))
+        batch = dict(inputs=2 * [torch.zeros(3, 64, 96)], data_samples=[sample, sample])
+        losses = model(**model.data_preprocessor(batch, training=True), mode="loss")
+        assert losses["decode.loss_ce"].isfinite()
+    assert type(model.backbone).__name__ == "RMT"
+    assert type(model.decode_head).__name__ == "MaSAHead"
     names = {n for pair in re.findall(r"^(\w+)(?:, (\w+))? =", config, re.M) for n in pair if n}
     assert not {name for name in names if f"`{name}`" not in page}
 
