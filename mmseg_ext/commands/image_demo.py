@@ -5,6 +5,8 @@ CamVid's street scenes, for non-commercial use.
 """
 
 import argparse
+import csv
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +35,15 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--with-labels", action="store_true", help="write class names on the image")
     limit = f"skip larger images (default: {MAX_PIXELS}, about 2 GiB)"
     parser.add_argument("--max-pixels", type=int, default=MAX_PIXELS, help=limit)
+    parser.add_argument("--tile", type=int, metavar="N", help="cut large images into N x N pixels")
+    parser.add_argument("--json", action="store_true", help="write each image's objects as GeoJSON")
+    parser.add_argument("--coco", action="store_true", help="write all objects to coco.json")
+    parser.add_argument("--csv", action="store_true", help="write shares and counts to classes.csv")
+    parser.add_argument("--min-area", type=int, default=0, help="of an object, in pixels")
+    parser.add_argument(
+        "--classes", nargs="+", metavar="NAME", help="of the objects (default: all)"
+    )
+    parser.add_argument("--amp", action="store_true", help="compute in bfloat16")
     device_flag(parser)
     return parser
 
@@ -78,11 +89,18 @@ def main(args: argparse.Namespace) -> int:
     results = find_images(args.input, args.out, args.recursive)
     if not args.config:
         _introduce(pretrained_weights(DEFAULT))
-    predictor = Predictor(named_model(args, usable_device(args.device)))
+    model = named_model(args, usable_device(args.device))
+    predictor = Predictor(model, tile=args.tile, amp=args.amp)
+    for name in args.classes or ():
+        if name not in predictor.classes:
+            names = ", ".join(predictor.classes)
+            raise ValueError(f"--classes {name}: the model has no such class; use one of {names}")
     if args.checkpoint == "none":
         print("warning: random weights: the labels are meaningless", file=sys.stderr)
-    failed = 0
-    for path in progress(results, "segmenting", len(results)):
+    failed, measurements = 0, _Measurements(args, predictor.classes)
+    # Tiles have their own progress bar, and a terminal shows only one.
+    paths = results if args.tile else progress(results, "segmenting", len(results))
+    for path in paths:
         try:
             _check_size(path, args.max_pixels)
             result = predictor(path)
@@ -95,8 +113,69 @@ def main(args: argparse.Namespace) -> int:
         _save(Image.fromarray(result.labels), args.out / "labels" / results[path])
         overlay = with_legend(overlay, result.labels, result.classes, result.palette)
         _save(overlay, args.out / "overlays" / results[path])
+        if args.json or args.coco or args.csv:
+            measurements.add(path, results[path], result)
+    measurements.write()
     print(f"{len(results) - failed} images segmented into {args.out}")
     return 1 if failed else 0
+
+
+class _Measurements:
+    """The files of --json, --coco and --csv."""
+
+    def __init__(self, args: argparse.Namespace, classes: tuple[str, ...]):
+        self.args = args
+        self.classes = classes
+        self.rows: list[dict] = []
+        self.images: list[dict] = []
+        self.annotations: list[dict] = []
+
+    def add(self, path: Path, name: Path, result: "Segmentation") -> None:
+        """Measure the objects of an image, and write their GeoJSON file."""
+        from mmseg_ext.atomic_write import write_text
+        from mmseg_ext.inference.objects import coco_annotation, geojson
+
+        size = height, width = result.labels.shape
+        source = path.name if path == self.args.input else str(path.relative_to(self.args.input))
+        image = {"id": len(self.images) + 1, "file_name": source, "width": width, "height": height}
+        self.images.append(image)
+        row, features = {"image": source, "width": width, "height": height}, []
+        for number, class_name in enumerate(self.classes, 1):
+            if class_name not in (self.args.classes or self.classes):
+                continue
+            objects = result.objects(class_name, self.args.min_area)
+            row[f"{class_name} share"] = f"{(result.labels == number - 1).mean():.6f}"
+            row[f"{class_name} objects"] = len(objects)
+            if self.args.json:
+                features += geojson(objects)["features"]
+            for found in objects if self.args.coco else ():
+                ids = {"id": len(self.annotations) + 1, "image_id": image["id"]}
+                self.annotations.append(
+                    {**ids, "category_id": number, **coco_annotation(found, size)}
+                )
+        self.rows.append(row)
+        if self.args.json:
+            file = self.args.out / "objects" / name.with_suffix(".geojson")
+            write_text(json.dumps({**geojson([]), "features": features}), file)
+
+    def write(self) -> None:
+        """Write the files about all images."""
+        from mmseg_ext.atomic_write import atomic_write, write_text
+
+        if self.args.coco:
+            categories = [{"id": i, "name": name} for i, name in enumerate(self.classes, 1)]
+            content = {"images": self.images, "annotations": self.annotations}
+            write_text(
+                json.dumps({**content, "categories": categories}), self.args.out / "coco.json"
+            )
+        if self.args.csv and self.rows:
+            with (
+                atomic_write(self.args.out / "classes.csv") as part,
+                part.open("w", newline="", encoding="utf-8") as file,
+            ):
+                table = csv.DictWriter(file, self.rows[0])
+                table.writeheader()
+                table.writerows(self.rows)
 
 
 def _check_size(path: Path, most: int) -> None:

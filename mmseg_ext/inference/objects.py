@@ -4,6 +4,7 @@ Coordinates are pixels from the upper left corner of the image, x before y. The 
 to 1, so its center is at 0.5, and polygons follow the edges of the pixels.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import cv2
@@ -59,3 +60,37 @@ def find_objects(
             center = (centers[i] + 0.5).tolist()
             objects.append(SegmentedObject(name, area, (x, y, width, height), tuple(center), mask))
     return objects
+
+
+def geojson(objects: Iterable[SegmentedObject]) -> dict:
+    """Return a GeoJSON FeatureCollection of polygons, in pixels instead of degrees."""
+    features = []
+    for found in objects:
+        rings = [[*ring, ring[0]] for ring in (points.tolist() for points in found.polygon)]
+        measures = {"area": found.area, "box": found.box, "centroid": found.centroid}
+        features.append(
+            {
+                "type": "Feature",
+                "properties": {"class": found.name, **measures},
+                "geometry": {"type": "Polygon", "coordinates": rings},
+            }
+        )
+    return {"type": "FeatureCollection", "features": features}
+
+
+def coco_annotation(found: SegmentedObject, size: tuple[int, int]) -> dict:
+    """Return `area`, `bbox` and `segmentation` of COCO, for an image of `size` (height, width).
+
+    The segmentation is a polygon, or run lengths if there are holes, which COCO's polygons lack.
+    """
+    outline, *holes = found.polygon
+    segmentation: list | dict = [outline.flatten().tolist()]
+    if holes:
+        x, y, _, height = found.box
+        columns = np.zeros((found.box[2], height + 2), np.int8)
+        columns[:, 1:-1] = found.mask.T
+        column, row = np.diff(columns, axis=1).nonzero()  # where runs start and end
+        ends = [0, *((x + column) * size[0] + y + row), size[0] * size[1]]
+        segmentation = {"size": list(size), "counts": np.diff(ends).tolist()}
+    box = list(found.box)
+    return {"area": found.area, "bbox": box, "iscrowd": 0, "segmentation": segmentation}

@@ -1,5 +1,7 @@
 """The demo over images and folders, and mmsegmentation's own ways to predict."""
 
+import csv
+import json
 import os
 from pathlib import Path
 
@@ -25,7 +27,10 @@ META = {"classes": list("abcdef"), "palette": [[40 * i, 0, 9] for i in range(6)]
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> str:
     torch.manual_seed(0)
-    content = {"state_dict": randomise(get_model(CONFIG)).state_dict()}
+    model = randomise(get_model(CONFIG))
+    with torch.no_grad():
+        model.decode_head.conv_seg.weight.mul_(100)  # scores that differ between pixels
+    content = {"state_dict": model.state_dict()}
     path = tmp_path_factory.mktemp("weights") / "weights.pth"
     torch.save({**content, "meta": {"dataset_meta": META}}, path)
     return str(path)
@@ -100,6 +105,44 @@ def test_large_and_tiny_images(folder, checkpoint, tmp_path, capsys):
     assert main([str(folder / "b.png"), *words[1:], "5000", "--with-labels"]) == 0
     named = read(tmp_path / "out/overlays/b.png")
     assert named.shape == plain.shape and (named != plain).any()
+
+
+def test_objects_are_measured_and_exported(folder, checkpoint, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = [str(folder), CONFIG, checkpoint, "--recursive", "--out", str(out)]
+    words += ["--json", "--coco", "--csv", "--min-area", "3", "--tile", "48"]
+    assert main(words) == 1  # because of the truncated one
+    predictor = Predictor(get_model(CONFIG, weights=checkpoint), tile=48)
+    coco = json.loads((out / "coco.json").read_text())
+    names = ["a.bmp", "a.png", "b.png", "deep/c.png"]
+    assert [image["file_name"] for image in coco["images"]] == names
+    assert [category["name"] for category in coco["categories"]] == META["classes"]
+    assert len({annotation["id"] for annotation in coco["annotations"]}) == len(coco["annotations"])
+    with (out / "classes.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for image, row in zip(coco["images"], rows, strict=True):
+        result = predictor(folder / image["file_name"])
+        height, width = result.labels.shape
+        assert (image["height"], image["width"]) == (height, width) and row["height"] == str(height)
+        expected = [found for name in META["classes"] for found in result.objects(name, 3)]
+        file = {"a.bmp": "a.bmp", "a.png": "a.png"}.get(row["image"], row["image"][:-4])
+        features = json.loads((out / "objects" / f"{file}.geojson").read_text())["features"]
+        own = [a for a in coco["annotations"] if a["image_id"] == image["id"]]
+        assert len(expected) >= 2
+        for found, feature, annotation in zip(expected, features, own, strict=True):
+            assert feature["properties"]["area"] == annotation["area"] == found.area
+            assert META["classes"][annotation["category_id"] - 1] == found.name
+        for i, name in enumerate(META["classes"]):
+            assert float(row[f"{name} share"]) == pytest.approx(
+                (result.labels == i).mean(), abs=1e-6
+            )
+            assert row[f"{name} objects"] == str(len(result.objects(name, 3)))
+    words = [str(folder / "b.png"), *words[1:6], "--csv", "--classes"]
+    assert main([*words, "c", "g"]) == 1
+    assert "--classes g: " in capsys.readouterr().err
+    assert main([*words, "c"]) == 0
+    header = (out / "classes.csv").read_text().splitlines()[0]
+    assert header == "image,width,height,c share,c objects"
 
 
 def config_of(path: Path, **metainfo) -> str:

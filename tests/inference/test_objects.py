@@ -1,10 +1,13 @@
 """Objects of label maps: what OpenCV finds, against a plain search and shapely's geometry."""
 
+import json
+
 import numpy as np
 import pytest
-from shapely.geometry import Polygon
+from pycocotools import mask as coco
+from shapely.geometry import Polygon, shape
 
-from mmseg_ext.inference.objects import find_objects
+from mmseg_ext.inference.objects import coco_annotation, find_objects, geojson
 from mmseg_ext.inference.predictor import Segmentation
 
 # Two objects of class 1: pixels that only share a corner are not connected. The first has a hole.
@@ -66,7 +69,39 @@ def test_polygons_are_valid_and_measure_the_pixels(density):
             x, y, width, height = found.box
             pixels = {(y + i, x + j) for i, j in np.argwhere(found.mask)}
             assert pixels in expected and found.area == len(pixels)
-            shape = Polygon(found.polygon[0], found.polygon[1:])
-            assert shape.is_valid and shape.area == found.area
-            assert shape.bounds == (x, y, x + width, y + height)
-            assert np.allclose(shape.centroid.coords[0], found.centroid)
+            polygon = Polygon(found.polygon[0], found.polygon[1:])
+            assert polygon.is_valid and polygon.area == found.area
+            assert polygon.bounds == (x, y, x + width, y + height)
+            assert np.allclose(polygon.centroid.coords[0], found.centroid)
+
+
+def test_geojson_closes_its_rings(drawn):
+    objects = [*drawn.objects("ring"), *drawn.objects("bar"), *drawn.objects("ground")]
+    features = geojson(objects)["features"]
+    for found, feature in zip(objects, json.loads(json.dumps(features)), strict=True):
+        polygon = shape(feature["geometry"])
+        rings = feature["geometry"]["coordinates"]
+        assert polygon.is_valid and polygon.area == found.area and len(rings) == len(found.polygon)
+        assert all(ring[0] == ring[-1] and len(ring) >= 5 for ring in rings)
+        properties = feature["properties"]
+        assert properties["class"] == found.name and properties["area"] == found.area
+        assert properties["box"] == [*found.box] and properties["centroid"] == [*found.centroid]
+
+
+def test_coco_has_the_pixels():
+    """Of polygons, and of run lengths for objects with holes."""
+    random, kinds = np.random.RandomState(1), set()
+    for density in (0.3, 0.6, 0.8, 0.95):
+        mask = random.rand(19, 23) < density
+        covered = np.zeros(mask.shape, int)
+        for found in find_objects(mask.astype(np.uint8), 1, "a"):
+            annotation = coco_annotation(found, mask.shape)
+            segmentation = json.loads(json.dumps(annotation["segmentation"]))
+            runs = coco.frPyObjects(segmentation, *mask.shape)
+            pixels = coco.decode(runs[0] if isinstance(runs, list) else runs)
+            assert pixels.sum() == annotation["area"] == found.area
+            assert annotation["bbox"] == [*found.box]
+            covered += pixels
+            kinds.add(type(segmentation))
+        assert (covered == mask).all()
+    assert kinds == {list, dict}
