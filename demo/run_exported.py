@@ -1,13 +1,14 @@
 """Segment images with an exported file, without mmsegmentation and without mmseg_ext.
 
-    python demo/run_exported.py MODEL.onnx IMAGE|FOLDER OUT
+    python demo/run_exported.py MODEL.onnx IMAGE|FOLDER OUT [--json] [--min-area N]
 
-The script needs numpy, Pillow and onnxruntime. It refuses .pt2 files: `torch.export.load` unpickles
-parts of them, which can run code.
+The script needs numpy, Pillow and onnxruntime, and OpenCV for --json. It refuses .pt2 files:
+`torch.export.load` unpickles parts of them, which can run code.
 
 For each image, OUT gets a label map (`NAME.png`, class indices) and a picture of the classes over
-the image (`NAME_overlay.png`), rotated by its EXIF orientation. Unreadable images are listed at the
-end, and the exit status is then 1.
+the image (`NAME_overlay.png`), rotated by its EXIF orientation. With --json it gets the objects of
+all classes (`NAME.geojson`), as `mmseg-ext image_demo --json` writes them. Unreadable images are
+listed at the end, and the exit status is then 1.
 """
 
 import argparse
@@ -96,11 +97,39 @@ def segment(run, metadata: dict, image: Image.Image) -> np.ndarray:
     return labels.astype(np.min_scalar_type(len(scores) - 1))
 
 
+def objects(labels: np.ndarray, index: int, name: str, min_area: int) -> list[dict]:
+    """Return the connected components of a class as GeoJSON features, in pixels."""
+    import cv2
+
+    of_class = (labels == index).view(np.uint8)
+    _, parts, stats, centers = cv2.connectedComponentsWithStats(of_class, connectivity=4)
+    features = []
+    for i, (*box, area) in enumerate(stats.tolist()):
+        if i == 0 or area < min_area:  # the first one is the rest of the image
+            continue
+        x, y, width, height = box
+        mask = (parts[y : y + height, x : x + width] == i).view(np.uint8)
+        # At twice the size, (c + 1) // 2 moves the centers of border pixels to the pixels' edges.
+        mask = cv2.resize(mask, (2 * width, 2 * height), interpolation=cv2.INTER_NEAREST)
+        found, _ = cv2.findContours(mask, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
+        rings = [(ring[:, 0] + 1) // 2 + (x, y) for ring in found]  # points, 2
+        rings = [ring[(ring != np.roll(ring, 1, axis=0)).any(1)] for ring in rings]
+        rings.sort(key=lambda ring: ring.min(0).tolist())  # the outline, then the holes
+        closed = [[*ring, ring[0]] for ring in (points.tolist() for points in rings)]
+        centroid = (centers[i] + 0.5).tolist()
+        properties = {"class": name, "area": area, "box": box, "centroid": centroid}
+        geometry = {"type": "Polygon", "coordinates": closed}
+        features.append({"type": "Feature", "properties": properties, "geometry": geometry})
+    return features
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("images", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--json", action="store_true", help="write the objects as GeoJSON")
+    parser.add_argument("--min-area", type=int, default=0, help="of an object, in pixels")
     args = parser.parse_args()
     try:
         run, metadata = load(args.model)
@@ -121,6 +150,12 @@ def main() -> int:
         Image.fromarray(labels).save(args.out / f"{path.stem}.png")
         overlay = Image.blend(image, Image.fromarray(metadata["palette"][labels]), 0.5)
         overlay.save(args.out / f"{path.stem}_overlay.png")
+        if args.json:
+            features = []
+            for index, name in enumerate(metadata["classes"]):
+                features += objects(labels, index, name, args.min_area)
+            content = json.dumps({"type": "FeatureCollection", "features": features})
+            (args.out / f"{path.stem}.geojson").write_text(content, encoding="utf-8")
     print(f"{len(paths) - len(broken)} of {len(paths)} images segmented into {args.out}")
     print("\n".join(broken), file=sys.stderr, end="\n" if broken else "")
     return 1 if broken else 0

@@ -1,8 +1,10 @@
 """Exported files have the model's scores; the example runs them without mmsegmentation."""
 
+import json
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -21,6 +23,7 @@ from mmseg_ext.inference.export import (
     random_images,
     relative_difference,
 )
+from mmseg_ext.inference.objects import geojson
 from mmseg_ext.layers import ManhattanAttention
 from tests.configs import CONFIGS
 from tests.datasets.trees import random_image, save
@@ -122,8 +125,9 @@ def test_command_and_the_example_without_mmseg(tmp_path, monkeypatch, capsys):
     assert main([*words, "--images", str(folder / "b.png")]) == 0
     assert ExportedSegmentor(out).metadata["classes"] == list(model.dataset_meta["classes"])
 
+    words = [EXAMPLE, str(out), str(folder), str(tmp_path / "out"), "--json", "--min-area", "2"]
     code = (
-        f"import sys, runpy; sys.argv = {[EXAMPLE, str(out), str(folder), str(tmp_path / 'out')]}\n"
+        f"import sys, runpy; sys.argv = {words}\n"
         "sys.modules.update(dict.fromkeys(('mmseg', 'mmengine', 'mmcv', 'mmseg_ext', 'torch')))\n"
         "runpy.run_path(sys.argv[0], run_name='__main__')"
     )
@@ -136,6 +140,11 @@ def test_command_and_the_example_without_mmseg(tmp_path, monkeypatch, capsys):
         labels = np.asarray(Image.open(tmp_path / "out" / name))
         assert (labels == predictor(folder / name).labels).mean() > 0.999
         assert len(np.unique(labels)) > 1
+        result = replace(predictor(folder / name), labels=labels)
+        expected = geojson(found for c in result.classes for found in result.objects(c, 2))
+        written = (tmp_path / "out" / name).with_suffix(".geojson").read_text()
+        assert json.loads(written) == json.loads(json.dumps(expected))
+        assert len(expected["features"]) > 1
 
     example = runpy.run_path(EXAMPLE)["main"]
     capsys.readouterr()
