@@ -9,9 +9,9 @@ WORKERS ?= 2
 .PHONY: help install demo demo-det compare docs test test-fast test-original lint clean
 
 help:
-	@echo "make demo       train EANet on the generated dataset, test it, draw its predictions"
+	@echo "make demo       train EANet on the generated dataset, test it, write a report"
 	@echo "make demo-det   train Mask R-CNN on the generated dataset, draw its detections"
-	@echo "make compare    train FCN and DANet with the same budget, and write a table of the three"
+	@echo "make compare    train EANet, FCN and DANet with the same budget, write a report of the three"
 	@echo "make docs       build the documentation in site/; a warning is an error"
 	@echo "make test       lint, build the site and run every test"
 	@echo "make test-fast  run the fast tests, after each change"
@@ -33,13 +33,22 @@ $(INSTALLED): setup.py constraints.txt
 	@touch $@
 
 demo: $(INSTALLED)
-	$(BIN)/python tools/demo.py
+	$(BIN)/mmseg-ext train configs/ea_r18_shapes.py
+	$(BIN)/mmseg-ext test configs/ea_r18_shapes.py work_dirs/ea_r18_shapes/iter_1300.pth --tta
+	$(BIN)/mmseg-ext report work_dirs/ea_r18_shapes
 
 demo-det: $(INSTALLED)
-	$(BIN)/python tools/demo_det.py
+	$(BIN)/mmseg-ext train configs/detection/mask_rcnn_rmt_shapes.py
+	$(BIN)/mmseg-ext test configs/detection/mask_rcnn_rmt_shapes.py \
+		work_dirs/mask_rcnn_rmt_shapes/iter_500.pth --show-dir work_dirs/mask_rcnn_rmt_shapes/detections
 
 compare: $(INSTALLED)
-	$(BIN)/python tools/demo.py --compare --work-dir work_dirs/compare
+	@for name in ea_r18_shapes fcn_r18_shapes danet_r18_shapes; do \
+		$(BIN)/mmseg-ext train configs/$$name.py && \
+		$(BIN)/mmseg-ext test configs/$$name.py work_dirs/$$name/iter_1300.pth --tta || exit; \
+	done
+	$(BIN)/mmseg-ext report work_dirs/ea_r18_shapes work_dirs/fcn_r18_shapes work_dirs/danet_r18_shapes \
+		--out work_dirs/compare.html
 
 # Reads the code without importing it. Broken links and anchors, pages outside the navigation and
 # missing docstrings in the reference are warnings, and warnings fail.

@@ -42,9 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     from mmseg_ext.checkpoint.loading import SafeLoading
     from mmseg_ext.commands import exit_on_run_error
     from mmseg_ext.engine.build_errors import explained
+    from mmseg_ext.engine.progress import ProgressHook
 
     with exit_on_run_error(), SafeLoading():
         runner = runner_of(args)
+        runner.register_hook(ProgressHook())
         with explained(runner.cfg), SafeLoading(runner.cfg.get("min_backbone_share")):
             runner.train()
     return 0

@@ -90,7 +90,11 @@ class ShapesCocoDataset(CheckedCocoDataset):
         FileExistsError: if `data_root` contains other files, or scenes of another recipe.
     """
 
-    METAINFO = {name: values[1:] for name, values in METAINFO.items()}  # no background
+    # Without the background; mmdetection draws with colors that are tuples.
+    METAINFO = {
+        "classes": METAINFO["classes"][1:],
+        "palette": [tuple(color) for color in METAINFO["palette"][1:]],
+    }
 
     def __init__(self, data_root: str = "data/shapes", recipe: dict | None = None, **kwargs):
         annotate(data_root, Recipe(**(recipe or {})))

@@ -12,13 +12,15 @@ pytest.importorskip("mmdet")
 
 
 import mmseg_ext.detection.operators_in_pytorch  # noqa: F401
-from mmseg_ext.commands._demos import data_options, detection_demo
-from mmseg_ext.datasets.shapes import Recipe
+from mmseg_ext.datasets.dataset_report import SPLITS
+from mmseg_ext.detection.shapes_coco import annotation_file
 from mmseg_ext.engine.launch import build_train_runner, load_settings
 from mmseg_ext.errors import LaunchError
+from tests.commands.test_demo import commands_of
 from tests.configs import CONFIGS
+from tests.engine.runs import ROOT, run_script
 
-RECIPE = Recipe(train=4, val=1, size=64)
+RECIPE = dict(train=4, val=1, size=64)
 SHAPES = CONFIGS / "detection/mask_rcnn_rmt_shapes.py"
 # As the configs for COCO: epochs, a sampler of mmengine's, batches of mmdetection's.
 BY_EPOCH = f"""
@@ -37,8 +39,13 @@ randomness = dict(seed=None)
 
 
 def train(config, work_dir, resume=False):
-    options = data_options(config.with_name("shapes"), RECIPE)  # the first training makes them
-    options["visualizer.name"] = work_dir.name
+    root = config.with_name("shapes")  # the first training makes them
+    options = {"visualizer.name": work_dir.name}
+    for split in SPLITS:
+        options[f"{split}_dataloader.dataset.data_root"] = f"{root}/"
+        options[f"{split}_dataloader.dataset.recipe"] = RECIPE
+    for split in SPLITS[1:]:
+        options[f"{split}_evaluator.ann_file"] = str(annotation_file(root, "val"))
     runner = build_train_runner(str(config), options, str(work_dir), resume=resume)
     runner.train()
     return runner.model.state_dict()
@@ -58,13 +65,23 @@ def test_a_resumed_run_ends_in_the_very_same_weights(tmp_path):
     assert not all(torch.equal(first[name], whole[name]) for name in whole)
 
 
-def test_the_demo_draws_and_fails_below_its_floor(tmp_path, capsys):
-    options = {"train_cfg.max_iters": 2, "train_cfg.val_interval": 2}
-    recipe = Recipe(train=8, val=6, size=64)
-    assert not detection_demo(tmp_path / "run", tmp_path / "shapes", options=options, recipe=recipe)
-    printed = capsys.readouterr().out
-    assert "2 iterations" in printed and "FAILED: bbox AP" in printed
-    pictures = [np.asarray(Image.open(p)) for p in (tmp_path / "run/detections").iterdir()]
+def test_the_demo_draws_detections(tmp_path):
+    """The commands of `make demo-det`, with a few small scenes and two iterations."""
+    (tmp_path / "configs").symlink_to(CONFIGS)
+    options = [
+        f"{split}_dataloader.dataset.recipe.{name}={value}"
+        for split in SPLITS
+        for name, value in (("train", 8), ("val", 6), ("size", 64))
+    ]
+    short = ["train_cfg.max_iters=2", "train_cfg.val_interval=2"]
+    for words in commands_of("demo-det"):
+        words = [word.replace("iter_500", "iter_2") for word in words]
+        command = [*words, "--cfg-options", *options, *short]
+        result = run_script(ROOT / "mmseg_ext/__main__.py", *command, folder=tmp_path)
+        assert result.returncode == 0, result.stderr
+    assert "coco/bbox_mAP" in result.stdout
+    folder = tmp_path / "work_dirs/mask_rcnn_rmt_shapes/detections"
+    pictures = [np.asarray(Image.open(path)) for path in folder.rglob("*.png")]
     assert len(pictures) == 6 and all(p.shape == (64, 128, 3) and p.std() > 10 for p in pictures)
 
 
