@@ -8,7 +8,13 @@ import sys
 from typing import NoReturn
 
 registers_later = False
-"""Whether `import mmseg_ext` leaves registering to the command that is being started."""
+"""Whether `import mmseg_ext` leaves registering to the command that is being started.
+
+Importing `mmseg_ext.commands` runs `mmseg_ext/__init__.py` first, which would register the models
+and import torch and mmsegmentation: five seconds, before a flag is read. An import has no
+arguments, so the package looks for this module in `sys.modules`, and the command registers after it
+has read its flags. An environment variable would also reach the processes that a command starts.
+"""
 
 
 def start(name: str) -> NoReturn:

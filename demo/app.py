@@ -13,7 +13,6 @@ import gradio as gr
 import numpy as np
 
 import mmseg_ext
-from mmseg_ext.commands.attention_maps import network_input, seen_pixel
 from mmseg_ext.inference.models import DEFAULT, PRETRAINED
 from mmseg_ext.inspection import attention_pictures as attention
 
@@ -45,8 +44,8 @@ def segment(photo: str | None, config: str, checkpoint: str):
 def attend(photo: str, config: str, checkpoint: str, event: gr.SelectData):
     """Return where the clicked pixel attends to, or for memory slots, who uses the same slots."""
     model = load(config, checkpoint)
-    image, shown, original = network_input(model, photo)
-    pixel = seen_pixel(event.index[::-1], original, shown.shape[:2])
+    image, shown, original = attention.network_input(model, photo)
+    pixel = attention.seen_pixel(event.index[::-1], original, shown.shape[:2])
     name, layer = list(attention.find_layers(model).items())[-1]
     x = attention.capture_inputs(model, {name: layer}, image)[0][name]
     size = tuple(image.shape[2:])  # padded for the network

@@ -4,25 +4,24 @@ import difflib
 import sys
 from collections.abc import Sequence
 
-from mmseg_ext.commands import commands, start
+from mmseg_ext.commands import COMMANDS, start
 from mmseg_ext.version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit status; a command exits with its own."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
-    known = commands()
     if name in ("-h", "--help"):
         print("usage: mmseg-ext COMMAND ...; mmseg-ext COMMAND --help lists its flags\n")
-        width = max(map(len, known))
-        for command, text in known.items():
+        width = max(map(len, COMMANDS))
+        for command, text in COMMANDS.items():
             print(f"{command:<{width}}  {text}")
         return 0
     if name == "--version":
         print(__version__)
         return 0
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]}?" if near else "mmseg-ext lists the commands"
         print(f"mmseg_ext: there is no command {name!r}; {hint}", file=sys.stderr)
         return 2

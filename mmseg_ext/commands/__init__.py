@@ -3,7 +3,6 @@
 `mmseg-ext NAME` and the file of that name under `tools/` start the same function.
 """
 
-import ast
 import errno
 import gc
 import importlib
@@ -12,7 +11,6 @@ import os
 import sys
 import traceback
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from mmseg_ext.errors import (
@@ -29,17 +27,28 @@ from mmseg_ext.errors import (
 if TYPE_CHECKING:
     import torch
 
+COMMANDS = {
+    "attention_maps": "Draw what a model's attention layers look at in images, as PNG panels.",
+    "check_dataset": "Check every image and label map of a config before training.",
+    "convert": "Convert published weights to mmsegmentation's names: FAMILY SRC DST.",
+    "doctor": "Check what works on this machine and how fast; status 1 if a check fails.",
+    "env": "Print versions, devices and registered names; status 1 if the mm stack is unusable.",
+    "export": "Export a segmentor to ONNX or torch.export's .pt2; compare the file with the model.",
+    "image_demo": "Segment an image or a folder; write label maps and overlays as PNG files.",
+    "model_cost": "Count parameters and multiply-adds of configs; compute the memory of training.",
+    "new_project": "Make a project from your images and masks: data folders and a fitting config.",
+    "print_config": "Print the config and the run record that `train` would start with.",
+    "publish_model": "Write the weights of a training checkpoint to a small file: IN OUT.",
+    "report": "Write what one or several runs recorded on one HTML page.",
+    "test": "Test a segmentor: mmsegmentation's flags.",
+    "train": "Train a segmentor: mmsegmentation's flags, and --auto-scale-lr.",
+    "where": "Print the folder of the configs; use it as `$(mmseg-ext where)/ea_r18_shapes.py`.",
+}
+"""The first line of each command's help, by name."""
+
 # A disk that is full, over its quota, broken or read-only.
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES}
 _DISK |= {errno.ENOTDIR}
-
-
-def commands() -> dict[str, str]:
-    """Return the name of every command and the first line of its file, sorted by name."""
-    # The files are parsed, not imported, which is faster.
-    files = sorted(Path(__file__).parent.glob("[!_]*.py"))
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in files}
-    return {n: ast.get_docstring(ast.parse(t)).splitlines()[0] for n, t in texts.items()}
 
 
 def start(name: str) -> NoReturn:

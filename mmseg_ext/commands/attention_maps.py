@@ -1,16 +1,10 @@
 """Draw what a model's attention layers look at in images, as PNG panels."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mmseg_ext.commands import usable_device
 from mmseg_ext.commands._flags import command, command_parser, config_flag, device_flag
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor, nn
 
 
 def parser() -> argparse.ArgumentParser:
@@ -28,35 +22,6 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def seen_pixel(
-    pixel: Sequence[int] | None, original: tuple[int, int], seen: tuple[int, int]
-) -> tuple[int, int]:
-    """Return the position in the resized image of a pixel (row, column), by default the middle.
-
-    Raises:
-        ValueError: if the pixel is outside of the image.
-    """
-    pixel = pixel or [n // 2 for n in original]
-    if any(not 0 <= p < n for p, n in zip(pixel, original, strict=True)):
-        raise ValueError(
-            f"--pixel {pixel[0]} {pixel[1]}: outside of the image, which has {original[0]} rows "
-            f"and {original[1]} columns"
-        )
-    return tuple((2 * p + 1) * s // (2 * n) for p, n, s in zip(pixel, original, seen, strict=True))
-
-
-def network_input(model: "nn.Module", path: str) -> "tuple[Tensor, np.ndarray, tuple[int, int]]":
-    """Return a normalized image (1, 3, H, W), its RGB form (h, w, 3), and its size on disk."""
-    from mmengine.dataset import pseudo_collate
-
-    from mmseg_ext.inference.predictor import Predictor
-
-    sample, _ = Predictor(model).prepare(path)
-    image = model.data_preprocessor(pseudo_collate([sample]), False)["inputs"]
-    shown = sample["inputs"].permute(1, 2, 0).numpy()[..., ::-1]  # mmcv reads BGR
-    return image, shown, sample["data_samples"].metainfo["ori_shape"]
-
-
 @command(parser)
 def main(args: argparse.Namespace) -> int:
     import numpy as np
@@ -69,6 +34,8 @@ def main(args: argparse.Namespace) -> int:
         capture_inputs,
         draw_layer,
         find_layers,
+        network_input,
+        seen_pixel,
         select_layers,
     )
 

@@ -1,4 +1,4 @@
-"""Check what works on this machine, and how fast; exit with status 1 if a check fails."""
+"""Check what works on this machine and how fast; status 1 if a check fails."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Print versions, devices and registered names; exit status 1 if the mm stack is unusable."""
+"""Print versions, devices and registered names; status 1 if the mm stack is unusable."""
 
 import argparse
 import sys

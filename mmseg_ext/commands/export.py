@@ -1,4 +1,4 @@
-"""Export a segmentor to ONNX or to torch.export's .pt2, and compare the file with the model."""
+"""Export a segmentor to ONNX or torch.export's .pt2; compare the file with the model."""
 
 import argparse
 from pathlib import Path
@@ -85,9 +85,9 @@ def main(args: argparse.Namespace) -> None:
 
 def _test_scale(config: "Config") -> dict:
     """Return how the test pipeline scales images: `scale` (width, height) and `keep_ratio`."""
-    from mmseg_ext.datasets.metainfo import unwrapped
+    from mmseg_ext.datasets.wrappers import inner_datasets
 
-    for transform in unwrapped(config.test_dataloader.dataset)["pipeline"]:
+    for transform in next(inner_datasets(config.test_dataloader.dataset))["pipeline"]:
         if transform["type"] == "Resize" and transform.get("scale"):
             return {"scale": transform["scale"], "keep_ratio": transform.get("keep_ratio", False)}
     return {"scale": None, "keep_ratio": True}
@@ -100,14 +100,14 @@ def _inputs(args: argparse.Namespace, config: "Config", size: tuple[int, int]):
     from PIL import Image
 
     from mmseg_ext.datasets.images import image_files
-    from mmseg_ext.datasets.metainfo import unwrapped
+    from mmseg_ext.datasets.wrappers import inner_datasets
     from mmseg_ext.inference.export import random_images
 
     yield "random", random_images(size)
     if args.dynamic:
         yield "random", random_images((size[0] * 3 // 4 + 1, size[1] * 5 // 4 + 3), 2)
     if args.images is None:
-        dataset = unwrapped(config.test_dataloader.dataset)
+        dataset = next(inner_datasets(config.test_dataloader.dataset))
         prefix = dataset.get("data_prefix", {}).get("img_path", "")
         folder = Path(dataset.get("data_root", ""), prefix)
     else:

@@ -1,4 +1,4 @@
-"""Segment an image or a folder of images; write label maps and overlays as PNG files.
+"""Segment an image or a folder; write label maps and overlays as PNG files.
 
 Without CONFIG and CHECKPOINT, the project's own model is used: an EANet for the 11 classes of
 CamVid's street scenes, for non-commercial use.

@@ -1,4 +1,4 @@
-"""Count the parameters and multiply-adds of configs; compute the memory of a training step."""
+"""Count parameters and multiply-adds of configs; compute the memory of training."""
 
 import argparse
 from pathlib import Path

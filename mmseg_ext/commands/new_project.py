@@ -1,4 +1,4 @@
-"""Make a project from your images and masks: data folders, and a config that fits them."""
+"""Make a project from your images and masks: data folders and a fitting config."""
 
 import argparse
 import shlex

@@ -1,4 +1,4 @@
-"""Write the weights of a training checkpoint to a small file for publication: IN OUT.
+"""Write the weights of a training checkpoint to a small file: IN OUT.
 
 mmsegmentation's `publish_model.py` calls `torch.load`, which since torch 2.6 refuses mmengine's
 training checkpoints, and it shortens names (`depth.pth` becomes `de`).

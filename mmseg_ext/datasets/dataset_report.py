@@ -26,7 +26,7 @@ from rich.table import Table
 
 from mmseg_ext.datasets.images import CheckedLoadImage, as_stored, decode, orientation, read_bytes
 from mmseg_ext.datasets.labels import read_label
-from mmseg_ext.datasets.metainfo import file_datasets
+from mmseg_ext.datasets.wrappers import inner_datasets
 from mmseg_ext.errors import LabelError, LaunchError, UnreadableFileError
 
 SPLITS = ("train", "val", "test")
@@ -113,7 +113,7 @@ def check(
     datasets = {name: cfg[f"{name}_dataloader"]["dataset"] for name in names or present}
     if "test" in datasets and datasets["test"] == datasets.get("val"):
         del datasets["test"]
-    listed = {n: [_list_files(n, c) for c in file_datasets(d)] for n, d in datasets.items()}
+    listed = {n: [_list_files(n, c) for c in inner_datasets(d)] for n, d in datasets.items()}
     problems: list[Problem] = []
     summaries = []
     for name, parts in listed.items():

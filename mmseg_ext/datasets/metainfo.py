@@ -1,30 +1,13 @@
-"""The settings, classes and palette of a config's datasets, without their files."""
-
-from collections.abc import Iterator
+"""Classes and palette of a config's datasets, without their files."""
 
 from mmseg.registry import DATASETS
 
 from mmseg_ext import upstream
+from mmseg_ext.datasets.wrappers import inner_datasets
 
 # Okabe and Ito's colors, which color-blind people can tell apart, after gray for the background.
 _COLORS = ((80, 80, 80), (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66))
 _COLORS += ((0, 114, 178), (213, 94, 0), (204, 121, 167))
-
-
-def file_datasets(dataset: dict) -> Iterator[dict]:
-    """Yield the settings of the datasets inside wrappers such as ConcatDataset."""
-    inner = list(dataset.get("datasets") or ())
-    if isinstance(dataset.get("dataset"), dict):
-        inner.append(dataset["dataset"])
-    if not inner:
-        yield dataset
-    for part in inner:
-        yield from file_datasets(part)
-
-
-def unwrapped(settings: dict) -> dict:
-    """Return the settings of the first dataset inside wrappers."""
-    return next(file_datasets(settings))
 
 
 def classes_and_palette(settings: dict) -> dict:
@@ -36,7 +19,7 @@ def classes_and_palette(settings: dict) -> dict:
     Raises:
         ValueError: if the type is unknown, or neither place names classes.
     """
-    settings = unwrapped(settings)
+    settings = next(inner_datasets(settings))
     kind = DATASETS.get(settings["type"])
     if kind is None:
         raise ValueError(f"there is no dataset of type {settings['type']!r}")

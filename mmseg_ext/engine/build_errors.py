@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from mmseg_ext import errors
 from mmseg_ext.checkpoint.loading import unwrap_model
-from mmseg_ext.engine.run_record import inner_datasets
+from mmseg_ext.datasets.wrappers import inner_datasets
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.upstream import built_dataloaders
 

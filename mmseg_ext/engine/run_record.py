@@ -9,7 +9,6 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -18,9 +17,9 @@ from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-import mmseg_ext
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.checkpoint.loading import unwrap_model
+from mmseg_ext.datasets.wrappers import inner_datasets
 
 _PACKAGES = ("mmseg_ext", "torch", "numpy", "mmengine", "mmcv", "mmseg", "mmdet", "mmpretrain")
 # Long records of the start: the environment, the config, the order of the hooks, and the settings
@@ -38,7 +37,7 @@ def git_commit() -> str:
 
     Return 'unknown' for an installed package and without git.
     """
-    root = Path(mmseg_ext.__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return "unknown"
     command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty"]
@@ -170,11 +169,3 @@ def uses_large_dataset(runner) -> bool:
         if known and tuple(dataset.metainfo.get("classes") or ()) == tuple(own or ()):
             return True
     return False
-
-
-def inner_datasets(dataset: object) -> Iterator[object]:
-    """Yield the datasets inside wrappers such as ConcatDataset and RepeatDataset."""
-    dataset = getattr(dataset, "inner", dataset)  # of `SeededSamples`
-    inner = getattr(dataset, "datasets", None) or [getattr(dataset, "dataset", None)]
-    for part in inner:
-        yield from [dataset] if part is None else inner_datasets(part)

@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from mmseg_ext.datasets.dataset_report import progress
-from mmseg_ext.datasets.metainfo import unwrapped
+from mmseg_ext.datasets.wrappers import inner_datasets
 from mmseg_ext.engine.amp import bfloat16_autocast
 from mmseg_ext.inference.legend import with_legend
 from mmseg_ext.inference.objects import SegmentedObject, find_objects
@@ -156,7 +156,7 @@ class Predictor:
         config: Any = model.cfg
         self.model: Any = model
         self._merge: Any = "probs" if model.out_channels == 1 else "logits"
-        pipeline = unwrapped(config.test_dataloader.dataset)["pipeline"]
+        pipeline = next(inner_datasets(config.test_dataloader.dataset))["pipeline"]
         if tta:
             pipeline = config.tta_pipeline
             settings = config.get("tta_model") or {"type": "StreamingSegTTAModel"}

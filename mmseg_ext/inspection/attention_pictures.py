@@ -14,11 +14,13 @@ import torch
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from mmengine.dataset import pseudo_collate
 from torch import Tensor, nn
 
 from mmseg_ext.atomic_write import save_figure
 from mmseg_ext.backbones.deepvit import PATCH
 from mmseg_ext.decode_heads.ea_head import JSegEAHead
+from mmseg_ext.inference.predictor import Predictor
 from mmseg_ext.inspection.similarity import STYLE, evaluating, layer_inputs
 from mmseg_ext.layers.external_attention import ExternalAttention2d
 from mmseg_ext.layers.lambda_layer import LambdaLayer
@@ -74,6 +76,31 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 @torch.no_grad()
+def seen_pixel(
+    pixel: Sequence[int] | None, original: tuple[int, int], seen: tuple[int, int]
+) -> tuple[int, int]:
+    """Return the position in the resized image of a pixel (row, column), by default the middle.
+
+    Raises:
+        ValueError: if the pixel is outside of the image.
+    """
+    pixel = pixel or [n // 2 for n in original]
+    if any(not 0 <= p < n for p, n in zip(pixel, original, strict=True)):
+        raise ValueError(
+            f"--pixel {pixel[0]} {pixel[1]}: outside of the image, which has {original[0]} rows "
+            f"and {original[1]} columns"
+        )
+    return tuple((2 * p + 1) * s // (2 * n) for p, n, s in zip(pixel, original, seen, strict=True))
+
+
+def network_input(model: nn.Module, path: str) -> tuple[Tensor, np.ndarray, tuple[int, int]]:
+    """Return a normalized image (1, 3, H, W), its RGB form (h, w, 3), and its size on disk."""
+    sample, _ = Predictor(model).prepare(path)
+    image = model.data_preprocessor(pseudo_collate([sample]), False)["inputs"]
+    shown = sample["inputs"].permute(1, 2, 0).numpy()[..., ::-1]  # mmcv reads BGR
+    return image, shown, sample["data_samples"].metainfo["ori_shape"]
+
+
 def capture_inputs(
     model: nn.Module, layers: dict[str, nn.Module], image: Tensor
 ) -> tuple[dict[str, Tensor], Tensor]:

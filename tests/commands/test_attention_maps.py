@@ -4,24 +4,14 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
-import pytest
 
-from mmseg_ext.commands.attention_maps import main, seen_pixel
+from mmseg_ext.commands.attention_maps import main
 from mmseg_ext.inspection import attention_pictures
 from tests.configs import CONFIGS
 from tests.datasets.trees import save
 
 CONFIG = str(CONFIGS / "ea_r18_shapes.py")
 LAYER = "decode_head.external_attention"
-
-
-def test_pixel_of_the_image_on_disk():
-    """Of 100 x 200 pixels seen as 50 x 400: the middle of the pixel counts."""
-    assert seen_pixel((0, 0), (100, 200), (50, 400)) == (0, 1)
-    assert seen_pixel((99, 199), (100, 200), (50, 400)) == (49, 399)
-    assert seen_pixel(None, (100, 200), (50, 400)) == (25, 201)
-    with pytest.raises(ValueError, match=r"100 3.*100 rows and 200 columns"):
-        seen_pixel((100, 3), (100, 200), (50, 400))
 
 
 def write_photos(folder: Path, size: tuple[int, int]) -> list[str]:

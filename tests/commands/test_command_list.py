@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from mmseg_ext.__main__ import main
-from mmseg_ext.commands import check_dataset, commands, env, exit_on_run_error, start
+from mmseg_ext.commands import COMMANDS, check_dataset, env, exit_on_run_error, start
 from mmseg_ext.errors import SAFE_UNTIL_NOW, LabelError, LaunchError, MissingDataError, RunError
 from mmseg_ext.version import __version__
 from tests.configs import CONFIGS
@@ -29,10 +29,18 @@ def test_a_tool_starts_the_command_of_its_name(path):
     assert isinstance(documentation.value.value, str)
     assert ast.unparse(line) == "from mmseg_ext_cli import start"
     expected = f"if __name__ == '__main__':\n    start('{path.stem}')"
-    assert ast.unparse(call) == expected and path.stem in commands()
+    assert ast.unparse(call) == expected and path.stem in COMMANDS
 
 
-@pytest.mark.parametrize("name", commands())
+def test_every_module_is_listed_with_its_first_line():
+    modules = {
+        path.stem: ast.get_docstring(ast.parse(path.read_text())).splitlines()[0]
+        for path in ROOT.glob("mmseg_ext/commands/[!_]*.py")
+    }
+    assert modules == COMMANDS
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_flags_stay(name):
     actions = importlib.import_module(f"mmseg_ext.commands.{name}").parser()._actions
     flags = {flag for action in actions for flag in action.option_strings or [action.dest]}
@@ -42,7 +50,7 @@ def test_flags_stay(name):
 def test_the_list_and_the_version(capsys):
     assert main([]) == 0
     lines = capsys.readouterr().out.splitlines()[2:]
-    assert [line.split()[0] for line in lines] == sorted(commands())
+    assert [line.split()[0] for line in lines] == sorted(COMMANDS)
     assert all(len(line) <= 120 for line in lines)
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"{__version__}\n"
@@ -52,9 +60,9 @@ HELP_OF_ALL = """
 import importlib
 import mmseg_ext_cli
 mmseg_ext_cli.registers_later = True
-from mmseg_ext.commands import commands, env, start
+from mmseg_ext.commands import COMMANDS, env, start
 from mmseg_ext.version import __version__
-for name in commands():
+for name in COMMANDS:
     parser = importlib.import_module("mmseg_ext.commands." + name).parser()
     assert len(parser.format_help()) > 100, name
 """

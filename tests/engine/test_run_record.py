@@ -11,7 +11,6 @@ from mmengine.dataset import ConcatDataset
 from mmseg.datasets import CityscapesDataset
 from torch import nn
 
-import mmseg_ext
 from mmseg_ext.commands.print_config import main as print_config
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.engine import run_record
@@ -68,8 +67,8 @@ def test_the_commit_is_of_this_project_or_unknown(tmp_path, monkeypatch):
     """An installed package may be inside the checkout of another project."""
     if (ROOT / ".git").exists():
         assert re.fullmatch("[0-9a-f]{40}(-dirty)?", git_commit())
-    installed = ROOT / "env/site-packages/mmseg_ext/__init__.py"
-    monkeypatch.setattr(mmseg_ext, "__file__", str(installed))
+    installed = ROOT / "env/site-packages/mmseg_ext/engine/run_record.py"
+    monkeypatch.setattr(run_record, "__file__", str(installed))
     assert git_commit() == "unknown"
     monkeypatch.undo()
     monkeypatch.setenv("PATH", str(tmp_path))  # no git there

@@ -156,3 +156,12 @@ def test_capture_inputs_leaves_no_hook():
     model.encode_decode = lambda *args: own(*args)[:, :1] - scores.mean()  # one output channel
     _, labels = pictures.capture_inputs(model, pictures.find_layers(model), image)
     assert torch.equal(labels, (scores > scores.mean()).long()) and labels.any()
+
+
+def test_pixel_of_the_image_on_disk():
+    """Of 100 x 200 pixels seen as 50 x 400: the middle of the pixel counts."""
+    assert pictures.seen_pixel((0, 0), (100, 200), (50, 400)) == (0, 1)
+    assert pictures.seen_pixel((99, 199), (100, 200), (50, 400)) == (49, 399)
+    assert pictures.seen_pixel(None, (100, 200), (50, 400)) == (25, 201)
+    with pytest.raises(ValueError, match=r"100 3.*100 rows and 200 columns"):
+        pictures.seen_pixel((100, 3), (100, 200), (50, 400))
