@@ -1,28 +1,28 @@
 """Explain in one line why a config cannot be built: key, value and the nearest valid name.
 
-A config is not checked in advance: whatever mmengine builds is accepted. While mmengine builds,
-`explained` records the settings of the parts that fail, and finds them in the config.
-`unread_options` and `dataset_warnings` compare what nothing else compares; they only warn.
+A config is not checked in advance: whatever mmengine builds is accepted. `explained` finds the
+part of the config in the traceback of an error, and the setting in its message. `unread_keys` and
+`dataset_warnings` compare what nothing else compares; they only warn.
 """
 
 import contextlib
 import difflib
-import functools
 import inspect
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
-from unittest import mock
+from types import CodeType, TracebackType
 
+import mmengine.registry
+import torch
 from mmengine.config import Config
+from mmengine.dist import init_dist
 from mmengine.model import BaseModule
-from mmengine.registry import MODELS, Registry
-from mmengine.runner import EpochBasedTrainLoop, LogProcessor, Runner, TestLoop, ValLoop
+from mmengine.registry import Registry
+from mmengine.runner import Runner
 from torch import nn
-from torch.utils.data import DataLoader
 
 from mmseg_ext import errors
 from mmseg_ext.checkpoint.loading import unwrap_model
@@ -35,18 +35,13 @@ _KEYS = {*inspect.signature(Runner).parameters, "activation_checkpointing", "com
 _KEYS |= {"custom_imports", "efficient_conv_bn_eval", "find_unused_parameters"}
 _KEYS |= {"min_backbone_share", "model_wrapper_cfg", "runner_type", "sync_bn"}
 _KEYS |= {"tta_model", "tta_pipeline"}
-# Methods of the Runner that build without a registry, and the functions that they call.
-_METHODS: dict[str, Callable] = {
-    "set_randomness": Runner.set_randomness,
-    "build_dataloader": DataLoader,
-    "build_log_processor": LogProcessor,
-    "register_hook": Runner.register_hook,
-    "build_train_loop": EpochBasedTrainLoop,
-    "build_val_loop": ValLoop,
-    "build_test_loop": TestLoop,
-}
 _WEIGHTS = ("checkpoint", "pretrained", "load_from")  # keys that name files of weights
-_UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
+_UNEXPECTED = re.compile(r"(\w+)[\w.]*\(\) got an unexpected keyword argument '(\w+)'")
+# Functions that build a part that is named after a key: `build_optim_wrapper`, `build_norm_layer`.
+_BUILDER = re.compile(r"_?(?:build|init|register|set)_(\w+?)(?:_layer|_loop)?")
+_ANCESTORS = (object, nn.Module, BaseModule)  # of too many classes to find a part by their methods
+
+_Entries = list[tuple[str, object]]  # dotted keys of the config, and their values
 
 
 @contextlib.contextmanager
@@ -61,18 +56,17 @@ def explained(cfg: Config, unused: str = "test_") -> Iterator[None]:
         RuntimeError: for any other error of a part of the config. It names the part, and the error
             is its cause. Errors of this package, and errors outside the config, pass unchanged.
     """
-    with _recorded_failures() as failures:
-        try:
-            yield
-        except Exception as error:
-            if type(error).__module__ == errors.__name__:
-                raise
-            keys = (key for key in cfg if key in _KEYS and not key.startswith(unused))
-            entries = [entry for key in keys for entry in _entries(key, cfg[key])]
-            explanation = _explanation(cfg, entries, failures, error)
-            if explanation is None:
-                raise
-            raise explanation from error
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__ == errors.__name__:
+            raise
+        keys = (key for key in cfg if key in _KEYS and not key.startswith(unused))
+        entries = [entry for key in keys for entry in _entries(key, cfg[key])]
+        explanation = _explanation(cfg, entries, error)
+        if explanation is None:
+            raise
+        raise explanation from error
 
 
 def format_error(error: BaseException) -> str:
@@ -81,16 +75,22 @@ def format_error(error: BaseException) -> str:
     return _short(" ".join(f"{type(error).__name__}: {message}".split()), 300)
 
 
-def unread_options(cfg: Config, options: Iterable[str]) -> list[str]:
-    """Return a warning for each key of `--cfg-options` that nothing but a hook can read.
+def unread_keys(cfg: Config, options: Iterable[str]) -> list[str]:
+    """Return warnings for keys that nothing reads.
 
-    `cfg` is the config before the options are merged.
+    These are the keys of `--cfg-options` that only a hook can read, keys of the file `cfg` that
+    resemble a key of the Runner, and unknown arguments of `env_cfg.dist_cfg`.
     """
-    return [
-        f"--cfg-options: {key!r} has no effect: it is not used after loading"
-        + ("" if key in cfg else _nearest(key, _KEYS))
-        for key in sorted({option.split(".")[0] for option in options} - _KEYS)
-    ]
+    changed, warnings = {option.split(".")[0] for option in options}, []
+    for key in sorted({*cfg, *changed} - _KEYS):
+        # Files also have variables of their own, such as `norm_cfg` or `train_pipeline`.
+        near = _nearest(key, _KEYS, 0.885 if key in cfg else 0.6)
+        if near or key in changed:
+            place = "--cfg-options: " if key in changed else ""
+            warnings.append(f"{place}{key!r} has no effect: it is not used after loading{near}")
+    known = {*_arguments(init_dist), *_arguments(torch.distributed.init_process_group)}
+    unknown = sorted({*cfg.get("env_cfg", {}).get("dist_cfg", {})} - known)
+    return warnings + [f"env_cfg.dist_cfg.{k} has no effect{_nearest(k, known)}" for k in unknown]
 
 
 def dataset_warnings(runner: Runner) -> list[str]:
@@ -117,138 +117,152 @@ def dataset_warnings(runner: Runner) -> list[str]:
     return warnings
 
 
-class _Failures(NamedTuple):
-    """The calls that the last error left, the innermost first, and the types that were unknown."""
+def check_metrics(runner: Runner) -> None:
+    """Raise a LaunchError for `iou_metrics` and `save_best` that the first validation would refuse.
 
-    calls: list[tuple[Registry | Callable, object]]  # what failed, and its settings
-    unknown: list[tuple[Registry, str]]
-
-
-@contextlib.contextmanager
-def _recorded_failures() -> Iterator[_Failures]:
-    """Record failing calls of all registries and of the Runner's methods while the block runs."""
-    failures, get = _Failures([], []), Registry.get
-
-    def recorded(function: Callable, called: Callable | None = None) -> Callable:
-        @functools.wraps(function)
-        def call(*args, **kwargs):
-            failures.calls.clear()
-            failures.unknown.clear()
-            try:
-                return function(*args, **kwargs)
-            except Exception:
-                settings = next((a for a in args if not isinstance(a, Registry | Runner)), kwargs)
-                failures.calls.append((called or args[0], settings))
-                raise
-
-        return call
-
-    def recorded_get(registry: Registry, key: str):
-        found = get(registry, key)
-        if found is None:
-            failures.unknown[:] = [(registry, key)]
-        return found
-
-    methods = {name: recorded(getattr(Runner, name), made) for name, made in _METHODS.items()}
-    methods["build_dataloader"] = staticmethod(methods["build_dataloader"])
-    with (
-        mock.patch.multiple(Registry, get=recorded_get, build=recorded(Registry.build)),
-        mock.patch.multiple(Runner, **methods),
-    ):
-        yield failures
+    The names of the scores are those of the areas of one class, computed by the metric itself.
+    """
+    metrics = getattr(getattr(runner.val_loop, "evaluator", None), "metrics", [])
+    if not metrics or not all(hasattr(metric, "total_area_to_metrics") for metric in metrics):
+        return  # not only mmsegmentation's IoUMetric
+    names = set()
+    for metric in metrics:
+        with explained(runner.cfg):
+            scores = metric.total_area_to_metrics(*4 * [torch.ones(1)], metric.metrics)
+        prefix = f"{metric.prefix}/" if metric.prefix else ""
+        names |= {prefix + (name if name == "aAcc" else f"m{name}") for name in scores}
+    wanted = (runner.cfg.get("default_hooks", {}).get("checkpoint") or {}).get("save_best")
+    for name in [wanted] if isinstance(wanted, str) else wanted or ():
+        if name not in {"auto", *names}:
+            listed = ", ".join(sorted(names))
+            raise LaunchError(
+                f"default_hooks.checkpoint.save_best={name!r}: the validation returns {listed}"
+                + _nearest(name, names)
+            )
 
 
-_Entries = list[tuple[str, object]]  # dotted keys of the config, and their values
-
-
-def _explanation(
-    cfg: Config, entries: _Entries, failures: _Failures, error: Exception
-) -> Exception | None:
+def _explanation(cfg: Config, entries: _Entries, error: Exception) -> Exception | None:
     """Return the error with the explaining line, or None if `error` is not about the config."""
     trace = traceback.extract_tb(error.__traceback__)
     if any(f.name == "load_checkpoint" and "mmengine" in f.filename for f in trace):
         return _of_weights(entries, error)
-    part, settings, called = "", None, None  # of the innermost call with settings of the config
-    for failed, given in reversed(failures.calls):
-        if (entry := _find_entry(entries, part, given)) is not None:
-            part, settings, called = *entry, failed
-    unknown = failures.unknown if isinstance(error, KeyError | TypeError) else []
-    for registry, kind in unknown:
-        if (explanation := _of_type(cfg, entries, registry, kind)) is not None:
-            return explanation
-    if called is None:  # an error of training, for example
+    part, reason = _find_part(entries, error.__traceback__), format_error(error)
+    training = any(f.name == "run" and f.filename.endswith("loops.py") for f in trace)
+    building = isinstance(error, KeyError | TypeError) and not training
+    unknown = _of_type(cfg, entries, part, reason) if building else None
+    if unknown is not None:
+        return unknown
+    if wrong := _UNEXPECTED.search(reason):
+        return _of_argument(entries, part, *wrong.groups(), error, training)
+    if missing := re.search(r"KeyError: '?(inputs|gt_seg_map|gt_sem_seg)\b", reason):
+        transform = "PackSegInputs" if missing[1] == "inputs" else "LoadAnnotations"
+        pipelines = [e for e in entries if e[0].endswith(".pipeline") and isinstance(e[1], list)]
+        keys = [k for k, steps in pipelines if transform not in {step["type"] for step in steps}]
+        if keys:
+            return LaunchError(f"{keys[0]} has no type={transform!r}; add it")
+    if training or not part:
         return None
     loader = part.split(".")[0]
     if loader.endswith("_dataloader") and cfg[loader].get("dataset") is None:
-        part, settings = f"{loader}.dataset", None  # the sampler or the loader failed
-    reason = format_error(error)
+        part = f"{loader}.dataset"  # the sampler or the loader failed
+    line = next(f.line or "" for f in trace[::-1] if "registry" not in Path(f.filename).parts)
     if isinstance(error, AssertionError) and not str(error):
-        reason += f" {trace[-1].line}"
-    named = _named_settings(settings, reason)
-    if wrong := _UNEXPECTED.search(reason):
-        kind = _class_of(called, settings)
-        if (explanation := _of_missing_package(part, kind)) is not None:
-            return explanation
-        reason += _nearest(wrong[1], _arguments(kind))
-    line = f"{part}{named}: {reason} ({Path(trace[-1].filename).name}:{trace[-1].lineno})"
+        reason += f" {line}"
+    settings = dict(entries)[part]
+    named = _named_settings(settings, reason) or _named_settings(settings, line)
+    text = f"{part}{named}: {reason} ({Path(trace[-1].filename).name}:{trace[-1].lineno})"
     known = bool(named) or isinstance(error, OSError | ImportError)
-    return LaunchError(line) if known else RuntimeError(line)
+    return LaunchError(text) if known else RuntimeError(text)
 
 
-def _find_entry(entries: _Entries, outer: str, settings: object) -> tuple[str, object] | None:
-    """Return the entry that is `settings`, or most similar to it, within `outer` if possible.
+def _find_part(entries: _Entries, trace: TracebackType | None) -> str:
+    """Return the innermost key whose part runs in the traceback, or ''.
 
-    mmengine builds copies, with values added and removed.
+    A frame runs a part if it is a method of the part's class, or the function that builds it.
     """
+    owners: dict[CodeType, list[str]] = {}
+    for key, value in entries:
+        kind = _class_named(value.get("type")) if isinstance(value, Mapping) else None
+        for parent in {*getattr(kind, "__mro__", ())} - {*_ANCESTORS}:
+            for method in vars(parent).values():
+                function = getattr(method, "__func__", method)  # of a static or class method
+                if hasattr(function, "__code__"):
+                    owners.setdefault(function.__code__, []).append(key)
+    part = ""
+    for frame, _ in traceback.walk_tb(trace):
+        keys = owners.get(frame.f_code, [])
+        if built := _BUILDER.fullmatch(frame.f_code.co_name):
+            word = built[1]
+            names = ((key, key.rpartition(".")[2]) for key, _ in entries)
+            keys = [k for k, n in names if n in (word, f"{word}_cfg") or n.endswith(f"_{word}")]
+            keys = [key for key in keys if part or "." not in key]
+        within = [key for key in keys if _is_within(key, part)]
+        if within and all(key.startswith(within[0]) for key in within):
+            part = within[0]
+    return part
 
-    def likeness(entry: tuple[str, object]) -> tuple[int, int, bool]:
-        key, value = entry
-        within = key.startswith(f"{outer}.")
-        if not (isinstance(value, Mapping) and isinstance(settings, Mapping)):
-            return int(value == settings and not key.endswith(".type")), 0, within
-        if value.get("type", settings.get("type")) != settings.get("type"):
-            return 0, 0, within
-        same = [name in settings and settings[name] == v for name, v in value.items()]
-        return sum(same), -same.count(False), within
 
-    best = max(entries, key=likeness)
-    return best if likeness(best)[0] else None
+def _is_within(key: str, part: str) -> bool:
+    """Return whether the key is inside `part`; a loop also builds the data of its stage."""
+    stage = part.split("_")[0] if "." not in part else None
+    return not part or key.startswith((f"{part}.", f"{stage}_")) or key == part
 
 
-def _of_type(cfg: Config, entries: _Entries, registry: Registry, kind: str) -> LaunchError | None:
+def _of_type(cfg: Config, entries: _Entries, part: str, reason: str) -> LaunchError | None:
     """Explain a type that is not registered, which can be due to a wrong `default_scope`."""
-    scope, known = cfg.get("default_scope", "mmengine"), ["mmengine", *MODELS.children]
-    if scope not in known:
-        near = _nearest(scope, known)
+    types = [e for e in entries if re.search(r"(^runner_|\.)type$", e[0]) and isinstance(e[1], str)]
+    found = [(k, v) for k, v in types if f"{v} is not in the" in reason]
+    found += [e for e in types if part and _is_within(e[0], part) and _class_named(e[1]) is None]
+    if not found:
+        return None
+    scope, scopes = cfg.get("default_scope", "mmengine"), {r.scope for r in _registries()}
+    if scope not in scopes:
+        near = _nearest(scope, scopes)
         return LaunchError(f"default_scope={scope!r}: no installed package has this scope{near}")
-    key = next((key for key, value in entries if value == kind), None)
-    if key is None:
-        return None
-    names = {name for r in (registry, registry.parent or registry) for name in r.module_dict}
-    place = f"not in the registry {registry.scope}::{registry.name}"
-    return LaunchError(f"{key}={kind!r}: {place}{_nearest(kind, names)}")
+    key, kind = found[0]
+    where = re.search(r"is not in the (?:\w+::)?([\w ]+) registry", reason)
+    near = {n for r in _registries() if not where or r.name == where[1] for n in r.module_dict}
+    place = f"not registered as {where[1]}" if where else "not registered"
+    return LaunchError(f"{key}={kind!r}: {place}{_nearest(kind, near)}")
 
 
-def _class_of(called: Registry | Callable, settings: object) -> Callable | None:
-    """Return the class or function that was called with the settings."""
-    if not isinstance(called, Registry):
-        return called
-    kind = settings.get("type") if isinstance(settings, Mapping) else None
+def _registries() -> list[Registry]:
+    roots = [r for r in vars(mmengine.registry).values() if isinstance(r, Registry)]
+    return [registry for root in roots for registry in (root, *root.children.values())]
+
+
+def _class_named(kind: object) -> Callable | None:
+    """Return the class or function that is registered by this name, with or without a scope."""
     if not isinstance(kind, str):
-        return kind
-    with called.switch_scope_and_registry(settings.get("_scope_")) as registry:
-        return registry.get(kind)
+        return kind if callable(kind) else None
+    name = kind.rpartition(".")[2]
+    return next((r.module_dict[name] for r in _registries() if name in r.module_dict), None)
 
 
-def _of_missing_package(key: str, kind: Callable | None) -> LaunchError | None:
-    """Explain heads of mmsegmentation that got an empty base because mmdetection did not import."""
-    name = getattr(kind, "__name__", None)
-    if getattr(inspect.getmodule(kind), f"MMDET_{name}", None) is not BaseModule:
+def _of_argument(
+    entries: _Entries, part: str, function: str, name: str, error: Exception, training: bool
+) -> LaunchError | None:
+    """Explain an argument that the config sets, but a class or function does not have."""
+    keys = [(key, value) for key, value in entries if key.rpartition(".")[2] == name]
+    keys = [e for e in keys if _is_within(e[0], part)] or keys
+    *_, (caller, _) = traceback.walk_tb(error.__traceback__)
+    own = caller.f_globals["__name__"].split(".")[0] not in ("torch", "mmengine", "mmcv", "mmseg")
+    if not keys or (training and own):  # a bug of own code, in the second case
         return None
-    remedy = "run: pip install -e '.[mm,det]'"
-    if find_spec("mmdet"):
-        remedy = "add 'mmseg_ext.detection.operators_in_pytorch' to custom_imports"
-    return LaunchError(f"{key}.type={name!r}: mmdetection cannot be imported; {remedy}")
+    (key, value), *_ = keys
+    owner = key.rpartition(".")[0]
+    kind = _class_named((dict(entries).get(owner) or {}).get("type"))
+    if kind is None:  # of torch or mmengine, and in the globals of its caller
+        kind = caller.f_globals.get(function)
+    known = getattr(kind, "__name__", None)
+    # Heads of mmsegmentation have an empty base if mmdetection cannot be imported.
+    if getattr(inspect.getmodule(kind), f"MMDET_{known}", None) is BaseModule:
+        remedy = "run: pip install -e '.[mm,det]'"
+        if find_spec("mmdet"):
+            remedy = "add 'mmseg_ext.detection.operators_in_pytorch' to custom_imports"
+        return LaunchError(f"{owner}.type={known!r}: mmdetection cannot be imported; {remedy}")
+    near = _nearest(name, _arguments(kind))
+    return LaunchError(f"{key}={_short(repr(value))}: {format_error(error)}{near}")
 
 
 def _arguments(kind: Callable | None) -> set[str]:
@@ -271,22 +285,17 @@ def _of_weights(entries: _Entries, error: Exception) -> LaunchError | None:
     return LaunchError(f"{key}={name!r} cannot be loaded ({format_error(error)}); {remedy}")
 
 
-def _named_settings(settings: object, reason: str) -> str:
-    """Return '.name=value, ...' of the settings that the reason names or repeats."""
-    if not isinstance(settings, Mapping):
+def _named_settings(settings: object, text: str) -> str:
+    """Return '.name=value, ...' of the settings whose name, or else value, is in the text."""
+    if not isinstance(settings, Mapping | list):
         return f"={settings!r}"
-    words = {word.lstrip("_") for word in re.findall(r"-?[\w.]*\w", reason)}
-    entries = [(k, v) for k, v in _entries("", settings) if k and not k.endswith("type")]
-    wrong = _UNEXPECTED.search(reason)
-
-    def is_named(key: str) -> bool:  # inside a setting a word without an underscore is too common
-        last = key.rpartition(".")[2]
-        return last == wrong[1] if wrong else last in words and (last == key or "_" in key)
-
-    named = [(k, v) for k, v in entries if is_named(k)]
-    named = named or [(k, v) for k, v in entries if isinstance(v, str | float) and str(v) in words]
-    text = ", ".join(f"{name}={_short(repr(value))}" for name, value in named[:3])
-    return f".{text}" if text else ""
+    words = {word.lstrip("_") for word in re.findall(r"-?[\w.]*\w", text)}
+    named = [(k, v) for k, v in _entries("", settings) if k in words and k != "type"]
+    for key, value in () if named else _entries("", settings):
+        if isinstance(value, str | float) and str(value) in words and not key.endswith("type"):
+            named.append((key, value))
+    shown = ", ".join(f"{name}={_short(repr(value))}" for name, value in named[:3])
+    return f".{shown}" if shown else ""
 
 
 def _entries(key: str, value: object) -> Iterator[tuple[str, object]]:
@@ -298,10 +307,10 @@ def _entries(key: str, value: object) -> Iterator[tuple[str, object]]:
         yield from _entries(f"{key}.{name}" if key else str(name), child)
 
 
-def _nearest(name: str, names: Iterable[str]) -> str:
+def _nearest(name: str, names: Iterable[str], likeness: float = 0.6) -> str:
     """Return '; did you mean X?', or nothing if no name is similar."""
     lower = {n.lower(): n for n in names}
-    found = difflib.get_close_matches(name.lower(), lower, n=1)
+    found = difflib.get_close_matches(name.lower(), lower, 1, likeness)
     return f"; did you mean {lower[found[0]]!r}?" if found else ""
 
 

@@ -20,7 +20,13 @@ from mmengine.runner import Runner
 
 from mmseg_ext.checkpoint.files import candidates, published_name
 from mmseg_ext.engine.amp import enable_amp
-from mmseg_ext.engine.build_errors import dataset_warnings, explained, format_error, unread_options
+from mmseg_ext.engine.build_errors import (
+    check_metrics,
+    dataset_warnings,
+    explained,
+    format_error,
+    unread_keys,
+)
 from mmseg_ext.engine.distributed import init_distributed, on_rank_zero
 from mmseg_ext.engine.run_record import batch_settings
 from mmseg_ext.engine.saving import checkpoint_folder
@@ -54,7 +60,7 @@ def load_settings(
             reason = _MMSEG_BASE
         raise LaunchError(f"config {path}: {reason}") from error
     cfg.launcher = launcher
-    for warning in unread_options(cfg, options or {}):
+    for warning in unread_keys(cfg, options or {}):
         if os.environ.get("RANK", "0") == "0":
             print(f"mmseg_ext: {warning}", file=sys.stderr)
     try:
@@ -154,6 +160,7 @@ def _build(cfg: Config, *loops: str) -> Runner:
     for warning in dataset_warnings(runner):
         runner.logger.warning(warning)
     if "train_loop" in loops:
+        check_metrics(runner)
         _fit_learning_rate(runner)
     return runner
 

@@ -30,6 +30,8 @@ from mmseg.structures import SegDataSample
 from mmseg.utils import add_prefix
 from torch import Tensor, nn
 
+from mmseg_ext.errors import LaunchError
+from mmseg_ext.segmentors.loss_errors import explain_loss_error
 from mmseg_ext.segmentors.score_maps import (
     AxisSteps,
     Merge,
@@ -156,29 +158,35 @@ class StripEncoderDecoder(EncoderDecoder):
     def _decode_head_forward_train(
         self, inputs: list[Tensor], data_samples: list[SegDataSample]
     ) -> dict[str, Tensor]:
-        return add_prefix(self._head_losses(self.decode_head, inputs, data_samples), "decode")
+        losses = self._head_losses("decode_head", self.decode_head, inputs, data_samples)
+        return add_prefix(losses, "decode")
 
     def _auxiliary_head_forward_train(
         self, inputs: list[Tensor], data_samples: list[SegDataSample]
     ) -> dict[str, Tensor]:
-        if not isinstance(self.auxiliary_head, nn.ModuleList):
-            return add_prefix(self._head_losses(self.auxiliary_head, inputs, data_samples), "aux")
-        losses = {}
-        for i, head in enumerate(self.auxiliary_head):
-            losses |= add_prefix(self._head_losses(head, inputs, data_samples), f"aux_{i}")
+        several, losses = isinstance(self.auxiliary_head, nn.ModuleList), {}
+        for i, head in enumerate(self.auxiliary_head if several else [self.auxiliary_head]):
+            key = f"auxiliary_head.{i}" if several else "auxiliary_head"
+            one = self._head_losses(key, head, inputs, data_samples)
+            losses |= add_prefix(one, f"aux_{i}" if several else "aux")
         return losses
 
     def _head_losses(
-        self, head: nn.Module, inputs: list[Tensor], data_samples: list[SegDataSample]
+        self, key: str, head: nn.Module, inputs: list[Tensor], data_samples: list[SegDataSample]
     ) -> dict[str, Tensor]:
         """Return `head.loss`, in strips if they are known to give the same."""
-        if not (_is_known(head, "loss", "loss_by_feat") and can_use_strips(head)):
-            return head.loss(inputs, data_samples, self.train_cfg)
-        losses = {}
-        for name, logits in loss_logits(head, head.forward(inputs)).items():
-            one = strip_losses(head, logits, data_samples)
-            losses |= add_prefix(one, name) if name else one
-        return losses
+        try:
+            if not (_is_known(head, "loss", "loss_by_feat") and can_use_strips(head)):
+                return head.loss(inputs, data_samples, self.train_cfg)
+            losses = {}
+            for name, logits in loss_logits(head, head.forward(inputs)).items():
+                one = strip_losses(head, logits, data_samples)
+                losses |= add_prefix(one, name) if name else one
+            return losses
+        except Exception as error:
+            if isinstance(head, BaseDecodeHead):
+                explain_loss_error(f"model.{key}", head, inputs, data_samples, error)
+            raise
 
     def predict(
         self, inputs: Tensor, data_samples: list[SegDataSample] | None = None
@@ -246,19 +254,19 @@ class StripEncoderDecoder(EncoderDecoder):
 
 
 def _check_windows(test_cfg: dict) -> None:
-    """Raise a ValueError for windows that mmsegmentation refuses at the first image."""
+    """Raise a LaunchError for windows that mmsegmentation refuses at the first image."""
     for name in ("crop_size", "stride"):
         lengths = test_cfg.get(name)
         pair = isinstance(lengths, list | tuple) and len(lengths) == 2
         if not pair or not all(isinstance(length, int) and length > 0 for length in lengths):
-            raise ValueError(
-                f"test_cfg.{name}={lengths!r}: mode='slide' needs a height and a width; set both"
+            raise LaunchError(
+                f"model.test_cfg.{name}={lengths!r}: mode='slide' needs (height, width); set it"
             )
     crop_size, stride = tuple(test_cfg["crop_size"]), tuple(test_cfg["stride"])
     if any(step > length for step, length in zip(stride, crop_size, strict=True)):
-        raise ValueError(
-            f"test_cfg.stride={stride}: larger than crop_size={crop_size}, so windows leave gaps; "
-            "reduce it"
+        raise LaunchError(
+            f"model.test_cfg.stride={stride}: larger than crop_size={crop_size}, so windows leave "
+            "gaps; reduce it"
         )
 
 

@@ -13,11 +13,14 @@ from mmseg.models.decode_heads import FCNHead
 from mmseg.registry import MODELS
 
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper
-from mmseg_ext.engine.build_errors import dataset_warnings, explained, format_error, unread_options
+from mmseg_ext.engine.build_errors import dataset_warnings, explained, format_error, unread_keys
 from mmseg_ext.engine.launch import build_train_runner, load_settings
-from mmseg_ext.errors import LaunchError
-from tests.engine.runs import log_text, write_config
+from mmseg_ext.errors import LaunchError, RunError
+from tests.engine.runs import CONFIGS, log_text, write_config
 
+WEIGHTED = {"type": "CrossEntropyLoss", "class_weight": [1.0] * 7}
+AUXILIARY = dict(type="FCNHead", in_channels=7, in_index=0, channels=4, num_classes=3, num_convs=1)
+LOADED = [{"type": "LoadImageFromFile"}, {"type": "PackSegInputs"}]
 # Settings of a tiny config that are wrong, and how the line starts; by default by key=value.
 WRONG: list[tuple] = [
     ("model.type", "EncoderDecodr"),
@@ -65,6 +68,19 @@ WRONG: list[tuple] = [
     ("runner_type", "DurableRuner"),
     ("model.backbone.init_cfg", {"type": "Pretraned"}, "{key}.type='Pretraned'"),
     ("default_hooks.checkpoint.intervall", 5),
+    # Mistakes that the first iteration or the first validation meets.
+    ("model.decode_head.in_channels", 7),
+    ("model.decode_head.in_index", 9),
+    ("model.decode_head.num_classes", 2),
+    ("model.decode_head.loss_decode", WEIGHTED, "{key}.class_weight: 7 numbers for 3 classes"),
+    ("model.auxiliary_head", [AUXILIARY], "{key}.0.in_channels=7: in_index=0 has 64 channels"),
+    ("model.test_cfg", {"mode": "slide", "crop_size": (8, 8)}, "model.test_cfg.stride=None: "),
+    ("optim_wrapper.optimizer.lr", "1e-3"),
+    ("optim_wrapper.clip_grad", {"maxnorm": 1}, "{key}.maxnorm=1: "),
+    ("train_dataloader.dataset.pipeline", LOADED, "{key} has no type='LoadAnnotations'"),
+    ("train_dataloader.dataset.pipeline", LOADED[:1], "{key} has no type='PackSegInputs'"),
+    ("default_hooks.checkpoint.save_best", "mDice"),
+    ("val_evaluator.iou_metrics", ["mIuO"], "{key}.0='mIuO': "),
 ]
 SUGGESTED = {"AdmW": "AdamW", "batch_sise": "batch_size", "chanels": "channels", "mmsegg": "mmseg"}
 SUGGESTED |= {"SyncBNN": "SyncBN", "intervall": "interval", "DurableRuner": "DurableRunner"}
@@ -102,7 +118,7 @@ def test_a_wrong_setting_is_named(config, row):
         train(config, {"train_cfg.max_iters": 1, key: value})
     line, (start,) = str(refusal.value), start or ["{key}={value!r}: "]
     assert line.startswith(start.format(key=key, value=value)) and "\n" not in line
-    assert isinstance(refusal.value, LaunchError) == ("Error" not in start)
+    assert isinstance(refusal.value, LaunchError | RunError) == ("Error" not in start)
     meant = [SUGGESTED.get(word) for word in (str(value), key.rpartition(".")[2])]
     assert all(f"did you mean {word!r}" in line for word in meant if word)
 
@@ -158,9 +174,14 @@ def test_options_that_nothing_reads_and_datasets_that_do_not_fit_are_warnings(
     monkeypatch.setenv("RANK", "1")
     load_settings(str(tmp_path / "tiny.py"), options)
     assert capsys.readouterr().err == ""
+    assert unread_keys(load_settings(str(CONFIGS / "ea_r18_shapes.py")), []) == []
+    (typo,) = unread_keys(Config({"optim_wraper": {}, "test_pipeline": []}), [])
+    assert "'optim_wraper' has no effect" in typo and "did you mean 'optim_wrapper'" in typo
+    (typo,) = unread_keys(Config({"env_cfg": {"dist_cfg": {"backend": "gloo", "timeot": 3}}}), [])
+    assert "env_cfg.dist_cfg.timeot has no effect; did you mean 'timeout'" in typo
     read = ("custom_imports", "find_unused_parameters", "min_backbone_share", "compile", "sync_bn")
     read += ("model_wrapper_cfg", "runner_type", "tta_model", "tta_pipeline", "model")
-    assert unread_options(Config(), [f"{key}.type" for key in read]) == []
+    assert unread_keys(Config(), [f"{key}.type" for key in read]) == []
 
 
 def test_errors_are_one_short_line():

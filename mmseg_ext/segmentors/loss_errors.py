@@ -1,0 +1,64 @@
+"""Explain in one line the settings of a head that do not fit its features or its label maps."""
+
+from mmseg.models.decode_heads.decode_head import BaseDecodeHead
+from mmseg.structures import SegDataSample
+from torch import Tensor, nn
+
+from mmseg_ext.errors import LaunchError, RunError
+
+
+def explain_loss_error(
+    key: str,
+    head: BaseDecodeHead,
+    inputs: list[Tensor],
+    data_samples: list[SegDataSample],
+    error: Exception,
+) -> None:
+    """Raise the error of a run if the head's settings are the reason for the error of its loss.
+
+    Args:
+        key: key of the head in the config.
+        inputs: feature maps of the backbone or neck.
+
+    Raises:
+        LaunchError: for settings that are wrong in every process.
+        RunError: for label maps, which only one process may have.
+    """
+    if "gt_sem_seg" not in data_samples[0]:
+        pipeline = "train_dataloader.dataset.pipeline"
+        raise LaunchError(f"{pipeline} has no type='LoadAnnotations'; add it") from error
+    reason = _of_features(head, inputs) or _of_weights(head)
+    if reason is not None:
+        raise LaunchError(f"{key}.{reason}") from error
+    values = {v for s in data_samples for v in s.gt_sem_seg.data.unique().tolist()}
+    outside = sorted(v for v in values - {head.ignore_index} if not 0 <= v < head.num_classes)
+    if outside:
+        number = head.num_classes
+        raise RunError(f"{key}.num_classes={number}: the labels have values {outside}") from error
+
+
+def _of_features(head: BaseDecodeHead, inputs: list[Tensor]) -> str | None:
+    found = [x.shape[1] for x in inputs]
+    several = isinstance(head.in_index, list | tuple)
+    try:
+        chosen = [found[i] for i in (head.in_index if several else [head.in_index])]
+    except IndexError:
+        return f"in_index={head.in_index}: the backbone returns {len(found)} feature maps"
+    if head.input_transform == "multiple_select":
+        fits = chosen == list(head.in_channels)
+    else:
+        fits = sum(chosen) == head.in_channels
+    if fits:
+        return None
+    width = chosen if several else chosen[0]
+    return f"in_channels={head.in_channels}: in_index={head.in_index} has {width} channels"
+
+
+def _of_weights(head: BaseDecodeHead) -> str | None:
+    losses = head.loss_decode if isinstance(head.loss_decode, nn.ModuleList) else [head.loss_decode]
+    for loss in losses:
+        weights = getattr(loss, "class_weight", None)
+        if isinstance(weights, list | tuple) and len(weights) != head.num_classes:
+            number = head.num_classes
+            return f"loss_decode.class_weight: {len(weights)} numbers for {number} classes"
+    return None
