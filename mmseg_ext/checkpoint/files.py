@@ -12,7 +12,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, serialization
@@ -33,9 +33,7 @@ _HASHED = re.compile(r"-([0-9a-f]{8})\.safetensors")
 _CHECKPOINT = re.compile(r"(iter|epoch)_\d+\.pth")
 
 
-def read_checkpoint(
-    path: str | Path, map_location: object = "cpu", mmap: bool | None = None
-) -> object:
+def read_checkpoint(path: str | Path, map_location: Any = "cpu", mmap: bool | None = None) -> Any:
     """Return the content of a `.safetensors` or torch file without running code from it.
 
     A `.safetensors` file gives `state_dict` and `meta`, like a torch file. With `mmap` tensors stay
@@ -94,8 +92,8 @@ def _compare_hash(path: Path) -> None:
 
 
 def read_torch_file(
-    file: BinaryIO, name: str | Path, map_location: object = "cpu", mmap: bool | None = None
-) -> object:
+    file: BinaryIO, name: str | Path, map_location: Any = "cpu", mmap: bool | None = None
+) -> Any:
     """Return the content of an open torch file, called `name` in errors, as `read_checkpoint`."""
     trusted = os.environ.get(_TRUST, "0").lower() in ("1", "y", "yes", "true")
     with _describe_errors(name):
@@ -131,7 +129,7 @@ def _check_format(file: BinaryIO, mmap: bool | None) -> tuple[int, int]:
         raise ValueError("it is not a torch file")
     file.seek(0)
     # CVE-2025-32434: `weights_only` does not cover tar archives, which torch tries first.
-    if torch.__version__ < (2, 6) and tarfile.is_tarfile(file):
+    if torch.__version__ < "2.6" and tarfile.is_tarfile(file):
         raise ValueError(
             f"torch {torch.__version__} can run code from tar archives; open it with torch 2.6 or "
             "newer, and save it again with torch.save"
@@ -183,7 +181,7 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
     return unwrap_state_dict(read_checkpoint(path), str(path))
 
 
-def unwrap_state_dict(content: object, source: str) -> dict[str, Tensor]:
+def unwrap_state_dict(content: Any, source: str) -> dict[str, Tensor]:
     """Return the state dict that `content` is, or contains under a usual key."""
     if isinstance(content, dict):
         for key in _WRAPPERS:
@@ -230,7 +228,7 @@ def write_weights(
         raise ValueError(f"{path}: the file's name must end in .pth or .safetensors")
     dense = {"memory_format": torch.contiguous_format}  # safetensors refuses shared storage
     weights = {name: value.detach().cpu().clone(**dense) for name, value in weights.items()}
-    meta = dict(about or {})
+    meta: dict[str, Any] = dict(about or {})
     if dataset_meta is not None:
         meta["dataset_meta"] = dataset_meta
     if path.suffix == ".safetensors":

@@ -10,6 +10,7 @@ import contextlib
 import platform
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from mmengine import dist
@@ -74,7 +75,7 @@ _entered: list[SafeLoading | type[SafeLoading]] = [SafeLoading]  # the class has
 def unwrap_model(module: nn.Module) -> nn.Module:
     """Return the model inside wrappers for several processes and for test-time augmentation."""
     while is_model_wrapper(module) or isinstance(module, BaseTTAModel):
-        module = module.module
+        module = module.get_submodule("module")
     return module
 
 
@@ -164,9 +165,7 @@ def load_and_report(
     print_log(check_coverage(module, state_dict), logger="current")
 
 
-def load_checkpoint(
-    filename: str, map_location: object = None, logger: object = "current"
-) -> object:
+def load_checkpoint(filename: str, map_location: Any = None, logger: Any = "current") -> Any:
     """Load a local file or an address as mmengine's `CheckpointLoader`, without running code.
 
     Configs in the file are removed: they are Python programs, which mmengine's `Runner.resume` and
@@ -203,13 +202,13 @@ def load_checkpoint(
     return content
 
 
-def _fetch(address: str, map_location: object, logger: object) -> object:
+def _fetch(address: str, map_location: Any, logger: Any) -> Any:
     """Load an address by mmengine, with `torch.load` replaced for the time of the call.
 
     mmengine's loaders and `torch.hub` call it without `weights_only`.
     """
 
-    def read(file: object, map_location: object = None, **settings: object) -> object:
+    def read(file: Any, map_location: Any = None, **settings: object) -> Any:
         if isinstance(file, (str, Path)):
             return read_checkpoint(file, map_location)
         return read_torch_file(file, address, map_location)

@@ -12,6 +12,7 @@ import math
 import re
 from collections import Counter, OrderedDict
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,7 +32,8 @@ _SLACK = 20_000  # values beyond one per byte, for small tuples that are shared
 class _StandIn:
     """An object or a call that a file asks for, recorded and not executed."""
 
-    state = None
+    arguments: tuple = ()
+    state: Any = None
 
     def __new__(cls, *arguments: object):
         self = super().__new__(cls)
@@ -58,7 +60,7 @@ _SCALARS = [_stand_in(f"{core}.scalar") for core in _CORES]
 # A `HistoryBuffer` refers to its methods by `getattr`; they are not needed.
 _UNUSED = [_stand_in("builtins.getattr"), _stand_in("numpy.ndarray")]
 
-STAND_INS = [_HISTORY, _NAMESPACE, _BYTES, _DTYPE, *_ARRAYS, *_SCALARS, *_UNUSED]
+STAND_INS: list[Any] = [_HISTORY, _NAMESPACE, _BYTES, _DTYPE, *_ARRAYS, *_SCALARS, *_UNUSED]
 
 
 class UnknownType(TypeError):
@@ -88,7 +90,7 @@ class Rebuilder:
         self.values_left = math.inf if trusted else described + _SLACK
         self.bytes_left = math.inf if trusted else 8 * size + 2**28
 
-    def rebuild(self, value: object) -> object:
+    def rebuild(self, value: Any) -> Any:
         self.values_left -= 1
         if self.values_left < 0:
             raise ValueError("nested values that are shared too often")
@@ -112,8 +114,9 @@ class Rebuilder:
             dtype, data = value.arguments
             return self._array((), dtype, data)[()]
         if kind is _HISTORY:
-            parts = (self.rebuild(value.state[f"_{name}_history"]) for name in ("log", "count"))
-            return _history(*parts, value.state["max_length"])
+            values = self.rebuild(value.state["_log_history"])
+            counts = self.rebuild(value.state["_count_history"])
+            return _history(values, counts, value.state["max_length"])
         if self.trusted:
             return value
         raise UnknownType(f"an object of type {kind.__name__}")
@@ -134,53 +137,60 @@ class Rebuilder:
         if self.bytes_left < 0:
             raise ValueError("tensors or arrays that repeat their data too often")
 
-    def _mapping(self, value: dict) -> object:
+    def _mapping(self, value: dict) -> Any:
         # `dict.items`, since an `OrderedDict` from a file can have an attribute `items`.
-        items = {self.rebuild(key): self.rebuild(item) for key, item in dict.items(value)}
+        items: dict[Any, Any] = {
+            self.rebuild(key): self.rebuild(item) for key, item in dict.items(value)
+        }
         if items.get(_MARK) == "ndarray":
             return items["data"].cpu().numpy()
         if items.get(_MARK) == "history":
-            parts = (items[name].cpu().numpy() for name in ("values", "counts"))
-            return _history(*parts, items["max_length"])
+            values, counts = items["values"].cpu().numpy(), items["counts"].cpu().numpy()
+            return _history(values, counts, items["max_length"])
         if type(value) is dict:
             return items
-        copy = type(value)(items)
+        copy: Any = type(value)(items)
         metadata = vars(value).get("_metadata")  # of a state dict: the modules' versions
         if type(metadata) in (dict, OrderedDict):
             copy._metadata = self.rebuild(metadata)
         return copy
 
-    def _array(self, shape: object, dtype: object, data: object, order: str = "C") -> np.ndarray:
+    def _array(
+        self, shape: Any, dtype: object, data: object, order: Literal["C", "F"] = "C"
+    ) -> np.ndarray:
         """Return a new array; the stand-ins guarantee nothing about the arguments."""
         data = self.rebuild(data)
-        code = dtype.arguments[:1] if type(dtype) is _DTYPE else ()
+        known = isinstance(dtype, _DTYPE)
+        code: tuple = dtype.arguments[:1] if known else ()
         if type(data) is not bytes or type(shape) is not tuple or set(map(type, shape)) - {int}:
             raise ValueError("an array without shape or data")
         if list(map(type, code)) != [str] or not _NUMBERS.fullmatch(code[0]):
             raise UnknownType("an array of other values than numbers")
-        swapped = type(dtype.state) is tuple and dtype.state[1:2] == (">",)
+        swapped = known and type(dtype.state) is tuple and dtype.state[1:2] == (">",)
         array = np.ndarray(shape, (">" if swapped else "<") + code[0], data, order=order)
         self._count_bytes(array.nbytes)  # many arrays can share `data`
         return array.view(np.uint8) != 0 if code[0] == "b1" else array.astype(code[0], order=order)
 
 
 def _history(values: object, counts: object, max_length: object) -> HistoryBuffer:
-    parts = [_array_of_numbers(part) if type(part) is list else part for part in (values, counts)]
-    for part in parts:
-        if type(part) is not np.ndarray or part.dtype.kind not in "iuf" or part.ndim != 1:
-            raise ValueError("a history of other values than numbers")
     if type(max_length) is not int or max_length < 1:
         raise ValueError(f"a history of length {max_length!r}")
-    return HistoryBuffer(*parts, max_length)
+    # `HistoryBuffer` also accepts arrays.
+    return HistoryBuffer(_numbers(values), _numbers(counts), max_length)  # type: ignore
 
 
-def _array_of_numbers(values: list) -> np.ndarray | None:
+def _numbers(values: Any) -> np.ndarray:
     # One long string would give all elements of an array its size.
-    numbers = all(isinstance(value, int | float | np.integer | np.floating) for value in values)
-    return np.array(values) if numbers else None
+    if type(values) is list and all(
+        isinstance(value, int | float | np.integer | np.floating) for value in values
+    ):
+        values = np.array(values)
+    if type(values) is not np.ndarray or values.dtype.kind not in "iuf" or values.ndim != 1:
+        raise ValueError("a history of other values than numbers")
+    return values
 
 
-def to_plain(value: object, where: str, dropped: list[str]) -> object:
+def to_plain(value: Any, where: str, dropped: list[str]) -> Any:
     """Return `value` with tensors on the CPU and everything else as plain containers.
 
     An object without a plain form becomes None; its name and type are added to `dropped`.
@@ -196,11 +206,12 @@ def to_plain(value: object, where: str, dropped: list[str]) -> object:
         length = value.max_length
         return {_MARK: "history", "values": values, "counts": counts, "max_length": length}
     if isinstance(value, dict):
-        plain = OrderedDict() if isinstance(value, OrderedDict) else {}
+        plain: Any = OrderedDict() if isinstance(value, OrderedDict) else {}
         for key, item in value.items():
             plain[to_plain(key, where, dropped)] = to_plain(item, f"{where}.{key}", dropped)
-        if hasattr(value, "_metadata"):  # of a state dict: the modules' versions
-            plain._metadata = to_plain(value._metadata, where, dropped)
+        metadata = getattr(value, "_metadata", None)  # of a state dict: the modules' versions
+        if metadata is not None:
+            plain._metadata = to_plain(metadata, where, dropped)
         return plain
     if isinstance(value, (list, tuple)):
         items = [to_plain(item, f"{where}[{i}]", dropped) for i, item in enumerate(value)]

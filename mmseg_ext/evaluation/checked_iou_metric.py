@@ -78,7 +78,7 @@ class CheckedIoUMetric(IoUMetric):
         own = self.results[: len(range(dist.get_rank(), size, dist.get_world_size()))]
         self.results.clear()
         if not self.format_only:
-            classes = len(self.dataset_meta["classes"])
+            classes = len((self.dataset_meta or {})["classes"])
             counts = sum(own, torch.zeros(classes, classes, dtype=torch.int64))
             dist.all_reduce(counts)
             own = [counts]
@@ -89,9 +89,9 @@ class CheckedIoUMetric(IoUMetric):
         """Compute the scores from matrices of counts, and store their sum."""
         if self.format_only:
             return super().compute_metrics(results)
-        self.confusion = sum(result.to_dense() for result in results)
-        intersection = self.confusion.diag()
-        of_label, predicted = self.confusion.sum(1), self.confusion.sum(0)
+        counts = torch.stack([result.to_dense() for result in results]).sum(0)
+        self.confusion = counts
+        intersection, of_label, predicted = counts.diag(), counts.sum(1), counts.sum(0)
         if of_label.count_nonzero() == 1:
             message = (
                 "val_dataloader: the label maps contain only one class, so a model that always "
