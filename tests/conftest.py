@@ -29,6 +29,7 @@ SLOW = (
     "commands/test_tools.py",
     "detection/test_configs.py",
     "detection/test_training.py",
+    "engine/test_crash_points.py",
     "engine/test_golden_losses.py",
     "engine/test_launch.py",
     "engine/test_restart.py",

@@ -27,7 +27,7 @@ _TRUST = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"  # torch's own variable
 _HAS_ALLOW_LIST = hasattr(serialization, "add_safe_globals")  # torch 2.4
 RUN = "current_run"  # a text file with the identity of the run that owns the folder
 TERMS = ("license", "trained_on")  # entries of `meta` that every file made from weights keeps
-_LAST = "last_checkpoint"  # mmengine's text file with the path of the newest checkpoint
+LAST = "last_checkpoint"  # mmengine's text file with the path of the newest checkpoint
 # Ends in eight digits of the file's SHA-256, as `write_weights` names files.
 _HASHED = re.compile(r"-([0-9a-f]{8})\.safetensors")
 _CHECKPOINT = re.compile(r"(iter|epoch)_\d+\.pth")
@@ -252,12 +252,17 @@ def _read_word(path: Path) -> str:
     return path.read_text(errors="replace").strip() if path.is_file() else ""
 
 
+def _meta_of(path: Path) -> dict:
+    """Return the `meta` of a checkpoint; an empty dict if it cannot be read."""
+    try:
+        return dict(read_checkpoint(path, mmap=True)["meta"])
+    except Exception:  # `newest_complete` reports files that cannot be read
+        return {}
+
+
 def run_of(path: Path) -> str | None:
     """Return the identity of the run that wrote a checkpoint, or None."""
-    try:
-        return read_checkpoint(path, mmap=True)["meta"].get("run")
-    except Exception:  # `newest_complete` reports files that cannot be read
-        return None
+    return _meta_of(path).get("run")
 
 
 def _named_last(folder: str | Path) -> Path | None:
@@ -265,19 +270,28 @@ def _named_last(folder: str | Path) -> Path | None:
 
     The path in it is ignored: in a copied folder it refers to the original.
     """
-    name = Path(_read_word(Path(folder, _LAST))).name
+    name = Path(_read_word(Path(folder, LAST))).name
     return Path(folder, name) if name else None
 
 
+def _time_of(path: Path) -> float:
+    """Return when a checkpoint was saved; a copied file may have another time."""
+    saved = _meta_of(path).get("saved_at")
+    return saved if isinstance(saved, float) else path.stat().st_mtime
+
+
 def all_checkpoints(folder: str | Path) -> list[Path]:
-    """Return the checkpoint in `last_checkpoint`, if it exists, then the others, newest first."""
+    """Return the files of checkpoints, and the one in `last_checkpoint`, newest first.
+
+    A run can stop after it has saved a checkpoint and before it writes `last_checkpoint`.
+    """
     named = _named_last(folder)
     found = [
         path
         for path in Path(folder).glob("*.pth")
         if path.is_file() and (path == named or _CHECKPOINT.fullmatch(path.name))
     ]
-    return sorted(found, key=lambda path: (path != named, -path.stat().st_mtime_ns))
+    return sorted(found, key=_time_of, reverse=True)
 
 
 def candidates(folder: str | Path) -> list[Path]:
@@ -295,7 +309,7 @@ def newest_complete(folder: str | Path) -> tuple[Path | None, list[str]]:
     problems = []
     named = _named_last(folder)
     if named is not None and not named.exists():
-        problems.append(f"{folder}/{_LAST} names {str(named)!r}, which does not exist")
+        problems.append(f"{folder}/{LAST} names {str(named)!r}, which does not exist")
     for path in candidates(folder):
         try:
             read_checkpoint(path)

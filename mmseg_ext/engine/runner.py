@@ -22,6 +22,7 @@ import itertools
 import logging
 import os
 import platform
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +37,7 @@ from torch import nn
 from torch.backends import cudnn
 from torch.utils.data import DataLoader
 
-from mmseg_ext.atomic_write import atomic_write, write_text
+from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.checkpoint.files import newest_complete, require_resumable
 from mmseg_ext.checkpoint.loading import SafeLoading, unwrap_model
 from mmseg_ext.checkpoint.optimizer_state import fit_optimizer_state, laid_out_as
@@ -54,7 +55,10 @@ try:
 except ImportError:  # Windows, where work directories are not locked
     fcntl = None
 
-_VALIDATED = "last_validation"  # a text file: a run's identity and its last iteration
+
+def _is_not_about_lost_gradients(record: logging.LogRecord) -> bool:
+    """Return False for mmengine's warning about a resume within an accumulation."""
+    return "gradient of some iterations is lost" not in record.getMessage()
 
 
 class _TrainingState(Hook):
@@ -63,7 +67,7 @@ class _TrainingState(Hook):
     priority = "VERY_HIGH"
 
     def __init__(self):
-        self._random: dict = {}
+        self._random: dict | None = None  # of training, during a validation
         self._statistics: list[torch.Tensor] = []
         self._benchmark = cudnn.benchmark  # of the config
 
@@ -91,11 +95,15 @@ class _TrainingState(Hook):
         for buffer, own in zip(runner.model.buffers(), self._statistics, strict=False):
             buffer.copy_(own)
         self._statistics = []
-        randomness.set_random_state(self._random)
         runner.message_hub.update_info("validated_iter", runner.iter)
 
     def after_val(self, runner) -> None:
         randomness.set_random_state(self._random)
+        self._random = None
+
+    def random_state(self) -> dict:
+        """Return the random state of training, also during a validation."""
+        return self._random or randomness.random_state()
 
 
 class _AfterOthers(Hook):
@@ -106,11 +114,6 @@ class _AfterOthers(Hook):
     def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
         runner.add_resume_state(checkpoint)
 
-    def after_val_epoch(self, runner, metrics=None) -> None:
-        # No later checkpoint records the last validation, so a file does.
-        if dist.is_main_process() and 0 < runner.iter == runner.max_iters:
-            write_text(f"{runner.run_id} {runner.iter}", checkpoint_folder(runner.cfg) / _VALIDATED)
-
     def before_train_epoch(self, runner) -> None:
         """Run the validation of the iteration at which a resumed checkpoint was saved."""
         loop, done = runner.train_loop, runner.message_hub.runtime_info.get("validated_iter")
@@ -118,12 +121,10 @@ class _AfterOthers(Hook):
             return
         if not (isinstance(loop, IterBasedTrainLoop) and validates_at(loop, runner.iter)):
             return
-        path = checkpoint_folder(runner.cfg) / _VALIDATED
-        last = on_rank_zero(lambda: path.read_text() if path.is_file() else None)
-        if last != f"{runner.run_id} {runner.iter}":
-            runner.logger.info(f"repeating the validation of iteration {runner.iter}")
-            runner.restore_process_state()
-            runner.val_loop.run()
+        runner.logger.info(f"repeating the validation of iteration {runner.iter}")
+        runner.restore_process_state()
+        runner.message_hub.update_info("iter", runner.iter - 1)  # as in the loop of iterations
+        runner.val_loop.run()
 
 
 @contextlib.contextmanager
@@ -176,7 +177,8 @@ class DurableRunner(Runner):
         self.run_id = uuid.uuid4().hex  # a resumed run continues with the checkpoint's
         self._terms: dict[str, str] = {}  # of the weights from which the run starts
         super().__init__(*args, **kwargs)
-        self.register_hook(_TrainingState())
+        self._training_state = _TrainingState()
+        self.register_hook(self._training_state)
         self.register_hook(_AfterOthers())
         self.register_hook(ShortHistoryHook())
 
@@ -213,12 +215,13 @@ class DurableRunner(Runner):
 
     def train(self) -> nn.Module:
         with contextlib.ExitStack() as stack:
+            for hook in self.hooks:
+                if isinstance(hook, StopOnSignalHook):
+                    hook.before_train(self)  # loading can take minutes
+                    stack.callback(hook.after_train, self)  # also after an error
             on_rank_zero(lambda: stack.enter_context(lock_work_dir(self.work_dir)))
             super().dump_config()
             stack.callback(shut_down_workers, self)
-            for hook in self.hooks:
-                if isinstance(hook, StopOnSignalHook):  # which misses an error in training
-                    stack.callback(hook.after_train, self)
             stack.enter_context(self._safe_loading())
             return super().train()
 
@@ -238,7 +241,7 @@ class DurableRunner(Runner):
         """
         parameters = unwrap_model(self.model).named_parameters()
         own = {
-            "random": randomness.random_state(),
+            "random": self._training_state.random_state(),
             # There are gradients only within an accumulation: a step removes them.
             "gradients": {n: p.grad.cpu() for n, p in parameters if p.grad is not None},
         }
@@ -258,7 +261,7 @@ class DurableRunner(Runner):
 
     def add_resume_state(self, checkpoint: dict) -> None:
         """Add the state for an exact resume to mmengine's checkpoint, and make its data plain."""
-        checkpoint["meta"] |= {**self._terms, "run": self.run_id}
+        checkpoint["meta"] |= {**self._terms, "run": self.run_id, "saved_at": time.time()}
         sampler = randomness.positioned_sampler(self.train_dataloader)
         if sampler is not None:
             checkpoint["meta"]["sampler_seed"] = sampler.seed
@@ -302,6 +305,8 @@ class DurableRunner(Runner):
         own = checkpoint.get("processes") or []
         if len(own) == self.world_size:
             self._process_state = filename, own[self.rank]
+            if isinstance(own[self.rank], dict) and own[self.rank].get("gradients"):
+                self.logger.addFilter(_is_not_about_lost_gradients)
         else:
             self.logger.warning(
                 f"{filename}: contains the random state of {len(own)} processes, and this run has "

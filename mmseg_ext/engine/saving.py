@@ -5,6 +5,8 @@ folder that a resumed checkpoint names as the older best. Here only files in the
 are removed, after `DurableRunner.save_checkpoint` has written the new one.
 """
 
+import os
+import re
 import signal
 import threading
 from pathlib import Path
@@ -18,7 +20,8 @@ from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import HOOKS
 
 from mmseg_ext.atomic_write import remove_parts, write_text
-from mmseg_ext.checkpoint.files import RUN, all_checkpoints, run_of
+from mmseg_ext.checkpoint.files import LAST, RUN, all_checkpoints, run_of
+from mmseg_ext.engine.distributed import on_rank_zero
 from mmseg_ext.errors import RunError
 from mmseg_ext.upstream import save_checkpoint
 
@@ -28,26 +31,30 @@ _SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")  # Windows has no SIGUSR1
 def checkpoint_folder(cfg: Config) -> Path:
     """Return the folder of a config's checkpoints: the work directory, or one in `out_dir`."""
     hook = (cfg.get("default_hooks") or {}).get("checkpoint") or {}
-    work_dir = Path(cfg.work_dir)
-    return Path(hook["out_dir"], work_dir.name) if hook.get("out_dir") else work_dir
+    work_dir = Path(os.path.abspath(cfg.work_dir))  # as mmengine, which follows no links
+    if not hook.get("out_dir"):
+        return work_dir
+    return Path(os.path.abspath(hook["out_dir"]), work_dir.name)
 
 
-class _PostponedRemovals(LocalBackend):
-    """Collects the paths of files instead of removing them."""
+class _RemovesNothing(LocalBackend):
+    """Finds no file, so mmengine removes none before the newer one is complete."""
 
-    def __init__(self):
-        self.paths: set[str] = set()
+    def isfile(self, path: str) -> bool:
+        return False
 
-    def remove(self, path: str) -> None:
-        self.paths.add(path)
-
-    def rmtree(self, path: str) -> None:
-        """Do nothing: checkpoints are files, so a folder belongs to someone else."""
+    isdir = isfile
 
 
 @HOOKS.register_module()
 class DurableCheckpointHook(CheckpointHook):
-    """`CheckpointHook` with the same arguments, for `runner_type = 'DurableRunner'`."""
+    """`CheckpointHook` with the same arguments, for `runner_type = 'DurableRunner'`.
+
+    After a validation it saves the checkpoint of the same step again, so the checkpoint contains
+    the scores and names the best checkpoint.
+    """
+
+    _run: str | None = None  # the identity of a `DurableRunner`'s run
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -58,51 +65,107 @@ class DurableCheckpointHook(CheckpointHook):
         # A resumed checkpoint, perhaps a copied or crafted one, must not name files elsewhere.
         folder, hub = checkpoint_folder(runner.cfg), runner.message_hub
         for key, value in list(hub.runtime_info.items()):
-            if key.startswith("best_ckpt") and value is not None:
+            if key.startswith(("best_ckpt", "last_ckpt")) and value is not None:
                 path = folder / Path(str(value)).name
-                hub.update_info(key, str(path) if path.is_file() else None)
+                known = key == "last_ckpt" or path.is_file()
+                hub.update_info(key, str(path) if known else None)
         kept = [s for s in hub.runtime_info.get("keep_ckpt_ids") or [] if type(s) is int]
+        kept = kept[-self.max_keep_ckpts :] if self.max_keep_ckpts > 0 else kept
         hub.update_info("keep_ckpt_ids", kept)
         super().before_train(runner)
-        self.file_backend = _PostponedRemovals()
-        if dist.is_main_process() and hasattr(runner, "run_id"):  # a `DurableRunner`
-            self._own_folder(runner)
+        self.out_dir = str(folder)
+        self.last_ckpt = hub.runtime_info.get("last_ckpt")
+        self._run = getattr(runner, "run_id", None)
+        if self._run is not None:
+            self.file_backend = _RemovesNothing()
+            on_rank_zero(lambda: self._own_folder(runner))
 
     def _own_folder(self, runner) -> None:
         """Remove files that a kill left behind, and warn of another run's checkpoints."""
         folder = Path(self.out_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        remove_parts(folder)
-        for path in folder.glob("best_*.pth"):
-            if str(path) not in self._best() and run_of(path) == runner.run_id:
-                path.unlink()
-        others = [path.name for path in all_checkpoints(folder) if run_of(path) != runner.run_id]
+        logs = [*Path(runner.work_dir).glob("[0-9]*_[0-9]*")]
+        for place in (folder, *logs, *(path for log in logs for path in log.iterdir())):
+            remove_parts(place)
+        self._remove_older(runner, self._step(runner))
+        others = [path.name for path in all_checkpoints(folder) if run_of(path) != self._run]
         if others:
             runner.logger.warning(
                 f"{folder}: contains checkpoints of an earlier run ({', '.join(sorted(others))}), "
                 "and this run overwrites files with the same names; to continue the earlier run, "
                 "use --resume --cfg-options load_from=FILE"
             )
-        write_text(runner.run_id, folder / RUN)
+        write_text(self._run, folder / RUN)
 
-    def _best(self) -> set[str | None]:
-        """Return the paths of the best checkpoints."""
-        paths = getattr(self, "best_ckpt_path_dict", {"": getattr(self, "best_ckpt_path", None)})
-        return set(paths.values())
+    def _step(self, runner) -> int:
+        """Return the number in the name of a checkpoint that is saved now."""
+        return runner.epoch if self.by_epoch else runner.iter
 
-    def _save_checkpoint_with_step(self, *args, **kwargs) -> None:
-        super()._save_checkpoint_with_step(*args, **kwargs)
-        self._remove_old()
+    def after_val_epoch(self, runner, metrics=None) -> None:
+        before = self._best()
+        super().after_val_epoch(runner, metrics)
+        step = self._step(runner)
+        if self.last_ckpt is None:
+            self._remove_older(runner, step)
+        elif self._best() == before and Path(self.last_ckpt).name == self._name(step):
+            # mmengine does this only for a new best.
+            meta = {"epoch": runner.epoch, "iter": runner.iter}
+            self._save_checkpoint_with_step(runner, step, meta)
 
-    def _save_best_checkpoint(self, *args, **kwargs) -> None:
-        super()._save_best_checkpoint(*args, **kwargs)
-        self._remove_old()
+    def _save_checkpoint_with_step(self, runner, step: int, meta: dict) -> None:
+        """Save, write `last_checkpoint`, and then remove older files, all of them atomically."""
+        if self._run is None:
+            super()._save_checkpoint_with_step(runner, step, meta)
+            return
+        if self.max_keep_ckpts > 0 and step not in self.keep_ckpt_ids:
+            self.keep_ckpt_ids.append(step)
+            runner.message_hub.update_info("keep_ckpt_ids", list(self.keep_ckpt_ids))
+        self.last_ckpt = str(Path(self.out_dir, self._name(step)))
+        runner.message_hub.update_info("last_ckpt", self.last_ckpt)
+        runner.save_checkpoint(
+            self.out_dir,
+            self._name(step),
+            save_optimizer=self.save_optimizer,
+            save_param_scheduler=self.save_param_scheduler,
+            meta=meta,
+            by_epoch=self.by_epoch,
+        )
+        on_rank_zero(lambda: write_text(self.last_ckpt, Path(runner.work_dir, LAST)))
+        self._remove_older(runner, step)
 
-    def _remove_old(self) -> None:
-        """Remove what mmengine wanted to remove before it wrote the newer files."""
-        old, self.file_backend.paths = self.file_backend.paths - self._best(), set()
-        for path in old:
-            Path(path).unlink(missing_ok=True)
+    def _name(self, step: int) -> str:
+        return self.filename_tmpl.format(step)
+
+    def _best(self) -> dict[str, str | None]:
+        """Return the best checkpoint for each beginning of their names."""
+        if not self.save_best:
+            return {}
+        paths = getattr(self, "best_ckpt_path_dict", None)
+        if paths is None:
+            paths = {self.key_indicators[0]: self.best_ckpt_path}
+        return {f"best_{key}_".replace("/", "_"): path for key, path in paths.items()}
+
+    def _remove_older(self, runner, step: int) -> None:
+        """Remove this run's files from before `step` that are neither kept nor the best.
+
+        A checkpoint that another one replaces is removed only if the other one exists.
+        """
+        if self._run is None or not dist.is_main_process():
+            return
+        folder, kept = Path(self.out_dir), runner.message_hub.runtime_info.get("keep_ckpt_ids")
+        newest = {start: Path(path) for start, path in self._best().items() if path}
+        if self.max_keep_ckpts > 0 and kept:
+            newest[""] = folder / self._name(kept[-1])
+        needed = {path.name for path in newest.values()} | {self._name(n) for n in kept or ()}
+        for path in sorted(folder.glob("*.pth")):
+            steps = [int(n) for n in re.findall("[0-9]+", path.name) if int(n) < step]
+            names = {start + self._name(n): start for start in newest for n in steps}
+            if path.name in needed or path.name not in names:
+                continue
+            newer = newest[names[path.name]]
+            if newer.is_file() and {run_of(newer), run_of(path)} == {self._run}:
+                runner.logger.info(f"removing {path}: {newer.name} replaces it")
+                path.unlink(missing_ok=True)
 
 
 @HOOKS.register_module()
@@ -121,7 +184,7 @@ class StopOnSignalHook(Hook):
         self._previous: dict = {}
 
     def before_train(self, runner) -> None:
-        if threading.current_thread() is threading.main_thread():
+        if not self._previous and threading.current_thread() is threading.main_thread():
             numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
             self._previous = {number: signal.signal(number, self._note) for number in numbers}
 

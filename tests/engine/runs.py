@@ -7,6 +7,7 @@ import runpy
 import socket
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -135,6 +136,28 @@ def _script(words: list[str], folder: Path, environment: dict[str, str], printed
     sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
     sys.argv = words
     runpy.run_path(words[0], run_name="__main__")
+
+
+def _answer(function: Callable, arguments: tuple, sender) -> None:
+    try:
+        sender.send((True, function(*arguments)))
+    except BaseException:
+        sender.send((False, traceback.format_exc()))
+
+
+def in_server(function: Callable, *arguments: object) -> object:
+    """Return `function(*arguments)`, run in a process that has imported the stack and not used it.
+
+    It can fork further processes, unlike this one, where torch has started threads.
+    """
+    receiver, sender = _SERVER.Pipe(duplex=False)
+    process = _SERVER.Process(target=_answer, args=(function, arguments, sender))
+    process.start()
+    sender.close()
+    succeeded, result = receiver.recv()
+    process.join()
+    assert succeeded, result
+    return result
 
 
 def run_script(

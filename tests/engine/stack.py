@@ -2,6 +2,7 @@
 
 import gc
 
+import matplotlib.pyplot  # noqa: F401  a run's visualizer imports it
 import torch
 import torch._dynamo  # the first optimizer imports it
 from yapf.yapflib import yapf_api

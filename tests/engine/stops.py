@@ -1,0 +1,200 @@
+"""Runs in forked processes that stop at one of their file operations, and what they leave."""
+
+import builtins
+import io
+import json
+import os
+import pickle
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from mmengine.runner import Runner
+
+from mmseg_ext.commands.train import main as train
+from tests.engine.curve_model import score
+from tests.engine.states import logged
+
+_CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink")
+SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "interrupt": signal.SIGINT}
+
+
+STOPPED = 77  # the status after `Stop`
+
+
+class Stop(BaseException):
+    """The end of a run; nothing but a test handles it."""
+
+
+class Operations:
+    """Records the file operations of this process below `folder`, and stops at number `at`.
+
+    Of the writes to a file after it was opened only the first one counts; an exception and SIGKILL
+    come after its first half. Log files do not count. `how` is 'raise', or a name in `SIGNALS`.
+    """
+
+    def __init__(self, folder: Path, at: int | None = None, how: str = "raise"):
+        self.folder, self.at, self.how = os.path.abspath(folder), at, how
+        self.done: list[tuple[str, str]] = []
+        self._open = builtins.open
+        builtins.open = io.open = self._opened
+        sys.addaudithook(self._audit)
+
+    def _reached(self, event: str, path: object, before_stop: Callable = lambda: None) -> None:
+        path = os.path.abspath(os.fsdecode(path)) if isinstance(path, str | bytes | Path) else ""
+        if not path.startswith(self.folder) or path.endswith(".log"):
+            return
+        self.done.append((event, path))
+        if len(self.done) - 1 == self.at:
+            if self.how in ("raise", "kill"):
+                before_stop()
+            if self.how == "raise":
+                raise Stop
+            os.kill(os.getpid(), SIGNALS[self.how])
+
+    def _audit(self, event: str, arguments: tuple) -> None:
+        if event in _CHANGES:
+            there = event == "os.mkdir" and os.path.isdir(arguments[0])
+            relative = event in ("os.remove", "os.rmdir") and arguments[1] != -1
+            if not there and not relative:  # to an open folder, as of a temporary one
+                self._reached(event, arguments[0])
+        elif event == "open" and arguments[2] & (os.O_CREAT | os.O_TRUNC):
+            self._reached(event, arguments[0])
+
+    def _opened(self, file, mode="r", *args, **settings):
+        stream = self._open(file, mode, *args, **settings)
+        if set(mode) & set("wax+"):
+            write = stream.write
+
+            def counted(data):
+                stream.write = write
+                half = data[: len(data) // 2]
+                self._reached("write", file, lambda: (write(half), stream.flush()))
+                return write(data)
+
+            stream.write = counted
+        return stream
+
+
+def forked(action: Callable) -> tuple[int, object]:
+    """Run `action` in a forked process; return its status (as `Popen`'s), and its result."""
+    receiver, sender = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(1, 2)
+        status = 1
+        try:
+            result, status = action(), 0
+        except Stop:
+            result, status = None, STOPPED
+        except SystemExit as end:
+            result, status = end.code, int(bool(end.code))
+        except BaseException:
+            result = traceback.format_exc()
+        with open(sender, "wb") as pipe:
+            pipe.write(pickle.dumps(result))
+        os._exit(status)
+    os.close(sender)
+    with open(receiver, "rb") as pipe:
+        data = pipe.read()
+    _, code = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(code), pickle.loads(data) if data else None
+
+
+_set_up = Runner.setup_env
+
+
+def _set_up_numbered(self, *args) -> None:
+    """Number the starts of a folder, because several happen within a second."""
+    _set_up(self, *args)
+    self._timestamp += f"_{len(list(Path(self.work_dir).glob('2*_*'))):05d}"
+
+
+def start(
+    cwd: Path, words: list, root: Path, at: int | None = None, how: str = "raise"
+) -> tuple[int, object]:
+    """Train in a forked process; return its status, and its file operations if it ended."""
+
+    def action():
+        Runner.setup_env = _set_up_numbered
+        os.chdir(cwd)
+        operations = Operations(root, at, how)
+        try:
+            train([str(word) for word in words])
+        except SystemExit as end:
+            if end.code:  # 0 after a stop signal
+                raise
+        return operations.done
+
+    return forked(action)
+
+
+# Differ between runs; an earlier best checkpoint can have a smaller `max_iters`.
+_OWN = {"time", "saved_at", "run", "cfg", "experiment_name", "seed", "eta", "max_iters"}
+
+
+def _plain(value: object, key: str = "") -> object:
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), value.tolist()
+    if isinstance(value, dict):
+        return {
+            str(k): _plain(v, str(k))
+            for k, v in value.items()
+            if k not in _OWN and not str(k).endswith("time")
+        }
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def state(work: Path, saved: Path) -> dict:
+    """Return what a finished run has earned: its logged values, and the checkpoints in `saved`."""
+    losses = {str(step): row for step, row in logged(work).items()}
+    found: dict = {"losses": losses, "scores": {}}
+    for path in sorted(work.glob("2*/vis_data/scalars.json")):
+        for row in map(json.loads, path.read_text().splitlines()):
+            if "curve" in row:
+                found["scores"][str(row["step"])] = row["curve"]
+    for name in checkpoints(saved) - {FOREIGN}:
+        content = torch.load(saved / name, weights_only=True)
+        found[name] = _plain(content)
+        if name.startswith("best_curve"):
+            info = content["message_hub"]["runtime_info"]
+            own = score(content["state_dict"]["weight"])
+            found[f"best of {name}"] = info["best_ckpt"] == name and info["best_score"] == own
+    return found
+
+
+def differences(one: object, two: object, where: str = "") -> list[str]:
+    if isinstance(one, dict) and isinstance(two, dict):
+        keys = one.keys() | two.keys()
+        found = [
+            differences(one.get(k), two.get(k), f"{where}.{k}") for k in sorted(map(str, keys))
+        ]
+        return [line for lines in found for line in lines]
+    return [] if one == two else [f"{where}: {str(one)[:80]} instead of {str(two)[:80]}"]
+
+
+FOREIGN = "best_curve_iter_99.pth"  # of another run in the same folder
+
+
+def checkpoints(work: Path) -> set[str]:
+    return {path.name for path in work.glob("[a-z]*.pth")}
+
+
+def named_as_removed(work: Path) -> set[str]:
+    """Return the files that the logs of a work directory say are removed."""
+    text = "".join(path.read_text() for path in work.glob("2*/*.log"))
+    return set(re.findall(r"removing \S*/(\S+\.pth):", text))
+
+
+def frozen(root: Path, *places: Path) -> dict:
+    """Return the contents and times of the files in these places, by their path below `root`."""
+    files = [f for place in places for f in ([place] if place.is_file() else place.rglob("*"))]
+    files = [file for file in files if file.is_file()]
+    return {str(f.relative_to(root)): (f.read_bytes(), f.stat().st_mtime_ns) for f in files}

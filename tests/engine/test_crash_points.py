@@ -1,0 +1,320 @@
+"""A run that is stopped at any of its file operations loses nothing, and neither do other runs.
+
+Each test asks a process of the server in `runs`, which forks the runs, so none pays for imports.
+"""
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from mmengine.runner import runner as mmengine_runner
+
+from tests.engine.curve_model import CONFIG
+from tests.engine.runs import ROOT, in_server, run_script
+from tests.engine.stops import (
+    FOREIGN,
+    STOPPED,
+    checkpoints,
+    differences,
+    frozen,
+    named_as_removed,
+    start,
+    state,
+)
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs fork")
+
+# Each schedule adds to the config. In all of them the score rises with every validation.
+SCHEDULES = {
+    "default": "",
+    "no best": "default_hooks['checkpoint'].update(save_best=None, rule=None)\n",
+    "two scores": "default_hooks['checkpoint'].update(save_best=['curve', 'other'])\n",
+    "falling": "default_hooks['checkpoint'].update(save_best='other')\n",
+    "keep one": "default_hooks['checkpoint'].update(max_keep_ckpts=1)\n",
+    "keep all": "default_hooks['checkpoint'].update(max_keep_ckpts=-1)\n",
+    "rare": "default_hooks['checkpoint'].update(interval=4)\ntrain_cfg['val_interval'] = 2\n",
+    "last": "default_hooks['checkpoint'].update(interval=100)\n",
+    "average": "custom_hooks = [dict(type='EMAHook', momentum=0.1)]\n",
+    "out_dir": "default_hooks['checkpoint'].update(out_dir='out')\n",
+    "no accumulation": "optim_wrapper['accumulative_counts'] = 1\n",
+}
+SPELLINGS = ["default", "relative", "absolute", "linked"]  # of a work directory
+# The statuses of a stop; the second ones only before the run locks its folder.
+STATUSES = {"raise": [STOPPED], "kill": [-9], "term": [0, -15], "interrupt": [0, 1]}
+
+
+def _fast_stack() -> None:
+    """Compute once what a run asks other programs for, and do not wait for the disk."""
+    environment, commit = mmengine_runner.collect_env(), mmengine_runner.get_git_hash()
+    mmengine_runner.collect_env = lambda: environment
+    mmengine_runner.get_git_hash = lambda: commit
+    os.fsync = lambda descriptor: None
+
+
+class Folder:
+    """A folder with a config, a run that is tested, and in `neighbor` a finished run.
+
+    The run is in the default work directory until `work` changes; `spelling` is how commands name
+    it: 'default', 'relative', 'absolute' or 'linked'.
+    """
+
+    spelling, max_iters = "default", 6
+
+    def __init__(self, root: Path, schedule: str, neighbor: Path | None = None):
+        self.root, self.schedule, self.cwd = root, schedule, root
+        self.seen: set[str] = set()  # checkpoints of the run
+        self.saved_between = False  # by a stop signal, so other checkpoints are kept
+        root.mkdir(parents=True)
+        (root / "curve.py").write_text(CONFIG + SCHEDULES[schedule])
+        self.work = root / "work_dirs/curve"
+        self.saved = root / "out/curve" if schedule == "out_dir" else self.work
+        self.others = {}
+        if neighbor is not None:
+            shutil.copytree(neighbor, root / "work_dirs/neighbor")
+            self.saved.mkdir(parents=True)
+            shutil.copy(next(neighbor.glob("best_*")), self.saved / FOREIGN)
+            self.freeze()
+
+    def freeze(self) -> None:
+        """Note the state of the other runs."""
+        self.others = frozen(self.root, self.root / "work_dirs/neighbor", self.saved / FOREIGN)
+
+    def words(self, resume: bool) -> list[str]:
+        work = os.path.relpath(self.work, self.cwd)
+        if self.spelling == "absolute":
+            work = str(self.work)
+        if self.spelling == "linked":
+            link = self.root / "link"
+            link.unlink(missing_ok=True)
+            link.symlink_to(self.work.parent)
+            work = str(link / self.work.name)
+        words = [os.path.relpath(self.root / "curve.py", self.cwd), *["--resume"] * resume]
+        words += [] if self.spelling == "default" else ["--work-dir", work]
+        return [*words, "--cfg-options", f"train_cfg.max_iters={self.max_iters}"]
+
+    def train(self, resume: bool, at: int | None = None, how: str = "raise") -> tuple:
+        """Return the status of a training that stops at operation `at`, and its operations."""
+        self.saved_between |= how in ("term", "interrupt")
+        status, operations = start(self.cwd, self.words(resume), self.root, at, how)
+        self.seen |= checkpoints(self.saved)
+        return status, operations
+
+    def finish(self, expected: dict) -> list[str]:
+        """Resume to the end; return in which ways the run differs from an expected `state`."""
+        status, operations = self.train(resume=True)
+        if status != 0:
+            return [f"status {status}: {operations}"]
+        removed = (Path(path).name for event, path in operations if event == "os.remove")
+        self.seen |= {name for name in removed if name.endswith(".pth") and name[0] != "."}
+        now = frozen(self.root, self.root / "work_dirs/neighbor", self.saved / FOREIGN)
+        different = differences(state(self.work, self.saved), expected)
+        if self.saved_between:
+            other = re.compile(rf"\.iter_(?!{self.max_iters}\.)|.*keep_ckpt_ids")
+            different = [line for line in different if not other.match(line)]
+        problems = {
+            "different": different,
+            "no line in the log": self.seen - checkpoints(self.saved) - named_as_removed(self.work),
+            "unfinished": [path.name for path in self.root.rglob(".*.part*")],
+            "changed": [path for path, before in self.others.items() if now.get(path) != before],
+        }
+        return [f"{problem}: {what}" for problem, what in problems.items() if what]
+
+
+def _reference(root: Path, schedule: str, max_iters: int = 6) -> tuple[Folder, list]:
+    """Return the folder of an uninterrupted run, and the file operations of the run."""
+    folder = Folder(root, schedule)
+    folder.max_iters = max_iters
+    status, operations = folder.train(resume=False)
+    assert status == 0, operations
+    return folder, operations
+
+
+def _stop_everywhere(
+    root: Path, schedule: str, spelling: str, share: tuple[int, int], twice: bool = False
+) -> tuple[int, list[str]]:
+    """Stop a schedule at each operation of this `share`; return their number, and what was wrong.
+
+    With `twice`, every other run stops a second time while it resumes.
+    """
+    _fast_stack()
+    reference, operations = _reference(root / "reference", schedule)
+    expected, problems = state(reference.work, reference.saved), []
+    stops = range(share[0], len(operations), share[1])
+    locked = [path.endswith(".training") for _, path in operations].index(True)
+    for at in stops:
+        how = [*STATUSES][at // share[1] % len(STATUSES)] if spelling == "absolute" else "raise"
+        folder = Folder(root / str(at), schedule, reference.saved)
+        folder.spelling = spelling
+        status, _ = folder.train(resume=False, at=at, how=how)
+        usual = STATUSES[how][: 1 if at >= locked else None]
+        found = [] if status in usual else [f"status {status}"]
+        if twice and at % 2:
+            folder.train(resume=True, at=at * 7 % 40, how="kill" if at % 4 == 1 else "raise")
+        found += folder.finish(expected) or folder.finish(expected)  # also after the end
+        problems += [f"{at} {how} {' '.join(operations[at])}: {text}"[:2000] for text in found]
+        shutil.rmtree(folder.root)
+    return len(stops), problems
+
+
+SHARES = [("default", 0), ("default", 1), ("default", 2), ("absolute", 0), ("absolute", 1)]
+
+
+@pytest.mark.parametrize(("spelling", "part"), SHARES)
+def test_a_stop_at_any_operation_loses_nothing(tmp_path, spelling, part):
+    """At each operation with the default work directory, and at two thirds with an absolute one."""
+    count, problems = in_server(_stop_everywhere, tmp_path, "default", spelling, (part, 3))
+    assert problems == [] and count > 20
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("spelling", SPELLINGS[:3:2])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_stops_in_all_schedules(tmp_path, schedule, spelling):
+    share = (spelling == "absolute", 2)
+    count, problems = in_server(_stop_everywhere, tmp_path, schedule, spelling, share, True)
+    print(f"{schedule}, {spelling}: {count} stops")
+    assert problems == [] and count > 20
+
+
+class Life(RuleBasedStateMachine):
+    """What happens to a work directory: stops, resumes, copies, moves and other spellings."""
+
+    root: Path
+    expected: dict[int, dict]  # the state for each number of iterations
+    count = 0
+
+    def __init__(self):
+        super().__init__()
+        Life.count += 1
+        neighbor = self.root / "6/work_dirs/curve"
+        self.folder = Folder(self.root / f"life{Life.count}", "default", neighbor)
+        self.originals: list[tuple[Path, dict]] = []  # folders that were copied
+        self.finished = False
+
+    @initialize(at=st.none() | st.integers(0, 90), how=st.sampled_from([*STATUSES]))
+    def train(self, at, how):
+        self.finished = self.folder.train(resume=False, at=at, how=how)[0] == 0 and at is None
+
+    @rule(at=st.integers(0, 70), how=st.sampled_from([*STATUSES]))
+    def resume_and_stop(self, at, how):
+        self.folder.train(resume=True, at=at, how=how)
+
+    @rule()
+    def resume(self):
+        problems = self.folder.finish(self.expected[self.folder.max_iters])
+        assert not problems, problems
+        self.finished = True
+
+    @precondition(lambda self: self.finished and self.folder.max_iters < 18)
+    @rule()
+    def train_longer(self):
+        self.folder.max_iters += 6
+        self.finished = False
+
+    def _change_root(self, root: Path) -> None:
+        before, self.folder.root = self.folder.root, root
+        for name in ("work", "saved", "cwd"):
+            setattr(self.folder, name, root / getattr(self.folder, name).relative_to(before))
+        self.folder.freeze()
+
+    @rule(keep_times=st.booleans())
+    def copy(self, keep_times):
+        before, root = self.folder.root, Path(f"{self.folder.root}c")
+        copy = shutil.copy2 if keep_times else shutil.copy
+        shutil.copytree(before, root, symlinks=True, copy_function=copy)
+        self.originals.append((before, frozen(before, before)))
+        self._change_root(root)
+
+    @rule()
+    def move(self):
+        root = Path(f"{self.folder.root}m")
+        self.folder.root.rename(root)
+        self._change_root(root)
+
+    @rule(name=st.sampled_from(["a", "b", "work_dirs/curve"]))
+    def rename_work_dir(self, name):
+        new = self.folder.root / name
+        if not new.exists() and self.folder.work.exists():
+            self.folder.work.rename(new)
+            self.folder.work = self.folder.saved = new
+            self.folder.freeze()
+            self.spell("relative", self.folder.cwd != self.folder.root)
+
+    @rule(spelling=st.sampled_from(SPELLINGS), inside=st.booleans())
+    def spell(self, spelling, inside):
+        """Name the work directory in another way, from another current directory."""
+        self.folder.cwd = self.folder.root / "inside" if inside else self.folder.root
+        self.folder.cwd.mkdir(exist_ok=True)
+        default = self.folder.cwd / "work_dirs/curve" == self.folder.work
+        self.folder.spelling = spelling if default or spelling != "default" else "relative"
+
+    def teardown(self):
+        self.resume()
+        self.resume()
+        for root, before in self.originals:
+            assert frozen(root, root) == before
+            shutil.rmtree(root)
+        shutil.rmtree(self.folder.root)
+
+
+def _live(root: Path, seed: int, examples: int) -> None:
+    _fast_stack()
+    Life.root, Life.expected = root, {}
+    for length in (6, 12, 18):
+        folder, _ = _reference(root / str(length), "default", length)
+        Life.expected[length] = state(folder.work, folder.saved)
+    settings = hypothesis.settings(
+        max_examples=examples,
+        stateful_step_count=6,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    run_state_machine_as_test(hypothesis.seed(seed)(Life), settings=settings)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_work_directory_survives_random_sequences(tmp_path, seed):
+    in_server(_live, tmp_path, seed, 25)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(10, 20))
+def test_many_random_sequences(tmp_path, seed):
+    in_server(_live, tmp_path, seed, 50)
+
+
+SCRIPTS = [ROOT / "tools/train.py", Path(sys.executable).with_name("mmseg-ext")]
+KILLED = """
+custom_imports["imports"] += ["tests.engine.run_hooks"]
+where = dict(iteration=6, point="before_save_checkpoint")
+custom_hooks = [dict(type="SignalAt", number=9, **where)]
+"""
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=["train.py", "mmseg-ext"])
+def test_commands_keep_the_best_checkpoint(tmp_path, script):
+    """SIGKILL while the last best checkpoint is written, then two resumes, as users start them."""
+    (tmp_path / "curve.py").write_text(CONFIG + KILLED)
+    words = [*["train"] * (script.name != "train.py"), "curve.py"]
+    assert run_script(script, *words, folder=tmp_path).returncode == -9
+    work = tmp_path / "work_dirs/curve"
+    assert checkpoints(work) == {"iter_4.pth", "iter_6.pth", "best_curve_iter_3.pth"}
+    for _ in range(2):
+        resume = (*words, "--resume", "--cfg-options", "custom_hooks=[]")
+        result = run_script(script, *resume, folder=tmp_path)
+        assert result.returncode == 0, result.stderr
+        assert checkpoints(work) == {"iter_4.pth", "iter_6.pth", "best_curve_iter_6.pth"}
+    assert named_as_removed(work) == {"iter_2.pth", "iter_3.pth", "best_curve_iter_3.pth"}
