@@ -23,7 +23,7 @@ could not run (config or data missing). If the splits of a config share images o
 training on trainval, set allow_overlap = True in the config.
 """,
     )
-    parser.add_argument("config", help="path of the config")
+    parser.add_argument("config", help="name or path of the config")
     splits = ("train", "val", "test")
     parser.add_argument("--split", nargs="+", choices=splits, help="default: all of the config")
     workers = min(os.cpu_count() or 1, 8)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     parser = command_parser(__doc__)
-    parser.add_argument("config", help="path of the config")
+    parser.add_argument("config", help="name or path of the config")
     parser.add_argument("checkpoint", help="checkpoint file")
     parser.add_argument("--work-dir", help="folder for the metrics, as JSON")
     parser.add_argument("--out", help="folder for predicted label maps, for evaluation elsewhere")
@@ -20,6 +20,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--show-dir", help="folder for painted images")
     parser.add_argument("--wait-time", type=float, default=2, help="seconds between shown images")
     parser.add_argument("--tta", action="store_true", help="test-time augmentation")
+    parser.add_argument("--amp", action="store_true", help="compute in bfloat16")
     launcher_flags(parser)
     return parser
 
@@ -46,10 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = read_launch_flags(parser(), argv)
     from mmseg_ext.checkpoint.loading import SafeLoading
     from mmseg_ext.commands import exit_on_run_error
+    from mmseg_ext.engine.amp import bfloat16_autocast
     from mmseg_ext.engine.build_errors import explained
 
     with exit_on_run_error(), SafeLoading(entire_model=True):
         runner = runner_of(args)
-        with explained(runner.cfg):
+        autocast = bfloat16_autocast(next(runner.model.parameters()).device, args.amp)
+        runner.test_loop.fp16 |= args.amp  # else the loop disables autocast
+        with explained(runner.cfg), autocast:
             runner.test()
     return 0

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     parser = command_parser(__doc__)
-    parser.add_argument("config", help="path of the config")
+    parser.add_argument("config", help="name or path of the config")
     parser.add_argument("--work-dir", help="folder for logs and checkpoints")
     parser.add_argument("--resume", action="store_true", help="from the newest checkpoint, if any")
     parser.add_argument("--amp", action="store_true", help="mixed precision")

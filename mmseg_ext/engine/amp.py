@@ -77,7 +77,7 @@ def bfloat16_autocast(device: torch.device, enabled: bool = True) -> AbstractCon
     """Return a context manager in which models predict in bfloat16.
 
     Raises:
-        ValueError: if the device has no instructions for bfloat16, where it is slower than float32.
+        LaunchError: if the device has no instructions for bfloat16, which makes it slow.
     """
     if not enabled:
         return nullcontext()
@@ -88,7 +88,7 @@ def bfloat16_autocast(device: torch.device, enabled: bool = True) -> AbstractCon
         text = flags.read_text() if device.type == "cpu" and flags.is_file() else ""
         fast = "avx512_bf16" in text or "amx_bf16" in text
     if not fast:
-        raise ValueError(
+        raise LaunchError(
             f"amp: bfloat16 is slow on this {device.type}, which needs AVX512-BF16, AMX or CUDA "
             "capability 8.0; predict without it"
         )

@@ -31,6 +31,7 @@ from mmseg_ext.engine.distributed import init_distributed, on_rank_zero
 from mmseg_ext.engine.run_record import batch_settings
 from mmseg_ext.engine.saving import checkpoint_folder
 from mmseg_ext.errors import LaunchError
+from mmseg_ext.paths import config_path
 
 _MMSEG_BASE = (
     "_base_: mmengine looks for 'mmseg::' in a distribution called mmsegmentation, and "
@@ -42,13 +43,14 @@ _MMSEG_BASE = (
 def load_settings(
     path: str, options: dict | None = None, work_dir: str | None = None, launcher: str = "none"
 ) -> Config:
-    """Load the config at `path` and merge `options` into it.
+    """Load the config at `path`, or of this model name, and merge `options` into it.
 
     The work directory is `work_dir`, else the config's, else `work_dirs/<config's name>`.
 
     Raises:
         LaunchError: if the file does not load, or an option does not fit.
     """
+    path = config_path(path)
     try:
         cfg = Config.fromfile(path)
     except Exception as error:  # a config is a program and can raise anything

@@ -1,7 +1,6 @@
 """Models by name: the configs of this package, and the weights published with it."""
 
 import copy
-import difflib
 import sys
 import warnings
 from fnmatch import fnmatch
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 from mmengine.model.utils import revert_sync_batchnorm
 from mmengine.registry import init_default_scope
 from mmseg.registry import MODELS
@@ -20,7 +19,7 @@ from mmseg_ext.checkpoint.loading import check_finite
 from mmseg_ext.datasets.metainfo import classes_and_palette
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.errors import CheckpointError
-from mmseg_ext.paths import configs_folder
+from mmseg_ext.paths import model_names
 from mmseg_ext.version import __version__
 
 # SHA-256 of weights/NAME.pth, which is also a file of the project's release.
@@ -34,8 +33,7 @@ WEIGHTS_PAGE = "https://mmseg-ext.github.io/mmseg_ext/published_weights/"
 
 def list_models(pattern: str = "*") -> list[str]:
     """Return the names of the configs that match `pattern`, sorted: `list_models("ea_*")`."""
-    names = sorted(path.stem for path in configs_folder().glob("*.py"))
-    return [name for name in names if fnmatch(name, pattern)]
+    return [name for name in model_names() if fnmatch(name, pattern)]
 
 
 def get_model(
@@ -43,9 +41,14 @@ def get_model(
     pretrained: bool = False,
     weights: str | Path | None = None,
     device: str | torch.device = "cpu",
+    num_classes: int | None = None,
     **overrides: object,
 ) -> nn.Module:
     """Return a segmentor in evaluation mode.
+
+    Called with normalized images (B, 3, H, W), as of `model.data_preprocessor`, it returns the
+    logits (B, classes, h, w) of the decode head, at the head's resolution, such as a quarter or an
+    eighth of the image's. `Predictor` turns images of any kind into labels of their size.
 
     The model has mmsegmentation's attributes `cfg` and `dataset_meta`: classes and palette from the
     checkpoint, or else from the config's test dataset. `terms` has the `license` of the weights and
@@ -60,7 +63,8 @@ def get_model(
         weights: a `.pth` or `.safetensors` file, read without running code from it. Auxiliary
             heads may be missing in the file or in the model.
         device: where the model is put.
-        overrides: changes of the config's model, such as `decode_head=dict(num_classes=3)`. Tensors
+        num_classes: the classes of all heads. Class weights of another length are removed.
+        overrides: changes of the config's model, such as `decode_head=dict(channels=64)`. Tensors
             of the file whose shapes then differ are left out, with a warning.
 
     Raises:
@@ -68,18 +72,24 @@ def get_model(
             weights that do not fit the model or are not finite.
         OSError: if a file is missing, or cannot be downloaded.
     """
-    config = copy.deepcopy(name) if isinstance(name, Config) else load_settings(_config_path(name))
+    config = copy.deepcopy(name) if isinstance(name, Config) else load_settings(str(name))
     if pretrained:
         if weights is not None:
             raise ValueError("get_model: pretrained and weights exclude each other; pass one")
         weights = pretrained_weights(Path(config.filename or "").stem)
     config.merge_from_dict({"model": overrides})
+    if num_classes is not None:
+        _set_classes(config.model, num_classes)
     init_default_scope(config.get("default_scope", "mmseg"))
     with warnings.catch_warnings():  # about a loss, which inference does not compute
         warnings.filterwarnings("ignore", message="Default ``avg_non_ignore``")
         model = revert_sync_batchnorm(MODELS.build(config.model))
     model.terms = {}
-    meta = None if weights is None else _load_weights(model, weights, partial=bool(overrides))
+    meta = (
+        None
+        if weights is None
+        else _load_weights(model, weights, partial=bool(overrides or num_classes))
+    )
     meta = meta or classes_and_palette(config.test_dataloader.dataset)
     count = getattr(model, "num_classes", len(meta["classes"]))
     if count != len(meta["classes"]):  # overridden
@@ -90,13 +100,14 @@ def get_model(
     return model
 
 
-def _config_path(name: str | Path) -> str:
-    if Path(name).suffix == ".py":
-        return str(name)
-    if str(name) not in (names := list_models()):
-        hints = difflib.get_close_matches(str(name), names) or ["mmseg_ext.list_models()"]
-        raise ValueError(f"get_model: there is no model {str(name)!r}; see {', '.join(hints)}")
-    return str(configs_folder() / f"{name}.py")
+def _set_classes(model: ConfigDict, count: int) -> None:
+    for heads in (model.get("decode_head"), model.get("auxiliary_head")):
+        for head in heads if isinstance(heads, list) else filter(None, [heads]):
+            head.update(num_classes=count, out_channels=None)
+            losses = head.get("loss_decode") or []
+            for loss in losses if isinstance(losses, list) else [losses]:
+                if len(loss.get("class_weight") or ()) != count:
+                    loss.class_weight = None
 
 
 def pretrained_weights(name: str) -> Path:

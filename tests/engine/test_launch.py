@@ -26,9 +26,11 @@ from mmseg_ext.commands import exit_on_run_error
 from mmseg_ext.commands import test as scoring
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.engine import distributed, launch
+from mmseg_ext.engine.amp import bfloat16_autocast
 from mmseg_ext.engine.distributed import on_rank_zero
 from mmseg_ext.engine.launch import build_test_runner, load_settings
 from mmseg_ext.errors import LaunchError, RunError
+from tests.configs import CONFIGS
 from tests.engine.runs import built, fails, free_port, log_text, train_words, write_config
 
 
@@ -311,3 +313,44 @@ def test_test_and_tta(trained, tmp_path):
         (hook,) = (h for h in runner.hooks if isinstance(h, SegVisualizationHook))
         assert hook.draw and (hook.show, hook.wait_time) == (bool(shown), shown)
     assert 0 < runner.test()["mIoU"] <= 100
+
+
+def test_test_in_bfloat16(trained, tmp_path, monkeypatch):
+    """The score is close to float32's; other processors refuse it."""
+    words = [str(trained / "tiny.py"), str(trained / "work/iter_12.pth"), "--work-dir"]
+    build, dtypes = scoring.runner_of, []
+
+    def recorded(args):
+        runner = build(args)
+        head = runner.model.decode_head.conv_seg
+        head.register_forward_hook(lambda *given: dtypes.append(given[2].dtype))
+        return runner
+
+    monkeypatch.setattr(scoring, "runner_of", recorded)
+    try:
+        scoring.main([*words, str(tmp_path / "half"), "--amp"])
+    except SystemExit as error:
+        pytest.skip(str(error))
+    scoring.main([*words, str(tmp_path / "single")])
+    assert set(dtypes[: len(dtypes) // 2]) == {torch.bfloat16} and dtypes[-1] == torch.float32
+    half, single = (
+        json.loads(next((tmp_path / name).glob("2*/2*.json")).read_text())["mIoU"]
+        for name in ("half", "single")
+    )
+    assert half == pytest.approx(single, abs=2)
+
+
+def test_amp_is_refused_where_it_is_slow():
+    with pytest.raises(LaunchError, match="amp"):
+        bfloat16_autocast(torch.device("meta"))
+    with bfloat16_autocast(torch.device("meta"), enabled=False):
+        pass
+
+
+def test_configs_have_a_name_or_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    by_name = load_settings("ea_r18_shapes")
+    assert by_name.to_dict() == load_settings(str(CONFIGS / "ea_r18_shapes.py")).to_dict()
+    assert by_name.work_dir == "./work_dirs/ea_r18_shapes"
+    with pytest.raises(LaunchError, match=r"'ea_r18_shape'.*ea_r18_shapes"):
+        load_settings("ea_r18_shape")
