@@ -154,7 +154,7 @@ def _explanation(cfg: Config, entries: _Entries, error: Exception) -> Exception 
         return unknown
     if wrong := _UNEXPECTED.search(reason):
         return _of_argument(entries, part, *wrong.groups(), error, training)
-    if missing := re.search(r"KeyError: '?(inputs|gt_seg_map|gt_sem_seg)\b", reason):
+    if missing := re.search(r"KeyError: '?(inputs|gt_seg_map|gt_sem_seg)\b", f"{reason} {error}"):
         transform = "PackSegInputs" if missing[1] == "inputs" else "LoadAnnotations"
         pipelines = [e for e in entries if e[0].endswith(".pipeline") and isinstance(e[1], list)]
         keys = [k for k, steps in pipelines if transform not in {step["type"] for step in steps}]

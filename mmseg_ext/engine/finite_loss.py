@@ -77,10 +77,13 @@ class FiniteLossHook(Hook):
             return
         dist.all_reduce(failed, "max")
         if failed:
-            # Every process reaches this line, and reports the first problem of all.
+            # Every process reaches this line, and reports one problem of all.
             problem = _find_problem(runner, self._losses)
             problem = problem and f"{problem}; {self._name_images()}"
-            raise RunError(next(filter(None, dist.all_gather_object(problem)), "not finite"))
+            problems = [text for text in dist.all_gather_object(problem) if text]
+            # Averaged gradients have the loss of another process.
+            problems.sort(key=lambda text: not text.startswith("the loss"))
+            raise RunError([*problems, "not finite"][0])
         self._stepped = True
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None) -> None:

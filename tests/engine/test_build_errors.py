@@ -21,6 +21,7 @@ from tests.engine.runs import CONFIGS, log_text, write_config
 WEIGHTED = {"type": "CrossEntropyLoss", "class_weight": [1.0] * 7}
 AUXILIARY = dict(type="FCNHead", in_channels=7, in_index=0, channels=4, num_classes=3, num_convs=1)
 LOADED = [{"type": "LoadImageFromFile"}, {"type": "PackSegInputs"}]
+CUT = {"type": "RandomCrop", "crop_size": (8, 8), "cat_max_ratio": 0.75}
 # Settings of a tiny config that are wrong, and how the line starts; by default by key=value.
 WRONG: list[tuple] = [
     ("model.type", "EncoderDecodr"),
@@ -79,6 +80,11 @@ WRONG: list[tuple] = [
     ("optim_wrapper.clip_grad", {"maxnorm": 1}, "{key}.maxnorm=1: "),
     ("train_dataloader.dataset.pipeline", LOADED, "{key} has no type='LoadAnnotations'"),
     ("train_dataloader.dataset.pipeline", LOADED[:1], "{key} has no type='PackSegInputs'"),
+    (
+        "train_dataloader.dataset.pipeline",
+        [LOADED[0], CUT, LOADED[1]],
+        "{key} has no type='LoadAnnotations'",
+    ),
     ("default_hooks.checkpoint.save_best", "mDice"),
     ("val_evaluator.iou_metrics", ["mIuO"], "{key}.0='mIuO': "),
 ]

@@ -107,6 +107,9 @@ def test_a_loss_of_another_process_stops_all(monkeypatch):
     run = Run()
     with pytest.raises(RunError, match="the loss is inf there"):
         run.go(FiniteLossHook(), [1])
+    run.weight.register_hook(lambda gradient: gradient * math.nan)  # the average of all
+    with pytest.raises(RunError, match="the loss is inf there"):
+        run.go(FiniteLossHook(), [1])
     assert run.weight.item() == 1
 
 
