@@ -6,12 +6,12 @@ import importlib
 import importlib.metadata
 import importlib.util
 import io
-import platform
 import re
 import sys
 import warnings
 from collections.abc import Iterator
 from types import ModuleType
+from typing import cast
 
 from mmseg_ext.errors import StackError
 from mmseg_ext.upstream import COMPILED_OPERATORS
@@ -29,13 +29,9 @@ DISTRIBUTIONS = {
 STACK = tuple(LOWEST)
 BASE = STACK[:2]
 """The packages that backbones, runner and hooks need; mmdetection and mmpretrain use these."""
-ONEDL = (
+INSTALL = (
     f"pip install onedl-mmcv=={TESTED['mmcv']} onedl-mmengine=={TESTED['mmengine']} "
     f"onedl-mmsegmentation=={TESTED['mmseg']} matplotlib rich"
-)
-MMLAB = (
-    f"pip install mmcv-lite=={LOWEST['mmcv']} mmengine=={LOWEST['mmengine']} "
-    f"mmsegmentation=={LOWEST['mmseg']} ftfy regex 'setuptools<82' matplotlib rich"
 )
 
 
@@ -47,15 +43,10 @@ def installed() -> list[str]:
 
 
 def remedy() -> str:
-    """Return the command that completes the installed set of packages.
-
-    Without any it installs the maintained set, and a mixture of both sets is removed first.
-    """
-    found = installed()
-    maintained = [name for name in found if name.startswith("onedl-")]
-    if maintained and len(maintained) < len(found):
-        return f"pip uninstall -y {' '.join(found)} && {ONEDL}"
-    return MMLAB if found and not maintained else ONEDL
+    """Return the commands that make a clean environment; one is enough without other packages."""
+    if all(name.startswith("onedl-") for name in installed()):
+        return f"run: {INSTALL}"
+    return f"make a clean environment: python3 -m venv clean && clean/bin/{INSTALL}"
 
 
 def mixture() -> str | None:
@@ -66,7 +57,7 @@ def mixture() -> str | None:
         if len(both) > 1:
             return (
                 f"mmseg_ext: {' and '.join(both)} both install the module {name!r}, and each has "
-                f"overwritten parts of the other; run: {remedy()}"
+                f"overwritten parts of the other; {remedy()}"
             )
     return None
 
@@ -75,17 +66,18 @@ def mixture() -> str | None:
 def quiet_stack_imports() -> Iterator[None]:
     """Silence what mmcv and mmseg print about optional parts."""
     warnings.filterwarnings("ignore", message="Fail to import ``MultiScaleDeformable")
-    own = warnings.filters[0]
+    filters = cast(list, warnings.filters)
+    own = filters[0]
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             yield
     finally:
         # Not `catch_warnings`, which would also remove the filters that the imports add.
-        if own in warnings.filters:
-            warnings.filters.remove(own)
+        if own in filters:
+            filters.remove(own)
 
 
-def _import(name: str) -> ModuleType:
+def import_quietly(name: str) -> ModuleType:
     """Import a module of the stack.
 
     mmseg tries to import mmdet, which fails half-way if mmcv has no compiled operators. The parts
@@ -117,14 +109,14 @@ def stack_problem(stack: tuple[str, ...] = STACK) -> str | None:
             if COMPILED_OPERATORS in problem:
                 action = "call mmseg_ext.use_operators_in_pytorch() before you import mmseg"
             else:
-                action = f"run: {remedy()}"
+                action = remedy()
             return mixture() or f"mmseg_ext: {problem}; {action}"
     return None
 
 
 def _import_problem(name: str) -> str | None:
     try:
-        version = str(getattr(_import(name), "__version__", "of unknown version"))
+        version = str(getattr(import_quietly(name), "__version__", "of unknown version"))
         numbers = [
             [int(part) for part in re.findall(r"\d+", text)[:3]] for text in (version, LOWEST[name])
         ]
@@ -132,7 +124,7 @@ def _import_problem(name: str) -> str | None:
             return f"{name} {version} is older than {LOWEST[name]}, the oldest supported version"
         if name == "mmseg":  # the package of 1.2.2 imports without ftfy, its models do not
             name = "mmseg.models"
-            _import(name)
+            import_quietly(name)
     except Exception as error:  # mmseg 1.2.2 raises AssertionError for a newer mmcv
         return f"{name!r} is installed but fails to import ({' '.join(str(error).split())})"
     return None
@@ -154,56 +146,7 @@ def require_package(name: str, extra: str) -> None:
         )
 
 
-def registered_names() -> list[str]:
-    """Return the names that this package has registered with mmengine, sorted."""
-    from mmengine import registry as registries
-
-    roots = [root for root in vars(registries).values() if isinstance(root, registries.Registry)]
-    return sorted(
-        {
-            name
-            for root in roots
-            for registry in (root, *root.children.values())
-            for name, item in registry.module_dict.items()
-            if getattr(item, "__module__", "").startswith("mmseg_ext.")
-        }
-    )
-
-
-_NO_OPERATORS = (
-    "not compiled: detectors run on slow replacements, and heads of mmsegmentation that use other "
-    "operators (PointRend, CCNet, PSANet) cannot run"
-)
-
-
 def has_compiled_operators() -> bool:
     """Return whether mmcv has its extension module; our replacement has no file."""
     found = importlib.util.find_spec(COMPILED_OPERATORS)
     return found is not None and found.has_location
-
-
-def describe() -> list[tuple[str, str]]:
-    """Return rows (name, value): versions, devices, packages, operators, registered names."""
-    import torch
-
-    from mmseg_ext.version import __version__
-
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    rows = [
-        ("mmseg_ext", __version__),
-        ("python", f"{platform.python_version()} ({sys.executable})"),
-        ("devices", ", ".join([*gpus, f"CPU, {torch.get_num_threads()} threads"])),
-    ]
-    for name, tested in TESTED.items():
-        try:
-            version = str(getattr(_import(name), "__version__", "unknown"))
-        except Exception as error:
-            version = f"not usable: {' '.join(str(error).split())}"
-        same = version.partition("+")[0] == tested
-        rows.append((name, version if same else f"{version} (tested with {tested})"))
-    rows.append(("packages", ", ".join(installed()) or "none"))
-    rows.append(("stack", mixture() or stack_problem() or "usable"))
-    if stack_problem() is None:
-        rows.append(("mmcv.ops", "compiled" if has_compiled_operators() else _NO_OPERATORS))
-        rows.append(("registered", ", ".join(registered_names())))
-    return rows

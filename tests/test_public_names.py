@@ -11,7 +11,7 @@ import torch
 from mmseg.registry import MODELS
 
 import mmseg_ext.layers
-from mmseg_ext.environment import registered_names
+from mmseg_ext.doctor.installation import registered_names
 from mmseg_ext.published import FAMILIES
 from tests.models import PUBLIC
 

@@ -12,7 +12,8 @@ def parser() -> argparse.ArgumentParser:
 
 @command(parser, stack=())
 def main(args: argparse.Namespace) -> int:
-    from mmseg_ext.environment import describe, stack_problem
+    from mmseg_ext.doctor.installation import describe
+    from mmseg_ext.environment import stack_problem
 
     rows = describe()
     width = max(len(name) for name, _ in rows)
