@@ -1,5 +1,6 @@
 """The files and commands of the guides work in a clone; test_packaging.py follows others."""
 
+import json
 import os
 import re
 import shlex
@@ -110,6 +111,21 @@ def test_the_readmes_config_on_one_of_mmsegmentations(tmp_path):
         result = run_script(ROOT / "tools" / words[0], *words[1:], folder=tmp_path)
         assert result.returncode == 0, result.stderr
     assert "mIoU" in result.stdout + result.stderr
+
+
+def test_predictions(clone, monkeypatch, capsys):
+    """The page's lines find, measure and write the cars of the photo."""
+    monkeypatch.chdir(clone)
+    (clone / "demo").symlink_to(ROOT / "demo")
+    page = (ROOT / "docs/prediction.md").read_text()
+    names = {}
+    exec("".join(re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)), names)
+    cars, result = names["cars"], names["result"]
+    assert cars and f"{len(cars)} cars" in capsys.readouterr().out
+    car = result.classes.index("car")
+    assert 50 <= sum(found.area for found in cars) <= (result.labels == car).sum()
+    features = json.loads((clone / "cars.geojson").read_text())["features"]
+    assert [f["properties"]["area"] for f in features] == [found.area for found in cars]
 
 
 def test_own_dataset(clone):
