@@ -6,14 +6,23 @@ Each sample contains the number of classes, so `CheckedLoadAnnotations` can refu
 
 import os
 import textwrap
+from collections.abc import Sequence
+from typing import Any
 
 from mmcv.transforms import LoadImageFromFile
 from mmengine import fileio
 from mmseg.datasets import ADE20KDataset, BaseSegDataset, CityscapesDataset, PascalVOCDataset
-from mmseg.registry import DATASETS
+from mmseg.registry import DATASETS, TRANSFORMS
 
 from mmseg_ext.datasets.images import IMAGE_SUFFIXES, CheckedLoadImage, read_bytes
 from mmseg_ext.errors import MissingDataError, UnreadableFileError
+
+
+def _checked(entry: Any) -> Any:
+    """Return an entry of a pipeline, with `CheckedLoadImage` instead of `LoadImageFromFile`."""
+    kind = entry.get("type") if isinstance(entry, dict) else None
+    kind = TRANSFORMS.get(kind) if isinstance(kind, str) else kind
+    return {**entry, "type": CheckedLoadImage} if kind is LoadImageFromFile else entry
 
 
 @DATASETS.register_module()
@@ -36,13 +45,8 @@ class CheckedDataset(BaseSegDataset):
     LAYOUT: str = ""
     PREPARATION: str = ""
 
-    def full_init(self) -> None:
-        super().full_init()
-        transforms = self.pipeline.transforms
-        for i, transform in enumerate(transforms):
-            if type(transform) is LoadImageFromFile:
-                transforms[i] = CheckedLoadImage()
-                vars(transforms[i]).update(vars(transform))  # both have the same settings
+    def __init__(self, *args, pipeline: Sequence = (), **kwargs):
+        super().__init__(*args, pipeline=list(map(_checked, pipeline)), **kwargs)
 
     def load_data_list(self) -> list[dict]:
         for path in filter(None, (self.ann_file, *self.data_prefix.values())):
