@@ -1,4 +1,7 @@
-"""Packaging of mmseg_ext. Tool settings live in pyproject.toml."""
+"""Packaging of mmseg_ext as the distribution mmseg-attention. pyproject.toml has tool settings.
+
+The distribution `mmseg-ext` of the package index is another project.
+"""
 
 import re
 import shutil
@@ -11,15 +14,17 @@ ROOT = Path(__file__).parent
 VERSION = re.search(
     r"^__version__ = \"(.+)\"", (ROOT / "mmseg_ext/version.py").read_text(), re.M
 ).group(1)
-SOURCE = "https://github.com/mmseg-ext/mmseg_ext"
+# The address of the repository, such as "https://HOST/OWNER/mmseg_ext". While the project has no
+# public home, it is None, and metadata and documentation have no addresses.
+HOME = None
 
 # The maintained stack. It is an extra because the original packages (mmcv, mmengine,
 # mmsegmentation) install the same import names under other distribution names: a hard
 # requirement would overwrite whichever of the two is already there.
 MM = [
-    "onedl-mmcv>=2.3.6",
-    "onedl-mmengine>=0.10.12",
-    "onedl-mmsegmentation>=1.4.2",
+    "onedl-mmcv>=2.3.6,<2.4",
+    "onedl-mmengine>=0.10.12,<0.11",
+    "onedl-mmsegmentation>=1.4.2,<1.5",
     "jinja2>=3",
     "matplotlib>=3.8",
     "rich>=13",
@@ -58,14 +63,14 @@ MIM = ("configs", "demo", "tools", "model-index.yml")
 
 
 def description() -> str:
-    """Return README.md with absolute links into the repository, for PyPI."""
-
-    def absolute(link: re.Match) -> str:
-        kind = "raw" if link[2].endswith((".png", ".svg")) else "blob"
-        return f"{link[1]}{SOURCE}/{kind}/v{VERSION}/{link[2]}"
-
+    """Return README.md without relative links and pictures; with a HOME, with absolute links."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    return re.sub(r"(\]\(|(?:href|src|srcset)=\")(?!https?:|#)([^)\"\s]+)", absolute, text)
+    relative = r"\((?!https?:|#)([^)\s]+)\)"
+    if HOME is None:
+        text = re.sub(rf"!\[[^\]]*\]{relative}\n*", "", text)
+        return re.sub(rf"\[([^\]]*)\]{relative}", r"\1", text)
+    text = re.sub(rf"(!\[[^\]]*\]){relative}", rf"\1({HOME}/raw/v{VERSION}/\2)", text)
+    return re.sub(rf"\]{relative}", rf"]({HOME}/blob/v{VERSION}/\1)", text)
 
 
 def copy_mim(folder: Path) -> None:
@@ -101,7 +106,7 @@ class BuildPackage(build_py):
 
 
 setup(
-    name="mmseg-ext",
+    name="mmseg-attention",
     version=VERSION,
     description="External attention, Manhattan attention, lambda layers and re-attention "
     "for mmsegmentation",
@@ -109,13 +114,11 @@ setup(
     long_description_content_type="text/markdown",
     author="The mmseg_ext authors",
     license_expression="Apache-2.0",
-    url=SOURCE,
-    project_urls={
-        "Documentation": "https://mmseg-ext.github.io/mmseg_ext/",
-        "Source": SOURCE,
-        "Issues": f"{SOURCE}/issues",
-        "Changelog": f"{SOURCE}/blob/main/CHANGELOG.md",
-    },
+    project_urls=(
+        {"Source": HOME, "Issues": f"{HOME}/issues", "Changelog": f"{HOME}/blob/main/CHANGELOG.md"}
+        if HOME
+        else {}
+    ),
     keywords="semantic segmentation, mmsegmentation, attention, external attention, EANet, RMT, "
     "LambdaNetworks, DeepViT, PyTorch",
     classifiers=[

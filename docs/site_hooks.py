@@ -13,6 +13,11 @@ ROOT_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.m
 # Their methods override mmengine's, whose documentation applies.
 OVERRIDING = re.compile(r"mmseg_ext\.(datasets|evaluation|engine|reports|detection)\b")
 
+# The address of the repository; None while there is none.
+HOME = re.search(r'^HOME = (?:None|"(.+)")', (ROOT / "setup.py").read_text(encoding="utf-8"), re.M)[
+    1
+]
+
 log = logging.getLogger("mkdocs.hooks")  # with --strict, a warning fails the build
 
 
@@ -30,18 +35,25 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Turn links out of docs/ into links to a page of the site or to the repository."""
+    """Turn links out of docs/ into links to a page of the site or to the repository.
+
+    Without a HOME, a link to the repository becomes its text, followed by the path.
+    """
 
     def link(match):
-        path = match[1]
+        text, path, anchor = match[1], match[2], match[3] or ""
         if not (ROOT / path).exists():
             log.warning("%s links to %s, which does not exist", page.file.src_uri, path)
-        return "](" + ROOT_PAGES.get(path, f"{config.repo_url}/blob/main/{path}")
+        if path in ROOT_PAGES:
+            return f"[{text}]({ROOT_PAGES[path]}{anchor})"
+        if HOME:
+            return f"[{text}]({HOME}/blob/main/{path}{anchor})"
+        return text if path in text else f"{text} (`{path}`)"
 
     for module in re.findall(r"^::: (\S+)", markdown, re.M):
         for member in api()[module].members.values():
             report_missing(member, methods=not OVERRIDING.match(module))
-    return re.sub(r"\]\(\.\./([^)#\s]+)", link, markdown)
+    return re.sub(r"\[([^\]]*)\]\(\.\./([^)#\s]+)(#[^)\s]*)?\)", link, markdown)
 
 
 @functools.cache

@@ -9,12 +9,14 @@ stack the import registers nothing, and ``mmseg_ext.layers`` is plain PyTorch.
 
 import importlib
 import sys
+import warnings
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from mmseg_ext.environment import (
     BASE,
     check_stack,
+    other_project,
     quiet_stack_imports,
     stack_problem,
 )
@@ -59,6 +61,8 @@ def __getattr__(name: str):
 
 def register() -> None:
     """Register what works with the installed packages; `import mmseg_ext` does the same."""
+    if (problem := other_project()) is not None:
+        warnings.warn(problem, stacklevel=2)
     if stack_problem(BASE) is not None:
         return
     folders = _ANY_PACKAGE if stack_problem() else _ANY_PACKAGE + _MMSEG

@@ -62,6 +62,21 @@ def mixture() -> str | None:
     return None
 
 
+def other_project() -> str | None:
+    """Return a line if another project is installed that also installs a package `mmseg_ext`."""
+    try:
+        version = importlib.metadata.version("mmseg-ext")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    if not version.startswith("0.0."):
+        return None  # this project, before it was called mmseg-attention
+    return (
+        f"mmseg_ext: the distribution mmseg-ext {version} is another project (GPL-3.0) whose files "
+        "overwrite this package's; run: pip uninstall -y mmseg-ext mmseg-attention, and install "
+        "mmseg-attention again"
+    )
+
+
 @contextlib.contextmanager
 def quiet_stack_imports() -> Iterator[None]:
     """Silence what mmcv and mmseg print about optional parts."""

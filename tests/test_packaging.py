@@ -12,7 +12,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable
 from email import message_from_bytes
-from pathlib import Path
+from pathlib import Path, PurePath
 from subprocess import CompletedProcess
 
 import numpy as np
@@ -33,8 +33,19 @@ FOLDERS = ("benchmarks", "configs", "demo", "docs", "mmseg_ext", "projects", "te
 FOLDERS += ("weights", ".ci", ".github")
 FILES = ("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile")
 FILES += ("README.md", "constraints.txt", "mkdocs.yml", "model-index.yml", "pyproject.toml")
-FILES += ("setup.py", "mmseg_ext_cli.py")
+FILES += ("setup.py", "mmseg_ext_cli.py", "REUSE.toml", "SECURITY.md")
 VERSION = mmseg_ext.__version__
+NAME = f"mmseg_attention-{VERSION}"  # of the distribution
+
+
+def license_of(name: str) -> str:
+    """Return the license that REUSE.toml gives a file."""
+    tomllib, found = pytest.importorskip("tomllib"), []  # Python 3.11
+    for entry in tomllib.loads((ROOT / "REUSE.toml").read_text())["annotations"]:
+        paths = [entry["path"]] if isinstance(entry["path"], str) else entry["path"]
+        if any(path == "**" or PurePath(name).match(path) for path in paths):
+            found.append(entry["SPDX-License-Identifier"])
+    return found[-1]
 
 
 def files_of(folder: Path) -> set[str]:
@@ -65,12 +76,16 @@ def build(kind: str, source: Path, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def sdist(clone, tmp_path_factory) -> Path:
-    """The unpacked sdist."""
-    folder, expected = tmp_path_factory.mktemp("sdist"), files_of(clone)
+    """The unpacked sdist: the repository without the files for non-commercial use only."""
+    folder, free = tmp_path_factory.mktemp("sdist"), {"Apache-2.0", "CC0-1.0"}
+    files = files_of(clone)
+    expected = {name for name in files if license_of(name) in free}
+    assert {PurePath(name).suffix for name in files - expected} == {".pth", ".jpg"}
     with tarfile.open(build("sdist", clone, folder / "made")) as archive:
         archive.extractall(folder, filter="data")
-    unpacked = folder / f"mmseg_ext-{VERSION}"
-    assert expected <= files_of(unpacked)
+    unpacked = folder / NAME
+    assert files_of(unpacked) >= expected
+    assert {license_of(name) for name in files_of(unpacked)} <= free
     return unpacked
 
 
@@ -80,7 +95,7 @@ def wheel(sdist, tmp_path_factory) -> Path:
     (sdist / "build/lib/mmseg_ext/.mim/configs").mkdir(parents=True)  # an earlier build's
     (sdist / "build/lib/mmseg_ext/.mim/configs/removed.py").write_text("")
     file = build("wheel", sdist, tmp_path_factory.mktemp("wheel") / "made")
-    assert file.name == f"mmseg_ext-{VERSION}-py3-none-any.whl"
+    assert file.name == f"{NAME}-py3-none-any.whl"
     folder = tmp_path_factory.mktemp("site")
     with zipfile.ZipFile(file) as archive:
         archive.extractall(folder)
@@ -109,31 +124,45 @@ def run_installed(wheel, tmp_path_factory) -> Callable:
 
 def test_a_wheel_contains_the_package_and_mims_files(sdist, wheel):
     """The wheel is built from the sdist, which contains the repository."""
-    sources, names, information = files_of(sdist), files_of(wheel), f"mmseg_ext-{VERSION}.dist-info"
+    sources, names, information = files_of(sdist), files_of(wheel), f"{NAME}.dist-info"
     scripts = (wheel / information / "entry_points.txt").read_text()
     assert "mmseg-ext = mmseg_ext_cli:main" in scripts
     assert {name for name in sources if name.startswith("mmseg_ext/")} <= names
     assert not [name for name in names if name.endswith((".pth", ".safetensors"))]
     assert sum(name.endswith("/LICENSE") for name in names) == 1
     parts = {name for name in sources if name.split("/")[0] in ("configs", "tools", "demo")}
-    assert files_of(wheel / "mmseg_ext/.mim") == parts - {"demo/street.jpg"} | {"model-index.yml"}
+    assert files_of(wheel / "mmseg_ext/.mim") == parts | {"model-index.yml"}
     top = {path.name for path in wheel.iterdir()}
     assert top == {"mmseg_ext", "mmseg_ext_cli.py", information}
 
 
 def test_the_wheels_description_stands_alone(wheel):
-    """On PyPI each link of the README leads to the file of this version."""
-    path = wheel / f"mmseg_ext-{VERSION}.dist-info/METADATA"
+    """The project has no home yet: nothing in the wheel's metadata is an address of it."""
+    path = wheel / f"{NAME}.dist-info/METADATA"
     metadata = message_from_bytes(path.read_bytes())
     extras, needed = metadata.get_all("Provides-Extra"), metadata.get_all("Requires-Dist")
     assert "export" in extras and any(line.startswith("onedl-mmcv") for line in needed)
-    urls = dict(line.split(", ") for line in metadata.get_all("Project-URL"))
-    assert {"Documentation", "Source", "Issues", "Changelog"} <= set(urls)
+    assert metadata["Name"] == "mmseg-attention"
+    assert metadata.get_all("Project-URL") is None and metadata["Home-page"] is None
     assert "Typing :: Typed" in metadata.get_all("Classifier") and metadata["Author"]
     description = metadata.get_payload(decode=True).decode()
     links = re.findall(r"(?:\]\(|src=\"|href=\")([^)\"\s]+)", description)
-    assert all(link.startswith(("https://", "#")) for link in links)
-    own = re.findall(rf"{urls['Source']}/(?:blob|raw)/v{VERSION}/([^#\s]+)", "\n".join(links))
+    assert links and all(link.startswith(("https://", "#")) for link in links)
+    assert "EAHead" in description and "mmseg_ext/" not in "".join(links)
+
+
+def test_with_a_home_links_lead_to_it(clone, tmp_path):
+    folder = tmp_path / "clone"
+    shutil.copytree(clone, folder)
+    text = (folder / "setup.py").read_text()
+    (folder / "setup.py").write_text(text.replace("HOME = None", 'HOME = "https://a.example/b"'))
+    (made,) = build("sdist", folder, tmp_path / "made").parent.iterdir()
+    with tarfile.open(made) as archive:
+        metadata = message_from_bytes(archive.extractfile(f"{NAME}/PKG-INFO").read())
+    urls = dict(line.split(", ") for line in metadata.get_all("Project-URL"))
+    assert urls["Issues"] == "https://a.example/b/issues"
+    description = metadata.get_payload(decode=True).decode()
+    own = re.findall(rf"https://a.example/b/(?:blob|raw)/v{VERSION}/([^#)\s]+)", description)
     assert len(own) > 10 and all((ROOT / name).exists() for name in own)
 
 

@@ -48,15 +48,23 @@ def test_a_gap_in_the_reference_is_a_warning(hooks, caplog, argument, docstring,
     assert [r.message.removeprefix("module.") for r in caplog.records] == [problem] * bool(problem)
 
 
-def test_links_out_of_the_docs(hooks, caplog):
+OUTSIDE = {"b": "configs/ea_r18_shapes.py", "c": "gone.py"}
+
+
+def test_links_out_of_the_docs(hooks, caplog, monkeypatch):
     config = load_config(str(ROOT / "mkdocs.yml"))
     files = config.plugins.on_files(get_files(config), config=config)
     page = Page(None, files.get_file_from_path("start.md"), config)
     assert page.url == ""  # the front page
-    text = "[a](../CHANGELOG.md#020) [b](../configs/ea_r18_shapes.py) [c](../gone.py) [d](faq.md)"
-    changelog, code, _, kept = hooks.on_page_markdown(text, page, config, files).split()
-    assert (changelog, kept) == ("[a](changelog.md#020)", "[d](faq.md)")
-    assert code == f"[b]({config.repo_url}/blob/main/configs/ea_r18_shapes.py)"
-    (record,) = caplog.records
+    text = (
+        "[a](../CHANGELOG.md#020), [b](../configs/ea_r18_shapes.py), [c](../gone.py), [d](faq.md)"
+    )
+    kept = "[a](changelog.md#020), {}, [d](faq.md)"
+    told = hooks.on_page_markdown(text, page, config, files)
+    assert told == kept.format("b (`configs/ea_r18_shapes.py`), c (`gone.py`)")
+    record, *_ = caplog.records
     assert record.message == "start.md links to gone.py, which does not exist"
+    monkeypatch.setattr(hooks, "HOME", "https://a.example/b")
+    links = [f"[{t}](https://a.example/b/blob/main/{p})" for t, p in OUTSIDE.items()]
+    assert hooks.on_page_markdown(text, page, config, files) == kept.format(", ".join(links))
     assert "](tools.md)" in files.get_file_from_path("changelog.md").content_string

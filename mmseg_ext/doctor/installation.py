@@ -46,7 +46,8 @@ def describe() -> list[tuple[str, str]]:
         same = version.partition("+")[0] == tested
         rows.append((name, version if same else f"{version} (tested with {tested})"))
     rows.append(("packages", ", ".join(environment.installed()) or "none"))
-    rows.append(("stack", environment.mixture() or environment.stack_problem() or "usable"))
+    problem = environment.other_project() or environment.mixture() or environment.stack_problem()
+    rows.append(("stack", problem or "usable"))
     if environment.stack_problem() is None:
         rows.append(
             ("mmcv.ops", "compiled" if environment.has_compiled_operators() else _NO_OPERATORS)
