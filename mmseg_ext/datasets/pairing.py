@@ -17,19 +17,20 @@ Key = tuple[str | None, str]  # the split that a folder names; folders and name 
 SPLITS = ("train", "val", "test")
 _FOLDERS = {"train": "train", "training": "train", "val": "val", "valid": "val"}
 _FOLDERS |= {"validation": "val", "test": "test", "testing": "test"}
-_IMAGE = re.compile(r"(^|[_-])(images?|imgs?|rgb|sat|photos?|leftimg8bit)$", re.I)
-_MASK = re.compile(
-    r"(^|[_-])(masks?|labels?|(gtfine_)?labelids|seg(mentations?)?|gt|ann(otations?)?|groundtruth)$",
-    re.I,
+_START = r"(^|[_-]|(?<=train)|(?<=val)|(?<=test))"
+_IMAGE = re.compile(_START + r"(images?|imgs?|rgb|sat|photos?|leftimg8bit)$", re.I)
+_MASK_WORDS = (
+    "masks?|labels?|(gtfine_)?labelids|seg(mentations?)?|gt|groundtruth|ann(ot(ations?)?)?"
 )
+_MASK = re.compile(f"{_START}({_MASK_WORDS})$", re.I)
 _ENDING = re.compile(r"[_\-. ](?=[^\W\d_])|(?<=\d)(?=[^\W\d_])")  # where one can begin
 
 
 def key_of(path: Path) -> Key:
     """Return the key of a file, whose path is relative to the folder of all images or masks."""
-    folders = [part for part in path.parts[:-1] if not (_IMAGE.match(part) or _MASK.match(part))]
+    folders = [_MASK.sub("", _IMAGE.sub("", part)) for part in path.parts[:-1]]
     splits = [_FOLDERS[part.lower()] for part in folders if part.lower() in _FOLDERS]
-    folders = [part for part in folders if part.lower() not in _FOLDERS]
+    folders = [part for part in folders if part and part.lower() not in _FOLDERS]
     inner = Path(path.stem)  # of a.jpg.json
     stem = inner.stem if inner.suffix.lower() in IMAGE_SUFFIXES else path.stem
     return (splits or [None])[0], "/".join([*folders, stem])

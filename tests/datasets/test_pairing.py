@@ -17,7 +17,7 @@ LAYOUTS = {
     "field photos": ("images", "annotations", "{}_image.png", "{}_annotation.png", ["001", "002"]),
     "CamVid": ("raw", "labels", "{}.png", "{}_L.png", SEQUENCES),
     "CamVid in one folder": (".", ".", "{}.png", "{}_L.png", SEQUENCES),
-    "ISIC": ("in", "truth", "{}.jpg", "{}_segmentation.png", ["ISIC_0000000", "ISIC_0000001"]),
+    "ISIC": ("in", "out", "{}.jpg", "{}_segmentation.png", ["ISIC_0000000", "ISIC_0000001"]),
     "DeepGlobe": ("train", "train", "{}_sat.jpg", "{}_mask.png", ["100034", "997521"]),
     "Cityscapes": ("leftImg8bit", "gtFine", "{}_leftImg8bit.png", "{}_gtFine_labelIds.png", CITY),
     "Kvasir": ("images", "masks", "{}.jpg", "{}.jpg", ["cju0qkwl35piu0993l0dewei2", "cju1"]),
@@ -56,6 +56,18 @@ def test_names_of_public_datasets(layout, tmp_path):
     write(tmp_path / masks, [mask.format(name) for name in names])
     expected = {image.format(name): [mask.format(name)] for name in names}
     assert find(tmp_path, images, masks) == (expected, [])
+
+
+@pytest.mark.parametrize("ending", ["annot", "_masks", "-labels"])
+def test_splits_in_the_names_of_folders(ending, tmp_path):
+    """As in SegNet's CamVid; the same name is in both splits."""
+    for split in ("train", "val"):
+        write(tmp_path, [f"{split}/7.png", f"{split}/8.png"])
+        write(tmp_path, [f"{split}{ending}/7.png", f"{split}{ending}/8.png"])
+    pairs, left_out = find_pairs(tmp_path, Masks(tmp_path), tmp_path / "project/data")
+    assert len(pairs) == 4 and not left_out
+    for pair in pairs:
+        assert pair.annotation.path.parent.name == pair.split + ending
 
 
 def test_objects_of_an_image(tmp_path):

@@ -1,0 +1,39 @@
+"""segmentation_models.pytorch's Unet in mmsegmentation's form, for the same data and schedule."""
+
+import torch.nn.functional as F
+from mmseg.models.decode_heads.decode_head import BaseDecodeHead
+from mmseg.registry import MODELS
+from torch import Tensor, nn
+
+_MULTIPLE = 32  # of its sides
+
+
+@MODELS.register_module()
+class SmpUnet(nn.Module):
+    """`Unet("resnet18", encoder_weights=None)`; maps images (B, 3, H, W) to ((B, C, H, W),)."""
+
+    def __init__(self, classes: int):
+        super().__init__()
+        from segmentation_models_pytorch import Unet
+
+        self.unet = Unet("resnet18", encoder_weights=None, classes=classes)
+
+    def forward(self, images: Tensor) -> tuple[Tensor]:
+        height, width = images.shape[2:]
+        padded = F.pad(images, (0, -width % _MULTIPLE, 0, -height % _MULTIPLE))
+        return (self.unet(padded)[..., :height, :width],)
+
+
+@MODELS.register_module()
+class LogitsHead(BaseDecodeHead):
+    """The loss of logits that the backbone returns."""
+
+    def __init__(self, num_classes: int, **kwargs):
+        super().__init__(num_classes, 1, num_classes=num_classes, **kwargs)
+        self.conv_seg = nn.Identity()
+
+    def init_weights(self) -> None:
+        pass
+
+    def forward(self, inputs: tuple[Tensor]) -> Tensor:
+        return self._transform_inputs(inputs)
