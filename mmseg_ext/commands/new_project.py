@@ -95,7 +95,8 @@ def main(args: argparse.Namespace) -> None:
     print(f"  mmseg-ext test {config} {checkpoint}")
     print(f"  mmseg-ext report {work_dir}")
     pictures = shlex.quote(str(args.project / "data/images/val"))
-    print(f"  mmseg-ext image_demo {pictures} {config} {checkpoint} --out {work_dir}/pictures")
+    out = f"--json --out {work_dir}/pictures"  # the objects as GeoJSON, too
+    print(f"  mmseg-ext image_demo {pictures} {config} {checkpoint} {out}")
 
 
 def _starting_weights(start: str) -> tuple[str | None, int, str, str]:
