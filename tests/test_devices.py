@@ -19,7 +19,7 @@ from mmseg_ext.cost import simulated_cuda
 from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
 from mmseg_ext.cost.step_memory import batch_of, build_training_model, training_loss
 from mmseg_ext.decode_heads import JSegEAHead
-from mmseg_ext.engine.finite_loss import FiniteLossHook
+from mmseg_ext.durable.finite_loss import FiniteLossHook
 from tests.configs import EXPERIMENTS, load
 from tests.test_configs import reduced, with_small_crops
 

@@ -1,8 +1,8 @@
 """Training: the resumable runner, its hooks, optimizer constructors and schedulers."""
 
+from mmseg_ext.durable.finite_loss import FiniteLossHook
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper
 from mmseg_ext.engine.distributed import CPUDistributedDataParallel
-from mmseg_ext.engine.finite_loss import FiniteLossHook
 from mmseg_ext.engine.randomness import PositionedInfiniteSampler, PositionedSampler
 from mmseg_ext.engine.run_record import RunRecordHook
 from mmseg_ext.engine.runner import DurableRunner

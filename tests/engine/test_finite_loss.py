@@ -10,8 +10,8 @@ from mmengine import dist
 from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 
+from mmseg_ext.durable.finite_loss import FiniteLossHook
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper
-from mmseg_ext.engine.finite_loss import FiniteLossHook
 from mmseg_ext.errors import RunError
 from tests.engine.runs import built, train_words, write_config
 from tests.engine.states import UNVALIDATED

@@ -1,0 +1,1 @@
+"""Training runs that can be killed at any moment and resume bit-exactly."""
