@@ -42,7 +42,7 @@ from mmseg_ext.checkpoint.files import newest_complete, require_resumable
 from mmseg_ext.checkpoint.loading import SafeLoading, unwrap_model
 from mmseg_ext.checkpoint.optimizer_state import fit_optimizer_state, laid_out_as
 from mmseg_ext.checkpoint.plain_data import to_plain
-from mmseg_ext.engine import randomness
+from mmseg_ext.durable import randomness
 from mmseg_ext.engine.distributed import on_rank_zero
 from mmseg_ext.engine.history import ShortHistoryHook
 from mmseg_ext.engine.run_record import quiet_terminal

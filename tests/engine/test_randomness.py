@@ -12,7 +12,7 @@ from mmengine.config import ConfigDict
 from mmengine.dataset import InfiniteSampler
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-from mmseg_ext.engine.randomness import (
+from mmseg_ext.durable.randomness import (
     PositionedInfiniteSampler,
     PositionedSampler,
     SampleIndex,

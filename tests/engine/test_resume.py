@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmseg_ext.engine import randomness
+from mmseg_ext.durable import randomness
 from tests.engine.run_hooks import Crash
 from tests.engine.runs import log_text, run_tool, train_here, train_words, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs, logged

@@ -13,8 +13,8 @@ from torch import nn
 
 from mmseg_ext.commands.print_config import main as print_config
 from mmseg_ext.commands.train import main as train
+from mmseg_ext.durable.randomness import SeededSamples
 from mmseg_ext.engine import run_record
-from mmseg_ext.engine.randomness import SeededSamples
 from mmseg_ext.engine.run_record import (
     batch_settings,
     git_commit,
