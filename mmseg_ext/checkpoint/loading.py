@@ -20,7 +20,7 @@ from mmengine.runner import checkpoint as mmengine_checkpoint
 from mmengine.runner.checkpoint import CheckpointLoader, load_state_dict
 from torch import Tensor, nn
 
-from mmseg_ext.checkpoint.files import read_checkpoint, read_torch_file, terms_of
+from mmseg_ext.durable.checkpoint_files import read_checkpoint, read_torch_file, terms_of
 from mmseg_ext.errors import CheckpointError
 
 _AUXILIARY = "auxiliary_head"  # heads that only training uses

@@ -22,7 +22,7 @@ def parser() -> argparse.ArgumentParser:
 
 @command(parser)
 def main(args: argparse.Namespace) -> None:
-    from mmseg_ext.checkpoint.files import read_state_dict, write_weights
+    from mmseg_ext.durable.checkpoint_files import read_state_dict, write_weights
 
     if args.dst.exists() and not args.overwrite:
         raise FileExistsError(f"{args.dst}: the file exists; add --overwrite to replace it")

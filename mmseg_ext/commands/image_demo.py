@@ -212,7 +212,7 @@ def _overlay(result: "Segmentation", opacity: float, with_labels: bool) -> "Imag
 
 def _introduce(weights: Path) -> None:
     """Print the description of the project's own weights, which is in their file."""
-    from mmseg_ext.checkpoint.files import read_checkpoint
+    from mmseg_ext.durable.checkpoint_files import read_checkpoint
 
     about = read_checkpoint(weights)["meta"]
     classes = about["dataset_meta"]["classes"]

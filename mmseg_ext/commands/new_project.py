@@ -110,7 +110,7 @@ def _starting_weights(start: str) -> tuple[str | None, int, str, str]:
     if start == "imagenet":
         about = "mmsegmentation's ResNet-18 (Apache-2.0), trained on ImageNet's photos"
         return start, 64, about, ""
-    from mmseg_ext.checkpoint.files import read_checkpoint, terms_of, unwrap_state_dict
+    from mmseg_ext.durable.checkpoint_files import read_checkpoint, terms_of, unwrap_state_dict
     from mmseg_ext.inference.models import PRETRAINED, pretrained_weights
 
     if not Path(start).is_file() and start not in PRETRAINED:

@@ -18,7 +18,7 @@ from mmengine.config import Config
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from mmseg_ext.checkpoint.files import candidates, published_name
+from mmseg_ext.durable.checkpoint_files import candidates, published_name
 from mmseg_ext.engine.amp import enable_amp
 from mmseg_ext.engine.build_errors import (
     check_metrics,

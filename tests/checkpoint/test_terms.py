@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from mmseg_ext import get_model
-from mmseg_ext.checkpoint.files import read_checkpoint, terms_of
 from mmseg_ext.commands import export, publish_model
+from mmseg_ext.durable.checkpoint_files import read_checkpoint, terms_of
 from tests.engine.runs import train_here, write_config
 
 TERMS = {"license": "CC BY-NC 4.0: non-commercial use only", "trained_on": "photos"}

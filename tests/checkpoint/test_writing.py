@@ -12,7 +12,7 @@ import torch
 from mmseg.evaluation import IoUMetric
 
 from mmseg_ext.atomic_write import atomic_write, write_text
-from mmseg_ext.checkpoint.files import (
+from mmseg_ext.durable.checkpoint_files import (
     newest_complete,
     read_checkpoint,
     read_state_dict,

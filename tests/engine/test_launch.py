@@ -21,10 +21,10 @@ from torch import nn
 from torch.backends import cudnn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mmseg_ext.checkpoint.files import read_checkpoint
 from mmseg_ext.commands import exit_on_run_error
 from mmseg_ext.commands import test as scoring
 from mmseg_ext.commands.train import main as train
+from mmseg_ext.durable.checkpoint_files import read_checkpoint
 from mmseg_ext.engine import distributed, launch
 from mmseg_ext.engine.amp import bfloat16_autocast
 from mmseg_ext.engine.distributed import on_rank_zero

@@ -13,8 +13,8 @@ from mmengine.config import Config
 from mmseg.apis import MMSegInferencer, inference_model, init_model
 
 import mmseg_ext
-from mmseg_ext.checkpoint.files import read_checkpoint
 from mmseg_ext.datasets import CamVidDataset
+from mmseg_ext.durable.checkpoint_files import read_checkpoint
 from mmseg_ext.errors import CheckpointError
 from mmseg_ext.inference import models
 from tests.configs import CONFIGS

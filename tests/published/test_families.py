@@ -5,7 +5,7 @@ import torch
 
 from mmseg_ext.backbones.deepvit import DeepViT
 from mmseg_ext.checkpoint import convert_official
-from mmseg_ext.checkpoint.files import unwrap_state_dict
+from mmseg_ext.durable.checkpoint_files import unwrap_state_dict
 from mmseg_ext.published import FAMILIES
 from mmseg_ext.published.key_map import rename_keys
 from tests.parity import Fixture
