@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, serialization
 
 from mmseg_ext.atomic_write import atomic_write
-from mmseg_ext.checkpoint.plain_data import STAND_INS, Rebuilder, UnknownType
+from mmseg_ext.durable.plain_data import STAND_INS, Rebuilder, UnknownType
 from mmseg_ext.errors import CheckpointError
 
 # Where published checkpoints keep the state dict: mmengine, RMT and timm, EANet and EMANet, EMA.

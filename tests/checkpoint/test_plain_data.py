@@ -14,8 +14,8 @@ import pytest
 import torch
 from mmengine.logging import HistoryBuffer
 
-from mmseg_ext.checkpoint.plain_data import to_plain
 from mmseg_ext.durable.checkpoint_files import read_checkpoint
+from mmseg_ext.durable.plain_data import to_plain
 from mmseg_ext.durable.randomness import random_state, set_random_state
 from mmseg_ext.errors import CheckpointError
 from tests.engine.states import assert_same

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from mmengine.logging import HistoryBuffer
 
-from mmseg_ext.checkpoint.plain_data import to_plain
 from mmseg_ext.durable.checkpoint_files import read_checkpoint
+from mmseg_ext.durable.plain_data import to_plain
 from tests.engine.runs import log_text, train_here, write_config
 from tests.engine.states import assert_same, logged
 

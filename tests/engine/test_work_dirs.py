@@ -16,9 +16,9 @@ import pytest
 import torch
 from mmengine.hooks import EMAHook
 
-from mmseg_ext.checkpoint.plain_data import to_plain
 from mmseg_ext.commands.test import main as score
 from mmseg_ext.durable.checkpoint_files import read_checkpoint
+from mmseg_ext.durable.plain_data import to_plain
 from mmseg_ext.engine import runner
 from mmseg_ext.engine.runner import lock_work_dir
 from tests.engine.run_hooks import Crash
