@@ -115,7 +115,7 @@ def safe_loading(min_backbone_share: float | None = None) -> AbstractContextMana
         min_backbone_share: the least share of a backbone's values, 0 to 1; 0.9 by default.
     """
     check_stack(BASE)
-    from mmseg_ext.checkpoint.loading import SafeLoading
+    from mmseg_ext.durable.safe_loading import SafeLoading
 
     return SafeLoading(min_backbone_share)
 

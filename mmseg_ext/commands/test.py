@@ -45,8 +45,8 @@ def runner_of(args: argparse.Namespace) -> "Runner":
 def main(argv: Sequence[str] | None = None) -> int:
     """Test with weights that fill the complete model, except for auxiliary heads."""
     args = read_launch_flags(parser(), argv)
-    from mmseg_ext.checkpoint.loading import SafeLoading
     from mmseg_ext.commands import exit_on_run_error
+    from mmseg_ext.durable.safe_loading import SafeLoading
     from mmseg_ext.engine.amp import bfloat16_autocast
     from mmseg_ext.engine.build_errors import explained
 

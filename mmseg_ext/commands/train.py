@@ -39,8 +39,8 @@ def runner_of(args: argparse.Namespace) -> "Runner":
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, and return 0 if the run finished or a signal stopped it."""
     args = read_launch_flags(parser(), argv)
-    from mmseg_ext.checkpoint.loading import SafeLoading
     from mmseg_ext.commands import exit_on_run_error
+    from mmseg_ext.durable.safe_loading import SafeLoading
     from mmseg_ext.engine.build_errors import explained
     from mmseg_ext.engine.progress import ProgressHook
 

@@ -13,7 +13,7 @@ from torch.cuda.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from mmseg_ext.checkpoint.loading import unwrap_model
+from mmseg_ext.durable.safe_loading import unwrap_model
 from mmseg_ext.errors import RunError
 
 _FIRST = 3  # iterations

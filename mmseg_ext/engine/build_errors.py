@@ -25,8 +25,8 @@ from mmengine.runner import Runner
 from torch import nn
 
 from mmseg_ext import errors
-from mmseg_ext.checkpoint.loading import unwrap_model
 from mmseg_ext.datasets.wrappers import inner_datasets
+from mmseg_ext.durable.safe_loading import unwrap_model
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.upstream import built_dataloaders
 

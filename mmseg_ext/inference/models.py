@@ -14,9 +14,9 @@ from mmengine.registry import init_default_scope
 from mmseg.registry import MODELS
 from torch import nn
 
-from mmseg_ext.checkpoint.loading import check_finite
 from mmseg_ext.datasets.metainfo import classes_and_palette
 from mmseg_ext.durable.checkpoint_files import read_checkpoint, terms_of, unwrap_state_dict
+from mmseg_ext.durable.safe_loading import check_finite
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.errors import CheckpointError
 from mmseg_ext.paths import model_names

@@ -56,7 +56,7 @@ with mmseg_ext.safe_loading():
     pass
 import gc; gc.collect()
 assert changed() == inside  # a plain call lasts
-from mmseg_ext.checkpoint.loading import check_coverage
+from mmseg_ext.durable.safe_loading import check_coverage
 assert "0.0%" in check_coverage(torch.nn.Linear(1, 1), {})
 """
 

@@ -16,10 +16,10 @@ from mmseg.apis import MMSegInferencer, init_model
 from torch import nn
 
 import mmseg_ext
-from mmseg_ext.checkpoint.loading import check_coverage, load_and_report
 from mmseg_ext.commands import test as scoring
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.durable.checkpoint_files import read_checkpoint, write_weights
+from mmseg_ext.durable.safe_loading import check_coverage, load_and_report
 from mmseg_ext.engine.launch import build_test_runner
 from mmseg_ext.errors import CheckpointError
 from tests.checkpoint.test_plain_data import Pickled
