@@ -45,7 +45,7 @@ def changed():
 
 before = parts()
 import mmseg_ext
-assert "mmseg_ext.engine.runner" in sys.modules
+assert "mmseg_ext.durable.runner" in sys.modules
 print(json.dumps([len(before), changed()]))
 with mmseg_ext.safe_loading():
     inside = changed()

@@ -24,7 +24,7 @@ from mmseg_ext.durable.randomness import (
     set_random_state,
     with_sample_seeds,
 )
-from mmseg_ext.engine.runner import DurableRunner
+from mmseg_ext.durable.runner import DurableRunner
 from tests.engine.states import assert_same
 
 

@@ -17,10 +17,10 @@ import torch
 from mmengine.hooks import EMAHook
 
 from mmseg_ext.commands.test import main as score
+from mmseg_ext.durable import runner
 from mmseg_ext.durable.checkpoint_files import read_checkpoint
 from mmseg_ext.durable.plain_data import to_plain
-from mmseg_ext.engine import runner
-from mmseg_ext.engine.runner import lock_work_dir
+from mmseg_ext.durable.runner import lock_work_dir
 from tests.engine.run_hooks import Crash
 from tests.engine.runs import built, log_text, run_tool, train_here, train_words, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same, assert_same_runs
