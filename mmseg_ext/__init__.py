@@ -40,7 +40,7 @@ __all__ = [
     "use_operators_in_pytorch",
 ]
 
-_ANY_PACKAGE = ("backbones", "datasets", "engine")
+_ANY_PACKAGE = ("backbones", "datasets", "durable", "engine")
 _MMSEG = ("decode_heads", "segmentors", "evaluation", "reports")
 
 

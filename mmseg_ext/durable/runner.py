@@ -43,10 +43,10 @@ from mmseg_ext.durable.checkpoint_files import newest_complete, require_resumabl
 from mmseg_ext.durable.history import ShortHistoryHook
 from mmseg_ext.durable.optimizer_state import fit_optimizer_state, laid_out_as
 from mmseg_ext.durable.plain_data import to_plain
+from mmseg_ext.durable.quiet_terminal import quiet_terminal
+from mmseg_ext.durable.rank_zero import on_rank_zero
 from mmseg_ext.durable.safe_loading import SafeLoading, unwrap_model
 from mmseg_ext.durable.saving import StopOnSignalHook, checkpoint_folder
-from mmseg_ext.engine.distributed import on_rank_zero
-from mmseg_ext.engine.run_record import quiet_terminal
 from mmseg_ext.errors import SAFE_UNTIL_NOW, CheckpointError, LaunchError, NotWritten
 from mmseg_ext.upstream import resume_from, searches_checkpoint, shut_down_workers, validates_at
 

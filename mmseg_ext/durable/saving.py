@@ -21,7 +21,7 @@ from mmengine.registry import HOOKS
 
 from mmseg_ext.atomic_write import remove_parts, write_text
 from mmseg_ext.durable.checkpoint_files import LAST, RUN, all_checkpoints, run_of
-from mmseg_ext.engine.distributed import on_rank_zero
+from mmseg_ext.durable.rank_zero import on_rank_zero
 from mmseg_ext.errors import RunError
 from mmseg_ext.upstream import save_checkpoint
 

@@ -9,10 +9,8 @@ import datetime
 import logging
 import os
 import subprocess
-from collections.abc import Callable
 
 import torch.distributed
-from mmengine import dist
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.logging import print_log
@@ -21,7 +19,7 @@ from mmengine.model.utils import revert_sync_batchnorm
 from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 
-from mmseg_ext.errors import CheckpointError, LaunchError, RunError
+from mmseg_ext.errors import LaunchError
 
 _RENDEZVOUS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _SLURM = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID", "WORLD_SIZE": "SLURM_NTASKS"}
@@ -112,24 +110,3 @@ def _set_slurm_rendezvous(port: int | None) -> None:
     command = ["scontrol", "show", "hostnames", os.environ["SLURM_NODELIST"]]
     hosts = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     os.environ["MASTER_ADDR"] = hosts[0]
-
-
-def on_rank_zero(action: Callable[[], object]) -> object:
-    """Run `action` on rank 0 and return its result, or raise its error, on every rank.
-
-    Other ranks raise a RunError for an error that is neither a LaunchError nor a CheckpointError.
-    """
-    result, error = None, None
-    if dist.is_main_process():
-        try:
-            result = action()
-        except Exception as raised:  # of any kind, or the other ranks would wait
-            error = raised
-    # An error of another type may not survive pickling.
-    own = error is None or isinstance(error, LaunchError | CheckpointError)
-    sent = [result, error if own else RunError(f"rank 0: {type(error).__name__}: {error}")]
-    dist.broadcast_object_list(sent)
-    error = error or sent[1]
-    if error is not None:
-        raise error
-    return sent[0]

@@ -19,6 +19,7 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
 from mmseg_ext.durable.checkpoint_files import candidates, published_name
+from mmseg_ext.durable.rank_zero import on_rank_zero
 from mmseg_ext.durable.saving import checkpoint_folder
 from mmseg_ext.engine.amp import enable_amp
 from mmseg_ext.engine.build_errors import (
@@ -28,7 +29,7 @@ from mmseg_ext.engine.build_errors import (
     format_error,
     unread_keys,
 )
-from mmseg_ext.engine.distributed import init_distributed, on_rank_zero
+from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.engine.run_record import batch_settings
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.paths import config_path

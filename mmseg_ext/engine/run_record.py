@@ -1,10 +1,6 @@
-"""Record a run's settings and software in its work directory, and summarize them on the terminal.
-
-mmengine logs four hundred lines before the first iteration. They go only to the log file.
-"""
+"""Record a run's settings and software in its work directory, and summarize them in its log."""
 
 import json
-import logging
 import os
 import platform
 import subprocess
@@ -22,9 +18,6 @@ from mmseg_ext.datasets.wrappers import inner_datasets
 from mmseg_ext.durable.safe_loading import unwrap_model
 
 _PACKAGES = ("mmseg_ext", "torch", "numpy", "mmengine", "mmcv", "mmseg", "mmdet", "mmpretrain")
-# Long records of the start: the environment, the config, the order of the hooks, and the settings
-# of each parameter.
-_LONG = ("-----", "Config:", "Hooks will be executed in the following order", "paramwise_options")
 _FROM_SCRATCH = (
     "model.backbone: starts from random weights, but results on this dataset are usually reported "
     "with pretrained ones; set model.backbone.init_cfg=dict(type='Pretrained', checkpoint=FILE)"
@@ -112,18 +105,6 @@ class RunRecordHook(Hook):
             runner.logger.info(line)
         if initial_weights(runner) is None and uses_large_dataset(runner):
             runner.logger.warning(_FROM_SCRATCH)
-
-
-def quiet_terminal(logger: logging.Logger) -> logging.Logger:
-    """Hide the long records of the start on the logger's terminal, but not in its files."""
-
-    def is_short(record: logging.LogRecord) -> bool:
-        return record.levelno > logging.INFO or not record.getMessage().lstrip().startswith(_LONG)
-
-    for handler in logger.handlers:
-        if not isinstance(handler, logging.FileHandler):
-            handler.addFilter(is_short)
-    return logger
 
 
 def summary(runner, record: dict) -> list[str]:

@@ -25,9 +25,9 @@ from mmseg_ext.commands import exit_on_run_error
 from mmseg_ext.commands import test as scoring
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.durable.checkpoint_files import read_checkpoint
+from mmseg_ext.durable.rank_zero import on_rank_zero
 from mmseg_ext.engine import distributed, launch
 from mmseg_ext.engine.amp import bfloat16_autocast
-from mmseg_ext.engine.distributed import on_rank_zero
 from mmseg_ext.engine.launch import build_test_runner, load_settings
 from mmseg_ext.errors import LaunchError, RunError
 from tests.configs import CONFIGS

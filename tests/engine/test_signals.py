@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mmseg_ext.engine import StopOnSignalHook
+from mmseg_ext.durable import StopOnSignalHook
 from tests.engine.runs import log_text, run_tool, train_here, train_words, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs
 
