@@ -80,7 +80,7 @@ test-original: $(ORIGINAL_INSTALLED)
 	OMP_NUM_THREADS=1 $(ORIGINAL)/bin/python tests/stack_check.py
 	OMP_NUM_THREADS=1 $(ORIGINAL)/bin/python -m pytest -n $(WORKERS) --dist worksteal -q \
 		tests/layers tests/decode_heads tests/backbones tests/segmentors tests/engine \
-		tests/checkpoint tests/evaluation tests/inspection tests/published \
+		tests/durable tests/evaluation tests/inspection tests/published \
 		-m "not slow and not distributed"
 
 lint: $(INSTALLED)

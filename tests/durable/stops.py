@@ -16,7 +16,7 @@ import torch
 from mmengine.runner import Runner
 
 from mmseg_ext.commands.train import main as train
-from tests.engine.curve_model import score
+from tests.durable.curve_model import score
 from tests.engine.states import logged
 
 _CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 CONFIG = """
 default_scope = "mmseg"
 runner_type = "DurableRunner"
-custom_imports = dict(imports=["mmseg_ext", "tests.engine.curve_model"])
+custom_imports = dict(imports=["mmseg_ext", "tests.durable.curve_model"])
 model = dict(type="CurveModel")
 train_dataloader = dict(
     batch_size=2, num_workers=0, sampler=dict(type="InfiniteSampler", shuffle=True),

@@ -21,9 +21,8 @@ from hypothesis.stateful import (
 )
 from mmengine.runner import runner as mmengine_runner
 
-from tests.engine.curve_model import CONFIG
-from tests.engine.runs import ROOT, in_server, run_script
-from tests.engine.stops import (
+from tests.durable.curve_model import CONFIG
+from tests.durable.stops import (
     FOREIGN,
     STOPPED,
     checkpoints,
@@ -33,6 +32,7 @@ from tests.engine.stops import (
     start,
     state,
 )
+from tests.engine.runs import ROOT, in_server, run_script
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs fork")
 
