@@ -153,9 +153,11 @@ class Predictor:
         self.tile, self.overlap = tile, (tile or 0) // 8 if overlap is None else overlap
         if tile is not None and not 0 <= self.overlap < tile:
             raise ValueError(f"overlap={overlap}: must be at least 0 and smaller than tile={tile}")
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size}: must be at least 1")
         config: Any = model.cfg
         self.model: Any = model
-        self._merge: Any = "probs" if model.out_channels == 1 else "logits"
+        self._merge: Any = "probs" if getattr(model, "out_channels", 0) == 1 else "logits"
         pipeline = next(inner_datasets(config.test_dataloader.dataset))["pipeline"]
         if tta:
             pipeline = config.tta_pipeline
@@ -201,7 +203,8 @@ class Predictor:
             ValueError: for an array of another shape or type, for anything else, and for a URL.
         """
         if isinstance(images, ImageLike) or hasattr(images, "read"):
-            return next(self._results([images]))
+            (result,) = self._results([images])
+            return result
         if not isinstance(images, Iterable):
             raise ValueError(_refusal(type(images).__name__))
         results = self._results(images)
@@ -233,7 +236,7 @@ class Predictor:
             pixels = data["img"]
             size = pixels.shape[:2]
             labels = np.empty(size, np.min_scalar_type(len(self.classes) - 1))
-            count = max(2, len(self.classes))  # one class is a foreground with its background
+            count = max(2, len(self.classes))  # a foreground has a background
             scores = np.empty((count, *size), np.float16) if self.scores else None
             confidence = np.empty(size, np.float16) if self.confidence else None
             result = Segmentation(

@@ -243,6 +243,8 @@ def test_tiles_fill_the_image_up_to_the_middle_of_their_overlap(model):
             assert np.abs(difference).max() < 0.01
     small = mmseg_ext.Predictor(model, tile=512)(picture)
     assert (small.labels == plain(picture).labels).all()
+    with pytest.raises(ValueError, match="batch_size=0"):
+        mmseg_ext.Predictor(model, batch_size=0)
     for overlap in (-1, 40):
         with pytest.raises(ValueError, match="tile=40"):
             mmseg_ext.Predictor(model, tile=40, overlap=overlap)
