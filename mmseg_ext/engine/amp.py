@@ -92,4 +92,5 @@ def bfloat16_autocast(device: torch.device, enabled: bool = True) -> AbstractCon
             f"amp: bfloat16 is slow on this {device.type}, which needs AVX512-BF16, AMX or CUDA "
             "capability 8.0; predict without it"
         )
-    return torch.autocast(device.type, torch.bfloat16)
+    # Each weight is used once, so a cache of converted weights would only take memory.
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
