@@ -171,7 +171,8 @@ def _explanation(cfg: Config, entries: _Entries, error: Exception) -> Exception 
     settings = dict(entries)[part]
     named = _named_settings(settings, reason) or _named_settings(settings, line)
     text = f"{part}{named}: {reason} ({Path(trace[-1].filename).name}:{trace[-1].lineno})"
-    known = bool(named) or isinstance(error, OSError | ImportError)
+    about_data = part.endswith(".dataset") and isinstance(error, AssertionError)
+    known = bool(named) or about_data or isinstance(error, OSError | ImportError)
     return LaunchError(text) if known else RuntimeError(text)
 
 

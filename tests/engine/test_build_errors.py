@@ -9,8 +9,9 @@ from mmengine.model import BaseModule
 from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 from mmengine.runner import Runner
+from mmseg.datasets import BaseSegDataset
 from mmseg.models.decode_heads import FCNHead
-from mmseg.registry import MODELS
+from mmseg.registry import DATASETS, MODELS
 
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper
 from mmseg_ext.engine.build_errors import dataset_warnings, explained, format_error, unread_keys
@@ -45,6 +46,11 @@ WRONG: list[tuple] = [
     ("train_dataloader.dataset", None),
     ("train_dataloader.sampler.shufle", True),
     ("train_dataloader.dataset.img_sufix", ".png"),
+    (
+        "train_dataloader.dataset.type",
+        "OneFolderPerClass",
+        "train_dataloader.dataset: AssertionErr",
+    ),
     ("train_dataloader.dataset.data_root", "/no", "train_dataloader.dataset"),
     ("train_dataloader.dataset.pipeline", [{"type": "LoadImage"}], "{key}.0.type='LoadImage'"),
     ("train_dataloader.dataset.pipeline", [{"type": "Resize", "scal": 2}], "{key}.0.scal=2"),
@@ -90,6 +96,14 @@ WRONG: list[tuple] = [
 ]
 SUGGESTED = {"AdmW": "AdamW", "batch_sise": "batch_size", "chanels": "channels", "mmsegg": "mmseg"}
 SUGGESTED |= {"SyncBNN": "SyncBN", "intervall": "interval", "DurableRuner": "DurableRunner"}
+
+
+@DATASETS.register_module()
+class OneFolderPerClass(BaseSegDataset):
+    """As mmpretrain's ImageNet with another number of folders."""
+
+    def load_data_list(self):
+        raise AssertionError("The number of subfolders (2) doesn't match that of classes (3)")
 
 
 @MODELS.register_module()
