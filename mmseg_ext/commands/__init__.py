@@ -54,35 +54,64 @@ _DISK |= {errno.ENOTDIR}
 def start(name: str) -> NoReturn:
     """Run a command with this process's flags and exit with its status.
 
-    Errors that the command foresees are one line. Any other exception prints Python's traceback and
-    one line below it, with status 1. Ctrl-C prints one line, with status 130.
+    Foreseen errors are one line, with status 1. Any other exception prints Python's traceback above
+    the line. Ctrl-C has status 130, a closed pipe 141, as in a shell.
     """
     try:
         status = importlib.import_module(f"mmseg_ext.commands.{name}").main()
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output has ended, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
-        status = 141  # what a shell reports of a process that SIGPIPE ended
-    except KeyboardInterrupt:
-        if os.environ.get("LOCAL_RANK", "0") == "0":  # of the processes on a machine, the first one
-            print("mmseg_ext: interrupted", file=sys.stderr)
-        status = 130  # what a shell reports of a process that Ctrl-C ended
-    except StackError as error:
-        status = str(error)  # printed, with status 1
-    except Exception as error:
-        traceback.print_exc()
-        message = " ".join(str(error).split())[:300]
-        print(f"mmseg_ext: {name} failed: {type(error).__name__}: {message}", file=sys.stderr)
-        status = 1
+        status = 141
+    except (Exception, KeyboardInterrupt) as error:
+        print_line(explain_error(error, name))
+        status = 130 if isinstance(error, KeyboardInterrupt) else 1
     sys.exit(status)
+
+
+def explain_error(
+    error: BaseException, name: str, expected: tuple[type[Exception], ...] = ()
+) -> str:
+    """Return the line of an error, and print the traceback of an error that is not foreseen.
+
+    The line is empty if the first process of the machine prints the same.
+
+    Args:
+        name: the command.
+        expected: types of errors that the command foresees; errors of this package always are.
+    """
+    line = _line_of(error, expected)
+    if line is None:
+        traceback.print_exception(error)
+        message = " ".join(str(error).split())[:300]
+        line = f"{name} failed: {type(error).__name__}: {message}"
+    same = isinstance(error, LaunchError | CheckpointError | KeyboardInterrupt)
+    return "" if same and int(os.environ.get("LOCAL_RANK", 0)) > 0 else f"mmseg_ext: {line}"
+
+
+def print_line(text: str) -> None:
+    """Print a line to standard error, if it is not empty."""
+    print(text, end="\n" if text else "", file=sys.stderr)
+
+
+def _line_of(error: BaseException, expected: tuple[type[Exception], ...] = ()) -> str | None:
+    """Return the message of a foreseen error, or None."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, MissingDataError):
+        return f"data: {error}"  # with the expected layout on several lines
+    if isinstance(error, LabelError | UnreadableFileError):
+        # A DataLoader's worker sends a traceback whose last line is "module.LabelError: <message>".
+        line = str(error).strip().splitlines()[-1]
+        return f"data: {line.removeprefix(f'{type(error).__module__}.{type(error).__name__}: ')}"
+    if isinstance(error, (*expected, StackError, LaunchError, CheckpointError, RunError)):
+        return str(error).removeprefix("mmseg_ext: ")
+    return None
 
 
 @contextmanager
 def exit_on_run_error():
-    """End the process with one message if a run cannot start or continue.
-
-    One process per machine prints a message that is the same in all processes.
-    """
+    """End the process with one message if a run cannot start or continue."""
     import torch.distributed
 
     before = logging.raiseExceptions
@@ -94,23 +123,13 @@ def exit_on_run_error():
     except SystemExit as end:  # a stop signal
         succeeded = end.code == 0
         raise
-    except (LaunchError, CheckpointError) as error:  # the same in all processes
-        first = int(os.environ.get("LOCAL_RANK", 0)) == 0
-        sys.exit(f"mmseg_ext: {error}" if first else 1)
-    except RunError as error:
-        sys.exit(f"mmseg_ext: {error}")
-    except MissingDataError as error:  # with the expected layout on several lines
-        sys.exit(f"mmseg_ext: data: {error}")
-    except (LabelError, UnreadableFileError) as error:
-        # A DataLoader's worker sends a traceback whose last line is "module.LabelError: <message>".
-        line = str(error).strip().splitlines()[-1]
-        line = line.removeprefix(f"{type(error).__module__}.{type(error).__name__}: ")
-        sys.exit(f"mmseg_ext: data: {line}")
-    except OSError as error:
-        if error.errno not in _DISK:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _DISK:
+            file = error.filename or "a file of the run"
+            error = RunError(f"{file}: {error.strerror}; {SAFE_UNTIL_NOW}")
+        if _line_of(error) is None:
             raise
-        file = error.filename or "a file of the run"
-        sys.exit(f"mmseg_ext: {file}: {error.strerror}; {SAFE_UNTIL_NOW}")
+        sys.exit(explain_error(error, "run") or 1)
     finally:
         logging.raiseExceptions = before
         # With nccl, the only rank that failed would wait here for the others, and its message would

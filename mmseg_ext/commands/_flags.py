@@ -7,12 +7,12 @@ to import, and `--help` and a wrong flag are answered before.
 import argparse
 import functools
 import os
-import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from mmseg_ext import environment, register, safe_loading, use_operators_in_pytorch
+from mmseg_ext.commands import explain_error, print_line
 from mmseg_ext.environment import BASE, STACK, check_stack
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def command(
 ) -> Callable:
     """Turn a function of parsed flags into `main(argv)`, which returns the exit status.
 
-    A `ValueError` or an `OSError` is printed in one line, with status 1. See `read_flags`.
+    A `ValueError` and an `OSError` are foreseen: see `explain_error`, and `read_flags` for `stack`.
     """
 
     def decorate(run: Callable[[argparse.Namespace], int | None]) -> Callable:
@@ -44,7 +44,7 @@ def command(
             except BrokenPipeError:
                 raise
             except (OSError, ValueError) as error:
-                print(f"error: {error}", file=sys.stderr)
+                print_line(explain_error(error, run.__module__, (OSError, ValueError)))
                 return 1
 
         return main

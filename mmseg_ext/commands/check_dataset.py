@@ -2,14 +2,12 @@
 
 import argparse
 import os
-import sys
 import time
-import traceback
 from collections import Counter
 from collections.abc import Sequence
 
+from mmseg_ext.commands import explain_error, print_line
 from mmseg_ext.commands._flags import command_parser, config_flag, read_flags
-from mmseg_ext.errors import LaunchError, StackError
 
 CLEAN, PROBLEMS, COULD_NOT_RUN = 0, 1, 2
 
@@ -36,11 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = read_flags(parser(), argv)
         return _run(args)
-    except (LaunchError, OSError, StackError) as error:
-        print(f"check_dataset: {error}", file=sys.stderr)
-    except Exception:  # Python's own status 1 would mean that the data has problems
-        traceback.print_exc()
-    return COULD_NOT_RUN
+    except Exception as error:  # status 1 would mean that the data has problems
+        print_line(explain_error(error, "check_dataset", (OSError,)))
+        return COULD_NOT_RUN
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -120,7 +120,7 @@ def dataset_warnings(runner: Runner) -> list[str]:
 def check_metrics(runner: Runner) -> None:
     """Raise a LaunchError for `iou_metrics` and `save_best` that the first validation would refuse.
 
-    The names of the scores are those of the areas of one class, computed by the metric itself.
+    The metric itself computes the names of its scores, for one class.
     """
     metrics = getattr(getattr(runner.val_loop, "evaluator", None), "metrics", [])
     if not metrics or not all(hasattr(metric, "total_area_to_metrics") for metric in metrics):

@@ -76,5 +76,7 @@ def test_publishing_into_a_missing_folder_is_one_line(tmp_path, capsys):
     source, path = tmp_path / "iter_1.pth", tmp_path / "none/a.pth"
     torch.save({"state_dict": {"w": torch.zeros(2)}}, source)
     assert publishing.main([str(source), str(path)]) == 1
-    assert capsys.readouterr().err == f"error: {path}: the folder {path.parent} does not exist\n"
+    assert (
+        capsys.readouterr().err == f"mmseg_ext: {path}: the folder {path.parent} does not exist\n"
+    )
     assert list(tmp_path.iterdir()) == [source]

@@ -61,7 +61,7 @@ def test_train_writes_checkpoints_and_prints_progress(trained):
     assert re.search(r"Iter\(train\) \[ *6/12\].* eta: 0:00:0\d ", written)
     assert "System environment:" in written and "paramwise_options" in written
     assert "Hooks will be executed in the" in written
-    shown = (trained / "terminal").read_text().partition("Iter(train)")[0]
+    shown = (trained / "terminal").read_text().partition("iteration  1/12")[0]
     assert shown.count("\n") <= 14, shown
     assert re.search(r"model: \w+ of ResNetV1c, FCNHead; 0\.19 M parameters", shown)
     assert "; OptimWrapper; seed 0" in shown

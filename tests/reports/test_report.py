@@ -270,7 +270,7 @@ def test_malformed_results_are_refused_in_one_line(work_dir, foreign, tmp_path, 
     path = change_results(work_dir, foreign, **MALFORMED[name])
     assert main([str(foreign.parent)]) == 1
     line = capsys.readouterr().err
-    assert line.startswith(f"error: {path}: is not what a run writes") and line.count("\n") == 1
+    assert line.startswith(f"mmseg_ext: {path}: is not what a run writes") and line.count("\n") == 1
 
 
 @pytest.mark.parametrize("target", ["secret", "/dev/zero", "pipe"])
