@@ -12,11 +12,10 @@ a label transform, `_metainfo` of a dataset, `_get_value` of a scheduler,
 
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmengine.hooks import CheckpointHook
-    from mmengine.model import ImgDataPreprocessor
     from mmengine.runner import IterBasedTrainLoop, Runner
     from mmengine.structures import PixelData
     from mmseg.datasets import BaseSegDataset
@@ -45,8 +44,9 @@ def searches_checkpoint(runner: "Runner") -> bool:
 def built_dataloaders(runner: "Runner") -> Iterator["DataLoader"]:
     """Yield the data loaders of the loops that are built; public properties build the others."""
     for loop in (runner._train_loop, runner._val_loop, runner._test_loop):
-        if hasattr(loop, "dataloader"):
-            yield loop.dataloader
+        loader = getattr(loop, "dataloader", None)  # not of a config, or None
+        if loader is not None:
+            yield loader
 
 
 def shut_down_workers(runner: "Runner") -> None:
@@ -54,9 +54,9 @@ def shut_down_workers(runner: "Runner") -> None:
 
     The garbage collector frees a run in any order, and torch then waits ten seconds for a worker.
     """
-    endless = getattr(runner._train_loop, "dataloader_iterator", None)  # of IterBasedTrainLoop
+    endless: Any = getattr(runner._train_loop, "dataloader_iterator", None)  # by iterations
     for owner in (*built_dataloaders(runner), endless):
-        iterator = getattr(owner, "_iterator", None)
+        iterator: Any = getattr(owner, "_iterator", None)
         if hasattr(iterator, "_shutdown_workers"):
             iterator._shutdown_workers()
             owner._iterator = None
@@ -87,7 +87,7 @@ def classes_and_palette(kind: type["BaseSegDataset"], changes: dict | None) -> t
     """
     meta = kind._load_metainfo(changes)
     classes = tuple(meta.get("classes") or ())
-    partial = SimpleNamespace(_metainfo=meta, label_map=kind.get_label_map(classes or None))
+    partial: Any = SimpleNamespace(_metainfo=meta, label_map=kind.get_label_map(classes or None))
     return classes, kind._update_palette(partial) if classes else None
 
 
@@ -101,7 +101,7 @@ def label_maps(head: "BaseDecodeHead", data_samples: list) -> "Tensor":
     return head._stack_batch_gt(data_samples)
 
 
-def converts_channels(preprocessor: "ImgDataPreprocessor") -> bool:
+def converts_channels(preprocessor: Any) -> bool:
     """Return whether a preprocessor swaps BGR and RGB; it has no public attribute for this."""
     if hasattr(preprocessor, "channel_conversion"):  # mmseg's own, before 1.4
         return preprocessor.channel_conversion

@@ -194,7 +194,8 @@ class RMT(Backbone):
             if i > 0:
                 x = self.downsamples[i - 1](x)
             x = channels_last(x)  # (B, h_i, w_i, C_i)
-            terms = blocks[0].attn.position_terms(x)  # its blocks have equal settings
+            first: Any = blocks.get_submodule("0")
+            terms = first.attn.position_terms(x)  # its blocks have equal settings
             for block in blocks.children():
                 x = self._run(block, x, terms)
             if str(i) in self.out_norms:

@@ -9,7 +9,7 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mmseg_ext import environment, register, safe_loading, use_operators_in_pytorch
 from mmseg_ext.commands import explain_error, print_line
@@ -17,14 +17,13 @@ from mmseg_ext.environment import BASE, STACK, check_stack
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 
-def command_parser(description: str, epilog: str | None = None) -> argparse.ArgumentParser:
+def command_parser(description: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
     """Return a parser with the first line of `description`; line breaks of `epilog` are kept."""
     layout = argparse.RawDescriptionHelpFormatter if epilog else argparse.HelpFormatter
     return argparse.ArgumentParser(
-        description=description.splitlines()[0], epilog=epilog, formatter_class=layout
+        description=(description or "").partition("\n")[0], epilog=epilog, formatter_class=layout
     )
 
 
@@ -67,7 +66,7 @@ def read_flags(
     if argv is None and stack is not None:
         prepare_stack()
         if stack:
-            check_stack(stack)
+            check_stack(tuple(stack))
             safe_loading()
     return args
 
@@ -84,13 +83,15 @@ class ConfigOptions(argparse.Action):
     """mmengine's KEY=VALUE pairs of `--cfg-options`; a pair without '=' is a usage error."""
 
     def __call__(self, parser, namespace, values, option_string=None):
-        for value in values:
+        for value in values or ():
             if "=" not in value:
                 parser.error(f"argument {option_string}: expected KEY=VALUE, got {value!r}")
         check_stack(BASE)
         from mmengine.config import DictAction
 
-        DictAction(self.option_strings, self.dest)(parser, namespace, values, option_string)
+        DictAction(self.option_strings, self.dest)(
+            parser, namespace, values, option_string or "--cfg-options"
+        )
 
 
 def config_flag(parser: argparse.ArgumentParser) -> None:
@@ -114,7 +115,7 @@ def model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", nargs="?", help="file, or 'none' for random weights")
 
 
-def named_model(args: argparse.Namespace, device: "str | torch.device" = "cpu") -> "nn.Module":
+def named_model(args: argparse.Namespace, device: "str | torch.device" = "cpu") -> Any:
     """Return the segmentor of the flags CONFIG and CHECKPOINT."""
     from mmseg_ext.inference.models import DEFAULT, get_model
 

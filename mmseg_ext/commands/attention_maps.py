@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from mmseg_ext.commands import usable_device
 from mmseg_ext.commands._flags import command, command_parser, config_flag, device_flag
@@ -42,7 +43,7 @@ def main(args: argparse.Namespace) -> int:
     config = load_settings(args.config, args.cfg_options)
     torch.manual_seed(0)  # for random weights
     weights = None if args.checkpoint == "none" else args.checkpoint
-    model = get_model(config, weights=weights, device=usable_device(args.device))
+    model: Any = get_model(config, weights=weights, device=usable_device(args.device))
     meta = model.dataset_meta
     if args.list:
         for name, layer in find_layers(model).items():

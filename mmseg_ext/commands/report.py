@@ -22,7 +22,8 @@ def main(args: argparse.Namespace) -> None:
     runs = write_report(args.work_dirs, path)
     for note in (note for run in runs for note in run.notes):
         print(f"warning: {note}", file=sys.stderr)
-    for run in (run for run in runs if run.results):
-        result = f"mIoU {100 * run.results.miou:.2f} % on {run.results.images} images"
-        print(f"{run.name}: {result} ({run.results.source})")
+    for run in runs:
+        if results := run.results:
+            result = f"mIoU {100 * results.miou:.2f} % on {results.images} images"
+            print(f"{run.name}: {result} ({results.source})")
     print(path)

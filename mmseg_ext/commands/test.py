@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mmseg_ext.commands._flags import command_parser, launcher_flags, read_launch_flags
 
@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with exit_on_run_error(), SafeLoading(entire_model=True):
         runner = runner_of(args)
         autocast = bfloat16_autocast(next(runner.model.parameters()).device, args.amp)
-        runner.test_loop.fp16 |= args.amp  # else the loop disables autocast
+        loop: Any = runner.test_loop
+        loop.fp16 |= args.amp  # else the loop disables autocast
         with explained(runner.cfg), autocast:
             runner.test()
     return 0

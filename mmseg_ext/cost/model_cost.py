@@ -71,7 +71,7 @@ def _count_products(model: nn.Module, x: Tensor) -> tuple[int, Counter[str]]:
 def lambda_multiply_adds(layer: LambdaLayer, positions: int) -> int:
     """Count the paper's dense form for one map: without projection, with taps on padding."""
     pairs = layer.key_depth * layer.value_depth
-    taps = positions if layer.resolution is not None else layer.receptive_field**2
+    taps = layer.receptive_field**2 if layer.receptive_field is not None else positions
     content = layer.intra_depth + layer.num_heads
     return positions * pairs * (content + layer.intra_depth * taps + layer.num_heads)
 

@@ -211,7 +211,7 @@ def _batch_norm(
 
 _OWN = {
     Tensor.device.__get__: _device,
-    Tensor.is_cuda.__get__: lambda x: x.is_meta,
+    Tensor.is_cuda.__get__: lambda x: x.is_meta,  # type: ignore  # a property of the class
     functional.scaled_dot_product_attention: _attention,
     functional.dropout: _dropout,
     functional.batch_norm: _batch_norm,

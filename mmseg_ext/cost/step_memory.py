@@ -2,9 +2,11 @@
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from mmengine.config import Config, ConfigDict
+from mmengine.model import BaseModel
 from mmengine.model.utils import revert_sync_batchnorm
 from mmengine.optim import build_optim_wrapper
 from mmengine.structures import PixelData
@@ -66,7 +68,7 @@ def training_memory(config: Config, amp: bool = False) -> StepMemory:
         trained = [p for p in model.parameters() if p.requires_grad]
 
         def count_gradient(parameter: nn.Parameter) -> None:
-            device.gradients += parameter.grad.nbytes
+            device.gradients += 0 if parameter.grad is None else parameter.grad.nbytes
 
         for parameter in trained:
             parameter.register_post_accumulate_grad_hook(count_gradient)
@@ -84,10 +86,10 @@ def training_memory(config: Config, amp: bool = False) -> StepMemory:
     return StepMemory(weights, gradients, optimizer, activations, total)
 
 
-def build_training_model(settings: dict, device: torch.device) -> nn.Module:
+def build_training_model(settings: dict, device: torch.device) -> BaseModel:
     """Build a config's `model` on a device, in training mode."""
     with device:
-        model = revert_sync_batchnorm(MODELS.build({**settings, "pretrained": None}))
+        model: Any = revert_sync_batchnorm(MODELS.build({**settings, "pretrained": None}))
     model.data_preprocessor.to(device)  # it moves batches there
     return model.train()
 
@@ -103,8 +105,8 @@ def batch_of(config: Config, device: torch.device) -> dict:
     return {"inputs": images, "data_samples": samples}
 
 
-def training_loss(model: nn.Module, batch: dict) -> Tensor:
-    """Return the loss that mmengine's `train_step` minimizes."""
+def training_loss(model: Any, batch: dict) -> Tensor:
+    """Return the loss of a `BaseModel` that mmengine's `train_step` minimizes."""
     data = model.data_preprocessor(batch, training=True)
     return model.parse_losses(model(**data, mode="loss"))[0]
 

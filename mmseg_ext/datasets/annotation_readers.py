@@ -218,7 +218,7 @@ def _run_lengths(shape: dict, size: tuple[int, int]) -> np.ndarray:
         from pycocotools import mask as masks
     except ImportError:
         raise ValueError("compressed run lengths need: pip install pycocotools") from None
-    return masks.decode(shape) > 0
+    return masks.decode(shape) > 0  # type: ignore  # its types demand a TypedDict
 
 
 class Coco(Polygons):

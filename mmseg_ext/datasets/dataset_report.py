@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -150,7 +150,7 @@ def _list_files(split: str, config: dict) -> tuple[tuple[str, ...], list[dict]]:
         raise LaunchError(f"{split}: {kind} lists no {'images' if classes else 'classes'}")
     steps = dataset.pipeline.transforms
     image = next((t for t in steps if isinstance(t, LoadImageFromFile)), LoadImageFromFile())
-    label = next((t for t in steps if isinstance(t, LoadAnnotations)), None)
+    label: Any = next((t for t in steps if isinstance(t, LoadAnnotations)), None)
     flag = image.color_type
     known = dict(
         num_classes=len(classes),
@@ -218,7 +218,9 @@ def _shared_image_problems(summaries: Iterable[Summary]) -> Iterator[Problem]:
     by_split = {summary.split: summary.content for summary in summaries}
     train = by_split.pop("train", {})
     for split, content in by_split.items():
-        for digest in sorted(content.keys() & train.keys() - {b""}, key=content.get):
+        for digest in sorted(
+            content.keys() & train.keys() - {b""}, key=lambda digest: content[digest]
+        ):
             message = (
                 f"{content[digest]}: is the same image as {train[digest]} in train; "
                 "allow_overlap = True in the config permits it"

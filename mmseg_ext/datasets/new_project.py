@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -123,7 +123,7 @@ def make_project(
     shares = {"test": test_share, "val": val_share}
     pairs, shares = _keep_splits(pairs, shares, left_out)
     pending = [pair for pair in pairs if not pair.is_complete()]
-    state = json.loads(state_file.read_text()) if state_file.is_file() else None
+    state: Any = json.loads(state_file.read_text()) if state_file.is_file() else None
     reader.colored = bool(state and state["colored"])
     sources = progress([pair.annotation for pair in pending], "reading", len(pending))
     for pair, labels in zip(pending, reader.prepare(sources), strict=True):
@@ -134,9 +134,10 @@ def make_project(
         unknown = set(reader.labels.values()) - state["labels"].keys()
         unknown |= {value for value in ignored if state["labels"].get(value) != IGNORED}
         if unknown or not same:
+            other = ", ".join(sorted(unknown) or classes or ())
             raise ValueError(
                 f"{state_file}: has the classes {state['classes']} of the values {state['labels']}"
-                f", not {', '.join(sorted(unknown) or classes)}; start a new project to change them"
+                f", not {other}; start a new project to change them"
             )
     else:
         names, labels = assign_classes(reader.labels, classes, ignored)
@@ -170,11 +171,9 @@ def make_project(
     if wrote_config := not config.exists():
         runtime = configs_folder() / "_base_/default_runtime.py"
         write_text(runtime.read_text(encoding="utf-8"), folder / runtime.name)
-        every = [summaries.get(split) for split in SPLITS]
+        train, val, test = summaries["train"], summaries["val"], summaries.get("test")
         palette = state.get("palette")  # of a project of version 0.3 there is none
-        write_text(
-            config_text(*every[:2], load_from, width, every[2], palette, tiles, terms), config
-        )
+        write_text(config_text(train, val, load_from, width, test, palette, tiles, terms), config)
     example = pairs[0].image, pairs[0].annotation.path
     widths = {name: _typical_width(found) for name, found in areas.items()}
     found = list(summaries.values())
@@ -317,7 +316,7 @@ def _choose_splits(pairs: Sequence[_Pair], shares: Mapping[str, float]) -> None:
         count = max(0, min(max(round(share * len(pool)) - have, not have), most))
         free.sort(key=lambda pair: hashlib.sha256(pair.name.encode()).digest())
         left = Counter(label for pair in free for label in pair.labels)
-        rare_first = sorted(left, key=left.get)
+        rare_first = sorted(left, key=lambda label: left[label])
         wanted = [(label, pair) for label in rare_first for pair in free if label in pair.labels]
         reached: set[str] = set()
         for label, pair in wanted + [("", pair) for pair in free]:

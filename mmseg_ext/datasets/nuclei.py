@@ -41,7 +41,7 @@ def number_nuclei(folder: Path) -> np.ndarray:
     masks = sorted((folder / "masks").glob("*.png"))
     if not masks:
         raise MissingDataError(f"{folder / 'masks'}: no masks; unpack the dataset again")
-    nuclei = None
+    nuclei: np.ndarray | None = None
     for number, path in enumerate(masks, start=1):
         mask = decode(read_bytes(str(path)), str(path), "grayscale", "cv2")
         if nuclei is None:

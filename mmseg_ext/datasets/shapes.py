@@ -251,5 +251,5 @@ class ShapesDataset(CheckedDataset):
         super().__init__(data_root=data_root, **kwargs)
 
     def load_data_list(self) -> list[dict]:
-        generate(self.data_root, self.recipe)
+        generate(self.data_root or "", self.recipe)
         return super().load_data_list()

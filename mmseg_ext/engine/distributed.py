@@ -9,6 +9,7 @@ import datetime
 import logging
 import os
 import subprocess
+from typing import Any
 
 import torch.distributed
 from mmengine.config import Config
@@ -72,7 +73,7 @@ def init_distributed(cfg: Config) -> None:
     backend = settings.get("backend", "nccl") if cuda else "gloo"
     seconds = settings.get("timeout")
     # torch 2.1 takes no None.
-    limit = {} if seconds is None else {"timeout": datetime.timedelta(seconds=seconds)}
+    limit: Any = {} if seconds is None else {"timeout": datetime.timedelta(seconds=seconds)}
     if not torch.distributed.is_initialized():
         store, rank, world_size = next(torch.distributed.rendezvous("env://"))
         # After a restart torchrun's store still contains the addresses (gloo) and the unique id

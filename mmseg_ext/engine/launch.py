@@ -13,6 +13,7 @@ Arguments have the meaning of mmsegmentation's flags (1.2.2 and 1.4.2), except:
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from mmengine.config import Config
 from mmengine.registry import RUNNERS
@@ -55,7 +56,8 @@ def load_settings(
     try:
         cfg = Config.fromfile(path)
     except Exception as error:  # a config is a program and can raise anything
-        causes = [error]  # mmengine hides the module that cannot be imported, and why
+        # mmengine hides the module that cannot be imported, and why.
+        causes: list[BaseException] = [error]
         while causes[-1].__context__ is not None:
             causes.append(causes[-1].__context__)
         reason = "; ".join(format_error(cause) for cause in causes[-2:])
@@ -74,12 +76,12 @@ def load_settings(
     return cfg
 
 
-def _with_kind_of(cfg: Config, key: str, value: object) -> object:
+def _with_kind_of(cfg: Config, key: str, value: Any) -> Any:
     """Return `value`, as a tuple if it is a list that replaces a tuple.
 
     The option `size=97,97` is a list, and mmcv's transforms accept only tuples.
     """
-    old: object = cfg
+    old: Any = cfg
     for name in key.split(".") if isinstance(value, list) else ():
         try:
             old = old[int(name) if isinstance(old, list | tuple) else name]

@@ -47,14 +47,16 @@ def batch_settings(cfg: Config, world_size: int) -> dict:
     accumulated = wrapper.get("accumulative_counts", 1)
     effective = None if batch is None else world_size * batch * accumulated
     base = scaling.get("base_batch_size")
-    scaled = scaling.get("enable", False) and base is not None and effective is not None
+    factor = 1.0
+    if scaling.get("enable", False) and base is not None and effective is not None:
+        factor = effective / base
     return {
         "world_size": world_size,
         "batch_per_process": batch,
         "accumulated_batches": accumulated,
         "effective_batch": effective,
         "base_batch": base,
-        "learning_rate_factor": effective / base if scaled else 1.0,
+        "learning_rate_factor": factor,
     }
 
 

@@ -6,6 +6,7 @@ The exported model takes RGB values, normalizes them, and returns class scores.
 import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from mmengine.model.utils import revert_sync_batchnorm
@@ -44,6 +45,10 @@ class WholeImageSegmentor(nn.Module):
             resize of its forward.
     """
 
+    mean: Tensor
+    std: Tensor
+    parts: nn.ModuleDict
+
     def __init__(self, segmentor: EncoderDecoder, fuse: bool = False):
         super().__init__()
         head = getattr(segmentor, "decode_head", segmentor)
@@ -53,13 +58,13 @@ class WholeImageSegmentor(nn.Module):
                 f"segmentor: {type(head).__name__} cannot be exported; use an EncoderDecoder whose "
                 "decode head only resizes its outputs"
             )
-        preprocessor = segmentor.data_preprocessor
+        preprocessor: Any = segmentor.data_preprocessor
         # Pipelines load BGR, so a model without conversion was trained on BGR.
         self.bgr = not converts_channels(preprocessor)
         self.register_buffer("mean", preprocessor.mean.float())  # (3, 1, 1)
         self.register_buffer("std", preprocessor.std.float())  # (3, 1, 1)
         used = ("backbone", "neck", "decode_head")
-        parts = nn.ModuleDict({k: m for k, m in segmentor.named_children() if k in used})
+        parts: Any = nn.ModuleDict({k: m for k, m in segmentor.named_children() if k in used})
         parts = revert_sync_batchnorm(copy.deepcopy(parts))
         _free_of_size(parts)
         self.parts = fuse_model(parts) if fuse else parts
@@ -84,8 +89,9 @@ def _free_of_size(module: nn.Module) -> None:
     For an integer factor torch's module computes the same.
     """
     for name, child in module.named_children():
-        if isinstance(child, Upsample) and not child.size and child.scale_factor % 1 == 0:
-            upsample = nn.Upsample(None, child.scale_factor, child.mode, child.align_corners)
+        factor: Any = getattr(child, "scale_factor", None)
+        if isinstance(child, Upsample) and not child.size and factor % 1 == 0:
+            upsample = nn.Upsample(None, factor, child.mode, child.align_corners)
             setattr(module, name, upsample)
         else:
             _free_of_size(child)
@@ -159,7 +165,7 @@ def _write_onnx(
 ) -> None:
     from onnx_ir.passes.common import DeduplicateInitializersPass
 
-    exported = torch.onnx.export(
+    exported: Any = torch.onnx.export(
         model,
         (images,),
         dynamo=True,

@@ -5,6 +5,7 @@ import sys
 import warnings
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,7 +84,7 @@ def get_model(
     init_default_scope(config.get("default_scope", "mmseg"))
     with warnings.catch_warnings():  # about a loss, which inference does not compute
         warnings.filterwarnings("ignore", message="Default ``avg_non_ignore``")
-        model = revert_sync_batchnorm(MODELS.build(config.model))
+        model: Any = revert_sync_batchnorm(MODELS.build(config.model))
     model.terms = {}
     meta = (
         None
@@ -139,7 +140,7 @@ def pretrained_weights(name: str) -> Path:
     return cached
 
 
-def _load_weights(model: nn.Module, path: str | Path, partial: bool) -> dict | None:
+def _load_weights(model: Any, path: str | Path, partial: bool) -> dict | None:
     """Fill the model from a file, and return the file's `dataset_meta`, None if it has none."""
     content = read_checkpoint(path)
     weights = unwrap_state_dict(content, str(path))

@@ -7,6 +7,7 @@ used. The other layers attend from position to position: the picture shows one q
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -54,7 +55,7 @@ def select_layers(model: nn.Module, names: Sequence[str] | None) -> dict[str, nn
         ValueError: if a layer is missing; the message lists the available names.
     """
     layers = find_layers(model)
-    names = names or {type(layer): name for name, layer in layers.items()}.values()
+    names = names or [*{type(layer): name for name, layer in layers.items()}.values()]
     unknown = [name for name in names if name not in layers]
     if unknown:
         raise ValueError(f"no attention layer {', '.join(unknown)}; there are {list(layers)}")
@@ -68,7 +69,9 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
         ValueError: if the model has none.
     """
     kinds = (*SLOT_LAYERS, *_MAP_LAYERS, *_TOKEN_LAYERS)
-    layers = {name: m for name, m in model.named_modules() if isinstance(m, kinds)}
+    layers: dict[str, nn.Module] = {
+        name: m for name, m in model.named_modules() if isinstance(m, kinds)
+    }
     if not layers:
         known = ", ".join(kind.__name__ for kind in kinds)
         raise ValueError(f"{type(model).__name__} has none of the layers {known}")
@@ -90,11 +93,17 @@ def seen_pixel(
             f"--pixel {pixel[0]} {pixel[1]}: outside of the image, which has {original[0]} rows "
             f"and {original[1]} columns"
         )
-    return tuple((2 * p + 1) * s // (2 * n) for p, n, s in zip(pixel, original, seen, strict=True))
+    row, column = (
+        (2 * p + 1) * s // (2 * n) for p, n, s in zip(pixel, original, seen, strict=True)
+    )
+    return row, column
 
 
-def network_input(model: nn.Module, path: str) -> tuple[Tensor, np.ndarray, tuple[int, int]]:
-    """Return a normalized image (1, 3, H, W), its RGB form (h, w, 3), and its size on disk."""
+def network_input(model: Any, path: str) -> tuple[Tensor, np.ndarray, tuple[int, int]]:
+    """Return a normalized image (1, 3, H, W), its RGB form (h, w, 3), and its size on disk.
+
+    `model` is a segmentor.
+    """
     sample, _ = Predictor(model).prepare(path)
     image = model.data_preprocessor(pseudo_collate([sample]), False)["inputs"]
     shown = sample["inputs"].permute(1, 2, 0).numpy()[..., ::-1]  # mmcv reads BGR
@@ -102,14 +111,14 @@ def network_input(model: nn.Module, path: str) -> tuple[Tensor, np.ndarray, tupl
 
 
 def capture_inputs(
-    model: nn.Module, layers: dict[str, nn.Module], image: Tensor
+    model: Any, layers: dict[str, nn.Module], image: Tensor
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Return the input of each layer for a normalized image (1, 3, H, W), and the labels (H, W).
 
     `model` is a segmentor. It gets the full image, whatever its test mode is.
     """
     metas = [{"ori_shape": image.shape[2:], "img_shape": image.shape[2:]}]
-    logits = []
+    logits: list[Tensor] = []
     with evaluating(model):
         found = layer_inputs(
             lambda x: logits.append(model.encode_decode(x, metas)[0]), layers.values(), image
@@ -123,7 +132,8 @@ def capture_inputs(
 
 def locate(pixel: Sequence[int], size: Sequence[int], grid: Sequence[int]) -> tuple[int, int]:
     """Return row and column in a grid (h, w) of a pixel (row, column) of an image (H, W)."""
-    return tuple(p * g // s for p, s, g in zip(pixel, size, grid, strict=True))
+    row, column = (p * g // s for p, s, g in zip(pixel, size, grid, strict=True))
+    return row, column
 
 
 def patch_grid(tokens: int, size: tuple[int, int]) -> tuple[int, int]:
@@ -139,7 +149,7 @@ def patch_grid(tokens: int, size: tuple[int, int]) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def slot_maps(layer: nn.Module, x: Tensor, size: tuple[int, int]) -> Tensor:
+def slot_maps(layer: Any, x: Tensor, size: tuple[int, int]) -> Tensor:
     """Return the weights of the memory slots at each position, (S, h, w), strongest slot first.
 
     The slots of all heads are in one list. At each position the weights sum to one.
@@ -152,7 +162,7 @@ def slot_maps(layer: nn.Module, x: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 @torch.no_grad()
-def head_maps(layer: nn.Module, x: Tensor, size: tuple[int, int], pixel: tuple[int, int]) -> Tensor:
+def head_maps(layer: Any, x: Tensor, size: tuple[int, int], pixel: tuple[int, int]) -> Tensor:
     """Return the weights by which a pixel attends to each position, (heads, h, w).
 
     Weights of a lambda layer are means over the intra-depth and can be negative.

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import torch
@@ -28,7 +29,7 @@ from mmseg_ext.layers.re_attention import ReAttention, SelfAttention
 _LAYERS = (ReAttention, SelfAttention, ManhattanAttention)
 _NEIGHBORS = (1, 2, 4, 8)
 _SIMILAR = 0.9
-STYLE = {"font.size": 8, "text.parse_math": False}  # a name may contain $
+STYLE: dict[Any, Any] = {"font.size": 8, "text.parse_math": False}  # a name may contain $
 
 
 @dataclass
@@ -63,7 +64,9 @@ def attention_similarity(model: nn.Module, images: Tensor) -> list[SimilarityGro
         ValueError: if the model has no self-attention, re-attention or Manhattan attention.
     """
     backbone = getattr(model, "backbone", model)
-    names = {m: name for name, m in backbone.named_modules() if isinstance(m, _LAYERS)}
+    names: dict[Any, str] = {
+        m: name for name, m in backbone.named_modules() if isinstance(m, _LAYERS)
+    }
     if not names:
         known = ", ".join(kind.__name__ for kind in _LAYERS)
         raise ValueError(f"{type(backbone).__name__} has none of the layers {known}")
@@ -71,7 +74,7 @@ def attention_similarity(model: nn.Module, images: Tensor) -> list[SimilarityGro
         inputs = layer_inputs(backbone, names, images)
         groups = []
         for name, group in groupby(inputs, lambda m: re.sub(r"\.\d+(\.\D+)?$", "", names[m])):
-            layers = list(group)
+            layers: list[Any] = list(group)
             maps = torch.stack([m.attention_map(inputs[m]) for m in layers])
             columns = normalize(maps, dim=-2)  # (layers, B, heads, queries, keys)
             count = columns.shape[1] * columns.shape[4]

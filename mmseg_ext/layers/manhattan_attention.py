@@ -218,13 +218,15 @@ class ManhattanAttention(nn.Module):
         height, width = x.shape[1:3]
         q, k, values = (t.flatten(1, 2).transpose(1, 2) for t in (q, k, v))  # (B, n, L, d)
         printed, step = self.decay == "product", _slice_size(self.num_heads, height * width, x)
+        decays = terms.decays
 
         def attend_slice(queries: Tensor, k: Tensor, values: Tensor, start: int) -> Tensor:
+            assert decays is not None  # below
             rows = (start, start + queries.shape[2])
-            bias = self._bias(x, terms.decays, height, width, *rows)
+            bias = self._bias(x, decays, height, width, *rows)
             return attend(queries, k, values, bias, printed)
 
-        if step is None or terms.decays is None:
+        if step is None or decays is None:
             out = attend(q, k, values, terms.biases[0], printed)  # (B, n, L, d)
         else:
             slices = enumerate(q.split(step, 2))  # of (B, n, l', d)

@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import math
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -12,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 COLORS = ("#3f7ee8", "#e0602b", "#2a9d6f", "#9166dc", "#b8860b", "#c2417f")
 # The page replaces these two by colors for the reader's light or dark setting.
 _TEXT, _GRID = "#5b6270", "#e1e4eb"
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), _TEXT),
     **{"axes.grid": True, "axes.axisbelow": True, "axes.edgecolor": "none", "grid.color": _GRID},
     **{"axes.titlesize": "medium", "legend.frameon": False, "text.parse_math": False},

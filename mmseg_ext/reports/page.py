@@ -44,13 +44,14 @@ def page(runs: Sequence[Run]) -> str:
     )
     environment.filters |= {"percent": percent, "duration": duration}
     tested = [run for run in runs if run.results]
-    comparable = len({tuple(run.results.classes) for run in tested}) == 1
+    results = {run.name: run.results for run in runs if run.results}
+    comparable = len({tuple(found.classes) for found in results.values()}) == 1
     return environment.get_template("report.html.j2").render(
         runs=runs,
         colors=COLORS,
         curves=Markup(curves_svg({run.name: run.curves for run in runs})),
         groups=[tested] if comparable else [[run] for run in tested],
-        confusions={run.name: _most_common(run.results) for run in tested},
+        confusions={name: _most_common(found) for name, found in results.items()},
         matrix_classes=_MATRIX_CLASSES,
         facts=list(dict.fromkeys(key for run in runs for key in run.environment)),
     )

@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from mmengine.dist import is_main_process
@@ -51,7 +52,7 @@ class RunResultsHook(Hook):
         checkpoint = Path(runner.cfg.get("load_from") or "random weights").name
         self._write(runner, runner.test_loop, f"test of {checkpoint}")
 
-    def _draw(self, loop, batch_idx: int, data_batch: dict, outputs: list) -> None:
+    def _draw(self, loop, batch_idx: int, data_batch: Any, outputs: Any) -> None:
         if batch_idx == 0:
             self._drawn = []
         chosen = np.linspace(0, len(loop.dataloader) - 1, self.examples).astype(int)
@@ -113,7 +114,7 @@ def _example(
     colors = image[:3].expand(3, -1, -1).flip(0).permute(1, 2, 0).clamp(0, 255)  # (h, w, 3)
     scale = min(1.0, _SIDE / max(truth.shape))
     size = [round(side * scale) for side in reversed(truth.shape)]
-    shown, *small = (
+    shown, labels, predicted = (
         np.asarray(Image.fromarray(pixels.cpu().numpy()).resize(size, kind))
         for pixels, kind in (
             (colors.byte(), Image.Resampling.BILINEAR),
@@ -121,7 +122,8 @@ def _example(
             (prediction.int(), Image.Resampling.NEAREST),
         )
     )
-    quarters = [shown, *(colorize(x, palette) for x in small), error_overlay(shown, *small)]
+    maps = [colorize(x, palette) for x in (labels, predicted)]
+    quarters = [shown, *maps, error_overlay(shown, labels, predicted)]
     framed = [np.pad(q, ((0, _GAP), (0, _GAP), (0, 0)), constant_values=128) for q in quarters]
     grid = np.vstack([np.hstack(framed[:2]), np.hstack(framed[2:])])
     return grid[:-_GAP, :-_GAP]

@@ -194,9 +194,9 @@ def _latest_results(work_dir: Path) -> Results | None:
 
 def _results(content: dict, pictures: Path, work_dir: Path) -> Results:
     classes = [str(name) for name in content["classes"]]
-    palette = [tuple(map(int, color)) for color in content["palette"]]
+    palette = [(int(red), int(green), int(blue)) for red, green, blue in content["palette"]]
     confusion = np.array(content["confusion"], dtype=np.int64)
-    if confusion.shape != (len(classes),) * 2 or [len(c) for c in palette] != [3] * len(classes):
+    if confusion.shape != (len(classes),) * 2 or len(palette) != len(classes):
         raise ValueError("classes, palette and confusion do not fit each other")
     examples = []
     for entry in content["examples"]:

@@ -1,7 +1,7 @@
 """Explain in one line the settings of a head that do not fit its features or its label maps."""
 
-from mmseg.models.decode_heads.decode_head import BaseDecodeHead
-from mmseg.structures import SegDataSample
+from typing import Any
+
 from torch import Tensor, nn
 
 from mmseg_ext.errors import LaunchError, RunError
@@ -9,16 +9,18 @@ from mmseg_ext.errors import LaunchError, RunError
 
 def explain_loss_error(
     key: str,
-    head: BaseDecodeHead,
+    head: Any,
     inputs: list[Tensor],
-    data_samples: list[SegDataSample],
+    data_samples: list[Any],
     error: Exception,
 ) -> None:
     """Raise the error of a run if the head's settings are the reason for the error of its loss.
 
     Args:
         key: key of the head in the config.
+        head: a `BaseDecodeHead`.
         inputs: feature maps of the backbone or neck.
+        data_samples: `SegDataSample`s.
 
     Raises:
         LaunchError: for settings that are wrong in every process.
@@ -37,7 +39,7 @@ def explain_loss_error(
         raise RunError(f"{key}.num_classes={number}: the labels have values {outside}") from error
 
 
-def _of_features(head: BaseDecodeHead, inputs: list[Tensor]) -> str | None:
+def _of_features(head: Any, inputs: list[Tensor]) -> str | None:
     found = [x.shape[1] for x in inputs]
     several = isinstance(head.in_index, list | tuple)
     try:
@@ -54,7 +56,7 @@ def _of_features(head: BaseDecodeHead, inputs: list[Tensor]) -> str | None:
     return f"in_channels={head.in_channels}: in_index={head.in_index} has {width} channels"
 
 
-def _of_weights(head: BaseDecodeHead) -> str | None:
+def _of_weights(head: Any) -> str | None:
     losses = head.loss_decode if isinstance(head.loss_decode, nn.ModuleList) else [head.loss_decode]
     for loss in losses:
         weights = getattr(loss, "class_weight", None)

@@ -16,7 +16,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -157,7 +157,7 @@ def view_map(
 @contextlib.contextmanager
 def exact_products() -> Iterator[None]:
     """Multiply float32 matrices without TF32 and bfloat16, which mmseg's resize does not use."""
-    if torch.__version__ < (2, 9):
+    if torch.__version__ < "2.9":
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
         try:
@@ -166,7 +166,8 @@ def exact_products() -> Iterator[None]:
             torch.set_float32_matmul_precision(before)
         return
     # The function above raises where a user has set the precision of one backend.
-    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    mkldnn: Any = torch.backends.mkldnn  # without types
+    backends = (torch.backends.cuda.matmul, mkldnn.matmul)
     befores = [backend.fp32_precision for backend in backends]
     for backend in backends:
         backend.fp32_precision = "ieee"
@@ -279,6 +280,7 @@ def merged_prediction(
         if channels > 1:
             torch.argmax(scores, dim=2, out=labels[0, rows])
         else:
+            assert threshold is not None
             labels[0, rows] = scores[:, :, 0] > threshold
         if kept is not None:
             kept[:, rows] = scores.permute(2, 0, 1)

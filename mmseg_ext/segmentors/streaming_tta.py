@@ -15,7 +15,7 @@ and the mean is compared with the head's threshold, as for a single view. mmsegm
 """
 
 from collections.abc import Iterator, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from mmengine.model import BaseTTAModel
@@ -41,6 +41,9 @@ class StreamingSegTTAModel(BaseTTAModel):
         ValueError: for another `merge`, or for `merge='logits'` with a segmentor of one output
             channel, which returns probabilities.
     """
+
+    module: Any
+    merge: Merge
 
     def __init__(self, module, merge: Merge = "probs", data_preprocessor=None):
         if merge not in get_args(Merge):
@@ -107,7 +110,8 @@ class StreamingSegTTAModel(BaseTTAModel):
         """Return what one view adds to the map (C, H, W), and delete the view's own maps."""
         if not hasattr(sample, "seg_logits"):
             raise ValueError("seg_logits: a prediction has none; set test_cfg.keep_logits=True")
-        logits = sample.seg_logits.data
+        seg_logits: Any = sample.seg_logits
+        logits = seg_logits.data
         for name in ("seg_logits", "pred_sem_seg"):
             sample.pop(name, None)
         logits = logits.to(full_precision(logits.dtype))

@@ -19,6 +19,7 @@ method `named_logits(outputs) -> dict[str, Tensor]`. It returns the maps (B, C, 
 
 from collections.abc import Iterator, Sequence
 from itertools import product
+from typing import Any
 
 from mmengine.structures import PixelData
 from mmseg.models import EncoderDecoder
@@ -60,8 +61,11 @@ def predicts_by_resize(head: nn.Module) -> bool:
     return _is_known(head, "predict", "predict_by_feat")
 
 
-def prediction(head: BaseDecodeHead, outputs: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """Return the logits (B, C, h, w) that `predict` would resize, if it `predicts_by_resize`."""
+def prediction(head: Any, outputs: Any) -> Tensor:
+    """Return the logits (B, C, h, w) that `predict` would resize, if it `predicts_by_resize`.
+
+    `outputs` is what the head's forward returns: a tensor, or a tuple of tensors.
+    """
     if type(head).predict is BaseDecodeHead.predict:
         return outputs
     if type(head).predict in _PREDICT_FIRST_OUTPUT:
@@ -69,8 +73,8 @@ def prediction(head: BaseDecodeHead, outputs: Tensor | tuple[Tensor, ...]) -> Te
     return next(iter(head.named_logits(outputs).values()))
 
 
-def loss_logits(head: BaseDecodeHead, outputs: Tensor | tuple[Tensor, ...]) -> dict[str, Tensor]:
-    """Return prefix -> logits (B, C, h, w) of a head with known losses."""
+def loss_logits(head: Any, outputs: Any) -> dict[str, Tensor]:
+    """Return prefix -> logits (B, C, h, w) of a head with known losses, from its outputs."""
     if type(head).loss_by_feat is BaseDecodeHead.loss_by_feat:
         return {"": outputs}
     if type(head).loss_by_feat is DAHead.loss_by_feat:
@@ -103,6 +107,9 @@ class DeferredLogits(PixelData):
         views: the scores of the views of an image.
         merge: how they are merged, see `strips`.
     """
+
+    views: list[ScoreMap]
+    merge: Merge
 
     def __init__(self, views: list[ScoreMap], merge: Merge):
         super().__init__()
@@ -138,6 +145,9 @@ class StripEncoderDecoder(EncoderDecoder):
             `test_cfg` whose windows leave gaps.
     """
 
+    decode_head: BaseDecodeHead
+    test_cfg: dict | None
+
     def __init__(self, backbone: dict, decode_head: dict, **kwargs):
         if isinstance(decode_head, Sequence):
             raise ValueError(
@@ -152,8 +162,9 @@ class StripEncoderDecoder(EncoderDecoder):
                 f"decode_head: the prediction of {type(self.decode_head).__name__} may be more "
                 f"than the resize of its forward; use type='{stock}' (docs/class_maps.md)"
             )
-        if (self.test_cfg or {}).get("mode") == "slide":
-            _check_windows(self.test_cfg)
+        test_cfg = self.test_cfg or {}
+        if test_cfg.get("mode") == "slide":
+            _check_windows(test_cfg)
 
     def _decode_head_forward_train(
         self, inputs: list[Tensor], data_samples: list[SegDataSample]
@@ -172,7 +183,7 @@ class StripEncoderDecoder(EncoderDecoder):
         return losses
 
     def _head_losses(
-        self, key: str, head: nn.Module, inputs: list[Tensor], data_samples: list[SegDataSample]
+        self, key: str, head: Any, inputs: list[Tensor], data_samples: list[SegDataSample]
     ) -> dict[str, Tensor]:
         """Return `head.loss`, in strips if they are known to give the same."""
         try:
@@ -190,7 +201,7 @@ class StripEncoderDecoder(EncoderDecoder):
 
     def predict(
         self, inputs: Tensor, data_samples: list[SegDataSample] | None = None
-    ) -> list[SegDataSample]:
+    ) -> Sequence[SegDataSample]:
         """Return label maps of images (B, 3, H, W), each with its `ori_shape`."""
         if not self.predicts_by_strips():
             return super().predict(inputs, data_samples)
@@ -209,7 +220,7 @@ class StripEncoderDecoder(EncoderDecoder):
         self, inputs: Tensor, data_samples: Sequence[SegDataSample] | None
     ) -> list[ScoreMap]:
         """Run the network, and return the scores of each image, not resized yet."""
-        size = tuple(inputs.shape[2:])
+        size = (inputs.shape[2], inputs.shape[3])
         metas = [{"ori_shape": size}] * len(inputs)
         if data_samples is not None:
             metas = [sample.metainfo for sample in data_samples]
@@ -244,12 +255,13 @@ class StripEncoderDecoder(EncoderDecoder):
 
     def _windows(self, size: tuple[int, int]) -> list[tuple[Span, ...]]:
         """Return the rows and the columns of the windows."""
-        mode = (self.test_cfg or {}).get("mode")
+        test_cfg = self.test_cfg or {}
+        mode = test_cfg.get("mode")
         if mode == "whole":
             return [((0, length),) for length in size]
         if mode != "slide":
             raise ValueError(f"test_cfg.mode={mode!r}: unknown; set 'whole' or 'slide'")
-        windows = zip(size, self.test_cfg["crop_size"], self.test_cfg["stride"], strict=True)
+        windows = zip(size, test_cfg["crop_size"], test_cfg["stride"], strict=True)
         return [window_spans(*axis) for axis in windows]
 
 
@@ -257,8 +269,8 @@ def _check_windows(test_cfg: dict) -> None:
     """Raise a LaunchError for windows that mmsegmentation refuses at the first image."""
     for name in ("crop_size", "stride"):
         lengths = test_cfg.get(name)
-        pair = isinstance(lengths, list | tuple) and len(lengths) == 2
-        if not pair or not all(isinstance(length, int) and length > 0 for length in lengths):
+        given = lengths if isinstance(lengths, list | tuple) else ()
+        if len(given) != 2 or not all(isinstance(n, int) and n > 0 for n in given):
             raise LaunchError(
                 f"model.test_cfg.{name}={lengths!r}: mode='slide' needs (height, width); set it"
             )

@@ -12,7 +12,8 @@ Deviation: with class weights and `avg_non_ignore=True` mmsegmentation raises an
 pixel is ignored. Here the average is over the weights of the other pixels.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
@@ -48,7 +49,7 @@ def can_use_strips(head: BaseDecodeHead) -> bool:
     return known and head.out_channels > 1 and all(map(_known, losses))
 
 
-def _losses(head: BaseDecodeHead) -> list[nn.Module]:
+def _losses(head: BaseDecodeHead) -> list[Any]:
     several = isinstance(head.loss_decode, nn.ModuleList)
     return list(head.loss_decode) if several else [head.loss_decode]
 
@@ -72,7 +73,8 @@ def strip_losses(
     """
     # A compiler would unroll the loop over strips. As a decorator, `disable` would import
     # torch._dynamo with this module, which takes a second.
-    return torch.compiler.disable(_strip_losses)(head, logits, data_samples)
+    uncompiled: Any = torch.compiler.disable(_strip_losses)
+    return uncompiled(head, logits, data_samples)
 
 
 def _strip_losses(
@@ -82,7 +84,7 @@ def _strip_losses(
     valid = label != head.ignore_index  # B, H, W
     kept = valid if head.sampler is None else hard_pixels(head, logits, label, valid)
     losses: dict[str, Tensor] = {}
-    hits = None
+    hits = torch.zeros(())
     for loss in _losses(head):
         class_weight = _class_weights(loss, logits)
         total, hits, weight = StripCrossEntropy.apply(
@@ -111,7 +113,7 @@ def _class_weights(loss: CrossEntropyLoss, logits: Tensor) -> Tensor | None:
 
 
 @torch.no_grad()
-def hard_pixels(head: BaseDecodeHead, logits: Tensor, label: Tensor, valid: Tensor) -> Tensor:
+def hard_pixels(head: Any, logits: Tensor, label: Tensor, valid: Tensor) -> Tensor:
     """Return the mask (B, H, W) of the pixels that mmseg's `OHEMPixelSampler` keeps."""
     with autocast_disabled(logits):
         strips = _Strips(logits, label.shape[1:], head.align_corners)
@@ -131,7 +133,7 @@ def hard_pixels(head: BaseDecodeHead, logits: Tensor, label: Tensor, valid: Tens
 class _Strips:
     """An iterator over strips: (image, rows, scores (rows, W, C), a buffer of the same shape)."""
 
-    def __init__(self, logits: Tensor, size: tuple[int, int], align_corners: bool):
+    def __init__(self, logits: Tensor, size: Sequence[int], align_corners: bool):
         x = logits.detach().to(full_precision(logits.dtype))
         self.x = x.permute(0, 2, 3, 1).contiguous()  # B, h, w, C
         self.size = size
@@ -172,10 +174,15 @@ class StripCrossEntropy(torch.autograd.Function):
             gradient = torch.zeros_like(strips.x) if ctx.needs_input_grad[0] else None  # B, h, w, C
             sums = []
             for image, here, scores, probabilities in strips:
-                pixels = (mask[image, here].flatten() for mask in (label, valid, kept))
+                masks = [mask[image, here].flatten() for mask in (valid, kept)]
                 sums.append(
                     _strip_cross_entropy(
-                        scores.flatten(0, 1), probabilities.flatten(0, 1), *pixels, class_weight
+                        scores.flatten(0, 1),
+                        probabilities.flatten(0, 1),
+                        label[image, here].flatten(),
+                        masks[0],
+                        masks[1],
+                        class_weight,
                     )
                 )
                 if gradient is not None:
@@ -200,8 +207,9 @@ class StripCrossEntropy(torch.autograd.Function):
             x = logits.to(strips.x.dtype)
             scores = (strips.rows.matrix @ x @ strips.columns.matrix.T).permute(0, 2, 3, 1)
             target = torch.where(valid & kept, label, -1).flatten()
-            options = dict(weight=class_weight, ignore_index=-1, reduction="sum")
-            loss = F.cross_entropy(scores.flatten(0, 2), target, **options)
+            loss = F.cross_entropy(
+                scores.flatten(0, 2), target, weight=class_weight, ignore_index=-1, reduction="sum"
+            )
         (result,) = torch.autograd.grad(loss, logits, factor, create_graph=True)
         return result, *(5 * (None,))
 
