@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -232,4 +232,4 @@ def _train_shapes(folder: Path, run: str, iterations: int, resume: bool = False)
     changes |= dict(log_level="ERROR", default_hooks=dict(checkpoint=dict(interval=2)))
     config.merge_from_dict(changes)
     torch.manual_seed(0)
-    RUNNERS.build(config).train()
+    RUNNERS.build(cast(dict, config)).train()

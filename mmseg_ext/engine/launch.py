@@ -13,7 +13,7 @@ Arguments have the meaning of mmsegmentation's flags (1.2.2 and 1.4.2), except:
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mmengine.config import Config
 from mmengine.registry import RUNNERS
@@ -159,7 +159,7 @@ def build_test_runner(
 def _build(cfg: Config, *loops: str) -> Runner:
     """Build the Runner with these loops and their datasets."""
     with explained(cfg, unused="test_" if "train_loop" in loops else "val_"):
-        runner = RUNNERS.build(cfg)
+        runner = RUNNERS.build(cast(dict, cfg))
         for loop in loops:
             getattr(runner, loop)
     for warning in dataset_warnings(runner):
