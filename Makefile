@@ -16,7 +16,7 @@ help:
 	@echo "make test       lint, build the site and run every test"
 	@echo "make test-fast  run the fast tests, after each change"
 	@echo "make test-original  run the stack check and the fast tests on mmsegmentation's original packages"
-	@echo "make lint       run ruff, and pyright on layers, models and the predictor"
+	@echo "make lint       run ruff and pyright"
 	@echo "make clean      remove the environments and all generated files"
 
 install: $(INSTALLED)

@@ -190,12 +190,12 @@ class RMT(Backbone):
         self._check_images(images)
         x = self.stem(images.contiguous(memory_format=torch.channels_last))
         maps = []
+        blocks: Any
         for i, blocks in enumerate(self.stages):
             if i > 0:
                 x = self.downsamples[i - 1](x)
             x = channels_last(x)  # (B, h_i, w_i, C_i)
-            first: Any = blocks.get_submodule("0")
-            terms = first.attn.position_terms(x)  # its blocks have equal settings
+            terms = blocks[0].attn.position_terms(x)  # its blocks have equal settings
             for block in blocks.children():
                 x = self._run(block, x, terms)
             if str(i) in self.out_norms:
