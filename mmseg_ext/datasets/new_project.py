@@ -232,6 +232,8 @@ def find_pairs(images: Path, reader: Masks, data: Path) -> tuple[list[_Pair], li
     """Return the pairs, and a line for each file that is in none."""
     found, annotations = _separate(images, reader, data)
     fits, by_folder = match(list(found.values()), [key for key, _ in annotations])
+    if by_folder and any(annotation.name for _, annotation in annotations):
+        fits = [[] for _ in found]  # COCO has the names
     keys = zip(found.values(), fits, strict=True)
     users = Counter(number for number, _ in {(i, key) for key, fit in keys for i in fit})
     pairs: dict[Key, _Pair] = {}
@@ -259,7 +261,7 @@ def find_pairs(images: Path, reader: Masks, data: Path) -> tuple[list[_Pair], li
     if not pairs:
         first = next((a for _, a in annotations), Annotation(Path("none")))
         raise ValueError(
-            f"{images}: none of {len(found)} images has an annotation; compare "
+            f"{(left_out or [f'{images}: no image'])[0]}, and no other pair; compare "
             f"{next(iter(found), 'none')} with {first.name or first.path}; folders, usual words "
             "(_image, _mask), and what all names share at their ends were ignored; rename the "
             "files, or choose them with patterns such as --masks 'DIR/*_label.png'"
@@ -297,9 +299,8 @@ def _keep_splits(
         pairs = [pair for pair in pairs if pair.split]
     for pair in pairs:
         if pair.split is None or (shares and pair.split == "train"):
-            for pair.split in (*SPLITS, None):
-                if pair.split and pair.label_file.is_file():
-                    break
+            files = {s: pair.data / f"annotations/{s}/{pair.name}.png" for s in SPLITS}
+            pair.split = next((s for s, file in files.items() if file.is_file()), None)
     return pairs, shares
 
 
@@ -377,7 +378,7 @@ def _areas(mask: np.ndarray) -> list[float]:
 
 
 def _typical_width(areas: Sequence[float]) -> float:
-    """Return the width of the object of the median pixel, so specks at the borders do not count."""
+    """Return the width of the object of the median pixel, so specks at borders do not count."""
     ordered = np.sort(areas)
     return float(ordered[np.searchsorted(ordered.cumsum(), ordered.sum() / 2)] ** 0.5)
 

@@ -369,6 +369,11 @@ def test_bad_coco_files(tmp_path, capsys):
     write_coco(path, range(2), "other/")
     assert run(tmp_path, "--coco", str(path)) == 1
     assert "x.png with other/00.jpg" in capsys.readouterr().err
+    (tmp_path / "images/other").mkdir()
+    (tmp_path / "images/x.png").rename(tmp_path / "images/other/x.png")
+    write_coco(path, range(1), "other/")  # one image in a folder, but another name
+    assert run(tmp_path, "--coco", str(path)) == 1
+    assert "x.png with other/00.jpg" in capsys.readouterr().err
     without_images = {**json.loads(path.read_text()), "images": []}
     nested = '{"images": ' + "[" * 100_000 + "]" * 100_000 + "}"
     for content in ("{}", "text", json.dumps(without_images), nested):

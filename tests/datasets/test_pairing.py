@@ -99,6 +99,12 @@ def test_what_is_not_certain_is_left_out(tmp_path):
     write(tmp_path, ["u/cat.png", "u/dog.png", "v/bird.png", "v/cow.png"])
     with pytest.raises(ValueError, match=r"cat\.png with .*bird\.png"):
         find(tmp_path, "u", "v")
+    write(tmp_path, ["k/a.png", "l/a_mask.png", "l/a_label.png"])
+    with pytest.raises(ValueError, match=r"a_label\.png and a_mask\.png fit; choose"):
+        find(tmp_path, "k", "l")
+    with pytest.raises(ValueError, match="z: no image"):
+        (tmp_path / "z").mkdir()
+        find(tmp_path, "z", "l")
 
 
 def test_annotations_in_json_files(tmp_path):
