@@ -7,9 +7,9 @@ from PIL import Image
 
 from benchmarks.tables import Settings, command, compare_times
 from mmseg_ext import Predictor, get_model
-from mmseg_ext.inference.models import DEFAULT
 from mmseg_ext.paths import configs_folder
 
+TRAINED = "ea_r18_fpn_camvid_6k"
 PHOTO = configs_folder().parent / "demo" / "street.jpg"
 
 
@@ -17,8 +17,8 @@ def half_precision(settings: Settings):
     """Compare float32 and bfloat16: time, memory, and labels of trained weights."""
     rows = []
     photo = np.asarray(Image.open(PHOTO))
-    for name, image in ((DEFAULT, photo), ("ea_r101_voc_45k", photo[:256, :256])):
-        trained = name == DEFAULT
+    for name, image in ((TRAINED, photo), ("ea_r101_voc_45k", photo[:256, :256])):
+        trained = name == TRAINED
         model = get_model(name, pretrained=trained, device=settings.device)
         ways = {"float32": Predictor(model), "bfloat16": Predictor(model, amp=True)}
         runs = {way: lambda p=predictor, image=image: p(image) for way, predictor in ways.items()}
