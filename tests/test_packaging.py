@@ -35,6 +35,7 @@ FILES = ("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "MANIFEST
 FILES += ("README.md", "constraints.txt", "mkdocs.yml", "model-index.yml", "pyproject.toml")
 FILES += ("setup.py", "mmseg_ext_cli.py", "REUSE.toml", "SECURITY.md")
 VERSION = mmseg_ext.__version__
+FREE = {"Apache-2.0", "CC0-1.0"}  # the licenses of what is distributed
 NAME = f"mmseg_attention-{VERSION}"  # of the distribution
 
 
@@ -77,15 +78,14 @@ def build(kind: str, source: Path, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def sdist(clone, tmp_path_factory) -> Path:
     """The unpacked sdist: the repository without the files for non-commercial use only."""
-    folder, free = tmp_path_factory.mktemp("sdist"), {"Apache-2.0", "CC0-1.0"}
-    files = files_of(clone)
-    expected = {name for name in files if license_of(name) in free}
+    folder, files = tmp_path_factory.mktemp("sdist"), files_of(clone)
+    expected = {name for name in files if license_of(name) in FREE}
     assert {PurePath(name).suffix for name in files - expected} == {".pth", ".jpg"}
     with tarfile.open(build("sdist", clone, folder / "made")) as archive:
         archive.extractall(folder, filter="data")
     unpacked = folder / NAME
     assert files_of(unpacked) >= expected
-    assert {license_of(name) for name in files_of(unpacked)} <= free
+    assert {license_of(name) for name in files_of(unpacked)} <= FREE
     return unpacked
 
 
@@ -132,6 +132,7 @@ def test_a_wheel_contains_the_package_and_mims_files(sdist, wheel):
     assert sum(name.endswith("/LICENSE") for name in names) == 1
     parts = {name for name in sources if name.split("/")[0] in ("configs", "tools", "demo")}
     assert files_of(wheel / "mmseg_ext/.mim") == parts | {"model-index.yml"}
+    assert {license_of(name.removeprefix("mmseg_ext/.mim/")) for name in names} <= FREE
     top = {path.name for path in wheel.iterdir()}
     assert top == {"mmseg_ext", "mmseg_ext_cli.py", information}
 
