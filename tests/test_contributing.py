@@ -5,7 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from tests.engine.runs import ROOT, run
+from tests.engine.runs import ROOT, copy_tree, run
 from tests.test_guides import FILE
 
 NOT_COPIED = shutil.ignore_patterns(
@@ -55,7 +55,7 @@ def change_lines(diff: str, folder: Path) -> None:
 
 def test_a_method_is_added_as_the_page_says(tmp_path):
     clone = tmp_path / "clone"
-    shutil.copytree(ROOT, clone, ignore=NOT_COPIED, symlinks=True)
+    copy_tree(ROOT, clone, NOT_COPIED)
     text = (ROOT / "CONTRIBUTING.md").read_text()
     for match in FILE.finditer(text):
         assert not (clone / match["name"]).exists()

@@ -26,7 +26,7 @@ from benchmarks.docs_tables import results
 from mmseg_ext.inference.models import PRETRAINED
 from tests.commands.test_tools import write_command
 from tests.configs import CONFIGS, load
-from tests.engine.runs import ROOT, run
+from tests.engine.runs import ROOT, copy_tree, run
 from tests.test_guides import follow
 
 FOLDERS = ("benchmarks", "configs", "demo", "docs", "mmseg_ext", "projects", "tests", "tools")
@@ -59,7 +59,7 @@ def clone(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("clone")
     ignored = shutil.ignore_patterns("__pycache__", ".mim")
     for name in FOLDERS:
-        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+        copy_tree(ROOT / name, folder / name, ignored)
     for name in FILES:
         shutil.copy2(ROOT / name, folder / name)
     return folder
@@ -154,7 +154,7 @@ def test_the_wheels_description_stands_alone(wheel):
 
 def test_with_a_home_links_lead_to_it(clone, tmp_path):
     folder = tmp_path / "clone"
-    shutil.copytree(clone, folder)
+    copy_tree(clone, folder)
     text = (folder / "setup.py").read_text()
     (folder / "setup.py").write_text(text.replace("HOME = None", 'HOME = "https://a.example/b"'))
     (made,) = build("sdist", folder, tmp_path / "made").parent.iterdir()

@@ -4,7 +4,9 @@ import itertools
 import multiprocessing
 import os
 import runpy
+import shutil
 import socket
+import stat
 import subprocess
 import sys
 import traceback
@@ -100,6 +102,14 @@ def write_config(folder: Path, extra: str = "", name: str = "tiny.py") -> Path:
     base, path = str(CONFIGS / "_base_/default_runtime.py"), folder / name
     path.write_text(_CONFIG.format(base=base, data=str(folder / "data")) + extra)
     return path
+
+
+def copy_tree(source: Path, target: Path, ignore: Callable | None = None) -> None:
+    """Copy a folder; the copy is writable, also if the source is not."""
+    shutil.copytree(source, target, ignore=ignore, symlinks=True)
+    for path in (target, *target.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode | stat.S_IWUSR)
 
 
 def run(
