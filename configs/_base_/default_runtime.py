@@ -8,6 +8,7 @@ env_cfg = dict(
     mp_cfg=dict(mp_start_method="fork", opencv_num_threads=0),
     dist_cfg=dict(backend="nccl"),  # without a GPU, the commands use gloo
 )
+float32_matmul_precision = "high"  # TF32 on a GPU, as for convolutions; "highest" is float32
 
 vis_backends = [dict(type="LocalVisBackend")]  # docs/tools.md adds TensorBoard
 visualizer = dict(type="SegLocalVisualizer", vis_backends=vis_backends, name="visualizer")

@@ -94,7 +94,8 @@ class TokensToToken(nn.Module):
         for (kernel, stride, padding), encode in zip(SOFT_SPLITS, encoders, strict=True):
             grid = tuple((size + 2 * padding - kernel) // stride + 1 for size in x.shape[2:])
             x = F.unfold(x, kernel, padding=padding, stride=stride)  # (B, C * k * k, h * w)
-            tokens = encode(x.transpose(1, 2))  # (B, h * w, C)
+            # A copy, since exported programs for any size cannot multiply a transposed tensor.
+            tokens = encode(x.transpose(1, 2).contiguous())  # (B, h * w, C)
             x = tokens.transpose(1, 2).unflatten(2, grid)  # (B, C, h, w)
         return x
 

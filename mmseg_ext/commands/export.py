@@ -69,11 +69,16 @@ def main(args: argparse.Namespace) -> None:
         export(model, part, size, args.dynamic, metadata)
         exported = ExportedSegmentor(part)
         for name, images in _inputs(args, config, size):
+            shape = "x".join(map(str, images.shape))
+            try:
+                scores = exported(images)
+            except (AssertionError, RuntimeError) as error:  # the program's checks of sizes
+                reason = " ".join(str(error).split())[:300]
+                raise ValueError(f"{path}: not written, fails for {shape}: {reason}") from error
             with torch.no_grad():
-                scores, expected = exported(images), eager(images)
+                expected = eager(images)
             difference = relative_difference(scores, expected)
             agreeing = (scores.argmax(1) == expected.argmax(1)).double().mean().item()
-            shape = "x".join(map(str, images.shape))
             print(f"{name}, {shape}: difference {difference:.1e}, same class {agreeing:.3%}")
             if not difference <= TOLERANCE:  # NaN, too
                 raise ValueError(

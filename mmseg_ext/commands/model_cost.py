@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from mmseg_ext.commands._flags import command, command_parser
+from mmseg_ext.commands._flags import command, command_parser, config_flag
 
 
 def parser() -> argparse.ArgumentParser:
@@ -11,6 +11,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("configs", nargs="+", type=Path)
     parser.add_argument("--train", action="store_true", help="GiB of a training step on a GPU")
     parser.add_argument("--amp", action="store_true", help="with --train: mixed precision")
+    config_flag(parser)
     parser.add_argument("--batch", type=int, help="with --train: images per GPU, not the config's")
     return parser
 
@@ -29,9 +30,9 @@ def main(args: argparse.Namespace) -> None:
     rows = []
     for path in args.configs:
         if not args.train:
-            rows.append(cells(path.stem, count_config(path)))
+            rows.append(cells(path.stem, count_config(path, args.cfg_options)))
             continue
-        config = load_settings(str(path))
+        config = load_settings(str(path), args.cfg_options)
         if args.batch:
             config.train_dataloader.batch_size = args.batch
         rows.append(memory_cells(path.stem, config, training_memory(config, args.amp)))

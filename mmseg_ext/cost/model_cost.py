@@ -99,12 +99,12 @@ class Cost:
     all_multiply_adds: int
 
 
-def count_config(path: Path) -> Cost:
+def count_config(path: Path, options: dict | None = None) -> Cost:
     """Count the parameters and multiply-adds of a config's model for a crop.
 
     These are backbone, neck and decode head; resizing the logits is not counted.
     """
-    config = load_settings(str(path))
+    config = load_settings(str(path), options)
     settings = {**config.model, "auxiliary_head": None, "pretrained": None, "train_cfg": None}
     with torch.device("meta"):
         model = revert_sync_batchnorm(MODELS.build(settings)).eval()

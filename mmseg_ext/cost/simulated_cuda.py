@@ -124,8 +124,16 @@ def _index(x, indices):
     return aten.index.Tensor(x, numbers)
 
 
-# Operators whose results depend on values.
+def _batch_norm_outputs(x, weight, bias, mean, variance, training, momentum, eps):
+    """Return output, mean and inverse deviation, also for one value per channel."""
+    channels = x.shape[1] if training else 0
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return torch.empty_like(x), *(x.new_empty(channels, dtype=dtype) for _ in range(2))
+
+
+# Operators whose results depend on values, and batch norm.
 _FORMS = {
+    aten.native_batch_norm.default: _batch_norm_outputs,
     aten._local_scalar_dense.default: lambda x: torch.ones((), dtype=x.dtype).item(),
     aten.nonzero.default: lambda x: x.new_empty(x.numel(), x.dim(), dtype=torch.long),
     aten.masked_select.default: lambda x, mask: x.new_empty(x.numel()),

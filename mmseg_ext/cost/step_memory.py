@@ -40,10 +40,11 @@ class StepMemory:
 
     def peak(self, gpus: int = 1, accumulation: int = 1) -> int:
         """Return the peak on each of several GPUs and with accumulated gradients."""
+        if gpus == 1 and accumulation == 1:
+            return self.total
+        # All gradients exist all the time: of the batches before, or in the buckets of DDP.
         kept = self.weights + self.gradients + self.optimizer + self.activations
-        one = self.total if accumulation == 1 else kept  # gradients of the batches before
-        # DistributedDataParallel has a second copy of all gradients.
-        return one + (self.gradients if gpus > 1 else 0)
+        return max(self.total, kept)
 
     @property
     def checkpoint(self) -> int:

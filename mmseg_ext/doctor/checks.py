@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,9 @@ def checks(device: torch.device, quick: bool = False) -> Iterator[Check]:
         return
     for name, parts in SEGMENTORS.items():
         yield "training", name, partial(check_training, parts, device)
+    for half in (False, True):
+        name = "under autocast" if half else "float32"
+        yield "class maps in strips", name, partial(check_strips, device, half)
     yield "files", "resume", check_resume
 
 
@@ -99,7 +102,9 @@ def check_speed(layer: Layer, device: torch.device, rounds: int) -> Finding:
 
 
 SIZE = 64
-_HEAD = dict(channels=16, num_classes=4, norm_cfg=dict(type="BN"), dropout_ratio=0.0)
+_LOSS = dict(type="CrossEntropyLoss", class_weight=[1.0, 2.0, 0.5, 1.5])
+_HEAD = dict(channels=16, norm_cfg=dict(type="BN"), dropout_ratio=0.0, loss_decode=_LOSS)
+_HEAD |= dict(num_classes=4)
 _RESNET = dict(type="ResNetV1c", depth=18, num_stages=1, base_channels=16, stem_channels=16)
 _RESNET |= dict(out_indices=(0,), strides=(1,), dilations=(1,), norm_cfg=dict(type="BN"))
 _FCN = dict(type="FCNHead")
@@ -142,9 +147,26 @@ def check_training(parts: Parts, device: torch.device) -> Finding:
 
 
 def train_step(
-    parts: Parts, device: torch.device, half: bool = False
+    parts: Parts, device: torch.device, half: bool = False, kind: str = "EncoderDecoder"
 ) -> tuple[float, dict[str, Tensor], list[str]]:
     """Return a new segmentor's loss and gradients, PyTorch's warnings, and the operators it ran."""
+    model, images, samples = segmentor(parts, device, kind)
+    set_sync_debug_mode = torch.cuda.set_sync_debug_mode if device.type == "cuda" else str
+    set_sync_debug_mode("warn")
+    with warnings.catch_warnings(record=True) as caught, _deterministic():
+        warnings.simplefilter("always")
+        with torch.autocast(device.type, torch.bfloat16, enabled=half), _Operators() as operators:
+            losses = model(images, samples, mode="loss")
+        loss, _ = model.parse_losses(losses)
+        loss.backward()
+    set_sync_debug_mode("default")
+    notes = [str(w.message) for w in caught] + sorted(operators.names)
+    return float(loss.detach()), {n: p.grad for n, p in model.named_parameters()}, notes
+
+
+def segmentor(parts: Parts, device: torch.device, kind: str) -> tuple[nn.Module, Tensor, list]:
+    """Return a new segmentor with images and samples, of which every fifth pixel is ignored."""
+    from mmengine.config import ConfigDict
     from mmengine.registry import DefaultScope
     from mmengine.structures import PixelData
     from mmseg.registry import MODELS
@@ -157,23 +179,54 @@ def train_step(
     backbone, width, head = parts
     head = dict(**_HEAD, in_channels=width, in_index=-1, **head)
     with DefaultScope.overwrite_default_scope("mmseg"):
-        config = dict(type="EncoderDecoder", backbone=backbone, decode_head=head)
-        model = MODELS.build(config).to(device).train()
+        settings = dict(backbone=backbone, decode_head=head, test_cfg=dict(mode="whole"))
+        model = MODELS.build(ConfigDict(type=kind, **settings)).to(device).train()
     images = torch.randn(2, 3, SIZE, SIZE).to(device)
-    samples = [SegDataSample(metainfo=dict(img_shape=(SIZE, SIZE))) for _ in images]
+    sizes = dict(img_shape=(SIZE, SIZE), ori_shape=(SIZE, SIZE), pad_shape=(SIZE, SIZE))
+    samples = [SegDataSample(metainfo=sizes) for _ in images]
     for sample in samples:
-        sample.gt_sem_seg = PixelData(data=torch.randint(4, (1, SIZE, SIZE)).to(device))
-    set_sync_debug_mode = torch.cuda.set_sync_debug_mode if device.type == "cuda" else str
-    set_sync_debug_mode("warn")
-    with warnings.catch_warnings(record=True) as caught, _deterministic():
-        warnings.simplefilter("always")
-        with torch.autocast(device.type, torch.bfloat16, enabled=half), _Operators() as operators:
-            losses = model(images, samples, mode="loss")
-        loss, _ = model.parse_losses(losses)
+        labels = torch.randint(5, (1, SIZE, SIZE))
+        sample.gt_sem_seg = PixelData(data=labels.masked_fill(labels == 4, 255).to(device))
+    return model, images, samples
+
+
+def check_strips(device: torch.device, half: bool) -> Finding:
+    """Compare class maps in strips with mmsegmentation's: loss, gradients, labels, time, memory."""
+    parts, kinds = SEGMENTORS["EAHead"], ("EncoderDecoder", "StripEncoderDecoder")
+    steps = [train_step(parts, device, half, kind)[:2] for kind in kinds]
+    (expected, theirs), (loss, ours) = steps
+    largest = max(g.abs().max() for g in theirs.values())
+    error = max(((ours[n] - g).abs().max() / largest).item() for n, g in theirs.items())
+    labels, costs = [], []
+    for kind in kinds:
+        model, images, samples = segmentor(parts, device, kind)
+        autocast = torch.autocast(device.type, torch.bfloat16, enabled=half)
+        with torch.no_grad(), autocast:
+            predicted = model.eval()(images, samples, mode="predict")
+        labels.append(torch.stack([p.pred_sem_seg.data for p in predicted]))
+        costs.append(_loss_cost(model.train(), images, samples, autocast))
+    equal = (labels[0] == labels[1]).double().mean().item()
+    bounds = (0.02, 0.1, 0.97) if half else (1e-5, 1e-4, 0.999)
+    good = abs(loss - expected) <= bounds[0] * expected and error <= bounds[1]
+    figure = f"loss {loss:.5f}, mmsegmentation's {expected:.5f}, gradients {error:.1e}, labels "
+    figure += f"{equal:.2%} equal, time x{costs[1][0] / costs[0][0]:.2f}"
+    if device.type == "cuda":
+        figure += f", memory x{costs[1][1] / costs[0][1]:.2f}"
+    return Finding("ok" if good and equal >= bounds[2] else "FAIL", figure)
+
+
+def _loss_cost(model: nn.Module, images: Tensor, samples: list, autocast) -> tuple[float, int]:
+    """Return the seconds and on a GPU the peak bytes of a training step."""
+    if images.is_cuda:
+        torch.cuda.reset_peak_memory_stats(images.device)
+
+    def step() -> None:
+        with autocast:
+            loss, _ = model.parse_losses(model(images, samples, mode="loss"))
         loss.backward()
-    set_sync_debug_mode("default")
-    notes = [str(w.message) for w in caught] + sorted(operators.names)
-    return float(loss.detach()), {n: p.grad for n, p in model.named_parameters()}, notes
+
+    seconds = Timer("step()", globals={"step": step}).timeit(5).mean
+    return seconds, torch.cuda.max_memory_allocated(images.device) if images.is_cuda else 0
 
 
 class _Operators(TorchDispatchMode):
@@ -232,4 +285,4 @@ def _train_shapes(folder: Path, run: str, iterations: int, resume: bool = False)
     changes |= dict(log_level="ERROR", default_hooks=dict(checkpoint=dict(interval=2)))
     config.merge_from_dict(changes)
     torch.manual_seed(0)
-    RUNNERS.build(cast(dict, config)).train()
+    RUNNERS.build(config).train()

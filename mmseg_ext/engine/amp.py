@@ -1,6 +1,4 @@
-"""Mixed precision on any device: float16 with a gradient scaler on a GPU, bfloat16 on a CPU.
-
-Predictions use bfloat16 on both.
+"""Mixed precision on any device: bfloat16, or float16 with a gradient scaler on older GPUs.
 
 mmengine's `AmpOptimWrapper` (0.10.7 to 0.10.12) asserts a GPU.
 """
@@ -11,11 +9,14 @@ from pathlib import Path
 import torch
 from mmengine.config import Config
 from mmengine.device import get_device
+from mmengine.logging import print_log
 from mmengine.optim import AmpOptimWrapper, ApexOptimWrapper, OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.layers.older_torch import grad_scaler
+
+_AMPERE = (8, 0)  # the first CUDA capability with products in bfloat16
 
 
 @OPTIM_WRAPPERS.register_module()
@@ -23,8 +24,8 @@ class PortableAmpOptimWrapper(AmpOptimWrapper):
     """`AmpOptimWrapper` that also runs on the CPU.
 
     Args:
-        dtype: 'float16' or 'bfloat16'; by default float16 on a GPU and bfloat16 on a CPU. Set
-            'bfloat16' for GPUs that support it (Ampere and newer): it needs no gradient scaler.
+        dtype: 'float16' or 'bfloat16'; by default bfloat16, which needs no gradient scaler, and
+            float16 on GPUs older than Ampere. The log names it.
         loss_scale: 'dynamic', a number, or a dict of `GradScaler`'s arguments; ignored for
             bfloat16, which has float32's range.
     """
@@ -33,7 +34,10 @@ class PortableAmpOptimWrapper(AmpOptimWrapper):
         self, dtype: str | None = None, loss_scale: str | float | dict = "dynamic", **kwargs
     ):
         device = get_device()
-        dtype = dtype or ("bfloat16" if device == "cpu" else "float16")
+        if dtype is None:
+            old = device == "cuda" and torch.cuda.get_device_capability() < _AMPERE
+            dtype = "float16" if old else "bfloat16"
+        print_log(f"mixed precision: {dtype} (optim_wrapper.dtype)", logger="current")
         self._scale_update_param, settings = None, {}
         if isinstance(loss_scale, dict):
             settings = loss_scale
@@ -82,7 +86,7 @@ def bfloat16_autocast(device: torch.device, enabled: bool = True) -> AbstractCon
     if not enabled:
         return nullcontext()
     if device.type == "cuda":
-        fast = torch.cuda.get_device_capability(device) >= (8, 0)
+        fast = torch.cuda.get_device_capability(device) >= _AMPERE
     else:
         flags = Path("/proc/cpuinfo")
         text = flags.read_text() if device.type == "cpu" and flags.is_file() else ""

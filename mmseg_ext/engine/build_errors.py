@@ -33,6 +33,7 @@ from mmseg_ext.upstream import built_dataloaders
 # The Runner's arguments, and other keys that mmengine and the commands read.
 _KEYS = {*inspect.signature(Runner).parameters, "activation_checkpointing", "compile"}
 _KEYS |= {"custom_imports", "efficient_conv_bn_eval", "find_unused_parameters"}
+_KEYS |= {"float32_matmul_precision"}
 _KEYS |= {"min_backbone_share", "model_wrapper_cfg", "runner_type", "sync_bn"}
 _KEYS |= {"tta_model", "tta_pipeline"}
 _WEIGHTS = ("checkpoint", "pretrained", "load_from")  # keys that name files of weights

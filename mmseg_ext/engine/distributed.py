@@ -86,12 +86,11 @@ def init_distributed(cfg: Config) -> None:
             world_size=world_size,
             **limit,
         )
-    if cuda:
-        return
     unused = cfg.get("find_unused_parameters", False)
     default = {"broadcast_buffers": False, "find_unused_parameters": unused}
-    wrapper = cfg.get("model_wrapper_cfg") or default
-    if wrapper.get("type", "MMDistributedDataParallel") == "MMDistributedDataParallel":
+    # Without this, DDP keeps a second copy of all gradients.
+    wrapper = cfg.get("model_wrapper_cfg") or {**default, "gradient_as_bucket_view": True}
+    if not cuda and wrapper.get("type", "MMDistributedDataParallel") == "MMDistributedDataParallel":
         wrapper["type"] = "CPUDistributedDataParallel"
     cfg.model_wrapper_cfg = wrapper
 

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from mmengine.config import Config
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
@@ -158,6 +159,7 @@ def build_test_runner(
 
 def _build(cfg: Config, *loops: str) -> Runner:
     """Build the Runner with these loops and their datasets."""
+    set_gpu_defaults(cfg)
     with explained(cfg, unused="test_" if "train_loop" in loops else "val_"):
         runner = RUNNERS.build(cast(dict, cfg))
         for loop in loops:
@@ -168,6 +170,19 @@ def _build(cfg: Config, *loops: str) -> Runner:
         check_metrics(runner)
         _fit_learning_rate(runner)
     return runner
+
+
+def set_gpu_defaults(cfg: Config) -> None:
+    """Set torch's `float32_matmul_precision`, and `pin_memory` of loaders that do not set it.
+
+    Without a GPU do nothing: the precision would change products on some CPUs.
+    """
+    if not torch.cuda.is_available():
+        return
+    torch.set_float32_matmul_precision(cfg.get("float32_matmul_precision", "highest"))
+    for name in ("train_dataloader", "val_dataloader", "test_dataloader"):
+        if cfg.get(name):
+            cfg[name].setdefault("pin_memory", True)
 
 
 def _decide_resuming(cfg: Config, resume: bool, options: dict) -> None:

@@ -27,7 +27,7 @@ from mmseg_ext.layers._composed_external_attention import (
 from mmseg_ext.layers.input_shapes import require_map
 from mmseg_ext.layers.older_torch import is_compiling
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
-from mmseg_ext.layers.submodules import computes_by_weights
+from mmseg_ext.layers.submodules import computes_by_weights, sync_group
 
 Normalization = Literal["double", "softmax"]
 
@@ -108,8 +108,9 @@ class ExternalAttention2d(nn.Module):
         require_map(x, self.channels)
         pixels = x.shape[0] * x.shape[2] * x.shape[3]
         # Composing pays off from S + 1 pixels. Compiled programs always compose, because a second
-        # program for small maps would be compiled otherwise.
-        many = is_compiling() or pixels > self.memory_size
+        # program for small maps would be compiled otherwise. Processes that share statistics
+        # always compose, because each must take part in the same exchange.
+        many = is_compiling() or pixels > self.memory_size or sync_group(self.conv2[1]) is not None
         if many and self._is_composable():
             with autocast_disabled(x):
                 weights = self._composed_weights()

@@ -14,6 +14,7 @@ from mmseg_ext.commands import doctor
 from mmseg_ext.doctor import checks as module
 from mmseg_ext.doctor.checks import Finding
 from mmseg_ext.layers import ExternalAttention2d, ManhattanAttention
+from mmseg_ext.segmentors import StripEncoderDecoder
 
 CPU = torch.device("cpu")
 
@@ -63,6 +64,15 @@ def test_training_step_that_is_random_or_wrong_under_autocast(monkeypatch):
     scale = lambda: float("nan") if torch.is_autocast_enabled("cpu") else 1  # noqa: E731
     monkeypatch.setattr(ExternalAttention2d, "forward", lambda s, x: forward(s, x) * scale())
     assert check().status == "FAIL"
+
+
+def test_strips_compared_with_full_maps(monkeypatch):
+    findings = run("class maps in strips")
+    assert [f.status for f in findings.values()] == ["ok", "ok"], findings
+    loss = StripEncoderDecoder.loss
+    wrong = lambda *args: {k: 1.001 * v for k, v in loss(*args).items()}  # noqa: E731
+    monkeypatch.setattr(StripEncoderDecoder, "loss", wrong)
+    assert run("class maps in strips", "float32")["float32"].status == "FAIL"
 
 
 @pytest.mark.slow

@@ -85,6 +85,15 @@ def test_attention_stores_scores_only_in_the_plain_kernel(device, width, values,
     assert masked.shape == v.shape
 
 
+def test_batch_norm_of_one_value_per_channel(device):
+    """With SyncBN one image on each of several GPUs is enough."""
+    x = torch.zeros(1, 8, 1, 1, device="cuda", requires_grad=True)
+    mean, variance = torch.zeros(2, 8, device="cuda")
+    y = functional.batch_norm(x, mean, variance, training=True)
+    y.sum().backward()
+    assert y.shape == x.grad.shape == x.shape
+
+
 def test_dropout_stores_a_mask_of_bytes(device):
     x = torch.zeros(1000, device="cuda", requires_grad=True)
     y = functional.dropout(x, 0.1)

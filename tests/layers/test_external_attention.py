@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from mmengine.model.utils import revert_sync_batchnorm
 from torch import nn
 
 from benchmarks.reference.external_attention import (
@@ -48,7 +49,7 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("size", [(9, 11), (2, 2)], ids=["composed", "published order"])
 def test_equals_the_equations(variant, size):
-    """In evaluation, fused, and in training, for which torch's SyncBatchNorm needs a GPU."""
+    """In evaluation, fused, and in training, for which the norm that is called needs a GPU."""
     block = trained_like(**VARIANTS[variant]).eval().double()
     x = torch.randn(2, 48, *size, dtype=torch.float64)
     assert_same_function(block, PlainExternalAttention2d, x)
@@ -59,19 +60,40 @@ def test_equals_the_equations(variant, size):
         assert_same_function(block.train(), PlainExternalAttention2d, x)
 
 
-def test_synchronized_statistics_are_the_groups(monkeypatch):
-    """In training the norm is called, which knows the other processes; here one with other maps."""
-    others = 3 * torch.randn(2, 48, 9, 11)
+def step(block: nn.Module, x: torch.Tensor, weights: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return output, gradients and running statistics of one training step."""
+    y = block.train()(x.requires_grad_())
+    (y * weights).sum().backward()
+    found = {name: p.grad for name, p in block.named_parameters()}
+    return found | dict(block.named_buffers()) | {"y": y.detach(), "x": x.grad}
 
-    def forward(self, y):
-        all_maps = torch.cat([y, others])
-        y = nn.functional.batch_norm(all_maps, None, None, self.weight, self.bias, True)
-        return y[: len(all_maps) // 2]
 
-    monkeypatch.setattr(nn.SyncBatchNorm, "forward", forward)
-    block = trained_like(norm_layer=nn.SyncBatchNorm).train()
-    x = torch.randn(2, 48, 9, 11)
-    torch.testing.assert_close(block(x), block.published_order(x), rtol=1e-4, atol=1e-5)
+def synchronized_step(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    torch.distributed.init_process_group("gloo", store, rank=rank, world_size=2)
+    block, x, weights = torch.load(f"{folder}/given.pt", weights_only=False)
+    own = slice(0, 1) if rank == 0 else slice(1, 3)
+    torch.save(step(block, x[own].clone(), weights[own]), f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_synchronize_compact_statistics(tmp_path):
+    """Processes with one and two images give the step of one process with three."""
+    block = trained_like(norm_layer=nn.SyncBatchNorm).double()
+    x, weights = (torch.randn(3, 48, 9, 11, dtype=torch.float64) for _ in range(2))
+    torch.save((block, x, weights), tmp_path / "given.pt")
+    torch.multiprocessing.spawn(synchronized_step, (str(tmp_path),), nprocs=2)
+    one, two = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    for name, expected in step(revert_sync_batchnorm(block), x, weights).items():
+        if name in ("y", "x"):
+            found = torch.cat((one[name], two[name]))
+        elif name.startswith("conv2.1.") and name.endswith(("mean", "var", "tracked")):
+            found = one[name]
+            assert torch.equal(found, two[name])
+        else:
+            found = one[name] + two[name]
+        assert (found - expected).abs().max() <= 1e-6 * expected.abs().max().clamp(min=1e-6), name
 
 
 @pytest.mark.parametrize("variant", ["default", "group norm"])

@@ -1,0 +1,83 @@
+"""What a run sets for a GPU, tested without one; and compiled training."""
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mmseg_ext.commands.train import main as train
+from mmseg_ext.engine import amp
+from mmseg_ext.engine.amp import PortableAmpOptimWrapper
+from mmseg_ext.engine.launch import set_gpu_defaults
+from tests.configs import EXPERIMENTS, load
+from tests.engine.runs import recorded, write_config
+from tests.models import NARROW_LAMBDA, NARROW_RMT
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "expected"),
+    [("cuda", (9, 0), "bfloat16"), ("cuda", (7, 5), "float16"), ("cpu", None, "bfloat16")],
+)
+def test_mixed_precision_of_a_device(monkeypatch, device, capability, expected):
+    monkeypatch.setattr(amp, "get_device", lambda: device)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1)
+    wrapper = PortableAmpOptimWrapper(optimizer=optimizer)
+    assert wrapper.cast_dtype == getattr(torch, expected)
+    chosen = PortableAmpOptimWrapper(optimizer=optimizer, dtype="float16")
+    assert chosen.cast_dtype == torch.float16
+
+
+def test_precision_and_pinned_memory_are_set_for_a_gpu(monkeypatch):
+    config = load(EXPERIMENTS["ea_r18_shapes"])
+    own = {"float32_matmul_precision": "medium", "train_dataloader": {"pin_memory": False}}
+    seen = []
+    for available, changes in ((False, {}), (True, {}), (True, own)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda a=available: a)
+        given = copy.deepcopy(config)
+        given.merge_from_dict(changes)
+        torch.set_float32_matmul_precision("highest")
+        try:
+            set_gpu_defaults(given)
+            precision = torch.get_float32_matmul_precision()
+        finally:
+            torch.set_float32_matmul_precision("highest")
+        loaders = (given.train_dataloader, given.val_dataloader)
+        seen.append((precision, *(loader.get("pin_memory") for loader in loaders)))
+    assert seen == [("highest", None, None), ("high", True, True), ("medium", False, True)]
+
+
+HEAD = dict(in_channels=64, channels=16, num_classes=3, in_index=-1, dropout_ratio=0)
+HEAD |= dict(norm_cfg=dict(type="GN", num_groups=4), align_corners=False)
+RMT = dict(type="RMT", arch=NARROW_RMT, out_indices=(3,))
+LAMBDA = dict(type="LambdaResNet", out_indices=(3,), **NARROW_LAMBDA)
+PARTS = {
+    "EAHead": dict(decode_head=HEAD | dict(type="EAHead", ea_channels=16)),
+    "MaSAHead": dict(decode_head=HEAD | dict(type="MaSAHead", num_heads=2)),
+    "RMT": dict(backbone=RMT, decode_head=HEAD | dict(type="FCNHead", in_channels=32)),
+    "LambdaResNet": dict(
+        backbone=LAMBDA, decode_head=HEAD | dict(type="FCNHead", in_channels=2048)
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PARTS)
+def test_compiled_training_has_the_same_losses(tmp_path, name):
+    """Two iterations of the training step, which torch.compile records."""
+    base = write_config(tmp_path)
+    parts = ", ".join(f"{k}=dict(_delete_=True, **{v!r})" for k, v in PARTS[name].items())
+    losses = []
+    for i, compiled in enumerate((False, dict(backend="eager"))):
+        path = tmp_path / f"loss{i}"
+        text = f"_base_ = [{str(base)!r}]\nmodel = dict({parts})\n"
+        text += f"custom_hooks = [dict(type='RecordLoss', path={str(path)!r})]\n"
+        text += f"compile = {compiled!r}\ntrain_cfg = dict(max_iters=2)\n"
+        config = tmp_path / f"{name}{i}.py"
+        config.write_text(text)
+        train([str(config), "--work-dir", str(tmp_path / f"work{i}")])
+        losses.append([*recorded(Path(f"{path}.0")).values()])
+    assert len(losses[0]) == 2
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
