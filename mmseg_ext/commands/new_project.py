@@ -15,8 +15,8 @@ def parser() -> argparse.ArgumentParser:
     parser = command_parser(
         __doc__,
         """\
-Images and annotations are paired by what differs in their names; folders train, val and test are
-the splits. Run the command again after adding images: it keeps the split and the config.
+Images and annotations are paired by their names; folders train, val and test are the splits. Run
+the command again after adding images: it keeps the split and the config.
 
 --from is scratch (default), imagenet (mmsegmentation's ResNet-18), a checkpoint of an earlier
 project, or weights of this package, e.g. ea_r18_fpn_camvid_6k (non-commercial use only, which then

@@ -263,7 +263,7 @@ def find_pairs(images: Path, reader: Masks, data: Path) -> tuple[list[_Pair], li
         raise ValueError(
             f"{(left_out or [f'{images}: no image'])[0]}, and no other pair; compare "
             f"{next(iter(found), 'none')} with {first.name or first.path}; folders, usual words "
-            "(_image, _mask), and what all names share at their ends were ignored; rename the "
+            "(_image, _mask), and beginnings and endings of all names were ignored; rename the "
             "files, or choose them with patterns such as --masks 'DIR/*_label.png'"
         )
     left_out += [
@@ -305,9 +305,9 @@ def _keep_splits(
 
 
 def _choose_splits(pairs: Sequence[_Pair], shares: Mapping[str, float]) -> None:
-    """Assign the pairs without a split, so that the splits have their shares of all pairs.
+    """Assign the pairs without a split; each split gets its share of all pairs.
 
-    The order is the hash of the names. Each class gets into both parts, if several images have it.
+    The order is the hash of the names. Each class gets into all splits if enough images have it.
     """
     pool = [pair for pair in pairs if pair.split in (None, "train", *shares)]
     for split, share in shares.items():

@@ -1,4 +1,4 @@
-"""Find the annotation of each image by what differs in their names.
+"""Find the annotation of each image by their names.
 
 Names are compared without the suffix, without the usual words (`_image`, `_mask`), and without a
 beginning or ending that all names of their side share. Folders count if names repeat.
