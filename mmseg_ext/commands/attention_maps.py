@@ -64,3 +64,4 @@ def main(args: argparse.Namespace) -> int:
             path = args.out / f"{stem}_{name}.png"
             summary = draw_layer(layer, inputs[name], scene, f"{name}, {Path(file).name}", path)
             print(f"{path}: {summary}")
+    return 0

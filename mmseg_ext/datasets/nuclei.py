@@ -7,6 +7,7 @@ across imaging experiments, 2019) with the corrections of lopuhin/kaggle-dsbowl-
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -41,7 +42,7 @@ def number_nuclei(folder: Path) -> np.ndarray:
     masks = sorted((folder / "masks").glob("*.png"))
     if not masks:
         raise MissingDataError(f"{folder / 'masks'}: no masks; unpack the dataset again")
-    nuclei: np.ndarray | None = None
+    nuclei: Any = None
     for number, path in enumerate(masks, start=1):
         mask = decode(read_bytes(str(path)), str(path), "grayscale", "cv2")
         if nuclei is None:

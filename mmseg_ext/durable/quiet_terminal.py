@@ -7,7 +7,7 @@ import logging
 _LONG = ("-----", "Config:", "Hooks will be executed in the following order", "paramwise_options")
 
 
-def quiet_terminal(logger: logging.Logger) -> logging.Logger:
+def quiet_terminal(logger: logging.Logger) -> None:
     """Hide the long records of the start on the logger's terminal, but not in its files."""
 
     def is_short(record: logging.LogRecord) -> bool:
@@ -16,4 +16,3 @@ def quiet_terminal(logger: logging.Logger) -> logging.Logger:
     for handler in logger.handlers:
         if not isinstance(handler, logging.FileHandler):
             handler.addFilter(is_short)
-    return logger

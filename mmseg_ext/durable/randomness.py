@@ -15,6 +15,7 @@ import random
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,8 @@ from mmseg_ext.errors import CheckpointError
 
 def random_state(cuda: bool = True) -> dict:
     """Return the states of Python's, NumPy's and torch's generators, including CUDA's."""
-    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    numpy_state: Any = np.random.get_state()  # a tuple; its types allow a dict
+    kind, keys, position, has_gauss, gauss = numpy_state
     state = {
         "python": random.getstate(),
         "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss),
@@ -72,6 +74,8 @@ def derive_seed(seed: int, what: str, number: int) -> int:
 
 class SampleIndex(int):
     """The index of a sample, with the seed of its augmentation."""
+
+    seed: int
 
     def __new__(cls, index: int, seed: int = 0):  # unpickling sets the seed
         self = super().__new__(cls, index)

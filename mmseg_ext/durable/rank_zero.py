@@ -1,13 +1,14 @@
 """One action for all processes of a run."""
 
 from collections.abc import Callable
+from typing import Any
 
 from mmengine import dist
 
 from mmseg_ext.errors import CheckpointError, LaunchError, RunError
 
 
-def on_rank_zero(action: Callable[[], object]) -> object:
+def on_rank_zero(action: Callable[[], Any]) -> Any:
     """Run `action` on rank 0 and return its result, or raise its error, on every rank.
 
     Other ranks raise a RunError for an error that is neither a LaunchError nor a CheckpointError.

@@ -26,6 +26,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from mmengine import dist
@@ -98,7 +99,8 @@ class _TrainingState(Hook):
         runner.message_hub.update_info("validated_iter", runner.iter)
 
     def after_val(self, runner) -> None:
-        randomness.set_random_state(self._random)
+        if self._random is not None:
+            randomness.set_random_state(self._random)
         self._random = None
 
     def random_state(self) -> dict:
@@ -173,7 +175,7 @@ class DurableRunner(Runner):
     def __init__(self, *args, **kwargs):
         self._resuming = False
         self._process_state: tuple[str, dict] | None = None  # of this file, not yet restored
-        self._host_group = None
+        self._host_group: Any = None  # a process group of gloo
         self.run_id = uuid.uuid4().hex  # a resumed run continues with the checkpoint's
         self._terms: dict[str, str] = {}  # of the weights from which the run starts
         super().__init__(*args, **kwargs)
@@ -183,7 +185,9 @@ class DurableRunner(Runner):
         self.register_hook(ShortHistoryHook())
 
     def build_logger(self, *args, **kwargs) -> MMLogger:
-        return quiet_terminal(super().build_logger(*args, **kwargs))
+        logger = super().build_logger(*args, **kwargs)
+        quiet_terminal(logger)
+        return logger
 
     def set_randomness(self, *args, **kwargs) -> None:
         super().set_randomness(*args, **kwargs)
@@ -209,7 +213,8 @@ class DurableRunner(Runner):
         if self._resuming:
             require_resumable(content, filename)
             if "optimizer" in content:
-                fit_optimizer_state(self.optim_wrapper, content["optimizer"], filename)
+                wrapper: Any = self.optim_wrapper  # built, and no config
+                fit_optimizer_state(wrapper, content["optimizer"], filename)
             self._take_resume_state(content, filename)
         return content
 
@@ -315,7 +320,8 @@ class DurableRunner(Runner):
 
     def _optimizer_settings(self) -> dict[str, set[float]]:
         """Return the learning rates before any schedule, and the weight decays, of all groups."""
-        groups = self.optim_wrapper.param_groups
+        wrapper: Any = self.optim_wrapper  # built, and no config
+        groups = wrapper.param_groups
         if isinstance(groups, dict):  # of several optimizers
             groups = [*itertools.chain(*groups.values())]
         return {

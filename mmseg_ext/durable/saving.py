@@ -10,6 +10,7 @@ import re
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import torch
 from mmengine import dist
@@ -40,10 +41,11 @@ def checkpoint_folder(cfg: Config) -> Path:
 class _RemovesNothing(LocalBackend):
     """Finds no file, so mmengine removes none before the newer one is complete."""
 
-    def isfile(self, path: str) -> bool:
+    def isfile(self, filepath: str | Path) -> bool:
         return False
 
-    isdir = isfile
+    def isdir(self, filepath: str | Path) -> bool:
+        return False
 
 
 @HOOKS.register_module()
@@ -54,7 +56,7 @@ class DurableCheckpointHook(CheckpointHook):
     the scores and names the best checkpoint.
     """
 
-    _run: str | None = None  # the identity of a `DurableRunner`'s run
+    _run: Any = None  # the identity of a `DurableRunner`'s run
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)

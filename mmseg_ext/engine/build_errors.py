@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, TracebackType
+from typing import Any
 
 import mmengine.registry
 import torch
@@ -42,7 +43,7 @@ _UNEXPECTED = re.compile(r"(\w+)[\w.]*\(\) got an unexpected keyword argument '(
 _BUILDER = re.compile(r"_?(?:build|init|register|set)_(\w+?)(?:_layer|_loop)?")
 _ANCESTORS = (object, nn.Module, BaseModule)  # of too many classes to find a part by their methods
 
-_Entries = list[tuple[str, object]]  # dotted keys of the config, and their values
+_Entries = list[tuple[str, Any]]  # dotted keys of the config, and their values
 
 
 @contextlib.contextmanager
@@ -154,7 +155,7 @@ def _explanation(cfg: Config, entries: _Entries, error: Exception) -> Exception 
     if unknown is not None:
         return unknown
     if wrong := _UNEXPECTED.search(reason):
-        return _of_argument(entries, part, *wrong.groups(), error, training)
+        return _of_argument(entries, part, wrong[1], wrong[2], error, training)
     if missing := re.search(r"KeyError: '?(inputs|gt_seg_map|gt_sem_seg)\b", f"{reason} {error}"):
         transform = "PackSegInputs" if missing[1] == "inputs" else "LoadAnnotations"
         pipelines = [e for e in entries if e[0].endswith(".pipeline") and isinstance(e[1], list)]

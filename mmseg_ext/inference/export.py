@@ -47,7 +47,7 @@ class WholeImageSegmentor(nn.Module):
 
     mean: Tensor
     std: Tensor
-    parts: nn.ModuleDict
+    parts: Any
 
     def __init__(self, segmentor: EncoderDecoder, fuse: bool = False):
         super().__init__()

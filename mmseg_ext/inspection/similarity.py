@@ -9,7 +9,7 @@ where A is the map that multiplies the values, after mixing and normalization in
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -98,7 +98,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def layer_inputs(
-    model: nn.Module, layers: Iterable[nn.Module], image: Tensor
+    model: Callable, layers: Iterable[nn.Module], image: Tensor
 ) -> dict[nn.Module, Tensor]:
     """Run `model(image)`, and return the input of each layer in the order of the calls."""
     inputs: dict[nn.Module, Tensor] = {}
