@@ -125,7 +125,7 @@ def capture_inputs(
         )
         # Segmentors call methods of their head, not the head, so hooks of JSegEAHead do not run.
         features = model.extract_feat(image)
-    inputs: dict[str, Tensor] = {name: found.get(layer, features) for name, layer in layers.items()}
+    inputs: dict[str, Any] = {name: found.get(layer, features) for name, layer in layers.items()}
     (scores,) = logits
     return inputs, scores.argmax(0) if len(scores) > 1 else (scores[0] > 0).long()
 
