@@ -6,7 +6,7 @@ The exported model takes RGB values, normalizes them, and returns class scores.
 import copy
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from mmengine.model.utils import revert_sync_batchnorm
@@ -67,7 +67,7 @@ class WholeImageSegmentor(nn.Module):
         parts: Any = nn.ModuleDict({k: m for k, m in segmentor.named_children() if k in used})
         parts = revert_sync_batchnorm(copy.deepcopy(parts))
         _free_of_size(parts)
-        self.parts = fuse_model(parts) if fuse else parts
+        self.parts = cast(nn.ModuleDict, fuse_model(parts) if fuse else parts)
         self.align_corners = segmentor.align_corners
         self.eval()
 
