@@ -3,7 +3,7 @@
 Other invalid input raises `ValueError`.
 """
 
-SAFE_UNTIL_NOW = "the checkpoints written before are complete; --resume continues from the newest"
+RESUME_HINT = "the checkpoints written before are complete; --resume continues from the newest"
 
 
 class StackError(ImportError):

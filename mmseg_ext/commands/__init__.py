@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from mmseg_ext.errors import (
-    SAFE_UNTIL_NOW,
+    RESUME_HINT,
     CheckpointError,
     LabelError,
     LaunchError,
@@ -126,7 +126,7 @@ def exit_on_run_error():
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _DISK:
             file = error.filename or "a file of the run"
-            error = RunError(f"{file}: {error.strerror}; {SAFE_UNTIL_NOW}")
+            error = RunError(f"{file}: {error.strerror}; {RESUME_HINT}")
         if _line_of(error) is None:
             raise
         sys.exit(explain_error(error, "run") or 1)

@@ -48,7 +48,7 @@ from mmseg_ext.durable.quiet_terminal import quiet_terminal
 from mmseg_ext.durable.rank_zero import on_rank_zero
 from mmseg_ext.durable.safe_loading import SafeLoading, unwrap_model
 from mmseg_ext.durable.saving import StopOnSignalHook, checkpoint_folder
-from mmseg_ext.errors import SAFE_UNTIL_NOW, CheckpointError, LaunchError, NotWritten
+from mmseg_ext.errors import RESUME_HINT, CheckpointError, LaunchError, NotWritten
 from mmseg_ext.upstream import resume_from, searches_checkpoint, shut_down_workers, validates_at
 
 try:
@@ -260,7 +260,7 @@ class DurableRunner(Runner):
                 with atomic_write(Path(out_dir, filename)) as part:
                     Runner.save_checkpoint(self, str(part.parent), part.name, *args, **settings)
             except NotWritten as error:
-                raise CheckpointError(f"{error}; {SAFE_UNTIL_NOW}") from error
+                raise CheckpointError(f"{error}; {RESUME_HINT}") from error
 
         on_rank_zero(write)
 

@@ -12,7 +12,7 @@ import pytest
 
 from mmseg_ext.__main__ import main
 from mmseg_ext.commands import COMMANDS, check_dataset, env, exit_on_run_error, start
-from mmseg_ext.errors import SAFE_UNTIL_NOW, LabelError, LaunchError, MissingDataError, RunError
+from mmseg_ext.errors import RESUME_HINT, LabelError, LaunchError, MissingDataError, RunError
 from mmseg_ext.version import __version__
 from tests.configs import CONFIGS
 from tests.models import PUBLIC
@@ -138,8 +138,8 @@ OF_A_WORKER = "Traceback:\n  a line\nmmseg_ext.errors.LabelError: a.png: 7\n"
         (RunError("not finite"), "not finite"),
         (MissingDataError("layout:\n  a\n"), "data: layout:\n  a\n"),
         (LabelError(OF_A_WORKER), "data: a.png: 7"),
-        (OSError(errno.ENOSPC, "full", "a.pth"), f"a.pth: full; {SAFE_UNTIL_NOW}"),
-        (OSError(errno.EROFS, "read-only"), f"a file of the run: read-only; {SAFE_UNTIL_NOW}"),
+        (OSError(errno.ENOSPC, "full", "a.pth"), f"a.pth: full; {RESUME_HINT}"),
+        (OSError(errno.EROFS, "read-only"), f"a file of the run: read-only; {RESUME_HINT}"),
     ],
 )
 def test_an_error_of_a_run_is_one_message(error, printed, monkeypatch):
