@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from mmseg_ext.backbones.backbone import Backbone, OutIndices, Settings, settings_of
 from mmseg_ext.layers.input_shapes import channels_first, channels_last
-from mmseg_ext.layers.manhattan_attention import Decay, ManhattanBlock
+from mmseg_ext.layers.manhattan_attention import Decay, ManhattanBlock, takes_terms
 
 # One entry per stage: blocks, width, heads, feed-forward ratio, decay range, decomposed attention
 # (along W, then H), and initial layer scale (None: no layer scale). Then stochastic depth.
@@ -197,7 +197,7 @@ class RMT(Backbone):
             x = channels_last(x)  # (B, h_i, w_i, C_i)
             terms = blocks[0].attn.position_terms(x)  # its blocks have equal settings
             for block in blocks.children():
-                x = self._run(block, x, terms)
+                x = self._run(block, x, *([terms] if takes_terms(block) else []))
             if str(i) in self.out_norms:
                 maps.append(channels_first(self.out_norms[str(i)](x)))
             x = channels_first(x)  # (B, C_i, h_i, w_i)

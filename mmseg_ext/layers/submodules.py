@@ -29,8 +29,9 @@ def does_more_than_forward(module: nn.Module) -> bool:
 
 def sync_group(norm: nn.Module) -> "distributed.ProcessGroup | None":
     """Return the processes whose statistics a norm shares; None if only this process counts."""
-    syncs = isinstance(norm, nn.SyncBatchNorm) and norm.training
-    if not (syncs and distributed.is_available() and distributed.is_initialized()):
+    if not (isinstance(norm, nn.SyncBatchNorm) and norm.training):
+        return None
+    if not (distributed.is_available() and distributed.is_initialized()):
         return None
     group = norm.process_group or distributed.group.WORLD
     return group if distributed.get_world_size(group) > 1 else None

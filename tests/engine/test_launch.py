@@ -127,6 +127,7 @@ def test_a_group_on_the_cpu_trains_sync_bn_as_bn(tmp_path):
         cfg = load_settings(str(config), launcher="pytorch")
         distributed.init_distributed(cfg)
         default = {"broadcast_buffers": False, "find_unused_parameters": False}  # as mmengine's
+        default["gradient_as_bucket_view"] = True
         assert cfg.model_wrapper_cfg == {"type": "CPUDistributedDataParallel", **default}
         norms = [m for m in runner.model.modules() if isinstance(m, _BatchNorm)]
         assert norms and not any(isinstance(m, nn.SyncBatchNorm) for m in norms)
