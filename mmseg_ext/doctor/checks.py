@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -164,7 +164,7 @@ def train_step(
     return float(loss.detach()), {n: p.grad for n, p in model.named_parameters()}, notes
 
 
-def segmentor(parts: Parts, device: torch.device, kind: str) -> tuple[nn.Module, Tensor, list]:
+def segmentor(parts: Parts, device: torch.device, kind: str) -> tuple[Any, Tensor, list]:
     """Return a new segmentor with images and samples, of which every fifth pixel is ignored."""
     from mmengine.config import ConfigDict
     from mmengine.registry import DefaultScope
@@ -215,7 +215,7 @@ def check_strips(device: torch.device, half: bool) -> Finding:
     return Finding("ok" if good and equal >= bounds[2] else "FAIL", figure)
 
 
-def _loss_cost(model: nn.Module, images: Tensor, samples: list, autocast) -> tuple[float, int]:
+def _loss_cost(model: Any, images: Tensor, samples: list, autocast) -> tuple[float, int]:
     """Return the seconds and on a GPU the peak bytes of a training step."""
     if images.is_cuda:
         torch.cuda.reset_peak_memory_stats(images.device)
@@ -285,4 +285,4 @@ def _train_shapes(folder: Path, run: str, iterations: int, resume: bool = False)
     changes |= dict(log_level="ERROR", default_hooks=dict(checkpoint=dict(interval=2)))
     config.merge_from_dict(changes)
     torch.manual_seed(0)
-    RUNNERS.build(config).train()
+    RUNNERS.build(cast(dict, config)).train()

@@ -1,5 +1,7 @@
 """Helpers of layers that compute with their submodules' weights instead of calling them."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -33,7 +35,7 @@ def sync_group(norm: nn.Module) -> "distributed.ProcessGroup | None":
         return None
     if not (distributed.is_available() and distributed.is_initialized()):
         return None
-    group = norm.process_group or distributed.group.WORLD
+    group: Any = norm.process_group or distributed.group.WORLD
     return group if distributed.get_world_size(group) > 1 else None
 
 
