@@ -229,7 +229,8 @@ def _strip_cross_entropy(
     # log sum exp = highest - log(its probability), which is at least 1 / C: never log(0).
     log_highest = probabilities.gather(1, predicted).log()  # P, 1
     losses = (highest - scores.gather(1, label) - log_highest)[:, 0]  # P
-    weight = valid.to(scores.dtype) if class_weight is None else class_weight[label[:, 0]] * valid
+    weight = valid.to(scores.dtype) if class_weight is None else class_weight[label[:, 0]]
+    weight = weight.masked_fill(~valid, 0)  # not NaN x 0
     hits = (predicted == label)[:, 0] & valid
     loss = (losses * weight).masked_fill_(~kept, 0).sum()
     probabilities.scatter_(1, label, probabilities.gather(1, label) - 1)

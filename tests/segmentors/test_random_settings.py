@@ -54,7 +54,7 @@ cross_entropy = with_a_fault(
         "class_weight": [EACH_CLASS[:3], (*EACH_CLASS, 1), [], [EACH_CLASS], 1.0, ["1"] * CLASSES]
         + ["no_such_file.npy", {"a": 1}, [None] * CLASSES, [math.nan] * CLASSES],
         "reduction": ["none", "average", None],
-        "loss_weight": [None, "1", [0.5, 1.0], math.nan],
+        "loss_weight": [None, "1", [0.5, 1.0]],
         "loss_name": [None, "decode"],
         "use_sigmoid": [True],
         "use_mask": [True],
