@@ -23,7 +23,6 @@ from tests.segmentors.small import labelled
 
 CLASSES, SIZE = 4, (20, 28)
 EACH_CLASS = [0.5, 1.0, 2, 0.0]
-LENGTHS = [8, 12, 20, 40]
 PAIRS = [16, (16,), (8, 8, 8), None, (0, 8), ("8", 8), [8, 8], (8.0, 8)]
 
 
@@ -101,7 +100,7 @@ whole = with_a_fault({}, {"mode": ["crop", None, True, ""]}, mode="whole")
 slide = with_a_fault(
     {
         "crop_size": st.tuples(st.sampled_from([20, 40]), st.sampled_from([20, 40])),
-        "stride": st.tuples(st.sampled_from(LENGTHS[:3]), st.sampled_from(LENGTHS[:3])),
+        "stride": st.tuples(st.sampled_from([8, 12]), st.sampled_from([8, 12, 20])),
     },
     {"crop_size": PAIRS, "stride": PAIRS},
     mode="slide",
