@@ -103,7 +103,7 @@ def import_quietly(name: str) -> ModuleType:
     hide = "mmdet" not in sys.modules and importlib.util.find_spec("mmcv") is not None
     hide = hide and name.startswith("mmseg") and not importlib.util.find_spec(COMPILED_OPERATORS)
     if hide:
-        sys.modules["mmdet"] = None  # type: ignore[assignment]
+        sys.modules["mmdet"] = None  # type: ignore[assignment] (its type has only modules)
     try:
         with quiet_stack_imports():
             return importlib.import_module(name)

@@ -172,6 +172,7 @@ class ExternalAttention2d(nn.Module):
         """Return M_k W_1 (S, C), M_k b_1 (S,) and W_2 M_v (C, S), in float32 at least."""
         dtype = full_precision(self.conv1.weight.dtype)
         weights = self.conv1.weight, self.conv2[0].weight
+        # pyright takes a module's weight for a tensor or a module.
         first, last = (w.flatten(1).to(dtype) for w in weights)  # pyright: ignore[reportCallIssue]
         # `flatten` instead of an index, whose backward pass would fill a tensor with zeros.
         keys = self.linear_0.weight.flatten(1).to(dtype)  # (S, C)

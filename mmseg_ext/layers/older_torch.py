@@ -12,7 +12,7 @@ from torch import nn
 if hasattr(torch.compiler, "is_compiling"):  # torch 2.3
     is_compiling = torch.compiler.is_compiling
 else:
-    is_compiling = torch._utils.is_compiling  # type: ignore[attr-defined]
+    is_compiling = torch._utils.is_compiling  # type: ignore[attr-defined] (not in newer ones)
 
 # Whether attention on a CPU takes a float32 mask with queries in half precision.
 MIXED_MASKS = hasattr(nn.Module, "register_load_state_dict_pre_hook")  # torch 2.5

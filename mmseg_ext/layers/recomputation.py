@@ -15,6 +15,7 @@ def recomputed(function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
     Recorded programs and transforms such as `torch.func.grad` do not support this, and keep them.
     `function` draws no random numbers.
     """
+    # A part of torch that has no types.
     transforms = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     supported = not is_recorded() and transforms.peek_interpreter_stack() is None
     if not (supported and torch.is_grad_enabled()):
