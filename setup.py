@@ -77,8 +77,7 @@ def copy_mim(folder: Path) -> None:
     folder.mkdir(parents=True)
     for name in MIM:
         if (ROOT / name).is_dir():
-            # The picture is not under Apache-2.0, as the wheel is.
-            ignored = shutil.ignore_patterns("__pycache__", "street.jpg")
+            ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / name, folder / name, ignore=ignored)
         else:
             shutil.copy2(ROOT / name, folder / name)
@@ -137,7 +136,13 @@ setup(
     py_modules=["mmseg_ext_cli"],
     entry_points={"console_scripts": ["mmseg-ext = mmseg_ext_cli:main"]},
     package_data={
-        "mmseg_ext": ["py.typed", "doctor/parity/*.npz", "reports/*.j2", "datasets/*.txt"]
+        "mmseg_ext": [
+            "py.typed",
+            "doctor/parity/*.npz",
+            "reports/*.j2",
+            "datasets/*.txt",
+            "weights/*",
+        ]
     },
     install_requires=["torch>=2.1", "numpy>=1.24", "safetensors>=0.4"],
     extras_require={

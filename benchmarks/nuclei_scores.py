@@ -102,10 +102,10 @@ def score(config: str, checkpoint: str, split: str) -> dict[str, dict[str, float
     for i in range(len(dataset)):
         sample = dataset[i]
         data = sample["data_samples"]
-        start = time.perf_counter()
+        start = time.process_time()
         with torch.no_grad():
             (result,) = model.test_step(pseudo_collate([sample]))
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
         predicted = result.pred_sem_seg.data[0].numpy().astype(np.int64)
         labels = data.gt_sem_seg.data[0].numpy().astype(np.int64)
         nuclei = number_nuclei(Path(data.img_path).parents[1])

@@ -10,7 +10,7 @@ from mmseg_ext import Predictor, get_model
 from mmseg_ext.paths import configs_folder
 
 TRAINED = "ea_r18_fpn_camvid_6k"
-PHOTO = configs_folder().parent / "demo" / "street.jpg"
+PHOTO = configs_folder().parent / "weights" / "street.jpg"  # in a clone
 
 
 def half_precision(settings: Settings):

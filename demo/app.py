@@ -1,26 +1,34 @@
-"""Try a model in the browser: drop a photo, then click a pixel to see what it attends to.
+"""Try a model in the browser: count the nuclei in an image, then click a pixel to see more.
 
-    python demo/app.py [--port 7860]
+    python demo/app.py [--port 7860] [--checkpoints]
 
-The page needs Gradio (`pip install gradio`). Without a checkpoint it uses the weights that this
-project publishes for the config, or random ones.
+The page needs Gradio (`pip install gradio`). It offers the models whose weights this project has.
+With `--checkpoints` it offers all models, and opens any checkpoint that a visitor names.
 """
 
 import argparse
 import functools
+from pathlib import Path
 
 import gradio as gr
 import numpy as np
 
 import mmseg_ext
-from mmseg_ext.inference.models import DEFAULT, PRETRAINED
+from mmseg_ext.inference.models import DEFAULT
 from mmseg_ext.inspection import attention_pictures as attention
+
+TITLE = "Find the nuclei in a microscopy image"
+ABOUT = (
+    "A small EANet outlines the nuclei and the borders between them; click a pixel of the result "
+    "to see which other pixels use the same memory of external attention."
+)
+EXAMPLES = [str(path) for path in sorted(Path(__file__).parent.glob("nuclei*.png"))]
+COUNTED = "nucleus"  # the class whose objects the page counts
 
 
 @functools.lru_cache(maxsize=2)
 def load(config: str, checkpoint: str):
-    published = not checkpoint and config in PRETRAINED
-    return mmseg_ext.get_model(config, pretrained=published, weights=checkpoint or None)
+    return mmseg_ext.get_model(config, pretrained=not checkpoint, weights=checkpoint or None)
 
 
 def show_errors(function):
@@ -35,13 +43,19 @@ def show_errors(function):
 
 
 @show_errors
-def segment(photo: str | None, config: str, checkpoint: str):
-    """Return the overlay with its legend, and clear the picture of an earlier photo's attention."""
-    return mmseg_ext.Predictor(load(config, checkpoint))(photo).overlay() if photo else None, None
+def segment(photo: str | None, config: str = DEFAULT, checkpoint: str = ""):
+    """Return the overlay with the shares of the classes, the count, and no attention yet."""
+    model = load(config, checkpoint)
+    license = f"License of the weights: {model.terms.get('license', 'ask their author')}."
+    if not photo:
+        return None, license, None
+    result = mmseg_ext.Predictor(model)(photo)
+    count = f"### {len(result.objects(COUNTED))} nuclei\n\n" if COUNTED in result.classes else ""
+    return result.overlay(), count + license, None
 
 
 @show_errors
-def attend(photo: str, config: str, checkpoint: str, event: gr.SelectData):
+def attend(event: gr.SelectData, photo: str | None, config: str = DEFAULT, checkpoint: str = ""):
     """Return where the clicked pixel attends to, or for memory slots, who uses the same slots."""
     model = load(config, checkpoint)
     image, shown, original = attention.network_input(model, photo)
@@ -61,19 +75,31 @@ def attend(photo: str, config: str, checkpoint: str, event: gr.SelectData):
     return (255 * picture[:height, :width]).astype(np.uint8)
 
 
-with gr.Blocks(title="mmseg_ext") as page:
-    with gr.Row():
-        config = gr.Dropdown(mmseg_ext.list_models(), value=DEFAULT, label="config")
-        checkpoint = gr.Textbox(label="checkpoint (a path; empty: published or random weights)")
-    with gr.Row():
-        photo = gr.Image(type="filepath", label="photo")
-        overlay = gr.Image(label="classes: click a pixel", interactive=False, elem_id="overlay")
-        heat = gr.Image(label="what the pixel attends to", interactive=False, elem_id="heat")
-    settings = [photo, config, checkpoint]
-    gr.on([photo.change, config.change, checkpoint.submit], segment, settings, [overlay, heat])
-    overlay.select(attend, settings, heat)
+def build_page(checkpoints: bool = False) -> gr.Blocks:
+    """Return the page; with `checkpoints` visitors choose any model and any file."""
+    with gr.Blocks(title=TITLE) as page:
+        gr.Markdown(f"# {TITLE}\n\n{ABOUT}")
+        shown = dict(interactive=False, min_width=300)  # below each other on a phone
+        with gr.Row():
+            photo = gr.Image(type="filepath", label="image", elem_id="photo", min_width=300)
+            overlay = gr.Image(label="result: click a pixel", **shown, elem_id="overlay")
+            heat = gr.Image(label="what the pixel shares", **shown, elem_id="heat")
+        summary = gr.Markdown(elem_id="summary")
+        gr.Examples(EXAMPLES, photo, label="Examples (CC0): click one")
+        names = mmseg_ext.list_models(pretrained=not checkpoints)
+        config = gr.Dropdown(names, value=DEFAULT, label="model")
+        settings = [photo, config]
+        if checkpoints:
+            settings.append(gr.Textbox("", label="checkpoint (a path; empty: our own weights)"))
+        changes = [photo.change, config.change, page.load]
+        gr.on(changes, segment, settings, [overlay, summary, heat], api_name="segment")
+        overlay.select(attend, settings, heat)
+    return page
+
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--port", type=int, default=7860)
-    page.launch(server_port=parser.parse_args().port)
+    parser.add_argument("--checkpoints", action="store_true", help="open files that visitors name")
+    args = parser.parse_args()
+    build_page(args.checkpoints).launch(server_port=args.port)

@@ -1,6 +1,6 @@
 """Draw a validation frame of CamVid, its labels, and the prediction of the weights in `weights/`.
 
-python demo/draw_camvid_frame.py FRAME docs/images/camvid_frame.jpg [--data-root data/camvid]
+python demo/draw_camvid_frame.py FRAME weights/camvid_frame.jpg [--data-root data/camvid]
 
 With FRAME 'median' the picture shows the frame whose pixel accuracy is the median of all frames.
 """

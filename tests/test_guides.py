@@ -114,18 +114,18 @@ def test_the_readmes_config_on_one_of_mmsegmentations(tmp_path):
 
 
 def test_predictions(clone, monkeypatch, capsys):
-    """The page's lines find, measure and write the cars of the photo."""
+    """The page's lines count, measure and write the nuclei of the image."""
     monkeypatch.chdir(clone)
     (clone / "demo").symlink_to(ROOT / "demo")
     page = (ROOT / "docs/prediction.md").read_text()
     names = {}
     exec("".join(re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)), names)
-    cars, result = names["cars"], names["result"]
-    assert cars and f"{len(cars)} cars" in capsys.readouterr().out
-    car = result.classes.index("car")
-    assert 50 <= sum(found.area for found in cars) <= (result.labels == car).sum()
-    features = json.loads((clone / "cars.geojson").read_text())["features"]
-    assert [f["properties"]["area"] for f in features] == [found.area for found in cars]
+    nuclei, result = names["nuclei"], names["result"]
+    assert f"{len(nuclei)} nuclei" in capsys.readouterr().out and 100 < len(nuclei) < 160
+    nucleus = result.classes.index("nucleus")
+    assert sum(found.area for found in nuclei) <= (result.labels == nucleus).sum()
+    features = json.loads((clone / "nuclei.geojson").read_text())["features"]
+    assert [f["properties"]["area"] for f in features] == [found.area for found in nuclei]
 
 
 def test_own_dataset(clone):

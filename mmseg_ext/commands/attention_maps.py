@@ -1,4 +1,7 @@
-"""Draw what a model's attention layers look at in images, as PNG panels."""
+"""Draw what a model's attention layers look at in images, as PNG panels.
+
+Without CONFIG and CHECKPOINT, the project's own model is used.
+"""
 
 import argparse
 from pathlib import Path
@@ -10,8 +13,8 @@ from mmseg_ext.commands._flags import command, command_parser, config_flag, devi
 
 def parser() -> argparse.ArgumentParser:
     parser = command_parser(__doc__)
-    parser.add_argument("config")
-    parser.add_argument("checkpoint", help="weights; 'none' for random ones")
+    parser.add_argument("config", nargs="?", help="name or path (default: the project's own model)")
+    parser.add_argument("checkpoint", nargs="?", help="file, or 'none' for random weights")
     parser.add_argument("images", nargs="+", metavar="IMAGE")
     pixel = "the query position, ROW COLUMN in the image on disk (default: its middle)"
     parser.add_argument("--pixel", nargs=2, type=int, help=pixel)
@@ -21,6 +24,22 @@ def parser() -> argparse.ArgumentParser:
     device_flag(parser)
     config_flag(parser)
     return parser
+
+
+def _named(args: argparse.Namespace) -> tuple[str, str | None, list[str]]:
+    """Return the config, the weights, and the images: the first words may be images.
+
+    Raises:
+        ValueError: for a config without a checkpoint and an image.
+    """
+    from mmseg_ext.inference.models import DEFAULT, list_models, pretrained_weights
+
+    words = [word for word in (args.config, args.checkpoint, *args.images) if word]
+    if not words[0].endswith(".py") and words[0] not in list_models():
+        return DEFAULT, str(pretrained_weights(DEFAULT)), words
+    if len(words) < 3:
+        raise ValueError(f"{words[0]}: name a checkpoint (or 'none') and an image after it")
+    return words[0], None if words[1] == "none" else words[1], words[2:]
 
 
 @command(parser)
@@ -40,9 +59,9 @@ def main(args: argparse.Namespace) -> int:
         select_layers,
     )
 
-    config = load_settings(args.config, args.cfg_options)
+    path, weights, images = _named(args)
+    config = load_settings(path, args.cfg_options)
     torch.manual_seed(0)  # for random weights
-    weights = None if args.checkpoint == "none" else args.checkpoint
     model: Any = get_model(config, weights=weights, device=usable_device(args.device))
     meta = model.dataset_meta
     if args.list:
@@ -50,10 +69,10 @@ def main(args: argparse.Namespace) -> int:
             print(f"{name}  {type(layer).__name__}")
         return 0
     layers = select_layers(model, args.layers)
-    stems = [Path(file).stem for file in args.images]
+    stems = [Path(file).stem for file in images]
     if len(set(stems)) < len(stems):
         stems = [f"{i}_{stem}" for i, stem in enumerate(stems)]
-    for file, stem in zip(args.images, stems, strict=True):
+    for file, stem in zip(images, stems, strict=True):
         image, shown, original = network_input(model, file)
         pixel = seen_pixel(args.pixel, original, shown.shape[:2])
         height, width = image.shape[2:]  # padded for the network at the right and the bottom

@@ -107,11 +107,14 @@ def _inputs(args: argparse.Namespace, config: "Config", size: tuple[int, int]):
     from mmseg_ext.datasets.images import image_files
     from mmseg_ext.datasets.wrappers import inner_datasets
     from mmseg_ext.inference.export import random_images
+    from mmseg_ext.paths import configs_folder
 
     yield "random", random_images(size)
     if args.dynamic:
         yield "random", random_images((size[0] * 3 // 4 + 1, size[1] * 5 // 4 + 3), 2)
-    if args.images is None:
+    if args.images is None and not args.config:  # the project's own model has its own image
+        folder = configs_folder().parent / "demo/nuclei.png"
+    elif args.images is None:
         dataset = next(inner_datasets(config.test_dataloader.dataset))
         prefix = dataset.get("data_prefix", {}).get("img_path", "")
         folder = Path(dataset.get("data_root", ""), prefix)

@@ -1,7 +1,7 @@
 """Segment an image or a folder; write label maps and overlays as PNG files.
 
-Without CONFIG and CHECKPOINT, the project's own model is used: an EANet for the 11 classes of
-CamVid's street scenes, for non-commercial use.
+Without CONFIG and CHECKPOINT, the project's own model is used: an EANet that finds the nuclei in
+microscopy images.
 """
 
 import argparse
@@ -218,7 +218,7 @@ def _introduce(weights: Path) -> None:
     classes = about["dataset_meta"]["classes"]
     print(f"weights: {weights}")
     print(f"trained on {about['trained_on']}: mIoU {about['mIoU']}")
-    print(f"{len(classes)} classes of street scenes: {', '.join(classes)}")
+    print(f"classes: {', '.join(classes)}")
     print(f"license: {about['license']}")
 
 

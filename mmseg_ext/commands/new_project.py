@@ -19,8 +19,8 @@ Images and annotations are paired by their names; folders train, val and test ar
 the command again after adding images: it keeps the split and the config.
 
 --from is scratch (default), imagenet (mmsegmentation's ResNet-18), a checkpoint of an earlier
-project, or weights of this package, e.g. ea_r18_fpn_camvid_6k (non-commercial use only, which then
-also holds for your model).
+project, or weights of this project: ea_r18_fpn_nuclei_4k (microscopy, Apache-2.0), or in a clone
+ea_r18_fpn_camvid_6k (street scenes; non-commercial use only, which then also holds for your model).
 """,
     )
     parser.add_argument("project", type=Path, help="folder to write")
@@ -111,10 +111,10 @@ def _starting_weights(start: str) -> tuple[str | None, int, str, str]:
         about = "mmsegmentation's ResNet-18 (Apache-2.0), trained on ImageNet's photos"
         return start, 64, about, ""
     from mmseg_ext.durable.checkpoint_files import read_checkpoint, terms_of, unwrap_state_dict
-    from mmseg_ext.inference.models import PRETRAINED, pretrained_weights
+    from mmseg_ext.inference.models import list_models, pretrained_weights
 
-    if not Path(start).is_file() and start not in PRETRAINED:
-        names = ", ".join(PRETRAINED)
+    if not Path(start).is_file() and start not in list_models():
+        names = ", ".join(list_models(pretrained=True))
         raise ValueError(f"--from {start}: is neither a file nor scratch, imagenet or {names}")
     file = Path(start) if Path(start).is_file() else pretrained_weights(start)
     content = read_checkpoint(file)

@@ -1,7 +1,6 @@
 """Models by name: the configs of this package, and the weights published with it."""
 
 import copy
-import sys
 import warnings
 from fnmatch import fnmatch
 from pathlib import Path
@@ -21,20 +20,21 @@ from mmseg_ext.durable.safe_loading import check_finite
 from mmseg_ext.engine.launch import load_settings
 from mmseg_ext.errors import CheckpointError
 from mmseg_ext.paths import model_names
-from mmseg_ext.version import __version__
 
-# SHA-256 of weights/NAME.pth, which is also a file of the project's release.
-PRETRAINED = {
-    "ea_r18_fpn_camvid_6k": "6a77eefb474d827e383ea1aa390158846a2d7deb2fef0a4f9427ccf61357b949",
-}
-DEFAULT = "ea_r18_fpn_camvid_6k"  # of image_demo and export
-RELEASE = f"https://github.com/mmseg-ext/mmseg_ext/releases/download/v{__version__}"
-WEIGHTS_PAGE = "https://mmseg-ext.github.io/mmseg_ext/published_weights/"
+SHIPPED = Path(__file__).parents[1] / "weights"  # NAME.pth, for any use
+CLONED = Path(__file__).parents[2] / "weights"  # not in an installation
+NON_COMMERCIAL = {"ea_r18_fpn_camvid_6k": "ea_r18_fpn_camvid.pth"}  # in CLONED
+DEFAULT = "ea_r18_fpn_nuclei_4k"  # of the commands and demo/app.py
+WEIGHTS_PAGE = "docs/published_weights.md"
 
 
-def list_models(pattern: str = "*") -> list[str]:
-    """Return the names of the configs that match `pattern`, sorted: `list_models("ea_*")`."""
-    return [name for name in model_names() if fnmatch(name, pattern)]
+def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
+    """Return the names of the configs that match `pattern`, sorted: `list_models("ea_*")`.
+
+    With `pretrained` only those whose weights are in this installation.
+    """
+    names = [name for name in model_names() if fnmatch(name, pattern)]
+    return [name for name in names if _weights_file(name)] if pretrained else names
 
 
 def get_model(
@@ -59,8 +59,7 @@ def get_model(
 
     Args:
         name: a name of `list_models()`, the path of a config, or a config.
-        pretrained: load the weights published with this package, from `weights/` of a clone.
-            Outside a clone they are downloaded to torch's cache.
+        pretrained: load this project's weights: see `list_models(pretrained=True)`.
         weights: a `.pth` or `.safetensors` file, read without running code from it. Auxiliary
             heads may be missing in the file or in the model.
         device: where the model is put.
@@ -69,9 +68,9 @@ def get_model(
             of the file whose shapes then differ are left out, with a warning.
 
     Raises:
-        ValueError: for an unknown name, for `pretrained` where no weights are published, and for
-            weights that do not fit the model or are not finite.
-        OSError: if a file is missing, or cannot be downloaded.
+        ValueError: for an unknown name, for `pretrained` without weights of this project, and
+            for weights that do not fit the model or are not finite.
+        OSError: if a file is missing.
     """
     config = copy.deepcopy(name) if isinstance(name, Config) else load_settings(str(name))
     if pretrained:
@@ -111,33 +110,30 @@ def _set_classes(model: ConfigDict, count: int) -> None:
                     loss.class_weight = None
 
 
+def _weights_file(name: str) -> Path | None:
+    """Return the weights of a config, None if this installation has none."""
+    files = (SHIPPED / f"{name}.pth", CLONED / NON_COMMERCIAL.get(name, f"{name}.pth"))
+    return next((file for file in files if file.is_file()), None)
+
+
 def pretrained_weights(name: str) -> Path:
-    """Return the file of the weights published for a config, after downloading it if necessary.
+    """Return the file of the weights for a config.
 
     Raises:
-        ValueError: if no weights are published for `name`.
-        OSError: if they cannot be downloaded.
+        ValueError: if there are no weights for `name`, or only in a clone.
     """
-    if name not in PRETRAINED:
+    if (file := _weights_file(name)) is not None:
+        return file
+    if name in NON_COMMERCIAL:
         raise ValueError(
-            f"{name}: this package publishes no weights for it; convert the authors' weights "
-            f"({WEIGHTS_PAGE}) and pass them as weights=FILE"
+            f"{name}: its weights are for non-commercial use only, and not in an installation; "
+            f"pass the file weights/{NON_COMMERCIAL[name]} of a clone as weights=FILE"
         )
-    url, sha = f"{RELEASE}/{name}.pth", PRETRAINED[name]
-    cloned = Path(__file__).parents[2] / "weights" / f"{name}.pth"
-    cached = Path(torch.hub.get_dir(), "checkpoints", f"{name}-{sha[:8]}.pth")
-    for file in (cloned, cached):
-        if file.is_file():
-            return file
-    try:
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        print(f"downloading {url} to {cached}", file=sys.stderr)
-        torch.hub.download_url_to_file(url, str(cached), hash_prefix=sha)
-    except (OSError, RuntimeError) as error:  # RuntimeError: another SHA-256
-        raise OSError(
-            f"{url}: cannot be downloaded ({error}); fetch it elsewhere and save it as {cached}"
-        ) from error
-    return cached
+    raise ValueError(
+        f"{name}: there are no weights of this project for it; use one of "
+        f"{', '.join(list_models(pretrained=True))}, or convert the authors' weights "
+        f"({WEIGHTS_PAGE}) and pass them as weights=FILE"
+    )
 
 
 def _load_weights(model: Any, path: str | Path, partial: bool) -> dict | None:

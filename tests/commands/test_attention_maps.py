@@ -36,6 +36,17 @@ def test_command(tmp_path, capsys):
     assert LAYER in capsys.readouterr().err
 
 
+def test_images_of_the_projects_own_model(tmp_path, monkeypatch, capsys):
+    drawn = Mock(return_value="drawn")
+    monkeypatch.setattr(attention_pictures, "draw_layer", drawn)
+    photos = write_photos(tmp_path, (64, 80))[2:]
+    assert main(photos) == 0
+    assert drawn.call_args.args[2].classes == ["background", "nucleus", "border"]
+    assert capsys.readouterr().out.count("drawn") == 2
+    assert main([CONFIG, photos[0]]) == 1
+    assert "checkpoint" in capsys.readouterr().err
+
+
 def test_scene(tmp_path, monkeypatch, capsys):
     """An image that the network gets padded is drawn padded, in RGB."""
     monkeypatch.setattr(attention_pictures, "draw_layer", Mock(return_value="drawn"))

@@ -607,7 +607,7 @@ def test_weights_to_start_from(tmp_path, capsys):
     for start, width, loaded, license in (
         ("scratch", 32, None, "random"),
         ("imagenet", 64, None, "Apache"),
-        ("ea_r18_fpn_camvid_6k", 32, "ea_r18_fpn_camvid_6k.pth", "CC BY-NC"),
+        ("ea_r18_fpn_nuclei_4k", 32, "ea_r18_fpn_nuclei_4k.pth", "Apache-2.0"),
         (str(tmp_path / "own.pth"), 16, "own.pth", "ask its author"),
     ):
         shutil.rmtree(tmp_path / "project", ignore_errors=True)

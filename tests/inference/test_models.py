@@ -1,9 +1,7 @@
 """`get_model` and `list_models`, and the weights that the project publishes."""
 
-import hashlib
+import re
 from pathlib import Path
-from unittest.mock import Mock
-from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -13,13 +11,15 @@ from mmengine.config import Config
 from mmseg.apis import MMSegInferencer, inference_model, init_model
 
 import mmseg_ext
-from mmseg_ext.datasets import CamVidDataset
+from mmseg_ext.datasets import NucleiDataset
 from mmseg_ext.durable.checkpoint_files import read_checkpoint
 from mmseg_ext.errors import CheckpointError
 from mmseg_ext.inference import models
 from tests.configs import CONFIGS
 
-CAMVID = CamVidDataset.METAINFO
+NUCLEI = NucleiDataset.METAINFO
+CAMVID_NAME = "ea_r18_fpn_camvid_6k"
+DEFAULT = models.DEFAULT
 SHAPES = str(CONFIGS / "ea_r18_shapes.py")
 
 
@@ -36,28 +36,28 @@ def test_models_have_the_names_of_the_configs():
 
 
 def test_published_weights_fill_the_model():
-    weights = read_checkpoint(models.pretrained_weights(models.DEFAULT))["state_dict"]
-    model = mmseg_ext.get_model(models.DEFAULT, pretrained=True)
+    weights = read_checkpoint(models.pretrained_weights(DEFAULT))["state_dict"]
+    model = mmseg_ext.get_model(DEFAULT, pretrained=True)
     assert not model.training and {p.dtype for p in model.parameters()} == {torch.float32}
     values = model.state_dict()
     assert all(torch.equal(values[key], value.float()) for key, value in weights.items())
     assert {key.rpartition(".")[2] for key in values.keys() - weights} == {"num_batches_tracked"}
-    assert all([*model.dataset_meta[key]] == [*value] for key, value in CAMVID.items())
+    assert all([*model.dataset_meta[key]] == [*value] for key, value in NUCLEI.items())
     with pytest.raises(ValueError, match=models.WEIGHTS_PAGE):
         mmseg_ext.get_model("ea_r18_shapes", pretrained=True)
     with pytest.raises(ValueError, match="pass one"):
-        mmseg_ext.get_model(models.DEFAULT, pretrained=True, weights="other.pth")
+        mmseg_ext.get_model(DEFAULT, pretrained=True, weights="other.pth")
 
 
 def test_overrides_keep_the_tensors_that_fit():
     with pytest.warns(UserWarning, match="decode_head.conv_seg.weight") as warned:
-        changes = dict(decode_head=dict(num_classes=3))
-        model = mmseg_ext.get_model(models.DEFAULT, pretrained=True, **changes)
+        changes = dict(decode_head=dict(num_classes=4))
+        model = mmseg_ext.get_model(DEFAULT, pretrained=True, **changes)
     assert [w.filename for w in warned] == [__file__]  # nothing about losses
-    full = mmseg_ext.get_model(models.DEFAULT, pretrained=True).state_dict()
+    full = mmseg_ext.get_model(DEFAULT, pretrained=True).state_dict()
     differing = {k for k, v in model.state_dict().items() if not torch.equal(v, full[k])}
     assert differing == {"decode_head.conv_seg.weight", "decode_head.conv_seg.bias"}
-    assert tuple(model.dataset_meta["classes"]) == ("class_0", "class_1", "class_2")
+    assert tuple(model.dataset_meta["classes"]) == ("class_0", "class_1", "class_2", "class_3")
     with torch.enable_grad():
         model.train()(torch.randn(2, 3, 64, 64)).sum().backward()
     assert model.decode_head.conv_seg.weight.grad.abs().sum() > 0
@@ -121,63 +121,56 @@ def test_classes_and_colors_of_a_file(tmp_path):
             found(**meta)
 
 
-@pytest.fixture
-def elsewhere(tmp_path, monkeypatch) -> Path:
-    """The cached file of an installation without a clone; the release is a folder."""
-    published = models.pretrained_weights(models.DEFAULT)
-    monkeypatch.setattr(models, "__file__", str(tmp_path / "site/mmseg_ext/inference/models.py"))
-    monkeypatch.setattr(models, "RELEASE", published.parent.as_uri())
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
-    name = f"{models.DEFAULT}-{models.PRETRAINED[models.DEFAULT][:8]}.pth"
-    return tmp_path / "hub/checkpoints" / name
+def test_names_with_weights(monkeypatch, tmp_path):
+    """A clone has weights for non-commercial use, an installation does not, and says so."""
+    monkeypatch.setattr(models, "CLONED", tmp_path)
+    assert mmseg_ext.list_models(pretrained=True) == [DEFAULT]
+    with pytest.raises(ValueError, match=r"non-commercial use.*weights=FILE") as caught:
+        mmseg_ext.get_model(CAMVID_NAME, pretrained=True)
+    assert "\n" not in str(caught.value)
+    file = tmp_path / "ea_r18_fpn_camvid.pth"
+    file.write_bytes(b"")
+    assert models.pretrained_weights(CAMVID_NAME) == file
+    assert mmseg_ext.list_models("ea_*", pretrained=True) == [CAMVID_NAME, DEFAULT]
 
 
-def test_weights_are_downloaded_once(elsewhere, monkeypatch, capsys):
-    assert models.pretrained_weights(models.DEFAULT) == elsewhere
-    assert f"{models.DEFAULT}.pth to {elsewhere}" in capsys.readouterr().err
-    assert hashlib.sha256(elsewhere.read_bytes()).hexdigest() == models.PRETRAINED[models.DEFAULT]
-    monkeypatch.setattr(models, "RELEASE", "file:///nowhere")
-    assert models.pretrained_weights(models.DEFAULT) == elsewhere
+CARDS = {DEFAULT: ("Apache-2.0", 6_500_000), CAMVID_NAME: ("non-commercial", 6_000_000)}
 
 
-@pytest.mark.parametrize("release", ["changed", "offline"])
-def test_a_failed_download_names_the_file_and_its_place(elsewhere, monkeypatch, tmp_path, release):
-    elsewhere.parent.mkdir(parents=True)
-    if release == "changed":
-        (tmp_path / f"{models.DEFAULT}.pth").write_bytes(b"changed")
-        monkeypatch.setattr(models, "RELEASE", tmp_path.as_uri())
-    else:
-        monkeypatch.setattr("torch.hub.urlopen", Mock(side_effect=URLError("no network")))
-    with pytest.raises(OSError) as caught:
-        models.pretrained_weights(models.DEFAULT)
-    line = str(caught.value)
-    assert f"{models.RELEASE}/{models.DEFAULT}.pth" in line and str(elsewhere) in line
-    assert "\n" not in line and not elsewhere.exists()
-
-
-def test_the_published_file_and_its_card():
-    file = models.pretrained_weights(models.DEFAULT)
-    assert file.stat().st_size <= 6_000_000
+@pytest.mark.parametrize("name", CARDS)
+def test_a_file_its_card_and_its_metafile_agree(name):
+    license, size = CARDS[name]
+    try:
+        file = models.pretrained_weights(name)
+    except ValueError:
+        pytest.skip("an sdist has no weights for non-commercial use")
+    assert file.stat().st_size <= size
     content = read_checkpoint(file)
     assert {value.dtype for value in content["state_dict"].values()} == {torch.float16}
     about = content["meta"]
-    assert about["config"] == f"{models.DEFAULT}.py" and "non-commercial" in about["license"]
+    assert about["config"] == f"{name}.py" and license in about["license"]
     metafile = yaml.safe_load((CONFIGS / "metafiles/ea.yml").read_text())
-    (entry,) = (model for model in metafile["Models"] if model["Name"] == models.DEFAULT)
-    (miou, *_) = about["mIoU"].split()
-    assert entry["Results"][0]["Metrics"]["mIoU"] == float(miou)
-    assert f"| mIoU | {miou} |" in (file.parent / "README.md").read_text(encoding="utf-8")
+    (entry,) = (model for model in metafile["Models"] if model["Name"] == name)
+    (result,) = entry["Results"]
+    shown = re.search(r"^\| mIoU \| ([\d.]+) \|(?:.*\|)? ([\d.]+) \|$", card_of(file), re.M)
+    assert entry["Metadata"]["Iterations"] == int(about["iterations"])
+    for key, miou in zip(("mIoU", "mIoU(test)"), shown.groups(), strict=True):
+        assert result["Metrics"][key] == float(miou) and f"{miou} on" in about["mIoU"]
+
+
+def card_of(file: Path) -> str:
+    return (file.parent / "README.md").read_text(encoding="utf-8")
 
 
 def test_mmsegmentation_shows_the_published_classes():
-    config = str(CONFIGS / f"{models.DEFAULT}.py")
-    file = str(models.pretrained_weights(models.DEFAULT))
+    config = str(CONFIGS / f"{DEFAULT}.py")
+    file = str(models.pretrained_weights(DEFAULT))
     image = np.random.RandomState(0).randint(0, 256, (96, 96, 3), dtype=np.uint8)
     inferencer = MMSegInferencer(config, weights=file, device="cpu")
     for model in (inferencer.model, init_model(config, file, device="cpu")):
-        assert [*model.dataset_meta["classes"]] == [*CAMVID["classes"]]
-        assert [*map(list, model.dataset_meta["palette"])] == [*map(list, CAMVID["palette"])]
+        assert [*model.dataset_meta["classes"]] == [*NUCLEI["classes"]]
+        assert [*map(list, model.dataset_meta["palette"])] == [*map(list, NUCLEI["palette"])]
     shown = inferencer(image, return_vis=True, opacity=1.0, with_labels=False)
-    assert (shown["visualization"] == np.array(CAMVID["palette"])[shown["predictions"]]).all()
+    assert (shown["visualization"] == np.array(NUCLEI["palette"])[shown["predictions"]]).all()
     labels = inference_model(model, image).pred_sem_seg.data[0].numpy()
     assert (shown["predictions"] == labels).all()
