@@ -166,6 +166,12 @@ def test_with_a_home_links_lead_to_it(clone, tmp_path):
     assert len(own) > 10 and all((ROOT / name).exists() for name in own)
 
 
+def test_no_file_has_an_address_that_the_project_does_not_own(clone):
+    invented = re.compile(rb"github\.com/mmseg[-_]ext|mmseg[-_]ext\.github\.io")
+    text = (clone / name for name in files_of(clone) if not name.startswith("tests/"))
+    assert not [str(path) for path in text if invented.search(path.read_bytes())]
+
+
 def test_a_wheel_in_an_empty_folder(wheel, run_installed, tmp_path):
     """Follow the page on heads; then segment a photo, and export and run a model."""
     text = (ROOT / "docs/own_head.md").read_text()
