@@ -67,7 +67,8 @@ def test_machines_without_a_common_folder(tmp_path):
     assert found[0] == found[1]
     assert found[0][1]["mIoU"] > 0 and sum(map(sum, found[0][0])) == 5 * 32 * 32
 
-    words = train_words(config, Path("work"), "train_cfg.max_iters=3", flags=("--resume",))
+    options = ("train_cfg.max_iters=3", "load_from=work/iter_2.pth")
+    words = train_words(config, Path("work"), *options, flags=("--resume",))
     result = run_tool("train.py", *words, machines=machines)
     assert result.returncode != 0
     assert re.search(r"mmseg_ext: work/iter_2\.pth: .*process 1.*shared folder", result.stderr)
