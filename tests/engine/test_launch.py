@@ -170,7 +170,8 @@ def test_nccl_gets_a_store_for_each_start(tmp_path, monkeypatch):
         stores.append(settings["store"])
         stores[-1].set("id", start)
     assert stores[0].get("id") == b"0"
-    assert "model_wrapper_cfg" not in cfg
+    wrapper = {"broadcast_buffers": False, "find_unused_parameters": False}  # mmengine's type
+    assert cfg.model_wrapper_cfg == {**wrapper, "gradient_as_bucket_view": True}
 
 
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
