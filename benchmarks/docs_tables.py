@@ -82,7 +82,15 @@ def compute_memory(names: Sequence[str]) -> None:
     for name in PROTOCOLS:
         config = Config.fromfile(CONFIGS / f"{name}.py")
         every = [plan for gpus in GPUS for plan in plans(config, gpus)]
-        found[f"{name}, plans"] = [[asdict(plan), *plan.memory(config)] for plan in every]
+        steps = {}
+        for images in {plan.images for plan in every}:
+            config.train_dataloader.batch_size = images
+            steps[images] = [training_memory(config, amp) for amp in (False, True)]
+        found[f"{name}, plans"] = [
+            [asdict(plan), [step.peak(plan.gpus, plan.accumulation) for step in steps[plan.images]]]
+            + [steps[plan.images][0].checkpoint]
+            for plan in every
+        ]
     write_results("memory", found)
 
 
@@ -107,14 +115,15 @@ def backbone_start(config: Config) -> str:
 
 
 def plans_table() -> str:
-    """Return GiB per GPU (images per GPU): bold without options, italic if not exact."""
+    """Return GiB per GPU, float32 / AMP (images): bold without options, italic if not exact."""
     rows = []
     for name, protocol in PROTOCOLS.items():
         found = results("memory")[f"{name}, plans"]
         cells, accumulated = [], []
-        for values, memory, _ in found:
+        for values, memories, _ in found:
             plan = Plan(**values)
-            cell = f"{memory / GIBI:.1f} ({plan.images})"
+            sizes = " / ".join(f"{memory / GIBI:.1f}" for memory in memories)
+            cell = f"{sizes} ({plan.images})"
             if plan.accumulation > 1:
                 accumulated.append(cell)
             elif not plan.options:
