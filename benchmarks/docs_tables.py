@@ -29,6 +29,8 @@ from mmseg_ext.cost.step_memory import GIBI, Plan, StepMemory, plans, training_m
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
 RESULTS = ROOT / "docs" / "results"
+# The sources of published scores in the table of all configs, by their first word.
+_SOURCES = {"arXiv": "paper", "Jittor/JSeg's": "JSeg", "mmsegmentation's": "mmseg"}
 DATASETS = {
     "ade20k": "ADE20K",
     "cityscapes": "Cityscapes",
@@ -111,7 +113,7 @@ def backbone_start(config: Config) -> str:
     checkpoint = checkpoint or config.model.get("pretrained")
     if checkpoint is None:
         return "random"
-    return "ImageNet" if "://" in checkpoint else "ImageNet, [converted](published_weights.md)"
+    return "ImageNet" if "://" in checkpoint else "converted"
 
 
 def plans_table() -> str:
@@ -157,18 +159,16 @@ def zoo_table() -> str:
     costs = zoo()
     trained = results("miou")["trained here"]
     title, *numbers = HEADINGS
-    headings = [title, "published mIoU", "here", *numbers]
-    headings += ["GiB, fp32 / AMP", "backbone starts from", "training", "source"]
+    headings = [title, "mIoU", *numbers, "GiB, fp32 / AMP", "backbone", "training"]
     tables = []
     for key, dataset in DATASETS.items():
         rows = []
         for name in (name for name in costs if key in name.split("_")):
             title, *numbers = cells(name, costs[name])
             miou, source = published(name)
+            score = f"{miou} ({_SOURCES[source.split()[0]]})" if source else trained.get(name, "")
             start = backbone_start(Config.fromfile(CONFIGS / f"{name}.py"))
-            scores = [miou, trained.get(name, "not trained")]
-            numbers += [gibibytes(name), start, training(name)]
-            rows.append([title, *scores, *numbers, source])
+            rows.append([title, score, *numbers, gibibytes(name), start, training(name)])
         tables.append(f"## {dataset}\n\n{markdown(headings, rows)}")
     return "\n".join(tables)
 
