@@ -83,7 +83,7 @@ def build_page(checkpoints: bool = False) -> gr.Blocks:
         with gr.Row():
             photo = gr.Image(type="filepath", label="image", elem_id="photo", min_width=300)
             overlay = gr.Image(label="result: click a pixel", **shown, elem_id="overlay")
-            heat = gr.Image(label="what the pixel shares", **shown, elem_id="heat")
+            heat = gr.Image(label="pixels with the same memory", **shown, elem_id="heat")
         summary = gr.Markdown(elem_id="summary")
         gr.Examples(EXAMPLES, photo, label="Examples (CC0): click one")
         names = mmseg_ext.list_models(pretrained=not checkpoints)
