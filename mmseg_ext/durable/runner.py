@@ -21,17 +21,15 @@ import copy
 import itertools
 import logging
 import os
-import platform
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from mmengine import dist
 from mmengine.hooks import Hook
-from mmengine.logging import MMLogger, print_log
+from mmengine.logging import MMLogger
 from mmengine.registry import RUNNERS
 from mmengine.runner import IterBasedTrainLoop, Runner
 from torch import nn
@@ -41,20 +39,17 @@ from torch.utils.data import DataLoader
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.durable import randomness
 from mmseg_ext.durable.checkpoint_files import newest_complete, require_resumable
+from mmseg_ext.durable.checkpoint_hook import checkpoint_folder
 from mmseg_ext.durable.history import ShortHistoryHook
+from mmseg_ext.durable.lock import lock_work_dir
 from mmseg_ext.durable.optimizer_state import fit_optimizer_state, laid_out_as
 from mmseg_ext.durable.plain_data import to_plain
 from mmseg_ext.durable.quiet_terminal import quiet_terminal
 from mmseg_ext.durable.rank_zero import on_rank_zero
 from mmseg_ext.durable.safe_loading import SafeLoading, unwrap_model
-from mmseg_ext.durable.saving import StopOnSignalHook, checkpoint_folder
-from mmseg_ext.errors import RESUME_HINT, CheckpointError, LaunchError, NotWritten
+from mmseg_ext.durable.signals import StopOnSignalHook
+from mmseg_ext.errors import SAFE_UNTIL_NOW, CheckpointError, NotWritten
 from mmseg_ext.upstream import resume_from, searches_checkpoint, shut_down_workers, validates_at
-
-try:
-    import fcntl
-except ImportError:  # Windows, where work directories are not locked
-    fcntl = None
 
 
 def _is_not_about_lost_gradients(record: logging.LogRecord) -> bool:
@@ -127,41 +122,6 @@ class _AfterOthers(Hook):
         runner.restore_process_state()
         runner.message_hub.update_info("iter", runner.iter - 1)  # as in the loop of iterations
         runner.val_loop.run()
-
-
-@contextlib.contextmanager
-def lock_work_dir(work_dir: str) -> Iterator[None]:
-    """Lock the work directory until the end of the context or of the process.
-
-    A file system without locks is a warning.
-
-    Raises:
-        LaunchError: if another process holds the lock.
-    """
-    path = Path(work_dir, ".training")
-    # A link must not lead the text below into another file.
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
-    with os.fdopen(descriptor, "r+") as file:
-        try:
-            if fcntl is not None:
-                # Not `flock`: the workers of a killed process would hold it until they end.
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise LaunchError(
-                f"work dir {str(work_dir)!r}: another training is running in it "
-                f"({file.read().strip() or 'unknown process'}); wait until it ends, or set another "
-                "directory with --work-dir"
-            ) from error
-        except OSError as error:  # of some NFS and Lustre mounts
-            print_log(
-                f"{path}: the file system has no locks ({error.strerror}); make sure that no other "
-                "training uses this work directory",
-                logger="current",
-                level=logging.WARNING,
-            )
-        file.truncate()
-        print(f"process {os.getpid()} on {platform.node()}", file=file, flush=True)
-        yield
 
 
 @RUNNERS.register_module()
