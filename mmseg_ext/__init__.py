@@ -104,8 +104,8 @@ def use_operators_in_pytorch() -> None:
 def safe_loading(min_backbone_share: float | None = None) -> AbstractContextManager:
     """Let mmengine, mmsegmentation and their siblings load weights without running code from them.
 
-    Use it as a context manager for a block, or as a call for the rest of the process. It replaces
-    functions of mmengine, for all threads; other calls of `torch.load` are unchanged. Files must
+    Use it as a context manager. Within the block it replaces functions of mmengine, for all
+    threads; other calls of `torch.load` are unchanged. Files must
     contain only tensors, plain containers and mmengine's logged numbers. Each load logs how much of
     the model it fills, and refuses weights that are not finite or fill too little of the backbone.
 
@@ -115,9 +115,9 @@ def safe_loading(min_backbone_share: float | None = None) -> AbstractContextMana
         min_backbone_share: the least share of a backbone's values, 0 to 1; 0.9 by default.
     """
     check_stack(BASE)
-    from mmseg_ext.durable.safe_loading import SafeLoading
+    from mmseg_ext.durable import safe_loading
 
-    return SafeLoading(min_backbone_share)
+    return safe_loading.safe_loading(min_backbone_share)
 
 
 # A command of `mmseg_ext_cli` registers after it has read its flags.

@@ -36,6 +36,11 @@ def resume_from(runner: "Runner", path: str | None) -> None:
     runner._resume = path is not None
 
 
+def resumes(runner: "Runner") -> bool:
+    """Return whether the Runner resumes a run instead of loading weights only."""
+    return runner._resume
+
+
 def searches_checkpoint(runner: "Runner") -> bool:
     """Return whether the Runner has to resume and still needs to find the checkpoint."""
     return runner._resume and runner._load_from is None and not runner._has_loaded

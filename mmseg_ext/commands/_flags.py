@@ -5,6 +5,7 @@ to import, and `--help` and a wrong flag are answered before.
 """
 
 import argparse
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Sequence
@@ -51,6 +52,9 @@ def command(
     return decorate
 
 
+_until_exit = contextlib.ExitStack()  # never closed: it lasts as long as the process
+
+
 def read_flags(
     parser: argparse.ArgumentParser,
     argv: Sequence[str] | None,
@@ -67,7 +71,7 @@ def read_flags(
         prepare_stack()
         if stack:
             check_stack(tuple(stack))
-            safe_loading()
+            _until_exit.enter_context(safe_loading())
     return args
 
 

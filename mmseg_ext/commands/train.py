@@ -40,13 +40,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train, and return 0 if the run finished or a signal stopped it."""
     args = read_launch_flags(parser(), argv)
     from mmseg_ext.commands import exit_on_run_error
-    from mmseg_ext.durable.safe_loading import SafeLoading
+    from mmseg_ext.durable.safe_loading import safe_loading
     from mmseg_ext.engine.build_errors import explained
     from mmseg_ext.engine.progress import ProgressHook
 
-    with exit_on_run_error(), SafeLoading():
+    with exit_on_run_error(), safe_loading():
         runner = runner_of(args)
         runner.register_hook(ProgressHook())
-        with explained(runner.cfg), SafeLoading(runner.cfg.get("min_backbone_share")):
+        with explained(runner.cfg), safe_loading(runner.cfg.get("min_backbone_share")):
             runner.train()
     return 0

@@ -8,7 +8,6 @@ are removed, after `DurableRunner.save_checkpoint` has written the new one.
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 from mmengine import dist
 from mmengine.config import Config
@@ -48,7 +47,7 @@ class DurableCheckpointHook(CheckpointHook):
     the scores and names the best checkpoint.
     """
 
-    _run: Any = None  # the identity of a `DurableRunner`'s run
+    _run: str | None = None  # the identity of a `DurableRunner`'s run
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -72,9 +71,9 @@ class DurableCheckpointHook(CheckpointHook):
         self._run = getattr(runner, "run_id", None)
         if self._run is not None:
             self.file_backend = _RemovesNothing()
-            on_rank_zero(lambda: self._own_folder(runner))
+            on_rank_zero(lambda: self._own_folder(runner, runner.run_id))
 
-    def _own_folder(self, runner) -> None:
+    def _own_folder(self, runner, run: str) -> None:
         """Remove files that a kill left behind, and warn of another run's checkpoints."""
         folder = Path(self.out_dir)
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,14 +81,14 @@ class DurableCheckpointHook(CheckpointHook):
         for place in (folder, *logs, *(path for log in logs for path in log.iterdir())):
             remove_parts(place)
         self._remove_older(runner, self._step(runner))
-        others = [path.name for path in all_checkpoints(folder) if run_of(path) != self._run]
+        others = [path.name for path in all_checkpoints(folder) if run_of(path) != run]
         if others:
             runner.logger.warning(
                 f"{folder}: contains checkpoints of an earlier run ({', '.join(sorted(others))}), "
                 "and this run overwrites files with the same names; to continue the earlier run, "
                 "use --resume --cfg-options load_from=FILE"
             )
-        write_text(self._run, folder / RUN)
+        write_text(run, folder / RUN)
 
     def _step(self, runner) -> int:
         """Return the number in the name of a checkpoint that is saved now."""

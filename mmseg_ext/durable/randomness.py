@@ -28,7 +28,7 @@ from mmseg_ext.errors import CheckpointError
 
 def random_state(cuda: bool = True) -> dict:
     """Return the states of Python's, NumPy's and torch's generators, including CUDA's."""
-    numpy_state: Any = np.random.get_state()  # a tuple; its types allow a dict
+    numpy_state: Any = np.random.get_state()  # a tuple
     kind, keys, position, has_gauss, gauss = numpy_state
     state = {
         "python": random.getstate(),
@@ -83,8 +83,20 @@ class SampleIndex(int):
         return self
 
 
+class _SavedSeed:
+    """A sampler whose seed is part of a checkpoint's `meta`."""
+
+    seed: int
+
+    def state_dict(self) -> dict[str, int]:
+        return {"sampler_seed": self.seed}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.seed = state.get("sampler_seed", self.seed)
+
+
 @DATA_SAMPLERS.register_module()
-class PositionedInfiniteSampler(InfiniteSampler):
+class PositionedInfiniteSampler(_SavedSeed, InfiniteSampler):
     """mmengine's `InfiniteSampler`, which can also start at any position without iterating.
 
     The stream is a sequence of permutations of the dataset, each derived from the seed and its
@@ -115,7 +127,7 @@ class PositionedInfiniteSampler(InfiniteSampler):
 
 
 @DATA_SAMPLERS.register_module()
-class PositionedSampler(DefaultSampler):
+class PositionedSampler(_SavedSeed, DefaultSampler):
     """mmengine's `DefaultSampler` in the same order, with a seed for each sample.
 
     Sample p of epoch e has position e n + p in the stream of all processes, where n is the length

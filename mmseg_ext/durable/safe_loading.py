@@ -2,13 +2,14 @@
 
 Everything that mmengine and its siblings load passes `CheckpointLoader.load_checkpoint` and
 `load_state_dict`: `load_from`, `--resume`, `init_cfg=dict(type='Pretrained')`, `init_model` and the
-inferencers. `SafeLoading` replaces these two functions. Other calls of `torch.load`, as in a hook
+inferencers. `safe_loading` replaces these two functions. Other calls of `torch.load`, as in a hook
 of your own, are unchanged.
 """
 
 import contextlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,52 +25,55 @@ from mmseg_ext.durable.checkpoint_files import read_checkpoint, read_torch_file,
 from mmseg_ext.errors import CheckpointError
 
 _AUXILIARY = "auxiliary_head"  # heads that only training uses
-_REPLACED = vars(CheckpointLoader)["load_checkpoint"]
 _load_address = CheckpointLoader.load_checkpoint
 
 
-class SafeLoading(contextlib.AbstractContextManager):
-    """See `mmseg_ext.safe_loading`; constructing it is enough, leaving its block ends it.
+@dataclass(frozen=True)
+class _Settings:
+    """The arguments of the innermost `safe_loading`."""
+
+    min_backbone_share: float = 0.9
+    entire_model: bool = False
+    terms: dict[str, str] | None = None
+
+
+_settings = _Settings()
+
+
+@contextlib.contextmanager
+def safe_loading(
+    min_backbone_share: float | None = None,
+    entire_model: bool = False,
+    terms: dict[str, str] | None = None,
+) -> Iterator[None]:
+    """See `mmseg_ext.safe_loading`.
 
     Args:
         min_backbone_share: the least share of the backbone's values that weights must fill, 0 to 1;
-            None is the share of the context around, or 0.9.
+            None is the share of the block around, or 0.9.
         entire_model: weights must fill everything but the auxiliary heads, as testing needs it.
         terms: collects the license and the training data of the files that are loaded.
 
     Raises:
         ValueError: for a share outside 0 to 1.
     """
-
-    share, entire_model = 0.9, False
-    terms: dict[str, str] | None = None
-
-    def __init__(
-        self,
-        min_backbone_share: float | None = None,
-        entire_model: bool = False,
-        terms: dict[str, str] | None = None,
-    ):
-        if min_backbone_share is not None and not 0 <= min_backbone_share <= 1:
-            raise ValueError(
-                f"min_backbone_share must be between 0 and 1, not {min_backbone_share}"
-            )
-        outer = _entered[-1]
-        self.share = outer.share if min_backbone_share is None else min_backbone_share
-        self.entire_model = entire_model or outer.entire_model
-        self.terms = outer.terms if terms is None else terms
-        _entered.append(self)
-        CheckpointLoader.load_checkpoint = staticmethod(load_checkpoint)
-        mmengine_checkpoint.load_state_dict = load_and_report
-
-    def __exit__(self, *error) -> None:
-        _entered.remove(self)
-        if len(_entered) == 1:
-            CheckpointLoader.load_checkpoint = _REPLACED
-            mmengine_checkpoint.load_state_dict = load_state_dict
-
-
-_entered: list[SafeLoading | type[SafeLoading]] = [SafeLoading]  # the class has the defaults
+    global _settings
+    if min_backbone_share is not None and not 0 <= min_backbone_share <= 1:
+        raise ValueError(f"min_backbone_share must be between 0 and 1, not {min_backbone_share}")
+    outer = _settings
+    loaders = vars(CheckpointLoader)["load_checkpoint"], mmengine_checkpoint.load_state_dict
+    _settings = _Settings(
+        outer.min_backbone_share if min_backbone_share is None else min_backbone_share,
+        entire_model or outer.entire_model,
+        outer.terms if terms is None else terms,
+    )
+    CheckpointLoader.load_checkpoint = staticmethod(load_checkpoint)
+    mmengine_checkpoint.load_state_dict = load_and_report
+    try:
+        yield
+    finally:
+        _settings = outer
+        CheckpointLoader.load_checkpoint, mmengine_checkpoint.load_state_dict = loaders
 
 
 def unwrap_model(module: nn.Module) -> nn.Module:
@@ -90,11 +94,11 @@ def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
     An entry fills a value with its name and shape. Counters of batches are ignored.
 
     Raises:
-        CheckpointError: if it fills less than `SafeLoading` demands of the backbone (of the module,
-            if it has no backbone), or of everything that testing uses.
+        CheckpointError: if it fills less than `safe_loading` demands of the backbone (of the
+            module, if it has no backbone), or of everything that testing uses.
     """
     module = unwrap_model(module)
-    demanded = _entered[-1]
+    demanded = _settings
     own = {k: v for k, v in module.state_dict().items() if "num_batches_tracked" not in k}
     given = {k: tuple(v.shape) for k, v in state_dict.items() if isinstance(v, Tensor)}
     left = [name for name, value in own.items() if given.get(name) != tuple(value.shape)]
@@ -109,9 +113,10 @@ def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
         part, prefix = f"the backbone ({type(module.backbone).__name__})", "backbone."
         filled = share(prefix)
         line += f", {filled:.1%} of its backbone"
-    if filled < demanded.share:
+    least = demanded.min_backbone_share
+    if filled < least:
         raise CheckpointError(
-            f"the weights fill {filled:.1%} of {part}, less than {demanded.share:.0%}; not filled: "
+            f"the weights fill {filled:.1%} of {part}, less than {least:.0%}; not filled: "
             f"{_listed([n for n in left if n.startswith(prefix)])}; the file has "
             f"{_listed(sorted(map(str, state_dict)))}; to use them anyway, set "
             "min_backbone_share=0 (--cfg-options min_backbone_share=0, or "
@@ -188,7 +193,7 @@ def load_checkpoint(filename: str, map_location: Any = None, logger: Any = "curr
     weights = content.get("state_dict", content) if isinstance(content, dict) else None
     if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights):
         raise CheckpointError(f"{filename}: contains no state dict")
-    if (collected := _entered[-1].terms) is not None:
+    if (collected := _settings.terms) is not None:
         for key, text in terms_of(content).items():
             known = collected.get(key, "")
             collected[key] = known if text in known else "; ".join(filter(None, (known, text)))

@@ -84,7 +84,7 @@ class Folder:
         if neighbor is not None:
             shutil.copytree(neighbor, root / "work_dirs/neighbor")
             self.saved.mkdir(parents=True)
-            shutil.copy(next(neighbor.glob("best_*")), self.saved / FOREIGN)
+            shutil.copy(min(neighbor.glob("*_*.pth")), self.saved / FOREIGN)
             self.freeze()
 
     def freeze(self) -> None:
