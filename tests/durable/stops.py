@@ -166,7 +166,9 @@ def state(work: Path, saved: Path) -> dict:
         if name.startswith("best_curve"):
             info = content["message_hub"]["runtime_info"]
             own = score(content["state_dict"]["weight"])
-            found[f"best of {name}"] = info["best_ckpt"] == name and info["best_score"] == own
+            several = "_curve" * ("best_ckpt_curve" in info)
+            named = info[f"best_ckpt{several}"], info[f"best_score{several}"]
+            found[f"best of {name}"] = named == (name, own)
     return found
 
 
