@@ -21,12 +21,14 @@ from mmseg_ext.durable.rank_zero import on_rank_zero
 
 
 def checkpoint_folder(cfg: Config) -> Path:
-    """Return the folder of a config's checkpoints: the work directory, or one in `out_dir`."""
+    """Return the folder of a config's checkpoints: the work directory, or one in `out_dir`.
+
+    A relative folder stays relative: machines without a shared folder can differ in the rest.
+    """
     hook = (cfg.get("default_hooks") or {}).get("checkpoint") or {}
-    work_dir = Path(os.path.abspath(cfg.work_dir))  # as mmengine, which follows no links
     if not hook.get("out_dir"):
-        return work_dir
-    return Path(os.path.abspath(hook["out_dir"]), work_dir.name)
+        return Path(cfg.work_dir)
+    return Path(hook["out_dir"], Path(os.path.abspath(cfg.work_dir)).name)
 
 
 class _RemovesNothing(LocalBackend):
@@ -56,7 +58,8 @@ class DurableCheckpointHook(CheckpointHook):
 
     def before_train(self, runner) -> None:
         # A resumed checkpoint, perhaps a copied or crafted one, must not name files elsewhere.
-        folder, hub = checkpoint_folder(runner.cfg), runner.message_hub
+        folder = Path(os.path.abspath(checkpoint_folder(runner.cfg)))
+        hub = runner.message_hub
         for key, value in list(hub.runtime_info.items()):
             if key.startswith(("best_ckpt", "last_ckpt")) and value is not None:
                 path = folder / Path(str(value)).name
