@@ -11,7 +11,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).parents[1]
 ROOT_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 # Their methods override mmengine's, whose documentation applies.
-OVERRIDING = re.compile(r"mmseg_ext\.(datasets|evaluation|engine|reports|detection)\b")
+OVERRIDING = re.compile(r"mmseg_ext\.(datasets|evaluation|durable|engine|reports|detection)\b")
 
 # The address of the repository; None while there is none.
 HOME = re.search(r'^HOME = (?:None|"(.+)")', (ROOT / "setup.py").read_text(encoding="utf-8"), re.M)[
