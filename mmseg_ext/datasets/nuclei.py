@@ -71,8 +71,8 @@ def draw_labels(nuclei: np.ndarray) -> np.ndarray:
 class NucleiDataset(CheckedDataset):
     """Nuclei of the 2018 Data Science Bowl, with a border class where two nuclei are close.
 
-    The published folder is read without conversion. Label maps are drawn once into a folder `label_maps_1`
-    of `data_root`, or of the user's cache if `data_root` is read-only.
+    The published folder is read without conversion. Label maps are drawn once into a folder
+    `label_maps_1` of `data_root`, or of the user's cache if `data_root` is read-only.
 
     Args:
         data_root: Folder of the dataset.
