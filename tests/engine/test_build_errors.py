@@ -52,6 +52,11 @@ WRONG: list[tuple] = [
         "train_dataloader.dataset: AssertionErr",
     ),
     ("train_dataloader.dataset.data_root", "/no", "train_dataloader.dataset"),
+    (
+        "train_dataloader.dataset.metainfo",
+        {"classes": ("a", "b", "c"), "palette": [[0, 0, 0], [9, 9, 9]]},
+        "train_dataloader.dataset",
+    ),
     ("train_dataloader.dataset.pipeline", [{"type": "LoadImage"}], "{key}.0.type='LoadImage'"),
     ("train_dataloader.dataset.pipeline", [{"type": "Resize", "scal": 2}], "{key}.0.scal=2"),
     ("optim_wrapper.type", "OptimWraper"),
