@@ -174,18 +174,19 @@ def zoo_table() -> str:
 
 
 def reproduction_table() -> str:
+    """Return the configs of each table in the papers; a group names its source once."""
     rows, costs = [], zoo()
     for table, names in results("reproduction"):
+        source = "; ".join({published(name)[1]: None for name in names if published(name)[1]})
         for name in names:
             config = Config.fromfile(CONFIGS / f"{name}.py")
             batch = config.auto_scale_lr.base_batch_size
             flops = 6 * costs[name].all_multiply_adds * batch * config.train_cfg.max_iters
             gpus = batch // config.train_dataloader.batch_size
-            miou, source = published(name)
-            hours = f"{flops / FLOPS / 3600:.0f}"
-            rows.append([table, f"`{name}`", miou, str(gpus), hours, source])
-            table = ""
-    headings = ["table", "config", "mIoU to reach", "GPUs", "GPU-hours, estimated", "source"]
+            hours = f"{flops / FLOPS / 3600:.0f} ({gpus})"
+            rows.append([table, f"`{name}`", published(name)[0], hours, source])
+            table = source = ""
+    headings = ["table", "config", "mIoU to reach", "GPU-hours (GPUs)", "source"]
     return markdown(headings, rows)
 
 
