@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def parser() -> argparse.ArgumentParser:
     parser = command_parser(__doc__)
     device_flag(parser)
-    parser.add_argument("--quick", action="store_true", help="run in two minutes instead of five")
+    parser.add_argument("--quick", action="store_true", help="run in a minute instead of five")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
     return parser
 
