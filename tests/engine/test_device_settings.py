@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,9 @@ def accumulated_step(rank: int, folder: str, resumed: bool) -> None:
             torch.save((copy.deepcopy(layer.state_dict()), gradients), kept)
     optimizer.step()
     torch.save(layer.state_dict(), f"{folder}/{rank}{resumed}.pt")
+    # If DDP is the last owner of the group, its destructor can wait for ever for gloo's thread.
+    del model
+    gc.collect()
     torch.distributed.destroy_process_group()
 
 
