@@ -19,7 +19,7 @@ def plain_twin(model: nn.Module) -> nn.Module:
         return PlainReAttention(twin)
     for block in twin.blocks:
         if isinstance(block.attn, ReAttention):
-            block.attn = PlainReAttention(block.attn)
+            block.attn = PlainReAttention(block.attn, block.attn.map_scale != 1.0)
     return twin
 
 

@@ -8,6 +8,10 @@ from benchmarks.reference import Plain
 class PlainReAttention(Plain):
     """Softmax, 1x1 convolution over the heads, norm and weighted sum, without dropout of maps."""
 
+    def __init__(self, layer: nn.Module, transform_scale: bool = False):
+        super().__init__(layer)
+        self.transform_scale = transform_scale
+
     def forward(self, x: Tensor) -> Tensor:
         layer = self.layer
         qkv = layer.qkv(x).unflatten(-1, (3, layer.num_heads, -1))  # (B, N, 3, H, d)
@@ -18,5 +22,7 @@ class PlainReAttention(Plain):
             maps = layer.var_norm(maps.movedim(1, -1)).movedim(-1, 1)
         else:
             maps = layer.var_norm(maps)
+        if self.transform_scale:
+            maps = maps * v.shape[-1] ** -0.5
         y = maps @ v  # (B, H, N, d)
         return layer.proj(y.transpose(1, 2).flatten(2))  # (B, N, C)

@@ -35,10 +35,7 @@ def test_equations(norm, training, transform_scale):
     module.train(training)
     x = torch.randn(2, 10, WIDTH, dtype=torch.float64)
     # The paper's, on a copy: the running statistics of `module` stay.
-    plain = copy.deepcopy(module)
-    if transform_scale:  # a factor of the maps is a factor of what the projection gets
-        plain.proj.weight.data *= (WIDTH // HEADS) ** -0.5
-    expected = PlainReAttention(plain)(x)
+    expected = PlainReAttention(copy.deepcopy(module), transform_scale)(x)
     assert_same(module(x), expected, rtol=1e-12)
     with torch.no_grad():
         assert_same(module(x), expected, rtol=1e-12)
