@@ -274,30 +274,28 @@ def _named_last(folder: str | Path) -> Path | None:
     return Path(folder, name) if name else None
 
 
-def _time_of(path: Path) -> float:
-    """Return when a checkpoint was saved; a copied file may have another time."""
-    saved = _meta_of(path).get("saved_at")
-    return saved if isinstance(saved, float) else path.stat().st_mtime
+def all_checkpoints(folder: str | Path) -> dict[Path, str | None]:
+    """Return checkpoints with the identity of their run, as `run_of` does, newest first.
 
-
-def all_checkpoints(folder: str | Path) -> list[Path]:
-    """Return the files of checkpoints, and the one in `last_checkpoint`, newest first.
-
-    A run can stop after it has saved a checkpoint and before it writes `last_checkpoint`.
+    They include the file in `last_checkpoint`: a run can stop after it has saved a checkpoint and
+    before it writes `last_checkpoint`.
     """
     named = _named_last(folder)
-    found = [
-        path
-        for path in Path(folder).glob("*.pth")
-        if path.is_file() and (path == named or _CHECKPOINT.fullmatch(path.name))
-    ]
-    return sorted(found, key=_time_of, reverse=True)
+    found: list[tuple[float, Path, str | None]] = []
+    for path in Path(folder).glob("*.pth"):
+        if path.is_file() and (path == named or _CHECKPOINT.fullmatch(path.name)):
+            meta = _meta_of(path)
+            saved = meta.get("saved_at")  # a copied file may have another time
+            time = saved if isinstance(saved, float) else path.stat().st_mtime
+            found.append((time, path, meta.get("run")))
+    found.sort(key=lambda entry: entry[0], reverse=True)
+    return {path: run for _, path, run in found}
 
 
 def candidates(folder: str | Path) -> list[Path]:
     """Return `all_checkpoints` without the checkpoints of an earlier run in the same folder."""
     run, found = _read_word(Path(folder, RUN)), all_checkpoints(folder)
-    return [path for path in found if run_of(path) in (run, None)] if run else found
+    return [path for path, own in found.items() if own in (run, None) or not run]
 
 
 def newest_complete(folder: str | Path) -> tuple[Path | None, list[str]]:

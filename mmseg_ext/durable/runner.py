@@ -54,8 +54,6 @@ from mmseg_ext.upstream import (
     validates_at,
 )
 
-_STATES = "states"  # the entry of `meta` that becomes the checkpoint's own entries
-
 
 class PlainCheckpointHook(Hook):
     """Makes all data of a checkpoint plain, after other hooks have added theirs."""
@@ -63,7 +61,7 @@ class PlainCheckpointHook(Hook):
     priority = "LOWEST"
 
     def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
-        checkpoint |= checkpoint["meta"].pop(_STATES)
+        checkpoint["processes"] = checkpoint["meta"].pop("processes")
         dropped: list[str] = []
         checkpoint.update({k: to_plain(v, k, dropped) for k, v in checkpoint.items()})
         info = checkpoint["message_hub"]["runtime_info"]
@@ -208,7 +206,7 @@ class DurableRunner(Runner):
             **({} if sampler is None else sampler.state_dict()),
             "run": self.run_id,
             "saved_at": time.time(),
-            _STATES: {"processes": self._process_state.state_dict(self)},
+            "processes": self._process_state.state_dict(self),  # becomes an entry of its own
         }
 
         def write() -> None:
