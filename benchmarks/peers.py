@@ -13,9 +13,6 @@ from pathlib import Path
 
 import torch
 from mmengine.config import Config
-from mmseg.models.decode_heads.decode_head import BaseDecodeHead
-from mmseg.registry import MODELS
-from torch import Tensor, nn
 
 from benchmarks.nuclei_scores import print_scores
 from mmseg_ext import register_all_modules
@@ -23,38 +20,6 @@ from mmseg_ext.engine.launch import build_train_runner
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = next((ROOT / "configs").glob("ea_r18_fpn_nuclei_*.py"))
-CLASSES = 3
-
-
-@MODELS.register_module()
-class SmpUnet(nn.Module):
-    """The complete Unet as a backbone: its only output has the class scores (B, 3, H, W)."""
-
-    def __init__(self):
-        super().__init__()
-        import segmentation_models_pytorch as smp
-
-        self.unet = smp.Unet("resnet18", encoder_weights=None, classes=CLASSES)
-
-    def forward(self, images: Tensor) -> tuple[Tensor]:
-        height, width = images.shape[2:]
-        padding = (0, -width % 32, 0, -height % 32)  # the Unet demands multiples of 32
-        return (self.unet(nn.functional.pad(images, padding))[..., :height, :width],)
-
-
-@MODELS.register_module()
-class Scores(BaseDecodeHead):
-    """A head that returns the class scores of the backbone, for the loss and the resize."""
-
-    def __init__(self, **kwargs):
-        super().__init__(in_channels=CLASSES, channels=CLASSES, dropout_ratio=0, **kwargs)
-        self.conv_seg = nn.Identity()
-
-    def init_weights(self) -> None:
-        """Do nothing: there are no weights."""
-
-    def forward(self, inputs: tuple[Tensor]) -> Tensor:
-        return inputs[0]
 
 
 def config_of(peer: str) -> Config:
@@ -65,11 +30,11 @@ def config_of(peer: str) -> Config:
         del head["ea_channels"], head["memory_size"]
         head.update(type="FCNHead", num_convs=2, concat_input=False)
     else:
-        config.model.backbone = dict(type="SmpUnet")
+        config.model.backbone = dict(type="SmpUnet", classes=head.num_classes)
         config.model.pop("neck")
         kept = {key: head[key] for key in ("num_classes", "align_corners", "loss_decode")}
-        config.model.decode_head = dict(type="Scores", in_index=0, **kept)
-    config.custom_imports.imports.append("benchmarks.peers")
+        config.model.decode_head = dict(type="LogitsHead", **kept)
+        config.custom_imports.imports.append("benchmarks.unet")
     return config
 
 
