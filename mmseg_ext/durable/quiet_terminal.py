@@ -1,4 +1,4 @@
-"""Keep the four hundred lines that mmengine logs before the first iteration off the terminal."""
+"""Keep long or repeated lines of mmengine off the terminal; the log files have them."""
 
 import logging
 
@@ -7,12 +7,16 @@ import logging
 _LONG = ("-----", "Config:", "Hooks will be executed in the following order", "paramwise_options")
 
 
-def quiet_terminal(logger: logging.Logger) -> None:
-    """Hide the long records of the start on the logger's terminal, but not in its files."""
+def quiet_terminal(logger: logging.Logger, beginnings: tuple[str, ...] = _LONG) -> None:
+    """Hide records that begin with these texts on the logger's terminal, but not in its files.
 
-    def is_short(record: logging.LogRecord) -> bool:
-        return record.levelno > logging.INFO or not record.getMessage().lstrip().startswith(_LONG)
+    By default these are the four hundred lines before the first iteration. Warnings are shown.
+    """
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        text = record.getMessage().lstrip()
+        return record.levelno > logging.INFO or not text.startswith(beginnings)
 
     for handler in logger.handlers:
         if not isinstance(handler, logging.FileHandler):
-            handler.addFilter(is_short)
+            handler.addFilter(is_shown)

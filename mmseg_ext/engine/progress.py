@@ -1,10 +1,11 @@
 """Short lines on the terminal while a run trains. The log file has mmengine's complete lines."""
 
-import logging
 import time
 
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook, LoggerHook
+
+from mmseg_ext.durable.quiet_terminal import quiet_terminal
 
 # mmengine's lines of each interval and of each validation, and the name of the experiment.
 _REPLACED = ("Iter(", "Epoch(", "Exp name:")
@@ -19,9 +20,7 @@ class ProgressHook(Hook):
         self.start, self.first = time.perf_counter(), runner.iter
         intervals = [hook.interval for hook in runner.hooks if isinstance(hook, LoggerHook)]
         self.interval = min(intervals, default=50)
-        for handler in runner.logger.handlers:
-            if not isinstance(handler, logging.FileHandler):
-                handler.addFilter(_is_not_replaced)
+        quiet_terminal(runner.logger, _REPLACED)
 
     def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
         done, total = runner.iter + 1, runner.max_iters
@@ -39,7 +38,3 @@ class ProgressHook(Hook):
         if is_main_process():
             shown = ", ".join(f"{name} {value:g}" for name, value in (metrics or {}).items())
             print(f"  validation: {shown}", flush=True)
-
-
-def _is_not_replaced(record: logging.LogRecord) -> bool:
-    return not record.getMessage().lstrip().startswith(_REPLACED)
