@@ -130,20 +130,9 @@ def make_project(
         pair.labels = labels
     _choose_splits(pairs, shares)
     if state:
-        same = list(classes or state["classes"]) == state["classes"]
-        unknown = set(reader.labels.values()) - state["labels"].keys()
-        unknown |= {value for value in ignored if state["labels"].get(value) != IGNORED}
-        if unknown or not same:
-            other = ", ".join(sorted(unknown) or classes or ())
-            raise ValueError(
-                f"{state_file}: has the classes {state['classes']} of the values {state['labels']}"
-                f", not {other}; start a new project to change them"
-            )
+        _require_same_classes(state_file, state, reader, classes, ignored)
     else:
-        names, labels = assign_classes(reader.labels, classes, ignored)
-        colors = {labels[text]: rgb for text, rgb in reader.colors.items()}
-        palette = [colors.get(i, rgb) for i, rgb in enumerate(distinct_colors(len(names)))]
-        state = dict(classes=names, labels=labels, colored=reader.colored, palette=palette)
+        state = _choose_classes(reader, classes, ignored)
         write_text(json.dumps(state, indent=1), state_file)
     names, labels = state["classes"], state["labels"]
     splits = [split for split in SPLITS if split != "test" or any(p.split == "test" for p in pairs)]
@@ -178,6 +167,31 @@ def make_project(
     widths = {name: _typical_width(found) for name, found in areas.items()}
     found = list(summaries.values())
     return Project(config, names, labels, found, left_out, example, widths, wrote_config)
+
+
+def _require_same_classes(
+    file: Path, state: dict, reader: Masks, classes: Sequence[str] | None, ignored: Sequence[str]
+) -> None:
+    """Raise ValueError if the annotations or the flags differ from `state`, of an earlier run."""
+    same = list(classes or state["classes"]) == state["classes"]
+    unknown = set(reader.labels.values()) - state["labels"].keys()
+    unknown |= {value for value in ignored if state["labels"].get(value) != IGNORED}
+    if unknown or not same:
+        other = ", ".join(sorted(unknown) or classes or ())
+        raise ValueError(
+            f"{file}: has the classes {state['classes']} of the values {state['labels']}, not "
+            f"{other}; start a new project to change them"
+        )
+
+
+def _choose_classes(
+    reader: Masks, classes: Sequence[str] | None, ignored: Sequence[str]
+) -> dict[str, Any]:
+    """Return the classes, labels and colors of a new project, as in `data/classes.json`."""
+    names, labels = assign_classes(reader.labels, classes, ignored)
+    colors = {labels[text]: rgb for text, rgb in reader.colors.items()}
+    palette = [colors.get(i, rgb) for i, rgb in enumerate(distinct_colors(len(names)))]
+    return dict(classes=names, labels=labels, colored=reader.colored, palette=palette)
 
 
 def assign_classes(

@@ -84,12 +84,9 @@ def get_model(
     with warnings.catch_warnings():  # about a loss, which inference does not compute
         warnings.filterwarnings("ignore", message="Default ``avg_non_ignore``")
         model: Any = revert_sync_batchnorm(MODELS.build(config.model))
-    model.terms = {}
-    meta = (
-        None
-        if weights is None
-        else _load_weights(model, weights, partial=bool(overrides or num_classes))
-    )
+    model.terms, meta = {}, None
+    if weights is not None:
+        meta = _load_weights(model, weights, partial=bool(overrides or num_classes))
     meta = meta or classes_and_palette(config.test_dataloader.dataset)
     count = getattr(model, "num_classes", len(meta["classes"]))
     if count != len(meta["classes"]):  # overridden
