@@ -34,7 +34,7 @@ loss = {{_base_.model.decode_head.loss_decode}}
 model = dict(
     backbone=dict(_delete_=True, type="SmpUnet", classes=CLASSES),
     neck=None,
-    decode_head=dict(_delete_=True, type="LogitsHead", num_classes=CLASSES, loss_decode=loss),
+    decode_head=dict(_delete_=True, type="UnetHead", num_classes=CLASSES, loss_decode=loss),
 )
 """
 ROW = re.compile(r"^\| +(\S+) +\| +([\d.]+|nan) +\| +[\d.na]+ +\|$", re.M)

@@ -33,7 +33,7 @@ def config_of(peer: str) -> Config:
         config.model.backbone = dict(type="SmpUnet", classes=head.num_classes)
         config.model.pop("neck")
         kept = {key: head[key] for key in ("num_classes", "align_corners", "loss_decode")}
-        config.model.decode_head = dict(type="LogitsHead", **kept)
+        config.model.decode_head = dict(type="UnetHead", **kept)
         config.custom_imports.imports.append("benchmarks.unet")
     return config
 

@@ -25,8 +25,8 @@ class SmpUnet(nn.Module):
 
 
 @MODELS.register_module()
-class LogitsHead(BaseDecodeHead):
-    """The loss of logits that the backbone returns."""
+class UnetHead(BaseDecodeHead):
+    """The loss and the resize of the logits that `SmpUnet` returns."""
 
     def __init__(self, num_classes: int, **kwargs):
         super().__init__(num_classes, 1, num_classes=num_classes, **kwargs)
