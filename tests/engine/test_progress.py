@@ -27,7 +27,8 @@ def test_lines_of_a_resumed_run(monkeypatch, capsys, tmp_path):
     hook = ProgressHook()
     hook.before_train(runner)
     for text in ("Iter(train) [ 1/2]  loss: 1", "Saving checkpoint", "Iter(val) [1/1]  mIoU: 2"):
-        logger.warning(text)
+        logger.info(text)
+    logger.warning("Iter(train) is slow")
     for runner.iter in (98, 99, 100, 9349):
         hook.after_train_iter(runner, 0)
     hook.after_val_epoch(runner, {"aAcc": 3.0, "mIoU": 12.5})
@@ -36,5 +37,5 @@ def test_lines_of_a_resumed_run(monkeypatch, capsys, tmp_path):
         "  iteration 9350/9350  loss 2.000  186 it/s  0:00:00 left",
         "  validation: aAcc 3, mIoU 12.5",
     ]
-    assert (tmp_path / "terminal").read_text() == "Saving checkpoint\n"
-    assert (tmp_path / "log").read_text().count("\n") == 3
+    assert (tmp_path / "terminal").read_text() == "Saving checkpoint\nIter(train) is slow\n"
+    assert (tmp_path / "log").read_text().count("\n") == 4
