@@ -5,7 +5,8 @@
 FOLDER has the set: `weeds` is github.com/cwfid/dataset (non-commercial research), `camvid` the
 folder of docs/data.md, `nuclei` the training images of the 2018 Data Science Bowl (CC0), and
 `drawn` needs none. Both models have the same images, crops, rate and iterations, one thread, and
-random weights; then the config trains for the minutes of the Unet. docs/own_dataset.md has tables.
+random weights; then the config trains for the minutes of the Unet. Minutes are CPU time.
+docs/own_dataset.md has tables.
 """
 
 import argparse
@@ -14,7 +15,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -64,10 +64,9 @@ def draw(folder: Path, index: int) -> None:
 
 
 def run(*words: str | Path) -> tuple[str, float, float]:
-    """Run a command; return its output, the minutes, and the largest memory in GiB."""
+    """Run a command; return its output, the minutes of CPU time, and the largest memory in GiB."""
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    started = time.perf_counter()
     with tempfile.TemporaryFile("w+") as log:
         program = [sys.executable, "-m", "mmseg_ext", *words]
         child = subprocess.Popen(program, env=environment, stdout=log, stderr=log)
@@ -76,7 +75,7 @@ def run(*words: str | Path) -> tuple[str, float, float]:
         output = log.read()
     if status:
         raise SystemExit(output)
-    return output, (time.perf_counter() - started) / 60, used.ru_maxrss / 2**20
+    return output, (used.ru_utime + used.ru_stime) / 60, used.ru_maxrss / 2**20
 
 
 def train(config: Path, iterations: int, name: str) -> float:
