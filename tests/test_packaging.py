@@ -194,6 +194,15 @@ def test_a_wheel_in_an_empty_folder(wheel, run_installed, tmp_path):
     assert (ours == theirs).mean() > 0.97  # they resize with different libraries
 
 
+def test_the_version_and_its_date_are_the_same_everywhere():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == VERSION
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    versions = re.findall(r"^## (\S+) - (\d{4}-\d\d-\d\d)$", changes, re.M)
+    assert versions[0] == (VERSION, str(citation["date-released"]))
+    assert len(versions) == changes.count("\n## ") - 1  # all but "Unreleased" have a date
+
+
 def test_an_editable_installation_links_mims_files(clone, tmp_path):
     build("editable", clone, tmp_path / "wheels")
     mim = clone / "mmseg_ext/.mim"

@@ -2,7 +2,6 @@
 
 import ast
 import errno
-import importlib
 import logging
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from mmseg_ext.commands import COMMANDS, check_dataset, env, exit_on_run_error, 
 from mmseg_ext.errors import RESUME_HINT, LabelError, LaunchError, MissingDataError, RunError
 from mmseg_ext.version import __version__
 from tests.configs import CONFIGS
-from tests.models import PUBLIC
 from tests.test_registration import run_without
 
 ROOT = CONFIGS.parent
@@ -38,13 +36,6 @@ def test_every_module_is_listed_with_its_first_line():
         for path in ROOT.glob("mmseg_ext/commands/[!_]*.py")
     }
     assert modules == COMMANDS
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_flags_stay(name):
-    actions = importlib.import_module(f"mmseg_ext.commands.{name}").parser()._actions
-    flags = {flag for action in actions for flag in action.option_strings or [action.dest]}
-    assert set(PUBLIC["flags"].get(name, ())) <= flags
 
 
 def test_the_list_and_the_version(capsys):

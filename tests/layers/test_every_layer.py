@@ -26,7 +26,6 @@ from mmseg_ext.layers import (
 from tests.models import (
     assert_autocast_close,
     assert_compiles_once,
-    assert_defaults_stay,
     assert_same,
     randomise,
 )
@@ -94,10 +93,6 @@ def test_no_layer_is_left_out():
 @pytest.mark.parametrize("fixture", LAYER_FIXTURES)
 def test_parity_with_published_code(fixture):
     assert_case_parity(fixture)
-
-
-def test_defaults_stay():
-    assert_defaults_stay(*(getattr(mmseg_ext.layers, name) for name in mmseg_ext.layers.__all__))
 
 
 @pytest.mark.parametrize(("kind", "arguments", "message"), BAD_ARGUMENTS)
