@@ -31,7 +31,8 @@ from mmseg_ext import register_all_modules
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.cost.model_cost import count_multiply_adds, machine
 from mmseg_ext.cost.step_memory import batch_of
-from mmseg_ext.engine.launch import build_test_runner, build_train_runner, load_settings
+from mmseg_ext.engine.build import build_test_runner, build_train_runner
+from mmseg_ext.engine.config import load_config
 from mmseg_ext.reports.results_hook import class_iou
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -118,7 +119,7 @@ def costs(rows: Sequence[Row], rounds: int) -> dict[str, dict]:
     """
     steps, table = {}, {}
     for row in rows:
-        config = load_settings(config_path(row), row.options)
+        config = load_config(config_path(row), row.options)
         model = MODELS.build(config.model).to(DEVICE)
         counted = count_multiply_adds(model.eval(), torch.zeros(1, 3, *FRAME, device=DEVICE))
         parameters = sum(p.numel() for p in model.parameters())

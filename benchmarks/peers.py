@@ -16,7 +16,7 @@ from mmengine.config import Config
 
 from benchmarks.nuclei_scores import print_scores
 from mmseg_ext import register_all_modules
-from mmseg_ext.engine.launch import build_train_runner
+from mmseg_ext.engine.build import build_train_runner
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = next((ROOT / "configs").glob("ea_r18_fpn_nuclei_*.py"))

@@ -31,7 +31,7 @@ SLOW = (
     "detection/test_training.py",
     "durable/test_crash_points.py",
     "engine/test_golden_losses.py",
-    "engine/test_launch.py",
+    "engine/test_build.py",
     "durable/test_restart.py",
     "durable/test_resume.py",
     "durable/test_signals.py",

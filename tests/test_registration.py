@@ -94,7 +94,7 @@ def test_another_package_names_a_backbone_with_the_scope():
 
 
 WITHOUT_MMSEG = """
-import mmseg_ext, mmseg_ext.engine.launch
+import mmseg_ext, mmseg_ext.engine.build
 from mmengine.registry import *
 other = Registry("model", scope="other", parent=MODELS)
 for name in ("RMT", "LambdaResNet", "DeepViT", "EAMLP"):

@@ -47,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
     import numpy as np
     import torch
 
-    from mmseg_ext.engine.launch import load_settings
+    from mmseg_ext.engine.config import load_config
     from mmseg_ext.inference.models import get_model
     from mmseg_ext.inspection.attention_pictures import (
         Scene,
@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
     )
 
     path, weights, images = _named(args)
-    config = load_settings(path, args.cfg_options)
+    config = load_config(path, args.cfg_options)
     torch.manual_seed(0)  # for random weights
     model: Any = get_model(config, weights=weights, device=usable_device(args.device))
     meta = model.dataset_meta

@@ -43,9 +43,9 @@ def _run(args: argparse.Namespace) -> int:
     from mmengine.registry import init_default_scope
 
     from mmseg_ext.datasets.dataset_report import check, print_summaries
-    from mmseg_ext.engine.launch import load_settings
+    from mmseg_ext.engine.config import load_config
 
-    cfg = load_settings(args.config, args.cfg_options)
+    cfg = load_config(args.config, args.cfg_options)
     init_default_scope(cfg.get("default_scope", "mmseg"))
     started = time.perf_counter()
     problems, summaries = check(cfg, args.split, args.workers)

@@ -23,7 +23,7 @@ def main(args: argparse.Namespace) -> None:
     from mmseg_ext import register_all_modules
     from mmseg_ext.cost.model_cost import HEADINGS, cells, count_config, markdown
     from mmseg_ext.cost.step_memory import MEMORY_HEADINGS, memory_cells, training_memory
-    from mmseg_ext.engine.launch import load_settings
+    from mmseg_ext.engine.config import load_config
 
     register_all_modules()
     MMLogger.get_current_instance().setLevel("WARNING")  # a line for each parameter
@@ -32,7 +32,7 @@ def main(args: argparse.Namespace) -> None:
         if not args.train:
             rows.append(cells(path.stem, count_config(path, args.cfg_options)))
             continue
-        config = load_settings(str(path), args.cfg_options)
+        config = load_config(str(path), args.cfg_options)
         if args.batch:
             config.train_dataloader.batch_size = args.batch
         rows.append(memory_cells(path.stem, config, training_memory(config, args.amp)))

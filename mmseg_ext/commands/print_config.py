@@ -32,11 +32,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     from mmseg_ext.commands import exit_on_run_error
     from mmseg_ext.cost.step_memory import GIBI, plans
     from mmseg_ext.engine.amp import enable_amp
-    from mmseg_ext.engine.launch import enable_learning_rate_scaling, load_settings
+    from mmseg_ext.engine.build import enable_learning_rate_scaling
+    from mmseg_ext.engine.config import load_config
     from mmseg_ext.engine.run_record import describe_run
 
     with exit_on_run_error():
-        cfg = load_settings(args.config, args.cfg_options, args.work_dir, args.launcher)
+        cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher)
         if args.amp:
             enable_amp(cfg)
         if args.auto_scale_lr:

@@ -27,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
 
 def runner_of(args: argparse.Namespace) -> "Runner":
     """Build the Runner for parsed flags."""
-    from mmseg_ext.engine.launch import build_test_runner
+    from mmseg_ext.engine.build import build_test_runner
 
     return build_test_runner(
         args.config,

@@ -23,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
 
 def runner_of(args: argparse.Namespace) -> "Runner":
     """Build the Runner for parsed flags."""
-    from mmseg_ext.engine.launch import build_train_runner
+    from mmseg_ext.engine.build import build_train_runner
 
     return build_train_runner(
         args.config,

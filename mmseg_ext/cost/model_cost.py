@@ -18,7 +18,7 @@ from mmseg.registry import MODELS
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from mmseg_ext.engine.launch import load_settings
+from mmseg_ext.engine.config import load_config
 from mmseg_ext.layers import LambdaLayer
 
 
@@ -104,7 +104,7 @@ def count_config(path: Path, options: dict | None = None) -> Cost:
 
     These are backbone, neck and decode head; resizing the logits is not counted.
     """
-    config = load_settings(str(path), options)
+    config = load_config(str(path), options)
     settings = {**config.model, "auxiliary_head": None, "pretrained": None, "train_cfg": None}
     with torch.device("meta"):
         model = revert_sync_batchnorm(MODELS.build(settings)).eval()

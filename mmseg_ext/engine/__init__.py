@@ -6,7 +6,7 @@ from mmseg_ext import durable
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper
 from mmseg_ext.engine.distributed import CPUDistributedDataParallel
 from mmseg_ext.engine.run_record import RunRecordHook
-from mmseg_ext.engine.voc_schedule import HeldPolyLR, RoleOptimWrapperConstructor
+from mmseg_ext.engine.voc_optimization import HeldPolyLR, RoleOptimWrapperConstructor
 
 __all__ = [
     "CPUDistributedDataParallel",

@@ -6,11 +6,10 @@ part of the config in the traceback of an error, and the setting in its message.
 """
 
 import contextlib
-import difflib
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, TracebackType
@@ -19,7 +18,6 @@ from typing import Any
 import mmengine.registry
 import torch
 from mmengine.config import Config
-from mmengine.dist import init_dist
 from mmengine.model import BaseModule
 from mmengine.registry import Registry
 from mmengine.runner import Runner
@@ -28,15 +26,10 @@ from torch import nn
 from mmseg_ext import errors
 from mmseg_ext.datasets.wrappers import inner_datasets
 from mmseg_ext.durable.safe_loading import unwrap_model
+from mmseg_ext.engine.config import KEYS, arguments, format_error, nearest, short
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.upstream import built_dataloaders
 
-# The Runner's arguments, and other keys that mmengine and the commands read.
-_KEYS = {*inspect.signature(Runner).parameters, "activation_checkpointing", "compile"}
-_KEYS |= {"custom_imports", "efficient_conv_bn_eval", "find_unused_parameters"}
-_KEYS |= {"float32_matmul_precision"}
-_KEYS |= {"min_backbone_share", "model_wrapper_cfg", "runner_type", "sync_bn"}
-_KEYS |= {"tta_model", "tta_pipeline"}
 _WEIGHTS = ("checkpoint", "pretrained", "load_from")  # keys that name files of weights
 _UNEXPECTED = re.compile(r"(\w+)[\w.]*\(\) got an unexpected keyword argument '(\w+)'")
 # Functions that build a part that is named after a key: `build_optim_wrapper`, `build_norm_layer`.
@@ -63,36 +56,12 @@ def explained(cfg: Config, unused: str = "test_") -> Iterator[None]:
     except Exception as error:
         if type(error).__module__ == errors.__name__:
             raise
-        keys = (key for key in cfg if key in _KEYS and not key.startswith(unused))
+        keys = (key for key in cfg if key in KEYS and not key.startswith(unused))
         entries = [entry for key in keys for entry in _entries(key, cfg[key])]
         explanation = _explanation(cfg, entries, error)
         if explanation is None:
             raise
         raise explanation from error
-
-
-def format_error(error: BaseException) -> str:
-    """Return 'KeyError: ...' without line breaks, cut after 300 characters."""
-    message = error.args[0] if isinstance(error, KeyError) and error.args else error
-    return _short(" ".join(f"{type(error).__name__}: {message}".split()), 300)
-
-
-def unread_keys(cfg: Config, options: Iterable[str]) -> list[str]:
-    """Return warnings for keys that nothing reads.
-
-    These are the keys of `--cfg-options` that only a hook can read, keys of the file `cfg` that
-    resemble a key of the Runner, and unknown arguments of `env_cfg.dist_cfg`.
-    """
-    changed, warnings = {option.split(".")[0] for option in options}, []
-    for key in sorted({*cfg, *changed} - _KEYS):
-        # Files also have variables of their own, such as `norm_cfg` or `train_pipeline`.
-        near = _nearest(key, _KEYS, 0.885 if key in cfg else 0.6)
-        if near or key in changed:
-            place = "--cfg-options: " if key in changed else ""
-            warnings.append(f"{place}{key!r} has no effect: it is not used after loading{near}")
-    known = {*_arguments(init_dist), *_arguments(torch.distributed.init_process_group)}
-    unknown = sorted({*cfg.get("env_cfg", {}).get("dist_cfg", {})} - known)
-    return warnings + [f"env_cfg.dist_cfg.{k} has no effect{_nearest(k, known)}" for k in unknown]
 
 
 def dataset_warnings(runner: Runner) -> list[str]:
@@ -139,7 +108,7 @@ def check_metrics(runner: Runner) -> None:
             listed = ", ".join(sorted(names))
             raise LaunchError(
                 f"default_hooks.checkpoint.save_best={name!r}: the validation returns {listed}"
-                + _nearest(name, names)
+                + nearest(name, names)
             )
 
 
@@ -220,13 +189,13 @@ def _of_type(cfg: Config, entries: _Entries, part: str, reason: str) -> LaunchEr
         return None
     scope, scopes = cfg.get("default_scope", "mmengine"), {r.scope for r in _registries()}
     if scope not in scopes:
-        near = _nearest(scope, scopes)
+        near = nearest(scope, scopes)
         return LaunchError(f"default_scope={scope!r}: no installed package has this scope{near}")
     key, kind = found[0]
     where = re.search(r"is not in the (?:\w+::)?([\w ]+) registry", reason)
     near = {n for r in _registries() if not where or r.name == where[1] for n in r.module_dict}
     place = f"not registered as {where[1]}" if where else "not registered"
-    return LaunchError(f"{key}={kind!r}: {place}{_nearest(kind, near)}")
+    return LaunchError(f"{key}={kind!r}: {place}{nearest(kind, near)}")
 
 
 def _registries() -> list[Registry]:
@@ -264,14 +233,8 @@ def _of_argument(
         if find_spec("mmdet"):
             remedy = "add 'mmseg_ext.detection.operators_in_pytorch' to custom_imports"
         return LaunchError(f"{owner}.type={known!r}: mmdetection cannot be imported; {remedy}")
-    near = _nearest(name, _arguments(kind))
-    return LaunchError(f"{key}={_short(repr(value))}: {format_error(error)}{near}")
-
-
-def _arguments(kind: Callable | None) -> set[str]:
-    """Return the argument names of a function, or of a class and its base classes."""
-    functions = [c.__init__ for c in kind.__mro__] if inspect.isclass(kind) else [kind]
-    return {n for f in functions if f for n in inspect.signature(f).parameters} | {"type"}
+    near = nearest(name, arguments(kind))
+    return LaunchError(f"{key}={short(repr(value))}: {format_error(error)}{near}")
 
 
 def _of_weights(entries: _Entries, error: Exception) -> LaunchError | None:
@@ -297,7 +260,7 @@ def _named_settings(settings: object, text: str) -> str:
     for key, value in () if named else _entries("", settings):
         if isinstance(value, str | float) and str(value) in words and not key.endswith("type"):
             named.append((key, value))
-    shown = ", ".join(f"{name}={_short(repr(value))}" for name, value in named[:3])
+    shown = ", ".join(f"{name}={short(repr(value))}" for name, value in named[:3])
     return f".{shown}" if shown else ""
 
 
@@ -308,14 +271,3 @@ def _entries(key: str, value: object) -> Iterator[tuple[str, object]]:
     inside = enumerate(value) if isinstance(value, list | tuple) else inside
     for name, child in inside:
         yield from _entries(f"{key}.{name}" if key else str(name), child)
-
-
-def _nearest(name: str, names: Iterable[str], likeness: float = 0.6) -> str:
-    """Return '; did you mean X?', or nothing if no name is similar."""
-    lower = {n.lower(): n for n in names}
-    found = difflib.get_close_matches(name.lower(), lower, 1, likeness)
-    return f"; did you mean {lower[found[0]]!r}?" if found else ""
-
-
-def _short(text: str, most: int = 60) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."

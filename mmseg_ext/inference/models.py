@@ -17,7 +17,7 @@ from torch import nn
 from mmseg_ext.datasets.metainfo import classes_and_palette
 from mmseg_ext.durable.checkpoint_files import read_checkpoint, terms_of, unwrap_state_dict
 from mmseg_ext.durable.safe_loading import check_finite
-from mmseg_ext.engine.launch import load_settings
+from mmseg_ext.engine.config import load_config
 from mmseg_ext.errors import CheckpointError
 from mmseg_ext.paths import model_names
 
@@ -72,7 +72,7 @@ def get_model(
             for weights that do not fit the model or are not finite.
         OSError: if a file is missing.
     """
-    config = copy.deepcopy(name) if isinstance(name, Config) else load_settings(str(name))
+    config = copy.deepcopy(name) if isinstance(name, Config) else load_config(str(name))
     if pretrained:
         if weights is not None:
             raise ValueError("get_model: pretrained and weights exclude each other; pass one")

@@ -14,7 +14,8 @@ pytest.importorskip("mmdet")
 import mmseg_ext.detection.operators_in_pytorch  # noqa: F401
 from mmseg_ext.datasets.dataset_report import SPLITS
 from mmseg_ext.detection.shapes_coco import annotation_file
-from mmseg_ext.engine.launch import build_train_runner, load_settings
+from mmseg_ext.engine.build import build_train_runner
+from mmseg_ext.engine.config import load_config
 from mmseg_ext.errors import LaunchError
 from tests.commands.test_demo import commands_of
 from tests.configs import CONFIGS
@@ -91,4 +92,4 @@ def test_without_mmdetection_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "mmdet", None)
     monkeypatch.delitem(sys.modules, "mmseg_ext.detection.checked_coco", raising=False)
     with pytest.raises(LaunchError, match=r"'mmdet' is not installed; run.*\[mm,det\]"):
-        load_settings(str(CONFIGS / "detection/mask_rcnn_rmt_tiny_fpn_coco_1x.py"))
+        load_config(str(CONFIGS / "detection/mask_rcnn_rmt_tiny_fpn_coco_1x.py"))

@@ -20,7 +20,7 @@ from mmseg_ext.commands import test as scoring
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.durable.checkpoint_files import read_checkpoint, write_weights
 from mmseg_ext.durable.safe_loading import check_coverage, load_and_report
-from mmseg_ext.engine.launch import build_test_runner
+from mmseg_ext.engine.build import build_test_runner
 from mmseg_ext.errors import CheckpointError
 from tests.durable.test_plain_data import Pickled
 from tests.engine.runs import fails, log_text, train_here, train_words, write_config

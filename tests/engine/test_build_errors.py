@@ -14,8 +14,9 @@ from mmseg.models.decode_heads import FCNHead
 from mmseg.registry import DATASETS, MODELS
 
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper
-from mmseg_ext.engine.build_errors import dataset_warnings, explained, format_error, unread_keys
-from mmseg_ext.engine.launch import build_train_runner, load_settings
+from mmseg_ext.engine.build import build_train_runner
+from mmseg_ext.engine.build_errors import dataset_warnings, explained
+from mmseg_ext.engine.config import format_error, load_config, unread_keys
 from mmseg_ext.errors import LaunchError, RunError
 from tests.engine.runs import CONFIGS, log_text, write_config
 
@@ -177,7 +178,7 @@ def test_a_failing_import_shows_its_cause(tmp_path, monkeypatch):
     config = write_config(tmp_path, "custom_imports['imports'].append('own_module')\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(LaunchError, match=r"own_module.*no_such_package"):
-        load_settings(str(config))
+        load_config(str(config))
 
 
 def test_options_that_nothing_reads_and_datasets_that_do_not_fit_are_warnings(
@@ -197,9 +198,9 @@ def test_options_that_nothing_reads_and_datasets_that_do_not_fit_are_warnings(
     runner.model.decode_head = torch.nn.ModuleList([runner.model.decode_head, last])
     assert not any("num_classes" in warning for warning in dataset_warnings(runner))
     monkeypatch.setenv("RANK", "1")
-    load_settings(str(tmp_path / "tiny.py"), options)
+    load_config(str(tmp_path / "tiny.py"), options)
     assert capsys.readouterr().err == ""
-    assert unread_keys(load_settings(str(CONFIGS / "ea_r18_shapes.py")), []) == []
+    assert unread_keys(load_config(str(CONFIGS / "ea_r18_shapes.py")), []) == []
     (typo,) = unread_keys(Config({"optim_wraper": {}, "test_pipeline": []}), [])
     assert "'optim_wraper' has no effect" in typo and "did you mean 'optim_wrapper'" in typo
     (typo,) = unread_keys(Config({"env_cfg": {"dist_cfg": {"backend": "gloo", "timeot": 3}}}), [])

@@ -12,8 +12,8 @@ import torch
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.engine import amp
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper
+from mmseg_ext.engine.build import set_gpu_defaults
 from mmseg_ext.engine.distributed import CPUDistributedDataParallel
-from mmseg_ext.engine.launch import set_gpu_defaults
 from tests.configs import EXPERIMENTS, load
 from tests.engine.runs import recorded, write_config
 from tests.models import NARROW_LAMBDA, NARROW_RMT

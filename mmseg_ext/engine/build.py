@@ -11,9 +11,8 @@ Arguments have the meaning of mmsegmentation's flags (1.2.2 and 1.4.2), except:
 """
 
 import os
-import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from mmengine.config import Config
@@ -24,71 +23,11 @@ from mmseg_ext.durable.checkpoint_files import candidates, published_name
 from mmseg_ext.durable.checkpoint_hook import checkpoint_folder
 from mmseg_ext.durable.rank_zero import on_rank_zero
 from mmseg_ext.engine.amp import enable_amp
-from mmseg_ext.engine.build_errors import (
-    check_metrics,
-    dataset_warnings,
-    explained,
-    format_error,
-    unread_keys,
-)
+from mmseg_ext.engine.build_errors import check_metrics, dataset_warnings, explained
+from mmseg_ext.engine.config import load_config
 from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.engine.run_record import batch_settings
 from mmseg_ext.errors import LaunchError
-from mmseg_ext.paths import config_path
-
-_MMSEG_BASE = (
-    "_base_: mmengine looks for 'mmseg::' in a distribution called mmsegmentation, and "
-    "installing it would overwrite this mmseg; set the path of the file: "
-    '_base_ = __import__("mmseg").__path__[0] + "/.mim/configs/..."'
-)
-
-
-def load_settings(
-    path: str, options: dict | None = None, work_dir: str | None = None, launcher: str = "none"
-) -> Config:
-    """Load the config at `path`, or of this model name, and merge `options` into it.
-
-    The work directory is `work_dir`, else the config's, else `work_dirs/<config's name>`.
-
-    Raises:
-        LaunchError: if the file does not load, or an option does not fit.
-    """
-    path = config_path(path)
-    try:
-        cfg = Config.fromfile(path)
-    except Exception as error:  # a config is a program and can raise anything
-        # mmengine hides the module that cannot be imported, and why.
-        causes: list[BaseException] = [error]
-        while causes[-1].__context__ is not None:
-            causes.append(causes[-1].__context__)
-        reason = "; ".join(format_error(cause) for cause in causes[-2:])
-        if "mmsegmentation is not installed" in str(error):
-            reason = _MMSEG_BASE
-        raise LaunchError(f"config {path}: {reason}") from error
-    cfg.launcher = launcher
-    for warning in unread_keys(cfg, options or {}):
-        if os.environ.get("RANK", "0") == "0":
-            print(f"mmseg_ext: {warning}", file=sys.stderr)
-    try:
-        cfg.merge_from_dict({k: _with_kind_of(cfg, k, v) for k, v in (options or {}).items()})
-    except (KeyError, IndexError, TypeError, AssertionError) as error:
-        raise LaunchError(f"--cfg-options {options}: {format_error(error)}") from error
-    cfg.work_dir = work_dir or cfg.get("work_dir") or f"./work_dirs/{Path(path).stem}"
-    return cfg
-
-
-def _with_kind_of(cfg: Config, key: str, value: Any) -> Any:
-    """Return `value`, as a tuple if it is a list that replaces a tuple.
-
-    The option `size=97,97` is a list, and mmcv's transforms accept only tuples.
-    """
-    old: Any = cfg
-    for name in key.split(".") if isinstance(value, list) else ():
-        try:
-            old = old[int(name) if isinstance(old, list | tuple) else name]
-        except (KeyError, ValueError, IndexError, TypeError):
-            return value  # a new key; merging explains a wrong one
-    return tuple(value) if isinstance(old, tuple) else value
 
 
 def build_train_runner(
@@ -100,12 +39,12 @@ def build_train_runner(
     amp: bool = False,
     auto_scale_lr: bool = False,
 ) -> Runner:
-    """Build the Runner that trains a config; see `load_settings` for the arguments.
+    """Build the Runner that trains a config; see `load_config` for the arguments.
 
     Raises:
         LaunchError: if the run cannot start.
     """
-    cfg = load_settings(config, options, work_dir, launcher)
+    cfg = load_config(config, options, work_dir, launcher)
     if amp:
         enable_amp(cfg)
     if auto_scale_lr:
@@ -126,7 +65,7 @@ def build_test_runner(
     show_dir: str | None = None,
     show_seconds: float | None = None,
 ) -> Runner:
-    """Build the Runner that tests a checkpoint; see `load_settings` for the arguments.
+    """Build the Runner that tests a checkpoint; see `load_config` for the arguments.
 
     Args:
         out: folder for the predicted label maps.
@@ -136,7 +75,7 @@ def build_test_runner(
     Raises:
         LaunchError: if the run cannot start.
     """
-    cfg = load_settings(config, options, work_dir, launcher)
+    cfg = load_config(config, options, work_dir, launcher)
     if "://" not in checkpoint and not Path(checkpoint).is_file():
         hint = published_name(Path(checkpoint)) or "; check the path"
         raise LaunchError(f"checkpoint: there is no file {checkpoint!r}{hint}")

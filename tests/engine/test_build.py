@@ -26,9 +26,10 @@ from mmseg_ext.commands import test as scoring
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.durable.checkpoint_files import read_checkpoint
 from mmseg_ext.durable.rank_zero import on_rank_zero
-from mmseg_ext.engine import distributed, launch
+from mmseg_ext.engine import build, distributed
 from mmseg_ext.engine.amp import bfloat16_autocast
-from mmseg_ext.engine.launch import build_test_runner, load_settings
+from mmseg_ext.engine.build import build_test_runner
+from mmseg_ext.engine.config import load_config
 from mmseg_ext.errors import LaunchError, RunError
 from tests.configs import CONFIGS
 from tests.engine.runs import built, fails, free_port, log_text, train_words, write_config
@@ -92,8 +93,8 @@ def test_resume_prefers_the_work_directory_to_a_configs_load_from(trained, tmp_p
     assert starts_from(*words, *option) == own
 
     with monkeypatch.context() as patch:  # a rank that does not see the file yet follows rank 0
-        patch.setattr(launch, "candidates", lambda _: [])
-        patch.setattr(launch, "on_rank_zero", lambda action: action() or True)
+        patch.setattr(build, "candidates", lambda _: [])
+        patch.setattr(build, "on_rank_zero", lambda action: action() or True)
         assert starts_from(*resume) == own
 
     for name in ("iter_4.pth", "iter_8.pth"):
@@ -124,7 +125,7 @@ def test_a_group_on_the_cpu_trains_sync_bn_as_bn(tmp_path):
     with pytest.MonkeyPatch.context() as patch, exit_on_run_error():
         runner = built(*words, "--launcher", "pytorch")
         assert runner.model.find_unused_parameters
-        cfg = load_settings(str(config), launcher="pytorch")
+        cfg = load_config(str(config), launcher="pytorch")
         distributed.init_distributed(cfg)
         default = {"broadcast_buffers": False, "find_unused_parameters": False}  # as mmengine's
         default["gradient_as_bucket_view"] = True
@@ -151,7 +152,7 @@ def test_a_group_on_the_cpu_trains_sync_bn_as_bn(tmp_path):
 @pytest.mark.usefixtures("_one_process_of_torchrun")
 def test_nccl_gets_a_store_for_each_start(tmp_path, monkeypatch):
     """After a restart torchrun's store still contains the unique id of the dead processes."""
-    cfg, calls = load_settings(str(write_config(tmp_path)), launcher="pytorch"), mock.Mock()
+    cfg, calls = load_config(str(write_config(tmp_path)), launcher="pytorch"), mock.Mock()
     monkeypatch.setattr(distributed, "get_device", lambda: "cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", calls.set_device)
@@ -267,7 +268,7 @@ def test_an_option_without_brackets_replaces_a_tuple(tmp_path):
     words = ["a.b.1.size=7,8", "a.c=1,2", "new=3,4"]
     namespace = scoring.parser().parse_args(["config.py", "a.pth", "--cfg-options", *words])
     (tmp_path / "config.py").write_text("a = dict(b=[0, dict(size=(1, 2))], c=[0])\n")
-    cfg = load_settings(str(tmp_path / "config.py"), namespace.cfg_options)
+    cfg = load_config(str(tmp_path / "config.py"), namespace.cfg_options)
     assert cfg.a.b[1].size == (7, 8) and cfg.a.c == [1, 2] and cfg.new == [3, 4]
 
 
@@ -277,7 +278,7 @@ def test_the_message_about_mmseg_bases_has_a_working_path(tmp_path):
     config.write_text(f"_base_ = ['mmseg::{base}']\n")
     message = fails(train, config, "--work-dir", tmp_path)
     config.write_text(re.search(r"_base_ = .*", message)[0].replace("...", base))
-    assert load_settings(str(config)).model.decode_head.type == "FCNHead"
+    assert load_config(str(config)).model.decode_head.type == "FCNHead"
 
 
 def test_broken_labels_end_in_one_line(tmp_path):
@@ -351,8 +352,8 @@ def test_amp_is_refused_where_it_is_slow():
 
 def test_configs_have_a_name_or_a_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    by_name = load_settings("ea_r18_shapes")
-    assert by_name.to_dict() == load_settings(str(CONFIGS / "ea_r18_shapes.py")).to_dict()
+    by_name = load_config("ea_r18_shapes")
+    assert by_name.to_dict() == load_config(str(CONFIGS / "ea_r18_shapes.py")).to_dict()
     assert by_name.work_dir == "./work_dirs/ea_r18_shapes"
     with pytest.raises(LaunchError, match=r"'ea_r18_shape'.*ea_r18_shapes"):
-        load_settings("ea_r18_shape")
+        load_config("ea_r18_shape")

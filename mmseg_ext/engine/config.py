@@ -1,0 +1,118 @@
+"""Load a config, with `--cfg-options`, and warn of keys that have no effect."""
+
+import difflib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.config import Config
+from mmengine.dist import init_dist
+from mmengine.runner import Runner
+
+from mmseg_ext.errors import LaunchError
+from mmseg_ext.paths import config_path
+
+# The Runner's arguments, and other keys that mmengine and the commands read.
+KEYS = {*inspect.signature(Runner).parameters, "activation_checkpointing", "compile"}
+KEYS |= {"custom_imports", "efficient_conv_bn_eval", "find_unused_parameters"}
+KEYS |= {"float32_matmul_precision"}
+KEYS |= {"min_backbone_share", "model_wrapper_cfg", "runner_type", "sync_bn"}
+KEYS |= {"tta_model", "tta_pipeline"}
+_MMSEG_BASE = (
+    "_base_: mmengine looks for 'mmseg::' in a distribution called mmsegmentation, and "
+    "installing it would overwrite this mmseg; set the path of the file: "
+    '_base_ = __import__("mmseg").__path__[0] + "/.mim/configs/..."'
+)
+
+
+def load_config(
+    path: str, options: dict | None = None, work_dir: str | None = None, launcher: str = "none"
+) -> Config:
+    """Load the config at `path`, or of this model name, and merge `options` into it.
+
+    The work directory is `work_dir`, else the config's, else `work_dirs/<config's name>`.
+
+    Raises:
+        LaunchError: if the file does not load, or an option does not fit.
+    """
+    path = config_path(path)
+    try:
+        cfg = Config.fromfile(path)
+    except Exception as error:  # a config is a program and can raise anything
+        # mmengine hides the module that cannot be imported, and why.
+        causes: list[BaseException] = [error]
+        while causes[-1].__context__ is not None:
+            causes.append(causes[-1].__context__)
+        reason = "; ".join(format_error(cause) for cause in causes[-2:])
+        if "mmsegmentation is not installed" in str(error):
+            reason = _MMSEG_BASE
+        raise LaunchError(f"config {path}: {reason}") from error
+    cfg.launcher = launcher
+    for warning in unread_keys(cfg, options or {}):
+        if os.environ.get("RANK", "0") == "0":
+            print(f"mmseg_ext: {warning}", file=sys.stderr)
+    try:
+        cfg.merge_from_dict({k: _with_kind_of(cfg, k, v) for k, v in (options or {}).items()})
+    except (KeyError, IndexError, TypeError, AssertionError) as error:
+        raise LaunchError(f"--cfg-options {options}: {format_error(error)}") from error
+    cfg.work_dir = work_dir or cfg.get("work_dir") or f"./work_dirs/{Path(path).stem}"
+    return cfg
+
+
+def _with_kind_of(cfg: Config, key: str, value: Any) -> Any:
+    """Return `value`, as a tuple if it is a list that replaces a tuple.
+
+    The option `size=97,97` is a list, and mmcv's transforms accept only tuples.
+    """
+    old: Any = cfg
+    for name in key.split(".") if isinstance(value, list) else ():
+        try:
+            old = old[int(name) if isinstance(old, list | tuple) else name]
+        except (KeyError, ValueError, IndexError, TypeError):
+            return value  # a new key; merging explains a wrong one
+    return tuple(value) if isinstance(old, tuple) else value
+
+
+def unread_keys(cfg: Config, options: Iterable[str]) -> list[str]:
+    """Return warnings for keys that nothing reads.
+
+    These are the keys of `--cfg-options` that only a hook can read, keys of the file `cfg` that
+    resemble a key of the Runner, and unknown arguments of `env_cfg.dist_cfg`.
+    """
+    changed, warnings = {option.split(".")[0] for option in options}, []
+    for key in sorted({*cfg, *changed} - KEYS):
+        # Files also have variables of their own, such as `norm_cfg` or `train_pipeline`.
+        near = nearest(key, KEYS, 0.885 if key in cfg else 0.6)
+        if near or key in changed:
+            place = "--cfg-options: " if key in changed else ""
+            warnings.append(f"{place}{key!r} has no effect: it is not used after loading{near}")
+    known = {*arguments(init_dist), *arguments(torch.distributed.init_process_group)}
+    unknown = sorted({*cfg.get("env_cfg", {}).get("dist_cfg", {})} - known)
+    return warnings + [f"env_cfg.dist_cfg.{k} has no effect{nearest(k, known)}" for k in unknown]
+
+
+def arguments(kind: Callable | None) -> set[str]:
+    """Return the argument names of a function, or of a class and its base classes."""
+    functions = [c.__init__ for c in kind.__mro__] if inspect.isclass(kind) else [kind]
+    return {n for f in functions if f for n in inspect.signature(f).parameters} | {"type"}
+
+
+def format_error(error: BaseException) -> str:
+    """Return 'KeyError: ...' without line breaks, cut after 300 characters."""
+    message = error.args[0] if isinstance(error, KeyError) and error.args else error
+    return short(" ".join(f"{type(error).__name__}: {message}".split()), 300)
+
+
+def nearest(name: str, names: Iterable[str], likeness: float = 0.6) -> str:
+    """Return '; did you mean X?', or nothing if no name is similar."""
+    lower = {n.lower(): n for n in names}
+    found = difflib.get_close_matches(name.lower(), lower, 1, likeness)
+    return f"; did you mean {lower[found[0]]!r}?" if found else ""
+
+
+def short(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
