@@ -34,7 +34,7 @@ class UnreadableFileError(OSError):
 
 
 class MissingDataError(FileNotFoundError):
-    """Data that is not where a config expects it; the message has the layout and the command."""
+    """Data that is not where a config expects it; the message has the files and the command."""
 
 
 class LabelError(ValueError):

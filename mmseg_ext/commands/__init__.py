@@ -98,9 +98,7 @@ def _line_of(error: BaseException, expected: tuple[type[Exception], ...] = ()) -
     """Return the message of a foreseen error, or None."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    if isinstance(error, MissingDataError):
-        return f"data: {error}"  # with the expected layout on several lines
-    if isinstance(error, LabelError | UnreadableFileError):
+    if isinstance(error, LabelError | MissingDataError | UnreadableFileError):
         # A DataLoader's worker sends a traceback whose last line is "module.LabelError: <message>".
         line = str(error).strip().splitlines()[-1]
         return f"data: {line.removeprefix(f'{type(error).__module__}.{type(error).__name__}: ')}"

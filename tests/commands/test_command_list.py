@@ -127,7 +127,7 @@ OF_A_WORKER = "Traceback:\n  a line\nmmseg_ext.errors.LabelError: a.png: 7\n"
     [
         (LaunchError("no"), "no"),
         (RunError("not finite"), "not finite"),
-        (MissingDataError("layout:\n  a\n"), "data: layout:\n  a\n"),
+        (MissingDataError("a: does not exist"), "data: a: does not exist"),
         (LabelError(OF_A_WORKER), "data: a.png: 7"),
         (OSError(errno.ENOSPC, "full", "a.pth"), f"a.pth: full; {RESUME_HINT}"),
         (OSError(errno.EROFS, "read-only"), f"a file of the run: read-only; {RESUME_HINT}"),
