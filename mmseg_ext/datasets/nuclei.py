@@ -5,7 +5,6 @@ across imaging experiments, 2019) with the corrections of lopuhin/kaggle-dsbowl-
 """
 
 import hashlib
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from mmseg.registry import DATASETS
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.datasets.checked_dataset import CheckedDataset
 from mmseg_ext.datasets.images import decode, read_bytes
-from mmseg_ext.errors import LabelError, MissingDataError, NotWritten
+from mmseg_ext.errors import LabelError, MissingDataError
 
 LABEL_MAPS = "label_maps_1"  # the number changes with the labels that `draw_labels` draws
 REACH = 3  # pixels: a border pixel is at most this far from two nuclei
@@ -71,8 +70,8 @@ def draw_labels(nuclei: np.ndarray) -> np.ndarray:
 class NucleiDataset(CheckedDataset):
     """Nuclei of the 2018 Data Science Bowl, with a border class where two nuclei are close.
 
-    The published folder is read without conversion. Label maps are drawn once into a folder
-    `label_maps_1` of `data_root`, or of the user's cache if `data_root` is read-only.
+    The published folder is read without conversion. Label maps are drawn once into the folder
+    `label_maps_1` of `data_root`.
 
     Args:
         data_root: Folder of the dataset.
@@ -100,11 +99,10 @@ class NucleiDataset(CheckedDataset):
     def _list_folders(self) -> list[dict]:
         root = Path(self.data_prefix["img_path"])
         names = [path.name for path in sorted(root.iterdir()) if split_of(path.name) == self.split]
-        folders = (root.parent / LABEL_MAPS, _cache_folder(root) / LABEL_MAPS)
         return [
             {
                 "img_path": str(root / name / "images" / f"{name}.png"),
-                "seg_map_path": str(_label_map(root / name, folders)),
+                "seg_map_path": str(_label_map(root / name)),
                 "label_map": self.label_map,
                 "reduce_zero_label": self.reduce_zero_label,
                 "seg_fields": [],
@@ -113,27 +111,11 @@ class NucleiDataset(CheckedDataset):
         ]
 
 
-def _label_map(source: Path, folders: tuple[Path, Path]) -> Path:
-    """Return the label map of an ID, drawn into the first of the folders that is writable."""
-    paths = [folder / f"{source.name}.png" for folder in folders]
-    for path in paths:
-        if path.is_file():
-            return path
-    content = cv2.imencode(".png", draw_labels(number_nuclei(source)))[1].tobytes()
-    try:
-        return _write(paths[0], content)
-    except NotWritten:
-        return _write(paths[1], content)
-
-
-def _write(path: Path, content: bytes) -> Path:
-    with atomic_write(path) as part:
-        part.write_bytes(content)
+def _label_map(source: Path) -> Path:
+    """Return the label map of an ID, drawn at first use."""
+    path = source.parents[1] / LABEL_MAPS / f"{source.name}.png"
+    if not path.is_file():
+        content = cv2.imencode(".png", draw_labels(number_nuclei(source)))[1].tobytes()
+        with atomic_write(path) as part:
+            part.write_bytes(content)
     return path
-
-
-def _cache_folder(root: Path) -> Path:
-    """Return the folder in the user's cache for the dataset at `root`."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    name = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
-    return Path(cache, "mmseg_ext", f"nuclei-{name}")
