@@ -1,7 +1,7 @@
 """Check every image and label map of a config's dataloaders.
 
-The config's own datasets list the files. Processes read them like the pipelines do; label maps with
-the function of `CheckedLoadAnnotations`.
+The config's own datasets list the files. Processes read them with `CheckedLoadImage` and
+`CheckedLoadAnnotations`, which have the settings of the pipeline's loaders.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
-from mmseg_ext.datasets.images import CheckedLoadImage, as_stored, decode, orientation, read_bytes
-from mmseg_ext.datasets.labels import read_label
+from mmseg_ext.datasets.images import CheckedLoadImage, as_stored, orientation, read_bytes
+from mmseg_ext.datasets.labels import CheckedLoadAnnotations
 from mmseg_ext.datasets.wrappers import inner_datasets
 from mmseg_ext.errors import LabelError, LaunchError, UnreadableFileError
 
@@ -52,6 +52,18 @@ class Problem(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.split}: {self.kind}: {self.message}"
+
+
+class Pair(NamedTuple):
+    """A sample of a dataset and its loaders; `rotates` if the pipeline applies the EXIF rotation.
+
+    `label` is None if the pipeline loads no label maps.
+    """
+
+    sample: dict
+    image: CheckedLoadImage
+    label: Any
+    rotates: bool
 
 
 @dataclass
@@ -118,9 +130,9 @@ def check(
     summaries = []
     for name, parts in listed.items():
         summary = Summary(name, parts[0][0])
-        entries = [entry for _, part in parts for entry in part]
-        for entry, found in zip(entries, _check_pairs(entries, workers), strict=True):
-            summary.add(entry["img_path"], found)
+        pairs = [pair for _, part in parts for pair in part]
+        for pair, found in zip(pairs, _check_pairs(pairs, workers), strict=True):
+            summary.add(pair.sample["img_path"], found)
             if found.kind:
                 problems.append(Problem(name, found.kind, found.message))
         if np.count_nonzero(summary.pixels) == 1:
@@ -131,8 +143,8 @@ def check(
     return problems, summaries
 
 
-def _list_files(split: str, config: dict) -> tuple[tuple[str, ...], list[dict]]:
-    """Return the classes and the entries of the dataset of `config`, with its loaders' settings.
+def _list_files(split: str, config: dict) -> tuple[tuple[str, ...], list[Pair]]:
+    """Return the classes and the pairs of the dataset of `config`.
 
     Raises:
         LaunchError: if it cannot be built, or has no classes or images.
@@ -149,29 +161,27 @@ def _list_files(split: str, config: dict) -> tuple[tuple[str, ...], list[dict]]:
     if not classes or not entries or "img_path" not in entries[0]:
         raise LaunchError(f"{split}: {kind} lists no {'images' if classes else 'classes'}")
     steps = dataset.pipeline.transforms
-    image = next((t for t in steps if isinstance(t, LoadImageFromFile)), LoadImageFromFile())
+    own: Any = next((t for t in steps if isinstance(t, LoadImageFromFile)), LoadImageFromFile())
     label: Any = next((t for t in steps if isinstance(t, LoadAnnotations)), None)
-    flag = image.color_type
-    known = dict(
-        num_classes=len(classes),
-        ignore_index=getattr(dataset, "ignore_index", 255),
-        image_flag=as_stored(flag) if label and isinstance(image, CheckedLoadImage) else flag,
-        image_backend=image.imdecode_backend,
-        label_backend=label and label.imdecode_backend,
-        backend_args=image.backend_args,
-    )
-    if label and label.reduce_zero_label is not None:
-        known["reduce_zero_label"] = label.reduce_zero_label
-    return classes, [{**entry, **known} for entry in entries]
+    same = dict(imdecode_backend=own.imdecode_backend, backend_args=own.backend_args)
+    image = CheckedLoadImage(color_type=own.color_type, **same)
+    if label:
+        same = dict(imdecode_backend=label.imdecode_backend, backend_args=label.backend_args)
+        same["reduce_zero_label"] = label.reduce_zero_label
+        label = CheckedLoadAnnotations(len(classes), **same)
+    rotates = not isinstance(own, CheckedLoadImage) and as_stored(own.color_type) != own.color_type
+    ignored = getattr(dataset, "ignore_index", 255)
+    samples = [{"ignore_index": ignored, **entry} for entry in entries]
+    return classes, [Pair(sample, image, label, rotates) for sample in samples]
 
 
-def _check_pairs(entries: list[dict], workers: int) -> Iterator[PairCheck]:
+def _check_pairs(pairs: list[Pair], workers: int) -> Iterator[PairCheck]:
     if workers == 0:  # also for systems that cannot create a pool
-        yield from progress(map(check_pair, entries), "reading", len(entries))
+        yield from progress(map(check_pair, pairs), "reading", len(pairs))
         return
     with ProcessPoolExecutor(workers, initializer=partial(cv2.setNumThreads, 0)) as pool:
-        found = pool.map(check_pair, entries, chunksize=_PAIRS_PER_TASK)
-        yield from progress(found, "reading", len(entries))
+        found = pool.map(check_pair, pairs, chunksize=_PAIRS_PER_TASK)
+        yield from progress(found, "reading", len(pairs))
 
 
 def progress(items: Iterable, text: str, total: int) -> Iterable:
@@ -181,30 +191,28 @@ def progress(items: Iterable, text: str, total: int) -> Iterable:
     return track(items, text, total, console=console, disable=hidden)
 
 
-def check_pair(entry: dict) -> PairCheck:
+def check_pair(pair: Pair) -> PairCheck:
     """Read an image and its label map, and return the first problem with them."""
-    path, found = entry["img_path"], PairCheck()
+    path, found = pair.sample["img_path"], PairCheck()
     try:
-        data = read_bytes(path, entry["backend_args"])
-        image = decode(data, path, entry["image_flag"], entry["image_backend"])
+        data = read_bytes(path, pair.image.backend_args)
+        sample: Any = pair.image.transform({**pair.sample, "content": data, "seg_fields": []})
         found.digest = hashlib.blake2b(data, digest_size=16).digest()
-        found.size = (image.shape[1], image.shape[0])
-        if entry["label_backend"] is None or "seg_map_path" not in entry:
+        found.size = sample["ori_shape"][::-1]
+        if pair.label is None or "seg_map_path" not in sample:
             return found
-        tag = 1 if entry["image_flag"] == as_stored(entry["image_flag"]) else orientation(data)
-        if tag != 1:
+        if pair.rotates and (tag := orientation(data)) != 1:
             found.kind = "orientation"
             found.message = (
                 f"{path}: mmcv rotates the image by its EXIF orientation ({tag}), but not the "
                 "label map; use CheckedLoadImage or a dataset of this package"
             )
             return found
-        entry = {**entry, "ori_shape": image.shape}
-        label = read_label(entry, entry["label_backend"], entry["backend_args"])
-        found.counts = np.bincount(label.ravel(), minlength=entry["num_classes"])
-        if not found.counts[: entry["num_classes"]].any():
+        label = pair.label.transform(sample)["gt_seg_map"]
+        found.counts = np.bincount(label.ravel(), minlength=pair.label.num_classes)
+        if not found.counts[: pair.label.num_classes].any():
             found.kind = "all-ignored"
-            found.message = f"{entry['seg_map_path']}: every pixel is ignored"
+            found.message = f"{sample['seg_map_path']}: every pixel is ignored"
     except UnreadableFileError as error:
         missing = isinstance(error.__cause__, FileNotFoundError)
         found.kind, found.message = "missing" if missing else "unreadable", str(error)

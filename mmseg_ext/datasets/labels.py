@@ -19,37 +19,6 @@ from mmseg_ext.errors import LabelError
 _SHOWN = 8
 
 
-def read_label(
-    info: Mapping, backend: str = "pillow", backend_args: dict | None = None
-) -> np.ndarray:
-    """Read and check the label map of a sample, as mmsegmentation's `LoadAnnotations` maps it.
-
-    `info` is an entry of a dataset's `data_list`: `seg_map_path`, and if known `num_classes`,
-    `reduce_zero_label`, `label_map`, `ignore_index` and the image's `ori_shape` (H, W). `backend`
-    is mmcv's decoder. The result (H, W) has classes and the ignored value, uint8 if they fit, else
-    uint16.
-
-    Raises:
-        UnreadableFileError: if the file is missing or does not decode.
-        LabelError: if it has several channels, another size than the image, or values that are
-            neither integers nor classes.
-    """
-    path = info["seg_map_path"]
-    label = _decode_label(read_bytes(path, backend_args), path, backend)
-    height, width = info.get("ori_shape", label.shape)[:2]
-    if label.shape != (height, width):
-        raise LabelError(
-            f"{path}: is {label.shape[1]}x{label.shape[0]}, its image {info['img_path']} "
-            f"{width}x{height}"
-        )
-    num_classes = info.get("num_classes") or np.iinfo(label.dtype).max
-    table = _class_table(np.iinfo(label.dtype).max + 1, num_classes, info)
-    classes = table[label]  # (H, W), -1 for illegal values
-    if (classes < 0).any():
-        raise LabelError(f"{path}: {_describe_values(label, table >= 0, num_classes, info)}")
-    return classes.astype(np.uint8 if table.max() < 256 else np.uint16)
-
-
 def _decode_label(data: bytes, path: str, backend: str) -> np.ndarray:
     """Return the label map in `data`: (H, W) uint8 or uint16."""
     label = decode(data, path, "unchanged", backend)
@@ -108,14 +77,16 @@ def describe_counts(counts: Mapping[int, int]) -> str:
 class CheckedLoadAnnotations(LoadAnnotations):
     """Load `gt_seg_map` (H, W) and refuse files that are not label maps of the dataset.
 
-    This package's datasets (`CheckedDataset`) add the number of classes to each sample. For other
-    datasets set `num_classes`; without it every value passes. Images without a dataset and a label
-    map, as in mmsegmentation's `inference_model`, pass without labels. `kwargs` are the arguments
-    of mmsegmentation's `LoadAnnotations`.
+    The map has classes and the ignored value, uint8 if they fit, else uint16. This package's
+    datasets (`CheckedDataset`) add the number of classes to each sample. For other datasets set
+    `num_classes`; without it every value passes. Images without a dataset and a label map, as in
+    mmsegmentation's `inference_model`, pass without labels. `kwargs` are the arguments of
+    mmsegmentation's `LoadAnnotations`.
 
     Raises:
-        LabelError: for a dataset's image without a label map, and as `read_label`.
-        UnreadableFileError: as `read_label`.
+        UnreadableFileError: if the file is missing or does not decode.
+        LabelError: for a dataset's image without a label map, and for a label map with several
+            channels, another size than the image, or values that are neither integers nor classes.
     """
 
     def __init__(self, num_classes: int | None = None, **kwargs):
@@ -127,10 +98,20 @@ class CheckedLoadAnnotations(LoadAnnotations):
             if "sample_idx" not in results:
                 return
             raise LabelError(f"{results['img_path']}: its annotation is missing (no seg_map_path)")
-        info = dict(results)
-        if self.num_classes is not None:
-            info["num_classes"] = self.num_classes
-        if self.reduce_zero_label is not None:
-            info["reduce_zero_label"] = self.reduce_zero_label
-        results["gt_seg_map"] = read_label(info, self.imdecode_backend, self.backend_args)
+        own = dict(num_classes=self.num_classes, reduce_zero_label=self.reduce_zero_label)
+        info = results | {key: value for key, value in own.items() if value is not None}
+        path = info["seg_map_path"]
+        label = _decode_label(read_bytes(path, self.backend_args), path, self.imdecode_backend)
+        height, width = info.get("ori_shape", label.shape)[:2]
+        if label.shape != (height, width):
+            raise LabelError(
+                f"{path}: is {label.shape[1]}x{label.shape[0]}, its image {info['img_path']} "
+                f"{width}x{height}"
+            )
+        num_classes = info.get("num_classes") or np.iinfo(label.dtype).max
+        table = _class_table(np.iinfo(label.dtype).max + 1, num_classes, info)
+        classes = table[label]  # (H, W), -1 for illegal values
+        if (classes < 0).any():
+            raise LabelError(f"{path}: {_describe_values(label, table >= 0, num_classes, info)}")
+        results["gt_seg_map"] = classes.astype(np.uint8 if table.max() < 256 else np.uint16)
         results["seg_fields"].append("gt_seg_map")
