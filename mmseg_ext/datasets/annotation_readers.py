@@ -18,7 +18,6 @@ from mmseg_ext.errors import LabelError
 
 BACKGROUND = "background"
 _PALETTE, _COLOR = 1, 2
-_FARTHEST = 1e9  # of a polygon's point, in pixels
 
 
 class Annotation(NamedTuple):
@@ -191,18 +190,16 @@ def _fill(points: np.ndarray, size: tuple[int, int]) -> tuple[slice, np.ndarray]
     """
     if not np.isfinite(points).all():
         raise ValueError("a polygon has numbers that are not finite")
-    x, y = points.clip(-_FARTHEST, _FARTHEST).T - 0.5  # centers have integer coordinates
-    next_x, next_y = np.roll(x, -1), np.roll(y, -1)
-    first = np.ceil(np.minimum(y, next_y)).clip(0, size[0]).astype(int)
-    count = np.ceil(np.maximum(y, next_y)).clip(0, size[0]).astype(int) - first
-    edge = np.repeat(np.arange(len(x)), count)  # of each crossing of an edge and a row
-    row = np.arange(len(edge)) - (count.cumsum() - count - first)[edge]
-    slope = (next_x - x)[edge] / (next_y - y)[edge]
-    column = np.ceil(x[edge] + (row - y[edge]) * slope).clip(0, size[1]).astype(int)
-    rows = slice(row.min(initial=size[0]), row.max(initial=-1) + 1)
-    crossings = np.zeros((max(rows.stop - rows.start, 0), size[1] + 1), np.uint8)
-    np.add.at(crossings, (row - rows.start, column), 1)  # modulo 256
-    return rows, np.add.accumulate(crossings, 1, np.uint8)[:, :-1] % 2 == 1
+    rows = np.ceil(points[:, 1] - 0.5).clip(0, size[0]).astype(int)  # the first center below
+    top, bottom = rows.min(initial=size[0]), rows.max(initial=0)
+    inside = np.zeros((max(bottom - top, 0), size[1]), bool)
+    centers = np.arange(size[1]) + 0.5
+    for i, (x, y) in enumerate(points):
+        (last_x, last_y), first, last = points[i - 1], *sorted((rows[i - 1], rows[i]))
+        down = np.arange(first, last) + 0.5 - y
+        crossing = x + down * (last_x - x) / (last_y - y) if len(down) else down
+        inside[first - top : last - top] ^= centers < crossing[:, None]
+    return slice(top, bottom), inside
 
 
 def _run_lengths(shape: dict, size: tuple[int, int]) -> np.ndarray:
