@@ -1,7 +1,7 @@
 """A folder for training on your own images: `data/`, `config.py` and `default_runtime.py`.
 
 `make_project` pairs images with annotations, writes label maps, and writes a config that fits the
-data. It never changes the sources. A second run adds the pairs that are missing.
+data. It never changes the sources. A second run writes all pairs again and keeps their splits.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -87,12 +87,6 @@ class _Pair:
     def label_file(self) -> Path:
         return self.data / f"annotations/{self.split}/{self.name}.png"
 
-    def is_complete(self) -> bool:
-        """Return whether both files exist, and the label map is not older than its source."""
-        if not (self.image_file.is_file() and self.label_file.is_file()):
-            return False
-        return self.label_file.stat().st_mtime >= self.annotation.path.stat().st_mtime
-
 
 def make_project(
     folder: Path,
@@ -122,19 +116,19 @@ def make_project(
     pairs, left_out = find_pairs(images, reader, data)
     shares = {"test": test_share, "val": val_share}
     pairs, shares = _keep_splits(pairs, shares, left_out)
-    pending = [pair for pair in pairs if not pair.is_complete()]
-    state: Any = json.loads(state_file.read_text()) if state_file.is_file() else None
-    reader.colored = bool(state and state["colored"])
-    sources = progress([pair.annotation for pair in pending], "reading", len(pending))
-    for pair, labels in zip(pending, reader.prepare(sources), strict=True):
-        pair.labels = labels
+    sources = progress([pair.annotation for pair in pairs], "reading", len(pairs))
+    for pair, found in zip(pairs, reader.prepare(sources), strict=True):
+        pair.labels = found
     _choose_splits(pairs, shares)
-    if state:
-        _require_same_classes(state_file, state, reader, classes, ignored)
-    else:
-        state = _choose_classes(reader, classes, ignored)
-        write_text(json.dumps(state, indent=1), state_file)
-    names, labels = state["classes"], state["labels"]
+    names, labels = assign_classes(reader.labels, classes, ignored)
+    if state_file.is_file():
+        before = json.loads(state_file.read_text())
+        if (names, labels) != (before["classes"], before["labels"]):
+            raise ValueError(
+                f"{state_file}: has the classes {before['classes']} of the values "
+                f"{before['labels']}, not {names} of {labels}; run the same command as before, or "
+                "start a new project"
+            )
     splits = [split for split in SPLITS if split != "test" or any(p.split == "test" for p in pairs)]
     summaries = {split: Summary(split, tuple(names)) for split in splits}
     areas = defaultdict(list)
@@ -151,9 +145,8 @@ def make_project(
         for i in np.flatnonzero(counts[1 : len(names)]) + 1 if reduced else ():
             areas[names[i]] += _areas(label == i)
     if empty := [split for split in splits if not summaries[split].pairs]:
-        if len(empty) == len(summaries):
-            state_file.unlink()  # nothing has been written with these classes
         raise ValueError(f"{empty[0]}: no pair is usable; {(left_out or [images])[-1]}")
+    write_text(json.dumps(dict(classes=names, labels=labels), indent=1), state_file)
     if left_out:
         write_text("".join(f"{line}\n" for line in left_out), folder / "left_out.txt")
     config = folder / "config.py"
@@ -161,37 +154,13 @@ def make_project(
         runtime = configs_folder() / "_base_/default_runtime.py"
         write_text(runtime.read_text(encoding="utf-8"), folder / runtime.name)
         train, val, test = summaries["train"], summaries["val"], summaries.get("test")
-        palette = state.get("palette")  # of a project of version 0.3 there is none
+        colors = {labels[text]: rgb for text, rgb in reader.colors.items()}
+        palette = [colors.get(i, rgb) for i, rgb in enumerate(distinct_colors(len(names)))]
         write_text(config_text(train, val, load_from, width, test, palette, tiles, terms), config)
     example = pairs[0].image, pairs[0].annotation.path
     widths = {name: _typical_width(found) for name, found in areas.items()}
     found = list(summaries.values())
     return Project(config, names, labels, found, left_out, example, widths, wrote_config)
-
-
-def _require_same_classes(
-    file: Path, state: dict, reader: Masks, classes: Sequence[str] | None, ignored: Sequence[str]
-) -> None:
-    """Raise ValueError if the annotations or the flags differ from `state`, of an earlier run."""
-    same = list(classes or state["classes"]) == state["classes"]
-    unknown = set(reader.labels.values()) - state["labels"].keys()
-    unknown |= {value for value in ignored if state["labels"].get(value) != IGNORED}
-    if unknown or not same:
-        other = ", ".join(sorted(unknown) or classes or ())
-        raise ValueError(
-            f"{file}: has the classes {state['classes']} of the values {state['labels']}, not "
-            f"{other}; start a new project to change them"
-        )
-
-
-def _choose_classes(
-    reader: Masks, classes: Sequence[str] | None, ignored: Sequence[str]
-) -> dict[str, Any]:
-    """Return the classes, labels and colors of a new project, as in `data/classes.json`."""
-    names, labels = assign_classes(reader.labels, classes, ignored)
-    colors = {labels[text]: rgb for text, rgb in reader.colors.items()}
-    palette = [colors.get(i, rgb) for i, rgb in enumerate(distinct_colors(len(names)))]
-    return dict(classes=names, labels=labels, colored=reader.colored, palette=palette)
 
 
 def assign_classes(
@@ -347,12 +316,10 @@ def _choose_splits(pairs: Sequence[_Pair], shares: Mapping[str, float]) -> None:
 
 
 def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int]) -> np.ndarray:
-    """Write the image and the label map of a pair, unless both exist; return the label map (H, W).
+    """Write the image and the label map of a pair; return the label map (H, W).
 
     Raises LabelError or UnreadableFileError if a file cannot be read or the sizes differ.
     """
-    if pair.is_complete():
-        return np.asarray(Image.open(pair.label_file))
     path = str(pair.image)
     content = read_bytes(path)
     stored = decode(content, path, "color_ignore_orientation", "cv2").shape[:2]  # (H, W)
@@ -380,7 +347,7 @@ def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int]) -> np.nda
             label = np.asarray(ImageOps.exif_transpose(turned))
         with Image.open(pair.image) as image, atomic_write(pair.image_file) as part:
             ImageOps.exif_transpose(image).save(part, image.format, quality=95)
-    with atomic_write(pair.label_file) as part:  # last: it marks the pair as complete
+    with atomic_write(pair.label_file) as part:
         Image.fromarray(label).save(part, "PNG")
     return label
 
