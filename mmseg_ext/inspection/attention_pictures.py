@@ -104,7 +104,7 @@ def network_input(model: Any, path: str) -> tuple[Tensor, np.ndarray, tuple[int,
 
     `model` is a segmentor.
     """
-    sample, _ = Predictor(model).prepare(path)
+    sample = Predictor(model).prepare(path)
     image = model.data_preprocessor(pseudo_collate([sample]), False)["inputs"]
     shown = sample["inputs"].permute(1, 2, 0).numpy()[..., ::-1]  # mmcv reads BGR
     return image, shown, sample["data_samples"].metainfo["ori_shape"]
