@@ -108,6 +108,11 @@ class Settings(NamedTuple):
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
 
+    def clock(self) -> float:
+        """Read the processor time of one thread, to which other programs do not count."""
+        alone = self.device == "cpu" and torch.get_num_threads() == 1
+        return time.process_time() if alone else time.perf_counter()
+
 
 Part = Callable[[Settings], tuple[Sequence[str], Sequence[Sequence[str]]]]
 """A function that returns the headings and the rows of a table."""
@@ -132,13 +137,11 @@ def timed(cases: Callable[..., Iterable[Case]], *arguments: object) -> Part:
 
     The share of the peak is the rate of the multiply-adds that run, divided by the rate of a
     product of large matrices that takes turns with the modules. Transforms to the frequency domain
-    and passes over memory have no multiply-adds. One thread on a CPU is timed in processor time.
+    and passes over memory have no multiply-adds.
     """
 
     def part(settings: Settings):
         rows, half = [], settings.dtype is not torch.float32
-        alone = settings.device == "cpu" and torch.get_num_threads() == 1
-        clock = time.process_time if alone else time.perf_counter
         square = torch.randn(SQUARE, SQUARE, device=settings.device)
         for case in cases(*arguments):
             x = case.x.to(settings.device)
@@ -152,7 +155,7 @@ def timed(cases: Callable[..., Iterable[Case]], *arguments: object) -> Part:
                 product = {"matrix product": lambda: square @ square}
                 with torch.autocast(x.device.type, dtype=settings.dtype, enabled=half):
                     results = compare_times(
-                        {**steps, **product}, settings.rounds, settings.device, clock
+                        {**steps, **product}, settings.rounds, settings.device, settings.clock
                     )
                     counts = [count_products(step)[0] for step in steps.values()]
                 *measured, peak = results.values()
