@@ -40,7 +40,9 @@ def command(
         @functools.wraps(run)
         def main(argv: Sequence[str] | None = None) -> int:
             try:
-                return run(read_flags(parser(), argv, stack)) or 0
+                args = read_flags(parser(), argv, stack)
+                with safe_loading() if stack else contextlib.nullcontext():
+                    return run(args) or 0
             except BrokenPipeError:
                 raise
             except (OSError, ValueError) as error:
@@ -50,9 +52,6 @@ def command(
         return main
 
     return decorate
-
-
-_until_exit = contextlib.ExitStack()  # never closed: it lasts as long as the process
 
 
 def read_flags(
@@ -71,7 +70,6 @@ def read_flags(
         prepare_stack()
         if stack:
             check_stack(tuple(stack))
-            _until_exit.enter_context(safe_loading())
     return args
 
 

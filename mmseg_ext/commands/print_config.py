@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = read_launch_flags(parser(), argv)
     from mmengine.logging import MMLogger
 
-    from mmseg_ext import register_all_modules
+    from mmseg_ext import register_all_modules, safe_loading
     from mmseg_ext.commands import exit_on_run_error
     from mmseg_ext.cost.step_memory import GIBI, plans
     from mmseg_ext.engine.amp import enable_amp
@@ -51,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         names = ("memory_gib", "checkpoint_gib")
         record["plans"] = []
         for plan in plans(cfg, args.world_size):
-            sizes = [round(size / GIBI, 1) for size in plan.memory(cfg)]
+            with safe_loading():  # models can load weights when they are built
+                sizes = [round(size / GIBI, 1) for size in plan.memory(cfg)]
             record["plans"].append(asdict(plan) | dict(zip(names, sizes, strict=True)))
     print(cfg.pretty_text)
     print(json.dumps(record, indent=2, default=str))

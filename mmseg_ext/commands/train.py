@@ -44,9 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     from mmseg_ext.engine.build_errors import explained
     from mmseg_ext.engine.progress import ProgressHook
 
-    with exit_on_run_error(), safe_loading():
+    share = (args.cfg_options or {}).get("min_backbone_share")  # of a config: DurableRunner
+    with exit_on_run_error(), safe_loading(share):
         runner = runner_of(args)
         runner.register_hook(ProgressHook())
-        with explained(runner.cfg), safe_loading(runner.cfg.get("min_backbone_share")):
+        with explained(runner.cfg):
             runner.train()
     return 0

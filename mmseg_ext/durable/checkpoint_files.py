@@ -1,6 +1,7 @@
 """Files of checkpoints and weights: read without running code, found, and written atomically."""
 
 import contextlib
+import functools
 import glob
 import hashlib
 import io
@@ -252,17 +253,20 @@ def _read_word(path: Path) -> str:
     return path.read_text(errors="replace").strip() if path.is_file() else ""
 
 
-def _meta_of(path: Path) -> dict:
-    """Return the `meta` of a checkpoint; an empty dict if it cannot be read."""
+@functools.lru_cache(64)
+def _origin(path: Path, inode: int, modified: int) -> tuple[str | None, float]:
     try:
-        return dict(read_checkpoint(path, mmap=True)["meta"])
+        meta = dict(read_checkpoint(path, mmap=True)["meta"])
     except Exception:  # `newest_complete` reports files that cannot be read
-        return {}
+        meta = {}
+    saved = meta.get("saved_at")  # a copied file may have another time
+    return meta.get("run"), saved if isinstance(saved, float) else modified / 1e9
 
 
-def run_of(path: Path) -> str | None:
-    """Return the identity of the run that wrote a checkpoint, or None."""
-    return _meta_of(path).get("run")
+def origin_of(path: Path) -> tuple[str | None, float]:
+    """Return the identity of the run that wrote a checkpoint, or None, and when it was saved."""
+    stat = path.stat()
+    return _origin(path, stat.st_ino, stat.st_mtime_ns)
 
 
 def _named_last(folder: str | Path) -> Path | None:
@@ -275,7 +279,7 @@ def _named_last(folder: str | Path) -> Path | None:
 
 
 def all_checkpoints(folder: str | Path) -> dict[Path, str | None]:
-    """Return checkpoints with the identity of their run, as `run_of` does, newest first.
+    """Return checkpoints with the identity of their run, as `origin_of` does, newest first.
 
     They include the file in `last_checkpoint`: a run can stop after it has saved a checkpoint and
     before it writes `last_checkpoint`.
@@ -284,10 +288,8 @@ def all_checkpoints(folder: str | Path) -> dict[Path, str | None]:
     found: list[tuple[float, Path, str | None]] = []
     for path in Path(folder).glob("*.pth"):
         if path.is_file() and (path == named or _CHECKPOINT.fullmatch(path.name)):
-            meta = _meta_of(path)
-            saved = meta.get("saved_at")  # a copied file may have another time
-            time = saved if isinstance(saved, float) else path.stat().st_mtime
-            found.append((time, path, meta.get("run")))
+            run, saved = origin_of(path)
+            found.append((saved, path, run))
     found.sort(key=lambda entry: entry[0], reverse=True)
     return {path: run for _, path, run in found}
 

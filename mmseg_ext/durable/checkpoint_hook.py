@@ -16,7 +16,7 @@ from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
 
 from mmseg_ext.atomic_write import remove_parts, write_text
-from mmseg_ext.durable.checkpoint_files import LAST, RUN, all_checkpoints, run_of
+from mmseg_ext.durable.checkpoint_files import LAST, RUN, all_checkpoints, origin_of
 from mmseg_ext.durable.rank_zero import on_rank_zero
 
 
@@ -159,6 +159,6 @@ class DurableCheckpointHook(CheckpointHook):
             if path.name in needed or path.name not in names:
                 continue
             newer = newest[names[path.name]]
-            if newer.is_file() and {run_of(newer), run_of(path)} == {self._run}:
+            if newer.is_file() and {origin_of(newer)[0], origin_of(path)[0]} == {self._run}:
                 runner.logger.info(f"removing {path}: {newer.name} replaces it")
                 path.unlink(missing_ok=True)

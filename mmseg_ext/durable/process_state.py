@@ -11,7 +11,7 @@ from torch.backends import cudnn
 from mmseg_ext.durable.optimizer_state import laid_out_as
 from mmseg_ext.durable.randomness import random_state, set_random_state
 from mmseg_ext.durable.safe_loading import unwrap_model
-from mmseg_ext.errors import CheckpointError
+from mmseg_ext.errors import RunError
 
 
 def _is_not_about_lost_gradients(record: logging.LogRecord) -> bool:
@@ -106,7 +106,7 @@ class ProcessStateHook(Hook):
             set_random_state(state["random"])
         except Exception as error:  # of a crafted file; each generator has its own errors
             reason = " ".join(str(error).split())[:200]
-            raise CheckpointError(
+            raise RunError(  # not the same in all processes, so each one prints it
                 f"{filename}: its random state or gradients cannot be restored "
                 f"({type(error).__name__}: {reason}); resume from another checkpoint with "
                 "--cfg-options load_from=FILE"

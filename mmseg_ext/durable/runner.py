@@ -98,7 +98,6 @@ class DurableRunner(Runner):
 
     def __init__(self, *args, **kwargs):
         self.run_id = uuid.uuid4().hex  # a resumed run continues with the checkpoint's
-        self._owns_work_dir = False
         self._terms: dict[str, str] = {}  # of the weights from which the run starts
         super().__init__(*args, **kwargs)
         self._process_state = ProcessStateHook()
@@ -124,9 +123,7 @@ class DurableRunner(Runner):
         return randomness.isolate_loader(Runner.build_dataloader(settings, *args, **kwargs))
 
     def dump_config(self) -> None:
-        """Write the config, but not for mmengine's constructor: the folder may be in use."""
-        if self._owns_work_dir:
-            super().dump_config()
+        """Do nothing: mmengine's constructor calls this, and the folder may be in use."""
 
     def train(self) -> nn.Module:
         with contextlib.ExitStack() as stack:
@@ -135,10 +132,9 @@ class DurableRunner(Runner):
                     hook.before_train(self)  # loading can take minutes
                     stack.callback(hook.after_train, self)  # also after an error
             on_rank_zero(lambda: stack.enter_context(lock_work_dir(self.work_dir)))
-            self._owns_work_dir = True
-            self.dump_config()
+            Runner.dump_config(self)
             stack.callback(shut_down_workers, self)
-            stack.enter_context(self._safe_loading())
+            stack.enter_context(self._safe_loading())  # of `init_cfg`, and of hooks
             return super().train()
 
     def _safe_loading(self, entire_model: bool = False) -> contextlib.AbstractContextManager:
@@ -220,8 +216,7 @@ class DurableRunner(Runner):
         on_rank_zero(write)
 
     def test(self) -> dict[str, float]:
-        self._owns_work_dir = True
-        self.dump_config()
+        Runner.dump_config(self)
         try:
             with self._safe_loading(entire_model=True):
                 return super().test()

@@ -20,7 +20,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from mmengine.runner import runner as mmengine_runner
+from mmengine.visualization import Visualizer
 
+from mmseg_ext.engine import run_record
 from tests.durable.curve_model import CONFIG
 from tests.durable.stops import (
     FOREIGN,
@@ -56,10 +58,12 @@ STATUSES = {"raise": [STOPPED], "kill": [-9], "term": [0, -15], "interrupt": [0,
 
 
 def _fast_stack() -> None:
-    """Compute once what a run asks other programs for, and do not wait for the disk."""
-    environment, commit = mmengine_runner.collect_env(), mmengine_runner.get_git_hash()
+    """Compute once what is the same in all runs, and do not wait for the disk."""
+    environment, commit = mmengine_runner.collect_env(), run_record.git_commit()
     mmengine_runner.collect_env = lambda: environment
-    mmengine_runner.get_git_hash = lambda: commit
+    mmengine_runner.get_git_hash = run_record.git_commit = lambda: commit
+    figure = Visualizer()._initialize_fig({})
+    Visualizer._initialize_fig = lambda *_: figure
     os.fsync = lambda descriptor: None
 
 

@@ -1,11 +1,14 @@
-"""Two processes over gloo: torchrun restarts both after one was killed, without losses."""
+"""Two processes over gloo: if one fails or is killed, both end, and a restart loses nothing."""
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
 
+from tests.durable.curve_model import CONFIG
+from tests.durable.stops import differences, state
 from tests.engine.runs import (
     ROOT,
     free_port,
@@ -40,6 +43,46 @@ def test_a_run_with_a_killed_process_restarts_exactly(tmp_path, monkeypatch):
     works = Path("work_dirs/killed"), Path("work_dirs/whole")
     assert "resumed epoch: 0, iter: 4" in log_text(works[0])
     assert_same_runs(*works, 8)
+
+
+HOOKED = 'custom_imports["imports"] += ["tests.engine.run_hooks"]\ncustom_hooks = [dict({})]\n'
+# What fails, and the iteration of the last checkpoint.
+FAILURES = {
+    "training": ("type='CrashAt', iteration=3", 2),
+    "validation": ("type='CrashAt', iteration=3, point='after_val_iter'", 2),
+    "saving": ("type='CrashAt', iteration=4", 3),  # the first process saves before the next step
+    "SIGKILL": ("type='SignalAt', iteration=4, number=9", 3),
+}
+
+
+@pytest.fixture(scope="module")
+def curve(tmp_path_factory):
+    """A folder with a complete run of two processes."""
+    folder = tmp_path_factory.mktemp("curve")
+    (folder / "curve.py").write_text(CONFIG)
+    result = run_tool("train.py", "curve.py", ranks=2, folder=folder)
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_failing_process_ends_the_job(curve, tmp_path, failure):
+    """Within a minute, its message comes first, and a restart goes on from the last checkpoint."""
+    config, work = tmp_path / "curve.py", tmp_path / "work_dirs/curve"
+    hook, saved = FAILURES[failure]
+    config.write_text(CONFIG + HOOKED.format(f"{hook}, rank=1"))
+    begin = time.monotonic()
+    result = run_tool("train.py", "curve.py", ranks=2, folder=tmp_path)
+    assert time.monotonic() - begin < 60 and result.returncode not in (0, None)
+    errors = re.findall(r"^mmseg_ext: train failed: (\w+)", result.stderr, re.MULTILINE)
+    assert errors[0] == ("RuntimeError" if failure == "SIGKILL" else "Crash"), result.stderr
+    restarted = {"TORCHELASTIC_RESTART_COUNT": "1"}
+    result = run_tool("train.py", "curve.py", ranks=2, folder=tmp_path, **restarted)
+    assert result.returncode == 0, result.stderr
+    assert f"resumed epoch: 0, iter: {saved}" in log_text(work)
+    expected = curve / "work_dirs/curve"
+    assert not differences(state(work, work), state(expected, expected))
 
 
 @pytest.mark.distributed

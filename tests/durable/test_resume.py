@@ -3,6 +3,7 @@
 import functools
 import multiprocessing
 import os
+import shutil
 import signal
 import tempfile
 from pathlib import Path
@@ -11,9 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from mmseg_ext.commands.train import main as train
 from mmseg_ext.durable import randomness
+from tests.durable.curve_model import CONFIG
+from tests.durable.stops import state
 from tests.engine.run_hooks import Crash
-from tests.engine.runs import log_text, run_tool, train_here, train_words, write_config
+from tests.engine.runs import ROOT, log_text, train_here, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs, logged
 
 RESUME = ("--resume",)
@@ -34,16 +38,11 @@ SMALL = RANDOM + "train_dataloader['batch_size'] = 2\n"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Write configs of one run: complete, with an error at 10, and killed while saving 8."""
+    """Write configs of one run: complete, and with an error at 10."""
     folder = tmp_path_factory.mktemp("resume")
     drawn = "custom_hooks += [dict(type='DrawAfterValidation')]\n"
     write_config(folder, SMALL + drawn, "validated.py")
-    saving = "iteration=7, point='before_save_checkpoint'"
-    for name, hook in (
-        ("whole", ""),
-        ("cut", "dict(type='CrashAt', iteration=10)"),
-        ("killed", f"dict(type='SignalAt', {saving}, number=9)"),
-    ):
+    for name, hook in (("whole", ""), ("cut", "dict(type='CrashAt', iteration=10)")):
         write_config(folder, f"{SMALL}{UNVALIDATED}custom_hooks += [{hook}]\n", f"{name}.py")
     return folder
 
@@ -98,17 +97,6 @@ def test_a_resumed_run_equals_the_complete_run(
         assert logged(tmp_path)[12]["loss"] != logged(whole())[12]["loss"]
 
 
-def test_a_killed_run_equals_the_complete_run(folder, whole, tmp_path):
-    """SIGKILL while a checkpoint is written, and the run continues from the one before."""
-    words = train_words(folder / "killed.py", tmp_path, "train_dataloader.num_workers=2")
-    assert run_tool("train.py", *words).returncode == -9
-    assert (tmp_path / "iter_4.pth").is_file() and not (tmp_path / "iter_8.pth").exists()
-    assert len(list(tmp_path.glob(".*.part*"))) == 1
-    train_here(folder / "whole.py", tmp_path, flags=RESUME)
-    assert_same_runs(tmp_path, whole(), 12)
-    assert not list(tmp_path.glob(".*.part*"))
-
-
 def test_validation_does_not_change_the_random_state(folder, whole, tmp_path):
     """Validation draws random numbers but does not change the training."""
     train_here(folder / "validated.py", tmp_path, "train_cfg.val_interval=4")
@@ -132,6 +120,29 @@ def test_resume_at_150000_draws_no_more_samples_than_at_10(folder, tmp_path, mon
         train_here(folder / "whole.py", tmp_path, *options, f"{hook}.save_last=False", flags=RESUME)
         positions = [number for _, what, number in drawn if what == "sample"]
         assert positions == [2 * iteration, 2 * iteration + 1]
+
+
+def test_a_checkpoint_of_0_3_0_resumes(tmp_path):
+    """The file is iteration 4 of a run of 6, within an accumulation, with averaged weights.
+
+    The numbers are those of the run that 0.3.0 itself finished without a stop.
+    """
+    work = tmp_path / "work"
+    work.mkdir()
+    shutil.copy(ROOT / "tests/data/durable_0.3.0.pth", work / "iter_4.pth")
+    config = tmp_path / "curve.py"
+    config.write_text(f"{CONFIG}custom_hooks = [dict(type='EMAHook', momentum=0.1)]\n")
+    train([str(config), "--work-dir", str(work), "--resume"])
+    found = state(work, work)
+    losses = [found["losses"][step]["loss"] for step in ("5", "6")]
+    assert losses == pytest.approx([39.78793898820877, 33.550920655330025], rel=1e-6)
+    assert found["scores"] == {"6": pytest.approx(0.40943736581360096, rel=1e-4)}
+    assert found["best of best_curve_iter_6.pth"]
+    content = torch.load(work / "iter_6.pth", weights_only=True)
+    weights = content["ema_state_dict"]["module.weight"]  # not averaged
+    momentum = content["optimizer"]["state"][0]["momentum_buffer"]
+    assert weights.tolist() == pytest.approx([1.4296526908874512, 1.4182196855545044], rel=1e-6)
+    assert momentum.tolist() == pytest.approx([-9.563365936279297, -9.626810073852539], rel=1e-6)
 
 
 def test_a_resumed_run_keeps_its_random_seed_and_its_learning_rate(folder, tmp_path):

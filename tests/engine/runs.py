@@ -139,7 +139,7 @@ if os.name != "nt":
 def _script(words: list[str], folder: Path, environment: dict[str, str], printed: Path) -> None:
     """Run `python <words>` in `folder`, with its output in the files `printed`.1 and .2."""
     for number in (1, 2):
-        os.dup2(os.open(f"{printed}.{number}", os.O_WRONLY | os.O_CREAT), number)
+        os.dup2(os.open(f"{printed}.{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
@@ -182,7 +182,7 @@ def run_script(
 
     With `ranks`, start as many processes as torchrun does, and with `machines` one process for each
     of these folders. The status is that of the first failed process, and the output that of all
-    processes.
+    processes, in the order of time.
     """
     base = {k: v for k, v in os.environ.items() if k not in LAUNCHER}
     base |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
@@ -194,7 +194,7 @@ def run_script(
         own += [(path, {"RANK": str(i), "LOCAL_RANK": "0"}) for i, path in enumerate(machines)]
     words = [str(word) for word in (script, *arguments)]
     with TemporaryDirectory() as printed:
-        given = [(words, f, base | o, Path(printed, str(i))) for i, (f, o) in enumerate(own)]
+        given = [(words, where, base | other, Path(printed, "all")) for where, other in own]
         processes = [_SERVER.Process(target=_script, args=g) for g in given]
         for process in processes:
             process.start()
@@ -203,10 +203,7 @@ def run_script(
             if process.exitcode is None:
                 process.kill()
                 process.join()
-        out, err = (
-            "".join(path.read_text() for path in sorted(Path(printed).glob(f"*.{number}")))
-            for number in (1, 2)
-        )
+        out, err = (Path(printed, f"all.{number}").read_text() for number in (1, 2))
     statuses = [process.exitcode for process in processes]
     return subprocess.CompletedProcess(words, next(filter(None, statuses), 0), out, err)
 

@@ -5,10 +5,14 @@ import gc
 import matplotlib.pyplot  # noqa: F401  a run's visualizer imports it
 import torch
 import torch._dynamo  # the first optimizer imports it
+import torch.profiler
+from mmseg.visualization import SegLocalVisualizer  # noqa: F401
 from yapf.yapflib import yapf_api
 
 import mmseg_ext.commands.test
 import mmseg_ext.commands.train
+import mmseg_ext.engine.build
+import mmseg_ext.engine.progress
 from tests.configs import unformatted
 
 yapf_api.FormatCode = unformatted
