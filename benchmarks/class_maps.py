@@ -4,7 +4,6 @@ Only post-processing and loss are measured: the network returns stored random lo
 stride 8. Both segmentors take turns in one process.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -134,9 +133,8 @@ def measure(case: Case, settings: Settings) -> list[str]:
     """Return median seconds and peak MiB of both, their ratios, and the difference in results."""
     kinds = (StripEncoderDecoder, EncoderDecoder)
     steps = {kind.__name__: step(case, kind, settings.device) for kind in kinds}
-    # Processor time does not include other processes on a shared machine.
-    clock = time.process_time if settings.device == "cpu" else time.perf_counter
-    ours, stock = compare_times(steps, settings.rounds, settings.device, clock).values()
+    results = compare_times(steps, settings.rounds, settings.device, settings.clock)
+    ours, stock = results.values()
     cells = [f"{stock.ms / 1e3:.2f}", f"{ours.ms / 1e3:.2f}", f"{stock.ratio:.1f}"]
     cells += [f"{stock.mib:.0f}", f"{ours.mib:.0f}", f"{ours.mib / stock.mib:.2f}"]
     ours, stock = (run() for run in steps.values())

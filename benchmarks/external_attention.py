@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from benchmarks.tables import Case, Settings, command, compare_times, inference_step, timed
 from mmseg_ext import register_all_modules
 from mmseg_ext.cost.model_cost import MultiplyAdds, count_multiply_adds
-from mmseg_ext.layers import ExternalAttention2d, MultiHeadExternalAttention
+from mmseg_ext.layers import ExternalAttention2d
 
 CHANNELS = 512
 _BN = {"type": "BN"}
@@ -145,15 +145,7 @@ def speed() -> Iterator[Case]:
         yield Case(f"{side} x {side}", ways, torch.randn(1, CHANNELS, side, side))
 
 
-def tokens() -> Iterator[Case]:
-    """Compare the multi-head form of EAMLP's width as published and fused."""
-    layer = MultiHeadExternalAttention(384, 6)
-    ways = {"published order": layer, "fused": layer.fuse()}
-    for batch, count in ((1, 197), (8, 197), (1, 1025)):
-        yield Case(f"batch {batch}, {count} tokens", ways, torch.randn(batch, count, 384))
-
-
-PARTS = {"blocks": blocks, "speed": timed(speed), "tokens": timed(tokens)}
+PARTS = {"blocks": blocks, "speed": timed(speed)}
 
 if __name__ == "__main__":
     register_all_modules()

@@ -8,7 +8,6 @@ from torch import Tensor
 from benchmarks.reference.lambda_layer import PlainLambdaLayer, conv3d, table
 from benchmarks.tables import Case, command, timed
 from mmseg_ext.layers import LambdaLayer
-from mmseg_ext.layers._fourier_lambdas import fourier_lambdas
 from mmseg_ext.layers.lambda_layer import direct_lambdas
 
 
@@ -39,24 +38,7 @@ def global_context() -> Iterator[Case]:
     yield Case("global, 64 x 64 x 64", ways, torch.randn(1, 64, 64, 64))
 
 
-# Channels, sides of the map and receptive fields in c2 (64 channels) and c3 of LambdaResNet.
-CHOICES = (
-    *((64, 56, 23), (128, 28, 23), (64, 128, 23), (128, 64, 23)),
-    *((64, 64, 9), (128, 32, 9), (64, 128, 7), (128, 64, 7)),
-)
-
-
-def choice() -> Iterator[Case]:
-    """Compare the two forms that the layer chooses from by size."""
-    for channels, side, window in CHOICES:
-        layer = LambdaLayer(channels, receptive_field=window)
-        forms = {"direct": direct_lambdas, "Fourier": fourier_lambdas}
-        ways = {name: OneForm(layer, form) for name, form in forms.items()}
-        x = torch.randn(1, channels, side, side)
-        yield Case(f"{channels} x {side}, r = {window}", ways, x)
-
-
-PARTS = {"local": timed(local), "choice": timed(choice), "global": timed(global_context)}
+PARTS = {"local": timed(local), "global": timed(global_context)}
 
 if __name__ == "__main__":
     command("The lambda layer: time and memory of its forms.", PARTS)

@@ -1,7 +1,5 @@
 """Measure `Predictor`: bfloat16 next to float32, and batches of small images."""
 
-import time
-
 import numpy as np
 from PIL import Image
 
@@ -24,7 +22,7 @@ def half_precision(settings: Settings):
         runs = {way: lambda p=predictor, image=image: p(image) for way, predictor in ways.items()}
         labels = [predictor(image).labels for predictor in ways.values()]
         equal = f"{(labels[0] == labels[1]).mean():.2%}" if trained else ""
-        results = compare_times(runs, settings.rounds, settings.device, time.process_time)
+        results = compare_times(runs, settings.rounds, settings.device, settings.clock)
         for way, (ms, ratio, mib) in results.items():
             size = "x".join(map(str, image.shape[1::-1]))
             cells = [f"{ms:.0f}", f"{ratio:.2f}", f"{mib:.0f}", equal if way != "float32" else ""]
@@ -49,7 +47,7 @@ def batches(settings: Settings):
         for size in (1, 8, 32):
             predictor = Predictor(model, batch_size=size)
             runs[size] = lambda p=predictor, images=images: p(images)
-        results = compare_times(runs, settings.rounds, settings.device, time.process_time)
+        results = compare_times(runs, settings.rounds, settings.device, settings.clock)
         for size, (ms, ratio, mib) in results.items():
             cells = [f"{ms / 64:.1f}", f"{ratio:.2f}", f"{mib:.0f}"]
             rows.append([f"ea_r18_shapes, {side}x{side}", str(size), *cells])

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from mmseg_ext.cost.model_cost import machine, markdown
+from mmseg_ext.cost.model_cost import count_products, machine, markdown
 
 MEBI = 2**20
+SQUARE = 2048  # rows of the matrices whose product shows the peak rate of the machine
 
 
 class Result(NamedTuple):
@@ -92,7 +93,8 @@ def training_step(module: nn.Module, x: Tensor) -> Callable[[], object]:
     leaves = [x, *(p for p in module.parameters() if p.requires_grad)]
 
     def run() -> object:
-        outputs, _ = tree_flatten(module(x))
+        # A view, because the counter of products refuses the gradient of a module's own input.
+        outputs, _ = tree_flatten(module(x.view_as(x)))
         # The gradient of a real loss takes memory; a sum's is one expanded number.
         return torch.autograd.grad(outputs, leaves, [torch.ones_like(y) for y in outputs])
 
@@ -105,6 +107,11 @@ class Settings(NamedTuple):
     rounds: int = 5
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
+
+    def clock(self) -> float:
+        """Read the processor time of one thread, to which other programs do not count."""
+        alone = self.device == "cpu" and torch.get_num_threads() == 1
+        return time.process_time() if alone else time.perf_counter()
 
 
 Part = Callable[[Settings], tuple[Sequence[str], Sequence[Sequence[str]]]]
@@ -126,10 +133,16 @@ class Case(NamedTuple):
 
 
 def timed(cases: Callable[..., Iterable[Case]], *arguments: object) -> Part:
-    """Return a part that measures `cases(*arguments)`; half precision uses autocast."""
+    """Return a part that measures `cases(*arguments)`; half precision uses autocast.
+
+    The share of the peak is the rate of the multiply-adds that run, divided by the rate of a
+    product of large matrices that takes turns with the modules. Transforms to the frequency domain
+    and passes over memory have no multiply-adds.
+    """
 
     def part(settings: Settings):
         rows, half = [], settings.dtype is not torch.float32
+        square = torch.randn(SQUARE, SQUARE, device=settings.device)
         for case in cases(*arguments):
             x = case.x.to(settings.device)
             modules = {name: module.to(x.device) for name, module in case.modules.items()}
@@ -139,12 +152,18 @@ def timed(cases: Callable[..., Iterable[Case]], *arguments: object) -> Part:
                     for name, module in modules.items()
                     if mode == "inference" or list(module.parameters())
                 }
+                product = {"matrix product": lambda: square @ square}
                 with torch.autocast(x.device.type, dtype=settings.dtype, enabled=half):
-                    results = compare_times(steps, settings.rounds, settings.device)
-                for name, (ms, ratio, mib) in results.items():
-                    cells = [f"{ms:.1f}", f"{ratio:.2f}", f"{mib:.0f}"]
+                    results = compare_times(
+                        {**steps, **product}, settings.rounds, settings.device, settings.clock
+                    )
+                    counts = [count_products(step)[0] for step in steps.values()]
+                *measured, peak = results.values()
+                for name, count, (ms, ratio, mib) in zip(steps, counts, measured, strict=True):
+                    share = count / ms * peak.ms / SQUARE**3
+                    cells = [f"{ms:.1f}", f"{ratio:.2f}", f"{mib:.0f}", f"{share:.0%}"]
                     rows.append([f"{case.name}, {mode}", name, *cells])
-        return ["case", "way", "ms", "time over the first", "peak MiB"], rows
+        return ["case", "way", "ms", "time over the first", "peak MiB", "share of the peak"], rows
 
     return part
 

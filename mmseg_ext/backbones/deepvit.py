@@ -63,8 +63,7 @@ class DeepViT(TokenBackbone):
 
     Returns a tuple of maps (B, C, ceil(H / 16), ceil(W / 16)), one for each block in `out_indices`.
     Only the map of the last block is normalized. Use a neck to build several levels. With
-    `num_classes`, returns logits (B, num_classes) from the class token. The published weights
-    expect images normalized with mean 127.5 and standard deviation 127.5.
+    `num_classes`, returns logits (B, num_classes) from the class token.
 
     `sync_bn='torch'` in a config synchronizes the batch norms, which are in the convolutional patch
     embedding and in re-attention.

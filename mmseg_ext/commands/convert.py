@@ -24,12 +24,15 @@ def parser() -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> None:
     from mmseg_ext.durable.checkpoint_files import read_state_dict, write_weights
 
+    family = FAMILIES[args.family]
     if args.dst.exists() and not args.overwrite:
         raise FileExistsError(f"{args.dst}: the file exists; add --overwrite to replace it")
     if not Path(args.src).is_file():
-        source = FAMILIES[args.family].source
-        raise FileNotFoundError(f"{args.src}: no such checkpoint file; {args.family}: {source}")
+        raise FileNotFoundError(
+            f"{args.src}: no such checkpoint file; {args.family}: {family.source}"
+        )
     converted = convert_official(args.family, read_state_dict(args.src), args.classifier)
     write_weights(converted, args.dst)
     values = sum(value.numel() for value in converted.values())
     print(f"{args.dst}: {len(converted)} entries, {values / 1e6:.2f} M values")
+    print(f"trained on images of {family.size} pixels, mean {family.mean}, std {family.std}")

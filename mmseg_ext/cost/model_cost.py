@@ -7,7 +7,7 @@ import math
 import os
 import platform
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,7 @@ import torch
 from mmengine.model.utils import revert_sync_batchnorm
 from mmseg.registry import MODELS
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from mmseg_ext.engine.config import load_config
 from mmseg_ext.layers import LambdaLayer
@@ -41,7 +41,8 @@ def count_multiply_adds(model: nn.Module, x: Tensor) -> MultiplyAdds:
     root = type(model).__name__
     named = model.named_modules(remove_duplicate=False)  # the counter uses any of them
     modules = {f"{root}.{name}" if name else root: module for name, module in named}
-    total, products = _count_products(model, x)
+    forward = torch.no_grad()(lambda: model(x))
+    total, products = count_products(forward)
     for name, layer in modules.items():
         if isinstance(layer, LambdaLayer):
             projection = products[f"{name}.qkv"]
@@ -53,16 +54,16 @@ def count_multiply_adds(model: nn.Module, x: Tensor) -> MultiplyAdds:
     if not all(products[name] for name in counted):
         # Layers that compute with the weights of their modules call modules that have hooks.
         hooks = [m.register_forward_hook(lambda *args: None) for m in counted.values()]
-        _, products = _count_products(model, x)
+        _, products = count_products(forward)
         for hook in hooks:
             hook.remove()
     return MultiplyAdds(sum(products[name] for name in counted), total)
 
 
-def _count_products(model: nn.Module, x: Tensor) -> tuple[int, Counter[str]]:
-    """Count the multiply-adds that run in `model(x)`, and in each module by name."""
-    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=_MORE_KERNELS) as counter:
-        model(x)
+def count_products(run: Callable[[], object]) -> tuple[int, Counter[str]]:
+    """Count the multiply-adds of the products in `run()`, and in each module by name."""
+    with FlopCounterMode(display=False, custom_mapping=_MORE_KERNELS) as counter:
+        run()
     counts = counter.get_flop_counts()
     products = Counter({name: sum(kinds.values()) // 2 for name, kinds in counts.items()})
     return counter.get_total_flops() // 2, products
@@ -76,12 +77,17 @@ def lambda_multiply_adds(layer: LambdaLayer, positions: int) -> int:
     return positions * pairs * (content + layer.intra_depth * taps + layer.num_heads)
 
 
-# Kernels that torch's own table lacks; the first one exists since torch 2.2.
+# Kernels that torch's own table lacks; those for a CPU exist since torch 2.2.
 _MORE_KERNELS = {
     getattr(torch.ops.aten, name): count
     for name, count in {
         "_scaled_dot_product_flash_attention_for_cpu": (
             lambda query, key, value, *args, **kwargs: sdpa_flop_count(query, key, value)
+        ),
+        "_scaled_dot_product_flash_attention_for_cpu_backward": (
+            lambda gradient, query, key, value, *args, **kwargs: sdpa_backward_flop_count(
+                gradient, query, key, value
+            )
         ),
         "baddbmm_": lambda addend, left, right, *args, **kwargs: 2 * math.prod(left) * right[-1],
     }.items()

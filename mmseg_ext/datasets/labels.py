@@ -99,7 +99,7 @@ class CheckedLoadAnnotations(LoadAnnotations):
                 return
             raise LabelError(f"{results['img_path']}: its annotation is missing (no seg_map_path)")
         own = dict(num_classes=self.num_classes, reduce_zero_label=self.reduce_zero_label)
-        info = results | {key: value for key, value in own.items() if value is not None}
+        info: dict = results | {key: value for key, value in own.items() if value is not None}
         path = info["seg_map_path"]
         label = _decode_label(read_bytes(path, self.backend_args), path, self.imdecode_backend)
         height, width = info.get("ori_shape", label.shape)[:2]

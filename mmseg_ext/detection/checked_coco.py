@@ -54,28 +54,21 @@ class CheckedCocoDataset(CocoDataset):
     def load_data_list(self) -> list[dict]:
         data = super().load_data_list()
         steps = getattr(self.pipeline, "transforms", [])
-        loading = [t for t in steps if type(t).__name__ == "LoadAnnotations"]
-        if any(getattr(t, "with_mask", False) for t in loading):
-            polygons_only = any(not t.poly2mask for t in loading)
-            for image in data:
-                self._require_masks(image, polygons_only)
-        return data
-
-    def _require_masks(self, image: dict, polygons_only: bool) -> None:
-        for instance in image["instances"]:
-            if instance["ignore_flag"]:
-                continue
-            mask = instance.get("mask")
-            if not mask:
+        loading = [step for step in steps if getattr(step, "with_mask", False)]
+        polygons_only = any(not step.poly2mask for step in loading)
+        for image in data if loading else ():
+            masks = [i.get("mask") for i in image["instances"] if not i["ignore_flag"]]
+            if not all(masks):
                 raise LabelError(
                     f"{self.ann_file}: an object of {image['img_path']} has no segmentation; set "
                     "with_mask=False in the pipeline's LoadAnnotations"
                 )
-            if polygons_only and isinstance(mask, dict):
+            if polygons_only and any(isinstance(mask, dict) for mask in masks):
                 raise LabelError(
                     f"{self.ann_file}: the mask of an object of {image['img_path']} is run "
                     "lengths, which LoadAnnotations(poly2mask=False) ignores; remove poly2mask"
                 )
+        return data
 
 
 @DATASETS.register_module()

@@ -152,34 +152,8 @@ def _cells(points: _Samples, height: int, width: int) -> tuple[Tensor, Tensor]:
     return cells, torch.stack(weights, -1) * share[:, None]
 
 
-def _weighted_sums(rows: Tensor, index: Tensor, weight: Tensor, length: Tensor) -> Tensor:
-    """Return the sums (bags, C) of weight * rows[index] over consecutive bags of `length` entries.
-
-    `rows` is (R, C), `index` and `weight` are (E,), `length` is (bags,).
-    """
-    starts = length.cumsum(0) - length
-    return embedding_bag(index, rows, starts, mode="sum", per_sample_weights=weight)
-
-
-def roi_align_forward(
-    input: Tensor,
-    rois: Tensor,
-    output: Tensor,
-    argmax_y: Tensor,
-    argmax_x: Tensor,
-    *,
-    pool_mode: int,
-    **grid,
-) -> None:
-    """Write the pooled (N, C, aligned_height, aligned_width) of `input` (B, C, H, W) to `output`.
-
-    Args:
-        rois: (N, 5) as image, x1, y1, x2, y2, in any float type.
-        argmax_y: not used, as `argmax_x`: they are for max pooling.
-        pool_mode: 1, the mean of a bin's points.
-        grid: aligned_height and aligned_width, the bins; spatial_scale, cells of the map per unit
-            of the boxes; sampling_ratio, points along each side of a bin, 0 for about one per
-            cell; aligned, whether boxes are shifted by half a cell.
+def _pool(maps: Tensor, rois: Tensor, *, pool_mode: int, **grid) -> Tensor:
+    """Return the means of the bins (N, C, rows, columns) of maps (B, C, H, W), at least float32.
 
     Raises:
         NotImplementedError: for `pool_mode=0`, max pooling.
@@ -187,14 +161,32 @@ def roi_align_forward(
     """
     if pool_mode != 1:
         _refusing("roi_align with pool_mode='max'")()
-    channels, height, width = input.shape[1:]
-    dtype = torch.promote_types(full_precision(input.dtype), rois.dtype)  # float32 at least
+    channels, height, width = maps.shape[1:]
+    dtype = torch.promote_types(full_precision(maps.dtype), rois.dtype)
     points = _samples(rois.to(dtype), **grid)
     cells, weights = _cells(points, height, width)
-    table = input.to(dtype).permute(0, 2, 3, 1).reshape(-1, channels)  # (B H W, C)
-    pooled = _weighted_sums(table, cells.flatten(), weights.flatten(), 4 * points.per_bin)
+    table = maps.to(dtype).permute(0, 2, 3, 1).reshape(-1, channels)  # (B H W, C)
+    starts = 4 * (points.per_bin.cumsum(0) - points.per_bin)
+    pooled = embedding_bag(
+        cells.flatten(), table, starts, mode="sum", per_sample_weights=weights.flatten()
+    )  # (N rows columns, C)
     shape = (len(rois), grid["aligned_height"], grid["aligned_width"], channels)
-    output.copy_(pooled.view(shape).permute(0, 3, 1, 2))
+    return pooled.view(shape).permute(0, 3, 1, 2)
+
+
+def roi_align_forward(
+    input: Tensor, rois: Tensor, output: Tensor, argmax_y: Tensor, argmax_x: Tensor, **grid
+) -> None:
+    """Write the pooled (N, C, aligned_height, aligned_width) of `input` (B, C, H, W) to `output`.
+
+    Args:
+        rois: (N, 5) as image, x1, y1, x2, y2, in any float type.
+        argmax_y: not used, as `argmax_x`: they are for max pooling.
+        grid: aligned_height and aligned_width, the bins; spatial_scale, cells of the map per unit
+            of the boxes; sampling_ratio, points along each side of a bin, 0 for about one per
+            cell; aligned, whether boxes are shifted by half a cell; pool_mode, 1 for the mean.
+    """
+    output.copy_(_pool(input, rois, **grid))
 
 
 def roi_align_backward(
@@ -203,21 +195,13 @@ def roi_align_backward(
     argmax_y: Tensor,
     argmax_x: Tensor,
     grad_input: Tensor,
-    *,
-    pool_mode: int,
     **grid,
 ) -> None:
     """Add the gradient of `roi_align_forward`'s input to `grad_input` (B, C, H, W)."""
-    batch, channels, height, width = grad_input.shape
-    dtype = torch.promote_types(full_precision(grad_output.dtype), rois.dtype)
-    points = _samples(rois.to(dtype), **grid)
-    cells, weights = _cells(points, height, width)
-    # The bags are cells here and bins in the forward. 32 bits sort faster.
-    cells, order = cells.flatten().int().sort(stable=True)
-    length = torch.bincount(cells, minlength=batch * height * width)
-    table = grad_output.to(dtype).permute(0, 2, 3, 1).reshape(-1, channels)  # (bins, C)
-    summed = _weighted_sums(table, points.bin[order // 4], weights.flatten()[order], length)
-    grad_input += summed.view(batch, height, width, channels).permute(0, 3, 1, 2)
+    with torch.enable_grad():
+        maps = torch.zeros_like(grad_input, requires_grad=True)  # it is linear, so any maps do
+        pooled = _pool(maps, rois, **grid)
+    grad_input += torch.autograd.grad(pooled, maps, grad_output.to(pooled.dtype))[0]
 
 
 # --- the extension module -----------------------------------------------------------------------

@@ -1,13 +1,15 @@
 """COCO annotations of the embedded scenes: the visible box and mask of every object.
 
 They are next to the images and label maps of `shapes.generate`, in mmdetection's format. Masks are
-uncompressed run lengths because rings have holes, which polygons cannot describe.
+run lengths because rings have holes, which polygons cannot describe.
 """
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from pycocotools import mask as rle
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.datasets.shapes import FIRST_INDEX, FORMS, OBJECT, Recipe, generate, render_objects
@@ -55,19 +57,7 @@ def _split(split: str, indices: range, recipe: Recipe) -> dict:
 
 def _shape(mask: np.ndarray) -> dict:
     """Return box, area and run lengths of a mask (H, W), which is not empty."""
-    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-    top, left = int(rows[0]), int(columns[0])
-    box = [left, top, int(columns[-1]) + 1 - left, int(rows[-1]) + 1 - top]
-    return {
-        "bbox": box,
-        "area": int(mask.sum()),
-        "iscrowd": 0,
-        "segmentation": {"size": list(mask.shape), "counts": run_lengths(mask)},
-    }
-
-
-def run_lengths(mask: np.ndarray) -> list[int]:
-    """Return COCO's run lengths of a mask (H, W), by columns; the first run is zeros."""
-    flat = mask.ravel(order="F").astype(np.int8)
-    edges = np.flatnonzero(np.diff(flat, prepend=0)).tolist()  # a first run of ones starts at 0
-    return np.diff([0, *edges, flat.size]).tolist()
+    code: Any = rle.encode(np.asfortranarray(mask, np.uint8))
+    lengths = {"size": list(mask.shape), "counts": code["counts"].decode()}
+    box = rle.toBbox(code).tolist()
+    return {"bbox": box, "area": int(mask.sum()), "iscrowd": 0, "segmentation": lengths}

@@ -22,7 +22,9 @@ class StopOnSignalHook(Hook):
 
     The signals are SIGTERM, SIGUSR1 (preemption, Slurm's time limit) and Ctrl-C. If any process
     receives one, all processes stop at the same iteration. A signal during a validation takes
-    effect after the next iteration. A second Ctrl-C stops the run at once.
+    effect after the next iteration. A second Ctrl-C stops the run at once. Processes exchange their
+    signals in every iteration, apart from the check for finite gradients: an accumulation has
+    iterations without a step, and either hook works without the other.
     """
 
     priority = "LOWEST"  # after the checkpoint hook, which may already have saved

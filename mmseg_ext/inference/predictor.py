@@ -210,11 +210,9 @@ class Predictor:
         results = self._results(images)
         return list(results) if isinstance(images, Sequence) else results
 
-    def prepare(self, image: ImageLike) -> tuple[dict, np.ndarray]:
-        """Return a sample for the model's data preprocessor, and the image as RGB (H, W, 3)."""
-        data = self._read(image)
-        rgb = _rgb(data["img"])  # before the transforms replace the image
-        return self._transform(data), rgb
+    def prepare(self, image: ImageLike) -> dict:
+        """Return a sample for the model's data preprocessor."""
+        return self._transform(self._read(image))
 
     def _results(self, images: Iterable[ImageLike]) -> Iterator[Segmentation]:
         tiles = self._tiles(images)

@@ -22,7 +22,7 @@ from mmseg_ext.atomic_write import save_figure
 from mmseg_ext.backbones.deepvit import PATCH
 from mmseg_ext.decode_heads.ea_head import JSegEAHead
 from mmseg_ext.inference.predictor import Predictor
-from mmseg_ext.inspection.similarity import STYLE, evaluating, layer_inputs
+from mmseg_ext.inspection.similarity import evaluating, layer_inputs
 from mmseg_ext.layers.external_attention import ExternalAttention2d
 from mmseg_ext.layers.lambda_layer import LambdaLayer
 from mmseg_ext.layers.manhattan_attention import ManhattanAttention
@@ -31,10 +31,10 @@ from mmseg_ext.layers.token_external_attention import MultiHeadExternalAttention
 from mmseg_ext.reports.pictures import colorize
 
 SLOT_LAYERS = (ExternalAttention2d, JSegEAHead, MultiHeadExternalAttention)
-_MAP_LAYERS = (ManhattanAttention, LambdaLayer)
 _TOKEN_LAYERS = (ReAttention, SelfAttention)
 _SHOWN = 8  # slots or heads
 _COLUMNS = 5
+_STYLE: dict[Any, Any] = {"font.size": 8, "text.parse_math": False}  # a name may contain $
 
 
 @dataclass
@@ -68,7 +68,7 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
     Raises:
         ValueError: if the model has none.
     """
-    kinds = (*SLOT_LAYERS, *_MAP_LAYERS, *_TOKEN_LAYERS)
+    kinds = (*SLOT_LAYERS, ManhattanAttention, LambdaLayer, *_TOKEN_LAYERS)
     layers: dict[str, nn.Module] = {
         name: m for name, m in model.named_modules() if isinstance(m, kinds)
     }
@@ -78,7 +78,6 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
     return layers
 
 
-@torch.no_grad()
 def seen_pixel(
     pixel: Sequence[int] | None, original: tuple[int, int], seen: tuple[int, int]
 ) -> tuple[int, int]:
@@ -104,7 +103,7 @@ def network_input(model: Any, path: str) -> tuple[Tensor, np.ndarray, tuple[int,
 
     `model` is a segmentor.
     """
-    sample, _ = Predictor(model).prepare(path)
+    sample = Predictor(model).prepare(path)
     image = model.data_preprocessor(pseudo_collate([sample]), False)["inputs"]
     shown = sample["inputs"].permute(1, 2, 0).numpy()[..., ::-1]  # mmcv reads BGR
     return image, shown, sample["data_samples"].metainfo["ori_shape"]
@@ -244,7 +243,7 @@ def _mean_distance(maps: Tensor, position: tuple[int, int]) -> list[float]:
     return ((weights * distance).sum((1, 2)) / weights.sum((1, 2))).tolist()
 
 
-@matplotlib.rc_context(STYLE)
+@matplotlib.rc_context(_STYLE)
 def _save(panels: list, title: str, marked: tuple | None, signed: bool, path: Path) -> None:
     """Save titled pictures (H, W, 3) with a color bar and a cross at the pixel `marked`."""
     height, width = panels[0][1].shape[:2]

@@ -12,24 +12,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
-import matplotlib
 import torch
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from mmseg_ext.atomic_write import save_figure
 from mmseg_ext.layers.manhattan_attention import ManhattanAttention
 from mmseg_ext.layers.re_attention import ReAttention, SelfAttention
 
 _LAYERS = (ReAttention, SelfAttention, ManhattanAttention)
-_NEIGHBORS = (1, 2, 4, 8)
-_SIMILAR = 0.9
-STYLE: dict[Any, Any] = {"font.size": 8, "text.parse_math": False}  # a name may contain $
 
 
 @dataclass
@@ -113,33 +105,3 @@ def layer_inputs(
         for handle in handles:
             handle.remove()
     return inputs
-
-
-@matplotlib.rc_context(STYLE)
-def draw_similarity(groups: list[SimilarityGroup], path: Path, title: str = "") -> None:
-    """Draw the paper's three figures for each group: neighbors, similar layers, and heads."""
-    figure = Figure(figsize=(11, 3.1 * len(groups) + 0.3), layout="constrained")
-    figure.suptitle(title)
-    rows = figure.subplots(len(groups), 3, squeeze=False)
-    for (neighbors, similar, heads), group in zip(rows, groups, strict=True):
-        count, cosines = len(group.layers), group.between_layers.mean(-1).cpu()
-        depth = torch.arange(1, count + 1)
-        distance = (depth[:, None] - depth).abs()
-        for k in (k for k in _NEIGHBORS if k < count):
-            near = (distance > 0) & (distance <= k)
-            mean = (cosines * near).sum(1) / near.sum(1)
-            neighbors.plot(depth, mean, marker="o", markersize=3, label=f"k = {k}")
-            neighbors.legend()
-        alike = torch.cat([torch.zeros(1), cosines.diagonal(-1) >= _SIMILAR]).cumsum(0)
-        similar.step(depth, alike, where="mid", color="#c0392b")
-        different = 1 - torch.eye(group.between_heads.shape[-1])  # (heads, heads)
-        total = (group.between_heads.cpu() * different).sum((1, 2))
-        heads.bar(depth, total / different.sum().clamp(min=1), color="#2a6f97")
-        neighbors.set_title(f"{group.name}: each layer and its k neighbors")
-        similar.set_title(f"layers similar to the one before (≥ {_SIMILAR:g})")
-        heads.set_title("different heads of one layer")
-        for axes in (neighbors, similar, heads):
-            axes.set_xlabel("layer")
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axes.grid(color="0.9")
-    save_figure(figure, path, 110)

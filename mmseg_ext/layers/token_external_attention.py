@@ -8,16 +8,12 @@ follows the widely copied form in xmu-xiaoma666/External-Attention-pytorch.
 Deviations from the published code: none.
 """
 
-import copy
-
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmseg_ext.layers.external_attention import double_normalize
 from mmseg_ext.layers.input_shapes import head_width, require_tokens
 from mmseg_ext.layers.precision import full_precision
-from mmseg_ext.layers.submodules import computes_by_weights
 
 
 class ExternalAttention(nn.Module):
@@ -108,47 +104,3 @@ class MultiHeadExternalAttention(nn.Module):
         wide = self.trans_dims(x).unflatten(-1, (self.groups, -1))  # (B, N, G, C / heads)
         attention = double_normalize(self.linear_0(wide), positions=1, slots=-1)  # (B, N, G, S)
         return attention.transpose(1, 2)  # (B, G, N, S)
-
-    def fuse(self) -> nn.Module:
-        """Return the inference form: adjacent linear maps are multiplied into one map.
-
-        The result is a copy of this module if composed maps would cost more (memories wider than
-        the heads), or if a submodule has hooks or adapters.
-        """
-        slots, wide = self.groups * self.memory_size, self.proj.in_features
-        fewer = slots * self.embed_dim < wide * (self.embed_dim + self.memory_size)
-        if fewer and computes_by_weights(*self.children()):
-            return FusedMultiHeadExternalAttention(self).eval()
-        return copy.deepcopy(self).eval()
-
-
-class FusedMultiHeadExternalAttention(nn.Module):
-    """Inference form of `MultiHeadExternalAttention`: two linear maps and the normalization.
-
-    EAMLP-14's layer takes 24.3 instead of 34.5 ms for 1025 tokens (docs/external_attention.md).
-    """
-
-    @torch.no_grad()
-    def __init__(self, block: MultiHeadExternalAttention):
-        super().__init__()
-        self.embed_dim = block.embed_dim
-        self.groups = groups = block.groups
-        slots = groups * block.memory_size
-        # No bias: it is the same for all tokens, so the softmax over tokens removes it.
-        self.keys = nn.Linear(block.embed_dim, slots, bias=False)
-        self.values = nn.Linear(slots, block.embed_dim)
-        self.to(block.proj.weight)
-        widen, narrow = block.trans_dims.weight, block.proj.weight
-        dtype = full_precision(widen.dtype)
-        widen = widen.to(dtype).unflatten(0, (groups, -1))  # (G, C / heads, C)
-        narrow = narrow.to(dtype).unflatten(1, (groups, -1))  # (C, G, C / heads)
-        bias = narrow.sum(1) @ block.linear_1.bias.to(dtype)  # (C,)
-        self.keys.weight.copy_((block.linear_0.weight.to(dtype) @ widen).flatten(0, 1))
-        self.values.weight.copy_((narrow @ block.linear_1.weight.to(dtype)).flatten(1))
-        self.values.bias.copy_(block.proj.bias + bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        require_tokens(x, self.embed_dim)
-        logits = self.keys(x).unflatten(-1, (self.groups, -1))  # (B, N, G, S)
-        attention = double_normalize(logits, positions=1, slots=-1)
-        return self.values(attention.flatten(2))  # (B, N, C)

@@ -11,11 +11,18 @@ if TYPE_CHECKING:
 
 
 class Family(NamedTuple):
-    """The module that converts a family, whether its files have a classifier, and their source."""
+    """The module that converts a family, whether its files have a classifier, and their source.
+
+    The weights were trained on images of `size` pixels a side, whose values (R, G, B, of 0 to 255)
+    were normalized with `mean` and `std`.
+    """
 
     module: str
     classifier: bool
     source: str
+    size: int = 224
+    mean: tuple[float, ...] = (123.675, 116.28, 103.53)
+    std: tuple[float, ...] = (58.395, 57.12, 57.375)
 
 
 _EANET = "https://github.com/MenghaoGuo/EANet"
@@ -24,20 +31,24 @@ _TIMM = "https://github.com/rwightman/pytorch-image-models/releases/tag/v0.1-att
 
 # The modules import mmseg's models, so each is imported when it is needed.
 FAMILIES = {
-    "eanet": Family("eanet", False, f"linked in the README of {_EANET} (no licence)"),
+    "eanet": Family("eanet", False, f"linked in the README of {_EANET} (no licence)", 513),
     "resnet_deep_stem": Family(
         "eanet", False, "linked in the README of https://github.com/XiaLiPKU/EMANet"
     ),
-    "eamlp": Family("token_backbones", True, f"linked in the folder EAMLP of {_EANET}"),
+    "eamlp": Family("token_backbones", True, f"linked in the folder EAMLP of {_EANET}", 384),
     "deepvit": Family(
-        "token_backbones", True, "linked in the README of https://github.com/zhoudaquan/dvit_repo"
+        "token_backbones",
+        True,
+        "linked in the README of https://github.com/zhoudaquan/dvit_repo",
+        mean=(127.5, 127.5, 127.5),
+        std=(127.5, 127.5, 127.5),
     ),
     "rmt": Family("rmt", True, _RMT),
-    "rmt_segmentor": Family("rmt", False, _RMT),
+    "rmt_segmentor": Family("rmt", False, _RMT, 512),
     "lambda_resnet": Family(
         "lambda_resnet", True, "linked in the README of https://github.com/d-li14/lambda.pytorch"
     ),
-    "timm_lambda_resnet": Family("lambda_resnet", True, f"lambda_resnet*.pth in {_TIMM}"),
+    "timm_lambda_resnet": Family("lambda_resnet", True, f"lambda_resnet*.pth in {_TIMM}", 256),
 }
 
 
@@ -55,7 +66,7 @@ def convert_official(family: str, state_dict: "StateDict", classifier: bool = Fa
     """
     if family not in FAMILIES:
         raise ValueError(f"family={family!r}: unknown; use {', '.join(FAMILIES)}")
-    module, has_classifier, _ = FAMILIES[family]
+    module, has_classifier = FAMILIES[family][:2]
     if classifier and not has_classifier:
         raise ValueError(f"classifier=True: {family!r} has no classifier; use classifier=False")
     convert = getattr(import_module(f"mmseg_ext.published.{module}"), f"convert_{family}")

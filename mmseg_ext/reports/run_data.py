@@ -1,7 +1,6 @@
 """A run, read from its work directory: logs, results and pictures of training and testing.
 
-A work directory may come from anyone. Its files are read as text, JSON or bytes; nothing is
-executed, and no model or dataset is built. Links to files outside the directory are not followed.
+Its files are read as text, JSON or bytes; nothing is executed, and no model or dataset is built.
 """
 
 import base64
@@ -18,11 +17,9 @@ import numpy as np
 from mmseg_ext.reports.curves import Curve, read_scalars
 from mmseg_ext.reports.results_hook import PICTURES, RESULTS, class_iou
 
-_LIMIT = 2**27  # bytes of a file
 # The time at the start of mmengine's log lines.
 _STAMP = re.compile(r"^\d{4}/\d\d/\d\d \d\d:\d\d:\d\d(?= - )", re.M)
 _STAMP_FORMAT = "%Y/%m/%d %H:%M:%S"
-_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass
@@ -62,7 +59,7 @@ class Results:
 
 @dataclass
 class Run:
-    """A run; `results` is None before the first validation, `notes` name what was not read.
+    """A run; `results` is None before the first validation, `notes` name what is missing.
 
     `seconds` is the time between the first and the last line of each log with training, summed over
     the starts of the run. It is 0 without logs.
@@ -100,40 +97,23 @@ def read_run(work_dir: Path) -> Run:
         notes.append(f"{work_dir}: no validation with CheckedIoUMetric has written {RESULTS} yet")
     return Run(
         name=work_dir.resolve().name,
-        config=_newest(work_dir, "*/config.py", notes),
-        environment=_environment(_newest(work_dir, "*/run.json", notes)),
+        config=_newest(work_dir, "*/config.py"),
+        environment=_environment(_newest(work_dir, "*/run.json")),
         curves=curves,
         results=results,
-        seconds=_seconds_of_training(work_dir, notes),
+        seconds=_seconds_of_training(work_dir),
         notes=notes,
     )
-
-
-def _read(path: Path, work_dir: Path) -> bytes:
-    """Return the content of a file in `work_dir`.
-
-    Raises:
-        ValueError: for a link to the outside, a pipe, a device, or a file above the limit.
-    """
-    if not path.is_file() or not path.resolve().is_relative_to(work_dir.resolve()):
-        raise ValueError(f"{path}: is not a file inside the work directory")
-    if path.stat().st_size > _LIMIT:
-        raise ValueError(f"{path}: is larger than {_LIMIT >> 20} MiB")
-    return path.read_bytes()
 
 
 def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
     """Return every scalar of a run; a resumed run replaces the values of the steps it repeats.
 
-    `notes` gets a line for each file, or part of a file, that is left out.
+    `notes` gets a line for each file of which lines are left out.
     """
     merged: dict[str, Curve] = {}
     for path in sorted(work_dir.glob("*/vis_data/scalars.json")):
-        try:
-            curves, damaged = read_scalars(_read(path, work_dir).decode(errors="replace"))
-        except ValueError as error:
-            notes.append(str(error))
-            continue
+        curves, damaged = read_scalars(path.read_text(errors="replace"))
         if damaged:
             notes.append(f"{path}: {damaged} damaged lines are left out")
         for name, curve in curves.items():
@@ -141,41 +121,30 @@ def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
     return {name: dict(sorted(curve.items())) for name, curve in merged.items()}
 
 
-def _seconds_of_training(work_dir: Path, notes: list[str]) -> float:
+def _seconds_of_training(work_dir: Path) -> float:
     seconds = 0.0
     for path in sorted(work_dir.glob("*/*.log")):
-        if path.stem != path.parent.name:
-            continue  # of another rank
-        try:
-            text = _read(path, work_dir).decode(errors="replace")
-            stamps = sorted(_STAMP.findall(text))
-            if "(train) " in text and stamps:  # a test has a log, too
-                begin, end = (datetime.strptime(stamps[i], _STAMP_FORMAT) for i in (0, -1))
-                seconds += (end - begin).total_seconds()
-        except ValueError as error:
-            notes.append(f"{path}: {error}")
+        text = path.read_text(errors="replace")
+        stamps = sorted(_STAMP.findall(text))
+        # Other ranks have logs, too, and so has a test.
+        if path.stem == path.parent.name and "(train) " in text and stamps:
+            begin, end = (datetime.strptime(stamps[i], _STAMP_FORMAT) for i in (0, -1))
+            seconds += (end - begin).total_seconds()
     return seconds
 
 
-def _newest(work_dir: Path, pattern: str, notes: list[str]) -> str:
+def _newest(work_dir: Path, pattern: str) -> str:
     """Return the text of the last file by name; an empty one if there is none."""
     path = max(work_dir.glob(pattern), default=None)
-    try:
-        return "" if path is None else _read(path, work_dir).decode(errors="replace")
-    except ValueError as error:
-        notes.append(str(error))
-        return ""
+    return path.read_text(errors="replace") if path else ""
 
 
 def _environment(text: str) -> dict[str, str]:
-    """Return the entries of a `run.json`, the versions among them; nothing if it is malformed."""
-    try:
-        facts = json.loads(text)
-        facts |= facts.pop("versions")
-        lists = {name: " ".join(map(str, x)) for name, x in facts.items() if isinstance(x, list)}
-        return {name: str(value) for name, value in (facts | lists).items()}
-    except _MALFORMED:
-        return {}
+    """Return the entries of a `run.json`, the versions among them."""
+    facts = json.loads(text or "{}")
+    facts |= facts.pop("versions", {})
+    lists = {name: " ".join(map(str, x)) for name, x in facts.items() if isinstance(x, list)}
+    return {name: str(value) for name, value in (facts | lists).items()}
 
 
 def _latest_results(work_dir: Path) -> Results | None:
@@ -183,24 +152,21 @@ def _latest_results(work_dir: Path) -> Results | None:
     found = []
     for path in work_dir.glob(f"*/{RESULTS}"):
         try:
-            content = json.loads(_read(path, work_dir))
+            content = json.loads(path.read_text())
             key = not content["augmented"], float(content["time"])
-            found.append((key, _results(content, path.parent / PICTURES, work_dir)))
-        except _MALFORMED as error:
+            found.append((key, _results(content, path.parent / PICTURES)))
+        except (KeyError, TypeError, ValueError) as error:
             what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise ValueError(f"{path}: is not what a run writes ({what})") from error
     return max(found, key=lambda entry: entry[0])[1] if found else None
 
 
-def _results(content: dict, pictures: Path, work_dir: Path) -> Results:
+def _results(content: dict, pictures: Path) -> Results:
     classes = [str(name) for name in content["classes"]]
     palette = [(int(red), int(green), int(blue)) for red, green, blue in content["palette"]]
-    confusion = np.array(content["confusion"], dtype=np.int64)
-    if confusion.shape != (len(classes),) * 2 or len(palette) != len(classes):
-        raise ValueError("classes, palette and confusion do not fit each other")
     examples = []
     for entry in content["examples"]:
-        pixels = _read(pictures / Path(str(entry["file"])).name, work_dir)
+        pixels = (pictures / Path(str(entry["file"])).name).read_bytes()
         uri = f"data:image/jpeg;base64,{base64.b64encode(pixels).decode()}"
         score = None if entry["miou"] is None else float(entry["miou"])
         examples.append((str(entry["name"]), uri, score))
@@ -210,6 +176,6 @@ def _results(content: dict, pictures: Path, work_dir: Path) -> Results:
         trained="{config}: {head} on {backbone}, {dataset}".format(**content),
         classes=classes,
         palette=palette,
-        confusion=confusion,
+        confusion=np.array(content["confusion"], dtype=np.int64),
         examples=examples,
     )

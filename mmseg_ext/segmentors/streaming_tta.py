@@ -2,8 +2,8 @@
 
 mmsegmentation's `SegTTAModel` stores the full-resolution logits of all views (12 for six scales and
 flips) and merges them at the end. The merge is a sum. With `StripEncoderDecoder` only the views'
-logits at the head's resolution are stored; they are merged in strips of rows. With mmsegmentation's
-segmentors each view is added to one running map.
+logits at the head's resolution are stored; they are merged in strips of rows. With other segmentors
+all views are stored, as in mmsegmentation.
 
 `merge='probs'` is `SegTTAModel`'s rule, the mean of the views' softmax. `merge='logits'` is the sum
 of raw logits with which EANet (arXiv 2105.02358) was tested: MenghaoGuo/EANet, `test_torch.py`. Its
@@ -14,7 +14,7 @@ and the mean is compared with the head's threshold, as for a single view. mmsegm
 1.4.2 applies the sigmoid a second time, which raises every pixel above 0.5.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import torch
@@ -60,9 +60,17 @@ class StreamingSegTTAModel(BaseTTAModel):
         `data` comes from `TestTimeAug` and the data loader: for each field, a list over views of
         lists over the batch.
         """
-        if isinstance(self.module, StripEncoderDecoder) and self.module.predicts_by_strips():
-            return self._merged_by_strips(_views(data))
-        return self._merged(self.module.test_step(view) for view in _views(data))
+        if not (isinstance(self.module, StripEncoderDecoder) and self.module.predicts_by_strips()):
+            return super().test_step(data)
+        merged: list[SegDataSample] = []
+        maps = []  # per view, the scores of each image
+        for values in zip(*data.values(), strict=True):
+            view = self.module.data_preprocessor(dict(zip(data, values, strict=True)), False)
+            maps.append(self.module.score_maps(view["inputs"], view["data_samples"]))
+            merged = merged or view["data_samples"]
+        for sample, image in zip(merged, zip(*maps, strict=True), strict=True):
+            self.module.set_prediction(sample, image, self.merge)
+        return merged
 
     def merge_preds(self, data_samples_list: list[Sequence[SegDataSample]]) -> list[SegDataSample]:
         """Merge existing predictions: a list over images of lists over views.
@@ -70,56 +78,28 @@ class StreamingSegTTAModel(BaseTTAModel):
         Raises:
             ValueError: for predictions without `seg_logits`.
         """
-        return self._merged(zip(*data_samples_list, strict=True))
+        return [self._merged(views) for views in data_samples_list]
 
-    def _merged_by_strips(self, views: Iterator[dict]) -> list[SegDataSample]:
-        merged: list[SegDataSample] = []
-        maps = []  # per view, the scores of each image
-        for view in views:
-            batch = self.module.data_preprocessor(view, False)
-            maps.append(self.module.score_maps(batch["inputs"], batch["data_samples"]))
-            merged = merged or batch["data_samples"]
-        for sample, image in zip(merged, zip(*maps, strict=True), strict=True):
-            self.module.set_prediction(sample, image, self.merge)
-        return merged
+    def _merged(self, views: Sequence[SegDataSample]) -> SegDataSample:
+        total: Any = sum(map(self._scores, views))  # C, H, W
+        if self.merge == "probs":
+            total /= len(views)
+        if self.module.out_channels == 1:
+            labels = (total > self.module.decode_head.threshold).to(total)  # 1, H, W
+        else:
+            labels = total.argmax(dim=0, keepdim=True)  # 1, H, W
+        sample = views[0]
+        for name, data in (("seg_logits", total), ("pred_sem_seg", labels)):
+            sample.pop(name, None)
+            sample.set_data({name: PixelData(data=data)})
+        return sample
 
-    def _merged(self, views: Iterator[Sequence[SegDataSample]]) -> list[SegDataSample]:
-        merged: list[SegDataSample] = []
-        maps: list[Tensor] = []  # of each image, (C, H, W)
-        count = 0
-        for samples in views:
-            summands = [self._take_scores(sample) for sample in samples]
-            if merged:
-                maps = [total.add_(x) for total, x in zip(maps, summands, strict=True)]
-            else:
-                merged, maps = list(samples), summands
-            count += 1
-            del samples, summands  # frees this view before the next one is predicted
-        for sample, total in zip(merged, maps, strict=True):
-            if self.merge == "probs":
-                total /= count
-            if self.module.out_channels == 1:
-                labels = (total > self.module.decode_head.threshold).to(total)  # 1, H, W
-            else:
-                labels = total.argmax(dim=0, keepdim=True)  # 1, H, W
-            fields = {"seg_logits": total, "pred_sem_seg": labels}
-            sample.set_data({name: PixelData(data=data) for name, data in fields.items()})
-        return merged
-
-    def _take_scores(self, sample: SegDataSample) -> Tensor:
-        """Return what one view adds to the map (C, H, W), and delete the view's own maps."""
+    def _scores(self, sample: SegDataSample) -> Tensor:
+        """Return what one view adds to the map (C, H, W)."""
         if not hasattr(sample, "seg_logits"):
             raise ValueError("seg_logits: a prediction has none; set test_cfg.keep_logits=True")
         seg_logits: Any = sample.seg_logits
-        logits = seg_logits.data
-        for name in ("seg_logits", "pred_sem_seg"):
-            sample.pop(name, None)
-        logits = logits.to(full_precision(logits.dtype))
+        logits = seg_logits.data.to(full_precision(seg_logits.data.dtype))
         if self.merge == "logits" or self.module.out_channels == 1:
             return logits
         return logits.softmax(dim=0)
-
-
-def _views(data: dict) -> Iterator[dict]:
-    """Return the batch of each view."""
-    return (dict(zip(data, view, strict=True)) for view in zip(*data.values(), strict=True))

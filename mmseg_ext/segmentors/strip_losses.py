@@ -163,8 +163,7 @@ class StripCrossEntropy(torch.autograd.Function):
     the number of valid pixels whose label has the highest score, and the sum of the valid pixels'
     weights.
 
-    Under `create_graph=True` the backward pass uses full-resolution maps, as mmsegmentation does,
-    so second derivatives exist.
+    There are no second derivatives; `create_graph=True` is an error.
     """
 
     @staticmethod
@@ -189,28 +188,20 @@ class StripCrossEntropy(torch.autograd.Function):
                     _add_gradient(gradient[image], here, probabilities, strips.rows, strips.columns)
             loss, hits, weight = torch.stack(sums).sum(0)
         if gradient is not None:
-            ctx.save_for_backward(gradient, logits, label, valid, kept, class_weight)
-        ctx.align_corners = align_corners
+            ctx.save_for_backward(gradient)
+        ctx.dtype = logits.dtype
         ctx.mark_non_differentiable(hits, weight)
         return loss, hits, weight
 
     @staticmethod
     def backward(ctx, factor, *_):
-        gradient, logits, label, valid, kept, class_weight = ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            result = (factor * gradient).permute(0, 3, 1, 2).to(logits.dtype)
-            return result, *(5 * (None,))
-        # create_graph=True: differentiable operators, with maps of (B, H, W, C) in memory. The loss
-        # of maps (B, C, H, W) is not deterministic on CUDA.
-        with autocast_disabled(logits), exact_products():
-            strips = _Strips(logits, label.shape[1:], ctx.align_corners)
-            x = logits.to(strips.x.dtype)
-            scores = (strips.rows.matrix @ x @ strips.columns.matrix.T).permute(0, 2, 3, 1)
-            target = torch.where(valid & kept, label, -1).flatten()
-            loss = F.cross_entropy(
-                scores.flatten(0, 2), target, weight=class_weight, ignore_index=-1, reduction="sum"
+        if torch.is_grad_enabled():  # the result would be a constant, without an error
+            raise RuntimeError(
+                "create_graph=True: losses in strips have no second derivatives; use "
+                "model.type=EncoderDecoder"
             )
-        (result,) = torch.autograd.grad(loss, logits, factor, create_graph=True)
+        (gradient,) = ctx.saved_tensors
+        result = (factor * gradient).permute(0, 3, 1, 2).to(ctx.dtype)
         return result, *(5 * (None,))
 
 

@@ -1,5 +1,6 @@
 """SIGTERM, SIGUSR1 and Ctrl-C save a checkpoint and end the run with status 0."""
 
+import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -75,11 +76,18 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
     ids=["with its workers", "the first of two processes"],
 )
 def test_a_signal_to_several_processes_or_to_one_of_them(tmp_path, ranks, group):
-    """The loader's workers get the signal too; of two processes only one gets it."""
-    config = config_of(tmp_path, "custom_hooks = []\n", signal.SIGTERM, group=group)
+    """The loader's workers get the signal too; of two processes only one gets it.
+
+    Two processes exchange two numbers per iteration: finite or not, and the signal.
+    """
+    hooks = "custom_hooks = [dict(type='CountExchanges')]\n" if ranks else "custom_hooks = []\n"
+    config = config_of(tmp_path, hooks, signal.SIGTERM, group=group)
     loader = ("train_dataloader.batch_size=2", f"train_dataloader.num_workers={2 * group}")
     words = train_words(config, tmp_path / "work", SHORT, *loader)
     result = run_tool("train.py", *words, ranks=ranks)
     assert result.returncode == 0, result.stderr
     assert "SIGTERM: stopped after iteration 3" in result.stdout
     assert {p.name for p in (tmp_path / "work").glob("*.pth")} == {"iter_3.pth"}
+    if ranks:
+        counts = re.findall("(.) exchanges in iteration (.)", result.stdout)
+        assert counts == [("2", "1"), ("2", "2")]

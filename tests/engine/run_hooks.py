@@ -47,6 +47,25 @@ class RecordStatistics(Hook):
 
 
 @HOOKS.register_module()
+class CountExchanges(Hook):
+    """Log how often each iteration calls `torch.distributed.all_reduce`; DDP does not call it."""
+
+    def before_train(self, runner):
+        self._calls, exchange = [], torch.distributed.all_reduce
+
+        def counted(*args, **kwargs):
+            self._calls.append(exchange)
+            return exchange(*args, **kwargs)
+
+        torch.distributed.all_reduce = counted
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.iter:
+            runner.logger.info(f"{len(self._calls)} exchanges in iteration {runner.iter}")
+        self._calls.clear()
+
+
+@HOOKS.register_module()
 class DrawAfterValidation(Hook):
     """Log a random number as a score."""
 

@@ -1,16 +1,13 @@
 """Similarity of attention maps: constructed maps with known cosines, and each kind of layer."""
 
 from collections import OrderedDict
-from unittest import mock
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
 from mmseg_ext.backbones import RMT, DeepViT
-from mmseg_ext.inspection import attention_similarity, draw_similarity, similarity
+from mmseg_ext.inspection import attention_similarity
 from mmseg_ext.inspection.similarity import SimilarityGroup
 from mmseg_ext.layers.re_attention import SelfAttention
 from tests.models import assert_same, randomise
@@ -76,28 +73,3 @@ def test_maps_are_those_of_a_run(re_attention):
 def test_model_without_attention():
     with pytest.raises(ValueError, match=r"Conv2d has none of the layers"):
         attention_similarity(nn.Conv2d(3, 3, 1), torch.zeros(1, 3, 4, 4))
-
-
-def test_figure(tmp_path, monkeypatch):
-    """Four layers; the last three have the same maps."""
-    save = mock.Mock(wraps=similarity.save_figure)
-    monkeypatch.setattr(similarity, "save_figure", save)
-    first, other = torch.randn(2, 2, 5, 5, dtype=torch.float64).softmax(-1)
-    groups = similarities_of(torch.stack([first, other, other, other]))
-    s = nn.functional.cosine_similarity(first, other, dim=-2).mean().item()
-    assert s < 0.9
-    draw_similarity(groups, tmp_path / "a.png", "model")
-    neighbors, similar, heads = panels = save.call_args.args[0].axes
-    for axes, title in zip(panels, ("layers: each", "similar", "heads"), strict=True):
-        assert title in axes.get_title() and axes.get_xlabel() == "layer"
-    assert [text.get_text() for text in neighbors.get_legend().texts] == ["k = 1", "k = 2"]
-    expected = [[s, (1 + s) / 2, 1, 1], [s, (2 + s) / 3, (2 + s) / 3, 1]]
-    for line, values in zip(neighbors.lines, expected, strict=True):
-        assert line.get_ydata() == pytest.approx(values)
-    assert similar.lines[0].get_ydata().tolist() == [0, 0, 1, 2]
-    cosines = [nn.functional.cosine_similarity(m[0], m[1], dim=-2).mean() for m in (first, other)]
-    bars = [bar.get_height() for bar in heads.patches]
-    assert bars == pytest.approx([float(cosines[i]) for i in (0, 1, 1, 1)])
-    draw_similarity(groups * 2, tmp_path / "a.png", "$\\frac")
-    with Image.open(tmp_path / "a.png") as picture:
-        assert min(picture.size) > 600 and np.asarray(picture.convert("L")).std() > 10

@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from mmengine.config import Config
 
 from mmseg_ext.backbones.deepvit import DeepViT
 from mmseg_ext.checkpoint import convert_official
 from mmseg_ext.durable.checkpoint_files import unwrap_state_dict
 from mmseg_ext.published import FAMILIES
 from mmseg_ext.published.key_map import rename_keys
+from tests.configs import CONFIGS
 from tests.parity import Fixture
 
 
@@ -42,6 +44,22 @@ def test_two_keys_that_become_one_are_an_error():
 def test_another_models_checkpoint_is_refused(family):
     with pytest.raises(ValueError):
         convert_official(family, {"features.0.weight": torch.zeros(3, 3)})
+
+
+@pytest.mark.parametrize(
+    ("family", "config"),
+    {
+        "eanet": "ea_r101_voc_45k",
+        "rmt_segmentor": "fpn_rmt_tiny_ade20k_80k",
+        "deepvit": "upernet_deepvit_s_ade20k_160k",
+        "eamlp": "upernet_eamlp_14_ade20k_160k",
+        "timm_lambda_resnet": "upernet_lambda_timm_26t_ade20k_160k",
+    }.items(),
+)
+def test_configs_normalize_images_as_the_published_weights_need(family, config):
+    settings = Config.fromfile(CONFIGS / f"{config}.py").model.data_preprocessor
+    assert tuple(settings.mean) == FAMILIES[family].mean
+    assert tuple(settings.std) == FAMILIES[family].std
 
 
 def test_unknown_families_and_classifiers():

@@ -65,8 +65,8 @@ def test_half_precision_logits_are_summed_in_single():
 
 
 def test_memory_does_not_grow_with_the_views():
-    """12 views take what 2 take, where the stock model holds ten maps more."""
-    model = segmentor(channels=100)
+    """12 views take the logits of ten more than 2, where the stock model holds ten maps more."""
+    model = segmentor(channels=100, kind="StripEncoderDecoder")
     image = random_image(48, 64)
     one_map = 100 * 48 * 64 * 4
 
@@ -76,7 +76,8 @@ def test_memory_does_not_grow_with_the_views():
         return [small.allocated_at_peak(lambda d=d: tta.test_step(d)) for d in data]
 
     _, two, twelve = peaks(StreamingSegTTAModel(model))
-    assert two > 2 * one_map and abs(twelve - two) < 0.1 * one_map
+    assert twelve - two < 0.2 * one_map
+    model = segmentor(channels=100)
     _, two, twelve = peaks(SegTTAModel(model))
     assert twelve - two > 9 * one_map
 

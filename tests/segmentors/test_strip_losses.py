@@ -129,22 +129,11 @@ def test_half_precision_logits_give_losses_in_single():
     torch.testing.assert_close(gradient, expected.bfloat16(), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("loss", ["plain", "weighted", "over valid pixels"])
-def test_second_derivatives(loss):
-    """A gradient penalty: the gradient of a squared gradient, with a constant incoming factor."""
-    decode_head, samples = head(**LOSSES[loss]), labelled((16, 20))
-    leaf = torch.randn(2, CLASSES, 4, 5, dtype=torch.float64)
-
-    def penalty(loss_of) -> torch.Tensor:
-        w = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
-        x = leaf * w
-        (g,) = torch.autograd.grad(loss_of(x)["loss_ce"], x, create_graph=True)
-        return torch.autograd.grad((g**2).sum(), w)[0]
-
-    expected = penalty(stock_loss(decode_head, samples))
-    assert expected != 0
-    ours = penalty(our_loss(decode_head, samples))
-    torch.testing.assert_close(ours, expected, rtol=1e-10, atol=0)
+def test_second_derivatives_are_an_error():
+    logits = torch.randn(2, CLASSES, 4, 5, requires_grad=True)
+    loss = our_loss(head(), labelled((16, 20)))(logits)["loss_ce"]
+    with pytest.raises(RuntimeError, match="EncoderDecoder"):
+        torch.autograd.grad(loss, logits, create_graph=True)
 
 
 def test_memory_is_that_of_the_low_resolution():
@@ -190,16 +179,13 @@ def test_other_and_changed_losses_take_the_usual_path():
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("create_graph", [False, True])
-def test_no_operator_is_nondeterministic_on_cuda(create_graph):
+def test_no_operator_is_nondeterministic_on_cuda():
     decode_head, samples = head(WEIGHTED), labelled()
     logits = torch.randn(2, CLASSES, 7, 9, requires_grad=True)
     strip_losses(decode_head, logits, samples)  # builds the maps
     with Operators() as operators:
         loss = strip_losses(decode_head, logits, samples)["loss_ce"]
-        (gradient,) = torch.autograd.grad(loss, logits, create_graph=create_graph)
-        if create_graph:
-            torch.autograd.grad(gradient.square().sum(), logits)
+        torch.autograd.grad(loss, logits)
     assert "scatter_" in operators.names
     forbidden = ("nll_loss2d", "upsample", "scatter_add", "index_add", "cumsum", "bincount", "put_")
     assert not [n for n in operators.names if n.startswith(forbidden)]
@@ -225,7 +211,7 @@ def test_products_with_resize_matrices_are_exact_under_tf32():
     try:
         with _Products() as products:
             loss = strip_losses(decode_head, logits, samples)["loss_ce"]
-            torch.autograd.grad(loss, logits, create_graph=True)
+            torch.autograd.grad(loss, logits)
             merged_prediction(maps, "logits", None, False)
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
