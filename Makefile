@@ -55,7 +55,9 @@ compare: $(INSTALLED)
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-test: lint docs
+test: $(INSTALLED)
+	@# The site is built while pyright runs.
+	$(MAKE) --jobs 2 --output-sync lint docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=25
 
 # Without the tests that train, export or start processes (listed in tests/conftest.py).
@@ -76,12 +78,19 @@ $(ORIGINAL_INSTALLED): setup.py
 		$(ORIGINAL)/bin/python -m pip install -q --force-reinstall --no-deps opencv-python-headless; }
 	@touch $@
 
+# The folders whose fast tests run there.
+FOLDERS := layers decode_heads backbones segmentors engine durable evaluation inspection published
+FOLDERS := $(FOLDERS:%=tests/%)
+COLLECT := $(ORIGINAL)/bin/python -m pytest --collect-only -qq --continue-on-collection-errors
+
 test-original: $(ORIGINAL_INSTALLED)
 	OMP_NUM_THREADS=1 $(ORIGINAL)/bin/python tests/stack_check.py
 	OMP_NUM_THREADS=1 $(ORIGINAL)/bin/python -m pytest -n $(WORKERS) --dist worksteal -q \
-		tests/layers tests/decode_heads tests/backbones tests/segmentors tests/engine \
-		tests/durable tests/evaluation tests/inspection tests/published \
-		-m "not slow and not distributed"
+		$(FOLDERS) -m "not slow and not distributed"
+	@echo "Tests that this leaves out, by folder:"
+	@{ $(COLLECT) $(FOLDERS) -m "slow or distributed"; $(COLLECT) tests $(FOLDERS:%=--ignore=%); } | \
+		awk -F '[/:]' '/^tests.*: [0-9]+$$/ { left[NF > 3 ? $$2 : "tests"] += $$NF } \
+			END { for (folder in left) print left[folder], folder }' | sort -k 2
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

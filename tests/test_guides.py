@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import shutil
-import sys
 from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
@@ -140,7 +139,8 @@ def test_own_dataset(clone):
     assert re.search(r"soil_crop_weed-[0-9a-f]{8}\.safetensors", published)
     page = (ROOT / "docs/own_dataset.md").read_text()
     (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
-    result = run(sys.executable, "-c", program, folder=clone, PYTHONPATH=str(ROOT))
+    (clone / "program.py").write_text(program)
+    result = run_script(clone / "program.py", folder=clone)
     assert result.returncode == 0, result.stderr
     assert 0 <= float(result.stdout.splitlines()[-1]) <= 100
     config = (clone / "my_project/config.py").read_text()
@@ -160,6 +160,16 @@ def test_own_dataset(clone):
     assert type(model.decode_head).__name__ == "MaSAHead"
     names = {n for pair in re.findall(r"^(\w+)(?:, (\w+))? =", config, re.M) for n in pair if n}
     assert not {name for name in names if f"`{name}`" not in page}
+
+
+def test_own_head(clone):
+    (clone / "data/shapes").mkdir(parents=True)  # an existing folder is no problem
+    resolved, costs, trained, exported = follow("own_head.md", clone)
+    assert "type='MaSAHead'" in resolved
+    assert "| `my_masa` | 96x96 |" in costs
+    assert "mIoU" in trained
+    assert "same class 100.000%" in exported
+    assert (clone / "my_head.pt2").stat().st_size > 1e6
 
 
 # A narrow network without SyncBN for one iteration.

@@ -111,10 +111,9 @@ def run_installed(wheel, tmp_path_factory) -> Callable:
     write_command(home / "bin", "python", f'exec {sys.executable} "$@"')
     own = {"PATH": f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"}
 
-    def run_installed(words: list[str], folder: Path, PYTHONPATH: str = "") -> CompletedProcess:
-        path = f"{folder}{os.pathsep}{wheel}" if PYTHONPATH else str(wheel)
+    def run_installed(words: list[str], folder: Path) -> CompletedProcess:
         line = " ".join(f'"{word}"' for word in words)  # with substitutions
-        return run("bash", "-c", line, folder=folder, PYTHONPATH=path, **own)
+        return run("bash", "-c", line, folder=folder, PYTHONPATH=str(wheel), **own)
 
     return run_installed
 
@@ -173,19 +172,11 @@ def test_no_file_has_an_address_that_the_project_does_not_own(clone):
 
 
 def test_a_wheel_in_an_empty_folder(wheel, run_installed, tmp_path):
-    """Follow the page on heads; then segment a photo, and export and run a model."""
+    """Link the configs; segment a photo, and export and run a model."""
     text = (ROOT / "docs/own_head.md").read_text()
     (link,) = re.findall(r"^```bash\n(.*?)^```$", text, re.M | re.S)
     assert run_installed(shlex.split(link), tmp_path).returncode == 0
     assert (tmp_path / "configs").resolve().is_relative_to(wheel)
-    (tmp_path / "data/shapes").mkdir(parents=True)  # an existing folder is no problem
-    resolved, costs, trained, exported = follow("own_head.md", tmp_path, run_installed)
-    assert "type='MaSAHead'" in resolved
-    assert "| `my_masa` | 96x96 |" in costs
-    assert "mIoU" in trained
-    assert "same class 100.000%" in exported
-    assert (tmp_path / "my_head.pt2").stat().st_size > 1e6
-
     shutil.copy(ROOT / "demo/nuclei.png", tmp_path / "IMAGE.png")
     segmented, exported, _ = follow("export.md", tmp_path, run_installed)
     assert "Apache-2.0" in segmented and "same class 100.000%" in exported

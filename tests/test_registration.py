@@ -186,19 +186,6 @@ def test_missing_operators_are_replaced_not_installed(monkeypatch):
     assert "use_operators_in_pytorch()" in problem and "pip" not in problem
 
 
-def test_operators_in_pytorch_complete_the_registration(monkeypatch):
-    done = Mock(stack_problem=Mock(side_effect=["no operators", None, None, None]))
-    monkeypatch.setattr(mmseg_ext, "stack_problem", done.stack_problem)
-    monkeypatch.setattr(mmseg_ext, "register", done.register)
-    monkeypatch.setattr("importlib.reload", done.reload)
-    for _ in range(2):  # the second time nothing is missing
-        mmseg_ext.use_operators_in_pytorch()
-        done.stack_problem.cache_clear.assert_called()
-        done.register.assert_called_once_with()
-        names = [call.args[0].__name__ for call in done.reload.mock_calls]
-        assert names == ["mmseg_ext.backbones", "mmseg_ext.datasets"]
-
-
 def test_a_missing_package_is_named_with_its_extra():
     environment.require_package("torch", "mm")
     with pytest.raises(mmseg_ext.StackError, match=r"'no_such_package'.*'\.\[mm,cls\]'"):

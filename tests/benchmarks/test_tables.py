@@ -1,25 +1,8 @@
-"""The benchmarks' command line, the counts next to the papers', and the model of the picture."""
+"""The benchmarks' counts next to the papers'."""
 
 import pytest
 
 from benchmarks.external_attention import BLOCKS, count_block
-from benchmarks.operators_picture import CROP, SIZE, FourHeads, scenes
-from benchmarks.tables import Settings, command
-
-
-def test_command_runs_the_requested_parts(capsys):
-    def part(settings: Settings):
-        return ["case", "rounds"], [[settings.device, str(settings.rounds)]]
-
-    def other(settings: Settings):
-        raise AssertionError("this part was not requested")
-
-    parts = {"part": part, "other": other}
-    command("", parts, ["part", "--rounds", "7"])
-    assert "| cpu | 7 |" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        command("", parts, ["parts"])
-    assert "unknown part 'parts': choose from part, other" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -46,12 +29,3 @@ def test_costs_of_the_papers_blocks(name, parameters, convention, giga):
     # Within the paper's rounding, but for the row whose printed figure is second-hand.
     if BLOCKS[name].paper is not None and name != "EA, one memory":
         assert parameters / 2**20 == pytest.approx(BLOCKS[name].paper[0], abs=0.015)
-
-
-def test_model_of_the_picture():
-    model, (x, labels) = FourHeads().eval(), scenes([3])
-    assert [y.shape for y in model(x[..., : 4 * CROP, : 4 * CROP])] == [(1, 6, CROP, CROP)] * 4
-    assert labels.shape == (1, SIZE, SIZE) and labels.max() < 6
-    maps = model.attended(x, (5, 9))
-    assert [m.shape for m in maps] == [(SIZE, SIZE)] * 4
-    assert all(m.max() > m.min() >= 0 for m in maps)

@@ -73,14 +73,11 @@ def assert_exact(path, model, images):
     assert scores.shape == expected.shape and relative_difference(scores, expected) <= 1e-5
 
 
-@pytest.mark.parametrize(
-    ("name", "suffix"),
-    [*((name, "pt2") for name in PAIRS), *((n, "onnx") for n in PAIRS if "UPerHead" not in n)],
-)
-def test_any_size_and_number_of_images(name, suffix, tmp_path):
-    parts = PAIRS[name]
-    segmentor = build(*parts)
-    path = tmp_path / f"model.{suffix}"
+@pytest.mark.parametrize("name", PAIRS)
+def test_any_size_and_number_of_images(name, tmp_path):
+    """The ONNX exporter translates torch.export's program; it has no pyramid pooling."""
+    segmentor = build(*PAIRS[name])
+    path = tmp_path / ("model.pt2" if "UPerHead" in name else "model.onnx")
     export(WholeImageSegmentor(segmentor, fuse=True), path, (64, 80), dynamic=True)
     for size, batch in (((64, 80), 2), ((96, 72), 1), ((67, 101), 3)):
         assert_exact(path, WholeImageSegmentor(segmentor), random_images(size, batch))

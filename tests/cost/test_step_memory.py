@@ -100,6 +100,7 @@ def measured_peak(config: Config) -> int:
 )
 def test_computed_memory_is_the_measured_one(name):
     config = load(name)
+    config.train_dataloader.batch_size = 2
     config.optim_wrapper = {k: v for k, v in config.optim_wrapper.items() if k != "dtype"}
     config.optim_wrapper.type = "OptimWrapper"  # float32: a CPU's mixed precision is another
     assert training_memory(config).total == pytest.approx(measured_peak(config), rel=0.1)

@@ -28,6 +28,7 @@ class TestMaSAHead(HeadTester):
 class TestMaSAHeadOverWholeMaps(HeadTester):
     config = {**TestMaSAHead.config, "decomposed": False}
     size = (8, 12)
+    test_export = test_compiles_once_for_all_sizes = None  # the layer's tests have this form
 
 
 def test_cost_on_a_crop_of_769():

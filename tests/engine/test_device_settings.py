@@ -15,8 +15,8 @@ from mmseg_ext.engine.amp import PortableAmpOptimWrapper
 from mmseg_ext.engine.build import set_gpu_defaults
 from mmseg_ext.engine.distributed import CPUDistributedDataParallel
 from tests.configs import EXPERIMENTS, load
-from tests.engine.runs import recorded, write_config
-from tests.models import NARROW_LAMBDA, NARROW_RMT
+from tests.engine.runs import in_ranks, recorded, write_config
+from tests.models import NARROW_RMT
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def accumulated_step(rank: int, folder: str, resumed: bool) -> None:
 def test_resume_within_an_accumulation_of_two_processes(tmp_path):
     """The gradients of a checkpoint are no views of DDP's buckets."""
     for resumed in (False, True):
-        torch.multiprocessing.spawn(accumulated_step, (str(tmp_path), resumed), nprocs=2)
+        in_ranks(accumulated_step, str(tmp_path), resumed)
     for rank in range(2):
         straight, resumed = (torch.load(tmp_path / f"{rank}{r}.pt") for r in (False, True))
         different = {
@@ -94,34 +94,29 @@ def test_resume_within_an_accumulation_of_two_processes(tmp_path):
         assert not different
 
 
-HEAD = dict(in_channels=64, channels=16, num_classes=3, in_index=-1, dropout_ratio=0)
-HEAD |= dict(norm_cfg=dict(type="GN", num_groups=4), align_corners=False)
-RMT = dict(type="RMT", arch=NARROW_RMT, out_indices=(3,))
-LAMBDA = dict(type="LambdaResNet", out_indices=(3,), **NARROW_LAMBDA)
-PARTS = {
-    "EAHead": dict(decode_head=HEAD | dict(type="EAHead", ea_channels=16)),
-    "MaSAHead": dict(decode_head=HEAD | dict(type="MaSAHead", num_heads=2)),
-    "RMT": dict(backbone=RMT, decode_head=HEAD | dict(type="FCNHead", in_channels=32)),
-    "LambdaResNet": dict(
-        backbone=LAMBDA, decode_head=HEAD | dict(type="FCNHead", in_channels=2048)
+MODEL = """
+model = dict(
+    backbone=dict(_delete_=True, type="RMT", arch={arch!r}, out_indices=(3,)),
+    decode_head=dict(
+        _delete_=True, type="EAHead", in_channels=32, channels=16, ea_channels=16, num_classes=3,
+        in_index=-1, dropout_ratio=0, norm_cfg=dict(type="GN", num_groups=4), align_corners=False,
     ),
-}
+)
+custom_hooks = [dict(type="RecordLoss", path={path!r})]
+compile = {compiled!r}
+train_cfg = dict(max_iters=2)
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PARTS)
-def test_compiled_training_has_the_same_losses(tmp_path, name):
+def test_compiled_training_has_the_same_losses(tmp_path):
     """Two iterations of the training step, which torch.compile records."""
-    base = write_config(tmp_path)
-    parts = ", ".join(f"{k}=dict(_delete_=True, **{v!r})" for k, v in PARTS[name].items())
-    losses = []
+    base, losses = write_config(tmp_path), []
     for i, compiled in enumerate((False, dict(backend="eager"))):
         path = tmp_path / f"loss{i}"
-        text = f"_base_ = [{str(base)!r}]\nmodel = dict({parts})\n"
-        text += f"custom_hooks = [dict(type='RecordLoss', path={str(path)!r})]\n"
-        text += f"compile = {compiled!r}\ntrain_cfg = dict(max_iters=2)\n"
-        config = tmp_path / f"{name}{i}.py"
-        config.write_text(text)
+        text = MODEL.format(arch=NARROW_RMT, path=str(path), compiled=compiled)
+        config = tmp_path / f"compiled{i}.py"
+        config.write_text(f"_base_ = [{str(base)!r}]\n{text}")
         train([str(config), "--work-dir", str(tmp_path / f"work{i}")])
         losses.append([*recorded(Path(f"{path}.0")).values()])
     assert len(losses[0]) == 2

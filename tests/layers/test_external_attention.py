@@ -16,6 +16,7 @@ from benchmarks.reference.external_attention import (
 from mmseg_ext import fuse_model
 from mmseg_ext.cost.model_cost import count_multiply_adds
 from mmseg_ext.layers import ExternalAttention, ExternalAttention2d, MultiHeadExternalAttention
+from tests.engine.runs import in_ranks
 from tests.models import assert_same, randomise
 from tests.parity import assert_parity, assert_same_function
 
@@ -83,7 +84,7 @@ def test_two_processes_synchronize_compact_statistics(tmp_path):
     block = trained_like(norm_layer=nn.SyncBatchNorm).double()
     x, weights = (torch.randn(3, 48, 9, 11, dtype=torch.float64) for _ in range(2))
     torch.save((block, x, weights), tmp_path / "given.pt")
-    torch.multiprocessing.spawn(synchronized_step, (str(tmp_path),), nprocs=2)
+    in_ranks(synchronized_step, str(tmp_path))
     one, two = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     for name, expected in step(revert_sync_batchnorm(block), x, weights).items():
         if name in ("y", "x"):
