@@ -9,7 +9,12 @@ from mmseg.registry import MODELS
 from torch import nn
 
 from mmseg_ext.commands.model_cost import main
-from mmseg_ext.cost.model_cost import count_config, count_multiply_adds, machine
+from mmseg_ext.cost.model_cost import (
+    count_config,
+    count_multiply_adds,
+    count_products,
+    machine,
+)
 from mmseg_ext.layers import ExternalAttention2d, LambdaLayer, ReAttention
 from tests.configs import CONFIGS
 
@@ -41,6 +46,14 @@ def test_a_shared_layer_counts_each_time():
     counted = count_multiply_adds(nn.Sequential(layer, layer), torch.ones(1, 2, 5, 4))
     assert counted == (2 * 36 * 20, 2 * 36 * 20)
     assert count_multiply_adds(layer, torch.ones(1, 2, 5, 4)) == (36 * 20, 36 * 20)
+
+
+def test_products_of_fused_attention_forward_and_backward():
+    """Two products of 8 x 8 x 4; the backward pass repeats one and has four."""
+    q, k, v = (torch.randn(1, 2, 8, 4, requires_grad=True) for _ in range(3))
+    attended = lambda: nn.functional.scaled_dot_product_attention(q * 1, k * 1, v * 1)  # noqa: E731
+    assert count_products(attended)[0] == 2 * 2 * 256
+    assert count_products(lambda: attended().sum().backward())[0] == 7 * 2 * 256
 
 
 @pytest.mark.parametrize(
