@@ -26,6 +26,7 @@ class Family(NamedTuple):
 
 
 _EANET = "https://github.com/MenghaoGuo/EANet"
+_DVIT = "linked in the README of https://github.com/zhoudaquan/dvit_repo"
 _RMT = "linked in the README of https://github.com/qhfan/RMT"
 _TIMM = "https://github.com/rwightman/pytorch-image-models/releases/tag/v0.1-attn-weights"
 
@@ -36,13 +37,7 @@ FAMILIES = {
         "eanet", False, "linked in the README of https://github.com/XiaLiPKU/EMANet"
     ),
     "eamlp": Family("token_backbones", True, f"linked in the folder EAMLP of {_EANET}", 384),
-    "deepvit": Family(
-        "token_backbones",
-        True,
-        "linked in the README of https://github.com/zhoudaquan/dvit_repo",
-        mean=(127.5, 127.5, 127.5),
-        std=(127.5, 127.5, 127.5),
-    ),
+    "deepvit": Family("token_backbones", True, _DVIT, mean=(127.5,) * 3, std=(127.5,) * 3),
     "rmt": Family("rmt", True, _RMT),
     "rmt_segmentor": Family("rmt", False, _RMT, 512),
     "lambda_resnet": Family(

@@ -137,7 +137,6 @@ def test_multiply_adds_of_composed_form():
 MULTI_HEAD = [
     {"embed_dim": 32, "num_heads": 2, "memory_size": 16},
     {"embed_dim": 24, "num_heads": 3, "expansion": 2, "memory_size": 5},
-    {"embed_dim": 24, "num_heads": 6, "expansion": 1, "memory_size": 32},
 ]
 
 
