@@ -60,6 +60,14 @@ def _reading(annotation: Annotation, kind: str = "") -> Iterator[None]:
         raise LabelError(f"{where}: cannot be read{kind} ({reason})") from error
 
 
+def _require_size(
+    annotation: Annotation, size: tuple[int, ...], sizes: Sequence[tuple[int, int]]
+) -> None:
+    if size not in sizes:
+        found, image = (f"{width}x{height}" for height, width in (size, sizes[0]))
+        raise LabelError(f"{annotation.path}: is {found}, but its image is {image}")
+
+
 class Masks:
     """Images with one gray value, palette index or color per class.
 
@@ -104,14 +112,11 @@ class Masks:
             self.colors = {self.labels[self._value(c)]: rgb[c] for c in codes}
         return [{self.labels[v] for v in self._value(part).tolist()} for part in found]
 
-    def size(self, annotation: Annotation) -> tuple[int, int]:
-        """Return the size (H, W) without reading the annotation, or raise `LabelError`."""
-        with _reading(annotation, " as a mask"), Image.open(annotation.path) as image:
-            return image.size[::-1]
-
-    def read(self, annotation: Annotation) -> np.ndarray:
-        """Return the values (H, W), or raise `LabelError`."""
-        return self._value(_codes(annotation))
+    def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> np.ndarray:
+        """Return the values (H, W), or raise `LabelError`; `sizes` are the possible sizes."""
+        values = self._value(_codes(annotation))
+        _require_size(annotation, values.shape, sizes)
+        return values
 
     def _value(self, codes):
         return codes & 0xFFFFFF if self.colored else codes >> 24 & 0xFFFF
@@ -163,15 +168,13 @@ class Polygons(Masks):
         """Return the size (H, W), and each shape's label and COCO segmentation."""
         raise NotImplementedError
 
-    def size(self, annotation: Annotation) -> tuple[int, int]:
-        with _reading(annotation):
-            return self.shapes(annotation)[0]
-
-    def read(self, annotation: Annotation) -> np.ndarray:
+    def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> np.ndarray:
         value = {name: value for value, name in self.labels.items()}
         with _reading(annotation):
             size, shapes = self.shapes(annotation)
-            values = np.zeros(size, int)
+        _require_size(annotation, size, sizes)  # before an array of this size exists
+        values = np.zeros(size, int)
+        with _reading(annotation):
             for name, shape in shapes:
                 if isinstance(shape, dict):
                     values[_run_lengths(shape, size)] = value[name]

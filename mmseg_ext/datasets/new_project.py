@@ -325,10 +325,7 @@ def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int]) -> np.nda
     stored = decode(content, path, "color_ignore_orientation", "cv2").shape[:2]  # (H, W)
     tag = orientation(content)
     upright = stored[::-1] if tag >= 5 else stored
-    if (size := reader.size(pair.annotation)) not in (stored, upright):
-        is_for = f"its annotation is {size[1]}x{size[0]}"
-        raise LabelError(f"{path}: is {stored[1]}x{stored[0]}, but {is_for}")
-    values = reader.read(pair.annotation)
+    values = reader.read(pair.annotation, [stored, upright])
     table = np.zeros(max(reader.labels) + 1, np.uint8)
     table[list(reader.labels)] = [labels[label] for label in reader.labels.values()]
     label = table[values]  # (H, W)

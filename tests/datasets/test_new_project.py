@@ -343,7 +343,7 @@ BAD = {  # damage, flags, part of the message
     "placeholder": (str, "--classes a b {{_base_.x}}", "class '{{_base_.x}}'"),
     "surrogate": (str, "--classes a b \ud800", "class '\\ud800'"),
     "many": (redraw(np.arange(1200, dtype=np.uint16).reshape(SIZE[::-1])), "", "7, ...; use masks"),
-    "size": (redraw(scene(0)[0][:9]), "", "is 40x30, but its annotation is 40x9"),
+    "size": (redraw(scene(0)[0][:9]), "", "is 40x9, but its image is 40x30"),
     "names": (str, "--classes a b", "2 classes, but there are 3 values: 7, 17, 27"),
     "ignored": (str, "--ignore 8", "--ignore 8"),
 }
@@ -402,7 +402,7 @@ def read_polygon(folder: Path, points) -> np.ndarray:
     reader = write_labelme(folder, points)
     annotations = [annotation for _, annotation in reader.files]
     reader.prepare(annotations)
-    return reader.read(annotations[0])
+    return reader.read(annotations[0], [(30, 40)])
 
 
 @pytest.mark.parametrize("spread", [10, 100, 1e9])
@@ -431,7 +431,7 @@ def test_sizes_are_compared_before_anything_is_drawn(tmp_path):
     sides = dict(imageWidth=30000, imageHeight=30000)
     reader = write_labelme(tmp_path / "masks", [[0, 0], [20, 0], [20, 10]], **sides)
     tracemalloc.start()
-    with pytest.raises(ValueError, match="is 40x30, but its annotation is 30000x30000"):
+    with pytest.raises(ValueError, match="is 30000x30000, but its image is 40x30"):
         make_project(tmp_path / "project", tmp_path / "images", reader)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -447,7 +447,9 @@ def test_the_later_object_covers_the_earlier_one(tmp_path):
         reader = write_labelme(tmp_path, [], shapes=shapes[::order])
         (_, annotation), *_ = reader.files
         reader.prepare([annotation])
-        assert reader.labels[reader.read(annotation)[6, 6]] == ("b" if order == 1 else "a")
+        assert reader.labels[reader.read(annotation, [(30, 40)])[6, 6]] == (
+            "b" if order == 1 else "a"
+        )
 
 
 def test_polygons_without_pycocotools(tmp_path, monkeypatch, capsys):
