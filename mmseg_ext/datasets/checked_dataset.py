@@ -14,8 +14,8 @@ from mmengine import fileio
 from mmseg.datasets import ADE20KDataset, BaseSegDataset, CityscapesDataset, PascalVOCDataset
 from mmseg.registry import DATASETS, TRANSFORMS
 
-from mmseg_ext.datasets.images import IMAGE_SUFFIXES, CheckedLoadImage, read_bytes
-from mmseg_ext.errors import MissingDataError, UnreadableFileError
+from mmseg_ext.datasets.images import IMAGE_SUFFIXES, CheckedLoadImage
+from mmseg_ext.errors import MissingDataError
 
 
 def _checked(entry: Any) -> Any:
@@ -38,7 +38,7 @@ class CheckedDataset(BaseSegDataset):
 
     Raises:
         MissingDataError: if a folder or the list of names is missing, or contains no image.
-        UnreadableFileError: if the list is not UTF-8 text, or a sample's image does not decode.
+        UnreadableFileError: if a sample's image does not decode.
         ValueError: if `ignore_index` is the index of a class.
     """
 
@@ -51,14 +51,6 @@ class CheckedDataset(BaseSegDataset):
         for path in filter(None, (self.ann_file, *self.data_prefix.values())):
             if not fileio.exists(path, self.backend_args):
                 raise MissingDataError(self._missing(f"{path}: does not exist"))
-        if self.ann_file:
-            text = read_bytes(self.ann_file, self.backend_args).decode(errors="replace")
-            # mmsegmentation makes a byte order mark part of a name.
-            if any(mark in text for mark in "\0\ufeff\ufffd"):
-                raise UnreadableFileError(
-                    f"{self.ann_file}: is not plain UTF-8 text (UTF-16, or a byte order mark?); "
-                    "convert it with iconv -f UTF-16 -t UTF-8"
-                )
         entries = super().load_data_list() if self.ann_file else self._list_folders()
         if not entries:
             pattern = f"*{self.img_suffix.lstrip('*')}"

@@ -246,10 +246,3 @@ def test_half_of_the_data(tmp_path):
     images.mkdir()
     with pytest.raises(MissingDataError, match=rf"^{images}/\*: no image; .*SegNet"):
         DATASETS.build(config)
-
-
-def test_a_list_in_another_encoding_is_named(tmp_path):
-    tree = make_tree("voc", tmp_path)
-    (tree.root / "ImageSets/Segmentation/val.txt").write_bytes("val0\n".encode("utf-16"))
-    with pytest.raises(UnreadableFileError, match=r"val\.txt: is not plain UTF-8"):
-        DATASETS.build(tree.config().val_dataloader.dataset)
