@@ -77,7 +77,7 @@ def spread(values: Sequence[float]) -> str:
     if not values:
         return ""
     text = f"{statistics.mean(values):.1f}"
-    return text if len(values) == 1 else f"{text} ({min(values):.1f} to {max(values):.1f})"
+    return text if len(values) == 1 else f"{text} ({min(values):.1f}-{max(values):.1f})"
 
 
 def against(record: dict, row: Row, other: Row) -> str:

@@ -23,7 +23,7 @@ from mmengine.config import Config
 
 from benchmarks import camvid_rows
 from mmseg_ext import register_all_modules
-from mmseg_ext.cost.model_cost import HEADINGS, Cost, cells, count_config, markdown
+from mmseg_ext.cost.model_cost import Cost, cells, count_config, markdown
 from mmseg_ext.cost.step_memory import GIBI, Plan, StepMemory, plans, training_memory
 
 ROOT = Path(__file__).parents[1]
@@ -145,7 +145,7 @@ def training(name: str) -> str:
     images = config.train_dataloader.batch_size
     gpus = config.auto_scale_lr.base_batch_size // images
     iterations = config.train_cfg.max_iters
-    return f"{optimizer.type} {optimizer.lr:g}, {gpus} x {images}, {iterations:,}"
+    return f"{optimizer.type} {optimizer.lr:g}, {gpus}x{images}, {iterations:,}"
 
 
 def published(name: str) -> tuple[str, str]:
@@ -158,17 +158,17 @@ def zoo_table() -> str:
     """Return one table for each dataset."""
     costs = zoo()
     trained = results("miou")["trained here"]
-    title, *numbers = HEADINGS
-    headings = [title, "mIoU", *numbers, "GiB, fp32 / AMP", "backbone", "training"]
+    headings = ["config", "mIoU", "parameters, M", "GMAC", "GiB", "backbone", "training"]
     tables = []
     for key, dataset in DATASETS.items():
         rows = []
         for name in (name for name in costs if key in name.split("_")):
-            title, *numbers = cells(name, costs[name])
+            title, crop, parameters, _, multiply_adds = cells(name, costs[name])
             miou, source = published(name)
             score = f"{miou} ({_SOURCES[source.split()[0]]})" if source else trained.get(name, "")
             start = backbone_start(Config.fromfile(CONFIGS / f"{name}.py"))
-            rows.append([title, score, *numbers, gibibytes(name), start, training(name)])
+            numbers = [score, parameters, multiply_adds, gibibytes(name), start]
+            rows.append([title, *numbers, f"{crop}, {training(name)}"])
         tables.append(f"## {dataset}\n\n{markdown(headings, rows)}")
     return "\n".join(tables)
 

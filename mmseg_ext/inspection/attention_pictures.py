@@ -191,9 +191,9 @@ def measure_preference(maps: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 
 def overlay(image: np.ndarray, heat: Tensor, signed: bool) -> np.ndarray:
-    """Draw a map (h, w) over a gray image (H, W, 3), (H, W, 3) in [0, 1]; the maximum is brightest.
+    """Draw a map (h, w) over a gray image (H, W, 3), (H, W, 3) in [0, 1].
 
-    If `signed`, zero is pale, positive values are red and negative ones blue.
+    Zero is pale, positive values are red and, if `signed`, negative ones blue.
     """
     grown = nn.functional.interpolate(heat[None, None].float(), image.shape[:2], mode="nearest")
     values = (grown[0, 0] / grown.abs().max().clamp_min(1e-12)).cpu().numpy()
@@ -203,7 +203,7 @@ def overlay(image: np.ndarray, heat: Tensor, signed: bool) -> np.ndarray:
 
 def _color_map(signed: bool) -> ScalarMappable:
     """Return the colors of values up to 1, or from -1 to 1."""
-    return ScalarMappable(Normalize(-1 if signed else 0, 1), "RdBu_r" if signed else "magma")
+    return ScalarMappable(Normalize(-1 if signed else 0, 1), "RdBu_r" if signed else "Reds")
 
 
 def draw_layer(layer: nn.Module, x: Tensor, scene: Scene, title: str, path: Path) -> str:

@@ -78,7 +78,7 @@ def draw(monkeypatch, tmp_path):
     return drawing
 
 
-@pytest.mark.parametrize(("sign", "pale"), [(1, "magma"), (-1, "RdBu_r")])
+@pytest.mark.parametrize(("sign", "pale"), [(1, "Reds"), (-1, "RdBu_r")])
 def test_panels_of_heads(sign, pale, draw):
     """Head 0 attends to the first position, the others to the query, cell (1, 5) of 6 x 8."""
 
