@@ -1,8 +1,7 @@
 """Explain in one line why a config cannot be built: key, value and the nearest valid name.
 
 A config is not checked in advance: whatever mmengine builds is accepted. `explained` finds the
-part of the config in the traceback of an error, and the setting in its message. `unread_keys` and
-`dataset_warnings` compare what nothing else compares; they only warn.
+part of the config in the traceback of an error, and the setting in its message.
 """
 
 import contextlib
@@ -120,17 +119,17 @@ def _explanation(cfg: Config, entries: _Entries, error: Exception) -> Exception 
     part, reason = _find_part(entries, error.__traceback__), format_error(error)
     training = any(f.name == "run" and f.filename.endswith("loops.py") for f in trace)
     building = isinstance(error, KeyError | TypeError) and not training
-    unknown = _of_type(cfg, entries, part, reason) if building else None
-    if unknown is not None:
+    if building and (unknown := _of_type(cfg, entries, part, str(error))):
         return unknown
     if wrong := _UNEXPECTED.search(reason):
-        return _of_argument(entries, part, wrong[1], wrong[2], error, training)
+        # Training calls own code, too; its bugs are not about the config.
+        inside = "optim_wrapper" if training else part
+        return _of_argument(entries, inside, wrong[1], wrong[2], error)
     if missing := re.search(r"KeyError: '?(inputs|gt_seg_map|gt_sem_seg)\b", f"{reason} {error}"):
         transform = "PackSegInputs" if missing[1] == "inputs" else "LoadAnnotations"
-        pipelines = [e for e in entries if e[0].endswith(".pipeline") and isinstance(e[1], list)]
-        keys = [k for k, steps in pipelines if transform not in {step["type"] for step in steps}]
-        if keys:
-            return LaunchError(f"{keys[0]} has no type={transform!r}; add it")
+        for key, steps in entries:
+            if key.endswith(".pipeline") and all(step["type"] != transform for step in steps):
+                return LaunchError(f"{key} has no type={transform!r}; add it")
     if training or not part:
         return None
     loader = part.split(".")[0]
@@ -164,10 +163,8 @@ def _find_part(entries: _Entries, trace: TracebackType | None) -> str:
     for frame, _ in traceback.walk_tb(trace):
         keys = owners.get(frame.f_code, [])
         if built := _BUILDER.fullmatch(frame.f_code.co_name):
-            word = built[1]
-            names = ((key, key.rpartition(".")[2]) for key, _ in entries)
-            keys = [k for k, n in names if n in (word, f"{word}_cfg") or n.endswith(f"_{word}")]
-            keys = [key for key in keys if part or "." not in key]
+            named = re.compile(rf"(.+\.|)(\w+_)?{built[1]}(_cfg)?")
+            keys = [key for key, _ in entries if named.fullmatch(key) and (part or "." not in key)]
         within = [key for key in keys if _is_within(key, part)]
         if within and all(key.startswith(within[0]) for key in within):
             part = within[0]
@@ -180,22 +177,22 @@ def _is_within(key: str, part: str) -> bool:
     return not part or key.startswith((f"{part}.", f"{stage}_")) or key == part
 
 
-def _of_type(cfg: Config, entries: _Entries, part: str, reason: str) -> LaunchError | None:
-    """Explain a type that is not registered, which can be due to a wrong `default_scope`."""
-    types = [e for e in entries if re.search(r"(^runner_|\.)type$", e[0]) and isinstance(e[1], str)]
-    found = [(k, v) for k, v in types if f"{v} is not in the" in reason]
-    found += [e for e in types if part and _is_within(e[0], part) and _class_named(e[1]) is None]
-    if not found:
-        return None
+def _of_type(cfg: Config, entries: _Entries, part: str, message: str) -> LaunchError | None:
+    """Explain a type that is not registered, which can be due to a wrong `default_scope`.
+
+    Some messages have None instead of the type.
+    """
     scope, scopes = cfg.get("default_scope", "mmengine"), {r.scope for r in _registries()}
     if scope not in scopes:
         near = nearest(scope, scopes)
         return LaunchError(f"default_scope={scope!r}: no installed package has this scope{near}")
-    key, kind = found[0]
-    where = re.search(r"is not in the (?:\w+::)?([\w ]+) registry", reason)
-    near = {n for r in _registries() if not where or r.name == where[1] for n in r.module_dict}
-    place = f"not registered as {where[1]}" if where else "not registered"
-    return LaunchError(f"{key}={kind!r}: {place}{nearest(kind, near)}")
+    types = [e for e in entries if re.search(r"(^runner_|\.)type$", e[0]) and isinstance(e[1], str)]
+    for key, kind in types:
+        meant = f"{kind} is not in" in message or (part and _is_within(key, part))
+        if meant and _class_named(kind) is None:
+            names = {name for registry in _registries() for name in registry.module_dict}
+            return LaunchError(f"{key}={kind!r}: not registered{nearest(kind, names)}")
+    return None
 
 
 def _registries() -> list[Registry]:
@@ -212,19 +209,16 @@ def _class_named(kind: object) -> Callable | None:
 
 
 def _of_argument(
-    entries: _Entries, part: str, function: str, name: str, error: Exception, training: bool
+    entries: _Entries, part: str, function: str, name: str, error: Exception
 ) -> LaunchError | None:
     """Explain an argument that the config sets, but a class or function does not have."""
-    keys = [(key, value) for key, value in entries if key.rpartition(".")[2] == name]
-    keys = [e for e in keys if _is_within(e[0], part)] or keys
-    *_, (caller, _) = traceback.walk_tb(error.__traceback__)
-    own = caller.f_globals["__name__"].split(".")[0] not in ("torch", "mmengine", "mmcv", "mmseg")
-    if not keys or (training and own):  # a bug of own code, in the second case
+    keys = [key for key, _ in entries if key.rpartition(".")[2] == name and _is_within(key, part)]
+    if not keys:
         return None
-    (key, value), *_ = keys
-    owner = key.rpartition(".")[0]
-    kind = _class_named((dict(entries).get(owner) or {}).get("type"))
+    settings, owner = dict(entries), keys[0].rpartition(".")[0]
+    kind = _class_named((settings.get(owner) or {}).get("type"))
     if kind is None:  # of torch or mmengine, and in the globals of its caller
+        *_, (caller, _) = traceback.walk_tb(error.__traceback__)
         kind = caller.f_globals.get(function)
     known = getattr(kind, "__name__", None)
     # Heads of mmsegmentation have an empty base if mmdetection cannot be imported.
@@ -234,7 +228,7 @@ def _of_argument(
             remedy = "add 'mmseg_ext.detection.operators_in_pytorch' to custom_imports"
         return LaunchError(f"{owner}.type={known!r}: mmdetection cannot be imported; {remedy}")
     near = nearest(name, arguments(kind))
-    return LaunchError(f"{key}={short(repr(value))}: {format_error(error)}{near}")
+    return LaunchError(f"{keys[0]}={short(repr(settings[keys[0]]))}: {format_error(error)}{near}")
 
 
 def _of_weights(entries: _Entries, error: Exception) -> LaunchError | None:
