@@ -51,30 +51,24 @@ def remedy() -> str:
 
 def mixture() -> str | None:
     """Return a line if two installed distributions have written the same modules."""
-    found = installed()
     for name, distributions in DISTRIBUTIONS.items():
-        both = [d for d in distributions if d in found]
-        if len(both) > 1:
-            return (
-                f"mmseg_ext: {' and '.join(both)} both install the module {name!r}, and each has "
-                f"overwritten parts of the other; {remedy()}"
-            )
+        both = " and ".join(d for d in distributions if d in installed())
+        if " and " in both:
+            problem = f"{both} both install the module {name!r}, and each has overwritten parts"
+            return f"mmseg_ext: {problem} of the other; {remedy()}"
     return None
 
 
 def other_project() -> str | None:
     """Return a line if another project is installed that also installs a package `mmseg_ext`."""
-    try:
-        version = importlib.metadata.version("mmseg-ext")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    if not version.startswith("0.0."):
-        return None  # this project, before it was called mmseg-attention
-    return (
-        f"mmseg_ext: the distribution mmseg-ext {version} is another project (GPL-3.0) whose files "
-        "overwrite this package's; run: pip uninstall -y mmseg-ext mmseg-attention, and install "
-        "mmseg-attention again"
-    )
+    for found in importlib.metadata.distributions(name="mmseg-ext"):
+        if found.version.startswith("0.0."):  # later ones are this project, under its former name
+            return (
+                f"mmseg_ext: the distribution mmseg-ext {found.version} is another project "
+                "(GPL-3.0) whose files overwrite this package's; run: pip uninstall -y mmseg-ext "
+                "mmseg-attention, and install mmseg-attention again"
+            )
+    return None
 
 
 @contextlib.contextmanager
@@ -95,13 +89,12 @@ def quiet_stack_imports() -> Iterator[None]:
 def import_quietly(name: str) -> ModuleType:
     """Import a module of the stack.
 
-    mmseg tries to import mmdet, which fails half-way if mmcv has no compiled operators. The parts
-    of mmdet that were imported would keep functions that refuse to work, even if
-    `mmseg_ext.detection.operators_in_pytorch` is imported later. None in `sys.modules` makes mmdet
-    "not found" at once; Python has no other way to hide an installed package from an import.
+    If mmcv has no compiled operators, mmseg's attempt to import mmdet fails half-way, and what was
+    imported of mmdet refuses to work, even with `mmseg_ext.detection.operators_in_pytorch`. None in
+    `sys.modules` makes mmdet "not found" at once; Python has no other way to hide a package.
     """
-    hide = "mmdet" not in sys.modules and importlib.util.find_spec("mmcv") is not None
-    hide = hide and name.startswith("mmseg") and not importlib.util.find_spec(COMPILED_OPERATORS)
+    hide = name.startswith("mmseg") and "mmdet" not in sys.modules
+    hide = hide and importlib.util.find_spec(COMPILED_OPERATORS) is None
     if hide:
         sys.modules["mmdet"] = None  # type: ignore[assignment] (its type has only modules)
     try:
@@ -115,27 +108,23 @@ def import_quietly(name: str) -> ModuleType:
 @functools.cache
 def stack_problem(stack: tuple[str, ...] = STACK) -> str | None:
     """Return None if these packages can be imported in accepted versions, else one line."""
-    for name in stack:
-        if importlib.util.find_spec(name) is None:
-            problem = f"the package {name!r} is not installed"
-        else:
-            problem = _import_problem(name)
-        if problem is not None:
-            if COMPILED_OPERATORS in problem:
-                action = "call mmseg_ext.use_operators_in_pytorch() before you import mmseg"
-            else:
-                action = remedy()
-            return mixture() or f"mmseg_ext: {problem}; {action}"
+    for problem in filter(None, map(_import_problem, stack)):
+        action = remedy()
+        if COMPILED_OPERATORS in problem:
+            action = "call mmseg_ext.use_operators_in_pytorch() before you import mmseg"
+        return mixture() or f"mmseg_ext: {problem}; {action}"
     return None
 
 
 def _import_problem(name: str) -> str | None:
+    if importlib.util.find_spec(name) is None:
+        return f"the package {name!r} is not installed"
     try:
         version = str(getattr(import_quietly(name), "__version__", "of unknown version"))
-        numbers = [
-            [int(part) for part in re.findall(r"\d+", text)[:3]] for text in (version, LOWEST[name])
-        ]
-        if numbers[0] < numbers[1]:
+        found, lowest = (
+            [int(n) for n in re.findall(r"\d+", v)[:3]] for v in (version, LOWEST[name])
+        )
+        if found < lowest:
             return f"{name} {version} is older than {LOWEST[name]}, the oldest supported version"
         if name == "mmseg":  # the package of 1.2.2 imports without ftfy, its models do not
             name = "mmseg.models"

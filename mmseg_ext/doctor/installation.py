@@ -5,8 +5,7 @@ import sys
 
 import torch
 
-from mmseg_ext import environment
-from mmseg_ext.version import __version__
+from mmseg_ext import __version__, environment
 
 _NO_OPERATORS = (
     "not compiled: detectors run on slow replacements, and heads of mmsegmentation that use other "

@@ -14,7 +14,6 @@ from mmengine.optim import AmpOptimWrapper, ApexOptimWrapper, OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 
 from mmseg_ext.errors import LaunchError
-from mmseg_ext.layers.older_torch import grad_scaler
 
 _AMPERE = (8, 0)  # the first CUDA capability with products in bfloat16
 
@@ -46,7 +45,11 @@ class PortableAmpOptimWrapper(AmpOptimWrapper):
             settings = {"init_scale": self._scale_update_param}
         OptimWrapper.__init__(self, **kwargs)  # AmpOptimWrapper.__init__ asserts a GPU
         self.cast_dtype = getattr(torch, dtype)
-        self.loss_scaler = grad_scaler(device, enabled=dtype == "float16", **settings)
+        settings = {**settings, "enabled": dtype == "float16"}
+        if hasattr(torch.amp, "GradScaler"):  # torch 2.3
+            self.loss_scaler = torch.amp.GradScaler(device, **settings)
+        else:
+            self.loss_scaler = torch.cuda.amp.GradScaler(**settings)
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Load the optimizer's and the scaler's state; a bfloat16 run saved an empty scaler."""

@@ -14,7 +14,7 @@ from mmengine.dist import init_dist
 from mmengine.runner import Runner
 
 from mmseg_ext.errors import LaunchError
-from mmseg_ext.paths import config_path
+from mmseg_ext.paths import configs_folder
 
 # The Runner's arguments, and other keys that mmengine and the commands read.
 KEYS = {*inspect.signature(Runner).parameters, "activation_checkpointing", "compile"}
@@ -29,6 +29,11 @@ _MMSEG_BASE = (
 )
 
 
+def model_names() -> list[str]:
+    """Return the names of the configs, sorted."""
+    return sorted(path.stem for path in configs_folder().glob("*.py"))
+
+
 def load_config(
     path: str, options: dict | None = None, work_dir: str | None = None, launcher: str = "none"
 ) -> Config:
@@ -39,7 +44,7 @@ def load_config(
     Raises:
         LaunchError: if the file does not load, or an option does not fit.
     """
-    path = config_path(path)
+    path = _path_of(path)
     try:
         cfg = Config.fromfile(path)
     except Exception as error:  # a config is a program and can raise anything
@@ -61,6 +66,20 @@ def load_config(
         raise LaunchError(f"--cfg-options {options}: {format_error(error)}") from error
     cfg.work_dir = work_dir or cfg.get("work_dir") or f"./work_dirs/{Path(path).stem}"
     return cfg
+
+
+def _path_of(name: str) -> str:
+    """Return the path of the config `name`: a path, or one of `model_names`.
+
+    Raises:
+        LaunchError: if `name` has no ending, and is no model.
+    """
+    if Path(name).suffix or Path(name).exists():
+        return name
+    if name not in (names := model_names()):
+        hints = difflib.get_close_matches(name, names) or ["mmseg_ext.list_models()"]
+        raise LaunchError(f"config: there is no model {name!r}; see {', '.join(hints)}")
+    return str(configs_folder() / f"{name}.py")
 
 
 def _with_kind_of(cfg: Config, key: str, value: Any) -> Any:

@@ -17,9 +17,8 @@ from torch import nn
 from mmseg_ext.datasets.metainfo import classes_and_palette
 from mmseg_ext.durable.checkpoint_files import read_checkpoint, terms_of, unwrap_state_dict
 from mmseg_ext.durable.safe_loading import check_finite
-from mmseg_ext.engine.config import load_config
+from mmseg_ext.engine.config import load_config, model_names
 from mmseg_ext.errors import CheckpointError
-from mmseg_ext.paths import model_names
 
 SHIPPED = Path(__file__).parents[1] / "weights"  # NAME.pth, for any use
 CLONED = Path(__file__).parents[2] / "weights"  # not in an installation

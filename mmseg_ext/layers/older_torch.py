@@ -42,13 +42,6 @@ def set_autocast(device_type: str, dtype: torch.dtype | None) -> None:
             torch.set_autocast_gpu_dtype(dtype)
 
 
-def grad_scaler(device_type: str, **settings):
-    """Return a gradient scaler for a type of device; on a CPU it must be disabled."""
-    if hasattr(torch.amp, "GradScaler"):  # torch 2.3
-        return torch.amp.GradScaler(device_type, **settings)
-    return torch.cuda.amp.GradScaler(**settings)
-
-
 def register_load_hook(module: nn.Module, hook: Callable) -> None:
     """Call `hook` with the module and `_load_from_state_dict`'s arguments before it loads."""
     if hasattr(module, "register_load_state_dict_pre_hook"):  # torch 2.5
