@@ -12,7 +12,7 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
 VERSION = re.search(
-    r"^__version__ = \"(.+)\"", (ROOT / "mmseg_ext/version.py").read_text(), re.M
+    r"^__version__ = \"(.+)\"", (ROOT / "mmseg_ext/__init__.py").read_text(), re.M
 ).group(1)
 # The address of the repository, such as "https://HOST/OWNER/mmseg_ext". While the project has no
 # public home, it is None, and metadata and documentation have no addresses.

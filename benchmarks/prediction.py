@@ -5,7 +5,7 @@ from PIL import Image
 
 from benchmarks.tables import Settings, command, compare_times
 from mmseg_ext import Predictor, get_model
-from mmseg_ext.paths import configs_folder
+from mmseg_ext.environment import configs_folder
 
 TRAINED = "ea_r18_fpn_camvid_6k"
 PHOTO = configs_folder().parent / "weights" / "street.jpg"  # in a clone

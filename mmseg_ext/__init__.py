@@ -21,12 +21,13 @@ from mmseg_ext.environment import (
     stack_problem,
 )
 from mmseg_ext.errors import StackError
-from mmseg_ext.version import __version__
 
 if TYPE_CHECKING:
     from mmseg_ext.inference import fuse_model
     from mmseg_ext.inference.models import get_model, list_models
     from mmseg_ext.inference.predictor import Predictor
+
+__version__ = "1.0.0"
 
 __all__ = [
     "Predictor",

@@ -4,8 +4,8 @@ import difflib
 import sys
 from collections.abc import Sequence
 
+from mmseg_ext import __version__
 from mmseg_ext.commands import COMMANDS, start
-from mmseg_ext.version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:

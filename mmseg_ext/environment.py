@@ -1,4 +1,4 @@
-"""Check the packages that mmseg_ext needs, with one line that names the remedy."""
+"""Check the packages that mmseg_ext needs, and find its configs."""
 
 import contextlib
 import functools
@@ -10,6 +10,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import cast
 
@@ -148,6 +149,13 @@ def require_package(name: str, extra: str) -> None:
             f"the package {name!r} is not installed; run, in the repository's folder: "
             f"pip install -e '.[mm,{extra}]'"
         )
+
+
+def configs_folder() -> Path:
+    """Return the folder of the configs, in a clone or an installation."""
+    package = Path(__file__).parent
+    found = package / ".mim" / "configs"  # in an editable installation a link into the clone
+    return (found if found.is_dir() else package.parent / "configs").resolve()
 
 
 def has_compiled_operators() -> bool:

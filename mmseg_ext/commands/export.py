@@ -106,8 +106,8 @@ def _inputs(args: argparse.Namespace, config: "Config", size: tuple[int, int]):
 
     from mmseg_ext.datasets.images import image_files
     from mmseg_ext.datasets.wrappers import inner_datasets
+    from mmseg_ext.environment import configs_folder
     from mmseg_ext.inference.export import random_images
-    from mmseg_ext.paths import configs_folder
 
     yield "random", random_images(size)
     if args.dynamic:

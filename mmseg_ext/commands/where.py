@@ -11,6 +11,6 @@ def parser() -> argparse.ArgumentParser:
 
 @command(parser, stack=None)
 def main(args: argparse.Namespace) -> None:
-    from mmseg_ext.paths import configs_folder
+    from mmseg_ext.environment import configs_folder
 
     print(configs_folder())

@@ -25,8 +25,8 @@ from mmseg_ext.datasets.dataset_report import PairCheck, Summary, progress
 from mmseg_ext.datasets.images import EXIF_ORIENTATION, decode, orientation, read_bytes
 from mmseg_ext.datasets.metainfo import distinct_colors
 from mmseg_ext.datasets.pairing import SPLITS, Key, masks_among, match
+from mmseg_ext.environment import configs_folder
 from mmseg_ext.errors import LabelError, UnreadableFileError
-from mmseg_ext.paths import configs_folder
 
 IGNORED = 255
 LONG_SIDE, CROP = 512, 320  # of the images that the network sees, at most

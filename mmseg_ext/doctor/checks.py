@@ -16,9 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.benchmark import Timer
 
 from mmseg_ext.doctor import fixtures
-from mmseg_ext.environment import stack_problem
+from mmseg_ext.environment import configs_folder, stack_problem
 from mmseg_ext.layers import ExternalAttention2d, LambdaLayer, ReAttention
-from mmseg_ext.paths import configs_folder
 
 
 class Finding(NamedTuple):

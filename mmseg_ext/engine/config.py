@@ -13,8 +13,8 @@ from mmengine.config import Config
 from mmengine.dist import init_dist
 from mmengine.runner import Runner
 
+from mmseg_ext.environment import configs_folder
 from mmseg_ext.errors import LaunchError
-from mmseg_ext.paths import configs_folder
 
 # The Runner's arguments, and other keys that mmengine and the commands read.
 KEYS = {*inspect.signature(Runner).parameters, "activation_checkpointing", "compile"}

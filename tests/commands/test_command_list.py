@@ -9,10 +9,10 @@ from unittest.mock import Mock
 
 import pytest
 
+from mmseg_ext import __version__
 from mmseg_ext.__main__ import main
 from mmseg_ext.commands import COMMANDS, check_dataset, env, exit_on_run_error, start
 from mmseg_ext.errors import RESUME_HINT, LabelError, LaunchError, MissingDataError, RunError
-from mmseg_ext.version import __version__
 from tests.configs import CONFIGS
 from tests.test_registration import run_without
 
@@ -52,7 +52,7 @@ import importlib
 import mmseg_ext_cli
 mmseg_ext_cli.registers_later = True
 from mmseg_ext.commands import COMMANDS, env, start
-from mmseg_ext.version import __version__
+from mmseg_ext import __version__
 for name in COMMANDS:
     parser = importlib.import_module("mmseg_ext.commands." + name).parser()
     assert len(parser.format_help()) > 100, name
