@@ -42,8 +42,8 @@ _ONE_CLASS = (
 class Problem(NamedTuple):
     """A problem of a file or of a complete split.
 
-    `kind` is missing, unreadable, label, all-ignored, orientation, one-class or shared-image.
-    `message` starts with the path of the file.
+    `kind` is missing, unreadable, label, one-class or shared-image. `message` starts with the path
+    of the file.
     """
 
     split: str
@@ -70,9 +70,8 @@ class Pair(NamedTuple):
 class PairCheck:
     """The result of reading one pair; parts that could not be read are None."""
 
-    kind: str = ""  # of the problem, with its message
-    message: str = ""
-    digest: bytes = b""
+    problem: tuple[str, str] | None = None  # its kind and message
+    digest: bytes | None = None  # of the image file
     size: tuple[int, int] | None = None  # of the image, (width, height)
     counts: np.ndarray | None = None  # pixels of each class, and of the ignored value
 
@@ -98,7 +97,8 @@ class Summary:
     def add(self, path: str, found: PairCheck) -> None:
         """Count the image at `path` and its label map."""
         self.pairs += 1
-        self.content[found.digest] = path
+        if found.digest is not None:
+            self.content[found.digest] = path
         if found.size is not None:
             self.sizes[found.size] += 1
         if found.counts is not None:
@@ -133,8 +133,8 @@ def check(
         pairs = [pair for _, part in parts for pair in part]
         for pair, found in zip(pairs, _check_pairs(pairs, workers), strict=True):
             summary.add(pair.sample["img_path"], found)
-            if found.kind:
-                problems.append(Problem(name, found.kind, found.message))
+            if found.problem:
+                problems.append(Problem(name, *found.problem))
         if np.count_nonzero(summary.pixels) == 1:
             problems.append(Problem(name, "one-class", _ONE_CLASS.format(summary.pixels.argmax())))
         summaries.append(summary)
@@ -202,22 +202,19 @@ def check_pair(pair: Pair) -> PairCheck:
         if pair.label is None or "seg_map_path" not in sample:
             return found
         if pair.rotates and (tag := orientation(data)) != 1:
-            found.kind = "orientation"
-            found.message = (
+            raise LabelError(
                 f"{path}: mmcv rotates the image by its EXIF orientation ({tag}), but not the "
                 "label map; use CheckedLoadImage or a dataset of this package"
             )
-            return found
         label = pair.label.transform(sample)["gt_seg_map"]
         found.counts = np.bincount(label.ravel(), minlength=pair.label.num_classes)
         if not found.counts[: pair.label.num_classes].any():
-            found.kind = "all-ignored"
-            found.message = f"{sample['seg_map_path']}: every pixel is ignored"
+            raise LabelError(f"{sample['seg_map_path']}: every pixel is ignored")
+    except LabelError as error:
+        found.problem = "label", str(error)
     except UnreadableFileError as error:
         missing = isinstance(error.__cause__, FileNotFoundError)
-        found.kind, found.message = "missing" if missing else "unreadable", str(error)
-    except LabelError as error:
-        found.kind, found.message = "label", str(error)
+        found.problem = "missing" if missing else "unreadable", str(error)
     return found
 
 
@@ -226,13 +223,10 @@ def _shared_image_problems(summaries: Iterable[Summary]) -> Iterator[Problem]:
     by_split = {summary.split: summary.content for summary in summaries}
     train = by_split.pop("train", {})
     for split, content in by_split.items():
-        for digest in sorted(
-            content.keys() & train.keys() - {b""}, key=lambda digest: content[digest]
-        ):
-            message = (
-                f"{content[digest]}: is the same image as {train[digest]} in train; "
-                "allow_overlap = True in the config permits it"
-            )
+        shared = {content[digest]: train[digest] for digest in content if digest in train}
+        for path, other in sorted(shared.items()):
+            same = f"{path}: is the same image as {other} in train"
+            message = f"{same}; allow_overlap = True in the config permits it"
             yield Problem(split, "shared-image", message)
 
 

@@ -75,7 +75,7 @@ def share_image(tree: Tree) -> None:
     ("layout", "kind", "damage", "message"),
     [
         ("ade20k", "label", lambda t: rewrite(t.mask(), 151), r"train0.png: .* 151 \(3 pixels\)"),
-        ("cityscapes", "all-ignored", blank, "labelTrainIds.png: every pixel is ignored"),
+        ("cityscapes", "label", blank, "labelTrainIds.png: every pixel is ignored"),
         ("voc", "one-class", write_one_class, "all pixels are ignored or of class 0"),
         ("camvid", "shared-image", share_image, "val0.png: is the same image as .*/train0.png"),
     ],
@@ -147,7 +147,7 @@ def test_stock_loaders_are_checked_as_they_read(tmp_path):
     exif[0x0112] = 3
     Image.open(tree.image("val")).save(tree.image("val"), exif=exif)
     ((_, kind, message),) = check(cfg, ["val"])[0]
-    assert kind == "orientation" and message.startswith(f"{tree.image('val')}: ")
+    assert kind == "label" and message.startswith(f"{tree.image('val')}: mmcv rotates")
     cfg.val_dataloader.dataset.type = "CheckedPascalVOCDataset"
     assert check(cfg, ["val"])[0] == []
 
