@@ -30,6 +30,6 @@ def main() -> NoReturn:
     """List the commands, or run the named one."""
     global registers_later
     registers_later = True
-    from mmseg_ext.__main__ import main
+    from mmseg_ext import commands
 
-    sys.exit(main())
+    sys.exit(commands.main())

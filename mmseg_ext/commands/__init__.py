@@ -3,6 +3,7 @@
 `mmseg-ext NAME` and the file of that name under `tools/` start the same function.
 """
 
+import difflib
 import errno
 import gc
 import importlib
@@ -10,9 +11,11 @@ import logging
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
+from mmseg_ext import __version__
 from mmseg_ext.errors import (
     RESUME_HINT,
     CheckpointError,
@@ -51,6 +54,27 @@ _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.
 _DISK |= {errno.ENOTDIR}
 
 
+def main(argv: Sequence[str] | None = None) -> int:
+    """List the commands, or run one; return the exit status."""
+    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in ("-h", "--help"):
+        print("usage: mmseg-ext COMMAND ...; mmseg-ext COMMAND --help lists its flags\n")
+        width = max(map(len, COMMANDS))
+        for command, text in COMMANDS.items():
+            print(f"{command:<{width}}  {text}")
+        return 0
+    if name == "--version":
+        print(__version__)
+        return 0
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else "mmseg-ext lists the commands"
+        print(f"mmseg_ext: there is no command {name!r}; {hint}", file=sys.stderr)
+        return 2
+    sys.argv = [f"mmseg-ext {name}", *rest]
+    start(name)
+
+
 def start(name: str) -> NoReturn:
     """Run a command with this process's flags and exit with its status.
 
@@ -64,17 +88,15 @@ def start(name: str) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
         status = 141
     except (Exception, KeyboardInterrupt) as error:
-        print_line(explain_error(error, name))
+        report_error(error, name)
         status = 130 if isinstance(error, KeyboardInterrupt) else 1
     sys.exit(status)
 
 
-def explain_error(
+def report_error(
     error: BaseException, name: str, expected: tuple[type[Exception], ...] = ()
-) -> str:
-    """Return the line of an error, and print the traceback of an error that is not foreseen.
-
-    The line is empty if the first process of the machine prints the same.
+) -> None:
+    """Print the line of an error, below the traceback of an error that is not foreseen.
 
     Args:
         name: the command.
@@ -85,13 +107,14 @@ def explain_error(
         traceback.print_exception(error)
         message = " ".join(str(error).split())[:300]
         line = f"{name} failed: {type(error).__name__}: {message}"
+    if not _is_repeated(error):
+        print(f"mmseg_ext: {line}", file=sys.stderr)
+
+
+def _is_repeated(error: BaseException) -> bool:
+    """Return whether the first process of the machine prints the same error."""
     same = isinstance(error, LaunchError | CheckpointError | KeyboardInterrupt)
-    return "" if same and int(os.environ.get("LOCAL_RANK", 0)) > 0 else f"mmseg_ext: {line}"
-
-
-def print_line(text: str) -> None:
-    """Print a line to standard error, if it is not empty."""
-    print(text, end="\n" if text else "", file=sys.stderr)
+    return same and int(os.environ.get("LOCAL_RANK", 0)) > 0
 
 
 def _line_of(error: BaseException, expected: tuple[type[Exception], ...] = ()) -> str | None:
@@ -112,7 +135,7 @@ def exit_on_run_error():
     """End the process with one message if a run cannot start or continue."""
     import torch.distributed
 
-    from mmseg_ext.durable.quiet_terminal import logged_warnings
+    from mmseg_ext.durable.terminal import logged_warnings
 
     before = logging.raiseExceptions
     logging.raiseExceptions = False  # else each line of a log on a full disk prints a traceback
@@ -128,9 +151,10 @@ def exit_on_run_error():
         if isinstance(error, OSError) and error.errno in _DISK:
             file = error.filename or "a file of the run"
             error = RunError(f"{file}: {error.strerror}; {RESUME_HINT}")
-        if _line_of(error) is None:
+        line = _line_of(error)
+        if line is None:
             raise
-        sys.exit(explain_error(error, "run") or 1)
+        sys.exit(1 if _is_repeated(error) else f"mmseg_ext: {line}")
     finally:
         logging.raiseExceptions = before
         # With nccl, the only rank that failed would wait here for the others, and its message would

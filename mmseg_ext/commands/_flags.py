@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from mmseg_ext import environment, register, safe_loading, use_operators_in_pytorch
-from mmseg_ext.commands import explain_error, print_line
+from mmseg_ext.commands import report_error
 from mmseg_ext.environment import BASE, STACK, check_stack
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def command(
 ) -> Callable:
     """Turn a function of parsed flags into `main(argv)`, which returns the exit status.
 
-    A `ValueError` and an `OSError` are foreseen: see `explain_error`, and `read_flags` for `stack`.
+    A `ValueError` and an `OSError` are foreseen: see `report_error`, and `read_flags` for `stack`.
     """
 
     def decorate(run: Callable[[argparse.Namespace], int | None]) -> Callable:
@@ -46,7 +46,7 @@ def command(
             except BrokenPipeError:
                 raise
             except (OSError, ValueError) as error:
-                print_line(explain_error(error, run.__module__, (OSError, ValueError)))
+                report_error(error, run.__module__, (OSError, ValueError))
                 return 1
 
         return main

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from mmseg_ext.commands import explain_error, print_line
+from mmseg_ext.commands import report_error
 from mmseg_ext.commands._flags import command_parser, config_flag, read_flags
 
 CLEAN, PROBLEMS, COULD_NOT_RUN = 0, 1, 2
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = read_flags(parser(), argv)
         return _run(args)
     except Exception as error:  # status 1 would mean that the data has problems
-        print_line(explain_error(error, "check_dataset", (OSError,)))
+        report_error(error, "check_dataset", (OSError,))
         return COULD_NOT_RUN
 
 

@@ -41,8 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = read_launch_flags(parser(), argv)
     from mmseg_ext.commands import exit_on_run_error
     from mmseg_ext.durable.safe_loading import safe_loading
+    from mmseg_ext.durable.terminal import ProgressHook
     from mmseg_ext.engine.build_errors import explained
-    from mmseg_ext.engine.progress import ProgressHook
 
     share = (args.cfg_options or {}).get("min_backbone_share")  # of a config: DurableRunner
     with exit_on_run_error(), safe_loading(share):

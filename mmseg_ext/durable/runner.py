@@ -41,10 +41,10 @@ from mmseg_ext.durable.lock import lock_work_dir
 from mmseg_ext.durable.optimizer_state import fit_optimizer_state
 from mmseg_ext.durable.plain_data import to_plain
 from mmseg_ext.durable.process_state import ProcessStateHook
-from mmseg_ext.durable.quiet_terminal import quiet_terminal
 from mmseg_ext.durable.rank_zero import on_rank_zero
 from mmseg_ext.durable.safe_loading import safe_loading
 from mmseg_ext.durable.signals import StopOnSignalHook
+from mmseg_ext.durable.terminal import quiet_terminal
 from mmseg_ext.errors import RESUME_HINT, CheckpointError, NotWritten
 from mmseg_ext.upstream import (
     resume_from,

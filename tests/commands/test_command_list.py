@@ -10,8 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from mmseg_ext import __version__
-from mmseg_ext.__main__ import main
-from mmseg_ext.commands import COMMANDS, check_dataset, env, exit_on_run_error, start
+from mmseg_ext.commands import COMMANDS, check_dataset, env, exit_on_run_error, main, start
 from mmseg_ext.errors import RESUME_HINT, LabelError, LaunchError, MissingDataError, RunError
 from tests.configs import CONFIGS
 from tests.test_registration import run_without

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from mmengine.hooks import LoggerHook
 
-from mmseg_ext.engine.progress import ProgressHook
+from mmseg_ext.durable.terminal import ProgressHook
 
 
 def test_lines_of_a_resumed_run(monkeypatch, capsys, tmp_path):

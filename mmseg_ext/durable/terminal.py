@@ -1,17 +1,22 @@
-"""Keep long or repeated lines of mmengine off the terminal; the log files have them."""
+"""What a terminal shows of a run; the log file has all lines, also of Python's warnings."""
 
 import contextlib
 import logging
 import re
+import time
 import warnings
 from collections.abc import Iterator
 
+from mmengine.dist import is_main_process
+from mmengine.hooks import Hook, LoggerHook
 from mmengine.logging import print_log
 
 # Long records of the start: the environment, the config, the order of the hooks, and the settings
 # of each parameter.
 _LONG = ("-----", "Config:", "Hooks will be executed in the following order", "paramwise_options")
 _LONG += ("Distributed training is not used",)
+# mmengine's lines of each interval and of each validation, and the name of the experiment.
+_REPLACED = ("Iter(", "Epoch(", "Exp name:")
 # Warnings of runs with default settings, which nobody can act on.
 _USELESS = re.compile(
     r'"FileClient" will be|"HardDiskBackend" is the alias|The prefix is not set in metric|'
@@ -49,3 +54,32 @@ def logged_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = log  # as Python's documentation allows
         yield
+
+
+class ProgressHook(Hook):
+    """Print iteration, loss, speed and time left, as often as `LoggerHook` logs."""
+
+    priority = "VERY_LOW"
+
+    def before_train(self, runner) -> None:
+        self.start, self.first = time.perf_counter(), runner.iter
+        intervals = [hook.interval for hook in runner.hooks if isinstance(hook, LoggerHook)]
+        self.interval = min(intervals, default=50)
+        quiet_terminal(runner.logger, _REPLACED)
+
+    def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
+        done, total = runner.iter + 1, runner.max_iters
+        if not is_main_process() or (done % self.interval and done != total):
+            return
+        loss = runner.message_hub.log_scalars.get("train/loss")
+        text = f"  loss {loss.mean(self.interval):.3f}" if loss else ""
+        speed = (done - self.first) / (time.perf_counter() - self.start)
+        left = round((total - done) / speed)
+        hours = f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}"
+        count = f"{done:>{len(str(total))}}/{total}"
+        print(f"  iteration {count}{text}  {speed:.3g} it/s  {hours} left", flush=True)
+
+    def after_val_epoch(self, runner, metrics: dict[str, float] | None = None) -> None:
+        if is_main_process():
+            shown = ", ".join(f"{name} {value:g}" for name, value in (metrics or {}).items())
+            print(f"  validation: {shown}", flush=True)
