@@ -6,6 +6,7 @@ microscopy images.
 
 import argparse
 import csv
+import io
 import json
 import sys
 from pathlib import Path
@@ -126,8 +127,7 @@ class _Measurements:
     def __init__(self, args: argparse.Namespace, classes: tuple[str, ...]):
         self.args = args
         self.classes = classes
-        self.rows: list[dict] = []
-        self.images: list[dict] = []
+        self.rows: list[dict] = []  # of the images
         self.annotations: list[dict] = []
 
     def add(self, path: Path, name: Path, result: "Segmentation") -> None:
@@ -137,45 +137,44 @@ class _Measurements:
 
         size = height, width = result.labels.shape
         source = path.name if path == self.args.input else str(path.relative_to(self.args.input))
-        image = {"id": len(self.images) + 1, "file_name": source, "width": width, "height": height}
-        self.images.append(image)
-        row, features = {"image": source, "width": width, "height": height}, []
+        row = {"image": source, "width": width, "height": height}
+        self.rows.append(row)
+        every = []
         for number, class_name in enumerate(self.classes, 1):
             if class_name not in (self.args.classes or self.classes):
                 continue
             objects = result.objects(class_name, self.args.min_area)
             row[f"{class_name} share"] = f"{(result.labels == number - 1).mean():.6f}"
             row[f"{class_name} objects"] = len(objects)
-            if self.args.json:
-                features += geojson(objects)["features"]
+            every += objects
             for found in objects if self.args.coco else ():
-                ids = {"id": len(self.annotations) + 1, "image_id": image["id"]}
-                self.annotations.append(
-                    {**ids, "category_id": number, **coco_annotation(found, size)}
-                )
-        self.rows.append(row)
+                ids = {"id": len(self.annotations) + 1, "image_id": len(self.rows)}
+                ids["category_id"] = number
+                self.annotations.append(ids | coco_annotation(found, size))
         if self.args.json:
             file = self.args.out / "objects" / name.with_suffix(".geojson")
-            write_text(json.dumps({**geojson([]), "features": features}), file)
+            write_text(json.dumps(geojson(every)), file)
 
     def write(self) -> None:
         """Write the files about all images."""
-        from mmseg_ext.atomic_write import atomic_write, write_text
+        from mmseg_ext.atomic_write import write_text
 
         if self.args.coco:
-            categories = [{"id": i, "name": name} for i, name in enumerate(self.classes, 1)]
-            content = {"images": self.images, "annotations": self.annotations}
-            write_text(
-                json.dumps({**content, "categories": categories}), self.args.out / "coco.json"
-            )
+            content = {
+                "images": [
+                    {"id": i, "file_name": r["image"], "width": r["width"], "height": r["height"]}
+                    for i, r in enumerate(self.rows, 1)
+                ],
+                "annotations": self.annotations,
+                "categories": [{"id": i, "name": name} for i, name in enumerate(self.classes, 1)],
+            }
+            write_text(json.dumps(content), self.args.out / "coco.json")
         if self.args.csv and self.rows:
-            with (
-                atomic_write(self.args.out / "classes.csv") as part,
-                part.open("w", newline="", encoding="utf-8") as file,
-            ):
-                table = csv.DictWriter(file, self.rows[0])
-                table.writeheader()
-                table.writerows(self.rows)
+            text = io.StringIO()
+            table = csv.DictWriter(text, self.rows[0], lineterminator="\n")
+            table.writeheader()
+            table.writerows(self.rows)
+            write_text(text.getvalue(), self.args.out / "classes.csv")
 
 
 def _check_size(path: Path, most: int) -> None:

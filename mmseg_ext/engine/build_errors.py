@@ -124,11 +124,13 @@ def _explanation(cfg: Config, entries: _Entries, error: Exception) -> Exception 
     if wrong := _UNEXPECTED.search(reason):
         # Training calls own code, too; its bugs are not about the config.
         inside = "optim_wrapper" if training else part
-        return _of_argument(entries, inside, wrong[1], wrong[2], error)
+        if argument := _of_argument(entries, inside, wrong[1], wrong[2], error):
+            return argument
     if missing := re.search(r"KeyError: '?(inputs|gt_seg_map|gt_sem_seg)\b", f"{reason} {error}"):
         transform = "PackSegInputs" if missing[1] == "inputs" else "LoadAnnotations"
         for key, steps in entries:
-            if key.endswith(".pipeline") and all(step["type"] != transform for step in steps):
+            named = key.endswith(".pipeline") and isinstance(steps, list)
+            if named and all(step["type"] != transform for step in steps):
                 return LaunchError(f"{key} has no type={transform!r}; add it")
     if training or not part:
         return None
