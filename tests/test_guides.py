@@ -158,6 +158,11 @@ def test_own_dataset(clone):
         assert losses["decode.loss_ce"].isfinite()
     assert type(model.backbone).__name__ == "RMT"
     assert type(model.decode_head).__name__ == "MaSAHead"
+    for name in ("JSegEAHead", "DANetEAHead"):
+        other = re.sub(r'type="EAHead",.*', f'type="{name}",', config)
+        (clone / "my_project/changed.py").write_text(other)
+        model = MODELS.build(Config.fromfile(clone / "my_project/changed.py").model)
+        assert type(model.decode_head).__name__ == name
     names = {n for pair in re.findall(r"^(\w+)(?:, (\w+))? =", config, re.M) for n in pair if n}
     assert not {name for name in names if f"`{name}`" not in page}
 

@@ -23,7 +23,9 @@ from mmseg_ext.datasets.annotation_readers import Labelme, Masks
 from mmseg_ext.datasets.dataset_report import Summary
 from mmseg_ext.datasets.metainfo import distinct_colors
 from mmseg_ext.datasets.new_project import assign_classes, config_text, make_project
+from mmseg_ext.engine.build import build_train_runner
 from mmseg_ext.errors import LabelError
+from mmseg_ext.inference.models import get_model
 from tests.datasets.trees import random_image, save
 
 SIZE = (40, 30)  # width, height
@@ -619,3 +621,23 @@ def test_weights_to_start_from(tmp_path, capsys):
         assert (config.load_from and Path(config.load_from).name) == loaded
         assert license in capsys.readouterr().out
         assert (license in (tmp_path / "project/config.py").read_text()) == (loaded is not None)
+
+
+def test_fine_tuning_from_the_nuclei(tmp_path):
+    """With four classes instead of three, only the classifier starts from random weights."""
+    save_images(tmp_path / "images", 4)
+    for i in range(4):
+        label = scene(i)[0]
+        label[0] = 3
+        save(tmp_path / f"masks/{i:02d}.png", label)
+    flags = ["--masks", str(tmp_path / "masks"), "--from", "ea_r18_fpn_nuclei_4k"]
+    assert run(tmp_path, *flags) == 0
+    options = {"train_cfg.max_iters": 1, "optim_wrapper.optimizer.lr": 0.0, "val_dataloader": None}
+    options |= {"val_cfg": None, "val_evaluator": None, "train_dataloader.num_workers": 0}
+    options["train_dataloader.persistent_workers"] = False
+    runner = build_train_runner(str(tmp_path / "project/config.py"), options)
+    runner.train()
+    start = get_model("ea_r18_fpn_nuclei_4k", pretrained=True).named_parameters()
+    trained = dict(runner.model.named_parameters())
+    other = [name for name, p in start if not torch.equal(trained[name], p)]
+    assert other == ["decode_head.conv_seg.weight", "decode_head.conv_seg.bias"]
