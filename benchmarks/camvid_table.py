@@ -26,10 +26,10 @@ from torch.utils._pytree import tree_flatten
 from benchmarks import docs_tables
 from benchmarks.camvid_rows import GROUPS, Row, all_rows
 from benchmarks.receptive_field import effective_receptive_field, share_beyond
-from benchmarks.tables import compare_times
+from benchmarks.tables import compare_times, machine
 from mmseg_ext import register_all_modules
 from mmseg_ext.atomic_write import write_text
-from mmseg_ext.cost.model_cost import count_multiply_adds, machine
+from mmseg_ext.cost.model_cost import count_multiply_adds
 from mmseg_ext.cost.step_memory import batch_of
 from mmseg_ext.engine.build import build_test_runner, build_train_runner
 from mmseg_ext.engine.config import load_config

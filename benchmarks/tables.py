@@ -4,6 +4,8 @@ import argparse
 import ctypes
 import gc
 import math
+import os
+import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from mmseg_ext.cost.model_cost import count_products, machine, markdown
+from mmseg_ext.cost.model_cost import count_products, markdown
 
 MEBI = 2**20
 SQUARE = 2048  # rows of the matrices whose product shows the peak rate of the machine
@@ -26,6 +28,15 @@ class Result(NamedTuple):
     ms: float
     ratio: float
     mib: float
+
+
+def machine(device: str | torch.device = "cpu") -> str:
+    """Describe the device that runs measurements, in a few words."""
+    if torch.device(device).type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = f"{os.cpu_count()}-core {platform.machine()} CPU, {torch.get_num_threads()} threads"
+    return f"{name}, torch {torch.__version__}"
 
 
 def compare_times(

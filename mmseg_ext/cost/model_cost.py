@@ -4,8 +4,6 @@ PyTorch's operator counter counts scaled dot-product attention, mmengine's `Flop
 """
 
 import math
-import os
-import platform
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -117,15 +115,6 @@ def count_config(path: Path, options: dict | None = None) -> Cost:
         images = torch.empty(1, 3, *config.crop_size)
         counted = count_multiply_adds(model, images)
     return Cost(tuple(images.shape), sum(p.numel() for p in model.parameters()), *counted)
-
-
-def machine(device: str | torch.device = "cpu") -> str:
-    """Describe the device that runs measurements, in a few words."""
-    if torch.device(device).type == "cuda":
-        name = torch.cuda.get_device_name(device)
-    else:
-        name = f"{os.cpu_count()}-core {platform.machine()} CPU, {torch.get_num_threads()} threads"
-    return f"{name}, torch {torch.__version__}"
 
 
 HEADINGS = ["config", "crop", "parameters, M", "GMAC, modules", "GMAC, all"]

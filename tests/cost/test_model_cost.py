@@ -1,7 +1,6 @@
 """Multiply-adds: what is counted, the papers' counts, and the command."""
 
 import copy
-import os
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from mmseg_ext.cost.model_cost import (
     count_config,
     count_multiply_adds,
     count_products,
-    machine,
 )
 from mmseg_ext.layers import ExternalAttention2d, LambdaLayer, ReAttention
 from tests.configs import CONFIGS
@@ -97,9 +95,3 @@ def test_the_command_prints_one_row_for_each_config(capsys):
     assert fcn.startswith("| `fcn_r18_shapes` | 96x96 | 1.00 |")
     assert main(["configs/none.py"]) == 1
     assert "configs/none.py" in capsys.readouterr().err
-
-
-def test_the_machine_is_the_gpu_or_the_cpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H100")
-    assert machine("cuda:0") == f"H100, torch {torch.__version__}"
-    assert machine().startswith(f"{os.cpu_count()}-core ")
