@@ -91,12 +91,13 @@ def draw(layers: Tensor, heads: Tensor, path: Path) -> None:
     """Draw mean cosines: (layers, layers) between layers, (layers,) between heads of a layer."""
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    ticks = {"extent": (0.5, len(layers) + 0.5, len(layers) + 0.5, 0.5)}
-    picture = left.imshow(layers, cmap="RdBu_r", vmin=-1, vmax=1, **ticks)
+    extent = (0.5, len(layers) + 0.5, len(layers) + 0.5, 0.5)
+    picture = left.imshow(layers, cmap="RdBu_r", vmin=-1, vmax=1, extent=extent)
     figure.colorbar(picture, ax=left)
-    left.set(title="two layers", xlabel="layer", ylabel="layer")
+    ticks = range(2, len(layers) + 1, 2)
+    left.set(title="two layers", xlabel="layer", ylabel="layer", xticks=ticks)
     right.bar(range(1, len(heads) + 1), heads, color="#2a6f97")
-    right.set(title="different heads of one layer", xlabel="layer", ylim=(-1, 1))
+    right.set(title="different heads of one layer", xlabel="layer", xticks=ticks, ylim=(-1, 1))
     right.axhline(0, color="0.5", linewidth=0.8)
     figure.savefig(path, dpi=110)
 
