@@ -31,7 +31,7 @@ def test_differences_are_of_the_same_seeds():
     ]
     lines = table("camvid_heads", {"runs": runs, "costs": {}}).splitlines()
     cells = [cell.strip() for cell in lines[3].strip("|").split("|")]
-    assert cells[:4] == ["PSP", "2", "62.0 (34.0 to 90.0)", "+4.0"]
+    assert cells[:4] == ["PSP", "2", "62.0 (34.0-90.0)", "+4.0"]
 
 
 def test_the_cost_of_a_row_is_its_own():
