@@ -153,10 +153,9 @@ def make_project(
     if wrote_config := not config.exists():
         runtime = configs_folder() / "_base_/default_runtime.py"
         write_text(runtime.read_text(encoding="utf-8"), folder / runtime.name)
-        train, val, test = summaries["train"], summaries["val"], summaries.get("test")
         colors = {labels[text]: rgb for text, rgb in reader.colors.items()}
-        palette = [colors.get(i, rgb) for i, rgb in enumerate(distinct_colors(len(names)))]
-        write_text(config_text(train, val, load_from, width, test, palette, tiles, terms), config)
+        text = config_text([*summaries.values()], load_from, width, colors, tiles, terms)
+        write_text(text, config)
     example = pairs[0].image, pairs[0].annotation.path
     widths = {name: _typical_width(found) for name, found in areas.items()}
     found = list(summaries.values())
@@ -362,32 +361,33 @@ def _typical_width(areas: Sequence[float]) -> float:
 
 
 def config_text(
-    train: Summary,
-    val: Summary,
+    summaries: Sequence[Summary],
     load_from: str | None,
     width: int,
-    test: Summary | None = None,
-    palette: Sequence[Sequence[int]] | None = None,
+    colors: Mapping[int, list[int]],
     tiles: bool = False,
     terms: str = "",
 ) -> str:
-    """Return a config that fits the sizes, the classes and the number of the images."""
-    sizes = np.sort(list((train.sizes + val.sizes).elements()))  # (N, 2): short, long
-    short, long = np.median(sizes, axis=0)
+    """Return a config that fits the sizes, the classes and the number of the images.
+
+    `summaries` begin with the training set. `colors` are the RGB colors of classes that have one.
+    """
+    train, classes = summaries[0], summaries[0].classes
+    sizes = [size for summary in summaries for size in summary.sizes.elements()]
+    short, long = np.median(np.sort(sizes), axis=0)
     side = min(LONG_SIDE, max(32, int(long) // 32 * 32))
     crop = min(CROP, max(32, int(min(short, side if tiles else side * short / long)) // 32 * 32))
     iterations = int(np.clip(12 * train.pairs // 100 * 100, 600, 20000))
     imagenet = load_from == "imagenet"
     text = (Path(__file__).parent / "project_config.txt").read_text(encoding="utf-8")
-    splits = [f"{train.pairs} for training", f"{val.pairs} for validation"]
     return Template(text).substitute(
         _TILES if tiles else _RESIZED,
-        images=train.pairs + val.pairs + (test.pairs if test else 0),
-        splits=", ".join([*splits, f"{test.pairs} for testing"] if test else splits),
-        test_loader=_TEST_LOADER if test else "",
-        classes=json.dumps(train.classes, ensure_ascii=False),
-        palette=[list(color) for color in palette or distinct_colors(len(train.classes))],
-        num_classes=len(train.classes),
+        images=sum(summary.pairs for summary in summaries),
+        splits=", ".join(f"{summary.pairs} for {summary.split}" for summary in summaries),
+        test_loader=_TEST_LOADER if summaries[-1].split == "test" else "",
+        classes=json.dumps(classes, ensure_ascii=False),
+        palette=[colors.get(i, rgb) for i, rgb in enumerate(distinct_colors(len(classes)))],
+        num_classes=len(classes),
         side=crop * 5 // 4 if tiles else side,  # smaller tiles can be cropped, too
         crop=crop,
         width=width,

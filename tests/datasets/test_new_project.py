@@ -582,8 +582,8 @@ def test_a_config_follows_from_the_numbers(
     train.pixels += pixels
     (tmp_path / "default_runtime.py").touch()
     for start, rate in ((None, 2e-3), ("own.pth", 5e-4)):
-        text = config_text(train, Summary("val", classes, pairs=1), start, 32)
-        assert f"{pairs + 1} images: {pairs} for training, 1 for validation" in text
+        text = config_text([train, Summary("val", classes, pairs=1)], start, 32, {})
+        assert f"{pairs + 1} images: {pairs} for train, 1 for val" in text
         (tmp_path / "config.py").write_text(text)
         config = Config.fromfile(tmp_path / "config.py")
         assert config.load_from == start and config.optim_wrapper.optimizer.lr == rate
