@@ -135,12 +135,12 @@ FORMATS = {  # the text of the values
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_every_format_gives_the_same_label_maps(kind, tmp_path, capsys):
-    flags = write_sources(tmp_path, 60, kind)
+    flags = write_sources(tmp_path, 20, kind)
     names = ["background", *NAMES[1:]] if kind in ("coco", "labelme") else NAMES
     assert run(tmp_path, *flags, "--classes", *names) == 0
     found = label_maps(tmp_path)
-    assert len(found) == 60
-    assert sum(name.startswith("val/") for name in found) == 12
+    assert len(found) == 20
+    assert sum(name.startswith("val/") for name in found) == 4
     assert are_the_scenes(found)
     output = capsys.readouterr().out
     assert f"\nvalues: {FORMATS[kind]}\n" in output and "left out" not in output
@@ -202,9 +202,19 @@ def test_names_and_suffixes_pair_and_nothing_is_lost(tmp_path, capsys):
     save(masks / "alone_mask.png", label)
     save(masks / "size.png", label[1:])
     (masks / "broken.png").write_bytes(b"text")
+    save(images / "j.png", PHOTO)
+    Image.fromarray(label).save(masks / "j.png", "JPEG")
     (images / "empty.png").write_bytes(b"")
     save(masks / "empty.png", label)
-    left_out = ["a.png", "alone_mask.png", "broken.png", "empty.png", "no_mask.png", "size.png"]
+    left_out = [
+        "a.png",
+        "alone_mask.png",
+        "broken.png",
+        "empty.png",
+        "j.png",
+        "no_mask.png",
+        "size.png",
+    ]
     before = {p: p.stat().st_mtime_ns for folder in (images, masks) for p in folder.rglob("*")}
     assert run(tmp_path, "--masks", str(masks), "--val", "0.5") == 0
     assert {p: p.stat().st_mtime_ns for p in before} == before
@@ -214,7 +224,7 @@ def test_names_and_suffixes_pair_and_nothing_is_lost(tmp_path, capsys):
         (image,) = (tmp_path / "project/data/images").glob(f"{name}.[jpJP]*")
         assert image.resolve().is_relative_to(images)
     lines = (tmp_path / "project/left_out.txt").read_text().splitlines()
-    assert sorted(Path(line.partition(": ")[0]).name for line in lines) == left_out
+    assert sorted(Path(line.partition(": ")[0]).stem for line in lines) == left_out
     assert capsys.readouterr().out.count("left out: ") == len(lines) + 1
 
 
@@ -293,16 +303,13 @@ def test_a_coco_file_for_each_split(tmp_path):
     assert are_the_scenes(found)
 
 
-def test_adding_images_keeps_the_split(tmp_path):
+def test_large_and_small_shares(tmp_path):
+    """Two of three images are in different splits."""
     run(tmp_path, *write_sources(tmp_path, 3))
-    first = set(label_maps(tmp_path))
-    assert {name.split("/")[0] for name in first} == {"train", "val"}  # of three images
-    flags = write_sources(tmp_path, 30)
-    assert run(tmp_path, *flags) == 0
-    assert first < set(label_maps(tmp_path)) and len(label_maps(tmp_path)) == 30
-    shutil.move(tmp_path / "project", tmp_path / "earlier")
-    run(tmp_path, *flags, "--val", "0.9")
-    assert sum(name.startswith("val/") for name in label_maps(tmp_path)) > 20
+    assert {name.split("/")[0] for name in label_maps(tmp_path)} == {"train", "val"}
+    shutil.rmtree(tmp_path / "project")
+    run(tmp_path, *write_sources(tmp_path, 30), "--val", "0.9")
+    assert sum(name.startswith("val/") for name in label_maps(tmp_path)) == 27
 
 
 def test_a_second_run_completes_the_first(tmp_path, capsys):
@@ -381,14 +388,6 @@ def test_bad_coco_files(tmp_path, capsys):
         assert run(tmp_path, "--coco", str(path)) == 1
         error = capsys.readouterr().err
         assert f"{path}: is not a COCO file" in error and error.count("\n") == 1
-
-
-def test_some_jpeg_masks_are_left_out(tmp_path, capsys):
-    flags = write_sources(tmp_path, 6)
-    as_jpeg(tmp_path / "masks/03_mask.png")
-    assert run(tmp_path, *flags) == 0
-    assert len(label_maps(tmp_path)) == 5
-    assert "03_mask.png: cannot be read as a mask (JPEG" in capsys.readouterr().out
 
 
 def write_labelme(folder: Path, points, **changes) -> Labelme:
@@ -543,7 +542,7 @@ def test_photos_become_upright(tag, upright, tmp_path):
 
 def test_portrait_and_landscape_train_and_test_at_one_scale(tmp_path):
     """The config fits the data and is short."""
-    for i, shape in enumerate(((3000, 4000), (4000, 3000))):
+    for i, shape in enumerate(((900, 1200), (1200, 900))):
         label = np.zeros(shape, np.uint8)
         label[:100], label[100:200] = 1, 2
         save(tmp_path / f"images/{i}.JPG", np.zeros((*shape, 3), np.uint8))
@@ -561,7 +560,7 @@ def test_portrait_and_landscape_train_and_test_at_one_scale(tmp_path):
         assert min(height, width) >= 0.8 * 384 - 1 and max(height, width) == 320
     val = DATASETS.build(config.val_dataloader.dataset)
     assert {*val[0]["inputs"].shape[1:]} == {512, 384}
-    assert {*val[0]["data_samples"].gt_sem_seg.shape} == {3000, 4000}
+    assert {*val[0]["data_samples"].gt_sem_seg.shape} == {900, 1200}
     (resize,) = (t for t in config.train_pipeline if t["type"] == "RandomResize")
     assert resize["scale"] == config.scale
 
