@@ -206,15 +206,7 @@ def test_names_and_suffixes_pair_and_nothing_is_lost(tmp_path, capsys):
     Image.fromarray(label).save(masks / "j.png", "JPEG")
     (images / "empty.png").write_bytes(b"")
     save(masks / "empty.png", label)
-    left_out = [
-        "a.png",
-        "alone_mask.png",
-        "broken.png",
-        "empty.png",
-        "j.png",
-        "no_mask.png",
-        "size.png",
-    ]
+    left_out = ["a", "alone_mask", "broken", "empty", "j", "no_mask", "size"]
     before = {p: p.stat().st_mtime_ns for folder in (images, masks) for p in folder.rglob("*")}
     assert run(tmp_path, "--masks", str(masks), "--val", "0.5") == 0
     assert {p: p.stat().st_mtime_ns for p in before} == before
