@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.benchmark import Timer
 
 from mmseg_ext.doctor import fixtures
-from mmseg_ext.environment import configs_folder, stack_problem
+from mmseg_ext.environment import stack_problem
 from mmseg_ext.layers import ExternalAttention2d, LambdaLayer, ReAttention
 
 
@@ -156,9 +156,8 @@ def train_step(
     set_sync_debug_mode("warn")
     with warnings.catch_warnings(record=True) as caught, _deterministic():
         warnings.simplefilter("always")
-        with torch.autocast(device.type, torch.bfloat16, enabled=half), _Operators() as operators:
-            losses = model(images, samples, mode="loss")
-        loss, _ = model.parse_losses(losses)
+        with _Operators() as operators:
+            loss = loss_of(model, images, samples, half)
         loss.backward()
     set_sync_debug_mode("default")
     notes = [str(w.message) for w in caught] + sorted(operators.names)
@@ -201,11 +200,10 @@ def check_strips(device: torch.device, half: bool) -> Finding:
     labels, costs = [], []
     for kind in kinds:
         model, images, samples = segmentor(parts, device, kind)
-        autocast = torch.autocast(device.type, torch.bfloat16, enabled=half)
-        with torch.no_grad(), autocast:
+        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=half):
             predicted = model.eval()(images, samples, mode="predict")
         labels.append(torch.stack([p.pred_sem_seg.data for p in predicted]))
-        costs.append(_loss_cost(model.train(), images, samples, autocast))
+        costs.append(_step_cost(model.train(), images, samples, half))
     equal = (labels[0] == labels[1]).double().mean().item()
     bounds = (0.02, 0.1, 0.97) if half else (1e-5, 1e-4, 0.999)
     good = abs(loss - expected) <= bounds[0] * expected and error <= bounds[1]
@@ -216,18 +214,21 @@ def check_strips(device: torch.device, half: bool) -> Finding:
     return Finding("ok" if good and equal >= bounds[2] else "FAIL", figure)
 
 
-def _loss_cost(model: Any, images: Tensor, samples: list, autocast) -> tuple[float, int]:
+def _step_cost(model: Any, images: Tensor, samples: list, half: bool) -> tuple[float, int]:
     """Return the seconds and on a GPU the peak bytes of a training step."""
-    if images.is_cuda:
-        torch.cuda.reset_peak_memory_stats(images.device)
+    names = dict(loss_of=loss_of, model=model, images=images, samples=samples, half=half)
+    timer = Timer("loss_of(model, images, samples, half).backward()", globals=names)
+    if not images.is_cuda:
+        return timer.timeit(5).mean, 0
+    torch.cuda.reset_peak_memory_stats(images.device)
+    return timer.timeit(5).mean, torch.cuda.max_memory_allocated(images.device)
 
-    def step() -> None:
-        with autocast:
-            loss, _ = model.parse_losses(model(images, samples, mode="loss"))
-        loss.backward()
 
-    seconds = Timer("step()", globals={"step": step}).timeit(5).mean
-    return seconds, torch.cuda.max_memory_allocated(images.device) if images.is_cuda else 0
+def loss_of(model: Any, images: Tensor, samples: list, half: bool) -> Tensor:
+    """Return the sum of a segmentor's losses, with `half` under autocast."""
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=half):
+        losses = model(images, samples, mode="loss")
+    return model.parse_losses(losses)[0]
 
 
 class _Operators(TorchDispatchMode):
@@ -274,16 +275,14 @@ def check_resume() -> Finding:
 
 def _train_shapes(folder: Path, run: str, iterations: int, resume: bool = False) -> None:
     """Train the demo's config on a few scenes, in `folder / run` and without validation."""
-    from mmengine.config import Config
-    from mmengine.registry import RUNNERS
+    from mmseg_ext.engine.build import build_train_runner
 
-    config = Config.fromfile(str(configs_folder() / "ea_r18_shapes.py"))
     scenes = dict(data_root=str(folder / "shapes"), recipe=dict(train=8, val=2))
     loader = dict(batch_size=2, num_workers=0, persistent_workers=False, dataset=scenes)
-    changes = dict(train_dataloader=loader, train_cfg=dict(max_iters=iterations), resume=resume)
-    changes |= {k: None for k in config if k.startswith(("val_", "test_"))}
-    changes |= dict(work_dir=str(folder / run), experiment_name=f"doctor_{run}_{iterations}")
-    changes |= dict(log_level="ERROR", default_hooks=dict(checkpoint=dict(interval=2)))
-    config.merge_from_dict(changes)
+    keys = ("dataloader", "cfg", "evaluator")
+    changes: dict = {f"{split}_{key}": None for split in ("val", "test") for key in keys}
+    changes |= dict(train_dataloader=loader, train_cfg=dict(max_iters=iterations))
+    changes |= dict(experiment_name=f"doctor_{run}_{iterations}", log_level="ERROR")
+    changes |= dict(default_hooks=dict(checkpoint=dict(interval=2)))
     torch.manual_seed(0)
-    RUNNERS.build(cast(dict, config)).train()
+    build_train_runner("ea_r18_shapes", changes, str(folder / run), resume=resume).train()

@@ -74,7 +74,7 @@ def _path_of(name: str) -> str:
     Raises:
         LaunchError: if `name` has no ending, and is no model.
     """
-    if Path(name).suffix or Path(name).exists():
+    if Path(name).suffix or Path(name).is_file():
         return name
     if name not in (names := model_names()):
         hints = difflib.get_close_matches(name, names) or ["mmseg_ext.list_models()"]

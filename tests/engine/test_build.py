@@ -355,6 +355,7 @@ def test_amp_is_refused_where_it_is_slow():
 
 def test_configs_have_a_name_or_a_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "ea_r18_shapes").mkdir()  # as in work_dirs
     by_name = load_config("ea_r18_shapes")
     assert by_name.to_dict() == load_config(str(CONFIGS / "ea_r18_shapes.py")).to_dict()
     assert by_name.work_dir == "./work_dirs/ea_r18_shapes"
