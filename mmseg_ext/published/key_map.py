@@ -23,22 +23,18 @@ def rename_keys(state_dict: StateDict, rules: Sequence[Rule]) -> StateDict:
     Raises:
         ValueError: if no rule matches a key, or if two keys become the same.
     """
-    compiled = [(re.compile(pattern), replacement) for pattern, replacement in rules]
     renamed: StateDict = {}
     unmapped = []
     for key, value in state_dict.items():
-        for pattern, replacement in compiled:
-            match = pattern.fullmatch(key)
-            if match is None:
-                continue
-            if replacement is not None:
-                name = match.expand(replacement)
-                if name in renamed:
-                    raise ValueError(f"{key}: two keys of the checkpoint become {name!r}")
-                renamed[name] = value
-            break
-        else:
+        matches = ((re.fullmatch(pattern, key), new) for pattern, new in rules)
+        match, new = next((found for found in matches if found[0]), (None, None))
+        if match is None:
             unmapped.append(key)
+        elif new is not None:
+            name = match.expand(new)
+            if name in renamed:
+                raise ValueError(f"{key}: two keys of the checkpoint become {name!r}")
+            renamed[name] = value
     if unmapped:
         raise ValueError(f"unmapped keys in the checkpoint: {_listing(unmapped)}")
     return renamed
@@ -68,20 +64,15 @@ def check_keys(state_dict: StateDict, model: nn.Module) -> StateDict:
         ValueError: for missing keys, unexpected keys and other shapes, with a list.
     """
     expected = model.state_dict()
-    problems = []
-    missing = [k for k in expected if k not in state_dict]
-    unexpected = [k for k in state_dict if k not in expected]
-    if missing:
-        problems.append(f"missing keys: {_listing(missing)}")
-    if unexpected:
-        problems.append(f"unmapped keys in the checkpoint: {_listing(unexpected)}")
-    shapes = [
-        f"{k} {tuple(state_dict[k].shape)} instead of {tuple(v.shape)}"
-        for k, v in expected.items()
-        if k in state_dict and state_dict[k].shape != v.shape
-    ]
-    if shapes:
-        problems.append(f"shapes differ: {_listing(shapes)}")
-    if problems:
+    found = {
+        "missing keys": [key for key in expected if key not in state_dict],
+        "unmapped keys in the checkpoint": [key for key in state_dict if key not in expected],
+        "shapes differ": [
+            f"{key} {tuple(state_dict[key].shape)} instead of {tuple(value.shape)}"
+            for key, value in expected.items()
+            if key in state_dict and state_dict[key].shape != value.shape
+        ],
+    }
+    if problems := [f"{what}: {_listing(keys)}" for what, keys in found.items() if keys]:
         raise ValueError("; ".join(problems))
     return state_dict
