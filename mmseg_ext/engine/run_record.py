@@ -147,8 +147,10 @@ def initial_weights(runner) -> str | None:
 def uses_large_dataset(runner) -> bool:
     """Return whether a training set is VOC, ADE20K, Cityscapes or COCO with its own classes."""
     for dataset in inner_datasets(runner.train_dataloader.dataset):
-        known = any(part in type(dataset).__name__ for part in _USUALLY_PRETRAINED)
-        own = getattr(type(dataset), "METAINFO", {}).get("classes")
-        if known and tuple(dataset.metainfo.get("classes") or ()) == tuple(own or ()):
+        kinds = type(dataset).__mro__
+        known = [k for k in kinds if any(part in k.__name__ for part in _USUALLY_PRETRAINED)]
+        # A subclass, such as the embedded scenes, can have other classes.
+        own = getattr(known[-1], "METAINFO", {}).get("classes") if known else None
+        if own and tuple(dataset.metainfo.get("classes") or ()) == tuple(own):
             return True
     return False

@@ -128,3 +128,8 @@ def test_random_weights_are_a_warning_for_large_datasets():
     own = CityscapesDataset(lazy_init=True, metainfo={"classes": ("car", "road")})
     assert used(published) and used(published, published)
     assert not used(own)
+
+    class OwnCityscapes(CityscapesDataset):
+        METAINFO = {"classes": ("car", "road"), "palette": [[1, 1, 1], [2, 2, 2]]}
+
+    assert not used(OwnCityscapes(lazy_init=True))
