@@ -135,14 +135,11 @@ def exit_on_run_error():
     """End the process with one message if a run cannot start or continue."""
     import torch.distributed
 
-    from mmseg_ext.durable.terminal import logged_warnings
-
     before = logging.raiseExceptions
     logging.raiseExceptions = False  # else each line of a log on a full disk prints a traceback
     succeeded = False
     try:
-        with logged_warnings():
-            yield
+        yield
         succeeded = True
     except SystemExit as end:  # a stop signal
         succeeded = end.code == 0

@@ -47,10 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = read_launch_flags(parser(), argv)
     from mmseg_ext.commands import exit_on_run_error
     from mmseg_ext.durable.safe_loading import safe_loading
+    from mmseg_ext.durable.terminal import logged_warnings
     from mmseg_ext.engine.amp import bfloat16_autocast
     from mmseg_ext.engine.build_errors import explained
 
-    with exit_on_run_error(), safe_loading(entire_model=True):
+    with exit_on_run_error(), logged_warnings(), safe_loading(entire_model=True):
         runner = runner_of(args)
         autocast = bfloat16_autocast(next(runner.model.parameters()).device, args.amp)
         loop: Any = runner.test_loop

@@ -41,11 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = read_launch_flags(parser(), argv)
     from mmseg_ext.commands import exit_on_run_error
     from mmseg_ext.durable.safe_loading import safe_loading
-    from mmseg_ext.durable.terminal import ProgressHook
+    from mmseg_ext.durable.terminal import ProgressHook, logged_warnings
     from mmseg_ext.engine.build_errors import explained
 
     share = (args.cfg_options or {}).get("min_backbone_share")  # of a config: DurableRunner
-    with exit_on_run_error(), safe_loading(share):
+    with exit_on_run_error(), logged_warnings(), safe_loading(share):
         runner = runner_of(args)
         runner.register_hook(ProgressHook())
         with explained(runner.cfg):
