@@ -5,13 +5,11 @@ passes values outside the classes: the loss fails with a device-side assert, or 
 them silently.
 """
 
-import io
 from collections.abc import Mapping
 
 import numpy as np
 from mmseg.datasets.transforms import LoadAnnotations
 from mmseg.registry import TRANSFORMS
-from PIL import Image
 
 from mmseg_ext.datasets.images import decode, read_bytes
 from mmseg_ext.errors import LabelError
@@ -25,10 +23,9 @@ def _decode_label(data: bytes, path: str, backend: str) -> np.ndarray:
     if label.ndim == 3 and label.shape[2] == 1:
         label = label[..., 0]
     if label.ndim != 2:
-        indexed = Image.open(io.BytesIO(data)).mode == "P"
         raise LabelError(
-            f"{path}: has {label.shape[2]} channels; expected class indices in one channel"
-            + ("; imdecode_backend='pillow' reads the indices of its palette" if indexed else "")
+            f"{path}: has {label.shape[2]} channels instead of class indices; if it has a palette, "
+            "set imdecode_backend='pillow'"
         )
     if label.dtype.kind not in "bui" or label.min() < 0 or label.max() > 0xFFFF:
         raise LabelError(

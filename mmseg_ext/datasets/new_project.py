@@ -34,13 +34,11 @@ RARE = 0.02  # share of the pixels; a rarer class brings class weights
 _IMAGENET = 'dict(type="Pretrained", checkpoint="open-mmlab://resnet18_v1c")'
 
 _RESIZED = dict(
-    about="Training, validation, testing and image_demo resize the long side of images to this.",
     resize="scale=scale",
     cut="",
     test_cfg='mode="whole"',
 )
 _TILES = dict(
-    about="Training cuts parts of this size out of the images, in full resolution.",
     resize="scale_factor=1.0",
     cut='    dict(type="RandomCrop", crop_size=scale, cat_max_ratio=0.75),\n',
     test_cfg=f'mode="slide", crop_size=({LONG_SIDE}, {LONG_SIDE}), stride=(448, 448)',
