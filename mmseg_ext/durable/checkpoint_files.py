@@ -1,7 +1,6 @@
 """Files of checkpoints and weights: read without running code, found, and written atomically."""
 
 import contextlib
-import functools
 import glob
 import hashlib
 import io
@@ -253,20 +252,25 @@ def _read_word(path: Path) -> str:
     return path.read_text(errors="replace").strip() if path.is_file() else ""
 
 
-@functools.lru_cache(64)
-def _origin(path: Path, inode: int, modified: int) -> tuple[str | None, float]:
-    try:
-        meta = dict(read_checkpoint(path, mmap=True)["meta"])
-    except Exception:  # `newest_complete` reports files that cannot be read
-        meta = {}
-    saved = meta.get("saved_at")  # a copied file may have another time
-    return meta.get("run"), saved if isinstance(saved, float) else modified / 1e9
+_origins: dict[tuple[int, int, int], tuple[str | None, float]] = {}
 
 
-def origin_of(path: Path) -> tuple[str | None, float]:
-    """Return the identity of the run that wrote a checkpoint, or None, and when it was saved."""
+def origin_of(path: Path, known: dict | None = None) -> tuple[str | None, float]:
+    """Return the identity of the run that wrote a checkpoint, or None, and when it was saved.
+
+    Each file is read once, and not at all if its `meta` is `known` because this process wrote it.
+    """
     stat = path.stat()
-    return _origin(path, stat.st_ino, stat.st_mtime_ns)
+    identity = stat.st_dev, stat.st_ino, stat.st_mtime_ns
+    if known or identity not in _origins:
+        try:
+            meta = known or dict(read_checkpoint(path, mmap=True)["meta"])
+        except Exception:  # `newest_complete` reports files that cannot be read
+            meta = {}
+        saved = meta.get("saved_at")  # a copied file may have another time
+        saved = saved if isinstance(saved, float) else stat.st_mtime
+        _origins[identity] = meta.get("run"), saved
+    return _origins[identity]
 
 
 def _named_last(folder: str | Path) -> Path | None:

@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader
 
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.durable import randomness
-from mmseg_ext.durable.checkpoint_files import newest_complete, require_resumable
+from mmseg_ext.durable.checkpoint_files import newest_complete, origin_of, require_resumable
 from mmseg_ext.durable.checkpoint_hook import checkpoint_folder
 from mmseg_ext.durable.history import ShortHistoryHook
 from mmseg_ext.durable.lock import lock_work_dir
@@ -212,6 +212,7 @@ class DurableRunner(Runner):
                     save(str(part.parent), part.name, *args, meta=meta, **settings)
             except NotWritten as error:
                 raise CheckpointError(f"{error}; {RESUME_HINT}") from error
+            origin_of(Path(out_dir, filename), meta)
 
         on_rank_zero(write)
 
