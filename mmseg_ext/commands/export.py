@@ -90,7 +90,7 @@ def main(args: argparse.Namespace) -> None:
 
 def _test_scale(config: "Config") -> dict:
     """Return how the test pipeline scales images: `scale` (width, height) and `keep_ratio`."""
-    from mmseg_ext.datasets.metainfo import inner_datasets
+    from mmseg_ext.datasets.wrappers import inner_datasets
 
     for transform in next(inner_datasets(config.test_dataloader.dataset))["pipeline"]:
         if transform["type"] == "Resize" and transform.get("scale"):
@@ -105,7 +105,7 @@ def _inputs(args: argparse.Namespace, config: "Config", size: tuple[int, int]):
     from PIL import Image
 
     from mmseg_ext.datasets.images import image_files
-    from mmseg_ext.datasets.metainfo import inner_datasets
+    from mmseg_ext.datasets.wrappers import inner_datasets
     from mmseg_ext.environment import configs_folder
     from mmseg_ext.inference.export import random_images
 

@@ -1,27 +1,13 @@
-"""The datasets inside wrappers such as ConcatDataset, and their classes and palette."""
-
-from collections.abc import Iterator, Mapping
-from typing import Any
+"""Classes and palette of a config's datasets, without their files."""
 
 from mmseg.registry import DATASETS
 
 from mmseg_ext import upstream
+from mmseg_ext.datasets.wrappers import inner_datasets
 
 # Okabe and Ito's colors, which color-blind people can tell apart, after gray for the background.
 _COLORS = ((80, 80, 80), (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66))
 _COLORS += ((0, 114, 178), (213, 94, 0), (204, 121, 167))
-
-
-def inner_datasets(dataset: Any) -> Iterator[Any]:
-    """Yield the datasets inside wrappers, or for settings, the settings of these datasets."""
-    values = dataset if isinstance(dataset, Mapping) else getattr(dataset, "__dict__", {})
-    # `inner` is an attribute of `SeededSamples`.
-    found = values.get("datasets") or [values.get("inner"), values.get("dataset")]
-    inner = [part for part in found if part is not None and not isinstance(part, str)]
-    if not inner:
-        yield dataset
-    for part in inner:
-        yield from inner_datasets(part)
 
 
 def classes_and_palette(settings: dict) -> dict:

@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from mmseg_ext.datasets.dataset_report import progress
-from mmseg_ext.datasets.metainfo import inner_datasets
+from mmseg_ext.datasets.wrappers import inner_datasets
 from mmseg_ext.engine.amp import bfloat16_autocast
 from mmseg_ext.inference.legend import with_legend
 from mmseg_ext.inference.objects import SegmentedObject, find_objects
