@@ -44,7 +44,7 @@ def main(args: argparse.Namespace) -> None:
     from mmengine.config import Config
 
     from mmseg_ext.datasets.annotation_readers import Coco, Labelme, Masks
-    from mmseg_ext.datasets.dataset_report import print_summaries
+    from mmseg_ext.datasets.dataset_report import join_names, print_summaries
     from mmseg_ext.datasets.new_project import make_project
 
     if not 0 < args.val < 1:
@@ -76,7 +76,8 @@ def main(args: argparse.Namespace) -> None:
         print(f"left out: {len(made.left_out)} files, listed in {args.project / 'left_out.txt'}")
     print_summaries(made.summaries, made.labels)
     names = [*made.classes, *["ignored"] * 256]
-    print("values: " + ", ".join(f"{value} is {names[i]}" for value, i in made.labels.items()))
+    values = [f"{value} is {names[i]}" for value, i in made.labels.items()]
+    print(f"values: {join_names(values)}")
     small = [f"{name} ({size:.0f})" for name, size in made.widths.items() if size < _SMALL]
     if small and not args.tiles:
         print(f"note: objects smaller than {_SMALL} pixels after resizing: {', '.join(small)}")

@@ -257,17 +257,17 @@ def print_summaries(summaries: Sequence[Summary], labels: Mapping[str, int] | No
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     for s in (s for s in summaries if s.pixels.any()):
         if absent := [s.classes[i] for i in np.flatnonzero(s.pixels == 0)]:
-            print(f"{s.split}: note: no pixel of {_listed(absent)}")
+            print(f"{s.split}: note: no pixel of {join_names(absent)}")
         single_or_few = (s.images == 1) | (s.pixels < _RARE * s.pixels.sum())
         rare = np.flatnonzero(single_or_few & (s.pixels > 0)) if s is summaries[0] else ()
         if len(rare):
             counts = [f"{s.classes[i]} ({s.pixels[i]:,} in images: {s.images[i]:,})" for i in rare]
-            print(f"{s.split}: note: few pixels, or a single image: {_listed(counts)}")
+            print(f"{s.split}: note: few pixels, or a single image: {join_names(counts)}")
         for text in [text for text, i in (labels or {}).items() if i in rare][:_SHOWN_NAMES]:
             print(f"{s.split}: note: is {text} a class? --ignore {shlex.quote(text)} leaves it out")
 
 
-def _listed(names: Sequence[str]) -> str:
-    """Return the names, at most eight."""
+def join_names(names: Sequence[str]) -> str:
+    """Return the first eight names, and how many more there are."""
     more = [f"{len(names) - _SHOWN_NAMES} more"] if len(names) > _SHOWN_NAMES else []
     return ", ".join([*names[:_SHOWN_NAMES], *more])

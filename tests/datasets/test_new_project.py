@@ -176,6 +176,15 @@ def test_at_most_255_classes():
         assign_classes(labels | {1255: "1255"})
 
 
+def test_values_of_150_classes_are_a_short_line(tmp_path, capsys):
+    for i in range(2):
+        save(tmp_path / f"images/{i}.png", PHOTO)
+        save(tmp_path / f"masks/{i}.png", np.resize(np.arange(150, dtype=np.uint8), SIZE[::-1]))
+    assert run(tmp_path, "--masks", str(tmp_path / "masks")) == 0
+    (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("values: "))
+    assert line.startswith("values: 0 is class_0, ") and line.endswith("7 is class_7, 142 more")
+
+
 def test_classes_of_names():
     labels = {0: "background", 1: "cat", 2: "dog"}
     own = {"background": 0, "cat": 1, "dog": 2}
