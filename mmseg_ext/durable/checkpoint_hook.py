@@ -80,8 +80,9 @@ class DurableCheckpointHook(CheckpointHook):
         """Remove files that a kill left behind, and warn of another run's checkpoints."""
         folder = Path(self.out_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        logs = [*Path(runner.work_dir).glob("[0-9]*_[0-9]*")]
-        for place in (folder, *logs, *(path for log in logs for path in log.iterdir())):
+        work = Path(runner.work_dir)  # another one than `folder` with `out_dir`
+        logs = [*work.glob("[0-9]*_[0-9]*")]
+        for place in (folder, work, *logs, *(path for log in logs for path in log.iterdir())):
             remove_parts(place)
         self._remove_older(runner, self._step(runner))
         others = [path.name for path, own in all_checkpoints(folder).items() if own != run]
