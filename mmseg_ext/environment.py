@@ -113,6 +113,8 @@ def stack_problem(stack: tuple[str, ...] = STACK) -> str | None:
         action = remedy()
         if COMPILED_OPERATORS in problem:
             action = "call mmseg_ext.use_operators_in_pytorch() before you import mmseg"
+        elif "torchvision" in problem:
+            action = "torch and torchvision do not fit: pip install --upgrade torch torchvision"
         return mixture() or f"mmseg_ext: {problem}; {action}"
     return None
 

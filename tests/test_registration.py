@@ -141,6 +141,17 @@ def test_a_command_without_packages_says_what_to_install(missing, message, tmp_p
     assert line.startswith(f"mmseg_ext: {message}") and "pip install onedl-mmcv" in line
 
 
+def test_a_torchvision_of_another_torch_is_named(tmp_path):
+    """mmseg imports timm, which imports torchvision; every command answers with the line."""
+    (tmp_path / "timm.py").write_text("import torchvision")
+    error = "operator torchvision::nms does not exist"
+    (tmp_path / "torchvision.py").write_text(f"raise RuntimeError({error!r})")
+    result = run_without((), tmp_path, "-m", "mmseg_ext", "print_config", "ea_r18_shapes")
+    (line,) = result.stderr.splitlines()
+    assert result.returncode == 1 and error in line
+    assert line.endswith("pip install --upgrade torch torchvision")
+
+
 def test_two_distributions_of_one_module_are_named(monkeypatch):
     """pip does not notice that they overwrite each other."""
     monkeypatch.setattr(environment, "installed", lambda: ["onedl-mmcv", "mmcv", "mmengine"])

@@ -76,8 +76,7 @@ def read_flags(
 def prepare_stack() -> None:
     """Import what is installed of the mm stack, and register this package's models."""
     register()
-    usable = environment.stack_problem(BASE) is None and find_spec("mmseg") is not None
-    if usable and environment.stack_problem() and not environment.has_compiled_operators():
+    if environment.COMPILED_OPERATORS in (environment.stack_problem() or ""):
         use_operators_in_pytorch()
 
 
