@@ -15,7 +15,7 @@ and the mean is compared with the head's threshold, as for a single view. mmsegm
 """
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import torch
 from mmengine.model import BaseTTAModel
@@ -61,7 +61,7 @@ class StreamingSegTTAModel(BaseTTAModel):
         lists over the batch.
         """
         if not (isinstance(self.module, StripEncoderDecoder) and self.module.predicts_by_strips()):
-            return super().test_step(data)
+            return cast(list[SegDataSample], super().test_step(data))
         merged: list[SegDataSample] = []
         maps = []  # per view, the scores of each image
         for values in zip(*data.values(), strict=True):
@@ -69,7 +69,7 @@ class StreamingSegTTAModel(BaseTTAModel):
             maps.append(self.module.score_maps(view["inputs"], view["data_samples"]))
             merged = merged or view["data_samples"]
         for sample, image in zip(merged, zip(*maps, strict=True), strict=True):
-            self.module.set_prediction(sample, image, self.merge)
+            self.module.set_prediction(sample, list(image), self.merge)
         return merged
 
     def merge_preds(self, data_samples_list: list[Sequence[SegDataSample]]) -> list[SegDataSample]:
