@@ -14,7 +14,7 @@ from tests.configs import CONFIGS
 from tests.engine.runs import ROOT, run_script
 
 REQUIRED_MIOU = 70.0
-# The first three quarters of the demo's 1,300 iterations, in which the rate is the same.
+# The first three quarters of the demo's 1,300 iterations, with the same schedule.
 SHORTER = ["train_cfg.max_iters=980", "train_cfg.val_interval=980"]
 SHORTER += ["default_hooks.checkpoint.interval=980"]
 
