@@ -52,11 +52,14 @@ def remedy() -> str:
 
 def mixture() -> str | None:
     """Return a line if two installed distributions have written the same modules."""
+    found = installed()
     for name, distributions in DISTRIBUTIONS.items():
-        both = " and ".join(d for d in distributions if d in installed())
-        if " and " in both:
-            problem = f"{both} both install the module {name!r}, and each has overwritten parts"
-            return f"mmseg_ext: {problem} of the other; {remedy()}"
+        both = [d for d in distributions if d in found]
+        if len(both) > 1:
+            return (
+                f"mmseg_ext: {' and '.join(both)} both install the module {name!r}, and each has "
+                f"overwritten parts of the other; {remedy()}"
+            )
     return None
 
 

@@ -282,26 +282,24 @@ def _named_last(folder: str | Path) -> Path | None:
     return Path(folder, name) if name else None
 
 
-def all_checkpoints(folder: str | Path) -> dict[Path, str | None]:
-    """Return checkpoints with the identity of their run, as `origin_of` does, newest first.
+def all_checkpoints(folder: str | Path) -> list[Path]:
+    """Return the files of checkpoints, and the one in `last_checkpoint`, newest first.
 
-    They include the file in `last_checkpoint`: a run can stop after it has saved a checkpoint and
-    before it writes `last_checkpoint`.
+    A run can stop after it has saved a checkpoint and before it writes `last_checkpoint`.
     """
     named = _named_last(folder)
-    found: list[tuple[float, Path, str | None]] = []
-    for path in Path(folder).glob("*.pth"):
-        if path.is_file() and (path == named or _CHECKPOINT.fullmatch(path.name)):
-            run, saved = origin_of(path)
-            found.append((saved, path, run))
-    found.sort(key=lambda entry: entry[0], reverse=True)
-    return {path: run for _, path, run in found}
+    found = [
+        path
+        for path in Path(folder).glob("*.pth")
+        if path.is_file() and (path == named or _CHECKPOINT.fullmatch(path.name))
+    ]
+    return sorted(found, key=lambda path: origin_of(path)[1], reverse=True)
 
 
 def candidates(folder: str | Path) -> list[Path]:
     """Return `all_checkpoints` without the checkpoints of an earlier run in the same folder."""
     run, found = _read_word(Path(folder, RUN)), all_checkpoints(folder)
-    return [path for path, own in found.items() if own in (run, None) or not run]
+    return [path for path in found if origin_of(path)[0] in (run, None)] if run else found
 
 
 def newest_complete(folder: str | Path) -> tuple[Path | None, list[str]]:
