@@ -80,8 +80,7 @@ def find_images(path: Path, out: Path, recursive: bool = False) -> dict[Path, Pa
 def main(args: argparse.Namespace) -> int:
     from PIL import Image
 
-    from mmseg_ext.datasets.dataset_report import progress
-    from mmseg_ext.inference.legend import with_legend
+    from mmseg_ext.datasets.images import progress
     from mmseg_ext.inference.models import DEFAULT, pretrained_weights
     from mmseg_ext.inference.predictor import Predictor
 
@@ -105,14 +104,16 @@ def main(args: argparse.Namespace) -> int:
         try:
             _check_size(path, args.max_pixels)
             result = predictor(path)
-            overlay = _overlay(result, args.opacity, args.with_labels)
+            if args.with_labels:
+                overlay = _with_labels(result, args.opacity)
+            else:
+                overlay = result.overlay(args.opacity)
         except Exception as error:  # of any kind: decoders, the pipeline and the model raise it
             text = " ".join(str(error).split())
             print(f"error: {text if str(path) in text else f'{path}: {text}'}", file=sys.stderr)
             failed += 1
             continue
         _save(Image.fromarray(result.labels), args.out / "labels" / results[path])
-        overlay = with_legend(overlay, result.labels, result.classes, result.palette)
         _save(overlay, args.out / "overlays" / results[path])
         if args.json or args.coco or args.csv:
             measurements.add(path, results[path], result)
@@ -190,8 +191,8 @@ def _check_size(path: Path, most: int) -> None:
         raise ValueError(f"{path}: has {width}x{height} pixels and {memory}; {allow}")
 
 
-def _overlay(result: "Segmentation", opacity: float, with_labels: bool) -> "Image.Image":
-    """Return the overlay; `with_labels` is mmsegmentation's, with the class names."""
+def _with_labels(result: "Segmentation", opacity: float) -> "Image.Image":
+    """Return mmsegmentation's overlay, with the class names instead of a legend."""
     import numpy as np
     import torch
     from mmengine.structures import PixelData
@@ -199,8 +200,6 @@ def _overlay(result: "Segmentation", opacity: float, with_labels: bool) -> "Imag
     from mmseg.visualization import SegLocalVisualizer
     from PIL import Image
 
-    if not with_labels:
-        return result.overlay(opacity, legend=False)
     visualizer = SegLocalVisualizer(alpha=opacity)
     visualizer.dataset_meta = dict(classes=result.classes, palette=result.palette.tolist())
     labels = torch.from_numpy(result.labels.astype(np.int64))[None]  # (1, H, W)

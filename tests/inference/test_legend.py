@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from mmseg_ext.inference.legend import with_legend
+from mmseg_ext.inference.predictor import Segmentation
 
 CLASSES = ("road", "sky", "nowhere", "a long name", "rare")
 PALETTE = np.array([[200, 0, 0], [0, 200, 0], [9, 99, 9], [0, 0, 200], [200, 200, 0]], np.uint8)
@@ -15,10 +14,10 @@ BY_AREA = [1, 0, 3, 4]
     ("height", "width", "rows"), [(40, 20, 4), (480, 640, 2), (3000, 4000, 2), (100, 2000, 1)]
 )
 def test_classes_are_listed_by_area_below_the_picture(height, width, rows):
-    picture = Image.new("RGB", (width, height), (90, 90, 90))
+    picture = np.full((height, width, 3), 90, np.uint8)
     labels = np.ones((height, width), np.uint8)
     labels[: height // 4], labels[-height // 8 :], labels[0, :1] = 0, 3, 4
-    page = np.asarray(with_legend(picture, labels, CLASSES, PALETTE))
+    page = np.asarray(Segmentation(labels, CLASSES, PALETTE, picture).overlay(opacity=0))
     assert (page[:height, :width] == picture).all()
     strip = page[height:]
     side = len(strip) // rows // 2
@@ -42,7 +41,7 @@ def test_shares_of_the_pixels(monkeypatch):
     """Known text for known areas; small ones are not rounded to zero."""
     texts, labels = [], np.zeros((100, 100), np.uint8)
     labels[0, :4], labels[1, :5], labels[50:] = 1, 3, 4
-    draw = "mmseg_ext.inference.legend.ImageDraw.ImageDraw.text"
+    draw = "mmseg_ext.inference.predictor.ImageDraw.ImageDraw.text"
     monkeypatch.setattr(draw, lambda self, place, text, *args, **kwargs: texts.append(text))
-    with_legend(Image.new("RGB", (100, 100)), labels, CLASSES, PALETTE)
+    Segmentation(labels, CLASSES, PALETTE, np.zeros((100, 100, 3), np.uint8)).overlay()
     assert texts == ["rare 50.0%", "road 49.9%", "a long name 0.1%", "sky < 0.1%"]
