@@ -252,7 +252,7 @@ def _read_word(path: Path) -> str:
     return path.read_text(errors="replace").strip() if path.is_file() else ""
 
 
-_origins: dict[tuple[int, int, int], tuple[str | None, float]] = {}
+_origins: dict[tuple[int, ...], tuple[str | None, float]] = {}
 
 
 def origin_of(path: Path, known: dict | None = None) -> tuple[str | None, float]:
@@ -261,7 +261,8 @@ def origin_of(path: Path, known: dict | None = None) -> tuple[str | None, float]
     Each file is read once, and not at all if its `meta` is `known` because this process wrote it.
     """
     stat = path.stat()
-    identity = stat.st_dev, stat.st_ino, stat.st_mtime_ns
+    # A copy over a file can keep the first three.
+    identity = stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns
     if known or identity not in _origins:
         try:
             meta = known or dict(read_checkpoint(path, mmap=True)["meta"])
