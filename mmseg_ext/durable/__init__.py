@@ -11,11 +11,10 @@ With `runner_type = 'DurableRunner'` and the hooks of this folder:
 docs/reliability.md has the conditions. This folder knows nothing of segmentation.
 """
 
-from mmseg_ext.durable.checkpoint_hook import DurableCheckpointHook
+from mmseg_ext.durable.checkpoint_hooks import DurableCheckpointHook, StopOnSignalHook
 from mmseg_ext.durable.finite_loss import FiniteLossHook
 from mmseg_ext.durable.randomness import PositionedInfiniteSampler, PositionedSampler
 from mmseg_ext.durable.runner import DurableRunner
-from mmseg_ext.durable.signals import StopOnSignalHook
 
 __all__ = [
     "DurableCheckpointHook",

@@ -1,4 +1,4 @@
-"""Files of checkpoints and weights: read without running code, found, and written atomically."""
+"""Files of checkpoints and weights: read without running code, and written atomically."""
 
 import contextlib
 import glob
@@ -25,12 +25,9 @@ from mmseg_ext.errors import CheckpointError
 _WRAPPERS = ("state_dict", "model", "net", "state_dict_ema")
 _TRUST = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"  # torch's own variable
 _HAS_ALLOW_LIST = hasattr(serialization, "add_safe_globals")  # torch 2.4
-RUN = "current_run"  # a text file with the identity of the run that owns the folder
 TERMS = ("license", "trained_on")  # entries of `meta` that every file made from weights keeps
-LAST = "last_checkpoint"  # mmengine's text file with the path of the newest checkpoint
 # Ends in eight digits of the file's SHA-256, as `write_weights` names files.
 _HASHED = re.compile(r"-([0-9a-f]{8})\.safetensors")
-_CHECKPOINT = re.compile(r"(iter|epoch)_\d+\.pth")
 
 
 def read_checkpoint(path: str | Path, map_location: Any = "cpu", mmap: bool | None = None) -> Any:
@@ -245,94 +242,3 @@ def write_weights(
     with atomic_write(path) as part:
         part.write_bytes(data)
     return path
-
-
-def _read_word(path: Path) -> str:
-    """Return the content of a text file; an empty string if it is missing."""
-    return path.read_text(errors="replace").strip() if path.is_file() else ""
-
-
-_origins: dict[tuple[int, ...], tuple[str | None, float]] = {}
-
-
-def origin_of(path: Path, known: dict | None = None) -> tuple[str | None, float]:
-    """Return the identity of the run that wrote a checkpoint, or None, and when it was saved.
-
-    Each file is read once, and not at all if its `meta` is `known` because this process wrote it.
-    """
-    stat = path.stat()
-    # A copy over a file can keep the first three.
-    identity = stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns
-    if known or identity not in _origins:
-        try:
-            meta = known or dict(read_checkpoint(path, mmap=True)["meta"])
-        except Exception:  # `newest_complete` reports files that cannot be read
-            meta = {}
-        saved = meta.get("saved_at")  # a copied file may have another time
-        saved = saved if isinstance(saved, float) else stat.st_mtime
-        _origins[identity] = meta.get("run"), saved
-    return _origins[identity]
-
-
-def _named_last(folder: str | Path) -> Path | None:
-    """Return the file in `folder` with the name in `last_checkpoint`.
-
-    The path in it is ignored: in a copied folder it refers to the original.
-    """
-    name = Path(_read_word(Path(folder, LAST))).name
-    return Path(folder, name) if name else None
-
-
-def all_checkpoints(folder: str | Path) -> list[Path]:
-    """Return the files of checkpoints, and the one in `last_checkpoint`, newest first.
-
-    A run can stop after it has saved a checkpoint and before it writes `last_checkpoint`.
-    """
-    named = _named_last(folder)
-    found = [
-        path
-        for path in Path(folder).glob("*.pth")
-        if path.is_file() and (path == named or _CHECKPOINT.fullmatch(path.name))
-    ]
-    return sorted(found, key=lambda path: origin_of(path)[1], reverse=True)
-
-
-def candidates(folder: str | Path) -> list[Path]:
-    """Return `all_checkpoints` without the checkpoints of an earlier run in the same folder."""
-    run, found = _read_word(Path(folder, RUN)), all_checkpoints(folder)
-    return [path for path in found if origin_of(path)[0] in (run, None)] if run else found
-
-
-def newest_complete(folder: str | Path) -> tuple[Path | None, list[str]]:
-    """Return the first readable file of `candidates`, and the problems of the files before it.
-
-    Raises:
-        CheckpointError: if there are candidates and all are damaged.
-    """
-    problems = []
-    named = _named_last(folder)
-    if named is not None and not named.exists():
-        problems.append(f"{folder}/{LAST} names {str(named)!r}, which does not exist")
-    for path in candidates(folder):
-        try:
-            read_checkpoint(path)
-        except (CheckpointError, OSError) as error:
-            problems.append(str(error))
-        else:
-            return path, problems
-    if problems:
-        raise CheckpointError(
-            f"--resume: {'; '.join(problems)}; name an intact checkpoint with --cfg-options "
-            "load_from=FILE, or start again in another work directory"
-        )
-    return None, problems
-
-
-def require_resumable(content: dict, name: str) -> None:
-    """Raise CheckpointError for a checkpoint without the state of a training run."""
-    meta, hub = content.get("meta") or {}, content.get("message_hub") or {}
-    if not {"epoch", "iter"} <= meta.keys() or "runtime_info" not in hub:
-        raise CheckpointError(
-            f"{name}: contains weights, but no training state to resume; to start from its "
-            f"weights, use --cfg-options load_from={name} without --resume"
-        )

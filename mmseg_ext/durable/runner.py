@@ -28,23 +28,25 @@ from typing import Any
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
 from mmengine.registry import RUNNERS
-from mmengine.runner import IterBasedTrainLoop, Runner
+from mmengine.runner import IterBasedTrainLoop, LogProcessor, Runner
 from torch import nn
 from torch.utils.data import DataLoader
 
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.durable import randomness
-from mmseg_ext.durable.checkpoint_files import newest_complete, origin_of, require_resumable
-from mmseg_ext.durable.checkpoint_hook import checkpoint_folder
-from mmseg_ext.durable.history import ShortHistoryHook
-from mmseg_ext.durable.lock import lock_work_dir
-from mmseg_ext.durable.optimizer_state import fit_optimizer_state
+from mmseg_ext.durable.checkpoint_hooks import StopOnSignalHook
 from mmseg_ext.durable.plain_data import to_plain
-from mmseg_ext.durable.process_state import ProcessStateHook
-from mmseg_ext.durable.rank_zero import on_rank_zero
+from mmseg_ext.durable.run_state import ProcessStateHook, fit_optimizer_state
 from mmseg_ext.durable.safe_loading import safe_loading
-from mmseg_ext.durable.signals import StopOnSignalHook
 from mmseg_ext.durable.terminal import quiet_terminal
+from mmseg_ext.durable.work_dir import (
+    checkpoint_folder,
+    lock_work_dir,
+    newest_complete,
+    on_rank_zero,
+    origin_of,
+    require_resumable,
+)
 from mmseg_ext.errors import RESUME_HINT, CheckpointError, NotWritten
 from mmseg_ext.upstream import (
     resume_from,
@@ -86,6 +88,35 @@ class RepeatValidationHook(Hook):
         runner.logger.info(f"repeating the validation of iteration {runner.iter}")
         runner.message_hub.update_info("iter", runner.iter - 1)  # as in the loop of iterations
         runner.val_loop.run()
+
+
+class ShortHistoryHook(Hook):
+    """Limits the history of training and validation to what the log processor reads.
+
+    mmengine appends each logged value to an array of the complete history, which is also in each
+    checkpoint, so the cost of an iteration would grow with the run. The complete history stays if a
+    window of the log processor is 'epoch' or 'global', or with another class of log processors.
+    """
+
+    priority = "HIGHEST"  # before the iteration's values are added
+
+    def __init__(self):
+        self._lengths: dict[str, int] = {}
+
+    def before_train(self, runner) -> None:
+        processor = runner.log_processor
+        windows = [processor.window_size, *(c.get("window_size") for c in processor.custom_cfg)]
+        if type(processor) is not LogProcessor or {type(size) for size in windows} != {int}:
+            return
+        # At the end of a validation its times are averaged.
+        batches = 0 if runner.val_loop is None else len(runner.val_dataloader)
+        self._lengths = {"train": max(windows), "val": max(*windows, batches)}
+
+    def before_train_iter(self, runner, batch_idx: int, data_batch=None) -> None:
+        for name, history in runner.message_hub.log_scalars.items():
+            length = self._lengths.get(name.partition("/")[0])
+            if length is not None:
+                history.max_length = length  # used when the next value is added
 
 
 @RUNNERS.register_module()

@@ -19,9 +19,8 @@ from mmengine.config import Config
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from mmseg_ext.durable.checkpoint_files import candidates, published_name
-from mmseg_ext.durable.checkpoint_hook import checkpoint_folder
-from mmseg_ext.durable.rank_zero import on_rank_zero
+from mmseg_ext.durable.checkpoint_files import published_name
+from mmseg_ext.durable.work_dir import candidates, checkpoint_folder, on_rank_zero
 from mmseg_ext.engine.amp import enable_amp
 from mmseg_ext.engine.build_errors import check_metrics, dataset_warnings, explained
 from mmseg_ext.engine.config import load_config

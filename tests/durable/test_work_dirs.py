@@ -16,10 +16,10 @@ import torch
 from mmengine.hooks import EMAHook
 
 from mmseg_ext.commands.test import main as score
-from mmseg_ext.durable import lock
+from mmseg_ext.durable import work_dir
 from mmseg_ext.durable.checkpoint_files import read_checkpoint
-from mmseg_ext.durable.lock import lock_work_dir
 from mmseg_ext.durable.plain_data import to_plain
+from mmseg_ext.durable.work_dir import lock_work_dir
 from tests.engine.run_hooks import Crash
 from tests.engine.runs import built, log_text, run_tool, train_here, train_words, write_config
 from tests.engine.states import UNVALIDATED, assert_same
@@ -127,7 +127,7 @@ def test_the_lock_follows_no_link(tmp_path):
 
 def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
     """As some NFS and Lustre mounts."""
-    monkeypatch.setattr(lock, "print_log", log := mock.Mock())
+    monkeypatch.setattr(work_dir, "print_log", log := mock.Mock())
     monkeypatch.setattr(fcntl, "lockf", mock.Mock(side_effect=OSError(errno.ENOLCK, "no locks")))
     (tmp_path / ".training").write_text("process 7 on another\n" * 9)
     with lock_work_dir(str(tmp_path)):

@@ -13,13 +13,8 @@ import torch
 from mmseg.evaluation import IoUMetric
 
 from mmseg_ext.atomic_write import atomic_write, write_text
-from mmseg_ext.durable.checkpoint_files import (
-    newest_complete,
-    origin_of,
-    read_checkpoint,
-    read_state_dict,
-    write_weights,
-)
+from mmseg_ext.durable.checkpoint_files import read_checkpoint, read_state_dict, write_weights
+from mmseg_ext.durable.work_dir import newest_complete, origin_of
 from mmseg_ext.errors import CheckpointError, NotWritten
 from tests.engine.runs import log_text, train_here, write_config
 from tests.engine.states import UNVALIDATED

@@ -25,7 +25,7 @@ from mmseg_ext.commands import exit_on_run_error
 from mmseg_ext.commands import test as scoring
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.durable.checkpoint_files import read_checkpoint
-from mmseg_ext.durable.rank_zero import on_rank_zero
+from mmseg_ext.durable.work_dir import on_rank_zero
 from mmseg_ext.engine import build, distributed
 from mmseg_ext.engine.amp import bfloat16_autocast
 from mmseg_ext.engine.build import build_test_runner

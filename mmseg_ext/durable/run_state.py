@@ -1,4 +1,4 @@
-"""The state that differs between the processes of a run, and that a validation must not change."""
+"""The state of a run besides its weights, as a resume restores it: of processes and optimizers."""
 
 import logging
 from typing import Any
@@ -6,12 +6,17 @@ from typing import Any
 import torch
 from mmengine import dist
 from mmengine.hooks import Hook
+from mmengine.optim import OptimWrapper, OptimWrapperDict
+from torch import Tensor
 from torch.backends import cudnn
+from torch.optim import Optimizer
 
-from mmseg_ext.durable.optimizer_state import laid_out_as
 from mmseg_ext.durable.randomness import random_state, set_random_state
 from mmseg_ext.durable.safe_loading import unwrap_model
-from mmseg_ext.errors import RunError
+from mmseg_ext.errors import CheckpointError, RunError
+
+# They select how torch computes a step, and its sign.
+_OF_THE_CONFIG = ("fused", "foreach", "capturable", "differentiable", "maximize")
 
 
 def _is_not_about_lost_gradients(record: logging.LogRecord) -> bool:
@@ -111,3 +116,57 @@ class ProcessStateHook(Hook):
                 f"({type(error).__name__}: {reason}); resume from another checkpoint with "
                 "--cfg-options load_from=FILE"
             ) from error
+
+
+def fit_optimizer_state(wrapper: OptimWrapper | OptimWrapperDict, saved: dict, name: str) -> None:
+    """Prepare `saved`, from the checkpoint `name`, for `wrapper.load_state_dict`, in place.
+
+    The groups keep the implementation that the config selects, and each state tensor gets the
+    memory layout of its parameter.
+
+    Raises:
+        CheckpointError: for other groups, or a state tensor of another shape than its parameter, if
+            the optimizer has a fused implementation. States of other optimizers can have any shape.
+    """
+    try:
+        if isinstance(wrapper, OptimWrapperDict):
+            for key, part in wrapper.items():
+                _fit(part.optimizer, saved[key])
+        else:
+            _fit(wrapper.optimizer, saved)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(
+            f"{name}: its optimizer state does not fit this model and optimizer ({reason}); to "
+            f"start from its weights, use --cfg-options load_from={name} without --resume"
+        ) from error
+
+
+def _fit(optimizer: Optimizer, saved: dict) -> None:
+    for own, group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        for key in _OF_THE_CONFIG:
+            if key in own:
+                group[key] = own[key]
+            else:
+                group.pop(key, None)
+        if "fused" not in optimizer.defaults:
+            continue
+        for number, parameter in zip(group["params"], own["params"], strict=True):
+            state = saved["state"].get(number, {})
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.ndim > 0:
+                    state[key] = laid_out_as(parameter, value, key)
+
+
+def laid_out_as(parameter: Tensor, value: Tensor, name: str) -> Tensor:
+    """Return `value` with the device and the memory layout of `parameter`, called `name` in errors.
+
+    Raises:
+        ValueError: for another shape.
+    """
+    shapes = tuple(value.shape), tuple(parameter.shape)
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"{name} has the shape {shapes[0]} for a parameter of shape {shapes[1]}")
+    if value.stride() == parameter.stride():
+        return value.to(parameter.device)
+    return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)

@@ -1,0 +1,188 @@
+"""The work directory of a run: its lock, and its checkpoints among those of other runs."""
+
+import contextlib
+import logging
+import os
+import platform
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mmengine import dist
+from mmengine.config import Config
+from mmengine.logging import print_log
+
+from mmseg_ext.durable.checkpoint_files import read_checkpoint
+from mmseg_ext.errors import CheckpointError, LaunchError, RunError
+
+try:
+    import fcntl
+except ImportError:  # Windows, where work directories are not locked
+    fcntl = None
+
+RUN = "current_run"  # a text file with the identity of the run that owns the folder
+LAST = "last_checkpoint"  # mmengine's text file with the path of the newest checkpoint
+_CHECKPOINT = re.compile(r"(iter|epoch)_\d+\.pth")
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def lock_work_dir(work_dir: str) -> Iterator[None]:
+    """Lock the work directory until the end of the context or of the process.
+
+    A file system without locks is a warning.
+
+    Raises:
+        LaunchError: if another process holds the lock.
+    """
+    path = Path(work_dir, ".training")
+    # A link must not lead the text below into another file.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    with os.fdopen(descriptor, "r+") as file:
+        try:
+            if fcntl is not None:
+                # Not `flock`: the workers of a killed process would hold it until they end.
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LaunchError(
+                f"work dir {str(work_dir)!r}: another training is running in it "
+                f"({file.read().strip() or 'unknown process'}); wait until it ends, or set another "
+                "directory with --work-dir"
+            ) from error
+        except OSError as error:  # of some NFS and Lustre mounts
+            print_log(
+                f"{path}: the file system has no locks ({error.strerror}); make sure that no other "
+                "training uses this work directory",
+                logger="current",
+                level=logging.WARNING,
+            )
+        file.truncate()
+        print(f"process {os.getpid()} on {platform.node()}", file=file, flush=True)
+        yield
+
+
+def on_rank_zero(action: Callable[[], T]) -> T:
+    """Run `action` on rank 0 and return its result, or raise its error, on every rank.
+
+    Other ranks raise a RunError for an error that is neither a LaunchError nor a CheckpointError.
+    """
+    result, error = None, None
+    if dist.is_main_process():
+        try:
+            result = action()
+        except Exception as raised:  # of any kind, or the other ranks would wait
+            error = raised
+    # An error of another type may not survive pickling.
+    own = error is None or isinstance(error, LaunchError | CheckpointError)
+    sent: list[Any] = [
+        result,
+        error if own else RunError(f"rank 0: {type(error).__name__}: {error}"),
+    ]
+    dist.broadcast_object_list(sent)
+    error = error or sent[1]
+    if error is not None:
+        raise error
+    return sent[0]
+
+
+def checkpoint_folder(cfg: Config) -> Path:
+    """Return the folder of a config's checkpoints: the work directory, or one in `out_dir`.
+
+    A relative folder stays relative: machines without a shared folder can differ in the rest.
+    """
+    hook = (cfg.get("default_hooks") or {}).get("checkpoint") or {}
+    if not hook.get("out_dir"):
+        return Path(cfg.work_dir)
+    return Path(hook["out_dir"], Path(os.path.abspath(cfg.work_dir)).name)
+
+
+def _read_word(path: Path) -> str:
+    """Return the content of a text file; an empty string if it is missing."""
+    return path.read_text(errors="replace").strip() if path.is_file() else ""
+
+
+_origins: dict[tuple[int, ...], tuple[str | None, float]] = {}
+
+
+def origin_of(path: Path, known: dict | None = None) -> tuple[str | None, float]:
+    """Return the identity of the run that wrote a checkpoint, or None, and when it was saved.
+
+    Each file is read once, and not at all if its `meta` is `known` because this process wrote it.
+    """
+    stat = path.stat()
+    # A copy over a file can keep the first three.
+    identity = stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns
+    if known or identity not in _origins:
+        try:
+            meta = known or dict(read_checkpoint(path, mmap=True)["meta"])
+        except Exception:  # `newest_complete` reports files that cannot be read
+            meta = {}
+        saved = meta.get("saved_at")  # a copied file may have another time
+        saved = saved if isinstance(saved, float) else stat.st_mtime
+        _origins[identity] = meta.get("run"), saved
+    return _origins[identity]
+
+
+def _named_last(folder: str | Path) -> Path | None:
+    """Return the file in `folder` with the name in `last_checkpoint`.
+
+    The path in it is ignored: in a copied folder it refers to the original.
+    """
+    name = Path(_read_word(Path(folder, LAST))).name
+    return Path(folder, name) if name else None
+
+
+def all_checkpoints(folder: str | Path) -> list[Path]:
+    """Return the files of checkpoints, and the one in `last_checkpoint`, newest first.
+
+    A run can stop after it has saved a checkpoint and before it writes `last_checkpoint`.
+    """
+    named = _named_last(folder)
+    found = [
+        path
+        for path in Path(folder).glob("*.pth")
+        if path.is_file() and (path == named or _CHECKPOINT.fullmatch(path.name))
+    ]
+    return sorted(found, key=lambda path: origin_of(path)[1], reverse=True)
+
+
+def candidates(folder: str | Path) -> list[Path]:
+    """Return `all_checkpoints` without the checkpoints of an earlier run in the same folder."""
+    run, found = _read_word(Path(folder, RUN)), all_checkpoints(folder)
+    return [path for path in found if origin_of(path)[0] in (run, None)] if run else found
+
+
+def newest_complete(folder: str | Path) -> tuple[Path | None, list[str]]:
+    """Return the first readable file of `candidates`, and the problems of the files before it.
+
+    Raises:
+        CheckpointError: if there are candidates and all are damaged.
+    """
+    problems = []
+    named = _named_last(folder)
+    if named is not None and not named.exists():
+        problems.append(f"{folder}/{LAST} names {str(named)!r}, which does not exist")
+    for path in candidates(folder):
+        try:
+            read_checkpoint(path)
+        except (CheckpointError, OSError) as error:
+            problems.append(str(error))
+        else:
+            return path, problems
+    if problems:
+        raise CheckpointError(
+            f"--resume: {'; '.join(problems)}; name an intact checkpoint with --cfg-options "
+            "load_from=FILE, or start again in another work directory"
+        )
+    return None, problems
+
+
+def require_resumable(content: dict, name: str) -> None:
+    """Raise CheckpointError for a checkpoint without the state of a training run."""
+    meta, hub = content.get("meta") or {}, content.get("message_hub") or {}
+    if not {"epoch", "iter"} <= meta.keys() or "runtime_info" not in hub:
+        raise CheckpointError(
+            f"{name}: contains weights, but no training state to resume; to start from its "
+            f"weights, use --cfg-options load_from={name} without --resume"
+        )
