@@ -44,10 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     from mmseg_ext.durable.terminal import ProgressHook, logged_warnings
     from mmseg_ext.engine.build_errors import explained
 
-    share = (args.cfg_options or {}).get("min_backbone_share")  # of a config: DurableRunner
-    with exit_on_run_error(), logged_warnings(), safe_loading(share):
+    with exit_on_run_error(), logged_warnings(), safe_loading():
         runner = runner_of(args)
         runner.register_hook(ProgressHook())
-        with explained(runner.cfg):
+        # Also for mmengine's Runner, which does not read the key.
+        with explained(runner.cfg), safe_loading(runner.cfg.get("min_backbone_share")):
             runner.train()
     return 0

@@ -1,6 +1,5 @@
 """The state of a run besides its weights, as a resume restores it: of processes and optimizers."""
 
-import logging
 from typing import Any
 
 import torch
@@ -13,15 +12,11 @@ from torch.optim import Optimizer
 
 from mmseg_ext.durable.randomness import random_state, set_random_state
 from mmseg_ext.durable.safe_loading import unwrap_model
+from mmseg_ext.durable.terminal import hide_lost_gradients
 from mmseg_ext.errors import CheckpointError, RunError
 
 # They select how torch computes a step, and its sign.
 _OF_THE_CONFIG = ("fused", "foreach", "capturable", "differentiable", "maximize")
-
-
-def _is_not_about_lost_gradients(record: logging.LogRecord) -> bool:
-    """Return False for mmengine's warning about a resume within an accumulation."""
-    return "gradient of some iterations is lost" not in record.getMessage()
 
 
 class ProcessStateHook(Hook):
@@ -96,7 +91,7 @@ class ProcessStateHook(Hook):
         own = states[runner.rank]
         self._resumed = filename, own
         if isinstance(own, dict) and own.get("gradients"):
-            runner.logger.addFilter(_is_not_about_lost_gradients)
+            hide_lost_gradients(runner.logger)
 
     def _restore(self, runner) -> None:
         """Restore the random state and the gradients of a resumed checkpoint, once."""

@@ -181,6 +181,9 @@ def test_too_little_of_a_backbone_is_refused_unless_told_otherwise(folder, good,
     train_here(config, work, f"load_from={path}", *told)
     assert f"{share:.1%} of its backbone; not filled: backbone.layer4" in log_text(work)
     assert f"Loads checkpoint from {path}\n" in capsys.readouterr().out
+    # Also in the file of a config that trains with mmengine's Runner.
+    stock = f"runner_type = 'Runner'\nmin_backbone_share = 0\nload_from = {str(path)!r}\n"
+    train_here(write_config(tmp_path, stock), tmp_path / "stock", "train_cfg.max_iters=1")
 
 
 @pytest.fixture
