@@ -19,10 +19,9 @@ from mmseg_ext.durable.safe_loading import unwrap_model
 
 _PACKAGES = ("mmseg_ext", "torch", "numpy", "mmengine", "mmcv", "mmseg", "mmdet", "mmpretrain")
 _FROM_SCRATCH = (
-    "model.backbone: starts from random weights, but results on this dataset are usually reported "
-    "with pretrained ones; set model.backbone.init_cfg=dict(type='Pretrained', checkpoint=FILE)"
+    "random weights; for pretrained ones set "
+    "model.backbone.init_cfg=dict(type='Pretrained', checkpoint=FILE)"
 )
-_USUALLY_PRETRAINED = ("PascalVOC", "ADE20K", "Cityscapes", "Coco", "COCO")  # in class names
 
 
 def git_commit() -> str:
@@ -89,8 +88,8 @@ def describe_run(cfg: Config, world_size: int, seed: int | None) -> dict:
 class RunRecordHook(Hook):
     """Writes `run.json` and the resolved `config.py` to the log folder when training starts.
 
-    It also logs a few lines about the run, and warns of random weights where pretrained ones are
-    usual. The log folder is `<work_dir>/<time>`; every start has its own, also a resumed one.
+    It also logs a few lines about the run. The log folder is `<work_dir>/<time>`; every start has
+    its own, also a resumed one.
     """
 
     priority = "LOW"  # after a resume has restored the seed
@@ -105,8 +104,6 @@ class RunRecordHook(Hook):
         write_text(runner.cfg.pretty_text, folder / "config.py")
         for line in summary(runner, record):
             runner.logger.info(line)
-        if initial_weights(runner) is None and uses_large_dataset(runner):
-            runner.logger.warning(_FROM_SCRATCH)
 
 
 def summary(runner, record: dict) -> list[str]:
@@ -118,7 +115,7 @@ def summary(runner, record: dict) -> list[str]:
     kind = type(next(inner_datasets(data))).__name__
     return [
         f"model: {type(model).__name__} of {', '.join(parts)}; {millions:.2f} M parameters",
-        f"backbone: starts from {initial_weights(runner) or 'random weights'}",
+        f"backbone: starts from {initial_weights(runner) or _FROM_SCRATCH}",
         f"data: {kind}, {len(data):,} images; batch: {record['world_size']} x "
         f"{record['batch_per_process']}, gradients of {record['accumulated_batches']} a step",
         f"schedule: from {runner.iter:,} to {loop.max_iters:,} iterations, learning rate "
@@ -142,15 +139,3 @@ def initial_weights(runner) -> str | None:
                 return str(init["checkpoint"])
     pretrained = (runner.cfg.model.get("backbone") or {}).get("pretrained")  # timm's argument
     return f"pretrained={pretrained}" if pretrained else None
-
-
-def uses_large_dataset(runner) -> bool:
-    """Return whether a training set is VOC, ADE20K, Cityscapes or COCO with its own classes."""
-    for dataset in inner_datasets(runner.train_dataloader.dataset):
-        kinds = type(dataset).__mro__
-        known = [k for k in kinds if any(part in k.__name__ for part in _USUALLY_PRETRAINED)]
-        # A subclass, such as the embedded scenes, can have other classes.
-        own = getattr(known[-1], "METAINFO", {}).get("classes") if known else None
-        if own and tuple(dataset.metainfo.get("classes") or ()) == tuple(own):
-            return True
-    return False

@@ -7,28 +7,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.dataset import ConcatDataset
-from mmseg.datasets import CityscapesDataset
 from torch import nn
 
 from mmseg_ext.commands.print_config import main as print_config
 from mmseg_ext.commands.train import main as train
-from mmseg_ext.durable.randomness import SeededSamples
 from mmseg_ext.engine import run_record
-from mmseg_ext.engine.run_record import (
-    batch_settings,
-    git_commit,
-    initial_weights,
-    uses_large_dataset,
-)
+from mmseg_ext.engine.run_record import batch_settings, git_commit, initial_weights
 from tests.engine.runs import ROOT, log_text, write_config
 from tests.engine.states import UNVALIDATED, logged
 
 FLAGS = ["--auto-scale-lr", "--amp", "--cfg-options", "optim_wrapper.accumulative_counts=3"]
 
 
-def test_the_record_equals_the_output_of_print_config(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(run_record, "uses_large_dataset", lambda runner: True)
+def test_the_record_equals_the_output_of_print_config(tmp_path, capsys):
     config, work = write_config(tmp_path, UNVALIDATED), tmp_path / "work"
     line = [str(config), "--work-dir", str(work), *FLAGS, "train_cfg.max_iters=1"]
     print_config(line)
@@ -38,7 +29,7 @@ def test_the_record_equals_the_output_of_print_config(tmp_path, capsys, monkeypa
     (folder,) = work.glob("2*/run.json")
     record = json.loads(folder.read_text())
     log = log_text(work)
-    assert log.count("WARNING - model.backbone: starts from random weights") == 1
+    assert "starts from random weights; for pretrained ones set model.backbone.init_cfg" in log
     assert "configured batch 4, effective batch 12, learning rate x 3" in log
     assert logged(work)[1]["lr"] == pytest.approx(0.3)
     resolved = Config.fromfile(folder.with_name("config.py"))
@@ -115,21 +106,3 @@ def test_initial_weights(init_cfg, backbone, load_from, iteration, expected):
     model.backbone.init_cfg = init_cfg
     cfg = Config({"model": {"backbone": backbone}, "load_from": load_from})
     assert initial_weights(SimpleNamespace(cfg=cfg, model=model, iter=iteration)) == expected
-
-
-def test_random_weights_are_a_warning_for_large_datasets():
-    """Cityscapes in a wrapper counts; the same class with other classes does not."""
-
-    def used(*datasets: CityscapesDataset) -> bool:
-        inner = SeededSamples(ConcatDataset(datasets, lazy_init=True))
-        return uses_large_dataset(SimpleNamespace(train_dataloader=SimpleNamespace(dataset=inner)))
-
-    published = CityscapesDataset(lazy_init=True)
-    own = CityscapesDataset(lazy_init=True, metainfo={"classes": ("car", "road")})
-    assert used(published) and used(published, published)
-    assert not used(own)
-
-    class OwnCityscapes(CityscapesDataset):
-        METAINFO = {"classes": ("car", "road"), "palette": [[1, 1, 1], [2, 2, 2]]}
-
-    assert not used(OwnCityscapes(lazy_init=True))
