@@ -68,6 +68,13 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _frozen():
+    """Exclude what earlier files left: mmengine collects garbage for every dataset it builds."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _other_folder(tmp_path_factory):
     """Run the tests in an empty folder: they do not depend on the one in which pytest starts.
