@@ -13,6 +13,7 @@ from tests.engine.runs import (
     ROOT,
     free_port,
     run,
+    run_script,
     run_tool,
     train_here,
     train_words,
@@ -85,29 +86,29 @@ def test_scripts_start_torchrun_and_srun(kind, tmp_path):
     )
 
 
-# Stand-ins for the commands of a Slurm cluster that has one node; srun starts the tasks here.
+# A stand-in for the command of a Slurm cluster that has one node.
 SCONTROL = "[ \"$*\" = 'show hostnames node[3]' ] && echo 127.0.0.1\n"
-SRUN = """
-while [[ $1 == -* || $1 == part ]]; do shift; done
-SLURM_PROCID=1 SLURM_LOCALID=1 "$@" &
-SLURM_PROCID=0 SLURM_LOCALID=0 "$@"
-wait $!
-"""
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_slurm_train_runs_its_tasks(tmp_path):
-    """Two, which are one run: one log, one record of the start and one checkpoint."""
+    """Two, which are one run: one log, one record of the start and one checkpoint.
+
+    `srun` prints what it would start.
+    """
     commands = tmp_path / "commands"
     write_command(commands, "scontrol", SCONTROL)
-    write_command(commands, "srun", SRUN)
+    write_command(commands, "srun", 'echo "$@"')
     words = ["part", "job", write_config(tmp_path, UNVALIDATED)]
     options = ["--cfg-options", "train_cfg.max_iters=1", "train_dataloader.batch_size=2"]
-    job = {"SLURM_JOB_ID": "7", "SLURM_NODELIST": "node[3]", "SLURM_NTASKS": "2"}
     path = f"{commands}{os.pathsep}{os.environ['PATH']}"
-    command = [TOOLS / "slurm_train.sh", *words, *options]
-    result = run(*command, folder=tmp_path, **job, PATH=path, MASTER_PORT=free_port())
+    printed = run(TOOLS / "slurm_train.sh", *words, *options, PATH=path).stdout
+    _, _, command = printed.partition(" -u ")
+    job = {"SLURM_JOB_ID": "7", "SLURM_NODELIST": "node[3]", "SLURM_NTASKS": "2"}
+    job |= {"PATH": path, "MASTER_PORT": free_port()}
+    tasks = [{"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
+    result = run_script(*command.split(), folder=tmp_path, tasks=tasks, **job)
     assert result.returncode == 0, result.stderr
     work = tmp_path / "work_dirs/tiny"
     assert len(list(work.glob("2*/*.log"))) == 1

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -186,18 +186,19 @@ def run_script(
     folder: Path | None = None,
     ranks: int = 0,
     machines: tuple[Path, ...] = (),
+    tasks: Sequence[dict[str, str]] = (),
     **environment,
 ) -> subprocess.CompletedProcess:
     """Run `python <script> <arguments>` in `folder`.
 
-    With `ranks`, start as many processes as torchrun does, and with `machines` one process for each
-    of these folders. The status is that of the first failed process, and the output that of all
-    processes, in the order of time.
+    With `ranks`, start as many processes as torchrun does, with `machines` one process for each of
+    these folders, and with `tasks` one for each of these environments. The status is that of the
+    first failed process, and the output that of all processes, in the order of time.
     """
     base = {k: v for k, v in os.environ.items() if k not in LAUNCHER}
     base |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
     folder = folder or Path.cwd()
-    own = [(folder, {})]
+    own = [(folder, task) for task in tasks or [{}]]
     if count := ranks or len(machines):
         base |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(count)}
         own = [(folder, {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(ranks)]
