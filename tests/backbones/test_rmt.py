@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from benchmarks.reference.manhattan_attention import PlainRMT
-from mmseg_ext.backbones.rmt import RMT
+from mmseg_ext.backbones.rmt import ARCHS, RMT
 from mmseg_ext.cost.model_cost import count_multiply_adds
 from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
 from tests.backbones.base import BackboneTester
@@ -39,14 +39,16 @@ PUBLISHED = {
 def test_published_parameters_and_settings(arch):
     """FLOPs in the paper's convention, fvcore's: with norms, in units of 2^30."""
     parameters, flops, heads, ranges, decomposed, scale, rate = PUBLISHED[arch]
-    model = RMT(arch, num_classes=1000).eval()
+    with torch.device("meta"):
+        model = RMT(arch, num_classes=1000).eval()
     assert sum(p.numel() for p in model.parameters()) == parameters
     last = [stage[-1] for stage in model.stages]
     assert tuple(block.attn.num_heads for block in last) == heads
     assert tuple(block.attn.decay_range for block in last) == ranges
     assert tuple(block.attn.decomposed for block in last) == decomposed
     assert last[3].drop_path.drop_prob == rate
-    for i, block in enumerate(last):
+    shallow = RMT({**ARCHS[arch], "depths": (1, 1, 1, 1)})
+    for i, (block,) in enumerate(shallow.stages):
         for gamma in (block.gamma1, block.gamma2):
             found = None if gamma is None else gamma.unique().item()
             assert found == (None if i < 2 else pytest.approx(scale))
@@ -56,7 +58,7 @@ def test_published_parameters_and_settings(arch):
     def count(norm, inputs, output):
         norms.append(output.numel() * (5 if isinstance(norm, nn.LayerNorm) else 2))
 
-    for module in model.to("meta").modules():
+    for module in model.modules():
         if isinstance(module, (nn.LayerNorm, nn.BatchNorm2d)):
             module.register_forward_hook(count)
     counted = count_multiply_adds(model, torch.empty(1, 3, 224, 224, device="meta")).all

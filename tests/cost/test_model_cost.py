@@ -1,4 +1,4 @@
-"""Multiply-adds: what is counted, the papers' counts, and the command."""
+"""Multiply-adds: what is counted, and the command."""
 
 import copy
 
@@ -8,21 +8,9 @@ from mmseg.registry import MODELS
 from torch import nn
 
 from mmseg_ext.commands.model_cost import main
-from mmseg_ext.cost.model_cost import (
-    count_config,
-    count_multiply_adds,
-    count_products,
-)
+from mmseg_ext.cost.model_cost import count_multiply_adds, count_products
 from mmseg_ext.layers import ExternalAttention2d, LambdaLayer, ReAttention
 from tests.configs import CONFIGS
-
-
-def test_counts_of_the_papers():
-    """RMT-T with FPN at 512x512: 17.0 M and 33.7 G in the paper, which counts modules only."""
-    cost = count_config(CONFIGS / "fpn_rmt_tiny_ade20k_80k.py")
-    assert cost.parameters / 1e6 == pytest.approx(17.0, abs=0.05)
-    assert cost.module_multiply_adds / 1e9 == pytest.approx(33.7, rel=0.005)
-    assert cost.all_multiply_adds > cost.module_multiply_adds
 
 
 @pytest.mark.parametrize("side", [12, 50])  # the direct and the Fourier way
