@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mmseg_ext.layers.older_torch import autocast_dtype, set_autocast
+from mmseg_ext.layers.precision import autocast_dtype, set_autocast
 
 aten = torch.ops.aten
 

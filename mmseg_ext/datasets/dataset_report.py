@@ -31,7 +31,7 @@ from mmseg_ext.datasets.images import (
     read_bytes,
 )
 from mmseg_ext.datasets.labels import CheckedLoadAnnotations
-from mmseg_ext.datasets.wrappers import inner_datasets
+from mmseg_ext.datasets.metainfo import inner_datasets
 from mmseg_ext.errors import LabelError, LaunchError, UnreadableFileError
 
 SPLITS = ("train", "val", "test")

@@ -1,13 +1,21 @@
-"""Classes and palette of a config's datasets, without their files."""
+"""What a config's datasets contain: the parts of wrappers, and classes and palette."""
 
-from mmseg.registry import DATASETS
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from mmseg_ext import upstream
-from mmseg_ext.datasets.wrappers import inner_datasets
 
-# Okabe and Ito's colors, which color-blind people can tell apart, after gray for the background.
-_COLORS = ((80, 80, 80), (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66))
-_COLORS += ((0, 114, 178), (213, 94, 0), (204, 121, 167))
+
+def inner_datasets(dataset: Any) -> Iterator[Any]:
+    """Yield the datasets inside wrappers, or for settings, the settings of these datasets."""
+    values = dataset if isinstance(dataset, Mapping) else getattr(dataset, "__dict__", {})
+    # `inner` is an attribute of `SeededSamples`.
+    found = values.get("datasets") or [values.get("inner"), values.get("dataset")]
+    inner = [part for part in found if part is not None and not isinstance(part, str)]
+    if not inner:
+        yield dataset
+    for part in inner:
+        yield from inner_datasets(part)
 
 
 def classes_and_palette(settings: dict) -> dict:
@@ -19,6 +27,8 @@ def classes_and_palette(settings: dict) -> dict:
     Raises:
         ValueError: if the type is unknown, or neither place names classes.
     """
+    from mmseg.registry import DATASETS  # the rest of this module works without mmsegmentation
+
     settings = next(inner_datasets(settings))
     kind = DATASETS.get(settings["type"])
     if kind is None:
@@ -27,11 +37,3 @@ def classes_and_palette(settings: dict) -> dict:
     if not classes:
         raise ValueError(f"{settings['type']} has no classes; set its metainfo=dict(classes=...)")
     return {"classes": classes, "palette": palette}
-
-
-def distinct_colors(count: int) -> list[list[int]]:
-    """Return fixed RGB colors for `count` classes; from the ninth on they are darker."""
-    numbers = [(i - 1) % 7 + 1 if i else 0 for i in range(count)]
-    shades = [1 - 0.8 * (max(0, i - 1) // 7 * 0.618 % 1) for i in range(count)]
-    pairs = zip(numbers, shades, strict=True)
-    return [[round(part * shade) for part in _COLORS[number]] for number, shade in pairs]

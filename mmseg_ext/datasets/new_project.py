@@ -23,7 +23,6 @@ from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.datasets.annotation_readers import BACKGROUND, Annotation, Masks, keyed_files
 from mmseg_ext.datasets.dataset_report import PairCheck, Summary
 from mmseg_ext.datasets.images import EXIF_ORIENTATION, decode, orientation, progress, read_bytes
-from mmseg_ext.datasets.metainfo import distinct_colors
 from mmseg_ext.datasets.pairing import SPLITS, Key, masks_among, match
 from mmseg_ext.environment import configs_folder
 from mmseg_ext.errors import LabelError, UnreadableFileError
@@ -31,6 +30,9 @@ from mmseg_ext.errors import LabelError, UnreadableFileError
 IGNORED = 255
 LONG_SIDE, CROP = 512, 320  # of the images that the network sees, at most
 RARE = 0.02  # share of the pixels; a rarer class brings class weights
+# Okabe and Ito's colors, which color-blind people can tell apart, after gray for the background.
+_COLORS = ((80, 80, 80), (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66))
+_COLORS += ((0, 114, 178), (213, 94, 0), (204, 121, 167))
 _IMAGENET = 'dict(type="Pretrained", checkpoint="open-mmlab://resnet18_v1c")'
 
 _RESIZED = dict(
@@ -356,6 +358,14 @@ def _typical_width(areas: Sequence[float]) -> float:
     """Return the width of the object of the median pixel, so specks at borders do not count."""
     ordered = np.sort(areas)
     return float(ordered[np.searchsorted(ordered.cumsum(), ordered.sum() / 2)] ** 0.5)
+
+
+def distinct_colors(count: int) -> list[list[int]]:
+    """Return fixed RGB colors for `count` classes; from the ninth on they are darker."""
+    numbers = [(i - 1) % 7 + 1 if i else 0 for i in range(count)]
+    shades = [1 - 0.8 * (max(0, i - 1) // 7 * 0.618 % 1) for i in range(count)]
+    pairs = zip(numbers, shades, strict=True)
+    return [[round(part * shade) for part in _COLORS[number]] for number, shade in pairs]
 
 
 def config_text(

@@ -23,7 +23,7 @@ from mmengine.runner import Runner
 from torch import nn
 
 from mmseg_ext import errors
-from mmseg_ext.datasets.wrappers import inner_datasets
+from mmseg_ext.datasets.metainfo import inner_datasets
 from mmseg_ext.durable.safe_loading import unwrap_model
 from mmseg_ext.engine.config import KEYS, arguments, format_error, nearest, short
 from mmseg_ext.errors import LaunchError

@@ -14,7 +14,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from mmseg_ext.atomic_write import write_text
-from mmseg_ext.datasets.wrappers import inner_datasets
+from mmseg_ext.datasets.metainfo import inner_datasets
 from mmseg_ext.durable.safe_loading import unwrap_model
 
 _PACKAGES = ("mmseg_ext", "torch", "numpy", "mmengine", "mmcv", "mmseg", "mmdet", "mmpretrain")

@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor, nn
 
 from mmseg_ext.datasets.images import progress
-from mmseg_ext.datasets.wrappers import inner_datasets
+from mmseg_ext.datasets.metainfo import inner_datasets
 from mmseg_ext.engine.amp import bfloat16_autocast
 from mmseg_ext.inference.objects import SegmentedObject, find_objects
 from mmseg_ext.segmentors import StreamingSegTTAModel

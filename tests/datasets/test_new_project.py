@@ -21,8 +21,12 @@ from pycocotools import mask as rle
 from mmseg_ext.commands.new_project import main
 from mmseg_ext.datasets.annotation_readers import Labelme, Masks
 from mmseg_ext.datasets.dataset_report import Summary
-from mmseg_ext.datasets.metainfo import distinct_colors
-from mmseg_ext.datasets.new_project import assign_classes, config_text, make_project
+from mmseg_ext.datasets.new_project import (
+    assign_classes,
+    config_text,
+    distinct_colors,
+    make_project,
+)
 from mmseg_ext.engine.build import build_train_runner
 from mmseg_ext.errors import LabelError
 from mmseg_ext.inference.models import get_model
