@@ -4,7 +4,6 @@ import contextlib
 import io
 import os
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.benchmark import Timer
 
 from mmseg_ext.doctor import fixtures
@@ -127,41 +125,27 @@ SEGMENTORS: dict[str, Parts] = {
 def check_training(parts: Parts, device: torch.device) -> Finding:
     """Run a training step twice with deterministic algorithms, and once under autocast.
 
-    The gradients of the two steps must be equal, and the loss must be the CPU's. The figure also
-    lists the attention kernels, operations without a deterministic form, and on a GPU the number of
-    synchronizations.
+    The gradients of the two steps must be equal, and the loss must be the CPU's.
     """
-    (loss, gradients, notes), (_, again, _) = (train_step(parts, device) for _ in range(2))
-    half, _, _ = train_step(parts, device, half=True)
+    (loss, gradients), (_, again) = (train_step(parts, device) for _ in range(2))
+    half, _ = train_step(parts, device, half=True)
     expected = loss if device.type == "cpu" else train_step(parts, torch.device("cpu"))[0]
     equal = all(torch.equal(g, again[name]) for name, g in gradients.items())
     close = abs(loss - expected) <= 1e-3 * expected and abs(half - loss) <= 0.1 * loss
     figure = f"loss {loss:.4f}, on the CPU {expected:.4f}, under autocast {half:.4f}"
     figure += "" if equal else ", the two steps differ"
-    kernels = {n.split("product_")[1] for n in notes if "::_scaled_dot_product_" in n}
-    random = {n.split()[0] for n in notes if "does not have a deterministic" in n}
-    waits = sum("synchronizing CUDA operation" in n for n in notes)
-    figure += f", kernels: {', '.join(sorted(kernels))}" if kernels else ""
-    figure += f", not deterministic: {', '.join(sorted(random))}" if random else ""
-    figure += f", {waits} synchronizations" if device.type == "cuda" else ""
     return Finding("ok" if equal and close else "FAIL", figure)
 
 
 def train_step(
     parts: Parts, device: torch.device, half: bool = False, kind: str = "EncoderDecoder"
-) -> tuple[float, dict[str, Tensor], list[str]]:
-    """Return a new segmentor's loss and gradients, PyTorch's warnings, and the operators it ran."""
+) -> tuple[float, dict[str, Tensor]]:
+    """Return the loss and the gradients of a new segmentor."""
     model, images, samples = segmentor(parts, device, kind)
-    set_sync_debug_mode = torch.cuda.set_sync_debug_mode if device.type == "cuda" else str
-    set_sync_debug_mode("warn")
-    with warnings.catch_warnings(record=True) as caught, _deterministic():
-        warnings.simplefilter("always")
-        with _Operators() as operators:
-            loss = loss_of(model, images, samples, half)
+    with _deterministic():
+        loss = loss_of(model, images, samples, half)
         loss.backward()
-    set_sync_debug_mode("default")
-    notes = [str(w.message) for w in caught] + sorted(operators.names)
-    return float(loss.detach()), {n: p.grad for n, p in model.named_parameters()}, notes
+    return float(loss.detach()), {n: p.grad for n, p in model.named_parameters()}
 
 
 def segmentor(parts: Parts, device: torch.device, kind: str) -> tuple[Any, Tensor, list]:
@@ -193,7 +177,7 @@ def segmentor(parts: Parts, device: torch.device, kind: str) -> tuple[Any, Tenso
 def check_strips(device: torch.device, half: bool) -> Finding:
     """Compare class maps in strips with mmsegmentation's: loss, gradients, labels, time, memory."""
     parts, kinds = SEGMENTORS["EAHead"], ("EncoderDecoder", "StripEncoderDecoder")
-    steps = [train_step(parts, device, half, kind)[:2] for kind in kinds]
+    steps = [train_step(parts, device, half, kind) for kind in kinds]
     (expected, theirs), (loss, ours) = steps
     largest = max(g.abs().max() for g in theirs.values())
     error = max(((ours[n] - g).abs().max() / largest).item() for n, g in theirs.items())
@@ -229,18 +213,6 @@ def loss_of(model: Any, images: Tensor, samples: list, half: bool) -> Tensor:
     with torch.autocast(images.device.type, torch.bfloat16, enabled=half):
         losses = model(images, samples, mode="loss")
     return model.parse_losses(losses)[0]
-
-
-class _Operators(TorchDispatchMode):
-    """Collect the names of the operators that run."""
-
-    def __init__(self):
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.add(func.name())
-        return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager

@@ -47,8 +47,7 @@ def test_wrong_result(monkeypatch):
 @pytest.mark.parametrize("name", ["MaSAHead", "DeepViT"])
 def test_training_step(name):
     (finding,) = run("training", name).values()
-    assert finding.status == "ok" and "flash_attention" in finding.figure
-    assert "deterministic" not in finding.figure
+    assert finding.status == "ok"
     parts = module.SEGMENTORS[name]
     full, half = (module.train_step(parts, CPU, *half)[0] for half in ((), (True,)))
     assert full != half and f"loss {full:.4f}" in finding.figure
