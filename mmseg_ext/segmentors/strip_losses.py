@@ -1,10 +1,9 @@
 """Full-resolution cross-entropy and accuracy in strips, with the gradient from the forward pass.
 
 The result is mmsegmentation 1.2.2's `BaseDecodeHead.loss_by_feat` (bilinear resize, losses,
-`accuracy`) with `CrossEntropyLoss` and, in a pass before, `OHEMPixelSampler`. Computing a loss over
-many classes and its gradient in chunks of the scores follows Liger-Kernel (arXiv 2410.10989). Here
-the chunks are strips of an image's rows, and the gradient is stored at the resolution of the head's
-logits.
+`accuracy`) with `CrossEntropyLoss`. Computing a loss over many classes and its gradient in chunks
+of the scores follows Liger-Kernel (arXiv 2410.10989). Here the chunks are strips of an image's
+rows, and the gradient is stored at the resolution of the head's logits.
 
 Every operation is deterministic on CUDA, so `randomness.deterministic=True` needs no other path.
 
@@ -19,9 +18,7 @@ import torch
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmseg.models.losses import CrossEntropyLoss, cross_entropy
 from mmseg.structures import SegDataSample
-from mmseg.structures.sampler import OHEMPixelSampler
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
 from mmseg_ext.layers.submodules import does_more_than_forward
@@ -38,14 +35,9 @@ _EPS = torch.finfo(torch.float32).eps  # mmseg uses it in every dtype
 
 
 def can_use_strips(head: BaseDecodeHead) -> bool:
-    """Return whether the losses are reduced softmax cross-entropies of all or of OHEM's pixels.
-
-    OHEM needs a threshold.
-    """
-    sampler, losses = head.sampler, _losses(head)
-    known = sampler is None or type(sampler) is OHEMPixelSampler
-    known = known and (sampler is None or isinstance(sampler.thresh, float | int))
-    known = known and type(head.ignore_index) is int and len(losses) > 0
+    """Return whether the losses are reduced softmax cross-entropies of all pixels."""
+    losses = _losses(head)
+    known = head.sampler is None and type(head.ignore_index) is int and len(losses) > 0
     return known and head.out_channels > 1 and all(map(_known, losses))
 
 
@@ -82,13 +74,12 @@ def _strip_losses(
 ) -> dict[str, Tensor]:
     label = label_maps(head, data_samples).squeeze(1)  # B, H, W
     valid = label != head.ignore_index  # B, H, W
-    kept = valid if head.sampler is None else hard_pixels(head, logits, label, valid)
     losses: dict[str, Tensor] = {}
     hits = torch.zeros(())
     for loss in _losses(head):
         class_weight = _class_weights(loss, logits)
         total, hits, weight = StripCrossEntropy.apply(
-            logits, label, valid, kept, class_weight, head.align_corners
+            logits, label, valid, class_weight, head.align_corners
         )
         if loss.reduction == "mean":
             if class_weight is None:
@@ -110,24 +101,6 @@ def _class_weights(loss: CrossEntropyLoss, logits: Tensor) -> Tensor | None:
             "one for each class"
         )
     return weights
-
-
-@torch.no_grad()
-def hard_pixels(head: Any, logits: Tensor, label: Tensor, valid: Tensor) -> Tensor:
-    """Return the mask (B, H, W) of the pixels that mmseg's `OHEMPixelSampler` keeps."""
-    with autocast_disabled(logits):
-        strips = _Strips(logits, label.shape[1:], head.align_corners)
-        losses = strips.x.new_empty(label.shape)  # -log p of each pixel's label
-        for image, here, scores, _ in strips:
-            target = torch.where(valid[image, here], label[image, here], 0)  # rows, W
-            one = F.cross_entropy(scores.flatten(0, 1), target.flatten(), reduction="none")
-            losses[image, here] = one.view_as(target)
-    probability = (-losses[valid]).exp()
-    if not len(probability):
-        return valid
-    least = min(head.sampler.min_kept * len(label), len(probability) - 1)
-    limit = probability.sort().values[least].clamp(min=head.sampler.thresh)
-    return torch.zeros_like(valid).masked_scatter(valid, probability < limit)
 
 
 class _Strips:
@@ -158,29 +131,26 @@ class _Strips:
 class StripCrossEntropy(torch.autograd.Function):
     """The sum over pixels of the weighted cross-entropy of resized logits.
 
-    Arguments: logits (B, C, h, w), label (B, H, W), the mask (B, H, W) of valid pixels, the mask of
-    the valid pixels whose loss counts, class weights (C,) or None, align_corners. Results: the sum,
-    the number of valid pixels whose label has the highest score, and the sum of the valid pixels'
-    weights.
+    Arguments: logits (B, C, h, w), label (B, H, W), the mask (B, H, W) of valid pixels, class
+    weights (C,) or None, align_corners. Results: the sum over valid pixels, the number of those
+    whose label has the highest score, and the sum of their weights.
 
     There are no second derivatives; `create_graph=True` is an error.
     """
 
     @staticmethod
-    def forward(ctx, logits, label, valid, kept, class_weight, align_corners):
+    def forward(ctx, logits, label, valid, class_weight, align_corners):
         with autocast_disabled(logits):
             strips = _Strips(logits, label.shape[1:], align_corners)
             gradient = torch.zeros_like(strips.x) if ctx.needs_input_grad[0] else None  # B, h, w, C
             sums = []
             for image, here, scores, probabilities in strips:
-                masks = [mask[image, here].flatten() for mask in (valid, kept)]
                 sums.append(
                     _strip_cross_entropy(
                         scores.flatten(0, 1),
                         probabilities.flatten(0, 1),
                         label[image, here].flatten(),
-                        masks[0],
-                        masks[1],
+                        valid[image, here].flatten(),
                         class_weight,
                     )
                 )
@@ -202,7 +172,7 @@ class StripCrossEntropy(torch.autograd.Function):
             )
         (gradient,) = ctx.saved_tensors
         result = (factor * gradient).permute(0, 3, 1, 2).to(ctx.dtype)
-        return result, *(5 * (None,))
+        return result, *(4 * (None,))
 
 
 def _strip_cross_entropy(
@@ -210,7 +180,6 @@ def _strip_cross_entropy(
     gradient: Tensor,
     label: Tensor,
     valid: Tensor,
-    kept: Tensor,
     class_weight: Tensor | None,
 ) -> Tensor:
     """Return the sums of `StripCrossEntropy` for pixels (P, C), and write their gradient."""
@@ -223,9 +192,9 @@ def _strip_cross_entropy(
     weight = valid.to(scores.dtype) if class_weight is None else class_weight[label[:, 0]]
     weight = weight.masked_fill(~valid, 0)  # not NaN x 0
     hits = (predicted == label)[:, 0] & valid
-    loss = (losses * weight).masked_fill_(~kept, 0).sum()
+    loss = (losses * weight).masked_fill_(~valid, 0).sum()
     probabilities.scatter_(1, label, probabilities.gather(1, label) - 1)
-    probabilities *= (weight * kept)[:, None]
+    probabilities *= weight[:, None]
     return torch.stack((loss, hits.sum().to(loss), weight.sum()))
 
 
