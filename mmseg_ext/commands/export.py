@@ -17,7 +17,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--dynamic", action="store_true", help="images of any size and number")
     parser.add_argument("--fuse", action="store_true", help="compose external attention")
     parser.add_argument("--shape", type=int, nargs="+", help="H [W] (default: the crop size)")
-    parser.add_argument("--images", help="to compare, image or folder (default: the test set)")
+    parser.add_argument("--images", type=Path, help="image or folder, to compare real images, too")
     parser.add_argument("--out", type=Path, help="output file (default: the config's name)")
     return parser
 
@@ -68,7 +68,7 @@ def main(args: argparse.Namespace) -> None:
     with atomic_write(path) as part:  # a file that fails the check is deleted
         export(model, part, size, args.dynamic, metadata)
         exported = ExportedSegmentor(part)
-        for name, images in _inputs(args, config, size):
+        for name, images in _inputs(args, size):
             shape = "x".join(map(str, images.shape))
             try:
                 scores = exported(images)
@@ -90,7 +90,7 @@ def main(args: argparse.Namespace) -> None:
 
 def _test_scale(config: "Config") -> dict:
     """Return how the test pipeline scales images: `scale` (width, height) and `keep_ratio`."""
-    from mmseg_ext.datasets.wrappers import inner_datasets
+    from mmseg_ext.datasets.metainfo import inner_datasets
 
     for transform in next(inner_datasets(config.test_dataloader.dataset))["pipeline"]:
         if transform["type"] == "Resize" and transform.get("scale"):
@@ -98,31 +98,21 @@ def _test_scale(config: "Config") -> dict:
     return {"scale": None, "keep_ratio": True}
 
 
-def _inputs(args: argparse.Namespace, config: "Config", size: tuple[int, int]):
+def _inputs(args: argparse.Namespace, size: tuple[int, int]):
     """Yield named images for the comparison: noise (with --dynamic two sizes) and real images."""
     import numpy as np
     import torch
     from PIL import Image
 
     from mmseg_ext.datasets.images import image_files
-    from mmseg_ext.datasets.wrappers import inner_datasets
-    from mmseg_ext.environment import configs_folder
     from mmseg_ext.inference.export import random_images
 
     yield "random", random_images(size)
     if args.dynamic:
         yield "random", random_images((size[0] * 3 // 4 + 1, size[1] * 5 // 4 + 3), 2)
-    if args.images is None and not args.config:  # the project's own model has its own image
-        folder = configs_folder().parent / "demo/nuclei.png"
-    elif args.images is None:
-        dataset = next(inner_datasets(config.test_dataloader.dataset))
-        prefix = dataset.get("data_prefix", {}).get("img_path", "")
-        folder = Path(dataset.get("data_root", ""), prefix)
-    else:
-        folder = Path(args.images)
-    paths = image_files(folder, recursive=True)[:REAL_IMAGES]
-    if not paths:
-        print(f"no real image compared: {folder} has none; pass --images")
+    paths = image_files(args.images, recursive=True)[:REAL_IMAGES] if args.images else []
+    if args.images and not paths:
+        raise ValueError(f"--images {args.images}: contains no image; name another folder")
     for path in paths:
         with Image.open(path) as image:
             image = image.convert("RGB")

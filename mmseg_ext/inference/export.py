@@ -11,7 +11,6 @@ from typing import Any, cast
 import torch
 from mmengine.model.utils import revert_sync_batchnorm
 from mmseg.models import EncoderDecoder
-from mmseg.models.decode_heads.psp_head import PPM
 from mmseg.models.utils import Upsample
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -19,7 +18,6 @@ from torch.nn import functional as F
 from mmseg_ext.environment import require_package
 from mmseg_ext.errors import StackError
 from mmseg_ext.inference import fuse_model
-from mmseg_ext.layers import LambdaLayer
 from mmseg_ext.segmentors import StripEncoderDecoder
 from mmseg_ext.segmentors.strip_encoder_decoder import prediction, predicts_by_resize
 from mmseg_ext.upstream import converts_channels
@@ -118,7 +116,8 @@ def export(
 
     Raises:
         StackError: if a package or a newer torch is needed.
-        ValueError: if the model cannot have a dynamic size, or the exporter fails.
+        ValueError: if the exporter fails. It can also write a file that is wrong for other sizes:
+            compare it with the model for a second one.
     """
     if not hasattr(getattr(torch.export, "Dim", None), "DYNAMIC"):
         raise StackError(f"torch {torch.__version__} cannot export; install torch 2.6 or newer")
@@ -127,7 +126,6 @@ def export(
         require_package(package, "export")
     images, shapes = random_images(size), None
     if dynamic:
-        _check_any_size(model, onnx)
         images = random_images(size, batch=2)  # torch.export makes a size of 1 constant
         any_size = torch.export.Dim.DYNAMIC
         shapes = ({0: any_size, 2: any_size, 3: any_size},)
@@ -143,21 +141,6 @@ def export(
         sizes = "with dynamic sizes" if dynamic else f"for {size[0]}x{size[1]}"
         reason = " ".join(str(error).split())[:600]
         raise ValueError(f"{path}: the exporter failed {sizes}: {reason}") from error
-
-
-def _check_any_size(model: nn.Module, onnx: bool) -> None:
-    """Refuse what the exporters would write, but only for one size."""
-    for module in model.modules():
-        if isinstance(module, LambdaLayer) and module.resolution is not None:
-            raise ValueError(
-                "dynamic: the lambda layers learn position embeddings for maps of at most "
-                f"{module.resolution}; build the backbone with receptive_field, or export one size"
-            )
-        if onnx and isinstance(module, PPM):
-            raise ValueError(
-                "dynamic: pyramid pooling needs windows that depend on the size, which ONNX does "
-                "not have; use --format torch, or export one size"
-            )
 
 
 def _write_onnx(

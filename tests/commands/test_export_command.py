@@ -69,7 +69,7 @@ def test_inputs_and_metadata(exported, folder, tmp_path, monkeypatch, capsys):
 
 
 def test_a_config_of_windows_and_resized_images(exported, tmp_path, capsys):
-    """The default size is the crop, and the default images are the test set."""
+    """The default size is the crop; without --images only noise is compared."""
     path = tmp_path / "own.py"
     path.write_text(
         f"_base_ = {CONFIG!r}\n"
@@ -77,13 +77,15 @@ def test_a_config_of_windows_and_resized_images(exported, tmp_path, capsys):
         "model = dict(test_cfg=dict(mode='slide', crop_size=crop_size, stride=(32, 32)))\n"
         "load, *rest = _base_.test_pipeline\n"
         "resize = dict(type='Resize', scale=(80, 60))\n"
-        f"test_dataloader = dict(dataset=dict(data_root={str(tmp_path / 'none')!r},\n"
-        "    pipeline=[load, resize, *rest]))\n"
+        "test_dataloader = dict(dataset=dict(pipeline=[load, resize, *rest]))\n"
     )
     assert main([str(path), "none", "--out", str(tmp_path / "a.onnx")]) == 0
     printed = capsys.readouterr().out
-    assert "takes one window of (48, 64)" in printed and "none has none; pass" in printed
+    assert "takes one window of (48, 64)" in printed
     assert compared(printed) == ["random, 1x3x48x64"]
+    words = [str(path), "none", "--out", str(tmp_path / "b.onnx")]
+    assert main([*words, "--images", str(tmp_path / "none")]) == 1
+    assert "no image" in capsys.readouterr().err and not (tmp_path / "b.onnx").exists()
     assert tuple(exported["metadata"]["scale"]) == (80, 60)
     assert exported["metadata"]["keep_ratio"] is False
 
