@@ -117,7 +117,6 @@ class Settings(NamedTuple):
 
     rounds: int = 5
     device: str = "cpu"
-    dtype: torch.dtype = torch.float32
 
     def clock(self) -> float:
         """Read the processor time of one thread, to which other programs do not count."""
@@ -144,7 +143,7 @@ class Case(NamedTuple):
 
 
 def timed(cases: Callable[..., Iterable[Case]], *arguments: object) -> Part:
-    """Return a part that measures `cases(*arguments)`; half precision uses autocast.
+    """Return a part that measures `cases(*arguments)`.
 
     The share of the peak is the rate of the multiply-adds that run, divided by the rate of a
     product of large matrices that takes turns with the modules. Transforms to the frequency domain
@@ -152,7 +151,7 @@ def timed(cases: Callable[..., Iterable[Case]], *arguments: object) -> Part:
     """
 
     def part(settings: Settings):
-        rows, half = [], settings.dtype is not torch.float32
+        rows = []
         square = torch.randn(SQUARE, SQUARE, device=settings.device)
         for case in cases(*arguments):
             x = case.x.to(settings.device)
@@ -164,11 +163,10 @@ def timed(cases: Callable[..., Iterable[Case]], *arguments: object) -> Part:
                     if mode == "inference" or list(module.parameters())
                 }
                 product = {"matrix product": lambda: square @ square}
-                with torch.autocast(x.device.type, dtype=settings.dtype, enabled=half):
-                    results = compare_times(
-                        {**steps, **product}, settings.rounds, settings.device, settings.clock
-                    )
-                    counts = [count_products(step)[0] for step in steps.values()]
+                results = compare_times(
+                    {**steps, **product}, settings.rounds, settings.device, settings.clock
+                )
+                counts = [count_products(step)[0] for step in steps.values()]
                 *measured, peak = results.values()
                 for name, count, (ms, ratio, mib) in zip(steps, counts, measured, strict=True):
                     share = count / ms * peak.ms / SQUARE**3
@@ -185,13 +183,12 @@ def command(description: str, parts: Mapping[str, Part], argv: Sequence[str] | N
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(parts)}; or all")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of the median (5)")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     args = parser.parse_args(argv)
     unknown = [name for name in args.parts if name not in parts]
     if unknown:
         parser.error(f"unknown part {unknown[0]!r}: choose from {', '.join(parts)}")
     torch.manual_seed(0)
-    settings = Settings(args.rounds, args.device, getattr(torch, args.dtype))
+    settings = Settings(args.rounds, args.device)
     print(machine(args.device))
     for name in args.parts or parts:
         print(f"\n{name}\n\n{markdown(*parts[name](settings))}", end="")
