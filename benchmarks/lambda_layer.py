@@ -20,7 +20,7 @@ class OneForm(PlainLambdaLayer):
 
 def local() -> Iterator[Case]:
     """Compare our layer, the plain formulation, and our layer with only the 2-D convolution."""
-    for channels, side in ((64, 56), (128, 64)):
+    for channels, side in ((64, 128), (128, 64)):  # c2 and c3 of a 512x512 crop
         layer = LambdaLayer(channels)
         ways = {
             "ours": layer,

@@ -50,7 +50,7 @@ def test_every_way_gives_the_same_lambdas_and_gradients(ours, dilation):
 
 @pytest.mark.parametrize(
     ("side", "taps", "training", "faster"),
-    [(56, 23, False, True), (64, 23, True, True), (7, 23, True, False), (56, 3, False, False)],
+    [(32, 63, False, True), (64, 23, True, True), (7, 13, True, False), (64, 23, False, False)],
 )
 def test_large_windows_on_large_maps_take_the_transform_on_a_cpu(side, taps, training, faster):
     weight = torch.empty(4, 1, taps, taps, requires_grad=training)
