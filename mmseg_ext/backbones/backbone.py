@@ -20,6 +20,15 @@ from mmseg_ext.layers.older_torch import register_load_hook
 Settings = Mapping[str, Any]
 OutIndices = int | Sequence[int]
 
+# timm's `default_cfg` of published weights; mean and std are for R, G, B from 0 to 255.
+IMAGENET: dict[str, Any] = {
+    "mean": (123.675, 116.28, 103.53),
+    "std": (58.395, 57.12, 57.375),
+    "input_size": (3, 224, 224),
+    "source": None,  # not published
+    "license": None,  # none stated
+}
+
 
 def settings_of(arch: str | Settings, table: Mapping[str, Settings], base: Settings) -> dict:
     """Return the settings of a variant, by name or as a dict, completed from `base`.
@@ -69,8 +78,14 @@ class Backbone(BaseModule):
     """
 
     arch_settings: ClassVar[Mapping[str, Settings]]
+    default_cfgs: ClassVar[Mapping[str, dict[str, Any]]]  # by arch; "" for all others
     # Pattern of keys that only published files have: the family to convert them with.
     published_names: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def default_cfg(self) -> dict[str, Any]:
+        """The `mean`, `std`, `input_size`, `source` and `license` of the published weights."""
+        return dict(self.default_cfgs.get(self.arch, self.default_cfgs[""]))
 
     @property
     def parts(self) -> list[list[str]]:

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmseg_ext.backbones.backbone import OutIndices, Settings, settings_of
+from mmseg_ext.backbones.backbone import IMAGENET, OutIndices, Settings, settings_of
 from mmseg_ext.backbones.token_backbone import TokenBackbone, square_grid
 from mmseg_ext.layers.re_attention import ReAttention, SelfAttention
 
@@ -122,6 +122,10 @@ class DeepViT(TokenBackbone):
             "scale_adjustment": 0.5,
         },
     }
+
+    _SOURCE = "24b, 32b, s and l in the README of https://github.com/zhoudaquan/dvit_repo"
+    _NORMALIZATION = {"mean": (127.5,) * 3, "std": (127.5,) * 3}
+    default_cfgs = {"": IMAGENET | _NORMALIZATION | {"source": _SOURCE, "license": "MIT"}}
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
 from torch import Tensor, nn
 
-from mmseg_ext.backbones.backbone import OutIndices, Settings, settings_of
+from mmseg_ext.backbones.backbone import IMAGENET, OutIndices, Settings, settings_of
 from mmseg_ext.backbones.token_backbone import MLP, TokenBackbone, square_grid
 from mmseg_ext.layers.external_attention import double_normalize
 from mmseg_ext.layers.token_external_attention import MultiHeadExternalAttention
@@ -133,6 +133,10 @@ class EAMLP(TokenBackbone):
         "19": {"embed_dims": 448, "depth": 19, "num_heads": 7, "mlp_ratio": 3},
         "24": {"embed_dims": 512, "depth": 24, "num_heads": 8, "mlp_ratio": 3},
     }
+
+    _SOURCE = "folder EAMLP/EAMLP_7_384 of https://github.com/MenghaoGuo/EANet"
+    _PUBLISHED = {"input_size": (3, 384, 384), "source": _SOURCE, "license": "Clear BSD"}
+    default_cfgs = {"": IMAGENET, "7": IMAGENET | _PUBLISHED}
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from mmcv.cnn import build_activation_layer, build_norm_layer
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mmseg_ext.backbones.backbone import Backbone, OutIndices, Settings, settings_of
+from mmseg_ext.backbones.backbone import IMAGENET, Backbone, OutIndices, Settings, settings_of
 from mmseg_ext.layers.lambda_layer import LambdaLayer, PositionEmbeddings
 
 # Bottlenecks per stage: ResNet's for 26, 50, 101 and 152, the paper's from 200.
@@ -216,6 +216,11 @@ class LambdaResNet(Backbone):
     """
 
     arch_settings = ARCHS
+    _README = "depth 50: README of https://github.com/d-li14/lambda.pytorch"
+    _RELEASE = "github.com/rwightman/pytorch-image-models/releases/tag/v0.1-attn-weights"
+    _TIMM_CFG = {"source": f"https://{_RELEASE}", "license": "Apache-2.0"}
+    _TIMM_CFG = IMAGENET | _TIMM_CFG | {"input_size": (3, 256, 256)}
+    default_cfgs = {"": IMAGENET | {"source": _README}, **dict.fromkeys(ARCHS, _TIMM_CFG)}
     published_names = {r"stages\.": "timm_lambda_resnet", r".*\.conv_qkv\.": "lambda_resnet"}
 
     def __init__(

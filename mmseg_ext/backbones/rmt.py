@@ -21,7 +21,7 @@ from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks import DropPath
 from torch import Tensor, nn
 
-from mmseg_ext.backbones.backbone import Backbone, OutIndices, Settings, settings_of
+from mmseg_ext.backbones.backbone import IMAGENET, Backbone, OutIndices, Settings, settings_of
 from mmseg_ext.layers.input_shapes import channels_first, channels_last
 from mmseg_ext.layers.manhattan_attention import Decay, ManhattanBlock, takes_terms
 
@@ -125,6 +125,7 @@ class RMT(Backbone):
     """
 
     arch_settings = ARCHS
+    default_cfgs = {"": IMAGENET | {"source": "README of https://github.com/qhfan/RMT"}}
     published_names = {r"patch_embed\.": "rmt"}
 
     def __init__(

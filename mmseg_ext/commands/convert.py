@@ -4,15 +4,14 @@ import argparse
 from pathlib import Path
 
 from mmseg_ext.commands._flags import command, command_parser
-from mmseg_ext.published import FAMILIES, convert_official
+from mmseg_ext.published import FAMILIES, convert_official, family_cfg
 
 
 def parser() -> argparse.ArgumentParser:
-    sources = "\n".join(f"  {name}: {family.source}" for name, family in FAMILIES.items())
-    parser = command_parser(
-        __doc__, f"The command downloads nothing. The families and their files:\n{sources}"
-    )
-    parser.add_argument("family", choices=FAMILIES, metavar="FAMILY", help="listed below")
+    epilog = "The command downloads nothing. If SRC is missing, it prints where the file is."
+    parser = command_parser(__doc__, epilog)
+    families = f"one of {', '.join(FAMILIES)}"
+    parser.add_argument("family", choices=FAMILIES, metavar="FAMILY", help=families)
     parser.add_argument("src", help="published weights: .pth, .pth.tar or .safetensors")
     parser.add_argument("dst", type=Path, help="file to write: .pth or .safetensors")
     parser.add_argument("--classifier", action="store_true", help="keep the classifier")
@@ -24,15 +23,16 @@ def parser() -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> None:
     from mmseg_ext.durable.checkpoint_files import read_state_dict, write_weights
 
-    family = FAMILIES[args.family]
+    cfg = family_cfg(args.family)
     if args.dst.exists() and not args.overwrite:
         raise FileExistsError(f"{args.dst}: the file exists; add --overwrite to replace it")
     if not Path(args.src).is_file():
-        raise FileNotFoundError(
-            f"{args.src}: no such checkpoint file; {args.family}: {family.source}"
-        )
+        source = cfg["source"]
+        raise FileNotFoundError(f"{args.src}: no such checkpoint file; {args.family}: {source}")
     converted = convert_official(args.family, read_state_dict(args.src), args.classifier)
     write_weights(converted, args.dst)
     values = sum(value.numel() for value in converted.values())
     print(f"{args.dst}: {len(converted)} entries, {values / 1e6:.2f} M values")
-    print(f"trained on images of {family.size} pixels, mean {family.mean}, std {family.std}")
+    size, mean, std = cfg["input_size"][1], cfg["mean"], cfg["std"]
+    print(f"trained on images of {size} pixels, mean {mean}, std {std}")
+    print(f"license: {cfg['license'] or 'none stated'}")

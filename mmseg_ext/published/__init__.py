@@ -4,47 +4,29 @@ Each family has a module with its renaming rules. The architecture follows from 
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmseg_ext.published.key_map import StateDict
 
 
-class Family(NamedTuple):
-    """The module that converts a family, whether its files have a classifier, and their source.
-
-    The weights were trained on images of `size` pixels a side, whose values (R, G, B, of 0 to 255)
-    were normalized with `mean` and `std`.
-    """
-
-    module: str
-    classifier: bool
-    source: str
-    size: int = 224
-    mean: tuple[float, ...] = (123.675, 116.28, 103.53)
-    std: tuple[float, ...] = (58.395, 57.12, 57.375)
-
-
-_EANET = "https://github.com/MenghaoGuo/EANet"
-_DVIT = "linked in the README of https://github.com/zhoudaquan/dvit_repo"
-_RMT = "linked in the README of https://github.com/qhfan/RMT"
-_TIMM = "https://github.com/rwightman/pytorch-image-models/releases/tag/v0.1-attn-weights"
-
-# The modules import mmseg's models, so each is imported when it is needed.
+# The module of each family, and whether its files have a classifier. The modules import mmseg's
+# models, so each is imported when it is needed.
 FAMILIES = {
-    "eanet": Family("eanet", False, f"linked in the README of {_EANET} (no licence)", 513),
-    "resnet_deep_stem": Family(
-        "eanet", False, "linked in the README of https://github.com/XiaLiPKU/EMANet"
-    ),
-    "eamlp": Family("token_backbones", True, f"linked in the folder EAMLP of {_EANET}", 384),
-    "deepvit": Family("token_backbones", True, _DVIT, mean=(127.5,) * 3, std=(127.5,) * 3),
-    "rmt": Family("rmt", True, _RMT),
-    "rmt_segmentor": Family("rmt", False, _RMT, 512),
-    "lambda_resnet": Family(
-        "lambda_resnet", True, "linked in the README of https://github.com/d-li14/lambda.pytorch"
-    ),
-    "timm_lambda_resnet": Family("lambda_resnet", True, f"lambda_resnet*.pth in {_TIMM}", 256),
+    "eanet": ("eanet", False),
+    "resnet_deep_stem": ("eanet", False),
+    "eamlp": ("token_backbones", True),
+    "deepvit": ("token_backbones", True),
+    "rmt": ("rmt", True),
+    "rmt_segmentor": ("rmt", False),
+    "lambda_resnet": ("lambda_resnet", True),
+    "timm_lambda_resnet": ("lambda_resnet", True),
 }
+
+
+def family_cfg(family: str) -> dict[str, Any]:
+    """Return normalization, image size, source and license, as a backbone's `default_cfg`."""
+    return import_module(f"mmseg_ext.published.{FAMILIES[family][0]}").DEFAULT_CFGS[family]
 
 
 def convert_official(family: str, state_dict: "StateDict", classifier: bool = False) -> "StateDict":
@@ -61,7 +43,7 @@ def convert_official(family: str, state_dict: "StateDict", classifier: bool = Fa
     """
     if family not in FAMILIES:
         raise ValueError(f"family={family!r}: unknown; use {', '.join(FAMILIES)}")
-    module, has_classifier = FAMILIES[family][:2]
+    module, has_classifier = FAMILIES[family]
     if classifier and not has_classifier:
         raise ValueError(f"classifier=True: {family!r} has no classifier; use classifier=False")
     convert = getattr(import_module(f"mmseg_ext.published.{module}"), f"convert_{family}")

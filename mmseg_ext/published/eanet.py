@@ -7,8 +7,15 @@ Published code: MenghaoGuo/EANet (59c03cb), `model_torch.py`. The backbone is mm
 import torch
 from mmseg.registry import MODELS
 
+from mmseg_ext.backbones.backbone import IMAGENET
 from mmseg_ext.published.key_map import Rule, StateDict, blocks_in, check_keys, entry, rename_keys
 
+_EANET = "https://github.com/MenghaoGuo/EANet"
+_EMANET = "https://github.com/XiaLiPKU/EMANet"
+DEFAULT_CFGS = {
+    "eanet": IMAGENET | {"source": f"README of {_EANET}", "input_size": (3, 513, 513)},
+    "resnet_deep_stem": IMAGENET | {"source": f"README of {_EMANET}", "license": "GPL-3.0"},
+}
 _DEPTHS = {6: 50, 23: 101, 36: 152}  # blocks in the third stage
 
 # In the ResNet, conv1 is the stem up to the third convolution, and bn1 the norm after it.

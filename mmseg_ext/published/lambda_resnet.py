@@ -7,6 +7,10 @@ import torch
 from mmseg_ext.backbones.lambda_resnet import ARCHS, LambdaResNet
 from mmseg_ext.published.key_map import Rule, StateDict, blocks_in, check_keys, entry, rename_keys
 
+DEFAULT_CFGS = {
+    "lambda_resnet": LambdaResNet.default_cfgs[""],
+    "timm_lambda_resnet": LambdaResNet.default_cfgs["timm_26t"],
+}
 _BLOCK = r"(layer\d+\.\d+)"
 _PUBLIC_RULES: list[Rule] = [
     (r"(conv1\.weight|bn1\..+)", r"\1"),

@@ -12,6 +12,10 @@ from mmseg_ext.backbones.rmt import ARCHS, RMT
 from mmseg_ext.layers.manhattan_attention import log_decays
 from mmseg_ext.published.key_map import Rule, StateDict, check_keys, entry, rename_keys
 
+DEFAULT_CFGS = {
+    "rmt": RMT.default_cfgs[""],
+    "rmt_segmentor": RMT.default_cfgs[""] | {"input_size": (3, 512, 512), "license": "Apache-2.0"},
+}
 _BLOCK = r"layers\.(\d+)\.blocks\.(\d+)\."
 _BACKBONE: list[Rule] = [
     (r"patch_embed\.proj\.(.+)", r"stem.\1"),

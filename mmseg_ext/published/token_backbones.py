@@ -10,6 +10,7 @@ from mmseg_ext.backbones.deepvit import PATCH, DeepViT
 from mmseg_ext.backbones.eamlp import EAMLP, sinusoidal_positions
 from mmseg_ext.published.key_map import StateDict, blocks_in, check_keys, entry, rename_keys
 
+DEFAULT_CFGS = {"deepvit": DeepViT.default_cfgs[""], "eamlp": EAMLP.default_cfgs["7"]}
 _MIXING = "attn.reatten_matrix.weight"
 # An exponential moving average over 10^5 steps in float32 moves a constant by about 1e-4.
 _POSITION_TOLERANCE = 1e-3

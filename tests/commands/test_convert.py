@@ -8,7 +8,7 @@ import torch
 from mmseg_ext.backbones.deepvit import DeepViT
 from mmseg_ext.checkpoint import read_state_dict
 from mmseg_ext.commands.convert import main
-from mmseg_ext.published import FAMILIES
+from mmseg_ext.published import family_cfg
 
 
 @pytest.fixture
@@ -30,7 +30,8 @@ def test_converts(source, tmp_path, suffix, classifier, capsys):
     assert all(torch.equal(value, read[key]) for key, value in written.items())
     assert [p.name for p in target.parent.iterdir()] == [target.name]
     printed = capsys.readouterr().out
-    assert f"{target}: {len(written)} entries" in printed and "mean (127.5, " in printed
+    assert f"{target}: {len(written)} entries" in printed
+    assert "mean (127.5, " in printed and "MIT" in printed
 
 
 def test_an_existing_file_is_kept(source, tmp_path, capsys):
@@ -48,7 +49,7 @@ def test_refusals_are_one_line(source, tmp_path, capsys):
     for words, message in (
         (
             ["eanet", "absent.pth"],
-            f"absent.pth: no such checkpoint file; eanet: {FAMILIES['eanet'].source}",
+            f"absent.pth: no such checkpoint file; eanet: {family_cfg('eanet')['source']}",
         ),
         (["eamlp", source], "unmapped keys"),
     ):

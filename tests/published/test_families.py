@@ -3,11 +3,12 @@
 import pytest
 import torch
 from mmengine.config import Config
+from mmseg.registry import MODELS
 
-from mmseg_ext.backbones.deepvit import DeepViT
+from mmseg_ext.backbones import EAMLP, DeepViT, LambdaResNet
 from mmseg_ext.checkpoint import convert_official
 from mmseg_ext.durable.checkpoint_files import unwrap_state_dict
-from mmseg_ext.published import FAMILIES
+from mmseg_ext.published import FAMILIES, family_cfg
 from mmseg_ext.published.key_map import rename_keys
 from tests.configs import CONFIGS
 from tests.parity import Fixture
@@ -57,9 +58,21 @@ def test_another_models_checkpoint_is_refused(family):
     }.items(),
 )
 def test_configs_normalize_images_as_the_published_weights_need(family, config):
-    settings = Config.fromfile(CONFIGS / f"{config}.py").model.data_preprocessor
-    assert tuple(settings.mean) == FAMILIES[family].mean
-    assert tuple(settings.std) == FAMILIES[family].std
+    settings = Config.fromfile(CONFIGS / f"{config}.py").model
+    with torch.device("meta"):
+        backbone = MODELS.build(settings.backbone)
+    for cfg in (family_cfg(family), getattr(backbone, "default_cfg", family_cfg(family))):
+        assert (*settings.data_preprocessor.mean,) == cfg["mean"]
+        assert (*settings.data_preprocessor.std,) == cfg["std"]
+
+
+def test_default_cfg_belongs_to_the_arch():
+    with torch.device("meta"):
+        backbones = [EAMLP("7"), EAMLP("10"), LambdaResNet(), LambdaResNet(arch="timm_50ts")]
+    sizes = [backbone.default_cfg["input_size"] for backbone in backbones]
+    assert sizes == [(3, side, side) for side in (384, 224, 224, 256)]
+    assert backbones[0].default_cfg == family_cfg("eamlp")
+    assert backbones[1].default_cfg["source"] is None  # not published
 
 
 def test_unknown_families_and_classifiers():
