@@ -29,11 +29,14 @@ def command_parser(description: str | None, epilog: str | None = None) -> argpar
 
 
 def command(
-    parser: Callable[[], argparse.ArgumentParser], stack: Sequence[str] | None = STACK
+    parser: Callable[[], argparse.ArgumentParser],
+    stack: Sequence[str] | None = STACK,
+    failed: int = 1,
 ) -> Callable:
     """Turn a function of parsed flags into `main(argv)`, which returns the exit status.
 
-    A `ValueError` and an `OSError` are foreseen: see `report_error`, and `read_flags` for `stack`.
+    It is `failed` after an error. A `ValueError` and an `OSError` are foreseen: see `report_error`,
+    and `read_flags` for `stack`.
     """
 
     def decorate(run: Callable[[argparse.Namespace], int | None]) -> Callable:
@@ -45,9 +48,9 @@ def command(
                     return run(args) or 0
             except BrokenPipeError:
                 raise
-            except (OSError, ValueError) as error:
-                report_error(error, run.__module__, (OSError, ValueError))
-                return 1
+            except Exception as error:
+                report_error(error, run.__module__.rpartition(".")[2], (OSError, ValueError))
+                return failed
 
         return main
 

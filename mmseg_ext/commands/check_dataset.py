@@ -4,10 +4,8 @@ import argparse
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
 
-from mmseg_ext.commands import report_error
-from mmseg_ext.commands._flags import command_parser, config_flag, read_flags
+from mmseg_ext.commands._flags import command, command_parser, config_flag
 
 CLEAN, PROBLEMS, COULD_NOT_RUN = 0, 1, 2
 
@@ -30,16 +28,8 @@ training on trainval, set allow_overlap = True in the config.
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    try:
-        args = read_flags(parser(), argv)
-        return _run(args)
-    except Exception as error:  # status 1 would mean that the data has problems
-        report_error(error, "check_dataset", (OSError,))
-        return COULD_NOT_RUN
-
-
-def _run(args: argparse.Namespace) -> int:
+@command(parser, failed=COULD_NOT_RUN)  # status 1 would mean that the data has problems
+def main(args: argparse.Namespace) -> int:
     from mmengine.registry import init_default_scope
 
     from mmseg_ext.datasets.dataset_report import check, print_summaries

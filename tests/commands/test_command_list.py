@@ -147,6 +147,6 @@ def test_an_error_of_a_run_is_one_message(error, printed, monkeypatch):
 
 
 def test_a_check_that_could_not_run_has_a_status_of_its_own(monkeypatch, capsys):
-    monkeypatch.setattr(check_dataset, "_run", Mock(side_effect=KeyError(1)))
+    monkeypatch.setattr("mmseg_ext.engine.config.load_config", Mock(side_effect=KeyError(1)))
     assert check_dataset.main(["config.py"]) == 2
     assert capsys.readouterr().err.startswith("Traceback")
