@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from mmseg_ext.commands._flags import prepare_stack  # noqa: E402
+from mmseg_ext.commands.env import describe  # noqa: E402
 from mmseg_ext.doctor.checks import SEGMENTORS, train_step  # noqa: E402
-from mmseg_ext.doctor.installation import describe  # noqa: E402
 from tests.engine.runs import write_config  # noqa: E402
 from tests.engine.states import RANDOM, assert_same_runs  # noqa: E402
 

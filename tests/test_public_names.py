@@ -17,7 +17,7 @@ from mmseg.registry import MODELS
 import mmseg_ext
 from mmseg_ext import durable, errors
 from mmseg_ext.commands import COMMANDS
-from mmseg_ext.doctor.installation import registered_names
+from mmseg_ext.commands.env import registered_names
 from mmseg_ext.published import FAMILIES
 
 ROOT = Path(__file__).parents[1]

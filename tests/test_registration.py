@@ -14,8 +14,8 @@ from mmengine.registry import Registry
 
 import mmseg_ext
 from mmseg_ext import environment
+from mmseg_ext.commands.env import describe
 from mmseg_ext.commands.env import main as env
-from mmseg_ext.doctor.installation import describe
 from tests.backbones.base import BackboneTester
 from tests.engine.runs import ROOT, run
 from tests.models import untested

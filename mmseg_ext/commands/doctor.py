@@ -30,7 +30,7 @@ def main(args: argparse.Namespace) -> int:
     import torch
 
     from mmseg_ext.atomic_write import write_text
-    from mmseg_ext.doctor.installation import describe
+    from mmseg_ext.commands.env import describe
 
     device = usable_device(args.device)
     if device.type not in ("cpu", "cuda"):

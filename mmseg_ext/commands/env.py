@@ -1,9 +1,16 @@
 """Print versions, devices and registered names; status 1 if the mm stack is unusable."""
 
 import argparse
+import platform
 import sys
 
+from mmseg_ext import __version__, environment
 from mmseg_ext.commands._flags import command, command_parser
+
+_NO_OPERATORS = (
+    "not compiled: detectors run on slow replacements, and heads of mmsegmentation that use other "
+    "operators (PointRend, CCNet, PSANet) cannot run"
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -12,13 +19,54 @@ def parser() -> argparse.ArgumentParser:
 
 @command(parser, stack=())
 def main(args: argparse.Namespace) -> int:
-    from mmseg_ext.doctor.installation import describe
-    from mmseg_ext.environment import stack_problem
-
     rows = describe()
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(f"{name:<{width}}  {value}")
-    if problem := stack_problem():
+    if problem := environment.stack_problem():
         print(problem, file=sys.stderr)
     return int(problem is not None)
+
+
+def registered_names() -> list[str]:
+    """Return the names that this package has registered with mmengine, sorted."""
+    from mmengine import registry as registries
+
+    roots = [root for root in vars(registries).values() if isinstance(root, registries.Registry)]
+    return sorted(
+        {
+            name
+            for root in roots
+            for registry in (root, *root.children.values())
+            for name, item in registry.module_dict.items()
+            if getattr(item, "__module__", "").startswith("mmseg_ext.")
+        }
+    )
+
+
+def describe() -> list[tuple[str, str]]:
+    """Return rows (name, value): versions, devices, packages, operators, registered names."""
+    import torch
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    rows = [
+        ("mmseg_ext", __version__),
+        ("python", f"{platform.python_version()} ({sys.executable})"),
+        ("devices", ", ".join([*gpus, f"CPU, {torch.get_num_threads()} threads"])),
+    ]
+    for name, tested in environment.TESTED.items():
+        try:
+            version = str(getattr(environment.import_quietly(name), "__version__", "unknown"))
+        except Exception as error:
+            version = f"not usable: {' '.join(str(error).split())}"
+        same = version.partition("+")[0] == tested
+        rows.append((name, version if same else f"{version} (tested with {tested})"))
+    rows.append(("packages", ", ".join(environment.installed()) or "none"))
+    problem = environment.other_project() or environment.mixture() or environment.stack_problem()
+    rows.append(("stack", problem or "usable"))
+    if environment.stack_problem() is None:
+        rows.append(
+            ("mmcv.ops", "compiled" if environment.has_compiled_operators() else _NO_OPERATORS)
+        )
+        rows.append(("registered", ", ".join(registered_names())))
+    return rows
