@@ -50,6 +50,11 @@ SLOW = (
 SLOW_NAMES = ("export", "compiles", "parity", "costs", "traces", "parameters", "checkpointing")
 
 
+def pytest_configure():
+    """Collect garbage rarely: by default it is a tenth of the time of a test that compiles."""
+    gc.set_threshold(100_000, 50, 50)
+
+
 def pytest_collection_modifyitems(items):
     here = Path(__file__).parent
     slow = [here / name for name in SLOW]

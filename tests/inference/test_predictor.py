@@ -56,14 +56,20 @@ def test_paths_pictures_and_arrays_give_the_labels_of_mmsegmentation(model, imag
 
 
 def test_photos_are_rotated_by_their_exif_orientation(model, tmp_path):
+    """From paths, pictures, bytes and files; text is no image."""
     exif = Image.Exif()
     exif[0x0112] = 6  # rotate by 90 degrees clockwise
-    pixels = noise(40, 56, 3)
-    Image.fromarray(pixels).save(tmp_path / "photo.png", exif=exif)
-    predictor = mmseg_ext.Predictor(model)
-    for photo in (tmp_path / "photo.png", Image.open(tmp_path / "photo.png")):
-        result = predictor(photo)
-        assert (result.image == np.rot90(pixels, -1)).all() and result.labels.shape == (56, 40)
+    path, pixels = tmp_path / "photo.png", noise(40, 56, 3)
+    Image.fromarray(pixels).save(path, exif=exif)
+    predictor, content = mmseg_ext.Predictor(model), path.read_bytes()
+    with path.open("rb") as file:
+        for photo in (path, Image.open(path), content, io.BytesIO(content), file):
+            result = predictor(photo)
+            assert (result.image == np.rot90(pixels, -1)).all() and result.labels.shape == (56, 40)
+    with pytest.raises(UnreadableFileError, match="truncated"):
+        predictor(content[: len(content) // 3])
+    with pytest.raises(ValueError, match="str"):
+        predictor(io.StringIO("text"))
 
 
 def test_the_overlay_blends_the_colors_of_the_labels(model, images):
@@ -137,24 +143,6 @@ def test_kinds_of_images(model, name):
     result = predictor(given)
     assert (result.image == expected).all() and result.labels.shape == (40, 56)
     assert (result.labels == predictor(expected).labels).all()
-
-
-def test_encoded_images(model, images, tmp_path):
-    """Bytes and files are rotated like paths; text is no image."""
-    exif = Image.Exif()
-    exif[0x0112] = 6  # rotate by 90 degrees clockwise
-    path = tmp_path / "photo.jpg"
-    Image.fromarray(RGB).save(path, exif=exif)
-    predictor, content = mmseg_ext.Predictor(model), path.read_bytes()
-    expected = predictor(path)
-    with path.open("rb") as file:
-        for given in (content, io.BytesIO(content), file):
-            result = predictor(given)
-            assert (result.image == expected.image).all() and result.labels.shape == (56, 40)
-    with pytest.raises(UnreadableFileError, match="truncated"):
-        predictor(content[:-100])
-    with pytest.raises(ValueError, match="str"):
-        predictor(io.StringIO("text"))
 
 
 def test_urls_are_loaded_only_if_allowed(model, images, tmp_path):
