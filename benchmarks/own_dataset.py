@@ -3,10 +3,9 @@
     python -m benchmarks.own_dataset weeds FOLDER work_dirs/own_dataset
 
 FOLDER has the set: `weeds` is github.com/cwfid/dataset (non-commercial research), `camvid` the
-folder of docs/data.md, `nuclei` the training images of the 2018 Data Science Bowl (CC0), and
-`drawn` needs none. Both models have the same images, crops, rate and iterations, one thread, and
-random weights; then the config trains for the minutes of the Unet. Minutes are CPU time.
-docs/own_dataset.md has tables.
+folder of docs/data.md, and `nuclei` the training images of the 2018 Data Science Bowl (CC0). Both
+models have the same images, crops, rate and iterations, one thread, and random weights; then the
+Unet trains for the minutes of the config. Minutes are CPU time. docs/own_dataset.md has tables.
 """
 
 import argparse
@@ -19,13 +18,11 @@ from pathlib import Path
 
 import numpy as np
 from mmengine.config import Config
-from PIL import Image, ImageDraw, ImageFilter
 
 SETS = {  # the flags of new_project
     "weeds": "--images {0}/images --masks {0}/annotations --classes soil crop weed",
     "camvid": "--images {0} --masks {0} --ignore 11",
     "nuclei": "--images {0} --masks {0} --classes background nucleus",
-    "drawn": "--images {0}/photos --masks {0}/masks --classes ground small large",
 }
 UNET = """\
 _base_ = "./config.py"
@@ -38,29 +35,6 @@ model = dict(
 )
 """
 ROW = re.compile(r"^\| +(\S+) +\| +([\d.]+|nan) +\| +[\d.na]+ +\|$", re.M)
-
-
-def draw(folder: Path, index: int) -> None:
-    """Write a photo and its mask: 0 ground, 10 small discs, 20 large discs of the same colors."""
-    rng = np.random.default_rng(index)
-    ground = rng.integers(60, 180, 3)
-    texture = np.kron(rng.normal(0, 18, (30, 40, 3)), np.ones((30, 30, 1))) + ground
-    photo = Image.fromarray(texture.clip(0, 255).astype(np.uint8))
-    photo, mask = photo.filter(ImageFilter.GaussianBlur(12)), Image.new("L", photo.size)
-    for _ in range(rng.integers(5, 10)):
-        value = int(rng.choice([10, 20]))
-        radius = rng.uniform(30, 45) if value == 10 else rng.uniform(90, 130)
-        color = ground
-        while np.abs(color - ground).max() < 60:  # visible
-            color = rng.integers(0, 256, 3)
-        x, y = rng.uniform(0, 1200), rng.uniform(0, 900)
-        box = (x - radius, y - radius, x + radius, y + radius)
-        ImageDraw.Draw(photo).ellipse(box, fill=tuple(color.tolist()))
-        ImageDraw.Draw(mask).ellipse(box, fill=value)
-    noisy = np.asarray(photo) + rng.normal(0, 6, (900, 1200, 3))
-    photo = Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
-    photo.save(folder / f"photos/{index:02d}.JPG", "JPEG", quality=90)
-    mask.save(folder / f"masks/{index:02d}_mask.png")
 
 
 def run(*words: str | Path) -> tuple[str, float, float]:
@@ -103,11 +77,6 @@ def main() -> None:
     parser.add_argument("work_dir", type=Path)
     parser.add_argument("--iterations", type=int, help="default: of the config")
     args = parser.parse_args()
-    if args.name == "drawn":
-        for folder in ("photos", "masks"):
-            (args.data / folder).mkdir(parents=True, exist_ok=True)
-        for index in range(60):
-            draw(args.data, index)
     project = args.work_dir / args.name
     print(run("new_project", project, *SETS[args.name].format(args.data).split())[0])
     config = Config.fromfile(project / "config.py")
@@ -118,7 +87,7 @@ def main() -> None:
     print("| " + " | ".join(header) + " |\n|" + "-|" * len(header), flush=True)
     minutes = train(project / "config.py", iterations, "config")
     reference = train(project / "unet.py", iterations, "unet")
-    train(project / "config.py", round(iterations * reference / minutes), "config_as_long")
+    train(project / "unet.py", round(iterations * minutes / reference), "unet_as_long")
 
 
 if __name__ == "__main__":
