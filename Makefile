@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# Test workers with one thread each. Some tests wait, so four are faster than two also on two cores.
-WORKERS ?= 4
+# Two test workers run in parallel, with one thread each.
+WORKERS ?= 2
 
 .PHONY: help install demo demo-det compare docs test test-fast test-original lint clean
 

@@ -46,8 +46,6 @@ SLOW = (
 )
 
 
-LONGEST = ("reaches_its_floor", "a_wheel_in_an_empty_folder")
-
 # Slow tests of the backbones; their other tests are fast.
 SLOW_NAMES = ("export", "compiles", "parity", "costs", "traces", "parameters", "checkpointing")
 
@@ -66,12 +64,8 @@ def pytest_collection_modifyitems(items):
             backbone and any(name in item.name for name in SLOW_NAMES)
         ):
             item.add_marker("slow")
-    # The longest tests are spread, so that each worker begins with one and none ends with one.
-    long = [item for item in items if any(name in item.name for name in LONGEST)]
-    rest = [item for item in items if item not in long]
-    for number, item in enumerate(long):
-        rest.insert(number * len(items) // len(long), item)
-    items[:] = rest
+    # Trainings of a minute come first, so no worker ends with one while the other is idle.
+    items.sort(key=lambda item: "reaches_its_floor" not in item.name)
 
 
 def pytest_collection_finish():
