@@ -117,6 +117,8 @@ class Settings(NamedTuple):
 
     rounds: int = 5
     device: str = "cpu"
+    batch: int = 1
+    amp: bool = False
 
     def clock(self) -> float:
         """Read the processor time of one thread, to which other programs do not count."""
@@ -153,16 +155,17 @@ def timed(cases: Callable[..., Iterable[Case]], *arguments: object) -> Part:
     def part(settings: Settings):
         rows = []
         square = torch.randn(SQUARE, SQUARE, device=settings.device)
+        amp = torch.autocast(settings.device, torch.bfloat16, enabled=settings.amp)
         for case in cases(*arguments):
-            x = case.x.to(settings.device)
+            x = torch.cat([case.x.to(settings.device)] * settings.batch)
             modules = {name: module.to(x.device) for name, module in case.modules.items()}
             for mode in case.modes:
                 steps = {
-                    name: STEPS[mode](module, x)
+                    name: amp(STEPS[mode](module, x))
                     for name, module in modules.items()
                     if mode == "inference" or list(module.parameters())
                 }
-                product = {"matrix product": lambda: square @ square}
+                product = {"matrix product": amp(lambda: square @ square)}
                 results = compare_times(
                     {**steps, **product}, settings.rounds, settings.device, settings.clock
                 )
@@ -183,12 +186,14 @@ def command(description: str, parts: Mapping[str, Part], argv: Sequence[str] | N
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(parts)}; or all")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of the median (5)")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch", type=int, default=1, help="repeat each input N times")
+    parser.add_argument("--amp", action="store_true", help="bfloat16, as with train --amp")
     args = parser.parse_args(argv)
     unknown = [name for name in args.parts if name not in parts]
     if unknown:
         parser.error(f"unknown part {unknown[0]!r}: choose from {', '.join(parts)}")
     torch.manual_seed(0)
-    settings = Settings(args.rounds, args.device)
+    settings = Settings(args.rounds, args.device, args.batch, args.amp)
     print(machine(args.device))
     for name in args.parts or parts:
         print(f"\n{name}\n\n{markdown(*parts[name](settings))}", end="")
