@@ -44,8 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from mmseg_ext.durable.terminal import ProgressHook, logged_warnings
     from mmseg_ext.engine.build_errors import explained
 
-    with exit_on_run_error(), logged_warnings(), safe_loading():
-        runner = runner_of(args)
+    with exit_on_run_error(), logged_warnings():
+        with safe_loading():  # a model can load weights when it is built
+            runner = runner_of(args)
         runner.register_hook(ProgressHook())
         # Also for mmengine's Runner, which does not read the key.
         with explained(runner.cfg), safe_loading(runner.cfg.get("min_backbone_share")):

@@ -22,7 +22,7 @@ from mmengine.runner.checkpoint import CheckpointLoader, load_state_dict
 from torch import Tensor, nn
 
 from mmseg_ext.durable.checkpoint_files import read_checkpoint, read_torch_file, terms_of
-from mmseg_ext.errors import CheckpointError
+from mmseg_ext.errors import CheckpointError, LaunchError
 
 _AUXILIARY = "auxiliary_head"  # heads that only training uses
 _load_address = CheckpointLoader.load_checkpoint
@@ -55,18 +55,16 @@ def safe_loading(
         terms: collects the license and the training data of the files that are loaded.
 
     Raises:
-        ValueError: for a share outside 0 to 1.
+        LaunchError: for a share outside 0 to 1.
     """
     global _settings
-    if min_backbone_share is not None and not 0 <= min_backbone_share <= 1:
-        raise ValueError(f"min_backbone_share must be between 0 and 1, not {min_backbone_share}")
     outer = _settings
+    share = outer.min_backbone_share if min_backbone_share is None else min_backbone_share
+    if not (isinstance(share, int | float) and 0 <= share <= 1):
+        raise LaunchError(f"min_backbone_share={share!r}: not a number from 0 to 1; set one")
     loaders = vars(CheckpointLoader)["load_checkpoint"], mmengine_checkpoint.load_state_dict
-    _settings = _Settings(
-        outer.min_backbone_share if min_backbone_share is None else min_backbone_share,
-        entire_model or outer.entire_model,
-        outer.terms if terms is None else terms,
-    )
+    collected = outer.terms if terms is None else terms
+    _settings = _Settings(share, entire_model or outer.entire_model, collected)
     CheckpointLoader.load_checkpoint = staticmethod(load_checkpoint)
     mmengine_checkpoint.load_state_dict = load_and_report
     try:

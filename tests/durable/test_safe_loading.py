@@ -186,6 +186,14 @@ def test_too_little_of_a_backbone_is_refused_unless_told_otherwise(folder, good,
     train_here(write_config(tmp_path, stock), tmp_path / "stock", "train_cfg.max_iters=1")
 
 
+@pytest.mark.parametrize("share", ["1.5", "-1", "half"])
+@pytest.mark.parametrize("kind", ["Runner", "DurableRunner"])
+def test_a_share_that_is_none_is_one_line(folder, tmp_path, kind, share):
+    options = (f"runner_type={kind}", f"min_backbone_share={share}")
+    message = fails(train, *train_words(folder / "tiny.py", tmp_path / "work", *options))
+    assert "min_backbone_share" in message and share in message and "\n" not in message.strip()
+
+
 @pytest.fixture
 def segmentor():
     return nn.ModuleDict({"backbone": nn.Linear(1, 1), "decode_head": nn.Linear(1, 1)})
