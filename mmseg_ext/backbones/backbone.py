@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from mmseg_ext.layers.older_torch import register_load_hook
-
 Settings = Mapping[str, Any]
 OutIndices = int | Sequence[int]
 
@@ -123,7 +121,6 @@ class Backbone(BaseModule):
         self.in_channels = in_channels
         self.stage_channels = tuple(channels)
         self.stage_strides = tuple(strides)
-        register_load_hook(self, _reject_other_arch)
 
     @property
     def feature_info(self) -> FeatureInfo:
@@ -173,10 +170,10 @@ class Backbone(BaseModule):
                     return name
         return None
 
-    def reject_other_arch(self, state_dict: Mapping[str, Tensor], prefix: str = "") -> None:
+    def _load_from_state_dict(self, state_dict: Mapping[str, Tensor], prefix: str, *args) -> None:
         """Check that the entries of `state_dict` below `prefix` belong to this architecture.
 
-        Called before every load, because mmengine loads what fits and only logs the rest.
+        torch and mmengine call this in every load, and mmengine only logs what does not fit.
 
         Raises:
             ValueError: if the keys belong to published code, or if a shape or the number of
@@ -190,12 +187,12 @@ class Backbone(BaseModule):
                     f"with mmseg-ext convert {family} SRC DST"
                 )
         problem = self._other_shape(theirs) or self._other_depth(theirs)
-        if problem is None:
-            return
-        name = self.named_arch(theirs)
-        if name is not None and name != self.arch:
-            problem += f"; the checkpoint is arch {name!r}, the backbone {self.arch!r}"
-        raise ValueError(f"{prefix}{problem}")
+        if problem is not None:
+            name = self.named_arch(theirs)
+            if name is not None and name != self.arch:
+                problem += f"; the checkpoint is arch {name!r}, the backbone {self.arch!r}"
+            raise ValueError(f"{prefix}{problem}")
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _other_shape(self, theirs: Mapping[str, Tensor]) -> str | None:
         for key, value in self.state_dict().items():
@@ -250,7 +247,3 @@ def _depths_and_widths(state_dict: Mapping[str, Tensor]) -> dict[str, tuple[int,
         stage: (count, max(len(state_dict.get(f"{stage}.0.{n}.weight", none)) for n in _NORMS))
         for stage, count in _block_counts(state_dict).items()
     }
-
-
-def _reject_other_arch(module: Backbone, state_dict: Mapping[str, Tensor], prefix: str, *_) -> None:
-    module.reject_other_arch(state_dict, prefix)
