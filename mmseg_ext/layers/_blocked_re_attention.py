@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mmseg_ext.layers.input_shapes import is_recorded
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
-from mmseg_ext.layers.recomputation import recomputed
+from mmseg_ext.layers.programs import is_recorded, recomputed
 from mmseg_ext.layers.submodules import computes_by_weights, update_running_statistics
 
 # With gradients, blocks are computed again in the backward pass. This measured faster than keeping

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmseg_ext.layers.input_shapes import require_map
-from mmseg_ext.layers.older_torch import is_compiling
 from mmseg_ext.layers.precision import autocast_disabled, compute_dtype, full_precision
+from mmseg_ext.layers.programs import is_compiling
 from mmseg_ext.layers.submodules import (
     computes_by_weights,
     sum_over_processes,

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from mmseg_ext.layers.input_shapes import is_fixed
 from mmseg_ext.layers.precision import full_precision
+from mmseg_ext.layers.programs import is_fixed
 
 # Bytes of one chunk of spectra. A chunk that fits into the cache of a core measured fastest.
 _CHUNK_BYTES = 1_500_000

@@ -25,8 +25,8 @@ from mmseg_ext.layers._composed_external_attention import (
     composed_attention,
 )
 from mmseg_ext.layers.input_shapes import require_map
-from mmseg_ext.layers.older_torch import is_compiling
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
+from mmseg_ext.layers.programs import is_compiling
 from mmseg_ext.layers.submodules import computes_by_weights, sync_group
 
 Normalization = Literal["double", "softmax"]

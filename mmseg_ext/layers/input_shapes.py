@@ -1,9 +1,6 @@
-"""Shapes of inputs: their order, checks, and whether a program fixes them."""
+"""Shapes of inputs: the order of their dimensions, and checks."""
 
-import torch
 from torch import Tensor
-
-from mmseg_ext.layers.older_torch import is_compiling
 
 
 def channels_first(x: Tensor) -> Tensor:
@@ -12,24 +9,6 @@ def channels_first(x: Tensor) -> Tensor:
 
 def channels_last(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1)  # (B, H, W, C)
-
-
-def is_recorded() -> bool:
-    """Check if a program is compiled, exported or traced."""
-    return is_compiling() or torch.jit.is_tracing()
-
-
-def is_fixed(*sizes: int) -> bool:
-    """Check if all sizes are plain numbers, not symbolic and not traced."""
-    if torch.jit.is_tracing():
-        return False
-    if not is_compiling() and all(isinstance(size, int) for size in sizes):
-        return True
-    # Imported here, because it imports sympy, which eager code does not need.
-    from torch.fx.experimental import symbolic_shapes
-
-    has_static_value = getattr(symbolic_shapes, "has_static_value", None)  # missing up to torch 2.4
-    return has_static_value is not None and all(has_static_value(size) for size in sizes)
 
 
 def head_width(embed_dim: int, num_heads: int) -> int:

@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmseg_ext.layers import _fourier_lambdas as fourier
-from mmseg_ext.layers.input_shapes import is_fixed, require_map
+from mmseg_ext.layers.input_shapes import require_map
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
+from mmseg_ext.layers.programs import is_fixed
 
 
 class PositionEmbeddings(nn.Module):
