@@ -30,19 +30,27 @@ PATCH = 16
 STEM_CHANNELS = 64
 
 
+def _padded(images: Tensor) -> Tensor:
+    """Pad images (B, 3, H, W) at the right and bottom to multiples of 16."""
+    height, width = images.shape[2:]
+    # Not -width % PATCH: torch.compile with dynamic sizes cannot prove bounds of that modulus.
+    right, bottom = (PATCH - width % PATCH) % PATCH, (PATCH - height % PATCH) % PATCH
+    return F.pad(images, (0, right, 0, bottom))
+
+
 class PatchEmbed(nn.Module):
-    """A convolution with kernel and stride 16: (B, 3, H, W) to (B, C, H / 16, W / 16)."""
+    """A convolution with kernel and stride 16, on padded images: (B, 3, H, W) to (B, C, h, w)."""
 
     def __init__(self, embed_dims: int):
         super().__init__()
         self.proj = nn.Conv2d(3, embed_dims, PATCH, PATCH)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.proj(images)
+        return self.proj(_padded(images))
 
 
 class ConvPatchEmbed(nn.Module):
-    """Three convolutions with a total stride of 16: (B, 3, H, W) to (B, C, H / 16, W / 16)."""
+    """Convolutions with a total stride of 16, on padded images: (B, 3, H, W) to (B, C, h, w)."""
 
     def __init__(self, embed_dims: int):
         super().__init__()
@@ -53,7 +61,7 @@ class ConvPatchEmbed(nn.Module):
         self.proj = nn.Conv2d(STEM_CHANNELS, embed_dims, PATCH // 2, PATCH // 2)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = F.relu(self.bn1(self.conv1(images)))
+        x = F.relu(self.bn1(self.conv1(_padded(images))))
         x = F.relu(self.bn2(self.conv2(x)))
         return self.proj(x)
 
@@ -123,6 +131,8 @@ class DeepViT(TokenBackbone):
         },
     }
 
+    stem = "patch_embed"
+
     _SOURCE = "24b, 32b, s and l in the README of https://github.com/zhoudaquan/dvit_repo"
     _NORMALIZATION = {"mean": (127.5,) * 3, "std": (127.5,) * 3}
     default_cfgs = {"": IMAGENET | _NORMALIZATION | {"source": _SOURCE, "license": "MIT"}}
@@ -183,14 +193,3 @@ class DeepViT(TokenBackbone):
         self._reset_parameters()
         nn.init.normal_(self.pos_embed, std=0.02)
         self._freeze_stages()
-
-    @property
-    def stem_parts(self) -> list[str]:
-        return ["patch_embed"]
-
-    def embed(self, images: Tensor) -> Tensor:
-        """Map images (B, 3, H, W) to patches (B, C, ceil(H / 16), ceil(W / 16))."""
-        height, width = images.shape[2:]
-        # Not -width % PATCH: torch.compile with dynamic sizes cannot prove bounds of that modulus.
-        right, bottom = (PATCH - width % PATCH) % PATCH, (PATCH - height % PATCH) % PATCH
-        return self.patch_embed(F.pad(images, (0, right, 0, bottom)))

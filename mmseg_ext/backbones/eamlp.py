@@ -28,9 +28,8 @@ from mmseg_ext.layers.token_external_attention import MultiHeadExternalAttention
 
 TOKEN_DIM = 64
 TOKEN_MEMORY_SIZE = 128
-# Kernel, stride and padding of the three soft splits: together a stride of 16.
-SOFT_SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
-STRIDE = math.prod(stride for _, stride, _ in SOFT_SPLITS)
+SOFT_SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # kernel, stride and padding of each
+STRIDE = 4 * 2 * 2
 
 
 def sinusoidal_positions(length: int, dim: int) -> Tensor:
@@ -134,6 +133,8 @@ class EAMLP(TokenBackbone):
         "24": {"embed_dims": 512, "depth": 24, "num_heads": 8, "mlp_ratio": 3},
     }
 
+    stem = "tokens_to_token"
+
     _SOURCE = "folder EAMLP/EAMLP_7_384 of https://github.com/MenghaoGuo/EANet"
     _PUBLISHED = {"input_size": (3, 384, 384), "source": _SOURCE, "license": "Clear BSD"}
     default_cfgs = {"": IMAGENET, "7": IMAGENET | _PUBLISHED}
@@ -173,11 +174,3 @@ class EAMLP(TokenBackbone):
         for tokens in (self.tokens_to_token.attention1, self.tokens_to_token.attention2):
             tokens.attn.linear_0.weight.data.copy_(tokens.attn.linear_1.weight.t())
         self._freeze_stages()
-
-    @property
-    def stem_parts(self) -> list[str]:
-        return ["tokens_to_token"]
-
-    def embed(self, images: Tensor) -> Tensor:
-        """Map images (B, 3, H, W) to tokens (B, C, h, w)."""
-        return self.tokens_to_token(images)

@@ -99,26 +99,18 @@ def _bicubic_matrix(n: int, size: int, dtype: torch.dtype, device: torch.device)
 class TokenBackbone(Backbone):
     """A transformer on patches and a class token.
 
-    A subclass defines `embed`, `stem_parts`, `cls_token` (1, 1, C), and `pos_embed`
-    (1, 1 + h * w, C) for `grid` = (h, w).
+    A subclass defines the `stem`, `cls_token` (1, 1, C), and `pos_embed` (1, 1 + h * w, C) for
+    `grid` = (h, w).
     """
 
+    stem: str  # the name of the module that maps images (B, 3, H, W) to patches (B, C, h, w)
     cls_token: nn.Parameter
     pos_embed: Tensor
     grid: tuple[int, int]
 
-    def embed(self, images: Tensor) -> Tensor:
-        """Map images (B, 3, H, W) to patches (B, C, h, w)."""
-        raise NotImplementedError
-
-    @property
-    def stem_parts(self) -> list[str]:
-        """The names of the modules that `embed` uses."""
-        raise NotImplementedError
-
     @property
     def parts(self) -> list[list[str]]:
-        stem = [*self.stem_parts, "cls_token", "pos_embed", "pos_drop"]
+        stem = [self.stem, "cls_token", "pos_embed", "pos_drop"]
         return [stem, *([f"blocks.{i}"] for i in range(self.built))]
 
     def _build_blocks(
@@ -159,7 +151,7 @@ class TokenBackbone(Backbone):
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Map images (B, 3, H, W) to logits (B, num_classes) or a tuple of maps (B, C, h, w)."""
         self._check_images(images)
-        patches = self.embed(images)  # (B, C, h, w)
+        patches = getattr(self, self.stem)(images)  # (B, C, h, w)
         grid = (patches.shape[2], patches.shape[3])
         tokens = patches.flatten(2).transpose(1, 2)  # (B, h * w, C)
         tokens = torch.cat([self.cls_token.expand(tokens.shape[0], -1, -1), tokens], dim=1)
