@@ -44,6 +44,15 @@ def settings_of(arch: str | Settings, table: Mapping[str, Settings], base: Setti
     return {**base, **arch}
 
 
+def init_linear(module: nn.Module) -> None:
+    """Initialize a linear layer from N(0, 0.02), its bias with zero; leave other layers."""
+    if isinstance(module, nn.Linear):
+        # The published code truncates at 100 standard deviations, which has no effect.
+        nn.init.normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
 class FeatureInfo(list):
     """One dict for each feature map: `num_chs`, `reduction` (stride) and `module`."""
 

@@ -190,6 +190,5 @@ class DeepViT(TokenBackbone):
         rates = (settings["mlp_ratio"], drop_rate, drop_path_rate)
         attentions = [plain] * (depth - mixing_blocks) + [mixing] * mixing_blocks
         self._build_blocks(attentions, *rates, norm_cfg, num_classes, scale_adjustment)
-        self._reset_parameters()
         nn.init.normal_(self.pos_embed, std=0.02)
         self._freeze_stages()

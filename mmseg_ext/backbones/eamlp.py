@@ -170,7 +170,6 @@ class EAMLP(TokenBackbone):
         attention = partial(MultiHeadExternalAttention, *sizes, **drops)
         rates = (settings["mlp_ratio"], drop_rate, drop_path_rate)
         self._build_blocks([attention] * depth, *rates, norm_cfg, num_classes)
-        self._reset_parameters()
         for tokens in (self.tokens_to_token.attention1, self.tokens_to_token.attention2):
             tokens.attn.linear_0.weight.data.copy_(tokens.attn.linear_1.weight.t())
         self._freeze_stages()

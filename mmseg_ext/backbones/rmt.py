@@ -21,7 +21,14 @@ from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks import DropPath
 from torch import Tensor, nn
 
-from mmseg_ext.backbones.backbone import IMAGENET, Backbone, OutIndices, Settings, settings_of
+from mmseg_ext.backbones.backbone import (
+    IMAGENET,
+    Backbone,
+    OutIndices,
+    Settings,
+    init_linear,
+    settings_of,
+)
 from mmseg_ext.layers.input_shapes import channels_first, channels_last
 from mmseg_ext.layers.manhattan_attention import Decay, ManhattanBlock, takes_terms
 
@@ -178,7 +185,7 @@ class RMT(Backbone):
             self.out_norms.update({str(i): nn.LayerNorm(widths[i]) for i in self.out_indices})
         else:
             self.classifier = _Classifier(widths[-1], num_classes, norm_cfg)
-        self.apply(_init_linear)
+        self.apply(init_linear)
         self._freeze_stages()
 
     @property
@@ -203,11 +210,3 @@ class RMT(Backbone):
                 maps.append(channels_first(self.out_norms[str(i)](x)))
             x = channels_first(x)  # (B, C_i, h_i, w_i)
         return tuple(maps) if self.classifier is None else self.classifier(x)
-
-
-def _init_linear(module: nn.Module) -> None:
-    """Initialize linear layers from N(0, 0.02); other layers keep PyTorch's initialization."""
-    if isinstance(module, nn.Linear):
-        # The published code truncates at 100 standard deviations, which has no effect.
-        nn.init.normal_(module.weight, std=0.02)
-        nn.init.zeros_(module.bias)

@@ -8,7 +8,7 @@ from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks import DropPath
 from torch import Tensor, nn
 
-from mmseg_ext.backbones.backbone import Backbone
+from mmseg_ext.backbones.backbone import Backbone, init_linear
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
 
 
@@ -123,7 +123,10 @@ class TokenBackbone(Backbone):
         num_classes: int | None,
         scale_adjustment: float = 1.0,
     ) -> None:
-        """Build the first `self.built` blocks; `attentions` has an entry for every block."""
+        """Build the first `self.built` blocks, and initialize the linear layers of all modules.
+
+        `attentions` has an entry for every block.
+        """
         depth, width = len(attentions), self.stage_channels[0]
         rates = [drop_path_rate * i / max(depth - 1, 1) for i in range(depth)]
         self.pos_drop = nn.Dropout(drop_rate)
@@ -137,16 +140,8 @@ class TokenBackbone(Backbone):
         complete = self.built == depth
         self.norm = build_norm_layer(norm_cfg, width)[1] if complete else nn.Identity()
         self.head = None if num_classes is None else nn.Linear(width, num_classes)
-
-    def _reset_parameters(self) -> None:
-        """Initialize linear layers and the class token from N(0, 0.02), biases with zero."""
-        # The published code truncates at 100 standard deviations, which has no effect.
         nn.init.normal_(self.cls_token, std=0.02)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        self.apply(init_linear)
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Map images (B, 3, H, W) to logits (B, num_classes) or a tuple of maps (B, C, h, w)."""
