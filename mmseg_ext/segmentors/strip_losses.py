@@ -11,7 +11,7 @@ Deviation: with class weights and `avg_non_ignore=True` mmsegmentation raises an
 pixel is ignored. Here the average is over the weights of the other pixels.
 """
 
-from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -103,31 +103,6 @@ def _class_weights(loss: CrossEntropyLoss, logits: Tensor) -> Tensor | None:
     return weights
 
 
-class _Strips:
-    """An iterator over strips: (image, rows, scores (rows, W, C), a buffer of the same shape)."""
-
-    def __init__(self, logits: Tensor, size: Sequence[int], align_corners: bool):
-        x = logits.detach().to(full_precision(logits.dtype))
-        self.x = x.permute(0, 2, 3, 1).contiguous()  # B, h, w, C
-        self.size = size
-        self.rows, self.columns = (
-            resize_map(low, length, align_corners, like=x)
-            for low, length in zip(x.shape[2:], size, strict=True)
-        )
-
-    def __iter__(self) -> Iterator[tuple[int, slice, Tensor, Tensor]]:
-        height, width = self.size
-        channels = self.x.shape[3]
-        rows = min(strip_height(width, channels, self.x), height)
-        buffers = self.x.new_empty(2, rows, width, channels)
-        for image in range(len(self.x)):
-            for top in range(0, height, rows):
-                here = slice(top, min(top + rows, height))
-                scores, other = buffers[:, : here.stop - top]
-                resized_strip(scores.zero_(), top, self.x[image], self.rows, self.columns)
-                yield image, here, scores, other
-
-
 class StripCrossEntropy(torch.autograd.Function):
     """The sum over pixels of the weighted cross-entropy of resized logits.
 
@@ -141,10 +116,19 @@ class StripCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, label, valid, class_weight, align_corners):
         with autocast_disabled(logits):
-            strips = _Strips(logits, label.shape[1:], align_corners)
-            gradient = torch.zeros_like(strips.x) if ctx.needs_input_grad[0] else None  # B, h, w, C
+            x = logits.detach().to(full_precision(logits.dtype))
+            x = x.permute(0, 2, 3, 1).contiguous()  # B, h, w, C
+            gradient = torch.zeros_like(x) if ctx.needs_input_grad[0] else None  # B, h, w, C
+            (batch, height, width), channels = label.shape, x.shape[3]
+            rows = resize_map(x.shape[1], height, align_corners, like=x)
+            columns = resize_map(x.shape[2], width, align_corners, like=x)
+            step = min(strip_height(width, channels, x), height)
+            buffers = x.new_empty(2, step, width, channels)
             sums = []
-            for image, here, scores, probabilities in strips:
+            for image, top in product(range(batch), range(0, height, step)):
+                here = slice(top, min(top + step, height))
+                scores, probabilities = buffers[:, : here.stop - top]  # rows, W, C
+                resized_strip(scores.zero_(), top, x[image], rows, columns)
                 sums.append(
                     _strip_cross_entropy(
                         scores.flatten(0, 1),
@@ -155,7 +139,7 @@ class StripCrossEntropy(torch.autograd.Function):
                     )
                 )
                 if gradient is not None:
-                    _add_gradient(gradient[image], here, probabilities, strips.rows, strips.columns)
+                    _add_gradient(gradient[image], here, probabilities, rows, columns)
             loss, hits, weight = torch.stack(sums).sum(0)
         if gradient is not None:
             ctx.save_for_backward(gradient)
