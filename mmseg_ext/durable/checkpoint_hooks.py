@@ -87,7 +87,7 @@ class DurableCheckpointHook(CheckpointHook):
         for place in (folder, work, *logs, *(path for log in logs for path in log.iterdir())):
             remove_parts(place)
         self._remove_older(runner, self._step(runner))
-        others = [path.name for path in all_checkpoints(folder) if origin_of(path)[0] != run]
+        others = [path.name for path, own in all_checkpoints(folder).items() if own != run]
         if others:
             runner.logger.warning(
                 f"{folder}: contains checkpoints of an earlier run ({', '.join(sorted(others))}), "

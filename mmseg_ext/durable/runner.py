@@ -44,7 +44,6 @@ from mmseg_ext.durable.work_dir import (
     lock_work_dir,
     newest_complete,
     on_rank_zero,
-    origin_of,
     require_resumable,
 )
 from mmseg_ext.errors import RESUME_HINT, CheckpointError, NotWritten
@@ -243,7 +242,6 @@ class DurableRunner(Runner):
                     save(str(part.parent), part.name, *args, meta=meta, **settings)
             except NotWritten as error:
                 raise CheckpointError(f"{error}; {RESUME_HINT}") from error
-            origin_of(Path(out_dir, filename), meta)
 
         on_rank_zero(write)
 

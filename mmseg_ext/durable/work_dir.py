@@ -102,26 +102,14 @@ def _read_word(path: Path) -> str:
     return path.read_text(errors="replace").strip() if path.is_file() else ""
 
 
-_origins: dict[tuple[int, ...], tuple[str | None, float]] = {}
-
-
-def origin_of(path: Path, known: dict | None = None) -> tuple[str | None, float]:
-    """Return the identity of the run that wrote a checkpoint, or None, and when it was saved.
-
-    Each file is read once, and not at all if its `meta` is `known` because this process wrote it.
-    """
-    stat = path.stat()
-    # A copy over a file can keep the first three.
-    identity = stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns
-    if known or identity not in _origins:
-        try:
-            meta = known or dict(read_checkpoint(path, mmap=True)["meta"])
-        except Exception:  # `newest_complete` reports files that cannot be read
-            meta = {}
-        saved = meta.get("saved_at")  # a copied file may have another time
-        saved = saved if isinstance(saved, float) else stat.st_mtime
-        _origins[identity] = meta.get("run"), saved
-    return _origins[identity]
+def origin_of(path: Path) -> tuple[str | None, float]:
+    """Return the identity of the run that wrote a checkpoint, or None, and when it was saved."""
+    try:
+        meta = dict(read_checkpoint(path, mmap=True)["meta"])
+    except Exception:  # `newest_complete` reports files that cannot be read
+        meta = {}
+    saved = meta.get("saved_at")  # a copied file may have another time
+    return meta.get("run"), saved if isinstance(saved, float) else path.stat().st_mtime
 
 
 def _named_last(folder: str | Path) -> Path | None:
@@ -133,24 +121,25 @@ def _named_last(folder: str | Path) -> Path | None:
     return Path(folder, name) if name else None
 
 
-def all_checkpoints(folder: str | Path) -> list[Path]:
-    """Return the files of checkpoints, and the one in `last_checkpoint`, newest first.
+def all_checkpoints(folder: str | Path) -> dict[Path, str | None]:
+    """Return the checkpoints, and the one in `last_checkpoint`, with their runs, newest first.
 
     A run can stop after it has saved a checkpoint and before it writes `last_checkpoint`.
     """
     named = _named_last(folder)
-    found = [
-        path
+    origins = {
+        path: origin_of(path)
         for path in Path(folder).glob("*.pth")
         if path.is_file() and (path == named or _CHECKPOINT.fullmatch(path.name))
-    ]
-    return sorted(found, key=lambda path: origin_of(path)[1], reverse=True)
+    }
+    newest_first = sorted(origins, key=lambda path: origins[path][1], reverse=True)
+    return {path: origins[path][0] for path in newest_first}
 
 
 def candidates(folder: str | Path) -> list[Path]:
     """Return `all_checkpoints` without the checkpoints of an earlier run in the same folder."""
     run, found = _read_word(Path(folder, RUN)), all_checkpoints(folder)
-    return [path for path in found if origin_of(path)[0] in (run, None)] if run else found
+    return [path for path, origin in found.items() if not run or origin in (run, None)]
 
 
 def newest_complete(folder: str | Path) -> tuple[Path | None, list[str]]:

@@ -5,7 +5,6 @@ import os
 import re
 import resource
 import secrets
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from mmseg.evaluation import IoUMetric
 
 from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.durable.checkpoint_files import read_checkpoint, read_state_dict, write_weights
-from mmseg_ext.durable.work_dir import newest_complete, origin_of
+from mmseg_ext.durable.work_dir import newest_complete
 from mmseg_ext.errors import CheckpointError, NotWritten
 from tests.engine.runs import log_text, train_here, write_config
 from tests.engine.states import UNVALIDATED
@@ -82,19 +81,6 @@ def test_a_broken_file_is_named_and_the_one_before_taken(tmp_path, damage):
     path, problems = newest_complete(tmp_path)
     assert path == tmp_path / "iter_8.pth"
     assert len(problems) == 1 and str(last) in problems[0]
-
-
-def test_a_checkpoint_that_is_replaced_in_place_has_another_origin(tmp_path):
-    """As by `cp --preserve`, which keeps the file and copies its time."""
-    path, found = tmp_path / "iter_4.pth", []
-    for run in ("first", "second"):
-        if found:
-            time.sleep(0.05)  # the clock of a file system can have steps of 10 ms
-        with path.open("wb") as file:
-            torch.save({"meta": {"run": run, "saved_at": 3.0}}, file)
-        os.utime(path, (5, 5))
-        found.append(origin_of(path))
-    assert found == [("first", 3.0), ("second", 3.0)]
 
 
 def test_a_full_disk_ends_in_one_message_with_nothing_lost(tmp_path):
