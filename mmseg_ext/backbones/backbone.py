@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
-from mmengine.model import BaseModule
+from mmengine.model import BaseModule, normal_init
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
@@ -48,9 +48,7 @@ def init_linear(module: nn.Module) -> None:
     """Initialize a linear layer from N(0, 0.02), its bias with zero; leave other layers."""
     if isinstance(module, nn.Linear):
         # The published code truncates at 100 standard deviations, which has no effect.
-        nn.init.normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
+        normal_init(module, std=0.02)
 
 
 class FeatureInfo(list):

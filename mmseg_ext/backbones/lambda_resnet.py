@@ -17,6 +17,7 @@ from operator import mul
 from typing import Any, Literal
 
 from mmcv.cnn import build_activation_layer, build_norm_layer
+from mmengine.model import constant_init, kaiming_init
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -356,15 +357,12 @@ class LambdaResNet(Backbone):
         """
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+                kaiming_init(module)
         for module in self.modules():
             if isinstance(module, LambdaLayer):
                 module.reset_parameters()
-            last = module.bn3 if isinstance(module, Bottleneck) else None
-            if isinstance(weight := getattr(last, "weight", None), Tensor):
-                nn.init.zeros_(weight)
+            elif isinstance(module, Bottleneck):
+                constant_init(module.bn3, 0)
 
     @property
     def parts(self) -> list[list[str]]:
