@@ -3,8 +3,8 @@
     python -m benchmarks.camvid_table --seeds 3
 
 The script trains missing runs and resumes interrupted ones, so it can be killed at any time. It
-writes docs/results/camvid.json and the tables of docs/camvid.md. The configs are in
-`benchmarks/camvid`. The last weights are scored on the validation frames.
+writes docs/results/camvid.json and the tables of docs/camvid.md. The last weights are scored on the
+validation frames.
 """
 
 import argparse

@@ -93,9 +93,8 @@ def data(tmp_path_factory) -> Path:
     return root
 
 
-def with_small_crops(path: Path) -> Config:
+def with_small_crops(config: Config) -> Config:
     """Return a config whose crops are 64 wide and high, or 65 where the side is odd."""
-    config = load(path)
     crop = tuple(config.crop_size)
     small = tuple(64 + side % 2 for side in crop)
 
@@ -111,7 +110,7 @@ def with_small_crops(path: Path) -> Config:
 
 def on_tiny_data(path: Path, data: Path) -> Config:
     """Return the config with small crops, and a dataset of a few small images."""
-    config = with_small_crops(path)
+    config = with_small_crops(load(path))
     layout = next(name for name in (*BASES, "nuclei", "shapes") if name in path.stem.split("_"))
     set_data_root(config, data / layout / "data")
     for dataset in datasets(config):

@@ -15,11 +15,14 @@ from mmengine.optim import OptimWrapper, build_optim_wrapper
 from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
 
+from benchmarks.camvid_rows import all_rows
+from benchmarks.camvid_table import config_path
 from mmseg_ext.cost import simulated_cuda
 from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
 from mmseg_ext.cost.step_memory import batch_of, build_training_model, training_loss
 from mmseg_ext.decode_heads import JSegEAHead
 from mmseg_ext.durable.finite_loss import FiniteLossHook
+from mmseg_ext.engine.config import load_config
 from tests.configs import EXPERIMENTS, load
 from tests.test_configs import reduced, with_small_crops
 
@@ -28,19 +31,22 @@ PRECISIONS = (None, torch.bfloat16, torch.float16)
 SWITCHES = "type|normalization|tied|decomposed|re_attention|channel_attention"
 KIND = re.compile(rf'"(?:{SWITCHES})": (?!"(?:BN|SyncBN|Pretrained)")[^,}}]+')
 
+ROWS = {row.name: load_config(config_path(row), row.options) for row in all_rows()}
+CONFIGS = {name: load(path) for name, path in EXPERIMENTS.items()} | ROWS
+
 
 def distinct_models() -> list[str]:
     """Return the name of one config for each kind of model; auxiliary heads are all alike."""
     found = {}
-    for path in EXPERIMENTS.values():
-        parts = {**load(path).model.to_dict(), "auxiliary_head": None}
-        found.setdefault(frozenset(KIND.findall(json.dumps(parts))), path.stem)
+    for name, config in CONFIGS.items():
+        parts = {**config.model.to_dict(), "auxiliary_head": None}
+        found.setdefault(frozenset(KIND.findall(json.dumps(parts))), name)
     return list(found.values())
 
 
 def small_config(name: str) -> Config:
     """Return a config with a shallow model, small crops and batches of two."""
-    config = with_small_crops(EXPERIMENTS[name])
+    config = with_small_crops(CONFIGS[name])
     config.model = ConfigDict(reduced(config))
     config.train_dataloader.batch_size = 2
     return config
@@ -115,4 +121,4 @@ def test_a_tensor_on_the_cpu_is_found(monkeypatch):
     add = lambda *given: forward(*given) + torch.ones(forward(*given).shape[-1])  # noqa: E731
     monkeypatch.setattr(JSegEAHead, "forward", add)
     with SimulatedCUDA() as device, pytest.raises(RuntimeError, match="is on cpu"):
-        train(small_config("ea_jseg_r18_camvid_800"), device)
+        train(small_config("ea_jseg"), device)

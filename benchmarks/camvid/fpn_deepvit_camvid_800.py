@@ -1,8 +1,7 @@
 # A narrow DeepViT, re-attention in every block, with Semantic FPN under the budget of the CamVid
 # table (docs/camvid.md).
-_base_ = ["./_base_/fpn.py", "./_base_/schedule_800_backbones.py"]
+_base_ = "./_base_/fpn.py"
 model = dict(
-    data_preprocessor=dict(size=_base_.crop_size),
     backbone=dict(
         type="DeepViT",
         arch=dict(

@@ -1,7 +1,6 @@
 # A narrow EAMLP with Semantic FPN with the budget of the CamVid table (docs/camvid.md).
-_base_ = ["./_base_/fpn.py", "./_base_/schedule_800_backbones.py"]
+_base_ = "./_base_/fpn.py"
 model = dict(
-    data_preprocessor=dict(size=_base_.crop_size),
     backbone=dict(
         type="EAMLP",
         arch=dict(embed_dims=224, depth=7, num_heads=4, mlp_ratio=3),

@@ -1,8 +1,7 @@
 # LambdaResNet of one block in each stage with Semantic FPN with the budget of the CamVid table
 # (docs/camvid.md).
-_base_ = ["./_base_/fpn.py", "./_base_/schedule_800_backbones.py"]
+_base_ = "./_base_/fpn.py"
 model = dict(
-    data_preprocessor=dict(size=_base_.crop_size),
     backbone=dict(
         type="LambdaResNet",
         depth=(1, 1, 1, 1),
