@@ -9,7 +9,7 @@ validation frames.
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,12 +20,11 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.runner import Runner
 from mmseg.datasets import BaseSegDataset
 from mmseg.registry import MODELS
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from benchmarks import docs_tables
 from benchmarks.camvid_rows import GROUPS, Row, all_rows
-from benchmarks.receptive_field import effective_receptive_field, share_beyond
 from benchmarks.tables import compare_times, machine
 from mmseg_ext import register_all_modules
 from mmseg_ext.atomic_write import write_text
@@ -110,6 +109,31 @@ def far_part(model: nn.Module, dataset: BaseSegDataset) -> float:
     # DANet's heads give a map for each of their branches, the sum first.
     field = effective_receptive_field(lambda x: tree_flatten(model(x))[0][0], images)
     return 100 * share_beyond(field.cpu(), FAR)
+
+
+def effective_receptive_field(model: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    """Return the mean |gradient| of the middle output with respect to each pixel, (H, W).
+
+    This is the effective receptive field of Luo et al. (arXiv 1701.04128): how much a prediction
+    depends on distant pixels. The values sum to one. `model` maps images (B, C, H, W) to (B, K, h,
+    w). The K outputs are weighted by random signs for each image, otherwise their gradients could
+    cancel.
+    """
+    images = images.detach().requires_grad_()
+    output = model(images)
+    middle = output[:, :, output.shape[2] // 2, output.shape[3] // 2]  # (B, K)
+    generator = torch.Generator().manual_seed(0)
+    signs = torch.randint(0, 2, middle.shape, generator=generator).to(middle) * 2 - 1
+    (gradient,) = torch.autograd.grad((middle * signs).sum(), images)
+    sizes = gradient.abs().sum(1)  # (B, H, W)
+    return (sizes / sizes.sum((1, 2), keepdim=True)).mean(0)
+
+
+def share_beyond(field: Tensor, radius: float) -> float:
+    """Return the share of a map (H, W) farther than `radius` pixels from its middle."""
+    rows, columns = (torch.arange(n) - n // 2 for n in field.shape)
+    far = torch.hypot(rows[:, None].float(), columns[None].float()) > radius
+    return float(field[far].sum() / field.sum())
 
 
 def costs(rows: Sequence[Row], rounds: int) -> dict[str, dict]:
