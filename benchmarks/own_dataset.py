@@ -26,7 +26,7 @@ SETS = {  # the flags of new_project
 }
 UNET = """\
 _base_ = "./config.py"
-custom_imports = dict(imports=["mmseg_ext", "benchmarks.unet"], allow_failed_imports=False)
+custom_imports = dict(imports=["mmseg_ext", "benchmarks.peers"], allow_failed_imports=False)
 loss = {{_base_.model.decode_head.loss_decode}}
 model = dict(
     backbone=dict(_delete_=True, type="SmpUnet", classes=CLASSES),

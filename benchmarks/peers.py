@@ -1,57 +1,49 @@
-"""Train other networks on the nuclei with the data, crops, optimizer and iterations of ours.
+"""segmentation_models.pytorch's Unet in mmsegmentation's form, for the same data and schedule.
 
     python -m venv --system-site-packages PEERS; PEERS/bin/pip install segmentation-models-pytorch
-    PEERS/bin/python -m benchmarks.peers unet
+    PEERS/bin/python -m mmseg_ext train benchmarks/nuclei/unet.py --resume
+    PEERS/bin/python -m benchmarks.nuclei_scores val benchmarks/nuclei/unet.py CHECKPOINT
 
-`fcn` is mmsegmentation's FCN head on the same backbone and pyramid. `unet` is
-segmentation_models.pytorch's `Unet("resnet18", encoder_weights=None)`. The script resumes an
-interrupted run, and prints the scores of `benchmarks.nuclei_scores` on val.
+It trains on the nuclei with the data, crops, optimizer and iterations of ours; `fcn.py` next to it
+has mmsegmentation's FCN head.
 """
 
-import argparse
-from pathlib import Path
-
 import torch
-from mmengine.config import Config
+import torch.nn.functional as F
+from mmseg.models.decode_heads.decode_head import BaseDecodeHead
+from mmseg.registry import MODELS
+from torch import Tensor, nn
 
-from benchmarks.nuclei_scores import print_scores
-from mmseg_ext import register_all_modules
-from mmseg_ext.engine.build import build_train_runner
-
-ROOT = Path(__file__).resolve().parents[1]
-OURS = next((ROOT / "configs").glob("ea_r18_fpn_nuclei_*.py"))
+_MULTIPLE = 32  # of its sides
 
 
-def config_of(peer: str) -> Config:
-    """Return our config with the network of a peer."""
-    config = Config.fromfile(OURS)
-    head = config.model.decode_head
-    if peer == "fcn":
-        del head["ea_channels"], head["memory_size"]
-        head.update(type="FCNHead", num_convs=2, concat_input=False)
-    else:
-        config.model.backbone = dict(type="SmpUnet", classes=head.num_classes)
-        config.model.pop("neck")
-        kept = {key: head[key] for key in ("num_classes", "align_corners", "loss_decode")}
-        config.model.decode_head = dict(type="UnetHead", **kept)
-        config.custom_imports.imports.append("benchmarks.unet")
-    return config
+@MODELS.register_module()
+class SmpUnet(nn.Module):
+    """`Unet("resnet18", encoder_weights=None)`; maps images (B, 3, H, W) to ((B, C, H, W),)."""
+
+    def __init__(self, classes: int):
+        super().__init__()
+        from segmentation_models_pytorch import Unet
+
+        unet = Unet("resnet18", encoder_weights=None, classes=classes)
+        self.unet = unet.to(memory_format=torch.channels_last)  # 1.4 times as fast on a CPU
+
+    def forward(self, images: Tensor) -> tuple[Tensor]:
+        height, width = images.shape[2:]
+        padded = F.pad(images, (0, -width % _MULTIPLE, 0, -height % _MULTIPLE))
+        return (self.unet(padded)[..., :height, :width],)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("peer", choices=("fcn", "unet"))
-    args = parser.parse_args()
-    register_all_modules()
-    torch.set_num_threads(1)
-    folder = ROOT / "work_dirs" / f"nuclei_{args.peer}"
-    folder.mkdir(parents=True, exist_ok=True)
-    config = folder / "peer.py"
-    config_of(args.peer).dump(config)
-    runner = build_train_runner(str(config), {}, str(folder), resume=True)
-    runner.train()
-    print_scores({str(config): str(folder / f"iter_{runner.max_iters}.pth")}, "val")
+@MODELS.register_module()
+class UnetHead(BaseDecodeHead):
+    """The loss and the resize of the logits that `SmpUnet` returns."""
 
+    def __init__(self, num_classes: int, **kwargs):
+        super().__init__(num_classes, 1, num_classes=num_classes, **kwargs)
+        self.conv_seg = nn.Identity()
 
-if __name__ == "__main__":
-    main()
+    def init_weights(self) -> None:
+        pass
+
+    def forward(self, inputs: tuple[Tensor]) -> Tensor:
+        return self._transform_inputs(inputs)

@@ -1,0 +1,14 @@
+# segmentation_models.pytorch's Unet with our protocol; benchmarks/peers.py installs it.
+_base_ = "../../configs/_base_/protocols/r18_fpn_nuclei.py"
+custom_imports = dict(imports=["mmseg_ext", "benchmarks.peers"], allow_failed_imports=False)
+model = dict(
+    backbone=dict(_delete_=True, type="SmpUnet", classes=3),
+    neck=None,
+    decode_head=dict(
+        _delete_=True,
+        type="UnetHead",
+        num_classes=3,
+        align_corners=False,
+        loss_decode=_base_.model.decode_head.loss_decode,
+    ),
+)
