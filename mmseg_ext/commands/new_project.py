@@ -44,7 +44,8 @@ def main(args: argparse.Namespace) -> None:
     from mmengine.config import Config
 
     from mmseg_ext.datasets.annotation_readers import Coco, Labelme, Masks
-    from mmseg_ext.datasets.dataset_report import join_names, print_summaries
+    from mmseg_ext.datasets.dataset_report import print_summaries
+    from mmseg_ext.datasets.labels import join_names
     from mmseg_ext.datasets.new_project import make_project
 
     if not 0 < args.val < 1:

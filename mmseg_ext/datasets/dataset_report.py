@@ -30,12 +30,12 @@ from mmseg_ext.datasets.images import (
     progress,
     read_bytes,
 )
-from mmseg_ext.datasets.labels import CheckedLoadAnnotations
+from mmseg_ext.datasets.labels import SHOWN, CheckedLoadAnnotations, join_names
 from mmseg_ext.datasets.metainfo import inner_datasets
+from mmseg_ext.datasets.pairing import SPLITS
 from mmseg_ext.errors import LabelError, LaunchError, UnreadableFileError
 
-SPLITS = ("train", "val", "test")
-_SHOWN_SIZES, _SHOWN_NAMES = 5, 8
+_SHOWN_SIZES = 5
 _RARE = 1e-4  # share of the pixels
 _PAIRS_PER_TASK = 32
 _ONE_CLASS = (
@@ -261,11 +261,5 @@ def print_summaries(summaries: Sequence[Summary], labels: Mapping[str, int] | No
         if len(rare):
             counts = [f"{s.classes[i]} ({s.pixels[i]:,} in images: {s.images[i]:,})" for i in rare]
             print(f"{s.split}: note: few pixels, or a single image: {join_names(counts)}")
-        for text in [text for text, i in (labels or {}).items() if i in rare][:_SHOWN_NAMES]:
+        for text in [text for text, i in (labels or {}).items() if i in rare][:SHOWN]:
             print(f"{s.split}: note: is {text} a class? --ignore {shlex.quote(text)} leaves it out")
-
-
-def join_names(names: Sequence[str]) -> str:
-    """Return the first eight names, and how many more there are."""
-    more = [f"{len(names) - _SHOWN_NAMES} more"] if len(names) > _SHOWN_NAMES else []
-    return ", ".join([*names[:_SHOWN_NAMES], *more])

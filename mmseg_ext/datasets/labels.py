@@ -5,7 +5,7 @@ passes values outside the classes: the loss fails with a device-side assert, or 
 them silently.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from mmseg.datasets.transforms import LoadAnnotations
@@ -14,7 +14,7 @@ from mmseg.registry import TRANSFORMS
 from mmseg_ext.datasets.images import decode, read_bytes
 from mmseg_ext.errors import LabelError
 
-_SHOWN = 8
+SHOWN = 8  # names or values in a message
 
 
 def _decode_label(data: bytes, path: str, backend: str) -> np.ndarray:
@@ -64,10 +64,14 @@ def _describe_values(label: np.ndarray, legal: np.ndarray, num_classes: int, inf
 
 
 def describe_counts(counts: Mapping[int, int]) -> str:
-    """Return '33 (432 pixels), ...' for the pixels of each value, at most eight values."""
-    shown = [f"{value} ({count} pixels)" for value, count in list(counts.items())[:_SHOWN]]
-    more = [f"{len(counts) - _SHOWN} more"] if len(counts) > _SHOWN else []
-    return ", ".join(shown + more)
+    """Return '33 (432 pixels), ...' for the pixels of each value."""
+    return join_names([f"{value} ({count} pixels)" for value, count in counts.items()])
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Return the first eight names, and how many more there are."""
+    more = [f"{len(names) - SHOWN} more"] if len(names) > SHOWN else []
+    return ", ".join([*names[:SHOWN], *more])
 
 
 @TRANSFORMS.register_module()

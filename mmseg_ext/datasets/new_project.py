@@ -23,6 +23,7 @@ from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.datasets.annotation_readers import BACKGROUND, Annotation, Masks, keyed_files
 from mmseg_ext.datasets.dataset_report import PairCheck, Summary
 from mmseg_ext.datasets.images import EXIF_ORIENTATION, decode, orientation, progress, read_bytes
+from mmseg_ext.datasets.labels import join_names
 from mmseg_ext.datasets.pairing import SPLITS, Key, masks_among, match
 from mmseg_ext.environment import configs_folder
 from mmseg_ext.errors import LabelError, UnreadableFileError
@@ -173,7 +174,7 @@ def assign_classes(
     Raises:
         ValueError: if the labels do not fit the names, or there are not 2 to 255 classes.
     """
-    texts = ", ".join(list(labels.values())[:8]) + ", ..." * (len(labels) > 8)
+    texts = join_names([*labels.values()])
     if len(labels) == 1:
         raise ValueError(f"all masks have the value {texts}; at least two values are needed")
     there_are = f"there are {len(labels)} values: {texts}"

@@ -356,7 +356,7 @@ BAD = {  # damage, flags, part of the message
     ),
     "placeholder": (str, "--classes a b {{_base_.x}}", "class '{{_base_.x}}'"),
     "surrogate": (str, "--classes a b \ud800", "class '\\ud800'"),
-    "many": (redraw(np.arange(1200, dtype=np.uint16).reshape(SIZE[::-1])), "", "7, ...; use masks"),
+    "many": (redraw(np.arange(1200, dtype=np.uint16).reshape(SIZE[::-1])), "", "1192 more; use"),
     "size": (redraw(scene(0)[0][:9]), "", "is 40x9, but its image is 40x30"),
     "names": (str, "--classes a b", "2 classes, but there are 3 values: 7, 17, 27"),
     "ignored": (str, "--ignore 8", "--ignore 8"),
