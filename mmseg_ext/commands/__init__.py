@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
@@ -98,6 +98,8 @@ def report_error(
 ) -> None:
     """Print the line of an error, below the traceback of an error that is not foreseen.
 
+    What all processes raise is printed by the first process of the machine.
+
     Args:
         name: the command.
         expected: types of errors that the command foresees; errors of this package always are.
@@ -107,14 +109,9 @@ def report_error(
         traceback.print_exception(error)
         message = " ".join(str(error).split())[:300]
         line = f"{name} failed: {type(error).__name__}: {message}"
-    if not _is_repeated(error):
-        print(f"mmseg_ext: {line}", file=sys.stderr)
-
-
-def _is_repeated(error: BaseException) -> bool:
-    """Return whether the first process of the machine prints the same error."""
     same = isinstance(error, LaunchError | CheckpointError | KeyboardInterrupt)
-    return same and int(os.environ.get("LOCAL_RANK", 0)) > 0
+    if not same or int(os.environ.get("LOCAL_RANK", 0)) == 0:
+        print(f"mmseg_ext: {line}", file=sys.stderr)
 
 
 def _line_of(error: BaseException, expected: tuple[type[Exception], ...] = ()) -> str | None:
@@ -127,12 +124,18 @@ def _line_of(error: BaseException, expected: tuple[type[Exception], ...] = ()) -
         return f"data: {line.removeprefix(f'{type(error).__module__}.{type(error).__name__}: ')}"
     if isinstance(error, (*expected, StackError, LaunchError, CheckpointError, RunError)):
         return str(error).removeprefix("mmseg_ext: ")
+    if isinstance(error, OSError) and error.errno in _DISK:  # of a run
+        return f"{error.filename or 'a file of the run'}: {error.strerror}; {RESUME_HINT}"
     return None
 
 
 @contextmanager
-def exit_on_run_error():
-    """End the process with one message if a run cannot start or continue."""
+def clean_end() -> Iterator[None]:
+    """End a run's process group, also after an error; a full disk prints no tracebacks.
+
+    With nccl, the only rank that failed would wait here for the others, and its message would never
+    be printed.
+    """
     import torch.distributed
 
     before = logging.raiseExceptions
@@ -144,18 +147,8 @@ def exit_on_run_error():
     except SystemExit as end:  # a stop signal
         succeeded = end.code == 0
         raise
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno in _DISK:
-            file = error.filename or "a file of the run"
-            error = RunError(f"{file}: {error.strerror}; {RESUME_HINT}")
-        line = _line_of(error)
-        if line is None:
-            raise
-        sys.exit(1 if _is_repeated(error) else f"mmseg_ext: {line}")
     finally:
         logging.raiseExceptions = before
-        # With nccl, the only rank that failed would wait here for the others, and its message would
-        # never be printed.
         group = torch.distributed.is_initialized()
         if group and (succeeded or torch.distributed.get_backend() == "gloo"):
             _leave_process_group()

@@ -29,22 +29,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     from mmengine.logging import MMLogger
 
     from mmseg_ext import register_all_modules, safe_loading
-    from mmseg_ext.commands import exit_on_run_error
     from mmseg_ext.cost.step_memory import GIBI, plans
     from mmseg_ext.engine.amp import enable_amp
     from mmseg_ext.engine.build import enable_learning_rate_scaling
     from mmseg_ext.engine.config import load_config
     from mmseg_ext.engine.run_record import describe_run
 
-    with exit_on_run_error():
-        cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher)
-        if args.amp:
-            enable_amp(cfg)
-        if args.auto_scale_lr:
-            enable_learning_rate_scaling(cfg)
-        seed = cfg.get("randomness", {}).get("seed")
-        processes = args.world_size or int(os.environ.get("WORLD_SIZE", 1))
-        record = describe_run(cfg, processes, seed)
+    cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher)
+    if args.amp:
+        enable_amp(cfg)
+    if args.auto_scale_lr:
+        enable_learning_rate_scaling(cfg)
+    seed = cfg.get("randomness", {}).get("seed")
+    processes = args.world_size or int(os.environ.get("WORLD_SIZE", 1))
+    record = describe_run(cfg, processes, seed)
     if args.world_size and "auto_scale_lr" in cfg and "crop_size" in cfg:
         register_all_modules()
         MMLogger.get_current_instance().setLevel("WARNING")  # a line for each parameter

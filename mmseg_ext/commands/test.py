@@ -45,13 +45,13 @@ def runner_of(args: argparse.Namespace) -> "Runner":
 def main(argv: Sequence[str] | None = None) -> int:
     """Test with weights that fill the complete model, except for auxiliary heads."""
     args = read_launch_flags(parser(), argv)
-    from mmseg_ext.commands import exit_on_run_error
+    from mmseg_ext.commands import clean_end
     from mmseg_ext.durable.safe_loading import safe_loading
     from mmseg_ext.durable.terminal import logged_warnings
     from mmseg_ext.engine.amp import bfloat16_autocast
     from mmseg_ext.engine.build_errors import explained
 
-    with exit_on_run_error(), logged_warnings(), safe_loading(entire_model=True):
+    with clean_end(), logged_warnings(), safe_loading(entire_model=True):
         runner = runner_of(args)
         autocast = bfloat16_autocast(next(runner.model.parameters()).device, args.amp)
         loop: Any = runner.test_loop

@@ -39,12 +39,12 @@ def runner_of(args: argparse.Namespace) -> "Runner":
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, and return 0 if the run finished or a signal stopped it."""
     args = read_launch_flags(parser(), argv)
-    from mmseg_ext.commands import exit_on_run_error
+    from mmseg_ext.commands import clean_end
     from mmseg_ext.durable.safe_loading import safe_loading
     from mmseg_ext.durable.terminal import ProgressHook, logged_warnings
     from mmseg_ext.engine.build_errors import explained
 
-    with exit_on_run_error(), logged_warnings():
+    with clean_end(), logged_warnings():
         with safe_loading():  # a model can load weights when it is built
             runner = runner_of(args)
         runner.register_hook(ProgressHook())

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from mmseg_ext import __version__
-from mmseg_ext.commands import COMMANDS, check_dataset, env, exit_on_run_error, main, start
+from mmseg_ext.commands import COMMANDS, check_dataset, clean_end, env, main, start, train
 from mmseg_ext.errors import RESUME_HINT, LabelError, LaunchError, MissingDataError, RunError
 from tests.configs import CONFIGS
 from tests.test_registration import run_without
@@ -85,12 +85,17 @@ def test_a_command_gets_the_rest_of_the_line(monkeypatch, capsys):
 
 def test_an_unforeseen_error_is_a_traceback_and_one_line(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(env, "main", Mock(side_effect=ValueError("a shape\n of another\tworld")))
-    with pytest.raises(SystemExit) as end:
-        start("env")
-    *trace, line = capsys.readouterr().err.splitlines()
-    assert end.value.code == 1 and trace[0].startswith("Traceback")
-    assert line == "mmseg_ext: env failed: ValueError: a shape of another world"
+    errors = {
+        "ValueError: a shape of another world": ValueError("a shape\n of another\tworld"),
+        "FileNotFoundError: [Errno 2] gone: 'a.py'": OSError(errno.ENOENT, "gone", "a.py"),
+    }
+    for message, error in errors.items():
+        monkeypatch.setattr(env, "main", Mock(side_effect=error))
+        with pytest.raises(SystemExit) as end:
+            start("env")
+        *trace, line = capsys.readouterr().err.splitlines()
+        assert end.value.code == 1 and trace[0].startswith("Traceback")
+        assert line == f"mmseg_ext: env failed: {message}"
     assert not list(tmp_path.iterdir())
 
 
@@ -132,18 +137,22 @@ OF_A_WORKER = "Traceback:\n  a line\nmmseg_ext.errors.LabelError: a.png: 7\n"
         (OSError(errno.EROFS, "read-only"), f"a file of the run: read-only; {RESUME_HINT}"),
     ],
 )
-def test_an_error_of_a_run_is_one_message(error, printed, monkeypatch):
+def test_an_error_of_a_run_is_one_message(error, printed, monkeypatch, capsys):
     """What all processes raise is printed by the first process of a machine."""
-    for rank in ("0", "1"):
-        monkeypatch.setenv("LOCAL_RANK", rank)
-        with pytest.raises(SystemExit) as end, exit_on_run_error():
+
+    def main() -> None:
+        with clean_end():
             assert not logging.raiseExceptions
             raise error
+
+    monkeypatch.setattr(train, "main", main)
+    for rank in ("0", "1"):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        with pytest.raises(SystemExit) as end:
+            start("train")
         same = isinstance(error, LaunchError) and rank == "1"
-        assert end.value.code == (1 if same else f"mmseg_ext: {printed}")
-        assert logging.raiseExceptions
-    with pytest.raises(FileNotFoundError), exit_on_run_error():
-        raise FileNotFoundError(errno.ENOENT, "gone", "a.py")
+        assert end.value.code == 1 and logging.raiseExceptions
+        assert capsys.readouterr().err == ("" if same else f"mmseg_ext: {printed}\n")
 
 
 def test_a_check_that_could_not_run_has_a_status_of_its_own(monkeypatch, capsys):

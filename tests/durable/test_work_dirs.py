@@ -20,6 +20,7 @@ from mmseg_ext.durable import work_dir
 from mmseg_ext.durable.checkpoint_files import read_checkpoint
 from mmseg_ext.durable.plain_data import to_plain
 from mmseg_ext.durable.work_dir import lock_work_dir
+from mmseg_ext.errors import CheckpointError, LaunchError
 from tests.engine.run_hooks import Crash
 from tests.engine.runs import built, log_text, run_tool, train_here, train_words, write_config
 from tests.engine.states import UNVALIDATED, assert_same
@@ -58,9 +59,9 @@ def test_weights_alone_cannot_be_resumed(tmp_path):
     content = read_checkpoint(work / "iter_1.pth")
     for keys in (["state_dict"], ["state_dict", "meta"], ["state_dict", "message_hub"]):
         torch.save({key: to_plain(content[key], key, []) for key in keys}, weights)
-        with pytest.raises(SystemExit) as end:
+        with pytest.raises(CheckpointError) as end:
             go(config, tmp_path / "new", f"load_from={weights}", resume=True)
-        assert f"{weights}: contains weights, but" in end.value.code
+        assert f"{weights}: contains weights, but" in str(end.value)
 
 
 def test_a_new_run_does_not_resume_from_an_older_run(tmp_path):
@@ -102,9 +103,9 @@ def test_a_second_training_in_the_folder_is_refused(tmp_path):
     holder.start()
     try:
         assert receiver.poll(50)
-        with pytest.raises(SystemExit) as end:
+        with pytest.raises(LaunchError) as end:
             go(config, work, "train_cfg.max_iters=1")
-        assert f"(process {holder.pid} on {platform.node()})" in end.value.code
+        assert f"(process {holder.pid} on {platform.node()})" in str(end.value)
         written = [path.name for path in work.iterdir() if path.is_file()]
         assert written == [".training"]  # above all not the first training's config
     finally:

@@ -1,5 +1,7 @@
 """Runs of a few seconds: images, a config, and the tools as a user starts them."""
 
+import contextlib
+import io
 import itertools
 import multiprocessing
 import os
@@ -18,6 +20,7 @@ import numpy as np
 from mmengine.runner import Runner
 from PIL import Image
 
+from mmseg_ext.commands import report_error
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.commands.train import parser, runner_of
 from tests.configs import CONFIGS
@@ -250,12 +253,14 @@ def train_here(config: Path, work: Path, *options: str, flags: tuple[str, ...] =
 
 
 def fails(tool: Callable, *words: str | Path) -> str:
-    """Return the message of a tool that fails, which must be one line."""
+    """Return what a tool that fails prints, which must be one line."""
     try:
         tool([str(word) for word in words])
-    except SystemExit as end:
-        assert isinstance(end.code, str) and "\n" not in end.code
-        return end.code
+    except Exception as error:
+        with contextlib.redirect_stderr(io.StringIO()) as printed:
+            report_error(error, "the tool")
+        (line,) = printed.getvalue().splitlines()
+        return line
     raise AssertionError("the tool did not fail")
 
 

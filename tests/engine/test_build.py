@@ -21,7 +21,7 @@ from torch import nn
 from torch.backends import cudnn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mmseg_ext.commands import exit_on_run_error
+from mmseg_ext.commands import clean_end
 from mmseg_ext.commands import test as scoring
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.durable.checkpoint_files import read_checkpoint
@@ -125,7 +125,7 @@ def test_a_group_on_the_cpu_trains_sync_bn_as_bn(tmp_path):
     options = ["train_cfg.max_iters=1", "find_unused_parameters=True"]
     words = train_words(config, tmp_path / "work", "optim_wrapper.accumulative_counts=2", *options)
     new_group, groups = torch.distributed.new_group, []
-    with pytest.MonkeyPatch.context() as patch, exit_on_run_error():
+    with pytest.MonkeyPatch.context() as patch, clean_end():
         runner = built(*words, "--launcher", "pytorch")
         assert runner.model.find_unused_parameters
         cfg = load_config(str(config), launcher="pytorch")
@@ -185,7 +185,7 @@ def test_a_rank_that_fails_alone_does_not_wait_for_nccl(monkeypatch, backend):
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: backend)
     for error, left in ((SystemExit(0), True), (RunError("nan"), backend == "gloo")):
         monkeypatch.setattr(torch.distributed, "destroy_process_group", destroy := mock.Mock())
-        with pytest.raises(SystemExit), exit_on_run_error():
+        with pytest.raises(type(error)), clean_end():
             raise error
         assert destroy.called == left
 
@@ -335,7 +335,7 @@ def test_test_in_bfloat16(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(scoring, "runner_of", recorded)
     try:
         scoring.main([*words, str(tmp_path / "half"), "--amp"])
-    except SystemExit as error:
+    except LaunchError as error:
         pytest.skip(str(error))
     scoring.main([*words, str(tmp_path / "single")])
     assert set(dtypes[: len(dtypes) // 2]) == {torch.bfloat16} and dtypes[-1] == torch.float32
