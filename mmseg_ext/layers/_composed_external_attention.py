@@ -57,17 +57,15 @@ def composed_attention(
         if shift is None:
             y = torch.bmm(values, attention).unflatten(2, x.shape[2:])  # (B, C, H, W)
             return F.relu(x + norm(y))
-        if x.dtype != dtype:  # a float32 input under autocast is added as it is
+        # A float32 input under autocast is added as it is. The next convolution of a compiled
+        # program must not get a view: with symbolic sizes inductor (2.13) would fail with "cannot
+        # determine truth value of Relational" (pytorch/pytorch#185510).
+        if x.dtype != dtype or is_compiling():
             y = torch.baddbmm(shift.to(dtype)[:, None], values, attention)  # (B, C, N)
             return F.relu(x + y.unflatten(2, x.shape[2:]))
         # All in one tensor that has the size and memory format of x.
         out = pixels + shift.to(dtype)[:, None]  # (B, C, N)
-        out = out.baddbmm_(values, attention)
-        if is_compiling():
-            # The next convolution must not get a view. With symbolic sizes inductor (2.13) would
-            # fail with "cannot determine truth value of Relational" (pytorch/pytorch#185510).
-            return F.relu(out.unflatten(2, x.shape[2:]))
-        return out.relu_().unflatten(2, x.shape[2:])
+        return out.baddbmm_(values, attention).relu_().unflatten(2, x.shape[2:])
 
 
 def _absorb_norm(
