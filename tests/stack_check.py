@@ -25,7 +25,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from mmseg_ext.commands._flags import prepare_stack  # noqa: E402
+from mmseg_ext.commands import prepare_stack  # noqa: E402
 from mmseg_ext.commands.env import describe  # noqa: E402
 from mmseg_ext.doctor.checks import SEGMENTORS, train_step  # noqa: E402
 from tests.engine.runs import write_config  # noqa: E402

@@ -7,8 +7,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from mmseg_ext.commands import usable_device
-from mmseg_ext.commands._flags import command, command_parser, config_flag, device_flag
+from mmseg_ext.commands import command, command_parser, config_flag, device_flag, usable_device
 
 
 def parser() -> argparse.ArgumentParser:

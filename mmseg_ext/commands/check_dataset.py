@@ -5,7 +5,7 @@ import os
 import time
 from collections import Counter
 
-from mmseg_ext.commands._flags import command, command_parser, config_flag
+from mmseg_ext.commands import command, command_parser, config_flag
 
 CLEAN, PROBLEMS, COULD_NOT_RUN = 0, 1, 2
 

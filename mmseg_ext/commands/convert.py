@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from mmseg_ext.commands._flags import command, command_parser
+from mmseg_ext.commands import command, command_parser
 from mmseg_ext.published import FAMILIES, convert_official, family_cfg
 
 

@@ -9,8 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmseg_ext.commands import usable_device
-from mmseg_ext.commands._flags import command, command_parser, device_flag
+from mmseg_ext.commands import command, command_parser, device_flag, usable_device
 
 if TYPE_CHECKING:
     import torch

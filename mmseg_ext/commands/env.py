@@ -5,7 +5,7 @@ import platform
 import sys
 
 from mmseg_ext import __version__, environment
-from mmseg_ext.commands._flags import command, command_parser
+from mmseg_ext.commands import command, command_parser
 
 _NO_OPERATORS = (
     "not compiled: detectors run on slow replacements, and heads of mmsegmentation that use other "

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmseg_ext.commands._flags import command, command_parser, model_flags, named_model
+from mmseg_ext.commands import command, command_parser, model_flags, named_model
 
 if TYPE_CHECKING:
     from mmengine.config import Config

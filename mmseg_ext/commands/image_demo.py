@@ -12,8 +12,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmseg_ext.commands import usable_device
-from mmseg_ext.commands._flags import command, command_parser, device_flag, model_flags, named_model
+from mmseg_ext.commands import (
+    command,
+    command_parser,
+    device_flag,
+    model_flags,
+    named_model,
+    usable_device,
+)
 
 if TYPE_CHECKING:
     from PIL import Image

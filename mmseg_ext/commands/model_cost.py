@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from mmseg_ext.commands._flags import command, command_parser, config_flag
+from mmseg_ext.commands import command, command_parser, config_flag
 
 
 def parser() -> argparse.ArgumentParser:

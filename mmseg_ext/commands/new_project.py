@@ -4,7 +4,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from mmseg_ext.commands._flags import command, command_parser
+from mmseg_ext.commands import command, command_parser
 
 _SHOWN = 10
 _SMALL = 8  # pixels; the network's finest feature map has a quarter of the resolution

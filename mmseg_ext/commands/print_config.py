@@ -6,8 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from mmseg_ext.commands import train
-from mmseg_ext.commands._flags import read_launch_flags
+from mmseg_ext.commands import read_launch_flags, train
 
 
 def parser() -> argparse.ArgumentParser:

@@ -8,7 +8,7 @@ import argparse
 import json
 from pathlib import Path
 
-from mmseg_ext.commands._flags import command, command_parser
+from mmseg_ext.commands import command, command_parser
 
 
 def parser() -> argparse.ArgumentParser:

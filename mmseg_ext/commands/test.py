@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mmseg_ext.commands._flags import command_parser, launcher_flags, read_launch_flags
+from mmseg_ext.commands import clean_end, command_parser, launcher_flags, read_launch_flags
 
 if TYPE_CHECKING:
     from mmengine.runner import Runner
@@ -45,7 +45,6 @@ def runner_of(args: argparse.Namespace) -> "Runner":
 def main(argv: Sequence[str] | None = None) -> int:
     """Test with weights that fill the complete model, except for auxiliary heads."""
     args = read_launch_flags(parser(), argv)
-    from mmseg_ext.commands import clean_end
     from mmseg_ext.durable.safe_loading import safe_loading
     from mmseg_ext.durable.terminal import logged_warnings
     from mmseg_ext.engine.amp import bfloat16_autocast

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mmseg_ext.commands._flags import command_parser, launcher_flags, read_launch_flags
+from mmseg_ext.commands import clean_end, command_parser, launcher_flags, read_launch_flags
 
 if TYPE_CHECKING:
     from mmengine.runner import Runner
@@ -39,7 +39,6 @@ def runner_of(args: argparse.Namespace) -> "Runner":
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, and return 0 if the run finished or a signal stopped it."""
     args = read_launch_flags(parser(), argv)
-    from mmseg_ext.commands import clean_end
     from mmseg_ext.durable.safe_loading import safe_loading
     from mmseg_ext.durable.terminal import ProgressHook, logged_warnings
     from mmseg_ext.engine.build_errors import explained

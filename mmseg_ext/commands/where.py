@@ -2,7 +2,7 @@
 
 import argparse
 
-from mmseg_ext.commands._flags import command, command_parser
+from mmseg_ext.commands import command, command_parser
 
 
 def parser() -> argparse.ArgumentParser:
