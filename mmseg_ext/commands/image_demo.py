@@ -9,6 +9,7 @@ import csv
 import io
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,8 +77,9 @@ def find_images(path: Path, out: Path, recursive: bool = False) -> dict[Path, Pa
         raise ValueError(f"{path}: contains no image ({suffixes}); --recursive searches deeper")
     names = [p.relative_to(path) for p in found]
     short = [name.with_suffix(".png") for name in names]
+    count = Counter(short)
     return {
-        image: name.with_name(name.name + ".png") if short.count(png) > 1 else png
+        image: name.with_name(name.name + ".png") if count[png] > 1 else png
         for image, name, png in zip(found, names, short, strict=True)
     }
 
