@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from mmseg_ext.durable.randomness import random_state, set_random_state
 from mmseg_ext.durable.safe_loading import unwrap_model
-from mmseg_ext.durable.terminal import hide_lost_gradients
 from mmseg_ext.errors import CheckpointError, RunError
 
 # They select how torch computes a step, and its sign.
@@ -91,7 +90,9 @@ class ProcessStateHook(Hook):
         own = states[runner.rank]
         self._resumed = filename, own
         if isinstance(own, dict) and own.get("gradients"):
-            hide_lost_gradients(runner.logger)
+            # mmengine warns that a resume within an accumulation loses them.
+            lost = "gradient of some iterations is lost"
+            runner.logger.addFilter(lambda record: lost not in record.getMessage())
 
     def _restore(self, runner) -> None:
         """Restore the random state and the gradients of a resumed checkpoint, once."""

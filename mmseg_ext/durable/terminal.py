@@ -43,12 +43,6 @@ def quiet_terminal(logger: logging.Logger, beginnings: tuple[str, ...] = _LONG) 
             handler.addFilter(is_shown)
 
 
-def hide_lost_gradients(logger: logging.Logger) -> None:
-    """Hide mmengine's warning about a resume within an accumulation, which restores gradients."""
-    text = "gradient of some iterations is lost"
-    logger.addFilter(lambda record: text not in record.getMessage())
-
-
 @contextlib.contextmanager
 def logged_warnings() -> Iterator[None]:
     """Write Python's warnings to mmengine's current log, and so to its file."""
