@@ -26,7 +26,7 @@ from torch import Tensor
 
 from mmseg_ext.layers.precision import full_precision
 from mmseg_ext.segmentors.score_maps import Merge
-from mmseg_ext.segmentors.strip_encoder_decoder import StripEncoderDecoder
+from mmseg_ext.segmentors.strip_encoder_decoder import StripEncoderDecoder, predicts_by_resize
 
 
 @MODELS.register_module()
@@ -60,7 +60,8 @@ class StreamingSegTTAModel(BaseTTAModel):
         `data` comes from `TestTimeAug` and the data loader: for each field, a list over views of
         lists over the batch.
         """
-        if not (isinstance(self.module, StripEncoderDecoder) and self.module.predicts_by_strips()):
+        strips = isinstance(self.module, StripEncoderDecoder)
+        if not (strips and predicts_by_resize(self.module.decode_head)):
             return cast(list[SegDataSample], super().test_step(data))
         merged: list[SegDataSample] = []
         maps = []  # per view, the scores of each image

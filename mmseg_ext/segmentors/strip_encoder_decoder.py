@@ -203,7 +203,7 @@ class StripEncoderDecoder(EncoderDecoder):
         self, inputs: Tensor, data_samples: list[SegDataSample] | None = None
     ) -> Sequence[SegDataSample]:
         """Return label maps of images (B, 3, H, W), each with its `ori_shape`."""
-        if not self.predicts_by_strips():
+        if not predicts_by_resize(self.decode_head):  # a method was set on the instance
             return super().predict(inputs, data_samples)
         maps = self.score_maps(inputs, data_samples)
         if data_samples is None:
@@ -211,10 +211,6 @@ class StripEncoderDecoder(EncoderDecoder):
         for sample, scores in zip(data_samples, maps, strict=True):
             self.set_prediction(sample, [scores], "probs" if self.out_channels == 1 else "logits")
         return data_samples
-
-    def predicts_by_strips(self) -> bool:
-        """Return whether no `predict` or `predict_by_feat` was set on the head's instance."""
-        return predicts_by_resize(self.decode_head)
 
     def score_maps(
         self, inputs: Tensor, data_samples: Sequence[SegDataSample] | None
