@@ -11,14 +11,12 @@ a label transform, `_metainfo` of a dataset, `_get_value` of a scheduler,
 """
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmengine.hooks import CheckpointHook
     from mmengine.runner import IterBasedTrainLoop, Runner
     from mmengine.structures import PixelData
-    from mmseg.datasets import BaseSegDataset
     from mmseg.models.decode_heads.decode_head import BaseDecodeHead
     from mmseg.structures import SegDataSample
     from torch import Tensor
@@ -82,18 +80,6 @@ def save_checkpoint(hook: "CheckpointHook", runner: "Runner") -> None:
     """
     step = runner.iter + 1
     hook._save_checkpoint_with_step(runner, step, {"epoch": runner.epoch, "iter": step})
-
-
-def classes_and_palette(kind: type["BaseSegDataset"], changes: dict | None) -> tuple:
-    """Return the classes and the palette of a dataset class with `metainfo=changes`.
-
-    Datasets have both only as properties of instances, which need the data. mmsegmentation's rule
-    completes a missing palette, and shortens a palette with more colors than classes.
-    """
-    meta = kind._load_metainfo(changes)
-    classes = tuple(meta.get("classes") or ())
-    partial: Any = SimpleNamespace(_metainfo=meta, label_map=kind.get_label_map(classes or None))
-    return classes, kind._update_palette(partial) if classes else None
 
 
 def set_hidden_logits(sample: "SegDataSample", logits: "PixelData") -> None:

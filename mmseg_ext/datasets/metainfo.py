@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mmseg_ext import upstream
-
 
 def inner_datasets(dataset: Any) -> Iterator[Any]:
     """Yield the datasets inside wrappers, or for settings, the settings of these datasets."""
@@ -22,18 +20,23 @@ def classes_and_palette(settings: dict) -> dict:
     """Return `classes` and `palette` of the dataset that `settings` describe.
 
     They are the class's METAINFO, changed by `metainfo` in the settings. The dataset is not built,
-    because its files may be on another machine.
+    because its files may be on another machine, and some classes look for them when they are built.
 
     Raises:
         ValueError: if the type is unknown, or neither place names classes.
     """
-    from mmseg.registry import DATASETS  # the rest of this module works without mmsegmentation
+    from mmseg.datasets import BaseSegDataset  # `inner_datasets` works without mmsegmentation
+    from mmseg.registry import DATASETS
 
     settings = next(inner_datasets(settings))
     kind = DATASETS.get(settings["type"])
     if kind is None:
         raise ValueError(f"there is no dataset of type {settings['type']!r}")
-    classes, palette = upstream.classes_and_palette(kind, settings.get("metainfo"))
-    if not classes:
+
+    class WithoutFiles(BaseSegDataset):
+        METAINFO = kind.METAINFO
+
+    meta = WithoutFiles(metainfo=settings.get("metainfo"), lazy_init=True).metainfo
+    if not meta.get("classes"):
         raise ValueError(f"{settings['type']} has no classes; set its metainfo=dict(classes=...)")
-    return {"classes": classes, "palette": palette}
+    return {"classes": tuple(meta["classes"]), "palette": meta["palette"]}
