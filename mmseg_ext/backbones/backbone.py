@@ -48,7 +48,7 @@ def init_linear(module: nn.Module) -> None:
     """Initialize a linear layer from N(0, 0.02), its bias with zero; leave other layers."""
     if isinstance(module, nn.Linear):
         # The published code truncates at 100 standard deviations, which has no effect.
-        normal_init(module, std=0.02)
+        normal_init(module, std=0.02)  # type: ignore  # its annotation is int
 
 
 class FeatureInfo(list):
