@@ -209,7 +209,7 @@ def test_names_without_the_prefix_fill_nothing(segmentor):
         wrong = {k: v[None] for k, v in weights.items()}  # names right, shapes not
         assert "not filled: backbone.weight" in check_coverage(segmentor, wrong)
     assert "100.0% of its backbone" in check_coverage(segmentor, weights)
-    with pytest.raises(ValueError, match=r"not 1\.1"), mmseg_ext.safe_loading(1.1):
+    with pytest.raises(ValueError, match=r"min_backbone_share=1\.1"), mmseg_ext.safe_loading(1.1):
         pass
 
 
