@@ -29,7 +29,8 @@ from mmseg_ext.layers.token_external_attention import MultiHeadExternalAttention
 TOKEN_DIM = 64
 TOKEN_MEMORY_SIZE = 128
 SOFT_SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # kernel, stride and padding of each
-STRIDE = 4 * 2 * 2
+_, _STRIDES, _ = zip(*SOFT_SPLITS, strict=True)
+STRIDE = math.prod(_STRIDES)
 
 
 def sinusoidal_positions(length: int, dim: int) -> Tensor:
