@@ -133,8 +133,8 @@ class _Canvas:
         offset = np.subtract.outer(self.x[0], self.x[0])
         kernel = np.exp(-0.5 * (offset / sigma) ** 2)
         kernel /= kernel.sum(1, keepdims=True)  # keeps the border as bright as the rest
-        self.image[:] = np.einsum("ij,jkc->ikc", kernel, self.image)
-        self.image[:] = np.einsum("ij,kjc->kic", kernel, self.image)
+        self.image = np.tensordot(kernel, self.image, 1)  # (H, H) by (H, W, 3)
+        self.image = kernel @ self.image  # of each row, (W, W) by (W, 3)
 
 
 def _color(rng: Generator, unlike: np.ndarray | None = None) -> np.ndarray:
