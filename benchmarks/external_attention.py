@@ -105,17 +105,15 @@ BLOCKS = {
     "EA, one memory": Block(lambda c: PublishedExternalAttention(c, tied=True), (0.55, 9.2)),
     "EA, published order": Block(PublishedExternalAttention),
     "EA, composed": Block(ExternalAttention2d),
-    "EA, fused": Block(lambda c: ExternalAttention2d(c).eval().fuse()),
 }
 
 
 def count_block(name: str) -> tuple[int, MultiplyAdds]:
-    """Return parameters (for the fused form its buffers) and multiply-adds on one map."""
+    """Return parameters and multiply-adds on one map."""
     with torch.device("meta"):
         block = BLOCKS[name].build(CHANNELS).eval()
         counted = count_multiply_adds(block, torch.empty(1, CHANNELS, 128, 128))
-    weights = list(block.parameters()) or list(block.buffers())
-    return sum(w.numel() for w in weights), counted
+    return sum(p.numel() for p in block.parameters()), counted
 
 
 def blocks(settings: Settings):
@@ -136,11 +134,11 @@ def blocks(settings: Settings):
 
 
 def speed() -> Iterator[Case]:
-    """Compare the published order with the composed and the fused form on square maps."""
+    """Compare the published order with the composed form on square maps."""
     published = PublishedExternalAttention(CHANNELS)
     composed = ExternalAttention2d(CHANNELS)
     composed.load_state_dict(published.state_dict())
-    ways = {"published order": published, "composed": composed, "fused": composed.fuse()}
+    ways = {"published order": published, "composed": composed}
     for side in (128, 64, 32, 16, 8):
         yield Case(f"{side} x {side}", ways, torch.randn(1, CHANNELS, side, side))
 

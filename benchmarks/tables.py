@@ -133,10 +133,7 @@ STEPS = {"inference": inference_step, "training": training_step}
 
 
 class Case(NamedTuple):
-    """Modules to compare on one input, in inference and training.
-
-    Modules without parameters (fused ones) do not train.
-    """
+    """Modules to compare on one input, in inference and training."""
 
     name: str
     modules: Mapping[str, nn.Module]
@@ -161,11 +158,7 @@ def timed(cases: Callable[..., Iterable[Case]], *arguments: object) -> Part:
             x = torch.cat([case.x.to(settings.device)] * settings.batch)
             modules = {name: module.to(x.device) for name, module in case.modules.items()}
             for mode in case.modes:
-                steps = {
-                    name: amp(STEPS[mode](module, x))
-                    for name, module in modules.items()
-                    if mode == "inference" or list(module.parameters())
-                }
+                steps = {name: amp(STEPS[mode](m, x)) for name, m in modules.items()}
                 product = {"matrix product": lambda: square @ square}
                 results = compare_times(
                     {**steps, **product}, settings.rounds, settings.device, settings.clock

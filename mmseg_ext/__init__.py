@@ -23,7 +23,6 @@ from mmseg_ext.environment import (
 from mmseg_ext.errors import StackError
 
 if TYPE_CHECKING:
-    from mmseg_ext.inference import fuse_model
     from mmseg_ext.inference.models import get_model, list_models
     from mmseg_ext.inference.predictor import Predictor
 
@@ -33,7 +32,6 @@ __all__ = [
     "Predictor",
     "StackError",
     "__version__",
-    "fuse_model",
     "get_model",
     "list_models",
     "register_all_modules",
@@ -47,7 +45,6 @@ _MMSEG = ("decode_heads", "segmentors", "evaluation", "reports")
 
 _INFERENCE = {
     "Predictor": "inference.predictor",
-    "fuse_model": "inference",
     "get_model": "inference.models",
     "list_models": "inference.models",
 }

@@ -15,7 +15,6 @@ def parser() -> argparse.ArgumentParser:
     model_flags(parser)
     parser.add_argument("--format", choices=("onnx", "torch"), default="onnx")
     parser.add_argument("--dynamic", action="store_true", help="images of any size and number")
-    parser.add_argument("--fuse", action="store_true", help="compose external attention")
     parser.add_argument("--shape", type=int, nargs="+", help="H [W] (default: the crop size)")
     parser.add_argument("--images", type=Path, help="image or folder, to compare real images, too")
     parser.add_argument("--out", type=Path, help="output file (default: the config's name)")
@@ -45,8 +44,7 @@ def main(args: argparse.Namespace) -> None:
     config, meta = segmentor.cfg, segmentor.dataset_meta
     shape = args.shape or config.get("crop_size") or (512, 512)
     size = (shape[0], shape[-1])
-    eager = WholeImageSegmentor(segmentor)
-    model = WholeImageSegmentor(segmentor, fuse=True) if args.fuse else eager
+    model = WholeImageSegmentor(segmentor)
     path = args.out or Path(Path(config.filename).stem + SUFFIXES[args.format])
     if path.suffix != SUFFIXES[args.format]:
         raise ValueError(f"--out {path}: must end in {SUFFIXES[args.format]}")
@@ -60,7 +58,6 @@ def main(args: argparse.Namespace) -> None:
         "mean": segmentor.data_preprocessor.mean.flatten().tolist(),
         **_test_scale(config),
         "dynamic": args.dynamic,
-        "fused": args.fuse,
         **segmentor.terms,
     }
     if config.model.get("test_cfg", {}).get("mode") == "slide":
@@ -76,7 +73,7 @@ def main(args: argparse.Namespace) -> None:
                 reason = " ".join(str(error).split())[:300]
                 raise ValueError(f"{path}: not written, fails for {shape}: {reason}") from error
             with torch.no_grad():
-                expected = eager(images)
+                expected = model(images)
             difference = relative_difference(scores, expected)
             agreeing = (scores.argmax(1) == expected.argmax(1)).double().mean().item()
             print(f"{name}, {shape}: difference {difference:.1e}, same class {agreeing:.3%}")

@@ -6,7 +6,7 @@ The exported model takes RGB values, normalizes them, and returns class scores.
 import copy
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from mmengine.model.utils import revert_sync_batchnorm
@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 from mmseg_ext.environment import require_package
 from mmseg_ext.errors import StackError
-from mmseg_ext.inference import fuse_model
 from mmseg_ext.segmentors import StripEncoderDecoder
 from mmseg_ext.segmentors.strip_encoder_decoder import prediction, predicts_by_resize
 from mmseg_ext.upstream import converts_channels
@@ -36,7 +35,6 @@ class WholeImageSegmentor(nn.Module):
 
     Args:
         segmentor: an `EncoderDecoder` or `StripEncoderDecoder`; it is copied, not changed.
-        fuse: compose external attention (`fuse_model`).
 
     Raises:
         ValueError: for another segmentor, and for a decode head whose prediction is more than the
@@ -47,7 +45,7 @@ class WholeImageSegmentor(nn.Module):
     std: Tensor
     parts: Any
 
-    def __init__(self, segmentor: EncoderDecoder, fuse: bool = False):
+    def __init__(self, segmentor: EncoderDecoder):
         super().__init__()
         head = getattr(segmentor, "decode_head", segmentor)
         known = type(segmentor) in (EncoderDecoder, StripEncoderDecoder)
@@ -65,7 +63,7 @@ class WholeImageSegmentor(nn.Module):
         parts: Any = nn.ModuleDict({k: m for k, m in segmentor.named_children() if k in used})
         parts = revert_sync_batchnorm(copy.deepcopy(parts))
         _free_of_size(parts)
-        self.parts = cast(nn.ModuleDict, fuse_model(parts) if fuse else parts)
+        self.parts = parts
         self.align_corners = segmentor.align_corners
         self.eval()
 

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mmseg_ext.layers.input_shapes import require_map
 from mmseg_ext.layers.precision import autocast_disabled, compute_dtype, full_precision
 from mmseg_ext.layers.programs import is_compiling
 from mmseg_ext.layers.submodules import (
@@ -35,12 +34,10 @@ def composed_attention(
     values: Tensor,
     norm: nn.Module,
     normalize: Normalize,
-    shift: Tensor | None = None,
 ) -> Tensor:
     """Compute relu(x + norm(values @ normalize(keys @ x + key_bias))) for x (B, C, H, W).
 
-    The composed keys are (S, C) with a bias (S,), the composed values (C, S). If `shift` (C,) is
-    given, it replaces `norm`; the values then contain the scale of the norm.
+    The composed keys are (S, C) with a bias (S,), the composed values (C, S).
     """
     dtype = compute_dtype(x)
     with autocast_disabled(x):
@@ -50,8 +47,7 @@ def composed_attention(
         # gradient: DDP stops on unused parameters.
         logits = torch.baddbmm(key_bias.to(dtype)[:, None], keys, pixels)  # (B, S, N)
         attention = normalize(logits.to(full_precision(dtype)))  # (B, S, N)
-        if shift is None:
-            values, shift = _absorb_norm(values.to(attention.dtype), norm, attention)
+        values, shift = _absorb_norm(values.to(attention.dtype), norm, attention)
         values = values.to(dtype).expand(x.shape[0], -1, -1)  # (B, C, S)
         attention = attention.to(dtype)
         if shift is None:
@@ -69,19 +65,18 @@ def composed_attention(
 
 
 def _absorb_norm(
-    values: Tensor, norm: nn.Module, attention: Tensor | None
+    values: Tensor, norm: nn.Module, attention: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """Return values (C, S) times the scale of a batch norm, and its shift (C,).
 
-    For any other norm, or if the statistics need an `attention` that is not given, the values are
-    returned unchanged and the shift is None.
+    For any other norm the values are returned unchanged and the shift is None.
     """
     if not (isinstance(norm, _BatchNorm) and computes_by_weights(norm)):
         return values, None
     mean, variance = norm.running_mean, norm.running_var
     if not norm.training and mean is not None and variance is not None:
         return _fold(norm, values, mean, variance)
-    if attention is None or (is_compiling() and isinstance(norm, nn.SyncBatchNorm)):
+    if is_compiling() and isinstance(norm, nn.SyncBatchNorm):
         return values, None
     # For y = V a the batch mean is V mean(a) and the variance is diag(V cov(a) V^T).
     slot_mean, covariance, count = _slot_statistics(attention, sync_group(norm))
@@ -121,38 +116,3 @@ def _fold(
         scale = scale * norm.weight
     shift = -mean.to(values.dtype) * scale
     return values * scale[:, None], shift if norm.bias is None else shift + norm.bias
-
-
-class FusedExternalAttention2d(nn.Module):
-    """Inference form of `ExternalAttention2d`, which stores the composed weights.
-
-    Batch norm with running statistics is folded into the values; any other norm stays a module.
-    """
-
-    keys: Tensor
-    key_bias: Tensor
-    values: Tensor
-    shift: Tensor | None
-
-    @torch.no_grad()
-    def __init__(
-        self,
-        keys: Tensor,
-        key_bias: Tensor,
-        values: Tensor,
-        norm: nn.Module,
-        normalize: Normalize,
-        dtype: torch.dtype,
-    ):
-        super().__init__()
-        self.normalize = normalize
-        values, shift = _absorb_norm(values, norm.eval(), attention=None)
-        self.norm = norm if shift is None else nn.Identity()
-        tensors = {"keys": keys, "key_bias": key_bias, "values": values, "shift": shift}
-        for name, tensor in tensors.items():
-            self.register_buffer(name, None if tensor is None else tensor.to(dtype))
-
-    def forward(self, x: Tensor) -> Tensor:
-        require_map(x, self.keys.shape[1])
-        weights = (self.keys, self.key_bias, self.values)
-        return composed_attention(x, *weights, self.norm, self.normalize, self.shift)

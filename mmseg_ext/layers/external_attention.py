@@ -12,7 +12,6 @@ Deviations from the published code:
   their storage on a CPU by accident, but not on a GPU, where its weights were trained.
 """
 
-import copy
 from collections.abc import Callable
 from typing import Literal
 
@@ -20,10 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmseg_ext.layers._composed_external_attention import (
-    FusedExternalAttention2d,
-    composed_attention,
-)
+from mmseg_ext.layers._composed_external_attention import composed_attention
 from mmseg_ext.layers.input_shapes import require_map
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
 from mmseg_ext.layers.programs import is_compiling
@@ -150,18 +146,6 @@ class ExternalAttention2d(nn.Module):
         if not self.tied:
             with torch.no_grad():
                 self.linear_1.weight.copy_(self.linear_0.weight.transpose(0, 1))
-
-    def fuse(self) -> nn.Module:
-        """Return the inference form, which stores the composed weights with batch norm folded in.
-
-        The result is a copy of this block if a submodule has hooks or adapters.
-        """
-        if not self._is_composable():
-            return copy.deepcopy(self).eval()
-        with torch.no_grad():
-            weights = self._composed_weights()
-        norm, normalize = copy.deepcopy(self.conv2[1]), _NORMALIZATIONS[self.normalization]
-        return FusedExternalAttention2d(*weights, norm, normalize, self.conv1.weight.dtype).eval()
 
     def _is_composable(self) -> bool:
         """Check if only weights determine the results of the submodules before the norm."""

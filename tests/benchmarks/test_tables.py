@@ -19,7 +19,6 @@ from benchmarks.external_attention import BLOCKS, count_block
         ("EA, published order", 591_360, "all", 9.664),
         ("EA, composed", 591_360, "modules", 9.664),
         ("EA, composed", 591_360, "all", 1.107),
-        ("EA, fused", 2 * 64 * 512 + 64 + 512, "all", 1.074),
     ],
 )
 def test_costs_of_the_papers_blocks(name, parameters, convention, giga):

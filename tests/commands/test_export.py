@@ -78,7 +78,7 @@ def test_any_size_and_number_of_images(name, tmp_path):
     """The ONNX exporter translates torch.export's program; it has no pyramid pooling."""
     segmentor = build(*PAIRS[name])
     path = tmp_path / ("model.pt2" if "UPerHead" in name else "model.onnx")
-    export(WholeImageSegmentor(segmentor, fuse=True), path, (64, 80), dynamic=True)
+    export(WholeImageSegmentor(segmentor), path, (64, 80), dynamic=True)
     for size, batch in (((64, 80), 2), ((96, 72), 1), ((67, 101), 3)):
         assert_exact(path, WholeImageSegmentor(segmentor), random_images(size, batch))
 
@@ -121,7 +121,7 @@ def test_command_and_the_example_without_mmseg(tmp_path, monkeypatch, capsys):
     with torch.no_grad():
         model.decode_head.conv_seg.weight.mul_(100)  # scores that differ between pixels
     torch.save({"state_dict": model.state_dict()}, weights)
-    words = [CONFIG, str(weights), "--dynamic", "--fuse", "--out", str(out)]
+    words = [CONFIG, str(weights), "--dynamic", "--out", str(out)]
     assert main([*words, "--images", str(folder / "b.png")]) == 0
     assert ExportedSegmentor(out).metadata["classes"] == list(model.dataset_meta["classes"])
 

@@ -7,7 +7,6 @@ import pytest
 
 from mmseg_ext.commands.export import main
 from mmseg_ext.inference import export as module
-from mmseg_ext.layers import ExternalAttention2d
 from tests.configs import CONFIGS
 from tests.datasets.trees import random_image, save
 
@@ -47,7 +46,7 @@ def compared(printed: str) -> list[str]:
 def test_inputs_and_metadata(exported, folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = [CONFIG, "none", "--images", str(folder)]
-    assert main([*words, "--dynamic", "--fuse", "--shape", "64", "80"]) == 0
+    assert main([*words, "--dynamic", "--shape", "64", "80"]) == 0
     printed = capsys.readouterr().out
     assert compared(printed) == ["random, 1x3x64x80", "random, 2x3x49x103"] + [
         f"{i}.png, 1x3x40x{50 + i}" for i in range(3)
@@ -55,9 +54,8 @@ def test_inputs_and_metadata(exported, folder, tmp_path, monkeypatch, capsys):
     assert printed.splitlines()[-1] == "ea_r18_shapes.onnx: 0.0 MB"
     assert (tmp_path / "ea_r18_shapes.onnx").is_file() and "sliding" not in printed
     assert exported["size"] == (64, 80) and exported["dynamic"]
-    assert not any(isinstance(m, ExternalAttention2d) for m in exported["model"].modules())
     told = exported["metadata"]
-    assert (told["config"], told["size"], told["fused"]) == ("ea_r18_shapes.py", [64, 80], True)
+    assert (told["config"], told["size"]) == ("ea_r18_shapes.py", [64, 80])
     assert told["dynamic"] and (told["scale"], told["keep_ratio"]) == (None, True)
     assert len(told["classes"]) == len(told["palette"]) == 6
     assert told["mean"] == pytest.approx([123.675, 116.28, 103.53])
@@ -65,7 +63,6 @@ def test_inputs_and_metadata(exported, folder, tmp_path, monkeypatch, capsys):
     assert main([*words, "--shape", "32", "48", "--format", "torch"]) == 0
     names = [f"{name}, 1x3x32x48" for name in ("random", "0.png", "1.png", "2.png")]
     assert compared(capsys.readouterr().out) == names
-    assert any(isinstance(m, ExternalAttention2d) for m in exported["model"].modules())
 
 
 def test_a_config_of_windows_and_resized_images(exported, tmp_path, capsys):

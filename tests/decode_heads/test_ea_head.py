@@ -4,8 +4,6 @@ import pytest
 import torch
 from mmseg.registry import MODELS
 
-from mmseg_ext import fuse_model
-from mmseg_ext.layers import ExternalAttention2d
 from tests.decode_heads.base import HeadTester
 from tests.models import assert_compiles_once, assert_same, randomise
 
@@ -38,14 +36,6 @@ class TestEAHead(HeadTester):
         with torch.device("meta"):
             head = MODELS.build(dict(type="EAHead", in_channels=2048, num_classes=21))
         assert sum(p.numel() for p in head.parameters()) == 11_215_125
-
-    def test_fused_model_is_the_same_function(self):
-        features = self.inputs(1)
-        for norm_cfg in ({"type": "BN"}, None):
-            head = randomise(self.build(norm_cfg=norm_cfg)).eval()
-            fused = fuse_model(head)
-            assert_same(fused(features), head(features))
-            assert not any(isinstance(m, ExternalAttention2d) for m in fused.modules())
 
     @pytest.mark.slow
     def test_compiles_once_on_inductor(self):

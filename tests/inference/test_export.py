@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmseg_ext import fuse_model, get_model
+from mmseg_ext import get_model
 from mmseg_ext.inference.export import (
     ExportedSegmentor,
     WholeImageSegmentor,
@@ -12,7 +12,6 @@ from mmseg_ext.inference.export import (
     relative_difference,
 )
 from mmseg_ext.inference.models import DEFAULT
-from mmseg_ext.layers import ExternalAttention2d
 from tests.segmentors.small import segmentor
 
 AUXILIARY = dict(type="FCNHead", in_channels=32, in_index=2, channels=8, num_classes=5)
@@ -32,22 +31,9 @@ def test_scores_are_the_segmentors(build, bgr_to_rgb):
     inputs = model.data_preprocessor({"inputs": [images[0].flip(0)]})["inputs"]
     with torch.no_grad():
         expected = model.encode_decode(inputs, [{"img_shape": (60, 70)}])
-        for fuse in (False, True):
-            exported = WholeImageSegmentor(model, fuse)
-            assert relative_difference(exported(images), expected) <= 1e-5
-            assert attends(exported) == (build is None and not fuse)
-            assert not exported.training and "auxiliary_head" not in exported.parts
-
-
-def attends(model: torch.nn.Module) -> bool:
-    return any(isinstance(m, ExternalAttention2d) for m in model.modules())
-
-
-def test_fusing_returns_a_copy_in_evaluation_mode():
-    model = get_model("ea_r18_shapes").train()
-    fused = fuse_model(model)
-    assert model.training and attends(model)
-    assert not any(m.training for m in fused.modules()) and not attends(fused)
+        exported = WholeImageSegmentor(model)
+        assert relative_difference(exported(images), expected) <= 1e-5
+    assert not exported.training and "auxiliary_head" not in exported.parts
 
 
 def test_differences_are_relative_to_the_largest_score():

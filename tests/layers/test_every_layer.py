@@ -11,7 +11,6 @@ from torch.func import functional_call
 from torch.nn.utils import parametrizations
 
 import mmseg_ext.layers
-from mmseg_ext import fuse_model
 from mmseg_ext.doctor.fixtures import LAYERS as LAYER_FIXTURES
 from mmseg_ext.layers import (
     ExternalAttention,
@@ -104,11 +103,10 @@ def test_bad_arguments(kind, arguments, message):
 def test_bad_input(name):
     layer, x = build(name)
     order, hint = next(w for shape, w in WRONG.items() if shape.index(12) == x.shape.index(12))
-    for form in (layer, fuse_model(layer)):
-        with pytest.raises(ValueError, match=re.escape(hint)):
-            form(x.permute(order))
-        with pytest.raises(ValueError, match=r"x must be \(B, .*\), got \(2, 3\)$"):
-            form(torch.randn(2, 3).double())
+    with pytest.raises(ValueError, match=re.escape(hint)):
+        layer(x.permute(order))
+    with pytest.raises(ValueError, match=r"x must be \(B, .*\), got \(2, 3\)$"):
+        layer(torch.randn(2, 3).double())
 
 
 def test_half_precision_without_autocast(name):
@@ -143,8 +141,7 @@ def test_gradients_for_one_image(name, training):
 
 def test_autocast(name):
     layer, x = build(name, torch.float32)
-    for form in (layer, fuse_model(layer)):
-        assert_autocast_close(form, lambda m: m(x), 0.02)
+    assert_autocast_close(layer, lambda m: m(x), 0.02)
 
 
 @torch.no_grad()
@@ -188,7 +185,7 @@ ADDITIONS = {
 
 @pytest.mark.parametrize("add", ADDITIONS)
 def test_attached_hooks_and_adapters_run(name, add):
-    """In every submodule; in training and inference, eager, compiled, copied and fused."""
+    """In every submodule; in training and inference, eager, compiled and copied."""
     layer, x = build(name)
     for part, module in layer.named_modules():
         weights = getattr(module, "weight", None)
@@ -204,7 +201,7 @@ def test_attached_hooks_and_adapters_run(name, add):
             expected, without = slow(x), layer(x)
             if add != "parametrization":
                 assert (expected - without).abs().max() > 1e-4 * without.abs().max(), part
-            forms = [changed.eval(), copy.deepcopy(changed), fuse_model(changed)]
+            forms = [changed.eval(), copy.deepcopy(changed)]
             if add == "hook" and name in ("external 2d", "re-attention"):
                 torch._dynamo.reset()  # torch takes a module's hooks for those of its first call
                 forms.append(torch.compile(changed, backend="eager", fullgraph=True))
