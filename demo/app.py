@@ -19,8 +19,8 @@ from mmseg_ext.inspection import attention_pictures as attention
 
 TITLE = "Find the nuclei in a microscopy image"
 ABOUT = (
-    "A small EANet outlines the nuclei and the borders between them; click a pixel of the result "
-    "to see which other pixels use the same memory of external attention."
+    "A small EANet colors the nuclei blue and the borders between them red; click a pixel of the "
+    "result to see which other pixels use the same memory of external attention."
 )
 EXAMPLES = [str(path) for path in sorted(Path(__file__).parent.glob("nuclei*.png"))]
 COUNTED = "nucleus"  # the class whose objects the page counts
@@ -44,7 +44,7 @@ def show_errors(function):
 
 @show_errors
 def segment(photo: str | None, config: str = DEFAULT, checkpoint: str = ""):
-    """Return the overlay with the shares of the classes, the count, and no attention yet."""
+    """Return the overlay, the count, and no attention yet."""
     model = load(config, checkpoint)
     license = f"License of the weights: {model.terms.get('license', 'ask their author')}."
     if not photo:

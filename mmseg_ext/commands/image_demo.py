@@ -200,7 +200,7 @@ def _check_size(path: Path, most: int) -> None:
 
 
 def _with_labels(result: "Segmentation", opacity: float) -> "Image.Image":
-    """Return mmsegmentation's overlay, with the class names instead of a legend."""
+    """Return mmsegmentation's overlay, with the class names."""
     import numpy as np
     import torch
     from mmengine.structures import PixelData

@@ -6,13 +6,12 @@ from itertools import islice, pairwise, product
 from pathlib import Path
 from typing import Any, BinaryIO, overload
 
-import matplotlib
 import numpy as np
 import torch
 from mmengine.dataset import Compose, pseudo_collate
 from mmseg.datasets.transforms import LoadImageFromNDArray
 from mmseg.registry import MODELS
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from mmseg_ext.datasets.images import progress
@@ -23,7 +22,6 @@ from mmseg_ext.segmentors import StreamingSegTTAModel
 from mmseg_ext.segmentors.score_maps import Merge, Span, window_spans
 from mmseg_ext.segmentors.strip_encoder_decoder import DeferredLogits
 
-_FONT = Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")
 ImageLike = str | Path | bytes | BinaryIO | Image.Image | np.ndarray | Tensor
 
 
@@ -47,39 +45,12 @@ class Segmentation:
     scores: np.ndarray | None = None
     confidence: np.ndarray | None = None
 
-    def overlay(self, opacity: float = 0.5, legend: bool = True) -> Image.Image:
-        """Return the image under the colors of its labels, above a legend with their shares."""
+    def overlay(self, opacity: float = 0.5) -> Image.Image:
+        """Return the image under the colors of its labels."""
         blend = np.empty_like(self.image)
         for row, pixels, labels in zip(blend, self.image, self.labels, strict=True):
             row[:] = pixels * (1 - opacity) + self.palette[labels] * opacity + 0.5
-        picture = Image.fromarray(blend)
-        return self._with_legend(picture) if legend else picture
-
-    def _with_legend(self, picture: Image.Image) -> Image.Image:
-        """Return `picture` above the classes by their shares of the pixels, each with its color.
-
-        The text grows with the picture. If a line is wider than the picture, so is the strip.
-        """
-        counts = np.bincount(self.labels.ravel(), minlength=len(self.classes))
-        order = [i for i in np.argsort(-counts, kind="stable") if counts[i]]
-        shares = counts[order] / self.labels.size
-        texts = [f"{share:.1%}" if share >= 0.0005 else "< 0.1%" for share in shares]
-        entries = [f"{self.classes[i]} {text}" for i, text in zip(order, texts, strict=True)]
-        width, height = picture.size
-        box = max(12, round((height * width) ** 0.5 / 40))  # height of the text, side of a square
-        font = ImageFont.truetype(str(_FONT), box)
-        column = round(max(map(font.getlength, entries))) + 3 * box
-        columns = max(1, width // column)
-        rows = -(-len(entries) // columns)
-        size = (max(width, column), height + rows * 2 * box)
-        page = Image.new("RGB", size, "white")
-        page.paste(picture)
-        draw = ImageDraw.Draw(page)
-        for n, (i, entry) in enumerate(zip(order, entries, strict=True)):
-            x, y = box // 2 + n % columns * column, height + box // 2 + n // columns * 2 * box
-            draw.rectangle((x, y, x + box, y + box), tuple(self.palette[i].tolist()), "black")
-            draw.text((x + 1.5 * box, y + box / 2), entry, "black", font, anchor="lm")
-        return page
+        return Image.fromarray(blend)
 
     def objects(self, name: str, min_area: int = 0) -> list[SegmentedObject]:
         """Return the connected components of a class with at least `min_area` pixels.
