@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from mmengine.dataset import Compose, pseudo_collate
 from mmseg.datasets.transforms import LoadImageFromNDArray
-from mmseg.registry import MODELS
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
@@ -115,7 +114,7 @@ class Predictor:
 
     Args:
         model: a segmentor of `get_model`, or of mmsegmentation's `init_model`.
-        tta: test-time augmentation by the config's `tta_pipeline` and `tta_model`.
+        tta: test-time augmentation by the config's `tta_pipeline`, merged as `tta_model.merge`.
         batch_size: images, or tiles, that run together if the pipeline gives them one size.
         scores: add `scores` to the results; with 150 classes they are 300 bytes per pixel.
         confidence: add `confidence` to the results.
@@ -151,23 +150,14 @@ class Predictor:
         self.tile, self.overlap = tile, (tile or 0) // 8 if overlap is None else overlap
         if tile is not None and not 0 <= self.overlap < tile:
             raise ValueError(f"overlap={overlap}: must be at least 0 and smaller than tile={tile}")
-        if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size}: must be at least 1")
         config: Any = model.cfg
         self.model: Any = model
         self._merge: Any = "probs" if getattr(model, "out_channels", 0) == 1 else "logits"
         pipeline = next(inner_datasets(config.test_dataloader.dataset))["pipeline"]
         if tta:
             pipeline = config.tta_pipeline
-            settings = config.get("tta_model") or {"type": "StreamingSegTTAModel"}
-            self.model = MODELS.build({**settings, "module": model}).eval()
-            if isinstance(self.model, StreamingSegTTAModel):
-                self._merge = self.model.merge
-            elif scores or confidence:
-                raise ValueError(
-                    f"tta_model: {type(self.model).__name__} merges labels, but no scores; use "
-                    "type='StreamingSegTTAModel'"
-                )
+            self._merge = (config.get("tta_model") or {}).get("merge", "probs")
+            self.model = StreamingSegTTAModel(model, self._merge).eval()
         self._autocast = bfloat16_autocast(next(model.parameters()).device, enabled=amp)
         self._load: Any = Compose([{**pipeline[0], "type": "CheckedLoadImage"}])
         self._transform: Any = Compose(_without_labels(pipeline[1:]))
