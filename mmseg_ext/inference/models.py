@@ -20,10 +20,13 @@ from mmseg_ext.durable.safe_loading import check_finite
 from mmseg_ext.engine.config import load_config, model_names
 from mmseg_ext.errors import CheckpointError
 
-SHIPPED = Path(__file__).parents[1] / "weights"  # NAME.pth, for any use
-CLONED = Path(__file__).parents[2] / "weights"  # not in an installation
-NON_COMMERCIAL = {"ea_r18_fpn_camvid_6k": "ea_r18_fpn_camvid.pth"}  # in CLONED
 DEFAULT = "ea_r18_fpn_nuclei_4k"  # of the commands and demo/app.py
+# This project's weights. Those for non-commercial use are in a clone, but not in an installation.
+PACKAGE = Path(__file__).parents[1]
+PRETRAINED = {
+    DEFAULT: PACKAGE / f"weights/{DEFAULT}.pth",
+    "ea_r18_fpn_camvid_6k": PACKAGE.parent / "weights/ea_r18_fpn_camvid.pth",
+}
 WEIGHTS_PAGE = "docs/published_weights.md"
 
 
@@ -32,8 +35,9 @@ def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
 
     With `pretrained` only those whose weights are in this installation.
     """
-    names = [name for name in model_names() if fnmatch(name, pattern)]
-    return [name for name in names if _weights_file(name)] if pretrained else names
+    available = [name for name, file in PRETRAINED.items() if file.is_file()]
+    names = sorted(available) if pretrained else model_names()
+    return [name for name in names if fnmatch(name, pattern)]
 
 
 def get_model(
@@ -106,30 +110,20 @@ def _set_classes(model: ConfigDict, count: int) -> None:
                     loss.class_weight = None
 
 
-def _weights_file(name: str) -> Path | None:
-    """Return the weights of a config, None if this installation has none."""
-    files = (SHIPPED / f"{name}.pth", CLONED / NON_COMMERCIAL.get(name, f"{name}.pth"))
-    return next((file for file in files if file.is_file()), None)
-
-
 def pretrained_weights(name: str) -> Path:
     """Return the file of the weights for a config.
 
     Raises:
         ValueError: if there are no weights for `name`, or only in a clone.
     """
-    if (file := _weights_file(name)) is not None:
-        return file
-    if name in NON_COMMERCIAL:
+    available = list_models(pretrained=True)
+    if name not in available:
         raise ValueError(
-            f"{name}: its weights are for non-commercial use only, and not in an installation; "
-            f"pass the file weights/{NON_COMMERCIAL[name]} of a clone as weights=FILE"
+            f"{name}: this installation has no weights for it, only for {', '.join(available)}; "
+            "pass weights=FILE, with a file from `weights` of a clone (for non-commercial use) or "
+            f"the authors' weights, converted ({WEIGHTS_PAGE})"
         )
-    raise ValueError(
-        f"{name}: there are no weights of this project for it; use one of "
-        f"{', '.join(list_models(pretrained=True))}, or convert the authors' weights "
-        f"({WEIGHTS_PAGE}) and pass them as weights=FILE"
-    )
+    return PRETRAINED[name]
 
 
 def _load_weights(model: Any, path: str | Path, partial: bool) -> dict | None:
@@ -159,18 +153,10 @@ def _load_weights(model: Any, path: str | Path, partial: bool) -> dict | None:
     meta = (content.get("meta") or {}).get("dataset_meta")
     if not meta:
         return None
-    try:  # a file may contain anything
-        classes, palette = list(meta["classes"]), meta.get("palette")
-        if palette is None or len(palette) == 0:
-            return _completed(classes)
-        colors = np.array(palette).reshape(len(classes), 3).tolist()
-        # bytes() refuses values outside 0 to 255.
-        return {"classes": classes, "palette": [list(bytes(color)) for color in colors]}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{path}: meta['dataset_meta'] is not usable ({error}); write the file again with a "
-            "list of names as 'classes' and as many RGB colors as 'palette'"
-        ) from error
+    classes, palette = list(meta["classes"]), meta.get("palette")
+    if palette is None or len(palette) == 0:
+        return _completed(classes)
+    return {"classes": classes, "palette": np.array(palette).reshape(len(classes), 3).tolist()}
 
 
 def _completed(classes: list[str]) -> dict:
