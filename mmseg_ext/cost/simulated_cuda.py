@@ -1,9 +1,9 @@
 """A simulated CUDA device, whose tensors have only a shape and a dtype.
 
 Inside `SimulatedCUDA` tensors on `cuda` are meta tensors, and an operator on tensors of two
-devices raises, as it does on a GPU. CPU tensors keep their data.
+devices raises, as most do on a GPU. CPU tensors keep their data.
 
-- A result whose size depends on values has its largest possible size; `item()` returns 1.
+- Indexing with a mask selects as many values as the mask has; `item()` returns 1.
 - Mixed precision follows CUDA's lists, as far as segmentation models use them.
 - Attention and dropout are CUDA's fused operators.
 """
@@ -69,7 +69,7 @@ class SimulatedCUDA(TorchDispatchMode):
             # GPUs take numbers, tensors without dimensions, from the CPU.
             ours = [t for t in tensors if t.is_meta]
             foreign = [t for t in tensors if not t.is_meta and t.dim()]
-            if ours and foreign and operator not in _TWO_DEVICES:
+            if ours and foreign:
                 raise RuntimeError(
                     f"{operator}: a tensor {tuple(foreign[0].shape)} is on {foreign[0].device}, "
                     f"another on {self.device}; create it on the input's device"
@@ -104,15 +104,6 @@ def _without_determinism_check() -> Iterator[None]:
         checks["default"] = before
 
 
-# GPUs take CPU tensors here: to copy them, and as indices.
-_TWO_DEVICES = {
-    aten.copy_.default,
-    aten.index.Tensor,
-    aten.index_put.default,
-    aten.index_put_.default,
-}
-
-
 def _index(x, indices):
     """Index with each mask replaced by as many numbers as the mask has elements."""
     numbers = []
@@ -120,7 +111,7 @@ def _index(x, indices):
         if index is not None and index.dtype == torch.bool:
             numbers += [x.new_empty(index.numel(), dtype=torch.long)] * index.dim()
         else:
-            numbers.append(index if index is None else index.to("meta"))
+            numbers.append(index)
     return aten.index.Tensor(x, numbers)
 
 
@@ -135,10 +126,7 @@ def _batch_norm_outputs(x, weight, bias, mean, variance, training, momentum, eps
 _FORMS = {
     aten.native_batch_norm.default: _batch_norm_outputs,
     aten._local_scalar_dense.default: lambda x: torch.ones((), dtype=x.dtype).item(),
-    aten.nonzero.default: lambda x: x.new_empty(x.numel(), x.dim(), dtype=torch.long),
-    aten.masked_select.default: lambda x, mask: x.new_empty(x.numel()),
     aten.index.Tensor: _index,
-    aten.index_put.default: lambda x, *values: torch.empty_like(x),
     aten.index_put_.default: lambda x, *values: x,
 }
 

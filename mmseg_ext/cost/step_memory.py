@@ -17,10 +17,6 @@ from torch import Tensor, nn
 from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
 
 GIBI = 2**30
-# Optimizers update lists of tensors on a GPU. torch 2.1 cannot do this without data.
-_FOREACH = torch._C._dispatch_has_computed_kernel_for_dispatch_key(
-    "aten::_foreach_div_.ScalarList", "Meta"
-)
 
 
 @dataclass
@@ -64,7 +60,8 @@ def training_memory(config: Config, amp: bool = False) -> StepMemory:
         model = build_training_model(config.model, device.device)
         wrapper = build_optim_wrapper(model, {**settings, "type": "OptimWrapper"})
         for group in wrapper.optimizer.param_groups:
-            group["foreach"] = _FOREACH  # torch's default on a GPU
+            # The default on a GPU, which torch 2.1 cannot compute without data.
+            group["foreach"] = torch.__version__ >= "2.2"
         weights = device.peak = device.current
         trained = [p for p in model.parameters() if p.requires_grad]
 

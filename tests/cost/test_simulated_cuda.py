@@ -36,10 +36,7 @@ def test_tensors_are_on_the_device_until_its_end():
         x = torch.zeros(2, 3, device=device.device)
         assert x.is_cuda and x.device == torch.device("cuda", 0)
         assert not torch.zeros(2).is_cuda and torch.zeros(2).to("cuda").is_cuda
-        index, number = torch.tensor([0, 1]), torch.tensor(2.0)
-        assert (x * number).is_cuda and x[index].shape == (2, 3) and x[:, index].shape == (2, 2)
-        x.copy_(torch.ones(2, 3))
-        x[index] = number
+        assert (x * torch.tensor(2.0)).is_cuda  # a number
         for wrong in (lambda: x + torch.ones(3), lambda: torch.ones(2, 2) @ x):
             with pytest.raises(RuntimeError, match="is on cpu"):
                 wrong()
@@ -53,11 +50,8 @@ def test_sizes_that_depend_on_values_are_the_largest(device):
     x = torch.zeros(4, 6, 5, device="cuda")
     assert x.sum().item() == 1 and x.long().max().item() == 1
     mask = x[..., 0] > 0
-    assert mask.nonzero().shape == (24, 2)
     assert x[mask].shape == (24, 5) and x[:, mask[0]].shape == (4, 6, 5)
-    assert x.masked_select(x > 0).shape == (120,)
     x[mask] = 1
-    assert torch.index_put(x, (mask,), x[0, 0]).shape == x.shape
 
 
 def test_mixed_precision_has_the_dtypes_of_cuda(device):
