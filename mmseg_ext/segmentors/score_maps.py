@@ -20,9 +20,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
-from torch.utils._python_dispatch import _disable_current_modes
 
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
 
@@ -69,20 +67,19 @@ def _cached_map(build: Callable[..., Tensor]) -> Callable[..., AxisMap]:
 
     @lru_cache(_CACHED, typed=True)  # `interpolate` refuses align_corners=1, which equals True
     def cached(dtype: torch.dtype, device: torch.device, *args) -> AxisMap:
-        # A cached tensor must be usable everywhere: no fake tensor, and none of inference mode,
-        # which autograd refuses.
-        with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+        # Autograd would refuse a tensor of inference mode later.
+        with torch.inference_mode(False), torch.no_grad():
             axis_map = AxisMap(build(*args, dtype))
             axis_map.matrix = axis_map.matrix.to(device)
         return axis_map
 
     def axis_map(*args, like: Tensor) -> AxisMap:
         dtype = full_precision(like.dtype)
-        if not isinstance(like, FakeTensor) and not like.is_meta:
+        if not like.is_meta:
             return cached(dtype, like.device, *args)
-        fake = copy.copy(cached(dtype, torch.device("cpu"), *args))
-        fake.matrix = like.new_empty(fake.matrix.shape, dtype=dtype)
-        return fake
+        empty = copy.copy(cached(dtype, torch.device("cpu"), *args))
+        empty.matrix = like.new_empty(empty.matrix.shape, dtype=dtype)
+        return empty
 
     return axis_map
 

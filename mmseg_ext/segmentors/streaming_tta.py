@@ -74,11 +74,7 @@ class StreamingSegTTAModel(BaseTTAModel):
         return merged
 
     def merge_preds(self, data_samples_list: list[Sequence[SegDataSample]]) -> list[SegDataSample]:
-        """Merge existing predictions: a list over images of lists over views.
-
-        Raises:
-            ValueError: for predictions without `seg_logits`.
-        """
+        """Merge existing predictions: a list over images of lists over views."""
         return [self._merged(views) for views in data_samples_list]
 
     def _merged(self, views: Sequence[SegDataSample]) -> SegDataSample:
@@ -97,8 +93,6 @@ class StreamingSegTTAModel(BaseTTAModel):
 
     def _scores(self, sample: SegDataSample) -> Tensor:
         """Return what one view adds to the map (C, H, W)."""
-        if not hasattr(sample, "seg_logits"):
-            raise ValueError("seg_logits: a prediction has none; set test_cfg.keep_logits=True")
         seg_logits: Any = sample.seg_logits
         logits = seg_logits.data.to(full_precision(seg_logits.data.dtype))
         if self.merge == "logits" or self.module.out_channels == 1:

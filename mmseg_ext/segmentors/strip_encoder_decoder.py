@@ -24,7 +24,6 @@ from typing import Any
 from mmengine.structures import PixelData
 from mmseg.models import EncoderDecoder
 from mmseg.models.decode_heads import DAHead, EncHead
-from mmseg.models.decode_heads.cascade_decode_head import BaseCascadeDecodeHead
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
@@ -46,10 +45,9 @@ from mmseg_ext.segmentors.score_maps import (
 from mmseg_ext.segmentors.strip_losses import can_use_strips, strip_losses
 from mmseg_ext.upstream import set_hidden_logits
 
-_PREDICT_FIRST_OUTPUT = (DAHead.predict, EncHead.predict)
 # Methods that only resize, and methods that apply `BaseDecodeHead.loss_by_feat` to each map.
 _KNOWN = {
-    "predict": (BaseDecodeHead.predict, *_PREDICT_FIRST_OUTPUT),
+    "predict": (BaseDecodeHead.predict, DAHead.predict, EncHead.predict),
     "predict_by_feat": (BaseDecodeHead.predict_by_feat,),
     "loss": (BaseDecodeHead.loss,),
     "loss_by_feat": (BaseDecodeHead.loss_by_feat, DAHead.loss_by_feat),
@@ -66,9 +64,7 @@ def prediction(head: Any, outputs: Any) -> Tensor:
 
     `outputs` is what the head's forward returns: a tensor, or a tuple of tensors.
     """
-    if type(head).predict is BaseDecodeHead.predict:
-        return outputs
-    if type(head).predict in _PREDICT_FIRST_OUTPUT:
+    if type(head).predict in _KNOWN["predict"]:
         return outputs if isinstance(outputs, Tensor) else outputs[0]
     return next(iter(head.named_logits(outputs).values()))
 
@@ -141,26 +137,20 @@ class StripEncoderDecoder(EncoderDecoder):
             prediction is the resize of its forward.
 
     Raises:
-        ValueError: for a decode head that predicts in another way, for a list of heads, and for a
-            `test_cfg` whose windows leave gaps.
+        ValueError: for a decode head that predicts in another way, and for a `test_cfg` whose
+            windows leave gaps.
     """
 
     decode_head: BaseDecodeHead
     test_cfg: dict | None
 
     def __init__(self, backbone: dict, decode_head: dict, **kwargs):
-        if isinstance(decode_head, Sequence):
-            raise ValueError(
-                "decode_head: StripEncoderDecoder has only one head; use "
-                "type='CascadeEncoderDecoder' for a list, or move further heads to auxiliary_head"
-            )
         super().__init__(backbone, decode_head, **kwargs)
         if not predicts_by_resize(self.decode_head):
-            cascade = isinstance(self.decode_head, BaseCascadeDecodeHead)
-            stock = "CascadeEncoderDecoder" if cascade else "EncoderDecoder"
             raise ValueError(
                 f"decode_head: the prediction of {type(self.decode_head).__name__} may be more "
-                f"than the resize of its forward; use type='{stock}' (docs/class_maps.md)"
+                "than the resize of its forward; use type='EncoderDecoder', or "
+                "'CascadeEncoderDecoder' for a cascade (docs/class_maps.md)"
             )
         test_cfg = self.test_cfg or {}
         if test_cfg.get("mode") == "slide":
@@ -263,19 +253,15 @@ class StripEncoderDecoder(EncoderDecoder):
 
 def _check_windows(test_cfg: dict) -> None:
     """Raise a LaunchError for windows that mmsegmentation refuses at the first image."""
-    for name in ("crop_size", "stride"):
-        lengths = test_cfg.get(name)
-        given = lengths if isinstance(lengths, list | tuple) else ()
-        if len(given) != 2 or not all(isinstance(n, int) and n > 0 for n in given):
-            raise LaunchError(
-                f"model.test_cfg.{name}={lengths!r}: mode='slide' needs (height, width); set it"
-            )
-    crop_size, stride = tuple(test_cfg["crop_size"]), tuple(test_cfg["stride"])
-    if any(step > length for step, length in zip(stride, crop_size, strict=True)):
-        raise LaunchError(
-            f"model.test_cfg.stride={stride}: larger than crop_size={crop_size}, so windows leave "
-            "gaps; reduce it"
-        )
+    crop_size, stride = test_cfg.get("crop_size"), test_cfg.get("stride")
+    match crop_size, stride:
+        case [int(height), int(width)], [int(down), int(across)]:
+            if 0 < down <= height and 0 < across <= width:
+                return
+    raise LaunchError(
+        f"model.test_cfg.stride={stride!r}: mode='slide' needs (height, width), not larger than "
+        f"crop_size={crop_size!r}, which is (height, width), too"
+    )
 
 
 def _steps(meta: dict, size: tuple[int, int]) -> tuple[AxisSteps, AxisSteps]:
