@@ -137,7 +137,6 @@ class LambdaLayer(nn.Module):
             content = apply_shared_lambda(queries, shared)  # (B, h, v, H, W)
         assert y is not None
         y = self.pool((y + content).flatten(1, 2).to(dtype))  # (B, h v, H', W')
-        # By the strides, because vmap has no `is_contiguous` for channels-last.
         if x.stride(1) == 1 and not x.is_contiguous():
             y = y.contiguous(memory_format=torch.channels_last)
         return y

@@ -33,12 +33,8 @@ def is_fixed(*sizes: int) -> bool:
 def recomputed(function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
     """Return `function(*arguments)`; with gradients, compute it again in the backward pass.
 
-    Recorded programs and transforms such as `torch.func.grad` keep intermediate results instead.
-    `function` draws no random numbers.
+    Recorded programs keep intermediate results instead. `function` draws no random numbers.
     """
-    # A part of torch that has no types.
-    transforms = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
-    supported = not is_recorded() and transforms.peek_interpreter_stack() is None
-    if not (supported and torch.is_grad_enabled()):
+    if is_recorded() or not torch.is_grad_enabled():
         return function(*arguments)
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)

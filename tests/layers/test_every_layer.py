@@ -209,12 +209,6 @@ def test_attached_hooks_and_adapters_run(name, add):
                 assert_same(form(x), expected, rtol=1e-10)
 
 
-@torch.no_grad()
-def test_vmap_over_images(name):
-    layer, x = build(name)
-    assert_same(torch.vmap(layer)(x[:, None])[:, 0], layer(x), rtol=1e-10)
-
-
 def test_export_with_gradients_enabled(name):
     layer, x = build(name, torch.float32)
     program = torch.export.export(copy.deepcopy(layer), (x,)).module()

@@ -85,15 +85,6 @@ def test_layers_share_terms(decomposed, decay, size):
     assert torch.equal(out, layer(x)) and operators.names["log1p"] <= 1
 
 
-@pytest.mark.parametrize("decay", ["logit", "product"])
-def test_transforms_of_slices(decay):
-    layer, x = attention(decomposed=False, decay=decay), maps(1, 17, 19)
-    loss = lambda x: layer(x).square().sum()  # noqa: E731
-    x.requires_grad_()
-    (expected,) = torch.autograd.grad(loss(x), x)
-    assert torch.allclose(torch.func.grad(loss)(x.detach()), expected, rtol=1e-10, atol=1e-12)
-
-
 @pytest.mark.parametrize("size", [(32, 32), (64, 128)], ids=["one slice", "slices"])
 def test_slices_on_a_gpu_have_the_size_of_a_bias(size):
     """1,024 positions of 8 heads are one slice of 32 MiB, 8,192 positions 32 slices of 64 MiB."""

@@ -140,11 +140,3 @@ def test_self_attention_pads_heads_for_the_fused_kernels_of_gpus(width, padded):
     widths = [{heads.shape[-1] for heads in call.args} for call in attend.call_args_list]
     assert widths == [{width}, {padded}]
     assert_same(ours.as_subclass(torch.Tensor), expected)
-
-
-def test_transforms_of_blocks():
-    """The gradient of 512 tokens, which are computed in blocks."""
-    module, x = layer().eval(), torch.randn(1, 512, WIDTH, dtype=torch.float64)
-    loss = lambda x: module(x).square().sum()  # noqa: E731
-    (expected,) = torch.autograd.grad(loss(x.requires_grad_()), x)
-    assert_same(torch.func.grad(loss)(x.detach()), expected, rtol=1e-10)
