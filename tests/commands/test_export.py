@@ -32,24 +32,23 @@ from tests.models import NARROW_RMT, PREPROCESSOR, randomise
 CONFIG = str(CONFIGS / "ea_r18_shapes.py")
 EXAMPLE = str(CONFIGS.parent / "demo" / "run_exported.py")
 
-RESNET = dict(type="ResNetV1c", depth=18, base_channels=8, stem_channels=8)
-# Attention along the axes in the first stage, over the map in the second; to export all four takes
-# twice as long.
+RESNET = dict(type="ResNetV1c", depth=18, base_channels=8, stem_channels=8, out_indices=(0, 1))
+RESNET |= dict(num_stages=2, strides=(1, 2), dilations=(1, 1))
+# Attention along the axes; the head attends to the map.
 RMT_ARCH = {**NARROW_RMT, "embed_dims": (8, 16, 16, 16), "num_heads": (2, 2, 2, 2)}
-RMT_ARCH["decomposed"] = (True, False, True, False)
-RMT = dict(type="RMT", arch=RMT_ARCH, out_indices=(0, 1))
-LAMBDA = dict(type="LambdaResNet", depth=(1, 1, 1, 1), lambda_stages=(3,), out_indices=(3,))
+RMT = dict(type="RMT", arch=RMT_ARCH, out_indices=(0,))
+LAMBDA = dict(type="LambdaResNet", depth=(1, 1), lambda_stages=(1,), out_indices=(1,))
 LAMBDA |= dict(key_depth=4, receptive_field=7)
-TOKENS = dict(img_size=64, out_indices=(0,))
-DEEPVIT = dict(type="DeepViT", arch=dict(embed_dims=24, depth=1, num_heads=3), **TOKENS)
+DEEPVIT_ARCH = dict(embed_dims=24, depth=2, num_heads=3, re_attention_blocks=1)
+DEEPVIT = dict(type="DeepViT", arch=DEEPVIT_ARCH, img_size=64, out_indices=(0, 1))
 EAMLP_ARCH = dict(embed_dims=32, depth=1, num_heads=2, mlp_ratio=2)
-EAMLP = dict(type="EAMLP", arch=EAMLP_ARCH, **TOKENS)
+EAMLP = dict(type="EAMLP", arch=EAMLP_ARCH, img_size=64, out_indices=(0,))
 # The command's test exports EAHead on ResNet.
 PAIRS = {
     "DANetEAHead on LambdaResNet": (LAMBDA, dict(type="DANetEAHead", memory_size=8)),
-    "JSegEAHead on DeepViT": (DEEPVIT, dict(type="JSegEAHead", memory_size=8)),
-    "MaSAHead on EAMLP": (EAMLP, dict(type="MaSAHead", num_heads=2, decomposed=False)),
-    "FPNHead on RMT": (RMT, dict(type="FPNHead", feature_strides=[4, 8])),
+    "FPNHead on DeepViT": (DEEPVIT, dict(type="FPNHead", feature_strides=[8, 16])),
+    "JSegEAHead on EAMLP": (EAMLP, dict(type="JSegEAHead", memory_size=8)),
+    "MaSAHead on RMT": (RMT, dict(type="MaSAHead", num_heads=2, decomposed=False)),
     "UPerHead on ResNet": (RESNET, dict(type="UPerHead", pool_scales=(1, 2, 3))),
 }
 
@@ -96,6 +95,7 @@ class Blocks(torch.nn.Module):
 def test_blocks_share_their_position_tables(tmp_path):
     model, path = Blocks().eval(), tmp_path / "a.onnx"
     export(model, path, (24, 40))
+    assert [*tmp_path.iterdir()] == [path]
     assert_exact(path, model, random_images((24, 40)))
     values = [i.SerializeToString()[-2048:] for i in onnx.load(path).graph.initializer]
     large = [value for value in values if len(value) == 2048]

@@ -74,13 +74,6 @@ def test_memory_of_a_small_model():
     assert training_memory(wrapped) == half
 
 
-def test_a_batch_has_the_configured_images():
-    batch = batch_of(small_config(3), "cpu")
-    assert [(x.shape, x.dtype) for x in batch["inputs"]] == [((3, 5, 5), torch.uint8)] * 3
-    labels = [sample.gt_sem_seg.data for sample in batch["data_samples"]]
-    assert [(x.shape, x.dtype) for x in labels] == [((1, 5, 5), torch.long)] * 3
-
-
 def measured_peak(config: Config) -> int:
     """Run two steps on the CPU; return what its allocator held at the peak of the second."""
     model = MODELS.build(config.model).train()
