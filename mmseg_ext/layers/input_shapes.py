@@ -33,7 +33,6 @@ def require_tokens(x: Tensor, width: int) -> None:
     """Raise a ValueError unless x is (B, N, width)."""
     if x.ndim != 3 or x.shape[2] != width:
         hint = ""
-        if x.ndim in (3, 4) and x.shape[1] == width:
-            flatten = "flatten(2)." if x.ndim == 4 else ""
-            hint = f"; its tokens come last: x.{flatten}transpose(1, 2)"
+        if x.ndim == 3 and x.shape[1] == width:
+            hint = "; its tokens come last: x.transpose(1, 2)"
         raise ValueError(f"x must be (B, N, {width}), got {tuple(x.shape)}{hint}")

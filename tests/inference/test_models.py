@@ -1,12 +1,8 @@
 """`get_model` and `list_models`, and the weights that the project publishes."""
 
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-import yaml
 from mmengine.config import Config
 from mmseg.apis import MMSegInferencer, inference_model, init_model
 
@@ -134,7 +130,7 @@ CARDS = {DEFAULT: ("Apache-2.0", 6_500_000), CAMVID_NAME: ("non-commercial", 6_0
 
 
 @pytest.mark.parametrize("name", CARDS)
-def test_a_file_its_card_and_its_metafile_agree(name):
+def test_the_terms_and_the_size_of_a_file(name):
     license, size = CARDS[name]
     try:
         file = models.pretrained_weights(name)
@@ -145,17 +141,6 @@ def test_a_file_its_card_and_its_metafile_agree(name):
     assert {value.dtype for value in content["state_dict"].values()} == {torch.float16}
     about = content["meta"]
     assert about["config"] == f"{name}.py" and license in about["license"]
-    metafile = yaml.safe_load((CONFIGS / "metafiles/ea.yml").read_text())
-    (entry,) = (model for model in metafile["Models"] if model["Name"] == name)
-    (result,) = entry["Results"]
-    shown = re.search(r"^\| mIoU \| ([\d.]+) \|(?:.*\|)? ([\d.]+) \|$", card_of(file), re.M)
-    assert entry["Metadata"]["Iterations"] == int(about["iterations"])
-    for key, miou in zip(("mIoU", "mIoU(test)"), shown.groups(), strict=True):
-        assert result["Metrics"][key] == float(miou) and f"{miou} on" in about["mIoU"]
-
-
-def card_of(file: Path) -> str:
-    return (file.parent / "README.md").read_text(encoding="utf-8")
 
 
 def test_mmsegmentation_shows_the_published_classes():

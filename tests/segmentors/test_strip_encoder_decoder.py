@@ -12,7 +12,7 @@ from mmseg.structures import SegDataSample
 from torch import nn
 
 from mmseg_ext.segmentors import StreamingSegTTAModel, StripEncoderDecoder
-from mmseg_ext.segmentors.score_maps import resize_map, strip_height
+from mmseg_ext.segmentors.score_maps import resize_map
 from tests.segmentors.small import (
     ONE_CHANNEL,
     allocated_at_peak,
@@ -129,16 +129,6 @@ def test_maps_are_built_once_for_each_dtype_and_device():
     assert not first.matrix.is_inference()
     assert resize_map(7, 23, False, like=like.double()).matrix.dtype == torch.float64
     assert resize_map(7, 23, False, like=like.to("meta")).matrix.device.type == "meta"
-
-
-def test_strips_fill_their_budget(monkeypatch):
-    """8 MiB on a CPU, 64 MiB on other devices, and at least one row."""
-    monkeypatch.undo()
-    for device, rows in (("cpu", 20), ("meta", 167)):
-        like = torch.empty(0, device=device)
-        assert strip_height(1000, 100, like) == rows
-        assert strip_height(1000, 100, like.double()) == rows // 2
-    assert strip_height(10**9, 100, like) == 1
 
 
 def test_the_threshold_itself_is_background():
