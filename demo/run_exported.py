@@ -2,8 +2,7 @@
 
     python demo/run_exported.py MODEL.onnx IMAGE|FOLDER OUT [--json] [--min-area N]
 
-The script needs numpy, Pillow and onnxruntime, and OpenCV for --json. It refuses .pt2 files:
-`torch.export.load` unpickles parts of them, which can run code.
+The script needs numpy, Pillow and onnxruntime, and OpenCV for --json.
 
 For each image, OUT gets a label map (`NAME.png`, class indices) and a picture of the classes over
 the image (`NAME_overlay.png`), rotated by its EXIF orientation. With --json it gets the objects of
@@ -38,8 +37,6 @@ def load(path: Path):
 
     if not path.is_file():
         raise ValueError(f"{path}: does not exist")
-    if path.suffix != ".onnx":
-        raise ValueError(f"{path}: use an .onnx file; loading a .pt2 could run code from it")
     try:
         session = onnxruntime.InferenceSession(path)
         properties = session.get_modelmeta().custom_metadata_map

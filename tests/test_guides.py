@@ -174,7 +174,7 @@ def test_own_head(clone):
     assert "| `my_masa` | 96x96 |" in costs
     assert "mIoU" in trained
     assert "same class 100.000%" in exported
-    assert (clone / "my_head.pt2").stat().st_size > 1e6
+    assert (clone / "my_head.onnx").stat().st_size > 1e6
 
 
 # A narrow network without SyncBN for one iteration.

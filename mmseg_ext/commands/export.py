@@ -1,4 +1,4 @@
-"""Export a segmentor to ONNX or torch.export's .pt2; compare the file with the model."""
+"""Export a segmentor to ONNX; compare the file with the model."""
 
 import argparse
 from pathlib import Path
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 def parser() -> argparse.ArgumentParser:
     parser = command_parser(__doc__)
     model_flags(parser)
-    parser.add_argument("--format", choices=("onnx", "torch"), default="onnx")
     parser.add_argument("--dynamic", action="store_true", help="images of any size and number")
     parser.add_argument("--shape", type=int, nargs="+", help="H [W] (default: the crop size)")
     parser.add_argument("--images", type=Path, help="image or folder, to compare real images, too")
@@ -33,7 +32,6 @@ def main(args: argparse.Namespace) -> None:
 
     from mmseg_ext.atomic_write import atomic_write
     from mmseg_ext.inference.export import (
-        SUFFIXES,
         ExportedSegmentor,
         WholeImageSegmentor,
         export,
@@ -45,9 +43,7 @@ def main(args: argparse.Namespace) -> None:
     shape = args.shape or config.get("crop_size") or (512, 512)
     size = (shape[0], shape[-1])
     model = WholeImageSegmentor(segmentor)
-    path = args.out or Path(Path(config.filename).stem + SUFFIXES[args.format])
-    if path.suffix != SUFFIXES[args.format]:
-        raise ValueError(f"--out {path}: must end in {SUFFIXES[args.format]}")
+    path = args.out or Path(Path(config.filename).stem + ".onnx")
     metadata = {
         "config": Path(config.filename).name,
         "classes": list(meta["classes"]),
@@ -69,7 +65,7 @@ def main(args: argparse.Namespace) -> None:
             shape = "x".join(map(str, images.shape))
             try:
                 scores = exported(images)
-            except (AssertionError, RuntimeError) as error:  # the program's checks of sizes
+            except Exception as error:  # onnxruntime's, for sizes that the file does not take
                 reason = " ".join(str(error).split())[:300]
                 raise ValueError(f"{path}: not written, fails for {shape}: {reason}") from error
             with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A trained segmentor as one file: torch.export's `.pt2` or ONNX, with its metadata inside.
+"""A trained segmentor as one ONNX file, with its metadata inside.
 
 The exported model takes RGB values, normalizes them, and returns class scores.
 """
@@ -21,8 +21,6 @@ from mmseg_ext.segmentors import StripEncoderDecoder
 from mmseg_ext.segmentors.strip_encoder_decoder import prediction, predicts_by_resize
 from mmseg_ext.upstream import converts_channels
 
-SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
-METADATA = "metadata.json"  # in a .pt2; ONNX files have properties
 OPSET = 18  # torch's exporter writes it without a conversion
 
 
@@ -106,11 +104,10 @@ def export(
     dynamic: bool = False,
     metadata: dict | None = None,
 ) -> None:
-    """Write one file with the weights, `.pt2` or `.onnx`.
+    """Write one ONNX file with the weights, the input `images` and the output `scores`.
 
-    Load a `.pt2` with `torch.export.load(path).module()`. An ONNX file has the input `images` and
-    the output `scores`. The file takes one image of `size`, or with `dynamic` any number of images
-    of any size.
+    The file takes one image of `size`, or with `dynamic` any number of images of any size. Its
+    properties are the values of `metadata` as JSON.
 
     Raises:
         StackError: if a package or a newer torch is needed.
@@ -119,47 +116,28 @@ def export(
     """
     if not hasattr(getattr(torch.export, "Dim", None), "DYNAMIC"):
         raise StackError(f"torch {torch.__version__} cannot export; install torch 2.6 or newer")
-    onnx = Path(path).suffix == SUFFIXES["onnx"]
-    for package in ("onnx", "onnxscript", "onnxruntime") if onnx else ():
+    for package in ("onnx", "onnxscript", "onnxruntime"):
         require_package(package, "export")
+    from onnx_ir.passes.common import DeduplicateInitializersPass
+
     images, shapes = random_images(size), None
     if dynamic:
         images = random_images(size, batch=2)  # torch.export makes a size of 1 constant
         any_size = torch.export.Dim.DYNAMIC
         shapes = ({0: any_size, 2: any_size, 3: any_size},)
+    options: dict[str, Any] = dict(dynamo=True, dynamic_shapes=shapes, opset_version=OPSET)
+    options |= dict(input_names=["images"], output_names=["scores"], verbose=False)
     try:
         with torch.no_grad():
-            if onnx:
-                _write_onnx(model, Path(path), images, shapes, metadata or {})
-            else:
-                program = torch.export.export(model, (images,), dynamic_shapes=shapes)
-                texts = {METADATA: json.dumps(metadata or {})}
-                torch.export.save(program, path, extra_files=texts)
-    except Exception as error:  # both exporters raise many types
+            exported: Any = torch.onnx.export(model, (images,), **options)
+    except Exception as error:  # the exporter raises many types
         sizes = "with dynamic sizes" if dynamic else f"for {size[0]}x{size[1]}"
         reason = " ".join(str(error).split())[:600]
         raise ValueError(f"{path}: the exporter failed {sizes}: {reason}") from error
-
-
-def _write_onnx(
-    model: nn.Module, path: Path, images: Tensor, shapes: tuple | None, metadata: dict
-) -> None:
-    from onnx_ir.passes.common import DeduplicateInitializersPass
-
-    exported: Any = torch.onnx.export(
-        model,
-        (images,),
-        dynamo=True,
-        dynamic_shapes=shapes,
-        opset_version=OPSET,
-        input_names=["images"],
-        output_names=["scores"],
-        verbose=False,
-    )
     # The exporter turns the position tables of each attention block into constants, equal ones for
     # the blocks of a stage. They can be larger than the weights.
     DeduplicateInitializersPass(size_limit=2**30)(exported.model)
-    texts = {key: json.dumps(value) for key, value in metadata.items()}
+    texts = {key: json.dumps(value) for key, value in (metadata or {}).items()}
     exported.model.metadata_props.update(texts)
     exported.save(path, external_data=False)
 
@@ -168,24 +146,15 @@ class ExportedSegmentor:
     """An exported file as a function of images (B, 3, H, W), with its `metadata`."""
 
     def __init__(self, path: str | Path):
-        path = Path(path)
-        if path.suffix == SUFFIXES["torch"]:
-            extra = {METADATA: ""}
-            self._run = torch.export.load(path, extra_files=extra).module()
-            self.metadata = json.loads(extra[METADATA])
-            return
         import onnxruntime
 
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        properties = session.get_modelmeta().custom_metadata_map
+        self._session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        properties = self._session.get_modelmeta().custom_metadata_map
         self.metadata = {key: json.loads(value) for key, value in properties.items()}
-        self._run = lambda images: torch.from_numpy(
-            session.run(["scores"], {"images": images.numpy()})[0]
-        )
 
     def __call__(self, images: Tensor) -> Tensor:
-        with torch.no_grad():
-            return self._run(images)
+        (scores,) = self._session.run(["scores"], {"images": images.numpy()})
+        return torch.from_numpy(scores)
 
 
 def relative_difference(ours: Tensor, theirs: Tensor) -> float:

@@ -49,8 +49,8 @@ PAIRS = {
     "FPNHead on DeepViT": (DEEPVIT, dict(type="FPNHead", feature_strides=[8, 16])),
     "JSegEAHead on EAMLP": (EAMLP, dict(type="JSegEAHead", memory_size=8)),
     "MaSAHead on RMT": (RMT, dict(type="MaSAHead", num_heads=2, decomposed=False)),
-    "UPerHead on ResNet": (RESNET, dict(type="UPerHead", pool_scales=(1, 2, 3))),
 }
+PYRAMID = RESNET, dict(type="UPerHead", pool_scales=(1, 2, 3))
 
 
 def build(backbone: dict, head: dict):
@@ -66,20 +66,27 @@ def build(backbone: dict, head: dict):
     )
 
 
-def assert_exact(path, model, images):
+def assert_exact(exported, model, images):
     with torch.no_grad():
-        expected, scores = model(images), ExportedSegmentor(path)(images)
+        expected, scores = model(images), exported(images)
     assert scores.shape == expected.shape and relative_difference(scores, expected) <= 1e-5
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_any_size_and_number_of_images(name, tmp_path):
-    """The ONNX exporter translates torch.export's program; it has no pyramid pooling."""
-    segmentor = build(*PAIRS[name])
-    path = tmp_path / ("model.pt2" if "UPerHead" in name else "model.onnx")
-    export(WholeImageSegmentor(segmentor), path, (64, 80), dynamic=True)
+    model, path = WholeImageSegmentor(build(*PAIRS[name])), tmp_path / "model.onnx"
+    export(model, path, (64, 80), dynamic=True)
     for size, batch in (((64, 80), 2), ((96, 72), 1), ((67, 101), 3)):
-        assert_exact(path, WholeImageSegmentor(segmentor), random_images(size, batch))
+        assert_exact(ExportedSegmentor(path), model, random_images(size, batch))
+
+
+def test_a_program_of_torch_for_any_size():
+    """Which also has the pyramid pooling that ONNX lacks."""
+    model = WholeImageSegmentor(build(*PYRAMID))
+    shapes = (dict.fromkeys((0, 2, 3), torch.export.Dim.DYNAMIC),)
+    program = torch.export.export(model, (random_images((64, 80), 2),), dynamic_shapes=shapes)
+    for size, batch in (((96, 72), 1), ((67, 101), 3)):
+        assert_exact(program.module(), model, random_images(size, batch))
 
 
 class Blocks(torch.nn.Module):
@@ -94,9 +101,12 @@ class Blocks(torch.nn.Module):
 
 def test_blocks_share_their_position_tables(tmp_path):
     model, path = Blocks().eval(), tmp_path / "a.onnx"
-    export(model, path, (24, 40))
-    assert [*tmp_path.iterdir()] == [path]
-    assert_exact(path, model, random_images((24, 40)))
+    export(model, path, (24, 40), metadata={"classes": ["a", "b"]})
+    exported = ExportedSegmentor(path)
+    assert exported.metadata == {"classes": ["a", "b"]} and [*tmp_path.iterdir()] == [path]
+    assert_exact(exported, model, random_images((24, 40)))
+    with pytest.raises(Exception, match="dimensions"):  # of onnxruntime
+        exported(random_images((32, 40)))
     values = [i.SerializeToString()[-2048:] for i in onnx.load(path).graph.initializer]
     large = [value for value in values if len(value) == 2048]
     assert len(large) > 2 and len(set(large)) == len(large)
@@ -120,10 +130,12 @@ def test_command_and_the_example_without_mmseg(tmp_path, monkeypatch, capsys):
     model = randomise(get_model(CONFIG))
     with torch.no_grad():
         model.decode_head.conv_seg.weight.mul_(100)  # scores that differ between pixels
-    torch.save({"state_dict": model.state_dict()}, weights)
+    torch.save({"state_dict": model.state_dict(), "meta": {"license": "MIT"}}, weights)
     words = [CONFIG, str(weights), "--dynamic", "--out", str(out)]
     assert main([*words, "--images", str(folder / "b.png")]) == 0
-    assert ExportedSegmentor(out).metadata["classes"] == list(model.dataset_meta["classes"])
+    metadata = ExportedSegmentor(out).metadata
+    assert metadata["classes"] == list(model.dataset_meta["classes"])
+    assert metadata["license"] == "MIT"
 
     words = [EXAMPLE, str(out), str(folder), str(tmp_path / "out"), "--json", "--min-area", "2"]
     code = (
@@ -148,12 +160,10 @@ def test_command_and_the_example_without_mmseg(tmp_path, monkeypatch, capsys):
 
     example = runpy.run_path(EXAMPLE)["main"]
     capsys.readouterr()
-    for name in ("a.onnx", "a.pt2"):
-        (tmp_path / name).write_bytes(b"broken")
+    (tmp_path / "a.onnx").write_bytes(b"broken")
     for file, images, told in (
         ("model.onnx", "no", "no: does not exist"),
         ("a.onnx", "a.png", "a.onnx: not an exported"),
-        ("a.pt2", "a.png", "a.pt2: use an .onnx"),
     ):
         words = [EXAMPLE, str(tmp_path / file), str(folder / images), str(tmp_path)]
         monkeypatch.setattr(sys, "argv", words)

@@ -60,7 +60,7 @@ def test_inputs_and_metadata(exported, folder, tmp_path, monkeypatch, capsys):
     assert len(told["classes"]) == len(told["palette"]) == 6
     assert told["mean"] == pytest.approx([123.675, 116.28, 103.53])
 
-    assert main([*words, "--shape", "32", "48", "--format", "torch"]) == 0
+    assert main([*words, "--shape", "32", "48"]) == 0
     names = [f"{name}, 1x3x32x48" for name in ("random", "0.png", "1.png", "2.png")]
     assert compared(capsys.readouterr().out) == names
 
@@ -101,5 +101,3 @@ def test_what_fails_does_not_stay(exported, folder, tmp_path, capsys):
         assert path.read_bytes() == b"before" and list(path.parent.iterdir()) == [path]
     exported["factor"] = 1.00005
     assert main(words) == 0 and path.read_bytes() == b"written"
-    assert main([*words, "--format", "torch"]) == 1
-    assert "model.onnx: must end in .pt2" in capsys.readouterr().err

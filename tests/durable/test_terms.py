@@ -1,13 +1,12 @@
 """The license of weights is in every file that starts from them."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from mmseg_ext import get_model
-from mmseg_ext.commands import export, publish_model
+from mmseg_ext.commands import publish_model
 from mmseg_ext.durable.checkpoint_files import read_checkpoint, terms_of
 from tests.engine.runs import train_here, write_config
 
@@ -39,15 +38,3 @@ def test_files_keep_the_license_of_the_weights_they_start_from(source, tmp_path)
         stricter = {**TERMS, "license": "stricter"}
         assert terms_in(tmp_path / name) == get_model(plain, weights=tmp_path / name).terms
         assert terms_in(tmp_path / name) == stricter
-
-
-def test_an_exported_file_has_the_license(tmp_path, monkeypatch):
-    config, file = write_config(tmp_path), tmp_path / "licensed.pth"
-    torch.save({"state_dict": get_model(config).state_dict(), "meta": TERMS}, file)
-    monkeypatch.chdir(tmp_path)
-    words = [str(config), str(file), "--format", "torch", "--shape", "32", "--out", "model.pt2"]
-    assert export.main(words) == 0
-    extra = {"metadata.json": ""}
-    torch.export.load("model.pt2", extra_files=extra)
-    told = json.loads(extra["metadata.json"])
-    assert {key: told[key] for key in TERMS} == TERMS
