@@ -133,15 +133,12 @@ _FORMS = {
 # Functions that CUDA's autocast runs in half precision and in float32, by name: autocast in C++
 # ignores meta tensors.
 _HALF = {
-    *("conv1d", "conv2d", "conv3d", "conv_transpose2d", "linear", "matmul", "__matmul__", "mm"),
-    *("__rmatmul__", "bmm", "addmm", "baddbmm", "einsum", "scaled_dot_product_attention", "prelu"),
-    "multi_head_attention_forward",
+    *("conv1d", "conv2d", "conv_transpose2d", "linear", "matmul", "bmm", "baddbmm", "einsum"),
+    *("scaled_dot_product_attention", "multi_head_attention_forward"),
 }
 _FLOAT = {
-    *("softmax", "log_softmax", "layer_norm", "group_norm", "norm", "normalize", "exp", "log"),
-    *("pow", "__pow__", "rsqrt", "reciprocal", "softplus", "sum", "cumsum", "prod", "logsumexp"),
-    *("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "kl_div"),
-    *("binary_cross_entropy_with_logits", "cosine_similarity"),
+    *("softmax", "log_softmax", "layer_norm", "group_norm", "exp", "log", "pow", "rsqrt", "sum"),
+    *("cross_entropy", "binary_cross_entropy_with_logits"),
 }
 
 

@@ -295,8 +295,7 @@ def _rgb(pixels: np.ndarray) -> np.ndarray:
     """Return RGB (H, W, 3) of uint8 for a loader's BGR, gray or multispectral image."""
     bands = np.atleast_3d(pixels)
     bgr = bands[..., :3] if bands.shape[2] >= 3 else bands[..., [0, 0, 0]]
-    rgb = bgr[..., ::-1] if bgr.dtype == np.uint8 else bgr[..., ::-1].clip(0, 255)
-    return np.ascontiguousarray(rgb, dtype=np.uint8)
+    return np.ascontiguousarray(bgr[..., ::-1].clip(0, 255), dtype=np.uint8)
 
 
 def _without_labels(pipeline: list[dict]) -> list[dict]:
