@@ -23,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-@command(parser, stack=())
+@command(parser)
 def main(args: argparse.Namespace) -> int:
     """Run the checks; return 1 if one fails."""
     import torch

@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from torch.utils.benchmark import Timer
 
 from mmseg_ext.doctor import fixtures
-from mmseg_ext.environment import stack_problem
 from mmseg_ext.layers import ExternalAttention2d, LambdaLayer, ReAttention
 
 
 class Finding(NamedTuple):
     """The result of a check."""
 
-    status: Literal["ok", "slow", "FAIL", "skipped"]
+    status: Literal["ok", "slow", "FAIL"]
     figure: str
 
 
@@ -30,18 +29,13 @@ Check = tuple[str, str, Callable[[], Finding]]  # group, name, and a function th
 
 def checks(device: torch.device, quick: bool = False) -> Iterator[Check]:
     """Yield every check for `device`; with `quick`, only one backbone and fewer repetitions."""
-    problem = stack_problem()
-    backbones = [] if problem else list(fixtures.BACKBONES)[: 1 if quick else None]
-    for name in [*fixtures.LAYERS, *backbones]:
+    for name in [*fixtures.LAYERS, *list(fixtures.BACKBONES)[: 1 if quick else None]]:
         for precision in PRECISIONS:
             if device.type == "cuda" or precision != "TF32":
                 run = partial(check_parity, name, precision, device)
                 yield "parity", f"{name}, {precision}", run
     for name, layer in FAST_FORMS.items():
         yield "speed", name, partial(check_speed, layer, device, 5 if quick else 9)
-    if problem is not None:
-        yield "stack", "training, resume", lambda: Finding("skipped", problem)
-        return
     for name, parts in SEGMENTORS.items():
         yield "training", name, partial(check_training, parts, device)
     for half in (False, True):

@@ -119,11 +119,3 @@ def test_command(monkeypatch, tmp_path, capsys):
     assert "FAIL    files: resume" in capsys.readouterr().out
     assert doctor.main(["--device", "meta"]) == 1
     assert "--device meta: not supported" in capsys.readouterr().err
-
-
-def test_without_the_stack(monkeypatch):
-    """Layers are checked, everything else is one skipped check."""
-    monkeypatch.setattr(module, "stack_problem", lambda: "mmcv is not installed")
-    every = list(module.checks(CPU, quick=True))
-    assert {group for group, _, _ in every} == {"parity", "speed", "stack"}
-    assert every[-1][2]() == ("skipped", "mmcv is not installed")
