@@ -151,7 +151,7 @@ def _load_weights(model: Any, path: str | Path, partial: bool) -> dict | None:
             f"{path}: does not fit the config: {reason}; use the config it was trained with"
         ) from error
     meta = (content.get("meta") or {}).get("dataset_meta")
-    if not meta:
+    if not meta or not meta.get("classes"):
         return None
     classes, palette = list(meta["classes"]), meta.get("palette")
     if palette is None or len(palette) == 0:

@@ -150,6 +150,8 @@ class Predictor:
         self.tile, self.overlap = tile, (tile or 0) // 8 if overlap is None else overlap
         if tile is not None and not 0 <= self.overlap < tile:
             raise ValueError(f"overlap={overlap}: must be at least 0 and smaller than tile={tile}")
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size}: must be at least 1")
         config: Any = model.cfg
         self.model: Any = model
         self._merge: Any = "probs" if getattr(model, "out_channels", 0) == 1 else "logits"
