@@ -20,20 +20,18 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mmseg_ext import __version__, environment, register, safe_loading, use_operators_in_pytorch
-from mmseg_ext.environment import BASE, STACK, check_stack
-from mmseg_ext.errors import (
-    RESUME_HINT,
-    CheckpointError,
-    LabelError,
-    LaunchError,
-    MissingDataError,
-    RunError,
-    StackError,
-    UnreadableFileError,
+from mmseg_ext import (
+    __version__,
+    environment,
+    errors,
+    register,
+    safe_loading,
+    use_operators_in_pytorch,
 )
+from mmseg_ext.environment import BASE, STACK, check_stack
 
 if TYPE_CHECKING:
     import torch
@@ -57,9 +55,7 @@ COMMANDS = {
 }
 """The first line of each command's help, by name."""
 
-# A disk that is full, over its quota, broken or read-only.
-_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES}
-_DISK |= {errno.ENOTDIR}
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of a disk, without a file
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,96 +80,82 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def start(name: str) -> NoReturn:
-    """Run a command with this process's flags and exit with its status.
+    """Run a command with this process's flags and exit with its status."""
+    logging.raiseExceptions = False  # else each line of a log on a full disk prints a traceback
+    sys.exit(run(name))
 
-    Foreseen errors are one line, with status 1. Any other exception prints Python's traceback above
-    the line. Ctrl-C has status 130, a closed pipe 141, as in a shell.
+
+def run(name: str, argv: Sequence[str] | None = None) -> int:
+    """Run a command with `argv` or this process's flags, print its error, and return its status.
+
+    A foreseen error is one line. Any other exception prints Python's traceback above the line.
+    Ctrl-C has status 130, a closed pipe 141, as in a shell.
     """
     try:
-        status = importlib.import_module(f"mmseg_ext.commands.{name}").main()
+        status = importlib.import_module(f"mmseg_ext.commands.{name}").main(argv)
         sys.stdout.flush()
+        return status
     except BrokenPipeError:  # the reader of the output has ended, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
-        status = 141
-    except (Exception, KeyboardInterrupt) as error:
+        return 141
+    except KeyboardInterrupt:
+        print("mmseg_ext: interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
         report_error(error, name)
-        status = 130 if isinstance(error, KeyboardInterrupt) else 1
-    sys.exit(status)
+        return 2 if name == "check_dataset" else 1  # whose status 1 means problems of the data
 
 
-def report_error(
-    error: BaseException, name: str, expected: tuple[type[Exception], ...] = ()
-) -> None:
+def report_error(error: Exception, name: str) -> None:
     """Print the line of an error, below the traceback of an error that is not foreseen.
 
     What all processes raise is printed by the first process of the machine.
-
-    Args:
-        name: the command.
-        expected: types of errors that the command foresees; errors of this package always are.
     """
-    line = _line_of(error, expected)
+    line = _line_of(error, name)
     if line is None:
         traceback.print_exception(error)
         message = " ".join(str(error).split())[:300]
         line = f"{name} failed: {type(error).__name__}: {message}"
-    same = isinstance(error, LaunchError | CheckpointError | KeyboardInterrupt)
-    if not same or int(os.environ.get("LOCAL_RANK", 0)) == 0:
+    rank = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
+    if rank == "0" or not isinstance(error, errors.LaunchError | errors.CheckpointError):
         print(f"mmseg_ext: {line}", file=sys.stderr)
 
 
-def _line_of(error: BaseException, expected: tuple[type[Exception], ...] = ()) -> str | None:
-    """Return the message of a foreseen error, or None."""
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
-    if isinstance(error, LabelError | MissingDataError | UnreadableFileError):
+def _line_of(error: Exception, name: str) -> str | None:
+    """Return the message of a foreseen error, or None.
+
+    Foreseen are the errors of this package, errors of files, and wrong values that it found.
+    """
+    kind = type(error)
+    if kind.__module__ == errors.__name__:
         # A DataLoader's worker sends a traceback whose last line is "module.LabelError: <message>".
         line = str(error).strip().splitlines()[-1]
-        return f"data: {line.removeprefix(f'{type(error).__module__}.{type(error).__name__}: ')}"
-    if isinstance(error, (*expected, StackError, LaunchError, CheckpointError, RunError)):
-        return str(error).removeprefix("mmseg_ext: ")
-    if isinstance(error, OSError) and error.errno in _DISK:  # of a run
-        return f"{error.filename or 'a file of the run'}: {error.strerror}; {RESUME_HINT}"
-    return None
+        return line.removeprefix("mmseg_ext: ").removeprefix(f"{kind.__module__}.{kind.__name__}: ")
+    if isinstance(error, OSError) and (error.filename or error.errno in _FULL):
+        hint = f"; {errors.RESUME_HINT}" if name == "train" else ""
+        return f"{error.filename or 'a file of the run'}: {error.strerror}{hint}"
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    found_here = frame.f_globals.get("__name__", "").startswith("mmseg_ext.")
+    return str(error) if isinstance(error, OSError | ValueError) and found_here else None
 
 
 @contextlib.contextmanager
 def clean_end() -> Iterator[None]:
-    """End a run's process group, also after an error; a full disk prints no tracebacks.
-
-    With nccl, the only rank that failed would wait here for the others, and its message would never
-    be printed.
-    """
-    import torch.distributed
-
-    before = logging.raiseExceptions
-    logging.raiseExceptions = False  # else each line of a log on a full disk prints a traceback
-    succeeded = False
-    try:
-        yield
-        succeeded = True
-    except SystemExit as end:  # a stop signal
-        succeeded = end.code == 0
-        raise
-    finally:
-        logging.raiseExceptions = before
-        group = torch.distributed.is_initialized()
-        if group and (succeeded or torch.distributed.get_backend() == "gloo"):
-            _leave_process_group()
-
-
-def _leave_process_group() -> None:
-    """Destroy the process group and stop gloo's threads while the interpreter is running.
+    """Destroy a run's process group and stop gloo's threads while the interpreter is running.
 
     A thread that releases a tensor after the interpreter has ended aborts the process, and a
-    finished run would exit with a failure.
+    finished run would exit with a failure. With nccl, a rank that failed would wait for the others.
     """
     import torch.distributed
 
-    group = torch.distributed.group.WORLD
-    torch.distributed.destroy_process_group()
-    gc.collect()  # the wrapped model refers to the group in cycles
-    del group  # last, from Python: its threads need the interpreter's lock to stop
+    try:
+        yield
+    finally:
+        if torch.distributed.is_initialized() and torch.distributed.get_backend() == "gloo":
+            group = torch.distributed.group.WORLD
+            torch.distributed.destroy_process_group()
+            gc.collect()  # the wrapped model refers to the group in cycles
+            del group  # last, from Python: its threads need the interpreter's lock to stop
 
 
 def command_parser(description: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
@@ -184,52 +166,31 @@ def command_parser(description: str | None, epilog: str | None = None) -> argpar
     )
 
 
-def command(
-    parser: Callable[[], argparse.ArgumentParser],
-    stack: Sequence[str] | None = STACK,
-    failed: int = 1,
-) -> Callable:
+def command(parser: Callable[[], argparse.ArgumentParser], stack: bool = True) -> Callable:
     """Turn a function of parsed flags into `main(argv)`, which returns the exit status.
 
-    It is `failed` after an error. A `ValueError` and an `OSError` are foreseen: see `report_error`,
-    and `read_flags` for `stack`.
+    Args:
+        stack: load weights safely, and, in a process that the command has to itself, import the
+            stack and register this package's models after the flags are read.
     """
 
-    def decorate(run: Callable[[argparse.Namespace], int | None]) -> Callable:
-        @functools.wraps(run)
+    def decorate(body: Callable[[argparse.Namespace], int | None]) -> Callable:
+        @functools.wraps(body)
         def main(argv: Sequence[str] | None = None) -> int:
-            try:
-                args = read_flags(parser(), argv, stack)
-                with safe_loading() if stack else contextlib.nullcontext():
-                    return run(args) or 0
-            except BrokenPipeError:
-                raise
-            except Exception as error:
-                report_error(error, run.__module__.rpartition(".")[2], (OSError, ValueError))
-                return failed
+            args = parser().parse_args(argv)
+            if not stack:
+                return body(args) or 0
+            if argv is None:
+                prepare_stack()
+                # Detectors and classifiers work without mmsegmentation.
+                sibling = find_spec("mmdet") or find_spec("mmpretrain")
+                check_stack(BASE if sibling and not find_spec("mmseg") else STACK)
+            with safe_loading():
+                return body(args) or 0
 
         return main
 
     return decorate
-
-
-def read_flags(
-    parser: argparse.ArgumentParser,
-    argv: Sequence[str] | None,
-    stack: Sequence[str] | None = STACK,
-) -> argparse.Namespace:
-    """Parse `argv`, or with None the flags of this process, which then imports and registers.
-
-    Raises:
-        StackError: if a package in `stack` is missing or cannot be used. With None nothing is
-            imported.
-    """
-    args = parser.parse_args(argv)
-    if argv is None and stack is not None:
-        prepare_stack()
-        if stack:
-            check_stack(tuple(stack))
-    return args
 
 
 def prepare_stack() -> None:
@@ -308,20 +269,3 @@ def launcher_flags(parser: argparse.ArgumentParser) -> None:
     launchers = ["none", "pytorch", "slurm", "mpi"]
     parser.add_argument("--launcher", choices=launchers, default="none", help="of processes")
     parser.add_argument("--local_rank", "--local-rank", type=int, default=0)
-
-
-def read_launch_flags(
-    parser: argparse.ArgumentParser, argv: Sequence[str] | None
-) -> argparse.Namespace:
-    """Return `read_flags`, with the rank that the launcher gave this process as LOCAL_RANK.
-
-    Detectors and classifiers train and test without mmsegmentation.
-    """
-    siblings = find_spec("mmdet") or find_spec("mmpretrain")
-    args = read_flags(parser, argv, BASE if siblings and not find_spec("mmseg") else STACK)
-    if args.launcher == "slurm":  # messages need LOCAL_RANK before the process group exists
-        from mmseg_ext.engine.distributed import name_slurm_process
-
-        name_slurm_process()
-    os.environ.setdefault("LOCAL_RANK", str(args.local_rank))
-    return args

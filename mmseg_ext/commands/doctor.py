@@ -9,7 +9,13 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmseg_ext.commands import command, command_parser, device_flag, usable_device
+from mmseg_ext.commands import (
+    command,
+    command_parser,
+    device_flag,
+    prepare_stack,
+    usable_device,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +37,7 @@ def main(args: argparse.Namespace) -> int:
     from mmseg_ext.atomic_write import write_text
     from mmseg_ext.commands.env import describe
 
+    prepare_stack()
     device = usable_device(args.device)
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"--device {args.device}: not supported; use cuda, cuda:N or cpu")

@@ -5,7 +5,7 @@ import platform
 import sys
 
 from mmseg_ext import __version__, environment
-from mmseg_ext.commands import command, command_parser
+from mmseg_ext.commands import command, command_parser, prepare_stack
 
 _NO_OPERATORS = (
     "not compiled: detectors run on slow replacements, and heads of mmsegmentation that use other "
@@ -17,8 +17,9 @@ def parser() -> argparse.ArgumentParser:
     return command_parser(__doc__)
 
 
-@command(parser, stack=())
+@command(parser, stack=False)
 def main(args: argparse.Namespace) -> int:
+    prepare_stack()
     rows = describe()
     width = max(len(name) for name, _ in rows)
     for name, value in rows:

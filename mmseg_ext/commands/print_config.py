@@ -3,10 +3,9 @@
 import argparse
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import asdict
 
-from mmseg_ext.commands import read_launch_flags, train
+from mmseg_ext.commands import command, train
 
 
 def parser() -> argparse.ArgumentParser:
@@ -18,16 +17,16 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+@command(parser)
+def main(args: argparse.Namespace) -> None:
     """Print the resolved config and the record of `run.json`, without building a model.
 
     With `--world-size` the record has `plans`: ways to train on so many GPUs, with the memory of
     each GPU, computed on tensors without data. Otherwise `WORLD_SIZE` is the number of processes.
     """
-    args = read_launch_flags(parser(), argv)
     from mmengine.logging import MMLogger
 
-    from mmseg_ext import register_all_modules, safe_loading
+    from mmseg_ext import register_all_modules
     from mmseg_ext.cost.step_memory import GIBI, plans
     from mmseg_ext.engine.amp import enable_amp
     from mmseg_ext.engine.build import enable_learning_rate_scaling
@@ -48,8 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         names = ("memory_gib", "checkpoint_gib")
         record["plans"] = []
         for plan in plans(cfg, args.world_size):
-            with safe_loading():  # models can load weights when they are built
-                sizes = [round(size / GIBI, 1) for size in plan.memory(cfg)]
+            sizes = [round(size / GIBI, 1) for size in plan.memory(cfg)]
             record["plans"].append(asdict(plan) | dict(zip(names, sizes, strict=True)))
     print(cfg.pretty_text)
     print(json.dumps(record, indent=2, default=str))

@@ -1,10 +1,9 @@
 """Test a segmentor: mmsegmentation's flags."""
 
 import argparse
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mmseg_ext.commands import clean_end, command_parser, launcher_flags, read_launch_flags
+from mmseg_ext.commands import clean_end, command, command_parser, launcher_flags
 
 if TYPE_CHECKING:
     from mmengine.runner import Runner
@@ -42,9 +41,9 @@ def runner_of(args: argparse.Namespace) -> "Runner":
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command(parser)
+def main(args: argparse.Namespace) -> None:
     """Test with weights that fill the complete model, except for auxiliary heads."""
-    args = read_launch_flags(parser(), argv)
     from mmseg_ext.durable.safe_loading import safe_loading
     from mmseg_ext.durable.terminal import logged_warnings
     from mmseg_ext.engine.amp import bfloat16_autocast
@@ -57,4 +56,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         loop.fp16 |= args.amp  # else the loop disables autocast
         with explained(runner.cfg), autocast:
             runner.test()
-    return 0

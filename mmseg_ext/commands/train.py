@@ -1,10 +1,9 @@
 """Train a segmentor: mmsegmentation's flags, and --auto-scale-lr."""
 
 import argparse
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mmseg_ext.commands import clean_end, command_parser, launcher_flags, read_launch_flags
+from mmseg_ext.commands import clean_end, command, command_parser, launcher_flags
 
 if TYPE_CHECKING:
     from mmengine.runner import Runner
@@ -36,18 +35,16 @@ def runner_of(args: argparse.Namespace) -> "Runner":
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Train, and return 0 if the run finished or a signal stopped it."""
-    args = read_launch_flags(parser(), argv)
+@command(parser)
+def main(args: argparse.Namespace) -> None:
+    """Train until the run finishes or a signal stops it."""
     from mmseg_ext.durable.safe_loading import safe_loading
     from mmseg_ext.durable.terminal import ProgressHook, logged_warnings
     from mmseg_ext.engine.build_errors import explained
 
     with clean_end(), logged_warnings():
-        with safe_loading():  # a model can load weights when it is built
-            runner = runner_of(args)
+        runner = runner_of(args)
         runner.register_hook(ProgressHook())
         # Also for mmengine's Runner, which does not read the key.
         with explained(runner.cfg), safe_loading(runner.cfg.get("min_backbone_share")):
             runner.train()
-    return 0

@@ -9,7 +9,7 @@ def parser() -> argparse.ArgumentParser:
     return command_parser(__doc__)
 
 
-@command(parser, stack=None)
+@command(parser, stack=False)
 def main(args: argparse.Namespace) -> None:
     from mmseg_ext.environment import configs_folder
 

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import numpy as np
 
-from mmseg_ext.commands.attention_maps import main
+from mmseg_ext.commands import run
 from mmseg_ext.inspection import attention_pictures
 from tests.configs import CONFIGS
 from tests.datasets.trees import save
@@ -25,14 +25,14 @@ def write_photos(folder: Path, size: tuple[int, int]) -> list[str]:
 def test_command(tmp_path, capsys):
     """Two images of one name, the list of layers, and a layer that is not there."""
     words = write_photos(tmp_path, (64, 80))
-    assert main([*words, "--list"]) == 0
+    assert run("attention_maps", [*words, "--list"]) == 0
     assert capsys.readouterr().out == f"{LAYER}  ExternalAttention2d\n"
     assert not (tmp_path / "maps").exists()
-    assert main(words) == 0
+    assert run("attention_maps", words) == 0
     assert "strongest slots" in capsys.readouterr().out
     names = sorted(p.name for p in (tmp_path / "maps").iterdir())
     assert names == [f"0_photo_{LAYER}.png", f"1_photo_{LAYER}.png"]
-    assert main([*words, "--layers", "x"]) == 1
+    assert run("attention_maps", [*words, "--layers", "x"]) == 1
     assert LAYER in capsys.readouterr().err
 
 
@@ -40,10 +40,10 @@ def test_images_of_the_projects_own_model(tmp_path, monkeypatch, capsys):
     drawn = Mock(return_value="drawn")
     monkeypatch.setattr(attention_pictures, "draw_layer", drawn)
     photos = write_photos(tmp_path, (64, 80))[2:]
-    assert main(photos) == 0
+    assert run("attention_maps", photos) == 0
     assert drawn.call_args.args[2].classes == ["background", "nucleus", "border"]
     assert capsys.readouterr().out.count("drawn") == 2
-    assert main([CONFIG, photos[0]]) == 1
+    assert run("attention_maps", [CONFIG, photos[0]]) == 1
     assert "checkpoint" in capsys.readouterr().err
 
 
@@ -52,7 +52,7 @@ def test_scene(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(attention_pictures, "draw_layer", Mock(return_value="drawn"))
     words = write_photos(tmp_path, (60, 72))
     option = "model.data_preprocessor.test_cfg.size_divisor=32"
-    assert main([*words, "--pixel", "59", "3", "--cfg-options", option]) == 0
+    assert run("attention_maps", [*words, "--pixel", "59", "3", "--cfg-options", option]) == 0
     _, _, scene, *_ = attention_pictures.draw_layer.call_args.args
     assert scene.image.shape == (64, 96, 3) and scene.pixel == (59, 3)
     assert (scene.image[:60, :72] == (200, 100, 50)).all()

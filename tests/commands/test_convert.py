@@ -7,7 +7,7 @@ import torch
 
 from mmseg_ext.backbones.deepvit import DeepViT
 from mmseg_ext.checkpoint import read_state_dict
-from mmseg_ext.commands.convert import main
+from mmseg_ext.commands import run
 from mmseg_ext.published import family_cfg
 
 
@@ -24,7 +24,7 @@ def source(tmp_path):
 @pytest.mark.parametrize(("suffix", "classifier"), [(".pth", False), (".safetensors", True)])
 def test_converts(source, tmp_path, suffix, classifier, capsys):
     target = tmp_path / "new" / f"converted{suffix}"
-    assert main(["deepvit", source, str(target), *["--classifier"] * classifier]) == 0
+    assert run("convert", ["deepvit", source, str(target), *["--classifier"] * classifier]) == 0
     written, read = read_state_dict(target), read_state_dict(source)
     assert written.keys() == {k for k in read if classifier or not k.startswith("head.")}
     assert all(torch.equal(value, read[key]) for key, value in written.items())
@@ -37,10 +37,10 @@ def test_converts(source, tmp_path, suffix, classifier, capsys):
 def test_an_existing_file_is_kept(source, tmp_path, capsys):
     target = tmp_path / "converted.pth"
     target.write_bytes(b"precious")
-    assert main(["deepvit", source, str(target)]) == 1
+    assert run("convert", ["deepvit", source, str(target)]) == 1
     assert "--overwrite" in capsys.readouterr().err
     assert target.read_bytes() == b"precious"
-    assert main(["deepvit", source, str(target), "--overwrite"]) == 0
+    assert run("convert", ["deepvit", source, str(target), "--overwrite"]) == 0
     assert "norm.weight" in read_state_dict(target)
 
 
@@ -53,7 +53,7 @@ def test_refusals_are_one_line(source, tmp_path, capsys):
         ),
         (["eamlp", source], "unmapped keys"),
     ):
-        assert main([*words, str(target)]) == 1
+        assert run("convert", [*words, str(target)]) == 1
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1
     assert not target.exists()

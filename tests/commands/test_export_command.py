@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from mmseg_ext.commands import run
 from mmseg_ext.commands.export import main
 from mmseg_ext.inference import export as module
 from tests.configs import CONFIGS
@@ -81,7 +82,7 @@ def test_a_config_of_windows_and_resized_images(exported, tmp_path, capsys):
     assert "takes one window of (48, 64)" in printed
     assert compared(printed) == ["random, 1x3x48x64"]
     words = [str(path), "none", "--out", str(tmp_path / "b.onnx")]
-    assert main([*words, "--images", str(tmp_path / "none")]) == 1
+    assert run("export", [*words, "--images", str(tmp_path / "none")]) == 1
     assert "no image" in capsys.readouterr().err and not (tmp_path / "b.onnx").exists()
     assert tuple(exported["metadata"]["scale"]) == (80, 60)
     assert exported["metadata"]["keep_ratio"] is False
@@ -95,7 +96,7 @@ def test_what_fails_does_not_stay(exported, folder, tmp_path, capsys):
     words = [CONFIG, "none", "--shape", "32", "--out", str(path), "--images", str(folder)]
     for factor in (1.00015, float("nan")):
         exported["factor"] = factor
-        assert main(words) == 1
+        assert run("export", words) == 1
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and f"{path}: not written" in error
         assert path.read_bytes() == b"before" and list(path.parent.iterdir()) == [path]

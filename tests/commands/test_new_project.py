@@ -5,7 +5,7 @@ import shlex
 
 import numpy as np
 
-from mmseg_ext.commands.new_project import main
+from mmseg_ext.commands import run
 from tests.datasets.trees import save
 
 
@@ -16,7 +16,7 @@ def test_it_prints_commands_that_parse(tmp_path, capsys):
             save(tmp_path / kind / f"{name}.png", pixels)
     flags = ["--images", str(tmp_path / "images"), "--masks", str(tmp_path / "masks")]
     words = [str(tmp_path / "my project"), *flags, "--ignore", "255"]
-    assert main(words) == 0
+    assert run("new_project", words) == 0
     told, _, following = capsys.readouterr().out.partition("Next:\n")
     assert "left out: 1 files" in told and "d.png" in told
     assert "values: 0 is class_0, 1 is class_1, 255 is ignored" in told
@@ -30,8 +30,8 @@ def test_it_prints_commands_that_parse(tmp_path, capsys):
         assert program == "mmseg-ext" and words[0] in str(paths)
     assert names == ["check_dataset", "train", "test", "report", "image_demo"]
     assert f"{words[0]}/work_dir/iter_600.pth" in shlex.split(following)
-    assert main(words) == 0
+    assert run("new_project", words) == 0
     assert "config.py: exists, unchanged" in capsys.readouterr().out
     for flag, value in (("--val", "0"), ("--val", "1"), ("--from", "nothing")):
-        assert main([*words, flag, value]) == 1
+        assert run("new_project", [*words, flag, value]) == 1
         assert f"{flag} {value}" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from mmengine.runner import save_checkpoint
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from mmseg_ext.commands import publish_model as publishing
+from mmseg_ext.commands import run
 from mmseg_ext.durable.checkpoint_files import read_state_dict
 
 
@@ -28,7 +28,7 @@ def test_published_weights(suffix, tmp_path, capsys):
     # A name whose end stripping the characters of '.pth' would eat.
     words = [str(tmp_path / "iter_1.pth"), str(tmp_path / f"depth{suffix}")]
     capsys.readouterr()  # what writing the checkpoint said
-    assert publishing.main(words) == 0
+    assert run("publish_model", words) == 0
     (path,) = tmp_path.glob("depth-*")
     assert capsys.readouterr().out == f"{path}\n"
     assert path.suffix == suffix
@@ -56,7 +56,7 @@ def test_float16_loads_strictly_into_float32(tmp_path, capsys):
     torch.save({"state_dict": model.state_dict()}, tmp_path / "iter_1.pth")
     path = tmp_path / "small.safetensors"
     words = [str(tmp_path / "iter_1.pth"), str(path), "--float16"]
-    assert publishing.main([*words, "--no-hash", "--about", "mIoU=60.0", "a=b=c"]) == 0
+    assert run("publish_model", [*words, "--no-hash", "--about", "mIoU=60.0", "a=b=c"]) == 0
     read = load_file(path)
     assert {value.dtype for value in read.values()} == {torch.float16}
     copy = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
@@ -67,7 +67,7 @@ def test_float16_loads_strictly_into_float32(tmp_path, capsys):
     assert told["mIoU"] == "60.0" and told["a"] == "b=c"
     capsys.readouterr()
     torch.save({"state_dict": {"w": torch.full((2,), 1e5)}}, tmp_path / "iter_1.pth")
-    assert publishing.main(words) == 1
+    assert run("publish_model", words) == 1
     line = capsys.readouterr().err
     assert "values beyond float16 in w" in line and line.count("\n") == 1
 
@@ -75,7 +75,7 @@ def test_float16_loads_strictly_into_float32(tmp_path, capsys):
 def test_publishing_into_a_missing_folder_is_one_line(tmp_path, capsys):
     source, path = tmp_path / "iter_1.pth", tmp_path / "none/a.pth"
     torch.save({"state_dict": {"w": torch.zeros(2)}}, source)
-    assert publishing.main([str(source), str(path)]) == 1
+    assert run("publish_model", [str(source), str(path)]) == 1
     assert (
         capsys.readouterr().err == f"mmseg_ext: {path}: the folder {path.parent} does not exist\n"
     )

@@ -7,7 +7,7 @@ import torch
 from mmseg.registry import MODELS
 from torch import nn
 
-from mmseg_ext.commands.model_cost import main
+from mmseg_ext.commands import run
 from mmseg_ext.cost.model_cost import count_multiply_adds, count_products
 from mmseg_ext.layers import ExternalAttention2d, LambdaLayer, ReAttention
 from tests.configs import CONFIGS
@@ -76,10 +76,13 @@ def test_counts_are_the_same_on_cpu_and_meta(config):
 
 
 def test_the_command_prints_one_row_for_each_config(capsys):
-    assert main([str(CONFIGS / "ea_r18_shapes.py"), str(CONFIGS / "fcn_r18_shapes.py")]) == 0
+    assert (
+        run("model_cost", [str(CONFIGS / "ea_r18_shapes.py"), str(CONFIGS / "fcn_r18_shapes.py")])
+        == 0
+    )
     *_, alignment, ea, fcn = capsys.readouterr().out.splitlines()
     assert alignment == "| :-- | --: | --: | --: | --: |"
     assert ea == "| `ea_r18_shapes` | 96x96 | 0.97 | 0.15 | 0.15 |"
     assert fcn.startswith("| `fcn_r18_shapes` | 96x96 | 1.00 |")
-    assert main(["configs/none.py"]) == 1
+    assert run("model_cost", ["configs/none.py"]) == 1
     assert "configs/none.py" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmseg_ext.commands.check_dataset import main
+from mmseg_ext import commands
 from mmseg_ext.datasets.dataset_report import Summary, check, print_summaries
 from mmseg_ext.datasets.images import progress
 from tests.datasets.trees import BASES, SIZE, Tree, make_tree, random_label, save
@@ -25,7 +25,7 @@ def table_rows(output: str) -> list[list[str]]:
 
 
 def run(tree: Tree, *flags: str, text: str = "") -> int:
-    return main([str(tree.write_config(text)), "--workers", "0", *flags])
+    return commands.run("check_dataset", [str(tree.write_config(text)), "--workers", "0", *flags])
 
 
 @pytest.mark.parametrize("layout", BASES)

@@ -18,7 +18,7 @@ from mmseg.registry import DATASETS
 from PIL import Image, ImageOps
 from pycocotools import mask as rle
 
-from mmseg_ext.commands.new_project import main
+from mmseg_ext import commands
 from mmseg_ext.datasets.annotation_readers import Labelme, Masks
 from mmseg_ext.datasets.dataset_report import Summary
 from mmseg_ext.datasets.new_project import (
@@ -112,7 +112,8 @@ def write_sources(folder: Path, count: int, kind: str = "index") -> list[str]:
 
 
 def run(folder: Path, *flags: str) -> int:
-    return main([str(folder / "project"), "--images", str(folder / "images"), *flags])
+    words = [str(folder / "project"), "--images", str(folder / "images"), *flags]
+    return commands.run("new_project", words)
 
 
 def label_maps(folder: Path) -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ from mmseg.evaluation import IoUMetric
 from mmseg.structures import SegDataSample
 from PIL import Image
 
-from mmseg_ext.commands.report import main
+from mmseg_ext.commands import run
 from mmseg_ext.commands.train import parser as train_parser
 from mmseg_ext.commands.train import runner_of
 from mmseg_ext.evaluation import CheckedIoUMetric
@@ -243,7 +243,7 @@ def change_results(work_dir: Path, folder: Path, **changes: object) -> Path:
 @pytest.mark.parametrize("changes", [{"palette": [["a", "b", "c"]] * 6}, {"images": None}])
 def test_results_of_another_program_are_refused_in_one_line(work_dir, foreign, changes, capsys):
     path = change_results(work_dir, foreign, **changes)
-    assert main([str(foreign.parent)]) == 1
+    assert run("report", [str(foreign.parent)]) == 1
     line = capsys.readouterr().err
     assert line.startswith(f"mmseg_ext: {path}: is not what a run writes") and line.count("\n") == 1
 
@@ -264,17 +264,17 @@ def test_losses_of_a_run_that_diverged_and_more_classes_than_a_table_shows(work_
 def test_a_report_runs_nothing_of_a_work_directory(foreign, tmp_path, capsys):
     mark = tmp_path / "ran"
     (foreign / "config.py").write_text(f"a = open({str(mark)!r}, 'w')\n")
-    assert main([str(foreign.parent)]) == 0
+    assert run("report", [str(foreign.parent)]) == 0
     assert "results.json" in capsys.readouterr().err
     assert "a = open(" in (tmp_path / "run/report.html").read_text()
     assert not mark.exists()
-    assert main([str(tmp_path)]) == 1
+    assert run("report", [str(tmp_path)]) == 1
     assert capsys.readouterr().err.endswith("vis_data/scalars.json nor results.json\n")
 
 
 def test_page_of_two_runs_loads_nothing(work_dir, tmp_path, capsys):
     path = tmp_path / "report.html"
-    assert main([str(work_dir), str(work_dir), "--out", str(path)]) == 0
+    assert run("report", [str(work_dir), str(work_dir), "--out", str(path)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == str(path)
     sources = re.findall('src="(.*?)"', path.read_text())
     assert len(sources) == 12 and all(s.startswith("data:image/jpeg") for s in sources)
