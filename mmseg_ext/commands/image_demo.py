@@ -9,7 +9,6 @@ import csv
 import io
 import json
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def find_images(path: Path, out: Path, recursive: bool = False) -> dict[Path, Path]:
-    """Return the images at `path`, each with a unique name for its results.
+    """Return the images at `path` by unique names for their results, relative to `out`'s folders.
 
     The results of an earlier run, in `out`, are left out.
 
@@ -68,122 +67,93 @@ def find_images(path: Path, out: Path, recursive: bool = False) -> dict[Path, Pa
 
     if not path.exists():
         raise ValueError(f"{path}: does not exist")
-    if path.is_file():
-        return {path: Path(path.stem + ".png")}
-    found = image_files(path, recursive)
-    found = [p for p in found if out.resolve() not in p.resolve().parents]
+    found = [p for p in image_files(path, recursive) if out.resolve() not in p.resolve().parents]
     if not found:
         suffixes = ", ".join(IMAGE_SUFFIXES)
         raise ValueError(f"{path}: contains no image ({suffixes}); --recursive searches deeper")
-    names = [p.relative_to(path) for p in found]
-    short = [name.with_suffix(".png") for name in names]
-    count = Counter(short)
-    return {
-        image: name.with_name(name.name + ".png") if count[png] > 1 else png
-        for image, name, png in zip(found, names, short, strict=True)
-    }
+    folder, results = path if path.is_dir() else path.parent, {}
+    for image in found:
+        name = image.relative_to(folder)
+        short = name.with_suffix(".png")
+        results[Path(f"{name}.png") if short in results else short] = image
+    return results
 
 
 @command(parser)
 def main(args: argparse.Namespace) -> int:
     from PIL import Image
 
+    from mmseg_ext.atomic_write import write_text
     from mmseg_ext.datasets.images import progress
-    from mmseg_ext.inference.models import DEFAULT, pretrained_weights
+    from mmseg_ext.inference.objects import coco_annotation, geojson
     from mmseg_ext.inference.predictor import Predictor
 
     if not 0 <= args.opacity <= 1:
         raise ValueError(f"--opacity={args.opacity}: choose a number from 0 to 1")
     results = find_images(args.input, args.out, args.recursive)
-    if not args.config:
-        _introduce(pretrained_weights(DEFAULT))
+    folder = args.input if args.input.is_dir() else args.input.parent
     model = named_model(args, usable_device(args.device))
+    for about, text in model.terms.items():
+        print(f"{about} (weights): {text}")
     predictor = Predictor(model, tile=args.tile, amp=args.amp)
-    for name in args.classes or ():
-        if name not in predictor.classes:
-            names = ", ".join(predictor.classes)
-            raise ValueError(f"--classes {name}: the model has no such class; use one of {names}")
+    if unknown := {*(args.classes or ())} - {*predictor.classes}:
+        names = ", ".join(predictor.classes)
+        raise ValueError(f"--classes {' '.join(unknown)}: the model has only {names}")
     if args.checkpoint == "none":
         print("warning: random weights: the labels are meaningless", file=sys.stderr)
-    failed, measurements = 0, _Measurements(args, predictor.classes)
+    failed, images, rows, annotations = 0, [], [], []  # of coco.json and classes.csv
+    numbers = {name: number for number, name in enumerate(predictor.classes, 1)}
     # Tiles have their own progress bar, and a terminal shows only one.
-    paths = results if args.tile else progress(results, "segmenting", len(results))
-    for path in paths:
+    todo = results.items() if args.tile else progress(results.items(), "segmenting", len(results))
+    for name, path in todo:
         try:
             _check_size(path, args.max_pixels)
             result = predictor(path)
-            if args.with_labels:
-                overlay = _with_labels(result, args.opacity)
-            else:
-                overlay = result.overlay(args.opacity)
+            draw = _with_labels if args.with_labels else type(result).overlay
+            overlay = draw(result, args.opacity)
         except Exception as error:  # of any kind: decoders, the pipeline and the model raise it
             text = " ".join(str(error).split())
             print(f"error: {text if str(path) in text else f'{path}: {text}'}", file=sys.stderr)
             failed += 1
             continue
-        _save(Image.fromarray(result.labels), args.out / "labels" / results[path])
-        _save(overlay, args.out / "overlays" / results[path])
+        _save(Image.fromarray(result.labels), args.out / "labels" / name)
+        _save(overlay, args.out / "overlays" / name)
         if args.json or args.coco or args.csv:
-            measurements.add(path, results[path], result)
-    measurements.write()
+            classes = args.classes or result.classes
+            objects = {c: result.objects(c, args.min_area) for c in classes}
+            every = [found for each in objects.values() for found in each]
+            if args.json:
+                file = args.out / "objects" / name.with_suffix(".geojson")
+                write_text(json.dumps(geojson(every)), file)
+            height, width = result.labels.shape
+            image = {"file_name": str(path.relative_to(folder)), "width": width, "height": height}
+            images.append({"id": len(images) + 1, **image})
+            rows.append({**image, **_shares(result, objects)})
+            for found in every if args.coco else ():
+                ids = {"id": len(annotations) + 1, "image_id": len(images)}
+                ids["category_id"] = numbers[found.name]
+                annotations.append(ids | coco_annotation(found, (height, width)))
+    if args.coco:
+        categories = [{"id": number, "name": name} for name, number in numbers.items()]
+        content = {"images": images, "annotations": annotations, "categories": categories}
+        write_text(json.dumps(content), args.out / "coco.json")
+    if args.csv and rows:
+        text = io.StringIO()
+        table = csv.DictWriter(text, rows[0], lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+        write_text(text.getvalue(), args.out / "classes.csv")
     print(f"{len(results) - failed} images segmented into {args.out}")
     return 1 if failed else 0
 
 
-class _Measurements:
-    """The files of --json, --coco and --csv."""
-
-    def __init__(self, args: argparse.Namespace, classes: tuple[str, ...]):
-        self.args = args
-        self.classes = classes
-        self.rows: list[dict] = []  # of the images
-        self.annotations: list[dict] = []
-
-    def add(self, path: Path, name: Path, result: "Segmentation") -> None:
-        """Measure the objects of an image, and write their GeoJSON file."""
-        from mmseg_ext.atomic_write import write_text
-        from mmseg_ext.inference.objects import coco_annotation, geojson
-
-        size = height, width = result.labels.shape
-        source = path.name if path == self.args.input else str(path.relative_to(self.args.input))
-        row = {"image": source, "width": width, "height": height}
-        self.rows.append(row)
-        every = []
-        for number, class_name in enumerate(self.classes, 1):
-            if class_name not in (self.args.classes or self.classes):
-                continue
-            objects = result.objects(class_name, self.args.min_area)
-            row[f"{class_name} share"] = f"{(result.labels == number - 1).mean():.6f}"
-            row[f"{class_name} objects"] = len(objects)
-            every += objects
-            for found in objects if self.args.coco else ():
-                ids = {"id": len(self.annotations) + 1, "image_id": len(self.rows)}
-                ids["category_id"] = number
-                self.annotations.append(ids | coco_annotation(found, size))
-        if self.args.json:
-            file = self.args.out / "objects" / name.with_suffix(".geojson")
-            write_text(json.dumps(geojson(every)), file)
-
-    def write(self) -> None:
-        """Write the files about all images."""
-        from mmseg_ext.atomic_write import write_text
-
-        if self.args.coco:
-            content = {
-                "images": [
-                    {"id": i, "file_name": r["image"], "width": r["width"], "height": r["height"]}
-                    for i, r in enumerate(self.rows, 1)
-                ],
-                "annotations": self.annotations,
-                "categories": [{"id": i, "name": name} for i, name in enumerate(self.classes, 1)],
-            }
-            write_text(json.dumps(content), self.args.out / "coco.json")
-        if self.args.csv and self.rows:
-            text = io.StringIO()
-            table = csv.DictWriter(text, self.rows[0], lineterminator="\n")
-            table.writeheader()
-            table.writerows(self.rows)
-            write_text(text.getvalue(), self.args.out / "classes.csv")
+def _shares(result: "Segmentation", objects: dict[str, list]) -> dict:
+    """Return the share of the pixels and the number of objects of each class."""
+    row = {}
+    for name, found in objects.items():
+        row[f"{name} share"] = f"{(result.labels == result.classes.index(name)).mean():.6f}"
+        row[f"{name} objects"] = len(found)
+    return row
 
 
 def _check_size(path: Path, most: int) -> None:
@@ -214,18 +184,6 @@ def _with_labels(result: "Segmentation", opacity: float) -> "Image.Image":
     sample = SegDataSample(pred_sem_seg=PixelData(data=labels))
     visualizer.add_datasample("", result.image, sample, draw_gt=False, with_labels=True)
     return Image.fromarray(visualizer.get_image())
-
-
-def _introduce(weights: Path) -> None:
-    """Print the description of the project's own weights, which is in their file."""
-    from mmseg_ext.durable.checkpoint_files import read_checkpoint
-
-    about = read_checkpoint(weights)["meta"]
-    classes = about["dataset_meta"]["classes"]
-    print(f"weights: {weights}")
-    print(f"trained on {about['trained_on']}: mIoU {about['mIoU']}")
-    print(f"classes: {', '.join(classes)}")
-    print(f"license: {about['license']}")
 
 
 def _save(picture: "Image.Image", path: Path) -> None:
