@@ -98,7 +98,7 @@ def build_test_runner(
 def _build(cfg: Config, *loops: str) -> Runner:
     """Build the Runner with these loops and their datasets."""
     set_gpu_defaults(cfg)
-    with explained(cfg, unused="test_" if "train_loop" in loops else "val_"):
+    with explained(cfg):
         runner = RUNNERS.build(cast(dict, cfg))
         for loop in loops:
             getattr(runner, loop)
