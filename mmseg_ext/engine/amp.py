@@ -51,12 +51,6 @@ class PortableAmpOptimWrapper(AmpOptimWrapper):
         else:
             self.loss_scaler = torch.cuda.amp.GradScaler(**settings)
 
-    def load_state_dict(self, state_dict: dict) -> None:
-        """Load the optimizer's and the scaler's state; a bfloat16 run saved an empty scaler."""
-        if not state_dict.get("loss_scaler", True):
-            state_dict = {k: v for k, v in state_dict.items() if k != "loss_scaler"}
-        super().load_state_dict(state_dict)
-
 
 def enable_amp(cfg: Config) -> None:
     """Switch the config's `OptimWrapper` to mixed precision; an AMP wrapper stays.
