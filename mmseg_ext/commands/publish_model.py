@@ -6,7 +6,6 @@ training checkpoints, and it shortens names (`depth.pth` becomes `de`).
 
 import argparse
 import json
-from pathlib import Path
 
 from mmseg_ext.commands import command, command_parser
 
@@ -42,9 +41,6 @@ def main(args: argparse.Namespace) -> None:
     pairs = [pair.partition("=") for pair in args.about]
     if not all(key and equals for key, equals, _ in pairs):
         raise ValueError(f"--about: needs KEY=TEXT, not {args.about}")
-    destination = Path(args.out_file)
-    if not destination.parent.is_dir():
-        raise FileNotFoundError(f"{destination}: the folder {destination.parent} does not exist")
     content = read_checkpoint(args.in_file)
     about = terms_of(content) | {key: text for key, _, text in pairs}
     weights = unwrap_state_dict(content, args.in_file)
@@ -59,4 +55,4 @@ def main(args: argparse.Namespace) -> None:
             raise ValueError(f"{args.in_file}: values beyond float16 in {', '.join(beyond[:4])}")
     meta = content.get("meta") if isinstance(content.get("meta"), dict) else {}
     dataset_meta = json.loads(json.dumps(meta.get("dataset_meta"), default=np.ndarray.tolist))
-    print(write_weights(weights, destination, dataset_meta, not args.no_hash, about))
+    print(write_weights(weights, args.out_file, dataset_meta, not args.no_hash, about))

@@ -70,13 +70,3 @@ def test_float16_loads_strictly_into_float32(tmp_path, capsys):
     assert run("publish_model", words) == 1
     line = capsys.readouterr().err
     assert "values beyond float16 in w" in line and line.count("\n") == 1
-
-
-def test_publishing_into_a_missing_folder_is_one_line(tmp_path, capsys):
-    source, path = tmp_path / "iter_1.pth", tmp_path / "none/a.pth"
-    torch.save({"state_dict": {"w": torch.zeros(2)}}, source)
-    assert run("publish_model", [str(source), str(path)]) == 1
-    assert (
-        capsys.readouterr().err == f"mmseg_ext: {path}: the folder {path.parent} does not exist\n"
-    )
-    assert list(tmp_path.iterdir()) == [source]
