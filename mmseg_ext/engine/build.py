@@ -19,7 +19,6 @@ from mmengine.config import Config
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from mmseg_ext.durable.checkpoint_files import published_name
 from mmseg_ext.durable.work_dir import candidates, checkpoint_folder, on_rank_zero
 from mmseg_ext.engine.amp import enable_amp
 from mmseg_ext.engine.build_errors import check_metrics, dataset_warnings, explained
@@ -75,19 +74,14 @@ def build_test_runner(
         LaunchError: if the run cannot start.
     """
     cfg = load_config(config, options, work_dir, launcher)
-    if "://" not in checkpoint and not Path(checkpoint).is_file():
-        hint = published_name(Path(checkpoint)) or "; check the path"
-        raise LaunchError(f"checkpoint: there is no file {checkpoint!r}{hint}")
     cfg.load_from, cfg.resume = checkpoint, False
     if show_dir or show_seconds is not None:
         _draw_predictions(cfg, show_dir, show_seconds)
     if tta:
         _enable_tta(cfg)
     if out is not None:
-        try:  # on every rank: the metric creates it on rank 0, maybe after another rank's file
-            Path(out).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise LaunchError(f"--out {out}: {error.strerror}; set another folder") from error
+        # On every rank: the metric creates it on rank 0, maybe after another rank's file.
+        Path(out).mkdir(parents=True, exist_ok=True)
         metrics = cfg.test_evaluator
         for metric in metrics if isinstance(metrics, list) else [metrics]:
             metric.update(output_dir=out, keep_results=True)

@@ -77,8 +77,7 @@ def _path_of(name: str) -> str:
     if Path(name).suffix or Path(name).is_file():
         return name
     if name not in (names := model_names()):
-        hints = difflib.get_close_matches(name, names) or ["mmseg_ext.list_models()"]
-        raise LaunchError(f"config: there is no model {name!r}; see {', '.join(hints)}")
+        raise LaunchError(f"config: there is no model {name!r}{nearest(name, names)}")
     return str(configs_folder() / f"{name}.py")
 
 

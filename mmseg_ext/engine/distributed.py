@@ -95,15 +95,11 @@ def init_distributed(cfg: Config) -> None:
     cfg.model_wrapper_cfg = wrapper
 
 
-def name_slurm_process() -> None:
-    """Set torch's variables for the rank and the world size from Slurm's."""
-    given = {name: os.environ[slurm] for name, slurm in _SLURM.items() if slurm in os.environ}
-    os.environ.update(given)
-
-
 def _set_slurm_rendezvous(port: int | None) -> None:
     """Set torch's variables in a Slurm job; the default address is the job's first host."""
-    name_slurm_process()
+    for name, slurm in _SLURM.items():
+        if slurm in os.environ:
+            os.environ[name] = os.environ[slurm]
     os.environ["MASTER_PORT"] = str(port or os.environ.get("MASTER_PORT", 29500))
     if "MASTER_ADDR" in os.environ or "SLURM_NODELIST" not in os.environ:
         return

@@ -1,7 +1,6 @@
 """Record a run's settings and software in its work directory, and summarize them in its log."""
 
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -79,8 +78,6 @@ def describe_run(cfg: Config, world_size: int, seed: int | None) -> dict:
         },
         "devices": gpus or [f"CPU, {torch.get_num_threads()} threads"],
         "host": platform.node(),
-        "slurm_job": os.environ.get("SLURM_JOB_ID"),
-        "restarts": os.environ.get("TORCHELASTIC_RESTART_COUNT"),
     }
 
 
