@@ -47,7 +47,8 @@ def build_train_runner(
         enable_amp(cfg)
     if auto_scale_lr:
         enable_learning_rate_scaling(cfg)
-    init_distributed(cfg)
+    if launcher not in ("none", "mpi"):  # mmengine's Runner creates the group of MPI
+        init_distributed(cfg)
     _decide_resuming(cfg, resume, options or {})
     return _build(cfg, "train_loop", "val_loop")
 
@@ -85,7 +86,8 @@ def build_test_runner(
         metrics = cfg.test_evaluator
         for metric in metrics if isinstance(metrics, list) else [metrics]:
             metric.update(output_dir=out, keep_results=True)
-    init_distributed(cfg)
+    if launcher not in ("none", "mpi"):
+        init_distributed(cfg)
     return _build(cfg, "test_loop")
 
 
