@@ -21,7 +21,6 @@ from mmengine.runner import Runner
 from torch import nn
 
 from mmseg_ext import errors
-from mmseg_ext.datasets.metainfo import inner_datasets
 from mmseg_ext.durable.safe_loading import unwrap_model
 from mmseg_ext.engine.config import KEYS, arguments, format_error, nearest, short
 from mmseg_ext.errors import LaunchError
@@ -69,8 +68,7 @@ def dataset_warnings(runner: Runner) -> list[str]:
         for count in sorted(counts - {0, number})
         if number
     ]
-    inner = (part for dataset in datasets for part in inner_datasets(dataset))
-    if {True, False} <= {getattr(part, "reduce_zero_label", None) for part in inner}:
+    if {True, False} <= {getattr(part, "reduce_zero_label", None) for part in datasets}:
         warnings.append(
             "reduce_zero_label is True in one dataset and False in another: their labels differ by "
             "one class; set one value for all"
