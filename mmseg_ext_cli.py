@@ -4,7 +4,6 @@ It is outside the package because importing `mmseg_ext` registers its models, wh
 and mmsegmentation. A command reads its flags first, so `--help` answers at once.
 """
 
-import sys
 from typing import NoReturn
 
 registers_later = False
@@ -32,4 +31,4 @@ def main() -> NoReturn:
     registers_later = True
     from mmseg_ext import commands
 
-    sys.exit(commands.main())
+    commands.main()

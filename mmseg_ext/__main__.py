@@ -1,8 +1,6 @@
 """`python -m mmseg_ext [COMMAND]` is `mmseg-ext [COMMAND]`."""
 
-import sys
-
 from mmseg_ext.commands import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

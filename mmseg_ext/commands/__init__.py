@@ -9,7 +9,6 @@ to import, and `--help` and a wrong flag are answered before.
 
 import argparse
 import contextlib
-import difflib
 import errno
 import functools
 import gc
@@ -58,25 +57,18 @@ COMMANDS = {
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of a disk, without a file
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """List the commands, or run one; return the exit status."""
-    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
-    if name in ("-h", "--help"):
-        print("usage: mmseg-ext COMMAND ...; mmseg-ext COMMAND --help lists its flags\n")
-        width = max(map(len, COMMANDS))
-        for command, text in COMMANDS.items():
-            print(f"{command:<{width}}  {text}")
-        return 0
-    if name == "--version":
-        print(__version__)
-        return 0
-    if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else "mmseg-ext lists the commands"
-        print(f"mmseg_ext: there is no command {name!r}; {hint}", file=sys.stderr)
-        return 2
-    sys.argv = [f"mmseg-ext {name}", *rest]
-    start(name)
+def main() -> NoReturn:
+    """List the commands, or start the named one."""
+    width = max(map(len, COMMANDS))
+    table = "\n".join(f"{name:<{width}}  {text}" for name, text in COMMANDS.items())
+    parser = command_parser("mmseg-ext COMMAND --help lists the flags of a command.", table)
+    parser.prog = "mmseg-ext"
+    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+    parser.add_argument("flags", nargs=argparse.REMAINDER, metavar="...")
+    args = parser.parse_args(sys.argv[1:] or ["--help"])
+    sys.argv = [f"mmseg-ext {args.command}", *args.flags]
+    start(args.command)
 
 
 def start(name: str) -> NoReturn:

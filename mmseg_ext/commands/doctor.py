@@ -9,13 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmseg_ext.commands import (
-    command,
-    command_parser,
-    device_flag,
-    prepare_stack,
-    usable_device,
-)
+from mmseg_ext.commands import command, command_parser, device_flag, usable_device
 
 if TYPE_CHECKING:
     import torch
@@ -37,10 +31,7 @@ def main(args: argparse.Namespace) -> int:
     from mmseg_ext.atomic_write import write_text
     from mmseg_ext.commands.env import describe
 
-    prepare_stack()
     device = usable_device(args.device)
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"--device {args.device}: not supported; use cuda, cuda:N or cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)  # torch's Timer waits for the current device
     environment = dict(describe())

@@ -135,11 +135,7 @@ def main(args: argparse.Namespace) -> int:
         content = {"images": images, "annotations": annotations, "categories": categories}
         write_text(json.dumps(content), args.out / "coco.json")
     if args.csv and rows:
-        text = io.StringIO()
-        table = csv.DictWriter(text, rows[0], lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
-        write_text(text.getvalue(), args.out / "classes.csv")
+        write_text(_csv(rows), args.out / "classes.csv")
     print(f"{len(results) - failed} images segmented into {args.out}")
     return 1 if failed else 0
 
@@ -151,6 +147,14 @@ def _shares(result: "Segmentation", objects: dict[str, list]) -> dict:
         row[f"{name} share"] = f"{(result.labels == result.classes.index(name)).mean():.6f}"
         row[f"{name} objects"] = len(found)
     return row
+
+
+def _csv(rows: list[dict]) -> str:
+    text = io.StringIO()
+    table = csv.DictWriter(text, rows[0], lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return text.getvalue()
 
 
 def _check_size(path: Path, most: int) -> None:
