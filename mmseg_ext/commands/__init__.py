@@ -19,7 +19,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mmseg_ext import (

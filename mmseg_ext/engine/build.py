@@ -19,6 +19,7 @@ from mmengine.config import Config
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
+from mmseg_ext.durable.checkpoint_files import published_name
 from mmseg_ext.durable.work_dir import candidates, checkpoint_folder, on_rank_zero
 from mmseg_ext.engine.amp import enable_amp
 from mmseg_ext.engine.build_errors import check_metrics, dataset_warnings, explained
@@ -75,6 +76,9 @@ def build_test_runner(
         LaunchError: if the run cannot start.
     """
     cfg = load_config(config, options, work_dir, launcher)
+    if "://" not in checkpoint and not Path(checkpoint).is_file():
+        hint = published_name(Path(checkpoint)) or "; check the path"
+        raise LaunchError(f"checkpoint: there is no file {checkpoint!r}{hint}")
     cfg.load_from, cfg.resume = checkpoint, False
     if show_dir or show_seconds is not None:
         _draw_predictions(cfg, show_dir, show_seconds)

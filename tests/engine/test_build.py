@@ -237,7 +237,7 @@ def test_benchmark_mode_is_on_only_in_training(tmp_path, monkeypatch):
         ("train {bare} --amp", "--amp"),
         ("train {config} --cfg-options model.pretrained=/no.pth", "model.pretrained=None"),
         ("train {config} --cfg-options load_from=http://127.0.0.1:9/a.pth", "name a local file"),
-        ("test {config} /nowhere.pth", "load_from='/nowhere.pth' cannot be loaded"),
+        ("test {config} /nowhere.pth", "there is no file '/nowhere.pth'"),
         ("test {bare} {weights} --tta", "--tta"),
         ("test {bare} {weights} --show-dir a", "--show-dir"),
         ("test {config} {weights} --out {broken}", "{broken}: File exists"),

@@ -8,8 +8,9 @@ from mmengine.config import Config
 from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 from mmengine.runner import Runner
+from mmseg.datasets import BaseSegDataset
 from mmseg.models.decode_heads import FCNHead
-from mmseg.registry import MODELS
+from mmseg.registry import DATASETS, MODELS
 
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper
 from mmseg_ext.engine.build import build_train_runner
@@ -42,6 +43,11 @@ WRONG: list[tuple] = [
     ("train_dataloader.persistent_workers", True, "train_dataloader.num_workers=0, {key}=True: "),
     ("train_dataloader.sampler.shufle", True),
     ("train_dataloader.dataset.img_sufix", ".png"),
+    (
+        "train_dataloader.dataset.type",
+        "OneFolderPerClass",
+        "train_dataloader.dataset: AssertionErr",
+    ),
     ("train_dataloader.dataset.data_root", "/no", "train_dataloader.dataset"),
     (
         "train_dataloader.dataset.metainfo",
@@ -89,6 +95,14 @@ WRONG: list[tuple] = [
 ]
 SUGGESTED = {"AdmW": "AdamW", "batch_sise": "batch_size", "chanels": "channels"}
 SUGGESTED |= {"SyncBNN": "SyncBN", "intervall": "interval", "DurableRuner": "DurableRunner"}
+
+
+@DATASETS.register_module()
+class OneFolderPerClass(BaseSegDataset):
+    """As mmpretrain's ImageNet with another number of folders."""
+
+    def load_data_list(self):
+        raise AssertionError("The number of subfolders (2) doesn't match that of classes (3)")
 
 
 def train(config: Path, options: dict | None = None, amp: bool = False) -> Runner:
