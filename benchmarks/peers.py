@@ -4,8 +4,7 @@
     PEERS/bin/python -m mmseg_ext train benchmarks/nuclei/unet.py --resume
     PEERS/bin/python -m benchmarks.nuclei_scores val benchmarks/nuclei/unet.py CHECKPOINT
 
-It trains on the nuclei with the data, crops, optimizer and iterations of ours; `fcn.py` next to it
-has mmsegmentation's FCN head.
+It trains on the nuclei with the data, crops, optimizer and iterations of ours.
 """
 
 import torch

@@ -8,7 +8,6 @@ model = dict(
         _delete_=True,
         type="UnetHead",
         num_classes=3,
-        align_corners=False,
         loss_decode=_base_.model.decode_head.loss_decode,
     ),
 )
