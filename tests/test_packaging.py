@@ -150,27 +150,6 @@ def test_the_wheels_description_stands_alone(wheel):
     assert "EAHead" in description and "mmseg_ext/" not in "".join(links)
 
 
-def test_with_a_home_links_lead_to_it(clone, tmp_path):
-    folder = tmp_path / "clone"
-    copy_tree(clone, folder)
-    text = (folder / "setup.py").read_text()
-    (folder / "setup.py").write_text(text.replace("HOME = None", 'HOME = "https://a.example/b"'))
-    (made,) = build("sdist", folder, tmp_path / "made").parent.iterdir()
-    with tarfile.open(made) as archive:
-        metadata = message_from_bytes(archive.extractfile(f"{NAME}/PKG-INFO").read())
-    urls = dict(line.split(", ") for line in metadata.get_all("Project-URL"))
-    assert urls["Issues"] == "https://a.example/b/issues"
-    description = metadata.get_payload(decode=True).decode()
-    own = re.findall(rf"https://a.example/b/(?:blob|raw)/v{VERSION}/([^#)\s]+)", description)
-    assert len(own) > 10 and all((ROOT / name).exists() for name in own)
-
-
-def test_no_file_has_an_address_that_the_project_does_not_own(clone):
-    invented = re.compile(rb"github\.com/mmseg[-_]ext|mmseg[-_]ext\.github\.io")
-    text = (clone / name for name in files_of(clone) if not name.startswith("tests/"))
-    assert not [str(path) for path in text if invented.search(path.read_bytes())]
-
-
 def test_a_wheel_in_an_empty_folder(wheel, run_installed, tmp_path):
     """Link the configs; segment a photo, and export and run a model."""
     text = (ROOT / "docs/own_head.md").read_text()

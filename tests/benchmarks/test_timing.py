@@ -1,6 +1,5 @@
 """Times and peak memory: with a clock and an allocator whose numbers are known."""
 
-import os
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from benchmarks.tables import (
     Settings,
     compare_times,
     inference_step,
-    machine,
     peak_memory,
     timed,
     training_step,
@@ -73,9 +71,3 @@ def test_a_table_lists_cases_modes_and_modules(monkeypatch):
     assert {len(row) for row in rows} == {len(headings)} and rows[0][3] == "1.00"
     # 3 x 2 multiply-adds forward, and again for the gradients of the input and of the weight.
     assert [row[-1] for row in rows] == ["150%", "0%", "450%", "0%"]
-
-
-def test_the_machine_is_the_gpu_or_the_cpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H100")
-    assert machine("cuda:0") == f"H100, torch {torch.__version__}"
-    assert machine().startswith(f"{os.cpu_count()}-core ")
