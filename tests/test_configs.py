@@ -1,6 +1,6 @@
 """Every config: its name and numbers, its pipelines on a small dataset, and one training step.
 
-Depths and crops are reduced, so a step takes about a second. Losses, samplers,
+Depths, widths and crops are reduced, so a step takes a fraction of a second. Losses, samplers,
 optimizer, schedules and pipelines are the config's. After an intended change of a value,
 `python -m tests.test_configs` stores the resolved configs again.
 """
@@ -20,7 +20,7 @@ from mmseg.models.backbones.resnet import BasicBlock, Bottleneck, ResNet
 from mmseg.registry import DATASETS, MODELS, PARAM_SCHEDULERS
 
 from mmseg_ext.datasets.dataset_report import SPLITS
-from tests.configs import EXPERIMENTS, load
+from tests.configs import CONFIGS, EXPERIMENTS, load
 from tests.datasets.trees import BASES, datasets, make_tree, set_data_root, write_nuclei
 
 NAME = re.compile(
@@ -28,6 +28,9 @@ NAME = re.compile(
     r"(?:_finetune)?(?:_(\d+k?))?"
 )
 RESOLVED = Path(__file__).parent / "data" / "resolved_configs.json.gz"
+
+# Those of mmdetection and mmpretrain, too.
+ALL = {p.stem: p for p in sorted(CONFIGS.rglob("*.py")) if "_base_" not in p.parts} | EXPERIMENTS
 
 every_config = pytest.mark.parametrize("path", EXPERIMENTS.values(), ids=EXPERIMENTS)
 
@@ -37,14 +40,15 @@ every_config = pytest.mark.parametrize("path", EXPERIMENTS.values(), ids=EXPERIM
 
 def resolved(path: Path) -> dict:
     """Return every value of a config as JSON types."""
-    return json.loads(json.dumps(load(path).to_dict(), default=str))
+    config = Config.fromfile(path, import_custom_modules=False)
+    return json.loads(json.dumps(config.to_dict(), default=str))
 
 
 def test_resolved_values_stay():
     """A change of a base must not change an experiment unnoticed."""
     stored = json.loads(gzip.decompress(RESOLVED.read_bytes()))
     for name, expected in stored.items():
-        now = resolved(EXPERIMENTS[name])
+        now = resolved(ALL[name])
         different = [k for k in expected.keys() | now.keys() if expected.get(k) != now.get(k)]
         assert not different, f"{name}: {different}"
 
@@ -166,7 +170,8 @@ def shallow(backbone: dict) -> dict:
     if kind == "LambdaResNet":
         return {**backbone, "depth": (1, 1, 1, 1), "receptive_field": 7}
     if kind not in ("RMT", "DeepViT", "EAMLP"):
-        return {**backbone, "depth": 10 if backbone["depth"] < 50 else 14}
+        widths = {"base_channels": 64, "stem_channels": 64}  # the defaults
+        return {**widths, **backbone, "depth": 10 if backbone["depth"] < 50 else 14}
     if isinstance(arch, str):
         arch = MODELS.get(kind).arch_settings[arch]
     if kind == "RMT":
@@ -178,16 +183,31 @@ def shallow(backbone: dict) -> dict:
     return {**backbone, "arch": arch, "out_indices": tuple(range(maps))}
 
 
+WIDTHS = re.compile(r"(\w+_)?channels|embed_dims")
+
+
+def narrow(node, name=""):
+    """Return a part of a model at a quarter of its widths."""
+    if isinstance(node, dict):
+        return {key: narrow(value, key) for key, value in node.items()}
+    if not WIDTHS.fullmatch(name):
+        return node
+    return node // 4 if isinstance(node, int) else [width // 4 for width in node]
+
+
 def reduced(config: Config) -> dict:
-    """Return the model of `with_small_crops` at a fraction of its depth, without weights."""
+    """Return the model of `with_small_crops` at a fraction of its size, without weights."""
     model = config.model.to_dict()
     if "stride" in model["test_cfg"]:  # of the sliding windows, which are crops
         model["test_cfg"]["stride"] = config.crop_size
     model["backbone"].pop("init_cfg", None)  # pretrained weights
     model["backbone"] = shallow(model["backbone"])
-    if model["decode_head"]["type"] == "UPerHead":  # most of a step
+    fixed = model["backbone"]["type"] == "LambdaResNet"  # its widths
+    if fixed or model["decode_head"]["type"] == "UPerHead":  # most of a step
         model["decode_head"]["channels"] = 32
-    return model
+    maps = (model.get("neck") or model["decode_head"])["in_channels"]
+    wide = max(maps) >= 512 if isinstance(maps, list) else maps >= 512
+    return narrow(model) if wide and not fixed else model
 
 
 @every_config
@@ -219,5 +239,5 @@ def test_one_training_step(path, data):
 
 
 if __name__ == "__main__":
-    stored = {name: resolved(path) for name, path in EXPERIMENTS.items()}
+    stored = {name: resolved(path) for name, path in ALL.items()}
     RESOLVED.write_bytes(gzip.compress(json.dumps(stored, sort_keys=True).encode(), mtime=0))

@@ -136,18 +136,13 @@ def test_a_wheel_contains_the_package_and_mims_files(sdist, wheel):
 
 
 def test_the_wheels_description_stands_alone(wheel):
-    """The project has no home yet: nothing in the wheel's metadata is an address of it."""
-    path = wheel / f"{NAME}.dist-info/METADATA"
-    metadata = message_from_bytes(path.read_bytes())
+    """Its links lead to other sites or into the description."""
+    metadata = message_from_bytes((wheel / f"{NAME}.dist-info/METADATA").read_bytes())
     extras, needed = metadata.get_all("Provides-Extra"), metadata.get_all("Requires-Dist")
     assert "export" in extras and any(line.startswith("onedl-mmcv") for line in needed)
-    assert metadata["Name"] == "mmseg-attention"
-    assert metadata.get_all("Project-URL") is None and metadata["Home-page"] is None
-    assert "Typing :: Typed" in metadata.get_all("Classifier") and metadata["Author"]
     description = metadata.get_payload(decode=True).decode()
     links = re.findall(r"(?:\]\(|src=\"|href=\")([^)\"\s]+)", description)
     assert links and all(link.startswith(("https://", "#")) for link in links)
-    assert "EAHead" in description and "mmseg_ext/" not in "".join(links)
 
 
 def test_a_wheel_in_an_empty_folder(wheel, run_installed, tmp_path):

@@ -78,20 +78,6 @@ def test_parameters_and_multiply_adds_are_the_papers(name):
     assert counted.modules / 1e9 == pytest.approx(paper_multiply_adds, rel=0.004)
 
 
-def test_the_schedules_are_the_published_ones():
-    for path in (CONFIGS / "detection").glob("*_rmt_*_coco_*.py"):
-        config = load(path)
-        optimizer = config.optim_wrapper.optimizer
-        assert optimizer.type == "AdamW" and optimizer.lr == 1e-4
-        assert optimizer.weight_decay == (1e-4 if "retinanet" in path.stem else 0.05)
-        epochs, steps = (36, [27, 33]) if path.stem.endswith("3x") else (12, [8, 11])
-        warm_up, decay = config.param_scheduler
-        assert config.train_cfg.max_epochs == epochs == decay.end
-        assert decay.milestones == steps and warm_up.end == 500
-        assert config.auto_scale_lr.base_batch_size == 16
-        assert config.train_dataloader.batch_size == 2
-
-
 SMALLER = {256: 32, 1024: 64, 80: len(FORMS), 512: 32, 2000: 100, 1000: 100}
 
 
