@@ -138,9 +138,8 @@ def plans_table() -> str:
     return markdown([*headings, "1 GPU, accumulated", "GiB, checkpoint"], rows)
 
 
-def training(name: str) -> str:
+def training(config: Config) -> str:
     """Return optimizer and rate, GPUs x images, and iterations of a config's training."""
-    config = Config.fromfile(CONFIGS / f"{name}.py")
     optimizer = config.optim_wrapper.optimizer
     images = config.train_dataloader.batch_size
     gpus = config.auto_scale_lr.base_batch_size // images
@@ -166,9 +165,9 @@ def zoo_table() -> str:
             title, crop, parameters, _, multiply_adds = cells(name, costs[name])
             miou, source = published(name)
             score = f"{miou} ({_SOURCES[source.split()[0]]})" if source else trained.get(name, "")
-            start = backbone_start(Config.fromfile(CONFIGS / f"{name}.py"))
-            numbers = [score, parameters, multiply_adds, gibibytes(name), start]
-            rows.append([title, *numbers, f"{crop}, {training(name)}"])
+            config = Config.fromfile(CONFIGS / f"{name}.py")
+            numbers = [score, parameters, multiply_adds, gibibytes(name), backbone_start(config)]
+            rows.append([title, *numbers, f"{crop}, {training(config)}"])
         tables.append(f"## {dataset}\n\n{markdown(headings, rows)}")
     return "\n".join(tables)
 

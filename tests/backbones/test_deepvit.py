@@ -31,6 +31,7 @@ class TestDeepViTConvolutional(TestDeepViT):
     config = {"type": "DeepViT", "arch": arch, "img_size": 64}
     deeper = {"arch": {**arch, "depth": 5}}
     traced = {"arch": {**arch, "re_attention_blocks": 4}, "out_indices": (0,)}
+    test_compiles_once_for_all_sizes = None  # the form above has the same blocks
 
 
 def test_pads_to_a_multiple_of_the_patch():

@@ -34,10 +34,7 @@ DETECTORS += sorted((CONFIGS / "detection").glob("retinanet*.py"))
 FIGURES = {
     "mask_rcnn_rmt_tiny_fpn_coco_1x": (32.93, 217.7, 33, 218),
     "mask_rcnn_rmt_small_fpn_coco_1x": (45.57, 262.0, 46, 262),
-    "mask_rcnn_rmt_base_fpn_coco_1x": (72.78, 372.5, 73, 373),
-    "mask_rcnn_rmt_large_fpn_coco_1x": (114.05, 555.8, 114, 557),
     "cascade_mask_rcnn_rmt_small_fpn_coco_3x": (83.40, 740.3, 83, 741),
-    "cascade_mask_rcnn_rmt_base_fpn_coco_3x": (110.62, 850.8, 111, 852),
 }
 
 
