@@ -126,7 +126,7 @@ def test_predictions(clone, monkeypatch, capsys):
 
 
 def test_own_dataset(clone):
-    """The page's commands, and its changes of the config that they write."""
+    """The page's commands, and its changes of the config."""
     write_images(clone)
     (clone / "images").rename(clone / "photos")
     (clone / "labels").rename(clone / "masks")
