@@ -7,7 +7,6 @@ from pathlib import Path
 from mmseg_ext.commands import command, command_parser
 
 _SHOWN = 10
-_SMALL = 8  # pixels; the network's finest feature map has a quarter of the resolution
 _STEM = "backbone.layer1.0.conv1.weight"  # (width, width, 3, 3)
 
 
@@ -46,29 +45,19 @@ def main(args: argparse.Namespace) -> None:
     from mmseg_ext.datasets.annotation_readers import Coco, Labelme, Masks
     from mmseg_ext.datasets.dataset_report import print_summaries
     from mmseg_ext.datasets.labels import join_names
-    from mmseg_ext.datasets.new_project import make_project
+    from mmseg_ext.datasets.new_project import LONG_SIDE, make_project, write_config
 
     if not 0 < args.val < 1:
         raise ValueError(f"--val {args.val}: must be between 0 and 1")
     if not 0 <= args.test < 1 - args.val:
         raise ValueError(f"--test {args.test}: must be at least 0 and below {1 - args.val}")
-    load_from, width, about, terms = _starting_weights(args.start)
+    load_from, width, about = _starting_weights(args.start)
     if args.masks:
         reader = Masks(args.masks)
     else:
         reader = Coco(args.coco) if args.coco else Labelme(args.labelme)
     made = make_project(
-        args.project,
-        args.images,
-        reader,
-        args.classes,
-        args.ignore,
-        args.val,
-        load_from,
-        width,
-        args.test,
-        args.tiles,
-        terms,
+        args.project, args.images, reader, args.classes, args.ignore, args.val, args.test
     )
     print("pairs: " + " with ".join(map(str, made.example)) + ", ...")
     for line in made.left_out[:_SHOWN]:
@@ -76,19 +65,21 @@ def main(args: argparse.Namespace) -> None:
     if made.left_out:
         print(f"left out: {len(made.left_out)} files, listed in {args.project / 'left_out.txt'}")
     print_summaries(made.summaries, made.labels)
-    names = [*made.classes, *["ignored"] * 256]
+    names = [*made.summaries[0].classes, *["ignored"] * 256]
     values = [f"{value} is {names[i]}" for value, i in made.labels.items()]
     print(f"values: {join_names(values)}")
-    small = [f"{name} ({size:.0f})" for name, size in made.widths.items() if size < _SMALL]
-    if small and not args.tiles:
-        print(f"note: objects smaller than {_SMALL} pixels after resizing: {', '.join(small)}")
-        print(f"  --tiles keeps the full resolution; delete {made.config} and run it again")
-    if made.wrote_config:
-        print(f"{made.config}: training starts from {about}")
+    long = max(max(size) for size in made.summaries[0].sizes)
+    if long > LONG_SIDE and not args.tiles:
+        print(f"note: images are reduced from {long} to {LONG_SIDE} pixels; if objects become")
+        print("  smaller than 8 pixels, delete config.py and run again with --tiles")
+    config = args.project / "config.py"
+    if config.exists():
+        print(f"{config}: exists, unchanged")
     else:
-        print(f"{made.config}: exists, unchanged")
-    config = shlex.quote(str(made.config))
-    settings = Config.fromfile(made.config)
+        write_config(args.project, made, load_from, width, args.tiles)
+        print(f"{config}: training starts from {about}")
+    settings = Config.fromfile(config)
+    config = shlex.quote(str(config))
     work_dir = shlex.quote(str(args.project / "work_dir"))
     checkpoint = f"{work_dir}/iter_{settings.train_cfg.get('max_iters')}.pth"
     print("Next:")
@@ -101,17 +92,16 @@ def main(args: argparse.Namespace) -> None:
     print(f"  mmseg-ext image_demo {pictures} {config} {checkpoint} {out}")
 
 
-def _starting_weights(start: str) -> tuple[str | None, int, str, str]:
-    """Return `load_from`, the base width of its ResNet-18, a description, and the license.
+def _starting_weights(start: str) -> tuple[str | None, int, str]:
+    """Return `load_from`, the base width of its ResNet-18, and a description with the license.
 
     Raises:
         ValueError: if `start` is unknown, or a file has another model.
     """
     if start == "scratch":
-        return None, 32, "random weights; try --from imagenet too", ""
+        return None, 32, "random weights; try --from imagenet too"
     if start == "imagenet":
-        about = "mmsegmentation's ResNet-18 (Apache-2.0), trained on ImageNet's photos"
-        return start, 64, about, ""
+        return start, 64, "mmsegmentation's ResNet-18 (Apache-2.0), trained on ImageNet's photos"
     from mmseg_ext.durable.checkpoint_files import read_checkpoint, terms_of, unwrap_state_dict
     from mmseg_ext.inference.models import list_models, pretrained_weights
 
@@ -127,5 +117,4 @@ def _starting_weights(start: str) -> tuple[str | None, int, str, str]:
             "load_from in a config with the model of the file"
         )
     terms = terms_of(content).get("license", "not in the file; ask its author")
-    about = f"{file}; license of the weights: {terms}"
-    return str(file.resolve()), len(weights[_STEM]), about, terms
+    return str(file.resolve()), len(weights[_STEM]), f"{file}; license of the weights: {terms}"

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from mmseg_ext.datasets.images import IMAGE_SUFFIXES
-from mmseg_ext.datasets.pairing import Key, key_of
+from mmseg_ext.datasets.pairing import MASK_SUFFIXES, SPLITS, Key, key_of
 from mmseg_ext.errors import LabelError
 
 BACKGROUND = "background"
@@ -35,7 +35,8 @@ class Annotation(NamedTuple):
 def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[Path, Key]:
     """Return the files below `folder` with these suffixes, and their keys.
 
-    `folder` may end in a pattern of names, as in `masks/*_label.png`.
+    `folder` may end in a pattern of names, as in `masks/*_label.png`; then the part that fits * is
+    the name.
 
     Raises:
         ValueError: if there is no such folder.
@@ -44,9 +45,13 @@ def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[
     folder = folder.parent if "*" in folder.name else folder
     if not folder.is_dir():
         raise ValueError(f"{folder}: there is no such folder")
-    found = [p for p in sorted(folder.rglob(pattern)) if not p.name.startswith(".")]
-    found = [path for path in found if path.suffix.lower() in suffixes and path.is_file()]
-    return {path: key_of(path.relative_to(folder)) for path in found}
+    start, _, end = pattern.partition("*")
+    keys = {}
+    for path in sorted(folder.rglob(pattern)):
+        if path.suffix.lower() in suffixes and path.is_file() and not path.name.startswith("."):
+            name = path.name.removeprefix(start).removesuffix(end) or path.name
+            keys[path] = key_of(path.with_name(name).relative_to(folder))
+    return keys
 
 
 @contextlib.contextmanager
@@ -76,8 +81,7 @@ class Masks:
     """
 
     colored = False
-    upright = False  # whether annotations belong to photos rotated by their EXIF orientation
-    suffixes: Sequence[str] = (*IMAGE_SUFFIXES, ".gif")  # of the annotations
+    suffixes: Sequence[str] = MASK_SUFFIXES
 
     def __init__(self, folder: Path):
         files = keyed_files(folder, self.suffixes)
@@ -142,15 +146,15 @@ def _codes_of(path: Path) -> np.ndarray:
     with Image.open(path) as image:
         if image.format == "JPEG":
             raise ValueError("JPEG changes the values of a mask; annotate or export it as PNG")
-        if image.mode in ("1", "L", "LA", "F") or image.mode.startswith("I"):
-            gray = np.asarray(image.convert("L") if image.mode in ("1", "LA") else image)
-            if gray.dtype.kind == "f" or gray.min() < 0 or gray.max() > 0xFFFF:
-                raise ValueError(f"{gray.dtype} values from {gray.min()} to {gray.max()}")
-            return gray.astype(np.int64) << 24 | gray.clip(0, 255).astype(np.int64) * 0x10101
-        red, green, blue = np.moveaxis(np.asarray(image.convert("RGB")).astype(np.int64), 2, 0)
-        indexed = image.mode == "P"
-        kind, index = (_PALETTE, np.asarray(image)) if indexed else (_COLOR, red)
-        return kind << 40 | index.astype(np.int64) << 24 | red << 16 | green << 8 | blue
+        pixels = np.asarray(image)
+        if image.mode != "P" and pixels.ndim == 2:
+            if pixels.dtype.kind == "f" or pixels.min() < 0 or pixels.max() > 0xFFFF:
+                raise ValueError(f"{pixels.dtype} values from {pixels.min()} to {pixels.max()}")
+            gray = pixels.astype(np.int64)
+            return gray << 24 | gray.clip(0, 255) * 0x10101
+        red, green, blue = np.moveaxis(np.asarray(image.convert("RGB"), np.int64), 2, 0)
+        kind, index = (_PALETTE, pixels.astype(np.int64)) if image.mode == "P" else (_COLOR, red)
+        return kind << 40 | index << 24 | red << 16 | green << 8 | blue
 
 
 class Polygons(Masks):
@@ -229,7 +233,7 @@ class Coco(Polygons):
         names: dict[str, None] = {BACKGROUND: None}
         for path in paths:
             # instances_val.json: its images are of the split val
-            split, _ = key_of(Path(*re.split(r"[._-]", path.stem), "image"))
+            split = next((s for s in SPLITS if s in re.findall("[a-z]+", path.stem)), None)
             try:
                 content = json.loads(path.read_text(encoding="utf-8"))
                 categories = {c["id"]: str(c["name"]) for c in content["categories"]}
@@ -257,7 +261,6 @@ class Coco(Polygons):
 class Labelme(Polygons):
     """labelme's JSON files with polygons and rectangles; the labels are in alphabetical order."""
 
-    upright = True
     suffixes = (".json",)
 
     def prepare(self, annotations: Iterable[Annotation]) -> list[set[str]]:

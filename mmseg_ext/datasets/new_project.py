@@ -1,21 +1,19 @@
 """A folder for training on your own images: `data/`, `config.py` and `default_runtime.py`.
 
-`make_project` pairs images with annotations, writes label maps, and writes a config that fits the
-data. It never changes the sources. A second run writes all pairs again and keeps their splits.
+`make_project` pairs images with annotations and writes label maps; `write_config` writes a config
+that fits them. Sources never change. A second run writes all pairs again and keeps their splits.
 """
 
 import hashlib
 import json
-import re
 import shutil
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
-import cv2
 import numpy as np
 from PIL import Image, ImageOps
 
@@ -36,11 +34,7 @@ _COLORS = ((80, 80, 80), (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228
 _COLORS += ((0, 114, 178), (213, 94, 0), (204, 121, 167))
 _IMAGENET = 'dict(type="Pretrained", checkpoint="open-mmlab://resnet18_v1c")'
 
-_RESIZED = dict(
-    resize="scale=scale",
-    cut="",
-    test_cfg='mode="whole"',
-)
+_RESIZED = dict(resize="scale=scale", cut="", test_cfg='mode="whole"')
 _TILES = dict(
     resize="scale_factor=1.0",
     cut='    dict(type="RandomCrop", crop_size=scale, cat_max_ratio=0.75),\n',
@@ -53,40 +47,30 @@ test_dataloader = dict(val_dataloader, dataset=dict(val_dataloader["dataset"], d
 
 
 class Project(NamedTuple):
-    """The result of `make_project`.
+    """The data of a project.
 
-    `labels` maps the text of each annotated value to its class, or to 255. `left_out` has a line
-    for each file that is not in a pair. `example` is a pair of sources. `widths` has the typical
-    width of the objects of each class, in pixels, after large images are reduced. `wrote_config` is
-    False if the config existed.
+    `labels` maps the text of each annotated value to its class, or to 255. `colors` are the RGB
+    colors of classes that have one. `summaries` begin with the training set. `left_out` has a line
+    for each file that is not in a pair. `example` is a pair of sources.
     """
 
-    config: Path
-    classes: list[str]
     labels: dict[str, int]
+    colors: dict[int, list[int]]
     summaries: list[Summary]
     left_out: list[str]
     example: tuple[Path, Path]
-    widths: dict[str, float]
-    wrote_config: bool
 
 
 @dataclass
 class _Pair:
     image: Path
     annotation: Annotation
-    name: str
+    name: str  # of its files in the project
     split: str | None  # None until it is chosen
-    data: Path  # of the project
     labels: set[str] = field(default_factory=set)
 
-    @property
-    def image_file(self) -> Path:
-        return self.data / f"images/{self.split}/{self.name}{self.image.suffix}"
-
-    @property
-    def label_file(self) -> Path:
-        return self.data / f"annotations/{self.split}/{self.name}.png"
+    def label_file(self, data: Path, split: str | None) -> Path:
+        return data / f"annotations/{split}/{self.name}.png"
 
 
 def make_project(
@@ -96,71 +80,47 @@ def make_project(
     classes: Sequence[str] | None = None,
     ignored: Sequence[str] = (),
     val_share: float = 0.2,
-    load_from: str | None = None,
-    width: int = 32,
     test_share: float = 0,
-    tiles: bool = False,
-    terms: str = "",
 ) -> Project:
-    """Write the data and the config of a project to `folder`.
+    """Write the images and the label maps of a project to `folder`/data.
 
     `images` is searched with its subfolders; if these are `train`, `val` and `test`, they are the
-    splits. `ignored` has values, colors (#rrggbb) or names. `load_from` is the file of the weights
-    that training starts from, or 'imagenet' for mmsegmentation's ResNet-18. `width` is the base
-    width. With `tiles` the network sees parts of the images in full resolution. `terms` is the
-    license of the weights, for a comment in the config.
+    splits. `ignored` has values, colors (#rrggbb) or names.
 
     Raises:
         ValueError: if no pair is found, or the values do not fit the classes.
     """
     data, state_file = folder / "data", folder / "data/classes.json"
     pairs, left_out = find_pairs(images, reader, data)
-    shares = {"test": test_share, "val": val_share}
-    pairs, shares = _keep_splits(pairs, shares, left_out)
     sources = progress([pair.annotation for pair in pairs], "reading", len(pairs))
     for pair, found in zip(pairs, reader.prepare(sources), strict=True):
         pair.labels = found
-    _choose_splits(pairs, shares)
+    _choose_splits(pairs, {"test": test_share, "val": val_share}, data)
     names, labels = assign_classes(reader.labels, classes, ignored)
-    if state_file.is_file():
-        before = json.loads(state_file.read_text())
-        if (names, labels) != (before["classes"], before["labels"]):
-            raise ValueError(
-                f"{state_file}: has the classes {before['classes']} of the values "
-                f"{before['labels']}, not {names} of {labels}; run the same command as before, or "
-                "start a new project"
-            )
-    splits = [split for split in SPLITS if split != "test" or any(p.split == "test" for p in pairs)]
+    state = dict(classes=names, labels=labels)
+    if state_file.is_file() and (before := json.loads(state_file.read_text())) != state:
+        raise ValueError(
+            f"{state_file}: has {before}, not {state}; run the same command as before, or start a "
+            "new project"
+        )
+    splits = ["train", "val", *(["test"] if any(pair.split == "test" for pair in pairs) else [])]
     summaries = {split: Summary(split, tuple(names)) for split in splits}
-    areas = defaultdict(list)
     for pair in progress(pairs, "writing", len(pairs)):
         try:
-            label = _write_pair(pair, reader, labels)
+            label = _write_pair(pair, reader, labels, data)
         except (LabelError, UnreadableFileError) as error:
             left_out.append(str(error))
             continue
         counts = np.bincount(label.ravel(), minlength=len(names))
-        checked = PairCheck(size=label.shape[::-1], counts=counts)
-        summaries[pair.split].add(str(pair.image), checked)
-        reduced = max(label.shape) > LONG_SIDE
-        for i in np.flatnonzero(counts[1 : len(names)]) + 1 if reduced else ():
-            areas[names[i]] += _areas(label == i)
+        found = PairCheck(size=label.shape[::-1], counts=counts)
+        summaries[pair.split].add(str(pair.image), found)
     if empty := [split for split in splits if not summaries[split].pairs]:
         raise ValueError(f"{empty[0]}: no pair is usable; {(left_out or [images])[-1]}")
-    write_text(json.dumps(dict(classes=names, labels=labels), indent=1), state_file)
-    if left_out:
-        write_text("".join(f"{line}\n" for line in left_out), folder / "left_out.txt")
-    config = folder / "config.py"
-    if wrote_config := not config.exists():
-        runtime = configs_folder() / "_base_/default_runtime.py"
-        write_text(runtime.read_text(encoding="utf-8"), folder / runtime.name)
-        colors = {labels[text]: rgb for text, rgb in reader.colors.items()}
-        text = config_text([*summaries.values()], load_from, width, colors, tiles, terms)
-        write_text(text, config)
+    write_text(json.dumps(state, indent=1), state_file)
+    write_text("".join(f"{line}\n" for line in left_out), folder / "left_out.txt")
+    colors = {labels[text]: rgb for text, rgb in reader.colors.items()}
     example = pairs[0].image, pairs[0].annotation.path
-    widths = {name: _typical_width(found) for name, found in areas.items()}
-    found = list(summaries.values())
-    return Project(config, names, labels, found, left_out, example, widths, wrote_config)
+    return Project(labels, colors, list(summaries.values()), left_out, example)
 
 
 def assign_classes(
@@ -174,85 +134,67 @@ def assign_classes(
     Raises:
         ValueError: if the labels do not fit the names, or there are not 2 to 255 classes.
     """
-    texts = join_names([*labels.values()])
-    if len(labels) == 1:
-        raise ValueError(f"all masks have the value {texts}; at least two values are needed")
-    there_are = f"there are {len(labels)} values: {texts}"
+    there_are = f"there are {len(labels)} values: {join_names([*labels.values()])}"
     if unknown := set(ignored) - set(labels.values()):
         raise ValueError(f"--ignore {min(unknown)}: no annotation has this value; {there_are}")
     left = {value: label for value, label in labels.items() if label not in ignored}
-    named = BACKGROUND in labels.values()  # COCO and labelme
-    if not named and IGNORED in left and len(left) > 2 and len(names or ()) != len(left):
-        others = sorted(left.keys() - {IGNORED})
-        if others[-1] < (len(names) if names else len(others)):
-            del left[IGNORED]
-    order = {label: i for i, label in enumerate(left.values())}
-    if named and names and set(names) & set(left.values()):
-        names = list(names) if BACKGROUND in {*names, *ignored} else [BACKGROUND, *names]
+    if BACKGROUND in labels.values():  # COCO and labelme
+        names = list(names or left.values())
+        names = names if BACKGROUND in {*names, *ignored} else [BACKGROUND, *names]
         if missing := set(left.values()) - set(names):
             raise ValueError(f"--classes lacks {min(missing)!r}; name it, or add it to --ignore")
         order = {label: names.index(label) for label in left.values()}
-    elif names and not named and max(left, default=0) < len(names):
-        order = {label: value for value, label in left.items()}
-    elif names and len(names) != len(left):
-        raise ValueError(
-            f"--classes names {len(names)} classes, but {there_are}; give one name per value, or "
-            "--ignore values"
-        )
-    names = list(names or (left.values() if named else [f"class_{i}" for i in range(len(left))]))
+    else:
+        if IGNORED in left and len(left) > 2 and len(names or ()) != len(left):
+            others = left.keys() - {IGNORED}
+            if max(others) < len(names or others):
+                del left[IGNORED]
+        order = {label: i for i, label in enumerate(left.values())}
+        if names and max(left, default=0) < len(names):
+            order = {label: value for value, label in left.items()}
+        elif names and len(names) != len(left):
+            raise ValueError(
+                f"--classes names {len(names)} classes, but {there_are}; give one name per value, "
+                "or --ignore values"
+            )
+        names = list(names or (f"class_{i}" for i in range(len(left))))
     if not 2 <= len(names) <= IGNORED:
-        few = len(names) < 2
-        hint = "two are needed" if few else "use masks without smooth edges"
-        raise ValueError(f"{len(names)} classes of at most {IGNORED}, {there_are}; {hint}")
-    if wrong := [n for n in names if "{{" in n or re.search("[\ud800-\udfff]", n)]:
         raise ValueError(
-            f"class {wrong[0]!r}: a config cannot have '{{{{' or surrogates; rename it"
+            f"{len(names)} classes, but a project has 2 to {IGNORED}; {there_are}; masks with "
+            "smooth edges have too many"
         )
     return names, {label: order.get(label, IGNORED) for label in labels.values()}
 
 
 def find_pairs(images: Path, reader: Masks, data: Path) -> tuple[list[_Pair], list[str]]:
-    """Return the pairs, and a line for each file that is in none."""
+    """Return the pairs, and a line for each file that is in none.
+
+    Raises:
+        ValueError: if there is no pair.
+    """
     found, annotations = _separate(images, reader, data)
-    fits, by_folder = match(list(found.values()), [key for key, _ in annotations])
-    if by_folder and any(annotation.name for _, annotation in annotations):
-        fits = [[] for _ in found]  # COCO has the names
-    keys = zip(found.values(), fits, strict=True)
-    users = Counter(number for number, _ in {(i, key) for key, fit in keys for i in fit})
-    pairs: dict[Key, _Pair] = {}
-    left_out, used = [], set()
+    exact = any(annotation.name for _, annotation in annotations)  # COCO has the names
+    fits = match(list(found.values()), [key for key, _ in annotations], exact)
+    pairs, left_out, used = [], [], set()
     for (path, (split, name)), fit in zip(found.items(), fits, strict=True):
         used.update(fit)
-        files = [annotations[i][1].path for i in fit]
-        own_folder = by_folder and {file.parent for file in files} - {path.parent}
-        key = split or "train", name
         if not fit:
-            left_out.append(f"{path}: no annotation")
-        elif len(fit) > 1 and not own_folder:
-            both = f"{files[0].name} and {files[1].name}"
-            left_out.append(
-                f"{path}: {both} fit; choose with a pattern, --masks 'DIR/*_ENDING.png'"
-            )
-        elif users[fit[0]] > 1:
-            left_out.append(f"{path}: {files[0]} also fits another image")
-        elif key in pairs:
-            left_out.append(f"{path}: {pairs[key].image} has the same name")
-        else:
-            (inner, _), annotation = annotations[fit[0]]
-            annotation = annotation._replace(objects=tuple(files[1:]))
-            pairs[key] = _Pair(path, annotation, name, split or inner, data)
+            left_out.append(f"{path}: no annotation, or several, or several images have this name")
+            continue
+        (inner, _), annotation = annotations[fit[0]]
+        more = tuple(annotations[i][1].path for i in fit[1:])
+        pairs.append(_Pair(path, annotation._replace(objects=more), name, split or inner))
     if not pairs:
         first = next((a for _, a in annotations), Annotation(Path("none")))
         raise ValueError(
-            f"{(left_out or [f'{images}: no image'])[0]}, and no other pair; compare "
-            f"{next(iter(found), 'none')} with {first.name or first.path}; folders, usual words "
-            "(_image, _mask), and beginnings and endings of all names were ignored; rename the "
-            "files, or choose them with patterns such as --masks 'DIR/*_label.png'"
+            f"{images}: no image fits an annotation; compare {next(iter(found), 'none')} with "
+            f"{first.name or first.path}; rename the files, or give patterns whose * are the parts "
+            "to compare, such as --images 'DIR/*_photo.jpg' --masks 'DIR/*_label.png'"
         )
     left_out += [
         f"{a.path}: no image {a.name}" for i, (_, a) in enumerate(annotations) if i not in used
     ]
-    return list(pairs.values()), left_out
+    return pairs, left_out
 
 
 def _separate(
@@ -271,28 +213,18 @@ def _separate(
     return found, [(key, a) for key, a in reader.files if a.path not in found]
 
 
-def _keep_splits(
-    pairs: list[_Pair], shares: dict[str, float], left_out: list[str]
-) -> tuple[list[_Pair], dict[str, float]]:
-    """Keep the splits that folders or an earlier run gave; return the shares to choose, too."""
+def _choose_splits(pairs: Sequence[_Pair], shares: Mapping[str, float], data: Path) -> None:
+    """Assign the pairs without a split; each split without a folder gets its share of them.
+
+    Pairs of an earlier run keep their split. The order is the hash of the names. Each class gets
+    into all splits if enough images have it.
+    """
     given = {pair.split for pair in pairs}
     shares = {s: share for s, share in shares.items() if share and s not in given}
-    if not shares and {None, "train"} <= given:
-        left_out += [f"{p.image}: is in none of the splits' folders" for p in pairs if not p.split]
-        pairs = [pair for pair in pairs if pair.split]
-    for pair in pairs:
-        if pair.split is None or (shares and pair.split == "train"):
-            files = {s: pair.data / f"annotations/{s}/{pair.name}.png" for s in SPLITS}
-            pair.split = next((s for s, file in files.items() if file.is_file()), None)
-    return pairs, shares
-
-
-def _choose_splits(pairs: Sequence[_Pair], shares: Mapping[str, float]) -> None:
-    """Assign the pairs without a split; each split gets its share of all pairs.
-
-    The order is the hash of the names. Each class gets into all splits if enough images have it.
-    """
-    pool = [pair for pair in pairs if pair.split in (None, "train", *shares)]
+    pool = [pair for pair in pairs if not pair.split or (shares and pair.split == "train")]
+    for pair in pool:
+        splits = (split for split in SPLITS if pair.label_file(data, split).is_file())
+        pair.split = next(splits, None)
     for split, share in shares.items():
         free = [pair for pair in pool if pair.split is None]
         have = sum(pair.split == split for pair in pool)
@@ -315,50 +247,37 @@ def _choose_splits(pairs: Sequence[_Pair], shares: Mapping[str, float]) -> None:
         pair.split = pair.split or "train"
 
 
-def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int]) -> np.ndarray:
+def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int], data: Path) -> np.ndarray:
     """Write the image and the label map of a pair; return the label map (H, W).
 
     Raises LabelError or UnreadableFileError if a file cannot be read or the sizes differ.
     """
-    path = str(pair.image)
+    path, target = str(pair.image), data / f"images/{pair.split}/{pair.name}{pair.image.suffix}"
     content = read_bytes(path)
     stored = decode(content, path, "color_ignore_orientation", "cv2").shape[:2]  # (H, W)
     tag = orientation(content)
     upright = stored[::-1] if tag >= 5 else stored
-    values = reader.read(pair.annotation, [stored, upright])
+    values = reader.read(pair.annotation, [upright, stored])
     table = np.zeros(max(reader.labels) + 1, np.uint8)
     table[list(reader.labels)] = [labels[label] for label in reader.labels.values()]
     label = table[values]  # (H, W)
     if tag == 1:
-        pair.image_file.parent.mkdir(parents=True, exist_ok=True)
-        pair.image_file.unlink(missing_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
         try:
-            pair.image_file.symlink_to(pair.image.resolve())
+            target.symlink_to(pair.image.resolve())
         except OSError:  # a file system without links
-            shutil.copyfile(pair.image, pair.image_file)
+            shutil.copyfile(pair.image, target)
     else:  # written upright, because `image_demo` shows photos to the trained model upright
-        annotated_upright = reader.upright if stored == upright else label.shape == upright
-        if not annotated_upright:
+        with Image.open(pair.image) as image, atomic_write(target) as part:
+            ImageOps.exif_transpose(image).save(part, image.format, quality=95)
+        if label.shape != upright:
             turned = Image.fromarray(label)
             turned.getexif()[EXIF_ORIENTATION] = tag
             label = np.asarray(ImageOps.exif_transpose(turned))
-        with Image.open(pair.image) as image, atomic_write(pair.image_file) as part:
-            ImageOps.exif_transpose(image).save(part, image.format, quality=95)
-    with atomic_write(pair.label_file) as part:
+    with atomic_write(pair.label_file(data, pair.split)) as part:
         Image.fromarray(label).save(part, "PNG")
     return label
-
-
-def _areas(mask: np.ndarray) -> list[float]:
-    """Return the pixels of each object after reducing the long side."""
-    *_, stats, _ = cv2.connectedComponentsWithStats(mask.astype(np.uint8))
-    return (stats[1:, cv2.CC_STAT_AREA] * (LONG_SIDE / max(mask.shape)) ** 2).tolist()
-
-
-def _typical_width(areas: Sequence[float]) -> float:
-    """Return the width of the object of the median pixel, so specks at borders do not count."""
-    ordered = np.sort(areas)
-    return float(ordered[np.searchsorted(ordered.cumsum(), ordered.sum() / 2)] ** 0.5)
 
 
 def distinct_colors(count: int) -> list[list[int]]:
@@ -369,18 +288,16 @@ def distinct_colors(count: int) -> list[list[int]]:
     return [[round(part * shade) for part in _COLORS[number]] for number, shade in pairs]
 
 
-def config_text(
-    summaries: Sequence[Summary],
-    load_from: str | None,
-    width: int,
-    colors: Mapping[int, list[int]],
-    tiles: bool = False,
-    terms: str = "",
-) -> str:
-    """Return a config that fits the sizes, the classes and the number of the images.
+def write_config(
+    folder: Path, project: Project, load_from: str | None, width: int, tiles: bool = False
+) -> None:
+    """Write `config.py` and its base to `folder`; it fits the sizes and number of the images.
 
-    `summaries` begin with the training set. `colors` are the RGB colors of classes that have one.
+    `load_from` is the file of the weights that training starts from, or 'imagenet' for
+    mmsegmentation's ResNet-18. `width` is the base width. With `tiles` the network sees parts of
+    the images in full resolution.
     """
+    summaries, colors = project.summaries, project.colors
     train, classes = summaries[0], summaries[0].classes
     sizes = [size for summary in summaries for size in summary.sizes.elements()]
     short, long = np.median(np.sort(sizes), axis=0)
@@ -389,7 +306,7 @@ def config_text(
     iterations = int(np.clip(12 * train.pairs // 100 * 100, 600, 20000))
     imagenet = load_from == "imagenet"
     text = (Path(__file__).parent / "project_config.txt").read_text(encoding="utf-8")
-    return Template(text).substitute(
+    text = Template(text).substitute(
         _TILES if tiles else _RESIZED,
         images=sum(summary.pairs for summary in summaries),
         splits=", ".join(f"{summary.pairs} for {summary.split}" for summary in summaries),
@@ -404,12 +321,14 @@ def config_text(
         init=_IMAGENET if imagenet else None,
         load_from=None if imagenet or not load_from else json.dumps(load_from),
         weights=_class_weights(train.pixels / train.pixels.sum()),
-        terms=f"; license: {' '.join(terms.split())}" if terms else "",
         rate=5e-4 if load_from else 2e-3,
         iterations=iterations,
         warmup=iterations // 20,
         interval=iterations // 8,
     )
+    runtime = configs_folder() / "_base_/default_runtime.py"
+    write_text(runtime.read_text(encoding="utf-8"), folder / runtime.name)
+    write_text(text, folder / "config.py")
 
 
 def _class_weights(share: np.ndarray) -> list[float] | None:
