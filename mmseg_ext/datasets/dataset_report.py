@@ -8,7 +8,7 @@ import hashlib
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,19 +23,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mmseg_ext.datasets.images import (
-    CheckedLoadImage,
-    as_stored,
-    orientation,
-    progress,
-    read_bytes,
-)
+from mmseg_ext.datasets.images import CheckedLoadImage, progress
 from mmseg_ext.datasets.labels import SHOWN, CheckedLoadAnnotations, join_names
 from mmseg_ext.datasets.metainfo import inner_datasets
 from mmseg_ext.datasets.pairing import SPLITS
 from mmseg_ext.errors import LabelError, LaunchError, UnreadableFileError
 
-_SHOWN_SIZES = 5
 _RARE = 1e-4  # share of the pixels
 _PAIRS_PER_TASK = 32
 _ONE_CLASS = (
@@ -57,18 +50,6 @@ class Problem(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.split}: {self.kind}: {self.message}"
-
-
-class Pair(NamedTuple):
-    """A sample of a dataset and its loaders; `rotates` if the pipeline applies the EXIF rotation.
-
-    `label` is None if the pipeline loads no label maps.
-    """
-
-    sample: dict
-    image: CheckedLoadImage
-    label: Any
-    rotates: bool
 
 
 @dataclass
@@ -135,11 +116,11 @@ def check(
     summaries = []
     for name, parts in listed.items():
         summary = Summary(name, parts[0][0])
-        pairs = [pair for _, part in parts for pair in part]
-        for pair, found in zip(pairs, _check_pairs(pairs, workers), strict=True):
-            summary.add(pair.sample["img_path"], found)
-            if found.problem:
-                problems.append(Problem(name, *found.problem))
+        for _, samples, read in parts:
+            for sample, found in zip(samples, _map(read, samples, workers), strict=True):
+                summary.add(sample["img_path"], found)
+                if found.problem:
+                    problems.append(Problem(name, *found.problem))
         if np.count_nonzero(summary.pixels) == 1:
             problems.append(Problem(name, "one-class", _ONE_CLASS.format(summary.pixels.argmax())))
         summaries.append(summary)
@@ -148,8 +129,8 @@ def check(
     return problems, summaries
 
 
-def _list_files(split: str, config: dict) -> tuple[tuple[str, ...], list[Pair]]:
-    """Return the classes and the pairs of the dataset of `config`.
+def _list_files(split: str, config: dict) -> tuple[tuple[str, ...], list[dict], Callable]:
+    """Return the classes and the samples of the dataset of `config`, and the check of a sample.
 
     Raises:
         LaunchError: if it cannot be built, or has no classes or images.
@@ -174,39 +155,37 @@ def _list_files(split: str, config: dict) -> tuple[tuple[str, ...], list[Pair]]:
         same = dict(imdecode_backend=label.imdecode_backend, backend_args=label.backend_args)
         same["reduce_zero_label"] = label.reduce_zero_label
         label = CheckedLoadAnnotations(len(classes), **same)
-    rotates = not isinstance(own, CheckedLoadImage) and as_stored(own.color_type) != own.color_type
     ignored = getattr(dataset, "ignore_index", 255)
     samples = [{"ignore_index": ignored, **entry} for entry in entries]
-    return classes, [Pair(sample, image, label, rotates) for sample in samples]
+    rotates = not isinstance(own, CheckedLoadImage)
+    return classes, samples, partial(check_pair, image=image, label=label, rotates=rotates)
 
 
-def _check_pairs(pairs: list[Pair], workers: int) -> Iterator[PairCheck]:
+def _map(read: Callable, samples: list[dict], workers: int) -> Iterator[PairCheck]:
     if workers == 0:  # also for systems that cannot create a pool
-        yield from progress(map(check_pair, pairs), "reading", len(pairs))
+        yield from progress(map(read, samples), "reading", len(samples))
         return
     with ProcessPoolExecutor(workers, initializer=partial(cv2.setNumThreads, 0)) as pool:
-        found = pool.map(check_pair, pairs, chunksize=_PAIRS_PER_TASK)
-        yield from progress(found, "reading", len(pairs))
+        found = pool.map(read, samples, chunksize=_PAIRS_PER_TASK)
+        yield from progress(found, "reading", len(samples))
 
 
-def check_pair(pair: Pair) -> PairCheck:
-    """Read an image and its label map, and return the first problem with them."""
-    path, found = pair.sample["img_path"], PairCheck()
+def check_pair(sample: dict, image: CheckedLoadImage, label: Any, rotates: bool) -> PairCheck:
+    """Read an image and its label map, and return the first problem with them.
+
+    `label` is the loader, or None if the pipeline loads no label maps. `rotates` if the pipeline
+    applies the EXIF rotation to the image.
+    """
+    found = PairCheck()
     try:
-        data = read_bytes(path, pair.image.backend_args)
-        sample: Any = pair.image.transform({**pair.sample, "content": data, "seg_fields": []})
-        found.digest = hashlib.blake2b(data, digest_size=16).digest()
-        found.size = sample["ori_shape"][::-1]
-        if pair.label is None or "seg_map_path" not in sample:
+        read: Any = image.transform({"img_path": sample["img_path"]} if rotates else dict(sample))
+        found.digest = hashlib.blake2b(read["img"].tobytes(), digest_size=16).digest()
+        found.size = read["ori_shape"][::-1]
+        if label is None or "seg_map_path" not in sample:
             return found
-        if pair.rotates and (tag := orientation(data)) != 1:
-            raise LabelError(
-                f"{path}: mmcv rotates the image by its EXIF orientation ({tag}), but not the "
-                "label map; use CheckedLoadImage or a dataset of this package"
-            )
-        label = pair.label.transform(sample)["gt_seg_map"]
-        found.counts = np.bincount(label.ravel(), minlength=pair.label.num_classes)
-        if not found.counts[: pair.label.num_classes].any():
+        labels = label.transform({**sample, **read, "seg_fields": []})["gt_seg_map"]
+        found.counts = np.bincount(labels.ravel(), minlength=label.num_classes)
+        if not found.counts[: label.num_classes].any():
             raise LabelError(f"{sample['seg_map_path']}: every pixel is ignored")
     except LabelError as error:
         found.problem = "label", str(error)
@@ -236,14 +215,11 @@ def print_summaries(summaries: Sequence[Summary], labels: Mapping[str, int] | No
     table = Table("", "class", title="Pixels of each class, and images that show it")
     rows: dict[str, list[str]] = {name: [] for s in summaries for name in s.classes}
     for s in summaries:
-        common = s.sizes.most_common(_SHOWN_SIZES)
-        sizes = [f"{width}x{height} ({count:,})" for (width, height), count in common]
-        if others := len(s.sizes) - len(common):
-            sizes.append(f"{others} others")
+        sizes = [f"{width}x{height} ({n:,})" for (width, height), n in s.sizes.most_common()]
         total = s.ignored + int(s.pixels.sum())
         shares = [f"{n / total:.2%}" if total else "-" for n in (*s.pixels, s.ignored)]
         ignored = f"{shares.pop()} of the pixels ignored"
-        print(", ".join([f"{s.split}: {s.pairs:,} pairs", *sizes, ignored]))
+        print(f"{s.split}: {s.pairs:,} pairs, {join_names(sizes)}, {ignored}")
         for title in (s.split, "", "images"):
             table.add_column(title, justify="right")
         cells = zip(map("{:,}".format, s.pixels), shares, map("{:,}".format, s.images), strict=True)
@@ -256,10 +232,10 @@ def print_summaries(summaries: Sequence[Summary], labels: Mapping[str, int] | No
     for s in (s for s in summaries if s.pixels.any()):
         if absent := [s.classes[i] for i in np.flatnonzero(s.pixels == 0)]:
             print(f"{s.split}: note: no pixel of {join_names(absent)}")
-        single_or_few = (s.images == 1) | (s.pixels < _RARE * s.pixels.sum())
-        rare = np.flatnonzero(single_or_few & (s.pixels > 0)) if s is summaries[0] else ()
-        if len(rare):
-            counts = [f"{s.classes[i]} ({s.pixels[i]:,} in images: {s.images[i]:,})" for i in rare]
-            print(f"{s.split}: note: few pixels, or a single image: {join_names(counts)}")
-        for text in [text for text, i in (labels or {}).items() if i in rare][:SHOWN]:
-            print(f"{s.split}: note: is {text} a class? --ignore {shlex.quote(text)} leaves it out")
+    texts = {i: text for text, i in (labels or {}).items()}
+    first = summaries[0]
+    few = (first.images == 1) | (first.pixels < _RARE * first.pixels.sum())
+    for i in np.flatnonzero(few & (first.pixels > 0))[:SHOWN]:
+        hint = f"; not a class? --ignore {shlex.quote(texts[i])}" if i in texts else ""
+        counts = f"{first.pixels[i]:,} pixels in images: {first.images[i]:,}"
+        print(f"{first.split}: note: {first.classes[i]} has only {counts}{hint}")
