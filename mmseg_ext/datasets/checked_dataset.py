@@ -39,7 +39,6 @@ class CheckedDataset(BaseSegDataset):
     Raises:
         MissingDataError: if a folder or the list of names is missing, or contains no image.
         UnreadableFileError: if a sample's image does not decode.
-        ValueError: if `ignore_index` is the index of a class.
     """
 
     EXPECTED: str = ""
@@ -57,11 +56,6 @@ class CheckedDataset(BaseSegDataset):
             where = self.ann_file or os.path.join(self.data_prefix["img_path"], pattern)
             raise MissingDataError(self._missing(f"{where}: no image"))
         num_classes = len(self._metainfo.get("classes") or ()) or None
-        if self.ignore_index < (num_classes or 0) > 255:
-            raise ValueError(
-                f"{type(self).__name__}: {num_classes} classes, but ignore_index="
-                f"{self.ignore_index} is a class; set it to 65535 here and in the heads"
-            )
         for entry in entries:
             entry.update(num_classes=num_classes, ignore_index=self.ignore_index)
         return entries

@@ -18,10 +18,8 @@ SHOWN = 8  # names or values in a message
 
 
 def _decode_label(data: bytes, path: str, backend: str) -> np.ndarray:
-    """Return the label map in `data`: (H, W) uint8 or uint16."""
+    """Return the label map in `data`: (H, W), integers of at most 16 bits."""
     label = decode(data, path, "unchanged", backend)
-    if label.ndim == 3 and label.shape[2] == 1:
-        label = label[..., 0]
     if label.ndim != 2:
         raise LabelError(
             f"{path}: has {label.shape[2]} channels instead of class indices; if it has a palette, "
@@ -32,22 +30,22 @@ def _decode_label(data: bytes, path: str, backend: str) -> np.ndarray:
             f"{path}: is {label.dtype} with values {label.min()} to {label.max()}; "
             "save it with 8 or 16 bits"
         )
-    return label.astype(np.uint8 if label.dtype.itemsize == 1 else np.uint16)
+    return label.astype(np.uint16)
 
 
 def _class_table(size: int, num_classes: int, info: Mapping) -> np.ndarray:
     """Return the class of each value 0 ... size - 1, -1 for illegal values, (size,) int32."""
     ignored = info.get("ignore_index", 255)
     reduced = np.arange(size, dtype=np.int32)
-    if info.get("reduce_zero_label"):  # 0 becomes the ignored value, fixed in mmsegmentation at 255
-        void = 255 if num_classes <= 255 else ignored
-        reduced = np.where((reduced == 0) | (reduced == void), void, reduced - 1)
+    if info.get("reduce_zero_label"):
+        reduced = np.where((reduced == 0) | (reduced == 255), 255, reduced - 1)
     label_map = info.get("label_map") or {}
     table = reduced.copy()
     for old_class, new_class in label_map.items():
         table[reduced == old_class] = new_class
     known = np.isin(reduced, list(label_map or range(num_classes))) | (reduced == ignored)
-    return np.where(known & ((table < num_classes) | (table == ignored)), table, -1)
+    legal = known & ((table < num_classes) | (table == ignored)) & (table < 256)
+    return np.where(legal, table, -1)
 
 
 def _describe_values(label: np.ndarray, legal: np.ndarray, num_classes: int, info: Mapping) -> str:
@@ -55,11 +53,9 @@ def _describe_values(label: np.ndarray, legal: np.ndarray, num_classes: int, inf
     illegal = {int(v): int(n) for v, n in zip(values, pixels, strict=True) if not legal[v]}
     ignored = info.get("ignore_index", 255)
     classes = set(np.flatnonzero(legal).tolist()) - {ignored} or {ignored}
-    how = ", with reduce_zero_label" if info.get("reduce_zero_label") else ""
-    how += ", with a mapping of classes" if info.get("label_map") else ""
     return (
         f"values outside the {num_classes} classes: {describe_counts(illegal)}; "
-        f"expected {min(classes)} to {max(classes)}, or {ignored} for ignored pixels{how}"
+        f"expected {min(classes)} to {max(classes)}, or {ignored} for ignored pixels"
     )
 
 
@@ -78,11 +74,10 @@ def join_names(names: Sequence[str]) -> str:
 class CheckedLoadAnnotations(LoadAnnotations):
     """Load `gt_seg_map` (H, W) and refuse files that are not label maps of the dataset.
 
-    The map has classes and the ignored value, uint8 if they fit, else uint16. This package's
-    datasets (`CheckedDataset`) add the number of classes to each sample. For other datasets set
-    `num_classes`; without it every value passes. Images without a dataset and a label map, as in
-    mmsegmentation's `inference_model`, pass without labels. `kwargs` are the arguments of
-    mmsegmentation's `LoadAnnotations`.
+    The map is uint8, as in mmsegmentation. This package's datasets (`CheckedDataset`) add the
+    number of classes to each sample. For other datasets set `num_classes`; without it all values of
+    8 bits pass. Images without a dataset and a label map, as in mmsegmentation's `inference_model`,
+    pass without labels. `kwargs` are the arguments of mmsegmentation's `LoadAnnotations`.
 
     Raises:
         UnreadableFileError: if the file is missing or does not decode.
@@ -109,10 +104,10 @@ class CheckedLoadAnnotations(LoadAnnotations):
                 f"{path}: is {label.shape[1]}x{label.shape[0]}, its image {info['img_path']} "
                 f"{width}x{height}"
             )
-        num_classes = info.get("num_classes") or np.iinfo(label.dtype).max
-        table = _class_table(np.iinfo(label.dtype).max + 1, num_classes, info)
+        num_classes = info.get("num_classes") or 256
+        table = _class_table(max(256, int(label.max()) + 1), num_classes, info)
         classes = table[label]  # (H, W), -1 for illegal values
         if (classes < 0).any():
             raise LabelError(f"{path}: {_describe_values(label, table >= 0, num_classes, info)}")
-        results["gt_seg_map"] = classes.astype(np.uint8 if table.max() < 256 else np.uint16)
+        results["gt_seg_map"] = classes.astype(np.uint8)
         results["seg_fields"].append("gt_seg_map")
