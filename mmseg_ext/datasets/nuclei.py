@@ -6,7 +6,6 @@ across imaging experiments, 2019) with the corrections of lopuhin/kaggle-dsbowl-
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
@@ -15,7 +14,7 @@ from mmseg.registry import DATASETS
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.datasets.checked_dataset import CheckedDataset
 from mmseg_ext.datasets.images import decode, read_bytes
-from mmseg_ext.errors import LabelError, MissingDataError
+from mmseg_ext.errors import LabelError
 
 LABEL_MAPS = "label_maps_1"  # the number changes with the labels that `draw_labels` draws
 REACH = 3  # pixels: a border pixel is at most this far from two nuclei
@@ -34,20 +33,15 @@ def number_nuclei(folder: Path) -> np.ndarray:
     """Return the nuclei of an ID (H, W): 0 the background, 1 ... one number per mask, uint16.
 
     Raises:
-        MissingDataError: if there are no masks.
         UnreadableFileError: if a mask does not decode.
-        LabelError: if two masks differ in size.
+        LabelError: if there are no masks, or of several sizes.
     """
-    masks = sorted((folder / "masks").glob("*.png"))
-    if not masks:
-        raise MissingDataError(f"{folder / 'masks'}: no masks; unpack the dataset again")
-    nuclei: Any = None
-    for number, path in enumerate(masks, start=1):
-        mask = decode(read_bytes(str(path)), str(path), "grayscale", "cv2")
-        if nuclei is None:
-            nuclei = np.zeros(mask.shape, np.uint16)
-        if mask.shape != nuclei.shape:
-            raise LabelError(f"{path}: is {mask.shape}, but {masks[0].name} is {nuclei.shape}")
+    paths = sorted(map(str, (folder / "masks").glob("*.png")))
+    masks = [decode(read_bytes(path), path, "grayscale", "cv2") for path in paths]
+    if len({mask.shape for mask in masks}) != 1:
+        raise LabelError(f"{folder}/masks: needs masks of one size; unpack the dataset again")
+    nuclei = np.zeros(masks[0].shape, np.uint16)
+    for number, mask in enumerate(masks, start=1):
         nuclei[mask > 0] = number
     return nuclei
 

@@ -74,9 +74,5 @@ def test_missing_and_damaged_data_are_named(root, tmp_path):
     name = next(n for n in NUCLEI if split_of(n) == "train")
     masks = root / "stage1_train" / name / "masks"
     Image.fromarray(np.zeros((5, 5), np.uint8)).save(masks / "9.png")
-    with pytest.raises(LabelError, match=r"9\.png"):
-        NucleiDataset(data_root=str(root))
-    for path in masks.iterdir():
-        path.unlink()
-    with pytest.raises(MissingDataError, match="no masks"):
+    with pytest.raises(LabelError, match=f"{masks}: needs masks of one size"):
         NucleiDataset(data_root=str(root))
