@@ -53,16 +53,6 @@ class Problem(NamedTuple):
 
 
 @dataclass
-class PairCheck:
-    """The result of reading one pair; parts that could not be read are None."""
-
-    problem: tuple[str, str] | None = None  # its kind and message
-    digest: bytes | None = None  # of the image file
-    size: tuple[int, int] | None = None  # of the image, (width, height)
-    counts: np.ndarray | None = None  # pixels of each class, and of the ignored value
-
-
-@dataclass
 class Summary:
     """Counts of the readable pairs of a split.
 
@@ -80,18 +70,27 @@ class Summary:
     def __post_init__(self):
         self.pixels, self.images = np.zeros((2, len(self.classes)), int)
 
-    def add(self, path: str, found: PairCheck) -> None:
-        """Count the image at `path` and its label map."""
+    def add(
+        self,
+        path: str,
+        size: tuple[int, int] | None = None,
+        counts: np.ndarray | None = None,
+        digest: bytes | None = None,
+    ) -> None:
+        """Count the image at `path`; parts of the pair that could not be read are None.
+
+        `size` is (width, height), and `counts` has the pixels of each class and of ignored values.
+        """
         self.pairs += 1
-        if found.digest is not None:
-            self.content[found.digest] = path
-        if found.size is not None:
-            self.sizes[found.size] += 1
-        if found.counts is not None:
-            pixels = found.counts[: len(self.classes)]
+        if digest is not None:
+            self.content[digest] = path
+        if size is not None:
+            self.sizes[size] += 1
+        if counts is not None:
+            pixels = counts[: len(self.classes)]
             self.pixels += pixels
             self.images += pixels > 0
-            self.ignored += int(found.counts.sum() - pixels.sum())
+            self.ignored += int(counts.sum() - pixels.sum())
 
 
 def check(
@@ -117,10 +116,11 @@ def check(
     for name, parts in listed.items():
         summary = Summary(name, parts[0][0])
         for _, samples, read in parts:
-            for sample, found in zip(samples, _map(read, samples, workers), strict=True):
-                summary.add(sample["img_path"], found)
-                if found.problem:
-                    problems.append(Problem(name, *found.problem))
+            for sample, result in zip(samples, _map(read, samples, workers), strict=True):
+                problem, found = result
+                summary.add(sample["img_path"], **found)
+                if problem:
+                    problems.append(Problem(name, *problem))
         if np.count_nonzero(summary.pixels) == 1:
             problems.append(Problem(name, "one-class", _ONE_CLASS.format(summary.pixels.argmax())))
         summaries.append(summary)
@@ -161,7 +161,7 @@ def _list_files(split: str, config: dict) -> tuple[tuple[str, ...], list[dict], 
     return classes, samples, partial(check_pair, image=image, label=label, rotates=rotates)
 
 
-def _map(read: Callable, samples: list[dict], workers: int) -> Iterator[PairCheck]:
+def _map(read: Callable, samples: list[dict], workers: int) -> Iterator[tuple]:
     if workers == 0:  # also for systems that cannot create a pool
         yield from progress(map(read, samples), "reading", len(samples))
         return
@@ -170,29 +170,30 @@ def _map(read: Callable, samples: list[dict], workers: int) -> Iterator[PairChec
         yield from progress(found, "reading", len(samples))
 
 
-def check_pair(sample: dict, image: CheckedLoadImage, label: Any, rotates: bool) -> PairCheck:
-    """Read an image and its label map, and return the first problem with them.
+def check_pair(
+    sample: dict, image: CheckedLoadImage, label: Any, rotates: bool
+) -> tuple[tuple[str, str] | None, dict[str, Any]]:
+    """Read an image and its label map; return the first problem, and arguments of `Summary.add`.
 
-    `label` is the loader, or None if the pipeline loads no label maps. `rotates` if the pipeline
-    applies the EXIF rotation to the image.
+    A problem is its kind and message. `label` is the loader, or None if the pipeline loads no label
+    maps. `rotates` if the pipeline applies the EXIF rotation to the image.
     """
-    found = PairCheck()
+    found: dict[str, Any] = {}
     try:
         read: Any = image.transform({"img_path": sample["img_path"]} if rotates else dict(sample))
-        found.digest = hashlib.blake2b(read["img"].tobytes(), digest_size=16).digest()
-        found.size = read["ori_shape"][::-1]
-        if label is None or "seg_map_path" not in sample:
-            return found
-        labels = label.transform({**sample, **read, "seg_fields": []})["gt_seg_map"]
-        found.counts = np.bincount(labels.ravel(), minlength=label.num_classes)
-        if not found.counts[: label.num_classes].any():
-            raise LabelError(f"{sample['seg_map_path']}: every pixel is ignored")
+        found["digest"] = hashlib.blake2b(read["img"].tobytes(), digest_size=16).digest()
+        found["size"] = read["ori_shape"][::-1]
+        if label is not None and "seg_map_path" in sample:
+            labels = label.transform({**sample, **read, "seg_fields": []})["gt_seg_map"]
+            counts = found["counts"] = np.bincount(labels.ravel(), minlength=label.num_classes)
+            if not counts[: label.num_classes].any():
+                return ("label", f"{sample['seg_map_path']}: every pixel is ignored"), found
     except LabelError as error:
-        found.problem = "label", str(error)
+        return ("label", str(error)), found
     except UnreadableFileError as error:
         missing = isinstance(error.__cause__, FileNotFoundError)
-        found.problem = "missing" if missing else "unreadable", str(error)
-    return found
+        return ("missing" if missing else "unreadable", str(error)), found
+    return None, found
 
 
 def _shared_image_problems(summaries: Iterable[Summary]) -> Iterator[Problem]:

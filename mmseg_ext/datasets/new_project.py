@@ -19,7 +19,7 @@ from PIL import Image, ImageOps
 
 from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.datasets.annotation_readers import BACKGROUND, Annotation, Masks, keyed_files
-from mmseg_ext.datasets.dataset_report import PairCheck, Summary
+from mmseg_ext.datasets.dataset_report import Summary
 from mmseg_ext.datasets.images import EXIF_ORIENTATION, decode, orientation, progress, read_bytes
 from mmseg_ext.datasets.labels import join_names
 from mmseg_ext.datasets.pairing import SPLITS, Key, masks_among, match
@@ -30,8 +30,8 @@ IGNORED = 255
 LONG_SIDE, CROP = 512, 320  # of the images that the network sees, at most
 RARE = 0.02  # share of the pixels; a rarer class brings class weights
 # Okabe and Ito's colors, which color-blind people can tell apart, after gray for the background.
-_COLORS = ((80, 80, 80), (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66))
-_COLORS += ((0, 114, 178), (213, 94, 0), (204, 121, 167))
+_COLORS = [[80, 80, 80], [230, 159, 0], [86, 180, 233], [0, 158, 115], [240, 228, 66]]
+_COLORS += [[0, 114, 178], [213, 94, 0], [204, 121, 167]]
 _IMAGENET = 'dict(type="Pretrained", checkpoint="open-mmlab://resnet18_v1c")'
 
 _RESIZED = dict(resize="scale=scale", cut="", test_cfg='mode="whole"')
@@ -112,8 +112,7 @@ def make_project(
             left_out.append(str(error))
             continue
         counts = np.bincount(label.ravel(), minlength=len(names))
-        found = PairCheck(size=label.shape[::-1], counts=counts)
-        summaries[pair.split].add(str(pair.image), found)
+        summaries[pair.split].add(str(pair.image), label.shape[::-1], counts)
     if empty := [split for split in splits if not summaries[split].pairs]:
         raise ValueError(f"{empty[0]}: no pair is usable; {(left_out or [images])[-1]}")
     write_text(json.dumps(state, indent=1), state_file)
@@ -280,14 +279,6 @@ def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int], data: Pat
     return label
 
 
-def distinct_colors(count: int) -> list[list[int]]:
-    """Return fixed RGB colors for `count` classes; from the ninth on they are darker."""
-    numbers = [(i - 1) % 7 + 1 if i else 0 for i in range(count)]
-    shades = [1 - 0.8 * (max(0, i - 1) // 7 * 0.618 % 1) for i in range(count)]
-    pairs = zip(numbers, shades, strict=True)
-    return [[round(part * shade) for part in _COLORS[number]] for number, shade in pairs]
-
-
 def write_config(
     folder: Path, project: Project, load_from: str | None, width: int, tiles: bool = False
 ) -> None:
@@ -305,6 +296,7 @@ def write_config(
     crop = min(CROP, max(32, int(min(short, side if tiles else side * short / long)) // 32 * 32))
     iterations = int(np.clip(12 * train.pairs // 100 * 100, 600, 20000))
     imagenet = load_from == "imagenet"
+    others = np.random.RandomState(0).randint(0, 256, (len(classes), 3)).tolist()
     text = (Path(__file__).parent / "project_config.txt").read_text(encoding="utf-8")
     text = Template(text).substitute(
         _TILES if tiles else _RESIZED,
@@ -312,7 +304,7 @@ def write_config(
         splits=", ".join(f"{summary.pairs} for {summary.split}" for summary in summaries),
         test_loader=_TEST_LOADER if summaries[-1].split == "test" else "",
         classes=json.dumps(classes, ensure_ascii=False),
-        palette=[colors.get(i, rgb) for i, rgb in enumerate(distinct_colors(len(classes)))],
+        palette=[colors.get(i, rgb) for i, rgb in enumerate([*_COLORS, *others][: len(classes)])],
         num_classes=len(classes),
         side=crop * 5 // 4 if tiles else side,  # smaller tiles can be cropped, too
         crop=crop,

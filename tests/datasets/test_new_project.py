@@ -24,7 +24,6 @@ from mmseg_ext.datasets.dataset_report import Summary
 from mmseg_ext.datasets.new_project import (
     Project,
     assign_classes,
-    distinct_colors,
     make_project,
     write_config,
 )
@@ -462,19 +461,6 @@ def test_colors_of_the_classes(kind, tmp_path):
     expected = [[80] * 3, [230, 159, 0], [86, 180, 233]] if kind == "index" else COLORS.tolist()
     assert config.palette == expected
     assert DATASETS.build(config.val_dataloader.dataset).metainfo["palette"] == expected
-
-
-def test_fixed_colors_can_be_told_apart():
-    """Also by people without red or green receptors (Vienot et al. 1999), for eight classes."""
-    colors = np.array(distinct_colors(255))
-    assert len({*map(tuple, colors)}) == 255
-    assert colors[:9].tolist() == distinct_colors(9)
-    linear = (colors[:8] / 255) ** 2.2
-    for red in (0.11, 0.29, 1):  # of what both receptors see; 1 for full color vision
-        mixed = [[red, 1 - red, 0]] * 2 + [[0, 0, 1]]
-        seen = (linear @ np.array(mixed if red < 1 else np.eye(3)).T) ** (1 / 2.2) * 255
-        distances = np.linalg.norm(seen[:, None] - seen[None], axis=-1)
-        assert distances[np.triu_indices(8, 1)].min() > 35
 
 
 def test_tiles_keep_the_full_resolution(tmp_path, capsys):
