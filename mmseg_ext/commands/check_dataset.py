@@ -39,7 +39,7 @@ def main(args: argparse.Namespace) -> int:
     problems, summaries = check(cfg, args.split, args.workers)
     seconds = time.perf_counter() - started
     for problem in problems:
-        print(problem)
+        print(*problem, sep=": ")
     print_summaries(summaries)
     pairs = sum(summary.pairs for summary in summaries)
     kinds = Counter(problem.kind for problem in problems)

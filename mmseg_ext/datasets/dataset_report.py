@@ -38,18 +38,11 @@ _ONE_CLASS = (
 
 
 class Problem(NamedTuple):
-    """A problem of a file or of a complete split.
-
-    `kind` is missing, unreadable, label, one-class or shared-image. `message` starts with the path
-    of the file.
-    """
+    """A problem of a file or of a complete split; `message` starts with the path of the file."""
 
     split: str
-    kind: str
+    kind: str  # unreadable, label, one-class or shared-image
     message: str
-
-    def __str__(self) -> str:
-        return f"{self.split}: {self.kind}: {self.message}"
 
 
 @dataclass
@@ -57,7 +50,7 @@ class Summary:
     """Counts of the readable pairs of a split.
 
     `pixels` and `images` are (num_classes,): the pixels of each class, and the images with it.
-    `content` maps the digest of each image file to its path.
+    `content` maps the digest of each image to its path.
     """
 
     split: str
@@ -70,27 +63,15 @@ class Summary:
     def __post_init__(self):
         self.pixels, self.images = np.zeros((2, len(self.classes)), int)
 
-    def add(
-        self,
-        path: str,
-        size: tuple[int, int] | None = None,
-        counts: np.ndarray | None = None,
-        digest: bytes | None = None,
-    ) -> None:
-        """Count the image at `path`; parts of the pair that could not be read are None.
-
-        `size` is (width, height), and `counts` has the pixels of each class and of ignored values.
-        """
+    def add(self, path: str, size: tuple, counts: np.ndarray, digest: bytes = b"") -> None:
+        """Count the image at `path`; `counts` has the pixels of the classes and ignored values."""
+        pixels = counts[: len(self.classes)]
         self.pairs += 1
-        if digest is not None:
-            self.content[digest] = path
-        if size is not None:
-            self.sizes[size] += 1
-        if counts is not None:
-            pixels = counts[: len(self.classes)]
-            self.pixels += pixels
-            self.images += pixels > 0
-            self.ignored += int(counts.sum() - pixels.sum())
+        self.pixels += pixels
+        self.images += pixels > 0
+        self.ignored += int(counts.sum() - pixels.sum())
+        self.sizes[size] += 1
+        self.content[digest] = path
 
 
 def check(
@@ -101,7 +82,8 @@ def check(
     A test set that equals the validation set is read once. With 0 workers this process reads.
 
     Raises:
-        LaunchError: if the config lacks a split or a dataset cannot list its files.
+        LaunchError: if the config lacks a split, a dataset cannot list its files, or the datasets
+            have different classes.
     """
     present = [name for name in SPLITS if cfg.get(f"{name}_dataloader")]
     missing = [name for name in names or () if name not in present]
@@ -111,19 +93,22 @@ def check(
     if "test" in datasets and datasets["test"] == datasets.get("val"):
         del datasets["test"]
     listed = {n: [_list_files(n, c) for c in inner_datasets(d)] for n, d in datasets.items()}
+    classes, *others = dict.fromkeys(found for parts in listed.values() for found, _, _ in parts)
+    if others:
+        raise LaunchError(f"the datasets have different classes: {classes} and {others[0]}")
     problems: list[Problem] = []
-    summaries = []
-    for name, parts in listed.items():
-        summary = Summary(name, parts[0][0])
-        for _, samples, read in parts:
-            for sample, result in zip(samples, _map(read, samples, workers), strict=True):
-                problem, found = result
-                summary.add(sample["img_path"], **found)
-                if problem:
-                    problems.append(Problem(name, *problem))
+    summaries = [Summary(name, classes) for name in listed]
+    for summary in summaries:
+        name = summary.split
+        for _, samples, read in listed[name]:
+            for sample, found in zip(samples, _map(read, samples, workers), strict=True):
+                if isinstance(found, Exception):
+                    kind = "label" if isinstance(found, LabelError) else "unreadable"
+                    problems.append(Problem(name, kind, str(found)))
+                else:
+                    summary.add(sample["img_path"], *found)
         if np.count_nonzero(summary.pixels) == 1:
             problems.append(Problem(name, "one-class", _ONE_CLASS.format(summary.pixels.argmax())))
-        summaries.append(summary)
     if not cfg.get("allow_overlap", False):
         problems += _shared_image_problems(summaries)
     return problems, summaries
@@ -161,7 +146,7 @@ def _list_files(split: str, config: dict) -> tuple[tuple[str, ...], list[dict], 
     return classes, samples, partial(check_pair, image=image, label=label, rotates=rotates)
 
 
-def _map(read: Callable, samples: list[dict], workers: int) -> Iterator[tuple]:
+def _map(read: Callable, samples: list[dict], workers: int) -> Iterator[Any]:
     if workers == 0:  # also for systems that cannot create a pool
         yield from progress(map(read, samples), "reading", len(samples))
         return
@@ -172,28 +157,24 @@ def _map(read: Callable, samples: list[dict], workers: int) -> Iterator[tuple]:
 
 def check_pair(
     sample: dict, image: CheckedLoadImage, label: Any, rotates: bool
-) -> tuple[tuple[str, str] | None, dict[str, Any]]:
-    """Read an image and its label map; return the first problem, and arguments of `Summary.add`.
+) -> tuple[tuple[int, int], np.ndarray, bytes] | LabelError | UnreadableFileError:
+    """Read an image and its label map; return what `Summary.add` counts, or the error.
 
-    A problem is its kind and message. `label` is the loader, or None if the pipeline loads no label
-    maps. `rotates` if the pipeline applies the EXIF rotation to the image.
+    `label` is the loader, or None if the pipeline loads no label maps. `rotates` if the pipeline
+    applies the EXIF rotation to the image.
     """
-    found: dict[str, Any] = {}
+    counts = np.zeros(1, int)  # without labels
     try:
         read: Any = image.transform({"img_path": sample["img_path"]} if rotates else dict(sample))
-        found["digest"] = hashlib.blake2b(read["img"].tobytes(), digest_size=16).digest()
-        found["size"] = read["ori_shape"][::-1]
         if label is not None and "seg_map_path" in sample:
             labels = label.transform({**sample, **read, "seg_fields": []})["gt_seg_map"]
-            counts = found["counts"] = np.bincount(labels.ravel(), minlength=label.num_classes)
+            counts = np.bincount(labels.ravel(), minlength=label.num_classes)
             if not counts[: label.num_classes].any():
-                return ("label", f"{sample['seg_map_path']}: every pixel is ignored"), found
-    except LabelError as error:
-        return ("label", str(error)), found
-    except UnreadableFileError as error:
-        missing = isinstance(error.__cause__, FileNotFoundError)
-        return ("missing" if missing else "unreadable", str(error)), found
-    return None, found
+                raise LabelError(f"{sample['seg_map_path']}: every pixel is ignored")
+    except (LabelError, UnreadableFileError) as error:
+        return error
+    digest = hashlib.blake2b(read["img"].tobytes(), digest_size=16).digest()
+    return read["ori_shape"][::-1], counts, digest
 
 
 def _shared_image_problems(summaries: Iterable[Summary]) -> Iterator[Problem]:
@@ -214,21 +195,19 @@ def print_summaries(summaries: Sequence[Summary], labels: Mapping[str, int] | No
     `labels` are the texts of the annotated values, with their classes.
     """
     table = Table("", "class", title="Pixels of each class, and images that show it")
-    rows: dict[str, list[str]] = {name: [] for s in summaries for name in s.classes}
+    classes = summaries[0].classes
+    cells: list[list[str]] = [[str(i), escape(name)] for i, name in enumerate(classes)]
     for s in summaries:
         sizes = [f"{width}x{height} ({n:,})" for (width, height), n in s.sizes.most_common()]
-        total = s.ignored + int(s.pixels.sum())
-        shares = [f"{n / total:.2%}" if total else "-" for n in (*s.pixels, s.ignored)]
-        ignored = f"{shares.pop()} of the pixels ignored"
+        total = max(1, s.ignored + int(s.pixels.sum()))
+        ignored = f"{s.ignored / total:.2%} of the pixels ignored"
         print(f"{s.split}: {s.pairs:,} pairs, {join_names(sizes)}, {ignored}")
         for title in (s.split, "", "images"):
             table.add_column(title, justify="right")
-        cells = zip(map("{:,}".format, s.pixels), shares, map("{:,}".format, s.images), strict=True)
-        found = dict(zip(s.classes, cells, strict=True))
-        for name in rows:
-            rows[name] += found.get(name, [""] * 3)
-    for i, (name, cells) in enumerate(rows.items()):
-        table.add_row(str(i), escape(name), *cells)  # a name may contain [brackets]
+        for row, pixels, images in zip(cells, s.pixels, s.images, strict=True):
+            row += [f"{pixels:,}", f"{pixels / total:.2%}", f"{images:,}"]
+    for row in cells:
+        table.add_row(*row)
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     for s in (s for s in summaries if s.pixels.any()):
         if absent := [s.classes[i] for i in np.flatnonzero(s.pixels == 0)]:

@@ -99,7 +99,7 @@ def test_processes_find_what_one_process_finds(tmp_path):
     tree.image("train", 1).write_bytes(b"")
     tree.mask("val", 1).unlink()
     problems, summaries = check(tree.config(), workers=2)
-    kinds = [("train", "label"), ("train", "unreadable"), ("val", "missing")]
+    kinds = [("train", "label"), ("train", "unreadable"), ("val", "unreadable")]
     assert [(p.split, p.kind) for p in problems] == kinds
     again, others = check(tree.config())
     assert again == problems
@@ -153,9 +153,9 @@ def test_stock_loaders_are_checked_as_they_read(tmp_path):
     assert check(cfg, ["val"])[0] == []
 
 
-def test_summaries_of_splits_with_other_classes(capsys):
+def test_summaries(capsys):
     """The most frequent sizes; classes without a pixel are a note, if there are others."""
-    train, test = Summary("train", ("[a] $x", "b"), pairs=1200), Summary("test", ("b", "c"))
+    train, test = Summary("train", ("[a] $x", "b"), pairs=1200), Summary("test", ("[a] $x", "b"))
     train.sizes.update({(i, 9): 20 - i for i in range(1, 11)})
     train.pixels[0], train.images[0], train.ignored = 1500, 1200, 500
     print_summaries([train, test])
@@ -163,9 +163,8 @@ def test_summaries_of_splits_with_other_classes(capsys):
     sizes = ", ".join(f"{i}x9 ({20 - i})" for i in range(1, 9)) + ", 2 more"
     assert f"train: 1,200 pairs, {sizes}, 25.00% of the pixels ignored" in output
     assert table_rows(output) == [
-        ["0", "[a] $x", "1,500", "75.00%", "1,200", "", "", ""],
-        ["1", "b", "0", "0.00%", "0", "0", "-", "0"],
-        ["2", "c", "", "", "", "0", "-", "0"],
+        ["0", "[a] $x", "1,500", "75.00%", "1,200", "0", "0.00%", "0"],
+        ["1", "b", "0", "0.00%", "0", "0", "0.00%", "0"],
     ]
     assert "train: note: no pixel of b\n" in output and "test: note" not in output
 
@@ -209,10 +208,12 @@ def test_without_annotation_loader_only_images_are_read(tmp_path):
     [
         ("test_dataloader=None", "no test_dataloader"),
         ("test_dataloader.dataset.data_root=/nowhere", "/nowhere"),
+        ("test_dataloader.dataset.metainfo.classes=[car,sky]", "bicyclist') and ('car', 'sky')"),
     ],
 )
 def test_could_not_run(option, message, tmp_path, capsys):
-    assert run(make_tree("camvid", tmp_path), "--split", "test", "--cfg-options", option) == 2
+    flags = ["--split", "val", "test", "--cfg-options", option]
+    assert run(make_tree("camvid", tmp_path), *flags) == 2
     output, error = capsys.readouterr()
     assert message in error and "Traceback" not in error and output == ""
 
