@@ -1,6 +1,7 @@
 """Readers of annotations: folders of masks, COCO files and labelme files."""
 
 import contextlib
+import functools
 import json
 import re
 from collections import defaultdict
@@ -55,22 +56,20 @@ def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[
 
 
 @contextlib.contextmanager
-def _reading(annotation: Annotation, kind: str = "") -> Iterator[None]:
+def _reading(annotation: Annotation) -> Iterator[None]:
     """Raise any error as `LabelError` with the file's path; any bytes can be in the file."""
     try:
         yield
     except Exception as error:
         where = f"{annotation.path}: {annotation.name}".rstrip(": ")
         reason = error if type(error) is ValueError else repr(error)
-        raise LabelError(f"{where}: cannot be read{kind} ({reason})") from error
+        raise LabelError(f"{where}: cannot be read ({reason})") from error
 
 
-def _require_size(
-    annotation: Annotation, size: tuple[int, ...], sizes: Sequence[tuple[int, int]]
-) -> None:
+def _require_size(size: tuple[int, ...], sizes: Sequence[tuple[int, int]]) -> None:
     if size not in sizes:
         found, image = (f"{width}x{height}" for height, width in (size, sizes[0]))
-        raise LabelError(f"{annotation.path}: is {found}, but its image is {image}")
+        raise ValueError(f"it is {found}, but its image is {image}")
 
 
 class Masks:
@@ -97,29 +96,30 @@ class Masks:
         """
         found, problems = [], []
         for annotation in annotations:
-            found.append(np.empty(0, np.int64))
             try:
-                found[-1] = torch.from_numpy(_codes(annotation)).unique_consecutive().unique()
-                found[-1] = found[-1].numpy()
+                codes = torch.from_numpy(_codes(annotation))
+                found.append(codes.unique_consecutive().unique().tolist())
             except LabelError as error:  # `read` raises it again
                 problems.append(error)
+                found.append([])
         if problems and len(problems) == len(found):
             raise problems[0]
-        codes = set().union(*(part.tolist() for part in found))
+        codes = set().union(*found)
         palette = {code for code in codes if code >> 40 == _PALETTE}
         self.colored |= len({code >> 24 for code in palette}) < len(palette)
         self.colored |= any(c >> 40 == _COLOR and (c & 0xFFFFFF) % 0x10101 for c in codes)
         values = sorted({self._value(code) for code in codes})
         self.labels = {v: f"#{v:06x}" if self.colored else str(v) for v in values}
+        text = {code: self.labels[self._value(code)] for code in codes}
         if any(code >> 40 and (code & 0xFFFFFF) % 0x10101 for code in codes):
-            rgb = {c: [c >> 16 & 255, c >> 8 & 255, c & 255] for c in codes}
-            self.colors = {self.labels[self._value(c)]: rgb[c] for c in codes}
-        return [{self.labels[v] for v in self._value(part).tolist()} for part in found]
+            self.colors = {text[c]: list((c & 0xFFFFFF).to_bytes(3, "big")) for c in codes}
+        return [{text[code] for code in part} for part in found]
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> np.ndarray:
         """Return the values (H, W), or raise `LabelError`; `sizes` are the possible sizes."""
         values = self._value(_codes(annotation))
-        _require_size(annotation, values.shape, sizes)
+        with _reading(annotation):
+            _require_size(values.shape, sizes)
         return values
 
     def _value(self, codes):
@@ -135,11 +135,8 @@ def _codes(annotation: Annotation) -> np.ndarray:
         LabelError: if a file cannot be read, is a JPEG, or has values that are not integers below
             65,536.
     """
-    with _reading(annotation, " as a mask"):
-        codes = _codes_of(annotation.path)
-        for path in annotation.objects:
-            codes = np.maximum(codes, _codes_of(path))
-        return codes
+    with _reading(annotation):
+        return functools.reduce(np.maximum, map(_codes_of, [annotation.path, *annotation.objects]))
 
 
 def _codes_of(path: Path) -> np.ndarray:
@@ -176,9 +173,8 @@ class Polygons(Masks):
         value = {name: value for value, name in self.labels.items()}
         with _reading(annotation):
             size, shapes = self.shapes(annotation)
-        _require_size(annotation, size, sizes)  # before an array of this size exists
-        values = np.zeros(size, int)
-        with _reading(annotation):
+            _require_size(size, sizes)  # before an array of this size exists
+            values = np.zeros(size, int)
             for name, shape in shapes:
                 if isinstance(shape, dict):
                     values[_run_lengths(shape, size)] = value[name]
@@ -186,7 +182,7 @@ class Polygons(Masks):
                 for polygon in shape:
                     rows, inside = _fill(np.array(polygon, float).reshape(-1, 2), size)
                     values[rows][inside] = value[name]
-        return values
+            return values
 
 
 def _fill(points: np.ndarray, size: tuple[int, int]) -> tuple[slice, np.ndarray]:
@@ -215,7 +211,7 @@ def _run_lengths(shape: dict, size: tuple[int, int]) -> np.ndarray:
     if list(shape["size"]) != list(size):
         raise ValueError(f"run lengths of size {shape['size']} in an image of {list(size)}")
     if isinstance(counts, list):
-        if min(counts, default=-1) < 0 or sum(counts) != size[0] * size[1]:
+        if sum(counts) != size[0] * size[1]:
             raise ValueError("run lengths that do not fill the image")
         return np.repeat(np.arange(len(counts)) % 2 == 1, counts).reshape(size, order="F")
     try:
@@ -237,8 +233,6 @@ class Coco(Polygons):
             try:
                 content = json.loads(path.read_text(encoding="utf-8"))
                 categories = {c["id"]: str(c["name"]) for c in content["categories"]}
-                if not (categories and content["images"]):
-                    raise ValueError("it lists no images or no categories")
                 names |= {categories[i]: None for i in sorted(categories)}
                 shapes = defaultdict(list)
                 for shape in content["annotations"]:

@@ -338,7 +338,7 @@ BAD = {  # damage, flags, part of the message
     "jpeg": (
         lambda f: as_jpeg(*f.glob("masks/*")),
         "",
-        "_mask.png: cannot be read as a mask (JPEG",
+        "_mask.png: cannot be read (JPEG",
     ),
     "many": (redraw(np.arange(1200, dtype=np.uint16).reshape(SIZE[::-1])), "", "1192 more"),
     "size": (redraw(scene(0)[0][:9]), "", "is 40x9, but its image is 40x30"),
@@ -370,9 +370,8 @@ def test_bad_coco_files(tmp_path, capsys):
     write_coco(path, range(1), "other/")  # one image in a folder, but another name
     assert run(tmp_path, "--coco", str(path)) == 1
     assert "x.png with other/00.jpg" in capsys.readouterr().err
-    without_images = {**json.loads(path.read_text()), "images": []}
     nested = '{"images": ' + "[" * 100_000 + "]" * 100_000 + "}"
-    for content in ("{}", "text", json.dumps(without_images), nested):
+    for content in ("{}", "text", nested):
         path.write_text(content)
         assert run(tmp_path, "--coco", str(path)) == 1
         error = capsys.readouterr().err
