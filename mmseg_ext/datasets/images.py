@@ -84,12 +84,6 @@ def orientation(data: bytes) -> int:
         return 1
 
 
-def as_stored(color_type: str) -> str:
-    """Return mmcv's flag that reads without EXIF rotation, since label maps have none."""
-    rotated = color_type in ("color", "grayscale")
-    return f"{color_type}_ignore_orientation" if rotated else color_type
-
-
 @TRANSFORMS.register_module()
 class CheckedLoadImage(LoadImageFromFile):
     """Load `img` (H, W, 3) like mmcv's `LoadImageFromFile`; an unreadable file stops the run.
@@ -104,7 +98,9 @@ class CheckedLoadImage(LoadImageFromFile):
 
     def transform(self, results: dict) -> dict:
         path = results["img_path"]
-        flag = as_stored(self.color_type) if results.get("seg_map_path") else self.color_type
+        flag = self.color_type
+        if results.get("seg_map_path") and flag in ("color", "grayscale"):
+            flag += "_ignore_orientation"
         content = results.pop("content", None)
         if content is None:
             content = read_bytes(path, self.backend_args)
