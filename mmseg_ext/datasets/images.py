@@ -61,8 +61,6 @@ def decode(data: bytes, path: str, flag: str, backend: str) -> np.ndarray:
     Raises:
         UnreadableFileError: if `data`, read from `path`, is empty, truncated or not an image.
     """
-    if not data:
-        raise UnreadableFileError(f"{path}: is empty (0 bytes)")
     complete = all(data.endswith(end) for start, end in _FRAMES if data.startswith(start))
     try:
         image = mmcv.imfrombytes(data, flag=flag, backend=backend)

@@ -54,9 +54,9 @@ def match(
         if shortened:
             own, other = _shorten(own, other), _shorten(other, own)
         _add_fitting(found, own, other)
-        _add_fitting(found, *([PurePath(p.name) for p in paths] for paths in (own, other)))
+        _add_fitting(found, [PurePath(p.name) for p in own], [PurePath(p.name) for p in other])
     if not exact and not any(found):
-        _add_fitting(found, *([p.parent for p in paths] for paths in (own, other)), several=True)
+        _add_fitting(found, [p.parent for p in own], [p.parent for p in other], several=True)
     return found
 
 

@@ -75,13 +75,9 @@ LABELS = [  # pixels, entries of the sample, the classes or a part of the messag
     (np.array([[0, 9, 299]], U16), {}, r"10 classes: 299 \(1 pixels\); expected 0 to 9, or 255"),
     (np.array([[0, 1, 299]], U16), dict(num_classes=300), r"300 classes: 299 \(1 pixels\)"),
     (np.array([[0, 9, 255]], U16), {}, [[0, 9, 255]]),
-    (np.array([[0, 9, 255]], U16), REDUCED, [[255, 8, 255]]),
     # the number of classes, the ignored value, a mapping of classes, many values
     (np.array([[0, 9, 254]], U8), dict(num_classes=None), [[0, 9, 254]]),
-    (np.array([[0, 9, 254]], U8), dict(ignore_index=254), [[0, 9, 254]]),
     (np.array([[0, 9, 255]], U8), dict(ignore_index=254), r"255 \(1 .* 0 to 9, or 254 for"),
-    (np.array([[0, 1]], U8), dict(label_map={0: 0, 1: 9}), [[0, 9]]),
-    (np.array([[0, 1]], U8), dict(label_map={0: 0, 1: 255}), [[0, 255]]),
     (np.array([[0, 1]], U8), dict(label_map={0: 0, 1: 10}), r" 1 \(1 pixels\)"),
     (np.arange(30, dtype=U8)[None], REDUCED, r"18 \(1 pixels\), 11 more; expected 0 to 10,"),
 ]
@@ -116,7 +112,7 @@ def test_damaged_images_are_named(suffix, kept, tmp_path):
     save(path, random_image(np.random.RandomState(0), (64, 64)))
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * kept)])
-    with pytest.raises(UnreadableFileError, match=f"^{path}: is {'truncated' if kept else 'empt'}"):
+    with pytest.raises(UnreadableFileError, match=f"^{path}: .*{int(len(data) * kept)} bytes"):
         CheckedLoadImage().transform({"img_path": str(path)})
 
 
