@@ -200,16 +200,20 @@ def _separate(
     images: Path, reader: Masks, data: Path
 ) -> tuple[dict[Path, Key], list[tuple[Key, Annotation]]]:
     """Return the keys of the images, and the annotations; they may share a folder."""
-    found = keyed_files(images)
-    found = {p: key for p, key in found.items() if data.resolve() not in p.resolve().parents}
-    masks = {annotation.path for _, annotation in reader.files}
+
+    def is_source(path: Path) -> bool:  # the project can be in the folder of the images
+        return data.absolute() not in path.absolute().parents
+
+    found = {path: key for path, key in keyed_files(images).items() if is_source(path)}
+    annotations = [(key, a) for key, a in reader.files if is_source(a.path)]
+    masks = {annotation.path for _, annotation in annotations}
     if masks == found.keys():
         relative = {path.relative_to(images): path for path in found}
         masks = {relative[path] for path in masks_among(list(relative))}
     elif masks > found.keys():  # the folder of the masks has the images, too
         masks -= found.keys()
     found = {path: key for path, key in found.items() if path not in masks}
-    return found, [(key, a) for key, a in reader.files if a.path not in found]
+    return found, [(key, a) for key, a in annotations if a.path not in found]
 
 
 def _choose_splits(pairs: Sequence[_Pair], shares: Mapping[str, float], data: Path) -> None:

@@ -304,6 +304,16 @@ def test_a_second_run_completes_the_first(tmp_path, capsys):
     assert (np.array(Image.open(changed)) == 1).all()
 
 
+def test_a_project_among_its_sources(tmp_path, monkeypatch):
+    """A second run does not read the data of the first one."""
+    monkeypatch.chdir(tmp_path)
+    write_sources(tmp_path, 3)
+    for _ in range(2):
+        assert main(["project", "--images", ".", "--masks", "."]) == 0
+        assert len(label_maps(tmp_path)) == 3 and are_the_scenes(label_maps(tmp_path))
+        assert not (tmp_path / "project/left_out.txt").read_text()
+
+
 def redraw(label: np.ndarray):
     return lambda folder: [save(path, label) for path in folder.glob("masks/*")]
 
