@@ -44,9 +44,8 @@ def match(
 ) -> list[list[int]]:
     """Return the indices of the annotations that fit each image.
 
-    An image gets the only annotation with its path, else the only one with its name; with `exact`
-    all words count. If no name fits, an image that is alone in its folder gets all annotations in
-    the folder.
+    An image gets the only annotation with its path or, if there is none, with its name. With
+    `exact` all words count. If no name fits, the only image in a folder gets all annotations in it.
     """
     own, other = [[PurePath(split or "", n) for split, n in keys] for keys in (images, annotations)]
     found: list[list[int]] = [[] for _ in images]
