@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> None:
         raise ValueError(f"--val {args.val}: must be between 0 and 1")
     if not 0 <= args.test < 1 - args.val:
         raise ValueError(f"--test {args.test}: must be at least 0 and below {1 - args.val}")
-    load_from, width, about = _starting_weights(args.start)
+    load_from, width, about, terms = _starting_weights(args.start)
     if args.masks:
         reader = Masks(args.masks)
     else:
@@ -76,7 +76,7 @@ def main(args: argparse.Namespace) -> None:
     if config.exists():
         print(f"{config}: exists, unchanged")
     else:
-        write_config(args.project, made, load_from, width, args.tiles)
+        write_config(args.project, made, load_from, width, args.tiles, terms)
         print(f"{config}: training starts from {about}")
     settings = Config.fromfile(config)
     config = shlex.quote(str(config))
@@ -92,16 +92,17 @@ def main(args: argparse.Namespace) -> None:
     print(f"  mmseg-ext image_demo {pictures} {config} {checkpoint} {out}")
 
 
-def _starting_weights(start: str) -> tuple[str | None, int, str]:
-    """Return `load_from`, the base width of its ResNet-18, and a description with the license.
+def _starting_weights(start: str) -> tuple[str | None, int, str, str]:
+    """Return `load_from`, the base width of its ResNet-18, a description, and the license.
 
     Raises:
         ValueError: if `start` is unknown, or a file has another model.
     """
     if start == "scratch":
-        return None, 32, "random weights; try --from imagenet too"
+        return None, 32, "random weights; try --from imagenet too", ""
     if start == "imagenet":
-        return start, 64, "mmsegmentation's ResNet-18 (Apache-2.0), trained on ImageNet's photos"
+        about = "mmsegmentation's ResNet-18 (Apache-2.0), trained on ImageNet's photos"
+        return start, 64, about, ""
     from mmseg_ext.durable.checkpoint_files import read_checkpoint, terms_of, unwrap_state_dict
     from mmseg_ext.inference.models import list_models, pretrained_weights
 
@@ -117,4 +118,5 @@ def _starting_weights(start: str) -> tuple[str | None, int, str]:
             "load_from in a config with the model of the file"
         )
     terms = terms_of(content).get("license", "not in the file; ask its author")
-    return str(file.resolve()), len(weights[_STEM]), f"{file}; license of the weights: {terms}"
+    about = f"{file}; license of the weights: {terms}"
+    return str(file.resolve()), len(weights[_STEM]), about, terms

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mmseg_ext.datasets.images import CheckedLoadImage, progress
+from mmseg_ext.datasets.images import CheckedLoadImage, orientation, progress, read_bytes
 from mmseg_ext.datasets.labels import SHOWN, CheckedLoadAnnotations, join_names
 from mmseg_ext.datasets.metainfo import inner_datasets
 from mmseg_ext.datasets.pairing import SPLITS
@@ -167,6 +167,12 @@ def check_pair(
     try:
         read: Any = image.transform({"img_path": sample["img_path"]} if rotates else dict(sample))
         if label is not None and "seg_map_path" in sample:
+            path = sample["img_path"]
+            if rotates and (tag := orientation(read_bytes(path, image.backend_args))) != 1:
+                raise LabelError(
+                    f"{path}: mmcv rotates the image by its EXIF orientation ({tag}), but not the "
+                    "label map; use CheckedLoadImage or a dataset of this package"
+                )
             labels = label.transform({**sample, **read, "seg_fields": []})["gt_seg_map"]
             counts = np.bincount(labels.ravel(), minlength=label.num_classes)
             if not counts[: label.num_classes].any():

@@ -6,6 +6,7 @@ that fits them. Sources never change. A second run writes all pairs again and ke
 
 import hashlib
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -133,7 +134,10 @@ def assign_classes(
     Raises:
         ValueError: if the labels do not fit the names, or there are not 2 to 255 classes.
     """
-    there_are = f"there are {len(labels)} values: {join_names([*labels.values()])}"
+    texts = join_names([*labels.values()])
+    if len(labels) == 1:
+        raise ValueError(f"all masks have the value {texts}; at least two values are needed")
+    there_are = f"there are {len(labels)} values: {texts}"
     if unknown := set(ignored) - set(labels.values()):
         raise ValueError(f"--ignore {min(unknown)}: no annotation has this value; {there_are}")
     left = {value: label for value, label in labels.items() if label not in ignored}
@@ -162,6 +166,10 @@ def assign_classes(
             f"{len(names)} classes, but a project has 2 to {IGNORED}; {there_are}; masks with "
             "smooth edges have too many"
         )
+    if wrong := [n for n in names if "{{" in n or re.search("[\ud800-\udfff]", n)]:
+        raise ValueError(
+            f"class {wrong[0]!r}: a config cannot have '{{{{' or surrogates; rename it"
+        )
     return names, {label: order.get(label, IGNORED) for label in labels.values()}
 
 
@@ -175,6 +183,7 @@ def find_pairs(images: Path, reader: Masks, data: Path) -> tuple[list[_Pair], li
     exact = any(annotation.name for _, annotation in annotations)  # COCO has the names
     fits = match(list(found.values()), [key for key, _ in annotations], exact)
     pairs, left_out, used = [], [], set()
+    names: dict[Key, Path] = {}
     for (path, (split, name)), fit in zip(found.items(), fits, strict=True):
         used.update(fit)
         if not fit:
@@ -182,7 +191,12 @@ def find_pairs(images: Path, reader: Masks, data: Path) -> tuple[list[_Pair], li
             continue
         (inner, _), annotation = annotations[fit[0]]
         more = tuple(annotations[i][1].path for i in fit[1:])
-        pairs.append(_Pair(path, annotation._replace(objects=more), name, split or inner))
+        pair = _Pair(path, annotation._replace(objects=more), name, split or inner)
+        if (key := (pair.split or "train", name)) in names:
+            left_out.append(f"{path}: {names[key]} has the same name")
+            continue
+        names[key] = path
+        pairs.append(pair)
     if not pairs:
         first = next((a for _, a in annotations), Annotation(Path("none")))
         raise ValueError(
@@ -284,13 +298,18 @@ def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int], data: Pat
 
 
 def write_config(
-    folder: Path, project: Project, load_from: str | None, width: int, tiles: bool = False
+    folder: Path,
+    project: Project,
+    load_from: str | None,
+    width: int,
+    tiles: bool = False,
+    terms: str = "",
 ) -> None:
     """Write `config.py` and its base to `folder`; it fits the sizes and number of the images.
 
     `load_from` is the file of the weights that training starts from, or 'imagenet' for
     mmsegmentation's ResNet-18. `width` is the base width. With `tiles` the network sees parts of
-    the images in full resolution.
+    the images in full resolution. `terms` is the license of the weights, for a comment.
     """
     summaries, colors = project.summaries, project.colors
     train, classes = summaries[0], summaries[0].classes
@@ -317,6 +336,7 @@ def write_config(
         init=_IMAGENET if imagenet else None,
         load_from=None if imagenet or not load_from else json.dumps(load_from),
         weights=_class_weights(train.pixels / train.pixels.sum()),
+        terms=f"; license: {' '.join(terms.split())}" if terms else "",
         rate=5e-4 if load_from else 2e-3,
         iterations=iterations,
         warmup=iterations // 20,

@@ -219,6 +219,16 @@ def test_nothing_is_lost(tmp_path, capsys):
     assert capsys.readouterr().out.count("left out: ") == len(lines) + 1
 
 
+def test_an_image_whose_file_would_be_overwritten_is_left_out(tmp_path):
+    """Both are images of the training set with the same name in the project."""
+    save_images(tmp_path / "images", 4)
+    write_annotations("index", tmp_path / "masks", 4)
+    save_images(tmp_path / "images/train", 1)
+    write_annotations("index", tmp_path / "masks/train", 1)
+    assert run(tmp_path, "--masks", str(tmp_path / "masks")) == 0
+    assert "has the same name" in (tmp_path / "project/left_out.txt").read_text()
+
+
 def test_folders_are_the_splits(tmp_path):
     """Also with the same names in both."""
     for split, count in (("train", 3), ("validation", 2), ("test", 1)):
@@ -309,7 +319,7 @@ def test_a_project_among_its_sources(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_sources(tmp_path, 3)
     for _ in range(2):
-        assert main(["project", "--images", ".", "--masks", "."]) == 0
+        assert commands.run("new_project", ["project", "--images", ".", "--masks", "."]) == 0
         assert len(label_maps(tmp_path)) == 3 and are_the_scenes(label_maps(tmp_path))
         assert not (tmp_path / "project/left_out.txt").read_text()
 
@@ -325,12 +335,14 @@ def as_jpeg(*paths: Path) -> None:
 
 BAD = {  # damage, flags, part of the message
     "folder": (lambda f: shutil.rmtree(f / "masks"), "", "masks: there is no such folder"),
-    "one class": (redraw(np.zeros(SIZE[::-1], np.uint8)), "", "1 classes, but"),
+    "one class": (redraw(np.zeros(SIZE[::-1], np.uint8)), "", "all masks have the value 0"),
     "jpeg": (
         lambda f: as_jpeg(*f.glob("masks/*")),
         "",
         "_mask.png: cannot be read (JPEG",
     ),
+    "placeholder": (str, "--classes a b {{_base_.x}}", "class '{{_base_.x}}'"),
+    "surrogate": (str, "--classes a b \ud800", "class '\\ud800'"),
     "many": (redraw(np.arange(1200, dtype=np.uint16).reshape(SIZE[::-1])), "", "1192 more"),
     "size": (redraw(scene(0)[0][:9]), "", "is 40x9, but its image is 40x30"),
     "names": (str, "--classes a b", "2 classes, but there are 3 values: 7, 17, 27"),
@@ -537,6 +549,7 @@ def test_weights_to_start_from(tmp_path, capsys):
         assert bool(config.model.backbone.init_cfg) == (start == "imagenet")
         assert (config.load_from and Path(config.load_from).name) == loaded
         assert license in capsys.readouterr().out
+        assert (license in (tmp_path / "project/config.py").read_text()) == (loaded is not None)
 
 
 def test_fine_tuning_from_the_nuclei(tmp_path):
