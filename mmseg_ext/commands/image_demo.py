@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
     from mmseg_ext.inference.predictor import Segmentation
 
-# 2 GiB at 17 bytes per pixel: the image as decoded, in RGB and with the colors of the classes, its
-# labels and the picture that is written.
-MAX_PIXELS = 126_000_000
+# Measured: the image as decoded, in RGB and with the colors of the classes, its labels and the
+# picture that is written.
+BYTES_PER_PIXEL = 17
+MAX_PIXELS = 2 * 2**30 // BYTES_PER_PIXEL
 
 
 def parser() -> argparse.ArgumentParser:
@@ -165,8 +166,9 @@ def _check_size(path: Path, most: int) -> None:
     with Image.open(path) as image:
         width, height = image.size
     if width * height > most:
+        memory = f"needs {width * height * BYTES_PER_PIXEL / 2**30:.1f} GiB or more"
         allow = f"allow it with --max-pixels {width * height}"
-        raise ValueError(f"{path}: has {width}x{height} pixels; {allow}")
+        raise ValueError(f"{path}: has {width}x{height} pixels and {memory}; {allow}")
 
 
 def _with_labels(result: "Segmentation", opacity: float) -> "Image.Image":

@@ -95,6 +95,7 @@ def test_large_and_tiny_images(folder, checkpoint, tmp_path, capsys):
     assert run("image_demo", [str(tmp_path / "huge.ppm"), *words[1:-1]]) == 1
     error = capsys.readouterr().err
     assert "20000x16106 pixels" in error and "--max-pixels 322120000" in error
+    assert "needs 5.1 GiB or more" in error
     assert run("image_demo", [*words, str(64 * 64)]) == 1  # because of the truncated one
     names = {"one.png", "a.png.png", "a.png", "b.png"}
     assert {p.name for p in (tmp_path / "out/labels").iterdir()} == names
