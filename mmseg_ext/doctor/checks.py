@@ -137,9 +137,7 @@ def train_step(
     """Return the loss and the gradients of a new segmentor."""
     model, images, samples = segmentor(parts, device, kind)
     with _deterministic():
-        with torch.autocast(device.type, torch.bfloat16, enabled=half):
-            losses = model(images, samples, mode="loss")
-        loss = model.parse_losses(losses)[0]
+        loss = loss_of(model, images, samples, half)
         loss.backward()
     return float(loss.detach()), {n: p.grad for n, p in model.named_parameters()}
 
@@ -171,24 +169,44 @@ def segmentor(parts: Parts, device: torch.device, kind: str) -> tuple[Any, Tenso
 
 
 def check_strips(device: torch.device, half: bool) -> Finding:
-    """Compare class maps in strips with mmsegmentation's: loss, gradients and labels."""
+    """Compare class maps in strips with mmsegmentation's: loss, gradients, labels, time, memory."""
     parts, kinds = SEGMENTORS["EAHead"], ("EncoderDecoder", "StripEncoderDecoder")
     steps = [train_step(parts, device, half, kind) for kind in kinds]
     (expected, theirs), (loss, ours) = steps
     largest = max(g.abs().max() for g in theirs.values())
     error = max(((ours[n] - g).abs().max() / largest).item() for n, g in theirs.items())
-    labels = []
+    labels, costs = [], []
     for kind in kinds:
         model, images, samples = segmentor(parts, device, kind)
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=half):
             predicted = model.eval()(images, samples, mode="predict")
         labels.append(torch.stack([p.pred_sem_seg.data for p in predicted]))
+        costs.append(_step_cost(model.train(), images, samples, half))
     equal = (labels[0] == labels[1]).double().mean().item()
     bounds = (0.02, 0.1, 0.97) if half else (1e-5, 1e-4, 0.999)
     good = abs(loss - expected) <= bounds[0] * expected and error <= bounds[1]
     figure = f"loss {loss:.5f}, mmsegmentation's {expected:.5f}, gradients {error:.1e}, labels "
-    figure += f"{equal:.2%} equal"
+    figure += f"{equal:.2%} equal, time x{costs[1][0] / costs[0][0]:.2f}"
+    if device.type == "cuda":
+        figure += f", memory x{costs[1][1] / costs[0][1]:.2f}"
     return Finding("ok" if good and equal >= bounds[2] else "FAIL", figure)
+
+
+def _step_cost(model: Any, images: Tensor, samples: list, half: bool) -> tuple[float, int]:
+    """Return the seconds and on a GPU the peak bytes of a training step."""
+    names = dict(loss_of=loss_of, model=model, images=images, samples=samples, half=half)
+    timer = Timer("loss_of(model, images, samples, half).backward()", globals=names)
+    if not images.is_cuda:
+        return timer.timeit(5).mean, 0
+    torch.cuda.reset_peak_memory_stats(images.device)
+    return timer.timeit(5).mean, torch.cuda.max_memory_allocated(images.device)
+
+
+def loss_of(model: Any, images: Tensor, samples: list, half: bool) -> Tensor:
+    """Return the sum of a segmentor's losses, with `half` under autocast."""
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=half):
+        losses = model(images, samples, mode="loss")
+    return model.parse_losses(losses)[0]
 
 
 @contextlib.contextmanager
