@@ -32,7 +32,7 @@ default_hooks = dict(
     ),
     sampler_seed=dict(type="DistSamplerSeedHook"),
     visualization=dict(type="SegVisualizationHook"),
-    finite_loss=dict(type="FiniteLossHook", max_skipped=20),
+    finite_loss=dict(type="FiniteLossHook"),
     stop_on_signal=dict(type="StopOnSignalHook"),
     run_record=dict(type="RunRecordHook"),
     run_results=dict(type="RunResultsHook"),  # shown by `mmseg-ext report`

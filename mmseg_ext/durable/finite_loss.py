@@ -6,22 +6,14 @@ import torch
 from mmengine import dist
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
-from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.optim import OptimWrapperDict
 from mmengine.registry import HOOKS
 from torch import Tensor
-from torch.cuda.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from mmseg_ext.durable.safe_loading import unwrap_model
 from mmseg_ext.errors import RunError
-
-_FIRST = 3  # iterations
-_NO_LABELS = (
-    f"train_dataloader: the loss of the first {_FIRST} iterations is exactly 0, so every pixel is "
-    "ignored; check the label maps (mmseg-ext check_dataset CONFIG), reduce_zero_label and "
-    "ignore_index"
-)
 
 
 @HOOKS.register_module()
@@ -30,93 +22,62 @@ class FiniteLossHook(Hook):
 
     All losses since the last step are checked, in every process, with one synchronization per step.
     The message names the iteration, the loss or the parameter, and the image files. Nothing is
-    saved: the last checkpoint is from before. A float16 gradient scaler skips such a step and
-    lowers its scale; the run stops only after more than `max_skipped` skipped steps in a row.
-
-    A loss of exactly zero in each of the first three iterations is a warning: no pixel has a label.
+    saved: the last checkpoint is from before. With a float16 gradient scaler the hook does nothing:
+    the scaler itself skips such a step and lowers its scale.
     """
 
-    def __init__(self, max_skipped: int = 20):
-        self.max_skipped = max_skipped
-        self._zeros = 0  # losses of zero among the first iterations
-        self._skipped = 0  # steps in a row that the scaler skipped
+    def __init__(self):
         self._stepped = False  # since the last batch
         self._images: list[str] = []  # of the iterations since the last step
-        self._losses: dict[int, Tensor] = {}  # iteration -> loss, since the last step
+        self._losses: list[tuple[int, Tensor]] = []  # iteration and loss, since the last step
         self._handles: list[RemovableHandle] = []
 
     def before_train(self, runner) -> None:
         wrapper = runner.optim_wrapper
         for one in wrapper.values() if isinstance(wrapper, OptimWrapperDict) else (wrapper,):
-            check = functools.partial(self._check_step, runner, _scaler(one) is not None)
-            self._handles.append(one.optimizer.register_step_pre_hook(check))
+            scaler = getattr(one, "loss_scaler", None)
+            if scaler is None or not scaler.is_enabled():
+                check = functools.partial(self._check_step, runner)
+                self._handles.append(one.optimizer.register_step_pre_hook(check))
+        if not self._handles:
+            return
 
         # A function, because a copy of the model would copy the Runner of a method or a partial.
-        def record(model: BaseModel, inputs, outputs) -> None:
+        def record(model: BaseModel, inputs, batch: dict, outputs) -> None:
             if model.training and isinstance(outputs, dict):
-                self._record_loss(runner, model.parse_losses(outputs)[0].detach())
+                self._record(runner.iter + 1, model.parse_losses(outputs)[0].detach(), batch)
 
-        self._handles.append(unwrap_model(runner.model).register_forward_hook(record))
+        model = unwrap_model(runner.model)
+        self._handles.append(model.register_forward_hook(record, with_kwargs=True))
 
     def after_train(self, runner) -> None:
         for handle in self._handles:
             handle.remove()
 
-    def _record_loss(self, runner, loss: Tensor) -> None:
-        self._losses[runner.iter + 1] = self._losses.get(runner.iter + 1, 0) + loss
-        if runner.iter < _FIRST and not loss.any():
-            self._zeros += 1
-            if self._zeros == _FIRST:
-                runner.logger.warning(_NO_LABELS)
+    def _record(self, iteration: int, loss: Tensor, batch: dict) -> None:
+        if self._stepped:
+            self._images, self._losses, self._stepped = [], [], False
+        self._losses.append((iteration, loss))
+        for sample in batch.get("data_samples") or ():
+            self._images.append(sample.get("img_path", "unknown"))
 
-    def _check_step(self, runner, scaled: bool, optimizer: Optimizer, args, kwargs) -> None:
+    def _check_step(self, runner, optimizer: Optimizer, args, kwargs) -> None:
         """Raise a RunError instead of a step with losses or gradients that are not finite."""
-        failed = _any_not_finite(optimizer, [] if scaled else list(self._losses.values()))
-        if scaled:  # the scaler steps only if all are finite, but leaves this to fused optimizers
-            self._stepped = not failed
-            return
+        failed = _any_not_finite(optimizer, [loss for _, loss in self._losses])
         dist.all_reduce(failed, "max")
         if failed:
             # Every process reaches this line, and reports one problem of all.
             problem = _find_problem(runner, self._losses)
-            problem = problem and f"{problem}; {self._name_images()}"
+            problem = problem and (
+                f"{problem}; the weights are unchanged. Images of the batch: "
+                f"{', '.join(self._images)}. --resume continues from the last "
+                "checkpoint and reaches the same batch"
+            )
             problems = [text for text in dist.all_gather_object(problem) if text]
             # Averaged gradients have the loss of another process.
             problems.sort(key=lambda text: not text.startswith("the loss"))
             raise RunError([*problems, "not finite"][0])
         self._stepped = True
-
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None) -> None:
-        scaler = _scaler(runner.optim_wrapper)
-        if scaler is None or not runner.optim_wrapper.should_update():
-            return
-        self._skipped = 0 if self._stepped else self._skipped + 1
-        self._stepped = True
-        if self._skipped > self.max_skipped:
-            raise RunError(
-                f"the gradient scaler skipped {self._skipped} steps in a row, up to iteration "
-                f"{runner.iter + 1}, and its scale is now {scaler.get_scale():g}; "
-                f"{self._name_images()}"
-            )
-
-    def _name_images(self) -> str:
-        images = ", ".join(self._images) or "unknown"
-        return (
-            f"the weights are unchanged. Images of the batch: {images}. --resume continues from "
-            "the last checkpoint and reaches the same batch"
-        )
-
-    def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:
-        if self._stepped:
-            self._images, self._losses, self._stepped = [], {}, False
-        samples = data_batch.get("data_samples", ()) if isinstance(data_batch, dict) else ()
-        self._images += [s.metainfo["img_path"] for s in samples if "img_path" in s.metainfo]
-
-
-def _scaler(wrapper: OptimWrapper | OptimWrapperDict) -> GradScaler | None:
-    """Return the gradient scaler of an optimizer wrapper, if it is enabled."""
-    scaler = getattr(wrapper, "loss_scaler", None)
-    return scaler if scaler is not None and scaler.is_enabled() else None
 
 
 def _any_not_finite(optimizer: Optimizer, losses: list[Tensor]) -> Tensor:
@@ -127,9 +88,9 @@ def _any_not_finite(optimizer: Optimizer, losses: list[Tensor]) -> Tensor:
     return (~torch.stack([v.float().abs().sum() for v in losses]).isfinite()).any().float()
 
 
-def _find_problem(runner, losses: dict[int, Tensor]) -> str | None:
+def _find_problem(runner, losses: list[tuple[int, Tensor]]) -> str | None:
     """Return the first loss or gradient of this process that is not finite."""
-    for iteration, loss in losses.items():
+    for iteration, loss in losses:
         if not loss.isfinite().all():
             return f"the loss is {loss.sum().item()} at iteration {iteration}"
     for name, parameter in runner.model.named_parameters():

@@ -30,7 +30,7 @@ default_hooks = dict(
     checkpoint=dict(type="DurableCheckpointHook", interval=1, max_keep_ckpts=1),
     sampler_seed=dict(type="DistSamplerSeedHook"),
     visualization=dict(type="DetVisualizationHook"),
-    finite_loss=dict(type="FiniteLossHook", max_skipped=20),
+    finite_loss=dict(type="FiniteLossHook"),
     stop_on_signal=dict(type="StopOnSignalHook"),
     run_record=dict(type="RunRecordHook"),
 )
