@@ -7,7 +7,6 @@ from mmengine import dist
 from mmengine.hooks import Hook
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from torch import Tensor
-from torch.backends import cudnn
 from torch.optim import Optimizer
 
 from mmseg_ext.durable.randomness import random_state, set_random_state
@@ -19,10 +18,10 @@ _OF_THE_CONFIG = ("fused", "foreach", "capturable", "differentiable", "maximize"
 
 
 class ProcessStateHook(Hook):
-    """Keeps the random state, the gradients and the running statistics of each process exact.
+    """Keeps the random state and the gradients of each process exact.
 
-    A resumed run restores them before its first iteration or validation. A validation in several
-    processes uses the running statistics of rank 0, which are saved.
+    A resumed run restores them before its first iteration or validation. At a validation all
+    processes get the running statistics of rank 0, which are saved.
     """
 
     priority = "VERY_HIGH"
@@ -30,35 +29,23 @@ class ProcessStateHook(Hook):
     def __init__(self):
         self._resumed: tuple[str, dict] | None = None  # of this file, not yet restored
         self._random: dict = {}  # of training, during a validation
-        self._statistics: list[torch.Tensor] = []  # of this process, during a validation
-        self._benchmark = cudnn.benchmark  # of the config
-        self._host_group: Any = None
 
     def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:
         self._restore(runner)
-        cudnn.benchmark = self._benchmark
 
     def before_val(self, runner) -> None:
         self._restore(runner)
         self._random = random_state()
-        cudnn.benchmark = False
-
-    def before_test(self, runner) -> None:
-        cudnn.benchmark = False
 
     def before_val_iter(self, runner, batch_idx, data_batch=None) -> None:
         # At the first iteration and not in `before_val_epoch`: there EMAHook, which runs later,
         # still has to swap in the averaged weights and statistics.
-        if batch_idx == 0 and runner.world_size > 1:
-            self._statistics = [buffer.clone() for buffer in runner.model.buffers()]
+        if batch_idx == 0:
             for buffer in runner.model.buffers():
                 dist.broadcast(buffer)
 
     def after_val_epoch(self, runner, metrics=None) -> None:
         # Not in `after_val`: the checkpoint hook saves the best checkpoint at this point, later.
-        for buffer, own in zip(runner.model.buffers(), self._statistics, strict=False):
-            buffer.copy_(own)
-        self._statistics = []
         runner.message_hub.update_info("validated_iter", runner.iter)
 
     def after_val(self, runner) -> None:
@@ -73,10 +60,7 @@ class ProcessStateHook(Hook):
             # There are gradients only within an accumulation: a step removes them.
             "gradients": {n: p.grad.cpu() for n, p in parameters if p.grad is not None},
         }
-        if dist.is_distributed() and dist.get_backend() != "gloo" and self._host_group is None:
-            # nccl would copy the gradients of all ranks through every GPU.
-            self._host_group = torch.distributed.new_group(backend="gloo")
-        return dist.gather_object(own, group=self._host_group) or []
+        return dist.gather_object(own) or []
 
     def load_state_dict(self, runner, states: list[dict] | None, filename: str) -> None:
         """Restore the state of this process later; warn if the number of processes differs."""

@@ -13,7 +13,6 @@ Differences from `mmengine.runner.Runner` (0.10.12):
 - `--resume` continues from the newest complete checkpoint of the same run.
 - The history of logged values has the length that the log processor reads.
 - The work directory is locked during training.
-- cuDNN's benchmark mode is off outside training, where image sizes vary.
 """
 
 import contextlib
