@@ -85,20 +85,8 @@ class SampleIndex(int):
         return self
 
 
-class _SavedSeed:
-    """A sampler whose seed is part of a checkpoint's `meta`."""
-
-    seed: int
-
-    def state_dict(self) -> dict[str, int]:
-        return {"sampler_seed": self.seed}
-
-    def load_state_dict(self, state: dict) -> None:
-        self.seed = state.get("sampler_seed", self.seed)
-
-
 @DATA_SAMPLERS.register_module()
-class PositionedInfiniteSampler(_SavedSeed, InfiniteSampler):
+class PositionedInfiniteSampler(InfiniteSampler):
     """mmengine's `InfiniteSampler`, which can also start at any position without iterating.
 
     The stream is a sequence of permutations of the dataset, each derived from the seed and its
@@ -129,7 +117,7 @@ class PositionedInfiniteSampler(_SavedSeed, InfiniteSampler):
 
 
 @DATA_SAMPLERS.register_module()
-class PositionedSampler(_SavedSeed, DefaultSampler):
+class PositionedSampler(DefaultSampler):
     """mmengine's `DefaultSampler` in the same order, with a seed for each sample.
 
     Sample p of epoch e has position e n + p in the stream of all processes, where n is the length

@@ -1,7 +1,5 @@
 """The state of a run besides its weights, as a resume restores it: of processes and optimizers."""
 
-from typing import Any
-
 import torch
 from mmengine import dist
 from mmengine.hooks import Hook

@@ -98,23 +98,20 @@ class ShortHistoryHook(Hook):
 
     priority = "HIGHEST"  # before the iteration's values are added
 
-    def __init__(self):
-        self._lengths: dict[str, int] = {}
+    _length: int | None = None
 
     def before_train(self, runner) -> None:
         processor = runner.log_processor
-        windows = [processor.window_size, *(c.get("window_size") for c in processor.custom_cfg)]
-        if type(processor) is not LogProcessor or {type(size) for size in windows} != {int}:
-            return
-        # At the end of a validation its times are averaged.
-        batches = 0 if runner.val_loop is None else len(runner.val_dataloader)
-        self._lengths = {"train": max(windows), "val": max(*windows, batches)}
+        sizes = [processor.window_size, *(c.get("window_size") for c in processor.custom_cfg)]
+        if type(processor) is LogProcessor and {type(size) for size in sizes} == {int}:
+            # At the end of a validation its times are averaged.
+            batches = 0 if runner.val_loop is None else len(runner.val_dataloader)
+            self._length = max(*sizes, batches)
 
     def before_train_iter(self, runner, batch_idx: int, data_batch=None) -> None:
-        for name, history in runner.message_hub.log_scalars.items():
-            length = self._lengths.get(name.partition("/")[0])
-            if length is not None:
-                history.max_length = length  # used when the next value is added
+        if self._length is not None:
+            for history in runner.message_hub.log_scalars.values():
+                history.max_length = self._length  # used when the next value is added
 
 
 @RUNNERS.register_module()
@@ -212,7 +209,7 @@ class DurableRunner(Runner):
             self.run_id = content["meta"].get("run") or self.run_id
             sampler = randomness.positioned_sampler(self.train_dataloader)
             if sampler is not None:
-                sampler.load_state_dict(content["meta"])
+                sampler.seed = content["meta"].get("sampler_seed", sampler.seed)
             self._process_state.load_state_dict(self, content.get("processes"), filename)
         return content
 
@@ -228,7 +225,7 @@ class DurableRunner(Runner):
         meta = {
             **(meta or {}),
             **self._terms,
-            **({} if sampler is None else sampler.state_dict()),
+            **({} if sampler is None else {"sampler_seed": sampler.seed}),
             "run": self.run_id,
             "saved_at": time.time(),
             "processes": self._process_state.state_dict(self),  # becomes an entry of its own

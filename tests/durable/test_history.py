@@ -37,9 +37,9 @@ def test_the_log_of_a_short_history_is_the_same(tmp_path):
     assert len(ours) == 12 and ours[12]["loss"] == losses[-3:].mean()
     assert ours == {i: {k: v for k, v in row.items() if k != "all"} for i, row in theirs.items()}
     kept = histories(short / "iter_12.pth")
-    assert {len(v) for k, v in kept.items() if k.startswith("train/")} == {3}
+    assert {len(v) for k, v in kept.items() if k.startswith("train/")} == {4}
     assert len(kept["val/time"]) == 4 and len(kept["val/mIoU"]) == 3
-    assert np.array_equal(kept["train/loss"], losses[-3:])
+    assert np.array_equal(kept["train/loss"], losses[-4:])
 
 
 def test_a_long_history_of_a_checkpoint_is_shortened(tmp_path):
@@ -56,5 +56,5 @@ def test_a_long_history_of_a_checkpoint_is_shortened(tmp_path):
     assert "resumed epoch: 0, iter: 1" in log_text(path.parent)
     last = path.with_name("iter_4.pth")
     assert last.stat().st_size < small + 10_000
-    assert all(len(values) == 3 for k, values in histories(last).items() if k[:5] == "train")
-    assert_same(read_checkpoint(last)["message_hub"]["log_scalars"]["train/lr"].max_length, 3)
+    assert all(len(values) == 4 for k, values in histories(last).items() if k[:5] == "train")
+    assert_same(read_checkpoint(last)["message_hub"]["log_scalars"]["train/lr"].max_length, 4)
