@@ -163,7 +163,7 @@ class DurableRunner(Runner):
             stack.enter_context(self._safe_loading())  # of `init_cfg`, and of hooks
             return super().train()
 
-    def _safe_loading(self, entire_model: bool = False) -> contextlib.AbstractContextManager:
+    def _safe_loading(self, entire_model: bool | None = None) -> contextlib.AbstractContextManager:
         return safe_loading(self.cfg.get("min_backbone_share"), entire_model, self._terms)
 
     def load_or_resume(self) -> None:
@@ -199,7 +199,7 @@ class DurableRunner(Runner):
 
     def load_checkpoint(self, filename: str, *args, **kwargs) -> dict:
         """Load a checkpoint, and its state if the run resumes."""
-        with self._safe_loading(entire_model=resumes(self)):
+        with self._safe_loading(entire_model=resumes(self) or None):
             content = super().load_checkpoint(filename, *args, **kwargs)
         if resumes(self):
             require_resumable(content, filename)

@@ -7,14 +7,11 @@ of your own, are unchanged.
 """
 
 import contextlib
-import platform
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from mmengine import dist
 from mmengine.logging import print_log
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.runner import checkpoint as mmengine_checkpoint
@@ -28,29 +25,21 @@ _AUXILIARY = "auxiliary_head"  # heads that only training uses
 _load_address = CheckpointLoader.load_checkpoint
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """The arguments of the innermost `safe_loading`."""
-
-    min_backbone_share: float = 0.9
-    entire_model: bool = False
-    terms: dict[str, str] | None = None
-
-
-_settings = _Settings()
+# The arguments of the blocks of `safe_loading` around.
+_settings: dict[str, Any] = {"min_backbone_share": 0.9, "entire_model": False, "terms": None}
 
 
 @contextlib.contextmanager
 def safe_loading(
     min_backbone_share: float | None = None,
-    entire_model: bool = False,
+    entire_model: bool | None = None,
     terms: dict[str, str] | None = None,
 ) -> Iterator[None]:
-    """See `mmseg_ext.safe_loading`.
+    """See `mmseg_ext.safe_loading`. None is the argument of the block around.
 
     Args:
         min_backbone_share: the least share of the backbone's values that weights must fill, 0 to 1;
-            None is the share of the block around, or 0.9.
+            by default 0.9.
         entire_model: weights must fill everything but the auxiliary heads, as testing needs it.
         terms: collects the license and the training data of the files that are loaded.
 
@@ -58,13 +47,13 @@ def safe_loading(
         LaunchError: for a share outside 0 to 1.
     """
     global _settings
-    outer = _settings
-    share = outer.min_backbone_share if min_backbone_share is None else min_backbone_share
+    given = {"min_backbone_share": min_backbone_share, "entire_model": entire_model, "terms": terms}
+    outer, inner = _settings, {k: v for k, v in given.items() if v is not None}
+    share = inner.get("min_backbone_share", 0)
     if not (isinstance(share, int | float) and 0 <= share <= 1):
         raise LaunchError(f"min_backbone_share={share!r}: not a number from 0 to 1; set one")
     loaders = vars(CheckpointLoader)["load_checkpoint"], mmengine_checkpoint.load_state_dict
-    collected = outer.terms if terms is None else terms
-    _settings = _Settings(share, entire_model or outer.entire_model, collected)
+    _settings = outer | inner
     CheckpointLoader.load_checkpoint = staticmethod(load_checkpoint)
     mmengine_checkpoint.load_state_dict = load_and_report
     try:
@@ -96,7 +85,6 @@ def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
             module, if it has no backbone), or of everything that testing uses.
     """
     module = unwrap_model(module)
-    demanded = _settings
     own = {k: v for k, v in module.state_dict().items() if "num_batches_tracked" not in k}
     given = {k: tuple(v.shape) for k, v in state_dict.items() if isinstance(v, Tensor)}
     left = [name for name, value in own.items() if given.get(name) != tuple(value.shape)]
@@ -111,7 +99,7 @@ def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
         part, prefix = f"the backbone ({type(module.backbone).__name__})", "backbone."
         filled = share(prefix)
         line += f", {filled:.1%} of its backbone"
-    least = demanded.min_backbone_share
+    least = _settings["min_backbone_share"]
     if filled < least:
         raise CheckpointError(
             f"the weights fill {filled:.1%} of {part}, less than {least:.0%}; not filled: "
@@ -125,7 +113,7 @@ def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
         for n in left
         if not n.startswith(_AUXILIARY)
     ]
-    if demanded.entire_model and needed:
+    if _settings["entire_model"] and needed:
         raise CheckpointError(
             f"the weights leave {len(needed)} entries of {type(module).__name__} randomly "
             f"initialized: {_listed(needed)}; use weights of the same model and classes"
@@ -178,20 +166,11 @@ def load_checkpoint(filename: str, map_location: Any = None, logger: Any = "curr
         print_log(f"Loads checkpoint from {filename}", logger=logger)
         content = read_checkpoint(filename, map_location)
     else:
-        try:
-            content = _fetch(filename, map_location, logger)
-        except FileNotFoundError as error:  # not an address either
-            if dist.get_world_size() == 1:
-                raise
-            raise CheckpointError(
-                f"{filename}: process {dist.get_rank()} on {platform.node()} has no such file; "
-                "every machine reads the checkpoint: use a shared folder, or copy it to the same "
-                "path"
-            ) from error
+        content = _fetch(filename, map_location, logger)
     weights = content.get("state_dict", content) if isinstance(content, dict) else None
     if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights):
         raise CheckpointError(f"{filename}: contains no state dict")
-    if (collected := _settings.terms) is not None:
+    if (collected := _settings["terms"]) is not None:
         for key, text in terms_of(content).items():
             known = collected.get(key, "")
             collected[key] = known if text in known else "; ".join(filter(None, (known, text)))
