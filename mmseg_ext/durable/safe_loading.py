@@ -93,16 +93,13 @@ def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
         sizes = {name: v.numel() for name, v in own.items() if name.startswith(prefix)}
         return 1 - sum(sizes.get(name, 0) for name in left) / max(sum(sizes.values()), 1)
 
-    part, prefix, filled = type(module).__name__, "", share("")
-    line = f"weights fill {filled:.1%} of {part}"
-    if isinstance(getattr(module, "backbone", None), nn.Module):
-        part, prefix = f"the backbone ({type(module.backbone).__name__})", "backbone."
-        filled = share(prefix)
-        line += f", {filled:.1%} of its backbone"
-    least = _settings["min_backbone_share"]
-    if filled < least:
+    line = f"weights fill {share(''):.1%} of {type(module).__name__}"
+    prefix = "backbone." if isinstance(getattr(module, "backbone", None), nn.Module) else ""
+    if prefix:
+        line += f", {share(prefix):.1%} of its backbone"
+    if share(prefix) < _settings["min_backbone_share"]:
         raise CheckpointError(
-            f"the weights fill {filled:.1%} of {part}, less than {least:.0%}; not filled: "
+            f"{line}, less than {_settings['min_backbone_share']:.0%}; not filled: "
             f"{_listed([n for n in left if n.startswith(prefix)])}; the file has "
             f"{_listed(sorted(map(str, state_dict)))}; to use them anyway, set "
             "min_backbone_share=0 (--cfg-options min_backbone_share=0, or "
