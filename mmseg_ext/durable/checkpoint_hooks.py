@@ -22,8 +22,8 @@ from mmseg_ext.atomic_write import remove_parts, write_text
 from mmseg_ext.durable.work_dir import (
     LAST,
     RUN,
-    all_checkpoints,
     checkpoint_folder,
+    find_checkpoints,
     on_rank_zero,
     origin_of,
 )
@@ -87,14 +87,13 @@ class DurableCheckpointHook(CheckpointHook):
         for place in (folder, work, *logs, *(path for log in logs for path in log.iterdir())):
             remove_parts(place)
         self._remove_older(runner, self._step(runner))
-        others = [path.name for path, own in all_checkpoints(folder).items() if own != run]
-        if others:
-            runner.logger.warning(
-                f"{folder}: contains checkpoints of an earlier run ({', '.join(sorted(others))}), "
-                "and this run overwrites files with the same names; to continue the earlier run, "
-                "use --resume --cfg-options load_from=FILE"
-            )
         write_text(run, folder / RUN)
+        if others := sorted(path.name for path in find_checkpoints(folder)[1]):
+            runner.logger.warning(
+                f"{folder}: contains checkpoints of an earlier run ({', '.join(others)}), and this "
+                "run overwrites files with the same names; to continue the earlier run, use "
+                "--resume --cfg-options load_from=FILE"
+            )
 
     def _step(self, runner) -> int:
         """Return the number in the name of a checkpoint that is saved now."""

@@ -101,9 +101,8 @@ def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
         raise CheckpointError(
             f"{line}, less than {_settings['min_backbone_share']:.0%}; not filled: "
             f"{_listed([n for n in left if n.startswith(prefix)])}; the file has "
-            f"{_listed(sorted(map(str, state_dict)))}; to use them anyway, set "
-            "min_backbone_share=0 (--cfg-options min_backbone_share=0, or "
-            "mmseg_ext.safe_loading(min_backbone_share=0) in Python)"
+            f"{_listed(sorted(map(str, state_dict)))}; to use them anyway, add --cfg-options "
+            "min_backbone_share=0, or mmseg_ext.safe_loading(min_backbone_share=0) in Python"
         )
     needed = [
         f"{n} ({f'{given[n]} for {tuple(own[n].shape)}' if n in given else 'missing'})"

@@ -37,9 +37,8 @@ def lock_work_dir(work_dir: str) -> Iterator[None]:
         LaunchError: if another process holds the lock.
     """
     path = Path(work_dir, ".training")
-    # A link must not lead the text below into another file.
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
-    with os.fdopen(descriptor, "r+") as file:
+    with path.open("a+") as file:
+        file.seek(0)
         try:
             if fcntl is not None:
                 # Not `flock`: the workers of a killed process would hold it until they end.
@@ -57,7 +56,7 @@ def lock_work_dir(work_dir: str) -> Iterator[None]:
                 logger="current",
                 level=logging.WARNING,
             )
-        file.truncate()
+        file.truncate(0)
         print(f"process {os.getpid()} on {platform.node()}", file=file, flush=True)
         yield
 
@@ -97,11 +96,6 @@ def checkpoint_folder(cfg: Config) -> Path:
     return Path(hook["out_dir"], Path(os.path.abspath(cfg.work_dir)).name)
 
 
-def _read_word(path: Path) -> str:
-    """Return the content of a text file; an empty string if it is missing."""
-    return path.read_text(errors="replace").strip() if path.is_file() else ""
-
-
 def origin_of(path: Path) -> tuple[str | None, float]:
     """Return the identity of the run that wrote a checkpoint, or None, and when it was saved."""
     try:
@@ -112,47 +106,36 @@ def origin_of(path: Path) -> tuple[str | None, float]:
     return meta.get("run"), saved if isinstance(saved, float) else path.stat().st_mtime
 
 
-def _named_last(folder: str | Path) -> Path | None:
-    """Return the file in `folder` with the name in `last_checkpoint`.
+def _read_word(path: Path) -> str:
+    """Return the content of a text file; an empty string if it is missing."""
+    return path.read_text(errors="replace").strip() if path.is_file() else ""
 
-    The path in it is ignored: in a copied folder it refers to the original.
+
+def find_checkpoints(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the checkpoints of the run that owns the folder, newest first, and of earlier runs.
+
+    A run can stop after it has saved a checkpoint and before it writes `last_checkpoint`, so this
+    file only adds a checkpoint with another name. The path in it may be of a copied folder.
     """
-    name = Path(_read_word(Path(folder, LAST))).name
-    return Path(folder, name) if name else None
-
-
-def all_checkpoints(folder: str | Path) -> dict[Path, str | None]:
-    """Return the checkpoints, and the one in `last_checkpoint`, with their runs, newest first.
-
-    A run can stop after it has saved a checkpoint and before it writes `last_checkpoint`.
-    """
-    named = _named_last(folder)
+    last, run = Path(_read_word(folder / LAST)).name, _read_word(folder / RUN)
     origins = {
         path: origin_of(path)
-        for path in Path(folder).glob("*.pth")
-        if path.is_file() and (path == named or _CHECKPOINT.fullmatch(path.name))
+        for path in folder.glob("*.pth")
+        if path.is_file() and (path.name == last or _CHECKPOINT.fullmatch(path.name))
     }
     newest_first = sorted(origins, key=lambda path: origins[path][1], reverse=True)
-    return {path: origins[path][0] for path in newest_first}
+    own = [path for path in newest_first if not run or origins[path][0] in (run, None)]
+    return own, [path for path in newest_first if path not in own]
 
 
-def candidates(folder: str | Path) -> list[Path]:
-    """Return `all_checkpoints` without the checkpoints of an earlier run in the same folder."""
-    run, found = _read_word(Path(folder, RUN)), all_checkpoints(folder)
-    return [path for path, origin in found.items() if not run or origin in (run, None)]
-
-
-def newest_complete(folder: str | Path) -> tuple[Path | None, list[str]]:
-    """Return the first readable file of `candidates`, and the problems of the files before it.
+def newest_complete(folder: Path) -> tuple[Path | None, list[str]]:
+    """Return the newest readable checkpoint of the folder's run, and the problems of newer ones.
 
     Raises:
-        CheckpointError: if there are candidates and all are damaged.
+        CheckpointError: if there are checkpoints and all are damaged.
     """
     problems = []
-    named = _named_last(folder)
-    if named is not None and not named.exists():
-        problems.append(f"{folder}/{LAST} names {str(named)!r}, which does not exist")
-    for path in candidates(folder):
+    for path in find_checkpoints(folder)[0]:
         try:
             read_checkpoint(path)
         except (CheckpointError, OSError) as error:
