@@ -68,7 +68,7 @@ class DurableCheckpointHook(CheckpointHook):
                 known = key == "last_ckpt" or path.is_file()
                 hub.update_info(key, str(path) if known else None)
         kept = [s for s in hub.runtime_info.get("keep_ckpt_ids") or [] if type(s) is int]
-        kept = kept[-self.max_keep_ckpts :] if self.max_keep_ckpts > 0 else kept
+        kept = kept[-self.max_keep_ckpts :] if self.max_keep_ckpts > 0 else []
         hub.update_info("keep_ckpt_ids", kept)
         super().before_train(runner)
         self.out_dir = str(folder)
@@ -100,12 +100,12 @@ class DurableCheckpointHook(CheckpointHook):
         return runner.epoch if self.by_epoch else runner.iter
 
     def after_val_epoch(self, runner, metrics=None) -> None:
-        before = self._best()
+        before = self._best(runner)
         super().after_val_epoch(runner, metrics)
         step = self._step(runner)
         if self.last_ckpt is None:
             self._remove_older(runner, step)
-        elif self._best() == before and Path(self.last_ckpt).name == self._name(step):
+        elif self._best(runner) == before and Path(self.last_ckpt).name == self._name(step):
             # mmengine does this only for a new best.
             meta = {"epoch": runner.epoch, "iter": runner.iter}
             self._save_checkpoint_with_step(runner, step, meta)
@@ -134,14 +134,9 @@ class DurableCheckpointHook(CheckpointHook):
     def _name(self, step: int) -> str:
         return self.filename_tmpl.format(step)
 
-    def _best(self) -> dict[str, str | None]:
-        """Return the best checkpoint for each beginning of their names."""
-        if not self.save_best:
-            return {}
-        paths = getattr(self, "best_ckpt_path_dict", None)
-        if paths is None:
-            paths = {self.key_indicators[0]: self.best_ckpt_path}
-        return {f"best_{key}_".replace("/", "_"): path for key, path in paths.items()}
+    def _best(self, runner) -> list[Path]:
+        info = runner.message_hub.runtime_info
+        return [Path(path) for key, path in info.items() if key.startswith("best_ckpt") and path]
 
     def _remove_older(self, runner, step: int) -> None:
         """Remove this run's files from before `step` that are neither kept nor the best.
@@ -150,20 +145,23 @@ class DurableCheckpointHook(CheckpointHook):
         """
         if self._run is None or not dist.is_main_process():
             return
-        folder, kept = Path(self.out_dir), runner.message_hub.runtime_info.get("keep_ckpt_ids")
-        newest = {start: Path(path) for start, path in self._best().items() if path}
-        if self.max_keep_ckpts > 0 and kept:
-            newest[""] = folder / self._name(kept[-1])
-        needed = {path.name for path in newest.values()} | {self._name(n) for n in kept or ()}
+        folder, kept = Path(self.out_dir), runner.message_hub.runtime_info["keep_ckpt_ids"]
+        needed = [*self._best(runner), *(folder / self._name(number) for number in kept)]
+        newest = {_split(path)[0]: path for path in needed}
         for path in sorted(folder.glob("*.pth")):
-            steps = [int(n) for n in re.findall("[0-9]+", path.name) if int(n) < step]
-            names = {start + self._name(n): start for start in newest for n in steps}
-            if path.name in needed or path.name not in names:
+            series, number = _split(path)
+            newer = newest.get(series)
+            if newer is None or path in needed or number >= step or not newer.is_file():
                 continue
-            newer = newest[names[path.name]]
-            if newer.is_file() and {origin_of(newer)[0], origin_of(path)[0]} == {self._run}:
+            if {origin_of(newer)[0], origin_of(path)[0]} == {self._run}:
                 runner.logger.info(f"removing {path}: {newer.name} replaces it")
                 path.unlink(missing_ok=True)
+
+
+def _split(path: Path) -> tuple[tuple[str, ...], int]:
+    """Return the parts of a checkpoint's name around its last number, and this number."""
+    parts = re.split(r"(\d+)(?=\D*$)", path.name)
+    return tuple(parts[::2]), int("".join(parts[1:2]) or 0)
 
 
 @HOOKS.register_module()
