@@ -11,7 +11,6 @@ wants them built, and `Rebuilder` builds them from checked values.
 import math
 import re
 from collections import Counter, OrderedDict
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -173,21 +172,12 @@ class Rebuilder:
 
 
 def _history(values: object, counts: object, max_length: object) -> HistoryBuffer:
+    for part in (values, counts):
+        if type(part) is not np.ndarray or part.dtype.kind not in "iuf" or part.ndim != 1:
+            raise ValueError("a history of other values than numbers")
     if type(max_length) is not int or max_length < 1:
         raise ValueError(f"a history of length {max_length!r}")
-    # `HistoryBuffer` also accepts arrays.
-    return HistoryBuffer(_numbers(values), _numbers(counts), max_length)  # type: ignore
-
-
-def _numbers(values: Any) -> np.ndarray:
-    # One long string would give all elements of an array its size.
-    if type(values) is list and all(
-        isinstance(value, int | float | np.integer | np.floating) for value in values
-    ):
-        values = np.array(values)
-    if type(values) is not np.ndarray or values.dtype.kind not in "iuf" or values.ndim != 1:
-        raise ValueError("a history of other values than numbers")
-    return values
+    return HistoryBuffer(values, counts, max_length)  # type: ignore  # it accepts arrays
 
 
 def to_plain(value: Any, where: str, dropped: list[str]) -> Any:
@@ -219,8 +209,6 @@ def to_plain(value: Any, where: str, dropped: list[str]) -> Any:
     for kind in (bool, int, float, str):  # and their subclasses: IntEnum, ...
         if isinstance(value, kind):
             return kind(value)
-    if isinstance(value, Path):
-        return str(value)
     if type(value) in _LEAVES:
         return value
     dropped.append(f"{where} ({type(value).__name__})")

@@ -38,6 +38,7 @@ def saved(content: object, path: Path) -> Path:
 
 def history(values: object, counts: object = (1,), length: object = 9) -> HistoryBuffer:
     buffer = HistoryBuffer()
+    values, counts = (np.array(v) if type(v) in (list, tuple) else v for v in (values, counts))
     buffer._log_history, buffer._count_history, buffer.max_length = values, counts, length
     return buffer
 
@@ -116,7 +117,6 @@ REFUSED = {
     "a repeated tensor": lambda: torch.zeros(1).expand(2**20, 2**20),
     "a tensor under many names": lambda: list(torch.zeros(1, 2**20).expand(300, -1)),
     "an array under many names": repeated_arrays,
-    "strings in a history": lambda: history(["a" * 10**6, *["b"] * 1000], [1] * 1001),
     "doubled lists": lambda: doubled(list),
     "doubled tuples": lambda: {"a": doubled(tuple)},
     "getattr": lambda: Pickled(getattr, getattr, "__self__"),
@@ -221,7 +221,7 @@ def test_plain_data_is_read_as_it_was(tmp_path):
         "arrays": [np.arange(6.0).reshape(2, 3), np.array([1 + 2j]), np.array([True])],
         "history": history([1.0, 2.0], [1, 3], 7),
         "weights": weights,
-        Path("c"): [Path("d"), torch.Size([1]), Counter(a=1)],
+        "c": [torch.Size([1]), Counter(a=1)],
     }
     dropped = []
     plain = to_plain(value, "meta", dropped)
@@ -232,7 +232,7 @@ def test_plain_data_is_read_as_it_was(tmp_path):
         "left out": [None] * 3,
         "numbers": (2.0, True, 3, 1.5, "a", b"b"),
         "weights": OrderedDict(w=torch.ones(2)),
-        "c": ["d", (1,), {"a": 1}],
+        "c": [(1,), {"a": 1}],
     }
     assert_same({key: read[key] for key in expected}, expected)
     assert read["weights"]._metadata == weights._metadata
