@@ -21,9 +21,6 @@ from torch import Tensor, nn
 _MARK = "__plain__"
 _LEAVES = {str, int, float, bool, complex, bytes, bytearray, type(None)}
 _LEAVES |= {torch.dtype, torch.device, torch.layout}
-_DTYPES = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
-_DTYPES |= {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-_DTYPES |= {torch.complex64, torch.complex128}
 _NUMBERS = re.compile("b1|[iu][1248]|f[248]|c8|c16")  # of NumPy's data types
 _SLACK = 20_000  # values beyond one per byte, for small tuples that are shared
 
@@ -123,8 +120,8 @@ class Rebuilder:
     def _tensor(self, value: Tensor) -> Tensor:
         # Not `value.detach`: an attribute of the tensor can hide its methods.
         value = Tensor.detach(value)  # a new object, without attributes
-        dense = value.layout == torch.strided and not (value.is_meta or value.is_nested)
-        if not dense or value.dtype not in _DTYPES:
+        other = value.is_meta or value.is_nested or value.is_quantized
+        if other or value.layout != torch.strided:
             raise ValueError("a tensor that is sparse, nested, quantized or without data")
         # Tensors can repeat their elements (stride 0) and share storage; copies of them cannot.
         self._count_bytes(value.numel() * value.element_size())

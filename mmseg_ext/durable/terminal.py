@@ -1,4 +1,4 @@
-"""What a terminal shows of a run; the log file has all lines, also of Python's warnings."""
+"""Filters for the terminal of a run; the log file has all lines, also of Python's warnings."""
 
 import contextlib
 import logging

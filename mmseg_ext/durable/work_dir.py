@@ -1,4 +1,4 @@
-"""The work directory of a run: its lock, and its checkpoints among those of other runs."""
+"""The work directory of a run: its lock, and its checkpoints."""
 
 import contextlib
 import logging
