@@ -1,5 +1,7 @@
 """The state of a run besides its weights, as a resume restores it: of processes and optimizers."""
 
+from typing import Any
+
 import torch
 from mmengine import dist
 from mmengine.hooks import Hook
@@ -27,6 +29,7 @@ class ProcessStateHook(Hook):
     def __init__(self):
         self._resumed: tuple[str, dict] | None = None  # of this file, not yet restored
         self._random: dict = {}  # of training, during a validation
+        self._host_group: Any = None
 
     def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:
         self._restore(runner)
@@ -58,7 +61,10 @@ class ProcessStateHook(Hook):
             # There are gradients only within an accumulation: a step removes them.
             "gradients": {n: p.grad.cpu() for n, p in parameters if p.grad is not None},
         }
-        return dist.gather_object(own) or []
+        if dist.is_distributed() and dist.get_backend() != "gloo" and self._host_group is None:
+            # nccl would copy the gradients of all ranks through every GPU.
+            self._host_group = torch.distributed.new_group(backend="gloo")
+        return dist.gather_object(own, group=self._host_group) or []
 
     def load_state_dict(self, runner, states: list[dict] | None, filename: str) -> None:
         """Restore the state of this process later; warn if the number of processes differs."""

@@ -7,11 +7,13 @@ of your own, are unchanged.
 """
 
 import contextlib
+import platform
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from mmengine import dist
 from mmengine.logging import print_log
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.runner import checkpoint as mmengine_checkpoint
@@ -162,7 +164,16 @@ def load_checkpoint(filename: str, map_location: Any = None, logger: Any = "curr
         print_log(f"Loads checkpoint from {filename}", logger=logger)
         content = read_checkpoint(filename, map_location)
     else:
-        content = _fetch(filename, map_location, logger)
+        try:
+            content = _fetch(filename, map_location, logger)
+        except FileNotFoundError as error:  # not an address either
+            if dist.get_world_size() == 1:
+                raise
+            raise CheckpointError(
+                f"{filename}: process {dist.get_rank()} on {platform.node()} has no such file; "
+                "every machine reads the checkpoint: use a shared folder, or copy it to the same "
+                "path"
+            ) from error
     weights = content.get("state_dict", content) if isinstance(content, dict) else None
     if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights):
         raise CheckpointError(f"{filename}: contains no state dict")

@@ -37,8 +37,9 @@ def lock_work_dir(work_dir: str) -> Iterator[None]:
         LaunchError: if another process holds the lock.
     """
     path = Path(work_dir, ".training")
-    with path.open("a+") as file:
-        file.seek(0)
+    # A link must not lead the text below into another file.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    with os.fdopen(descriptor, "r+") as file:
         try:
             if fcntl is not None:
                 # Not `flock`: the workers of a killed process would hold it until they end.
@@ -56,7 +57,7 @@ def lock_work_dir(work_dir: str) -> Iterator[None]:
                 logger="current",
                 level=logging.WARNING,
             )
-        file.truncate(0)
+        file.truncate()
         print(f"process {os.getpid()} on {platform.node()}", file=file, flush=True)
         yield
 
@@ -135,6 +136,9 @@ def newest_complete(folder: Path) -> tuple[Path | None, list[str]]:
         CheckpointError: if there are checkpoints and all are damaged.
     """
     problems = []
+    last = folder / Path(_read_word(folder / LAST)).name
+    if last != folder and not last.exists():
+        problems.append(f"{folder}/{LAST} names {str(last)!r}, which does not exist")
     for path in find_checkpoints(folder)[0]:
         try:
             read_checkpoint(path)

@@ -114,4 +114,4 @@ def test_machines_without_a_common_folder(tmp_path):
     words = train_words(config, Path("work"), *options, flags=("--resume",))
     result = run_tool("train.py", *words, machines=machines)
     assert result.returncode != 0
-    assert re.search(r"mmseg_ext: .*work/iter_2\.pth can not be found", result.stderr)
+    assert re.search(r"mmseg_ext: work/iter_2\.pth: .*process 1.*shared folder", result.stderr)

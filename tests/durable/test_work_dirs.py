@@ -118,6 +118,14 @@ def test_a_second_training_in_the_folder_is_refused(tmp_path):
         pass
 
 
+def test_the_lock_follows_no_link(tmp_path):
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / ".training").symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match="symbolic link"), lock_work_dir(str(tmp_path)):
+        pass
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
 def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
     """As some NFS and Lustre mounts."""
     monkeypatch.setattr(work_dir, "print_log", log := mock.Mock())

@@ -100,7 +100,9 @@ def test_resume_prefers_the_work_directory_to_a_configs_load_from(trained, tmp_p
 
     for name in ("iter_4.pth", "iter_8.pth"):
         (tmp_path / "work" / name).write_bytes(b"")
-    message = fails(train, *resume)
+    (tmp_path / "work/last_checkpoint").write_text(str(tmp_path / "iter_9.pth"))
+    missing, message = tmp_path / "work/iter_9.pth", fails(train, *resume)
+    assert f"last_checkpoint names '{missing}'" in message
     for part in ("iter_4.pth", "iter_8.pth", "--cfg-options load_from=FILE"):
         assert part in message
 
@@ -112,7 +114,7 @@ def gloo_threads() -> int:
 
 @pytest.mark.usefixtures("_one_process_of_torchrun")
 def test_a_group_on_the_cpu_trains_sync_bn_as_bn(tmp_path):
-    """With one warning.
+    """With one warning; gradients of a save within an accumulation are gathered over gloo.
 
     A thread of gloo that outlives the run could abort the process.
     """
@@ -120,7 +122,8 @@ def test_a_group_on_the_cpu_trains_sync_bn_as_bn(tmp_path):
     config.write_text(config.read_text().replace('type="GN", num_groups=4', 'type="SyncBN"'))
     options = ["train_cfg.max_iters=1", "find_unused_parameters=True"]
     words = train_words(config, tmp_path / "work", "optim_wrapper.accumulative_counts=2", *options)
-    with clean_end():
+    new_group, groups = torch.distributed.new_group, []
+    with pytest.MonkeyPatch.context() as patch, clean_end():
         runner = built(*words, "--launcher", "pytorch")
         assert runner.model.find_unused_parameters
         cfg = load_config(str(config), launcher="pytorch")
@@ -131,11 +134,17 @@ def test_a_group_on_the_cpu_trains_sync_bn_as_bn(tmp_path):
         norms = [m for m in runner.model.modules() if isinstance(m, _BatchNorm)]
         assert norms and not any(isinstance(m, nn.SyncBatchNorm) for m in norms)
         before = norms[0].running_mean.clone()
+        patch.setattr(dist, "get_backend", lambda: "nccl")
+        patch.setattr(torch.distributed, "all_gather_object", None)  # to all ranks, over nccl
+        patch.setattr(
+            torch.distributed, "new_group", lambda **k: groups.append(k) or new_group(**k)
+        )
         runner.train()
         assert not torch.equal(norms[0].running_mean, before)
         runner.save_checkpoint(str(tmp_path), "now.pth", by_epoch=False)
         assert gloo_threads() > 0 or not Path("/proc/self/task").is_dir()
         del runner
+    assert groups == [{"backend": "gloo"}]
     assert len(read_checkpoint(tmp_path / "now.pth")["processes"]) == 1
     assert log_text(tmp_path / "work").count("norm_cfg: SyncBN does not run on a CPU") == 1
     assert not torch.distributed.is_initialized() and gloo_threads() == 0
