@@ -11,6 +11,7 @@ from mmseg_ext.commands import run
 from mmseg_ext.cost.model_cost import count_multiply_adds, count_products
 from mmseg_ext.layers import ExternalAttention2d, LambdaLayer, ReAttention
 from tests.configs import CONFIGS
+from tests.models import NARROW_RMT
 
 
 @pytest.mark.parametrize("side", [12, 50])  # the direct and the Fourier way
@@ -60,7 +61,7 @@ def test_modules_count_where_their_weights_are_used_without_a_call(layer, shape)
 @pytest.mark.parametrize(
     "config",
     [
-        {"type": "RMT", "arch": "tiny"},
+        {"type": "RMT", "arch": NARROW_RMT},
         {"type": "DeepViT", "re_attention": False, "arch": {"depth": 2}},
         {"type": "DeepViT", "arch": {"depth": 2}},
         {"type": "LambdaResNet", "depth": (1, 1, 1, 1)},
@@ -76,10 +77,8 @@ def test_counts_are_the_same_on_cpu_and_meta(config):
 
 
 def test_the_command_prints_one_row_for_each_config(capsys):
-    assert (
-        run("model_cost", [str(CONFIGS / "ea_r18_shapes.py"), str(CONFIGS / "fcn_r18_shapes.py")])
-        == 0
-    )
+    configs = [str(CONFIGS / f"{name}_r18_shapes.py") for name in ("ea", "fcn")]
+    assert run("model_cost", configs) == 0
     *_, alignment, ea, fcn = capsys.readouterr().out.splitlines()
     assert alignment == "| :-- | --: | --: | --: | --: |"
     assert ea == "| `ea_r18_shapes` | 96x96 | 0.97 | 0.15 | 0.15 |"
