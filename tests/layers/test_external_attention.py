@@ -13,7 +13,6 @@ from benchmarks.reference.external_attention import (
     PlainMultiHeadExternalAttention,
     double_normalized,
 )
-from mmseg_ext.cost.model_cost import count_multiply_adds
 from mmseg_ext.layers import ExternalAttention, ExternalAttention2d, MultiHeadExternalAttention
 from tests.engine.runs import in_ranks
 from tests.models import randomise
@@ -118,42 +117,20 @@ def test_initialization_is_the_published_one():
     assert block.conv1.bias.abs().max().item() <= 512**-0.5
 
 
-def test_multiply_adds_of_composed_form():
-    with torch.device("meta"):
-        block = ExternalAttention2d(512).eval()
-        x = torch.empty(1, 512, 128, 128)
-        composed = count_multiply_adds(block, x).all
-        plain = count_multiply_adds(PlainExternalAttention2d(block).eval(), x).all
-    assert plain == 9_663_676_416
-    attention, composition = 2 * 64 * 512 * 128 * 128, 2 * 64 * 512 * 512
-    assert composed == attention + composition  # 1.11 G
-
-
-MULTI_HEAD = [
-    {"embed_dim": 32, "num_heads": 2, "memory_size": 16},
-    {"embed_dim": 24, "num_heads": 3, "expansion": 2, "memory_size": 5},
-]
-
-
-def tokens_for(block: nn.Module) -> torch.Tensor:
-    """Tokens in float64; the block gets random parameters in float64."""
+@pytest.mark.parametrize(
+    ("block", "plain"),
+    [
+        (MultiHeadExternalAttention(32, 2, memory_size=16), PlainMultiHeadExternalAttention),
+        (MultiHeadExternalAttention(24, 3, 2, memory_size=5), PlainMultiHeadExternalAttention),
+        (ExternalAttention(12, memory_size=5), PlainExternalAttention),
+    ],
+)
+def test_equations_on_tokens(block, plain):
+    """Equations 7, 8, 10, 11 and nothing else."""
     for p in block.double().parameters():
         nn.init.normal_(p, std=0.5)
-    return torch.randn(2, 17, block.embed_dim, dtype=torch.float64)
-
-
-@pytest.mark.parametrize("case", MULTI_HEAD)
-def test_equations_head_by_head(case):
-    """Equations 7, 8, 10, 11 and nothing else."""
-    block = MultiHeadExternalAttention(**case)
-    x = tokens_for(block)
-    assert_same_function(block, PlainMultiHeadExternalAttention, x)
-
-
-def test_equations_of_two_memories():
-    block = ExternalAttention(12, memory_size=5)
-    x = tokens_for(block)
-    assert_same_function(block, PlainExternalAttention, x)
+    x = torch.randn(2, 17, block.embed_dim, dtype=torch.float64)
+    assert_same_function(block, plain, x)
 
 
 def test_dropout_is_applied_before_the_values_and_at_the_end():

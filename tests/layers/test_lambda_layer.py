@@ -27,6 +27,10 @@ def test_equations(size, scope):
     if scope == "global":
         arguments, way = {"receptive_field": None, "resolution": (7, 12)}, plain_lambda.table
     layer = randomise(small(intra_depth=2, **arguments)).double().eval()
+    if scope == "global":
+        for larger in ((8, 12), (7, 13)):
+            with pytest.raises(ValueError, match=rf"size \({larger[0]}, {larger[1]}\) .*\(7, 12\)"):
+                layer(torch.randn(1, 12, *larger).double())
     x = torch.randn(2, 12, *size).double()
     expected = plain_lambda.PlainLambdaLayer(layer, way)(x)
     assert torch.allclose(layer(x), expected, rtol=0, atol=1e-12)
@@ -59,20 +63,15 @@ def test_large_windows_on_large_maps_take_the_transform_on_a_cpu(side, taps, tra
     assert not should_use(values.to("meta"), weight.to("meta"))
 
 
-def test_squeeze_excitation_is_a_diagonal_lambda_shared_by_all_positions():
-    attention = SqueezeExcitation(8, 3)
-    x = torch.randn(2, 8, 5, 6)
+def test_channel_and_spatial_attention_are_lambdas():
+    """A diagonal lambda that all positions share, and a scalar lambda at each position."""
+    attention, x = SqueezeExcitation(8, 3), torch.randn(2, 8, 5, 6)
     lambdas = torch.diag_embed(attention.gates(x).flatten(1))  # (B, k, v), k = v = C, one head
     ours = apply_shared_lambda(x.unsqueeze(1), lambdas).squeeze(1)
     assert torch.allclose(ours, attention(x), atol=1e-6)
-
-
-def test_spatial_attention_is_a_scalar_lambda_at_each_position():
-    x = torch.randn(2, 8, 5, 6)
-    attention = nn.Conv2d(8, 1, 7, padding=3)(x).sigmoid()  # (B, 1, H, W)
-    lambdas = torch.eye(8)[None, :, :, None, None] * attention[:, :, None]  # (B, C, C, H, W)
-    ours = apply_lambdas(x.unsqueeze(1), lambdas).squeeze(1)
-    assert torch.allclose(ours, attention * x, atol=1e-6)
+    gates = nn.Conv2d(8, 1, 7, padding=3)(x).sigmoid()  # (B, 1, H, W)
+    lambdas = torch.eye(8)[None, :, :, None, None] * gates[:, :, None]  # (B, C, C, H, W)
+    assert torch.allclose(apply_lambdas(x.unsqueeze(1), lambdas).squeeze(1), gates * x, atol=1e-6)
 
 
 @pytest.mark.parametrize("pool,window", [("avg3", 3), ("avg2", 2)])
@@ -108,10 +107,3 @@ def test_initialization_of_the_paper():
     assert rest.std().item() == pytest.approx(400**-0.5, rel=0.03)
     assert layer.position.weight.std().item() == pytest.approx(16**-0.5, rel=0.03)
     assert not layer.position.bias.any()
-
-
-@pytest.mark.parametrize("size", [(7, 6), (6, 7)])
-def test_bad_inputs(size):
-    layer = small(receptive_field=None, resolution=(6, 6))
-    with pytest.raises(ValueError, match=rf"size \({size[0]}, {size[1]}\) .* resolution \(6, 6\)"):
-        layer(torch.randn(1, 12, *size))

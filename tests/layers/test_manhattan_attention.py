@@ -68,9 +68,18 @@ def test_equations_of_the_block():
 
 
 @pytest.mark.parametrize("decomposed", [True, False])
-def test_decays_and_phases_are_built_on_the_device(decomposed):
-    """A copy from the host would wait for the GPU. The meta device shows copies without a GPU."""
-    layer, x = attention(decomposed=decomposed).to("meta"), maps(1, 3, 31).to("meta")
+def test_operators(decomposed):
+    """Attention is fused, and decays and phases are built on the device.
+
+    A copy from the host would wait for the GPU. The meta device shows copies without a GPU.
+    """
+    layer = attention(decomposed=decomposed)
+    with Operators() as fused:
+        layer(maps()).sum().backward()
+    kernel = "_scaled_dot_product_flash_attention_for_cpu"
+    assert {kernel, f"{kernel}_backward"} <= fused.names.keys()
+    assert not fused.names.keys() & {"_softmax", "_safe_softmax", "bmm", "softmax"}
+    layer, x = layer.to("meta"), maps(1, 3, 31).to("meta")
     with Operators() as operators:
         layer(x)
     assert not operators.on_host and {"cos", "log1p"} <= operators.names.keys()
@@ -95,16 +104,6 @@ def test_slices_on_a_gpu_have_the_size_of_a_bias(size):
     again = 0 if forward == 1 else forward
     assert operators.names["_scaled_dot_product_efficient_attention"] == forward + again
     assert operators.largest <= 64 * 2**20
-
-
-@pytest.mark.parametrize("decomposed", [True, False])
-def test_runs_fused(decomposed):
-    layer, x = attention(decomposed=decomposed), maps()
-    with Operators() as operators:
-        layer(x).sum().backward()
-    assert "_scaled_dot_product_flash_attention_for_cpu" in operators.names
-    assert "_scaled_dot_product_flash_attention_for_cpu_backward" in operators.names
-    assert not operators.names.keys() & {"_softmax", "_safe_softmax", "bmm", "softmax"}
 
 
 @pytest.mark.parametrize("decay", ["logit", "product"])
