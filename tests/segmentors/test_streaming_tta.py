@@ -16,7 +16,6 @@ from PIL import Image
 
 from mmseg_ext.segmentors import StreamingSegTTAModel
 from tests.configs import CONFIGS
-from tests.segmentors import small
 from tests.segmentors.small import ONE_CHANNEL, batch_of_two, each_view, random_image, segmentor
 
 
@@ -62,24 +61,6 @@ def test_half_precision_logits_are_summed_in_single():
     views = [SegDataSample(seg_logits=PixelData(data=view)) for view in logits]
     (sample,) = StreamingSegTTAModel(segmentor(3), merge="logits").merge_preds([views])
     torch.testing.assert_close(sample.seg_logits.data, logits.float().sum(0), rtol=1e-6, atol=1e-6)
-
-
-def test_memory_does_not_grow_with_the_views():
-    """12 views take the logits of ten more than 2, where the stock model holds ten maps more."""
-    model = segmentor(channels=100, kind="StripEncoderDecoder")
-    image = random_image(48, 64)
-    one_map = 100 * 48 * 64 * 4
-
-    def peaks(tta) -> list[int]:
-        pairs = (1, 1, 6)  # the first call allocates for good
-        data = [pseudo_collate([small.views(image, (1.0,) * count)]) for count in pairs]
-        return [small.allocated_at_peak(lambda d=d: tta.test_step(d)) for d in data]
-
-    _, two, twelve = peaks(StreamingSegTTAModel(model))
-    assert twelve - two < 0.2 * one_map
-    model = segmentor(channels=100)
-    _, two, twelve = peaks(SegTTAModel(model))
-    assert twelve - two > 9 * one_map
 
 
 def published_views(rgb: np.ndarray) -> list[tuple[torch.Tensor, tuple[int, int], bool]]:
