@@ -117,6 +117,11 @@ def assert_same(ours, theirs, rtol: float = 1e-5) -> None:
         assert (a - b).abs().max() <= rtol * b.abs().max()
 
 
+def relative_error(a: Tensor, b: Tensor) -> Tensor:
+    """Return the root mean square of the difference, over that of `b`."""
+    return (a.float() - b).pow(2).mean().sqrt() / b.pow(2).mean().sqrt()
+
+
 def assert_autocast_close(model: nn.Module, forward, tolerance: float = 0.08) -> None:
     model.eval()
     with torch.no_grad():
@@ -125,8 +130,7 @@ def assert_autocast_close(model: nn.Module, forward, tolerance: float = 0.08) ->
             half = tensors(forward(model))
     for a, b in zip(half, full, strict=True):
         assert torch.isfinite(a).all()
-        error = (a.float() - b).pow(2).mean().sqrt() / b.pow(2).mean().sqrt()
-        assert error <= tolerance, f"relative RMS error {error:.3g} under bfloat16 autocast"
+        assert relative_error(a, b) <= tolerance
 
 
 def written_out_batch_norm(
@@ -244,19 +248,15 @@ class ModelTester:
         twin.load_state_dict(copy.deepcopy(model.state_dict()), strict=True)
         assert_same(twin(x), expected, rtol=0)
 
-    def test_autocast(self):
-        x = self.inputs(1)
-        assert_autocast_close(self.build(), lambda m: m(x), self.autocast_tolerance)
-
-    def test_half_precision_module(self):
-        """In bfloat16 the outputs are close to float32's, and gradients are finite."""
+    def test_half_precision(self):
+        """Under autocast and as a bfloat16 module: close to float32, and gradients are finite."""
         model, x = randomise(self.build()).eval(), self.inputs(1)
+        assert_autocast_close(model, lambda m: m(x), self.autocast_tolerance)
         half = copy.deepcopy(model).bfloat16()
         outputs = tensors(half(tree_map(lambda t: t.bfloat16(), x)))
         for ours, theirs in zip(outputs, tensors(model(x)), strict=True):
             assert ours.dtype == torch.bfloat16
-            error = (ours.float() - theirs).pow(2).mean().sqrt() / theirs.pow(2).mean().sqrt()
-            assert error <= self.autocast_tolerance
+            assert relative_error(ours, theirs) <= self.autocast_tolerance
         sum(t.float().mean() for t in outputs).backward()
         assert all(torch.isfinite(p.grad).all() for p in half.parameters())
 

@@ -31,7 +31,8 @@ class TestDeepViTConvolutional(TestDeepViT):
     config = {"type": "DeepViT", "arch": arch, "img_size": 64}
     deeper = {"arch": {**arch, "depth": 5}}
     traced = {"arch": {**arch, "re_attention_blocks": 4}, "out_indices": (0,)}
-    test_compiles_once_for_all_sizes = None  # the form above has the same blocks
+    # The form above has the same blocks.
+    test_compiles_once_for_all_sizes = test_weights_of_another_depth_or_shape = None
 
 
 def test_pads_to_a_multiple_of_the_patch():
@@ -42,17 +43,15 @@ def test_pads_to_a_multiple_of_the_patch():
 
 
 def test_interpolated_positions():
-    """As mmsegmentation's vision transformer resizes them; on their own grid they are untouched."""
+    """As mmsegmentation's vision transformer resizes them; on their own grid they are untouched.
+
+    On CUDA the gradient of PyTorch's bicubic resize, which we do not use, is not deterministic.
+    """
     model = DeepViT(arch=SMALL, img_size=128)
     assert positions_at(model.pos_embed, model.grid, (8, 8)) is model.pos_embed
     for table, tolerance in ((model.pos_embed, 1e-6), (model.pos_embed.double(), 1e-14)):
         expected = VisionTransformer.resize_pos_embed(table, (5, 12), (8, 8), "bicubic")
         assert_same(positions_at(table, model.grid, (5, 12)), expected, rtol=tolerance)
-
-
-def test_resized_positions_have_a_deterministic_gradient():
-    """On CUDA the gradient of PyTorch's bicubic resize is not deterministic."""
-    model = DeepViT(arch=SMALL, img_size=64)
     nodes = [positions_at(model.pos_embed, model.grid, (5, 12)).grad_fn]
     for node in nodes:
         nodes.extend(n for n, _ in node.next_functions if n is not None)

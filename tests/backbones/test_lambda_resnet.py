@@ -47,6 +47,7 @@ class TestDilated(BackboneTester):
     deeper = {"depth": (1, 1, 2, 3)}
     traced = {"lambda_stages": (2,), "out_indices": (2,)}
     size = (32, 48)
+    test_weights_of_another_depth_or_shape = None  # as above
 
 
 def lambda_layers(model):
@@ -80,16 +81,6 @@ def test_dilation_keeps_the_finer_map_of_stride_32():
     assert pooled == ["layer2.0.conv2"]
 
 
-def test_shared_embeddings_are_one_table_per_stage():
-    with torch.device("meta"):
-        shared = LambdaResNet(depth=(2, 2, 3, 2), share_embeddings="stage")
-    owners = [k for k in shared.state_dict() if k.endswith("position.weight")]
-    assert owners == [f"layer{i}.0.conv2.position.weight" for i in range(1, 5)]
-    layers = lambda_layers(shared)
-    assert layers["layer3.2.conv2"].embeddings is layers["layer3.0.conv2"].position
-    assert layers["layer3.0.conv2"].embeddings is not layers["layer2.0.conv2"].embeddings
-
-
 def test_global_context():
     model = LambdaResNet(depth=(1, 1, 2, 1), receptive_field=None, resolution=(64, 96)).eval()
     sizes = [layer.resolution for layer in lambda_layers(model).values()]
@@ -101,12 +92,19 @@ def test_global_context():
     assert model(torch.randn(1, 3, 33, 70))[3].shape == (1, 2048, 2, 3)
 
 
-def test_residual_branches_start_at_zero():
-    block = LambdaResNet(depth=(2, 1, 1, 1)).layer1[1].eval()
-    x = torch.rand(1, 256, 6, 6)
+def test_settings_of_blocks():
+    """Branches start at zero; shared embeddings are a table per stage; `norm_eval` is mmseg's."""
+    model = LambdaResNet(depth=(2, 1, 1, 2), norm_eval=True, share_embeddings="stage").train()
+    assert model.layer2.training and not model.layer2[0].conv2.norm_q.training
+    block, x = model.layer1[1].eval(), torch.rand(1, 256, 6, 6)
     assert torch.equal(block(x), x)
     queries = block.conv2.qkv.weight[: block.conv2.channels[0]]
     assert queries.std().item() == pytest.approx((64 * 16) ** -0.5, rel=0.1)  # the paper's
+    owners = [k for k in model.state_dict() if k.endswith("position.weight")]
+    assert owners == [f"layer{i}.0.conv2.position.weight" for i in range(1, 5)]
+    layers = lambda_layers(model)
+    assert layers["layer4.1.conv2"].embeddings is layers["layer4.0.conv2"].position
+    assert layers["layer4.0.conv2"].embeddings is not layers["layer1.0.conv2"].embeddings
 
 
 def test_squeeze_excitation_multiplies_by_the_gates():
@@ -115,11 +113,6 @@ def test_squeeze_excitation_multiplies_by_the_gates():
     hidden = (means @ layer.fc1.weight.flatten(1).T + layer.fc1.bias).clamp(min=0)
     logits = hidden @ layer.fc2.weight.flatten(1).T + layer.fc2.bias
     assert_same(layer(x), x / (1 + torch.exp(-logits))[..., None, None], rtol=1e-12)
-
-
-def test_norm_eval():
-    model = LambdaResNet(depth=(1, 1, 1, 1), norm_eval=True).train()
-    assert model.layer2.training and not model.layer2[0].conv2.norm_q.training
 
 
 @pytest.mark.parametrize(
