@@ -22,8 +22,10 @@ def test_deepvit_backbone_drops_the_classifier(deepvit):
     DeepViT(arch="16b").load_state_dict(weights, strict=True)
 
 
-@pytest.mark.parametrize("arch", ["24b", "32b", "s", "l"])
-@pytest.mark.parametrize("re_attention", [True, False])
+@pytest.mark.parametrize(
+    ("arch", "re_attention"),
+    [("24b", True), ("32b", True), ("s", True), ("l", True), ("s", False)],
+)
 def test_deepvit_architecture_is_inferred(arch, re_attention):
     with torch.device("meta"):
         model = DeepViT(arch=arch, num_classes=10, re_attention=re_attention)

@@ -19,7 +19,7 @@ from mmseg_ext.commands.train import parser as train_parser
 from mmseg_ext.commands.train import runner_of
 from mmseg_ext.evaluation import CheckedIoUMetric
 from mmseg_ext.reports import RunResultsHook, results_hook
-from mmseg_ext.reports.curves import curves_figure, curves_svg, prediction_loss
+from mmseg_ext.reports.curves import curves_figure, curves_svg
 from mmseg_ext.reports.page import page
 from mmseg_ext.reports.pictures import error_overlay
 from mmseg_ext.reports.results_hook import class_iou
@@ -32,7 +32,9 @@ CLASSES, PALETTE = ["ground", "box <b>", "sky"], [(30, 30, 30), (220, 80, 60), (
 def a_run(name: str, confusion: list[list[int]]) -> Run:
     examples = [("a.jpg", "data:image/jpeg;base64,", 0.9)]
     shown = (5, "EAHead on ShapesDataset", CLASSES, PALETTE, np.array(confusion), examples)
-    curves = {"loss": {10: 1.5, 20: 0.7}, "mIoU": {20: 48.25}}
+    # Of several losses the curve shows the one of the logits that are predicted.
+    curves = {"decode.pam_cam.loss_ce": {10: 1.5, 20: 0.7}, "decode.pam.loss_ce": {20: 9.0}}
+    curves |= {"loss": {20: 9.7}, "mIoU": {20: 48.25}}
     results = Results("validation at iteration 20", *shown)
     return Run(name, "a = 1\n", {"python": "3"}, curves, results, seconds=30)
 
@@ -145,6 +147,7 @@ def test_curves_start_at_zero_in_one_color_for_each_run():
     assert [axes.get_ylim()[0] for axes in (loss, miou)] == [loss.get_xlim()[0], 0] == [0, 0]
     assert miou.get_ylim()[1] == 100 and loss.get_ylim()[1] >= 1.5
     assert [line.get_data()[1].tolist() for line in miou.lines] == [[48.25]] * 3
+    assert [line.get_data()[1].tolist() for line in loss.lines] == [[1.5, 0.7]] * 3
     assert miou.get_legend().get_texts()[0].get_text() == "run 0 48.2"
     svg = curves_svg({"costs $a$": curves})
     assert "costs $a$" in svg and "var(--soft)" in svg and "var(--line)" in svg
@@ -278,10 +281,3 @@ def test_page_of_two_runs_loads_nothing(work_dir, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == str(path)
     sources = re.findall('src="(.*?)"', path.read_text())
     assert len(sources) == 12 and all(s.startswith("data:image/jpeg") for s in sources)
-
-
-def test_prediction_loss_of_a_head_with_three():
-    names = ("loss", "decode.pam_cam.loss_ce", "decode.pam.loss_ce", "decode.cam.loss_ce")
-    curves = {name: {1: float(i)} for i, name in enumerate(names)}
-    assert prediction_loss(curves) == {1: 1.0}
-    assert prediction_loss({"loss": curves["loss"]}) == {1: 0.0}

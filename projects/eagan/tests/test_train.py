@@ -27,8 +27,8 @@ def networks(folder) -> dict[str, torch.Tensor]:
     }
 
 
-def test_resuming_changes_nothing(tmp_path, shapes, monkeypatch):
-    """The run is interrupted in the middle of the second epoch."""
+def test_resuming_changes_nothing(tmp_path, shapes, monkeypatch, capsys):
+    """The run is interrupted in the middle of the second epoch; evaluation writes pictures."""
     train("shapes", *shapes, tmp_path / "whole", steps=5, seed=1)
     save = runs.Run.save
 
@@ -44,6 +44,12 @@ def test_resuming_changes_nothing(tmp_path, shapes, monkeypatch):
     train("shapes", *shapes, tmp_path / "cut", steps=5, seed=1, resume=True)
     whole, cut = networks(tmp_path / "whole"), networks(tmp_path / "cut")
     assert [name for name in whole if not torch.equal(whole[name], cut[name])] == []
+
+    evaluate.main([str(tmp_path / "cut"), "--samples", "50"])
+    assert "distance" in capsys.readouterr().out
+    assert len(list((tmp_path / "cut/generated").glob("*.png"))) == 50
+    with Image.open(tmp_path / "cut/real/01999.png") as picture:
+        assert (picture.mode, picture.size) == ("RGB", (16, 16))
 
 
 def test_folders_are_not_mixed_up(tmp_path, shapes):
@@ -67,15 +73,6 @@ def test_a_short_training_reaches_its_floor(tmp_path):
     first, last = log[0], log[-1]
     assert last["distance"] < 0.7 * first["distance"]
     assert last["recognised"] > 0.25
-
-
-def test_evaluation_writes_pictures(tmp_path, shapes, capsys):
-    train("shapes", *shapes, tmp_path, steps=1)
-    evaluate.main([str(tmp_path), "--samples", "50"])
-    assert "distance" in capsys.readouterr().out
-    assert len(list((tmp_path / "generated").glob("*.png"))) == 50
-    with Image.open(tmp_path / "real/01999.png") as picture:
-        assert (picture.mode, picture.size) == ("RGB", (16, 16))
 
 
 def test_distances_that_are_known():

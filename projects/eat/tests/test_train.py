@@ -30,7 +30,7 @@ def test_part_iou_of_known_predictions():
 
 def test_resuming_changes_nothing(tmp_path, solids, monkeypatch):
     """Dropout, augmentation, order, optimizer and learning rate continue unchanged."""
-    train("solids", *solids, tmp_path / "whole", epochs=3, seed=1)
+    train("solids", *solids, tmp_path / "whole", epochs=2, seed=1)
     save = runs.Run.save
 
     def save_and_stop(run: runs.Run) -> None:
@@ -39,9 +39,9 @@ def test_resuming_changes_nothing(tmp_path, solids, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(runs.Run, "save", save_and_stop)
-        train("solids", *solids, tmp_path / "cut", epochs=3, seed=1)
+        train("solids", *solids, tmp_path / "cut", epochs=2, seed=1)
     torch.manual_seed(99)
-    train("solids", *solids, tmp_path / "cut", epochs=3, seed=1, resume=True)
+    train("solids", *solids, tmp_path / "cut", epochs=2, seed=1, resume=True)
     whole, cut = (runs.load(tmp_path / name)["parts"]["network"] for name in ("whole", "cut"))
     assert [name for name in whole if not torch.equal(whole[name], cut[name])] == []
 
