@@ -77,9 +77,13 @@ def test_rmt_in_a_config_of_mmdetections(clone):
     assert [tuple(m.shape) for m in maps] == [(1, 256, n, n) for n in (16, 8, 4, 2, 1)]
 
 
-# Shorter, and smaller images.
+# A narrow network, fewer iterations and smaller images.
+THIN = """
+model.pretrained=None model.backbone.base_channels=8 model.backbone.stem_channels=8
+model.decode_head.in_channels=256 model.auxiliary_head.in_channels=128
+"""
 SHORT = """
-model.pretrained=None model.data_preprocessor.size=(32,32)
+model.data_preprocessor.size=(32,32)
 train_dataloader.dataset.pipeline.2.scale=(64,48)
 train_dataloader.dataset.pipeline.3.crop_size=(32,32)
 train_cfg.max_iters=2 train_cfg.val_interval=2 default_hooks.checkpoint.interval=2
@@ -101,9 +105,10 @@ def test_the_readmes_config_on_one_of_mmsegmentations(tmp_path):
     (tmp_path / "data").mkdir()
     make_tree("cityscapes", tmp_path / "made").root.rename(tmp_path / "data/cityscapes")
     small = "test_dataloader.dataset.pipeline.1.scale=(64,48)"
+    thin = ["--cfg-options", *THIN.split()]
     for words in (
-        ["train.py", "configs/mine.py", "--cfg-options", f"val_{small[5:]}", *SHORT.split()],
-        ["test.py", "configs/mine.py", "work_dirs/mine/iter_2.pth", "--cfg-options", small],
+        ["train.py", "configs/mine.py", *thin, f"val_{small[5:]}", *SHORT.split()],
+        ["test.py", "configs/mine.py", "work_dirs/mine/iter_2.pth", *thin, small],
     ):
         result = run_script(ROOT / "tools" / words[0], *words[1:], folder=tmp_path)
         assert result.returncode == 0, result.stderr

@@ -127,9 +127,8 @@ def test_the_wheels_description_stands_alone(wheel):
 
 def test_a_wheel_in_an_empty_folder(wheel, tmp_path):
     """Link the configs as a page says, and segment a photo."""
-    command = write_command(
-        tmp_path / "bin", "mmseg-ext", f'exec {sys.executable} -m mmseg_ext "$@"'
-    )
+    start = f'exec {sys.executable} -c "import mmseg_ext_cli as c; c.main()" "$@"'
+    command = write_command(tmp_path / "bin", "mmseg-ext", start)
     own = {"PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(wheel)}
     (link,) = re.findall(
         r"^```bash\n(.*?)^```$", (ROOT / "docs/own_head.md").read_text(), re.M | re.S

@@ -116,22 +116,12 @@ def test_environment_table(monkeypatch, capsys):
         assert word in printed
 
 
-@pytest.mark.parametrize(
-    ("missing", "message"),
-    [
-        (("mmseg", "mmdet", "mmpretrain"), "the package 'mmseg' is not installed; run: pip"),
-        # mmseg 1.2.2 without ftfy: the package can be imported, its models cannot.
-        (("mmseg.models",), "'mmseg.models' is installed but fails to import ("),
-        (("mmengine",), "the package 'mmengine' is not installed; run: pip"),
-    ],
-)
-def test_a_command_without_packages_says_what_to_install(missing, message, tmp_path):
-    result = run_without(
-        missing, tmp_path, str(ROOT / "tools/train.py"), "c.py", "--cfg-options", "a=1"
-    )
+def test_a_command_without_packages_says_what_to_install(tmp_path):
+    words = (str(ROOT / "tools/train.py"), "c.py", "--cfg-options", "a=1")
+    result = run_without(("mmengine",), tmp_path, *words)
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
-    assert line.startswith(f"mmseg_ext: {message}") and "pip install onedl-mmcv" in line
+    assert line.startswith("mmseg_ext: the package 'mmengine' is not installed; run: pip install")
 
 
 def test_a_torchvision_of_another_torch_is_named(tmp_path):
@@ -174,12 +164,16 @@ def test_another_project_with_a_package_of_this_name(version, told, tmp_path, mo
 stack_problem = environment.stack_problem.__wrapped__  # without its cache
 
 
-@pytest.mark.parametrize("version", ["0.30.0", None])
-def test_an_old_or_unknown_stack_is_named(version, monkeypatch):
-    monkeypatch.setattr("mmseg.__version__", version)
-    assert f"mmseg {version} is older than 1.2.2" in stack_problem()
+def test_an_old_or_incomplete_stack_is_named(monkeypatch):
+    for version in ("0.30.0", None):
+        monkeypatch.setattr("mmseg.__version__", version)
+        assert f"mmseg {version} is older than 1.2.2" in stack_problem()
     monkeypatch.setattr("mmseg.__version__", "1.2.2")
     assert stack_problem() is None
+    monkeypatch.setitem(sys.modules, "mmseg.models", None)  # as 1.2.2 is without ftfy
+    assert "'mmseg.models' is installed but fails to import (" in stack_problem()
+    monkeypatch.setitem(sys.modules, "mmseg", None)
+    assert "the package 'mmseg' is not installed; " in stack_problem()
 
 
 def test_missing_operators_are_replaced_not_installed(monkeypatch):

@@ -115,7 +115,7 @@ def test_status_of_the_process(main, status, printed, monkeypatch, capsys):
 def test_a_reader_that_ends_first_is_no_error(tmp_path):
     """As in `mmseg-ext print_config CONFIG | head`."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    command = [sys.executable, "-m", "mmseg_ext", "where"]
+    command = [sys.executable, "-c", "import mmseg_ext_cli; mmseg_ext_cli.main()", "where"]
     with subprocess.Popen(command, cwd=tmp_path, **pipes) as process:
         process.stdout.close()
         assert (process.stderr.read(), process.wait()) == (b"", 141)

@@ -104,6 +104,8 @@ def test_compiled_training_has_the_same_losses(tmp_path):
         path = tmp_path / f"loss{i}"
         hooks = [dict(type="RecordLoss", path=str(path))]
         text = f"custom_hooks = {hooks}\ncompile = {compiled}\ntrain_cfg['max_iters'] = 2\n"
+        text += "model['backbone'].update(num_stages=1, strides=(1,), dilations=(1,))\n"
+        text += "model['backbone']['out_indices'], model['decode_head']['in_channels'] = (0,), 8\n"
         config = write_config(tmp_path, text, f"compiled{i}.py")
         train([str(config), "--work-dir", str(tmp_path / f"work{i}")])
         losses.append([*recorded(Path(f"{path}.0")).values()])

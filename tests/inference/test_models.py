@@ -25,8 +25,6 @@ def test_models_have_the_names_of_the_configs():
     assert mmseg_ext.list_models("ea_r18_*") == [n for n in names if n.startswith("ea_r18_")]
     with pytest.raises(ValueError, match="ea_r18_shapes"):
         mmseg_ext.get_model("ea_r18_shape")
-    with pytest.raises(ValueError, match="list_models"):
-        mmseg_ext.get_model("?")
     model = mmseg_ext.get_model("ea_r18_shapes", device="meta")
     assert {p.device.type for p in model.parameters()} == {"meta"}
 
