@@ -9,8 +9,6 @@ from subprocess import CompletedProcess
 from unittest.mock import Mock
 
 import pytest
-from mmengine.registry import MODELS as ROOT_MODELS
-from mmengine.registry import Registry
 
 import mmseg_ext
 from mmseg_ext import environment
@@ -79,11 +77,6 @@ def test_importing_costs_what_the_stack_costs(tmp_path):
     result = run_without((), tmp_path, "-c", WITHOUT_THE_PACKAGE)
     new = {name.split(".")[0] for name in result.stdout.splitlines()[-1].split()}
     assert new - set(sys.stdlib_module_names) == {"filelock", "mmseg_ext"}, result.stderr
-
-
-def test_another_package_names_a_backbone_with_the_scope():
-    other = Registry("model", scope="other", parent=ROOT_MODELS)
-    assert type(other.build({"type": "mmseg.RMT", "arch": "tiny"})) is mmseg_ext.backbones.RMT
 
 
 WITHOUT_MMSEG = """

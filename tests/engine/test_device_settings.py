@@ -1,8 +1,6 @@
 """What a run sets for a GPU, tested without one; and compiled training."""
 
-import contextlib
 import copy
-import gc
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +11,8 @@ from mmseg_ext.commands.train import main as train
 from mmseg_ext.engine import amp
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper
 from mmseg_ext.engine.build import set_gpu_defaults
-from mmseg_ext.engine.distributed import CPUDistributedDataParallel
 from tests.configs import EXPERIMENTS, load
-from tests.engine.runs import in_ranks, recorded, write_config
+from tests.engine.runs import recorded, write_config
 
 
 @pytest.mark.parametrize(
@@ -49,48 +46,6 @@ def test_precision_and_pinned_memory_are_set_for_a_gpu(monkeypatch):
         loaders = (given.train_dataloader, given.val_dataloader)
         seen.append((precision, *(loader.get("pin_memory") for loader in loaders)))
     assert seen == [("highest", None, None), ("high", True, True), ("medium", False, True)]
-
-
-def accumulated_step(rank: int, folder: str, resumed: bool) -> None:
-    """Step after three batches; `resumed` starts with the gradients of the first two."""
-    torch.set_num_threads(1)
-    store = f"file://{folder}/store{resumed}"
-    torch.distributed.init_process_group("gloo", store, rank=rank, world_size=2)
-    torch.manual_seed(0)
-    layer = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4))
-    batches = torch.randn(2, 3, 8, 5)[rank]
-    model = CPUDistributedDataParallel(layer, broadcast_buffers=False, gradient_as_bucket_view=True)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    kept = f"{folder}/kept{rank}.pt"
-    if resumed:
-        state, gradients = torch.load(kept)
-        layer.load_state_dict(state)
-        for p, gradient in zip(layer.parameters(), gradients, strict=True):
-            p.grad = gradient
-    for i in range(2 if resumed else 0, 3):
-        with contextlib.nullcontext() if i == 2 else model.no_sync():
-            model(batches[i]).square().sum().backward()
-        if i == 1:
-            gradients = [p.grad.clone() for p in layer.parameters()]
-            torch.save((copy.deepcopy(layer.state_dict()), gradients), kept)
-    optimizer.step()
-    torch.save(layer.state_dict(), f"{folder}/{rank}{resumed}.pt")
-    # If DDP is the last owner of the group, its destructor can wait for ever for gloo's thread.
-    del model
-    gc.collect()
-    torch.distributed.destroy_process_group()
-
-
-def test_resume_within_an_accumulation_of_two_processes(tmp_path):
-    """The gradients of a checkpoint are no views of DDP's buckets."""
-    for resumed in (False, True):
-        in_ranks(accumulated_step, str(tmp_path), resumed)
-    for rank in range(2):
-        straight, resumed = (torch.load(tmp_path / f"{rank}{r}.pt") for r in (False, True))
-        different = {
-            n: (v, resumed[n]) for n, v in straight.items() if not torch.equal(v, resumed[n])
-        }
-        assert not different
 
 
 @pytest.mark.slow
