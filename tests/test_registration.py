@@ -9,6 +9,8 @@ from subprocess import CompletedProcess
 from unittest.mock import Mock
 
 import pytest
+from mmengine.registry import MODELS as ROOT_MODELS
+from mmengine.registry import Registry
 
 import mmseg_ext
 from mmseg_ext import environment
@@ -81,6 +83,8 @@ def test_importing_costs_what_the_stack_costs(tmp_path):
 
 WITHOUT_MMSEG = """
 import mmseg_ext, mmseg_ext.engine.build
+from mmengine.registry import MODELS as ROOT_MODELS
+from mmengine.registry import Registry
 from mmengine.registry import *
 other = Registry("model", scope="other", parent=MODELS)
 for name in ("RMT", "LambdaResNet", "DeepViT", "EAMLP"):
@@ -107,6 +111,11 @@ def test_environment_table(monkeypatch, capsys):
     assert captured.err == "a problem\n" and "a problem" in captured.out
     for word in ("mmseg_ext", "torch", "devices", "mmcv.ops", "EAHead", mmseg_ext.__version__):
         assert word in printed
+
+
+def test_another_package_names_a_backbone_with_the_scope():
+    other = Registry("model", scope="other", parent=ROOT_MODELS)
+    assert type(other.build({"type": "mmseg.RMT", "arch": "tiny"})) is mmseg_ext.backbones.RMT
 
 
 def test_a_command_without_packages_says_what_to_install(tmp_path):

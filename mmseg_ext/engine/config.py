@@ -77,7 +77,8 @@ def _path_of(name: str) -> str:
     if Path(name).suffix or Path(name).is_file():
         return name
     if name not in (names := model_names()):
-        raise LaunchError(f"config: there is no model {name!r}{nearest(name, names)}")
+        hint = nearest(name, names) or "; mmseg_ext.list_models() returns all names"
+        raise LaunchError(f"config: there is no model {name!r}{hint}")
     return str(configs_folder() / f"{name}.py")
 
 
