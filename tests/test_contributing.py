@@ -15,7 +15,7 @@ LINES = re.compile(r"^```diff\n(.*?)^```$", re.M | re.S)
 CONCERNED = (
     "tests/layers/test_foo.py",
     "tests/layers/test_every_layer.py::test_no_layer_is_left_out",
-    "tests/layers/test_every_layer.py::test_gradients_for_one_image[foo-True]",
+    "tests/layers/test_every_layer.py::test_memory_format_is_kept[foo]",
     "tests/decode_heads/test_every_head.py",
     "tests/test_configs.py::test_name_and_numbers_agree[foo_r101_ade20k_160k]",
     "tests/test_configs.py::test_one_training_step[foo_r101_ade20k_160k]",
