@@ -236,20 +236,28 @@ def merged_strips(views: Sequence[ScoreMap], merge: Merge) -> Iterator[tuple[int
     single channel). Each strip overwrites the one before.
     """
     height, width, channels = views[0].shape
-    rows = min(strip_height(width, channels, views[0].new_empty(0)), height)
-    total = views[0].new_empty(rows, width, channels)
+    total = views[0].new_empty(0)
+    rows = min(strip_height(width, channels, total), height)
+    total = total.new_empty(rows, width, channels)
+    buffers = () if merge == "logits" else (torch.empty_like(total), torch.empty_like(total))
     for top in range(0, height, rows):
-        strip = total[: height - top].zero_()
+        strip, *summands = (buffer[: height - top] for buffer in (total, *buffers))
+        strip.zero_()
         for view in views:
             if merge == "logits":
                 view.add_to(strip, top)
-                continue
-            scores = torch.zeros_like(strip)
-            view.add_to(scores, top)
-            strip += scores.sigmoid() if channels == 1 else scores.softmax(2)
+            else:
+                strip += _probabilities(view, top, *summands)
         if merge == "probs":
             strip /= len(views)
         yield top, strip
+
+
+def _probabilities(view: ScoreMap, top: int, scores: Tensor, out: Tensor) -> Tensor:
+    view.add_to(scores.zero_(), top)
+    if scores.shape[2] == 1:
+        return torch.sigmoid(scores, out=out)
+    return torch.softmax(scores, dim=2, out=out)
 
 
 def merged_prediction(
