@@ -148,10 +148,11 @@ class DurableCheckpointHook(CheckpointHook):
         folder, kept = Path(self.out_dir), runner.message_hub.runtime_info["keep_ckpt_ids"]
         needed = [*self._best(runner), *(folder / self._name(number) for number in kept)]
         newest = {_split(path)[0]: path for path in needed}
+        names = {path.name for path in needed}  # a path can be spelled in several ways
         for path in sorted(folder.glob("*.pth")):
             series, number = _split(path)
             newer = newest.get(series)
-            if newer is None or path in needed or number >= step or not newer.is_file():
+            if newer is None or path.name in names or number >= step or not newer.is_file():
                 continue
             if {origin_of(newer)[0], origin_of(path)[0]} == {self._run}:
                 runner.logger.info(f"removing {path}: {newer.name} replaces it")

@@ -13,14 +13,16 @@ from unittest import mock
 
 import pytest
 import torch
-from mmengine.hooks import EMAHook
+from mmengine.hooks import EMAHook, Hook
 
 from mmseg_ext.commands.test import main as score
 from mmseg_ext.durable import work_dir
 from mmseg_ext.durable.checkpoint_files import read_checkpoint
 from mmseg_ext.durable.plain_data import to_plain
 from mmseg_ext.durable.work_dir import lock_work_dir
+from mmseg_ext.engine.build import build_train_runner
 from mmseg_ext.errors import CheckpointError, LaunchError
+from tests.durable.curve_model import CONFIG
 from tests.engine.run_hooks import Crash
 from tests.engine.runs import built, log_text, run_tool, train_here, train_words, write_config
 from tests.engine.states import UNVALIDATED, assert_same
@@ -50,6 +52,23 @@ def test_paths_in_a_checkpoint_are_not_removed(tmp_path):
     assert "resumed epoch: 0, iter: 4" in log_text(work)
     assert (work / "best_mIoU_iter_8.pth").is_file()
     assert [path.read_bytes() for path in precious] == [b"precious"] * 2
+
+
+def test_the_best_stays_under_another_spelling_of_its_path(tmp_path, monkeypatch):
+    """A hook writes a relative path after the validation of iteration 3; iteration 4 is saved."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "curve.py").write_text(CONFIG)
+    runner, best = build_train_runner("curve.py"), []
+
+    class Respell(Hook):
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            if path := runner.message_hub.runtime_info.get("best_ckpt"):
+                runner.message_hub.update_info("best_ckpt", os.path.relpath(path))
+                best.append(Path(path).is_file())
+
+    runner.register_hook(Respell())
+    runner.train()
+    assert best == [True] * 3
 
 
 def test_weights_alone_cannot_be_resumed(tmp_path):
