@@ -70,7 +70,7 @@ class FiniteLossHook(Hook):
             problem = _find_problem(runner, self._losses)
             problem = problem and (
                 f"{problem}; the weights are unchanged. Images of the batch: "
-                f"{', '.join(self._images)}. --resume continues from the last "
+                f"{', '.join(self._images) or 'unknown'}. --resume continues from the last "
                 "checkpoint and reaches the same batch"
             )
             problems = [text for text in dist.all_gather_object(problem) if text]

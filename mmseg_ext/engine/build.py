@@ -48,8 +48,7 @@ def build_train_runner(
         enable_amp(cfg)
     if auto_scale_lr:
         enable_learning_rate_scaling(cfg)
-    if launcher not in ("none", "mpi"):  # mmengine's Runner creates the group of MPI
-        init_distributed(cfg)
+    init_distributed(cfg)
     _decide_resuming(cfg, resume, options or {})
     return _build(cfg, "train_loop", "val_loop")
 
@@ -90,8 +89,7 @@ def build_test_runner(
         metrics = cfg.test_evaluator
         for metric in metrics if isinstance(metrics, list) else [metrics]:
             metric.update(output_dir=out, keep_results=True)
-    if launcher not in ("none", "mpi"):
-        init_distributed(cfg)
+    init_distributed(cfg)
     return _build(cfg, "test_loop")
 
 

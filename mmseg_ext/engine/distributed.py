@@ -50,9 +50,13 @@ class CPUDistributedDataParallel(MMDistributedDataParallel):
 def init_distributed(cfg: Config) -> None:
     """Create the process group that `cfg.launcher` asks for: nccl on GPUs, gloo without a GPU.
 
+    Do nothing for `launcher='none'`, and for MPI, whose group mmengine's Runner creates.
+
     Raises:
         LaunchError: if environment variables of the launcher are missing.
     """
+    if cfg.launcher in ("none", "mpi"):
+        return
     settings = cfg.get("env_cfg", {}).get("dist_cfg", {})
     if cfg.launcher == "slurm":
         _set_slurm_rendezvous(settings.get("port"))
