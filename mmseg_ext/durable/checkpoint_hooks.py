@@ -88,7 +88,7 @@ class DurableCheckpointHook(CheckpointHook):
             remove_parts(place)
         self._remove_older(runner, self._step(runner))
         write_text(run, folder / RUN)
-        if others := sorted(path.name for path in find_checkpoints(folder)[1]):
+        if others := sorted(path.name for path in find_checkpoints(runner.cfg)[1]):
             runner.logger.warning(
                 f"{folder}: contains checkpoints of an earlier run ({', '.join(others)}), and this "
                 "run overwrites files with the same names; to continue the earlier run, use "

@@ -39,7 +39,6 @@ from mmseg_ext.durable.run_state import ProcessStateHook, fit_optimizer_state
 from mmseg_ext.durable.safe_loading import safe_loading
 from mmseg_ext.durable.terminal import quiet_terminal
 from mmseg_ext.durable.work_dir import (
-    checkpoint_folder,
     lock_work_dir,
     newest_complete,
     on_rank_zero,
@@ -168,7 +167,7 @@ class DurableRunner(Runner):
 
     def load_or_resume(self) -> None:
         if searches_checkpoint(self):
-            path, problems = on_rank_zero(lambda: newest_complete(checkpoint_folder(self.cfg)))
+            path, problems = on_rank_zero(lambda: newest_complete(self.cfg))
             for problem in problems:
                 self.logger.warning(f"{problem}; trying the checkpoint before it")
             resume_from(self, None if path is None else str(path))

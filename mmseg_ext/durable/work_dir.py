@@ -112,13 +112,14 @@ def _read_word(path: Path) -> str:
     return path.read_text(errors="replace").strip() if path.is_file() else ""
 
 
-def find_checkpoints(folder: Path) -> tuple[list[Path], list[Path]]:
+def find_checkpoints(cfg: Config) -> tuple[list[Path], list[Path]]:
     """Return the checkpoints of the run that owns the folder, newest first, and of earlier runs.
 
     A run can stop after it has saved a checkpoint and before it writes `last_checkpoint`, so this
     file only adds a checkpoint with another name. The path in it may be of a copied folder.
     """
-    last, run = Path(_read_word(folder / LAST)).name, _read_word(folder / RUN)
+    folder = checkpoint_folder(cfg)
+    last, run = Path(_read_word(Path(cfg.work_dir, LAST))).name, _read_word(folder / RUN)
     origins = {
         path: origin_of(path)
         for path in folder.glob("*.pth")
@@ -129,17 +130,26 @@ def find_checkpoints(folder: Path) -> tuple[list[Path], list[Path]]:
     return own, [path for path in newest_first if path not in own]
 
 
-def newest_complete(folder: Path) -> tuple[Path | None, list[str]]:
+def missing_checkpoint(cfg: Config) -> str:
+    """Return a line if the folder lacks the checkpoint of `last_checkpoint`, otherwise ''.
+
+    For example a relative `out_dir` is another folder if the run resumes from another directory.
+    """
+    folder, last = checkpoint_folder(cfg), _read_word(Path(cfg.work_dir, LAST))
+    if not last or (folder / Path(last).name).exists():
+        return ""
+    return f"{cfg.work_dir}/{LAST} names {last}, which is not in {str(folder)!r}"
+
+
+def newest_complete(cfg: Config) -> tuple[Path | None, list[str]]:
     """Return the newest readable checkpoint of the folder's run, and the problems of newer ones.
 
     Raises:
-        CheckpointError: if there are checkpoints and all are damaged.
+        CheckpointError: if there are checkpoints and all are damaged or elsewhere.
     """
-    problems = []
-    last = folder / Path(_read_word(folder / LAST)).name
-    if last != folder and not last.exists():
-        problems.append(f"{folder}/{LAST} names {str(last)!r}, which does not exist")
-    for path in find_checkpoints(folder)[0]:
+    missing = missing_checkpoint(cfg)
+    problems = [missing] if missing else []
+    for path in find_checkpoints(cfg)[0]:
         try:
             read_checkpoint(path)
         except (CheckpointError, OSError) as error:

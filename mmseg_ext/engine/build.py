@@ -20,7 +20,7 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
 from mmseg_ext.durable.checkpoint_files import published_name
-from mmseg_ext.durable.work_dir import checkpoint_folder, find_checkpoints, on_rank_zero
+from mmseg_ext.durable.work_dir import find_checkpoints, missing_checkpoint, on_rank_zero
 from mmseg_ext.engine.amp import enable_amp
 from mmseg_ext.engine.build_errors import check_metrics, dataset_warnings, explained
 from mmseg_ext.engine.config import load_config
@@ -132,10 +132,12 @@ def _decide_resuming(cfg: Config, resume: bool, options: dict) -> None:
     starts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     restarted = any(int(os.environ.get(name) or 0) > 0 for name in starts)
     wanted = restarted or (resume and not named)
-    own = on_rank_zero(lambda: wanted and bool(find_checkpoints(checkpoint_folder(cfg))[0]))
+    own = on_rank_zero(
+        lambda: wanted and bool(find_checkpoints(cfg)[0] or (resume and missing_checkpoint(cfg)))
+    )
     if own:
         cfg.load_from = None
-    # Without a checkpoint in the work directory, a config's `load_from` starts a new run.
+    # If the work directory names and has no checkpoint, a config's `load_from` starts a new run.
     cfg.resume = own or (resume and (named or not cfg.get("load_from")))
 
 

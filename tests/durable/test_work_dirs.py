@@ -103,6 +103,25 @@ def test_a_new_run_does_not_resume_from_an_older_run(tmp_path):
     assert "resumed epoch: 0, iter: 8" in log_text(work)  # named explicitly
 
 
+@pytest.mark.parametrize("settings", [(), ("load_from=weights.pth",)])
+def test_a_relative_out_dir_from_another_folder_is_refused(tmp_path, monkeypatch, settings):
+    """As a missing file in the default folder; from the first folder the run resumes."""
+    out = "default_hooks['checkpoint'].update(out_dir='out', filename_tmpl='step_{}.pth')\n"
+    given = "".join(f"{name}={value!r}\n" for name, value in (s.split("=") for s in settings))
+    own = "visualizer = dict(type='Visualizer')\n"
+    (tmp_path / "curve.py").write_text(CONFIG + own + out + given)
+    monkeypatch.chdir(tmp_path)
+    torch.save({"state_dict": {"weight": torch.zeros(2)}}, "weights.pth")
+    go(Path("curve.py"), Path("work"))
+    (tmp_path / "inside").mkdir()
+    monkeypatch.chdir("inside")
+    with pytest.raises(CheckpointError, match=r"step_8\.pth, which is not in 'out/work'; name"):
+        go(Path("../curve.py"), Path("../work"), resume=True)
+    monkeypatch.chdir(tmp_path)
+    go(Path("curve.py"), Path("work"), resume=True)
+    assert "resumed epoch: 0, iter: 8" in log_text(tmp_path / "work")
+
+
 def hold(work: Path, held) -> None:
     """Hold the lock as a training with a worker of its loader; send the worker's process id."""
     with lock_work_dir(str(work)):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from mmengine.config import Config
 from mmseg.evaluation import IoUMetric
 
 from mmseg_ext.atomic_write import atomic_write, write_text
@@ -78,7 +79,7 @@ def test_a_broken_file_is_named_and_the_one_before_taken(tmp_path, damage):
         last.unlink()
     torch.save({}, tmp_path / "best_mIoU_iter_16.pth")
     (tmp_path / "iter_20.pth").mkdir()
-    path, problems = newest_complete(tmp_path)
+    path, problems = newest_complete(Config(dict(work_dir=str(tmp_path))))
     assert path == tmp_path / "iter_8.pth"
     assert len(problems) == 1 and str(last) in problems[0]
 
@@ -103,7 +104,7 @@ def test_a_full_disk_ends_in_one_message_with_nothing_lost(tmp_path):
     assert names == ["iter_4.pth"]
     assert (work / "iter_4.pth").read_bytes() == before
     train_here(config, work, "train_cfg.max_iters=8", flags=("--resume",))
-    assert newest_complete(work) == (work / "iter_8.pth", [])
+    assert newest_complete(Config(dict(work_dir=str(work)))) == (work / "iter_8.pth", [])
 
     os.truncate(work / "iter_8.pth", 1000)  # and a damaged file is passed over, with a warning
     train_here(config, work, "train_cfg.max_iters=5", flags=("--resume",))
@@ -119,7 +120,7 @@ def test_the_older_one_goes_after_the_newer_is_whole(tmp_path, monkeypatch):
 
     def watched(path, missing_ok=False):
         if path.suffix == ".pth" and path.exists():
-            kept = newest_complete(work)[0]
+            kept = newest_complete(Config(dict(work_dir=str(work))))[0]
             assert kept is not None and kept != path
             assert kept.stat().st_mtime_ns >= path.stat().st_mtime_ns
             removed.append(path.name)

@@ -101,8 +101,8 @@ def test_resume_prefers_the_work_directory_to_a_configs_load_from(trained, tmp_p
     for name in ("iter_4.pth", "iter_8.pth"):
         (tmp_path / "work" / name).write_bytes(b"")
     (tmp_path / "work/last_checkpoint").write_text(str(tmp_path / "iter_9.pth"))
-    missing, message = tmp_path / "work/iter_9.pth", fails(train, *resume)
-    assert f"last_checkpoint names '{missing}'" in message
+    missing, message = f"{tmp_path}/iter_9.pth", fails(train, *resume)
+    assert f"last_checkpoint names {missing}, which is not in '{tmp_path / 'work'}'" in message
     for part in ("iter_4.pth", "iter_8.pth", "--cfg-options load_from=FILE"):
         assert part in message
 
