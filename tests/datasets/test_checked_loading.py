@@ -106,13 +106,17 @@ def test_the_loaders_own_settings_win(tmp_path):
         CheckedLoadAnnotations(num_classes=5).transform(sample(path))
 
 
-@pytest.mark.parametrize(("suffix", "kept"), [("jpg", 0), ("jpg", 0.97), ("png", 0.3)])
-def test_damaged_images_are_named(suffix, kept, tmp_path):
+@pytest.mark.parametrize(
+    ("suffix", "kept", "problem"),
+    [("jpg", 0, "does not decode"), ("jpg", 0.97, "is truncated"), ("png", 0.3, "is truncated")],
+)
+def test_damaged_images_are_named(suffix, kept, problem, tmp_path):
     path = tmp_path / f"image.{suffix}"
     save(path, random_image(np.random.RandomState(0), (64, 64)))
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * kept)])
-    with pytest.raises(UnreadableFileError, match=f"^{path}: .*{int(len(data) * kept)} bytes"):
+    message = rf"^{path}: {problem} \({int(len(data) * kept)} bytes"
+    with pytest.raises(UnreadableFileError, match=message):
         CheckedLoadImage().transform({"img_path": str(path)})
 
 
@@ -146,6 +150,16 @@ def test_every_base_refuses_by_name(layout, tmp_path):
         image.write_bytes(b"text")
         with pytest.raises(UnreadableFileError, match=f"^{image}: "):
             dataset[0]
+
+
+def test_a_list_of_names_keeps_its_order(tmp_path):
+    """Also if the folder has other images, and other suffixes."""
+    tree = make_tree("voc", tmp_path)
+    tree.image().rename(tree.image().with_suffix(".JPG"))
+    (tree.root / "ImageSets/Segmentation/val.txt").write_text("val2\nval0\n")
+    dataset = DATASETS.build(tree.config().val_dataloader.dataset)
+    names = [Path(dataset.get_data_info(i)["img_path"]).name for i in range(len(dataset))]
+    assert names == ["val2.jpg", "val0.jpg"]
 
 
 def test_a_single_image_needs_no_label_map():

@@ -88,6 +88,8 @@ def write_annotations(kind: str, folder: Path, count: int) -> list[str]:
             save(folder / f"{i:02d}_mask.png", label * 10 + 7)
         elif kind == "rgb":
             save(folder / f"{i:02d}.png", COLORS[label])
+        elif kind == "gray rgb":
+            save(folder / f"{i:02d}.png", np.repeat(label[..., None] * 9, 3, axis=2))
         elif kind == "palette":
             save(folder / f"{i:02d}.png", label, COLORS)
         elif kind == "swapped palettes":  # the colors have the meaning, not the indices
@@ -130,6 +132,7 @@ BY_COLOR = "#000000 is ground, #0080ff is small, #c80a0a is wide"
 FORMATS = {  # the text of the values
     "index": "7 is ground, 17 is small, 27 is wide",
     "rgb": BY_COLOR,
+    "gray rgb": "0 is ground, 9 is small, 18 is wide",
     "palette": "0 is ground, 1 is small, 2 is wide",
     "swapped palettes": BY_COLOR,
     "coco": "background is background, small is small, wide is wide",
