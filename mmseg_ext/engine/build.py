@@ -137,7 +137,7 @@ def _decide_resuming(cfg: Config, resume: bool, options: dict) -> None:
     )
     if own:
         cfg.load_from = None
-    # If the work directory names and has no checkpoint, a config's `load_from` starts a new run.
+    # Otherwise a config's `load_from` starts a new run.
     cfg.resume = own or (resume and (named or not cfg.get("load_from")))
 
 
