@@ -6,14 +6,15 @@ INSTALLED := $(VENV)/.installed
 # Two test workers run in parallel, with one thread each.
 WORKERS ?= 2
 
-.PHONY: help install demo demo-det compare docs test test-fast test-original lint clean
+.PHONY: help install demo demo-det compare docs test test-training test-fast test-original lint clean
 
 help:
 	@echo "make demo       train EANet on the generated dataset, test it, write a report"
 	@echo "make demo-det   train Mask R-CNN on the generated dataset, draw its detections"
 	@echo "make compare    train EANet, FCN and DANet with the same budget, write a report of the three"
 	@echo "make docs       build the documentation in site/; a warning is an error"
-	@echo "make test       lint, build the site and run every test"
+	@echo "make test       lint, build the site and run the tests"
+	@echo "make test-training  train the demo and EAGAN until they reach the results that the docs promise"
 	@echo "make test-fast  run the fast tests, after each change"
 	@echo "make test-original  run the stack check and the fast tests on mmsegmentation's original packages"
 	@echo "make lint       run ruff and pyright"
@@ -60,10 +61,14 @@ test: $(INSTALLED)
 	$(MAKE) --jobs 2 --output-sync lint docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=25
 
+# Golden losses and short runs in `make test` notice the same faults of a training earlier.
+test-training: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q -m training
+
 # Without the tests that train, export or start processes (listed in tests/conftest.py).
 test-fast: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(WORKERS) --dist worksteal -q \
-		-m "not slow and not distributed"
+		-m "not slow and not distributed and not training"
 
 # mmsegmentation's original packages, in a separate environment.
 ORIGINAL := .venv-original

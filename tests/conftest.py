@@ -64,8 +64,6 @@ def pytest_collection_modifyitems(items):
             backbone and any(name in item.name for name in SLOW_NAMES)
         ):
             item.add_marker("slow")
-    # Trainings of a minute come first, so no worker ends with one while the other is idle.
-    items.sort(key=lambda item: "reaches_its_floor" not in item.name)
 
 
 def pytest_collection_finish():
