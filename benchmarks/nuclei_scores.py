@@ -22,7 +22,8 @@ from mmengine.dataset import pseudo_collate
 
 import mmseg_ext
 from mmseg_ext.cost.model_cost import markdown
-from mmseg_ext.datasets.nuclei import SHARES, NucleiDataset, number_nuclei
+from mmseg_ext.datasets.nuclei import NucleiDataset, number_nuclei
+from mmseg_ext.datasets.pairing import SPLITS
 
 CLASSES = NucleiDataset.METAINFO["classes"]
 COLORED = 8  # mean difference between the largest and the smallest channel of stained tissue
@@ -134,7 +135,7 @@ def print_scores(models: dict[str, str], split: str, file: Path | None = None) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("split", choices=tuple(SHARES))
+    parser.add_argument("split", choices=SPLITS)
     parser.add_argument("models", nargs="+", metavar="CONFIG CHECKPOINT")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     args = parser.parse_args()

@@ -242,16 +242,17 @@ def model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", nargs="?", help="file, or 'none' for random weights")
 
 
-def named_model(args: argparse.Namespace, device: "str | torch.device" = "cpu") -> Any:
-    """Return the segmentor of the flags CONFIG and CHECKPOINT."""
+def named_model(args: argparse.Namespace) -> Any:
+    """Return the segmentor of the flags CONFIG and CHECKPOINT, on the device of `--device`."""
+    from mmseg_ext.engine.config import load_config
     from mmseg_ext.inference.models import DEFAULT, get_model
 
-    if not args.config:
-        return get_model(DEFAULT, pretrained=True, device=device)
-    if not args.checkpoint:
+    if args.config and not args.checkpoint:
         raise ValueError(f"{args.config}: name a checkpoint after it, or 'none'")
+    config = load_config(args.config or DEFAULT, getattr(args, "cfg_options", None))
     weights = None if args.checkpoint == "none" else args.checkpoint
-    return get_model(args.config, weights=weights, device=device)
+    device = usable_device(getattr(args, "device", "cpu"))  # `export` has no such flag
+    return get_model(config, pretrained=not args.config, weights=weights, device=device)
 
 
 def launcher_flags(parser: argparse.ArgumentParser) -> None:

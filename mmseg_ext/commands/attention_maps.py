@@ -5,9 +5,8 @@ Without CONFIG and CHECKPOINT, the project's own model is used.
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from mmseg_ext.commands import command, command_parser, config_flag, device_flag, usable_device
+from mmseg_ext.commands import command, command_parser, config_flag, device_flag, named_model
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,29 +24,12 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _named(args: argparse.Namespace) -> tuple[str, str | None, list[str]]:
-    """Return the config, the weights, and the images: the first words may be images.
-
-    Raises:
-        ValueError: for a config without a checkpoint and an image.
-    """
-    from mmseg_ext.inference.models import DEFAULT, list_models, pretrained_weights
-
-    words = [word for word in (args.config, args.checkpoint, *args.images) if word]
-    if not words[0].endswith(".py") and words[0] not in list_models():
-        return DEFAULT, str(pretrained_weights(DEFAULT)), words
-    if len(words) < 3:
-        raise ValueError(f"{words[0]}: name a checkpoint (or 'none') and an image after it")
-    return words[0], None if words[1] == "none" else words[1], words[2:]
-
-
 @command(parser)
 def main(args: argparse.Namespace) -> int:
     import numpy as np
     import torch
 
-    from mmseg_ext.engine.config import load_config
-    from mmseg_ext.inference.models import get_model
+    from mmseg_ext.inference.models import list_models
     from mmseg_ext.inspection.attention_pictures import (
         Scene,
         capture_inputs,
@@ -58,10 +40,13 @@ def main(args: argparse.Namespace) -> int:
         select_layers,
     )
 
-    path, weights, images = _named(args)
-    config = load_config(path, args.cfg_options)
+    words = [word for word in (args.config, args.checkpoint, *args.images) if word]
+    only_images = not words[0].endswith(".py") and words[0] not in list_models()
+    if not only_images and len(words) < 3:
+        raise ValueError(f"{words[0]}: name a checkpoint (or 'none') and an image after it")
+    args.config, args.checkpoint, *images = [None, None, *words] if only_images else words
     torch.manual_seed(0)  # for random weights
-    model: Any = get_model(config, weights=weights, device=usable_device(args.device))
+    model = named_model(args)
     meta = model.dataset_meta
     if args.list:
         for name, layer in find_layers(model).items():

@@ -31,18 +31,10 @@ def main(args: argparse.Namespace) -> int:
 
 def registered_names() -> list[str]:
     """Return the names that this package has registered with mmengine, sorted."""
-    from mmengine import registry as registries
+    from mmseg_ext.engine.build_errors import registries
 
-    roots = [root for root in vars(registries).values() if isinstance(root, registries.Registry)]
-    return sorted(
-        {
-            name
-            for root in roots
-            for registry in (root, *root.children.values())
-            for name, item in registry.module_dict.items()
-            if getattr(item, "__module__", "").startswith("mmseg_ext.")
-        }
-    )
+    items = [item for registry in registries() for item in registry.module_dict.items()]
+    return sorted({n for n, kind in items if kind.__module__.startswith("mmseg_ext.")})
 
 
 def describe() -> list[tuple[str, str]]:

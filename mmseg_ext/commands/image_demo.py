@@ -6,20 +6,12 @@ microscopy images.
 
 import argparse
 import csv
-import io
 import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmseg_ext.commands import (
-    command,
-    command_parser,
-    device_flag,
-    model_flags,
-    named_model,
-    usable_device,
-)
+from mmseg_ext.commands import command, command_parser, device_flag, model_flags, named_model
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -81,7 +73,7 @@ def find_images(path: Path, out: Path, recursive: bool = False) -> dict[Path, Pa
 def main(args: argparse.Namespace) -> int:
     from PIL import Image
 
-    from mmseg_ext.atomic_write import write_text
+    from mmseg_ext.atomic_write import atomic_write, write_text
     from mmseg_ext.datasets.images import progress
     from mmseg_ext.inference.objects import coco_annotation, geojson
     from mmseg_ext.inference.predictor import Predictor
@@ -90,7 +82,7 @@ def main(args: argparse.Namespace) -> int:
         raise ValueError(f"--opacity={args.opacity}: choose a number from 0 to 1")
     results = find_images(args.input, args.out, args.recursive)
     folder = args.input if args.input.is_dir() else args.input.parent
-    model = named_model(args, usable_device(args.device))
+    model = named_model(args)
     for about, text in model.terms.items():
         print(f"{about} (weights): {text}")
     predictor = Predictor(model, tile=args.tile, amp=args.amp)
@@ -114,8 +106,9 @@ def main(args: argparse.Namespace) -> int:
             print(f"error: {text if str(path) in text else f'{path}: {text}'}", file=sys.stderr)
             failed += 1
             continue
-        _save(Image.fromarray(result.labels), args.out / "labels" / name)
-        _save(overlay, args.out / "overlays" / name)
+        for kind, picture in (("labels", Image.fromarray(result.labels)), ("overlays", overlay)):
+            with atomic_write(args.out / kind / name) as part:
+                picture.save(part, "PNG")
         if args.json or args.coco or args.csv:
             classes = args.classes or result.classes
             objects = {c: result.objects(c, args.min_area) for c in classes}
@@ -136,7 +129,13 @@ def main(args: argparse.Namespace) -> int:
         content = {"images": images, "annotations": annotations, "categories": categories}
         write_text(json.dumps(content), args.out / "coco.json")
     if args.csv and rows:
-        write_text(_csv(rows), args.out / "classes.csv")
+        with (
+            atomic_write(args.out / "classes.csv") as part,
+            part.open("w", encoding="utf-8") as file,
+        ):
+            table = csv.DictWriter(file, rows[0], lineterminator="\n")
+            table.writeheader()
+            table.writerows(rows)
     print(f"{len(results) - failed} images segmented into {args.out}")
     return 1 if failed else 0
 
@@ -148,14 +147,6 @@ def _shares(result: "Segmentation", objects: dict[str, list]) -> dict:
         row[f"{name} share"] = f"{(result.labels == result.classes.index(name)).mean():.6f}"
         row[f"{name} objects"] = len(found)
     return row
-
-
-def _csv(rows: list[dict]) -> str:
-    text = io.StringIO()
-    table = csv.DictWriter(text, rows[0], lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-    return text.getvalue()
 
 
 def _check_size(path: Path, most: int) -> None:
@@ -186,10 +177,3 @@ def _with_labels(result: "Segmentation", opacity: float) -> "Image.Image":
     sample = SegDataSample(pred_sem_seg=PixelData(data=labels))
     visualizer.add_datasample("", result.image, sample, draw_gt=False, with_labels=True)
     return Image.fromarray(visualizer.get_image())
-
-
-def _save(picture: "Image.Image", path: Path) -> None:
-    from mmseg_ext.atomic_write import atomic_write
-
-    with atomic_write(path) as part:
-        picture.save(part, "PNG")

@@ -1,12 +1,9 @@
 """Test a segmentor: mmsegmentation's flags."""
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmseg_ext.commands import clean_end, command, command_parser, launcher_flags
-
-if TYPE_CHECKING:
-    from mmengine.runner import Runner
 
 
 def parser() -> argparse.ArgumentParser:
@@ -24,7 +21,7 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def runner_of(args: argparse.Namespace) -> "Runner":
+def runner_of(args: argparse.Namespace):
     """Build the Runner for parsed flags."""
     from mmseg_ext.engine.build import build_test_runner
 

@@ -1,12 +1,8 @@
 """Train a segmentor: mmsegmentation's flags, and --auto-scale-lr."""
 
 import argparse
-from typing import TYPE_CHECKING
 
 from mmseg_ext.commands import clean_end, command, command_parser, launcher_flags
-
-if TYPE_CHECKING:
-    from mmengine.runner import Runner
 
 
 def parser() -> argparse.ArgumentParser:
@@ -20,7 +16,7 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def runner_of(args: argparse.Namespace) -> "Runner":
+def runner_of(args: argparse.Namespace):
     """Build the Runner for parsed flags."""
     from mmseg_ext.engine.build import build_train_runner
 

@@ -27,7 +27,7 @@ class MultiplyAdds(NamedTuple):
     segmentation tables of most papers; products inside attention are missing. It counts modules
     whose weights are used without a call as called, so it can be larger than `all`. `all` counts
     every convolution and matrix product that runs. It counts a lambda layer as the paper's dense
-    form (`lambda_multiply_adds`), because the fast forms do not run it as matrix products.
+    form, because the fast forms do not run it as matrix products.
     """
 
     modules: int
@@ -45,7 +45,11 @@ def count_multiply_adds(model: nn.Module, x: Tensor) -> MultiplyAdds:
         if isinstance(layer, LambdaLayer):
             projection = products[f"{name}.qkv"]
             positions = projection // (len(x) * layer.qkv.weight.numel())
-            dense = len(x) * lambda_multiply_adds(layer, positions)
+            pairs = layer.key_depth * layer.value_depth
+            # The form of the paper: without the projection, with taps on padding.
+            taps = layer.receptive_field**2 if layer.receptive_field is not None else positions
+            content, position = layer.intra_depth + 2 * layer.num_heads, layer.intra_depth * taps
+            dense = len(x) * positions * pairs * (content + position)
             total += projection + dense - products[name]
     kinds = (nn.Linear, nn.modules.conv._ConvNd)
     counted = {name: module for name, module in modules.items() if isinstance(module, kinds)}
@@ -65,14 +69,6 @@ def count_products(run: Callable[[], object]) -> tuple[int, Counter[str]]:
     counts = counter.get_flop_counts()
     products = Counter({name: sum(kinds.values()) // 2 for name, kinds in counts.items()})
     return counter.get_total_flops() // 2, products
-
-
-def lambda_multiply_adds(layer: LambdaLayer, positions: int) -> int:
-    """Count the paper's dense form for one map: without projection, with taps on padding."""
-    pairs = layer.key_depth * layer.value_depth
-    taps = layer.receptive_field**2 if layer.receptive_field is not None else positions
-    content = layer.intra_depth + layer.num_heads
-    return positions * pairs * (content + layer.intra_depth * taps + layer.num_heads)
 
 
 # Kernels that torch's own table lacks; those for a CPU exist since torch 2.2.

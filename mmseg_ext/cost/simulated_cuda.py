@@ -45,7 +45,10 @@ class SimulatedCUDA(TorchDispatchMode):
 
     def __enter__(self):
         self._contexts = contextlib.ExitStack()
-        self._contexts.enter_context(_without_determinism_check())
+        # Activation checkpointing compares devices, which are meta inside an operator.
+        checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
+        self._contexts.callback(checks.update, dict(checks))
+        checks["default"] = lambda x: None
         self._contexts.enter_context(_Functions())
         return super().__enter__()
 
@@ -91,17 +94,6 @@ class SimulatedCUDA(TorchDispatchMode):
         self.current += size
         if self.current > self.peak:
             self.peak, self.gradients_at_peak = self.current, self.gradients
-
-
-@contextlib.contextmanager
-def _without_determinism_check() -> Iterator[None]:
-    """Let activation checkpointing compare no devices, which are meta inside an operator."""
-    checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
-    before, checks["default"] = checks["default"], lambda x: None
-    try:
-        yield
-    finally:
-        checks["default"] = before
 
 
 def _index(x, indices):

@@ -5,7 +5,7 @@ passes values outside the classes: the loss fails with a device-side assert, or 
 them silently.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from mmseg.datasets.transforms import LoadAnnotations
@@ -48,20 +48,10 @@ def _class_table(size: int, num_classes: int, info: Mapping) -> np.ndarray:
     return np.where(legal, table, -1)
 
 
-def _describe_values(label: np.ndarray, legal: np.ndarray, num_classes: int, info: Mapping) -> str:
-    values, pixels = np.unique(label, return_counts=True)
-    illegal = {int(v): int(n) for v, n in zip(values, pixels, strict=True) if not legal[v]}
-    ignored = info.get("ignore_index", 255)
-    classes = set(np.flatnonzero(legal).tolist()) - {ignored} or {ignored}
-    return (
-        f"values outside the {num_classes} classes: {describe_counts(illegal)}; "
-        f"expected {min(classes)} to {max(classes)}, or {ignored} for ignored pixels"
-    )
-
-
-def describe_counts(counts: Mapping[int, int]) -> str:
-    """Return '33 (432 pixels), ...' for the pixels of each value."""
-    return join_names([f"{value} ({count} pixels)" for value, count in counts.items()])
+def describe_counts(values: Iterable[int], counts: Iterable[int]) -> str:
+    """Return '33 (432 pixels), ...' for values and the number of pixels of each."""
+    pairs = zip(values, counts, strict=True)
+    return join_names([f"{value} ({count} pixels)" for value, count in pairs])
 
 
 def join_names(names: Sequence[str]) -> str:
@@ -107,7 +97,13 @@ class CheckedLoadAnnotations(LoadAnnotations):
         num_classes = info.get("num_classes") or 256
         table = _class_table(max(256, int(label.max()) + 1), num_classes, info)
         classes = table[label]  # (H, W), -1 for illegal values
-        if (classes < 0).any():
-            raise LabelError(f"{path}: {_describe_values(label, table >= 0, num_classes, info)}")
+        if (illegal := label[classes < 0]).size:
+            counts = describe_counts(*np.unique(illegal, return_counts=True))
+            ignored = info.get("ignore_index", 255)
+            expected = set(np.flatnonzero(table >= 0).tolist()) - {ignored} or {ignored}
+            raise LabelError(
+                f"{path}: values outside the {num_classes} classes: {counts}; expected "
+                f"{min(expected)} to {max(expected)}, or {ignored} for ignored pixels"
+            )
         results["gt_seg_map"] = classes.astype(np.uint8)
         results["seg_fields"].append("gt_seg_map")

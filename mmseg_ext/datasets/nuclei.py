@@ -14,19 +14,17 @@ from mmseg.registry import DATASETS
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.datasets.checked_dataset import CheckedDataset
 from mmseg_ext.datasets.images import decode, read_bytes
+from mmseg_ext.datasets.pairing import SPLITS
 from mmseg_ext.errors import LabelError
 
 LABEL_MAPS = "label_maps_1"  # the number changes with the labels that `draw_labels` draws
 REACH = 3  # pixels: a border pixel is at most this far from two nuclei
-SHARES = {"train": 0.6, "val": 0.2, "test": 0.2}
 
 
 def split_of(name: str) -> str:
     """Return the split of an ID, which depends only on the ID."""
     position = int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) / 2**32
-    if position < SHARES["train"]:
-        return "train"
-    return "val" if position < SHARES["train"] + SHARES["val"] else "test"
+    return "train" if position < 0.6 else "val" if position < 0.8 else "test"
 
 
 def number_nuclei(folder: Path) -> np.ndarray:
@@ -84,8 +82,8 @@ class NucleiDataset(CheckedDataset):
     )
 
     def __init__(self, data_root: str = "data/nuclei", split: str = "train", **kwargs):
-        if split not in SHARES:
-            raise ValueError(f"NucleiDataset: split={split!r}; use one of {', '.join(SHARES)}")
+        if split not in SPLITS:
+            raise ValueError(f"NucleiDataset: split={split!r}; use one of {', '.join(SPLITS)}")
         self.split = split
         kwargs.setdefault("data_prefix", dict(img_path="stage1_train"))
         super().__init__(data_root=data_root, img_suffix=".png", **kwargs)

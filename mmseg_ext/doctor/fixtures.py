@@ -2,18 +2,8 @@
 
 A fixture (`parity/NAME.npz`) stores the outputs `out_*` of a published module, computed in float64
 and eval mode. `meta` is a JSON string: repository, commit, the keys and shapes of the state dict in
-order, the shapes of the inputs, `seed`, `gain` and constructor arguments. Weights and inputs follow
-a rule, with
-
-    state = numpy.random.RandomState((zlib.crc32(NAME.encode()) + seed) & 0xFFFFFFFF)
-    a = state.standard_normal(shape)
-
-for the input or state dict key NAME, rounded to float32:
-
-- inputs: a
-- `num_batches_tracked`: 0; `running_var`: 1 + 0.25 |a|; `running_mean` and every `bias`: 0.1 a
-- other entries with at most one dimension, and names that start with `gamma`: 1 + 0.1 a
-- everything else: gain * a / sqrt(product of shape[1:])
+order, the shapes of the inputs, `seed`, `gain` and constructor arguments. Weights and inputs are
+computed from their names (`_entry`, `_normal`), rounded to float32.
 
 State dict entries that `meta` does not list keep the values of their formulas (RMT's angles and
 decays, EAMLP's positions). `eanet_r101_voc` stores every 4th row and column of the logits at input

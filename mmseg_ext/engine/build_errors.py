@@ -158,12 +158,12 @@ def _of_type(entries: _Entries, reason: str) -> LaunchError | None:
     for key, kind in entries:
         named = isinstance(kind, str) and re.search(rf"\b(None|{re.escape(kind)})\b", reason)
         if named and re.search(r"(^runner_|\.)type$", key) and _class_named(kind) is None:
-            names = {name for registry in _registries() for name in registry.module_dict}
+            names = {name for registry in registries() for name in registry.module_dict}
             return LaunchError(f"{key}={kind!r}: not registered{nearest(kind, names)}")
     return None
 
 
-def _registries() -> list[Registry]:
+def registries() -> list[Registry]:
     roots = [r for r in vars(mmengine.registry).values() if isinstance(r, Registry)]
     return [registry for root in roots for registry in (root, *root.children.values())]
 
@@ -173,7 +173,7 @@ def _class_named(kind: object) -> Callable | None:
     if not isinstance(kind, str):
         return kind if callable(kind) else None
     name = kind.rpartition(".")[2]
-    return next((r.module_dict[name] for r in _registries() if name in r.module_dict), None)
+    return next((r.module_dict[name] for r in registries() if name in r.module_dict), None)
 
 
 def _of_argument(

@@ -108,4 +108,4 @@ def _outside(values: Tensor, num_classes: int) -> str:
     if not outside.any():
         return ""
     found, counts = values[outside].unique(return_counts=True)
-    return describe_counts(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+    return describe_counts(found.tolist(), counts.tolist())

@@ -16,11 +16,7 @@ def explain_loss_error(
 ) -> None:
     """Raise the error of a run if the head's settings are the reason for the error of its loss.
 
-    Args:
-        key: key of the head in the config.
-        head: a `BaseDecodeHead`.
-        inputs: feature maps of the backbone or neck.
-        data_samples: `SegDataSample`s.
+    `key` is the head's key in the config, `inputs` are the feature maps of the backbone or neck.
 
     Raises:
         LaunchError: for settings that are wrong in every process.
@@ -32,10 +28,7 @@ def explain_loss_error(
     reason = _of_features(head, inputs) or _of_weights(head)
     if reason is not None:
         raise LaunchError(f"{key}.{reason}") from error
-    try:
-        values = {v for s in data_samples for v in s.gt_sem_seg.data.unique().tolist()}
-    except RuntimeError:  # unreadable labels, as on a GPU after a failed kernel: `error` is shown
-        return
+    values = {v for s in data_samples for v in s.gt_sem_seg.data.unique().tolist()}
     outside = sorted(v for v in values - {head.ignore_index} if not 0 <= v < head.num_classes)
     if outside:
         number = head.num_classes

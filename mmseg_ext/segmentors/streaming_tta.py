@@ -22,7 +22,6 @@ from mmengine.model import BaseTTAModel
 from mmengine.structures import PixelData
 from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
-from torch import Tensor
 
 from mmseg_ext.layers.precision import full_precision
 from mmseg_ext.segmentors.score_maps import Merge
@@ -78,7 +77,12 @@ class StreamingSegTTAModel(BaseTTAModel):
         return [self._merged(views) for views in data_samples_list]
 
     def _merged(self, views: Sequence[SegDataSample]) -> SegDataSample:
-        total: Any = sum(map(self._scores, views))  # C, H, W
+        softmax = self.merge == "probs" and self.module.out_channels > 1
+        total: Any = 0
+        for view in views:
+            scores: Any = view.seg_logits.data
+            scores = scores.to(full_precision(scores.dtype))
+            total = total + (scores.softmax(dim=0) if softmax else scores)  # C, H, W
         if self.merge == "probs":
             total /= len(views)
         if self.module.out_channels == 1:
@@ -90,11 +94,3 @@ class StreamingSegTTAModel(BaseTTAModel):
             sample.pop(name, None)
             sample.set_data({name: PixelData(data=data)})
         return sample
-
-    def _scores(self, sample: SegDataSample) -> Tensor:
-        """Return what one view adds to the map (C, H, W)."""
-        seg_logits: Any = sample.seg_logits
-        logits = seg_logits.data.to(full_precision(seg_logits.data.dtype))
-        if self.merge == "logits" or self.module.out_channels == 1:
-            return logits
-        return logits.softmax(dim=0)
