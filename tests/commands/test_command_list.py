@@ -48,8 +48,7 @@ HELP_OF_ALL = """
 import importlib
 import mmseg_ext_cli
 mmseg_ext_cli.registers_later = True
-from mmseg_ext.commands import COMMANDS, env, start
-from mmseg_ext import __version__
+from mmseg_ext.commands import COMMANDS
 for name in COMMANDS:
     parser = importlib.import_module("mmseg_ext.commands." + name).parser()
     assert len(parser.format_help()) > 100, name
@@ -71,9 +70,6 @@ def test_a_command_gets_the_rest_of_the_line(monkeypatch, capsys):
     monkeypatch.setattr("logging.raiseExceptions", True)  # restored after the test
     assert "none" in printed_by(["report", "none", "--out", "x"], 1, monkeypatch, capsys)
     assert "WORK_DIR" in printed_by(["report", "--help"], 0, monkeypatch, capsys)
-
-
-# --- run: the exit status, an unforeseen error, Ctrl-C
 
 
 def test_an_unforeseen_error_is_a_traceback_and_one_line(monkeypatch, capsys):
@@ -131,9 +127,3 @@ def test_an_error_of_a_run_is_one_message(error, printed, monkeypatch, capsys):
         assert run("train") == 1
         same = isinstance(error, LaunchError) and rank == "1"
         assert capsys.readouterr().err == ("" if same else f"mmseg_ext: {printed}\n")
-
-
-def test_a_check_that_could_not_run_has_a_status_of_its_own(monkeypatch, capsys):
-    monkeypatch.setattr("mmseg_ext.engine.config.load_config", Mock(side_effect=KeyError(1)))
-    assert run("check_dataset", ["config.py"]) == 2
-    assert capsys.readouterr().err.startswith("Traceback")

@@ -46,13 +46,8 @@ def test_an_existing_file_is_kept(source, tmp_path, capsys):
 
 def test_refusals_are_one_line(source, tmp_path, capsys):
     target = tmp_path / "out.pth"
-    for words, message in (
-        (
-            ["eanet", "absent.pth"],
-            f"absent.pth: no such checkpoint file; eanet: {family_cfg('eanet')['source']}",
-        ),
-        (["eamlp", source], "unmapped keys"),
-    ):
+    absent = f"absent.pth: no such checkpoint file; eanet: {family_cfg('eanet')['source']}"
+    for words, message in ((["eanet", "absent.pth"], absent), (["eamlp", source], "unmapped keys")):
         assert run("convert", [*words, str(target)]) == 1
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1

@@ -181,7 +181,7 @@ RESIZED = dict(scale=[48, 36], keep_ratio=True, mean=[10, 20, 30])
         (dict(dynamic=False, size=[36, 48]), (36, 24)),  # the rest of 36x48 is filled
         (dict(dynamic=True, size=[36, 48]), (48, 32)),
         (dict(dynamic=True, size=[36, 48], scale=None), (120, 80)),
-        (dict(dynamic=False, size=[36, 48], scale=None), (36, 24)),
+        (dict(dynamic=False, size=[240, 160], scale=None), (240, 160)),
         (dict(dynamic=False, size=[96, 96]), (48, 32)),
         (dict(dynamic=False, size=[36, 48], keep_ratio=False), (36, 48)),
     ],

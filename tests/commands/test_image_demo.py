@@ -29,9 +29,8 @@ def checkpoint(tmp_path_factory) -> str:
     model = randomise(get_model(CONFIG))
     with torch.no_grad():
         model.decode_head.conv_seg.weight.mul_(100)  # scores that differ between pixels
-    content = {"state_dict": model.state_dict()}
     path = tmp_path_factory.mktemp("weights") / "weights.pth"
-    torch.save({**content, "meta": {"dataset_meta": META}}, path)
+    torch.save({"state_dict": model.state_dict(), "meta": {"dataset_meta": META}}, path)
     return str(path)
 
 

@@ -22,7 +22,6 @@ LAYOUTS = {
     "Cityscapes": ("leftImg8bit", "gtFine", "{}_leftImg8bit.png", "{}_gtFine_labelIds.png", CITY),
     "Kvasir": ("images", "masks", "{}.jpg", "{}.jpg", ["cju0qkwl35piu0993l0dewei2", "cju1"]),
     "DRIVE": ("images", "1st_manual", "{}_training.tif", "{}_manual1.gif", ["21", "22", "31"]),
-    "Data Science Bowl": (".", ".", "{0}/images/{0}.png", "{0}/masks/a7{0}.png", ["00ae", "f1"]),
     "Supervisely": ("ds/img", "ds/masks_machine", "{}.jpeg", "{}.jpeg.png", ["IMG_1", "IMG_22"]),
     "one folder": (".", ".", "{}.jpg", "{}.png", ["cat", "car", "dog"]),
     "a folder each": (".", ".", "{}/img.png", "{}/label.png", ["one_json", "two_json"]),

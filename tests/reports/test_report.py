@@ -15,8 +15,6 @@ from mmseg.structures import SegDataSample
 from PIL import Image
 
 from mmseg_ext.commands import run
-from mmseg_ext.commands.train import parser as train_parser
-from mmseg_ext.commands.train import runner_of
 from mmseg_ext.evaluation import CheckedIoUMetric
 from mmseg_ext.reports import RunResultsHook, results_hook
 from mmseg_ext.reports.curves import curves_figure, curves_svg
@@ -25,6 +23,7 @@ from mmseg_ext.reports.pictures import error_overlay
 from mmseg_ext.reports.results_hook import class_iou
 from mmseg_ext.reports.run_data import Results, Run, read_curves, read_run
 from tests.configs import CONFIGS
+from tests.engine.runs import train_here
 
 CLASSES, PALETTE = ["ground", "box <b>", "sky"], [(30, 30, 30), (220, 80, 60), (70, 150, 240)]
 
@@ -188,17 +187,13 @@ def test_time_of_a_run_that_was_slow_between_its_records(tmp_path):
 @pytest.fixture(scope="module")
 def work_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    every = ("train_cfg.max_iters", "train_cfg.val_interval", "default_hooks.checkpoint.interval")
-    options = {**dict.fromkeys(every, 4), "default_hooks.logger.interval": 1}
-    options["param_scheduler"] = [dict(type="PolyLR", eta_min=1e-4, by_epoch=False, end=4)]
-    for split in ("train", "val", "test"):
-        options[f"{split}_dataloader.dataset.data_root"] = str(folder / "shapes")
-        options[f"{split}_dataloader.dataset.recipe"] = dict(seed=3, train=8, val=7, size=64)
-        options[f"{split}_dataloader.num_workers"] = 0
-        options[f"{split}_dataloader.persistent_workers"] = False
-    args = train_parser().parse_args([str(CONFIGS / "ea_r18_shapes.py")])
-    args.work_dir, args.cfg_options = str(folder / "run"), options
-    runner_of(args).train()
+    options = ["train_cfg.max_iters=4", "train_cfg.val_interval=4"]
+    options.append("default_hooks.logger.interval=1")
+    settings = [f"dataset.data_root={folder}/shapes", "num_workers=0", "persistent_workers=False"]
+    settings += [f"dataset.recipe.{part}" for part in ("seed=3", "train=8", "val=7", "size=64")]
+    for split in ("train", "val"):
+        options += [f"{split}_dataloader.{setting}" for setting in settings]
+    train_here(CONFIGS / "ea_r18_shapes.py", folder / "run", *options)
     return folder / "run"
 
 
