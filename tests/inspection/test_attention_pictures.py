@@ -23,12 +23,9 @@ def test_slots_are_sorted_by_weight_with_their_class():
     labels[:4, :4] = 1
     labels[4:, 4:] = 255  # ignored
     right = torch.tensor([[1.0, 0.5], [0.5, 1.0]])
-
-    class Given(ExternalAttention2d):
-        def attention_map(self, x):
-            return torch.stack([1 - right, right])[None]
-
-    maps = pictures.slot_maps(Given(4), torch.zeros(1, 4, 2, 2), (8, 8))
+    layer = ExternalAttention2d(4)
+    layer.attention_map = lambda x: torch.stack([1 - right, right])[None]
+    maps = pictures.slot_maps(layer, torch.zeros(1, 4, 2, 2), (8, 8))
     torch.testing.assert_close(maps, torch.stack([right, 1 - right]))
     preference = pictures.measure_preference(maps, labels, 3)
     torch.testing.assert_close(preference, torch.tensor([[2 / 3, 4 / 3, 0], [2.0, 0, 0]]))
@@ -80,15 +77,11 @@ def draw(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("sign", "pale"), [(1, "Reds"), (-1, "RdBu_r")])
 def test_panels_of_heads(sign, pale, draw):
     """Head 0 attends to the first position, the others to the query, cell (1, 5) of 6 x 8."""
-
-    class Given(ManhattanAttention):
-        def attention_map(self, x, position=None):
-            assert position == (1, 5)
-            maps = torch.zeros(1, 3, 1, 48)
-            maps[0, 0, 0, 0], maps[0, 1:, 0, 13] = 1, sign
-            return maps
-
-    summary, figure, panels = draw(Given(6, 3), torch.zeros(1, 6, 8, 6))
+    layer, maps = ManhattanAttention(6, 3), torch.zeros(1, 3, 1, 48)
+    maps[0, 0, 0, 0], maps[0, 1:, 0, 13] = 1, sign
+    layer.attention_map = mock.Mock(return_value=maps)
+    summary, figure, panels = draw(layer, torch.zeros(1, 6, 8, 6))
+    assert layer.attention_map.call_args.args[1] == (1, 5)
     assert "6.0, 0.0, 0.0" in summary
     heads = ["head 0", "head 1", "head 2"]
     assert list(panels) == ["image", "prediction", "mean of the heads", *heads]
@@ -109,12 +102,9 @@ def test_panels_of_heads(sign, pale, draw):
 
 def test_panels_of_slots(draw):
     """The eight strongest of ten, each with the class that it prefers."""
-
-    class Given(ExternalAttention2d):
-        def attention_map(self, x):
-            return (torch.arange(1.0, 11) / 55)[None, :, None, None].expand(1, 10, 2, 2)
-
-    summary, figure, panels = draw(Given(4), torch.zeros(1, 4, 2, 2))
+    layer, shares = ExternalAttention2d(4), torch.arange(1.0, 11) / 55
+    layer.attention_map = lambda x: shares[None, :, None, None].expand(1, 10, 2, 2)
+    summary, figure, panels = draw(layer, torch.zeros(1, 4, 2, 2))
     assert "8 strongest slots have 95 %" in summary
     shares = [f"{100 * share / 55:.1f} % of the weight" for share in range(10, 2, -1)]
     titles = [f"{share}\n{CLASSES[1]} $\\frac × 1.0" for share in shares]

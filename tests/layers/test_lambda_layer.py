@@ -7,10 +7,9 @@ import torch
 from torch import nn
 
 from benchmarks.reference import lambda_layer as plain_lambda
-from mmseg_ext.backbones.lambda_resnet import SqueezeExcitation
 from mmseg_ext.layers import LambdaLayer
 from mmseg_ext.layers._fourier_lambdas import fourier_lambdas, should_use
-from mmseg_ext.layers.lambda_layer import apply_lambdas, apply_shared_lambda, direct_lambdas
+from mmseg_ext.layers.lambda_layer import direct_lambdas
 from tests.models import assert_same, randomise, weighted_sum
 
 
@@ -61,17 +60,6 @@ def test_large_windows_on_large_maps_take_the_transform_on_a_cpu(side, taps, tra
     values = torch.empty(1, 1, 2, side, side)
     assert should_use(values, weight) == faster
     assert not should_use(values.to("meta"), weight.to("meta"))
-
-
-def test_channel_and_spatial_attention_are_lambdas():
-    """A diagonal lambda that all positions share, and a scalar lambda at each position."""
-    attention, x = SqueezeExcitation(8, 3), torch.randn(2, 8, 5, 6)
-    lambdas = torch.diag_embed(attention.gates(x).flatten(1))  # (B, k, v), k = v = C, one head
-    ours = apply_shared_lambda(x.unsqueeze(1), lambdas).squeeze(1)
-    assert torch.allclose(ours, attention(x), atol=1e-6)
-    gates = nn.Conv2d(8, 1, 7, padding=3)(x).sigmoid()  # (B, 1, H, W)
-    lambdas = torch.eye(8)[None, :, :, None, None] * gates[:, :, None]  # (B, C, C, H, W)
-    assert torch.allclose(apply_lambdas(x.unsqueeze(1), lambdas).squeeze(1), gates * x, atol=1e-6)
 
 
 @pytest.mark.parametrize("pool,window", [("avg3", 3), ("avg2", 2)])

@@ -10,18 +10,6 @@ from mmseg_ext.checkpoint import convert_official
 from tests.parity import Fixture
 
 
-@pytest.fixture(scope="module")
-def deepvit():
-    return Fixture("deepvit_re_attn_16b").state_dict
-
-
-def test_deepvit_backbone_drops_the_classifier(deepvit):
-    weights = convert_official("deepvit", deepvit)
-    assert set(deepvit) - set(weights) == {"head.weight", "head.bias"}
-    assert all(torch.equal(value, deepvit[key]) for key, value in weights.items())
-    DeepViT(arch="16b").load_state_dict(weights, strict=True)
-
-
 @pytest.mark.parametrize(
     ("arch", "re_attention"),
     [("24b", True), ("32b", True), ("s", True), ("l", True), ("s", False)],
@@ -56,7 +44,8 @@ def test_every_form_of_eamlp(eamlp, drift, classifier):
     assert all(torch.equal(value, eamlp[key]) for key, value in converted.items())
 
 
-def test_other_positions_are_refused(deepvit, eamlp):
+def test_other_positions_are_refused(eamlp):
+    deepvit = Fixture("deepvit_re_attn_16b").state_dict
     with pytest.raises(ValueError, match="11 patch positions"):
         convert_official("deepvit", {**deepvit, "pos_embed": torch.zeros(1, 12, 24)})
     learned = sinusoidal_positions(577, 256)
