@@ -34,7 +34,8 @@ def registered_names() -> list[str]:
     from mmseg_ext.engine.build_errors import registries
 
     items = [item for registry in registries() for item in registry.module_dict.items()]
-    return sorted({n for n, kind in items if kind.__module__.startswith("mmseg_ext.")})
+    own = {n for n, item in items if getattr(item, "__module__", "").startswith("mmseg_ext.")}
+    return sorted(own)
 
 
 def describe() -> list[tuple[str, str]]:

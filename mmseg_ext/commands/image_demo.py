@@ -129,10 +129,8 @@ def main(args: argparse.Namespace) -> int:
         content = {"images": images, "annotations": annotations, "categories": categories}
         write_text(json.dumps(content), args.out / "coco.json")
     if args.csv and rows:
-        with (
-            atomic_write(args.out / "classes.csv") as part,
-            part.open("w", encoding="utf-8") as file,
-        ):
+        path = args.out / "classes.csv"
+        with atomic_write(path) as part, part.open("w", encoding="utf-8") as file:
             table = csv.DictWriter(file, rows[0], lineterminator="\n")
             table.writeheader()
             table.writerows(rows)

@@ -41,6 +41,10 @@ _TILES = dict(
     cut='    dict(type="RandomCrop", crop_size=scale, cat_max_ratio=0.75),\n',
     test_cfg=f'mode="slide", crop_size=({LONG_SIDE}, {LONG_SIDE}), stride=(448, 448)',
 )
+_TEST_LOADER = """\
+test_dataloader = dict(val_dataloader, dataset=dict(val_dataloader["dataset"], data_prefix=dict(
+    img_path="images/test", seg_map_path="annotations/test")))
+"""
 
 
 class Project(NamedTuple):
@@ -317,13 +321,11 @@ def write_config(
     imagenet = load_from == "imagenet"
     others = np.random.RandomState(0).randint(0, 256, (len(classes), 3)).tolist()
     text = (Path(__file__).parent / "project_config.txt").read_text(encoding="utf-8")
-    text = Template(
-        text
-    ).substitute(
+    text = Template(text).substitute(
         _TILES if tiles else _RESIZED,
         images=sum(summary.pairs for summary in summaries),
         splits=", ".join(f"{summary.pairs} for {summary.split}" for summary in summaries),
-        test=summaries[-1].split,  # the validation split without a test split
+        test_loader=_TEST_LOADER if summaries[-1].split == "test" else "",
         classes=json.dumps(classes, ensure_ascii=False),
         palette=[colors.get(i, rgb) for i, rgb in enumerate([*_COLORS, *others][: len(classes)])],
         num_classes=len(classes),

@@ -153,11 +153,12 @@ def _load_weights(model: Any, path: str | Path, partial: bool) -> dict | None:
     meta = (content.get("meta") or {}).get("dataset_meta")
     if not meta or not meta.get("classes"):
         return None
-    return _completed(list(meta["classes"]), meta.get("palette"))
+    classes, palette = list(meta["classes"]), meta.get("palette")
+    if palette is None or len(palette) == 0:
+        return _completed(classes)
+    return {"classes": classes, "palette": np.array(palette).reshape(len(classes), 3).tolist()}
 
 
-def _completed(classes: list[str], palette: Any = None) -> dict:
-    """Return classes and palette; mmsegmentation's random one if there is none."""
-    colors = np.array([] if palette is None else palette).reshape(-1, 3).tolist()
-    meta = {"classes": classes, "palette": colors}
-    return classes_and_palette({"type": "BaseSegDataset", "metainfo": meta})
+def _completed(classes: list[str]) -> dict:
+    """Return the classes with mmsegmentation's random palette."""
+    return classes_and_palette({"type": "BaseSegDataset", "metainfo": {"classes": classes}})

@@ -80,8 +80,8 @@ class StreamingSegTTAModel(BaseTTAModel):
         softmax = self.merge == "probs" and self.module.out_channels > 1
         total: Any = 0
         for view in views:
-            scores: Any = view.seg_logits.data
-            scores = scores.to(full_precision(scores.dtype))
+            logits: Any = view.seg_logits
+            scores = logits.data.to(full_precision(logits.data.dtype))
             total = total + (scores.softmax(dim=0) if softmax else scores)  # C, H, W
         if self.merge == "probs":
             total /= len(views)
