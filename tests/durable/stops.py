@@ -2,7 +2,6 @@
 
 import builtins
 import io
-import json
 import os
 import pickle
 import re
@@ -17,6 +16,7 @@ from mmengine.runner import Runner
 
 from mmseg_ext.commands.train import main as train
 from tests.durable.curve_model import score
+from tests.engine.runs import log_text
 from tests.engine.states import logged
 
 _CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink")
@@ -80,32 +80,6 @@ class Operations:
         return stream
 
 
-def forked(action: Callable) -> tuple[int, object]:
-    """Run `action` in a forked process; return its status (as `Popen`'s), and its result."""
-    receiver, sender = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        os.dup2(1, 2)
-        status = 1
-        try:
-            result, status = action(), 0
-        except Stop:
-            result, status = None, STOPPED
-        except SystemExit as end:
-            result, status = end.code, int(bool(end.code))
-        except BaseException:
-            result = traceback.format_exc()
-        with open(sender, "wb") as pipe:
-            pipe.write(pickle.dumps(result))
-        os._exit(status)
-    os.close(sender)
-    with open(receiver, "rb") as pipe:
-        data = pipe.read()
-    _, code = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(code), pickle.loads(data) if data else None
-
-
 _set_up = Runner.setup_env
 
 
@@ -118,35 +92,44 @@ def _set_up_numbered(self, *args) -> None:
 def start(
     cwd: Path, words: list, root: Path, at: int | None = None, how: str = "raise"
 ) -> tuple[int, object]:
-    """Train in a forked process; return its status, and its file operations if it ended."""
-
-    def action():
-        Runner.setup_env = _set_up_numbered
-        os.chdir(cwd)
-        operations = Operations(root, at, how)
+    """Train in a forked process; return its status (as `Popen`'s), and its file operations."""
+    receiver, sender = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(1, 2)
+        status, result = 0, None
         try:
+            Runner.setup_env = _set_up_numbered
+            os.chdir(cwd)
+            result = Operations(root, at, how).done
             train([str(word) for word in words])
+        except Stop:
+            status = STOPPED
         except SystemExit as end:
-            if end.code:  # 0 after a stop signal
-                raise
-        return operations.done
-
-    return forked(action)
+            status = int(bool(end.code))  # 0 after a stop signal
+        except BaseException:
+            status, result = 1, traceback.format_exc()
+        with open(sender, "wb") as pipe:
+            pipe.write(pickle.dumps(result))
+        os._exit(status)
+    os.close(sender)
+    with open(receiver, "rb") as pipe:
+        data = pipe.read()
+    _, code = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(code), pickle.loads(data) if data else None
 
 
 # Differ between runs; an earlier best checkpoint can have a smaller `max_iters`.
 _OWN = {"time", "saved_at", "run", "cfg", "experiment_name", "seed", "eta", "max_iters"}
 
 
-def _plain(value: object, key: str = "") -> object:
+def _plain(value: object) -> object:
     if isinstance(value, torch.Tensor):
         return str(value.dtype), value.tolist()
     if isinstance(value, dict):
-        return {
-            str(k): _plain(v, str(k))
-            for k, v in value.items()
-            if k not in _OWN and not str(k).endswith("time")
-        }
+        earned = [key for key in value if key not in _OWN and not str(key).endswith("time")]
+        return {str(key): _plain(value[key]) for key in earned}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value
@@ -155,11 +138,8 @@ def _plain(value: object, key: str = "") -> object:
 def state(work: Path, saved: Path) -> dict:
     """Return what a finished run has earned: its logged values, and the checkpoints in `saved`."""
     losses = {str(step): row for step, row in logged(work).items()}
-    found: dict = {"losses": losses, "scores": {}}
-    for path in sorted(work.glob("2*/vis_data/scalars.json")):
-        for row in map(json.loads, path.read_text().splitlines()):
-            if "curve" in row:
-                found["scores"][str(row["step"])] = row["curve"]
+    scores = {str(step): row["curve"] for step, row in logged(work, "curve").items()}
+    found: dict = {"losses": losses, "scores": scores}
     for name in checkpoints(saved) - {FOREIGN}:
         content = torch.load(saved / name, weights_only=False)  # in a fourth of the time
         found[name] = _plain(content)
@@ -191,8 +171,7 @@ def checkpoints(work: Path) -> set[str]:
 
 def named_as_removed(work: Path) -> set[str]:
     """Return the files that the logs of a work directory say are removed."""
-    text = "".join(path.read_text() for path in work.glob("2*/*.log"))
-    return set(re.findall(r"removing \S*/(\S+\.pth):", text))
+    return set(re.findall(r"removing \S*/(\S+\.pth):", log_text(work)))
 
 
 def frozen(root: Path, *places: Path) -> dict:

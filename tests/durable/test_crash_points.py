@@ -291,15 +291,12 @@ def _live(root: Path, seed: int, examples: int) -> None:
     run_state_machine_as_test(hypothesis.seed(seed)(Life), settings=settings)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_work_directory_survives_random_sequences(tmp_path, seed):
-    in_server(_live, tmp_path, seed, 25)
+MORE = [pytest.param(seed, 50, marks=pytest.mark.exhaustive) for seed in range(10, 20)]
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("seed", range(10, 20))
-def test_many_random_sequences(tmp_path, seed):
-    in_server(_live, tmp_path, seed, 50)
+@pytest.mark.parametrize(("seed", "examples"), [(0, 25), (1, 25), *MORE])
+def test_a_work_directory_survives_random_sequences(tmp_path, seed, examples):
+    in_server(_live, tmp_path, seed, examples)
 
 
 SCRIPTS = [ROOT / "tools/train.py", Path(sys.executable).with_name("mmseg-ext")]

@@ -21,31 +21,27 @@ def stepped(kind=torch.optim.AdamW, **settings) -> tuple[nn.Module, OptimWrapper
     return model, wrapper
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_the_implementation_is_the_configs(fused):
+def test_the_implementation_is_the_configs():
     """Also in a file whose groups ask for another one, or maximize the loss."""
-    _, wrapper = stepped(fused=fused)
+    _, wrapper = stepped(fused=True)
     saved = copy.deepcopy(wrapper.state_dict())
     changed = copy.deepcopy(saved)
     (group,) = changed["param_groups"]
-    group.update(fused=not fused, foreach=True, capturable=True, differentiable=True, maximize=True)
+    group.update(fused=False, foreach=True, capturable=True, differentiable=True, maximize=True)
     fit_optimizer_state(wrapper, changed, "a.pth")
     assert_same(changed, saved)
 
 
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
 @pytest.mark.parametrize("several", [False, True])
-def test_a_state_of_another_shape_is_refused(kind, several):
+def test_a_state_of_another_shape_is_refused(several):
     """With `fused=True` in the file torch would write behind the tensor, without an error."""
-    settings = {"momentum": 0.9} if kind is torch.optim.SGD else {}
-    _, wrapper = stepped(kind, **settings)
+    _, wrapper = stepped()
     saved = copy.deepcopy(wrapper.state_dict())
-    name = next(key for key, value in saved["state"][0].items() if value.ndim)
-    saved["state"][0][name] = torch.zeros(1)
+    saved["state"][0]["exp_avg"] = torch.zeros(1)
     saved["param_groups"][0]["fused"] = True
     if several:
         saved, wrapper = {"g": saved}, OptimWrapperDict(g=wrapper)
-    with pytest.raises(CheckpointError, match=rf"^a\.pth: .*{name}.*\(1,\).*\(3, 2, 3, 3\).*$"):
+    with pytest.raises(CheckpointError, match=r"^a\.pth: .*exp_avg.*\(1,\).*\(3, 2, 3, 3\).*$"):
         fit_optimizer_state(wrapper, saved, "a.pth")
 
 

@@ -43,10 +43,10 @@ def history(values: object, counts: object = (1,), length: object = 9) -> Histor
     return buffer
 
 
-def doubled(kind: type) -> object:
-    value = kind([1])
+def doubled() -> list:
+    value = [1]
     for _ in range(40):
-        value = kind([value, value])
+        value = [value, value]
     return value
 
 
@@ -99,7 +99,6 @@ COMPLEX = {"values": torch.zeros(1, dtype=torch.complex64), "counts": torch.ones
 NESTED = torch.zeros(2), torch.tensor([[5]]), torch.tensor([[1]]), torch.tensor([10**9])
 REFUSED = {
     "values of a history": lambda: history(CARRIERS["OrderedDict"]()),
-    "objects in a history": lambda: history([1.0, 10**40], [1, 1]),
     "two axes in a history": lambda: history([[1.0]]),
     "complex history": lambda: {"__plain__": "history", "max_length": 9, **COMPLEX},
     "bytes as a length": lambda: history([1.0], [1], b"9"),
@@ -107,7 +106,6 @@ REFUSED = {
     "an array of objects": lambda: np.array([1], dtype=object),
     "a structured array": lambda: np.zeros(1, [("a", "f8")]),
     "a data type": lambda: np.dtype("f8"),
-    "a changed data type": lambda: Pickled(np.dtype, "f8", state=(3, "|", *[None] * 3, 64, 1, 0)),
     "a short array": lambda: array_of((9,)),
     "a shape of tensors": lambda: array_of((torch.ones(1),)),
     "a sparse tensor": lambda: torch.ones(2).to_sparse(),
@@ -117,8 +115,7 @@ REFUSED = {
     "a repeated tensor": lambda: torch.zeros(1).expand(2**20, 2**20),
     "a tensor under many names": lambda: list(torch.zeros(1, 2**20).expand(300, -1)),
     "an array under many names": repeated_arrays,
-    "doubled lists": lambda: doubled(list),
-    "doubled tuples": lambda: {"a": doubled(tuple)},
+    "doubled lists": doubled,
     "getattr": lambda: Pickled(getattr, getattr, "__self__"),
     "a class of numpy": lambda: Pickled(np.memmap, "x", "u1", "w+", 0, (1,)),
     "a class": lambda: OrderedDict,
@@ -243,14 +240,12 @@ def test_plain_data_is_read_as_it_was(tmp_path):
 
 NUMBERS = (1,) * 624
 CRAFTED_STATES = [
-    {"python": (9, (*NUMBERS, 624), None)},
     {"python": (3, (*NUMBERS, 10**9), None)},
     {"numpy": ("PCG64", torch.ones(624), 1, 0, 0.0)},
     {"numpy": ("MT19937", torch.ones(624), "1", 0, 0.0)},
     {"numpy": ("MT19937", [*NUMBERS], 1, 0, 0.0)},
     {"numpy": ("MT19937", torch.ones(624), -1, 0, 0.0)},
     {"numpy": ("MT19937", torch.ones(624), 625, 0, 0.0)},
-    {"numpy": ("MT19937", torch.ones(2000), 1000, 0, 0.0)},
     {"numpy": ("MT19937", torch.ones(10), 3, 0, 0.0)},
     {"torch": torch.zeros(9, dtype=torch.uint8)},
     {"torch": torch.ones(5056)},

@@ -4,7 +4,6 @@ import functools
 import multiprocessing
 import os
 import shutil
-import signal
 import tempfile
 from pathlib import Path
 
@@ -79,10 +78,8 @@ def test_a_resumed_run_equals_the_complete_run(
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     words = (tmp_path, *options, f"train_dataloader.num_workers={workers}")
-    handler = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Crash):
         train_here(folder / "cut.py", *words, flags=flags)
-    assert signal.getsignal(signal.SIGTERM) == handler
     (saved,) = torch.load(tmp_path / "iter_8.pth", weights_only=True)["processes"]
     assert bool(saved["gradients"]) == bool(options)
     torch.rand(100), np.random.rand(100)  # change the random state of the resuming process
@@ -98,7 +95,6 @@ def test_a_resumed_run_equals_the_complete_run(
 
 
 def test_validation_does_not_change_the_random_state(folder, whole, tmp_path):
-    """Validation draws random numbers but does not change the training."""
     train_here(folder / "validated.py", tmp_path, "train_cfg.val_interval=4")
     state = ("state_dict", "optimizer", "ema_state_dict", "processes")
     assert_same_runs(tmp_path, whole(), 12, state)

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from mmengine.logging import HistoryBuffer
 from mmengine.runner import checkpoint as mmengine_checkpoint
 from mmengine.runner.checkpoint import CheckpointLoader
 from mmseg.apis import MMSegInferencer, init_model
@@ -152,12 +151,6 @@ def test_checkpoints_of_mmengines_runner_are_read_and_resumed(tmp_path):
     read, theirs = read_checkpoint(path), torch.load(path, weights_only=False)
     for key in ("state_dict", "optimizer"):
         assert_same(read[key], theirs[key])
-    hub, expected = read["message_hub"], theirs["message_hub"]
-    for key, history in expected["log_scalars"].items():
-        assert type(hub["log_scalars"][key]) is HistoryBuffer
-        pairs = zip(hub["log_scalars"][key].data, history.data, strict=True)
-        assert all((ours == theirs).all() for ours, theirs in pairs)
-    assert hub["runtime_info"]["best_score"] == expected["runtime_info"]["best_score"]
     for name, options in (("stock", stock), ("ours", [])):
         options = (*options, f"load_from={path}", "train_cfg.max_iters=3")
         train_here(config, tmp_path / name, *options, flags=("--resume",))
@@ -184,14 +177,6 @@ def test_too_little_of_a_backbone_is_refused_unless_told_otherwise(folder, good,
     # Also in the file of a config that trains with mmengine's Runner.
     stock = f"runner_type = 'Runner'\nmin_backbone_share = 0\nload_from = {str(path)!r}\n"
     train_here(write_config(tmp_path, stock), tmp_path / "stock", "train_cfg.max_iters=1")
-
-
-@pytest.mark.parametrize("share", ["1.5", "-1", "half"])
-@pytest.mark.parametrize("kind", ["Runner", "DurableRunner"])
-def test_a_share_that_is_none_is_one_line(folder, tmp_path, kind, share):
-    options = (f"runner_type={kind}", f"min_backbone_share={share}")
-    message = fails(train, *train_words(folder / "tiny.py", tmp_path / "work", *options))
-    assert "min_backbone_share" in message and share in message
 
 
 def test_a_wrong_share_at_a_resume_loses_nothing(tmp_path, monkeypatch):
@@ -223,8 +208,10 @@ def test_names_without_the_prefix_fill_nothing(segmentor):
         wrong = {k: v[None] for k, v in weights.items()}  # names right, shapes not
         assert "not filled: backbone.weight" in check_coverage(segmentor, wrong)
     assert "100.0% of its backbone" in check_coverage(segmentor, weights)
-    with pytest.raises(ValueError, match=r"min_backbone_share=1\.1"), mmseg_ext.safe_loading(1.1):
-        pass
+    for share in (1.1, -1, "half"):
+        told = f"min_backbone_share={share!r}"
+        with pytest.raises(ValueError, match=told), mmseg_ext.safe_loading(share):
+            pass
 
 
 def test_a_backbone_alone_takes_its_own_names(segmentor):
@@ -264,7 +251,6 @@ def test_weights_of_other_classes_are_for_training_to_start_from(folder, good, t
 # Of a process: what is saved besides the weights.
 CRAFTED = {
     "random state": {"random": {"python": (9, (1,) * 625, None)}},
-    "nothing": {"random": None},
     "shape of a gradient": {"gradients": {"decode_head.conv_seg.bias": torch.ones(1)}},
     "name of a gradient": {"gradients": {"x": torch.ones(1)}},
 }
@@ -275,9 +261,8 @@ def refusal_of(content: dict, folder: Path, tmp_path: Path) -> str:
     path = tmp_path / "crafted.pth"
     torch.save(content, path)
     options = (f"load_from={path}", "train_cfg.max_iters=3")
-    message = fails(
-        train, *train_words(folder / "tiny.py", tmp_path / "work", *options, flags=("--resume",))
-    )
+    words = train_words(folder / "tiny.py", tmp_path / "work", *options, flags=("--resume",))
+    message = fails(train, *words)
     assert str(path) in message
     return message
 

@@ -64,17 +64,16 @@ def test_a_flipped_bit_does_not_match_the_hash_in_the_name(tmp_path):
     assert read_state_dict(renamed)["w"][-1] == 999
 
 
-@pytest.mark.parametrize("damage", ["half", "flipped", "gone"])
+@pytest.mark.parametrize("damage", ["flipped", "gone"])
 def test_a_broken_file_is_named_and_the_one_before_taken(tmp_path, damage):
     for step in (4, 8, 12):
         torch.save({"step": step}, tmp_path / f"iter_{step}.pth")
         os.utime(tmp_path / f"iter_{step}.pth", (step, step))
     last = tmp_path / "iter_12.pth"
     (tmp_path / "last_checkpoint").write_text(str(last))
-    data = last.read_bytes()
-    middle = len(data) // 2
-    rest = bytes([data[middle] ^ 1]) + data[middle + 1 :] if damage == "flipped" else b""
-    last.write_bytes(data[:middle] + rest)
+    data = bytearray(last.read_bytes())
+    data[len(data) // 2] ^= 1
+    last.write_bytes(data)
     if damage == "gone":
         last.unlink()
     torch.save({}, tmp_path / "best_mIoU_iter_16.pth")

@@ -5,45 +5,21 @@ from pathlib import Path
 
 import torch
 from mmengine.dist import get_rank
-from mmengine.hooks import EMAHook, Hook
+from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 
 @HOOKS.register_module()
-class RecordLoss(Hook):
-    """Append 'iteration loss' of this process to the file `<path>.<rank>`."""
-
-    def __init__(self, path: str):
-        self.path = path
-
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        with Path(f"{self.path}.{get_rank()}").open("a") as file:
-            file.write(f"{runner.iter + 1} {outputs['loss'].item():.9g}\n")
-
-
-@HOOKS.register_module()
 class RecordStatistics(Hook):
-    """Append the sum of this process's running means to `<path>.<rank>`.
-
-    The means are those of EMAHook's average in training, and of the model in validation.
-    """
-
-    priority = "LOWEST"
+    """Append the sum of this process's running means in validation to `<path>.<rank>`."""
 
     def __init__(self, path: str):
         self.path = path
-
-    def _record(self, model):
-        means = [b for n, b in model.named_buffers() if n.endswith("running_mean")]
-        with Path(f"{self.path}.{get_rank()}").open("a") as file:
-            file.write(f"{sum(m.double().sum().item() for m in means):.17g}\n")
-
-    def before_train_iter(self, runner, batch_idx, data_batch=None):
-        (average,) = (h.ema_model for h in runner.hooks if isinstance(h, EMAHook))
-        self._record(average)
 
     def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        self._record(runner.model)
+        means = [b for n, b in runner.model.named_buffers() if n.endswith("running_mean")]
+        with Path(f"{self.path}.{get_rank()}").open("a") as file:
+            file.write(f"{sum(m.double().sum().item() for m in means):.17g}\n")
 
 
 @HOOKS.register_module()

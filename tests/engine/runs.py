@@ -273,11 +273,3 @@ def free_port() -> str:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return str(s.getsockname()[1])
-
-
-def recorded(path: Path) -> dict[int, float]:
-    """Return iteration -> loss, as `RecordLoss` wrote them; fail for a repeated iteration."""
-    pairs = [line.split() for line in path.read_text().splitlines()]
-    losses = {int(iteration): float(loss) for iteration, loss in pairs}
-    assert len(losses) == len(pairs), f"{path}: an iteration was run twice"
-    return losses

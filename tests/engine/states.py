@@ -28,14 +28,14 @@ default_hooks["checkpoint"]["save_best"] = None
 """
 
 
-def logged(work_dir: Path) -> dict[int, dict[str, float]]:
-    """Return iteration -> logged scalars without times; later lines win."""
+def logged(work_dir: Path, name: str = "loss") -> dict[int, dict[str, float]]:
+    """Return iteration -> scalars, without times, that were logged with `name`; later lines win."""
     rows = {}
     for path in sorted(work_dir.glob("2*/vis_data/scalars.json")):
         for line in path.read_text().splitlines():
             row = json.loads(line)
-            if "loss" in row:
-                rows[row["iter"]] = {k: v for k, v in row.items() if "time" not in k}
+            if name in row:
+                rows[row["step"]] = {k: v for k, v in row.items() if "time" not in k}
     return rows
 
 

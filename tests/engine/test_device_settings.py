@@ -1,18 +1,17 @@
 """What a run sets for a GPU, tested without one; and compiled training."""
 
 import copy
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from mmseg_ext.commands.train import main as train
 from mmseg_ext.engine import amp
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper
 from mmseg_ext.engine.build import set_gpu_defaults
 from tests.configs import EXPERIMENTS, load
-from tests.engine.runs import recorded, write_config
+from tests.engine.runs import train_here, write_config
+from tests.engine.states import logged
 
 
 @pytest.mark.parametrize(
@@ -56,13 +55,12 @@ def test_compiled_training_has_the_same_losses(tmp_path):
     """
     losses = []
     for i, compiled in enumerate((False, dict(backend="eager"))):
-        path = tmp_path / f"loss{i}"
-        hooks = [dict(type="RecordLoss", path=str(path))]
-        text = f"custom_hooks = {hooks}\ncompile = {compiled}\ntrain_cfg['max_iters'] = 2\n"
+        text = f"compile = {compiled}\ntrain_cfg['max_iters'] = 2\n"
+        text += "log_processor = dict(window_size=1)\n"
         text += "model['backbone'].update(num_stages=1, strides=(1,), dilations=(1,))\n"
         text += "model['backbone']['out_indices'], model['decode_head']['in_channels'] = (0,), 8\n"
         config = write_config(tmp_path, text, f"compiled{i}.py")
-        train([str(config), "--work-dir", str(tmp_path / f"work{i}")])
-        losses.append([*recorded(Path(f"{path}.0")).values()])
+        train_here(config, tmp_path / f"work{i}")
+        losses.append([row["loss"] for row in logged(tmp_path / f"work{i}").values()])
     assert len(losses[0]) == 2
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)

@@ -7,7 +7,7 @@ import torch
 
 from mmseg_ext.commands.train import main as train
 from tests.configs import CONFIGS
-from tests.engine.runs import recorded
+from tests.engine.states import logged
 
 GOLDEN = Path(__file__).parents[1] / "data/golden/ea_r18_shapes.txt"
 # Relative, per loss. Rounding differs between machines and grows with the iterations: two threads
@@ -21,15 +21,14 @@ def test_losses_equal_the_file(tmp_path):
     recipe = {"seed": 0, "train": 32, "val": 8, "size": 128}
     text = f"""
 _base_ = [{str(CONFIGS / "ea_r18_shapes.py")!r}]
-custom_imports = dict(imports=["mmseg_ext", "tests.engine.run_hooks"], allow_failed_imports=False)
-custom_hooks = [dict(type="RecordLoss", path={str(tmp_path / "loss")!r})]
 recipe = {recipe!r}
 data = dict(data_root={str(tmp_path / "data")!r}, recipe=recipe)
 train_dataloader = dict(num_workers=0, persistent_workers=False, dataset=data)
 val_dataloader = dict(num_workers=0, persistent_workers=False, dataset=data)
 test_dataloader = val_dataloader
 train_cfg = dict(max_iters=20, val_interval=1000)
-default_hooks = dict(checkpoint=dict(interval=1000, save_last=False))
+default_hooks = dict(checkpoint=dict(interval=1000, save_last=False), logger=dict(interval=1))
+log_processor = dict(window_size=1)
 env_cfg = dict(cudnn_benchmark=False)
 randomness = dict(seed=0)
 """
@@ -40,6 +39,7 @@ randomness = dict(seed=0)
         train([str(config), "--work-dir", str(tmp_path / "work")])
     finally:
         torch.use_deterministic_algorithms(False)
-    losses, golden = recorded(tmp_path / "loss.0"), np.loadtxt(GOLDEN)
-    assert list(losses) == golden[:, 0].tolist() == [*range(1, 21)]
-    np.testing.assert_allclose([*losses.values()], golden[:, 1], rtol=TOLERANCE)
+    rows, golden = logged(tmp_path / "work"), np.loadtxt(GOLDEN)
+    assert list(rows) == golden[:, 0].tolist() == [*range(1, 21)]
+    losses = [row["loss"] for row in rows.values()]
+    np.testing.assert_allclose(losses, golden[:, 1], rtol=TOLERANCE)

@@ -74,8 +74,7 @@ STEPS = {"optim_wrapper": {"accumulative_counts": 5}}
     ("cfg", "effective", "factor"),
     [
         ({}, None, 1.0),
-        (BATCH, 12, 1.0),
-        ({"auto_scale_lr": {"base_batch_size": 6}}, None, 1.0),
+        (BATCH | {"auto_scale_lr": {"base_batch_size": 6}}, 12, 1.0),
         (BATCH | {"auto_scale_lr": {"enable": True}}, 12, 1.0),
         (BATCH | STEPS | {"auto_scale_lr": {"enable": True, "base_batch_size": 6}}, 60, 10.0),
     ],
@@ -92,9 +91,7 @@ PRETRAINED = [{"type": "Constant"}, {"type": "Pretrained", "checkpoint": "weight
     ("init_cfg", "backbone", "load_from", "iteration", "expected"),
     [
         ({"type": "Kaiming"}, {}, None, 0, None),
-        (None, {}, None, 0, None),
         (PRETRAINED, {}, None, 0, "weights.pth"),
-        (PRETRAINED[1], {}, None, 0, "weights.pth"),
         (PRETRAINED, {}, "other.pth", 0, "other.pth"),
         (None, {"pretrained": True}, None, 0, "pretrained=True"),
         (None, {}, None, 1, "the resumed checkpoint"),
