@@ -17,9 +17,7 @@ BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-6}
 
 def assert_parity(ours: Tensor, theirs: Tensor) -> None:
     """Check max|ours - theirs| <= bound * max|theirs|."""
-    assert ours.shape == theirs.shape
-    error = (ours.double() - theirs.double()).abs().max() / theirs.double().abs().max()
-    assert error <= BOUNDS[ours.dtype], f"relative error {error:.3g}"
+    assert_same(ours.double(), theirs.double(), BOUNDS[ours.dtype])
 
 
 def assert_case_parity(name: str) -> None:

@@ -11,7 +11,6 @@ runs in float64 and eval mode. Stubs replace modules that the published files im
 do not use. Nothing from the clones becomes part of this repository.
 """
 
-import argparse
 import contextlib
 import importlib
 import io
@@ -31,6 +30,7 @@ from torch import Tensor, nn
 from mmseg_ext.doctor.fixtures import FOLDER, Fixture
 
 BOUND = 1e-6  # of the largest stored value, which is rounded to float32
+RMT_FOLDER = "segmentation/mmseg/models/backbones"
 RMT = dict(embed_dims=[64, 128, 256, 512], num_heads=[4, 4, 8, 16], init_values=[2, 2, 2, 2])
 RMT |= dict(heads_ranges=[4, 4, 6, 6])
 RMT_TINY = dict(
@@ -43,31 +43,22 @@ RMT_SMALL = dict(
 # A published module, and a function that runs it and returns a tensor or named outputs.
 Built = tuple[nn.Module, Callable[[Tensor], Tensor | Mapping[str, Tensor]]]
 
-
-def load(folder: Path, module: str, stubs: Mapping[str, object] = {}) -> ModuleType:
-    """Import `module` of `folder`, in which `stubs` replace other modules, by their names."""
-    package = "published_" + "_".join(folder.parts[-2:]).replace(".", "_").replace("-", "_")
-    sys.modules[package] = ModuleType(package)
-    sys.modules[package].__path__ = [str(folder)]
-    with patch.dict(sys.modules, {n.replace("PACKAGE", package): m for n, m in stubs.items()}):
-        return importlib.import_module(f"{package}.{module}")
+# The published files import these, and the models do not use them.
+STUBS = {name: MagicMock() for name in ("fvcore", "fvcore.nn", "mmcv_custom", "mmseg.utils")}
+STUBS |= {name: MagicMock() for name in ("bn_lib", "bn_lib.nn", "published", "published.builder")}
+STUBS["bn_lib.nn.modules"] = SimpleNamespace(SynchronizedBatchNorm2d=nn.BatchNorm2d)
+STUBS["settings"] = SimpleNamespace(BN_MOM=0.1, STRIDE=8, IGNORE_LABEL=255)
+STUBS["published.builder"].BACKBONES.register_module.return_value = lambda cls: cls
 
 
-def load_eanet(folder: Path) -> ModuleType:
-    stubs = {name: MagicMock() for name in ("bn_lib", "bn_lib.nn")}
-    stubs["bn_lib.nn.modules"] = SimpleNamespace(SynchronizedBatchNorm2d=nn.BatchNorm2d)
-    stubs["settings"] = SimpleNamespace(BN_MOM=0.1, STRIDE=8, IGNORE_LABEL=255)
-    return load(folder, "model_torch", stubs)
-
-
-def load_rmt(folder: Path) -> ModuleType:
-    backbones = ModuleType("backbones")
-    backbones.__path__ = [str(folder / "segmentation/mmseg/models/backbones")]
-    builder = MagicMock()
-    builder.BACKBONES.register_module.return_value = lambda cls: cls
-    stubs = {"PACKAGE.backbones": backbones, "PACKAGE.builder": builder}
-    stubs |= {name: MagicMock() for name in ("mmcv_custom", "mmseg.utils")}
-    return load(folder / "segmentation/mmseg/models", "backbones.RMT", stubs)
+def load(folder: Path, module: str) -> SimpleNamespace:
+    """Run a file as a module of a package `published`, and return its names."""
+    package = ModuleType("published.folder")
+    package.__path__ = [str(folder)]
+    with patch.dict(sys.modules, {**STUBS, package.__name__: package}):
+        names = {"nn": nn}  # EANet's multi_head_attention_torch.py lacks the import
+        path = str(folder / f"{module}.py")
+        return SimpleNamespace(**runpy.run_path(path, names, f"{package.__name__}.{module}"))
 
 
 def with_maps(model: nn.Module, stages: Mapping[str, tuple[str, int]]) -> Built:
@@ -84,29 +75,29 @@ def build(name: str, meta: dict, folder: Path) -> Built:
     """Return the published module of a fixture, and how to run it."""
     match name:
         case "eanet_external_attention":
-            model = load_eanet(folder).External_attention(512)
+            model = load(folder, "model_torch").External_attention(512)
         case "eanet_r101_voc":
             with patch("torch.load", return_value={}):  # the backbone's pretrained weights
-                model = load_eanet(folder).EANet(21, 101)
+                model = load(folder, "model_torch").EANet(21, 101)
             return model, lambda x: model(x)[:, :, ::4, ::4]
         case "eamlp_multi_head_external_attention_384":
-            path = folder / "multi_head_attention_torch.py"
-            names = runpy.run_path(str(path), init_globals={"nn": nn})  # the file lacks the import
-            model = names["Attention"](meta["dim"], meta["num_heads"])
+            module = load(folder, "multi_head_attention_torch")
+            model = module.Attention(meta["dim"], meta["num_heads"])
         case "eamlp_14":
             model = load(folder / "EAMLP/models", "t2t_vit").T2t_vit_14(img_size=224)
         case "masa_decomposed" | "masa_full":
-            module, sizes, axes = load_rmt(folder), (meta["dim"], meta["num_heads"]), "dec" in name
+            module, sizes = load(folder / RMT_FOLDER, "RMT"), (meta["dim"], meta["num_heads"])
+            axes = name == "masa_decomposed"
             model = (module.VisionRetentionChunk if axes else module.VisionRetentionAll)(*sizes)
             decay = meta["decay_start"], meta["decay_range"]
             positions = module.RetNetRelPos2d(*sizes, *decay).double()
             return model, lambda x: model(x, positions(x.shape[1:3], chunkwise_recurrent=axes))
         case "rmt_tiny_features" | "rmt_small_features":
-            model = load_rmt(folder).RMT(**RMT, **(RMT_TINY if "tiny" in name else RMT_SMALL))
+            sizes = RMT_TINY if name == "rmt_tiny_features" else RMT_SMALL
+            model = load(folder / RMT_FOLDER, "RMT").RMT(**RMT, **sizes)
             return model, lambda x: {f"stage{i}": y for i, y in enumerate(model(x))}
         case "rmt_classifier_small":
-            stubs = {name: MagicMock() for name in ("fvcore", "fvcore.nn")}
-            model = load(folder / "classfication_release", "RMT", stubs).RMT_S(None)
+            model = load(folder / "classfication_release", "RMT").RMT_S(None)
         case "lambda_global" | "lambda_local_u1" | "lambda_local_u4":
             names = {"dim", "dim_out", "dim_k", "dim_u", "heads", "n", "r"} & meta.keys()
             module = load(folder / "lambda_networks", "lambda_networks")
@@ -130,16 +121,11 @@ def build(name: str, meta: dict, folder: Path) -> Built:
 
 
 def rebuild(fixture: Fixture, folder: Path) -> float:
-    """Return the largest relative difference between the published outputs and the stored ones.
-
-    Raises:
-        ValueError: if the clone is at another commit, or if keys, shapes or outputs are others.
-    """
+    """Return the largest relative difference between the published outputs and the stored ones."""
     name, meta = fixture.meta["name"], fixture.meta
     command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
     head = subprocess.run(command, capture_output=True, text=True).stdout.strip()
-    if head != meta["commit"]:
-        raise ValueError(f"{folder}: at {head or 'no commit'}; check out {meta['commit']}")
+    assert head == meta["commit"], f"{folder}: check out {meta['commit']}"
     with contextlib.redirect_stdout(io.StringIO()):  # of the published constructors
         model, run = build(name, meta, folder)
     model.double()
@@ -147,16 +133,14 @@ def rebuild(fixture: Fixture, folder: Path) -> float:
     shapes = {key: list(value.shape) for key, value in model.state_dict().items()}
     computed = re.compile(r".*Relpos\.(angle|decay)|pos_embed")
     shapes = {k: s for k, s in shapes.items() if k in meta["keys"] or not computed.fullmatch(k)}
-    if list(shapes.items()) != list(meta["keys"].items()):
-        raise ValueError("keys or shapes differ from the published ones")
+    assert list(shapes.items()) == list(meta["keys"].items()), "keys or shapes differ"
     model.load_state_dict(fixture.state_dict, strict=False)
     (x,) = fixture.inputs.values()
     with torch.no_grad():
         outputs = run(x.double())
     if isinstance(outputs, Tensor):
         outputs = {next(iter(fixture.outputs)): outputs}
-    if outputs.keys() != fixture.outputs.keys():
-        raise ValueError(f"the outputs are {sorted(outputs)}")
+    assert outputs.keys() == fixture.outputs.keys(), f"the outputs are {sorted(outputs)}"
     return max(
         float((outputs[k] - y).abs().max() / y.abs().max()) for k, y in fixture.outputs.items()
     )
@@ -164,11 +148,10 @@ def rebuild(fixture: Fixture, folder: Path) -> float:
 
 def main() -> int:
     """Rebuild every fixture; return 1 if one differs."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("clones", type=Path, help="folder with the clones")
-    clones = parser.parse_args().clones
+    (clones,) = map(Path, sys.argv[1:])
     warnings.simplefilter("ignore")
     sys.path.insert(0, str(clones / "pytorch-image-models"))  # other repositories import timm, too
+    importlib.import_module("timm")  # once: torch cannot import again what it imports
     failed = 0
     for name in sorted(path.stem for path in FOLDER.glob("*.npz")):
         fixture = Fixture(name)

@@ -7,8 +7,6 @@ with one view and with several, exports, and segments an image. No test runner i
 status 1 if anything fails.
 """
 
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 from mmseg_ext.commands import prepare_stack  # noqa: E402
 from mmseg_ext.commands.env import describe  # noqa: E402
 from mmseg_ext.doctor.checks import SEGMENTORS, train_step  # noqa: E402
-from tests.engine.runs import write_config  # noqa: E402
+from tests.engine import runs  # noqa: E402
 from tests.engine.states import RANDOM, assert_same_runs  # noqa: E402
 
 TWENTY = """
@@ -39,9 +37,7 @@ KILLED = 'custom_hooks.append(dict(type="SignalAt", iteration=13, number=9))\n'
 
 def run(name: str, *words: str | Path, killed: bool = False) -> None:
     """A command in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "mmseg_ext", name, *map(str, words)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = runs.run(sys.executable, "-m", "mmseg_ext", name, *words)
     assert (done.returncode != 0) == killed, f"status {done.returncode}: {done.stderr[-1500:]}"
 
 
@@ -52,8 +48,8 @@ def models() -> None:
 
 
 def steps(folder: Path) -> list[tuple[str, Callable[[], None]]]:
-    whole = write_config(folder, RANDOM + TWENTY, "whole.py")
-    cut = write_config(folder, RANDOM + TWENTY + KILLED, "cut.py")
+    whole = runs.write_config(folder, RANDOM + TWENTY, "whole.py")
+    cut = runs.write_config(folder, RANDOM + TWENTY + KILLED, "cut.py")
     one, two, weights = folder / "one", folder / "two", folder / "one" / "iter_20.pth"
     image = folder / "data" / "images" / "0.png"
     found = [

@@ -15,7 +15,7 @@ import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.dataset import pseudo_collate
 from mmengine.model.utils import revert_sync_batchnorm
-from mmengine.optim import build_optim_wrapper
+from mmengine.optim import OptimWrapper, build_optim_wrapper
 from mmseg.models.backbones.resnet import BasicBlock, Bottleneck, ResNet
 from mmseg.registry import DATASETS, MODELS, PARAM_SCHEDULERS
 
@@ -53,11 +53,6 @@ def test_resolved_values_stay():
         assert not different, f"{name}: {different}"
 
 
-def heads_of(model: dict) -> list[dict]:
-    auxiliary = model.get("auxiliary_head") or []
-    return [model["decode_head"], *([auxiliary] if isinstance(auxiliary, dict) else auxiliary)]
-
-
 @every_config
 def test_name_and_numbers_agree(path):
     config = load(path)
@@ -74,7 +69,9 @@ def test_name_and_numbers_agree(path):
     assert gpus in (1, 4, 8) and rest == 0 and config.auto_scale_lr.enable is False
 
     classes = DATASETS.get(config.val_dataloader.dataset.type).METAINFO["classes"]
-    heads = heads_of(config.model)
+    auxiliary = config.model.get("auxiliary_head") or []
+    auxiliary = [auxiliary] if isinstance(auxiliary, dict) else auxiliary
+    heads = [config.model.decode_head, *auxiliary]
     assert {head["num_classes"] for head in heads} == {len(classes)}
     assert len({head.get("align_corners", False) for head in heads}) == 1
 
@@ -210,15 +207,19 @@ def reduced(config: Config) -> dict:
     return narrow(model) if wide and not fixed else model
 
 
+def wrapper_in_float32(config: Config, model: torch.nn.Module) -> OptimWrapper:
+    """Return the config's optimizer wrapper; mixed precision needs a GPU."""
+    settings = config.optim_wrapper.to_dict()
+    settings = {k: v for k, v in settings.items() if k not in ("dtype", "loss_scale")}
+    return build_optim_wrapper(model, ConfigDict({**settings, "type": "OptimWrapper"}))
+
+
 @every_config
 def test_one_training_step(path, data):
     config = on_tiny_data(path, data)
     torch.manual_seed(0)
     model = revert_sync_batchnorm(MODELS.build(ConfigDict(reduced(config)))).train()
-    wrapper_config = config.optim_wrapper.to_dict()
-    for key in ("loss_scale", "dtype"):  # mixed precision needs a GPU
-        wrapper_config.pop(key, None)
-    wrapper = build_optim_wrapper(model, ConfigDict({**wrapper_config, "type": "OptimWrapper"}))
+    wrapper = wrapper_in_float32(config, model)
     schedulers = [
         PARAM_SCHEDULERS.build({**settings, "optimizer": wrapper})
         for settings in config.param_scheduler

@@ -186,12 +186,6 @@ def test_missing_operators_are_replaced_not_installed(monkeypatch):
     assert "use_operators_in_pytorch()" in problem and "pip" not in problem
 
 
-def test_a_missing_package_is_named_with_its_extra():
-    environment.require_package("torch", "mm")
-    with pytest.raises(mmseg_ext.StackError, match=r"'no_such_package'.*'\.\[mm,cls\]'"):
-        environment.require_package("no_such_package", "cls")
-
-
 def test_versions_other_than_the_tested_ones_are_named(monkeypatch):
     """A CUDA build of torch, say, which pip takes without the constraints."""
     constraints = (ROOT / "constraints.txt").read_text()
