@@ -65,8 +65,10 @@ def test_help_needs_neither_torch_nor_the_stack(tmp_path):
 
 
 def test_a_command_gets_the_rest_of_the_line(monkeypatch, capsys):
-    """And an unknown one is a usage error."""
+    """An unknown one is a usage error, as is an option without a value."""
     assert "model_cost" in printed_by(["modle_cost"], 2, monkeypatch, capsys)
+    words = ["check_dataset", "ea_r18_shapes", "--cfg-options", "crop_size"]
+    assert "KEY=VALUE, got 'crop_size'" in printed_by(words, 2, monkeypatch, capsys)
     monkeypatch.setattr("logging.raiseExceptions", True)  # restored after the test
     assert "none" in printed_by(["report", "none", "--out", "x"], 1, monkeypatch, capsys)
     assert "WORK_DIR" in printed_by(["report", "--help"], 0, monkeypatch, capsys)

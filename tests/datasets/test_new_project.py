@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import shlex
 import shutil
 import sys
@@ -215,7 +216,9 @@ def test_nothing_is_lost(tmp_path, capsys):
     lines = (tmp_path / "project/left_out.txt").read_text().splitlines()
     left_out = ["alone_mask", "broken_mask", "empty", "jpeg_mask", "no_mask", "size_mask"]
     assert sorted(Path(line.partition(": ")[0]).stem for line in lines) == left_out
-    assert capsys.readouterr().out.count("left out: ") == len(lines) + 1
+    output = capsys.readouterr().out
+    assert output.count("left out: ") == len(lines) + 1
+    assert re.search(r"^pairs: \S*images/(\S+)\.\w+ with \S*masks/\1_mask\.png,", output, re.M)
 
 
 def test_an_image_whose_file_would_be_overwritten_is_left_out(tmp_path):

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest import mock
 
 import numpy as np
 from mmengine.runner import Runner
@@ -158,6 +159,13 @@ def _answer(function: Callable, arguments: tuple, sender) -> None:
         sender.send((False, traceback.format_exc()))
 
 
+def _start(*processes) -> None:
+    """Start processes of the server; they do not run the main script of this process again."""
+    with mock.patch.object(sys.modules["__main__"], "__file__", None, create=True):
+        for process in processes:
+            process.start()
+
+
 def in_server(function: Callable, *arguments: object) -> object:
     """Return `function(*arguments)`, run in a process that has imported the stack and not used it.
 
@@ -165,7 +173,7 @@ def in_server(function: Callable, *arguments: object) -> object:
     """
     receiver, sender = _SERVER.Pipe(duplex=False)
     process = _SERVER.Process(target=_answer, args=(function, arguments, sender))
-    process.start()
+    _start(process)
     sender.close()
     succeeded, result = receiver.recv()
     process.join()
@@ -176,8 +184,7 @@ def in_server(function: Callable, *arguments: object) -> object:
 def in_ranks(function: Callable, *arguments: object) -> None:
     """Call `function(rank, *arguments)` in two such processes at the same time."""
     processes = [_SERVER.Process(target=function, args=(rank, *arguments)) for rank in range(2)]
-    for process in processes:
-        process.start()
+    _start(*processes)
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0, 0]
@@ -210,8 +217,7 @@ def run_script(
     with TemporaryDirectory() as printed:
         given = [(words, where, base | other, Path(printed, "all")) for where, other in own]
         processes = [_SERVER.Process(target=_script, args=g) for g in given]
-        for process in processes:
-            process.start()
+        _start(*processes)
         for process in processes:
             process.join(300)
             if process.exitcode is None:
