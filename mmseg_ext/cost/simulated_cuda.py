@@ -149,7 +149,8 @@ class _Functions(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         kwargs = kwargs or {}
         if function is not torch.device:
-            args, kwargs = tree_map(_on_meta, (args, kwargs))
+            args = [_on_meta(x) for x in args]
+            kwargs = {name: _on_meta(x) for name, x in kwargs.items()}
         dtype = autocast_dtype("cuda") if name in _HALF | _FLOAT else None
         if dtype is not None:
             dtype = dtype if name in _HALF else torch.float32
