@@ -46,6 +46,8 @@ SLOW = (
 )
 
 
+LONGEST = ("durable/test_crash_points.py", "durable/test_restart.py", "commands/test_export.py")
+
 # Slow tests of the backbones; their other tests are fast.
 SLOW_NAMES = ("export", "compiles", "parity", "costs", "traces", "parameters", "checkpointing")
 
@@ -64,6 +66,9 @@ def pytest_collection_modifyitems(items):
             backbone and any(name in item.name for name in SLOW_NAMES)
         ):
             item.add_marker("slow")
+    # The longest tests come first, so no worker ends with some of them while the other is idle.
+    longest = [here / name for name in LONGEST]
+    items.sort(key=lambda item: item.path not in longest)
 
 
 def pytest_collection_finish():
