@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmseg.models.losses import CrossEntropyLoss, cross_entropy
 from mmseg.registry import MODELS
 from torch import nn
@@ -13,86 +12,114 @@ from torch.overrides import TorchFunctionMode
 from mmseg_ext.decode_heads import DANetEAHead
 from mmseg_ext.segmentors.score_maps import merged_prediction
 from mmseg_ext.segmentors.strip_losses import can_use_strips, strip_losses
-from tests.models import Operators, assert_same
+from tests.models import Operators
 from tests.segmentors.small import allocated_at_peak, labelled, pair, segmentor
 from tests.segmentors.test_strip_encoder_decoder import HEADS
 
 CLASSES = 5
-WEIGHTED = dict(class_weight=[0.5, 1.0, 2.0, 3.0, 1.5])
+WEIGHTS = [0.5, 1.0, 2.0, 3.0, 1.5]
+WEIGHTED = dict(class_weight=WEIGHTS)
+TWO = [dict(loss_weight=0.7), dict(class_weight=WEIGHTS, loss_name="loss_weighted")]
 
 
-def head(*losses: dict, classes: int = CLASSES):
-    built = [dict(type="CrossEntropyLoss", **loss) for loss in losses or [{}]]
-    config = dict(type="FCNHead", in_channels=4, channels=4, num_classes=classes)
-    return MODELS.build(config | dict(loss_decode=built if len(built) > 1 else built[0]))
+def head(loss: dict | list = {}, align_corners: bool = False, classes: int = CLASSES, **kwargs):
+    several = loss if isinstance(loss, list) else [loss]
+    losses = [dict(type="CrossEntropyLoss", **one) for one in several]
+    kwargs |= dict(num_classes=classes, align_corners=align_corners)
+    kwargs["loss_decode"] = losses if isinstance(loss, list) else losses[0]
+    return MODELS.build(dict(type="FCNHead", in_channels=4, channels=4, **kwargs))
 
 
-def with_gradient(
-    losses_of: Callable, decode_head: nn.Module, logits: torch.Tensor, samples: list
-) -> tuple[dict, torch.Tensor]:
+def stock_loss(decode_head: nn.Module, samples: list) -> Callable[[torch.Tensor], dict]:
+    """mmsegmentation's loss; a test skips where 1.2.2 fails on class weights and ignored pixels."""
+
+    def loss_of(logits: torch.Tensor) -> dict:
+        try:
+            return decode_head.loss_by_feat(logits, samples)
+        except IndexError:
+            pytest.skip("mmsegmentation's own loss indexes its class weights out of range")
+
+    return loss_of
+
+
+def our_loss(decode_head: nn.Module, samples: list) -> Callable[[torch.Tensor], dict]:
+    return lambda logits: strip_losses(decode_head, logits, samples)
+
+
+def with_gradient(loss_of: Callable, logits: torch.Tensor) -> tuple[dict, torch.Tensor]:
     leaf = logits.clone().requires_grad_()
-    losses = losses_of(decode_head, leaf, samples)
+    losses = loss_of(leaf)
     sum(value for name, value in losses.items() if "loss" in name).backward()
     return losses, leaf.grad
 
 
-def assert_equal_losses(ours: dict, theirs: dict) -> None:
+def assert_equal_losses(ours: dict, theirs: dict, tolerance: float) -> None:
     assert list(ours) == list(theirs)
     for name, value in theirs.items():
         assert ours[name].shape == value.shape
         assert ours[name].dtype == value.dtype
-        assert (ours[name] - value).abs() <= 1e-6 * max(1, value.abs())
+        bound = 1e-6 if name.endswith("acc_seg") else tolerance  # a count in float32, in per cent
+        assert (ours[name] - value).abs() <= bound * max(1, value.abs())
+
+
+def compared(decode_head: nn.Module, samples, logits, tolerance: float) -> dict:
+    """Return the losses, if ours and their gradients equal mmsegmentation's."""
+    theirs, expected = with_gradient(stock_loss(decode_head, samples), logits)
+    ours, gradient = with_gradient(our_loss(decode_head, samples), logits)
+    assert_equal_losses(ours, theirs, tolerance)
+    assert gradient.dtype == logits.dtype
+    assert (gradient - expected).abs().max() <= tolerance * expected.abs().max()
+    return ours
 
 
 def test_probabilities_that_underflow_keep_their_loss():
     """A label whose probability is zero in float32 costs what its score says, not infinity."""
-    decode_head = head(dict(loss_weight=0.7), dict(WEIGHTED, loss_name="loss_weighted"))
-    given = decode_head, torch.randn(2, CLASSES, 7, 9) * 200, labelled()
-    theirs, expected = with_gradient(BaseDecodeHead.loss_by_feat, *given)
-    ours, gradient = with_gradient(strip_losses, *given)
-    assert_equal_losses(ours, theirs)
-    assert_same(gradient, expected, rtol=1e-6)
-    assert ours["loss_weighted"] > 100 and 5 < ours["acc_seg"] < 60
+    losses = compared(head(TWO), labelled(), torch.randn(2, CLASSES, 7, 9) * 200, 1e-6)
+    assert losses["loss_weighted"] > 100 and 5 < losses["acc_seg"] < 60
 
 
 def test_class_weights_average_over_valid_pixels():
     """mmsegmentation raises for them with `avg_non_ignore`; its default is that average."""
     samples = labelled()
     logits = torch.randn(2, CLASSES, 7, 9)
-    expected = head(WEIGHTED).loss_by_feat(logits, samples)
+    expected = stock_loss(head(WEIGHTED), samples)(logits)
     ours = strip_losses(head(dict(WEIGHTED, avg_non_ignore=True)), logits, samples)
-    assert_equal_losses(ours, expected)
+    assert_equal_losses(ours, expected, 1e-6)
 
 
 def test_half_precision_logits_give_losses_in_single():
     decode_head, samples = head(), labelled()
     logits = torch.randn(2, CLASSES, 7, 9).bfloat16()
-    stock = BaseDecodeHead.loss_by_feat
-    theirs, expected = with_gradient(stock, decode_head, logits.float(), samples)
+    theirs, expected = with_gradient(stock_loss(decode_head, samples), logits.float())
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        ours, gradient = with_gradient(strip_losses, decode_head, logits, samples)
-    assert_equal_losses(ours, theirs)
+        ours, gradient = with_gradient(our_loss(decode_head, samples), logits)
+    assert_equal_losses(ours, theirs, 1e-6)
     torch.testing.assert_close(gradient, expected.bfloat16(), rtol=0, atol=0)
 
 
 def test_second_derivatives_are_an_error():
     logits = torch.randn(2, CLASSES, 4, 5, requires_grad=True)
-    loss = strip_losses(head(), logits, labelled((16, 20)))["loss_ce"]
+    loss = our_loss(head(), labelled((16, 20)))(logits)["loss_ce"]
     with pytest.raises(RuntimeError, match="EncoderDecoder"):
         torch.autograd.grad(loss, logits, create_graph=True)
 
 
 def test_memory_is_that_of_the_low_resolution():
     """150 classes at stride 8: a tenth of one map at full resolution, where stock holds three."""
-    samples = labelled((128, 160), classes=150)
-    given = head(classes=150), torch.randn(2, 150, 16, 20), samples
+    decode_head, samples = head(classes=150), labelled((128, 160), classes=150)
+    logits = torch.randn(2, 150, 16, 20)
     one_map = 2 * 150 * 128 * 160 * 4
     stock, ours = (
-        allocated_at_peak(torch.enable_grad()(lambda f=f: with_gradient(f, *given)))
-        for f in (BaseDecodeHead.loss_by_feat, strip_losses)
+        allocated_at_peak(torch.enable_grad()(lambda f=f: with_gradient(f, logits)))
+        for f in (stock_loss(decode_head, samples), our_loss(decode_head, samples))
     )
     assert stock > 2.9 * one_map
     assert ours < 0.1 * one_map
+
+
+class _Doubled(CrossEntropyLoss):
+    def forward(self, *args, **kwargs):
+        return 2 * super().forward(*args, **kwargs)
 
 
 def test_other_and_changed_losses_take_the_usual_path():
@@ -100,7 +127,7 @@ def test_other_and_changed_losses_take_the_usual_path():
     others, calls = {name: head() for name in ("hook", "criterion", "subclass")}, []
     others["hook"].loss_decode.register_forward_hook(lambda *args: calls.append(args))
     others["criterion"].loss_decode.cls_criterion = lambda *a, **k: 2 * cross_entropy(*a, **k)
-    others["subclass"].loss_decode = type("OtherLoss", (CrossEntropyLoss,), {})()
+    others["subclass"].loss_decode = _Doubled()
     assert can_use_strips(head())
     assert not [name for name, other in others.items() if can_use_strips(other)]
 
@@ -181,7 +208,8 @@ AUXILIARY["loss_decode"] = dict(type="CrossEntropyLoss", loss_weight=0.4)
 TRAINED = HEADS | {
     "one more loss": dict(type="_OneMoreLoss", memory_size=8),
     "STDC": dict(type="STDCHead", loss_decode=WITH_DICE, **STDC),
-    "auxiliary heads": dict(auxiliary=[AUXILIARY, dict(AUXILIARY, in_index=1, in_channels=16)]),
+    "an auxiliary head": dict(auxiliary=AUXILIARY),
+    "two": dict(auxiliary=[AUXILIARY, dict(AUXILIARY, in_index=1, in_channels=16)]),
 }
 
 
@@ -196,7 +224,7 @@ def test_losses_and_gradients_of_every_kind_of_head(head):
         named = model.named_parameters()
         results.append((losses, {name: p.grad for name, p in named if p.grad is not None}))
     (theirs, expected), (ours, gradients) = results
-    assert_equal_losses(ours, theirs)
+    assert_equal_losses(ours, theirs, 1e-6)
     assert gradients.keys() == expected.keys()
     largest = max(g.abs().max() for g in expected.values())
     for name, gradient in gradients.items():
