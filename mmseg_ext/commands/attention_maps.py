@@ -40,6 +40,7 @@ def main(args: argparse.Namespace) -> int:
         select_layers,
     )
 
+    # Without CONFIG and CHECKPOINT, the parser takes the first images for them.
     words = [word for word in (args.config, args.checkpoint, *args.images) if word]
     only_images = not words[0].endswith(".py") and words[0] not in list_models()
     if not only_images and len(words) < 3:

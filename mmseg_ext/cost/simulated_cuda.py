@@ -150,7 +150,7 @@ class _Functions(TorchFunctionMode):
         kwargs = kwargs or {}
         if function is not torch.device:
             args = [_on_meta(x) for x in args]
-            kwargs = {name: _on_meta(x) for name, x in kwargs.items()}
+            kwargs = {key: _on_meta(x) for key, x in kwargs.items()}
         dtype = autocast_dtype("cuda") if name in _HALF | _FLOAT else None
         if dtype is not None:
             dtype = dtype if name in _HALF else torch.float32

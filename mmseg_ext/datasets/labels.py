@@ -97,8 +97,9 @@ class CheckedLoadAnnotations(LoadAnnotations):
         num_classes = info.get("num_classes") or 256
         table = _class_table(max(256, int(label.max()) + 1), num_classes, info)
         classes = table[label]  # (H, W), -1 for illegal values
-        if (illegal := label[classes < 0]).size:
-            counts = describe_counts(*np.unique(illegal, return_counts=True))
+        illegal = classes < 0
+        if illegal.any():
+            counts = describe_counts(*np.unique(label[illegal], return_counts=True))
             ignored = info.get("ignore_index", 255)
             expected = set(np.flatnonzero(table >= 0).tolist()) - {ignored} or {ignored}
             raise LabelError(

@@ -164,6 +164,7 @@ def _of_type(entries: _Entries, reason: str) -> LaunchError | None:
 
 
 def registries() -> list[Registry]:
+    """Return mmengine's registries and their children."""
     roots = [r for r in vars(mmengine.registry).values() if isinstance(r, Registry)]
     return [registry for root in roots for registry in (root, *root.children.values())]
 

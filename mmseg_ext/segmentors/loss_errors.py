@@ -28,7 +28,10 @@ def explain_loss_error(
     reason = _of_features(head, inputs) or _of_weights(head)
     if reason is not None:
         raise LaunchError(f"{key}.{reason}") from error
-    values = {v for s in data_samples for v in s.gt_sem_seg.data.unique().tolist()}
+    try:
+        values = {v for s in data_samples for v in s.gt_sem_seg.data.unique().tolist()}
+    except RuntimeError:  # unreadable labels, as on a GPU after a failed kernel: `error` is shown
+        return
     outside = sorted(v for v in values - {head.ignore_index} if not 0 <= v < head.num_classes)
     if outside:
         number = head.num_classes

@@ -96,7 +96,7 @@ def _class_weights(loss: CrossEntropyLoss, logits: Tensor) -> Tensor | None:
         return None
     weights = logits.new_tensor(loss.class_weight, dtype=full_precision(logits.dtype))
     if weights.shape != logits.shape[1:2]:
-        raise ValueError(f"class_weight: {len(weights)} numbers for {logits.shape[1]} classes")
+        raise ValueError(f"class_weight: {weights.numel()} numbers for {logits.shape[1]} classes")
     return weights
 
 
