@@ -6,6 +6,7 @@ Where `EncoderDecoder` answers, losses, gradients, labels and scores are equal.
 import copy
 import math
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from mmseg.structures import SegDataSample
 from torch import Tensor
 from torch.nn import functional as F
 
+from mmseg_ext.errors import RunError
 from tests.segmentors.small import labelled
 
 CLASSES, SIZE = 4, (20, 28)
@@ -194,9 +196,21 @@ def test_predictions(head, binary, test_cfg):
     compare(predicted, head | binary, test_cfg)
 
 
-@pytest.mark.parametrize("number", [0, 3, 5, 11])
-def test_class_weights_of_another_number_of_classes_are_named(number):
-    head = {"loss_decode": {"type": "CrossEntropyLoss", "class_weight": [1.0] * number}}
+@pytest.mark.parametrize("weights", [[], [1.0] * 3, [1.0] * 5, [1.0] * 11, 2.0])
+def test_class_weights_of_another_number_of_classes_are_named(weights):
+    head = {"loss_decode": {"type": "CrossEntropyLoss", "class_weight": weights}}
+    number = torch.tensor(weights).numel()
     for run in ({}, head), (head, {}):
         with pytest.raises(ValueError, match=f"class_weight.* {number}.* {CLASSES} classes"):
             trained("StripEncoderDecoder", *run, labelled(SIZE, classes=CLASSES))
+
+
+def test_labels_that_cannot_be_read_do_not_hide_the_error_of_the_loss(monkeypatch):
+    """As on a GPU after a failed kernel."""
+    samples = labelled(SIZE, classes=CLASSES)
+    samples[0].gt_sem_seg.data[0, -1, -1] = 9
+    with pytest.raises(RunError, match=f"num_classes={CLASSES}: .*9"):
+        trained("StripEncoderDecoder", {}, {}, samples)
+    monkeypatch.setattr(Tensor, "unique", Mock(side_effect=RuntimeError("unreadable")))
+    with pytest.raises((IndexError, RuntimeError), match=r"out of (bounds|range)"):
+        trained("StripEncoderDecoder", {}, {}, samples)
