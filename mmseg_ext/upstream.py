@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmengine.hooks import CheckpointHook
-    from mmengine.runner import IterBasedTrainLoop, Runner
+    from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
     from mmengine.structures import PixelData
     from mmseg.models.decode_heads.decode_head import BaseDecodeHead
     from mmseg.structures import SegDataSample
@@ -65,21 +65,26 @@ def shut_down_workers(runner: "Runner") -> None:
             owner._iterator = None
 
 
-def validates_at(loop: "IterBasedTrainLoop", iteration: int) -> bool:
-    """Return whether the loop validates after this iteration; only its `run` decides this."""
-    if iteration < loop.val_begin:
+def validates_at(loop: "IterBasedTrainLoop | EpochBasedTrainLoop", step: int, last: int) -> bool:
+    """Return whether the loop validates after this step; only its `run` decides this.
+
+    A step is an iteration or an epoch, as the loop counts, and the loop is at it.
+    """
+    if step < loop.val_begin:
         return False
     loop._decide_current_val_interval()  # of `dynamic_intervals`
-    return iteration % loop.val_interval == 0 or iteration == loop.max_iters
+    return step % loop.val_interval == 0 or step == last
 
 
 def save_checkpoint(hook: "CheckpointHook", runner: "Runner") -> None:
     """Save after this iteration, whatever the interval; the hook's public methods check it.
 
-    `_save_checkpoint` would count an unfinished epoch as finished.
+    `_save_checkpoint` would count an unfinished epoch as finished. The file of such an epoch has
+    the epoch's name, so it is replaced when the epoch ends.
     """
-    step = runner.iter + 1
-    hook._save_checkpoint_with_step(runner, step, {"epoch": runner.epoch, "iter": step})
+    meta = {"epoch": runner.epoch, "iter": runner.iter + 1}
+    step = runner.epoch + 1 if hook.by_epoch else runner.iter + 1
+    hook._save_checkpoint_with_step(runner, step, meta)
 
 
 def set_hidden_logits(sample: "SegDataSample", logits: "PixelData") -> None:

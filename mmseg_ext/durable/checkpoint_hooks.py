@@ -86,6 +86,8 @@ class DurableCheckpointHook(CheckpointHook):
         logs = [*work.glob("[0-9]*_[0-9]*")]
         for place in (folder, work, *logs, *(path for log in logs for path in log.iterdir())):
             remove_parts(place)
+        if self.last_ckpt and Path(self.last_ckpt).is_file():
+            write_text(self.last_ckpt, work / LAST)  # a stop can have come before this
         self._remove_older(runner, self._step(runner))
         write_text(run, folder / RUN)
         if others := sorted(path.name for path in find_checkpoints(runner.cfg)[1]):
@@ -210,7 +212,8 @@ class StopOnSignalHook(Hook):
         hook = next((h for h in runner.hooks if isinstance(h, CheckpointHook)), None)
         if hook is None:
             raise RunError(f"{name} without saving; add default_hooks.checkpoint to the config")
-        if Path(hook.last_ckpt or "").name != hook.filename_tmpl.format(runner.iter + 1):
+        saved = Path(hook.last_ckpt or "").name == hook.filename_tmpl.format(runner.iter + 1)
+        if hook.by_epoch or not saved:
             save_checkpoint(hook, runner)
         runner.logger.info(f"{name} and saved {hook.last_ckpt}; --resume continues from there")
         raise SystemExit(0)

@@ -124,10 +124,19 @@ class PositionedSampler(DefaultSampler):
     of an epoch.
     """
 
+    start = 0
+
+    def skip(self, num_samples: int) -> None:
+        """Leave out the first samples of this process in the next epoch."""
+        self.start = num_samples
+
     def __iter__(self) -> Iterator[SampleIndex]:
-        start = self.epoch * self.total_size + self.rank
+        skipped, self.start = self.start, 0
+        first = self.epoch * self.total_size + self.rank
         for i, index in enumerate(super().__iter__()):
-            yield SampleIndex(index, derive_seed(self.seed, "sample", start + i * self.world_size))
+            if i >= skipped:
+                position = first + i * self.world_size
+                yield SampleIndex(index, derive_seed(self.seed, "sample", position))
 
 
 def positioned_sampler(loader: DataLoader) -> PositionedInfiniteSampler | PositionedSampler | None:

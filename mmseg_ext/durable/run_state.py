@@ -13,6 +13,8 @@ from mmseg_ext.durable.randomness import random_state, set_random_state
 from mmseg_ext.durable.safe_loading import unwrap_model
 from mmseg_ext.errors import CheckpointError, RunError
 
+# States that torch's fused steps read and write without a check of their size.
+_LIKE_PARAMETERS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum")
 # They select how torch computes a step, and its sign.
 _OF_THE_CONFIG = ("fused", "foreach", "capturable", "differentiable", "maximize")
 
@@ -68,7 +70,7 @@ class ProcessStateHook(Hook):
 
     def load_state_dict(self, runner, states: list[dict] | None, filename: str) -> None:
         """Restore the state of this process later; warn if the number of processes differs."""
-        states = states or []
+        states = states if isinstance(states, list) else []
         if len(states) != runner.world_size:
             runner.logger.warning(
                 f"{filename}: contains the random state of {len(states)} processes, and this run "
@@ -138,8 +140,9 @@ def _fit(optimizer: Optimizer, saved: dict) -> None:
         for number, parameter in zip(group["params"], own["params"], strict=True):
             state = saved["state"].get(number, {})
             for key, value in state.items():
-                if isinstance(value, Tensor) and value.ndim > 0:
-                    state[key] = laid_out_as(parameter, value, key)
+                if isinstance(value, Tensor) and (value.ndim > 0 or key in _LIKE_PARAMETERS):
+                    like = value.new_empty(()) if key == "step" else parameter
+                    state[key] = laid_out_as(like, value, key)
 
 
 def laid_out_as(parameter: Tensor, value: Tensor, name: str) -> Tensor:

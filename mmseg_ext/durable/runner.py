@@ -8,7 +8,7 @@ Differences from `mmengine.runner.Runner` (0.10.12):
   unfinished accumulation.
 - Sample order and augmentation depend only on the seed and the position in the run.
 - Validation does not change the random state of training. A resumed run repeats a validation that
-  was cut short, or that ended after its iteration was saved.
+  was cut short, or that ended after its iteration or epoch was saved.
 - In several processes, validation uses the running statistics of rank 0, which are saved.
 - `--resume` continues from the newest complete checkpoint of the same run.
 - The history of logged values has the length that the log processor reads.
@@ -27,7 +27,7 @@ from typing import Any
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
 from mmengine.registry import RUNNERS
-from mmengine.runner import IterBasedTrainLoop, LogProcessor, Runner
+from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, LogProcessor, Runner
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -72,18 +72,28 @@ class PlainCheckpointHook(Hook):
 
 
 class RepeatValidationHook(Hook):
-    """Runs the validation of the iteration at which a resumed checkpoint was saved."""
+    """Runs the validation of the iteration or epoch at which a resumed checkpoint was saved."""
 
-    priority = "LOWEST"
+    priority = "LOWEST"  # other hooks start before
 
-    def before_train_epoch(self, runner) -> None:
-        loop, done = runner.train_loop, runner.message_hub.runtime_info.get("validated_iter")
-        if runner.val_loop is None or runner.iter == 0 or done == runner.iter:
+    def before_train(self, runner) -> None:  # epochs have no later point if all are done
+        loop, hub = runner.train_loop, runner.message_hub
+        if runner.iter > 0:  # as between the iterations of a loop
+            hub.update_info("iter", runner.iter - 1)
+        if isinstance(loop, EpochBasedTrainLoop):
+            unit, step, last = "epoch", runner.epoch, loop.max_epochs
+            iteration = step * len(loop.dataloader)
+        elif isinstance(loop, IterBasedTrainLoop):
+            unit, step, last = "iteration", runner.iter, loop.max_iters
+            iteration = step
+        else:
             return
-        if not (isinstance(loop, IterBasedTrainLoop) and validates_at(loop, runner.iter)):
+        done = hub.runtime_info.get("validated_iter", -1) >= iteration
+        if runner.val_loop is None or step == 0 or done or not validates_at(loop, step, last):
             return
-        runner.logger.info(f"repeating the validation of iteration {runner.iter}")
-        runner.message_hub.update_info("iter", runner.iter - 1)  # as in the loop of iterations
+        runner.logger.info(f"repeating the validation of {unit} {step}")
+        if unit == "epoch":
+            hub.update_info("epoch", runner.epoch - 1)
         runner.val_loop.run()
 
 
@@ -175,7 +185,7 @@ class DurableRunner(Runner):
 
     def resume(self, filename: str, *args, **kwargs) -> None:
         configured = self._optimizer_settings()
-        resume_from(self, filename)  # also if this was called instead of `load_or_resume`
+        resume_from(self, filename)  # also if a hook calls this
         super().resume(filename, *args, **kwargs)
         for name, kept in self._optimizer_settings().items():
             if kept != configured[name]:
@@ -209,8 +219,18 @@ class DurableRunner(Runner):
             sampler = randomness.positioned_sampler(self.train_dataloader)
             if sampler is not None:
                 sampler.seed = content["meta"].get("sampler_seed", sampler.seed)
+                self._continue_epoch(content["meta"], sampler)
             self._process_state.load_state_dict(self, content.get("processes"), filename)
         return content
+
+    def _continue_epoch(self, meta: dict, sampler: Any) -> None:
+        """Skip the part of an epoch before a checkpoint; mmengine starts the epoch again."""
+        loader = self.train_dataloader
+        if isinstance(self.train_loop, EpochBasedTrainLoop):
+            done = meta["iter"] - meta["epoch"] * len(loader)
+            if meta.get("epoch_length") == len(loader) and 0 < done <= len(loader):
+                batch_sampler: Any = loader.batch_sampler
+                sampler.skip(done * batch_sampler.batch_size)
 
     def save_checkpoint(
         self, out_dir: str, filename: str, *args, meta: dict | None = None, **settings
@@ -221,10 +241,12 @@ class DurableRunner(Runner):
             CheckpointError: in every process, if rank 0 cannot write the file.
         """
         sampler = randomness.positioned_sampler(self.train_dataloader)
+        by_epochs = isinstance(self.train_loop, EpochBasedTrainLoop)
         meta = {
             **(meta or {}),
             **self._terms,
             **({} if sampler is None else {"sampler_seed": sampler.seed}),
+            **({"epoch_length": len(self.train_dataloader)} if by_epochs else {}),
             "run": self.run_id,
             "saved_at": time.time(),
             "processes": self._process_state.state_dict(self),  # becomes an entry of its own

@@ -51,6 +51,13 @@ SCHEDULES = {
     "average": "custom_hooks = [dict(type='EMAHook', momentum=0.1)]\n",
     "out_dir": "default_hooks['checkpoint'].update(out_dir='out')\n",
     "no accumulation": "optim_wrapper['accumulative_counts'] = 1\n",
+    "epochs": """
+train_cfg = dict(type="EpochBasedTrainLoop", max_epochs=3, val_interval=1)
+train_dataloader.update(sampler=dict(type="DefaultSampler", shuffle=True))
+train_dataloader["dataset"].update(length=4)
+default_hooks["checkpoint"].update(by_epoch=True, interval=1)
+log_processor = dict(by_epoch=True)
+""",
 }
 SPELLINGS = ["default", "relative", "absolute", "linked"]  # of a work directory
 # The statuses of a stop; the second ones only before the run locks its folder.
@@ -108,6 +115,8 @@ class Folder:
             work = str(link / self.work.name)
         words = [os.path.relpath(self.root / "curve.py", self.cwd), *["--resume"] * resume]
         words += [] if self.spelling == "default" else ["--work-dir", work]
+        if self.schedule == "epochs":  # of two iterations
+            return [*words, "--cfg-options", f"train_cfg.max_epochs={self.max_iters // 2}"]
         return [*words, "--cfg-options", f"train_cfg.max_iters={self.max_iters}"]
 
     def train(self, resume: bool, at: int | None = None, how: str = "raise") -> tuple:
@@ -174,14 +183,15 @@ def _stop_everywhere(
     return len(stops), problems
 
 
-SHARES = [("default", 0, 3), ("default", 1, 3), ("default", 2, 3), ("absolute", 0, 2)]
+SHARES = [("default", "default", first, 3) for first in range(3)]
+SHARES += [("default", "absolute", 0, 2), ("epochs", "absolute", 0, 8)]
 
 
-@pytest.mark.parametrize(("spelling", "first", "step"), SHARES)
-def test_a_stop_at_any_operation_loses_nothing(tmp_path, spelling, first, step):
-    """At each operation with the default work directory, and at half with an absolute one."""
-    count, problems = in_server(_stop_everywhere, tmp_path, "default", spelling, (first, step))
-    assert problems == [] and count > 30
+@pytest.mark.parametrize(("schedule", "spelling", "first", "step"), SHARES)
+def test_a_stop_at_any_operation_loses_nothing(tmp_path, schedule, spelling, first, step):
+    """At each operation with the default work directory, and at a part with an absolute one."""
+    count, problems = in_server(_stop_everywhere, tmp_path, schedule, spelling, (first, step))
+    assert problems == [] and count > 12
 
 
 @pytest.mark.exhaustive

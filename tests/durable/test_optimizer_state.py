@@ -1,6 +1,7 @@
 """An optimizer's state in a checkpoint fits the model, and the config selects how steps are run."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -33,15 +34,18 @@ def test_the_implementation_is_the_configs():
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_a_state_of_another_shape_is_refused(several):
+@pytest.mark.parametrize(("key", "shape"), [("exp_avg", (1,)), ("exp_avg", ()), ("step", (0,))])
+def test_a_state_of_another_shape_is_refused(several, key, shape):
     """With `fused=True` in the file torch would write behind the tensor, without an error."""
     _, wrapper = stepped()
     saved = copy.deepcopy(wrapper.state_dict())
-    saved["state"][0]["exp_avg"] = torch.zeros(1)
+    saved["state"][0][key] = torch.zeros(shape)
     saved["param_groups"][0]["fused"] = True
     if several:
         saved, wrapper = {"g": saved}, OptimWrapperDict(g=wrapper)
-    with pytest.raises(CheckpointError, match=r"^a\.pth: .*exp_avg.*\(1,\).*\(3, 2, 3, 3\).*$"):
+    expected = (3, 2, 3, 3) if key == "exp_avg" else ()
+    line = re.escape(f"{key} has the shape {shape} for a parameter of shape {expected}")
+    with pytest.raises(CheckpointError, match=rf"^a\.pth: .*{line}.*$"):
         fit_optimizer_state(wrapper, saved, "a.pth")
 
 

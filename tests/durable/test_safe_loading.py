@@ -273,6 +273,14 @@ def test_crafted_states_of_a_process_end_in_one_line(folder, good, tmp_path, nam
     assert "random state or gradients" in refusal_of(good, folder, tmp_path)
 
 
+@pytest.mark.parametrize("processes", [5, {"a": 1}], ids=str)
+def test_crafted_states_of_processes_are_not_read(folder, good, tmp_path, processes):
+    torch.save({**good, "processes": processes}, tmp_path / "crafted.pth")
+    options = (f"load_from={tmp_path / 'crafted.pth'}", "train_cfg.max_iters=3")
+    train_here(folder / "tiny.py", tmp_path / "work", *options, flags=("--resume",))
+    assert "the random state of 0 processes" in log_text(tmp_path / "work")
+
+
 def test_a_crafted_optimizer_state_does_not_end_the_process(folder, good, tmp_path):
     """torch's fused step would write behind a state that is smaller than its parameter."""
     good["optimizer"]["state"] = {0: {"momentum_buffer": torch.zeros(1)}}
