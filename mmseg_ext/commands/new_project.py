@@ -64,6 +64,9 @@ def main(args: argparse.Namespace) -> None:
         print(f"left out: {line}")
     if made.left_out:
         print(f"left out: {len(made.left_out)} files, listed in {args.project / 'left_out.txt'}")
+    if made.earlier:
+        print(f"note: training also uses {len(made.earlier)} pairs of earlier runs, such as")
+        print(f"  {made.earlier[0]}; if it should not, delete these files and their images")
     print_summaries(made.summaries, made.labels)
     names = [*made.summaries[0].classes, *["ignored"] * 256]
     values = [f"{value} is {names[i]}" for value, i in made.labels.items()]

@@ -179,6 +179,8 @@ class Polygons(Masks):
                 if isinstance(shape, dict):
                     values[_run_lengths(shape, size)] = value[name]
                     continue
+                if not any(len(polygon) >= 6 for polygon in shape):  # three points
+                    raise ValueError(f"a {name} has no polygon, as in a file for boxes")
                 for polygon in shape:
                     rows, inside = _fill(np.array(polygon, float).reshape(-1, 2), size)
                     values[rows][inside] = value[name]
@@ -208,6 +210,7 @@ def _fill(points: np.ndarray, size: tuple[int, int]) -> tuple[slice, np.ndarray]
 def _run_lengths(shape: dict, size: tuple[int, int]) -> np.ndarray:
     """Return the pixels (H, W) of COCO's run lengths, which go down the columns."""
     counts = shape["counts"]
+    _require_size(tuple(shape.get("size", size)), [size])  # before an array of this size exists
     if isinstance(counts, list):
         if sum(counts) != size[0] * size[1]:
             raise ValueError("run lengths that do not fill the image")
@@ -234,12 +237,15 @@ class Coco(Polygons):
                 names |= {categories[i]: None for i in sorted(categories)}
                 shapes = defaultdict(list)
                 for shape in content["annotations"]:
-                    shapes[shape["image_id"]].append(shape)
+                    shapes[str(shape["image_id"])].append(shape)  # some files mix "3" and 3
                 for image in content["images"]:
                     own, name = key_of(Path(image["file_name"]))
-                    described = (image, shapes[image["id"]], categories)
+                    described = (image, shapes[str(image["id"])], categories)
                     annotation = Annotation(path, image["file_name"], described)
                     self.files.append(((own or split, name), annotation))
+                known = {str(image["id"]) for image in content["images"]}
+                for number in sorted(shapes.keys() - known):  # `find_pairs` lists them as left out
+                    self.files.append(((split, ""), Annotation(path, f"of id {number}")))
             except (KeyError, TypeError, ValueError, RecursionError) as error:
                 raise ValueError(f"{path}: is not a COCO file ({error!r})") from error
         self.labels, self.colors = dict(enumerate(names)), {}

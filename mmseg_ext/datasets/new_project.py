@@ -52,7 +52,8 @@ class Project(NamedTuple):
 
     `labels` maps the text of each annotated value to its class, or to 255. `colors` are the RGB
     colors of classes that have one. `summaries` begin with the training set. `left_out` has a line
-    for each file that is not in a pair. `example` is a pair of sources.
+    for each file that is not in a pair. `example` is a pair of sources. `earlier` are label maps of
+    earlier runs that this run did not write again, but that are still in the dataset.
     """
 
     labels: dict[str, int]
@@ -60,6 +61,7 @@ class Project(NamedTuple):
     summaries: list[Summary]
     left_out: list[str]
     example: tuple[Path, Path]
+    earlier: Sequence[Path] = ()
 
 
 @dataclass
@@ -106,21 +108,24 @@ def make_project(
         )
     splits = ["train", "val", *(["test"] if any(pair.split == "test" for pair in pairs) else [])]
     summaries = {split: Summary(split, tuple(names)) for split in splits}
+    earlier = {*data.glob("annotations/**/*.png")}
     for pair in progress(pairs, "writing", len(pairs)):
         try:
             label = _write_pair(pair, reader, labels, data)
         except (LabelError, UnreadableFileError) as error:
             left_out.append(str(error))
             continue
+        earlier.discard(pair.label_file(data, pair.split))
         counts = np.bincount(label.ravel(), minlength=len(names))
         summaries[pair.split].add(str(pair.image), label.shape[::-1], counts)
     if empty := [split for split in splits if not summaries[split].pairs]:
-        raise ValueError(f"{empty[0]}: no pair is usable; {(left_out or [images])[-1]}")
+        reason = (left_out or ["a project needs at least two pairs"])[-1]
+        raise ValueError(f"{empty[0]}: no pair is usable; {reason}")
     write_text(json.dumps(state, indent=1), state_file)
     write_text("".join(f"{line}\n" for line in left_out), folder / "left_out.txt")
     colors = {labels[text]: rgb for text, rgb in reader.colors.items()}
     example = pairs[0].image, pairs[0].annotation.path
-    return Project(labels, colors, list(summaries.values()), left_out, example)
+    return Project(labels, colors, list(summaries.values()), left_out, example, sorted(earlier))
 
 
 def assign_classes(
@@ -166,6 +171,8 @@ def assign_classes(
             f"{len(names)} classes, but a project has 2 to {IGNORED}; {there_are}; masks with "
             "smooth edges have too many"
         )
+    if wrong := [n for n in names if names.count(n) > 1 or not n.strip()]:
+        raise ValueError(f"class {wrong[0]!r}: every class needs a name of its own")
     if wrong := [n for n in names if "{{" in n or re.search("[\ud800-\udfff]", n)]:
         raise ValueError(
             f"class {wrong[0]!r}: a config cannot have '{{{{' or surrogates; rename it"

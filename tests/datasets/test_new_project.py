@@ -296,12 +296,15 @@ def test_a_second_run_completes_the_first(tmp_path, capsys):
     assert run(tmp_path, *flags) == 0
     config, labels = tmp_path / "project/config.py", tmp_path / "project/data/annotations"
     config.write_text(config.read_text() + "# mine\n")
-    lost, changed, *_ = sorted(labels.rglob("*.png"))
+    lost, changed, withdrawn, *_ = sorted(labels.rglob("*.png"))
     lost.unlink()
+    (tmp_path / f"masks/{withdrawn.stem}_mask.png").unlink()
     save(tmp_path / "masks" / f"{changed.stem}_mask.png", np.full(SIZE[::-1], 17, np.uint8))
     capsys.readouterr()
     assert run(tmp_path, *flags) == 0
-    assert config.read_text().endswith("# mine\n") and "unchanged" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert config.read_text().endswith("# mine\n") and "unchanged" in out
+    assert f"also uses 1 pairs of earlier runs, such as\n  {withdrawn};" in out
     assert np.array_equal(np.array(Image.open(lost)), scene(int(lost.stem))[0])
     assert (np.array(Image.open(changed)) == 1).all()
     for value, extra in ((18, []), (17, ["--classes", "a", "b", "c"]), (17, ["--ignore", "7"])):
@@ -359,6 +362,7 @@ BAD = {  # damage, flags, part of the message
     "jpeg": (as_jpeg, "", "_mask.png: cannot be read (JPEG"),
     "placeholder": (str, "--classes a b {{_base_.x}}", "class '{{_base_.x}}'"),
     "surrogate": (str, "--classes a b \ud800", "class '\\ud800'"),
+    "twice": (str, "--classes a b a", "class 'a': every class needs a name of its own"),
     "many": (redraw(np.arange(1200, dtype=np.uint16).reshape(SIZE[::-1])), "", "1192 more"),
     "size": (redraw(scene(0)[0][:9]), "", "is 40x9, but its image is 40x30"),
     "names": (str, "--classes a b", "2 classes, but there are 3 values: 7, 17, 27"),
@@ -390,6 +394,29 @@ def test_bad_coco_files(tmp_path, capsys):
         assert run(tmp_path, "--coco", str(path)) == 1
         error = capsys.readouterr().err
         assert f"{path}: is not a COCO file" in error and error.count("\n") == 1
+
+
+def test_coco_annotations_without_an_image_or_a_polygon(tmp_path, capsys):
+    """An image with boxes only is left out, and is no background."""
+    save_images(tmp_path / "images", 6)
+    path = tmp_path / "all.json"
+    write_coco(path, range(6))
+    content = json.loads(path.read_text())
+    first, second, third = (
+        next(a for a in content["annotations"] if a["image_id"] == i) for i in (0, 1, 2)
+    )
+    first["segmentation"] = []
+    second["segmentation"]["size"] = [100_000, 100_000]
+    third["image_id"] = 99
+    for annotation in content["annotations"]:
+        annotation["image_id"] = str(annotation["image_id"])
+    path.write_text(json.dumps(content))
+    assert run(tmp_path, "--coco", str(path)) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"left out: .*all\.json: 00\.jpg: .*has no polygon", out)
+    assert re.search(r"left out: .*all\.json: 01\.jpg: .*is 100000x100000, but its image", out)
+    assert f"left out: {path}: no image of id 99" in out
+    assert are_the_scenes({k: v for k, v in label_maps(tmp_path).items() if not k.endswith("02")})
 
 
 def write_labelme(folder: Path, points, **changes) -> Labelme:
