@@ -57,9 +57,13 @@ def dataset_warnings(runner: Runner) -> list[str]:
     """Return warnings about datasets that do not fit the model, or each other.
 
     The last decode head must have as many classes as each dataset, and the datasets must agree on
-    `reduce_zero_label`.
+    `reduce_zero_label`. No class should be ignored, and some losses use class weights of any
+    number.
     """
-    head = getattr(unwrap_model(runner.model), "decode_head", None)
+    from mmseg.models.decode_heads.decode_head import BaseDecodeHead  # `env` works without mmseg
+
+    model = unwrap_model(runner.model)
+    head = getattr(model, "decode_head", None)
     number = getattr(head[-1] if isinstance(head, nn.ModuleList) else head, "num_classes", None)
     datasets = [loader.dataset for loader in built_dataloaders(runner)]
     counts = {len(getattr(part, "metainfo", {}).get("classes") or ()) for part in datasets}
@@ -68,6 +72,20 @@ def dataset_warnings(runner: Runner) -> list[str]:
         for count in sorted(counts - {0, number})
         if number
     ]
+    for name, part in model.named_modules():
+        if not isinstance(part, BaseDecodeHead):
+            continue
+        if part.ignore_index in range(part.num_classes):
+            text = f"model.{name}.ignore_index={part.ignore_index}: this class is not trained"
+            warnings.append(text)
+        for loss in part.modules():
+            weights = getattr(loss, "class_weight", None)
+            fits = (part.num_classes, part.out_channels)
+            if isinstance(weights, list | tuple) and len(weights) not in fits:
+                text = (
+                    f"{type(loss).__name__} has {len(weights)} class weights for {fits[0]} classes"
+                )
+                warnings.append(f"model.{name}: {text}")
     if {True, False} <= {getattr(part, "reduce_zero_label", None) for part in datasets}:
         warnings.append(
             "reduce_zero_label is True in one dataset and False in another: their labels differ by "
@@ -112,11 +130,14 @@ def _explanation(entries: _Entries, error: Exception) -> Exception | None:
     wrong = re.search(r"(\w+)[\w.]*\(\) got an unexpected keyword argument '(\w+)'", reason)
     if wrong and (unknown := _of_argument(entries, wrong[1], wrong[2], error)):
         return unknown
-    if missing := re.search(r"KeyError: '?(inputs|gt_seg_map|gt_sem_seg)\b", f"{reason} {error}"):
-        transform = "PackSegInputs" if missing[1] == "inputs" else "LoadAnnotations"
+    # A worker's error contains the text of its traceback.
+    stack = f"{reason} {''.join(traceback.format_tb(error.__traceback__))} {error}"
+    if missing := re.search(r"KeyError: '?(inputs|gt_s\w+)\b|in (pseudo|default)_collate", stack):
+        loads = (missing[1] or "").startswith("gt")
+        transform, kind = ("LoadAnnotations",) * 2 if loads else ("PackSegInputs", "Pack")
         for key, steps in entries:
             named = key.endswith(".pipeline") and isinstance(steps, list)
-            if named and all(step["type"] != transform for step in steps):
+            if named and not any(kind in str(step["type"]) for step in steps):
                 return LaunchError(f"{key} has no type={transform!r}; add it")
     training = any(f.name == "run" and f.filename.endswith("loops.py") for f in trace)
     if training or not part:

@@ -109,5 +109,5 @@ def _blocks(q: Tensor) -> list[slice]:
     # to 16 MiB for 197 to 1025 tokens. On other devices the block only limits the memory.
     budget = 2**20 * (4 if q.device.type == "cpu" else 256)
     row = batch * heads * tokens * full_precision(q.dtype).itemsize
-    step = max(1, budget // row)
+    step = max(1, budget // max(1, row))  # an empty batch has no bytes
     return [slice(start, start + step) for start in range(0, tokens, step)]

@@ -22,6 +22,7 @@ from tests.engine.runs import CONFIGS, log_text, write_config
 WEIGHTED = {"type": "CrossEntropyLoss", "class_weight": [1.0] * 7}
 AUXILIARY = dict(type="FCNHead", in_channels=7, in_index=0, channels=4, num_classes=3, num_convs=1)
 LOADED = [{"type": "LoadImageFromFile"}, {"type": "PackSegInputs"}]
+FLIPPED = [LOADED[0], {"type": "RandomFlip", "prob": 0.5}]
 CUT = [LOADED[0], {"type": "RandomCrop", "crop_size": (8, 8), "cat_max_ratio": 0.75}, LOADED[1]]
 # Settings of a tiny config that are wrong, and how the line starts; by default by key=value.
 WRONG: list[tuple] = [
@@ -60,6 +61,7 @@ WRONG: list[tuple] = [
     ("optim_wrapper.clip_grad", {"maxnorm": 1}, "{key}.maxnorm=1: "),
     ("train_dataloader.dataset.pipeline", LOADED, "{key} has no type='LoadAnnotations'"),
     ("train_dataloader.dataset.pipeline", LOADED[:1], "{key} has no type='PackSegInputs'"),
+    ("train_dataloader.dataset.pipeline", FLIPPED, "{key} has no type='PackSegInputs'"),
     ("train_dataloader.dataset.pipeline", CUT, "{key} has no type='LoadAnnotations'"),
     ("default_hooks.checkpoint.save_best", "mDice"),
     ("val_evaluator.iou_metrics", ["mIuO"], "{key}=['mIuO']: "),
@@ -112,6 +114,24 @@ class BrokenHead(FCNHead):
 
     def forward(self, inputs):
         return 1 / 0
+
+
+def test_classes_that_a_loss_does_not_learn_are_warnings(config):
+    """mmsegmentation trains with both."""
+    loss = {"type": "LovaszLoss", "reduction": "none", "class_weight": [1.0] * 7}
+    options = {"model.decode_head.loss_decode": loss, "model.decode_head.ignore_index": 2}
+    runner = build_train_runner(str(config), options, str(config.parent / "work"))
+    ignored, weights = dataset_warnings(runner)
+    assert ignored == "model.decode_head.ignore_index=2: this class is not trained"
+    assert weights == "model.decode_head: LovaszLoss has 7 class weights for 3 classes"
+
+
+def test_a_missing_transform_is_named_where_it_is_missing(config):
+    """Not in a pipeline with a loader of this package."""
+    loaded = [LOADED[0], {"type": "CheckedLoadAnnotations"}, LOADED[1]]
+    options = {"train_dataloader.dataset.pipeline": loaded, "train_cfg.max_iters": 1}
+    with pytest.raises(LaunchError, match=r"^val_dataloader\.dataset\.pipeline has no type='Load"):
+        train(config, options | {"val_dataloader.dataset.pipeline": LOADED})
 
 
 def test_a_bug_in_an_own_part_keeps_its_traceback(tmp_path):
