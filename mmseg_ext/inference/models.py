@@ -52,7 +52,8 @@ def get_model(
 
     Called with normalized images (B, 3, H, W), as of `model.data_preprocessor`, it returns the
     logits (B, classes, h, w) of the decode head, at the head's resolution, such as a quarter or an
-    eighth of the image's. `Predictor` turns images of any kind into labels of their size.
+    eighth of the image's; `DANetEAHead` returns a tuple of three. `Predictor` turns images of any
+    kind into labels of their size.
 
     The model has mmsegmentation's attributes `cfg` and `dataset_meta`: classes and palette from the
     checkpoint, or else from the config's test dataset. `terms` has the `license` of the weights and
