@@ -212,8 +212,7 @@ class StopOnSignalHook(Hook):
         hook = next((h for h in runner.hooks if isinstance(h, CheckpointHook)), None)
         if hook is None:
             raise RunError(f"{name} without saving; add default_hooks.checkpoint to the config")
-        saved = Path(hook.last_ckpt or "").name == hook.filename_tmpl.format(runner.iter + 1)
-        if hook.by_epoch or not saved:
+        if Path(hook.last_ckpt or "").name != hook.filename_tmpl.format(runner.iter + 1):
             save_checkpoint(hook, runner)
         runner.logger.info(f"{name} and saved {hook.last_ckpt}; --resume continues from there")
         raise SystemExit(0)

@@ -54,6 +54,16 @@ def test_paths_in_a_checkpoint_are_not_removed(tmp_path):
     assert [path.read_bytes() for path in precious] == [b"precious"] * 2
 
 
+def test_a_resume_at_the_end_names_the_last_checkpoint(tmp_path):
+    """A stop came after iteration 8 was saved, and before `last_checkpoint` was written."""
+    config, work = write_config(tmp_path, UNVALIDATED), tmp_path / "work"
+    keep = "default_hooks.checkpoint.max_keep_ckpts=1"
+    go(config, work, keep)
+    (work / "last_checkpoint").write_text(str(work / "iter_4.pth"))
+    go(config, work, keep, resume=True)
+    assert (work / "last_checkpoint").read_text() == str(work / "iter_8.pth")
+
+
 def test_the_best_stays_under_another_spelling_of_its_path(tmp_path, monkeypatch):
     """A hook writes a relative path after the validation of iteration 3; iteration 4 is saved."""
     monkeypatch.chdir(tmp_path)
