@@ -80,10 +80,10 @@ def save_checkpoint(hook: "CheckpointHook", runner: "Runner") -> None:
     """Save after this iteration, whatever the interval; the hook's public methods check it.
 
     `_save_checkpoint` would count an unfinished epoch as finished. The file of such an epoch has
-    the epoch's name, so it is replaced when the epoch ends.
+    the epoch's name, so the checkpoint of the complete epoch replaces it.
     """
     meta = {"epoch": runner.epoch, "iter": runner.iter + 1}
-    step = runner.epoch + 1 if hook.by_epoch else runner.iter + 1
+    step = 1 + (runner.epoch if hook.by_epoch else runner.iter)
     hook._save_checkpoint_with_step(runner, step, meta)
 
 

@@ -29,6 +29,9 @@ from mmseg_ext.upstream import built_dataloaders
 _WEIGHTS = ("checkpoint", "pretrained", "load_from")  # keys that name files of weights
 _ANCESTORS = (object, nn.Module, BaseModule)  # of too many classes to find a part by their methods
 
+# Of BaseDecodeHead; some heads inherit from it without calling its constructor.
+_OF_HEADS = ("ignore_index", "loss_decode", "num_classes", "out_channels")
+
 _Entries = list[tuple[str, Any]]  # dotted keys of the config, and their values
 
 
@@ -60,7 +63,7 @@ def dataset_warnings(runner: Runner) -> list[str]:
     `reduce_zero_label`. No class should be ignored, and some losses use class weights of any
     number.
     """
-    from mmseg.models.decode_heads.decode_head import BaseDecodeHead  # `env` works without mmseg
+    from mmseg_ext.segmentors.loss_errors import wrong_class_weights  # `env` works without mmseg
 
     model = unwrap_model(runner.model)
     head = getattr(model, "decode_head", None)
@@ -72,20 +75,15 @@ def dataset_warnings(runner: Runner) -> list[str]:
         for count in sorted(counts - {0, number})
         if number
     ]
-    for name, part in model.named_modules():
-        if not isinstance(part, BaseDecodeHead):
+    parts: list[tuple[str, Any]] = [*model.named_modules()]
+    for name, part in parts:
+        if not all(hasattr(part, attribute) for attribute in _OF_HEADS):
             continue
         if part.ignore_index in range(part.num_classes):
             text = f"model.{name}.ignore_index={part.ignore_index}: this class is not trained"
             warnings.append(text)
-        for loss in part.modules():
-            weights = getattr(loss, "class_weight", None)
-            fits = (part.num_classes, part.out_channels)
-            if isinstance(weights, list | tuple) and len(weights) not in fits:
-                text = (
-                    f"{type(loss).__name__} has {len(weights)} class weights for {fits[0]} classes"
-                )
-                warnings.append(f"model.{name}: {text}")
+        if reason := wrong_class_weights(part):
+            warnings.append(f"model.{name}.{reason}")
     if {True, False} <= {getattr(part, "reduce_zero_label", None) for part in datasets}:
         warnings.append(
             "reduce_zero_label is True in one dataset and False in another: their labels differ by "
@@ -134,7 +132,8 @@ def _explanation(entries: _Entries, error: Exception) -> Exception | None:
     stack = f"{reason} {''.join(traceback.format_tb(error.__traceback__))} {error}"
     if missing := re.search(r"KeyError: '?(inputs|gt_s\w+)\b|in (pseudo|default)_collate", stack):
         loads = (missing[1] or "").startswith("gt")
-        transform, kind = ("LoadAnnotations",) * 2 if loads else ("PackSegInputs", "Pack")
+        transform = "LoadAnnotations" if loads else "PackSegInputs"
+        kind = transform.removesuffix("SegInputs")  # detection has PackDetInputs
         for key, steps in entries:
             named = key.endswith(".pipeline") and isinstance(steps, list)
             if named and not any(kind in str(step["type"]) for step in steps):

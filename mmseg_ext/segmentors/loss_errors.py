@@ -25,7 +25,7 @@ def explain_loss_error(
     if "gt_sem_seg" not in data_samples[0]:
         pipeline = "train_dataloader.dataset.pipeline"
         raise LaunchError(f"{pipeline} has no type='LoadAnnotations'; add it") from error
-    reason = _of_features(head, inputs) or _of_weights(head)
+    reason = _of_features(head, inputs) or wrong_class_weights(head)
     if reason is not None:
         raise LaunchError(f"{key}.{reason}") from error
     try:
@@ -55,11 +55,12 @@ def _of_features(head: Any, inputs: list[Tensor]) -> str | None:
     return f"in_channels={head.in_channels}: in_index={head.in_index} has {width} channels"
 
 
-def _of_weights(head: Any) -> str | None:
+def wrong_class_weights(head: Any) -> str | None:
+    """Return the key in the head's config of class weights that do not fit, and why they do not."""
     losses = head.loss_decode if isinstance(head.loss_decode, nn.ModuleList) else [head.loss_decode]
     for loss in losses:
         weights = getattr(loss, "class_weight", None)
-        if isinstance(weights, list | tuple) and len(weights) != head.num_classes:
-            number = head.num_classes
+        number = head.num_classes
+        if isinstance(weights, list | tuple) and len(weights) not in (number, head.out_channels):
             return f"loss_decode.class_weight: {len(weights)} numbers for {number} classes"
     return None

@@ -123,7 +123,7 @@ def test_classes_that_a_loss_does_not_learn_are_warnings(config):
     runner = build_train_runner(str(config), options, str(config.parent / "work"))
     ignored, weights = dataset_warnings(runner)
     assert ignored == "model.decode_head.ignore_index=2: this class is not trained"
-    assert weights == "model.decode_head: LovaszLoss has 7 class weights for 3 classes"
+    assert weights == "model.decode_head.loss_decode.class_weight: 7 numbers for 3 classes"
 
 
 def test_a_missing_transform_is_named_where_it_is_missing(config):
