@@ -138,7 +138,7 @@ def _explanation(entries: _Entries, error: Exception) -> Exception | None:
             named = key.endswith(".pipeline") and isinstance(steps, list)
             if named and not any(kind in str(step["type"]) for step in steps):
                 return LaunchError(f"{key} has no type={transform!r}; add it")
-    training = any(f.name == "run" and f.filename.endswith("loops.py") for f in trace)
+    training = any(f.name == "run" and f.filename.endswith("loops.py") for f in trace[:-1])
     if training or not part:
         return None
     line = next(f.line or "" for f in trace[::-1] if "registry" not in Path(f.filename).parts)

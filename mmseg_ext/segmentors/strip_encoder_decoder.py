@@ -137,8 +137,8 @@ class StripEncoderDecoder(EncoderDecoder):
             prediction is the resize of its forward.
 
     Raises:
-        ValueError: for a decode head that predicts in another way, and for a `test_cfg` whose
-            windows leave gaps.
+        ValueError: for a decode head that predicts in another way, and for a `test_cfg` with
+            another mode or with windows that leave gaps.
     """
 
     decode_head: BaseDecodeHead
@@ -152,9 +152,8 @@ class StripEncoderDecoder(EncoderDecoder):
                 "than the resize of its forward; use type='EncoderDecoder', or "
                 "'CascadeEncoderDecoder' for a cascade (docs/class_maps.md)"
             )
-        test_cfg = self.test_cfg or {}
-        if test_cfg.get("mode") == "slide":
-            _check_windows(test_cfg)
+        if (self.test_cfg or {}).get("mode") is not None:
+            self._windows((1, 1))  # mmsegmentation refuses wrong ones at the first image
 
     def _decode_head_forward_train(
         self, inputs: list[Tensor], data_samples: list[SegDataSample]
@@ -242,26 +241,20 @@ class StripEncoderDecoder(EncoderDecoder):
     def _windows(self, size: tuple[int, int]) -> list[tuple[Span, ...]]:
         """Return the rows and the columns of the windows."""
         test_cfg = self.test_cfg or {}
-        mode = test_cfg.get("mode")
+        mode, crop_size, stride = (test_cfg.get(key) for key in ("mode", "crop_size", "stride"))
         if mode == "whole":
             return [((0, length),) for length in size]
         if mode != "slide":
-            raise ValueError(f"test_cfg.mode={mode!r}: unknown; set 'whole' or 'slide'")
-        windows = zip(size, test_cfg["crop_size"], test_cfg["stride"], strict=True)
-        return [window_spans(*axis) for axis in windows]
-
-
-def _check_windows(test_cfg: dict) -> None:
-    """Raise a LaunchError for windows that mmsegmentation refuses at the first image."""
-    crop_size, stride = test_cfg.get("crop_size"), test_cfg.get("stride")
-    match crop_size, stride:
-        case [int(height), int(width)], [int(down), int(across)]:
-            if 0 < down <= height and 0 < across <= width:
-                return
-    raise LaunchError(
-        f"model.test_cfg.stride={stride!r}: mode='slide' needs (height, width), not larger than "
-        f"crop_size={crop_size!r}, which is (height, width), too"
-    )
+            raise LaunchError(f"model.test_cfg.mode={mode!r}: unknown; set 'whole' or 'slide'")
+        match crop_size, stride:
+            case [int(height), int(width)], [int(down), int(across)]:
+                if 0 < down <= height and 0 < across <= width:
+                    windows = zip(size, crop_size, stride, strict=True)
+                    return [window_spans(*axis) for axis in windows]
+        raise LaunchError(
+            f"model.test_cfg.stride={stride!r}: mode='slide' needs (height, width), not larger "
+            f"than crop_size={crop_size!r}, which is (height, width), too"
+        )
 
 
 def _steps(meta: dict, size: tuple[int, int]) -> tuple[AxisSteps, AxisSteps]:
