@@ -44,6 +44,28 @@ log_processor = dict(by_epoch=False)
 randomness = dict(seed=0)
 """
 
+# Each schedule adds to the config. In all of them the score rises with every validation.
+SCHEDULES = {
+    "default": "",
+    "no best": "default_hooks['checkpoint'].update(save_best=None, rule=None)\n",
+    "two scores": "default_hooks['checkpoint'].update(save_best=['curve', 'other'])\n",
+    "falling": "default_hooks['checkpoint'].update(save_best='other')\n",
+    "keep one": "default_hooks['checkpoint'].update(max_keep_ckpts=1)\n",
+    "keep all": "default_hooks['checkpoint'].update(max_keep_ckpts=-1)\n",
+    "rare": "default_hooks['checkpoint'].update(interval=4)\ntrain_cfg['val_interval'] = 2\n",
+    "last": "default_hooks['checkpoint'].update(interval=100)\n",
+    "average": "custom_hooks = [dict(type='EMAHook', momentum=0.1)]\n",
+    "out_dir": "default_hooks['checkpoint'].update(out_dir='out')\n",
+    "no accumulation": "optim_wrapper['accumulative_counts'] = 1\n",
+    "epochs": """
+train_cfg = dict(type="EpochBasedTrainLoop", max_epochs=3, val_interval=1)
+train_dataloader.update(sampler=dict(type="DefaultSampler", shuffle=True))
+train_dataloader["dataset"].update(length=4)
+default_hooks["checkpoint"].update(by_epoch=True, interval=1)
+log_processor = dict(by_epoch=True)
+""",
+}
+
 
 def score(weight: Tensor) -> float:
     return math.sin(300 * weight.double().sum().item())

@@ -120,8 +120,9 @@ def start(
     return os.waitstatus_to_exitcode(code), pickle.loads(data) if data else None
 
 
-# Differ between runs; an earlier best checkpoint can have a smaller `max_iters`.
-_OWN = {"time", "saved_at", "run", "cfg", "experiment_name", "seed", "eta", "max_iters"}
+# Differ between runs; an earlier best checkpoint can be of a shorter one.
+_OWN = {"time", "saved_at", "run", "cfg", "experiment_name", "seed", "eta"}
+_OWN |= {"max_iters", "max_epochs"}
 
 
 def _plain(value: object) -> object:

@@ -4,10 +4,11 @@ import json
 import re
 import time
 from pathlib import Path
+from signal import SIGTERM
 
 import pytest
 
-from tests.durable.curve_model import CONFIG
+from tests.durable.curve_model import CONFIG, SCHEDULES
 from tests.durable.stops import differences, state
 from tests.engine.runs import (
     ROOT,
@@ -45,6 +46,7 @@ def test_a_run_with_a_killed_process_restarts_exactly(tmp_path, monkeypatch):
     assert_same_runs(*works, 8)
 
 
+STOPPED = "work_dirs/stopped"
 HOOKED = 'custom_imports["imports"] += ["tests.engine.run_hooks"]\ncustom_hooks = [dict({})]\n'
 # What fails, and the iteration of the last checkpoint.
 FAILURES = {
@@ -82,6 +84,22 @@ def test_a_failing_process_ends_the_job(curve, tmp_path, failure):
     assert result.returncode == 0, result.stderr
     assert f"resumed epoch: 0, iter: {saved}" in log_text(work)
     expected = curve / "work_dirs/curve"
+    assert not differences(state(work, work), state(expected, expected))
+
+
+@pytest.mark.distributed
+def test_two_processes_with_workers_stop_within_an_epoch(tmp_path):
+    """At iteration 5 of 9, the second of the second epoch."""
+    text = CONFIG + SCHEDULES["epochs"].replace("length=4", "length=11")
+    text += "train_dataloader.update(num_workers=1, persistent_workers=True)\n"
+    (tmp_path / "whole.py").write_text(text)
+    stop = f"type='SignalAt', iteration=5, point='before_train_iter', number={SIGTERM:d}"
+    (tmp_path / "stopped.py").write_text(text + HOOKED.format(stop))
+    for words in (("whole.py",), ("stopped.py",), ("whole.py", "--work-dir", STOPPED, "--resume")):
+        result = run_tool("train.py", *words, ranks=2, folder=tmp_path)
+        assert result.returncode == 0, result.stderr
+    work, expected = tmp_path / STOPPED, tmp_path / "work_dirs/whole"
+    assert "resumed epoch: 1, iter: 5" in log_text(work)
     assert not differences(state(work, work), state(expected, expected))
 
 
