@@ -135,24 +135,29 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     args.out.mkdir(parents=True, exist_ok=True)
-    broken = []
+    broken, written = [], []
     for path in paths:
         try:
             with Image.open(path) as file:
-                image = ImageOps.exif_transpose(file).convert("RGB")
+                image = ImageOps.exif_transpose(file)
+                if image.mode.startswith("I;16"):  # which Pillow would clip to 255
+                    image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+                image = image.convert("RGB")
         except Exception as error:  # decoders raise many kinds
             broken.append(f"{path}: {error}")
             continue
         labels = segment(run, metadata, image)
-        Image.fromarray(labels).save(args.out / f"{path.stem}.png")
+        stem = path.name if path.stem in written else path.stem
+        written.append(stem)
+        Image.fromarray(labels).save(args.out / f"{stem}.png")
         overlay = Image.blend(image, Image.fromarray(metadata["palette"][labels]), 0.5)
-        overlay.save(args.out / f"{path.stem}_overlay.png")
+        overlay.save(args.out / f"{stem}_overlay.png")
         if args.json:
             features = []
             for index, name in enumerate(metadata["classes"]):
                 features += objects(labels, index, name, args.min_area)
             content = json.dumps({"type": "FeatureCollection", "features": features})
-            (args.out / f"{path.stem}.geojson").write_text(content, encoding="utf-8")
+            (args.out / f"{stem}.geojson").write_text(content, encoding="utf-8")
     print(f"{len(paths) - len(broken)} of {len(paths)} images segmented into {args.out}")
     print("\n".join(broken), file=sys.stderr, end="\n" if broken else "")
     return 1 if broken else 0

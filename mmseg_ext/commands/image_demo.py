@@ -50,14 +50,15 @@ def parser() -> argparse.ArgumentParser:
 def find_images(path: Path, out: Path, recursive: bool = False) -> dict[Path, Path]:
     """Return the images at `path` by unique names for their results, relative to `out`'s folders.
 
-    The results of an earlier run, in `out`, are left out.
+    The pictures of an earlier run, in folders of `out`, are left out.
 
     Raises:
         ValueError: if there is no image.
     """
     from mmseg_ext.datasets.images import IMAGE_SUFFIXES, image_files
 
-    found = [p for p in image_files(path, recursive) if out.resolve() not in p.resolve().parents]
+    own = {(out / name).resolve() for name in ("labels", "overlays")}
+    found = [p for p in image_files(path, recursive) if own.isdisjoint(p.resolve().parents)]
     if not found:
         suffixes = ", ".join(IMAGE_SUFFIXES)
         raise ValueError(f"{path}: no image there ({suffixes}); --recursive searches deeper")

@@ -1,6 +1,7 @@
 """Make a project from your images and masks: data folders and a fitting config."""
 
 import argparse
+import re
 import shlex
 from pathlib import Path
 
@@ -47,6 +48,8 @@ def main(args: argparse.Namespace) -> None:
     from mmseg_ext.datasets.labels import join_names
     from mmseg_ext.datasets.new_project import LONG_SIDE, make_project, write_config
 
+    if re.search(r'["\\\n]', str(args.project.absolute())):  # mmengine puts it into the config
+        raise ValueError(f"{args.project}: a project's path cannot have quotes or backslashes")
     if not 0 < args.val < 1:
         raise ValueError(f"--val {args.val}: must be between 0 and 1")
     if not 0 <= args.test < 1 - args.val:
@@ -92,6 +95,8 @@ def main(args: argparse.Namespace) -> None:
     print(f"  mmseg-ext report {work_dir}")
     pictures = shlex.quote(str(args.project / "data/images/val"))
     out = f"--json --out {work_dir}/pictures"  # the objects as GeoJSON, too
+    if any(path.is_dir() for path in (args.project / "data/images/val").iterdir()):
+        out = f"--recursive {out}"
     print(f"  mmseg-ext image_demo {pictures} {config} {checkpoint} {out}")
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import json
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -13,8 +12,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from mmseg_ext.datasets.images import IMAGE_SUFFIXES
-from mmseg_ext.datasets.pairing import MASK_SUFFIXES, SPLITS, Key, key_of
+from mmseg_ext.datasets.images import IMAGE_SUFFIXES, files_below
+from mmseg_ext.datasets.pairing import MASK_SUFFIXES, Key, key_of, split_in
 from mmseg_ext.errors import LabelError
 
 BACKGROUND = "background"
@@ -48,8 +47,8 @@ def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[
         raise ValueError(f"{folder}: there is no such folder")
     start, _, end = pattern.partition("*")
     keys = {}
-    for path in sorted(folder.rglob(pattern)):
-        if path.suffix.lower() in suffixes and path.is_file() and not path.name.startswith("."):
+    for path in files_below(folder, pattern):
+        if path.suffix.lower() in suffixes and not path.name.startswith("."):
             name = path.name.removeprefix(start).removesuffix(end) or path.name
             keys[path] = key_of(path.with_name(name).relative_to(folder))
     return keys
@@ -143,7 +142,7 @@ def _codes_of(path: Path) -> np.ndarray:
     with Image.open(path) as image:
         if image.format == "JPEG":
             raise ValueError("JPEG changes the values of a mask; annotate or export it as PNG")
-        pixels = np.asarray(image)
+        pixels = np.asarray(image.convert("L") if image.mode == "1" else image)  # white is 255
         if image.mode != "P" and pixels.ndim == 2:
             if pixels.dtype.kind == "f" or pixels.min() < 0 or pixels.max() > 0xFFFF:
                 raise ValueError(f"{pixels.dtype} values from {pixels.min()} to {pixels.max()}")
@@ -229,8 +228,7 @@ class Coco(Polygons):
         self.files = []
         names: dict[str, None] = {BACKGROUND: None}
         for path in paths:
-            # instances_val.json: its images are of the split val
-            split = next((s for s in SPLITS if s in re.findall("[a-z]+", path.stem)), None)
+            split = split_in(path.stem)  # instances_val.json: its images are of the split val
             try:
                 content = json.loads(path.read_text(encoding="utf-8"))
                 categories = {c["id"]: str(c["name"]) for c in content["categories"]}

@@ -5,7 +5,9 @@ with gray. Pillow raises a different exception for each kind of damage. This mod
 not mmsegmentation, so mmdetection and mmpretrain can use it.
 """
 
+import fnmatch
 import io
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -30,8 +32,24 @@ def image_files(path: Path, recursive: bool = False) -> list[Path]:
     """Return the file at `path`, or the images of a folder and, on request, of its subfolders."""
     if path.is_file():
         return [path]
-    found = path.rglob("*") if recursive else path.glob("*")
-    return sorted(f for f in found if f.suffix.lower() in IMAGE_SUFFIXES and f.is_file())
+    found = files_below(path) if recursive else sorted(f for f in path.glob("*") if f.is_file())
+    return [file for file in found if file.suffix.lower() in IMAGE_SUFFIXES]
+
+
+def files_below(folder: Path, pattern: str = "*") -> list[Path]:
+    """Return the regular files in a folder and its subfolders, also the linked ones, in order."""
+    found: list[Path] = []
+    places, seen = [str(folder)], set()
+    for place in places:  # links come after all folders, because they can lead to one of them
+        for root, folders, names in os.walk(place):
+            if (real := os.path.realpath(root)) in seen:
+                folders.clear()
+                continue
+            seen.add(real)
+            found += [Path(root, name) for name in fnmatch.filter(names, pattern)]
+            folders.sort()
+            places += [path for n in folders if os.path.islink(path := os.path.join(root, n))]
+    return sorted(path for path in found if path.is_file())
 
 
 def progress(items: Iterable, text: str, total: int) -> Iterable:

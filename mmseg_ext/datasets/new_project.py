@@ -21,7 +21,14 @@ from PIL import Image, ImageOps
 from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.datasets.annotation_readers import BACKGROUND, Annotation, Masks, keyed_files
 from mmseg_ext.datasets.dataset_report import Summary
-from mmseg_ext.datasets.images import EXIF_ORIENTATION, decode, orientation, progress, read_bytes
+from mmseg_ext.datasets.images import (
+    EXIF_ORIENTATION,
+    IMAGE_SUFFIXES,
+    decode,
+    orientation,
+    progress,
+    read_bytes,
+)
 from mmseg_ext.datasets.labels import join_names
 from mmseg_ext.datasets.pairing import SPLITS, Key, masks_among, match
 from mmseg_ext.environment import configs_folder
@@ -101,11 +108,14 @@ def make_project(
     _choose_splits(pairs, {"test": test_share, "val": val_share}, data)
     names, labels = assign_classes(reader.labels, classes, ignored)
     state = dict(classes=names, labels=labels)
-    if state_file.is_file() and (before := json.loads(state_file.read_text())) != state:
-        raise ValueError(
-            f"{state_file}: has {before}, not {state}; run the same command as before, or start a "
-            "new project"
-        )
+    if state_file.is_file():
+        before = json.loads(state_file.read_text())
+        if before["classes"] != names or before["labels"] | labels != labels | before["labels"]:
+            raise ValueError(
+                f"{state_file}: has {before}, not {state}; run the same command as before, or "
+                "start a new project"
+            )
+        state["labels"] = before["labels"] | labels
     splits = ["train", "val", *(["test"] if any(pair.split == "test" for pair in pairs) else [])]
     summaries = {split: Summary(split, tuple(names)) for split in splits}
     earlier = {*data.glob("annotations/**/*.png")}
@@ -133,8 +143,9 @@ def assign_classes(
 ) -> tuple[list[str], dict[str, int]]:
     """Return the classes, and the class of each label; 255 for ignored labels.
 
-    The value 255 of masks is ignored if the other values are 0, 1, 2, ..., unless there are as many
-    names as values. In masks with two values it is a class.
+    The value 255 of masks is ignored if the other values are 0, 1, 2, ... without a gap, or numbers
+    of named classes, unless 255 is the only value for the last name. In masks with two values it is
+    a class.
 
     Raises:
         ValueError: if the labels do not fit the names, or there are not 2 to 255 classes.
@@ -153,9 +164,10 @@ def assign_classes(
             raise ValueError(f"--classes lacks {min(missing)!r}; name it, or add it to --ignore")
         order = {label: names.index(label) for label in left.values()}
     else:
-        if IGNORED in left and len(left) > 2 and len(names or ()) != len(left):
+        if IGNORED in left and len(left) > 2:
             others = left.keys() - {IGNORED}
-            if max(others) < len(names or others):
+            numbers = {*range(len(names or ()) - 1)}
+            if max(others) < len(names or others) and others != numbers:
                 del left[IGNORED]
         order = {label: i for i, label in enumerate(left.values())}
         if names and max(left, default=0) < len(names):
@@ -278,13 +290,22 @@ def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int], data: Pat
     """
     path, target = str(pair.image), data / f"images/{pair.split}/{pair.name}{pair.image.suffix}"
     content = read_bytes(path)
-    stored = decode(content, path, "color_ignore_orientation", "cv2").shape[:2]  # (H, W)
+    height, width = decode(content, path, "color_ignore_orientation", "cv2").shape[:2]
     tag = orientation(content)
-    upright = stored[::-1] if tag >= 5 else stored
-    values = reader.read(pair.annotation, [upright, stored])
+    if tag >= 5:  # OpenCV turns a TIFF in any case
+        with Image.open(pair.image) as image:
+            width, height = ImageOps.exif_transpose(image).size
+    upright = (height, width)
+    sizes = [upright, (width, height)] if tag >= 5 else [upright]
+    values = reader.read(pair.annotation, sizes)
     table = np.zeros(max(reader.labels) + 1, np.uint8)
     table[list(reader.labels)] = [labels[label] for label in reader.labels.values()]
     label = table[values]  # (H, W)
+    if (label == IGNORED).all():
+        raise LabelError(f"{pair.annotation.path}: all its pixels are ignored")
+    for suffix in IMAGE_SUFFIXES:  # an earlier run can have had another file of this name
+        for spelled in (suffix, suffix.upper()):
+            (data / f"images/{pair.split}/{pair.name}{spelled}").unlink(missing_ok=True)
     if tag == 1:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)

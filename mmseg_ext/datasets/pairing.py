@@ -16,9 +16,9 @@ Key = tuple[str | None, str]  # the split that a folder names; folders and name 
 SPLITS = ("train", "val", "test")
 MASK_SUFFIXES = (*IMAGE_SUFFIXES, ".gif")
 _MASK = "masks?|labels?|labelids|l|seg(?:mentations?)?|gt|groundtruth|ann(?:ot(?:ations?)?)?"
-_FOLDER = re.compile(
-    f"(?:(train|val|test)(?:ing|id|idation)?)?[_-]?(?:images?|imgs?|{_MASK})?", re.I
-)
+_USUAL = f"(?:images?|imgs?|{_MASK})"
+_SPLIT = r"(train|val|test)(?:ing|id|idation)?(?:20\d\d)?"
+_FOLDER = re.compile(f"(?:{_USUAL}[_-])?(?:{_SPLIT})?[_-]?{_USUAL}?", re.I)
 _MASK_NAME = re.compile(f"(?:^|[_-]|train|val|test)(?:{_MASK})$", re.I)
 _WORD = re.compile(r"\d+|[^\W\d_]+")
 
@@ -33,6 +33,12 @@ def key_of(path: Path) -> Key:
     return (splits or [None])[0], "/".join([*folders, path.name])
 
 
+def split_in(name: str) -> str | None:
+    """Return the split that is a word of a file's name, or None."""
+    words = [re.fullmatch(_SPLIT, word, re.I) for word in re.split(r"[\W_]+", name)]
+    return next((found[1].lower() for found in words if found), None)
+
+
 def masks_among(paths: Sequence[Path]) -> set[Path]:
     """Return the masks in a folder that also has the images; the paths are relative to it."""
     masks = {p for p in paths if any(map(_MASK_NAME.search, p.with_suffix("").parts))}
@@ -44,30 +50,53 @@ def match(
 ) -> list[list[int]]:
     """Return the indices of the annotations that fit each image.
 
-    An image gets the only annotation with its path or, if there is none, with its name. With
-    `exact` all words count. If no name fits, the only image in a folder gets all annotations in it.
+    An image gets the only annotation with its path or, if its folder has no annotations, with its
+    name. With `exact` all words count. Otherwise, if no complete name fits and every image has a
+    folder of its own, it gets all annotations in it.
     """
     own, other = [[PurePath(split or "", n) for split, n in keys] for keys in (images, annotations)]
     found: list[list[int]] = [[] for _ in images]
     for shortened in (False,) if exact else (False, True):
         if shortened:
+            folders = [path.parent for path in own]
+            if not any(found) and len({*folders} - {*map(PurePath, SPLITS)}) == len(own):
+                _add_fitting(found, folders, [path.parent for path in other], several=True)
             own, other = _shorten(own, other), _shorten(other, own)
         _add_fitting(found, own, other)
-        _add_fitting(found, [PurePath(p.name) for p in own], [PurePath(p.name) for p in other])
-    if not exact and not any(found):
-        _add_fitting(found, [p.parent for p in own], [p.parent for p in other], several=True)
+        annotated = {path.parent for path in other}
+        names = [PurePath("" if path.parent in annotated else path.name) for path in own]
+        _add_fitting(found, names, [PurePath(path.name) for path in other])
     return found
 
 
 def _shorten(paths: Sequence[PurePath], others: Sequence[PurePath]) -> list[PurePath]:
-    """Return the paths without the words that most of them have, and few of the others."""
+    """Return the paths without the words that most of them have, and few of the others.
+
+    A word that is in a name twice, as in `scene1_1`, goes only where nine of ten paths have it.
+    """
     count, other = _count_words(paths), _count_words(others)
     few = min(1, len(others) / max(1, len(paths))) / 2
     usual = {w for w, n in count.items() if n > max(1, len(paths) / 2) and other[w] < few * n}
-    return [
-        PurePath(*(" ".join(w for w in _WORD.findall(p) if w not in usual) for p in path.parts))
-        for path in paths
-    ]
+    places = Counter(
+        place for path in paths for place in {p for part in path.parts for p in _places(part)}
+    )
+
+    def shortened(part: str) -> str:
+        words, two = _WORD.findall(part), _places(part)
+        most = [max(places[p] for p in two[i :: len(words)]) for i in range(len(words))]
+        return " ".join(
+            word
+            for word, count in zip(words, most, strict=True)
+            if word not in usual or (words.count(word) > 1 and count <= 0.9 * len(paths))
+        )
+
+    return [PurePath(*map(shortened, path.parts)) for path in paths]
+
+
+def _places(part: str) -> list[tuple[str, int]]:
+    """Return the words, each with its number from the start, and then with that from the end."""
+    words = _WORD.findall(part)
+    return [(word, i - end) for end in (0, len(words)) for i, word in enumerate(words)]
 
 
 def _count_words(paths: Sequence[PurePath]) -> Counter[str]:

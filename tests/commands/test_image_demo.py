@@ -76,6 +76,16 @@ def test_a_folder_is_segmented_and_broken_images_are_named(folder, checkpoint, c
         assert np.abs(overlay - mixed).max() <= 1
 
 
+def test_results_beside_the_images(folder, checkpoint, tmp_path, monkeypatch):
+    """With `--out .` and with the folder of the images."""
+    (tmp_path / "photos").mkdir()
+    Image.open(folder / "a.png").save(tmp_path / "photos/a.png")
+    monkeypatch.chdir(tmp_path)
+    for image, out in (("photos", "."), ("photos/a.png", "photos")):
+        assert run("image_demo", [image, CONFIG, checkpoint, "--out", out]) == 0
+        assert Path(out, "labels/a.png").is_file()
+
+
 def test_large_and_tiny_images(folder, checkpoint, tmp_path, capsys):
     save(folder / "one.png", np.zeros((1, 1, 3), np.uint8))
     words = [str(folder), CONFIG, checkpoint, "--out", str(tmp_path / "out"), "--max-pixels"]

@@ -167,6 +167,7 @@ def test_every_format_gives_the_same_label_maps(kind, tmp_path, capsys):
         ([0, 128, 255], 0, [], [0, 1, 2]),
         ([0, 1, 255], 3, [], [0, 1, 2]),
         ([0, 2, 255], 4, [], [0, 2, 255]),
+        ([0, 1, 3, 255], 4, [], [0, 1, 3, 255]),
         ([1, 2, 9], 2, ["9"], [0, 1, 255]),
         (range(1000, 1255), 0, [], range(255)),
     ],
@@ -280,11 +281,13 @@ def test_every_class_is_in_both_splits(rare, tmp_path, capsys):
     assert "val: note: no pixel of class_4" in output
 
 
-def test_a_coco_file_for_each_split(tmp_path):
+@pytest.mark.parametrize("names", ["instances_{}", "{}ing", "Valid Train", "{}2017"])
+def test_a_coco_file_for_each_split(names, tmp_path):
     save_images(tmp_path / "images", 5)
-    write_coco(tmp_path / "instances_val.json", range(2))
-    write_coco(tmp_path / "instances_train.json", range(2, 5))
-    files = [str(tmp_path / f"instances_{split}.json") for split in ("train", "val")]
+    splits = names.split() if " " in names else [names.format(split) for split in ("val", "train")]
+    files = [str(tmp_path / f"{split}.json") for split in splits]
+    write_coco(Path(files[0]), range(2))
+    write_coco(Path(files[1]), range(2, 5))
     assert run(tmp_path, "--coco", *files) == 0
     found = label_maps(tmp_path)
     assert sorted(found) == ["train/02", "train/03", "train/04", "val/00", "val/01"]
@@ -314,6 +317,46 @@ def test_a_second_run_completes_the_first(tmp_path, capsys):
     assert (np.array(Image.open(changed)) == 1).all()
 
 
+def test_a_second_run_with_other_files(tmp_path):
+    """A photo in another format replaces the first one, and masks have a further named class."""
+    names = ["--classes", "a", "b", "c", "d"]
+    for i in range(4):
+        exif = Image.Exif()
+        exif[0x0112] = 3  # such a photo is copied
+        save(tmp_path / f"images/{i}.JPG", PHOTO, exif=exif)
+        save(tmp_path / f"masks/{i}.png", scene(i)[0])
+    flags = ["--masks", str(tmp_path / "masks"), *names]
+    assert run(tmp_path, *flags) == 0
+    (tmp_path / "images/0.JPG").unlink()
+    save(tmp_path / "images/0.png", PHOTO)
+    save(tmp_path / "masks/1.png", np.full(SIZE[::-1], 3, np.uint8))
+    save(tmp_path / "masks/2.png", np.zeros(SIZE[::-1], np.uint8))
+    assert run(tmp_path, *flags) == 0
+    images = [path.name for path in (tmp_path / "project/data/images").rglob("*.*")]
+    assert sorted(images) == ["0.png", "1.JPG", "2.JPG", "3.JPG"]
+    labels = json.loads((tmp_path / "project/data/classes.json").read_text())["labels"]
+    assert labels == {str(i): i for i in range(4)}
+
+
+def test_masks_of_one_bit_and_masks_without_a_class(tmp_path):
+    """White is 255 in masks of one and of eight bits; a mask of ignored pixels is left out."""
+    for i in range(5):
+        mask = scene(i)[0] > 0
+        save(tmp_path / f"images/{i}.png", PHOTO)
+        (tmp_path / "masks").mkdir(exist_ok=True)
+        Image.fromarray(mask if i % 2 else mask.astype(np.uint8) * 255).save(
+            tmp_path / f"masks/{i}.png"
+        )
+    save(tmp_path / "images/9.png", PHOTO)
+    save(tmp_path / "masks/9.png", np.full(SIZE[::-1], 7, np.uint8))
+    reader = Masks(tmp_path / "masks")
+    made = make_project(tmp_path / "project", tmp_path / "images", reader, ignored=["7"])
+    assert made.labels == {"0": 0, "7": 255, "255": 1}
+    assert [line for line in made.left_out if "all its pixels are ignored" in line]
+    for name, label in label_maps(tmp_path).items():
+        assert np.array_equal(label, scene(int(name[-1]))[0] > 0)
+
+
 def test_it_prints_commands_that_parse(tmp_path, capsys):
     folder = tmp_path / "my folder"
     flags = [*write_sources(folder, 4), "--ignore", "27"]
@@ -332,6 +375,9 @@ def test_it_prints_commands_that_parse(tmp_path, capsys):
         assert program == "mmseg-ext" and project in str(paths)
     assert names == ["check_dataset", "train", "test", "report", "image_demo"]
     assert f"{project}/work_dir/iter_600.pth" in shlex.split(following)
+    quoted = ["new_project", f'{folder}/a"b', "--images", str(folder / "images"), *flags]
+    assert commands.run(quoted[0], quoted[1:]) == 1 and not (folder / 'a"b').exists()
+    assert "quotes" in capsys.readouterr().err
     for flag, value in (("--val", "0"), ("--val", "1"), ("--from", "nothing")):
         assert run(folder, *flags, flag, value) == 1
         assert f"{flag} {value}" in capsys.readouterr().err
@@ -499,20 +545,21 @@ def test_tiles_keep_the_full_resolution(tmp_path, capsys):
     assert DATASETS.build(config.val_dataloader.dataset)[0]["inputs"].shape[1:] == (900, 1200)
 
 
+@pytest.mark.parametrize("suffix", ["png", "tif"])
 @pytest.mark.parametrize(("tag", "upright"), [(3, True), (5, False), (6, True), (8, False)])
-def test_photos_become_upright(tag, upright, tmp_path):
+def test_photos_become_upright(tag, upright, suffix, tmp_path):
     """The image's brightness is its label; a mask is upright unless its size is the stored one."""
     exif = Image.Exif()
     exif[0x0112] = tag
     for i in range(2):
-        path, label = tmp_path / f"images/{i}.png", scene(i)[0]
+        path, label = tmp_path / f"images/{i}.{suffix}", scene(i)[0]
         save(path, np.stack([label * 80] * 3, 2), exif=exif)
         turned = np.array(ImageOps.exif_transpose(Image.open(path)))[..., 0] // 80
         save(tmp_path / f"masks/{i}.png", turned if upright else label)
     reader = Masks(tmp_path / "masks")
     made = make_project(tmp_path / "project", tmp_path / "images", reader)
     for name, label in label_maps(tmp_path).items():
-        image = Image.open(tmp_path / f"project/data/images/{name}.png")
+        image = Image.open(tmp_path / f"project/data/images/{name}.{suffix}")
         assert image.getexif().get(0x0112, 1) == 1
         assert np.array_equal(np.array(image)[..., 0], label * 80)
     assert made.summaries[0].sizes == {turned.shape[::-1]: 1}

@@ -25,6 +25,15 @@ LAYOUTS = {
     "Supervisely": ("ds/img", "ds/masks_machine", "{}.jpeg", "{}.jpeg.png", ["IMG_1", "IMG_22"]),
     "one folder": (".", ".", "{}.jpg", "{}.png", ["cat", "car", "dog"]),
     "a folder each": (".", ".", "{}/img.png", "{}/label.png", ["one_json", "two_json"]),
+    "a number twice": ("x", "y", "scene{}_0.jpg", "scene{}_1.png", [str(i) for i in range(12)]),
+    "sites and channels": (
+        "x",
+        "y",
+        "{}_w1.tif",
+        "{}_w2.png",
+        [f"A{i}_s{i % 2}" for i in range(9)],
+    ),
+    "years": (".", ".", "images_train2017/{}.jpg", "labels_train2017/{}.png", ["1", "2"]),
     "counted": ("photos", "labels", "photo{}.png", "truth{}.tif", ["001", "010", "100"]),
 }
 
@@ -57,6 +66,17 @@ def test_names_of_public_datasets(layout, tmp_path):
     assert find(tmp_path, images, masks) == (expected, [])
 
 
+def test_folders_with_annotations_of_their_own(tmp_path):
+    """A name in another folder or split is another image; links lead to folders."""
+    write(tmp_path, ["x/1/a.jpg", "x/1/b.jpg", "x/train/7.jpg", "y/1/a.png", "y/train/6.png"])
+    write(tmp_path, ["y/2/b.png", "y/val/7.png", "elsewhere/c.jpg", "labels/c.png"])
+    for link, folder in (("x/3", "elsewhere"), ("x/1/up", "x"), ("y/3", "labels")):
+        (tmp_path / link).symlink_to(tmp_path / folder)
+    found, left_out = find(tmp_path, "x", "y")
+    assert found == {"1/a.jpg": ["1/a.png"], "3/c.jpg": ["3/c.png"]}
+    assert sorted(left_out) == ["6.png", "7.jpg", "7.png", "b.jpg", "b.png"]
+
+
 @pytest.mark.parametrize("ending", ["annot", "_masks", "-labels"])
 def test_splits_in_the_names_of_folders(ending, tmp_path):
     """As in SegNet's CamVid; the same name is in both splits."""
@@ -76,6 +96,15 @@ def test_objects_of_an_image(tmp_path):
     found, left_out = find(tmp_path, ".", ".")
     assert found["1a/images/1a.png"] == ["1a/masks/x.png", "1a/masks/y.png"]
     assert found["2b/images/2b.png"] == ["2b/masks/z.png"] and left_out == []
+
+
+@pytest.mark.parametrize("image", ["{0}/images/{0}.png", "{0}/image.jpg"])
+@pytest.mark.parametrize("counts", [(1, 1, 1, 2), (2, 2, 2, 2), (1, 2, 1, 2)])
+def test_numbered_objects_of_images(image, counts, tmp_path):
+    for i, count in enumerate(counts):
+        write(tmp_path, [image.format(i), *(f"{i}/masks/mask_{j}.png" for j in range(count))])
+    found, left_out = find(tmp_path, ".", ".")
+    assert [len(masks) for masks in found.values()] == [*counts] and left_out == []
 
 
 def test_patterns_choose_files(tmp_path):
