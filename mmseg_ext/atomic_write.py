@@ -67,5 +67,5 @@ def save_figure(figure: "Figure", path: str | Path, dpi: int) -> None:
 
 def remove_parts(folder: str | Path) -> None:
     """Remove the temporary files in `folder` that killed writers left."""
-    for part in Path(folder).glob(f".*{_PART}*"):
+    for part in Path(folder).glob(f".*.{'[0-9a-f]' * 16}{_PART}*"):
         part.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from mmengine.device import get_device
 from mmengine.fileio import LocalBackend
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import HOOKS
+from mmengine.runner import IterBasedTrainLoop
 
 from mmseg_ext.atomic_write import remove_parts, write_text
 from mmseg_ext.durable.work_dir import (
@@ -26,6 +27,7 @@ from mmseg_ext.durable.work_dir import (
     find_checkpoints,
     on_rank_zero,
     origin_of,
+    series_pattern,
 )
 from mmseg_ext.errors import RunError
 from mmseg_ext.upstream import save_checkpoint
@@ -41,6 +43,17 @@ class _RemovesNothing(LocalBackend):
 
     def isdir(self, filepath: str | Path) -> bool:
         return False
+
+
+def name_own_files(runner) -> Path:
+    """Give the files that the message hub names absolute paths in the run's folder; return it."""
+    folder = Path(os.path.abspath(checkpoint_folder(runner.cfg)))
+    for key, value in list(runner.message_hub.runtime_info.items()):
+        if key.startswith(("best_ckpt", "last_ckpt")) and value is not None:
+            path = folder / Path(str(value)).name
+            known = key == "last_ckpt" or path.is_file()
+            runner.message_hub.update_info(key, str(path) if known else None)
+    return folder
 
 
 @HOOKS.register_module()
@@ -60,17 +73,16 @@ class DurableCheckpointHook(CheckpointHook):
 
     def before_train(self, runner) -> None:
         # A resumed checkpoint, perhaps a copied or crafted one, must not name files elsewhere.
-        folder = Path(os.path.abspath(checkpoint_folder(runner.cfg)))
-        hub = runner.message_hub
-        for key, value in list(hub.runtime_info.items()):
-            if key.startswith(("best_ckpt", "last_ckpt")) and value is not None:
-                path = folder / Path(str(value)).name
-                known = key == "last_ckpt" or path.is_file()
-                hub.update_info(key, str(path) if known else None)
+        folder, hub = name_own_files(runner), runner.message_hub
         kept = [s for s in hub.runtime_info.get("keep_ckpt_ids") or [] if type(s) is int]
         kept = kept[-self.max_keep_ckpts :] if self.max_keep_ckpts > 0 else []
         hub.update_info("keep_ckpt_ids", kept)
         super().before_train(runner)
+        if self.by_epoch and isinstance(runner.train_loop, IterBasedTrainLoop):
+            runner.logger.warning(
+                "default_hooks.checkpoint.by_epoch=True: a loop of iterations is one epoch, and is "
+                "saved only at its end; set by_epoch=False"
+            )
         self.out_dir = str(folder)
         self.last_ckpt = hub.runtime_info.get("last_ckpt")
         self._run = getattr(runner, "run_id", None)
@@ -88,6 +100,10 @@ class DurableCheckpointHook(CheckpointHook):
             remove_parts(place)
         if self.last_ckpt and Path(self.last_ckpt).is_file():
             write_text(self.last_ckpt, work / LAST)  # a stop can have come before this
+        if self.max_keep_ckpts > 0 and not self.keep_ckpt_ids:  # the run has kept all until now
+            found = {path: self._series(path) or ("other", 0) for path in folder.glob("*")}
+            own = [path for path in found if not found[path][0] and origin_of(path)[0] == run]
+            self.keep_ckpt_ids.extend(sorted(found[path][1] for path in own))
         self._remove_older(runner, self._step(runner))
         write_text(run, folder / RUN)
         if others := sorted(path.name for path in find_checkpoints(runner.cfg)[1]):
@@ -136,6 +152,11 @@ class DurableCheckpointHook(CheckpointHook):
     def _name(self, step: int) -> str:
         return self.filename_tmpl.format(step)
 
+    def _series(self, path: Path) -> tuple[str, int] | None:
+        """Return what is before the template in a name, such as 'best_mIoU_', and the step."""
+        found = re.fullmatch(f"(.*?){series_pattern(self.filename_tmpl).pattern}", path.name)
+        return (found[1], int(found[2])) if found else None
+
     def _best(self, runner) -> list[Path]:
         info = runner.message_hub.runtime_info
         return [Path(path) for key, path in info.items() if key.startswith("best_ckpt") and path]
@@ -147,24 +168,18 @@ class DurableCheckpointHook(CheckpointHook):
         """
         if self._run is None or not dist.is_main_process():
             return
-        folder, kept = Path(self.out_dir), runner.message_hub.runtime_info["keep_ckpt_ids"]
+        folder, kept = Path(self.out_dir), getattr(self, "keep_ckpt_ids", ())  # with a maximum only
         needed = [*self._best(runner), *(folder / self._name(number) for number in kept)]
-        newest = {_split(path)[0]: path for path in needed}
+        newest = {found[0]: path for path in needed if (found := self._series(path))}
         names = {path.name for path in needed}  # a path can be spelled in several ways
-        for path in sorted(folder.glob("*.pth")):
-            series, number = _split(path)
+        for path in sorted(folder.glob("*")):
+            series, number = self._series(path) or ("", step)
             newer = newest.get(series)
             if newer is None or path.name in names or number >= step or not newer.is_file():
                 continue
             if {origin_of(newer)[0], origin_of(path)[0]} == {self._run}:
                 runner.logger.info(f"removing {path}: {newer.name} replaces it")
                 path.unlink(missing_ok=True)
-
-
-def _split(path: Path) -> tuple[tuple[str, ...], int]:
-    """Return the parts of a checkpoint's name around its last number, and this number."""
-    parts = re.split(r"(\d+)(?=\D*$)", path.name)
-    return tuple(parts[::2]), int("".join(parts[1:2]) or 0)
 
 
 @HOOKS.register_module()

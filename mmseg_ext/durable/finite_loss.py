@@ -31,6 +31,7 @@ class FiniteLossHook(Hook):
         self._images: list[str] = []  # of the iterations since the last step
         self._losses: list[tuple[int, Tensor]] = []  # iteration and loss, since the last step
         self._handles: list[RemovableHandle] = []
+        self._optimizers: list[Optimizer] = []
 
     def before_train(self, runner) -> None:
         wrapper = runner.optim_wrapper
@@ -39,16 +40,23 @@ class FiniteLossHook(Hook):
             if scaler is None or not scaler.is_enabled():
                 check = functools.partial(self._check_step, runner)
                 self._handles.append(one.optimizer.register_step_pre_hook(check))
+                self._optimizers.append(one.optimizer)
         if not self._handles:
             return
 
         # A function, because a copy of the model would copy the Runner of a method or a partial.
         def record(model: BaseModel, inputs, batch: dict, outputs) -> None:
-            if model.training and isinstance(outputs, dict):
+            if model.training and isinstance(outputs, dict) and any("loss" in k for k in outputs):
                 self._record(runner.iter + 1, model.parse_losses(outputs)[0].detach(), batch)
 
         model = unwrap_model(runner.model)
         self._handles.append(model.register_forward_hook(record, with_kwargs=True))
+
+    def before_state_dict(self, runner) -> None:
+        """Check an unfinished accumulation, whose gradients `DurableRunner` is going to save."""
+        if self._losses and not self._stepped:
+            for optimizer in self._optimizers:
+                self._require_finite(runner, optimizer)
 
     def after_train(self, runner) -> None:
         for handle in self._handles:
@@ -62,7 +70,11 @@ class FiniteLossHook(Hook):
             self._images.append(sample.get("img_path", "unknown"))
 
     def _check_step(self, runner, optimizer: Optimizer, args, kwargs) -> None:
-        """Raise a RunError instead of a step with losses or gradients that are not finite."""
+        self._require_finite(runner, optimizer)
+        self._stepped = True
+
+    def _require_finite(self, runner, optimizer: Optimizer) -> None:
+        """Raise a RunError for losses or gradients that are not finite, in every process."""
         failed = _any_not_finite(optimizer, [loss for _, loss in self._losses])
         dist.all_reduce(failed, "max")
         if failed:
@@ -77,12 +89,13 @@ class FiniteLossHook(Hook):
             # Averaged gradients have the loss of another process.
             problems.sort(key=lambda text: not text.startswith("the loss"))
             raise RunError([*problems, "not finite"][0])
-        self._stepped = True
 
 
 def _any_not_finite(optimizer: Optimizer, losses: list[Tensor]) -> Tensor:
     """Return 1.0 if a loss or a gradient of this process is not finite, else 0.0."""
-    gradients = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    gradients = [p.grad for p in parameters if p.grad is not None and p.numel()]
+    gradients = [g.coalesce().values() if g.is_sparse else g for g in gradients]
     if gradients:
         losses = [*losses, *torch._foreach_norm(gradients, torch.inf)]
     return (~torch.stack([v.float().abs().sum() for v in losses]).isfinite()).any().float()

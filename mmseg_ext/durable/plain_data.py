@@ -195,7 +195,9 @@ def to_plain(value: Any, where: str, dropped: list[str]) -> Any:
     if isinstance(value, dict):
         plain: Any = OrderedDict() if isinstance(value, OrderedDict) else {}
         for key, item in value.items():
-            plain[to_plain(key, where, dropped)] = to_plain(item, f"{where}.{key}", dropped)
+            made = to_plain(item, f"{where}.{key}", dropped)
+            if made is not None or item is None:  # loading must not replace what is left out
+                plain[to_plain(key, where, dropped)] = made
         metadata = getattr(value, "_metadata", None)  # of a state dict: the modules' versions
         if metadata is not None:
             plain._metadata = to_plain(metadata, where, dropped)

@@ -124,11 +124,20 @@ class PositionedSampler(DefaultSampler):
     of an epoch.
     """
 
-    start = 0
+    start = 0  # samples of this process that the next epoch leaves out
+    batch_samples: int | None = None  # in the batches of an epoch, if all are full
+    _first_epoch = 0
 
     def skip(self, num_samples: int) -> None:
-        """Leave out the first samples of this process in the next epoch."""
-        self.start = num_samples
+        """Start at this sample of this process, in full batches from the run's start.
+
+        mmengine's iteration-based loop calls this, and then numbers the epochs from 0.
+        """
+        self._first_epoch, self.start = divmod(num_samples, self.batch_samples or self.num_samples)
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = self._first_epoch + epoch
 
     def __iter__(self) -> Iterator[SampleIndex]:
         skipped, self.start = self.start, 0

@@ -130,6 +130,9 @@ def fit_optimizer_state(wrapper: OptimWrapper | OptimWrapperDict, saved: dict, n
 
 def _fit(optimizer: Optimizer, saved: dict) -> None:
     for own, group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        for key in ("betas", "momentum"):  # newer versions of torch add other settings
+            if (key in own) != (key in group):
+                raise ValueError(f"only one of the two optimizers has {key}")
         for key in _OF_THE_CONFIG:
             if key in own:
                 group[key] = own[key]

@@ -33,12 +33,13 @@ from torch.utils.data import DataLoader
 
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.durable import randomness
-from mmseg_ext.durable.checkpoint_hooks import StopOnSignalHook
+from mmseg_ext.durable.checkpoint_hooks import StopOnSignalHook, name_own_files
 from mmseg_ext.durable.plain_data import to_plain
 from mmseg_ext.durable.run_state import ProcessStateHook, fit_optimizer_state
 from mmseg_ext.durable.safe_loading import safe_loading
 from mmseg_ext.durable.terminal import quiet_terminal
 from mmseg_ext.durable.work_dir import (
+    checkpoint_folder,
     lock_work_dir,
     newest_complete,
     on_rank_zero,
@@ -133,6 +134,7 @@ class DurableRunner(Runner):
 
     def __init__(self, *args, **kwargs):
         self.run_id = uuid.uuid4().hex  # a resumed run continues with the checkpoint's
+        self._saved_at = 0.0  # the time in the newest checkpoint of the run
         self._terms: dict[str, str] = {}  # of the weights from which the run starts
         super().__init__(*args, **kwargs)
         self._process_state = ProcessStateHook()
@@ -155,7 +157,11 @@ class DurableRunner(Runner):
         if isinstance(dataloader, DataLoader):
             return dataloader
         settings = randomness.with_sample_seeds(copy.deepcopy(dataloader))
-        return randomness.isolate_loader(Runner.build_dataloader(settings, *args, **kwargs))
+        loader = Runner.build_dataloader(settings, *args, **kwargs)
+        sampler = randomness.positioned_sampler(loader)
+        if isinstance(sampler, randomness.PositionedSampler):
+            sampler.batch_samples = len(loader) * _batch_size(loader)
+        return randomness.isolate_loader(loader)
 
     def dump_config(self) -> None:
         """Do nothing: mmengine's constructor calls this, and the folder may be in use."""
@@ -166,11 +172,17 @@ class DurableRunner(Runner):
                 if isinstance(hook, StopOnSignalHook):
                     hook.before_train(self)  # loading can take minutes
                     stack.callback(hook.after_train, self)  # also after an error
-            on_rank_zero(lambda: stack.enter_context(lock_work_dir(self.work_dir)))
+            on_rank_zero(lambda: self._lock(stack))
             Runner.dump_config(self)
             stack.callback(shut_down_workers, self)
             stack.enter_context(self._safe_loading())  # of `init_cfg`, and of hooks
             return super().train()
+
+    def _lock(self, stack: contextlib.ExitStack) -> None:
+        both = self.work_dir, checkpoint_folder(self.cfg)  # the same one without `out_dir`
+        for folder in {os.path.realpath(path): path for path in both}.values():
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            stack.enter_context(lock_work_dir(str(folder)))
 
     def _safe_loading(self, entire_model: bool | None = None) -> contextlib.AbstractContextManager:
         return safe_loading(self.cfg.get("min_backbone_share"), entire_model, self._terms)
@@ -187,6 +199,7 @@ class DurableRunner(Runner):
         configured = self._optimizer_settings()
         resume_from(self, filename)  # also if a hook calls this
         super().resume(filename, *args, **kwargs)
+        name_own_files(self)
         for name, kept in self._optimizer_settings().items():
             if kept != configured[name]:
                 self.logger.warning(
@@ -195,15 +208,22 @@ class DurableRunner(Runner):
                     "weights (load_from)"
                 )
 
-    def _optimizer_settings(self) -> dict[str, set[float]]:
-        """Return the learning rates before any schedule, and the weight decays, of all groups."""
+    def _optimizer_settings(self) -> dict[str, set]:
+        """Return the learning rates before any schedule, the weight decays, and the schedules."""
         wrapper: Any = self.optim_wrapper
         groups = wrapper.param_groups
         if isinstance(groups, dict):  # of several optimizers
             groups = [*itertools.chain(*groups.values())]
+        schedulers: Any = self.param_schedulers
+        by_name = isinstance(schedulers, dict)
         return {
             "learning rate": {float(group.get("initial_lr", group["lr"])) for group in groups},
             "weight decay": {float(group.get("weight_decay", 0)) for group in groups},
+            "schedule": {
+                f"{type(scheduler).__name__} from {scheduler.begin} to {scheduler.end}"
+                for several in (schedulers.values() if by_name else [schedulers])
+                for scheduler in several or ()
+            },
         }
 
     def load_checkpoint(self, filename: str, *args, **kwargs) -> dict:
@@ -216,6 +236,10 @@ class DurableRunner(Runner):
             if "optimizer" in content:
                 fit_optimizer_state(wrapper, content["optimizer"], filename)
             self.run_id = content["meta"].get("run") or self.run_id
+            saved_at = content["meta"].get("saved_at")
+            self._saved_at = saved_at if isinstance(saved_at, float) else 0.0
+            for key in {"optimizer", "param_schedulers"} - content.keys():
+                self.logger.warning(f"{filename}: contains no {key}, which begins anew")
             sampler = randomness.positioned_sampler(self.train_dataloader)
             if sampler is not None:
                 sampler.seed = content["meta"].get("sampler_seed", sampler.seed)
@@ -229,8 +253,7 @@ class DurableRunner(Runner):
         if isinstance(self.train_loop, EpochBasedTrainLoop):
             done = meta["iter"] - meta["epoch"] * len(loader)
             if meta.get("epoch_length") == len(loader) and 0 < done <= len(loader):
-                batch_sampler: Any = loader.batch_sampler
-                sampler.skip(done * batch_sampler.batch_size)
+                sampler.start = done * _batch_size(loader)
 
     def save_checkpoint(
         self, out_dir: str, filename: str, *args, meta: dict | None = None, **settings
@@ -240,7 +263,10 @@ class DurableRunner(Runner):
         Raises:
             CheckpointError: in every process, if rank 0 cannot write the file.
         """
+        self.call_hook("before_state_dict")  # in every process, unlike `before_save_checkpoint`
         sampler = randomness.positioned_sampler(self.train_dataloader)
+        # The newest one has the highest time, also after the clock was set back.
+        self._saved_at = max(time.time(), self._saved_at + 1e-3)
         by_epochs = isinstance(self.train_loop, EpochBasedTrainLoop)
         meta = {
             **(meta or {}),
@@ -248,7 +274,7 @@ class DurableRunner(Runner):
             **({} if sampler is None else {"sampler_seed": sampler.seed}),
             **({"epoch_length": len(self.train_dataloader)} if by_epochs else {}),
             "run": self.run_id,
-            "saved_at": time.time(),
+            "saved_at": self._saved_at,
             "processes": self._process_state.state_dict(self),  # becomes an entry of its own
         }
 
@@ -269,3 +295,7 @@ class DurableRunner(Runner):
                 return super().test()
         finally:
             shut_down_workers(self)
+
+
+def _batch_size(loader: DataLoader) -> int:
+    return getattr(loader.batch_sampler, "batch_size", 1)

@@ -23,20 +23,19 @@ except ImportError:  # Windows, where work directories are not locked
 
 RUN = "current_run"  # a text file with the identity of the run that owns the folder
 LAST = "last_checkpoint"  # mmengine's text file with the path of the newest checkpoint
-_CHECKPOINT = re.compile(r"(iter|epoch)_\d+\.pth")
 T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def lock_work_dir(work_dir: str) -> Iterator[None]:
-    """Lock the work directory until the end of the context or of the process.
+def lock_work_dir(folder: str) -> Iterator[None]:
+    """Lock a folder of a run until the end of the context or of the process.
 
     A file system without locks is a warning.
 
     Raises:
         LaunchError: if another process holds the lock.
     """
-    path = Path(work_dir, ".training")
+    path = Path(folder, ".training")
     # A link must not lead the text below into another file.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
     with os.fdopen(descriptor, "r+") as file:
@@ -46,7 +45,7 @@ def lock_work_dir(work_dir: str) -> Iterator[None]:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise LaunchError(
-                f"work dir {str(work_dir)!r}: another training is running in it "
+                f"work dir {folder!r}: another training is running in it "
                 f"({file.read().strip() or 'unknown process'}); wait until it ends, or set another "
                 "directory with --work-dir"
             ) from error
@@ -118,16 +117,25 @@ def find_checkpoints(cfg: Config) -> tuple[list[Path], list[Path]]:
     A run can stop after it has saved a checkpoint and before it writes `last_checkpoint`, so this
     file only adds a checkpoint with another name. The path in it may be of a copied folder.
     """
-    folder = checkpoint_folder(cfg)
+    folder, hook = checkpoint_folder(cfg), (cfg.get("default_hooks") or {}).get("checkpoint") or {}
+    own_name = series_pattern(hook.get("filename_tmpl"))
     last, run = Path(_read_word(Path(cfg.work_dir, LAST))).name, _read_word(folder / RUN)
     origins = {
         path: origin_of(path)
-        for path in folder.glob("*.pth")
-        if path.is_file() and (path.name == last or _CHECKPOINT.fullmatch(path.name))
+        for path in folder.glob("*")
+        if path.is_file() and (path.name == last or own_name.fullmatch(path.name))
     }
     newest_first = sorted(origins, key=lambda path: origins[path][1], reverse=True)
     own = [path for path in newest_first if not run or origins[path][0] in (run, None)]
     return own, [path for path in newest_first if path not in own]
+
+
+def series_pattern(template: str | None) -> re.Pattern[str]:
+    """Return the pattern of checkpoints with this `filename_tmpl`; group 1 is the number."""
+    if template is None:
+        return re.compile(r"(?:iter|epoch)_(\d+)\.pth")
+    before, after = map(re.escape, re.split(r"\{[^}]*\}", f"{template}{{}}")[:2])
+    return re.compile(rf"{before}(\d+){after}")
 
 
 def missing_checkpoint(cfg: Config) -> str:

@@ -56,7 +56,15 @@ SCHEDULES = {
     "last": "default_hooks['checkpoint'].update(interval=100)\n",
     "average": "custom_hooks = [dict(type='EMAHook', momentum=0.1)]\n",
     "out_dir": "default_hooks['checkpoint'].update(out_dir='out')\n",
-    "no accumulation": "optim_wrapper['accumulative_counts'] = 1\n",
+    "one cycle": """
+optim_wrapper["accumulative_counts"] = 1
+param_scheduler = [dict(type="OneCycleLR", eta_max=0.2, total_steps=50, end=50, by_epoch=False)]
+""",
+    "passes": """
+optim_wrapper["accumulative_counts"] = 1
+train_dataloader.update(sampler=dict(type="DefaultSampler", shuffle=True))
+train_dataloader["dataset"].update(length=5)
+""",
     "epochs": """
 train_cfg = dict(type="EpochBasedTrainLoop", max_epochs=3, val_interval=1)
 train_dataloader.update(sampler=dict(type="DefaultSampler", shuffle=True))

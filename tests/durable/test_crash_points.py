@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import hypothesis
@@ -52,6 +53,7 @@ def _fast_stack() -> None:
     figure = Visualizer()._initialize_fig({})
     Visualizer._initialize_fig = lambda *_: figure
     os.fsync = lambda descriptor: None
+    time.sleep = lambda seconds: None  # mmengine waits after each pass over a dataset
 
 
 class Folder:

@@ -129,6 +129,33 @@ def test_a_gradient_that_is_not_finite_stops_the_run():
     assert run.weight.item() == pytest.approx(0.8)
 
 
+def test_an_unfinished_accumulation_is_checked_before_it_is_saved():
+    run, hook = Run(accumulative_counts=3), FiniteLossHook()
+    run.go(hook, [1])
+    hook.before_state_dict(run)
+    run.go(hook, [math.nan])
+    with pytest.raises(RunError, match="nan at iteration 2;"):
+        hook.before_state_dict(run)
+    run.weight.grad = None
+
+
+def test_models_that_plain_mmengine_trains():
+    """A parameter without values, a sparse gradient, and a forward that returns no losses."""
+    run, hook = Run(), FiniteLossHook()
+    run.model.forward = lambda value, data_samples=(): {"features": value}
+    hook.before_train(run)
+    run.model(torch.ones(1))
+    embedding = torch.nn.Embedding(3, 2, sparse=True)
+    empty = torch.nn.Parameter(torch.ones(0))
+    group = {"params": [*embedding.parameters(), empty]}
+    run.optim_wrapper.optimizer.add_param_group(group)
+    rows = embedding(torch.tensor([1, 1]))
+    run.optim_wrapper.update_params(rows.sum() + empty.sum())
+    assert embedding.weight.grad is None or embedding.weight.isfinite().all()
+    with pytest.raises(RunError, match="not finite"):
+        run.optim_wrapper.update_params(embedding(torch.tensor([2])).sum() * math.nan)
+
+
 def test_every_batch_of_an_accumulation_is_checked():
     run = Run(PortableAmpOptimWrapper, accumulative_counts=3, dtype="bfloat16")
     hook = FiniteLossHook()

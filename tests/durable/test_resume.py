@@ -147,13 +147,15 @@ def test_a_resumed_run_keeps_its_random_seed_and_its_learning_rate(folder, tmp_p
     words = (work, f"default_hooks.checkpoint.out_dir={out.parent}", "randomness.seed=None")
     train_here(folder / "whole.py", *words, "train_cfg.max_iters=4")
     for place in (work, out):  # as after a kill while a file was written
-        (place / ".file.0.part").touch()
+        (place / f".file.{'0a' * 8}.part").touch()
+        (place / ".my.participants").touch()
     options = ("train_cfg.max_iters=5", "optim_wrapper.optimizer.lr=0.5")
     train_here(folder / "whole.py", *words, *options, flags=RESUME)
     text = log_text(work)
     assert "learning rate [0.01] overrides the config's [0.5]" in text
     assert text.count("overrides the config's") == 1
-    assert not [path for place in (work, out) for path in place.rglob(".*.part*")]
+    left = {path.name for place in (work, out) for path in place.rglob(".*.part*")}
+    assert left == {".my.participants"}
     assert "tuned for a different batch size (configured batch 4, effective" in text
     metas = [torch.load(p, weights_only=True)["meta"] for p in sorted(out.glob("*.pth"))]
     assert [meta["iter"] for meta in metas] == [4, 5]

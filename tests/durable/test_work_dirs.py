@@ -16,6 +16,7 @@ import torch
 from mmengine.hooks import EMAHook, Hook
 
 from mmseg_ext.commands.test import main as score
+from mmseg_ext.commands.train import main as train
 from mmseg_ext.durable import work_dir
 from mmseg_ext.durable.checkpoint_files import read_checkpoint
 from mmseg_ext.durable.plain_data import to_plain
@@ -163,6 +164,89 @@ def test_a_second_training_in_the_folder_is_refused(tmp_path):
     os.kill(receiver.recv(), signal.SIGKILL)  # although its worker has not ended yet
     with lock_work_dir(str(work)):  # and of a run that has ended
         pass
+
+
+def curve(folder: Path, extra: str = "", *options: str, resume: bool = False) -> Path:
+    """Train the model of two parameters; return the work directory."""
+    (folder / "curve.py").write_text(CONFIG + extra)
+    words = [str(folder / "curve.py"), "--work-dir", str(folder / "work"), *["--resume"] * resume]
+    train([*words, "--cfg-options", "randomness.seed=0", *options])
+    return folder / "work"
+
+
+def test_two_runs_cannot_share_the_folder_of_checkpoints(tmp_path):
+    out = f"default_hooks.checkpoint.out_dir={tmp_path}/out"
+    curve(tmp_path, "", out)
+    assert (tmp_path / "out/work/iter_6.pth").is_file()
+    with (
+        lock_work_dir(str(tmp_path / "out/work")),
+        mock.patch.object(fcntl, "lockf", side_effect=[None, BlockingIOError]),
+        pytest.raises(LaunchError, match="out/work': another training"),
+    ):
+        curve(tmp_path, "", out)
+
+
+TEMPLATES = "iter_{}_v2.pth", "{:06d}.ckpt"
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_other_names_of_checkpoints(template, tmp_path):
+    """A digit after the number, or another suffix: old files are removed, and a run resumes."""
+    extra = f"default_hooks['checkpoint'].update(filename_tmpl='{template}')\n"
+    curve(tmp_path, extra, "train_cfg.max_iters=3")
+    work = curve(tmp_path, extra, resume=True)
+    assert "resumed epoch: 0, iter: 3" in log_text(work)
+    found = {path.name for path in work.iterdir() if path.suffix in (".pth", ".ckpt")}
+    newest = template.format(6)
+    assert found == {template.format(4), newest, f"best_curve_{newest}"}
+
+
+ARCHIVE = """
+custom_hooks = [dict(type="DurableCheckpointHook", by_epoch=False, interval=4, priority="LOW",
+                     filename_tmpl="archive_{}.pth")]
+"""
+
+
+def test_an_archive_of_a_second_hook_stays(tmp_path):
+    work = curve(tmp_path, ARCHIVE, "train_cfg.max_iters=14")
+    assert {f"archive_{i}.pth" for i in (4, 8, 12, 14)} <= {p.name for p in work.iterdir()}
+
+
+KEEP = "default_hooks['checkpoint'].update(max_keep_ckpts={}, save_best=None, rule=None)\n"
+
+
+def test_a_smaller_number_of_kept_checkpoints_at_a_resume(tmp_path):
+    """The newest ones stay. The clock is set back in between."""
+    clock = time.time()
+    with mock.patch.object(time, "time", lambda: clock + 3600):
+        curve(tmp_path, KEEP.format(-1))
+    for last, kept in ((8, (4, 6, 8)), (10, (6, 8, 10))):
+        work = curve(tmp_path, KEEP.format(3), f"train_cfg.max_iters={last}", resume=True)
+        assert f"resumed epoch: 0, iter: {last - 2}" in log_text(work)
+        assert {p.name for p in work.glob("iter_*.pth")} == {f"iter_{i}.pth" for i in kept}
+
+
+def test_mmengines_hook_removes_nothing_elsewhere(tmp_path, monkeypatch):
+    """A best checkpoint of the same name is in the current directory."""
+    extra = "default_hooks['checkpoint'].update(type='CheckpointHook')\n"
+    monkeypatch.chdir(tmp_path)
+    work = curve(tmp_path, extra)
+    (before,) = work.glob("best_*.pth")
+    Path(before.name).write_text("precious")
+    curve(tmp_path, extra, "train_cfg.max_iters=30", resume=True)
+    assert Path(before.name).read_text() == "precious"
+    assert len([*work.glob("best_*.pth")]) == 1
+
+
+def test_what_a_resume_cannot_continue_is_told(tmp_path):
+    extra = "default_hooks['checkpoint'].update(save_optimizer=False, save_param_scheduler=False)\n"
+    work = curve(tmp_path, extra, "train_cfg.max_iters=4", "default_hooks.checkpoint.by_epoch=True")
+    assert "saved only at its end; set by_epoch=False" in log_text(work)
+    curve(tmp_path, "", resume=True)
+    for key in ("optimizer", "param_schedulers"):
+        assert f"contains no {key}, which begins anew" in log_text(work)
+    with pytest.raises(CheckpointError, match="only one of the two optimizers has betas"):
+        curve(tmp_path, "optim_wrapper['optimizer'] = dict(type='AdamW')\n", resume=True)
 
 
 def test_the_lock_follows_no_link(tmp_path):
