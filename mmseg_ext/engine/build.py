@@ -16,8 +16,9 @@ from typing import cast
 
 import torch
 from mmengine.config import Config
+from mmengine.dataset import InfiniteSampler
 from mmengine.registry import RUNNERS
-from mmengine.runner import Runner
+from mmengine.runner import EpochBasedTrainLoop, Runner, ValLoop
 
 from mmseg_ext.durable.checkpoint_files import published_name
 from mmseg_ext.durable.work_dir import find_checkpoints, missing_checkpoint, on_rank_zero
@@ -100,6 +101,10 @@ def _build(cfg: Config, *loops: str) -> Runner:
         runner = RUNNERS.build(cast(dict, cfg))
         for loop in loops:
             getattr(runner, loop)
+    for key, loop in (("train", runner._train_loop), ("val", runner._val_loop)):
+        sampler = getattr(getattr(loop, "dataloader", None), "sampler", None)
+        if isinstance(sampler, InfiniteSampler) and isinstance(loop, EpochBasedTrainLoop | ValLoop):
+            raise LaunchError(f"{key}_dataloader.sampler: InfiniteSampler never ends this loop")
     for warning in dataset_warnings(runner):
         runner.logger.warning(warning)
     if "train_loop" in loops:
@@ -128,6 +133,8 @@ def _decide_resuming(cfg: Config, resume: bool, options: dict) -> None:
     first. Rank 0 looks for checkpoints, because file systems can differ or lag between machines.
     """
     resume = resume or cfg.get("resume", False)
+    if isinstance(resume, str):
+        raise LaunchError(f"resume={resume!r}: set resume=True load_from={resume!r}")
     named = "load_from" in options
     starts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     restarted = any(int(os.environ.get(name) or 0) > 0 for name in starts)

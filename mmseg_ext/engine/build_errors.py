@@ -21,6 +21,7 @@ from mmengine.runner import Runner
 from torch import nn
 
 from mmseg_ext import errors
+from mmseg_ext.datasets.metainfo import inner_datasets
 from mmseg_ext.durable.safe_loading import unwrap_model
 from mmseg_ext.engine.config import KEYS, arguments, format_error, nearest, short
 from mmseg_ext.errors import LaunchError
@@ -68,8 +69,9 @@ def dataset_warnings(runner: Runner) -> list[str]:
     model = unwrap_model(runner.model)
     head = getattr(model, "decode_head", None)
     number = getattr(head[-1] if isinstance(head, nn.ModuleList) else head, "num_classes", None)
-    datasets = [loader.dataset for loader in built_dataloaders(runner)]
-    counts = {len(getattr(part, "metainfo", {}).get("classes") or ()) for part in datasets}
+    datasets = [d for loader in built_dataloaders(runner) for d in inner_datasets(loader.dataset)]
+    names = [tuple(getattr(part, "metainfo", {}).get("classes") or ()) for part in datasets]
+    counts = {*map(len, names)}
     warnings = [
         f"model.decode_head.num_classes={number}, but a dataset has {count} classes"
         for count in sorted(counts - {0, number})
@@ -84,6 +86,8 @@ def dataset_warnings(runner: Runner) -> list[str]:
             warnings.append(text)
         if reason := wrong_class_weights(part):
             warnings.append(f"model.{name}.{reason}")
+    if len(counts - {0}) == 1 and len({*names} - {()}) > 1:
+        warnings.append("metainfo.classes: the datasets name their classes differently")
     if {True, False} <= {getattr(part, "reduce_zero_label", None) for part in datasets}:
         warnings.append(
             "reduce_zero_label is True in one dataset and False in another: their labels differ by "
@@ -148,6 +152,7 @@ def _explanation(entries: _Entries, error: Exception) -> Exception | None:
     text = f"{named or part}: {reason} ({Path(trace[-1].filename).name}:{trace[-1].lineno})"
     # Other errors without a setting can be bugs of the part: these keep their traceback.
     checked = isinstance(error, AssertionError | ImportError | OSError | ValueError)
+    checked |= isinstance(error, TypeError) and "required positional argument" in reason
     return LaunchError(text) if named or checked else RuntimeError(text)
 
 
@@ -175,6 +180,9 @@ def _is_within(key: str, part: str) -> bool:
 
 def _of_type(entries: _Entries, reason: str) -> LaunchError | None:
     """Explain a type that is not registered; some messages have None instead of the type."""
+    if 'must contain the key "type"' in reason:
+        without = [k for k, v in entries if isinstance(v, Mapping) and str(v) in reason]
+        return LaunchError(f"{without[0]}: has no type") if without else None
     for key, kind in entries:
         named = isinstance(kind, str) and re.search(rf"\b(None|{re.escape(kind)})\b", reason)
         if named and re.search(r"(^runner_|\.)type$", key) and _class_named(kind) is None:

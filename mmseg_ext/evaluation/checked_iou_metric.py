@@ -9,6 +9,7 @@ the processes add one matrix, so machines need no common folder.
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from mmengine import dist
@@ -38,8 +39,17 @@ class CheckedIoUMetric(IoUMetric):
 
     confusion: Tensor | None = None
 
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._written: set[str] = set()  # names of the images
+
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
         for sample in data_samples:
+            name = Path(sample.get("img_path", "")).stem
+            if self.output_dir is not None and name in self._written:
+                message = f"{self.output_dir}/{name}.png: overwritten; several images are called so"
+                print_log(message, logger="current", level=logging.WARNING)
+            self._written.add(name)
             try:
                 super().process(data_batch, [sample])
             except LabelError as error:
@@ -77,6 +87,7 @@ class CheckedIoUMetric(IoUMetric):
         # Process r of n has the images r, r + n, ...; then it repeats one if others have more.
         own = self.results[: len(range(dist.get_rank(), size, dist.get_world_size()))]
         self.results.clear()
+        self._written.clear()
         if not self.format_only:
             classes = len((self.dataset_meta or {})["classes"])
             counts = sum(own, torch.zeros(classes, classes, dtype=torch.int64))

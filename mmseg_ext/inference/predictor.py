@@ -159,7 +159,8 @@ class Predictor:
         if tta:
             pipeline = config.tta_pipeline
             self._merge = (config.get("tta_model") or {}).get("merge", "probs")
-            self.model = StreamingSegTTAModel(model, self._merge).eval()
+            self.model = StreamingSegTTAModel(model, self._merge)
+        self.model.eval()
         self._autocast = bfloat16_autocast(next(model.parameters()).device, enabled=amp)
         self._load: Any = Compose([{**pipeline[0], "type": "CheckedLoadImage"}])
         self._transform: Any = Compose(_without_labels(pipeline[1:]))

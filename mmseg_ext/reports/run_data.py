@@ -116,6 +116,9 @@ def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
         curves, damaged = read_scalars(path.read_text(errors="replace"))
         if damaged:
             notes.append(f"{path}: {damaged} damaged lines are left out")
+        begin = _first_iteration(path.parent.parent)
+        for name, curve in merged.items():  # a new run, or one that resumed an earlier checkpoint
+            merged[name] = {step: value for step, value in curve.items() if step <= begin}
         for name, curve in curves.items():
             merged.setdefault(name, {}).update(curve)
     return {name: dict(sorted(curve.items())) for name, curve in merged.items()}
@@ -129,8 +132,15 @@ def _seconds_of_training(work_dir: Path) -> float:
         # Other ranks have logs, too, and so has a test.
         if path.stem == path.parent.name and "(train) " in text and stamps:
             begin, end = (datetime.strptime(stamps[i], _STAMP_FORMAT) for i in (0, -1))
+            seconds *= _first_iteration(path.parent) > 0  # else it is a new run
             seconds += (end - begin).total_seconds()
     return seconds
+
+
+def _first_iteration(folder: Path) -> float:
+    """Return the iteration at which a start of a run began; infinity if it is not known."""
+    facts = _environment(_newest(folder, "run.json"))
+    return float(facts.get("start_iteration", math.inf))
 
 
 def _newest(work_dir: Path, pattern: str) -> str:

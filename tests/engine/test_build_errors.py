@@ -44,6 +44,14 @@ WRONG: list[tuple] = [
     ("optim_wrapper.optimizer.lr", -0.1),
     ("optim_wrapper.accumulative_counts", 0),
     ("train_cfg.val_interval", 0),
+    ("resume", "work/iter_4.pth"),
+    ("val_dataloader.sampler.type", "InfiniteSampler", "val_dataloader.sampler: InfiniteSampler"),
+    (
+        "train_dataloader.dataset.pipeline",
+        [{"type": "RandomResize"}],
+        "train_dataloader.dataset: T",
+    ),
+    ("custom_hooks", [{"interval": 3}], "custom_hooks.0: has no type"),
     ("param_scheduler.0.begin", 50, "param_scheduler.0"),
     ("custom_hooks", [{"type": "FiniteLosHook"}], "custom_hooks.0.type='FiniteLosHook'"),
     ("default_hooks.logger.interval", "often"),
@@ -167,6 +175,10 @@ def test_options_that_nothing_reads_and_datasets_that_do_not_fit_are_warnings(
     log = log_text(tmp_path / "work")
     assert "decode_head.num_classes=4, but a dataset has 3 classes" in log
     assert log.count("reduce_zero_label is True in one dataset") == 1
+    assert "name their classes differently" not in log
+    names = runner.val_loop.dataloader.dataset.metainfo["classes"]
+    runner.val_loop.dataloader.dataset._metainfo["classes"] = names[::-1]
+    assert "the datasets name their classes differently" in dataset_warnings(runner)[1]
     last = torch.nn.Module()
     last.num_classes = 3
     runner.model.decode_head = torch.nn.ModuleList([runner.model.decode_head, last])

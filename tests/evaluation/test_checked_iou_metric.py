@@ -71,13 +71,18 @@ def test_absent_classes_are_nan_or_nan_to_num(monkeypatch):
     assert checked_iou_metric.print_log.call_count == 2  # not for labels with all classes
 
 
-def test_predictions_are_only_written(tmp_path):
+def test_predictions_are_only_written(tmp_path, monkeypatch):
     """`format_only` is for test sets without labels."""
     more = {"format_only": True, "output_dir": str(tmp_path)}
     metric = METRICS.build({"type": "CheckedIoUMetric", **more})
     metric.dataset_meta = {"classes": ("a", "b")}
     data = {"data": torch.ones(1, 2, 2, dtype=torch.long)}
+    log = Mock()
+    monkeypatch.setattr(checked_iou_metric, "print_log", log)
     metric.process({}, [{"pred_sem_seg": data, "img_path": "a.jpg"}])
+    assert not log.called
+    metric.process({}, [{"pred_sem_seg": data, "img_path": "other/a.jpg"}])
+    assert "a.png: overwritten" in log.call_args.args[0]
     assert metric.compute_metrics(metric.results) == {} and metric.confusion is None
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
 

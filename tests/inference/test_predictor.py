@@ -42,7 +42,7 @@ def noise(*shape: int) -> np.ndarray:
 
 
 def test_paths_pictures_and_arrays_give_the_labels_of_mmsegmentation(model, images, tmp_path):
-    predictor = mmseg_ext.Predictor(model)
+    predictor = mmseg_ext.Predictor(model.train())
     for path in images:
         bgr = cv2.imread(path)
         expected = inference_model(model, bgr).pred_sem_seg.data[0].numpy()

@@ -193,6 +193,20 @@ def test_time_of_a_real_log(work_dir, tmp_path):
     assert read_run(work_dir).seconds < 24 * 3600 < 365 * 24 * 3600 < read_run(copy).seconds
 
 
+def test_a_later_start_replaces_what_follows_it(tmp_path):
+    """A resume at 20 of a run of 40, and a new run in the same folder."""
+    for folder, begin, steps in (("1", 0, (10, 20, 30, 40)), ("2", 20, (30,)), ("3", 0, (10,))):
+        (tmp_path / folder / "vis_data").mkdir(parents=True)
+        rows = [f'{{"loss": {folder}, "step": {step}}}\n' for step in steps]
+        (tmp_path / folder / "vis_data/scalars.json").write_text("".join(rows))
+        (tmp_path / folder / "run.json").write_text(json.dumps({"start_iteration": begin}))
+        times = ("2026/03/01 10:00:00 - start (train) ", "2026/03/01 10:01:00 - end")
+        (tmp_path / folder / f"{folder}.log").write_text("\n".join(times))
+        run = read_run(tmp_path)
+        expected = {"1": (40, 60), "2": (30, 120), "3": (10, 60)}[folder]
+        assert (run.iterations, run.seconds) == expected
+
+
 @pytest.fixture(scope="module")
 def work_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
