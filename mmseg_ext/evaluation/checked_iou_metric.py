@@ -38,16 +38,17 @@ class CheckedIoUMetric(IoUMetric):
     """
 
     confusion: Tensor | None = None
-    _written: frozenset[str] | set[str] = frozenset()  # names of the images of an evaluation
+    _written: set[str] | None = None  # names of images in an evaluation
 
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
-        self._written = self._written or set()
+        if self._written is None:
+            self._written = set()
         for sample in data_samples:
             name = Path(sample.get("img_path", "")).stem
             if self.output_dir is not None and name in self._written:
                 message = f"{self.output_dir}/{name}.png: overwritten; several images are called so"
                 print_log(message, logger="current", level=logging.WARNING)
-            self._written |= {name}
+            self._written.add(name)
             try:
                 super().process(data_batch, [sample])
             except LabelError as error:
@@ -85,7 +86,7 @@ class CheckedIoUMetric(IoUMetric):
         # Process r of n has the images r, r + n, ...; then it repeats one if others have more.
         own = self.results[: len(range(dist.get_rank(), size, dist.get_world_size()))]
         self.results.clear()
-        self._written = frozenset()
+        self._written = None
         if not self.format_only:
             classes = len((self.dataset_meta or {})["classes"])
             counts = sum(own, torch.zeros(classes, classes, dtype=torch.int64))
