@@ -143,9 +143,9 @@ def assign_classes(
 ) -> tuple[list[str], dict[str, int]]:
     """Return the classes, and the class of each label; 255 for ignored labels.
 
-    The value 255 of masks is ignored if the other values are 0, 1, 2, ... without a gap, or numbers
-    of named classes, unless 255 is the only value for the last name. In masks with two values it is
-    a class.
+    The value 255 of masks is ignored if the other values are 0, 1, 2, ..., of which one can be
+    missing, or numbers of named classes. If all values can have a name each, it is a class, and in
+    masks with two values.
 
     Raises:
         ValueError: if the labels do not fit the names, or there are not 2 to 255 classes.
@@ -166,8 +166,13 @@ def assign_classes(
     else:
         if IGNORED in left and len(left) > 2:
             others = left.keys() - {IGNORED}
-            numbers = {*range(len(names or ()) - 1)}
-            if max(others) < len(names or others) and others != numbers:
+            if not names:
+                is_ignored = max(others) <= len(others)
+            elif len(names) == len(left):  # they can be the names of all values
+                is_ignored = 0 in others and len(others) <= max(others) < len(names)
+            else:
+                is_ignored = max(others) < len(names)
+            if is_ignored:
                 del left[IGNORED]
         order = {label: i for i, label in enumerate(left.values())}
         if names and max(left, default=0) < len(names):

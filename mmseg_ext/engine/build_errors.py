@@ -136,8 +136,9 @@ def _explanation(entries: _Entries, error: Exception) -> Exception | None:
     stack = f"{reason} {''.join(traceback.format_tb(error.__traceback__))} {error}"
     if missing := re.search(r"KeyError: '?(inputs|gt_s\w+)\b|in (pseudo|default)_collate", stack):
         loads = (missing[1] or "").startswith("gt")
-        transform = "LoadAnnotations" if loads else "PackSegInputs"
-        kind = transform.removesuffix("SegInputs")  # detection has PackDetInputs
+        packs = [v for k, v in entries if k.endswith(".type") and str(v).startswith("Pack")]
+        transform = "LoadAnnotations" if loads else (packs or ["PackSegInputs"])[0]
+        kind = "LoadAnnotations" if loads else "Pack"  # detection has PackDetInputs
         for key, steps in entries:
             named = key.endswith(".pipeline") and isinstance(steps, list)
             if named and not any(kind in str(step["type"]) for step in steps):

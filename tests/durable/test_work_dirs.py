@@ -245,6 +245,9 @@ def test_what_a_resume_cannot_continue_is_told(tmp_path):
     curve(tmp_path, "", resume=True)
     for key in ("optimizer", "param_schedulers"):
         assert f"contains no {key}, which begins anew" in log_text(work)
+    curve(tmp_path, "param_scheduler[0]['end'] = 50\n", resume=True)
+    schedules = "schedule ['PolyLR from 0 to 100'] overrides the config's ['PolyLR from 0 to 50']"
+    assert log_text(work).count("overrides the config's") == 1 and schedules in log_text(work)
     with pytest.raises(CheckpointError, match="only one of the two optimizers has betas"):
         curve(tmp_path, "optim_wrapper['optimizer'] = dict(type='AdamW')\n", resume=True)
 
