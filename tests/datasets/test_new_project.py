@@ -337,6 +337,9 @@ def test_a_second_run_with_other_files(tmp_path):
     assert run(tmp_path, *flags) == 0
     images = [path.name for path in (tmp_path / "project/data/images").rglob("*.*")]
     assert sorted(images) == ["0.png", "1.JPG", "2.JPG", "3.JPG"]
+    for i in range(4):  # without two of the classes
+        save(tmp_path / f"masks/{i}.png", scene(i)[0] % 2)
+    assert run(tmp_path, *flags) == 0
     labels = json.loads((tmp_path / "project/data/classes.json").read_text())["labels"]
     assert labels == {str(i): i for i in range(4)}
 

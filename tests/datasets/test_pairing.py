@@ -77,6 +77,14 @@ def test_folders_with_annotations_of_their_own(tmp_path):
     assert sorted(left_out) == ["6.png", "7.jpg", "7.png", "b.jpg", "b.png"]
 
 
+def test_a_split_with_one_image_is_no_folder_of_objects(tmp_path):
+    write(tmp_path, ["x/train/img_1.jpg", "x/val/img_2.jpg"])
+    write(tmp_path, ["y/train/lab_1.png", "y/train/lab_3.png", "y/val/lab_2.png"])
+    found, left_out = find(tmp_path, "x", "y")
+    assert found == {"train/img_1.jpg": ["train/lab_1.png"], "val/img_2.jpg": ["val/lab_2.png"]}
+    assert left_out == ["lab_3.png"]
+
+
 @pytest.mark.parametrize("ending", ["annot", "_masks", "-labels"])
 def test_splits_in_the_names_of_folders(ending, tmp_path):
     """As in SegNet's CamVid; the same name is in both splits."""

@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 import torch
 from mmengine.hooks import EMAHook, Hook
+from mmengine.registry import HOOKS
 
 from mmseg_ext.commands.test import main as score
 from mmseg_ext.commands.train import main as train
@@ -22,8 +23,8 @@ from mmseg_ext.durable.checkpoint_files import read_checkpoint
 from mmseg_ext.durable.plain_data import to_plain
 from mmseg_ext.durable.work_dir import lock_work_dir
 from mmseg_ext.engine.build import build_train_runner
-from mmseg_ext.errors import CheckpointError, LaunchError
-from tests.durable.curve_model import CONFIG
+from mmseg_ext.errors import CheckpointError, LaunchError, RunError
+from tests.durable.curve_model import CONFIG, SCHEDULES
 from tests.engine.run_hooks import Crash
 from tests.engine.runs import built, log_text, run_tool, train_here, train_words, write_config
 from tests.engine.states import UNVALIDATED, assert_same, logged
@@ -186,7 +187,7 @@ def test_two_runs_cannot_share_the_folder_of_checkpoints(tmp_path):
         curve(tmp_path, "", out)
 
 
-TEMPLATES = "iter_{}_v2.pth", "{:06d}.ckpt"
+TEMPLATES = "iter+{}_v2.pth", "{:06d}.ckpt"
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
@@ -212,18 +213,50 @@ def test_an_archive_of_a_second_hook_stays(tmp_path):
     assert {f"archive_{i}.pth" for i in (4, 8, 12, 14)} <= {p.name for p in work.iterdir()}
 
 
-KEEP = "default_hooks['checkpoint'].update(max_keep_ckpts={}, save_best=None, rule=None)\n"
+KEEP = "default_hooks['checkpoint'].update(max_keep_ckpts={})\n"
 
 
 def test_a_smaller_number_of_kept_checkpoints_at_a_resume(tmp_path):
-    """The newest ones stay. The clock is set back in between."""
+    """The newest ones stay; 9 is one for its score. The clock is set back in between."""
     clock = time.time()
     with mock.patch.object(time, "time", lambda: clock + 3600):
         curve(tmp_path, KEEP.format(-1))
-    for last, kept in ((8, (4, 6, 8)), (10, (6, 8, 10))):
+    for last, kept in ((8, (4, 6, 8)), (10, (8, 9, 10))):
         work = curve(tmp_path, KEEP.format(3), f"train_cfg.max_iters={last}", resume=True)
         assert f"resumed epoch: 0, iter: {last - 2}" in log_text(work)
         assert {p.name for p in work.glob("iter_*.pth")} == {f"iter_{i}.pth" for i in kept}
+
+
+def test_a_loop_of_iterations_over_a_finite_sampler_resumes_exactly(tmp_path, monkeypatch):
+    """In the third pass over the data; mmengine waits two seconds after each."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    losses = []
+    for name, stops in (("whole", [14]), ("resumed", [7, 14])):
+        (tmp_path / name).mkdir()
+        for stop in stops:
+            more = (f"train_cfg.max_iters={stop}", "train_cfg.val_interval=100")
+            work = curve(tmp_path / name, SCHEDULES["passes"], *more, resume=stop != stops[0])
+        losses.append({step: row["loss"] for step, row in logged(work).items()})
+    assert losses[0] == losses[1] and len(losses[0]) == 14
+
+
+@HOOKS.register_module()
+class SpoilGradient(Hook):
+    """In the first iteration of an accumulation."""
+
+    priority = "VERY_HIGH"
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if runner.iter == 3:
+            runner.model.weight.grad.fill_(float("nan"))
+
+
+def test_no_gradient_that_is_not_finite_is_saved(tmp_path):
+    hooks = "custom_hooks = [dict(type='SpoilGradient'), dict(type='FiniteLossHook')]\n"
+    with pytest.raises(RunError, match="gradient of weight is not finite at iteration 4;"):
+        curve(tmp_path, hooks)
+    assert (tmp_path / "work/iter_3.pth").is_file()
+    assert not (tmp_path / "work/iter_4.pth").exists()
 
 
 def test_mmengines_hook_removes_nothing_elsewhere(tmp_path, monkeypatch):

@@ -1,10 +1,13 @@
 """Wrong settings end in one line that names the key; valid settings are never refused."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.dataset import ConcatDataset
 from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 from mmengine.runner import Runner
@@ -179,6 +182,11 @@ def test_options_that_nothing_reads_and_datasets_that_do_not_fit_are_warnings(
     names = runner.val_loop.dataloader.dataset.metainfo["classes"]
     runner.val_loop.dataloader.dataset._metainfo["classes"] = names[::-1]
     assert "the datasets name their classes differently" in dataset_warnings(runner)[1]
+    several = ConcatDataset([runner.train_loop.dataloader.dataset.inner])
+    loops = {"_train_loop": several, "_val_loop": runner.val_loop.dataloader.dataset}
+    loops = {k: Mock(dataloader=Mock(dataset=dataset)) for k, dataset in loops.items()}
+    wrapped = SimpleNamespace(model=runner.model, _test_loop=None, **loops)
+    assert dataset_warnings(wrapped) == dataset_warnings(runner)
     last = torch.nn.Module()
     last.num_classes = 3
     runner.model.decode_head = torch.nn.ModuleList([runner.model.decode_head, last])

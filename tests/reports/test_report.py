@@ -203,8 +203,8 @@ def test_a_later_start_replaces_what_follows_it(tmp_path):
         times = ("2026/03/01 10:00:00 - start (train) ", "2026/03/01 10:01:00 - end")
         (tmp_path / folder / f"{folder}.log").write_text("\n".join(times))
         run = read_run(tmp_path)
-        expected = {"1": (40, 60), "2": (30, 120), "3": (10, 60)}[folder]
-        assert (run.iterations, run.seconds) == expected
+        expected = {"1": (60, [10, 20, 30, 40]), "2": (120, [10, 20, 30]), "3": (60, [10])}
+        assert (run.seconds, [*run.curves["loss"]]) == expected[folder]
 
 
 @pytest.fixture(scope="module")
