@@ -308,9 +308,9 @@ def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int], data: Pat
     label = table[values]  # (H, W)
     if (label == IGNORED).all():
         raise LabelError(f"{pair.annotation.path}: all its pixels are ignored")
-    for suffix in IMAGE_SUFFIXES:  # an earlier run can have had another file of this name
-        for spelled in (suffix, suffix.upper()):
-            (data / f"images/{pair.split}/{pair.name}{spelled}").unlink(missing_ok=True)
+    if pair.label_file(data, pair.split).is_file():  # of an earlier run, maybe with another photo
+        for suffix in (*IMAGE_SUFFIXES, *map(str.upper, IMAGE_SUFFIXES)):
+            (data / f"images/{pair.split}/{pair.name}{suffix}").unlink(missing_ok=True)
     if tag == 1:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)

@@ -52,7 +52,7 @@ def match(
 
     An image gets the only annotation with its path or, if its folder has no annotations, with its
     name. With `exact` all words count. Otherwise, if no complete name fits and every image has a
-    folder of its own, it gets all annotations in it.
+    separate folder, it gets all annotations there.
     """
     own, other = [[PurePath(split or "", n) for split, n in keys] for keys in (images, annotations)]
     found: list[list[int]] = [[] for _ in images]

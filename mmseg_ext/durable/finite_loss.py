@@ -46,7 +46,8 @@ class FiniteLossHook(Hook):
 
         # A function, because a copy of the model would copy the Runner of a method or a partial.
         def record(model: BaseModel, inputs, batch: dict, outputs) -> None:
-            if model.training and isinstance(outputs, dict) and any("loss" in k for k in outputs):
+            named = isinstance(outputs, dict) and any("loss" in str(key) for key in outputs)
+            if model.training and named:
                 self._record(runner.iter + 1, model.parse_losses(outputs)[0].detach(), batch)
 
         model = unwrap_model(runner.model)
