@@ -78,25 +78,27 @@ def _shorten(paths: Sequence[PurePath], others: Sequence[PurePath]) -> list[Pure
     few = min(1, len(others) / max(1, len(paths))) / 2
     usual = {w for w, n in count.items() if n > max(1, len(paths) / 2) and other[w] < few * n}
     places = Counter(
-        place for path in paths for place in {p for part in path.parts for p in _places(part)}
+        place
+        for path in paths
+        for place in {p for part in path.parts for _, both in _words(part) for p in both}
     )
 
+    def is_kept(word: str, both: Sequence[tuple[str, int]], part: str) -> bool:
+        if word not in usual:
+            return True
+        repeated = _WORD.findall(part).count(word) > 1
+        return repeated and max(places[place] for place in both) <= 0.9 * len(paths)
+
     def shortened(part: str) -> str:
-        words, two = _WORD.findall(part), _places(part)
-        most = [max(places[p] for p in two[i :: len(words)]) for i in range(len(words))]
-        return " ".join(
-            word
-            for word, count in zip(words, most, strict=True)
-            if word not in usual or (words.count(word) > 1 and count <= 0.9 * len(paths))
-        )
+        return " ".join(word for word, both in _words(part) if is_kept(word, both, part))
 
     return [PurePath(*map(shortened, path.parts)) for path in paths]
 
 
-def _places(part: str) -> list[tuple[str, int]]:
-    """Return the words, each with its number from the start, and then with that from the end."""
+def _words(part: str) -> list[tuple[str, tuple[tuple[str, int], tuple[str, int]]]]:
+    """Return the words, each with its places: numbered from the start, and from the end."""
     words = _WORD.findall(part)
-    return [(word, i - end) for end in (0, len(words)) for i, word in enumerate(words)]
+    return [(word, ((word, i), (word, i - len(words)))) for i, word in enumerate(words)]
 
 
 def _count_words(paths: Sequence[PurePath]) -> Counter[str]:

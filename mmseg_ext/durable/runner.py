@@ -196,11 +196,11 @@ class DurableRunner(Runner):
         super().load_or_resume()
 
     def resume(self, filename: str, *args, **kwargs) -> None:
-        configured = self._optimizer_settings()
+        configured = self._settings_of_checkpoints()
         resume_from(self, filename)  # also if a hook calls this
         super().resume(filename, *args, **kwargs)
         name_own_files(self)
-        for name, kept in self._optimizer_settings().items():
+        for name, kept in self._settings_of_checkpoints().items():
             if kept != configured[name]:
                 self.logger.warning(
                     f"{filename}: the checkpoint's {name} {sorted(kept)} overrides the config's "
@@ -208,8 +208,8 @@ class DurableRunner(Runner):
                     "weights (load_from)"
                 )
 
-    def _optimizer_settings(self) -> dict[str, set]:
-        """Return the learning rates before any schedule, the weight decays, and the schedules."""
+    def _settings_of_checkpoints(self) -> dict[str, set]:
+        """Return what a checkpoint replaces: initial learning rates, weight decays, schedules."""
         wrapper: Any = self.optim_wrapper
         groups = wrapper.param_groups
         if isinstance(groups, dict):  # of several optimizers

@@ -41,19 +41,22 @@ class CheckedIoUMetric(IoUMetric):
     _written: set[str] | None = None  # names of images in an evaluation
 
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
-        if self._written is None:
-            self._written = set()
         for sample in data_samples:
-            name = Path(sample.get("img_path", "")).stem
-            if self.output_dir is not None and name in self._written:
-                message = f"{self.output_dir}/{name}.png: overwritten; several images are called so"
-                print_log(message, logger="current", level=logging.WARNING)
-            self._written.add(name)
+            if self.output_dir is not None:
+                self._note_written(Path(sample["img_path"]).stem)
             try:
                 super().process(data_batch, [sample])
             except LabelError as error:
                 path = sample.get("seg_map_path", sample.get("img_path", "a label map"))
                 raise LabelError(f"{path}: {error}") from None
+
+    def _note_written(self, name: str) -> None:
+        """Warn if an earlier image of the evaluation had this name, which its label map gets."""
+        self._written = self._written or set()
+        if name in self._written:
+            message = f"{self.output_dir}/{name}.png: overwritten; several images are called so"
+            print_log(message, logger="current", level=logging.WARNING)
+        self._written.add(name)
 
     @staticmethod
     def intersect_and_union(
