@@ -46,7 +46,8 @@ def main(args: argparse.Namespace) -> None:
     from mmseg_ext.datasets.annotation_readers import Coco, Labelme, Masks
     from mmseg_ext.datasets.dataset_report import print_summaries
     from mmseg_ext.datasets.labels import join_names
-    from mmseg_ext.datasets.new_project import LONG_SIDE, make_project, write_config
+    from mmseg_ext.datasets.new_project import make_project
+    from mmseg_ext.datasets.project_config import LONG_SIDE, write_config
 
     if re.search(r'["\\\n]', str(args.project.absolute())):  # mmengine puts it into the config
         raise ValueError(f"{args.project}: a project's path cannot have quotes or backslashes")

@@ -23,7 +23,8 @@ from pycocotools import mask as rle
 from mmseg_ext import commands
 from mmseg_ext.datasets.annotation_readers import Labelme, Masks
 from mmseg_ext.datasets.dataset_report import Summary
-from mmseg_ext.datasets.new_project import Project, assign_classes, make_project, write_config
+from mmseg_ext.datasets.new_project import Project, assign_classes, make_project
+from mmseg_ext.datasets.project_config import write_config
 from mmseg_ext.engine.build import build_train_runner
 from mmseg_ext.errors import LabelError
 from mmseg_ext.inference.models import get_model
