@@ -171,7 +171,9 @@ def train_all(study: Study, seeds: int, iterations: int, work_dir: Path, jobs: i
     with ProcessPoolExecutor(jobs, spawn, register_all_modules) as pool:
         for done in as_completed([pool.submit(run, *job) for job in todo]):
             numbers = done.result()
-            print(f"{numbers['row']}, seed {numbers['seed']}: mIoU {numbers['miou']:.1f}", flush=True)
+            print(
+                f"{numbers['row']}, seed {numbers['seed']}: mIoU {numbers['miou']:.1f}", flush=True
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

