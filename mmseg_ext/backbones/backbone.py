@@ -90,7 +90,7 @@ class Backbone(BaseModule):
 
     @property
     def default_cfg(self) -> dict[str, Any]:
-        """The `mean`, `std`, `input_size`, `source` and `license` of the published weights."""
+        """The `mean`, `std`, `input_size`, `source`, `license`, ... of the published weights."""
         return dict(self.default_cfgs.get(self.arch, self.default_cfgs[""]))
 
     @property

