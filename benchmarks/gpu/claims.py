@@ -1,0 +1,2 @@
+"""Claims of the docs, and what a run says about each."""
+CLAIMS=[]
