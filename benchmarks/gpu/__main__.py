@@ -26,9 +26,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 # Name: module, and minutes of eight. The processes of the first group run together.
-TOGETHER = {name: ("benchmarks.gpu.checks", 1.7) for name in ("parity", "training", "several")}
+TOGETHER = dict.fromkeys(("parity", "training", "several"), ("benchmarks.gpu.checks", 1.7))
 TOGETHER |= {"syncs": ("benchmarks.gpu.checks", 1.7)}
-ALONE = {name: ("benchmarks.gpu.speed", 0.9) for name in ("strips", "layers", "inference")}
+ALONE = dict.fromkeys(("strips", "layers", "inference"), ("benchmarks.gpu.speed", 0.9))
 ALONE = {**ALONE, "steps": ("benchmarks.gpu.speed", 3.0)}
 ORDER = ("parity", "strips", "layers", "steps", "training", "inference", "several", "syncs")
 ROOT = Path(__file__).parents[2]
@@ -150,9 +150,7 @@ def how_it_ended(process, late: bool, file: Path) -> str:
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
 
-def work(
-    stage, file: Path, log: Path, device: str, quick: bool, end: float, threads: int
-) -> None:
+def work(stage, file: Path, log: Path, device: str, quick: bool, end: float, threads: int) -> None:
     """Run a stage in this process, append each row to `file`, and print to `log`."""
     os.setsid()  # what the stage starts ends with it
     sys.stdout.flush()
@@ -172,7 +170,7 @@ def work(
 
             from benchmarks.gpu.stage import Run
 
-            torch.set_num_threads(threads)
+            torch.set_num_threads(min(threads, torch.get_num_threads()))
             for row in stage(Run(device, quick, end - 2)):  # two seconds to end by itself
                 add(row)
         except BaseException as error:
@@ -196,7 +194,11 @@ def describe(run) -> Iterator[dict]:
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             found = subprocess.run(query, capture_output=True, text=True, timeout=20).stdout
             row["driver"] = found.split()[0]
-    row |= {"torch": torch.__version__, "CUDA": torch.version.cuda, "python": sys.version.split()[0]}
+    row |= {
+        "torch": torch.__version__,
+        "CUDA": torch.version.cuda,
+        "python": sys.version.split()[0],
+    }
     row["cudnn"] = torch.backends.cudnn.version()
     for name in ("numpy", "mmcv", "mmengine", "mmseg", "triton", "onnx", "onnxruntime"):
         with contextlib.suppress(Exception):
@@ -237,11 +239,13 @@ def report(results: dict) -> str:
 
 
 def write(folder: Path, results: dict) -> None:
-    """Write gpu.json and gpu.md, each at once."""
-    texts = {"gpu.json": json.dumps(results, indent=1) + "\n", "gpu.md": report(results)}
-    for name, text in texts.items():
+    """Write gpu.json, then gpu.md, each at once."""
+    for name, text in (
+        ("gpu.json", lambda: json.dumps(results, indent=1) + "\n"),
+        ("gpu.md", lambda: report(results)),
+    ):
         part = folder / f"{name}.part"
-        part.write_text(text, encoding="utf-8")
+        part.write_text(text(), encoding="utf-8")
         part.replace(folder / name)
 
 

@@ -222,9 +222,7 @@ def several(run: Run) -> Iterator[Row]:
         killed[0].join(30)
         waited = time.monotonic() - begin
         killed[0].kill()  # as torchrun does
-        restarted = ranks(
-            two_gpus, fit, half, folder / "killed", True, 0, "pytorch", restart=1
-        )
+        restarted = ranks(two_gpus, fit, half, folder / "killed", True, 0, "pytorch", restart=1)
         for process in two:
             process.join()
         files = [folder / f"{work}/iter_{iterations}.pth" for work in ("one", "two", "killed")]
@@ -290,7 +288,9 @@ def lines_of(function: Callable[[], None], device: torch.device) -> collections.
 
     def note(message, *_, **__) -> None:
         if "synchroniz" in str(message):
-            frames = [f for f in traceback.extract_stack() if not f.filename.endswith("gpu/checks.py")]
+            frames = [
+                f for f in traceback.extract_stack() if not f.filename.endswith("gpu/checks.py")
+            ]
             own = [f for f in frames if any(f"/{name}/" in f.filename for name in PACKAGES)]
             frame = (own or frames)[-1]
             found["/".join(Path(frame.filename).parts[-2:]) + f":{frame.lineno}"] += 1
