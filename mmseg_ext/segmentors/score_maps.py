@@ -28,9 +28,9 @@ Span = tuple[int, int]  # start, stop
 # Twelve views of an image have 24 maps.
 _CACHED = 32
 # Bytes of one strip of scores; a call has up to three. On a CPU a strip stays in the cache
-# (measured: docs/class_maps.md). On a GPU larger strips start fewer kernels (not measured).
+# (measured: docs/class_maps.md). On a GPU larger strips start fewer kernels (docs/gpu.md).
 STRIP_BYTES = 8 * 2**20
-STRIP_BYTES_GPU = 64 * 2**20
+STRIP_BYTES_GPU = 256 * 2**20
 
 Merge = Literal["probs", "logits"]
 
