@@ -28,10 +28,11 @@ from typing import Any
 
 # Name: module, and minutes of eight. The processes of the first group run together.
 TOGETHER = dict.fromkeys(("parity", "training", "several"), ("benchmarks.gpu.checks", 2.2))
-TOGETHER |= {"syncs": ("benchmarks.gpu.checks", 2.2)}
+TOGETHER |= {"syncs": ("benchmarks.gpu.checks", 2.2), "compiles": ("benchmarks.gpu.speed", 2.2)}
 ALONE = dict.fromkeys(("strips", "layers", "inference"), ("benchmarks.gpu.speed", 0.9))
 ALONE = {**ALONE, "steps": ("benchmarks.gpu.speed", 3.0)}
-ORDER = ("parity", "strips", "layers", "steps", "training", "inference", "several", "syncs")
+ORDER = ("parity", "strips", "layers", "compiles", "steps", "training", "inference")
+ORDER += ("several", "syncs")
 ROOT = Path(__file__).parents[2]
 
 
