@@ -24,13 +24,15 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 # Name: module, and minutes of eight. The processes of the first group run together.
-TOGETHER = dict.fromkeys(("parity", "training", "several"), ("benchmarks.gpu.checks", 1.7))
-TOGETHER |= {"syncs": ("benchmarks.gpu.checks", 1.7)}
+TOGETHER = dict.fromkeys(("parity", "training", "several"), ("benchmarks.gpu.checks", 2.2))
+TOGETHER |= {"syncs": ("benchmarks.gpu.checks", 2.2), "compiles": ("benchmarks.gpu.speed", 2.2)}
 ALONE = dict.fromkeys(("strips", "layers", "inference"), ("benchmarks.gpu.speed", 0.9))
 ALONE = {**ALONE, "steps": ("benchmarks.gpu.speed", 3.0)}
-ORDER = ("parity", "strips", "layers", "steps", "training", "inference", "several", "syncs")
+ORDER = ("parity", "strips", "layers", "compiles", "steps", "training", "inference")
+ORDER += ("several", "syncs")
 ROOT = Path(__file__).parents[2]
 
 
@@ -66,9 +68,11 @@ def run_stages(args: argparse.Namespace, names: Sequence[str], command: str) -> 
     groups = groups[:1] if args.quick else groups
     results: dict = {"machine": {}, "command": command, "stages": {}}
     import_stack(names)
-    for key, value in run_group({"machine": describe}, args, end, results):
-        results["machine"] = (value["rows"] or [{key: value["ended"]}])[0]
-    machine = results["machine"]
+    for args.start in ("fork", "spawn"):  # the second imports the stack for each stage
+        ((_, found),) = run_group({"machine": describe}, args, end, results)
+        if found["rows"]:
+            break
+    machine = results["machine"] = (found["rows"] or [{"torch": found["ended"]}])[0]
     if args.device.startswith("cuda") and not machine.get("cuda device"):
         print(f"benchmarks.gpu: no usable GPU ({machine.get('torch')}); pass --device cpu --quick")
         return 2
@@ -104,7 +108,7 @@ def import_stack(names: Sequence[str]) -> None:
 
 def run_group(stages: dict, args: argparse.Namespace, end: float, results: dict) -> Iterator:
     """Run stages together until `end`; yield the name and the result of each one when it ends."""
-    fork = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context(args.start)
     processes, begin = {}, time.time()
     with tempfile.TemporaryDirectory() as folder:
         threads = max(1, (os.cpu_count() or 1) // len(stages))
@@ -114,7 +118,7 @@ def run_group(stages: dict, args: argparse.Namespace, end: float, results: dict)
             print(f"-- {name}: up to {end - time.time():.0f} s", flush=True)
             log = args.out / f"{name.replace(':', '.')}.log"
             words = (stage, file, log, args.device, args.quick, end, threads)
-            process = fork.Process(target=work, args=words)
+            process: Any = context.Process(target=work, args=words)
             process.start()
             processes[name] = process, file
         while processes:
@@ -187,6 +191,7 @@ def describe(run) -> Iterator[dict]:
 
     row: dict = {"cuda device": "", "CPU": f"{os.cpu_count()}-core {platform.machine()}"}
     if run.on_gpu and torch.cuda.is_available():
+        torch.zeros(1, device=run.device)  # raises in a forked process if the parent used CUDA
         properties = torch.cuda.get_device_properties(run.device)
         row["cuda device"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
         row["GPUs"] = torch.cuda.device_count()

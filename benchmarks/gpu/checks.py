@@ -27,7 +27,8 @@ from mmseg_ext.doctor.checks import SEGMENTORS, checks, loss_of, segmentor
 from mmseg_ext.engine.build import build_test_runner, build_train_runner
 
 PACKAGES = ("mmseg_ext", "mmseg", "mmengine", "mmcv", "benchmarks")
-# Processes are forked: they have the imports, and this process must not touch CUDA before.
+# Processes are forked: they have the imports. Before, this process must not touch CUDA, nor compute
+# with several threads, which a forked process would wait for.
 FORK = multiprocessing.get_context("fork")
 
 
@@ -117,15 +118,16 @@ def fit(options: dict, work: Path, resume: bool = False, kill: int = 0, launcher
 
 def training(run: Run) -> Iterator[Row]:
     """Train to the end, and next to it 60 deterministic iterations that are killed and resumed."""
+    torch.set_num_threads(1)
     iterations = 6 if run.quick else 60
     short = dict(train_cfg=dict(max_iters=iterations), **NO_VALIDATION)
     short |= dict(env_cfg=dict(cudnn_benchmark=False), randomness=dict(deterministic=True))
     short["default_hooks"] = dict(checkpoint=dict(interval=iterations // 3, max_keep_ckpts=9))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        long = shapes_options(folder, run, 0 if run.quick else 4)
-        if run.quick:
-            long |= dict(train_cfg=dict(max_iters=2, val_interval=2))
+        long = shapes_options(folder, run, 0 if run.quick else 6)
+        last = 2 if run.quick else 1300
+        long["train_cfg"] = dict(max_iters=last, val_interval=last)
         whole = start(fit, long, folder / "whole")
         if run.quick:
             whole.join()
@@ -196,6 +198,7 @@ def score(options: dict, checkpoint: Path, work: Path, launcher: str) -> None:
 
 def several(run: Run) -> Iterator[Row]:
     """Compare two processes with one; kill one of two, and restart."""
+    torch.set_num_threads(1)
     two_gpus = run.on_gpu and count_gpus() > 1
     backend = "nccl" if two_gpus else "gloo"
     iterations = 4
@@ -265,7 +268,7 @@ def syncs(run: Run) -> Iterator[Row]:
 
 def waiting_lines(name: str, device: torch.device) -> Row:
     model, images, samples = segmentor(SEGMENTORS[name], device, "StripEncoderDecoder")
-    wrapper = OptimWrapper(torch.optim.AdamW(model.parameters()), clip_grad=dict(max_norm=1.0))
+    wrapper = OptimWrapper(torch.optim.AdamW(model.parameters()))
 
     def step() -> None:
         wrapper.update_params(model.parse_losses(model(images, samples, mode="loss"))[0])

@@ -1,5 +1,9 @@
 """The stages that measure time and memory, one after the other."""
 
+import contextlib
+import json
+import os
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +18,7 @@ from torch import Tensor, nn
 
 from benchmarks import class_maps, deepvit, external_attention, lambda_layer
 from benchmarks.docs_tables import results as stored_results
+from benchmarks.gpu.checks import start
 from benchmarks.gpu.stage import Cost, Row, Run, attempt, measure
 from benchmarks.reference import Plain
 from benchmarks.reference.manhattan_attention import plain_manhattan_attention
@@ -188,73 +193,136 @@ def kernels_of(step: Callable[[], object]) -> Row:
 
 CONFIGS = ("ea_r101_ade20k_160k", "fpn_rmt_small_ade20k_80k", "danet_r101_ade20k_160k")
 CONFIGS += ("upernet_deepvit_s_ade20k_160k", "upernet_lambda_r101_ade20k_160k")
-VARIANTS = ("TF32", "bfloat16", "TF32, EncoderDecoder", "bfloat16, EncoderDecoder")
-VARIANTS += ("float32", "bfloat16, compiled", "TF32, compiled")
+PLAIN, COMPILED = ("TF32", "bfloat16"), ("bfloat16, compiled", "TF32, compiled")
+STOCK = ("TF32, EncoderDecoder", "bfloat16, EncoderDecoder")
+
+
+def variants(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield configs with variants, the most important ones first."""
+    if run.quick:
+        yield "ea_r18_shapes", "TF32"
+        return
+    first = CONFIGS[:2]
+    yield from ((name, variant) for variant in PLAIN for name in CONFIGS)
+    yield from ((name, COMPILED[0]) for name in first)
+    yield from ((first[0], variant) for variant in STOCK)
+    yield from ((name, "float32") for name in CONFIGS)
+    yield from ((name, variant) for variant in STOCK for name in CONFIGS[1:])
+    yield from ((name, variant) for variant in COMPILED for name in CONFIGS)
 
 
 def steps(run: Run) -> Iterator[Row]:
     """Measure training steps of five configs: images per second and peak memory."""
     register_all_modules()
     torch.backends.cudnn.benchmark = True
-    slowest = 5.0  # seconds that a variant took
-    for variant in VARIANTS:
-        for name in ("ea_r18_shapes",) if run.quick else CONFIGS:
-            title: Row = {"config": name, "variant": variant}
-            compiled = "compiled" in variant
-            if run.left() < (45 if compiled and run.on_gpu else 1.5 * slowest):
-                yield {**title, "skipped": f"{run.left():.0f} s are left"}
-                continue
-            if run.quick and (compiled or variant == "float32"):
-                continue
-            begin = time.time()
-            yield attempt(title, training_row, run, name, variant)
-            if not compiled:
-                slowest = max(slowest, time.time() - begin)
+    seen = set()
+    for name, variant in variants(run):
+        title: Row = {"config": name, "variant": variant}
+        compiled, left = "compiled" in variant, run.left()
+        if (name, variant) in seen:
+            continue
+        seen.add((name, variant))
+        if not run.quick and left < (40 if compiled else 10):
+            yield {**title, "skipped": f"{left:.0f} s are left"}
+            continue
+        with time_limit(min(left - 5, 75 if compiled else 30)):
+            row = attempt(title, training_row, run, name, variant)
+        yield row
 
 
-def training_row(run: Run, name: str, variant: str) -> Row:
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError after these seconds, as soon as Python runs."""
+
+    def stop(*_) -> None:
+        raise TimeoutError(f"stopped after {seconds:.0f} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def training_step(run: Run, name: str, variant: str) -> tuple[Callable[[], object], int]:
+    """Return a training step of a config on random images, and the number of images."""
     torch.set_float32_matmul_precision("highest" if variant.startswith("float32") else "high")
     torch.backends.cudnn.allow_tf32 = not variant.startswith("float32")
     config = load_config(name)
     size, images = tuple(config.crop_size), config.train_dataloader.batch_size
     settings: dict = config.model.to_dict()
+    if run.quick:
+        settings["backbone"] |= dict(num_stages=1, strides=(1,), dilations=(1,), out_indices=(0,))
+        settings["decode_head"] |= dict(in_channels=16, in_index=0)
     if "EncoderDecoder" in variant:
         settings["type"] = "EncoderDecoder"
     model = build_training_model(settings, torch.device(run.device))
     model.to(run.device)
+    options = config.optim_wrapper.to_dict()
+    options = {key: options[key] for key in options if key not in ("dtype", "loss_scale")}
     half = variant.startswith("bfloat16")
-    options = {
-        k: v for k, v in config.optim_wrapper.to_dict().items() if k not in ("dtype", "loss_scale")
-    }
-    options["type"] = "PortableAmpOptimWrapper" if half else "OptimWrapper"
-    if half:
-        options["dtype"] = "bfloat16"
+    options |= dict(type="PortableAmpOptimWrapper", dtype="bfloat16") if half else {}
+    options |= {} if half else dict(type="OptimWrapper")
     wrapper = build_optim_wrapper(model, options)
     batch = random_batch(images, size, config.model.decode_head.num_classes)
     step = model.train_step
-    compile_seconds = ""
     if "compiled" in variant:
-        begin = time.perf_counter()
-        step = torch.compile(step)
-        step(batch, wrapper)
-        compile_seconds = f"{time.perf_counter() - begin:.0f}"
-    if run.on_gpu:
-        step(batch, wrapper)
-        torch.cuda.reset_peak_memory_stats()
-    cost = measure(run, {"step": lambda: step(batch, wrapper)})["step"]
+        torch._dynamo.reset()
+        step = torch.compile(step, backend="eager" if run.quick else "inductor")
+    return lambda: step(batch, wrapper), images
+
+
+def training_row(run: Run, name: str, variant: str) -> Row:
+    step, images = training_step(run, name, variant)
+    begin = time.perf_counter()
+    step()
+    first = time.perf_counter() - begin
+    cost = measure(run, {"step": step})["step"]
     if not isinstance(cost, Cost):
         return {"failed": cost}
-    row: Row = {
-        "images": images,
-        "ms": number(cost.ms),
-        "images per s": number(1e3 * images / cost.ms),
-    }
+    row: Row = {"images": images, "ms": number(cost.ms)}
+    row["images per s"] = number(1e3 * images / cost.ms)
+    # The last call of a measurement starts with the allocator's peak reset.
     row["peak GiB"] = f"{torch.cuda.max_memory_allocated() / 2**30:.2f}" if run.on_gpu else ""
     stored = {} if "EncoderDecoder" in variant else stored_results("memory").get(name, {})
-    computed = stored.get("amp" if half else "float32")
+    computed = stored.get("amp" if variant.startswith("bfloat16") else "float32")
     row["model_cost, GiB"] = f"{computed['total'] / 2**30:.2f}" if computed else ""
-    row["first step, s"] = compile_seconds
+    row["first step, s"] = f"{first:.0f}"
     return row
+
+
+def compiles(run: Run) -> Iterator[Row]:
+    """Compile the training step of each config, all at once; `steps` finds them in the cache."""
+    register_all_modules()
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "4"
+    names = ("ea_r18_shapes",) if run.quick else CONFIGS
+    with tempfile.TemporaryDirectory() as folder:
+        files = {name: Path(folder, name) for name in names}
+        processes = {n: start(write_row, compile_row, run, n, file) for n, file in files.items()}
+        for name, process in processes.items():
+            process.join(max(run.left(), 0))
+            failed = {"failed": "did not end in time" if process.is_alive() else "killed"}
+            file = files[name]
+            row = json.loads(file.read_text()) if file.exists() else failed
+            yield {"config": name, "variant": COMPILED[0], **row}
+
+
+def write_row(function: Callable[[Run, str], Row], run: Run, name: str, file: Path) -> None:
+    row = attempt({}, function, run, name)
+    file.with_suffix(".part").write_text(json.dumps(row))
+    file.with_suffix(".part").replace(file)
+
+
+def compile_row(run: Run, name: str) -> Row:
+    step, _ = training_step(run, name, COMPILED[0])
+    begin = time.perf_counter()
+    step()
+    first = time.perf_counter() - begin
+    step()
+    counters = torch._dynamo.utils.counters
+    row: Row = {"first step, s": f"{first:.0f}", "graphs": counters["stats"]["unique_graphs"]}
+    return {**row, "graph breaks": sum(counters["graph_break"].values())}
 
 
 def random_batch(images: int, size: tuple[int, int], classes: int) -> dict:
