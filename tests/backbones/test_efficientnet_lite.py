@@ -6,6 +6,7 @@ import torch
 from mmseg_ext.backbones import EfficientNetLite
 from tests.backbones.base import BackboneTester
 from tests.models import assert_same, randomise
+from tests.parity import Fixture
 
 NARROW = {"widths": (4, 8, 8, 12, 12, 16, 16), "depths": (1, 1, 2, 1, 1, 1, 1)}
 
@@ -42,3 +43,22 @@ def test_dilation_only_adds_positions(stride, steps):
         assert_same(maps, sparse(images))
     with pytest.raises(ValueError, match="output_stride=4: "):
         EfficientNetLite(output_stride=4)
+
+
+@pytest.mark.parametrize(
+    ("fixture", "family"),
+    [
+        ("efficientnet_lite0", "efficientnet_lite"),
+        ("timm_efficientnet_lite2", "timm_efficientnet_lite"),
+    ],
+)
+def test_published_names_are_refused(fixture, family):
+    with pytest.raises(ValueError, match=f"mmseg-ext convert {family} SRC DST"):
+        EfficientNetLite().load_state_dict(Fixture(fixture).state_dict, strict=False)
+
+
+def test_norms_keep_the_epsilon_of_the_weights():
+    for norm_cfg, eps in ((None, 1e-3), ({"type": "SyncBN"}, 1e-3), ({"type": "BN", "eps": 1}, 1)):
+        model = EfficientNetLite(NARROW, norm_cfg=norm_cfg, norm_eval=True).train()
+        norms = [m for m in model.modules() if hasattr(m, "running_var")]
+        assert {norm.eps for norm in norms} == {eps} and not any(n.training for n in norms)
