@@ -10,6 +10,7 @@ run together, then the others one after the other. A stage is also `MODULE:FUNCT
 
 import argparse
 import contextlib
+import gc
 import importlib
 import itertools
 import json
@@ -67,7 +68,7 @@ def run_stages(args: argparse.Namespace, names: Sequence[str], command: str) -> 
     groups = [group for group in (together, *([n] for n in ALONE if n in names)) if group]
     groups = groups[:1] if args.quick else groups
     results: dict = {"machine": {}, "command": command, "stages": {}}
-    import_stack(names)
+    import_stack(names, args.device)
     for args.start in ("fork", "spawn"):  # the second imports the stack for each stage
         ((_, found),) = run_group({"machine": describe}, args, end, results)
         if found["rows"]:
@@ -82,7 +83,7 @@ def run_stages(args: argparse.Namespace, names: Sequence[str], command: str) -> 
         group = groups.pop(0)
         rest = sum(max(minutes(name) for name in later) for later in groups)
         own = max(minutes(name) for name in group)
-        limit = time.time() + (end - time.time()) * own / (own + rest)
+        limit = time.time() + max(3, (end - time.time()) * own / (own + rest))
         for _ in run_group({name: name for name in group}, args, limit, results):
             write(args.out, results)
     write(args.out, results)
@@ -99,11 +100,15 @@ def place(name: str) -> str:
     return name if ":" in name else f"{ {**TOGETHER, **ALONE}[name][0] }:{name}"
 
 
-def import_stack(names: Sequence[str]) -> None:
+def import_stack(names: Sequence[str], device: str) -> None:
     """Import what the stages need, once for all processes; a stage reports what fails."""
-    for name in names:
+    modules = ["benchmarks.gpu.stage", *(place(name).partition(":")[0] for name in names)]
+    modules += ["matplotlib.pyplot", "yapf"]
+    modules += ["torch._dynamo"] if device == "cpu" else []  # it may look for GPUs
+    for module in modules:
         with contextlib.suppress(Exception):
-            importlib.import_module(place(name).partition(":")[0])
+            importlib.import_module(module)
+    gc.freeze()  # else each collection before a measurement reads all of this
 
 
 def run_group(stages: dict, args: argparse.Namespace, end: float, results: dict) -> Iterator:
