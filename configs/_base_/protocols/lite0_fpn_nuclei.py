@@ -1,4 +1,4 @@
-# Nuclei at the images' own scale from ImageNet weights. mmseg_ext/weights/README.md has the results.
+# Nuclei at the images' own scale from ImageNet weights (mmseg_ext/weights/README.md).
 _base_ = ["../models/lite0_fpn.py", "../datasets/nuclei.py", "../default_runtime.py"]
 crop_size = _base_.crop_size
 model = dict(
