@@ -11,6 +11,7 @@ Arguments have the meaning of mmsegmentation's flags (1.2.2 and 1.4.2), except:
 """
 
 import os
+import re
 from pathlib import Path
 from typing import cast
 
@@ -21,11 +22,13 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import EpochBasedTrainLoop, Runner, ValLoop
 
 from mmseg_ext.durable.checkpoint_files import published_name
+from mmseg_ext.durable.safe_loading import unwrap_model
 from mmseg_ext.durable.work_dir import find_checkpoints, missing_checkpoint, on_rank_zero
 from mmseg_ext.engine.amp import enable_amp
 from mmseg_ext.engine.build_errors import check_metrics, dataset_warnings, explained
 from mmseg_ext.engine.config import load_config
 from mmseg_ext.engine.distributed import init_distributed
+from mmseg_ext.engine.parameter_groups import unused_custom_keys
 from mmseg_ext.engine.run_record import batch_settings
 from mmseg_ext.errors import LaunchError
 
@@ -97,6 +100,7 @@ def build_test_runner(
 def _build(cfg: Config, *loops: str) -> Runner:
     """Build the Runner with these loops and their datasets."""
     set_gpu_defaults(cfg)
+    _set_rule_of_class_scores(cfg)
     with explained(cfg):
         runner = RUNNERS.build(cast(dict, cfg))
         for loop in loops:
@@ -108,9 +112,24 @@ def _build(cfg: Config, *loops: str) -> Runner:
     for warning in dataset_warnings(runner):
         runner.logger.warning(warning)
     if "train_loop" in loops:
+        from mmseg_ext.segmentors.ignored_pixels import losses_of_ignored_pixels  # needs mmseg
+
+        model = unwrap_model(runner.model)
+        for warning in (*losses_of_ignored_pixels(model), *unused_custom_keys(cfg, model)):
+            runner.logger.warning(warning)
         check_metrics(runner)
         _fit_learning_rate(runner)
     return runner
+
+
+def _set_rule_of_class_scores(cfg: Config) -> None:
+    """Set the rule of `save_best='IoU.CLASS'`: mmengine knows only that a higher mIoU is better."""
+    hook = cfg.get("default_hooks", {}).get("checkpoint") or {}
+    names = hook.get("save_best") or []
+    names = [names] if isinstance(names, str) else names
+    known = re.compile(r"(.*/)?(aAcc|m?(IoU|Acc|Dice|Fscore|Precision|Recall)(\..+)?)")
+    if any("." in name for name in names) and all(map(known.fullmatch, names)):
+        hook.setdefault("rule", "greater")
 
 
 def set_gpu_defaults(cfg: Config) -> None:
