@@ -15,7 +15,11 @@ LAMBDA = {"type": "LambdaResNet", "depth": (1, 2, 1, 1)}
 LAMBDA_DEPTHS = {"layer1.0.": 1, "layer2.0.": 2, "layer2.1.": 3, "layer3.0.": 4, "layer4.0.": 5}
 TOKENS = {"arch": {"depth": 2}, "out_indices": (0, 1)}
 TOKEN_DEPTHS = {"cls_token": 0, "blocks.0.": 1, "blocks.1.": 2, "norm.": 3}
+LITE = {"type": "EfficientNetLite", "arch": {"depths": (2, 1, 1, 1, 2, 1, 1)}, "num_classes": 3}
+LITE_DEPTHS = {"stem.": 0, "stages.0.0.": 1, "stages.1.0.": 2, "stages.2.0.": 3, "stages.2.1.": 4}
+LITE_DEPTHS |= {"stages.2.2.": 5, "stages.3.0.": 6, "stages.3.1.": 7, "classifier.": 8}
 CASES = [
+    (LITE, LITE_DEPTHS, 9),
     (RMT, RMT_DEPTHS, 6),
     (LAMBDA | {"num_classes": 3}, LAMBDA_DEPTHS | {"conv1.": 0, "bn1.": 0, "fc.": 6}, 7),
     (LAMBDA | {"stem": "deep"}, LAMBDA_DEPTHS | {"stem.": 0}, 7),
