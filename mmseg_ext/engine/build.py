@@ -11,7 +11,6 @@ Arguments have the meaning of mmsegmentation's flags (1.2.2 and 1.4.2), except:
 """
 
 import os
-import re
 from pathlib import Path
 from typing import cast
 
@@ -100,7 +99,6 @@ def build_test_runner(
 def _build(cfg: Config, *loops: str) -> Runner:
     """Build the Runner with these loops and their datasets."""
     set_gpu_defaults(cfg)
-    _set_rule_of_class_scores(cfg)
     with explained(cfg):
         runner = RUNNERS.build(cast(dict, cfg))
         for loop in loops:
@@ -120,16 +118,6 @@ def _build(cfg: Config, *loops: str) -> Runner:
         check_metrics(runner)
         _fit_learning_rate(runner)
     return runner
-
-
-def _set_rule_of_class_scores(cfg: Config) -> None:
-    """Set the rule of `save_best='IoU.CLASS'`: mmengine knows only that a higher mIoU is better."""
-    hook = cfg.get("default_hooks", {}).get("checkpoint") or {}
-    names = hook.get("save_best") or []
-    names = [names] if isinstance(names, str) else names
-    known = re.compile(r"(.*/)?(aAcc|m?(IoU|Acc|Dice|Fscore|Precision|Recall)(\..+)?)")
-    if any("." in name for name in names) and all(map(known.fullmatch, names)):
-        hook.setdefault("rule", "greater")
 
 
 def set_gpu_defaults(cfg: Config) -> None:

@@ -132,6 +132,11 @@ def _explanation(entries: _Entries, error: Exception) -> Exception | None:
     trace = traceback.extract_tb(error.__traceback__)
     if any(f.name == "load_checkpoint" and "mmengine" in f.filename for f in trace):
         return _of_weights(entries, error)
+    if isinstance(error, NotImplementedError) and "layer_decay_opt" in trace[-1].filename:
+        return LaunchError(
+            "optim_wrapper.constructor: mmsegmentation's is for ConvNeXt, BEiT and MAE; use "
+            "LayerDecayOptimWrapperConstructor with paramwise_cfg.layer_decay_rate"
+        )
     part, reason = _find_part(entries, error.__traceback__), format_error(error)
     entries = sorted(entries, key=lambda entry: not _is_within(entry[0], part))
     if isinstance(error, KeyError | TypeError) and (unknown := _of_type(entries, reason)):

@@ -53,6 +53,14 @@ def test_a_score_of_a_class_that_does_not_exist_is_named(tmp_path):
         build_train_runner(str(config), options, str(tmp_path / "work"))
 
 
+def test_mmsegmentations_layer_wise_rates_are_for_other_backbones(tmp_path):
+    """Its constructors raise an error without text."""
+    settings = "optim_wrapper.update(constructor='LearningRateDecayOptimizerConstructor', "
+    settings += "paramwise_cfg=dict(decay_rate=0.9, num_layers=6))\n"
+    with pytest.raises(LaunchError, match="use LayerDecayOptimWrapperConstructor"):
+        train_here(write_config(tmp_path, settings), tmp_path / "work")
+
+
 def test_padding_that_is_no_class_is_named(tmp_path):
     runner = build_train_runner(
         str(write_config(tmp_path)),
