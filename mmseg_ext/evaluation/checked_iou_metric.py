@@ -26,7 +26,7 @@ from mmseg_ext.errors import LabelError, LaunchError
 
 @METRICS.register_module()
 class CheckedIoUMetric(IoUMetric):
-    """`IoUMetric` with exact counts: same arguments, same results for valid label maps.
+    """`IoUMetric` with exact counts, and the same results for valid label maps.
 
     If `ignore_index` is a class, its scores are NaN, and the means leave it out. In mmsegmentation
     it counts as 0 as soon as one pixel is predicted as this class.
@@ -39,7 +39,7 @@ class CheckedIoUMetric(IoUMetric):
     Args:
         class_scores: scores of single classes that the results contain, such as 'IoU.crop' or
             'Acc.crop'. `mmseg-ext train` adds those that `save_best` names.
-        args, kwargs: of `IoUMetric`.
+        others: of `IoUMetric`.
 
     Raises:
         LabelError: in `process`, for a label map with values other than the classes and
@@ -52,8 +52,22 @@ class CheckedIoUMetric(IoUMetric):
     by_class: dict[str, float]  # the scores of each class, 0 to 1, by names like 'IoU.crop'
     _written: set[str] | None = None  # names of images in an evaluation
 
-    def __init__(self, *args, class_scores: Sequence[str] = (), **kwargs):
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        ignore_index: int = 255,
+        iou_metrics: list[str] = ["mIoU"],
+        nan_to_num: int | None = None,
+        beta: int = 1,
+        collect_device: str = "cpu",
+        output_dir: str | None = None,
+        format_only: bool = False,
+        prefix: str | None = None,
+        *,
+        class_scores: Sequence[str] = (),
+        **kwargs: Any,
+    ):
+        files: Any = (collect_device, output_dir, format_only, prefix)
+        super().__init__(ignore_index, iou_metrics, nan_to_num, beta, *files, **kwargs)
         self.class_scores = list(class_scores)
 
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
