@@ -74,7 +74,7 @@ class _RegistersAfterImport(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return what the other finders find for one of `names`, with a loader that registers."""
+        """Return the spec of a module in `names`, with a loader that registers, else None."""
         others = [finder for finder in sys.meta_path if finder is not self and name in self.names]
         found = (finder.find_spec(name, path, target) for finder in others)
         spec: Any = next(filter(None, found), None)

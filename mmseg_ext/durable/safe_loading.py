@@ -121,7 +121,7 @@ def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
 
 
 def random_parts(module: nn.Module, state_dict: Mapping[str, Tensor]) -> list[str]:
-    """Return the parts of the backbone of which `state_dict` has no matrix and no kernel.
+    """Return the parts of the backbone whose matrices and kernels are all missing in `state_dict`.
 
     Return nothing if it fills no part at all. Norms do not count: they do not start at random
     values, and a segmentor adds some to a classifier's backbone.

@@ -163,7 +163,7 @@ class CheckedIoUMetric(IoUMetric):
                     self.by_class[f"{key}.{name}"] = float(scores[key][i])
         if unknown := sorted({*self.class_scores} - self.by_class.keys()):
             raise LaunchError(
-                f"val_evaluator.class_scores={unknown[0]!r}: is no score of a class that counts; "
+                f"val_evaluator.class_scores={unknown[0]!r}: not a score of a class that counts; "
                 f"use {', '.join(sorted(self.by_class)[:4])}, ..."
             )
         return scores
