@@ -135,8 +135,7 @@ setup(
     ],
     python_requires=">=3.10",
     packages=find_packages(include=["mmseg_ext", "mmseg_ext.*"]),
-    py_modules=["mmseg_ext_cli"],
-    entry_points={"console_scripts": ["mmseg-ext = mmseg_ext_cli:main"]},
+    entry_points={"console_scripts": ["mmseg-ext = mmseg_ext.commands:main"]},
     package_data={
         "mmseg_ext": [
             "py.typed",

@@ -66,6 +66,9 @@ class DurableCheckpointHook(CheckpointHook):
     """
 
     _run: str | None = None  # the identity of a `DurableRunner`'s run
+    # A higher 'IoU.crop' is better, too; mmengine knows only the means.
+    _default_greater_keys = [*CheckpointHook._default_greater_keys, "IoU.", "Dice.", "Fscore."]
+    _default_greater_keys += ["Recall."]
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)

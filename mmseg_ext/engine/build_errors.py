@@ -99,25 +99,32 @@ def dataset_warnings(runner: Runner) -> list[str]:
 def check_metrics(runner: Runner) -> None:
     """Raise a LaunchError for `iou_metrics` and `save_best` that the first validation would refuse.
 
-    The metric itself computes the names of its scores, for one class.
+    The metric itself computes the names of its scores. `CheckedIoUMetric` gets the names of scores
+    of single classes that `save_best` has, such as 'IoU.crop'.
     """
     metrics = getattr(getattr(runner.val_loop, "evaluator", None), "metrics", [])
     if not metrics or not all(hasattr(metric, "total_area_to_metrics") for metric in metrics):
         return  # not only mmsegmentation's IoUMetric
-    names = set()
+    wanted = (runner.cfg.get("default_hooks", {}).get("checkpoint") or {}).get("save_best")
+    wanted = [wanted] if isinstance(wanted, str) else wanted or []
+    names, of_classes = set(), set()
     for metric in metrics:
+        areas = 4 * [torch.ones(len(metric.dataset_meta["classes"]))]
         try:
-            scores = metric.total_area_to_metrics(*4 * [torch.ones(1)], metric.metrics)
+            scores = metric.total_area_to_metrics(*areas, metric.metrics)
         except KeyError as error:
             line = f"val_evaluator.iou_metrics={metric.metrics}: {format_error(error)}"
             raise LaunchError(line) from error
         prefix = f"{metric.prefix}/" if metric.prefix else ""
         names |= {prefix + (name if name == "aAcc" else f"m{name}") for name in scores}
-    wanted = (runner.cfg.get("default_hooks", {}).get("checkpoint") or {}).get("save_best")
-    for name in [wanted] if isinstance(wanted, str) else wanted or ():
-        if name not in {"auto", *names}:
-            key = f"default_hooks.checkpoint.save_best={name!r}"
-            raise LaunchError(f"{key}: the validation returns {', '.join(sorted(names))}")
+        for name in getattr(metric, "by_class", {}):
+            of_classes.add(prefix + name)
+            if prefix + name in wanted and name not in metric.class_scores:
+                metric.class_scores.append(name)
+    for name in wanted:
+        if name not in {"auto", *names, *of_classes}:
+            key, hint = f"default_hooks.checkpoint.save_best={name!r}", nearest(name, of_classes)
+            raise LaunchError(f"{key}: the validation returns {', '.join(sorted(names))}{hint}")
 
 
 def _explanation(entries: _Entries, error: Exception) -> Exception | None:
@@ -125,6 +132,11 @@ def _explanation(entries: _Entries, error: Exception) -> Exception | None:
     trace = traceback.extract_tb(error.__traceback__)
     if any(f.name == "load_checkpoint" and "mmengine" in f.filename for f in trace):
         return _of_weights(entries, error)
+    if isinstance(error, NotImplementedError) and "layer_decay_opt" in trace[-1].filename:
+        return LaunchError(
+            "optim_wrapper.constructor: mmsegmentation's is for ConvNeXt, BEiT and MAE; use "
+            "LayerDecayOptimWrapperConstructor with paramwise_cfg.layer_decay_rate"
+        )
     part, reason = _find_part(entries, error.__traceback__), format_error(error)
     entries = sorted(entries, key=lambda entry: not _is_within(entry[0], part))
     if isinstance(error, KeyError | TypeError) and (unknown := _of_type(entries, reason)):
