@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu`. Started processes cannot import this file, so the rest is elsewhere."""
+"""`python -m benchmarks.gpu`; started processes cannot import this file."""
 
 import sys
 

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 # Name: module, and minutes of eight. The processes of the first group run together.
-TOGETHER = dict.fromkeys(("parity", "training", "several"), ("benchmarks.gpu.checks", 2.2))
-TOGETHER |= {"syncs": ("benchmarks.gpu.checks", 2.2), "compiles": ("benchmarks.gpu.speed", 2.2)}
+TOGETHER = dict.fromkeys(("parity", "training", "several"), ("benchmarks.gpu.checks", 3.0))
+TOGETHER |= {"syncs": ("benchmarks.gpu.checks", 3.0), "compiles": ("benchmarks.gpu.speed", 3.0)}
 ALONE = dict.fromkeys(("strips", "layers", "inference"), ("benchmarks.gpu.speed", 0.9))
 ALONE = {**ALONE, "steps": ("benchmarks.gpu.speed", 3.0)}
 ORDER = ("parity", "strips", "layers", "compiles", "steps", "training", "inference")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu.runner import ORDER, main, stage_text
 from benchmarks.gpu.claims import CLAIMS, Claim
+from benchmarks.gpu.runner import ORDER, main, stage_text
 from tests.engine.runs import ROOT, run
 
 COMMAND = (sys.executable, "-m", "benchmarks.gpu")
@@ -92,7 +92,8 @@ def results_of(stage: str, **row: object) -> dict:
         ("resumes bit by bit", "training", {"check": "killed after it", "failed": "no"}, "CON"),
         ("resumes bit by bit", "several", {"check": "killed after it", "different": 0}, "not"),
         ("do not wait", "syncs", {"training": "none", "test": "none"}, "con"),
-        ("do not wait", "syncs", {"training": "a.py:3 x1", "test": "none"}, "CON"),
+        ("do not wait", "syncs", {"training": "mmengine/a.py:3 x1", "test": "none"}, "con"),
+        ("do not wait", "syncs", {"training": "mmseg_ext/a.py:3 x1", "test": "none"}, "CON"),
     ],
 )
 def test_verdicts(words, stage, row, verdict):
