@@ -2,6 +2,7 @@
 
 Each has a public name here, so a release that renames one changes only this file. All exist in
 mmengine 0.10.7 to 0.10.12, mmcv 2.1 to 2.3 and mmsegmentation 1.2.2 to 1.4.2.
+Branches for versions of torch are in `torch_versions`.
 
 Subclasses use these private names directly: `_transform_inputs` of a decode head,
 `_decode_head_forward_train` and `_auxiliary_head_forward_train` of a segmentor, `_load_seg_map` of

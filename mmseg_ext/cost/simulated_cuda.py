@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mmseg_ext.layers.precision import autocast_dtype, set_autocast
+from mmseg_ext.torch_versions import autocast_dtype, set_autocast
 
 aten = torch.ops.aten
 

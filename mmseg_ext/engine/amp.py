@@ -15,6 +15,7 @@ from mmengine.optim import AmpOptimWrapper, ApexOptimWrapper, OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 
 from mmseg_ext.errors import LaunchError
+from mmseg_ext.torch_versions import grad_scaler
 
 _AMPERE = (8, 0)  # the first CUDA capability with products in bfloat16
 
@@ -54,10 +55,7 @@ class PortableAmpOptimWrapper(AmpOptimWrapper):
         OptimWrapper.__init__(self, **kwargs)  # AmpOptimWrapper.__init__ asserts a GPU
         self.cast_dtype = getattr(torch, dtype)
         settings = {**settings, "enabled": dtype == "float16"}
-        if hasattr(torch.amp, "GradScaler"):  # torch 2.3
-            self.loss_scaler = torch.amp.GradScaler(device, **settings)
-        else:
-            self.loss_scaler = torch.cuda.amp.GradScaler(**settings)
+        self.loss_scaler = grad_scaler(device, **settings)
 
 
 def enable_amp(cfg: Config) -> None:

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from mmseg_ext.layers._composed_external_attention import composed_attention
 from mmseg_ext.layers.input_shapes import require_map
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
-from mmseg_ext.layers.programs import is_compiling
 from mmseg_ext.layers.submodules import computes_by_weights, sync_group
+from mmseg_ext.torch_versions import is_compiling
 
 Normalization = Literal["double", "softmax"]
 

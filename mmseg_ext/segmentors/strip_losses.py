@@ -24,11 +24,11 @@ from mmseg_ext.layers.precision import autocast_disabled, full_precision
 from mmseg_ext.layers.submodules import does_more_than_forward
 from mmseg_ext.segmentors.score_maps import (
     AxisMap,
-    exact_products,
     resize_map,
     resized_strip,
     strip_height,
 )
+from mmseg_ext.torch_versions import exact_products
 from mmseg_ext.upstream import label_maps
 
 _EPS = torch.finfo(torch.float32).eps  # mmseg uses it in every dtype
