@@ -7,7 +7,7 @@ from benchmarks.tables import Settings, command, compare_times
 from mmseg_ext import Predictor, get_model
 from mmseg_ext.environment import configs_folder
 
-TRAINED = "ea_r18_fpn_camvid_6k"
+TRAINED = "ea_lite0_fpn_camvid_1600"
 PHOTO = configs_folder().parent / "weights" / "street.jpg"  # in a clone
 
 
