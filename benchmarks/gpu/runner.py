@@ -222,12 +222,18 @@ def describe(run) -> Iterator[dict]:
 
 def stage_text(name: str, stage: dict) -> str:
     """Return a stage's heading and tables."""
-    lines = [f"## {name}\n\n{stage['ended']}, {stage['seconds']:.0f} s\n"]
-    for columns, rows in itertools.groupby(stage["rows"], key=lambda row: tuple(row)):
-        cells = [[str(value).replace("|", "/") for value in row.values()] for row in rows]
-        table = [list(columns), [":--", *["--:"] * (len(columns) - 1)], *cells]
-        lines.append("\n".join("| " + " | ".join(line) + " |" for line in table) + "\n")
-    return "\n".join(lines)
+    heading = f"## {name}\n\n{stage['ended']}, {stage['seconds']:.0f} s\n\n"
+    return heading + stage_tables(stage["rows"])
+
+
+def stage_tables(rows: Sequence[dict]) -> str:
+    """Return a table for each run of rows with the same columns."""
+    tables = []
+    for columns, group in itertools.groupby(rows, key=lambda row: tuple(row)):
+        cells = [[str(value).replace("|", "/") for value in row.values()] for row in group]
+        lines = [list(columns), [":--", *["--:"] * (len(columns) - 1)], *cells]
+        tables.append("\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n")
+    return "\n".join(tables)
 
 
 def claims_text(results: dict) -> str:

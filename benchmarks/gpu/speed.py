@@ -170,25 +170,32 @@ def measure_layer(run, name, modules, x, mode, precision, rates) -> Iterator[Row
         share = count_products(steps[way])[0] / cost.ms / rates[precision]
         # Input and output, in training also their gradients.
         size = x.nbytes * (2 if mode == "inference" else 4)
-        row |= {"of the product's peak": f"{share:.0%}"}
-        row |= {"of the copy's peak": f"{size / cost.ms / rates['copy']:.0%}"}
-        row |= kernels_of(steps[way]) if run.on_gpu and mode == "training" else {}
-        yield {**title, **row}
+        row["of the product's peak"] = f"{share:.0%}"
+        row["of the copy's peak"] = f"{size / cost.ms / rates['copy']:.0%}"
+        yield {**title, **row, **(kernels_of(steps[way]) if run.on_gpu else {})}
 
 
 def kernels_of(step: Callable[[], object]) -> Row:
-    """Return the number of kernels of a step, and the longest ones with their shares."""
+    """Return the time of a step's kernels, their number, and the longest ones with their shares.
+
+    Where the kernels take much less time than the step, Python is too slow to start them.
+    """
     try:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             step()
             torch.cuda.synchronize()
         events = [e for e in profile.key_averages() if e.self_device_time_total > 0]
     except Exception as error:  # the profiler needs rights that containers may not have
-        return {"kernels": "", "longest": f"{type(error).__name__}: {error}"[:80]}
-    total = sum(event.self_device_time_total for event in events) or 1
+        return {
+            "kernels, ms": "",
+            "kernels": "",
+            "longest": f"{type(error).__name__}: {error}"[:80],
+        }
+    total = sum(event.self_device_time_total for event in events) or 1  # microseconds
     events.sort(key=lambda event: -event.self_device_time_total)
     longest = [f"{e.key[:50]} {e.self_device_time_total / total:.0%}" for e in events[:3]]
-    return {"kernels": sum(event.count for event in events), "longest": "; ".join(longest)}
+    counted = {"kernels, ms": number(total / 1e3), "kernels": sum(e.count for e in events)}
+    return {**counted, "longest": "; ".join(longest)}
 
 
 CONFIGS = ("ea_r101_ade20k_160k", "fpn_rmt_small_ade20k_80k", "danet_r101_ade20k_160k")
