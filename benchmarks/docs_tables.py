@@ -23,7 +23,7 @@ from pathlib import Path
 from mmengine.config import Config
 
 from benchmarks import camvid_rows
-from benchmarks.gpu.runner import ORDER
+from benchmarks.gpu.runner import STAGES
 from benchmarks.gpu.summary import stage_summary
 from mmseg_ext import register_all_modules
 from mmseg_ext.cost.model_cost import Cost, cells, count_config, markdown
@@ -200,7 +200,7 @@ TABLES: dict[str, Callable[[], str]] = {
         name: lambda name=name, record=record: camvid_rows.table(name, results(record))
         for name, (record, *_) in camvid_rows.TABLES.items()
     },
-    **{f"gpu_{n}": lambda n=n: stage_summary(n, results("gpu")) for n in (*ORDER, "claims")},
+    **{f"gpu_{n}": lambda n=n: stage_summary(n, results("gpu")) for n in (*STAGES, "claims")},
 }
 
 

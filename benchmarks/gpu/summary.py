@@ -17,7 +17,7 @@ def stage_summary(name: str, results: dict) -> str:
 
 
 def pivot(rows: Iterable[Row], index: list[str], over: str, cell: Callable[[Row], str]) -> str:
-    """Return a table with a row for each value of `index` and a column for each one of `over`."""
+    """Return a table with a row for each value of `index` and a column for each value of `over`."""
     cells: dict[tuple, dict] = {}
     columns: dict[object, None] = {}
     for row in rows:
