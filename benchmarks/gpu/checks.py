@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import subprocess
 import tempfile
 import time
 import traceback
@@ -72,13 +71,13 @@ class KillAt(Hook):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def shapes_options(folder: Path, run: Run, workers: int, **changes: object) -> dict:
+def shapes_options(folder: Path, run: Run, workers: int) -> dict:
     """Return options of ea_r18_shapes for a run on data in `folder`."""
     recipe = dict(train=16, val=5) if run.quick else {}
     data = dict(data_root=str(folder / "data"), recipe=recipe)
     loader = dict(num_workers=workers, persistent_workers=workers > 0, dataset=data)
     options: dict = {f"{split}_dataloader": loader for split in ("train", "val", "test")}
-    return options | dict(log_level="WARNING") | changes
+    return options | dict(log_level="WARNING")
 
 
 STEPS = 4  # of the trainings in two processes
@@ -121,20 +120,16 @@ def fit(options: dict, work: Path, resume: bool = False, kill: int = 0, launcher
 def training(run: Run) -> Iterator[Row]:
     """Train to the end, and next to it 60 deterministic iterations that are killed and resumed."""
     torch.set_num_threads(1)
-    iterations = 6 if run.quick else 60
-    short = dict(train_cfg=dict(max_iters=iterations), **NO_VALIDATION)
-    short |= dict(env_cfg=dict(cudnn_benchmark=False), randomness=dict(deterministic=True))
+    last, iterations, workers = (2, 6, 0) if run.quick else (1300, 60, 6)
+    short: dict = dict(train_cfg=dict(max_iters=iterations), env_cfg=dict(cudnn_benchmark=False))
     short["default_hooks"] = dict(checkpoint=dict(interval=iterations // 3, max_keep_ckpts=9))
+    short["randomness"] = dict(deterministic=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        long = shapes_options(folder, run, 0 if run.quick else 6)
-        last = 2 if run.quick else 1300
+        long = shapes_options(folder, run, workers)
         long["train_cfg"] = dict(max_iters=last, val_interval=last)
         whole = start(fit, long, folder / "whole")
-        if run.quick:
-            whole.join()
-        options = {**shapes_options(folder, run, 1), **short}
-        options |= NO_VALIDATION
+        options = {**shapes_options(folder, run, 1), **short, **NO_VALIDATION}
         straight = start(fit, options, folder / "straight")
         killed = start(fit, options, folder / "resumed", False, iterations // 2)
         killed.join()
@@ -174,15 +169,6 @@ def different_tensors(one: Path, two: Path) -> Row:
     return {"tensors": len(pairs), "different": sum(not torch.equal(*pair) for pair in pairs)}
 
 
-def count_gpus() -> int:
-    """Count GPUs without touching CUDA."""
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    return listed.stdout.count("UUID: GPU")
-
-
 def ranks(several: bool, function: Callable, *arguments: object, restart: int = 0) -> list:
     """Start a function in two processes that talk; with one GPU both have it, and gloo."""
     with socket.socket() as free:
@@ -195,7 +181,7 @@ def ranks(several: bool, function: Callable, *arguments: object, restart: int = 
 
 
 def fit_killed(options: dict, work: Path) -> None:
-    """Train in two processes, of which the second is killed."""
+    """Train in two processes; the second is killed."""
     fit(options, work, False, 3 if os.environ["RANK"] == "1" else 0, "pytorch")
 
 
@@ -211,9 +197,9 @@ def score(options: dict, checkpoint: Path, work: Path, launcher: str) -> None:
 
 
 def several(run: Run) -> Iterator[Row]:
-    """Compare two processes with one; kill one of two, and restart."""
+    """Compare two processes with a single one; kill the second, and restart both."""
     torch.set_num_threads(1)
-    two_gpus = run.on_gpu and count_gpus() > 1
+    two_gpus = run.on_gpu and torch.cuda.device_count() > 1
     backend = "nccl" if two_gpus else "gloo"
     os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # batches of two sizes would differ by TF32's rounding
     norm = dict(type="SyncBN") if run.on_gpu else dict(type="GN", num_groups=4, _delete_=True)

@@ -23,25 +23,34 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-# Name: module, and minutes of eight. The processes of the first group run together.
-TOGETHER = dict.fromkeys(("parity", "training", "several"), ("benchmarks.gpu.checks", 3.0))
-TOGETHER |= {"syncs": ("benchmarks.gpu.checks", 3.0), "compiles": ("benchmarks.gpu.speed", 3.0)}
-ALONE = dict.fromkeys(("strips", "layers", "inference"), ("benchmarks.gpu.speed", 0.9))
-ALONE = {**ALONE, "steps": ("benchmarks.gpu.speed", 3.0)}
-ORDER = ("parity", "strips", "layers", "compiles", "steps", "training", "inference")
-ORDER += ("several", "syncs")
+from benchmarks.gpu.claims import CLAIMS
+
+# Module, and minutes of eight. The stages of `checks` run together.
+STAGES = {
+    "parity": ("checks", 3.0),
+    "strips": ("speed", 0.9),
+    "layers": ("speed", 0.9),
+    "steps": ("speed", 3.0),
+    "training": ("checks", 3.0),
+    "inference": ("speed", 0.9),
+    "several": ("checks", 3.0),
+    "syncs": ("checks", 3.0),
+}
 ROOT = Path(__file__).parents[2]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the stages; return 2 without a usable GPU, and 1 if a stage did not end."""
-    parser = argparse.ArgumentParser(prog="benchmarks.gpu", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.gpu", description="Check and measure this project on a GPU."
+    )
     parser.add_argument("--out", type=Path, help="folder for gpu.json and gpu.md")
-    parser.add_argument("--stages", help=f"of {','.join(ORDER)} or MODULE:FUNCTION (all)")
+    parser.add_argument("--stages", help=f"of {','.join(STAGES)} or MODULE:FUNCTION (all)")
     parser.add_argument("--minutes", type=float, default=8.0, help="in total (8)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run at all?")
@@ -52,9 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if args.out is None:
         parser.error("--out DIR is required")
-    names = args.stages.split(",") if args.stages else [*ORDER]
-    if unknown := [name for name in names if name not in ORDER and ":" not in name]:
-        parser.error(f"unknown stage {unknown[0]!r}: choose from {', '.join(ORDER)}")
+    names = args.stages.split(",") if args.stages else [*STAGES]
+    if unknown := [name for name in names if name not in STAGES and ":" not in name]:
+        parser.error(f"unknown stage {unknown[0]!r}: choose from {', '.join(STAGES)}")
     # Else torch asks CUDA for GPUs, and a forked process could not use them.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     command = shlex.join(["python", "-m", "benchmarks.gpu", *(argv or sys.argv[1:])])
@@ -64,9 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_stages(args: argparse.Namespace, names: Sequence[str], command: str) -> int:
     end = time.time() + 60 * args.minutes
-    together = [name for name in names if args.quick or name not in ALONE]
-    groups = [group for group in (together, *([n] for n in ALONE if n in names)) if group]
-    groups = groups[:1] if args.quick else groups
+    alone = [n for n in names if STAGES.get(n, [""])[0] == "speed" and not args.quick]
+    groups = [[n for n in names if n not in alone], *([n] for n in alone)]
     results: dict = {"machine": {}, "command": command, "stages": {}}
     import_stack(names, args.device)
     for args.start in ("fork", "spawn"):  # the second imports the stack for each stage
@@ -80,11 +88,9 @@ def run_stages(args: argparse.Namespace, names: Sequence[str], command: str) -> 
         return 2
     for key, value in machine.items():
         print(f"{key}: {value}", flush=True)
-    while groups:
-        group = groups.pop(0)
-        rest = sum(max(minutes(name) for name in later) for later in groups)
-        own = max(minutes(name) for name in group)
-        limit = time.time() + max(3, (end - time.time()) * own / (own + rest))
+    for i, group in enumerate(groups):
+        own, *later = (max(map(minutes, names), default=0) for names in groups[i:])
+        limit = time.time() + max(3, (end - time.time()) * own / max(own + sum(later), 1))
         for _ in run_group({name: name for name in group}, args, limit, results):
             write(args.out, results)
     write(args.out, results)
@@ -93,12 +99,12 @@ def run_stages(args: argparse.Namespace, names: Sequence[str], command: str) -> 
 
 
 def minutes(name: str) -> float:
-    return {**TOGETHER, **ALONE}.get(name, ("", 1.0))[1]
+    return STAGES[name][1] if name in STAGES else 1.0
 
 
 def place(name: str) -> str:
     """Return MODULE:FUNCTION of a stage."""
-    return name if ":" in name else f"{ {**TOGETHER, **ALONE}[name][0] }:{name}"
+    return name if ":" in name else f"benchmarks.gpu.{STAGES[name][0]}:{name}"
 
 
 def import_stack(names: Sequence[str], device: str) -> None:
@@ -112,12 +118,14 @@ def import_stack(names: Sequence[str], device: str) -> None:
     gc.freeze()  # else each collection before a measurement reads all of this
 
 
-def run_group(stages: dict, args: argparse.Namespace, end: float, results: dict) -> Iterator:
+def run_group(
+    stages: dict, args: argparse.Namespace, end: float, results: dict
+) -> Iterator[tuple[str, dict]]:
     """Run stages together until `end`; yield the name and the result of each one when it ends."""
     context = multiprocessing.get_context(args.start)
     processes, begin = {}, time.time()
     with tempfile.TemporaryDirectory() as folder:
-        threads = max(1, (os.cpu_count() or 1) // len(stages))
+        threads = max(1, (os.cpu_count() or 1) // max(1, len(stages)))
         for name, stage in stages.items():
             file = Path(folder, f"{len(processes)}.jsonl")
             file.touch()
@@ -134,19 +142,18 @@ def run_group(stages: dict, args: argparse.Namespace, end: float, results: dict)
                 if process.is_alive() and not late:
                     continue
                 del processes[name]
-                ended = how_it_ended(process, late, file)
-                seconds = round(time.time() - begin, 1)
-                rows = [json.loads(line) for line in file.read_text().splitlines() if line]
-                failure = [row.pop("stage failed") for row in rows if "stage failed" in row]
-                rows = [row for row in rows if row]
-                value = {"ended": (failure or [ended])[0], "seconds": seconds, "rows": rows}
+                value = {"ended": how_it_ended(process, late), "seconds": time.time() - begin}
+                complete, _, _ = file.read_text().rpartition("\n")  # the last line may be cut
+                value["rows"] = [json.loads(line) for line in complete.splitlines()]
+                if value["rows"] and "stage failed" in value["rows"][-1]:
+                    value["ended"] = f"failed: {value['rows'].pop()['stage failed']}"
                 if name != "machine":
                     results["stages"][name] = value
                     print("\n" + stage_text(name, value), flush=True)
                 yield name, value
 
 
-def how_it_ended(process, late: bool, file: Path) -> str:
+def how_it_ended(process: Any, late: bool) -> str:
     """Kill the stage's processes, and describe its end in a few words."""
     alive = process.is_alive()
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -184,11 +191,8 @@ def work(stage, file: Path, log: Path, device: str, quick: bool, end: float, thr
             for row in stage(Run(device, quick, end - 2)):  # two seconds to end by itself
                 add(row)
         except BaseException as error:
-            import traceback
-
             traceback.print_exc()
-            message = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            add({"stage failed": f"failed: {message}"})
+            add({"stage failed": " ".join(f"{type(error).__name__}: {error}".split())[:300]})
 
 
 def describe(run) -> Iterator[dict]:
@@ -205,13 +209,9 @@ def describe(run) -> Iterator[dict]:
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             found = subprocess.run(query, capture_output=True, text=True, timeout=20).stdout
             row["driver"] = found.split()[0]
-    row |= {
-        "torch": torch.__version__,
-        "CUDA": torch.version.cuda,
-        "python": sys.version.split()[0],
-    }
-    row["cudnn"] = torch.backends.cudnn.version()
-    for name in ("numpy", "mmcv", "mmengine", "mmseg", "triton", "onnx", "onnxruntime"):
+    row |= {"CUDA": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    row["python"] = platform.python_version()
+    for name in ("torch", "numpy", "mmcv", "mmengine", "mmseg", "triton", "onnx", "onnxruntime"):
         with contextlib.suppress(Exception):
             row[name] = getattr(importlib.import_module(name), "__version__", "?")
     git = ["git", "-C", str(ROOT), "log", "-1", "--format=%H"]
@@ -222,20 +222,23 @@ def describe(run) -> Iterator[dict]:
 
 def stage_text(name: str, stage: dict) -> str:
     """Return a stage's heading and tables."""
-    lines = [f"## {name}\n\n{stage['ended']}, {stage['seconds']:.0f} s\n"]
-    for columns, rows in itertools.groupby(stage["rows"], key=lambda row: tuple(row)):
-        cells = [[str(value).replace("|", "/") for value in row.values()] for row in rows]
-        table = [list(columns), [":--", *["--:"] * (len(columns) - 1)], *cells]
-        lines.append("\n".join("| " + " | ".join(line) + " |" for line in table) + "\n")
-    return "\n".join(lines)
+    heading = f"## {name}\n\n{stage['ended']}, {stage['seconds']:.0f} s\n\n"
+    return heading + stage_tables(stage["rows"])
+
+
+def stage_tables(rows: Sequence[dict]) -> str:
+    """Return a table for each run of rows with the same columns."""
+    tables = []
+    for columns, group in itertools.groupby(rows, key=lambda row: tuple(row)):
+        cells = [[str(value).replace("|", "/") for value in row.values()] for row in group]
+        lines = [list(columns), [":--", *["--:"] * (len(columns) - 1)], *cells]
+        tables.append("\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n")
+    return "\n".join(tables)
 
 
 def claims_text(results: dict) -> str:
-    from benchmarks.gpu.claims import CLAIMS
-
-    lines = ["## Claims of the docs", "", "| | claim | page |", "| :-- | :-- | :-- |"]
-    for claim in CLAIMS:
-        lines.append(f"| {claim.verdict(results)} | {claim.text} | {claim.page} |")
+    lines = ["## Claims of the docs", "", "| | page: claim |", "| :-- | :-- |"]
+    lines += [f"| {claim.verdict(results)} | {claim.text} |" for claim in CLAIMS]
     return "\n".join(lines) + "\n"
 
 
@@ -244,17 +247,14 @@ def report(results: dict) -> str:
     machine = [f"- {key}: {value}" for key, value in results["machine"].items()]
     parts = [f"    {results['command']}\n", "\n".join(machine) + "\n"]
     stages = results["stages"]
-    names = [name for name in ORDER if name in stages] + [n for n in stages if n not in ORDER]
+    names = [*(name for name in STAGES if name in stages), *(stages.keys() - STAGES.keys())]
     parts += [stage_text(name, stages[name]) for name in names]
     return "\n".join([*parts, claims_text(results)])
 
 
 def write(folder: Path, results: dict) -> None:
-    """Write gpu.json, then gpu.md, each at once."""
-    for name, text in (
-        ("gpu.json", lambda: json.dumps(results, indent=1) + "\n"),
-        ("gpu.md", lambda: report(results)),
-    ):
-        part = folder / f"{name}.part"
-        part.write_text(text(), encoding="utf-8")
-        part.replace(folder / name)
+    """Write gpu.json, then gpu.md."""
+    from mmseg_ext.atomic_write import write_text  # imports the stack, which asks for GPUs
+
+    write_text(json.dumps(results, indent=1) + "\n", folder / "gpu.json")
+    write_text(report(results), folder / "gpu.md")
