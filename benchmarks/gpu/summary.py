@@ -39,16 +39,16 @@ def _strips(rows: list[Row]) -> str:
 
 
 def _layers(rows: list[Row]) -> str:
-    timed = [row for row in rows if "ms" in row]
+    timed = [row for row in rows if "ms" in row and row["way"] != "2-D convolution"]
     return pivot(timed, ["layer", "way"], "mode", lambda row: f"{row['ms']} ({row['MiB']})")
 
 
 def _steps(rows: list[Row]) -> str:
-    speed = pivot(rows, ["config"], "variant", lambda row: str(row["images per s"]))
-    memory = [row for row in rows if row["model_cost, GiB"]]
-    return f"{speed}\n" + pivot(
-        memory, ["config"], "variant", lambda row: f"{row['peak GiB']} ({row['model_cost, GiB']})"
-    )
+    def cell(row: Row) -> str:
+        memory = [str(row[key]) for key in ("peak GiB", "model_cost, GiB") if row[key]]
+        return f"{row['images per s']} ({', '.join(memory)})"
+
+    return pivot(rows, ["config"], "variant", cell)
 
 
 def _parity(rows: list[Row]) -> str:

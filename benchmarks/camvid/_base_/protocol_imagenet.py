@@ -1,6 +1,6 @@
 # The protocol of the CamVid tables from ImageNet weights (docs/camvid.md): frames of full size, and
-# the normalization of the weights. The learning rate is the best of 0.0005, 0.001, 0.002 and 0.004 for FCN on the validation
-# frames: 40.1, 61.2, 62.5 and 62.2 mIoU after 400 iterations on a GPU.
+# the normalization of the weights. The learning rate is the best of 0.0005, 0.001, 0.002 and 0.004
+# for FCN on the validation frames: 40.1, 61.2, 62.5 and 62.2 mIoU after 400 iterations.
 _base_ = "./protocol_800.py"
 crop_size = (320, 320)
 
