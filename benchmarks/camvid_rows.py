@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mmseg_ext.cost.model_cost import markdown
 
@@ -15,6 +15,10 @@ class Row:
     title: str
     config: str
     options: dict = field(default_factory=dict)
+
+    @property
+    def is_head(self) -> bool:
+        return "model.decode_head" in self.options
 
 
 def _head(name: str, title: str, kind: str, **options) -> Row:
@@ -71,9 +75,41 @@ GROUPS = {
 }
 
 
-def all_rows() -> list[Row]:
-    """List all rows in the order of the tables."""
-    return [row for group in GROUPS.values() for row in group]
+def _with_features(*names: str) -> tuple[Row, ...]:
+    """Return rows of the first study on ImageNet features of output stride 8."""
+    rows = {row.name: row for group in GROUPS.values() for row in group}
+    return tuple(replace(rows[name], config="_base_/efficientnet-d8") for name in names)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Rows that are trained by one protocol.
+
+    `frame` is the height and width of the images that the models see in testing. The far part of an
+    effective receptive field is beyond `far` pixels, a quarter of the width.
+    """
+
+    groups: dict[str, tuple[Row, ...]]
+    frame: tuple[int, int]
+    far: int
+
+    def rows(self) -> list[Row]:
+        """List all rows in the order of the tables."""
+        return [row for group in self.groups.values() for row in group]
+
+
+# By the names of the records in docs/results.
+STUDIES = {
+    "camvid": Study(GROUPS, (180, 240), 60),
+    "camvid_imagenet": Study(
+        {
+            "heads": _with_features("fcn", "psp", "danet", "ea", "danet_ea", "masa"),
+            "ablations": _with_features("ea_s8", "ea_s256", "ea_softmax"),
+        },
+        (360, 480),
+        120,
+    ),
+}
 
 
 def of(record: dict, row: Row) -> list[dict]:
@@ -110,18 +146,33 @@ COSTS = {
 
 
 _BASE = _head("ea", "`EAHead`: 64 slots, double normalization", **_EA)
-# The tables of docs/camvid.md by the names of their markers: rows, first heading, other headings.
+# The tables of docs/camvid.md by the names of their markers: record, rows, first heading, others.
 _REST = ["far part, %", *COSTS]
+_HEADS = ["mIoU", "against FCN", "scales and flips", *_REST]
+_SLOTS = ["mIoU", "against `EAHead`", "far part, %"]
+_FEATURES = STUDIES["camvid_imagenet"].groups
 TABLES = {
-    "camvid_heads": (GROUPS["heads"], "head", ["mIoU", "against FCN", "scales and flips", *_REST]),
-    "camvid_backbones": (GROUPS["backbones"], "backbone", ["mIoU", "pixel accuracy", *_REST]),
-    "camvid_ablations": ((_BASE, *GROUPS["ablations"]), "", ["mIoU", "against `EAHead`", _REST[0]]),
+    "camvid_heads": ("camvid", GROUPS["heads"], "head", _HEADS),
+    "camvid_backbones": (
+        "camvid",
+        GROUPS["backbones"],
+        "backbone",
+        ["mIoU", "pixel accuracy", *_REST],
+    ),
+    "camvid_ablations": ("camvid", (_BASE, *GROUPS["ablations"]), "", _SLOTS),
+    "camvid_imagenet_heads": ("camvid_imagenet", _FEATURES["heads"], "head", _HEADS),
+    "camvid_imagenet_ablations": (
+        "camvid_imagenet",
+        (_BASE, *_FEATURES["ablations"]),
+        "",
+        _SLOTS,
+    ),
 }
 
 
 def table(name: str, record: dict) -> str:
     """Return the table of the trained rows; "against" columns compare with the first row."""
-    rows, title, columns = TABLES[name]
+    _, rows, title, columns = TABLES[name]
 
     def cell(row: Row, column: str) -> str:
         if column in COSTS:

@@ -1,15 +1,19 @@
-"""Train the CamVid table: decode heads, backbones and EANet's ablations with one small budget.
+"""Train the CamVid tables: decode heads, backbones and EANet's ablations with one small budget.
 
     python -m benchmarks.camvid_table --seeds 3
+    python -m benchmarks.camvid_table camvid_imagenet --seeds 3 --jobs 6   # on a GPU
 
-The script trains missing runs and resumes interrupted ones, so it can be killed at any time. It
-writes docs/results/camvid.json and the tables of docs/camvid.md. The last weights are scored on the
+The first study trains from scratch, the second one heads on ImageNet features. The script trains
+missing runs and resumes interrupted ones, so it can be killed at any time. It writes
+docs/results/STUDY.json and the tables of docs/camvid.md. The last weights are scored on the
 validation frames.
 """
 
 import argparse
 import json
+import multiprocessing
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from benchmarks import docs_tables
-from benchmarks.camvid_rows import GROUPS, Row, all_rows
+from benchmarks.camvid_rows import STUDIES, Row, Study
 from benchmarks.tables import compare_times, machine
 from mmseg_ext import register_all_modules
 from mmseg_ext.atomic_write import write_text
@@ -35,12 +39,9 @@ from mmseg_ext.engine.config import load_config
 from mmseg_ext.reports.results_hook import class_iou
 
 ROOT = Path(__file__).resolve().parents[1]
-RECORD = ROOT / "docs/results/camvid.json"
-FRAME = (180, 240)  # height and width of the images that the models see in testing
-FAR = 60  # pixels of such an image, a quarter of its width
 PROBED = 16  # validation frames whose effective receptive fields are averaged
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-WORKERS = 4 if DEVICE == "cuda" else 0
+WORKERS = 2 if DEVICE == "cuda" else 0
 
 
 def config_path(row: Row) -> str:
@@ -65,7 +66,7 @@ def settings(row: Row, seed: int, iterations: int) -> dict:
     }
 
 
-def run(row: Row, seed: int, iterations: int, folder: Path) -> dict:
+def run(row: Row, seed: int, iterations: int, folder: Path, far: int) -> dict:
     """Return the numbers of a run; train or resume it first if there is no result yet."""
     result, weights = folder / "result.json", folder / f"iter_{iterations}.pth"
     if not result.is_file():
@@ -73,11 +74,11 @@ def run(row: Row, seed: int, iterations: int, folder: Path) -> dict:
         if not weights.is_file():
             build_train_runner(config_path(row), options, str(folder), resume=True).train()
         numbers = {"row": row.name, "seed": seed, "iterations": iterations}
-        write_text(json.dumps(numbers | score(row, weights, options)) + "\n", result)
+        write_text(json.dumps(numbers | score(row, weights, options, far)) + "\n", result)
     return json.loads(result.read_text())
 
 
-def score(row: Row, weights: Path, options: dict) -> dict:
+def score(row: Row, weights: Path, options: dict, far: int) -> dict:
     """Return mIoU, pixel accuracy, the IoU of each class and the far part, all in percent."""
     runner, counts = test(row, weights, options)
     dataset, iou = runner.test_dataloader.dataset, 100 * class_iou(counts)
@@ -85,9 +86,9 @@ def score(row: Row, weights: Path, options: dict) -> dict:
         "miou": float(iou.mean()),
         "accuracy": float(100 * counts.trace() / counts.sum()),
         "iou": dict(zip(dataset.metainfo["classes"], iou.tolist(), strict=True)),
-        "far": far_part(runner.model, dataset),
+        "far": far_part(runner.model, dataset, far),
     }
-    if row in GROUPS["heads"]:  # with the config's scales and flips, too
+    if row.is_head:  # with the config's scales and flips, too
         _, counts = test(row, weights, options, tta=True)
         numbers["miou_views"] = float(100 * class_iou(counts).mean())
     return numbers
@@ -101,14 +102,14 @@ def test(row: Row, weights: Path, options: dict, tta: bool = False) -> tuple[Run
     return runner, runner.test_evaluator.metrics[0].confusion.numpy()
 
 
-def far_part(model: nn.Module, dataset: BaseSegDataset) -> float:
-    """Return the percentage of the effective receptive field beyond `FAR` pixels."""
+def far_part(model: nn.Module, dataset: BaseSegDataset, far: int) -> float:
+    """Return the percentage of the effective receptive field beyond `far` pixels."""
     chosen = np.linspace(0, len(dataset) - 1, min(PROBED, len(dataset))).astype(int)
     batch = pseudo_collate([dataset[int(i)] for i in chosen])
     images = model.data_preprocessor(batch)["inputs"]  # (B, 3, h, w)
     # DANet's heads give a map for each of their branches, the sum first.
     field = effective_receptive_field(lambda x: tree_flatten(model(x))[0][0], images)
-    return 100 * share_beyond(field.cpu(), FAR)
+    return 100 * share_beyond(field.cpu(), far)
 
 
 def effective_receptive_field(model: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
@@ -136,16 +137,16 @@ def share_beyond(field: Tensor, radius: float) -> float:
     return float(field[far].sum() / field.sum())
 
 
-def costs(rows: Sequence[Row], rounds: int) -> dict[str, dict]:
+def costs(study: Study, rounds: int) -> dict[str, dict]:
     """Measure parameters, multiply-adds of a frame, and time and memory of a training iteration.
 
     The rows take turns, so changes of the machine's speed affect all rows.
     """
     steps, table = {}, {}
-    for row in rows:
+    for row in study.rows():
         config = load_config(config_path(row), row.options)
         model = MODELS.build(config.model).to(DEVICE)
-        counted = count_multiply_adds(model.eval(), torch.zeros(1, 3, *FRAME, device=DEVICE))
+        counted = count_multiply_adds(model.eval(), torch.zeros(1, 3, *study.frame, device=DEVICE))
         parameters = sum(p.numel() for p in model.parameters())
         table[row.name] = {"parameters": parameters, "multiply_adds": counted.all}
         wrapper = build_optim_wrapper(model, config.optim_wrapper)
@@ -158,29 +159,45 @@ def costs(rows: Sequence[Row], rounds: int) -> dict[str, dict]:
     return table
 
 
+def train_all(study: Study, seeds: int, iterations: int, work_dir: Path, jobs: int) -> None:
+    """Run each row with each seed, `jobs` at a time; backbones have one seed."""
+    todo = [
+        (row, seed, iterations, work_dir / row.name / f"seed{seed}", study.far)
+        for seed in range(seeds)
+        for row in study.rows()
+        if seed == 0 or row not in study.groups.get("backbones", ())
+    ]
+    spawn = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+    with ProcessPoolExecutor(jobs, spawn, register_all_modules) as pool:
+        for done in as_completed([pool.submit(run, *job) for job in todo]):
+            numbers = done.result()
+            print(
+                f"{numbers['row']}, seed {numbers['seed']}: mIoU {numbers['miou']:.1f}", flush=True
+            )
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("study", nargs="?", choices=STUDIES, default="camvid")
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each row (3)")
     parser.add_argument("--iterations", type=int, default=800, help="of each training (800)")
-    parser.add_argument("--work-dir", type=Path, default=Path("work_dirs/camvid_table"))
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time (1)")
+    parser.add_argument("--work-dir", type=Path, default=Path("work_dirs"))
     args = parser.parse_args(argv)
     register_all_modules()
-    work_dir = args.work_dir / str(args.iterations)
-    for seed in range(args.seeds):
-        for row in all_rows():
-            if seed == 0 or row not in GROUPS["backbones"]:
-                numbers = run(row, seed, args.iterations, work_dir / row.name / f"seed{seed}")
-                print(f"{row.name}, seed {seed}: mIoU {numbers['miou']:.1f}", flush=True)
-    folders = [work_dir / row.name for row in all_rows()]
+    study, record_file = STUDIES[args.study], ROOT / f"docs/results/{args.study}.json"
+    work_dir = args.work_dir / f"{args.study}_table" / str(args.iterations)
+    train_all(study, args.seeds, args.iterations, work_dir, args.jobs)
+    folders = [work_dir / row.name for row in study.rows()]
     results = [path for folder in folders for path in sorted(folder.glob("seed*/result.json"))]
-    record = json.loads(RECORD.read_text())
+    record = json.loads(record_file.read_text()) if record_file.is_file() else {}
     record |= {
         "iterations": args.iterations,
         "machine": machine(DEVICE),
         "runs": [json.loads(path.read_text()) for path in results],
-        "costs": costs(all_rows(), rounds=15),
+        "costs": costs(study, rounds=15),
     }
-    write_text(json.dumps(record, indent=1) + "\n", RECORD)
+    write_text(json.dumps(record, indent=1) + "\n", record_file)
     docs_tables.main([])
 
 

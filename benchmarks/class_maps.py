@@ -58,19 +58,23 @@ class StoredLogits(BaseDecodeHead):
 
     def __init__(self, **kwargs):
         super().__init__(in_channels=3, channels=3, **kwargs)
-        self._logits: dict[tuple[int, ...], Tensor] = {}
+        self.stored: dict[tuple[int, ...], Tensor] = {}
 
     def forward(self, images: Tensor) -> Tensor:
         low = tuple(-(-n // STRIDE) for n in images.shape[2:])
         shape = (len(images), self.num_classes, *low)
-        if shape not in self._logits:
+        if shape not in self.stored:
             generator = torch.Generator().manual_seed(sum(shape))
             logits = 3 * torch.randn(shape, generator=generator)
-            self._logits[shape] = logits.to(images.device).requires_grad_(self.training)
-        return self._logits[shape]
+            self.stored[shape] = logits.to(images.device).requires_grad_(self.training)
+        return self.stored[shape]
 
 
-def step(case: Case, kind: type[EncoderDecoder], device: str = "cpu") -> Callable[[], Tensor]:
+Step = Callable[[], list[Tensor]]
+"""A function that returns the labels, or in training the loss and the gradient of the logits."""
+
+
+def step(case: Case, kind: type[EncoderDecoder], device: str = "cpu") -> Step:
     """Return a step of one of the two segmentors; its first call stores the logits."""
     register_all_modules()
     test_cfg: dict = dict(mode="whole")
@@ -88,7 +92,7 @@ def step(case: Case, kind: type[EncoderDecoder], device: str = "cpu") -> Callabl
     return training_step(case, model) if case.batch else test_step(case, model)
 
 
-def test_step(case: Case, model: nn.Module) -> Callable[[], Tensor]:
+def test_step(case: Case, model: nn.Module) -> Step:
     """Return a function that predicts the labels of the case's image."""
     images, samples = [], []
     for i in range(case.views):
@@ -101,30 +105,32 @@ def test_step(case: Case, model: nn.Module) -> Callable[[], Tensor]:
     merging = SegTTAModel if type(model) is EncoderDecoder else StreamingSegTTAModel
     model_of_views = model if case.views == 1 else merging(model)
 
-    def run() -> Tensor:
+    def run() -> list[Tensor]:
         data: dict = {"inputs": images, "data_samples": [[one.clone()] for one in samples]}
         if case.views == 1:
             data = {key: value[0] for key, value in data.items()}
         with torch.no_grad():
             (result,) = model_of_views.test_step(data)
-        return result.pred_sem_seg.data.reshape(case.original or case.size)
+        return [result.pred_sem_seg.data.reshape(case.original or case.size)]
 
     return run
 
 
-def training_step(case: Case, model: nn.Module) -> Callable[[], Tensor]:
-    """Return a function that runs forward and backward and returns the sum of the losses."""
+def training_step(case: Case, model: nn.Module) -> Step:
+    """Return a function that runs forward and backward."""
     device = model.data_preprocessor.device
     torch.manual_seed(0)
     labels = torch.randint(0, case.classes, (case.batch, 1, *case.size)).to(device)
     images = torch.zeros(case.batch, 3, *case.size, device=device)  # only the size is used
     samples = [SegDataSample(gt_sem_seg=PixelData(data=label)) for label in labels]
 
-    def run() -> Tensor:
-        model.zero_grad(set_to_none=True)
+    def run() -> list[Tensor]:
+        for logits in model.decode_head.stored.values():
+            logits.grad = None
         loss, _ = model.parse_losses(model.loss(images, samples))
         loss.backward()
-        return loss.detach()
+        (logits,) = model.decode_head.stored.values()
+        return [loss.detach(), logits.grad]
 
     return run
 
@@ -137,7 +143,7 @@ def measure(case: Case, settings: Settings) -> list[str]:
     ours, stock = results.values()
     cells = [f"{stock.ms / 1e3:.2f}", f"{ours.ms / 1e3:.2f}", f"{stock.ratio:.1f}"]
     cells += [f"{stock.mib:.0f}", f"{ours.mib:.0f}", f"{ours.mib / stock.mib:.2f}"]
-    ours, stock = (run() for run in steps.values())
+    ours, stock = (run()[0] for run in steps.values())
     if case.batch:
         return [*cells, f"loss by {((ours - stock).abs() / stock).item():.0e}"]
     return [*cells, f"{(ours != stock).sum().item():,} of {stock.numel():,} labels"]

@@ -9,7 +9,8 @@
 A table is between `<!-- table NAME -->` and `<!-- end of table -->`. docs/results contains what
 takes long or cannot be computed: `miou.json`, published results and our own; `reproduction.json`,
 the configs of each table in the papers; `model_zoo.json`, counts; `memory.json`, the memory of
-training steps and the plans for several GPUs; `camvid.json`, runs of `benchmarks.camvid_table`.
+training steps and the plans for several GPUs; `camvid.json` and
+`camvid_imagenet.json`, runs of `benchmarks.camvid_table`.
 """
 
 import argparse
@@ -193,7 +194,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "model_zoo": zoo_table,
     "reproduction": reproduction_table,
     "plans": plans_table,
-    **{n: lambda n=n: camvid_rows.table(n, results("camvid")) for n in camvid_rows.TABLES},
+    **{
+        name: lambda name=name, record=record: camvid_rows.table(name, results(record))
+        for name, (record, *_) in camvid_rows.TABLES.items()
+    },
 }
 
 

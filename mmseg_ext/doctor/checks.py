@@ -1,6 +1,7 @@
 """The checks of an installation, in the order of the output."""
 
 import contextlib
+import functools
 import io
 import os
 import tempfile
@@ -59,10 +60,16 @@ def check_parity(name: str, precision: str, device: torch.device) -> Finding:
     autocast = torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
     matmul, before = torch.backends.cuda.matmul, torch.backends.cuda.matmul.allow_tf32
     matmul.allow_tf32 = tf32
-    with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=tf32), autocast:
-        error = max(c.error(c.module.to(device)(c.x.to(device))) for c in fixtures.cases(name))
+    convolutions = torch.backends.cudnn.flags(enabled=True, allow_tf32=tf32)  # off by default
+    with torch.no_grad(), convolutions, autocast:
+        error = max(c.error(c.module.to(device)(c.x.to(device))) for c in _cases(name))
     matmul.allow_tf32 = before
     return Finding("ok" if error <= bound else "FAIL", f"error {error:.1e}, bound {bound:.1e}")
+
+
+@functools.lru_cache(1)  # the precisions of a fixture follow one another
+def _cases(name: str) -> list[fixtures.Case]:
+    return list(fixtures.cases(name))
 
 
 Layer = tuple[Callable[[], nn.Module], tuple[int, ...]]  # and the shape of its input

@@ -7,7 +7,7 @@ computed from their names (`_entry`, `_normal`), rounded to float32.
 
 State dict entries that `meta` does not list keep the values of their formulas (RMT's angles and
 decays, EAMLP's positions). `eanet_r101_voc` stores every 4th row and column of the logits at input
-size (align_corners=True), the LambdaResNets every 4th or 8th channel of the feature maps.
+size (align_corners=True), the convolutional networks every 4th or 8th channel of the maps.
 `tests/rebuild_fixtures.py` rebuilds all fixtures from the published repositories.
 """
 
@@ -126,6 +126,8 @@ BACKBONES: dict[str, tuple[str, str, dict]] = {
     "deepvit_l_64": ("deepvit", "DeepViT", {"arch": "l", "img_size": 64}),
     "lambda_resnet50": ("lambda_resnet", "LambdaResNet", {"position_bias": True}),
     "timm_lambda_resnet26t": ("timm_lambda_resnet", "LambdaResNet", {"arch": "timm_26t"}),
+    "efficientnet_lite0": ("efficientnet_lite", "EfficientNetLite", {"arch": "0"}),
+    "timm_efficientnet_lite2": ("timm_efficientnet_lite", "EfficientNetLite", {"arch": "2"}),
 }
 
 

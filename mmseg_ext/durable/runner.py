@@ -176,6 +176,11 @@ class DurableRunner(Runner):
             Runner.dump_config(self)
             stack.callback(shut_down_workers, self)
             stack.enter_context(self._safe_loading())  # of `init_cfg`, and of hooks
+            self._find_checkpoint()
+            if resumes(self):  # the checkpoint has all weights, and the first ones may be gone
+                for module in self.model.modules():
+                    if "Pretrained" in str(getattr(module, "init_cfg", None)):
+                        module.init_cfg = None
             return super().train()
 
     def _lock(self, stack: contextlib.ExitStack) -> None:
@@ -187,12 +192,16 @@ class DurableRunner(Runner):
     def _safe_loading(self, entire_model: bool | None = None) -> contextlib.AbstractContextManager:
         return safe_loading(self.cfg.get("min_backbone_share"), entire_model, self._terms)
 
-    def load_or_resume(self) -> None:
+    def _find_checkpoint(self) -> None:
+        """Choose the newest complete checkpoint if the run has to find one."""
         if searches_checkpoint(self):
             path, problems = on_rank_zero(lambda: newest_complete(self.cfg))
             for problem in problems:
                 self.logger.warning(f"{problem}; trying the checkpoint before it")
             resume_from(self, None if path is None else str(path))
+
+    def load_or_resume(self) -> None:
+        self._find_checkpoint()
         super().load_or_resume()
 
     def resume(self, filename: str, *args, **kwargs) -> None:

@@ -31,7 +31,7 @@ class WholeImageSegmentor(nn.Module):
 
     The scores equal `EncoderDecoder`'s before softmax, without sliding windows: for a config that
     tests with windows, the caller cuts the image into them. Auxiliary heads are left out, and
-    synchronized batch norms become plain ones.
+    synchronized batch norms become plain ones. The module is on the CPU, wherever the segmentor is.
 
     Args:
         segmentor: an `EncoderDecoder` or `StripEncoderDecoder`; it is copied, not changed.
@@ -67,7 +67,7 @@ class WholeImageSegmentor(nn.Module):
         _free_of_size(parts)
         self.parts = parts
         self.align_corners = segmentor.align_corners
-        self.eval()
+        self.cpu().eval()
 
     def forward(self, images: Tensor) -> Tensor:
         x = images.flip(1) if self.bgr and images.shape[1] == 3 else images

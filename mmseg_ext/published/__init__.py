@@ -21,6 +21,8 @@ FAMILIES = {
     "rmt_segmentor": ("rmt", False),
     "lambda_resnet": ("lambda_resnet", True),
     "timm_lambda_resnet": ("lambda_resnet", True),
+    "efficientnet_lite": ("efficientnet_lite", True),
+    "timm_efficientnet_lite": ("efficientnet_lite", True),
 }
 
 

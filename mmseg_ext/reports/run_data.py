@@ -78,6 +78,19 @@ class Run:
         return self.results.trained if self.results else self.name
 
     @property
+    def progress(self) -> str:
+        """Return when the mIoU of the validations, in percent, stopped rising; '' before three."""
+        scores = {s: v for s, v in self.curves.get("mIoU", {}).items() if math.isfinite(v)}
+        if len(scores) < 3:
+            return ""
+        best = max(scores, key=lambda step: scores[step])
+        close = next(step for step, score in scores.items() if score > scores[best] - 1)
+        line = f"The highest mIoU of {len(scores)} validations is {scores[best]:.1f} % at {best:,}"
+        if close == max(scores):
+            return f"{line} iterations, and the score was still rising."
+        return f"{line} iterations; after {close:,} it rose by less than a point."
+
+    @property
     def iterations(self) -> int:
         return max((step for curve in self.curves.values() for step in curve), default=0)
 

@@ -154,23 +154,24 @@ def view_map(
 @contextlib.contextmanager
 def exact_products() -> Iterator[None]:
     """Multiply float32 matrices without TF32 and bfloat16, which mmseg's resize does not use."""
-    if torch.__version__ < "2.9":
+    mkldnn: Any = torch.backends.mkldnn  # without types
+    backends, befores = (), []
+    if torch.__version__ >= "2.9":
+        backends = (torch.backends.cuda.matmul, mkldnn.matmul)
+        befores = [backend.fp32_precision for backend in backends]
+    # torch 2.9 and newer have two settings, and raise where one says TF32 and the other does not.
+    try:
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(before)
-        return
-    # The function above raises where a user has set the precision of one backend.
-    mkldnn: Any = torch.backends.mkldnn  # without types
-    backends = (torch.backends.cuda.matmul, mkldnn.matmul)
-    befores = [backend.fp32_precision for backend in backends]
+    except RuntimeError:  # a user has set the precision of one backend
+        before = None
     for backend in backends:
         backend.fp32_precision = "ieee"
     try:
         yield
     finally:
+        if before is not None:
+            torch.set_float32_matmul_precision(before)
         for backend, value in zip(backends, befores, strict=True):
             backend.fp32_precision = value
 

@@ -9,9 +9,11 @@ from mmseg_ext.doctor.fixtures import BACKBONES
 from tests.parity import assert_case_parity
 
 # Classifiers of 1000 classes: parameters (an integer is exact, else in millions) and multiply-adds
-# in billions at 224x224 (timm's: 256x256). DeepViT, EAMLP: the published code's; DeepViT's paper
+# in billions at the published input size. DeepViT, EAMLP: the published code's; DeepViT's paper
 # prints 24.5, 36.3, 48.1, 27 and, for 'l', 55 million. LambdaResNet: the paper's ablations.
+# EfficientNet-Lite: the published files, whose tables print 4.7, 5.4 and 6.1 million.
 DEEPVIT, EAMLP, LAMBDA = ({"type": name} for name in ("DeepViT", "EAMLP", "LambdaResNet"))
+LITE = {"type": "EfficientNetLite"}
 COSTS = [
     (DEEPVIT | {"arch": "16b"}, 24_426_664, 5.27),
     (DEEPVIT | {"arch": "24b"}, 36_261_448, 7.88),
@@ -39,6 +41,9 @@ COSTS = [
     (LAMBDA | {"lambda_stages": (), "se_ratio": 1 / 16}, 28.1, None),
     (LAMBDA | {"arch": "timm_26t"}, 10_958_272, 3.003),
     (LAMBDA | {"arch": "timm_50ts"}, 21_536_832, 5.037),
+    (LITE | {"arch": "0"}, 4_652_008, None),
+    (LITE | {"arch": "1"}, 5_416_680, None),
+    (LITE | {"arch": "2"}, 6_092_072, None),
 ]
 
 
@@ -55,7 +60,7 @@ def rounded(count: int, figure: float, unit: float) -> float:
 def test_published_costs(config, parameters, multiply_adds):
     with torch.device("meta"):
         model = MODELS.build(config | {"num_classes": 1000}).eval()
-        images = torch.empty(1, 3, *(2 * [256 if "timm" in str(config) else 224]))
+        images = torch.empty(1, *model.default_cfg["input_size"])
     counted = sum(p.numel() for p in model.parameters())
     exact = isinstance(parameters, int)
     assert (counted if exact else rounded(counted, parameters, 1e6)) == parameters

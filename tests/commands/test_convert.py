@@ -8,6 +8,7 @@ import torch
 from mmseg_ext.backbones.deepvit import DeepViT
 from mmseg_ext.checkpoint import read_state_dict
 from mmseg_ext.commands import run
+from mmseg_ext.durable.checkpoint_files import read_checkpoint, terms_of
 from mmseg_ext.published import family_cfg
 
 
@@ -32,6 +33,7 @@ def test_converts(source, tmp_path, suffix, classifier, capsys):
     printed = capsys.readouterr().out
     assert f"{target}: {len(written)} entries" in printed
     assert "mean (127.5, " in printed and "MIT" in printed
+    assert terms_of(read_checkpoint(target)) == {"license": "MIT"}
 
 
 def test_an_existing_file_is_kept(source, tmp_path, capsys):

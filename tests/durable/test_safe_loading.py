@@ -18,7 +18,7 @@ import mmseg_ext
 from mmseg_ext.commands import test as scoring
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.durable.checkpoint_files import read_checkpoint, write_weights
-from mmseg_ext.durable.safe_loading import check_coverage, load_and_report
+from mmseg_ext.durable.safe_loading import check_coverage, load_and_report, safe_loading
 from mmseg_ext.engine.build import build_test_runner
 from mmseg_ext.errors import CheckpointError
 from tests.durable.test_plain_data import Pickled
@@ -224,6 +224,25 @@ def test_a_backbone_alone_takes_its_own_names(segmentor):
     weights["backbone.bias"] *= torch.nan
     with pytest.raises(CheckpointError, match=r"not finite: backbone\.bias"):
         load_and_report(segmentor, weights)
+
+
+@pytest.mark.parametrize(
+    ("channels", "fitted"),
+    [
+        (1, [7]),
+        (2, [1.5, 3]),
+        (4, [0.75, 1.5, 3, 0.75]),
+        (7, [3 / 7, 6 / 7, 12 / 7, 3 / 7, 6 / 7, 12 / 7, 3 / 7]),
+    ],
+)
+def test_weights_of_three_channels_fit_other_images(channels, fitted):
+    """The sum of the weights is kept; a test needs the weights of its own model."""
+    model = nn.ModuleDict({"backbone": nn.Conv2d(channels, 2, 1, bias=False)})
+    weights = {"backbone.weight": torch.tensor([1.0, 2.0, 4.0]).expand(2, 3)[..., None, None]}
+    with safe_loading(entire_model=True), pytest.raises(CheckpointError, match="less than 90%"):
+        load_and_report(model, weights)
+    load_and_report(model, weights)
+    assert model["backbone"].weight.flatten().tolist() == pytest.approx(2 * fitted)
 
 
 @pytest.mark.parametrize("wrong", [{0: torch.ones(1)}, [torch.ones(1)]])

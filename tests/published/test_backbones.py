@@ -66,6 +66,14 @@ def test_the_blocks_tell_timm_50ts():
         convert_official("timm_lambda_resnet", published | blocks)
 
 
+def test_the_number_of_blocks_tells_efficientnet_lite():
+    """Lite1 and Lite2 have 21 blocks of other widths."""
+    published = Fixture("efficientnet_lite0").state_dict
+    fewer = {k: v for k, v in published.items() if not k.startswith("_blocks.15.")}
+    with pytest.raises(ValueError, match=r"has 15; known are 16 \(arch '0'\), 21 \(arch '1'\)"):
+        convert_official("efficientnet_lite", fewer)
+
+
 def test_lambda_embeddings_without_bias():
     """The paper has no bias; a file without one fits a model without one."""
     published = Fixture("lambda_resnet50").state_dict

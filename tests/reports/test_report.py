@@ -65,6 +65,21 @@ def test_page_shows_the_figures_of_two_runs():
     assert "difference" in html and "difference" not in page([first, second])
 
 
+@pytest.mark.parametrize(
+    ("scores", "told"),
+    [
+        ((20.0, 59.5, 60.2, np.nan, 60.4, 60.1), "5 validations is 60.4 % at 50 .*; after 20 it"),
+        ((20.0, 50.0, 58.0, 60.0), "4 validations is 60.0 % at 40 iterations, .* still rising"),
+        ((20.0, 60.0), "$"),  # too few
+    ],
+)
+def test_page_says_when_the_score_stopped_rising(scores, told):
+    """After 20 iterations the best score is less than a point higher, after 10 it is more."""
+    run = a_run("run", [[1, 0, 0], [0, 1, 0], [0, 0, 0]])
+    run.curves["mIoU"] = {10 * i: score for i, score in enumerate(scores, start=1)}
+    assert re.search(told, run.progress) and run.progress in page([run])
+
+
 def test_iou_and_wrong_pixels():
     matrix = np.array([[1, 1, 0, 0], [0, 2, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
     np.testing.assert_allclose(class_iou(matrix), [1 / 3, 2 / 3, 0, np.nan])

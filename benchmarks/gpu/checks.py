@@ -1,0 +1,308 @@
+"""The stages that measure no time: is everything right on this device?"""
+
+import collections
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+from mmengine.hooks import Hook
+from mmengine.optim import OptimWrapper
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.gpu.stage import Row, Run, attempt
+from mmseg_ext import register_all_modules
+from mmseg_ext.doctor import fixtures
+from mmseg_ext.doctor.checks import SEGMENTORS, checks, loss_of, segmentor
+from mmseg_ext.engine.build import build_test_runner, build_train_runner
+
+PACKAGES = ("mmseg_ext", "mmseg", "mmengine", "mmcv", "benchmarks")
+# Processes are forked: they have the imports, and this process must not touch CUDA before.
+FORK = multiprocessing.get_context("fork")
+
+
+def parity(run: Run) -> Iterator[Row]:
+    """Run the doctor's checks, and a step of each head and backbone that must be deterministic."""
+    device = torch.device(run.device)
+    warnings.simplefilter("ignore", UserWarning)
+    for name in list(SEGMENTORS)[: 1 if run.quick else None]:
+        yield attempt({"check": f"deterministic=True: {name}"}, deterministic_step, name, device)
+    # The other groups measure times, which mean nothing next to other stages, and resume.
+    found = [check for check in checks(device) if check[0] not in ("speed", "files")]
+    found.sort(key=lambda check: check[1].split(",")[0] in fixtures.BACKBONES)  # the slow ones last
+    for group, name, function in found[: 10 if run.quick else None : 4 if run.quick else 1]:
+        yield attempt({"check": f"{group}: {name}"}, lambda f=function: f()._asdict())
+
+
+def deterministic_step(name: str, device: torch.device) -> Row:
+    """Train a step with an error for every operation that is not deterministic."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    model, images, samples = segmentor(SEGMENTORS[name], device, "StripEncoderDecoder")
+    torch.use_deterministic_algorithms(True)
+    try:
+        loss = loss_of(model, images, samples, half=False)
+        loss.backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    return {"status": "ok", "figure": f"loss {loss.item():.4f}"}
+
+
+class KillAt(Hook):
+    """End this process by SIGKILL after an iteration."""
+
+    priority = "LOWEST"
+
+    def __init__(self, iteration: int):
+        self.iteration = iteration
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if runner.iter + 1 == self.iteration:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def shapes_options(folder: Path, run: Run, workers: int, **changes: object) -> dict:
+    """Return options of ea_r18_shapes for a run on data in `folder`."""
+    recipe = dict(train=16, val=5) if run.quick else {}
+    data = dict(data_root=str(folder / "data"), recipe=recipe)
+    loader = dict(num_workers=workers, persistent_workers=workers > 0, dataset=data)
+    options: dict = {f"{split}_dataloader": loader for split in ("train", "val", "test")}
+    return options | dict(log_level="WARNING") | changes
+
+
+NO_VALIDATION = {
+    f"{split}_{key}": None
+    for split in ("val", "test")
+    for key in ("dataloader", "cfg", "evaluator")
+}
+
+
+def start(function: Callable, *arguments: object, **environment: str) -> BaseProcess:
+    """Start `function(*arguments)` in a forked process with these environment variables."""
+
+    def body() -> None:
+        os.environ.update(environment)
+        try:
+            function(*arguments)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)  # without gloo's threads
+
+    process = FORK.Process(target=body)
+    process.start()
+    return process
+
+
+def fit(options: dict, work: Path, resume: bool = False, kill: int = 0, launcher="none") -> None:
+    """Train ea_r18_shapes, and write the scores to `work/scores.json`."""
+    register_all_modules()
+    options = {**options, "experiment_name": f"{work.name}{time.time_ns()}"}
+    runner = build_train_runner("ea_r18_shapes", options, str(work), launcher, resume)
+    if kill:
+        runner.register_hook(KillAt(kill))
+    runner.train()
+    scores = runner.message_hub.log_scalars.get("val/mIoU")
+    (work / "scores.json").write_text(json.dumps(scores.current() if scores else None))
+
+
+def training(run: Run) -> Iterator[Row]:
+    """Train to the end, and next to it 60 deterministic iterations that are killed and resumed."""
+    iterations = 6 if run.quick else 60
+    short = dict(train_cfg=dict(max_iters=iterations), **NO_VALIDATION)
+    short |= dict(env_cfg=dict(cudnn_benchmark=False), randomness=dict(deterministic=True))
+    short["default_hooks"] = dict(checkpoint=dict(interval=iterations // 3, max_keep_ckpts=9))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        long = shapes_options(folder, run, 0 if run.quick else 4)
+        if run.quick:
+            long |= dict(train_cfg=dict(max_iters=2, val_interval=2))
+        whole = start(fit, long, folder / "whole")
+        if run.quick:
+            whole.join()
+        options = {**shapes_options(folder, run, 1), **short}
+        options |= NO_VALIDATION
+        straight = start(fit, options, folder / "straight")
+        killed = start(fit, options, folder / "resumed", False, iterations // 2)
+        killed.join()
+        again = start(fit, options, folder / "resumed", True)
+        for process in (straight, again):
+            process.join()
+        row: Row = {"check": "killed after half the iterations and resumed"}
+        row["first start"] = f"exit status {killed.exitcode}"
+        files = [folder / f"{run}/iter_{iterations}.pth" for run in ("straight", "resumed")]
+        yield attempt(row, different_tensors, *files)
+        whole.join()
+        title: Row = {"check": "ea_r18_shapes, trained to its end"}
+        yield attempt(title, lambda: scores_of(folder / "whole"))
+
+
+def scores_of(work: Path) -> Row:
+    return {"mIoU": json.loads((work / "scores.json").read_text())}
+
+
+def different_tensors(one: Path, two: Path) -> Row:
+    """Count the tensors of weights and optimizer that differ between two checkpoints."""
+    contents = [torch.load(path, map_location="cpu", weights_only=True) for path in (one, two)]
+    leaves = [tree_leaves([c["state_dict"], c["optimizer"]["state"]]) for c in contents]
+    pairs = [pair for pair in zip(*leaves, strict=True) if isinstance(pair[0], torch.Tensor)]
+    return {"tensors": len(pairs), "different": sum(not torch.equal(*pair) for pair in pairs)}
+
+
+def count_gpus() -> int:
+    """Count GPUs without touching CUDA."""
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return listed.stdout.count("UUID: GPU")
+
+
+def ranks(several: bool, function: Callable, *arguments: object, restart: int = 0) -> list:
+    """Start a function in two processes that talk; with one GPU both have it, and gloo."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    common["TORCHELASTIC_RESTART_COUNT"] = str(restart)
+    own = [dict(RANK=str(i), LOCAL_RANK=str(i if several else 0)) for i in range(2)]
+    return [start(function, *arguments, **common, **env) for env in own]
+
+
+def fit_killed(options: dict, work: Path) -> None:
+    """Train in two processes, of which the second is killed."""
+    fit(options, work, False, 3 if os.environ["RANK"] == "1" else 0, "pytorch")
+
+
+def score(options: dict, checkpoint: Path, work: Path, launcher: str) -> None:
+    """Test a checkpoint, and write the scores to `work/scores.json`."""
+    register_all_modules()
+    options = {**options, "experiment_name": f"{work.name}{time.time_ns()}"}
+    words = ("ea_r18_shapes", str(checkpoint), options, str(work), launcher)
+    scores = build_test_runner(*words).test()
+    if os.environ.get("RANK", "0") == "0":
+        kept = {key: float(value) for key, value in scores.items() if "time" not in key}
+        (work / "scores.json").write_text(json.dumps(kept))
+
+
+def several(run: Run) -> Iterator[Row]:
+    """Compare two processes with one; kill one of two, and restart."""
+    two_gpus = run.on_gpu and count_gpus() > 1
+    backend = "nccl" if two_gpus else "gloo"
+    iterations = 4
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        options = shapes_options(folder, run, 0)
+        for split in ("train", "val", "test"):
+            options[f"{split}_dataloader"]["dataset"]["recipe"] = dict(train=16, val=5)
+        options |= dict(train_cfg=dict(max_iters=iterations, val_interval=iterations))
+        options |= dict(sync_bn="torch", float32_matmul_precision="highest")
+        options["model"] = dict(decode_head=dict(dropout_ratio=0.0))
+        options["optim_wrapper"] = dict(optimizer=dict(_delete_=True, type="SGD", lr=0.01))
+        options["env_cfg"] = dict(cudnn_benchmark=False, dist_cfg=dict(backend=backend))
+        options["default_hooks"] = dict(checkpoint=dict(interval=2, max_keep_ckpts=9))
+        half = {**options, "train_dataloader": {**options["train_dataloader"], "batch_size": 4}}
+        title = {"processes": f"two, {backend}, {'two GPUs' if two_gpus else run.device}"}
+
+        one = start(fit, options, folder / "one")
+        one.join()  # generates the data
+        two = ranks(two_gpus, fit, half, folder / "two", False, 0, "pytorch")
+        killed = ranks(two_gpus, fit_killed, half, folder / "killed")
+        killed[1].join()
+        begin = time.monotonic()
+        killed[0].join(30)
+        waited = time.monotonic() - begin
+        killed[0].kill()  # as torchrun does
+        restarted = ranks(two_gpus, fit, half, folder / "killed", True, 0, "pytorch", restart=1)
+        for process in two:
+            process.join()
+        files = [folder / f"{work}/iter_{iterations}.pth" for work in ("one", "two", "killed")]
+        row = {**title, "check": "weights after 4 steps, SyncBN, next to one process"}
+        yield attempt(row, largest_difference, files[0], files[1])
+        tests = [start(score, options, files[0], folder / "test_one", "none")]
+        tests += ranks(two_gpus, score, options, files[0], folder / "test_two", "pytorch")
+        for process in (*restarted, *tests):
+            process.join()
+        row = {**title, "check": "scores of five images next to one process"}
+        yield attempt(row, same_scores, folder / "test_one", folder / "test_two")
+        row = {**title, "check": "the second is killed, both restart"}
+        row["first process ended"] = "after 30 s" if waited >= 30 else f"after {waited:.0f} s"
+        yield attempt(row, different_tensors, files[1], files[2])
+
+
+def largest_difference(one: Path, two: Path) -> Row:
+    """Return the largest difference of a weight, relative to the largest value of its tensor."""
+    first, second = (torch.load(p, map_location="cpu", weights_only=True) for p in (one, two))
+    worst, where = 0.0, ""
+    for key, value in first["state_dict"].items():
+        scale = value.double().abs().max().clamp(min=1e-12)
+        error = ((value.double() - second["state_dict"][key].double()).abs().max() / scale).item()
+        worst, where = max((worst, where), (error, key))
+    return {"difference": f"{worst:.1e}", "tensor": where}
+
+
+def same_scores(one: Path, two: Path) -> Row:
+    first, second = (json.loads((work / "scores.json").read_text()) for work in (one, two))
+    return {"mIoU": first["mIoU"], "equal": first == second}
+
+
+def syncs(run: Run) -> Iterator[Row]:
+    """List the lines of each family's training and test iteration that wait for the GPU."""
+    device = torch.device(run.device)
+    names = list(SEGMENTORS)[: 2 if run.quick else None]
+    for name in names:
+        yield attempt({"model": name}, waiting_lines, name, device)
+
+
+def waiting_lines(name: str, device: torch.device) -> Row:
+    model, images, samples = segmentor(SEGMENTORS[name], device, "StripEncoderDecoder")
+    wrapper = OptimWrapper(torch.optim.AdamW(model.parameters()), clip_grad=dict(max_norm=1.0))
+
+    def step() -> None:
+        wrapper.update_params(model.parse_losses(model(images, samples, mode="loss"))[0])
+
+    def test() -> None:
+        with torch.no_grad():
+            model(images, samples, mode="predict")
+
+    found = {}
+    for mode, function in (("training", step), ("test", test)):
+        model.train(mode == "training")
+        function()  # the first call fills caches
+        found[mode] = "; ".join(f"{line} x{n}" for line, n in lines_of(function, device).items())
+    return {mode: lines or "none" for mode, lines in found.items()}
+
+
+def lines_of(function: Callable[[], None], device: torch.device) -> collections.Counter:
+    """Return the lines of mm packages that wait for the GPU, with how often they do."""
+    found: collections.Counter = collections.Counter()
+
+    def note(message, *_, **__) -> None:
+        if "synchroniz" in str(message):
+            frames = [
+                f for f in traceback.extract_stack() if not f.filename.endswith("gpu/checks.py")
+            ]
+            own = [f for f in frames if any(f"/{name}/" in f.filename for name in PACKAGES)]
+            frame = (own or frames)[-1]
+            found["/".join(Path(frame.filename).parts[-2:]) + f":{frame.lineno}"] += 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = note
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("warn")
+        try:
+            function()
+        finally:
+            if device.type == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+    return found

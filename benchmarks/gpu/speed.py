@@ -1,0 +1,339 @@
+"""The stages that measure time and memory, one after the other."""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.optim import build_optim_wrapper
+from mmseg.models import EncoderDecoder
+from torch import Tensor, nn
+
+from benchmarks import class_maps, deepvit, external_attention, lambda_layer
+from benchmarks.docs_tables import results as stored_results
+from benchmarks.gpu.stage import Cost, Row, Run, attempt, measure
+from benchmarks.reference import Plain
+from benchmarks.reference.manhattan_attention import plain_manhattan_attention
+from benchmarks.tables import MEBI, STEPS
+from mmseg_ext import Predictor, get_model, register_all_modules
+from mmseg_ext.cost.model_cost import count_products
+from mmseg_ext.cost.step_memory import build_training_model
+from mmseg_ext.engine.config import load_config
+from mmseg_ext.inference.export import (
+    ExportedSegmentor,
+    WholeImageSegmentor,
+    export,
+    random_images,
+    relative_difference,
+)
+from mmseg_ext.layers import ManhattanAttention
+from mmseg_ext.segmentors import StripEncoderDecoder, score_maps
+
+
+def number(value: float) -> str:
+    """Return a number with three digits."""
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def strips(run: Run) -> Iterator[Row]:
+    """Compare class maps in strips of three sizes with mmsegmentation's."""
+    cases = class_maps.CASES
+    if run.quick:
+        cases = {
+            "test": class_maps.Case(5, (32, 48)),
+            "training": class_maps.Case(5, (32, 48), batch=2),
+        }
+    for name, case in cases.items():
+        if run.left() < 3:
+            return
+        for mib in (16, 64, 256)[: 1 if run.quick else 3]:
+            yield attempt({"case": name, "strips of MiB": mib}, compare_strips, run, case, mib)
+
+
+def compare_strips(run: Run, case: class_maps.Case, mib: int) -> Row:
+    score_maps.STRIP_BYTES_GPU = mib * MEBI
+    kinds = {"stock": EncoderDecoder, "strips": StripEncoderDecoder}
+    steps = {name: class_maps.step(case, kind, run.device) for name, kind in kinds.items()}
+    costs = measure(run, steps)
+    row: Row = {}
+    for name, cost in costs.items():
+        measured = isinstance(cost, Cost)
+        row[f"{name}, ms"] = number(cost.ms) if measured else cost
+        row[f"{name}, MiB"] = number(cost.mib) if measured else ""
+    stock, ours = costs["stock"], costs["strips"]
+    if isinstance(stock, Cost) and isinstance(ours, Cost):
+        row["stock / strips"] = number(stock.ms / ours.ms)
+        theirs, mine = (step() for step in steps.values())
+        if case.batch:
+            errors = [relative_difference(*pair) for pair in zip(mine, theirs, strict=True)]
+            row["differs"] = f"loss {errors[0]:.0e}, gradient {errors[1]:.0e}"
+        else:
+            different = (theirs[0] != mine[0]).sum().item()
+            row["differs"] = f"{different:,} of {mine[0].numel():,} labels"
+    return row
+
+
+def peaks(run: Run) -> dict[str, float]:
+    """Measure the multiply-adds per ms of a large product, and the bytes per ms of a copy."""
+    side, rates = 256 if run.quick else 8192, {}
+    for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+        square = torch.randn(side, side, device=run.device, dtype=dtype)
+        cost = measure(run, {"product": lambda s=square: s @ s})["product"]
+        assert isinstance(cost, Cost), cost
+        rates[name] = side**3 / cost.ms
+    source = torch.empty(4 * side * side, device=run.device)
+    target = torch.empty_like(source)
+    cost = measure(run, {"copy": lambda: target.copy_(source)})["copy"]
+    assert isinstance(cost, Cost), cost
+    rates["copy"] = 2 * source.nbytes / cost.ms
+    return rates
+
+
+class PlainManhattan(Plain):
+    """Manhattan attention by its equations."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return plain_manhattan_attention(self.layer, x)
+
+
+def layer_cases(run: Run) -> Iterator[tuple[str, dict[str, nn.Module], Tensor]]:
+    """Yield the ways to compute each layer, at sizes of 512x512 crops, with an input."""
+    batch, scale = (1, 8) if run.quick else (4, 1)
+    channels, side = 512 // scale, 64 // scale
+    blocks = {
+        name: external_attention.BLOCKS[name].build
+        for name in (
+            "EA, composed",
+            "EA, published order",
+            "self-attention",
+            "self-attention, stored weights",
+            "dual attention (DA)",
+        )
+    }
+    ways = {name: build(channels) for name, build in blocks.items()}
+    yield "external attention", ways, torch.randn(batch, channels, side, side)
+    for form, width, heads, side in (("full", 256, 8, 32), ("decomposed", 64, 4, 128)):
+        layer = ManhattanAttention(width, heads, decomposed=form == "decomposed")
+        x = torch.randn(batch, side // scale, side // scale, width)
+        yield f"Manhattan, {form}", {"ours": layer, "plain": PlainManhattan(layer)}, x
+    layer = deepvit.ReAttention(384, 12)
+    tokens = 1025 // scale
+    ways = {"blocks": layer, "plain": deepvit.plain_twin(layer)}
+    yield "re-attention", ways, torch.randn(batch, tokens, 384)
+    if not run.quick:
+        for case in (*lambda_layer.local(), *lambda_layer.global_context()):
+            x = torch.cat([case.x] * batch)
+            yield f"lambda, {case.name}", dict(case.modules), x
+
+
+def layers(run: Run) -> Iterator[Row]:
+    """Measure each layer in its forms: time, memory, kernels, and shares of the peaks."""
+    torch.backends.cudnn.benchmark = True
+    torch.set_float32_matmul_precision("high")
+    rates = peaks(run)
+    units = {"TF32 product, TFLOP/s": 2 * rates["float32"] / 1e9}
+    units |= {
+        "bfloat16 product, TFLOP/s": 2 * rates["bfloat16"] / 1e9,
+        "copy, GB/s": rates["copy"] / 1e6,
+    }
+    yield {name: number(value) for name, value in units.items()}
+    for name, ways, x in layer_cases(run):
+        x = x.to(run.device)
+        modules = {way: module.to(run.device) for way, module in ways.items()}
+        for precision in ("float32", "bfloat16"):
+            for mode in STEPS:
+                if run.left() < 4:
+                    return
+                yield from measure_layer(run, name, modules, x, mode, precision, rates)
+
+
+def measure_layer(run, name, modules, x, mode, precision, rates) -> Iterator[Row]:
+    half = torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bfloat16")
+    steps = {way: half(STEPS[mode](module, x)) for way, module in modules.items()}
+    first = None
+    for way, cost in measure(run, steps).items():
+        title = {"layer": name, "mode": f"{mode}, {precision}", "way": way}
+        if not isinstance(cost, Cost):
+            yield {**title, "failed": cost}
+            continue
+        first = first or cost.ms
+        row: Row = {"ms": number(cost.ms), "over the first": number(cost.ms / first)}
+        row["MiB"] = number(cost.mib)
+        share = count_products(steps[way])[0] / cost.ms / rates[precision]
+        # Input and output, in training also their gradients.
+        size = x.nbytes * (2 if mode == "inference" else 4)
+        row |= {"of the product's peak": f"{share:.0%}"}
+        row |= {"of the copy's peak": f"{size / cost.ms / rates['copy']:.0%}"}
+        row |= kernels_of(steps[way]) if run.on_gpu and mode == "training" else {}
+        yield {**title, **row}
+
+
+def kernels_of(step: Callable[[], object]) -> Row:
+    """Return the number of kernels of a step, and the longest ones with their shares."""
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            step()
+            torch.cuda.synchronize()
+        events = [e for e in profile.key_averages() if e.self_device_time_total > 0]
+    except Exception as error:  # the profiler needs rights that containers may not have
+        return {"kernels": "", "longest": f"{type(error).__name__}: {error}"[:80]}
+    total = sum(event.self_device_time_total for event in events) or 1
+    events.sort(key=lambda event: -event.self_device_time_total)
+    longest = [f"{e.key[:50]} {e.self_device_time_total / total:.0%}" for e in events[:3]]
+    return {"kernels": sum(event.count for event in events), "longest": "; ".join(longest)}
+
+
+CONFIGS = ("ea_r101_ade20k_160k", "fpn_rmt_small_ade20k_80k", "danet_r101_ade20k_160k")
+CONFIGS += ("upernet_deepvit_s_ade20k_160k", "upernet_lambda_r101_ade20k_160k")
+VARIANTS = ("TF32", "bfloat16", "TF32, EncoderDecoder", "bfloat16, EncoderDecoder")
+VARIANTS += ("float32", "bfloat16, compiled", "TF32, compiled")
+
+
+def steps(run: Run) -> Iterator[Row]:
+    """Measure training steps of five configs: images per second and peak memory."""
+    register_all_modules()
+    torch.backends.cudnn.benchmark = True
+    slowest = 5.0  # seconds that a variant took
+    for variant in VARIANTS:
+        for name in ("ea_r18_shapes",) if run.quick else CONFIGS:
+            title: Row = {"config": name, "variant": variant}
+            compiled = "compiled" in variant
+            if run.left() < (45 if compiled and run.on_gpu else 1.5 * slowest):
+                yield {**title, "skipped": f"{run.left():.0f} s are left"}
+                continue
+            if run.quick and (compiled or variant == "float32"):
+                continue
+            begin = time.time()
+            yield attempt(title, training_row, run, name, variant)
+            if not compiled:
+                slowest = max(slowest, time.time() - begin)
+
+
+def training_row(run: Run, name: str, variant: str) -> Row:
+    torch.set_float32_matmul_precision("highest" if variant.startswith("float32") else "high")
+    torch.backends.cudnn.allow_tf32 = not variant.startswith("float32")
+    config = load_config(name)
+    size, images = tuple(config.crop_size), config.train_dataloader.batch_size
+    settings: dict = config.model.to_dict()
+    if "EncoderDecoder" in variant:
+        settings["type"] = "EncoderDecoder"
+    model = build_training_model(settings, torch.device(run.device))
+    model.to(run.device)
+    half = variant.startswith("bfloat16")
+    options = {
+        k: v for k, v in config.optim_wrapper.to_dict().items() if k not in ("dtype", "loss_scale")
+    }
+    options["type"] = "PortableAmpOptimWrapper" if half else "OptimWrapper"
+    if half:
+        options["dtype"] = "bfloat16"
+    wrapper = build_optim_wrapper(model, options)
+    batch = random_batch(images, size, config.model.decode_head.num_classes)
+    step = model.train_step
+    compile_seconds = ""
+    if "compiled" in variant:
+        begin = time.perf_counter()
+        step = torch.compile(step)
+        step(batch, wrapper)
+        compile_seconds = f"{time.perf_counter() - begin:.0f}"
+    if run.on_gpu:
+        step(batch, wrapper)
+        torch.cuda.reset_peak_memory_stats()
+    cost = measure(run, {"step": lambda: step(batch, wrapper)})["step"]
+    if not isinstance(cost, Cost):
+        return {"failed": cost}
+    row: Row = {
+        "images": images,
+        "ms": number(cost.ms),
+        "images per s": number(1e3 * images / cost.ms),
+    }
+    row["peak GiB"] = f"{torch.cuda.max_memory_allocated() / 2**30:.2f}" if run.on_gpu else ""
+    stored = {} if "EncoderDecoder" in variant else stored_results("memory").get(name, {})
+    computed = stored.get("amp" if half else "float32")
+    row["model_cost, GiB"] = f"{computed['total'] / 2**30:.2f}" if computed else ""
+    row["first step, s"] = compile_seconds
+    return row
+
+
+def random_batch(images: int, size: tuple[int, int], classes: int) -> dict:
+    """Return random images and label maps on the CPU, as a data loader does."""
+    from mmengine.structures import PixelData
+    from mmseg.structures import SegDataSample
+
+    generator = torch.Generator().manual_seed(0)
+    meta = {"img_shape": size, "ori_shape": size}
+    samples, inputs = [], []
+    for _ in range(images):
+        inputs.append(torch.randint(256, (3, *size), generator=generator, dtype=torch.uint8))
+        label = torch.randint(classes, (1, *size), generator=generator)
+        samples.append(SegDataSample(metainfo=meta, gt_sem_seg=PixelData(data=label)))
+    return {"inputs": inputs, "data_samples": samples}
+
+
+def inference(run: Run) -> Iterator[Row]:
+    """Measure the shipped model: images per second, tiles, and its export to ONNX."""
+    torch.set_float32_matmul_precision("high")
+    name = "ea_r18_fpn_nuclei_4k"
+    model = get_model(name, pretrained=True, device=run.device)
+    side, count = (32, 2) if run.quick else (256, 64)
+    images = [*np.random.RandomState(0).randint(0, 256, (count, side, side, 3), np.uint8)]
+    ways: dict[str, dict] = {"batch 1": {}, "batch 16": dict(batch_size=16)}
+    ways |= {"batch 1, amp": dict(amp=True), "batch 16, amp": dict(batch_size=16, amp=True)}
+    ways["twelve views"] = dict(tta=True)
+    expected = None
+    for way, options in ways.items():
+        row = {"model": name, "way": way, "size": f"{side}x{side}"}
+        row = attempt(row, predict_row, run, model, images, options, expected)
+        expected = row.pop("labels", expected) if way == "batch 1" else expected
+        row.pop("labels", None)
+        yield row
+    yield attempt(
+        {"way": "export of the model"}, export_row, model, (32, 48) if run.quick else (256, 256)
+    )
+    height, width = (96, 128) if run.quick else (8000, 10_000)
+    tile = 64 if run.quick else 1024
+    big = np.random.RandomState(1).randint(0, 256, (height, width, 3), np.uint8)
+    for amp in (False, True):
+        row = {"way": "tiles, amp" if amp else "tiles", "image": f"{width}x{height}", "tile": tile}
+        yield attempt(row, tile_row, run, model, big, dict(tile=tile, batch_size=8, amp=amp))
+
+
+def predict_row(run: Run, model: nn.Module, images: list, options: dict, expected: Any) -> Row:
+    predictor = Predictor(model, **options)
+    predictor(images[:16])
+    cost = measure(run._replace(quick=True), {"images": lambda: predictor(images)})["images"]
+    if not isinstance(cost, Cost):
+        return {"failed": cost}
+    labels = np.stack([result.labels for result in predictor(images)])
+    row: Row = {"images per s": number(1e3 * len(images) / cost.ms), "MiB": number(cost.mib)}
+    row["same labels as the first"] = (
+        "" if expected is None else f"{(labels == expected).mean():.2%}"
+    )
+    return {**row, "labels": labels}
+
+
+def tile_row(run: Run, model: nn.Module, image: np.ndarray, options: dict) -> Row:
+    predictor = Predictor(model, **options)
+    if run.on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    begin = time.perf_counter()
+    labels = predictor(image).labels
+    seconds = time.perf_counter() - begin
+    memory = f"{torch.cuda.max_memory_allocated() / MEBI:.0f}" if run.on_gpu else ""
+    row: Row = {"s": f"{seconds:.1f}", "megapixels per s": number(labels.size / 1e6 / seconds)}
+    return {**row, "peak MiB": memory}
+
+
+def export_row(model: nn.Module, size: tuple[int, int]) -> Row:
+    """Export the model from its device, and compare the file with it on the CPU."""
+    segmentor = WholeImageSegmentor(model)
+    images = random_images(size)
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        path = Path(folder, "model.onnx")
+        export(segmentor, path, size)
+        scores = ExportedSegmentor(path)(images)
+        expected = segmentor(images)
+        device = next(segmentor.parameters()).device
+    return {"device": str(device), "difference": f"{relative_difference(scores, expected):.1e}"}

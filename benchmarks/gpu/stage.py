@@ -1,0 +1,85 @@
+"""What the stages share: their settings, and rows that survive an error.
+
+A stage is a generator of rows. A row is a dict of column names and values; consecutive rows with
+the same columns are one table.
+"""
+
+import gc
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+
+from benchmarks.tables import compare_times
+
+Row = dict[str, object]
+
+
+class Run(NamedTuple):
+    """The device, tiny sizes or real ones, and the time at which the stage is stopped."""
+
+    device: str
+    quick: bool
+    end: float
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.startswith("cuda")
+
+    def left(self) -> float:
+        """Return the seconds that the stage has left."""
+        return self.end - time.time()
+
+
+Stage = Callable[[Run], Iterator[Row]]
+
+
+def attempt(title: Row, function: Callable[..., Row], *arguments: object) -> Row:
+    """Return `title` with the columns of `function(*arguments)`, or with its error."""
+    try:
+        return {**title, **function(*arguments)}
+    except Exception as error:
+        traceback.print_exc(file=sys.stderr)
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+    gc.collect()  # what the frames of the error held
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    return {**title, "failed": message[:300]}
+
+
+class Cost(NamedTuple):
+    """Median milliseconds, and peak MiB above the start of a call."""
+
+    ms: float
+    mib: float
+
+
+def measure(run: Run, functions: Mapping[str, Callable[[], object]]) -> dict[str, Cost | str]:
+    """Measure functions that take turns; one that fails gives its error.
+
+    There are as many rounds as fit in half a second, from 3 to 20.
+    """
+    found: dict[str, Cost | str] = {}
+    working, seconds = {}, 0.0
+    for name, function in functions.items():
+        try:
+            for _ in range(1 if run.quick else 3):
+                start = time.perf_counter()
+                function()
+                if run.on_gpu:
+                    torch.cuda.synchronize()
+            seconds += time.perf_counter() - start
+            working[name] = function
+        except Exception as error:
+            found[name] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            gc.collect()
+            if run.on_gpu:
+                torch.cuda.empty_cache()
+    rounds = 1 if run.quick else min(20, max(3, int(0.5 / max(seconds, 1e-6))))
+    if working:
+        results = compare_times(working, rounds, run.device)
+        found |= {name: Cost(result.ms, result.mib) for name, result in results.items()}
+    return {name: found[name] for name in functions}

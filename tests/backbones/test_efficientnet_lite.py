@@ -1,0 +1,64 @@
+"""EfficientNetLite: the shared tester, and the maps of dilated variants."""
+
+import pytest
+import torch
+
+from mmseg_ext.backbones import EfficientNetLite
+from tests.backbones.base import BackboneTester
+from tests.models import assert_same, randomise
+from tests.parity import Fixture
+
+NARROW = {"widths": (4, 8, 8, 12, 12, 16, 16), "depths": (1, 1, 2, 1, 1, 1, 1)}
+
+
+class TestEfficientNetLite(BackboneTester):
+    config = {"type": "EfficientNetLite", "arch": NARROW}
+    channels = (8, 8, 12, 16)
+    strides = (4, 8, 16, 32)
+    deeper = {"arch": NARROW | {"depths": (1, 1, 2, 1, 2, 1, 1)}}
+    traced = {"out_indices": (0, 1)}
+
+
+class TestDilated(BackboneTester):
+    config = {"type": "EfficientNetLite", "arch": NARROW, "output_stride": 8}
+    channels = (8, 8, 12, 16)
+    strides = (4, 8, 8, 8)
+    deeper = {}
+    traced = {"out_indices": (2,)}
+    test_weights_of_another_depth_or_shape = None  # as above
+
+
+@pytest.mark.parametrize(("stride", "steps"), [(16, (1, 1, 1, 2)), (8, (1, 1, 2, 4))])
+def test_dilation_only_adds_positions(stride, steps):
+    """A map of stride 32 has the values of every second or fourth position of the dense one."""
+    sparse = randomise(EfficientNetLite(NARROW)).eval()
+    dense = EfficientNetLite(NARROW, output_stride=stride).eval()
+    dense.load_state_dict(sparse.state_dict())
+    images = torch.randn(1, 3, 64, 128)
+    with torch.no_grad():
+        maps = [
+            m[..., step - 1 :: step, step - 1 :: step]
+            for m, step in zip(dense(images), steps, strict=True)
+        ]
+        assert_same(maps, sparse(images))
+    with pytest.raises(ValueError, match="output_stride=4: "):
+        EfficientNetLite(output_stride=4)
+
+
+@pytest.mark.parametrize(
+    ("fixture", "family"),
+    [
+        ("efficientnet_lite0", "efficientnet_lite"),
+        ("timm_efficientnet_lite2", "timm_efficientnet_lite"),
+    ],
+)
+def test_published_names_are_refused(fixture, family):
+    with pytest.raises(ValueError, match=f"mmseg-ext convert {family} SRC DST"):
+        EfficientNetLite().load_state_dict(Fixture(fixture).state_dict, strict=False)
+
+
+def test_norms_keep_the_epsilon_of_the_weights():
+    for norm_cfg, eps in ((None, 1e-3), ({"type": "SyncBN"}, 1e-3), ({"type": "BN", "eps": 1}, 1)):
+        model = EfficientNetLite(NARROW, norm_cfg=norm_cfg, norm_eval=True).train()
+        norms = [m for m in model.modules() if hasattr(m, "running_var")]
+        assert {norm.eps for norm in norms} == {eps} and not any(n.training for n in norms)
