@@ -38,6 +38,7 @@ class Pixels:
         alpha: the channels that the file declares as alpha.
         orientation: EXIF's, 1 to 8; `upright` turns the values.
         missing: the value of pixels without data, if the file declares one.
+        colors: whether the file declares its first three channels as red, green and blue.
     """
 
     values: np.ndarray
@@ -45,6 +46,7 @@ class Pixels:
     alpha: tuple[int, ...] = ()
     orientation: int = 1
     missing: float | None = None
+    colors: bool = False
 
     def upright(self) -> "Pixels":
         """Return the image turned as its orientation tells."""
@@ -116,7 +118,7 @@ def _to_bytes(values: np.ndarray, white: float | None, limits: ValueRange | None
     """Map (H, W, C) to 0 to 255 by the limits; see `Pixels.fit`."""
     floats = values.dtype.kind == "f"
     if white == 255:
-        return np.ascontiguousarray(values, dtype=np.uint8)
+        return np.array(values, dtype=np.uint8)
     if white is not None and white < 255 and not floats:
         limits = (0, white)
     if limits is None:
@@ -235,6 +237,7 @@ def _read_tiff(data: bytes, indices: bool) -> Pixels:
             )
         tags = {tag.code: tag.value for tag in page.tags}
         more: dict[str, Any] = {"orientation": tags.get(EXIF_ORIENTATION, 1)}
+        more["colors"] = page.photometric in (_RGB, _PALETTE, *_CONVERTED)
         with contextlib.suppress(ValueError):
             more["missing"] = float(str(tags.get(_GDAL_NODATA, "")).strip("\0 "))
         if bands != ["C"]:

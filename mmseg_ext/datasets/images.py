@@ -162,10 +162,10 @@ def write_upright(source: Path, pixels: Pixels, target: Path) -> None:
     with source.open("rb") as file:
         tiff = is_tiff(file.read(4))
     if tiff:
-        colors = values.shape[2] - len(pixels.alpha) == 3
-        extra = ["unassalpha"] if pixels.alpha else None
-        kind = "rgb" if colors else "minisblack"
-        layout: Any = dict(photometric=kind, planarconfig="contig", extrasamples=extra)
+        extra = range(3 if pixels.colors else 1, values.shape[2])
+        layout: Any = dict(photometric="rgb" if pixels.colors else "minisblack")
+        layout["extrasamples"] = ["unassalpha" if i in pixels.alpha else 0 for i in extra]
+        layout["planarconfig"] = "contig" if values.shape[2] > 1 else None
         tifffile.imwrite(target, values, **layout)
     elif pixels.white is None or pixels.white > 255:
         raise UnreadableFileError(

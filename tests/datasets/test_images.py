@@ -212,14 +212,18 @@ def test_overviews_and_masks_are_no_pages_and_other_images_are():
 
 
 @pytest.mark.parametrize("tag", range(1, 9))
-@pytest.mark.parametrize("compression", ["raw", "tiff_lzw"])
-def test_tiffs_are_turned_unless_they_have_a_label_map(tag, compression, tmp_path):
+@pytest.mark.parametrize(
+    ("mode", "compression"), [("RGB", "raw"), ("RGB", "tiff_lzw"), ("L", "raw")]
+)
+def test_tiffs_are_turned_unless_they_have_a_label_map(tag, mode, compression, tmp_path):
     exif = Image.Exif()
     exif[0x0112] = tag
-    data = picture(RGB, "TIFF", compression=compression, exif=exif)
-    turned = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
+    data = picture(RGB, "TIFF", mode, compression=compression, exif=exif)
+    turned = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    turned = np.asarray(turned.convert("RGB"))
     assert np.array_equal(load(data), turned[..., ::-1])
-    assert np.array_equal(load(data, seg_map_path="label.png"), RGB[..., ::-1])
+    stored = np.asarray(Image.fromarray(RGB).convert(mode).convert("RGB"))
+    assert np.array_equal(load(data, seg_map_path="label.png"), stored[..., ::-1])
     source, target = tmp_path / "a.tif", tmp_path / "b.tif"
     source.write_bytes(data)
     write_upright(source, read(data, str(source)), target)

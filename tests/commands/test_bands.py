@@ -1,0 +1,89 @@
+"""Projects of images with any number of bands, from the command that makes them to the export."""
+
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+from mmengine.config import Config
+from PIL import Image
+
+from mmseg_ext import Predictor, get_model
+from mmseg_ext.commands import run
+from mmseg_ext.datasets.image_values import read_pixels
+from tests.commands.test_export import EXAMPLE
+from tests.datasets.trees import save
+
+SIZE, INSIDE = (40, 48), np.s_[8:24, 10:34]
+LABEL = np.zeros(SIZE, np.uint8)
+LABEL[INSIDE] = 1
+FEW = ["train_cfg.max_iters=2", "train_cfg.val_interval=2", "default_hooks.checkpoint.interval=2"]
+FEW += ["train_dataloader.num_workers=0", "train_dataloader.persistent_workers=False"]
+FEW += ["val_dataloader.num_workers=0", "val_dataloader.persistent_workers=False"]
+TEST = ["test_dataloader.num_workers=0", "test_dataloader.persistent_workers=False"]
+
+
+def bands_of(seed: int, count: int) -> np.ndarray:
+    """Return reflectances (H, W, count); band i of the object is 1000 + 100 i brighter."""
+    values = np.random.RandomState(seed).randint(100, 200, (*SIZE, count))
+    values[INSIDE] += 1000 + 100 * np.arange(count)
+    return values.astype(np.uint16)
+
+
+def write_sources(folder: Path, count: int) -> list[str]:
+    for i in range(4):
+        save(folder / f"masks/{i}.png", LABEL)
+        (folder / "images").mkdir(exist_ok=True)
+        options = dict(photometric="minisblack", planarconfig="contig" if count > 1 else None)
+        tifffile.imwrite(folder / f"images/{i}.tif", bands_of(i, count), **options)
+    return ["--images", str(folder / "images"), "--masks", str(folder / "masks")]
+
+
+def start_command(name: str, *words: object) -> None:
+    assert run(name, list(map(str, words))) == 0, name
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 6, 12])
+def test_every_command_takes_the_bands_of_a_project(count, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rgb = [count, 1, 1]
+    flags = [*write_sources(tmp_path, count), "--from", "scratch", "--rgb", *rgb]
+    start_command("new_project", "project", *flags)
+    config, work = tmp_path / "project/config.py", tmp_path / "project/work_dir"
+    settings = Config.fromfile(config)
+    assert settings.model.backbone.in_channels == count and settings.rgb_bands == rgb
+    limits = np.array(settings.load.value_range)
+    assert limits.shape == (count, 2) and (abs(limits[:, 0] - 100) < 3).all()
+    assert (abs(limits[:, 1] - 1199 - 100 * np.arange(count)) < 5).all()
+    capsys.readouterr()
+    start_command("check_dataset", config, "--workers", 0)
+    assert ": clean" in capsys.readouterr().out
+    start_command("train", config, "--cfg-options", *FEW)
+    checkpoint, image = work / "iter_2.pth", tmp_path / "images/0.tif"
+    start_command("test", config, checkpoint, "--tta", "--cfg-options", *TEST)
+    start_command("report", work)
+    start_command("image_demo", image, config, checkpoint)
+    start_command("attention_maps", config, checkpoint, image)
+    start_command("model_cost", config)
+    start_command("model_cost", "--train", config)
+    example = next(work.glob("*/examples/0.jpg"))
+    seen = np.asarray(Image.open(example)).astype(int)[: SIZE[0], : SIZE[1]]
+    assert seen[INSIDE].mean() > 200 > 100 > seen[LABEL == 0].mean()
+
+    model = get_model(config, weights=checkpoint)
+    predictor, pixels = Predictor(model), bands_of(0, count)
+    result = predictor(image)
+    assert (result.labels == predictor(pixels).labels).all()
+    assert (result.labels == np.asarray(Image.open("outputs/labels/0.png"))).all()
+    bytes_ = read_pixels(image.read_bytes()).fit(count, limits)
+    assert (result.image == bytes_[..., [band - 1 for band in rgb]]).all()
+    with pytest.raises(ValueError, match=rf"shape \(40, 48, 5\); .*\(H, W, {count}\)"):
+        predictor(np.zeros((*SIZE, 5), np.uint8))
+    assert run("test", [str(config), str(checkpoint), "--show-dir", "shown"]) == (count != 1)
+    if count not in (1, 6):  # an export takes long
+        return
+    start_command("export", config, checkpoint, "--out", "m.onnx", "--images", image)
+    monkeypatch.setattr("sys.argv", [EXAMPLE, "m.onnx", "images", "exported"])
+    assert runpy.run_path(EXAMPLE)["main"]() == 0
+    assert (result.labels == np.asarray(Image.open("exported/0.png"))).mean() > 0.99
