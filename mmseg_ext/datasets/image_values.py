@@ -19,9 +19,8 @@ EXIF_ORIENTATION = 0x0112
 _GDAL_NODATA = 42113
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two are BigTIFF
 _REDUCED, _MASK = 1, 4  # bits of a page's NewSubfileType
-_JPEG = (6, 7)  # compressions
-_MINISWHITE, _MINISBLACK, _RGB, _PALETTE, _ALPHA_MASK = range(5)  # photometric interpretations
-_CONVERTED = (5, 6, 8)  # CMYK, YCbCr and CIELAB, which OpenCV converts to colors
+_MINISWHITE, _MINISBLACK, _RGB, _PALETTE = range(4)  # photometric interpretations
+_CONVERTED = (5, 6, 8)  # CMYK, YCbCr and CIELAB
 _PNM = re.compile(rb"P([56])\s+(?:#.*\s+)*(\d+)\s+(?:#.*\s+)*(\d+)\s+(?:#.*\s+)*(\d+)\s")
 
 ValueRange = Sequence[float] | Sequence[Sequence[float]]
@@ -80,18 +79,15 @@ class Pixels:
         return _to_bytes(values, self.white, value_range)
 
     def dark_note(self) -> str | None:
-        """Return a note if values of 16 bits, or floats, use at most a quarter of their range.
-
-        Scientific cameras write 12 bits into files of 16.
-        """
-        floats = self.values.dtype.kind == "f"
-        if not floats and self.white != 0xFFFF:
+        """Return a note if values of 16 bits use at most 14, as of scientific cameras."""
+        if self.white != 0xFFFF:
             return None
-        most = float(np.delete(self.values, self.alpha, axis=2).max())
-        if not 0 < most <= 0.25 * (self.white or 0):
-            return None
-        high = 2.0 ** math.ceil(math.log2(most)) if floats else 2 ** int(most).bit_length() - 1
-        return f"uses values up to {high:g} of {self.white:g}, so it is dark; {_hint(0, high)}"
+        most = int(np.delete(self.values, self.alpha, axis=2).max())
+        high = 2 ** most.bit_length() - 1
+        dark = 0 < high < 2**14
+        return (
+            f"uses values up to {high} of 65535, so it is dark; {_hint(0, high)}" if dark else None
+        )
 
 
 def _hint(low: float, high: float) -> str:
@@ -171,47 +167,38 @@ def read_pixels(data: bytes, indices: bool = False) -> Pixels:
     if is_tiff(data):
         return _read_tiff(data, indices)
     if (match := _PNM.match(data)) and is_deep(data):
-        kind, width, height, white = map(int, match.groups())
-        bands = 3 if kind == 6 else 1
-        count = height * width * bands
-        values = np.frombuffer(data, ">u2", count, match.end()).astype(np.uint16)
-        return Pixels(values.reshape(height, width, bands), white)
+        width, height, white = map(int, match.groups()[1:])
+        shape = (height, width, 3 if match[1] == b"6" else 1)
+        values = np.frombuffer(data, ">u2", math.prod(shape), match.end()).astype(np.uint16)
+        return Pixels(values.reshape(shape), white)
     with Image.open(io.BytesIO(data)) as image:
-        if not is_deep(data) or image.mode.startswith("I"):
-            return picture_pixels(image)
-        tag = image.getexif().get(EXIF_ORIENTATION, 1)
-        image.load()  # which, unlike OpenCV, refuses a truncated file
+        pixels = picture_pixels(image)
+    if not is_deep(data) or pixels.values.dtype == np.uint16:
+        return pixels
     import cv2  # because Pillow reads color PNGs with 8 bits
 
     values: Any = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
-    gray_and_alpha = data[25] == 4
-    order = [0, 3] if gray_and_alpha else [2, 1, 0, 3][: values.shape[2]]
-    alpha = (len(order) - 1,) if len(order) in (2, 4) else ()
-    return declared(values[..., order], alpha=alpha, orientation=tag)
+    values = values[..., [2, 1, 0, 3][: values.shape[2]]]
+    if data[25] == 4:  # gray and alpha
+        values, pixels = values[..., 2:], replace(pixels, alpha=(1,))
+    return replace(pixels, values=values, white=0xFFFF)
 
 
 def picture_pixels(image: Image.Image) -> Pixels:
     """Return the pixels of a Pillow image; palettes and other color spaces become RGB."""
+    image.load()  # turns TIFFs
     tag = image.getexif().get(EXIF_ORIENTATION, 1)
     if image.mode in ("P", "PA"):
         has_alpha = image.mode == "PA" or "transparency" in image.info
         image = image.convert("RGBA" if has_alpha else "RGB")
-    elif image.mode not in ("1", "L", "LA", "RGB", "RGBA", "I", "F", "I;16", "I;16B", "I;16L"):
+    elif image.mode not in ("1", "L", "LA", "RGB", "RGBA", "F") and image.mode[0] != "I":
         image = image.convert("RGB")
     values = np.asarray(image)
-    if image.mode == "I" and image.format == "PNG":  # Pillow before 11.3: 16 bits
-        values = values.astype(np.uint16)
+    kind = values.dtype.newbyteorder("=")
+    if image.mode == "I" and image.format == "PNG":  # of 16 bits, in Pillow before 11.3
+        kind = np.dtype(np.uint16)
     alpha = (values.shape[2] - 1,) if image.mode in ("LA", "RGBA") else ()
-    return declared(values.astype(values.dtype.newbyteorder("=")), alpha=alpha, orientation=tag)
-
-
-def tiff_size(path: Any) -> tuple[int, int]:
-    """Return width and height of a TIFF's first image."""
-    import tifffile
-
-    with tifffile.TiffFile(path) as file:
-        page: Any = file.pages[0]
-        return page.imagewidth, page.imagelength
+    return declared(values.astype(kind), alpha=alpha, orientation=tag)
 
 
 def _read_tiff(data: bytes, indices: bool) -> Pixels:
@@ -243,18 +230,13 @@ def _read_tiff(data: bytes, indices: bool) -> Pixels:
         if bands != ["C"]:
             extra = enumerate(page.extrasamples, page.samplesperpixel - len(page.extrasamples))
             more["alpha"] = tuple(i for i, kind in extra if kind in (1, 2))
-        single = bands != ["C"] and page.index == 0
-        if page.photometric in _CONVERTED or page.compression in _JPEG:
-            values = _by_opencv(data, page) if single else None
-            if values is not None:
-                return declared(values, **more)
-        if page.photometric > _ALPHA_MASK:
-            space = getattr(page.photometric, "name", page.photometric)
-            raise ValueError(f"has the color space {space}; save it as RGB")
         try:
+            if page.photometric > _PALETTE:
+                space = getattr(page.photometric, "name", page.photometric)
+                raise ValueError(f"has the color space {space}; save it as RGB")
             values = full[0].asarray().reshape([sizes[axis] for axis in axes])
         except Exception as error:
-            values = _by_opencv(data, page) if single else None
+            values = _by_opencv(data, page) if bands != ["C"] else None
             if values is not None:
                 bits = page.bitspersample if values.dtype == np.uint16 else None
                 return declared(values, bits, **more)
@@ -277,7 +259,8 @@ def _read_tiff(data: bytes, indices: bool) -> Pixels:
 def _by_opencv(data: bytes, page: Any) -> np.ndarray | None:
     """Return a TIFF's values (H, W, C) if OpenCV decodes them as declared, or else None.
 
-    It decodes what needs imagecodecs otherwise: LZW, JPEG, fax, and 10, 12 and 14 bits.
+    It decodes what needs imagecodecs otherwise: LZW, JPEG, fax, and 10, 12 and 14 bits. It converts
+    CMYK, YCbCr and CIELAB to RGB.
     """
     import cv2
 
@@ -287,7 +270,7 @@ def _by_opencv(data: bytes, page: Any) -> np.ndarray | None:
     # Samples in planes and extra samples of gray images are read wrongly.
     plain = page.planarconfig == 1 and samples in kinds.get(page.photometric, ())
     plain = plain and (bits <= 8 or page.photometric in (_MINISBLACK, _RGB))
-    if not (plain or (converted and bits == 8)):
+    if page.index != 0 or not (plain or (converted and bits == 8)):
         return None
     upright = bytearray(data)
     if tag := page.tags.get(EXIF_ORIENTATION):  # else OpenCV turns some images

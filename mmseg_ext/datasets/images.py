@@ -19,7 +19,7 @@ import mmcv
 import numpy as np
 from mmcv.transforms import TRANSFORMS, LoadImageFromFile
 from mmengine import fileio
-from PIL import Image, ImageOps
+from PIL import Image
 from rich.console import Console
 from rich.progress import track
 
@@ -30,7 +30,6 @@ from mmseg_ext.datasets.image_values import (
     is_deep,
     is_tiff,
     read_pixels,
-    tiff_size,
 )
 from mmseg_ext.errors import UnreadableFileError
 
@@ -79,8 +78,13 @@ def image_size(path: Path) -> tuple[int, int]:
         Exception: of a decoder, if it cannot read the header.
     """
     with path.open("rb") as file:
-        if is_tiff(file.read(4)):
-            return tiff_size(path)
+        tiff = is_tiff(file.read(4))
+    if tiff:
+        import tifffile  # Pillow opens few kinds
+
+        with tifffile.TiffFile(path) as file:
+            page: Any = file.pages[0]
+            return page.imagewidth, page.imagelength
     Image.MAX_IMAGE_PIXELS = None  # the callers have a limit of their own
     with Image.open(path) as image:
         return image.size
@@ -148,32 +152,6 @@ def orientation(data: bytes) -> int:
         return Image.open(io.BytesIO(data)).getexif().get(EXIF_ORIENTATION, 1)
     except Exception:  # `decode` reports the damage
         return 1
-
-
-def write_upright(source: Path, pixels: Pixels, target: Path) -> None:
-    """Write the image `pixels`, read from `source`, turned as its orientation tells.
-
-    Raises:
-        UnreadableFileError: for a PNG of 16 bits, which Pillow would write with 8.
-    """
-    import tifffile
-
-    values = pixels.upright().values
-    with source.open("rb") as file:
-        tiff = is_tiff(file.read(4))
-    if tiff:
-        extra = range(3 if pixels.colors else 1, values.shape[2])
-        layout: Any = dict(photometric="rgb" if pixels.colors else "minisblack")
-        layout["extrasamples"] = ["unassalpha" if i in pixels.alpha else 0 for i in extra]
-        layout["planarconfig"] = "contig" if values.shape[2] > 1 else None
-        tifffile.imwrite(target, values, **layout)
-    elif pixels.white is None or pixels.white > 255:
-        raise UnreadableFileError(
-            f"{source}: is turned by its EXIF orientation ({pixels.orientation}); save it upright"
-        )
-    else:
-        with Image.open(source) as image:
-            ImageOps.exif_transpose(image).save(target, image.format, quality=95)
 
 
 @TRANSFORMS.register_module()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.datasets.annotation_readers import BACKGROUND, Annotation, Masks, keyed_files
@@ -25,7 +25,6 @@ from mmseg_ext.datasets.images import (
     progress,
     read,
     read_bytes,
-    write_upright,
 )
 from mmseg_ext.datasets.labels import join_names
 from mmseg_ext.datasets.pairing import SPLITS, Key, masks_among, match
@@ -295,8 +294,10 @@ def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int], data: Pat
         except OSError:  # a file system without links
             shutil.copyfile(pair.image, target)
     else:  # written upright, because `image_demo` shows photos to the trained model upright
-        with atomic_write(target) as part:
-            write_upright(pair.image, pixels, part)
+        if (pixels.white or 256) > 255 or pixels.values.shape[2] > 4:
+            raise UnreadableFileError(f"{path}: has an orientation tag ({tag}); save it upright")
+        with Image.open(pair.image) as image, atomic_write(target) as part:
+            ImageOps.exif_transpose(image).save(part, image.format, quality=95)
         if label.shape != upright:
             label = declared(label, orientation=tag).upright().values[..., 0]
     with atomic_write(pair.label_file(data, pair.split)) as part:

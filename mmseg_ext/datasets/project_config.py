@@ -25,6 +25,7 @@ RARE = 0.02  # share of the pixels; a rarer class brings class weights
 # Okabe and Ito's colors, which color-blind people can tell apart, after gray for the background.
 _COLORS = [[80, 80, 80], [230, 159, 0], [86, 180, 233], [0, 158, 115], [240, 228, 66]]
 _COLORS += [[0, 114, 178], [213, 94, 0], [204, 121, 167]]
+_LOAD = 'dict(type="LoadImageFromFile")'  # by that name mmsegmentation's inferencer finds it
 _RESIZED = dict(resize="scale=scale", cut="", test_cfg='mode="whole"')
 _TILES = dict(
     resize="scale_factor=1.0",
@@ -133,7 +134,8 @@ def write_config(
         num_classes=len(classes),
         side=crop * 5 // 4 if tiles else side,  # smaller tiles can be cropped, too
         crop=crop,
-        load=_load(channels, rgb_bands),
+        load=f'dict(type="CheckedLoadImage", channels={count})' if channels else _LOAD,
+        bands=_bands(channels, rgb_bands),
         distortion=' dict(type="PhotoMetricDistortion"),' if count == 3 else "",
         preprocessor="SegDataPreProcessor" if count == 3 else "BandDataPreProcessor",
         in_channels="" if count == 3 else f" in_channels={count},",
@@ -156,21 +158,17 @@ def write_config(
     write_text(text, folder / "config.py")
 
 
-def _load(channels: Channels | None, rgb_bands: Sequence[int] | None) -> str:
-    """Return the lines that load images, and name the bands that pictures show."""
-    lines = ['load = dict(type="LoadImageFromFile")  # CheckedDataset refuses damaged files']
-    if channels:
-        lines = [f'load = dict(type="CheckedLoadImage", channels={channels.count})']
-        if channels.value_range:
-            lines += [
-                "# The values of each band that become 0 and 255, measured.",
-                f'load["value_range"] = {channels.value_range}',
-            ]
-        if channels.colors and channels.count > 3:
-            rgb_bands = rgb_bands or (1, 2, 3)
+def _bands(channels: Channels | None, rgb_bands: Sequence[int] | None) -> str:
+    """Return the lines about the range of the bands, and about those that pictures show."""
+    lines = ""
+    if channels and channels.value_range:
+        lines = "# The values of each band that become 0 and 255, measured in training images.\n"
+        lines += f'load["value_range"] = {channels.value_range}\n'
+    if channels and channels.colors and channels.count > 3:
+        rgb_bands = rgb_bands or (1, 2, 3)
     if rgb_bands:
-        lines.append(f"rgb_bands = {list(rgb_bands)}  # of the bands from 1 on, in pictures")
-    return "\n".join(lines)
+        lines += f"rgb_bands = {list(rgb_bands)}  # in pictures: the file's bands, from 1 on\n"
+    return lines
 
 
 def _class_weights(share: np.ndarray) -> list[float] | None:
