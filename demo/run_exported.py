@@ -54,6 +54,8 @@ def load(path: Path):
     except Exception as error:  # onnxruntime has its own exceptions
         reason = " ".join(str(error).split())
         raise ValueError(f"{path}: not an exported segmentor: {reason}") from error
+    if metadata.get("stored_values"):
+        raise ValueError(f"{path}: takes values as files store them; this script gives 0 to 255")
     return lambda images: session.run(["scores"], {"images": images})[0], metadata
 
 

@@ -57,6 +57,7 @@ def main(args: argparse.Namespace) -> None:
         "mean": model.mean.flatten().tolist(),
         "channels": channels,
         "value_range": getattr(loader, "value_range", None),
+        "stored_values": getattr(loader, "color_type", "color") == "unchanged",
         "rgb_bands": shown_bands(channels, config.get("rgb_bands")),
         **_test_scale(pipeline),
         "dynamic": args.dynamic,

@@ -37,7 +37,7 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".p
 
 # The first and last bytes of complete JPEG and PNG files.
 _FRAMES = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG", b"IEND\xaeB`\x82"))
-_noted: set[str] = set()  # kinds of files about which this process has warned
+warned_kinds: set[str] = set()  # kinds of files about which this process has warned
 
 
 def image_files(path: Path, recursive: bool = False) -> list[Path]:
@@ -203,8 +203,8 @@ class CheckedLoadImage(LoadImageFromFile):
             pixels = pixels.upright() if turned else pixels
             if note := pixels.dark_note() if self.value_range is None else None:
                 results["value_note"] = note
-                if note not in _noted:
-                    _noted.add(note)
+                if note not in warned_kinds:
+                    warned_kinds.add(note)
                     warnings.warn(f"{path}: {note}", stacklevel=2)
             image = self._convert(pixels, path)
         results["img"] = image.astype(np.float32) if self.to_float32 else image

@@ -141,6 +141,7 @@ def fit_input_channels(weight: Tensor, channels: int) -> Tensor:
     This is timm's rule: the sum for one channel, which is what a gray image as R, G and B gives,
     and otherwise the repeated weights times 3 / channels, which keeps their sum.
     """
+    weight = weight.float()  # from a file of 16 bits
     if channels == 1:
         return weight.sum(1, keepdim=True)
     return weight.repeat(1, -(-channels // 3), 1, 1)[:, :channels] * (3 / channels)

@@ -11,7 +11,9 @@ from PIL import Image
 
 from mmseg_ext import Predictor, get_model
 from mmseg_ext.commands import run
+from mmseg_ext.datasets import images
 from mmseg_ext.datasets.image_values import read_pixels
+from mmseg_ext.errors import UnreadableFileError
 from tests.commands.test_export import EXAMPLE
 from tests.datasets.trees import save
 
@@ -31,17 +33,77 @@ def bands_of(seed: int, count: int) -> np.ndarray:
     return values.astype(np.uint16)
 
 
-def write_sources(folder: Path, count: int) -> list[str]:
+def write_sources(folder: Path, count: int, dtype: type = np.uint16) -> list[str]:
     for i in range(4):
         save(folder / f"masks/{i}.png", LABEL)
         (folder / "images").mkdir(exist_ok=True)
         options = dict(photometric="minisblack", planarconfig="contig" if count > 1 else None)
-        tifffile.imwrite(folder / f"images/{i}.tif", bands_of(i, count), **options)
+        pixels = bands_of(i, count).astype(dtype)
+        tifffile.imwrite(folder / f"images/{i}.tif", pixels, **options)
     return ["--images", str(folder / "images"), "--masks", str(folder / "masks")]
 
 
 def start_command(name: str, *words: object) -> None:
     assert run(name, list(map(str, words))) == 0, name
+
+
+KINDS = {  # a file of another kind in a project of 8-bit photos, and what every reader tells
+    "pages": (dict(photometric="minisblack"), np.uint8, "is a stack of pages (3 Q x 40 Y x 48 X)"),
+    "planes": (dict(photometric="minisblack", planarconfig="separate"), np.uint8, None),
+    "dark": (dict(photometric="rgb", planarconfig="separate"), np.uint16, "up to 255 of 65535"),
+    "signed": (dict(photometric="rgb", planarconfig="separate"), np.int16, "has int16 values from"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_readers_agree(kind, tmp_path, capsys, monkeypatch):
+    """The loader in check_dataset, new_project, Predictor, image_demo and run_exported.py."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(images, "warned_kinds", set())
+    options, dtype, told = KINDS[kind]
+    planes = np.random.RandomState(0).randint(0, 256, (3, *SIZE))
+    flags = write_sources(tmp_path, 3, np.uint8)
+    start_command("new_project", "project", *flags, "--from", "scratch")
+    image, work = tmp_path / "images/0.tif", tmp_path / "project/data/images"
+    tifffile.imwrite(image, planes.astype(dtype), **options)  # new_project has linked it
+    error = kind in ("pages", "signed")
+
+    def shown() -> str:
+        captured = capsys.readouterr()
+        return captured.out + captured.err
+
+    shown()
+    assert any(path.resolve() == image for path in work.glob("*/0.tif"))
+    assert run("check_dataset", ["project/config.py", "--workers", "0"]) == error
+    printed = shown()
+    assert told is None or any(told in line and "0.tif: " in line for line in printed.splitlines())
+    assert ("0.tif" in printed) == (told is not None)
+
+    model = get_model("project/config.py")
+    expected = planes.astype(np.uint8).transpose(1, 2, 0) >> (8 if kind == "dark" else 0)
+    if error:
+        with pytest.raises(UnreadableFileError) as caught:
+            Predictor(model)(image)
+        assert told in str(caught.value)
+    else:
+        assert (Predictor(model)(image).image == expected).all()
+    images.warned_kinds.clear()
+    assert run("image_demo", ["images/0.tif", "project/config.py", "none"]) == error
+    assert (told or "") in shown()
+
+    example, seen = runpy.run_path(EXAMPLE), []
+    metadata = dict(channels=3, value_range=None, rgb_bands=[1, 2, 3], dynamic=True, scale=None)
+    metadata |= dict(keep_ratio=True, palette=np.zeros((2, 3), np.uint8))
+    network = lambda x: seen.append(x[0]) or x[:, :2]  # noqa: E731
+    example["main"].__globals__["load"] = lambda path: (network, metadata)
+    monkeypatch.setattr("sys.argv", [EXAMPLE, "m.onnx", "images/0.tif", "exported"])
+    assert example["main"]() == error
+    assert (told or "") in shown()
+    assert error or (seen[0] == expected.transpose(2, 0, 1)).all()
+
+    assert run("new_project", ["other", *flags, "--from", "scratch"]) == 0
+    left_out = (tmp_path / "other/left_out.txt").read_text()
+    assert (told in left_out) if kind == "pages" else left_out == ""
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 6, 12])

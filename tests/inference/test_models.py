@@ -5,6 +5,7 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmseg.apis import MMSegInferencer, inference_model, init_model
+from torch.nn import Conv2d
 
 import mmseg_ext
 from mmseg_ext.datasets import NucleiDataset
@@ -55,6 +56,32 @@ def test_overrides_keep_the_tensors_that_fit():
     with torch.enable_grad():
         model.train()(torch.randn(2, 3, 64, 64)).sum().backward()
     assert model.decode_head.conv_seg.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4, 6])
+def test_weights_fit_other_numbers_of_channels(channels, tmp_path):
+    """timm's rule: repeated, times 3 / channels; for one channel their sum."""
+    model = mmseg_ext.get_model(DEFAULT, pretrained=True, in_channels=channels)
+    full = mmseg_ext.get_model(DEFAULT, pretrained=True)
+    first = [next(m for m in x.modules() if isinstance(m, Conv2d)) for x in (full, model)]
+    weight, own = first[0].weight, first[1].weight
+    if channels == 1:
+        expected = weight.sum(1, keepdim=True)
+    else:
+        expected = torch.cat([weight, weight], 1)[:, :channels] * 3 / channels
+    assert torch.equal(own, expected)
+    others = (p for name, p in model.state_dict().items() if not name.startswith("backbone.stem.0"))
+    assert all(map(torch.equal, others, list(full.state_dict().values())[1:]))
+    photo = np.random.RandomState(0).randint(0, 256, (48, 64, 3), dtype=np.uint8)
+    labels = mmseg_ext.Predictor(full)(photo).labels
+    if channels == 6:  # with twice the image the network computes the same
+        found = mmseg_ext.Predictor(model)(np.dstack([photo, photo])).labels
+        assert (found == labels).mean() > 0.999
+    elif channels == 1:
+        photo = np.repeat(photo[..., :1], 3, 2)
+        found = mmseg_ext.Predictor(model)(photo[..., 0]).labels
+        assert (found == mmseg_ext.Predictor(full)(photo).labels).mean() > 0.9
+    assert len(model.data_preprocessor.mean) == channels
 
 
 def test_the_number_of_classes_of_all_heads(tmp_path):
