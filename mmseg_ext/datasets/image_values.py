@@ -101,7 +101,7 @@ def declared(values: np.ndarray, bits: int | None = None, **more: Any) -> Pixels
     """Return `Pixels` of an array (H, W) or (H, W, C), whose values have so many bits.
 
     Raises:
-        ValueError: for values that are no numbers, and for complex ones.
+        ValueError: for values that are neither integers nor floats.
     """
     kind, bits = values.dtype.kind, bits or 8 * values.dtype.itemsize
     if kind not in "buif":
@@ -210,7 +210,7 @@ def _read_tiff(data: bytes, indices: bool) -> Pixels:
         full = [s for s in file.series if not s.keyframe.subfiletype & (_REDUCED | _MASK)]
         if len(full) != 1 or None in full[0].pages:
             found = len(full) if len(full) != 1 else "channels in several files instead of one"
-            raise ValueError(f"has {found} images; save each image in a file of its own")
+            raise ValueError(f"has {found} images; save each image in a separate file")
         page: Any = full[0].keyframe
         sizes = dict(zip(full[0].axes, full[0].shape, strict=True))
         axes = [axis for axis, size in sizes.items() if size > 1 or axis in "YX"]
@@ -219,7 +219,7 @@ def _read_tiff(data: bytes, indices: bool) -> Pixels:
             pages = " x ".join(f"{size} {axis}" for axis, size in sizes.items())
             raise ValueError(
                 f"is a stack of pages ({pages}) that are not declared as channels; save each page "
-                "in a file of its own, or channels with tifffile.imwrite(..., "
+                "in a separate file, or channels with tifffile.imwrite(..., "
                 "metadata={'axes': 'CYX'})"
             )
         tags = {tag.code: tag.value for tag in page.tags}

@@ -163,7 +163,7 @@ class CheckedLoadImage(LoadImageFromFile):
     EXIF rotation, because mmcv would rotate the image but not the label map. If the results have
     `content`, these bytes are decoded instead of the file `img_path`.
 
-    With `color_type='unchanged'` or another `imdecode_backend`, mmcv reads the file alone.
+    With `color_type='unchanged'` or another `imdecode_backend`, only mmcv reads the file.
 
     Args:
         channels: of the network. Gray images are repeated for three. Alpha is left out unless the
@@ -215,7 +215,8 @@ class CheckedLoadImage(LoadImageFromFile):
             image = decode(content, path, flag, self.imdecode_backend)
         else:
             pixels = pixels.upright() if turned else pixels
-            if note := pixels.dark_note() if self.value_range is None else None:
+            scaled = self.value_range is None and flag != "unchanged"
+            if note := pixels.dark_note() if scaled else None:
                 results["value_note"] = note
                 if note not in warned_kinds:
                     warned_kinds.add(note)

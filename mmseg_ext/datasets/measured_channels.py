@@ -16,7 +16,7 @@ _CLIPPED = 0.1  # percent of a band's pixels at each end, which hot pixels can b
 
 @dataclass
 class Channels:
-    """What a config tells of its images.
+    """The settings of a config that depend on the bands of its images.
 
     Attributes:
         count: bands, without declared alpha.

@@ -1,4 +1,4 @@
-"""What a config tells of its data: parts of wrappers, classes, palette, channels of the images."""
+"""A config's data: parts of wrappers, classes and palette, channels of the images."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -104,8 +104,8 @@ def write_config(
 ) -> None:
     """Write `config.py` and its base to `folder`; it fits the sizes and number of the images.
 
-    With `tiles` the network sees parts of the images in full resolution. `channels` are those of
-    images that are no photos, and pictures show `rgb_bands`.
+    With `tiles` the network sees parts of the images in full resolution. `channels` describes
+    images other than photos. Pictures show `rgb_bands`.
 
     Raises:
         ValueError: if the images do not have these bands.

@@ -172,7 +172,7 @@ REFUSED = {
     "has 4 bands, but the network takes 3; ": tiff(
         NOISE[..., :4], photometric="rgb", extrasamples=["unspecified"]
     ),
-    r"is a stack of pages \(6 Q x 40 Y x 48 X\) .* file of its own": tiff(first(NOISE), **PAGES),
+    r"is a stack of pages \(6 Q x 40 Y x 48 X\) .* separate file": tiff(first(NOISE), **PAGES),
     r"is a stack of pages \(2 Z x 3 C x 40 Y x 48 X\)": tiff(
         first(NOISE).reshape(2, 3, 40, 48), imagej=True, metadata={"axes": "ZCYX"}
     ),
