@@ -82,12 +82,10 @@ class Pixels:
         """Return a note if values of 16 bits use at most 14, as of scientific cameras."""
         if self.white != 0xFFFF:
             return None
-        most = int(np.delete(self.values, self.alpha, axis=2).max())
-        high = 2 ** most.bit_length() - 1
-        dark = 0 < high < 2**14
-        return (
-            f"uses values up to {high} of 65535, so it is dark; {_hint(0, high)}" if dark else None
-        )
+        bits = int(np.delete(self.values, self.alpha, axis=2).max()).bit_length()
+        if not 0 < bits <= 14:
+            return None
+        return f"uses {bits} of 16 bits, so it is dark; {_hint(0, 2**bits - 1)}"
 
 
 def _hint(low: float, high: float) -> str:
