@@ -125,10 +125,10 @@ setup(
     keywords="semantic segmentation, mmsegmentation, attention, external attention, EANet, RMT, "
     "LambdaNetworks, DeepViT, PyTorch",
     classifiers=[
-        "Development Status :: 4 - Beta",
+        "Development Status :: 5 - Production/Stable",
         "Intended Audience :: Science/Research",
         "Intended Audience :: Developers",
-        "Operating System :: OS Independent",
+        "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3 :: Only",
         *(f"Programming Language :: Python :: 3.{minor}" for minor in (10, 11, 12, 13)),
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
@@ -137,8 +137,7 @@ setup(
     ],
     python_requires=">=3.10",
     packages=find_packages(include=["mmseg_ext", "mmseg_ext.*"]),
-    py_modules=["mmseg_ext_cli"],
-    entry_points={"console_scripts": ["mmseg-ext = mmseg_ext_cli:main"]},
+    entry_points={"console_scripts": ["mmseg-ext = mmseg_ext.commands:main"]},
     package_data={
         "mmseg_ext": [
             "py.typed",

@@ -9,8 +9,8 @@
 A table is between `<!-- table NAME -->` and `<!-- end of table -->`. docs/results contains what
 takes long or cannot be computed: `miou.json`, published results and our own; `reproduction.json`,
 the configs of each table in the papers; `model_zoo.json`, counts; `memory.json`, the memory of
-training steps and the plans for several GPUs; `camvid.json` and
-`camvid_imagenet.json`, runs of `benchmarks.camvid_table`.
+training steps and the plans for several GPUs; `camvid.json` and `camvid_imagenet.json`, runs of
+`benchmarks.camvid_table`; `gpu.json`, a run of `benchmarks.gpu`.
 """
 
 import argparse
@@ -23,6 +23,8 @@ from pathlib import Path
 from mmengine.config import Config
 
 from benchmarks import camvid_rows
+from benchmarks.gpu.runner import STAGES
+from benchmarks.gpu.summary import stage_summary
 from mmseg_ext import register_all_modules
 from mmseg_ext.cost.model_cost import Cost, cells, count_config, markdown
 from mmseg_ext.cost.step_memory import GIBI, Plan, StepMemory, plans, training_memory
@@ -198,6 +200,7 @@ TABLES: dict[str, Callable[[], str]] = {
         name: lambda name=name, record=record: camvid_rows.table(name, results(record))
         for name, (record, *_) in camvid_rows.TABLES.items()
     },
+    **{f"gpu_{n}": lambda n=n: stage_summary(n, results("gpu")) for n in (*STAGES, "claims")},
 }
 
 

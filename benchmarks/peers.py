@@ -46,13 +46,16 @@ class SmpUnet(nn.Module):
 def fill_in_order(encoder: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Load weights whose layers have the encoder's order but other names.
 
+    The encoder's last layers, which a Unet does not use, can be missing.
+
     Raises:
-        ValueError: if their shapes differ.
+        ValueError: if shapes differ.
     """
-    own = encoder.state_dict()
-    if [v.shape for v in weights.values()] != [v.shape for v in own.values()]:
+    own = list(encoder.state_dict().items())[: len(weights)]
+    if [value.shape for value in weights.values()] != [value.shape for _, value in own]:
         raise ValueError("weights: of another network than the encoder")
-    encoder.load_state_dict(dict(zip(own, weights.values(), strict=True)))
+    named = {name: value for (name, _), value in zip(own, weights.values(), strict=True)}
+    encoder.load_state_dict(named, strict=False)
 
 
 @MODELS.register_module()

@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("out", help="the picture to write")
     parser.add_argument("--data-root", type=Path, default=Path("data/camvid"))
     args = parser.parse_args()
-    model = mmseg_ext.get_model("ea_r18_fpn_camvid_6k", pretrained=True)
+    model = mmseg_ext.get_model("ea_lite0_fpn_camvid_1600", pretrained=True)
     predictor = mmseg_ext.Predictor(model)
 
     def read(name: str) -> tuple[str, np.ndarray]:

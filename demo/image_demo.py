@@ -1,6 +1,6 @@
 """Segment an image or a folder: `image_demo.py IMAGE|FOLDER CONFIG CKPT`; see `--help`."""
 
-from mmseg_ext_cli import start
+from mmseg_ext.commands import start
 
 if __name__ == "__main__":
     start("image_demo")

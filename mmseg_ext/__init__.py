@@ -3,15 +3,21 @@
 Importing the package registers them, the datasets and the training components, and has no other
 side effects. A config only needs
 ``custom_imports = dict(imports=['mmseg_ext'], allow_failed_imports=False)``. The backbones, the
-runner and the hooks also work in mmdetection and mmpretrain, without mmsegmentation. Without the mm
-stack the import registers nothing, and ``mmseg_ext.layers`` is plain PyTorch.
+runner and the hooks also work in mmdetection and mmpretrain, without mmsegmentation.
+
+Python runs this file before any part of the package. ``mmseg_ext.layers`` needs only torch, so
+registering waits until the mm stack is imported: before that, nothing can look up a name.
 """
 
 import importlib
 import sys
 import warnings
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from mmseg_ext.environment import (
     BASE,
@@ -51,14 +57,52 @@ _INFERENCE = {
 
 
 def __getattr__(name: str):
-    """Import a name of `mmseg_ext.inference` when it is used: `import mmseg_ext` stays fast."""
+    """Import a name of `mmseg_ext.inference`, or a folder, when it is used."""
     if name in _INFERENCE:
         return getattr(importlib.import_module(f"mmseg_ext.{_INFERENCE[name]}"), name)
+    if name in ("layers", *_ANY_PACKAGE, *_MMSEG):
+        return importlib.import_module(f"mmseg_ext.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+class _RegistersAfterImport(MetaPathFinder):
+    """Calls `register` when the first import of the mm stack, or of a folder that uses it, ends."""
+
+    names = ("mmengine", "mmcv", "mmseg", "mmdet", "mmpretrain")
+    names += tuple(f"mmseg_ext.{folder}" for folder in _ANY_PACKAGE + _MMSEG)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of a module in `names`, with a loader that registers, else None."""
+        others = [finder for finder in sys.meta_path if finder is not self and name in self.names]
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec: Any = next(filter(None, found), None)
+        if spec is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_register(module: ModuleType) -> None:
+            del spec.loader.exec_module
+            # Imports within this one must not register: it has loaded only a part of its package.
+            _stop_waiting()
+            try:
+                with quiet_stack_imports():
+                    execute(module)
+            finally:
+                register()
+
+        spec.loader.exec_module = execute_and_register
+        return spec
+
+
+def _stop_waiting() -> None:
+    sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, _RegistersAfterImport)]
+
+
 def register() -> None:
-    """Register what works with the installed packages; `import mmseg_ext` does the same."""
+    """Register what works with the installed packages, as `import mmseg_ext` does."""
+    _stop_waiting()
     if (problem := other_project()) is not None:
         warnings.warn(problem, stacklevel=2)
     if stack_problem(BASE) is not None:
@@ -118,6 +162,7 @@ def safe_loading(min_backbone_share: float | None = None) -> AbstractContextMana
     return safe_loading.safe_loading(min_backbone_share)
 
 
-# A command of `mmseg_ext_cli` registers after it has read its flags.
-if not getattr(sys.modules.get("mmseg_ext_cli"), "registers_later", False):
+if sys.modules.get("mmengine") is None:
+    sys.meta_path.insert(0, _RegistersAfterImport())
+else:
     register()

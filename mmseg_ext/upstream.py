@@ -2,11 +2,12 @@
 
 Each has a public name here, so a release that renames one changes only this file. All exist in
 mmengine 0.10.7 to 0.10.12, mmcv 2.1 to 2.3 and mmsegmentation 1.2.2 to 1.4.2.
+Branches for versions of torch are in `torch_versions`.
 
 Subclasses use these private names directly: `_transform_inputs` of a decode head,
 `_decode_head_forward_train` and `_auxiliary_head_forward_train` of a segmentor, `_load_seg_map` of
 a label transform, `_metainfo` of a dataset, `_get_value` of a scheduler,
-`_save_checkpoint_with_step` of `CheckpointHook`, and
+`_save_checkpoint_with_step` and `_default_greater_keys` of `CheckpointHook`, and
 `_scale_update_param` of `AmpOptimWrapper`, whose constructor asserts a GPU.
 """
 

@@ -29,7 +29,7 @@ FOLDERS = ("benchmarks", "configs", "demo", "docs", "mmseg_ext", "projects", "te
 FOLDERS += ("weights", ".ci", ".github")
 FILES = ("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile")
 FILES += ("README.md", "constraints.txt", "mkdocs.yml", "model-index.yml", "pyproject.toml")
-FILES += ("setup.py", "mmseg_ext_cli.py", "REUSE.toml", "SECURITY.md")
+FILES += ("setup.py", "REUSE.toml", "SECURITY.md")
 VERSION = mmseg_ext.__version__
 FREE = {"Apache-2.0", "CC0-1.0"}  # the licenses of what is distributed
 NAME = f"mmseg_attention-{VERSION}"  # of the distribution
@@ -102,7 +102,7 @@ def test_a_wheel_contains_the_package_and_mims_files(sdist, wheel):
     """The wheel is built from the sdist, which contains the repository."""
     sources, names, information = files_of(sdist), files_of(wheel), f"{NAME}.dist-info"
     scripts = (wheel / information / "entry_points.txt").read_text()
-    assert "mmseg-ext = mmseg_ext_cli:main" in scripts
+    assert "mmseg-ext = mmseg_ext.commands:main" in scripts
     assert {name for name in sources if name.startswith("mmseg_ext/")} <= names
     (weights,) = (name for name in names if name.endswith((".pth", ".safetensors")))
     assert weights == f"mmseg_ext/weights/{DEFAULT}.pth"
@@ -112,7 +112,7 @@ def test_a_wheel_contains_the_package_and_mims_files(sdist, wheel):
     assert files_of(wheel / "mmseg_ext/.mim") == parts | {"model-index.yml"}
     assert {license_of(name.removeprefix("mmseg_ext/.mim/")) for name in names} <= FREE
     top = {path.name for path in wheel.iterdir()}
-    assert top == {"mmseg_ext", "mmseg_ext_cli.py", information}
+    assert top == {"mmseg_ext", information}
 
 
 def test_the_wheels_description_stands_alone(wheel):
@@ -127,7 +127,7 @@ def test_the_wheels_description_stands_alone(wheel):
 
 def test_a_wheel_in_an_empty_folder(wheel, tmp_path):
     """Link the configs as a page says, and segment a photo."""
-    start = f'exec {sys.executable} -c "import mmseg_ext_cli as c; c.main()" "$@"'
+    start = f'exec {sys.executable} -c "from mmseg_ext.commands import main; main()" "$@"'
     command = write_command(tmp_path / "bin", "mmseg-ext", start)
     own = {"PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(wheel)}
     (link,) = re.findall(

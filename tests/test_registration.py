@@ -81,6 +81,28 @@ def test_importing_costs_what_the_stack_costs(tmp_path):
     assert new - set(sys.stdlib_module_names) == {"filelock", "mmseg_ext"}, result.stderr
 
 
+LAYERS_FIRST = """
+import importlib.util, sys
+import mmseg_ext.layers
+assert not {"mmengine", "mmcv", "mmseg"} & set(sys.modules)
+assert importlib.util.find_spec("mmengine")  # without importing it
+importlib.import_module(sys.argv[1])
+from mmengine.registry import HOOKS, MODELS
+from mmseg.registry import METRICS
+from mmseg.registry import MODELS as MMSEG_MODELS
+assert "RMT" in MODELS.module_dict and "FiniteLossHook" in HOOKS.module_dict
+assert "EAHead" in MMSEG_MODELS.module_dict and "CheckedIoUMetric" in METRICS.module_dict
+assert not any(type(finder).__module__ == "mmseg_ext" for finder in sys.meta_path)
+"""
+
+
+@pytest.mark.parametrize("first", ["mmengine.config", "mmseg.apis", "mmseg_ext.decode_heads"])
+def test_layers_need_only_torch_and_registering_waits_for_the_stack(first, tmp_path):
+    """Also if a config imports the package again, which then does nothing."""
+    result = run_without((), tmp_path, "-c", LAYERS_FIRST, first)
+    assert result.returncode == 0, result.stderr
+
+
 WITHOUT_MMSEG = """
 import mmseg_ext, mmseg_ext.engine.build
 from mmengine.registry import MODELS as ROOT_MODELS

@@ -1,6 +1,6 @@
 """Train a segmentor: `python tools/train.py CONFIG`; `--help` lists mmsegmentation's flags."""
 
-from mmseg_ext_cli import start
+from mmseg_ext.commands import start
 
 if __name__ == "__main__":
     start("train")

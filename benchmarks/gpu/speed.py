@@ -1,5 +1,7 @@
 """The stages that measure time and memory, one after the other."""
 
+import contextlib
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +22,7 @@ from benchmarks.reference.manhattan_attention import plain_manhattan_attention
 from benchmarks.tables import MEBI, STEPS
 from mmseg_ext import Predictor, get_model, register_all_modules
 from mmseg_ext.cost.model_cost import count_products
-from mmseg_ext.cost.step_memory import build_training_model
+from mmseg_ext.cost.step_memory import batch_of, build_training_model
 from mmseg_ext.engine.config import load_config
 from mmseg_ext.inference.export import (
     ExportedSegmentor,
@@ -42,10 +44,7 @@ def strips(run: Run) -> Iterator[Row]:
     """Compare class maps in strips of three sizes with mmsegmentation's."""
     cases = class_maps.CASES
     if run.quick:
-        cases = {
-            "test": class_maps.Case(5, (32, 48)),
-            "training": class_maps.Case(5, (32, 48), batch=2),
-        }
+        cases = {f"{n} images": class_maps.Case(5, (32, 48), batch=n) for n in (0, 2)}
     for name, case in cases.items():
         if run.left() < 3:
             return
@@ -103,17 +102,9 @@ def layer_cases(run: Run) -> Iterator[tuple[str, dict[str, nn.Module], Tensor]]:
     """Yield the ways to compute each layer, at sizes of 512x512 crops, with an input."""
     batch, scale = (1, 8) if run.quick else (4, 1)
     channels, side = 512 // scale, 64 // scale
-    blocks = {
-        name: external_attention.BLOCKS[name].build
-        for name in (
-            "EA, composed",
-            "EA, published order",
-            "self-attention",
-            "self-attention, stored weights",
-            "dual attention (DA)",
-        )
-    }
-    ways = {name: build(channels) for name, build in blocks.items()}
+    names = ("EA, composed", "EA, published order", "self-attention")
+    names += ("self-attention, stored weights", "dual attention (DA)")
+    ways = {name: external_attention.BLOCKS[name].build(channels) for name in names}
     yield "external attention", ways, torch.randn(batch, channels, side, side)
     for form, width, heads, side in (("full", 256, 8, 32), ("decomposed", 64, 4, 128)):
         layer = ManhattanAttention(width, heads, decomposed=form == "decomposed")
@@ -165,111 +156,121 @@ def measure_layer(run, name, modules, x, mode, precision, rates) -> Iterator[Row
         share = count_products(steps[way])[0] / cost.ms / rates[precision]
         # Input and output, in training also their gradients.
         size = x.nbytes * (2 if mode == "inference" else 4)
-        row |= {"of the product's peak": f"{share:.0%}"}
-        row |= {"of the copy's peak": f"{size / cost.ms / rates['copy']:.0%}"}
-        row |= kernels_of(steps[way]) if run.on_gpu and mode == "training" else {}
-        yield {**title, **row}
+        row["of the product's peak"] = f"{share:.0%}"
+        row["of the copy's peak"] = f"{size / cost.ms / rates['copy']:.0%}"
+        yield {**title, **row, **(kernels_of(steps[way]) if run.on_gpu else {})}
 
 
 def kernels_of(step: Callable[[], object]) -> Row:
-    """Return the number of kernels of a step, and the longest ones with their shares."""
+    """Return the time of a step's kernels, their number, and the longest ones with their shares.
+
+    Where the kernels take much less time than the step, Python is too slow to start them.
+    """
     try:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             step()
             torch.cuda.synchronize()
         events = [e for e in profile.key_averages() if e.self_device_time_total > 0]
     except Exception as error:  # the profiler needs rights that containers may not have
-        return {"kernels": "", "longest": f"{type(error).__name__}: {error}"[:80]}
-    total = sum(event.self_device_time_total for event in events) or 1
+        return {
+            "kernels, ms": "",
+            "kernels": "",
+            "longest": f"{type(error).__name__}: {error}"[:80],
+        }
+    total = sum(event.self_device_time_total for event in events) or 1  # microseconds
     events.sort(key=lambda event: -event.self_device_time_total)
     longest = [f"{e.key[:50]} {e.self_device_time_total / total:.0%}" for e in events[:3]]
-    return {"kernels": sum(event.count for event in events), "longest": "; ".join(longest)}
+    counted = {"kernels, ms": number(total / 1e3), "kernels": sum(e.count for e in events)}
+    return {**counted, "longest": "; ".join(longest)}
 
 
 CONFIGS = ("ea_r101_ade20k_160k", "fpn_rmt_small_ade20k_80k", "danet_r101_ade20k_160k")
 CONFIGS += ("upernet_deepvit_s_ade20k_160k", "upernet_lambda_r101_ade20k_160k")
-VARIANTS = ("TF32", "bfloat16", "TF32, EncoderDecoder", "bfloat16, EncoderDecoder")
-VARIANTS += ("float32", "bfloat16, compiled", "TF32, compiled")
+PLAIN, COMPILED = ("TF32", "bfloat16"), ("bfloat16, compiled", "TF32, compiled")
+STOCK = ("TF32, EncoderDecoder", "bfloat16, EncoderDecoder")
+
+
+def variants(quick: bool) -> list[tuple[str, str]]:
+    """Return configs with variants, the most important ones first."""
+    if quick:
+        return [("ea_r18_shapes", variant) for variant in ("TF32", COMPILED[0])]
+    groups = [(CONFIGS, PLAIN), (CONFIGS[:2], COMPILED[:1]), (CONFIGS[:1], STOCK)]
+    groups += [(CONFIGS, ("float32",)), (CONFIGS, STOCK), (CONFIGS, COMPILED)]
+    return [*dict.fromkeys((name, v) for names, found in groups for v in found for name in names)]
 
 
 def steps(run: Run) -> Iterator[Row]:
     """Measure training steps of five configs: images per second and peak memory."""
     register_all_modules()
     torch.backends.cudnn.benchmark = True
-    slowest = 5.0  # seconds that a variant took
-    for variant in VARIANTS:
-        for name in ("ea_r18_shapes",) if run.quick else CONFIGS:
-            title: Row = {"config": name, "variant": variant}
-            compiled = "compiled" in variant
-            if run.left() < (45 if compiled and run.on_gpu else 1.5 * slowest):
-                yield {**title, "skipped": f"{run.left():.0f} s are left"}
-                continue
-            if run.quick and (compiled or variant == "float32"):
-                continue
-            begin = time.time()
-            yield attempt(title, training_row, run, name, variant)
-            if not compiled:
-                slowest = max(slowest, time.time() - begin)
+    for name, variant in variants(run.quick):
+        title: Row = {"config": name, "variant": variant}
+        compiled, left = "compiled" in variant, run.left()
+        if not run.quick and left < (60 if compiled else 10):
+            yield {**title, "skipped": f"{left:.0f} s are left"}
+            continue
+        with time_limit(min(left - 5, 120 if compiled else 30)):
+            row = attempt(title, training_row, run, name, variant)
+        yield row
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError after these seconds, as soon as Python runs."""
+
+    def stop(*_) -> None:
+        raise TimeoutError(f"stopped after {seconds:.0f} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def training_row(run: Run, name: str, variant: str) -> Row:
+    """Measure the training step of a config on random images."""
     torch.set_float32_matmul_precision("highest" if variant.startswith("float32") else "high")
     torch.backends.cudnn.allow_tf32 = not variant.startswith("float32")
     config = load_config(name)
-    size, images = tuple(config.crop_size), config.train_dataloader.batch_size
     settings: dict = config.model.to_dict()
+    if run.quick:
+        settings["backbone"] |= dict(num_stages=1, strides=(1,), dilations=(1,), out_indices=(0,))
+        settings["decode_head"] |= dict(in_channels=16, in_index=0)
     if "EncoderDecoder" in variant:
         settings["type"] = "EncoderDecoder"
     model = build_training_model(settings, torch.device(run.device))
     model.to(run.device)
+    options = config.optim_wrapper.to_dict()
+    options = {key: options[key] for key in options if key not in ("dtype", "loss_scale")}
     half = variant.startswith("bfloat16")
-    options = {
-        k: v for k, v in config.optim_wrapper.to_dict().items() if k not in ("dtype", "loss_scale")
-    }
-    options["type"] = "PortableAmpOptimWrapper" if half else "OptimWrapper"
-    if half:
-        options["dtype"] = "bfloat16"
+    options |= dict(type="PortableAmpOptimWrapper", dtype="bfloat16") if half else {}
+    options |= {} if half else dict(type="OptimWrapper")
     wrapper = build_optim_wrapper(model, options)
-    batch = random_batch(images, size, config.model.decode_head.num_classes)
-    step = model.train_step
-    compile_seconds = ""
+    batch = batch_of(config, torch.device("cpu"))  # as of a data loader
+    for image, sample in zip(batch["inputs"], batch["data_samples"], strict=True):
+        image.random_(256)
+        sample.gt_sem_seg.data.random_(config.model.decode_head.num_classes)
+    images, step = len(batch["inputs"]), model.train_step
     if "compiled" in variant:
-        begin = time.perf_counter()
-        step = torch.compile(step)
-        step(batch, wrapper)
-        compile_seconds = f"{time.perf_counter() - begin:.0f}"
-    if run.on_gpu:
-        step(batch, wrapper)
-        torch.cuda.reset_peak_memory_stats()
+        torch._dynamo.reset()
+        step = torch.compile(step, backend="eager" if run.quick else "inductor")
+    begin = time.perf_counter()
+    step(batch, wrapper)
+    first = time.perf_counter() - begin
     cost = measure(run, {"step": lambda: step(batch, wrapper)})["step"]
     if not isinstance(cost, Cost):
         return {"failed": cost}
-    row: Row = {
-        "images": images,
-        "ms": number(cost.ms),
-        "images per s": number(1e3 * images / cost.ms),
-    }
+    row: Row = {"images": images, "ms": number(cost.ms)}
+    row["images per s"] = number(1e3 * images / cost.ms)
+    # The last call of a measurement starts with the allocator's peak reset.
     row["peak GiB"] = f"{torch.cuda.max_memory_allocated() / 2**30:.2f}" if run.on_gpu else ""
     stored = {} if "EncoderDecoder" in variant else stored_results("memory").get(name, {})
-    computed = stored.get("amp" if half else "float32")
+    computed = stored.get("amp" if variant.startswith("bfloat16") else "float32")
     row["model_cost, GiB"] = f"{computed['total'] / 2**30:.2f}" if computed else ""
-    row["first step, s"] = compile_seconds
+    row["first step, s"] = f"{first:.0f}"
     return row
-
-
-def random_batch(images: int, size: tuple[int, int], classes: int) -> dict:
-    """Return random images and label maps on the CPU, as a data loader does."""
-    from mmengine.structures import PixelData
-    from mmseg.structures import SegDataSample
-
-    generator = torch.Generator().manual_seed(0)
-    meta = {"img_shape": size, "ori_shape": size}
-    samples, inputs = [], []
-    for _ in range(images):
-        inputs.append(torch.randint(256, (3, *size), generator=generator, dtype=torch.uint8))
-        label = torch.randint(classes, (1, *size), generator=generator)
-        samples.append(SegDataSample(metainfo=meta, gt_sem_seg=PixelData(data=label)))
-    return {"inputs": inputs, "data_samples": samples}
 
 
 def inference(run: Run) -> Iterator[Row]:
@@ -289,9 +290,8 @@ def inference(run: Run) -> Iterator[Row]:
         expected = row.pop("labels", expected) if way == "batch 1" else expected
         row.pop("labels", None)
         yield row
-    yield attempt(
-        {"way": "export of the model"}, export_row, model, (32, 48) if run.quick else (256, 256)
-    )
+    row = {"way": f"export of the model on {run.device}"}
+    yield attempt(row, export_row, model, (32, 48) if run.quick else (256, 256))
     height, width = (96, 128) if run.quick else (8000, 10_000)
     tile = 64 if run.quick else 1024
     big = np.random.RandomState(1).randint(0, 256, (height, width, 3), np.uint8)
@@ -308,10 +308,8 @@ def predict_row(run: Run, model: nn.Module, images: list, options: dict, expecte
         return {"failed": cost}
     labels = np.stack([result.labels for result in predictor(images)])
     row: Row = {"images per s": number(1e3 * len(images) / cost.ms), "MiB": number(cost.mib)}
-    row["same labels as the first"] = (
-        "" if expected is None else f"{(labels == expected).mean():.2%}"
-    )
-    return {**row, "labels": labels}
+    same = "" if expected is None else f"{(labels == expected).mean():.2%}"
+    return {**row, "same labels as the first": same, "labels": labels}
 
 
 def tile_row(run: Run, model: nn.Module, image: np.ndarray, options: dict) -> Row:
@@ -334,6 +332,5 @@ def export_row(model: nn.Module, size: tuple[int, int]) -> Row:
         path = Path(folder, "model.onnx")
         export(segmentor, path, size)
         scores = ExportedSegmentor(path)(images)
-        expected = segmentor(images)
-        device = next(segmentor.parameters()).device
-    return {"device": str(device), "difference": f"{relative_difference(scores, expected):.1e}"}
+        difference = relative_difference(scores, segmentor(images))
+    return {"difference": f"{difference:.1e}"}

@@ -1,4 +1,4 @@
-"""What the stages share: their settings, and rows that survive an error.
+"""The settings of stages, measurements, and rows that survive an error.
 
 A stage is a generator of rows. A row is a dict of column names and values; consecutive rows with
 the same columns are one table.
@@ -37,7 +37,7 @@ class Run(NamedTuple):
 Stage = Callable[[Run], Iterator[Row]]
 
 
-def attempt(title: Row, function: Callable[..., Row], *arguments: object) -> Row:
+def attempt(title: Mapping[str, object], function: Callable[..., Row], *arguments: object) -> Row:
     """Return `title` with the columns of `function(*arguments)`, or with its error."""
     try:
         return {**title, **function(*arguments)}
@@ -58,7 +58,7 @@ class Cost(NamedTuple):
 
 
 def measure(run: Run, functions: Mapping[str, Callable[[], object]]) -> dict[str, Cost | str]:
-    """Measure functions that take turns; one that fails gives its error.
+    """Measure functions that take turns; a function that fails gives its error.
 
     There are as many rounds as fit in half a second, from 3 to 20.
     """

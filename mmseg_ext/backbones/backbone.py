@@ -142,6 +142,26 @@ class Backbone(BaseModule):
             for i in self.out_indices
         )
 
+    def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
+        """Return the depth of a parameter, and the number of depths, for layer-wise learning rates.
+
+        As in mmpretrain, the stem has depth 0, each block the next one, and the last depth is what
+        comes after: norms of the feature maps, the classifier, and names that do not start with
+        `prefix`. What a stage owns outside its blocks has the depth of its first block.
+        """
+        stem, *stages = self.parts
+        depths, blocks = dict.fromkeys(stem, 0), 0
+        for *before, stage in stages:
+            module = self.get_submodule(stage)
+            several = isinstance(module, nn.Sequential | nn.ModuleList)
+            inner = [f"{stage}.{i}" for i in range(len(module))] if several else [stage]
+            depths |= dict.fromkeys(before, blocks + 1)
+            depths |= {name: blocks + i for i, name in enumerate(inner, 1)}
+            blocks += len(inner)
+        own = f"{param_name}.".removeprefix(prefix) if param_name.startswith(prefix) else ""
+        found = (depth for name, depth in depths.items() if own.startswith(f"{name}."))
+        return next(found, blocks + 1), blocks + 2
+
     def _freeze_stages(self) -> None:
         """Turn off gradients of the frozen parts, and set them to eval mode."""
         for names in self.parts[: self.frozen_stages + 1]:

@@ -42,5 +42,6 @@ def main(args: argparse.Namespace) -> None:
         runner = runner_of(args)
         runner.register_hook(ProgressHook())
         # Also for mmengine's Runner, which does not read the key.
-        with explained(runner.cfg), safe_loading(runner.cfg.get("min_backbone_share")):
+        share = runner.cfg.get("min_backbone_share")
+        with explained(runner.cfg, runner.model), safe_loading(share):
             runner.train()

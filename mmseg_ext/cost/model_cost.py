@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from mmseg_ext.datasets.metainfo import input_channels
 from mmseg_ext.engine.config import load_config
 from mmseg_ext.layers import LambdaLayer
+from mmseg_ext.torch_versions import existing_kernels
 
 
 class MultiplyAdds(NamedTuple):
@@ -72,10 +73,9 @@ def count_products(run: Callable[[], object]) -> tuple[int, Counter[str]]:
     return counter.get_total_flops() // 2, products
 
 
-# Kernels that torch's own table lacks; those for a CPU exist since torch 2.2.
-_MORE_KERNELS = {
-    getattr(torch.ops.aten, name): count
-    for name, count in {
+# Kernels that torch's own table lacks.
+_MORE_KERNELS = existing_kernels(
+    {
         "_scaled_dot_product_flash_attention_for_cpu": (
             lambda query, key, value, *args, **kwargs: sdpa_flop_count(query, key, value)
         ),
@@ -85,9 +85,8 @@ _MORE_KERNELS = {
             )
         ),
         "baddbmm_": lambda addend, left, right, *args, **kwargs: 2 * math.prod(left) * right[-1],
-    }.items()
-    if hasattr(torch.ops.aten, name)
-}
+    }
+)
 
 
 @dataclass

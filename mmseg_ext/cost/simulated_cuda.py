@@ -1,9 +1,12 @@
 """A simulated CUDA device, whose tensors have only a shape and a dtype.
 
 Inside `SimulatedCUDA` tensors on `cuda` are meta tensors, and an operator on tensors of two
-devices raises, as most do on a GPU. CPU tensors keep their data.
+devices raises, as most do on a GPU. Numbers, masks and indices may be on the CPU, as on a GPU. CPU
+tensors keep their data. torch's own `FakeTensorMode` with `device="cuda"` needs a build for CUDA:
+on one for CPUs (2.13) it stops at the first `uniform_`, "not linked with support for cuda devices".
 
-- Indexing with a mask selects as many values as the mask has; `item()` returns 1.
+- Indexing with a mask selects as many values as the mask has, `nonzero` finds all; a value that is
+  read, as by `item()` or `cpu()`, is 1.
 - Mixed precision follows CUDA's lists, as far as segmentation models use them.
 - Attention and dropout are CUDA's fused operators.
 """
@@ -21,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mmseg_ext.layers.precision import autocast_dtype, set_autocast
+from mmseg_ext.torch_versions import autocast_dtype, set_autocast
 
 aten = torch.ops.aten
 
@@ -72,7 +75,8 @@ class SimulatedCUDA(TorchDispatchMode):
             # GPUs take numbers, tensors without dimensions, from the CPU.
             ours = [t for t in tensors if t.is_meta]
             foreign = [t for t in tensors if not t.is_meta and t.dim()]
-            if ours and foreign:
+            mixes = operator in _MIXING and (operator is aten.copy_.default or args[0].is_meta)
+            if ours and foreign and not mixes:
                 raise RuntimeError(
                     f"{operator}: a tensor {tuple(foreign[0].shape)} is on {foreign[0].device}, "
                     f"another on {self.device}; create it on the input's device"
@@ -96,15 +100,27 @@ class SimulatedCUDA(TorchDispatchMode):
             self.peak, self.gradients_at_peak = self.current, self.gradients
 
 
-def _index(x, indices):
-    """Index with each mask replaced by as many numbers as the mask has elements."""
+def _on_device(x, indices):
+    """Return indices on the device of x; a mask there selects as many values as it has."""
     numbers = []
     for index in indices:
-        if index is not None and index.dtype == torch.bool:
-            numbers += [x.new_empty(index.numel(), dtype=torch.long)] * index.dim()
+        if index is None or index.dtype != torch.bool:
+            numbers.append(None if index is None else x.new_empty(index.shape, dtype=torch.long))
         else:
-            numbers.append(index)
-    return aten.index.Tensor(x, numbers)
+            count = index.numel() if index.is_meta else int(index.sum())
+            numbers += [x.new_empty(count, dtype=torch.long)] * index.dim()
+    return numbers
+
+
+def _copied(x, device=None, **kwargs):
+    """Copy x, to the CPU as ones."""
+    if device is None or torch.device(device).type == "meta":
+        return aten._to_copy.default(x, device=device, **kwargs)
+    return torch.ones(x.shape, dtype=kwargs.get("dtype") or x.dtype)
+
+
+def _copy_in_place(x, source, non_blocking=False):
+    return x if x.is_meta else x.fill_(1)
 
 
 def _batch_norm_outputs(x, weight, bias, mean, variance, training, momentum, eps):
@@ -118,9 +134,17 @@ def _batch_norm_outputs(x, weight, bias, mean, variance, training, momentum, eps
 _FORMS = {
     aten.native_batch_norm.default: _batch_norm_outputs,
     aten._local_scalar_dense.default: lambda x: torch.ones((), dtype=x.dtype).item(),
-    aten.index.Tensor: _index,
+    aten._to_copy.default: _copied,
+    aten.copy_.default: _copy_in_place,
+    aten.nonzero.default: lambda x: x.new_empty((x.numel(), x.dim()), dtype=torch.long),
+    aten.index.Tensor: lambda x, indices: aten.index.Tensor(x, _on_device(x, indices)),
+    aten.index_put.default: lambda x, *values: torch.empty_like(x),
     aten.index_put_.default: lambda x, *values: x,
+    aten._index_put_impl_.default: lambda x, *values: x,
 }
+# They take CPU tensors for one on the device: indices, and what is copied.
+_MIXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
+_MIXING |= {aten._index_put_impl_.default, aten.copy_.default}
 
 # Functions that CUDA's autocast runs in half precision and in float32, by name: autocast in C++
 # ignores meta tensors.

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
 from mmseg_ext.datasets.metainfo import input_channels
+from mmseg_ext.torch_versions import HAS_FOREACH_WITHOUT_DATA
 
 GIBI = 2**30
 
@@ -61,8 +62,7 @@ def training_memory(config: Config, amp: bool = False) -> StepMemory:
         model = build_training_model(config.model, device.device)
         wrapper = build_optim_wrapper(model, {**settings, "type": "OptimWrapper"})
         for group in wrapper.optimizer.param_groups:
-            # The default on a GPU, which torch 2.1 cannot compute without data.
-            group["foreach"] = torch.__version__ >= "2.2"
+            group["foreach"] = HAS_FOREACH_WITHOUT_DATA  # the default on a GPU
         weights = device.peak = device.current
         trained = [p for p in model.parameters() if p.requires_grad]
 

@@ -85,7 +85,8 @@ class Pixels:
         bits = int(np.delete(self.values, self.alpha, axis=2).max()).bit_length()
         if not 0 < bits <= 14:
             return None
-        return f"uses {bits} of 16 bits, so it is dark; {_hint(0, 2**bits - 1)}"
+        high = 2 ** max(bits, 8) - 1
+        return f"uses {bits} of 16 bits, so it is dark; {_hint(0, high)}"
 
 
 def _hint(low: float, high: float) -> str:

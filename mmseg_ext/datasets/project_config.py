@@ -20,7 +20,7 @@ ITERATIONS = 12  # per training image
 LEAST_ITERATIONS, MOST_ITERATIONS = 600, 20000
 VALIDATIONS = 10  # in a training
 NECK = 32  # channels of the feature pyramid
-RATE_SCRATCH, RATE_IMAGENET, RATE_RESNET18, RATE_FILE = 2e-3, 1e-3, 5e-4, 5e-4
+RATE_SCRATCH, RATE_IMAGENET, RATE_RESNET18, RATE_FILE = 2e-3, 2e-3, 5e-4, 5e-4
 RARE = 0.02  # share of the pixels; a rarer class brings class weights
 # Okabe and Ito's colors, which color-blind people can tell apart, after gray for the background.
 _COLORS = [[80, 80, 80], [230, 159, 0], [86, 180, 233], [0, 158, 115], [240, 228, 66]]

@@ -20,11 +20,11 @@ from torch import Tensor, serialization
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.durable.plain_data import STAND_INS, Rebuilder, UnknownType
 from mmseg_ext.errors import CheckpointError
+from mmseg_ext.torch_versions import HAS_ALLOW_LIST, HAS_SAFE_TAR, allowed_globals
 
 # Where published checkpoints keep the state dict: mmengine, RMT and timm, EANet and EMANet, EMA.
 _WRAPPERS = ("state_dict", "model", "net", "state_dict_ema")
 _TRUST = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"  # torch's own variable
-_HAS_ALLOW_LIST = hasattr(serialization, "add_safe_globals")  # torch 2.4
 TERMS = ("license", "trained_on")  # entries of `meta` that every file made from weights keeps
 # Ends in eight digits of the file's SHA-256, as `write_weights` names files.
 _HASHED = re.compile(r"-([0-9a-f]{8})\.safetensors")
@@ -96,7 +96,7 @@ def read_torch_file(
     with _describe_errors(name):
         sizes = _check_format(file, mmap)
         source = str(name) if mmap else file  # torch maps paths only, and 2.1 no `Path`
-        with _allow_stand_ins():
+        with allowed_globals(STAND_INS):  # which are those of mmengine's Runner
             content = serialization.load(source, map_location, weights_only=not trusted, mmap=mmap)
         return Rebuilder(*sizes, trusted).rebuild(content)
 
@@ -125,8 +125,7 @@ def _check_format(file: BinaryIO, mmap: bool | None) -> tuple[int, int]:
     elif begin[:1] != b"\x80":  # of a pickle
         raise ValueError("it is not a torch file")
     file.seek(0)
-    # CVE-2025-32434: `weights_only` does not cover tar archives, which torch tries first.
-    if torch.__version__ < "2.6" and tarfile.is_tarfile(file):
+    if not HAS_SAFE_TAR and tarfile.is_tarfile(file):
         raise ValueError(
             f"torch {torch.__version__} can run code from tar archives; open it with torch 2.6 or "
             "newer, and save it again with torch.save"
@@ -142,7 +141,7 @@ def _describe_errors(name: str | Path) -> Iterator[None]:
     except (pickle.UnpicklingError, UnknownType) as error:
         found = re.search(r"GLOBAL ([\w.]+)|of type ([\w.]+)", str(error))  # in torch's long text
         what = f" such as {found[1] or found[2]}" if found else ""
-        newer = "" if _HAS_ALLOW_LIST else "; checkpoints of mmengine's Runner need torch 2.4"
+        newer = "" if HAS_ALLOW_LIST else "; checkpoints of mmengine's Runner need torch 2.4"
         raise CheckpointError(
             f"{name}: contains objects other than tensors and plain data{what}, and loading them "
             f"could run code; if you trust its source, set {_TRUST}=1 for one run{newer}"
@@ -150,22 +149,6 @@ def _describe_errors(name: str | Path) -> Iterator[None]:
     except Exception as error:  # damaged files raise errors of every type
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise CheckpointError(f"{name}: is not an intact checkpoint ({reason})") from error
-
-
-@contextlib.contextmanager
-def _allow_stand_ins() -> Iterator[None]:
-    """Let `torch.load` read what mmengine's Runner saves, and nothing else that others allowed."""
-    if not _HAS_ALLOW_LIST:
-        yield
-        return
-    before = serialization.get_safe_globals()
-    serialization.clear_safe_globals()
-    serialization.add_safe_globals(STAND_INS)
-    try:
-        yield
-    finally:
-        serialization.clear_safe_globals()
-        serialization.add_safe_globals(before)
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:

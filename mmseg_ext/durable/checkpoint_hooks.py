@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import threading
+from collections import deque
 from pathlib import Path
 
 import torch
@@ -65,6 +66,9 @@ class DurableCheckpointHook(CheckpointHook):
     """
 
     _run: str | None = None  # the identity of a `DurableRunner`'s run
+    # A higher 'IoU.crop' is better, too; mmengine knows only the means.
+    _default_greater_keys = [*CheckpointHook._default_greater_keys, "IoU.", "Dice.", "Fscore."]
+    _default_greater_keys += ["Recall."]
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -83,6 +87,11 @@ class DurableCheckpointHook(CheckpointHook):
                 "default_hooks.checkpoint.by_epoch=True: a loop of iterations is one epoch, and is "
                 "saved only at its end; set by_epoch=False"
             )
+        if os.path.abspath(self.out_dir) != str(folder):  # of a second hook
+            runner.logger.warning(
+                f"out_dir={self.out_dir!r} of {self.filename_tmpl} is not used: all checkpoints of "
+                f"a run are saved to {folder}; set default_hooks.checkpoint.out_dir"
+            )
         self.out_dir = str(folder)
         self.last_ckpt = hub.runtime_info.get("last_ckpt")
         self._run = getattr(runner, "run_id", None)
@@ -100,11 +109,13 @@ class DurableCheckpointHook(CheckpointHook):
             remove_parts(place)
         if self.last_ckpt and Path(self.last_ckpt).is_file():
             write_text(self.last_ckpt, work / LAST)  # a stop can have come before this
-        if self.max_keep_ckpts > 0 and not self.keep_ckpt_ids:  # the run has kept all until now
+        step = self._step(runner)
+        if self.max_keep_ckpts > 0:  # the resumed numbers can be another hook's
             found = {path: self._series(path) or ("other", 0) for path in folder.glob("*")}
-            own = [path for path in found if not found[path][0] and origin_of(path)[0] == run]
-            self.keep_ckpt_ids.extend(sorted(found[path][1] for path in own))
-        self._remove_older(runner, self._step(runner))
+            regular = [path for path, (before, at) in found.items() if not before and at <= step]
+            own = sorted(found[path][1] for path in regular if origin_of(path)[0] == run)
+            self.keep_ckpt_ids = deque(own, self.max_keep_ckpts)
+        self._remove_older(runner, step)
         write_text(run, folder / RUN)
         if others := sorted(path.name for path in find_checkpoints(runner.cfg)[1]):
             runner.logger.warning(
@@ -224,7 +235,8 @@ class StopOnSignalHook(Hook):
         if not number:
             return
         name = f"{signal.Signals(number).name}: stopped after iteration {runner.iter + 1}"
-        hook = next((h for h in runner.hooks if isinstance(h, CheckpointHook)), None)
+        hooks = [h for h in runner.hooks if isinstance(h, CheckpointHook)]
+        hook = max(hooks, key=lambda h: h.save_optimizer, default=None)  # the first that has it
         if hook is None:
             raise RunError(f"{name} without saving; add default_hooks.checkpoint to the config")
         if Path(hook.last_ckpt or "").name != hook.filename_tmpl.format(runner.iter + 1):

@@ -178,6 +178,7 @@ class DurableRunner(Runner):
             stack.enter_context(self._safe_loading())  # of `init_cfg`, and of hooks
             self._find_checkpoint()
             if resumes(self):  # the checkpoint has all weights, and the first ones may be gone
+                module: Any
                 for module in self.model.modules():
                     if "Pretrained" in str(getattr(module, "init_cfg", None)):
                         module.init_cfg = None

@@ -7,6 +7,7 @@ of your own, are unchanged.
 """
 
 import contextlib
+import logging
 import platform
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -119,6 +120,24 @@ def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
     return line + (f"; not filled: {_listed(left)}" if left else "")
 
 
+def random_parts(module: nn.Module, state_dict: Mapping[str, Tensor]) -> list[str]:
+    """Return the parts of the backbone whose matrices and kernels are all missing in `state_dict`.
+
+    Return nothing if it fills no part at all. Norms do not count: they do not start at random
+    values, and a segmentor adds some to a classifier's backbone.
+    """
+    module = unwrap_model(module)
+    prefix = "backbone." if isinstance(getattr(module, "backbone", None), nn.Module) else ""
+    filled: dict[str, bool] = {}
+    for name, value in module.state_dict().items():
+        if name.startswith(prefix) and value.ndim > 1:
+            part = prefix + name.removeprefix(prefix).split(".")[0]
+            given = state_dict.get(name)
+            fits = isinstance(given, Tensor) and given.shape == value.shape
+            filled[part] = filled.get(part, False) or fits
+    return [part for part in filled if not filled[part]] if any(filled.values()) else []
+
+
 def check_finite(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     """Raise CheckpointError if infinities or NaNs would replace finite values."""
     bad = [
@@ -184,6 +203,13 @@ def load_and_report(
     check_finite(module, state_dict)
     load_state_dict(module, state_dict, strict, logger)  # backbones refuse published names here
     print_log(check_coverage(module, state_dict), logger="current")
+    if random := random_parts(module, state_dict):
+        unused = _listed(sorted({*state_dict} - {*names}))
+        message = (
+            f"{_listed(random)}: random, while the weights fill other parts of the backbone; use "
+            f"weights of the same variant (the file also has {unused})"
+        )
+        print_log(message, logger="current", level=logging.WARNING)
 
 
 def load_checkpoint(filename: str, map_location: Any = None, logger: Any = "current") -> Any:

@@ -96,14 +96,16 @@ def checkpoint_folder(cfg: Config) -> Path:
     return Path(hook["out_dir"], Path(os.path.abspath(cfg.work_dir)).name)
 
 
-def origin_of(path: Path) -> tuple[str | None, float]:
-    """Return the identity of the run that wrote a checkpoint, or None, and when it was saved."""
+def origin_of(path: Path) -> tuple[str | None, float, bool]:
+    """Return a checkpoint's run, or None, when it was saved, and whether it has an optimizer."""
     try:
-        meta = dict(read_checkpoint(path, mmap=True)["meta"])
+        content = read_checkpoint(path, mmap=True)
+        meta, has_optimizer = dict(content["meta"]), "optimizer" in content
     except Exception:  # `newest_complete` reports files that cannot be read
-        meta = {}
+        meta, has_optimizer = {}, False
     saved = meta.get("saved_at")  # a copied file may have another time
-    return meta.get("run"), saved if isinstance(saved, float) else path.stat().st_mtime
+    saved = saved if isinstance(saved, float) else path.stat().st_mtime
+    return meta.get("run"), saved, has_optimizer
 
 
 def _read_word(path: Path) -> str:
@@ -115,7 +117,8 @@ def find_checkpoints(cfg: Config) -> tuple[list[Path], list[Path]]:
     """Return the checkpoints of the run that owns the folder, newest first, and of earlier runs.
 
     A run can stop after it has saved a checkpoint and before it writes `last_checkpoint`, so this
-    file only adds a checkpoint with another name. The path in it may be of a copied folder.
+    file only adds a checkpoint with another name. The path in it may be of a copied folder. An
+    archive of weights comes last: a run does not resume exactly without its optimizer's state.
     """
     folder, hook = checkpoint_folder(cfg), (cfg.get("default_hooks") or {}).get("checkpoint") or {}
     own_name = series_pattern(hook.get("filename_tmpl"))
@@ -125,7 +128,12 @@ def find_checkpoints(cfg: Config) -> tuple[list[Path], list[Path]]:
         for path in folder.glob("*")
         if path.is_file() and (path.name == last or own_name.fullmatch(path.name))
     }
-    newest_first = sorted(origins, key=lambda path: origins[path][1], reverse=True)
+
+    def rank(path: Path) -> tuple[bool, float]:
+        _, saved, has_optimizer = origins[path]
+        return has_optimizer or own_name.fullmatch(path.name) is not None, saved
+
+    newest_first = sorted(origins, key=rank, reverse=True)
     own = [path for path in newest_first if not run or origins[path][0] in (run, None)]
     return own, [path for path in newest_first if path not in own]
 

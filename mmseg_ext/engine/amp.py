@@ -3,6 +3,7 @@
 mmengine's `AmpOptimWrapper` (0.10.7 to 0.10.12) asserts a GPU.
 """
 
+import logging
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from mmengine.optim import AmpOptimWrapper, ApexOptimWrapper, OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 
 from mmseg_ext.errors import LaunchError
+from mmseg_ext.torch_versions import grad_scaler
 
 _AMPERE = (8, 0)  # the first CUDA capability with products in bfloat16
 
@@ -37,6 +39,13 @@ class PortableAmpOptimWrapper(AmpOptimWrapper):
             old = device == "cuda" and torch.cuda.get_device_capability() < _AMPERE
             dtype = "float16" if old else "bfloat16"
         print_log(f"mixed precision: {dtype} (optim_wrapper.dtype)", logger="current")
+        if device == "cpu" and dtype == "bfloat16" and not has_bfloat16(torch.device(device)):
+            print_log(
+                "optim_wrapper: bfloat16 is slow on this CPU, which has neither AVX512-BF16 nor "
+                "AMX; train without --amp, or with optim_wrapper.type=OptimWrapper",
+                logger="current",
+                level=logging.WARNING,
+            )
         self._scale_update_param, settings = None, {}
         if isinstance(loss_scale, dict):
             settings = loss_scale
@@ -46,10 +55,7 @@ class PortableAmpOptimWrapper(AmpOptimWrapper):
         OptimWrapper.__init__(self, **kwargs)  # AmpOptimWrapper.__init__ asserts a GPU
         self.cast_dtype = getattr(torch, dtype)
         settings = {**settings, "enabled": dtype == "float16"}
-        if hasattr(torch.amp, "GradScaler"):  # torch 2.3
-            self.loss_scaler = torch.amp.GradScaler(device, **settings)
-        else:
-            self.loss_scaler = torch.cuda.amp.GradScaler(**settings)
+        self.loss_scaler = grad_scaler(device, **settings)
 
 
 def enable_amp(cfg: Config) -> None:
@@ -74,6 +80,15 @@ def enable_amp(cfg: Config) -> None:
         )
 
 
+def has_bfloat16(device: torch.device) -> bool:
+    """Return whether the device has instructions for bfloat16; without them it is slow."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= _AMPERE
+    flags = Path("/proc/cpuinfo")
+    text = flags.read_text() if device.type == "cpu" and flags.is_file() else ""
+    return "avx512_bf16" in text or "amx_bf16" in text
+
+
 def bfloat16_autocast(device: torch.device, enabled: bool = True) -> AbstractContextManager:
     """Return a context manager in which models predict in bfloat16.
 
@@ -82,13 +97,7 @@ def bfloat16_autocast(device: torch.device, enabled: bool = True) -> AbstractCon
     """
     if not enabled:
         return nullcontext()
-    if device.type == "cuda":
-        fast = torch.cuda.get_device_capability(device) >= _AMPERE
-    else:
-        flags = Path("/proc/cpuinfo")
-        text = flags.read_text() if device.type == "cpu" and flags.is_file() else ""
-        fast = "avx512_bf16" in text or "amx_bf16" in text
-    if not fast:
+    if not has_bfloat16(device):
         raise LaunchError(
             f"amp: bfloat16 is slow on this {device.type}, which needs AVX512-BF16, AMX or CUDA "
             "capability 8.0; predict without it"

@@ -22,11 +22,13 @@ from mmengine.runner import EpochBasedTrainLoop, Runner, ValLoop
 
 from mmseg_ext.datasets.metainfo import input_channels
 from mmseg_ext.durable.checkpoint_files import published_name
+from mmseg_ext.durable.safe_loading import unwrap_model
 from mmseg_ext.durable.work_dir import find_checkpoints, missing_checkpoint, on_rank_zero
 from mmseg_ext.engine.amp import enable_amp
 from mmseg_ext.engine.build_errors import check_metrics, dataset_warnings, explained
 from mmseg_ext.engine.config import load_config
 from mmseg_ext.engine.distributed import init_distributed
+from mmseg_ext.engine.parameter_groups import unused_custom_keys
 from mmseg_ext.engine.run_record import batch_settings
 from mmseg_ext.errors import LaunchError
 
@@ -109,6 +111,11 @@ def _build(cfg: Config, *loops: str) -> Runner:
     for warning in dataset_warnings(runner):
         runner.logger.warning(warning)
     if "train_loop" in loops:
+        from mmseg_ext.segmentors.ignored_pixels import losses_of_ignored_pixels  # needs mmseg
+
+        model = unwrap_model(runner.model)
+        for warning in (*losses_of_ignored_pixels(model), *unused_custom_keys(cfg, model)):
+            runner.logger.warning(warning)
         check_metrics(runner)
         _fit_learning_rate(runner)
     return runner

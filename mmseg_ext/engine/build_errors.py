@@ -24,7 +24,7 @@ from mmseg_ext import errors
 from mmseg_ext.datasets.metainfo import inner_datasets
 from mmseg_ext.durable.safe_loading import unwrap_model
 from mmseg_ext.engine.config import KEYS, arguments, format_error, nearest, short
-from mmseg_ext.errors import LaunchError
+from mmseg_ext.errors import LaunchError, RunError
 from mmseg_ext.upstream import built_dataloaders
 
 _WEIGHTS = ("checkpoint", "pretrained", "load_from")  # keys that name files of weights
@@ -37,11 +37,14 @@ _Entries = list[tuple[str, Any]]  # dotted keys of the config, and their values
 
 
 @contextlib.contextmanager
-def explained(cfg: Config) -> Iterator[None]:
+def explained(cfg: Config, model: nn.Module | None = None) -> Iterator[None]:
     """Explain errors that are raised while parts of `cfg`, or weights that it names, are loaded.
+
+    With a `model`, also explain errors of training steps that its decode heads cause.
 
     Raises:
         LaunchError: in one line, if the error is about a setting, a file or a missing package.
+        RunError: for classes of a label map, which only one process may have.
         RuntimeError: for any other error of a part of the config. It names the part, and the error
             is its cause. Errors of this package, and errors outside the config, pass unchanged.
     """
@@ -52,6 +55,8 @@ def explained(cfg: Config) -> Iterator[None]:
             raise
         entries = [entry for key in cfg if key in KEYS for entry in _entries(key, cfg[key])]
         explanation = _explanation(entries, error)
+        if explanation is None and model is not None:
+            explanation = _of_heads(unwrap_model(model), error)
         if explanation is None:
             raise
         raise explanation from error
@@ -99,25 +104,32 @@ def dataset_warnings(runner: Runner) -> list[str]:
 def check_metrics(runner: Runner) -> None:
     """Raise a LaunchError for `iou_metrics` and `save_best` that the first validation would refuse.
 
-    The metric itself computes the names of its scores, for one class.
+    The metric itself computes the names of its scores. `CheckedIoUMetric` gets the names of scores
+    of single classes that `save_best` has, such as 'IoU.crop'.
     """
     metrics = getattr(getattr(runner.val_loop, "evaluator", None), "metrics", [])
     if not metrics or not all(hasattr(metric, "total_area_to_metrics") for metric in metrics):
         return  # not only mmsegmentation's IoUMetric
-    names = set()
+    wanted = (runner.cfg.get("default_hooks", {}).get("checkpoint") or {}).get("save_best")
+    wanted = [wanted] if isinstance(wanted, str) else wanted or []
+    names, of_classes = set(), set()
     for metric in metrics:
+        areas = 4 * [torch.ones(len(metric.dataset_meta["classes"]))]
         try:
-            scores = metric.total_area_to_metrics(*4 * [torch.ones(1)], metric.metrics)
+            scores = metric.total_area_to_metrics(*areas, metric.metrics)
         except KeyError as error:
             line = f"val_evaluator.iou_metrics={metric.metrics}: {format_error(error)}"
             raise LaunchError(line) from error
         prefix = f"{metric.prefix}/" if metric.prefix else ""
         names |= {prefix + (name if name == "aAcc" else f"m{name}") for name in scores}
-    wanted = (runner.cfg.get("default_hooks", {}).get("checkpoint") or {}).get("save_best")
-    for name in [wanted] if isinstance(wanted, str) else wanted or ():
-        if name not in {"auto", *names}:
-            key = f"default_hooks.checkpoint.save_best={name!r}"
-            raise LaunchError(f"{key}: the validation returns {', '.join(sorted(names))}")
+        for name in getattr(metric, "by_class", {}):
+            of_classes.add(prefix + name)
+            if prefix + name in wanted and name not in metric.class_scores:
+                metric.class_scores.append(name)
+    for name in wanted:
+        if name not in {"auto", *names, *of_classes}:
+            key, hint = f"default_hooks.checkpoint.save_best={name!r}", nearest(name, of_classes)
+            raise LaunchError(f"{key}: the validation returns {', '.join(sorted(names))}{hint}")
 
 
 def _explanation(entries: _Entries, error: Exception) -> Exception | None:
@@ -125,6 +137,11 @@ def _explanation(entries: _Entries, error: Exception) -> Exception | None:
     trace = traceback.extract_tb(error.__traceback__)
     if any(f.name == "load_checkpoint" and "mmengine" in f.filename for f in trace):
         return _of_weights(entries, error)
+    if isinstance(error, NotImplementedError) and "layer_decay_opt" in trace[-1].filename:
+        return LaunchError(
+            "optim_wrapper.constructor: mmsegmentation's is for ConvNeXt, BEiT and MAE; use "
+            "LayerDecayOptimWrapperConstructor with paramwise_cfg.layer_decay_rate"
+        )
     part, reason = _find_part(entries, error.__traceback__), format_error(error)
     entries = sorted(entries, key=lambda entry: not _is_within(entry[0], part))
     if isinstance(error, KeyError | TypeError) and (unknown := _of_type(entries, reason)):
@@ -219,6 +236,46 @@ def _of_argument(
             if name not in (known := arguments(kind)):
                 line = f"{key}={short(repr(value))}: {format_error(error)}"
                 return LaunchError(line + nearest(name, known))
+    return None
+
+
+def _of_heads(model: nn.Module, error: Exception) -> Exception | None:
+    """Explain labels that a decode head has no class for, and losses that fail for any labels."""
+    from mmseg.models.decode_heads import DAHead  # `env` works without mmseg
+    from mmseg.models.decode_heads.decode_head import BaseDecodeHead
+
+    label = re.search(r"Target (\d+) is out of bounds", str(error))  # torch, on a CPU
+    parts: list[tuple[str, Any]] = [*model.named_modules()]
+    for name, head in parts:
+        if not all(hasattr(head, attribute) for attribute in _OF_HEADS):
+            continue
+        if label and int(label[1]) >= head.num_classes:
+            key = f"model.{name}.num_classes={head.num_classes}"
+            hint = "set their number, or find the files with `mmseg-ext check_dataset CONFIG`"
+            return RunError(f"{key}: the labels have the value {label[1]}; {hint}")
+        # Other heads may call their losses with other arguments.
+        usual = type(head).loss_by_feat in (BaseDecodeHead.loss_by_feat, DAHead.loss_by_feat)
+        if usual and (reason := _of_losses(head, error)):
+            return LaunchError(f"model.{name}.{reason}")
+    return None
+
+
+def _of_losses(head: Any, error: Exception) -> str | None:
+    """Return which loss of a decode head raises such an error for legal labels, if one does."""
+    several, device = isinstance(head.loss_decode, nn.ModuleList), next(head.parameters()).device
+    try:
+        logits = torch.zeros(1, head.out_channels, 4, 4, device=device)
+    except RuntimeError:  # after a failed kernel
+        return None
+    for i, loss in enumerate(head.loss_decode if several else [head.loss_decode]):
+        try:
+            loss(logits, logits[:, 0].long(), weight=None, ignore_index=head.ignore_index)
+        except Exception as failure:
+            if type(failure) is type(error):
+                key = f"loss_decode.{i}.type" if several else "loss_decode.type"
+                text = f"fails for {head.out_channels} classes and legal labels on {device}"
+                hint = "correct its settings, or use another loss"
+                return f"{key}={type(loss).__name__!r}: {text} ({format_error(failure)}); {hint}"
     return None
 
 

@@ -4,6 +4,7 @@ import difflib
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,9 @@ def load_config(
         reason = "; ".join(format_error(cause) for cause in causes[-2:])
         if "mmsegmentation is not installed" in str(error):
             reason = _MMSEG_BASE
+        # mmengine compiles the rest of a config with the name of the file.
+        if isinstance(error, NameError) and not traceback.extract_tb(error.__traceback__)[-1][0]:
+            reason += "; mmengine evaluates `_base_` without the rest of the file; write full paths"
         raise LaunchError(f"config {path}: {reason}") from error
     cfg.launcher = launcher
     for warning in unread_keys(cfg, options or {}):

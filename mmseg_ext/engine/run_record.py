@@ -15,6 +15,7 @@ from mmengine.registry import HOOKS
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.datasets.metainfo import inner_datasets
 from mmseg_ext.durable.safe_loading import unwrap_model
+from mmseg_ext.engine.parameter_groups import describe_groups
 
 _PACKAGES = ("mmseg_ext", "torch", "numpy", "mmengine", "mmcv", "mmseg", "mmdet", "mmpretrain")
 _FROM_SCRATCH = (
@@ -117,6 +118,7 @@ def summary(runner, record: dict) -> list[str]:
         f"{record['batch_per_process']}, gradients of {record['accumulated_batches']} a step",
         f"schedule: from {runner.iter:,} to {loop.max_iters:,} iterations, learning rate "
         f"{record['learning_rate']} x {record['learning_rate_factor']:g}",
+        *describe_groups(runner.optim_wrapper),
         f"on: {', '.join(record['devices'])}; {record['precision']}; seed {record['seed']}",
         f"log and config: {runner.log_dir}",
     ]

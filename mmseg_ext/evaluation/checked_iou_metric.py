@@ -10,7 +10,9 @@ the processes add one matrix, so machines need no common folder.
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from mmengine import dist
 from mmengine.logging import print_log
@@ -19,26 +21,54 @@ from mmseg.registry import METRICS
 from torch import Tensor
 
 from mmseg_ext.datasets.labels import describe_counts
-from mmseg_ext.errors import LabelError
+from mmseg_ext.errors import LabelError, LaunchError
 
 
 @METRICS.register_module()
 class CheckedIoUMetric(IoUMetric):
-    """`IoUMetric` with exact counts: same arguments, same results for valid label maps.
+    """`IoUMetric` with exact counts, and the same results for valid label maps.
+
+    If `ignore_index` is a class, its scores are NaN, and the means leave it out. In mmsegmentation
+    it counts as 0 as soon as one pixel is predicted as this class.
 
     After an evaluation `confusion` `(classes, classes)` contains the number of pixels of all
     processes by label (rows) and prediction (columns). It is None before, and with `format_only`.
     `collect_device` and `collect_dir` have no effect. Label maps with only one class, such as masks
     of 0 and 255, are a warning.
 
+    Args:
+        class_scores: scores of single classes that the results contain, such as 'IoU.crop' or
+            'Acc.crop'. `mmseg-ext train` adds those that `save_best` names.
+        others: of `IoUMetric`.
+
     Raises:
         LabelError: in `process`, for a label map with values other than the classes and
             `ignore_index`, or with another size than the prediction.
+        LaunchError: when the scores are computed, for another name in `class_scores`.
         ValueError: in `process`, for a predicted class that the dataset does not have.
     """
 
     confusion: Tensor | None = None
+    by_class: dict[str, float]  # the scores of each class, 0 to 1, by names like 'IoU.crop'
     _written: set[str] | None = None  # names of images in an evaluation
+
+    def __init__(
+        self,
+        ignore_index: int = 255,
+        iou_metrics: list[str] = ["mIoU"],
+        nan_to_num: int | None = None,
+        beta: int = 1,
+        collect_device: str = "cpu",
+        output_dir: str | None = None,
+        format_only: bool = False,
+        prefix: str | None = None,
+        *,
+        class_scores: Sequence[str] = (),
+        **kwargs: Any,
+    ):
+        files: Any = (collect_device, output_dir, format_only, prefix)
+        super().__init__(ignore_index, iou_metrics, nan_to_num, beta, *files, **kwargs)
+        self.class_scores = list(class_scores)
 
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
         for sample in data_samples:
@@ -112,7 +142,31 @@ class CheckedIoUMetric(IoUMetric):
             )
             print_log(message, logger="current", level=logging.WARNING)
         union = of_label + predicted - intersection
-        return super().compute_metrics([(intersection, union, predicted, of_label)])
+        meta: Any = self.dataset_meta
+        shown = list(meta["classes"])
+        if self.ignore_index in range(len(shown)):
+            shown[self.ignore_index] += " (ignored)"
+        self.dataset_meta = {**meta, "classes": shown}  # of the table
+        means = super().compute_metrics([(intersection, union, predicted, of_label)])
+        self.dataset_meta = meta
+        return means | {name: round(100 * self.by_class[name], 2) for name in self.class_scores}
+
+    def total_area_to_metrics(self, *areas: Any, **settings) -> dict[str, np.ndarray]:
+        """Compute the scores of the classes from areas (classes,), and set `by_class`."""
+        scores, self.by_class = super().total_area_to_metrics(*areas, **settings), {}
+        meta: Any = self.dataset_meta
+        for key in scores.keys() - {"aAcc"}:
+            for i, name in enumerate(meta["classes"]):
+                if i == self.ignore_index:
+                    scores[key][i] = np.nan
+                else:
+                    self.by_class[f"{key}.{name}"] = float(scores[key][i])
+        if unknown := sorted({*self.class_scores} - self.by_class.keys()):
+            raise LaunchError(
+                f"val_evaluator.class_scores={unknown[0]!r}: not a score of a class that counts; "
+                f"use {', '.join(sorted(self.by_class)[:4])}, ..."
+            )
+        return scores
 
 
 def _outside(values: Tensor, num_classes: int) -> str:

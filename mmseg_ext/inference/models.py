@@ -20,12 +20,13 @@ from mmseg_ext.durable.safe_loading import check_finite, fit_first_convolution
 from mmseg_ext.engine.config import load_config, model_names
 from mmseg_ext.errors import CheckpointError
 
-DEFAULT = "ea_r18_fpn_nuclei_4k"  # of the commands and demo/app.py
+DEFAULT = "ea_lite0_fpn_nuclei_1600"  # of the commands and demo/app.py
 # This project's weights. Those for non-commercial use are in a clone, but not in an installation.
 PACKAGE = Path(__file__).parents[1]
 PRETRAINED = {
     DEFAULT: PACKAGE / f"weights/{DEFAULT}.pth",
-    "ea_r18_fpn_camvid_6k": PACKAGE.parent / "weights/ea_r18_fpn_camvid.pth",
+    "ea_r18_fpn_nuclei_4k": PACKAGE / "weights/ea_r18_fpn_nuclei_4k.pth",  # of 1.0.0
+    "ea_lite0_fpn_camvid_1600": PACKAGE.parent / "weights/ea_lite0_fpn_camvid.pth",
 }
 WEIGHTS_PAGE = "docs/published_weights.md"
 

@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 import torch
 from mmcv.transforms import LoadImageFromFile
+from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from mmseg.registry import TRANSFORMS
 from PIL import Image
@@ -20,6 +21,7 @@ from mmseg_ext.datasets.images import CheckedLoadImage, progress
 from mmseg_ext.datasets.metainfo import inner_datasets, input_channels
 from mmseg_ext.engine.amp import bfloat16_autocast
 from mmseg_ext.errors import UnreadableFileError
+from mmseg_ext.inference.models import get_model
 from mmseg_ext.inference.objects import SegmentedObject, find_objects
 from mmseg_ext.reports.pictures import to_picture
 from mmseg_ext.segmentors import StreamingSegTTAModel
@@ -119,8 +121,12 @@ class Predictor:
     """Segmentations of images, by the test pipeline of the model's config.
 
     Args:
-        model: a segmentor of `get_model`, or of mmsegmentation's `init_model`.
-        tta: test-time augmentation by the config's `tta_pipeline`, merged as `tta_model.merge`.
+        model: a segmentor of `get_model`, or of mmsegmentation's `init_model`; or what `get_model`
+            builds one from: a name, the path of a config, or a config. A name alone has this
+            project's weights.
+        tta: test-time augmentation by the config's `tta_pipeline`, merged as `tta_model.merge`. A
+            path in this place is `weights`: `Predictor("config.py", "iter_600.pth")`.
+        weights, device: of `get_model`, if `model` is not a segmentor.
         batch_size: images, or tiles, that run together if the pipeline gives them one size.
         scores: add `scores` to the results; with 150 classes they are 300 bytes per pixel.
         confidence: add `confidence` to the results.
@@ -134,14 +140,17 @@ class Predictor:
             such a pair for each band. By default as in the config's pipeline, or else 0 and 65535.
 
     Raises:
-        ValueError: for `amp` on a device without bfloat16, and for an overlap that does not fit.
+        ValueError: for `amp` on a device without bfloat16, for an overlap that does not fit, for
+            `weights` or `device` with a segmentor, and as `get_model`.
     """
 
     def __init__(
         self,
-        model: nn.Module,
-        tta: bool = False,
+        model: nn.Module | str | Path | Config,
+        tta: bool | str | Path = False,
         *,
+        weights: str | Path | None = None,
+        device: str | torch.device | None = None,
         batch_size: int = 1,
         scores: bool = False,
         confidence: bool = False,
@@ -151,6 +160,12 @@ class Predictor:
         urls: bool = False,
         value_range: ValueRange | None = None,
     ):
+        if isinstance(tta, str | Path):
+            tta, weights = False, tta
+        if not isinstance(model, nn.Module):
+            model = get_model(model, weights is None, weights, device or "cpu")
+        elif weights is not None or device is not None:
+            raise ValueError("weights, device: the model is built; pass its name or its config")
         meta: Any = model.dataset_meta
         self.classes: tuple[str, ...] = tuple(meta["classes"])
         self.palette = np.array(meta["palette"], dtype=np.uint8)  # (classes, 3), RGB

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmseg_ext.layers.precision import autocast_disabled, compute_dtype, full_precision
-from mmseg_ext.layers.programs import is_compiling
 from mmseg_ext.layers.submodules import (
     computes_by_weights,
     sum_over_processes,
     sync_group,
     update_running_statistics,
 )
+from mmseg_ext.torch_versions import is_compiling
 
 Normalize = Callable[[Tensor], Tensor]
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from mmseg_ext.layers._composed_external_attention import composed_attention
 from mmseg_ext.layers.input_shapes import require_map
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
-from mmseg_ext.layers.programs import is_compiling
 from mmseg_ext.layers.submodules import computes_by_weights, sync_group
+from mmseg_ext.torch_versions import is_compiling
 
 Normalization = Literal["double", "softmax"]
 
@@ -103,10 +103,12 @@ class ExternalAttention2d(nn.Module):
         """Map x (B, C, H, W) to (B, C, H, W); the result equals `published_order`."""
         require_map(x, self.channels)
         pixels = x.shape[0] * x.shape[2] * x.shape[3]
-        # Composing pays off from S + 1 pixels. Compiled programs always compose, because a second
-        # program for small maps would be compiled otherwise. Processes that share statistics
-        # always compose, because each must take part in the same exchange.
-        many = is_compiling() or pixels > self.memory_size or sync_group(self.conv2[1]) is not None
+        # Composing pays off from S + 1 pixels on a CPU; on a GPU it takes up to twice the time
+        # (docs/gpu.md). Compiled programs always compose, because a second program for small maps
+        # would be compiled otherwise. On a CPU, processes that share statistics always compose,
+        # because each must take part in the same exchange.
+        many = pixels > self.memory_size or sync_group(self.conv2[1]) is not None
+        many = is_compiling() or (many and not x.is_cuda)
         if many and self._is_composable():
             with autocast_disabled(x):
                 weights = self._composed_weights()

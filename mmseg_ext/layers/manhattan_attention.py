@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from mmseg_ext.layers.input_shapes import channels_first, channels_last, head_width, require_map
 from mmseg_ext.layers.precision import compute_dtype, full_precision
 from mmseg_ext.layers.programs import is_fixed, is_recorded, recomputed
+from mmseg_ext.torch_versions import HAS_MIXED_MASKS
 
 Decay = Literal["logit", "product"]
 
@@ -29,8 +30,6 @@ Decay = Literal["logit", "product"]
 # measured best of 32 to 512 at 8192 positions and 8 heads.
 _BYTES = 64 * 2**20
 _QUERIES_CPU = 256
-# Whether attention on a CPU takes a float32 mask with queries in half precision.
-_MIXED_MASKS = torch.__version__ >= "2.5"
 
 
 class PositionTerms(NamedTuple):
@@ -152,7 +151,7 @@ class ManhattanAttention(nn.Module):
         # A mask with three dimensions would take the kernel's unfused path.
         bias = decays.view(1, -1, 1, 1) * distance  # (1, n, l', l)
         # Kernels of GPUs require the dtype of the queries, as all kernels of older torch.
-        mixed = self.decay == "product" or (x.device.type == "cpu" and _MIXED_MASKS)
+        mixed = self.decay == "product" or (x.device.type == "cpu" and HAS_MIXED_MASKS)
         return bias if mixed else bias.to(compute_dtype(x))
 
     def _queries_and_keys(self, x: Tensor, phase: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -6,29 +6,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-
-def autocast_dtype(device_type: str) -> torch.dtype | None:
-    """Return the dtype of autocast on a type of device; None if it is off or does not exist."""
-    if hasattr(torch, "get_autocast_dtype"):  # torch 2.4
-        available = torch.amp.is_autocast_available(device_type)  # not on meta
-        enabled = available and torch.is_autocast_enabled(device_type)
-        return torch.get_autocast_dtype(device_type) if enabled else None
-    if device_type == "cpu":
-        return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
-    enabled = device_type == "cuda" and torch.is_autocast_enabled()
-    return torch.get_autocast_gpu_dtype() if enabled else None
-
-
-def set_autocast(device_type: str, dtype: torch.dtype | None) -> None:
-    """Enable autocast to `dtype` on a type of device, available or not; None disables it."""
-    if hasattr(torch, "set_autocast_dtype"):  # torch 2.4
-        torch.set_autocast_enabled(device_type, dtype is not None)
-        if dtype is not None:
-            torch.set_autocast_dtype(device_type, dtype)
-    else:
-        torch.set_autocast_enabled(dtype is not None)
-        if dtype is not None:
-            torch.set_autocast_gpu_dtype(dtype)
+from mmseg_ext.torch_versions import autocast_dtype
 
 
 def full_precision(dtype: torch.dtype) -> torch.dtype:

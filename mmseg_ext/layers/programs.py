@@ -6,10 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-if hasattr(torch.compiler, "is_compiling"):  # torch 2.3
-    is_compiling = torch.compiler.is_compiling
-else:
-    is_compiling = torch._utils.is_compiling  # type: ignore[attr-defined] (not in newer ones)
+from mmseg_ext.torch_versions import has_static_value, is_compiling
 
 
 def is_recorded() -> bool:
@@ -23,11 +20,7 @@ def is_fixed(*sizes: int) -> bool:
         return False
     if not is_compiling() and all(isinstance(size, int) for size in sizes):
         return True
-    # Imported here, because it imports sympy, which eager code does not need.
-    from torch.fx.experimental import symbolic_shapes
-
-    has_static_value = getattr(symbolic_shapes, "has_static_value", None)  # missing up to torch 2.4
-    return has_static_value is not None and all(has_static_value(size) for size in sizes)
+    return all(has_static_value(size) for size in sizes)
 
 
 def recomputed(function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:

@@ -10,32 +10,18 @@ from mmseg_ext.published.key_map import Rule, StateDict, check_keys, entry, rena
 _CFG = EfficientNetLite.default_cfgs["0"]
 DEFAULT_CFGS = {"efficientnet_lite": _CFG, "timm_efficientnet_lite": _CFG}
 
-# These rules rename the parts of a block. Then each block gets its stage.
-_PUBLISHED: list[Rule] = [
-    (r"_conv_stem\.(.+)", r"stem.0.conv.\1"),
-    (r"_bn0\.(.+)", r"stem.0.bn.\1"),
-    (r"(_blocks\.\d+)\._(expand|depthwise|project)_conv\.(.+)", r"\1.\2.conv.\3"),
-    (r"(_blocks\.\d+)\._bn0\.(.+)", r"\1.expand.bn.\2"),
-    (r"(_blocks\.\d+)\._bn1\.(.+)", r"\1.depthwise.bn.\2"),
-    (r"(_blocks\.\d+)\._bn2\.(.+)", r"\1.project.bn.\2"),
-]
-_PUBLISHED_CLASSIFIER = (r"_conv_head\.(.+)", r"_bn1\.(.+)", r"_fc\.(.+)")
-_TIMM: list[Rule] = [
-    (r"conv_stem\.(.+)", r"stem.0.conv.\1"),
-    (r"bn1\.(.+)", r"stem.0.bn.\1"),
-    # The blocks of the first group do not expand.
-    (r"(blocks\.0\.\d+)\.conv_dw\.(.+)", r"\1.depthwise.conv.\2"),
-    (r"(blocks\.0\.\d+)\.bn1\.(.+)", r"\1.depthwise.bn.\2"),
-    (r"(blocks\.0\.\d+)\.conv_pw\.(.+)", r"\1.project.conv.\2"),
-    (r"(blocks\.0\.\d+)\.bn2\.(.+)", r"\1.project.bn.\2"),
-    (r"(blocks\.\d+\.\d+)\.conv_pw\.(.+)", r"\1.expand.conv.\2"),
-    (r"(blocks\.\d+\.\d+)\.bn1\.(.+)", r"\1.expand.bn.\2"),
-    (r"(blocks\.\d+\.\d+)\.conv_dw\.(.+)", r"\1.depthwise.conv.\2"),
-    (r"(blocks\.\d+\.\d+)\.bn2\.(.+)", r"\1.depthwise.bn.\2"),
-    (r"(blocks\.\d+\.\d+)\.conv_pwl\.(.+)", r"\1.project.conv.\2"),
-    (r"(blocks\.\d+\.\d+)\.bn3\.(.+)", r"\1.project.bn.\2"),
-]
-_TIMM_CLASSIFIER = (r"conv_head\.(.+)", r"bn2\.(.+)", r"classifier\.(.+)")
+# The published names of ours, then of the parts of each kind of block.
+_PUBLISHED = {"stem.0.conv": "_conv_stem", "stem.0.bn": "_bn0"}
+_PUBLISHED |= {"classifier.0.conv": "_conv_head", "classifier.0.bn": "_bn1", "classifier.3": "_fc"}
+_PUBLISHED_PARTS = {"expand.conv": "_expand_conv", "expand.bn": "_bn0"}
+_PUBLISHED_PARTS |= {"depthwise.conv": "_depthwise_conv", "depthwise.bn": "_bn1"}
+_PUBLISHED_PARTS |= {"project.conv": "_project_conv", "project.bn": "_bn2"}
+_TIMM = {"stem.0.conv": "conv_stem", "stem.0.bn": "bn1", "classifier.0.conv": "conv_head"}
+_TIMM |= {"classifier.0.bn": "bn2", "classifier.3": "classifier"}
+_TIMM_FIRST = {"depthwise.conv": "conv_dw", "depthwise.bn": "bn1"}  # these do not expand
+_TIMM_FIRST |= {"project.conv": "conv_pw", "project.bn": "bn2"}
+_TIMM_PARTS = {"expand.conv": "conv_pw", "expand.bn": "bn1", "depthwise.conv": "conv_dw"}
+_TIMM_PARTS |= {"depthwise.bn": "bn2", "project.conv": "conv_pwl", "project.bn": "bn3"}
 
 
 def convert_efficientnet_lite(state_dict: StateDict, classifier: bool) -> StateDict:
@@ -44,7 +30,7 @@ def convert_efficientnet_lite(state_dict: StateDict, classifier: bool) -> StateD
     Raises:
         ValueError: for unmapped and missing keys and other shapes, with a list.
     """
-    return _convert(state_dict, _PUBLISHED, _PUBLISHED_CLASSIFIER, classifier)
+    return _convert(state_dict, _PUBLISHED, {r"_blocks\.\d+": _PUBLISHED_PARTS}, classifier)
 
 
 def convert_timm_efficientnet_lite(state_dict: StateDict, classifier: bool) -> StateDict:
@@ -53,34 +39,37 @@ def convert_timm_efficientnet_lite(state_dict: StateDict, classifier: bool) -> S
     Raises:
         ValueError: for unmapped and missing keys and other shapes, with a list.
     """
-    return _convert(state_dict, _TIMM, _TIMM_CLASSIFIER, classifier)
+    blocks = {r"blocks\.0\.\d+": _TIMM_FIRST, r"blocks\.[1-6]\.\d+": _TIMM_PARTS}
+    return _convert(state_dict, _TIMM, blocks, classifier)
 
 
 def _convert(
-    state_dict: StateDict, rules: list[Rule], last: tuple[str, ...], classifier: bool
+    state_dict: StateDict, names: dict[str, str], blocks: dict[str, dict[str, str]], kept: bool
 ) -> StateDict:
-    """Rename the keys; `last` has the patterns of the classifier's convolution, norm and linear."""
-    names = (r"classifier.0.conv.\1", r"classifier.0.bn.\1", r"classifier.3.\1")
-    kept = [(old, new if classifier else None) for old, new in zip(last, names, strict=True)]
-    renamed = rename_keys(state_dict, [*rules, *kept])
-    found = {m[0] for key in renamed if (m := re.match(r"_?blocks[\d.]+\d", key))}
-    blocks = sorted(found, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
-    depths = next((a["depths"] for a in ARCHS.values() if sum(a["depths"]) == len(blocks)), None)
+    """Rename the keys; `blocks` has the names in each kind of block, by a pattern for the block."""
+    rules: list[Rule] = [
+        (rf"{old}\.(.+)", rf"{new}.\1" if kept or not new.startswith("classifier") else None)
+        for new, old in names.items()
+    ]
+    for block, parts in blocks.items():
+        rules += [(rf"({block})\.{old}\.(.+)", rf"\1.{new}.\2") for new, old in parts.items()]
+    renamed = rename_keys(state_dict, rules)
+    # Each block gets its stage.
+    found = {m[0] for key in renamed if (m := re.match(r"_?blocks[\d.]*\d", key))}
+    numbered = sorted(found, key=lambda name: [*map(int, re.findall(r"\d+", name))])
+    depths = next((a["depths"] for a in ARCHS.values() if sum(a["depths"]) == len(found)), None)
     if depths is None:
         known = ", ".join(f"{sum(a['depths'])} (arch {name!r})" for name, a in ARCHS.items())
-        raise ValueError(f"blocks: the checkpoint has {len(blocks)}; known are {known}")
+        raise ValueError(f"blocks: the checkpoint has {len(found)}; known are {known}")
     places = [f"stem.{i + 1}" for i in range(depths[0])]
     for stage, groups in enumerate(STAGES):
         places += [f"stages.{stage}.{i}" for i in range(sum(depths[group] for group in groups))]
-    place = dict(zip(blocks, places, strict=True))
-    converted = {
-        re.sub(r"_?blocks[\d.]+\d(?=\.)", lambda m: place[m[0]], key): value
-        for key, value in renamed.items()
-    }
-    classes = len(entry(converted, "classifier.3.weight")) if classifier else None
+    place = dict(zip(numbered, places, strict=True))
+    pattern = re.compile(r"_?blocks[\d.]*\d(?=\.)")
+    converted = {pattern.sub(lambda m: place[m[0]], k): v for k, v in renamed.items()}
+    classes = len(entry(converted, "classifier.3.weight")) if kept else None
     arch = EfficientNetLite.named_arch(converted) or "0"
     with torch.device("meta"):
-        model = EfficientNetLite(
-            arch, in_channels=entry(converted, "stem.0.conv.weight").shape[1], num_classes=classes
-        )
+        channels = entry(converted, "stem.0.conv.weight").shape[1]
+        model = EfficientNetLite(arch, in_channels=channels, num_classes=classes)
     return check_keys(converted, model)

@@ -64,7 +64,7 @@ class RunResultsHook(Hook):
         meta = loop.dataloader.dataset.metainfo
         maps = (sample.pred_sem_seg.data[0].cpu(), sample.gt_sem_seg.data[0].cpu())
         counts = metric.intersect_and_union(*maps, len(meta["classes"]), metric.ignore_index)
-        iou = class_iou(counts.to_dense().numpy())
+        iou = class_iou(counts.to_dense().numpy(), metric.ignore_index)
         score = None if np.isnan(iou).all() else float(np.nanmean(iou))
         name = Path(getattr(sample, "img_path", "")).name
         entry = {"file": f"{len(self._drawn)}.jpg", "name": name, "miou": score}
@@ -92,6 +92,7 @@ class RunResultsHook(Hook):
             "classes": list(dataset.metainfo["classes"]),
             "palette": np.asarray(dataset.metainfo["palette"]).tolist(),
             "confusion": metric.confusion.tolist(),
+            "ignore_index": metric.ignore_index,
             "examples": [entry for _, entry in self._drawn],
         }
         write_text(json.dumps(content), folder / RESULTS)
@@ -129,12 +130,14 @@ def _example(
     return grid[:-_GAP, :-_GAP]
 
 
-def class_iou(confusion: np.ndarray) -> np.ndarray:
-    """Return the IoU of each class; NaN for a class without truth and prediction.
+def class_iou(confusion: np.ndarray, ignore_index: int = 255) -> np.ndarray:
+    """Return the IoU of each class; NaN for a class without truth and prediction, or ignored.
 
     Args:
         confusion: (classes, classes), pixels by truth (rows) and prediction.
+        ignore_index: the label that is ignored, a class or not.
     """
     hit = confusion.diagonal()
     union = confusion.sum(0) + confusion.sum(1) - hit
+    union[np.arange(len(hit)) == ignore_index] = 0
     return np.divide(hit, union, out=np.full(len(hit), np.nan), where=union > 0)

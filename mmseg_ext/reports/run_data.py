@@ -37,11 +37,12 @@ class Results:
     palette: list[tuple[int, int, int]]
     confusion: np.ndarray
     examples: list[tuple[str, str, float | None]]
+    ignore_index: int = 255
 
     @cached_property
     def iou(self) -> np.ndarray:
-        """IoU of each class, (classes,); NaN for a class without truth and prediction."""
-        return class_iou(self.confusion)
+        """IoU of each class, (classes,); see `class_iou`."""
+        return class_iou(self.confusion, self.ignore_index)
 
     @cached_property
     def miou(self) -> float:
@@ -201,4 +202,5 @@ def _results(content: dict, pictures: Path) -> Results:
         palette=palette,
         confusion=np.array(content["confusion"], dtype=np.int64),
         examples=examples,
+        ignore_index=int(content.get("ignore_index", 255)),  # 1.0.0 wrote none
     )

@@ -34,8 +34,11 @@ def explain_loss_error(
         return
     outside = sorted(v for v in values - {head.ignore_index} if not 0 <= v < head.num_classes)
     if outside:
-        number = head.num_classes
-        raise RunError(f"{key}.num_classes={number}: the labels have values {outside}") from error
+        number, hint = head.num_classes, ""
+        if 255 in outside:  # what mmsegmentation pads with, and crops and rotates
+            hint = f"; if 255 is padding, set seg_pad_val={head.ignore_index} in data_preprocessor"
+        text = f"{key}.num_classes={number}: the labels have values {outside}{hint}"
+        raise RunError(text) from error
 
 
 def _of_features(head: Any, inputs: list[Tensor]) -> str | None:

@@ -11,26 +11,26 @@ No paper: the composition is ours. The steps are those of mmsegmentation 1.2.2's
 `BaseSegmentor.postprocess_result`.
 """
 
-import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
+from mmseg_ext.torch_versions import exact_products
 
 Span = tuple[int, int]  # start, stop
 # Twelve views of an image have 24 maps.
 _CACHED = 32
 # Bytes of one strip of scores; a call has up to three. On a CPU a strip stays in the cache
-# (measured: docs/class_maps.md). On a GPU larger strips start fewer kernels (not measured).
+# (measured: docs/class_maps.md). On a GPU larger strips start fewer kernels (docs/gpu.md).
 STRIP_BYTES = 8 * 2**20
-STRIP_BYTES_GPU = 64 * 2**20
+STRIP_BYTES_GPU = 256 * 2**20
 
 Merge = Literal["probs", "logits"]
 
@@ -151,31 +151,6 @@ def view_map(
     return _resized(matrix, steps.original, align_corners)  # original, low
 
 
-@contextlib.contextmanager
-def exact_products() -> Iterator[None]:
-    """Multiply float32 matrices without TF32 and bfloat16, which mmseg's resize does not use."""
-    mkldnn: Any = torch.backends.mkldnn  # without types
-    backends, befores = (), []
-    if torch.__version__ >= "2.9":
-        backends = (torch.backends.cuda.matmul, mkldnn.matmul)
-        befores = [backend.fp32_precision for backend in backends]
-    # torch 2.9 and newer have two settings, and raise where one says TF32 and the other does not.
-    try:
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("highest")
-    except RuntimeError:  # a user has set the precision of one backend
-        before = None
-    for backend in backends:
-        backend.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        if before is not None:
-            torch.set_float32_matmul_precision(before)
-        for backend, value in zip(backends, befores, strict=True):
-            backend.fp32_precision = value
-
-
 def strip_height(width: int, channels: int, like: Tensor) -> int:
     """Return the rows of a strip (rows, width, channels) within the budget, at least one."""
     budget = STRIP_BYTES if like.device.type == "cpu" else STRIP_BYTES_GPU
@@ -190,7 +165,7 @@ def resized_strip(
     low, across = rows.needed(top, bottom), columns.reached
     if low.start == low.stop:  # the window is above or below the strip
         return strip
-    with exact_products():
+    with exact_products():  # as in mmseg's resize
         wide = columns.matrix[across] @ logits[low]  # low rows, W, C
         target = strip[:, across].view(len(strip), -1)  # rows, W C
         target.addmm_(rows.matrix[top:bottom, low], wide.flatten(1))

@@ -24,11 +24,11 @@ from mmseg_ext.layers.precision import autocast_disabled, full_precision
 from mmseg_ext.layers.submodules import does_more_than_forward
 from mmseg_ext.segmentors.score_maps import (
     AxisMap,
-    exact_products,
     resize_map,
     resized_strip,
     strip_height,
 )
+from mmseg_ext.torch_versions import exact_products
 from mmseg_ext.upstream import label_maps
 
 _EPS = torch.finfo(torch.float32).eps  # mmseg uses it in every dtype
@@ -94,10 +94,12 @@ def _class_weights(loss: CrossEntropyLoss, logits: Tensor) -> Tensor | None:
     """Return the weights (C,) of the classes of logits (B, C, h, w), in float32 at least."""
     if loss.class_weight is None:
         return None
-    weights = logits.new_tensor(loss.class_weight, dtype=full_precision(logits.dtype))
+    # A copy from pinned memory does not wait for the GPU.
+    pinned, dtype = torch.cuda.is_available(), full_precision(logits.dtype)
+    weights = torch.tensor(loss.class_weight, dtype=dtype, pin_memory=pinned)
     if weights.shape != logits.shape[1:2]:
         raise ValueError(f"class_weight: {weights.numel()} numbers for {logits.shape[1]} classes")
-    return weights
+    return weights.to(logits.device, non_blocking=True)
 
 
 class StripCrossEntropy(torch.autograd.Function):

@@ -23,7 +23,7 @@ def test_a_tool_starts_the_command_of_its_name(path):
     """And imports nothing that would delay `--help`."""
     documentation, line, call = ast.parse(path.read_text()).body
     assert isinstance(documentation.value.value, str)
-    assert ast.unparse(line) == "from mmseg_ext_cli import start"
+    assert ast.unparse(line) == "from mmseg_ext.commands import start"
     expected = f"if __name__ == '__main__':\n    start('{path.stem}')"
     assert ast.unparse(call) == expected and path.stem in COMMANDS
 
@@ -46,8 +46,6 @@ def test_the_list_and_the_version(monkeypatch, capsys):
 
 HELP_OF_ALL = """
 import importlib
-import mmseg_ext_cli
-mmseg_ext_cli.registers_later = True
 from mmseg_ext.commands import COMMANDS
 for name in COMMANDS:
     parser = importlib.import_module("mmseg_ext.commands." + name).parser()
@@ -101,7 +99,7 @@ def test_status_of_the_process(main, status, printed, monkeypatch, capsys):
 def test_a_reader_that_ends_first_is_no_error(tmp_path):
     """As in `mmseg-ext print_config CONFIG | head`."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    command = [sys.executable, "-c", "import mmseg_ext_cli; mmseg_ext_cli.main()", "where"]
+    command = [sys.executable, "-c", "from mmseg_ext.commands import main; main()", "where"]
     with subprocess.Popen(command, cwd=tmp_path, **pipes) as process:
         process.stdout.close()
         assert (process.stderr.read(), process.wait()) == (b"", 141)

@@ -51,6 +51,31 @@ def test_sizes_that_depend_on_values_are_the_largest(device):
     x[mask] = 1
 
 
+def test_tensors_of_the_cpu_that_a_gpu_takes(device):
+    """Numbers, masks, indices and the source of a copy; the other way round they raise."""
+    x, mask = (
+        torch.zeros(3, 4, device="cuda", requires_grad=True),
+        torch.tensor([True, False, True]),
+    )
+    y = x[mask][:, torch.tensor([0, 1, 1])]
+    assert y.shape == (2, 3) and y.is_cuda
+    y.sum().backward()
+    assert x.grad.shape == (3, 4)
+    z = x.detach()
+    z[mask], z[:, torch.tensor([1])] = torch.tensor(2.0), 3.0
+    z[0].copy_(torch.ones(4))
+    assert torch.where(z > 0, torch.tensor(1.0), z).shape == (3, 4)
+    assert z.cpu().tolist() == [[1.0] * 4] * 3 and torch.zeros(4).copy_(z[0]).tolist() == [1.0] * 4
+    assert (z > 0).nonzero().shape == (12, 2)
+    for wrong in (
+        lambda: torch.zeros(3)[z[:, 0] > 0],
+        lambda: z.masked_fill(mask[:, None], 0.0),
+        lambda: z.index_select(0, torch.tensor([0])),
+    ):
+        with pytest.raises(RuntimeError, match="is on cpu"):
+            wrong()
+
+
 def test_mixed_precision_has_the_dtypes_of_cuda(device):
     x = torch.zeros(2, 4, device="cuda")
     with device.autocast(torch.bfloat16):

@@ -122,6 +122,15 @@ def test_the_command_prints_gibibytes(capsys):
     assert cells[:3] == ["`ea_r18_shapes`", "96x96", "16"] and cells[7] == f"{total:.2f}"
 
 
+@pytest.mark.parametrize("loss", ["DiceLoss", "HuasdorffDisstanceLoss", "TverskyLoss"])
+def test_memory_of_a_step_with_another_loss(loss):
+    """Their masks and indices are on the CPU, or their values are read there."""
+    config = load("ea_r18_shapes")
+    base = training_memory(config)
+    config.model.decode_head.loss_decode = ConfigDict(type=loss, loss_weight=1.0)
+    assert training_memory(config).activations > base.activations
+
+
 @pytest.mark.slow
 def test_print_config_and_the_page_have_the_same_numbers():
     """In a new process `print_config --world-size 8` prints the numbers of docs/several_gpus.md."""

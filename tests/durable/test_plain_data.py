@@ -191,11 +191,11 @@ def test_formats_that_torch_reads_by_other_means_are_refused(tmp_path, monkeypat
             read_checkpoint(path)
     torch.save({"w": torch.ones(2)}, old, _use_new_zipfile_serialization=False)
     assert read_checkpoint(old)["w"].tolist() == [1, 1]
-    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.5.1"))
+    monkeypatch.setattr("mmseg_ext.durable.checkpoint_files.HAS_SAFE_TAR", False)  # torch 2.5
     assert read_checkpoint(old)["w"].tolist() == [1, 1]  # most OpenMMLab backbones
     with tarfile.open(old, "w", format=tarfile.GNU_FORMAT) as archive:
         archive.add(page, "\udc80")  # the first byte is a pickle's
-    with pytest.raises(CheckpointError, match=r"torch 2\.5\.1 .* torch 2\.6"):
+    with pytest.raises(CheckpointError, match=r"tar archives; .* torch 2\.6"):
         read_checkpoint(old)
     zipped = saved({"w": torch.ones(2)}, tmp_path / "new.pth")
     assert read_checkpoint(zipped)["w"].tolist() == [1, 1]

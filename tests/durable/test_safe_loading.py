@@ -12,13 +12,19 @@ import torch
 from mmengine.runner import checkpoint as mmengine_checkpoint
 from mmengine.runner.checkpoint import CheckpointLoader
 from mmseg.apis import MMSegInferencer, init_model
+from mmseg.registry import MODELS
 from torch import nn
 
 import mmseg_ext
 from mmseg_ext.commands import test as scoring
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.durable.checkpoint_files import read_checkpoint, write_weights
-from mmseg_ext.durable.safe_loading import check_coverage, load_and_report, safe_loading
+from mmseg_ext.durable.safe_loading import (
+    check_coverage,
+    load_and_report,
+    random_parts,
+    safe_loading,
+)
 from mmseg_ext.engine.build import build_test_runner
 from mmseg_ext.errors import CheckpointError
 from tests.durable.test_plain_data import Pickled
@@ -86,6 +92,23 @@ def test_fetched_files_are_read_as_safely(armed, tmp_path, monkeypatch):
         with mmseg_ext.safe_loading(), pytest.raises(CheckpointError, match="other than tensors"):
             CheckpointLoader.load_checkpoint(address)
     assert not (tmp_path / "proof").exists()
+
+
+@pytest.mark.parametrize(("stem", "told"), [("deep", ["stem"]), ("plain", [])])
+def test_a_part_that_stays_random_is_a_warning(stem, told, capsys):
+    """As with torchvision's weights in a ResNetV1c. Norms may be missing."""
+    kind = {"type": "LambdaResNet", "lambda_stages": (), "depth": 50}
+    weights = MODELS.build(dict(kind)).state_dict()
+    del weights["layer1.0.bn1.weight"]
+    backbone = MODELS.build(kind | {"stem": stem})
+    assert random_parts(backbone, weights) == told
+    segmentor = nn.ModuleDict({"backbone": backbone, "decode_head": nn.Conv2d(1, 1, 1)})
+    weights = {f"backbone.{name}": value for name, value in weights.items()}
+    assert random_parts(segmentor, weights) == [f"backbone.{name}" for name in told]
+    assert random_parts(segmentor, {}) == []
+    load_and_report(segmentor, weights)
+    warned = "backbone.stem: random, while the weights fill other parts" in capsys.readouterr().out
+    assert warned == bool(told)
 
 
 def test_what_others_do_and_allow_is_unchanged(armed, tmp_path, monkeypatch):

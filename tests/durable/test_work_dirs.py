@@ -213,6 +213,38 @@ def test_an_archive_of_a_second_hook_stays(tmp_path):
     assert {f"archive_{i}.pth" for i in (4, 8, 12, 14)} <= {p.name for p in work.iterdir()}
 
 
+WEIGHTS = """
+default_hooks["checkpoint"].update(interval=4)
+train_cfg["val_interval"] = 100
+custom_hooks = [dict(type="DurableCheckpointHook", by_epoch=False, interval=3, priority="LOW",
+                     filename_tmpl="weights_{}.pth", save_optimizer=False, max_keep_ckpts=3,
+                     out_dir="elsewhere")]
+"""
+CRASH = "custom_hooks += [dict(type='CrashAt', iteration=7)]\n"
+SIGTERM = CRASH.replace("CrashAt'", "SignalAt', number=15, point='before_train_iter'")
+
+
+def test_a_second_hook_that_archives_weights(tmp_path, monkeypatch):
+    """A resume and a stop signal use the other hook's checkpoints, which have the optimizer."""
+    monkeypatch.chdir(tmp_path)
+    work, longer = tmp_path / "work", "train_cfg.max_iters=10"
+    with pytest.raises(Crash):
+        curve(tmp_path, WEIGHTS + CRASH, longer)
+    assert Path((work / "last_checkpoint").read_text()).name == "weights_6.pth"
+    with pytest.raises(SystemExit):
+        curve(tmp_path, WEIGHTS + SIGTERM, longer, resume=True)
+    assert "resumed epoch: 0, iter: 4" in log_text(work)
+    assert f"saved {work / 'iter_7.pth'}; --resume continues" in log_text(work)
+    curve(tmp_path, WEIGHTS, longer, resume=True)
+    assert "resumed epoch: 0, iter: 7" in log_text(work) and "begins anew" not in log_text(work)
+    kept = {f"weights_{i}.pth" for i in (6, 9, 10)} | {f"iter_{i}.pth" for i in (8, 10)}
+    assert {p.name for p in work.glob("[iw]*_*.pth")} == kept
+    assert "out_dir='elsewhere/work' of weights_{}.pth is not used" in log_text(work)
+    # Checkpoints after the one that is named do not count.
+    curve(tmp_path, WEIGHTS, "train_cfg.max_iters=9", f"load_from={work}/iter_8.pth", resume=True)
+    assert {p.name for p in work.glob("iter_*")} == {f"iter_{i}.pth" for i in (8, 9, 10)}
+
+
 KEEP = "default_hooks['checkpoint'].update(max_keep_ckpts={})\n"
 
 

@@ -19,10 +19,12 @@ from mmseg_ext.engine.amp import PortableAmpOptimWrapper
 from mmseg_ext.engine.build import build_train_runner
 from mmseg_ext.engine.build_errors import dataset_warnings, explained
 from mmseg_ext.engine.config import format_error, load_config, unread_keys
-from mmseg_ext.errors import LaunchError
+from mmseg_ext.errors import LaunchError, RunError
 from tests.engine.runs import CONFIGS, log_text, write_config
 
 WEIGHTED = {"type": "CrossEntropyLoss", "class_weight": [1.0] * 7}
+FOCAL = {"type": "FocalLoss"}
+LOSSES = [{"type": "CrossEntropyLoss"}, {"type": "BoundaryLoss"}]
 AUXILIARY = dict(type="FCNHead", in_channels=7, in_index=0, channels=4, num_classes=3, num_convs=1)
 LOADED = [{"type": "LoadImageFromFile"}, {"type": "PackSegInputs"}]
 FLIPPED = [LOADED[0], {"type": "RandomFlip", "prob": 0.5}]
@@ -67,6 +69,8 @@ WRONG: list[tuple] = [
     ("model.decode_head.in_index", 9),
     ("model.decode_head.num_classes", 2),
     ("model.decode_head.loss_decode", WEIGHTED, "{key}.class_weight: 7 numbers for 3 classes"),
+    ("model.decode_head.loss_decode", FOCAL, "{key}.type='FocalLoss': fails for 3 classes"),
+    ("model.decode_head.loss_decode", LOSSES, "{key}.1.type='BoundaryLoss': fails for 3 classes"),
     ("model.auxiliary_head", [AUXILIARY], "{key}.0.in_channels=7: in_index=0 has 64 channels"),
     ("model.test_cfg", {"mode": "slide", "crop_size": (8, 8)}, "model.test_cfg.stride=None: "),
     ("model.test_cfg.mode", "hole", "model.test_cfg.mode='hole': unknown; set 'whole' or 'slide'"),
@@ -94,7 +98,7 @@ class ClassFolders(BaseSegDataset):
 def train(config: Path, options: dict | None = None, amp: bool = False) -> Runner:
     """Return the Runner after a training as train.py starts it."""
     runner = build_train_runner(str(config), options, str(config.parent / "work"), amp=amp)
-    with explained(runner.cfg):
+    with explained(runner.cfg, runner.model):
         runner.train()
     return runner
 
@@ -129,6 +133,24 @@ class BrokenHead(FCNHead):
         return 1 / 0
 
 
+@MODELS.register_module()
+class OwnLossHead(FCNHead):
+    """A head that may call its losses as it likes."""
+
+    def loss_by_feat(self, seg_logits, batch_data_samples):
+        return super().loss_by_feat(seg_logits, batch_data_samples)
+
+
+def test_errors_of_mmsegmentations_segmentor(config):
+    """It has no explanations of its own."""
+    options = {"model.type": "EncoderDecoder", "train_cfg.max_iters": 1}
+    with pytest.raises(RunError, match=r"^model\.decode_head\.num_classes=2: .* value 2; set"):
+        train(config, options | {"model.decode_head.num_classes": 2})
+    options |= {"model.decode_head.type": "OwnLossHead", "model.decode_head.loss_decode": LOSSES}
+    with pytest.raises(TypeError, match="'weight'"):
+        train(config, options)
+
+
 def test_classes_that_a_loss_does_not_learn_are_warnings(config):
     """mmsegmentation trains with both."""
     loss = {"type": "LovaszLoss", "reduction": "none", "class_weight": [1.0] * 7}
@@ -154,8 +176,9 @@ def test_a_bug_in_an_own_part_keeps_its_traceback(tmp_path):
     with pytest.raises(RuntimeError, match=r"^model\.decode_head: AttributeError") as refusal:
         train(config, own)
     assert isinstance(refusal.value.__cause__, AttributeError)
+    loss = {"model.decode_head.loss_decode": LOSSES}  # which would fail, too
     with pytest.raises(ZeroDivisionError):
-        train(config, own | {"model.decode_head.early": False})
+        train(config, own | loss | {"model.decode_head.early": False})
 
 
 def test_a_failing_import_shows_its_cause(tmp_path, monkeypatch):
@@ -164,6 +187,17 @@ def test_a_failing_import_shows_its_cause(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(LaunchError, match=r"own_module.*no_such_package"):
         load_config(str(config))
+
+
+def test_a_base_with_a_variable_is_explained(tmp_path):
+    write_config(tmp_path)
+    path = tmp_path / "derived.py"
+    path.write_text("folder = './'\n_base_ = [folder + 'tiny.py']\n")
+    with pytest.raises(LaunchError, match=r"'folder' is not defined; mmengine evaluates `_base_`"):
+        load_config(str(path))
+    path.write_text("_base_ = ['./tiny.py']\nmodel = nothing\n")
+    with pytest.raises(LaunchError, match=r"'nothing' is not defined$"):
+        load_config(str(path))
 
 
 def test_options_that_nothing_reads_and_datasets_that_do_not_fit_are_warnings(

@@ -28,6 +28,18 @@ def test_mixed_precision_of_a_device(monkeypatch, device, capability, expected):
     assert chosen.cast_dtype == torch.float16
 
 
+@pytest.mark.parametrize(("fast", "dtype"), [(True, None), (False, None), (False, "float16")])
+def test_slow_mixed_precision_on_a_cpu_is_a_warning(monkeypatch, fast, dtype):
+    printed = []
+    monkeypatch.setattr(amp, "has_bfloat16", lambda device: fast)
+    monkeypatch.setattr(amp, "print_log", lambda text, **kwargs: printed.append(text))
+    monkeypatch.setattr(amp, "get_device", lambda: "cpu")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1)
+    PortableAmpOptimWrapper(optimizer=optimizer, dtype=dtype)
+    warned = [line for line in printed if "AVX512-BF16" in line and "without --amp" in line]
+    assert len(warned) == (not fast and dtype is None)
+
+
 def test_precision_and_pinned_memory_are_set_for_a_gpu(monkeypatch):
     config = load(EXPERIMENTS["ea_r18_shapes"])
     own = {"float32_matmul_precision": "medium", "train_dataloader": {"pin_memory": False}}

@@ -11,7 +11,7 @@ from mmseg.evaluation import IoUMetric
 from mmseg.registry import METRICS
 from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
 
-from mmseg_ext.errors import LabelError
+from mmseg_ext.errors import LabelError, LaunchError
 from mmseg_ext.evaluation import CheckedIoUMetric, checked_iou_metric
 
 
@@ -69,6 +69,32 @@ def test_absent_classes_are_nan_or_nan_to_num(monkeypatch):
     assert zero["mIoU"] == pytest.approx(33.33)
     result_of("CheckedIoUMetric", predictions, torch.arange(16).view(1, 4, 4) % 3, 3)
     assert checked_iou_metric.print_log.call_count == 2  # not for labels with all classes
+
+
+def test_an_ignored_class_is_in_no_mean(monkeypatch):
+    """Predicted or not, class 0 has no score. In mmsegmentation it counts as 0."""
+    labels = torch.tensor([[[0, 0, 1, 1, 2, 2, 2, 2]]])
+    predictions = torch.tensor([[[1, 0, 1, 0, 2, 2, 2, 1]]])
+    more = {"ignore_index": 0, "class_scores": ["Acc.c2", "IoU.c1"]}
+    log = Mock()
+    monkeypatch.setattr("mmseg.evaluation.metrics.iou_metric.print_log", log)
+    metric, ours = evaluated("CheckedIoUMetric", predictions, labels, 3, **more)
+    assert metric.dataset_meta["classes"] == ("c0", "c1", "c2")
+    table = log.call_args.args[0].splitlines()
+    assert any("c0 (ignored)" in line and line.count("nan") == 6 for line in table)
+    expected = {
+        "aAcc": 66.67,
+        "mIoU": (100 / 3 + 75) / 2,
+        "mAcc": 62.5,
+        "mDice": (50 + 600 / 7) / 2,
+    }
+    expected |= {"mPrecision": 75, "mRecall": 62.5, "mFscore": expected["mDice"]}
+    assert ours == pytest.approx(expected | {"Acc.c2": 75, "IoU.c1": 33.33}, abs=0.00501)
+    theirs = result_of("IoUMetric", predictions, labels, 3, ignore_index=0)
+    assert theirs["mIoU"] == pytest.approx(expected["mIoU"] * 2 / 3, abs=0.00501)
+    for name in ("IoU.c0", "mIoU.c1", "IoU.c3"):
+        with pytest.raises(LaunchError, match=f"class_scores='{name}'.*Acc.c1, Acc.c2"):
+            result_of("CheckedIoUMetric", predictions, labels, 3, **more | {"class_scores": [name]})
 
 
 def test_predictions_are_only_written(tmp_path, monkeypatch):

@@ -15,7 +15,8 @@ from mmseg_ext.inference import models
 from tests.configs import CONFIGS
 
 NUCLEI = NucleiDataset.METAINFO
-CAMVID_NAME = "ea_r18_fpn_camvid_6k"
+CAMVID_NAME = "ea_lite0_fpn_camvid_1600"
+FIRST_NAME = "ea_r18_fpn_nuclei_4k"  # of 1.0.0
 DEFAULT = models.DEFAULT
 SHAPES = str(CONFIGS / "ea_r18_shapes.py")
 
@@ -141,17 +142,25 @@ def test_classes_and_colors_of_a_file(tmp_path):
 
 def test_names_with_weights(monkeypatch, tmp_path):
     """A clone has weights for non-commercial use, an installation does not."""
-    file = tmp_path / "ea_r18_fpn_camvid.pth"
+    file = tmp_path / "ea_lite0_fpn_camvid.pth"
     monkeypatch.setitem(models.PRETRAINED, CAMVID_NAME, file)
-    assert mmseg_ext.list_models(pretrained=True) == [DEFAULT]
+    assert mmseg_ext.list_models(pretrained=True) == [DEFAULT, FIRST_NAME]
     with pytest.raises(ValueError, match="non-commercial use"):
         mmseg_ext.get_model(CAMVID_NAME, pretrained=True)
     file.write_bytes(b"")
     assert models.pretrained_weights(CAMVID_NAME) == file
-    assert mmseg_ext.list_models("ea_*", pretrained=True) == [CAMVID_NAME, DEFAULT]
+    assert mmseg_ext.list_models("ea_*", pretrained=True) == [
+        CAMVID_NAME,
+        DEFAULT,
+        FIRST_NAME,
+    ]
 
 
-CARDS = {DEFAULT: ("Apache-2.0", 6_500_000), CAMVID_NAME: ("non-commercial", 6_000_000)}
+CARDS = {
+    DEFAULT: ("Apache-2.0", 7_000_000),
+    FIRST_NAME: ("Apache-2.0", 6_500_000),
+    CAMVID_NAME: ("non-commercial", 7_000_000),
+}
 
 
 @pytest.mark.parametrize("name", CARDS)

@@ -16,6 +16,7 @@ from PIL import Image
 import mmseg_ext
 from mmseg_ext.datasets import images as reader
 from mmseg_ext.errors import UnreadableFileError
+from mmseg_ext.segmentors import StreamingSegTTAModel
 from tests.configs import CONFIGS
 from tests.models import randomise
 
@@ -55,6 +56,23 @@ def test_paths_pictures_and_arrays_give_the_labels_of_mmsegmentation(model, imag
             assert result.labels.dtype == np.uint8 and (result.labels == expected).all()
             assert (result.image == bgr[..., ::-1]).all()
     assert predictor([]) == []
+
+
+def test_a_name_or_a_config_is_as_good_as_a_model(model, images, tmp_path):
+    """A name has the project's weights; another config without weights is refused."""
+    expected = mmseg_ext.get_model("ea_r18_fpn_nuclei_4k", pretrained=True).state_dict()
+    named = mmseg_ext.Predictor("ea_r18_fpn_nuclei_4k").model.state_dict()
+    assert all(torch.equal(named[key], value) for key, value in expected.items())
+    torch.save({"state_dict": model.state_dict()}, file := tmp_path / "iter_600.pth")
+    labels = mmseg_ext.Predictor(model)(images[0]).labels
+    for path in (file, str(file)):
+        assert (mmseg_ext.Predictor(CONFIG, path)(images[0]).labels == labels).all()
+    assert isinstance(mmseg_ext.Predictor(CONFIG, True, weights=file).model, StreamingSegTTAModel)
+    with pytest.raises(ValueError, match=r"ea_r18_shapes: .*; pass weights=FILE"):
+        mmseg_ext.Predictor(CONFIG)
+    for more in ({"weights": file}, {"device": "cpu"}):
+        with pytest.raises(ValueError, match="weights, device: the model is built"):
+            mmseg_ext.Predictor(model, **more)
 
 
 def test_photos_are_rotated_by_their_exif_orientation(model, tmp_path):

@@ -83,6 +83,7 @@ def test_page_says_when_the_score_stopped_rising(scores, told):
 def test_iou_and_wrong_pixels():
     matrix = np.array([[1, 1, 0, 0], [0, 2, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
     np.testing.assert_allclose(class_iou(matrix), [1 / 3, 2 / 3, 0, np.nan])
+    np.testing.assert_allclose(class_iou(matrix, 2), [1 / 3, 2 / 3, np.nan, np.nan])
     truth, prediction = np.array([[0, 1, 255]], np.uint8), np.array([[0, 2, 2]], np.uint8)
     out = error_overlay(np.full((1, 3, 3), 100, np.uint8), truth, prediction)
     assert out[0, 1].tolist() == [235, 52, 40] and out[0, 2].tolist() == [255, 255, 255]

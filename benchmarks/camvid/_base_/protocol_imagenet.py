@@ -1,5 +1,6 @@
 # The protocol of the CamVid tables from ImageNet weights (docs/camvid.md): frames of full size, and
-# the normalization of the weights. The learning rate was chosen with FCN on the validation frames.
+# the normalization of the weights. The learning rate is the best of 0.0005, 0.001, 0.002 and 0.004
+# for FCN on the validation frames: 40.1, 61.2, 62.5 and 62.2 mIoU after 400 iterations.
 _base_ = "./protocol_800.py"
 crop_size = (320, 320)
 
@@ -35,4 +36,4 @@ tta_pipeline = [
 train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
 val_dataloader = dict(dataset=dict(pipeline=test_pipeline))
 test_dataloader = val_dataloader
-optim_wrapper = dict(optimizer=dict(lr=1e-3))
+optim_wrapper = dict(optimizer=dict(lr=2e-3))

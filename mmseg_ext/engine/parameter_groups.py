@@ -1,0 +1,75 @@
+"""Parameter groups of the optimizer: layer-wise rates, unused settings, and a summary."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from mmengine.config import Config
+from mmengine.optim import DefaultOptimWrapperConstructor, OptimWrapper, OptimWrapperDict
+from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
+from torch import nn
+
+from mmseg_ext.errors import LaunchError
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
+    """mmengine's constructor with learning rates that decrease from the head to the stem.
+
+    With `paramwise_cfg.layer_decay_rate` r, the rate of a parameter at depth d of n is multiplied
+    by r ** (n - 1 - d). The backbone's `get_layer_depth(name, prefix)` returns d and n, as in
+    mmpretrain; heads have the full rate. All settings of mmengine's constructor apply, too.
+
+    Raises:
+        LaunchError: without `layer_decay_rate`, and for a backbone without `get_layer_depth`.
+    """
+
+    def add_params(
+        self, params: list[dict], module: nn.Module, prefix: str = "", is_dcn_module=None
+    ) -> None:
+        """Append the parameter groups of `module` to `params`."""
+        super().add_params(params, module, prefix, is_dcn_module)
+        if prefix:  # of a part of the model
+            return
+        rate = self.paramwise_cfg.get("layer_decay_rate")
+        backbone = getattr(module, "backbone", None)
+        get_layer_depth = getattr(backbone, "get_layer_depth", None)
+        if rate is None or get_layer_depth is None:
+            raise LaunchError(
+                f"optim_wrapper.paramwise_cfg.layer_decay_rate={rate}: set a number up to 1; the "
+                f"backbone must have the method get_layer_depth, and is {type(backbone).__name__}"
+            )
+        names = {parameter: name for name, parameter in module.named_parameters()}
+        for group in params:
+            (parameter,) = group["params"]
+            depth, count = get_layer_depth(names[parameter], "backbone.")
+            group["lr"] = group.get("lr", self.base_lr) * rate ** (count - 1 - depth)
+
+
+def unused_custom_keys(cfg: Config, model: nn.Module) -> Iterator[str]:
+    """Yield a warning for each of `custom_keys` that is in no parameter's name."""
+    names = [name for name, _ in model.named_parameters()]
+    settings = (cfg.get("optim_wrapper") or {}).get("paramwise_cfg") or {}
+    for key in settings.get("custom_keys") or {}:
+        # mmengine compares '.name' for a parameter of the model itself.
+        if not any(key in (name if "." in name else f".{name}") for name in names):
+            yield (
+                f"optim_wrapper.paramwise_cfg.custom_keys: {key!r} has no effect: no parameter has "
+                f"it in its name; use a part of names like {names[0]!r} and {names[-1]!r}"
+            )
+
+
+def describe_groups(wrapper: OptimWrapper | OptimWrapperDict) -> list[str]:
+    """Return a line for each learning rate, with its decays, if the parameters have several."""
+    counts: Counter[tuple[float, float]] = Counter()
+    wrappers = wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]
+    for group in (group for part in wrappers for group in part.optimizer.param_groups):
+        # The schedules may have changed the rate already.
+        rate = float(group.get("initial_lr", group["lr"]))
+        trained = (p.numel() for p in group["params"] if p.requires_grad)
+        counts[rate, group.get("weight_decay", 0.0)] += sum(trained)
+    if len(counts) < 2:
+        return []
+    lines = {rate: f"learning rate {rate:.3g}:" for rate, _ in sorted(counts, reverse=True)}
+    for (rate, decay), number in counts.items():
+        lines[rate] += f" {number:,} parameters with decay {decay:g},"
+    return [line[:-1] for line in lines.values()]

@@ -1,0 +1,130 @@
+"""The command for GPUs, on a CPU: every stage runs, and a stage that fails costs only itself."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.gpu.claims import CLAIMS, Claim
+from benchmarks.gpu.runner import STAGES, main, stage_text
+from benchmarks.gpu.summary import stage_summary
+from tests.engine.runs import ROOT, run
+
+COMMAND = (sys.executable, "-m", "benchmarks.gpu")
+
+
+@pytest.mark.slow
+def test_every_stage_runs(tmp_path):
+    result = run(*COMMAND, "--device", "cpu", "--quick", "--out", tmp_path, "--minutes", "4")
+    assert result.returncode == 0, result.stdout + result.stderr
+    results = json.loads((tmp_path / "gpu.json").read_text())
+    assert results["stages"].keys() == set(STAGES) and results["machine"]["commit"] is not None
+    for name, stage in results["stages"].items():
+        assert stage["ended"] == "complete" and stage["rows"], name
+        assert not [row for row in stage["rows"] if "failed" in row or "skipped" in row], name
+    assert all(row["different"] == 0 for row in results["stages"]["training"]["rows"][:1])
+    text = (tmp_path / "gpu.md").read_text()
+    assert all(f"## {name}\n" in text for name in STAGES)
+    assert run(*COMMAND, "--tables", tmp_path / "gpu.json").stdout == text
+
+
+@pytest.mark.slow
+def test_a_stage_that_fails_costs_only_itself(tmp_path):
+    """One hangs with a child process, one is killed, one exits, one raises; a row fails."""
+    names = ("hangs", "is_killed", "exits", "fails", "fine")
+    stages = ",".join(f"tests.benchmarks.gpu_faults:{name}" for name in names)
+    words = ("--device", "cpu", "--out", tmp_path, "--minutes", "0.05", "--stages", stages)
+    result = run(*COMMAND, *words)
+    assert result.returncode == 1, result.stderr
+    results = json.loads((tmp_path / "gpu.json").read_text())["stages"]
+    found = {name.rpartition(":")[2]: stage for name, stage in results.items()}
+    assert {name: stage["ended"] for name, stage in found.items()} == {
+        "hangs": "stopped at its time limit",
+        "is_killed": "killed by SIGKILL",
+        "exits": "exit status 3",
+        "fails": "failed: ValueError: a | in a message",
+        "fine": "complete",
+    }
+    assert all(found[name]["rows"] == [{"number": 1}] for name in ("is_killed", "exits", "fails"))
+    one, failed, three = found["fine"]["rows"]
+    assert (one, three) == ({"number": 1}, {"number": 3})
+    assert failed == {"number": 2, "failed": "ZeroDivisionError: division by zero"}
+    (left,) = found["hangs"]["rows"]
+    stat = Path(f"/proc/{left['process']}/stat")
+    assert not stat.exists() or stat.read_text().split()[2] == "Z"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_one_line(tmp_path):
+    result = run(*COMMAND, "--out", tmp_path)
+    assert result.returncode == 2 and "no usable GPU" in result.stdout.splitlines()[-1]
+    assert not list(tmp_path.glob("gpu.*"))
+
+
+def test_unknown_stages_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["--out", "none", "--stages", "parity,speed"])
+    assert "'speed'" in capsys.readouterr().err
+
+
+def test_rows_with_the_same_columns_are_one_table():
+    rows = [{"a": 1, "b": "x|y"}, {"a": 2, "b": 3}, {"a": 4, "failed": "no"}]
+    text = stage_text("name", {"ended": "complete", "seconds": 2.0, "rows": rows})
+    assert "| a | b |\n| :-- | --: |\n| 1 | x/y |\n| 2 | 3 |\n" in text
+    assert text.count(":--") == 2 and "| 4 | no |" in text
+
+
+def test_short_tables_of_the_docs():
+    steps = [
+        {"config": "a", "variant": v, "images per s": n, "peak GiB": n, "model_cost, GiB": c}
+        for v, n, c in (("TF32", 2, "1.9"), ("bfloat16", 3, "2.9"), ("EncoderDecoder", 1, ""))
+    ]
+    skipped = {"config": "a", "variant": "float32", "skipped": "3 s are left"}
+    checks = [
+        {"check": f"parity: {name}, float32", "status": status, "figure": f"error {error}, bound 1"}
+        for name, status, error in (("one", "ok", "2e-07"), ("two", "FAIL", "1e-01"))
+    ]
+    results = {"stages": {"steps": {"rows": [*steps, skipped]}, "parity": {"rows": checks}}}
+    assert "| a | 2 (2, 1.9) | 3 (3, 2.9) | 1 (1) |" in stage_summary("steps", results)
+    assert "| published outputs, float32 | 1 of 2 | 1e-01 |" in stage_summary("parity", results)
+    assert stage_summary("claims", results).startswith("| | page: claim |")
+
+
+def results_of(stage: str, **row: object) -> dict:
+    return {"stages": {stage: {"rows": [{key.replace("_", " "): row[key] for key in row}]}}}
+
+
+@pytest.mark.parametrize(
+    ("words", "stage", "row", "verdict"),
+    [
+        ("mmsegmentation's labels", "strips", {"differs": "3 of 40,000 labels"}, "con"),
+        ("mmsegmentation's labels", "strips", {"differs": "9 of 40,000 labels"}, "CON"),
+        ("loss and gradients", "strips", {"differs": "loss 1e-07, gradient 3e-06"}, "con"),
+        ("loss and gradients", "strips", {"differs": "loss 1e-07, gradient 3e-03"}, "CON"),
+        ("loss and gradients", "strips", {"differs": "3 of 40 labels"}, "not"),
+        ("resumes bit by bit", "training", {"check": "killed after it", "different": 0}, "con"),
+        ("resumes bit by bit", "training", {"check": "killed after it", "different": 1}, "CON"),
+        ("resumes bit by bit", "training", {"check": "killed after it", "failed": "no"}, "CON"),
+        ("resumes bit by bit", "several", {"check": "killed after it", "different": 0}, "not"),
+        ("do not wait", "syncs", {"training": "none", "test": "none"}, "con"),
+        ("do not wait", "syncs", {"training": "mmengine/a.py:3 x1", "test": "none"}, "con"),
+        ("do not wait", "syncs", {"training": "mmseg_ext/a.py:3 x1", "test": "none"}, "CON"),
+    ],
+)
+def test_verdicts(words, stage, row, verdict):
+    (claim,) = (claim for claim in CLAIMS if words in claim.text)
+    assert isinstance(claim, Claim) and claim.verdict(results_of(stage, **row)).startswith(verdict)
+
+
+@pytest.mark.parametrize(("peak", "verdict"), [("9.00", "con"), ("9.99", "CON"), ("", "not")])
+def test_memory_next_to_model_cost(peak, verdict):
+    (claim,) = (claim for claim in CLAIMS if "model_cost" in claim.text)
+    row = {"variant": "TF32", "peak GiB": peak, "model_cost, GiB": "8.50"}
+    assert claim.verdict({"stages": {"steps": {"rows": [row]}}}).startswith(verdict)
+
+
+def test_claims_name_existing_pages():
+    pages = {path.stem for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))}
+    assert {claim.text.partition(": ")[0] for claim in CLAIMS} <= pages
