@@ -1,6 +1,7 @@
 """The data preprocessor for images of any number of bands."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from mmseg.models import SegDataPreProcessor
@@ -16,6 +17,7 @@ class BandDataPreProcessor(SegDataPreProcessor):
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], **kwargs):
-        super().__init__(mean=[0.0], std=[1.0], **kwargs)
+        one: Any = {"mean": [0.0], "std": [1.0]}  # replaced below
+        super().__init__(**one, **kwargs)
         self.mean = torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1)  # (bands, 1, 1)
         self.std = torch.tensor(std, dtype=torch.float32).view(-1, 1, 1)  # (bands, 1, 1)

@@ -37,9 +37,11 @@ def write_sources(folder: Path, count: int, dtype: type = np.uint16) -> list[str
     for i in range(4):
         save(folder / f"masks/{i}.png", LABEL)
         (folder / "images").mkdir(exist_ok=True)
-        options = dict(photometric="minisblack", planarconfig="contig" if count > 1 else None)
+        layout = "contig" if count > 1 else None
         pixels = bands_of(i, count).astype(dtype)
-        tifffile.imwrite(folder / f"images/{i}.tif", pixels, **options)
+        tifffile.imwrite(
+            folder / f"images/{i}.tif", pixels, photometric="minisblack", planarconfig=layout
+        )
     return ["--images", str(folder / "images"), "--masks", str(folder / "masks")]
 
 
