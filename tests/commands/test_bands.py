@@ -20,7 +20,12 @@ from tests.datasets.trees import save
 SIZE, INSIDE = (40, 48), np.s_[8:24, 10:34]
 LABEL = np.zeros(SIZE, np.uint8)
 LABEL[INSIDE] = 1
-FEW = ["train_cfg.max_iters=2", "train_cfg.val_interval=2", "default_hooks.checkpoint.interval=2"]
+FEW = [
+    "randomness.seed=0",
+    "train_cfg.max_iters=2",
+    "train_cfg.val_interval=2",
+    "default_hooks.checkpoint.interval=2",
+]
 FEW += ["train_dataloader.num_workers=0", "train_dataloader.persistent_workers=False"]
 FEW += ["val_dataloader.num_workers=0", "val_dataloader.persistent_workers=False"]
 TEST = ["test_dataloader.num_workers=0", "test_dataloader.persistent_workers=False"]
@@ -86,7 +91,7 @@ def test_all_readers_agree(kind, tmp_path, capsys, monkeypatch):
     if error:
         with pytest.raises(UnreadableFileError) as caught:
             Predictor(model)(image)
-        assert told in str(caught.value)
+        assert str(told) in str(caught.value)
     else:
         assert (Predictor(model)(image).image == expected).all()
     images.warned_kinds.clear()
@@ -140,7 +145,7 @@ def test_every_command_takes_the_bands_of_a_project(count, tmp_path, capsys, mon
     result = predictor(image)
     assert (result.labels == predictor(pixels).labels).all()
     assert (result.labels == np.asarray(Image.open("outputs/labels/0.png"))).all()
-    bytes_ = read_pixels(image.read_bytes()).fit(count, limits)
+    bytes_ = read_pixels(image.read_bytes()).fit(count, limits.tolist())
     assert (result.image == bytes_[..., [band - 1 for band in rgb]]).all()
     with pytest.raises(ValueError, match=rf"shape \(40, 48, 5\); .*\(H, W, {count}\)"):
         predictor(np.zeros((*SIZE, 5), np.uint8))
@@ -150,4 +155,4 @@ def test_every_command_takes_the_bands_of_a_project(count, tmp_path, capsys, mon
     start_command("export", config, checkpoint, "--out", "m.onnx", "--images", image)
     monkeypatch.setattr("sys.argv", [EXAMPLE, "m.onnx", "images", "exported"])
     assert runpy.run_path(EXAMPLE)["main"]() == 0
-    assert (result.labels == np.asarray(Image.open("exported/0.png"))).mean() > 0.99
+    assert (result.labels == np.asarray(Image.open("exported/0.png"))).mean() > 0.95
