@@ -104,9 +104,12 @@ def test_a_wheel_contains_the_package_and_mims_files(sdist, wheel):
     scripts = (wheel / information / "entry_points.txt").read_text()
     assert "mmseg-ext = mmseg_ext.commands:main" in scripts
     assert {name for name in sources if name.startswith("mmseg_ext/")} <= names
-    (weights,) = (name for name in names if name.endswith((".pth", ".safetensors")))
-    assert weights == f"mmseg_ext/weights/{DEFAULT}.pth"
-    assert "Apache-2.0" in read_checkpoint(wheel / weights)["meta"]["license"]
+    weights = {name for name in names if name.endswith((".pth", ".safetensors"))}
+    assert weights == {
+        f"mmseg_ext/weights/{name}.pth" for name in (DEFAULT, "ea_r18_fpn_nuclei_4k")
+    }
+    for file in weights:
+        assert "Apache-2.0" in read_checkpoint(wheel / file)["meta"]["license"]
     assert sum(name.endswith("/LICENSE") for name in names) == 1
     parts = {name for name in sources if name.split("/")[0] in ("configs", "tools", "demo")}
     assert files_of(wheel / "mmseg_ext/.mim") == parts | {"model-index.yml"}

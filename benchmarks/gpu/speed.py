@@ -31,6 +31,7 @@ from mmseg_ext.inference.export import (
     random_images,
     relative_difference,
 )
+from mmseg_ext.inference.models import DEFAULT
 from mmseg_ext.layers import ManhattanAttention
 from mmseg_ext.segmentors import StripEncoderDecoder, score_maps
 
@@ -276,8 +277,7 @@ def training_row(run: Run, name: str, variant: str) -> Row:
 def inference(run: Run) -> Iterator[Row]:
     """Measure the shipped model: images per second, tiles, and its export to ONNX."""
     torch.set_float32_matmul_precision("high")
-    name = "ea_r18_fpn_nuclei_4k"
-    model = get_model(name, pretrained=True, device=run.device)
+    model = get_model(DEFAULT, pretrained=True, device=run.device)
     side, count = (32, 2) if run.quick else (256, 64)
     images = [*np.random.RandomState(0).randint(0, 256, (count, side, side, 3), np.uint8)]
     ways: dict[str, dict] = {"batch 1": {}, "batch 16": dict(batch_size=16)}
@@ -285,7 +285,7 @@ def inference(run: Run) -> Iterator[Row]:
     ways["twelve views"] = dict(tta=True)
     expected = None
     for way, options in ways.items():
-        row = {"model": name, "way": way, "size": f"{side}x{side}"}
+        row = {"model": DEFAULT, "way": way, "size": f"{side}x{side}"}
         row = attempt(row, predict_row, run, model, images, options, expected)
         expected = row.pop("labels", expected) if way == "batch 1" else expected
         row.pop("labels", None)

@@ -34,12 +34,12 @@ class CheckedIoUMetric(IoUMetric):
     After an evaluation `confusion` `(classes, classes)` contains the number of pixels of all
     processes by label (rows) and prediction (columns). It is None before, and with `format_only`.
     `collect_device` and `collect_dir` have no effect. Label maps with only one class, such as masks
-    of 0 and 255, are a warning.
+    of 0 and 255, are a warning. It also takes the arguments of
+    `IoUMetric`.
 
     Args:
         class_scores: scores of single classes that the results contain, such as 'IoU.crop' or
             'Acc.crop'. `mmseg-ext train` adds those that `save_best` names.
-        others: of `IoUMetric`.
 
     Raises:
         LabelError: in `process`, for a label map with values other than the classes and
