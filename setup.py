@@ -29,6 +29,7 @@ MM = [
     "jinja2>=3",
     "matplotlib>=3.8",
     "rich>=13",
+    "tifffile>=2024.7",
 ]
 # The original packages; mmcv-lite is mmcv without compiled operators.
 MMLAB = [
@@ -42,6 +43,7 @@ MMLAB = [
     "jinja2>=3",
     "matplotlib>=3.8",
     "rich>=13",
+    "tifffile>=2024.7",
 ]
 # mmseg_ext.detection.operators_in_pytorch replaces mmcv's operators for mmdetection.
 DET = ["onedl-mmdetection==3.5.1"]

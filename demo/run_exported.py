@@ -2,7 +2,8 @@
 
     python demo/run_exported.py MODEL.onnx IMAGE|FOLDER OUT [--json] [--min-area N]
 
-The script needs numpy, Pillow and onnxruntime, and OpenCV for --json.
+The script needs numpy, Pillow and onnxruntime, tifffile for TIFF, and OpenCV for --json and for
+color PNGs of 16 bits. To use it elsewhere, copy mmseg_ext/datasets/image_values.py next to it.
 
 For each image, OUT gets a label map (`NAME.png`, class indices) and a picture of the classes over
 the image (`NAME_overlay.png`), rotated by its EXIF orientation. With --json it gets the objects of
@@ -11,12 +12,19 @@ listed at the end, and the exit status is then 1.
 """
 
 import argparse
+import importlib
 import json
 import sys
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
+
+HERE = Path(__file__).resolve().parent
+# Next to this script, in a clone, and in an installation.
+READERS = (HERE, HERE.parent / "mmseg_ext/datasets", HERE.parent.parent / "datasets")
+sys.path += [str(folder) for folder in READERS if (folder / "image_values.py").is_file()]
+image_values = importlib.import_module("image_values")
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".ppm")
 
@@ -41,10 +49,13 @@ def load(path: Path):
         session = onnxruntime.InferenceSession(path)
         properties = session.get_modelmeta().custom_metadata_map
         metadata = {key: json.loads(value) for key, value in properties.items()}
+        metadata = {"channels": 3, "value_range": None, "rgb_bands": [1, 2, 3], **metadata}
         metadata["palette"] = np.array(metadata["palette"], dtype=np.uint8)  # (classes, 3)
     except Exception as error:  # onnxruntime has its own exceptions
         reason = " ".join(str(error).split())
         raise ValueError(f"{path}: not an exported segmentor: {reason}") from error
+    if metadata.get("stored_values"):
+        raise ValueError(f"{path}: takes values as files store them; this script gives 0 to 255")
     return lambda images: session.run(["scores"], {"images": images})[0], metadata
 
 
@@ -61,13 +72,13 @@ def resize(maps: np.ndarray, height: int, width: int) -> np.ndarray:
     return maps
 
 
-def segment(run, metadata: dict, image: Image.Image) -> np.ndarray:
-    """Return class indices (H, W) of an RGB image.
+def segment(run, metadata: dict, image: np.ndarray) -> np.ndarray:
+    """Return class indices (H, W) of an image (H, W, C).
 
     The image is scaled as in the config's test pipeline. If the file has a fixed size, the image is
     scaled to fit, and the rest is filled with the color that normalizes to zero.
     """
-    pixels = np.asarray(image, dtype=np.float32).transpose(2, 0, 1)  # (3, H, W)
+    pixels = image.astype(np.float32).transpose(2, 0, 1)  # (C, H, W)
     original, scale = pixels.shape[1:], metadata["scale"]  # (H, W) and (width, height)
     fixed = None if metadata["dynamic"] else metadata["size"]  # (H, W)
     if scale and not metadata["keep_ratio"]:
@@ -81,7 +92,7 @@ def segment(run, metadata: dict, image: Image.Image) -> np.ndarray:
         height, width = (max(1, int(old * ratio + 0.5)) for old in original)
     pixels = resize(pixels, height, width)
     if fixed:
-        canvas = np.empty((3, *fixed), dtype=np.float32)
+        canvas = np.empty((len(pixels), *fixed), dtype=np.float32)
         canvas[:] = np.array(metadata["mean"], dtype=np.float32)[:, None, None]
         canvas[:, :height, :width] = pixels
         pixels = canvas
@@ -127,6 +138,8 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--json", action="store_true", help="write the objects as GeoJSON")
     parser.add_argument("--min-area", type=int, default=0, help="of an object, in pixels")
+    values = "values of images of more than 8 bits that become black and white"
+    parser.add_argument("--value-range", nargs=2, type=float, help=values)
     args = parser.parse_args()
     try:
         run, metadata = load(args.model)
@@ -134,23 +147,24 @@ def main() -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    value_range = args.value_range or metadata["value_range"]
     args.out.mkdir(parents=True, exist_ok=True)
     broken, written = [], []
     for path in paths:
         try:
-            with Image.open(path) as file:
-                image = ImageOps.exif_transpose(file)
-                if image.mode.startswith("I;16"):  # which Pillow would clip to 255
-                    image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-                image = image.convert("RGB")
+            pixels = image_values.read_pixels(path.read_bytes()).upright()
+            values = pixels.fit(metadata["channels"], value_range)  # (H, W, C)
         except Exception as error:  # decoders raise many kinds
             broken.append(f"{path}: {error}")
             continue
-        labels = segment(run, metadata, image)
+        if value_range is None and (note := pixels.dark_note()):
+            print(f"warning: {path}: {note}", file=sys.stderr)
+        labels = segment(run, metadata, values)
         stem = path.name if path.stem in written else path.stem
         written.append(stem)
         Image.fromarray(labels).save(args.out / f"{stem}.png")
-        overlay = Image.blend(image, Image.fromarray(metadata["palette"][labels]), 0.5)
+        picture = Image.fromarray(values[..., [band - 1 for band in metadata["rgb_bands"]]])
+        overlay = Image.blend(picture, Image.fromarray(metadata["palette"][labels]), 0.5)
         overlay.save(args.out / f"{stem}_overlay.png")
         if args.json:
             features = []

@@ -32,7 +32,7 @@ BASE = STACK[:2]
 """The packages that backbones, runner and hooks need; mmdetection and mmpretrain use these."""
 INSTALL = (
     f"pip install onedl-mmcv=={TESTED['mmcv']} onedl-mmengine=={TESTED['mmengine']} "
-    f"onedl-mmsegmentation=={TESTED['mmseg']} matplotlib rich"
+    f"onedl-mmsegmentation=={TESTED['mmseg']} matplotlib rich tifffile"
 )
 
 

@@ -25,6 +25,7 @@ from mmseg.visualization import SegLocalVisualizer
 SLOW = (
     "benchmarks",
     "durable/test_writing.py",
+    "commands/test_bands.py",
     "commands/test_export.py",
     "commands/test_tools.py",
     "detection/test_configs.py",

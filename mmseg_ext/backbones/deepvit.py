@@ -31,7 +31,7 @@ STEM_CHANNELS = 64
 
 
 def _padded(images: Tensor) -> Tensor:
-    """Pad images (B, 3, H, W) at the right and bottom to multiples of 16."""
+    """Pad images (B, C, H, W) at the right and bottom to multiples of 16."""
     height, width = images.shape[2:]
     # Not -width % PATCH: torch.compile with dynamic sizes cannot prove bounds of that modulus.
     right, bottom = (PATCH - width % PATCH) % PATCH, (PATCH - height % PATCH) % PATCH
@@ -39,22 +39,22 @@ def _padded(images: Tensor) -> Tensor:
 
 
 class PatchEmbed(nn.Module):
-    """A convolution with kernel and stride 16, on padded images: (B, 3, H, W) to (B, C, h, w)."""
+    """A convolution with kernel and stride 16, on padded images, to (B, embed_dims, h, w)."""
 
-    def __init__(self, embed_dims: int):
+    def __init__(self, in_channels: int, embed_dims: int):
         super().__init__()
-        self.proj = nn.Conv2d(3, embed_dims, PATCH, PATCH)
+        self.proj = nn.Conv2d(in_channels, embed_dims, PATCH, PATCH)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.proj(_padded(images))
 
 
 class ConvPatchEmbed(nn.Module):
-    """Convolutions with a total stride of 16, on padded images: (B, 3, H, W) to (B, C, h, w)."""
+    """Convolutions with a total stride of 16, on padded images, to (B, embed_dims, h, w)."""
 
-    def __init__(self, embed_dims: int):
+    def __init__(self, in_channels: int, embed_dims: int):
         super().__init__()
-        self.conv1 = nn.Conv2d(3, STEM_CHANNELS, 7, stride=2, padding=3, bias=False)
+        self.conv1 = nn.Conv2d(in_channels, STEM_CHANNELS, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(STEM_CHANNELS)
         self.conv2 = nn.Conv2d(STEM_CHANNELS, STEM_CHANNELS, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(STEM_CHANNELS)
@@ -96,6 +96,7 @@ class DeepViT(TokenBackbone):
         drop_path_rate: stochastic depth of the last block; the rate rises linearly from 0. The
             published training uses 0.2.
         norm_cfg: norm of the tokens; None is layer norm with the published epsilon of 1e-6.
+        in_channels: channels of the image.
 
     Raises:
         ValueError: for an unknown arch, `re_attention_blocks` outside [0, depth], an `img_size`
@@ -154,6 +155,7 @@ class DeepViT(TokenBackbone):
         with_cp: bool = False,
         norm_cfg: dict | None = None,
         init_cfg: dict | list[dict] | None = None,
+        in_channels: int = 3,
     ):
         super().__init__(init_cfg=init_cfg)
         settings = settings_of(arch, self.arch_settings, self.arch_settings["16b"])
@@ -161,7 +163,8 @@ class DeepViT(TokenBackbone):
         if out_indices is None:
             out_indices = [max(depth * quarter // 4, 1) - 1 for quarter in (1, 2, 3, 4)]
         channels, strides = [self.embed_dims] * depth, [PATCH] * depth
-        self._set_options(arch, channels, strides, out_indices, frozen_stages, with_cp, num_classes)
+        options = (out_indices, frozen_stages, with_cp, num_classes, in_channels)
+        self._set_options(arch, channels, strides, *options)
         mixing_blocks = settings["re_attention_blocks"]
         mixing_blocks = depth if mixing_blocks is None else mixing_blocks
         if not 0 <= mixing_blocks <= depth:
@@ -172,7 +175,7 @@ class DeepViT(TokenBackbone):
         self.grid = square_grid(img_size, PATCH)
 
         embed = ConvPatchEmbed if settings["conv_patch_embed"] else PatchEmbed
-        self.patch_embed = embed(self.embed_dims)
+        self.patch_embed = embed(in_channels, self.embed_dims)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims))
         self.pos_embed = nn.Parameter(torch.zeros(1, math.prod(self.grid) + 1, self.embed_dims))
         sizes = (self.embed_dims, settings["num_heads"])

@@ -80,15 +80,15 @@ class TokenModule(nn.Module):
 class TokensToToken(nn.Module):
     """Three overlapping splits into patches, with a token module after the first and the second."""
 
-    def __init__(self, embed_dims: int, norm_cfg: dict):
+    def __init__(self, in_channels: int, embed_dims: int, norm_cfg: dict):
         super().__init__()
         kernels = [kernel * kernel for kernel, _, _ in SOFT_SPLITS]
-        self.attention1 = TokenModule(3 * kernels[0], TOKEN_DIM, norm_cfg)
+        self.attention1 = TokenModule(in_channels * kernels[0], TOKEN_DIM, norm_cfg)
         self.attention2 = TokenModule(TOKEN_DIM * kernels[1], TOKEN_DIM, norm_cfg)
         self.project = nn.Linear(TOKEN_DIM * kernels[2], embed_dims)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images (B, 3, H, W) to tokens (B, C, h, w)."""
+        """Map images (B, in_channels, H, W) to tokens (B, C, h, w)."""
         x = images
         encoders = (self.attention1, self.attention2, self.project)
         for (kernel, stride, padding), encode in zip(SOFT_SPLITS, encoders, strict=True):
@@ -119,6 +119,7 @@ class EAMLP(TokenBackbone):
         drop_path_rate: stochastic depth of the last block; the rate rises linearly from 0. The
             published training uses 0.1.
         norm_cfg: norm of the tokens; None is layer norm.
+        in_channels: channels of the image.
 
     Raises:
         ValueError: for an unknown arch, an `img_size` that is not a multiple of 16, and as
@@ -153,17 +154,19 @@ class EAMLP(TokenBackbone):
         with_cp: bool = False,
         norm_cfg: dict | None = None,
         init_cfg: dict | list[dict] | None = None,
+        in_channels: int = 3,
     ):
         super().__init__(init_cfg=init_cfg)
         settings = settings_of(arch, self.arch_settings, self.arch_settings["14"])
         depth, self.embed_dims = settings["depth"], settings["embed_dims"]
         channels, strides = [self.embed_dims] * depth, [STRIDE] * depth
-        self._set_options(arch, channels, strides, out_indices, frozen_stages, with_cp, num_classes)
+        options = (out_indices, frozen_stages, with_cp, num_classes, in_channels)
+        self._set_options(arch, channels, strides, *options)
         self.grid = square_grid(img_size, STRIDE)
         norm_cfg = norm_cfg or {"type": "LN"}
 
         self.cls_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims))
-        self.tokens_to_token = TokensToToken(self.embed_dims, norm_cfg)
+        self.tokens_to_token = TokensToToken(in_channels, self.embed_dims, norm_cfg)
         positions = sinusoidal_positions(math.prod(self.grid) + 1, self.embed_dims)
         self.register_buffer("pos_embed", positions, persistent=False)
         drops: dict[str, float] = {"attn_drop": attn_drop_rate, "proj_drop": drop_rate}

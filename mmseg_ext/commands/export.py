@@ -2,12 +2,9 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from mmseg_ext.commands import command, command_parser, model_flags, named_model
-
-if TYPE_CHECKING:
-    from mmengine.config import Config
 
 
 def parser() -> argparse.ArgumentParser:
@@ -31,37 +28,47 @@ def main(args: argparse.Namespace) -> None:
     import torch
 
     from mmseg_ext.atomic_write import atomic_write
+    from mmseg_ext.datasets.metainfo import inner_datasets, input_channels
     from mmseg_ext.inference.export import (
         ExportedSegmentor,
         WholeImageSegmentor,
         export,
         relative_difference,
     )
+    from mmseg_ext.inference.predictor import image_loader
+    from mmseg_ext.reports.pictures import shown_bands
 
     segmentor = named_model(args)
     config, meta = segmentor.cfg, segmentor.dataset_meta
     shape = args.shape or config.get("crop_size") or (512, 512)
     size = (shape[0], shape[-1])
+    channels = input_channels(config.model)
+    pipeline = next(inner_datasets(config.test_dataloader.dataset))["pipeline"]
+    loader = image_loader(pipeline[0], channels)
     model = WholeImageSegmentor(segmentor)
     path = args.out or Path(Path(config.filename).stem + ".onnx")
     metadata = {
         "config": Path(config.filename).name,
         "classes": list(meta["classes"]),
         "palette": [list(color) for color in meta["palette"]],
-        "input": "RGB, 0 to 255, float32, (B, 3, H, W)",
+        "input": f"{'RGB' if channels == 3 else 'bands'}, 0 to 255, float32, (B, {channels}, H, W)",
         "output": "class scores, float32, (B, classes, H, W)",
         "size": list(size),
-        "mean": segmentor.data_preprocessor.mean.flatten().tolist(),
-        **_test_scale(config),
+        "mean": model.mean.flatten().tolist(),
+        "channels": channels,
+        "value_range": getattr(loader, "value_range", None),
+        "stored_values": getattr(loader, "color_type", "color") == "unchanged",
+        "rgb_bands": shown_bands(channels, config.get("rgb_bands")),
+        **_test_scale(pipeline),
         "dynamic": args.dynamic,
         **segmentor.terms,
     }
     if config.model.get("test_cfg", {}).get("mode") == "slide":
         print(f"the config tests with sliding windows; the file takes one window of {size}")
     with atomic_write(path) as part:  # a file that fails the check is deleted
-        export(model, part, size, args.dynamic, metadata)
+        export(model, part, size, args.dynamic, metadata, channels)
         exported = ExportedSegmentor(part)
-        for name, images in _inputs(args, size):
+        for name, images in _inputs(args, size, loader, channels):
             shape = "x".join(map(str, images.shape))
             try:
                 scores = exported(images)
@@ -81,35 +88,33 @@ def main(args: argparse.Namespace) -> None:
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
 
 
-def _test_scale(config: "Config") -> dict:
+def _test_scale(pipeline: list[dict]) -> dict:
     """Return how the test pipeline scales images: `scale` (width, height) and `keep_ratio`."""
-    from mmseg_ext.datasets.metainfo import inner_datasets
-
-    for transform in next(inner_datasets(config.test_dataloader.dataset))["pipeline"]:
+    for transform in pipeline:
         if transform["type"] == "Resize" and transform.get("scale"):
             return {"scale": transform["scale"], "keep_ratio": transform.get("keep_ratio", False)}
     return {"scale": None, "keep_ratio": True}
 
 
-def _inputs(args: argparse.Namespace, size: tuple[int, int]):
+def _inputs(args: argparse.Namespace, size: tuple[int, int], loader: Any, channels: int):
     """Yield named images for the comparison: noise (with --dynamic two sizes) and real images."""
+    import cv2
     import numpy as np
     import torch
-    from PIL import Image
 
     from mmseg_ext.datasets.images import image_files
     from mmseg_ext.inference.export import random_images
 
-    yield "random", random_images(size)
+    yield "random", random_images(size, 1, channels)
     if args.dynamic:
-        yield "random", random_images((size[0] * 3 // 4 + 1, size[1] * 5 // 4 + 3), 2)
+        other = (size[0] * 3 // 4 + 1, size[1] * 5 // 4 + 3)
+        yield "random", random_images(other, 2, channels)
     paths = image_files(args.images, recursive=True)[:REAL_IMAGES] if args.images else []
     if args.images and not paths:
         raise ValueError(f"--images {args.images}: contains no image; name another folder")
     for path in paths:
-        with Image.open(path) as image:
-            image = image.convert("RGB")
-            if not args.dynamic:
-                image = image.resize(size[::-1])
-            pixels = torch.from_numpy(np.asarray(image, dtype=np.float32).copy())  # (H, W, 3)
-        yield path.name, pixels.permute(2, 0, 1)[None]  # (1, 3, H, W)
+        image = loader.transform({"img_path": str(path)})["img"].astype(np.float32)
+        image = image if args.dynamic else cv2.resize(image, size[::-1])
+        image = np.atleast_3d(image)  # H, W, C
+        image = image[..., ::-1] if channels == 3 else image  # RGB
+        yield path.name, torch.from_numpy(image.transpose(2, 0, 1).copy())[None]  # (1, C, H, W)

@@ -8,6 +8,7 @@ import argparse
 import csv
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,10 @@ def parser() -> argparse.ArgumentParser:
     limit = f"skip larger images (default: {MAX_PIXELS}, about 2 GiB)"
     parser.add_argument("--max-pixels", type=int, default=MAX_PIXELS, help=limit)
     parser.add_argument("--tile", type=int, metavar="N", help="cut large images into N x N pixels")
+    values = "of images of more than 8 bits, that become black and white"
+    parser.add_argument(
+        "--value-range", nargs=2, type=float, metavar=("LOW", "HIGH"), help=f"values {values}"
+    )
     parser.add_argument("--json", action="store_true", help="write each image's objects as GeoJSON")
     parser.add_argument("--coco", action="store_true", help="write all objects to coco.json")
     parser.add_argument("--csv", action="store_true", help="write shares and counts to classes.csv")
@@ -86,10 +91,12 @@ def main(args: argparse.Namespace) -> int:
     model = named_model(args)
     for about, text in model.terms.items():
         print(f"{about} (weights): {text}")
-    predictor = Predictor(model, tile=args.tile, amp=args.amp)
+    predictor = Predictor(model, tile=args.tile, amp=args.amp, value_range=args.value_range)
     if unknown := {*(args.classes or ())} - {*predictor.classes}:
         names = ", ".join(predictor.classes)
         raise ValueError(f"--classes {' '.join(unknown)}: the model has only {names}")
+    # As Python's documentation allows.
+    warnings.showwarning = lambda text, *_: print(f"warning: {text}", file=sys.stderr)
     if args.checkpoint == "none":
         print("warning: random weights: the labels are meaningless", file=sys.stderr)
     failed, images, rows, annotations = 0, [], [], []  # of coco.json and classes.csv
@@ -150,11 +157,9 @@ def _shares(result: "Segmentation", objects: dict[str, list]) -> dict:
 
 def _check_size(path: Path, most: int) -> None:
     """Raise ValueError for an image of too many pixels; it is not decoded."""
-    from PIL import Image
+    from mmseg_ext.datasets.images import image_size
 
-    Image.MAX_IMAGE_PIXELS = None  # Pillow's own limit, which `most` replaces
-    with Image.open(path) as image:
-        width, height = image.size
+    width, height = image_size(path)
     if width * height > most:
         memory = f"needs {width * height * BYTES_PER_PIXEL / 2**30:.1f} GiB or more"
         allow = f"allow it with --max-pixels {width * height}"

@@ -39,6 +39,8 @@ non-commercial use only, which then also holds for your model).
     parser.add_argument("--ignore", nargs="+", default=[], help="values, #rrggbb or names")
     parser.add_argument("--val", type=float, default=0.2, metavar="SHARE", help="default: 0.2")
     parser.add_argument("--test", type=float, default=0, metavar="SHARE", help="default: 0")
+    rgb = "bands, numbered from 1, that pictures show as red, green and blue"
+    parser.add_argument("--rgb", nargs=3, type=int, metavar="N", help=rgb)
     parser.add_argument("--tiles", action="store_true", help="keep the full resolution")
     parser.add_argument("--from", dest="start", default="imagenet", help="see below")
     return parser
@@ -48,7 +50,9 @@ non-commercial use only, which then also holds for your model).
 def main(args: argparse.Namespace) -> None:
     from mmseg_ext.datasets.annotation_readers import Coco, Labelme, Masks
     from mmseg_ext.datasets.dataset_report import print_summaries
+    from mmseg_ext.datasets.images import image_files
     from mmseg_ext.datasets.labels import join_names
+    from mmseg_ext.datasets.measured_channels import measure_images
     from mmseg_ext.datasets.new_project import make_project
     from mmseg_ext.datasets.project_config import LONG_SIDE, write_config
 
@@ -86,7 +90,10 @@ def main(args: argparse.Namespace) -> None:
     if config.exists():
         print(f"{config}: exists, unchanged")
     else:
-        write_config(args.project, made, start, args.tiles)
+        channels = measure_images(image_files(args.project / "data/images/train", True))
+        write_config(args.project, made, start, args.tiles, channels, args.rgb)
+        if channels:
+            print(f"bands: {channels.count}, with their ranges of values in {config}")
         print(f"{config}: training starts from {start.about}")
     config = shlex.quote(str(config))
     work_dir = shlex.quote(str(args.project / "work_dir"))

@@ -15,6 +15,7 @@ from mmseg.structures import SegDataSample
 from torch import Tensor, nn
 
 from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
+from mmseg_ext.datasets.metainfo import input_channels
 from mmseg_ext.torch_versions import HAS_FOREACH_WITHOUT_DATA
 
 GIBI = 2**30
@@ -96,8 +97,9 @@ def batch_of(config: Config, device: torch.device) -> dict:
     """Return a batch of the config's crops, as its dataloader gives them to the model."""
     images, samples = [], []
     size = {"img_shape": config.crop_size, "ori_shape": config.crop_size}
+    shape = input_channels(config.model), *config.crop_size
     for _ in range(config.train_dataloader.batch_size):
-        images.append(torch.zeros(3, *config.crop_size, dtype=torch.uint8, device=device))
+        images.append(torch.zeros(shape, dtype=torch.uint8, device=device))
         label = torch.zeros(1, *config.crop_size, dtype=torch.long, device=device)
         samples.append(SegDataSample(metainfo=size, gt_sem_seg=PixelData(data=label)))
     return {"inputs": images, "data_samples": samples}

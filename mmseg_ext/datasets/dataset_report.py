@@ -7,6 +7,7 @@ The config's own datasets list the files. Processes read them with `CheckedLoadI
 import hashlib
 import shlex
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -50,7 +51,7 @@ class Summary:
     """Counts of the readable pairs of a split.
 
     `pixels` and `images` are (num_classes,): the pixels of each class, and the images with it.
-    `content` maps the digest of each image to its path.
+    `content` maps the digest of each image to its path, and `notes` each note to its first image.
     """
 
     split: str
@@ -59,12 +60,17 @@ class Summary:
     ignored: int = 0
     sizes: Counter = field(default_factory=Counter)  # of images, (width, height)
     content: dict[bytes, str] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self):
         self.pixels, self.images = np.zeros((2, len(self.classes)), int)
 
-    def add(self, path: str, size: tuple, counts: np.ndarray, digest: bytes = b"") -> None:
+    def add(
+        self, path: str, size: tuple, counts: np.ndarray, digest: bytes = b"", note: str = ""
+    ) -> None:
         """Count the image at `path`; `counts` has the pixels of the classes and ignored values."""
+        if note:
+            self.notes.setdefault(note, path)
         pixels = counts[: len(self.classes)]
         self.pairs += 1
         self.pixels += pixels
@@ -136,6 +142,7 @@ def _list_files(split: str, config: dict) -> tuple[tuple[str, ...], list[dict], 
     label: Any = next((t for t in steps if isinstance(t, LoadAnnotations)), None)
     same = dict(imdecode_backend=own.imdecode_backend, backend_args=own.backend_args)
     image = CheckedLoadImage(color_type=own.color_type, **same)
+    image = own if isinstance(own, CheckedLoadImage) else image
     if label:
         same = dict(imdecode_backend=label.imdecode_backend, backend_args=label.backend_args)
         same["reduce_zero_label"] = label.reduce_zero_label
@@ -157,7 +164,7 @@ def _map(read: Callable, samples: list[dict], workers: int) -> Iterator[Any]:
 
 def check_pair(
     sample: dict, image: CheckedLoadImage, label: Any, rotates: bool
-) -> tuple[tuple[int, int], np.ndarray, bytes] | LabelError | UnreadableFileError:
+) -> tuple[tuple[int, int], np.ndarray, bytes, str] | LabelError | UnreadableFileError:
     """Read an image and its label map; return what `Summary.add` counts, or the error.
 
     `label` is the loader, or None if the pipeline loads no label maps. `rotates` if the pipeline
@@ -165,7 +172,11 @@ def check_pair(
     """
     counts = np.zeros(1, int)  # without labels
     try:
-        read: Any = image.transform({"img_path": sample["img_path"]} if rotates else dict(sample))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about dark images, which is in `value_note`
+            read: Any = image.transform(
+                {"img_path": sample["img_path"]} if rotates else dict(sample)
+            )
         if label is not None and "seg_map_path" in sample:
             path = sample["img_path"]
             if rotates and (tag := orientation(read_bytes(path, image.backend_args))) != 1:
@@ -180,7 +191,7 @@ def check_pair(
     except (LabelError, UnreadableFileError) as error:
         return error
     digest = hashlib.blake2b(read["img"].tobytes(), digest_size=16).digest()
-    return read["ori_shape"][::-1], counts, digest
+    return read["ori_shape"][::-1], counts, digest, read.get("value_note", "")
 
 
 def _shared_image_problems(summaries: Iterable[Summary]) -> Iterator[Problem]:
@@ -208,6 +219,8 @@ def print_summaries(summaries: Sequence[Summary], labels: Mapping[str, int] | No
         total = max(1, s.ignored + int(s.pixels.sum()))
         ignored = f"{s.ignored / total:.2%} of the pixels ignored"
         print(f"{s.split}: {s.pairs:,} pairs, {join_names(sizes)}, {ignored}")
+        for note, path in s.notes.items():
+            print(f"{s.split}: note: {path}: {note}")
         for title in (s.split, "", "images"):
             table.add_column(title, justify="right")
         for row, pixels, images in zip(cells, s.pixels, s.images, strict=True):

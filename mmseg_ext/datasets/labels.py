@@ -11,7 +11,8 @@ import numpy as np
 from mmseg.datasets.transforms import LoadAnnotations
 from mmseg.registry import TRANSFORMS
 
-from mmseg_ext.datasets.images import decode, read_bytes
+from mmseg_ext.datasets.image_values import is_tiff
+from mmseg_ext.datasets.images import decode, read, read_bytes
 from mmseg_ext.errors import LabelError
 
 SHOWN = 8  # names or values in a message
@@ -19,7 +20,11 @@ SHOWN = 8  # names or values in a message
 
 def _decode_label(data: bytes, path: str, backend: str) -> np.ndarray:
     """Return the label map in `data`: (H, W), integers of at most 16 bits."""
-    label = decode(data, path, "unchanged", backend)
+    if backend == "cv2" and is_tiff(data):
+        values = read(data, path, indices=True).values
+        label = values[..., 0] if values.shape[2] == 1 else values
+    else:
+        label = decode(data, path, "unchanged", backend)
     if label.ndim != 2:
         raise LabelError(
             f"{path}: has {label.shape[2]} channels instead of class indices; if it has a palette, "

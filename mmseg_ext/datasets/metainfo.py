@@ -1,4 +1,4 @@
-"""What a config's datasets contain: the parts of wrappers, and classes and palette."""
+"""A config's data: parts of wrappers, classes and palette, channels of the images."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,6 +14,11 @@ def inner_datasets(dataset: Any) -> Iterator[Any]:
         yield dataset
     for part in inner:
         yield from inner_datasets(part)
+
+
+def input_channels(model: Mapping) -> int:
+    """Return the channels of the images that the network of a config's `model` takes."""
+    return model.get("backbone", {}).get("in_channels", 3)
 
 
 def classes_and_palette(settings: dict) -> dict:

@@ -19,12 +19,11 @@ from PIL import Image, ImageOps
 from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.datasets.annotation_readers import BACKGROUND, Annotation, Masks, keyed_files
 from mmseg_ext.datasets.dataset_report import Summary
+from mmseg_ext.datasets.image_values import declared
 from mmseg_ext.datasets.images import (
-    EXIF_ORIENTATION,
     IMAGE_SUFFIXES,
-    decode,
-    orientation,
     progress,
+    read,
     read_bytes,
 )
 from mmseg_ext.datasets.labels import join_names
@@ -275,13 +274,9 @@ def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int], data: Pat
     """
     path, target = str(pair.image), data / f"images/{pair.split}/{pair.name}{pair.image.suffix}"
     content = read_bytes(path)
-    height, width = decode(content, path, "color_ignore_orientation", "cv2").shape[:2]
-    tag = orientation(content)
-    if tag >= 5:  # OpenCV turns a TIFF in any case
-        with Image.open(pair.image) as image:
-            width, height = ImageOps.exif_transpose(image).size
-    upright = (height, width)
-    sizes = [upright, (width, height)] if tag >= 5 else [upright]
+    pixels = read(content, path)
+    tag, upright = pixels.orientation, pixels.upright().values.shape[:2]
+    sizes = [upright, upright[::-1]] if tag >= 5 else [upright]
     values = reader.read(pair.annotation, sizes)
     table = np.zeros(max(reader.labels) + 1, np.uint8)
     table[list(reader.labels)] = [labels[label] for label in reader.labels.values()]
@@ -299,12 +294,12 @@ def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int], data: Pat
         except OSError:  # a file system without links
             shutil.copyfile(pair.image, target)
     else:  # written upright, because `image_demo` shows photos to the trained model upright
+        if (pixels.white or 256) > 255 or pixels.values.shape[2] > 4:
+            raise UnreadableFileError(f"{path}: has an orientation tag ({tag}); save it upright")
         with Image.open(pair.image) as image, atomic_write(target) as part:
             ImageOps.exif_transpose(image).save(part, image.format, quality=95)
         if label.shape != upright:
-            turned = Image.fromarray(label)
-            turned.getexif()[EXIF_ORIENTATION] = tag
-            label = np.asarray(ImageOps.exif_transpose(turned))
+            label = declared(label, orientation=tag).upright().values[..., 0]
     with atomic_write(pair.label_file(data, pair.split)) as part:
         Image.fromarray(label).save(part, "PNG")
     return label

@@ -1,6 +1,7 @@
 """The config of a project for your own images: `config.py` and `default_runtime.py`."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -10,6 +11,7 @@ import numpy as np
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.backbones import efficientnet_lite
 from mmseg_ext.backbones.backbone import IMAGENET
+from mmseg_ext.datasets.measured_channels import Channels
 from mmseg_ext.datasets.new_project import Project
 from mmseg_ext.environment import configs_folder
 
@@ -23,6 +25,7 @@ RARE = 0.02  # share of the pixels; a rarer class brings class weights
 # Okabe and Ito's colors, which color-blind people can tell apart, after gray for the background.
 _COLORS = [[80, 80, 80], [230, 159, 0], [86, 180, 233], [0, 158, 115], [240, 228, 66]]
 _COLORS += [[0, 114, 178], [213, 94, 0], [204, 121, 167]]
+_LOAD = 'dict(type="LoadImageFromFile")'  # by that name mmsegmentation's inferencer finds it
 _RESIZED = dict(resize="scale=scale", cut="", test_cfg='mode="whole"')
 _TILES = dict(
     resize="scale_factor=1.0",
@@ -91,11 +94,25 @@ def by_name(name: str) -> Start | None:
     return None
 
 
-def write_config(folder: Path, project: Project, start: Start, tiles: bool = False) -> None:
+def write_config(
+    folder: Path,
+    project: Project,
+    start: Start,
+    tiles: bool = False,
+    channels: Channels | None = None,
+    rgb_bands: Sequence[int] | None = None,
+) -> None:
     """Write `config.py` and its base to `folder`; it fits the sizes and number of the images.
 
-    With `tiles` the network sees parts of the images in full resolution.
+    With `tiles` the network sees parts of the images in full resolution. `channels` describes
+    images other than photos. Pictures show `rgb_bands`.
+
+    Raises:
+        ValueError: if the images do not have these bands.
     """
+    count = channels.count if channels else 3
+    if wrong := [band for band in rgb_bands or () if not 1 <= band <= count]:
+        raise ValueError(f"--rgb {wrong[0]}: the images have the bands 1 to {count}")
     summaries, colors = project.summaries, project.colors
     train, classes = summaries[0], summaries[0].classes
     sizes = [size for summary in summaries for size in summary.sizes.elements()]
@@ -117,8 +134,13 @@ def write_config(folder: Path, project: Project, start: Start, tiles: bool = Fal
         num_classes=len(classes),
         side=crop * 5 // 4 if tiles else side,  # smaller tiles can be cropped, too
         crop=crop,
-        mean=list(start.cfg["mean"]),
-        std=list(start.cfg["std"]),
+        load=f'dict(type="CheckedLoadImage", channels={count})' if channels else _LOAD,
+        bands=_bands(channels, rgb_bands),
+        distortion=' dict(type="PhotoMetricDistortion"),' if count == 3 else "",
+        preprocessor="SegDataPreProcessor" if count == 3 else "BandDataPreProcessor",
+        in_channels="" if count == 3 else f" in_channels={count},",
+        mean=channels.mean if channels else list(start.cfg["mean"]),
+        std=channels.std if channels else list(start.cfg["std"]),
         backbone=start.backbone,
         init=init,
         widths=start.widths,
@@ -134,6 +156,19 @@ def write_config(folder: Path, project: Project, start: Start, tiles: bool = Fal
     runtime = configs_folder() / "_base_/default_runtime.py"
     write_text(runtime.read_text(encoding="utf-8"), folder / runtime.name)
     write_text(text, folder / "config.py")
+
+
+def _bands(channels: Channels | None, rgb_bands: Sequence[int] | None) -> str:
+    """Return the lines about the range of the bands, and about those that pictures show."""
+    lines = ""
+    if channels and channels.value_range:
+        lines = "# The values of each band that become 0 and 255, measured in training images.\n"
+        lines += f'load["value_range"] = {channels.value_range}\n'
+    if channels and channels.colors and channels.count > 3:
+        rgb_bands = rgb_bands or (1, 2, 3)
+    if rgb_bands:
+        lines += f"rgb_bands = {list(rgb_bands)}  # in pictures: the file's bands, from 1 on\n"
+    return lines
 
 
 def _class_weights(share: np.ndarray) -> list[float] | None:

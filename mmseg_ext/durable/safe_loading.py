@@ -160,12 +160,13 @@ def fit_input_channels(weight: Tensor, channels: int) -> Tensor:
     This is timm's rule: the sum for one channel, which is what a gray image as R, G and B gives,
     and otherwise the repeated weights times 3 / channels, which keeps their sum.
     """
+    weight = weight.float()  # from a file of 16 bits
     if channels == 1:
         return weight.sum(1, keepdim=True)
     return weight.repeat(1, -(-channels // 3), 1, 1)[:, :channels] * (3 / channels)
 
 
-def _fit_first_convolution(
+def fit_first_convolution(
     module: nn.Module, state_dict: Mapping[str, Tensor]
 ) -> Mapping[str, Tensor]:
     """Return `state_dict` with weights of three channels for a model of other images."""
@@ -198,7 +199,7 @@ def load_and_report(
         # `convert` writes the backbone's names.
         state_dict = {f"backbone.{name}": value for name, value in state_dict.items()}
     if not _settings["entire_model"]:  # a test needs the weights of this model
-        state_dict = _fit_first_convolution(module, state_dict)
+        state_dict = fit_first_convolution(module, state_dict)
     check_finite(module, state_dict)
     load_state_dict(module, state_dict, strict, logger)  # backbones refuse published names here
     print_log(check_coverage(module, state_dict), logger="current")

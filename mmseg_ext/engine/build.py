@@ -20,6 +20,7 @@ from mmengine.dataset import InfiniteSampler
 from mmengine.registry import RUNNERS
 from mmengine.runner import EpochBasedTrainLoop, Runner, ValLoop
 
+from mmseg_ext.datasets.metainfo import input_channels
 from mmseg_ext.durable.checkpoint_files import published_name
 from mmseg_ext.durable.safe_loading import unwrap_model
 from mmseg_ext.durable.work_dir import find_checkpoints, missing_checkpoint, on_rank_zero
@@ -196,6 +197,11 @@ def _draw_predictions(cfg: Config, show_dir: str | None, seconds: float | None) 
     if hook is None:
         raise LaunchError(
             "--show, --show-dir: the config has no default_hooks.visualization; add it"
+        )
+    if (channels := input_channels(cfg.model)) not in (1, 3):
+        raise LaunchError(
+            f"--show, --show-dir: mmsegmentation draws no images of {channels} bands; use "
+            "mmseg-ext image_demo"
         )
     hook.update(draw=True)
     if seconds is not None:

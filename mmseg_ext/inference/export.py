@@ -1,6 +1,6 @@
 """A trained segmentor as one ONNX file, with its metadata inside.
 
-The exported model takes RGB values, normalizes them, and returns class scores.
+The exported model takes the values of images, normalizes them, and returns class scores.
 """
 
 import copy
@@ -25,7 +25,9 @@ OPSET = 18  # torch's exporter writes it without a conversion
 
 
 class WholeImageSegmentor(nn.Module):
-    """A module from RGB images (B, 3, H, W), 0 to 255, to class scores (B, classes, H, W).
+    """A module from images (B, C, H, W), 0 to 255, to class scores (B, classes, H, W).
+
+    Three channels are in the order RGB, others in the order of the files.
 
     The scores equal `EncoderDecoder`'s before softmax, without sliding windows: for a config that
     tests with windows, the caller cuts the image into them. Auxiliary heads are left out, and
@@ -55,8 +57,10 @@ class WholeImageSegmentor(nn.Module):
         preprocessor: Any = segmentor.data_preprocessor
         # Pipelines load BGR, so a model without conversion was trained on BGR.
         self.bgr = not converts_channels(preprocessor)
-        self.register_buffer("mean", preprocessor.mean.float())  # (3, 1, 1)
-        self.register_buffer("std", preprocessor.std.float())  # (3, 1, 1)
+        # (C, 1, 1) or (1, 1, 1); absent if the values are not normalized
+        for name, value in (("mean", 0.0), ("std", 1.0)):
+            default = torch.full((1, 1, 1), value)
+            self.register_buffer(name, getattr(preprocessor, name, default).float())
         used = ("backbone", "neck", "decode_head")
         parts: Any = nn.ModuleDict({k: m for k, m in segmentor.named_children() if k in used})
         parts = revert_sync_batchnorm(copy.deepcopy(parts))
@@ -66,7 +70,7 @@ class WholeImageSegmentor(nn.Module):
         self.cpu().eval()
 
     def forward(self, images: Tensor) -> Tensor:
-        x = images.flip(1) if self.bgr else images
+        x = images.flip(1) if self.bgr and images.shape[1] == 3 else images
         features = self.parts["backbone"]((x - self.mean) / self.std)
         if "neck" in self.parts:
             features = self.parts["neck"](features)
@@ -91,10 +95,10 @@ def _free_of_size(module: nn.Module) -> None:
             _free_of_size(child)
 
 
-def random_images(size: tuple[int, int], batch: int = 1) -> Tensor:
-    """Return images of noise (batch, 3, H, W) with values of 0 to 255."""
+def random_images(size: tuple[int, int], batch: int = 1, channels: int = 3) -> Tensor:
+    """Return images of noise (batch, channels, H, W) with values of 0 to 255."""
     generator = torch.Generator().manual_seed(0)
-    return torch.rand(batch, 3, *size, generator=generator) * 255
+    return torch.rand(batch, channels, *size, generator=generator) * 255
 
 
 def export(
@@ -103,6 +107,7 @@ def export(
     size: tuple[int, int],
     dynamic: bool = False,
     metadata: dict | None = None,
+    channels: int = 3,
 ) -> None:
     """Write one ONNX file with the weights, the input `images` and the output `scores`.
 
@@ -120,9 +125,9 @@ def export(
         require_package(package, "export")
     from onnx_ir.passes.common import DeduplicateInitializersPass
 
-    images, shapes = random_images(size), None
-    if dynamic:
-        images = random_images(size, batch=2)  # torch.export makes a size of 1 constant
+    images, shapes = random_images(size, channels=channels), None
+    if dynamic:  # torch.export makes a size of 1 constant
+        images = random_images(size, 2, channels)
         any_size = torch.export.Dim.DYNAMIC
         shapes = ({0: any_size, 2: any_size, 3: any_size},)
     options: dict[str, Any] = dict(dynamo=True, dynamic_shapes=shapes, opset_version=OPSET)
@@ -143,7 +148,7 @@ def export(
 
 
 class ExportedSegmentor:
-    """An exported file as a function of images (B, 3, H, W), with its `metadata`."""
+    """An exported file as a function of images (B, C, H, W), with its `metadata`."""
 
     def __init__(self, path: str | Path):
         import onnxruntime

@@ -16,7 +16,7 @@ from torch import nn
 
 from mmseg_ext.datasets.metainfo import classes_and_palette
 from mmseg_ext.durable.checkpoint_files import read_checkpoint, terms_of, unwrap_state_dict
-from mmseg_ext.durable.safe_loading import check_finite
+from mmseg_ext.durable.safe_loading import check_finite, fit_first_convolution
 from mmseg_ext.engine.config import load_config, model_names
 from mmseg_ext.errors import CheckpointError
 
@@ -47,6 +47,7 @@ def get_model(
     weights: str | Path | None = None,
     device: str | torch.device = "cpu",
     num_classes: int | None = None,
+    in_channels: int | None = None,
     **overrides: object,
 ) -> nn.Module:
     """Return a segmentor in evaluation mode.
@@ -69,6 +70,8 @@ def get_model(
             heads may be missing in the file or in the model.
         device: where the model is put.
         num_classes: the classes of all heads. Class weights of another length are removed.
+        in_channels: bands of the images. The first convolution of weights for three channels is
+            fitted by timm's rule, and mean and deviation are repeated, or averaged for one band.
         overrides: changes of the config's model, such as `decode_head=dict(channels=64)`. Tensors
             of the file whose shapes then differ are left out, with a warning.
 
@@ -85,13 +88,16 @@ def get_model(
     config.merge_from_dict({"model": overrides})
     if num_classes is not None:
         _set_classes(config.model, num_classes)
+    if in_channels is not None:
+        _set_channels(config.model, in_channels)
     init_default_scope(config.get("default_scope", "mmseg"))
     with warnings.catch_warnings():  # about a loss, which inference does not compute
         warnings.filterwarnings("ignore", message="Default ``avg_non_ignore``")
         model: Any = revert_sync_batchnorm(MODELS.build(config.model))
     model.terms, meta = {}, None
     if weights is not None:
-        meta = _load_weights(model, weights, partial=bool(overrides or num_classes))
+        partial = bool(overrides or num_classes or in_channels)
+        meta = _load_weights(model, weights, partial)
     meta = meta or classes_and_palette(config.test_dataloader.dataset)
     count = getattr(model, "num_classes", len(meta["classes"]))
     if count != len(meta["classes"]):  # overridden
@@ -110,6 +116,17 @@ def _set_classes(model: ConfigDict, count: int) -> None:
             for loss in losses if isinstance(losses, list) else [losses]:
                 if len(loss.get("class_weight") or ()) != count:
                     loss.class_weight = None
+
+
+def _set_channels(model: Any, count: int) -> None:
+    model.backbone.in_channels = count
+    preprocessor = model.data_preprocessor
+    for key in ("mean", "std"):
+        if values := list(preprocessor.get(key) or ()):
+            average = [sum(values) / len(values)]
+            preprocessor[key] = average if count == 1 else (values * count)[:count]
+    if count != 3 and preprocessor.type == "SegDataPreProcessor":
+        preprocessor.type = "BandDataPreProcessor"
 
 
 def pretrained_weights(name: str) -> Path:
@@ -135,6 +152,8 @@ def _load_weights(model: Any, path: str | Path, partial: bool) -> dict | None:
     check_finite(model, weights)
     model.terms = terms_of(content)
     own = model.state_dict()
+    if partial:
+        weights = dict(fit_first_convolution(model, weights))
     other = [key for key, value in weights.items() if key in own and value.shape != own[key].shape]
     if partial and other:
         weights |= {key: own[key] for key in other}

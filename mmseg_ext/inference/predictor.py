@@ -6,19 +6,24 @@ from itertools import islice, pairwise, product
 from pathlib import Path
 from typing import Any, BinaryIO, overload
 
+import cv2
 import numpy as np
 import torch
+from mmcv.transforms import LoadImageFromFile
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
-from mmseg.datasets.transforms import LoadImageFromNDArray
-from PIL import Image, ImageOps
+from mmseg.registry import TRANSFORMS
+from PIL import Image
 from torch import Tensor, nn
 
-from mmseg_ext.datasets.images import progress
-from mmseg_ext.datasets.metainfo import inner_datasets
+from mmseg_ext.datasets.image_values import Pixels, ValueRange, declared, picture_pixels
+from mmseg_ext.datasets.images import CheckedLoadImage, progress
+from mmseg_ext.datasets.metainfo import inner_datasets, input_channels
 from mmseg_ext.engine.amp import bfloat16_autocast
+from mmseg_ext.errors import UnreadableFileError
 from mmseg_ext.inference.models import get_model
 from mmseg_ext.inference.objects import SegmentedObject, find_objects
+from mmseg_ext.reports.pictures import to_picture
 from mmseg_ext.segmentors import StreamingSegTTAModel
 from mmseg_ext.segmentors.score_maps import Merge, Span, window_spans
 from mmseg_ext.segmentors.strip_encoder_decoder import DeferredLogits
@@ -34,7 +39,8 @@ class Segmentation:
         labels: class indices (H, W), in the smallest unsigned type that has room for all classes.
         classes: names of the classes.
         palette: RGB colors (classes, 3), uint8.
-        image: the segmented image, RGB (H, W, 3), uint8.
+        image: the segmented image, RGB (H, W, 3), uint8; of other images than RGB, the
+            `rgb_bands` of the config.
         scores: probabilities of the classes (classes, H, W), float16, if asked for.
         confidence: the highest of them (H, W), float16, if asked for.
     """
@@ -130,6 +136,8 @@ class Predictor:
             fills the image up to the middle of the overlap.
         amp: compute in bfloat16.
         urls: accept paths with `://`, which mmengine's file clients download.
+        value_range: the values (low, high) of images of more than 8 bits that become 0 and 255, or
+            such a pair for each band. By default as in the config's pipeline, or else 0 and 65535.
 
     Raises:
         ValueError: for `amp` on a device without bfloat16, for an overlap that does not fit, for
@@ -150,6 +158,7 @@ class Predictor:
         overlap: int | None = None,
         amp: bool = False,
         urls: bool = False,
+        value_range: ValueRange | None = None,
     ):
         if isinstance(tta, str | Path):
             tta, weights = False, tta
@@ -177,7 +186,9 @@ class Predictor:
             self.model = StreamingSegTTAModel(model, self._merge)
         self.model.eval()
         self._autocast = bfloat16_autocast(next(model.parameters()).device, enabled=amp)
-        self._load: Any = Compose([{**pipeline[0], "type": "CheckedLoadImage"}])
+        self._channels = input_channels(config.model)
+        self._rgb_bands = config.get("rgb_bands")
+        self._load = image_loader(pipeline[0], self._channels, value_range)
         self._transform: Any = Compose(_without_labels(pipeline[1:]))
 
     @overload
@@ -199,26 +210,38 @@ class Predictor:
         - a PIL image;
         - an array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) in the order RGB, as of Pillow. OpenCV
           reads BGR: pass `image[..., ::-1]`;
-        - a tensor (H, W), (1, H, W), (3, H, W) or (4, H, W), in the order RGB.
+        - a tensor (H, W), (1, H, W), (3, H, W) or (4, H, W), in the order RGB;
+        - for a network of n channels, an array (H, W, n) or a tensor (n, H, W).
 
-        Gray is repeated, and alpha is left out. The values are of uint8, of uint16, whose lower
-        eight bits are left out, or floats of 0 to 1. Photos are rotated by their EXIF orientation.
+        A network of three channels gets gray repeated and no alpha. The values are of uint8, of
+        uint16, or floats of 0 to 1; with a value range, of any type. Photos are rotated by their
+        EXIF orientation.
 
         Raises:
-            UnreadableFileError: for a file that is missing, truncated or no image.
-            ValueError: for an array of another shape or type, for anything else, and for a URL.
+            UnreadableFileError: for a file that is missing, truncated or no image, or does not fit.
+            ValueError: for an array that does not fit, for anything else, and for a URL.
         """
         if isinstance(images, ImageLike) or hasattr(images, "read"):
             (result,) = self._results([images])
             return result
         if not isinstance(images, Iterable):
-            raise ValueError(_refusal(type(images).__name__))
+            raise ValueError(_refusal(type(images).__name__, self._channels))
         results = self._results(images)
         return list(results) if isinstance(images, Sequence) else results
 
     def prepare(self, image: ImageLike) -> dict:
         """Return a sample for the model's data preprocessor."""
-        return self._transform(self._read(image))
+        return self._transformed(self._read(image))
+
+    def _transformed(self, data: dict) -> dict:
+        try:
+            return self._transform(data)
+        except cv2.error as error:  # a side of zero pixels
+            height, width = data["img"].shape[:2]
+            raise ValueError(
+                f"{data['img_path']}: the test pipeline cannot resize {width}x{height} pixels; "
+                "pad the image"
+            ) from error
 
     def _results(self, images: Iterable[ImageLike]) -> Iterator[Segmentation]:
         tiles = self._tiles(images)
@@ -243,15 +266,14 @@ class Predictor:
             count = max(2, len(self.classes))  # a foreground has a background
             scores = np.empty((count, *size), np.float16) if self.scores else None
             confidence = np.empty(size, np.float16) if self.confidence else None
-            result = Segmentation(
-                labels, self.classes, self.palette, _rgb(pixels), scores, confidence
-            )
+            shown = to_picture(pixels, self._rgb_bands)
+            result = Segmentation(labels, self.classes, self.palette, shown, scores, confidence)
             windows = list(product(*map(self._spans, size)))
             for i, window in enumerate(progress(windows, "predicting tiles", len(windows)), 1):
                 (rows, kept_rows), (columns, kept_columns) = window
                 part = np.ascontiguousarray(pixels[slice(*rows), slice(*columns)])
                 shape = {"img_shape": part.shape[:2], "ori_shape": part.shape[:2]}
-                sample = self._transform({**data, **shape, "img": part})
+                sample = self._transformed({**data, **shape, "img": part})
                 kept = (slice(*kept_rows), slice(*kept_columns))
                 last = i == len(windows)
                 yield _Tile(sample, (rows[0], columns[0]), kept, result, last)
@@ -273,47 +295,46 @@ class Predictor:
             image = image.read()
         if isinstance(image, bytes):
             return self._load({"img_path": "image", "content": image})
-        return LoadImageFromNDArray().transform({"img": _bgr(image)})
+        pixels = _pixels(image, self._channels)
+        try:
+            return self._load({"img_path": "image", "pixels": pixels})
+        except UnreadableFileError as error:
+            raise ValueError(str(error)) from error
 
 
-def _bgr(image: Any) -> np.ndarray:
-    """Return the pixels of a picture, an array or a tensor as mmcv loads them from a file."""
+def image_loader(settings: dict, channels: int, value_range: ValueRange | None = None) -> Any:
+    """Return the first transform of a test pipeline, as the loader of a network's images."""
+    kind = TRANSFORMS.get(settings["type"])
+    if kind is None or not issubclass(kind, LoadImageFromFile):  # one of another package
+        return TRANSFORMS.build(settings)
+    settings = {"channels": channels, **settings}
+    if value_range is not None:
+        settings["value_range"] = value_range
+    return CheckedLoadImage(**{key: value for key, value in settings.items() if key != "type"})
+
+
+def _pixels(image: Any, channels: int) -> Pixels:
+    """Return the pixels of a picture, an array or a tensor, with colors in the order RGB."""
     if isinstance(image, Image.Image):
-        image = ImageOps.exif_transpose(image)
-        deep = image.mode.startswith(("I", "F"))  # Pillow would cut their values at 255
-        image = np.asarray(image if deep else image.convert("RGB"))
-    elif isinstance(image, Tensor):
+        return picture_pixels(image)
+    if isinstance(image, Tensor):
         image = image.detach().cpu()
         image = image.movedim(0, -1) if image.ndim == 3 else image  # H, W, C
         image = (image.float() if image.is_floating_point() else image).numpy()
     if not isinstance(image, np.ndarray):
-        raise ValueError(_refusal(type(image).__name__))
-    pixels = image[..., None] if image.ndim == 2 else image  # H, W, C
-    if pixels.ndim != 3 or pixels.shape[2] not in (1, 3, 4) or pixels.size == 0:
-        raise ValueError(_refusal(f"shape {image.shape}"))
-    if np.issubdtype(pixels.dtype, np.floating):
-        if not (pixels.min() >= 0 and pixels.max() <= 1):  # NaN, too
-            raise ValueError(_refusal(f"floats from {pixels.min():g} to {pixels.max():g}"))
-        pixels = (pixels * 255).round().astype(np.uint8)
-    elif pixels.dtype == np.uint16:
-        pixels = (pixels >> 8).astype(np.uint8)  # as OpenCV reads files
-    elif pixels.dtype != np.uint8:
-        raise ValueError(_refusal(f"values of {pixels.dtype}"))
-    return np.ascontiguousarray(pixels[..., [0, 0, 0] if pixels.shape[2] == 1 else [2, 1, 0]])
+        raise ValueError(_refusal(type(image).__name__, channels))
+    count = image.shape[2] if image.ndim == 3 else image.ndim == 2  # 1 for an array (H, W)
+    fits = (channels, 1, 4) if channels == 3 else (channels,)
+    if image.size == 0 or count not in fits:
+        raise ValueError(_refusal(f"shape {image.shape}", channels))
+    return declared(image, alpha=(3,) if count == 4 else ())
 
 
-def _refusal(given: str) -> str:
+def _refusal(given: str, channels: int) -> str:
     return (
-        f"image: {given}; pass a path, the bytes of a file, a PIL image, an RGB array (H, W, 3) or "
-        "a tensor (3, H, W), of uint8 or floats of 0 to 1"
+        f"image: {given}; pass a path, the bytes of a file, a PIL image, an array (H, W, "
+        f"{channels}) or a tensor ({channels}, H, W), of uint8 or floats of 0 to 1"
     )
-
-
-def _rgb(pixels: np.ndarray) -> np.ndarray:
-    """Return RGB (H, W, 3) of uint8 for a loader's BGR, gray or multispectral image."""
-    bands = np.atleast_3d(pixels)
-    bgr = bands[..., :3] if bands.shape[2] >= 3 else bands[..., [0, 0, 0]]
-    return np.ascontiguousarray(bgr[..., ::-1].clip(0, 255), dtype=np.uint8)
 
 
 def _without_labels(pipeline: list[dict]) -> list[dict]:

@@ -28,7 +28,7 @@ from mmseg_ext.layers.lambda_layer import LambdaLayer
 from mmseg_ext.layers.manhattan_attention import ManhattanAttention
 from mmseg_ext.layers.re_attention import ReAttention, SelfAttention
 from mmseg_ext.layers.token_external_attention import MultiHeadExternalAttention
-from mmseg_ext.reports.pictures import colorize
+from mmseg_ext.reports.pictures import colorize, to_picture
 
 SLOT_LAYERS = (ExternalAttention2d, JSegEAHead, MultiHeadExternalAttention)
 _TOKEN_LAYERS = (ReAttention, SelfAttention)
@@ -99,20 +99,20 @@ def seen_pixel(
 
 
 def network_input(model: Any, path: str) -> tuple[Tensor, np.ndarray, tuple[int, int]]:
-    """Return a normalized image (1, 3, H, W), its RGB form (h, w, 3), and its size on disk.
+    """Return a normalized image (1, C, H, W), its RGB picture (h, w, 3), and its size on disk.
 
     `model` is a segmentor.
     """
     sample = Predictor(model).prepare(path)
     image = model.data_preprocessor(pseudo_collate([sample]), False)["inputs"]
-    shown = sample["inputs"].permute(1, 2, 0).numpy()[..., ::-1]  # mmcv reads BGR
+    shown = to_picture(sample["inputs"].permute(1, 2, 0).numpy(), model.cfg.get("rgb_bands"))
     return image, shown, sample["data_samples"].metainfo["ori_shape"]
 
 
 def capture_inputs(
     model: Any, layers: dict[str, nn.Module], image: Tensor
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Return the input of each layer for a normalized image (1, 3, H, W), and the labels (H, W).
+    """Return the input of each layer for a normalized image (1, C, H, W), and the labels (H, W).
 
     `model` is a segmentor. It gets the full image, whatever its test mode is.
     """

@@ -1,4 +1,4 @@
-"""Label maps as pictures."""
+"""Images and label maps as pictures."""
 
 from collections.abc import Sequence
 
@@ -10,6 +10,28 @@ def colorize(label: np.ndarray, palette: Sequence[Sequence[int]]) -> np.ndarray:
     table = np.full((len(palette) + 1, 3), 255, np.uint8)
     table[:-1] = palette
     return table[np.minimum(label.astype(int), len(palette))]
+
+
+def shown_bands(channels: int, bands: Sequence[int] | None = None) -> list[int]:
+    """Return the bands that are red, green and blue in pictures, numbered from 1 as in the file.
+
+    By default these are 3, 2 and 1 of a satellite's, or the first one in gray if there are two.
+    """
+    if bands:
+        return list(bands)
+    return [1] * 3 if channels < 3 else [1, 2, 3] if channels == 3 else [3, 2, 1]
+
+
+def to_picture(image: np.ndarray, bands: Sequence[int] | None = None) -> np.ndarray:
+    """Return RGB (H, W, 3) uint8 of a loaded image (H, W) or (H, W, C).
+
+    `bands` are the config's `rgb_bands`.
+    """
+    image = np.atleast_3d(image)
+    count = image.shape[2]
+    bands = shown_bands(count, bands)
+    chosen = [3 - band if count == 3 else band - 1 for band in bands]  # three are BGR
+    return np.ascontiguousarray(image[..., chosen].clip(0, 255), dtype=np.uint8)
 
 
 def error_overlay(

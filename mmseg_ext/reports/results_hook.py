@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmseg_ext.atomic_write import atomic_write, write_text
-from mmseg_ext.reports.pictures import colorize, error_overlay
+from mmseg_ext.reports.pictures import colorize, error_overlay, to_picture
 
 RESULTS = "results.json"
 PICTURES = "examples"
@@ -40,10 +40,10 @@ class RunResultsHook(Hook):
         self._drawn: list[tuple[np.ndarray, dict]] = []
 
     def after_val_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
-        self._draw(runner.val_loop, batch_idx, data_batch, outputs)
+        self._draw(runner, runner.val_loop, batch_idx, data_batch, outputs)
 
     def after_test_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
-        self._draw(runner.test_loop, batch_idx, data_batch, outputs)
+        self._draw(runner, runner.test_loop, batch_idx, data_batch, outputs)
 
     def after_val_epoch(self, runner, metrics: dict[str, float] | None = None) -> None:
         self._write(runner, runner.val_loop, f"validation at iteration {runner.iter}")
@@ -52,7 +52,7 @@ class RunResultsHook(Hook):
         checkpoint = Path(runner.cfg.get("load_from") or "random weights").name
         self._write(runner, runner.test_loop, f"test of {checkpoint}")
 
-    def _draw(self, loop, batch_idx: int, data_batch: Any, outputs: Any) -> None:
+    def _draw(self, runner, loop, batch_idx: int, data_batch: Any, outputs: Any) -> None:
         if batch_idx == 0:
             self._drawn = []
         chosen = np.linspace(0, len(loop.dataloader) - 1, self.examples).astype(int)
@@ -68,7 +68,8 @@ class RunResultsHook(Hook):
         score = None if np.isnan(iou).all() else float(np.nanmean(iou))
         name = Path(getattr(sample, "img_path", "")).name
         entry = {"file": f"{len(self._drawn)}.jpg", "name": name, "miou": score}
-        self._drawn.append((_example(image, *maps, meta["palette"]), entry))
+        shown = to_picture(image.permute(1, 2, 0).cpu().numpy(), runner.cfg.get("rgb_bands"))
+        self._drawn.append((_example(shown, *maps, meta["palette"]), entry))
 
     def _write(self, runner, loop, source: str) -> None:
         metric = _metric(loop)
@@ -109,18 +110,17 @@ def _type(part: dict | list[dict] | None) -> str:
 
 
 def _example(
-    image: Tensor, prediction: Tensor, truth: Tensor, palette: list[list[int]]
+    image: np.ndarray, prediction: Tensor, truth: Tensor, palette: list[list[int]]
 ) -> np.ndarray:
-    """Return image and truth above prediction and errors, RGB uint8; `image` is BGR (3, h, w)."""
-    colors = image[:3].expand(3, -1, -1).flip(0).permute(1, 2, 0).clamp(0, 255)  # (h, w, 3)
+    """Return image and truth above prediction and errors, RGB uint8; `image` is RGB (h, w, 3)."""
     scale = min(1.0, _SIDE / max(truth.shape))
     size = [round(side * scale) for side in reversed(truth.shape)]
     shown, labels, predicted = (
-        np.asarray(Image.fromarray(pixels.cpu().numpy()).resize(size, kind))
+        np.asarray(Image.fromarray(pixels).resize(size, kind))
         for pixels, kind in (
-            (colors.byte(), Image.Resampling.BILINEAR),
-            (truth.int(), Image.Resampling.NEAREST),
-            (prediction.int(), Image.Resampling.NEAREST),
+            (image, Image.Resampling.BILINEAR),
+            (truth.int().cpu().numpy(), Image.Resampling.NEAREST),
+            (prediction.int().cpu().numpy(), Image.Resampling.NEAREST),
         )
     )
     maps = [colorize(x, palette) for x in (labels, predicted)]

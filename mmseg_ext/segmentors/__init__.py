@@ -1,6 +1,7 @@
 """Segmentors with class maps in strips, and test-time augmentation, registered in `MODELS`."""
 
+from mmseg_ext.segmentors.band_preprocessor import BandDataPreProcessor
 from mmseg_ext.segmentors.streaming_tta import StreamingSegTTAModel
 from mmseg_ext.segmentors.strip_encoder_decoder import StripEncoderDecoder
 
-__all__ = ["StreamingSegTTAModel", "StripEncoderDecoder"]
+__all__ = ["BandDataPreProcessor", "StreamingSegTTAModel", "StripEncoderDecoder"]

@@ -56,6 +56,13 @@ class BackboneTester(ModelTester):
             outputs = self.build(**self.traced)(self.inputs())
         assert all(isinstance(t, FakeTensor) for t in outputs)
 
+    def test_images_of_other_channels(self):
+        model = self.build(in_channels=5).eval()
+        shapes = [maps.shape for maps in model(torch.randn(1, 5, *self.size))]
+        assert shapes == [maps.shape for maps in self.build().eval()(self.inputs(1))]
+        with pytest.raises(ValueError, match=r"is not \(B, 5, H, W\)"):
+            model(self.inputs(1))
+
     def test_out_indices(self):
         """In increasing order, counted from the end where negative; later stages are not built."""
         model = randomise(self.build()).eval()

@@ -193,7 +193,7 @@ def test_the_example_scales_as_the_test_pipeline(metadata, seen):
         rows, columns = (slice(n * i, n * (i + 1)) for n, i in zip((30, 40), region, strict=True))
         photo[rows, columns, sum(region) % 3] = 200
     inputs, segment = [], runpy.run_path(EXAMPLE)["segment"]
-    labels = segment(lambda x: inputs.append(x[0]) or x, RESIZED | metadata, Image.fromarray(photo))
+    labels = segment(lambda x: inputs.append(x[0]) or x, RESIZED | metadata, photo)
     height, width = seen
     assert (labels == photo.argmax(2)).mean() > 0.95 and labels.dtype == np.uint8
     assert inputs[0].shape == (3, *(seen if metadata["dynamic"] else metadata["size"]))

@@ -19,8 +19,8 @@ def exported(monkeypatch):
     """The arguments of `export`, and a factor for the scores of its file."""
     given = {"factor": 1.0}
 
-    def export(model, path, size, dynamic, metadata):
-        given.update(model=model, size=size, dynamic=dynamic, metadata=metadata)
+    def export(model, path, size, dynamic, metadata, channels):
+        given.update(model=model, size=size, dynamic=dynamic, metadata=metadata, channels=channels)
         path.write_bytes(b"written")
 
     def read(path):

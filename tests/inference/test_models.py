@@ -5,6 +5,7 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmseg.apis import MMSegInferencer, inference_model, init_model
+from torch.nn import Conv2d
 
 import mmseg_ext
 from mmseg_ext.datasets import NucleiDataset
@@ -56,6 +57,31 @@ def test_overrides_keep_the_tensors_that_fit():
     with torch.enable_grad():
         model.train()(torch.randn(2, 3, 64, 64)).sum().backward()
     assert model.decode_head.conv_seg.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4, 6])
+def test_weights_fit_other_numbers_of_channels(channels):
+    """timm's rule: repeated, times 3 / channels; for one channel their sum."""
+    model = mmseg_ext.get_model(DEFAULT, pretrained=True, in_channels=channels)
+    full = mmseg_ext.get_model(DEFAULT, pretrained=True)
+    values, own = full.state_dict(), model.state_dict()
+    (name,) = [key for key in own if not torch.equal(own[key], values[key])]
+    assert isinstance(full.get_submodule(name.removesuffix(".weight")), Conv2d)
+    if channels == 1:
+        expected = values[name].sum(1, keepdim=True)
+    else:
+        expected = torch.cat([values[name]] * 2, 1)[:, :channels] * 3 / channels
+    assert torch.allclose(own[name], expected, rtol=1e-6)
+    photo = np.random.RandomState(0).randint(0, 256, (48, 64, 3), dtype=np.uint8)
+    labels = mmseg_ext.Predictor(full)(photo).labels
+    if channels == 6:  # with twice the image the network computes the same
+        found = mmseg_ext.Predictor(model)(np.dstack([photo, photo])).labels
+        assert (found == labels).mean() > 0.999
+    elif channels == 1:
+        photo = np.repeat(photo[..., :1], 3, 2)
+        found = mmseg_ext.Predictor(model)(photo[..., 0]).labels
+        assert (found == mmseg_ext.Predictor(full)(photo).labels).mean() > 0.9
+    assert len(model.data_preprocessor.mean) == channels
 
 
 def test_the_number_of_classes_of_all_heads(tmp_path):

@@ -8,11 +8,13 @@ import threading
 import cv2
 import numpy as np
 import pytest
+import tifffile
 import torch
 from mmseg.apis import inference_model, init_model
 from PIL import Image
 
 import mmseg_ext
+from mmseg_ext.datasets import images as reader
 from mmseg_ext.errors import UnreadableFileError
 from mmseg_ext.segmentors import StreamingSegTTAModel
 from tests.configs import CONFIGS
@@ -151,6 +153,33 @@ def test_kinds_of_images(model, name):
     result = predictor(given)
     assert (result.image == expected).all() and result.labels.shape == (40, 56)
     assert (result.labels == predictor(expected).labels).all()
+
+
+def test_a_value_range_makes_deep_images_right(model, tmp_path):
+    """12 bits in files and arrays of 16, signed values and floats, against the photo."""
+    expected, path = mmseg_ext.Predictor(model)(RGB), tmp_path / "a.tif"
+    twelve = RGB.astype(np.uint16) * 257 >> 4
+    tifffile.imwrite(path, twelve, photometric="rgb")
+    predictor = mmseg_ext.Predictor(model, value_range=(0, 4095))
+    others = {(-500, 2050): RGB.astype(np.int16) * 10 - 500, (0, 10): RGB / 25.5}
+    found = [predictor(given) for given in (path, twelve, RGB)]
+    found += [mmseg_ext.Predictor(model, value_range=key)(given) for key, given in others.items()]
+    for result in found:
+        assert (result.image == RGB).all() and (result.labels == expected.labels).all()
+    predictor = mmseg_ext.Predictor(model)
+    reader.warned_kinds.clear()
+    with pytest.warns(UserWarning, match=r"^image: .*--value-range 0 4095 "):
+        assert (predictor(twelve).image == RGB >> 4).all()
+
+
+def test_images_that_cannot_be_resized_are_one_line():
+    resize = [dict(type="Resize", scale=(96, 96), keep_ratio=True)]
+    config = mmseg_ext.get_model(CONFIG).cfg
+    pipeline = config.test_dataloader.dataset.pipeline
+    config.test_dataloader.dataset.pipeline = [pipeline[0], *resize, *pipeline[1:]]
+    predictor = mmseg_ext.Predictor(mmseg_ext.get_model(config))
+    with pytest.raises(ValueError, match=r"^image: .* cannot resize 700x3 pixels; pad"):
+        predictor(np.zeros((3, 700, 3), np.uint8))
 
 
 def test_urls_are_loaded_only_if_allowed(model, images, tmp_path):

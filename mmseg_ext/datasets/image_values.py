@@ -1,0 +1,285 @@
+"""Pixels as image files declare them, and their values as networks take them: 0 to 255.
+
+The module needs NumPy and Pillow, tifffile for TIFF, and OpenCV for color PNGs of 16 bits and for
+TIFFs whose compression tifffile lacks. `demo/run_exported.py` uses it without this package.
+"""
+
+import contextlib
+import io
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+EXIF_ORIENTATION = 0x0112
+_GDAL_NODATA = 42113
+_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two are BigTIFF
+_REDUCED, _MASK = 1, 4  # bits of a page's NewSubfileType
+_MINISWHITE, _MINISBLACK, _RGB, _PALETTE = range(4)  # photometric interpretations
+_CONVERTED = (5, 6, 8)  # CMYK, YCbCr and CIELAB
+_PNM = re.compile(rb"P([56])\s+(?:#.*\s+)*(\d+)\s+(?:#.*\s+)*(\d+)\s+(?:#.*\s+)*(\d+)\s")
+
+ValueRange = Sequence[float] | Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """An image as its file declares it.
+
+    Attributes:
+        values: (H, W, C) in the order of the file, such as red, green, blue.
+        white: the largest value that the file's type allows, 1 for floats; None for signed and
+            32-bit integers, which have no such value.
+        alpha: the channels that the file declares as alpha.
+        orientation: EXIF's, 1 to 8; `upright` turns the values.
+        missing: the value of pixels without data, if the file declares one.
+        colors: whether the file declares its first three channels as red, green and blue.
+    """
+
+    values: np.ndarray
+    white: float | None
+    alpha: tuple[int, ...] = ()
+    orientation: int = 1
+    missing: float | None = None
+    colors: bool = False
+
+    def upright(self) -> "Pixels":
+        """Return the image turned as its orientation tells."""
+        values, tag = self.values, self.orientation
+        if tag >= 5:
+            values = values.swapaxes(0, 1)
+        rows = slice(None, None, -1 if tag in (3, 4, 7, 8) else 1)
+        columns = slice(None, None, -1 if tag in (2, 3, 6, 7) else 1)
+        return replace(self, values=values[rows, columns], orientation=1)
+
+    def fit(self, channels: int, value_range: ValueRange | None = None) -> np.ndarray:
+        """Return the image as a network of so many channels takes it, (H, W, channels), uint8.
+
+        Declared alpha is left out if the number of channels then fits, and gray is repeated for
+        three. `value_range` has the values that become 0 and 255, or such a pair for each channel;
+        without it they are 0 and `white`. It leaves values of 8 bits as they are.
+
+        Raises:
+            ValueError: if the channels do not fit, or the values need a range.
+        """
+        values, count = self.values, self.values.shape[2]
+        if count != channels and self.alpha:
+            values = np.delete(values, self.alpha, axis=2)
+        if values.shape[2] == 1 and channels == 3:
+            values = np.repeat(values, 3, axis=2)
+        if values.shape[2] != channels:
+            raise ValueError(
+                f"has {count} bands, but the network takes {channels}; give it images like those "
+                f"that it was trained with, or train with in_channels={count} (docs/channels.md)"
+            )
+        return _to_bytes(values, self.white, value_range)
+
+    def dark_note(self) -> str | None:
+        """Return a note if values of 16 bits use at most 14, as of scientific cameras."""
+        if self.white != 0xFFFF:
+            return None
+        bits = int(np.delete(self.values, self.alpha, axis=2).max()).bit_length()
+        if not 0 < bits <= 14:
+            return None
+        high = 2 ** max(bits, 8) - 1
+        return f"uses {bits} of 16 bits, so it is dark; {_hint(0, high)}"
+
+
+def _hint(low: float, high: float) -> str:
+    return (
+        f"if all images are like it, set --value-range {low:g} {high:g} (in Python and in a "
+        f"config's CheckedLoadImage: value_range=({low:g}, {high:g}))"
+    )
+
+
+def declared(values: np.ndarray, bits: int | None = None, **more: Any) -> Pixels:
+    """Return `Pixels` of an array (H, W) or (H, W, C), whose values have so many bits.
+
+    Raises:
+        ValueError: for values that are neither integers nor floats.
+    """
+    kind, bits = values.dtype.kind, bits or 8 * values.dtype.itemsize
+    if kind not in "buif":
+        raise ValueError(f"has values of {values.dtype}; save it as integers or floats")
+    white = 1 if kind in "bf" else 2**bits - 1 if kind == "u" and bits <= 16 else None
+    return Pixels(values[..., None] if values.ndim == 2 else values, white, **more)
+
+
+def _to_bytes(values: np.ndarray, white: float | None, limits: ValueRange | None) -> np.ndarray:
+    """Map (H, W, C) to 0 to 255 by the limits; see `Pixels.fit`."""
+    floats = values.dtype.kind == "f"
+    if white == 255:
+        return np.array(values, dtype=np.uint8)
+    if white is not None and white < 255 and not floats:
+        limits = (0, white)
+    if limits is None:
+        low, high = values.min(), values.max()
+        if white is None or (floats and not (low >= 0 and high <= 1)):  # NaN, too
+            raise ValueError(
+                f"has {values.dtype} values from {low:g} to {high:g}, and it is unknown which are "
+                f"black and white; {_hint(low, high)}"
+            )
+        limits = (0, white)
+    pairs = np.array(limits, dtype=float).reshape(-1, 2)
+    if len(pairs) not in (1, values.shape[2]) or not (pairs[:, 0] < pairs[:, 1]).all():
+        raise ValueError(
+            f"value_range={limits}: give (low, high), or such a pair for each of the "
+            f"{values.shape[2]} bands"
+        )
+    out = np.empty(values.shape, np.uint8)
+    for band, (low, high) in enumerate(np.broadcast_to(pairs, (values.shape[2], 2))):
+        source = values[..., band]
+        deep = source.dtype == np.uint16
+        x = np.arange(0x10000) if deep else source.astype(float)
+        if floats or high - low < 255:
+            x = np.rint((x - low) * 255 / (high - low))
+        else:  # equal shares of integers, so 0 to 4095 is a shift by four bits
+            x = np.floor((x - low) * 256 / (high - low + 1))
+        x = np.nan_to_num(x.clip(0, 255)).astype(np.uint8)
+        out[..., band] = x[source] if deep else x
+    return out
+
+
+def is_tiff(data: bytes) -> bool:
+    return data[:4] in _TIFF
+
+
+def is_deep(data: bytes) -> bool:
+    """Return whether a PNG, PPM or PGM has more than 8 bits."""
+    if data[:4] == b"\x89PNG":
+        return data[24:25] == b"\x10"
+    match = _PNM.match(data)
+    return match is not None and int(match[4]) > 255
+
+
+def read_pixels(data: bytes, indices: bool = False) -> Pixels:
+    """Return the image in the bytes of a file; with `indices` a TIFF's palette is not applied.
+
+    Raises:
+        ValueError: for a TIFF that has several images or an unknown layout.
+        Exception: of a decoder, for damaged files.
+    """
+    if is_tiff(data):
+        return _read_tiff(data, indices)
+    if (match := _PNM.match(data)) and is_deep(data):
+        width, height, white = map(int, match.groups()[1:])
+        shape = (height, width, 3 if match[1] == b"6" else 1)
+        values = np.frombuffer(data, ">u2", math.prod(shape), match.end()).astype(np.uint16)
+        return Pixels(values.reshape(shape), white)
+    with Image.open(io.BytesIO(data)) as image:
+        pixels = picture_pixels(image)
+    if not is_deep(data) or pixels.values.dtype == np.uint16:
+        return pixels
+    import cv2  # because Pillow reads color PNGs with 8 bits
+
+    values: Any = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+    values = values[..., [2, 1, 0, 3][: values.shape[2]]]
+    if data[25] == 4:  # gray and alpha
+        values, pixels = values[..., 2:], replace(pixels, alpha=(1,))
+    return replace(pixels, values=values, white=0xFFFF)
+
+
+def picture_pixels(image: Image.Image) -> Pixels:
+    """Return the pixels of a Pillow image; palettes and other color spaces become RGB."""
+    image.load()  # turns TIFFs
+    tag = image.getexif().get(EXIF_ORIENTATION, 1)
+    if image.mode in ("P", "PA"):
+        has_alpha = image.mode == "PA" or "transparency" in image.info
+        image = image.convert("RGBA" if has_alpha else "RGB")
+    elif image.mode not in ("1", "L", "LA", "RGB", "RGBA", "F") and image.mode[0] != "I":
+        image = image.convert("RGB")
+    values = np.asarray(image)
+    kind = values.dtype.newbyteorder("=")
+    if image.mode == "I" and image.format == "PNG":  # of 16 bits, in Pillow before 11.3
+        kind = np.dtype(np.uint16)
+    alpha = (values.shape[2] - 1,) if image.mode in ("LA", "RGBA") else ()
+    return declared(values.astype(kind), alpha=alpha, orientation=tag)
+
+
+def _read_tiff(data: bytes, indices: bool) -> Pixels:
+    try:
+        import tifffile
+    except ImportError as error:
+        raise ValueError("is a TIFF, which needs tifffile; pip install tifffile") from error
+    with tifffile.TiffFile(io.BytesIO(data)) as file:
+        full = [s for s in file.series if not s.keyframe.subfiletype & (_REDUCED | _MASK)]
+        if len(full) != 1 or None in full[0].pages:
+            found = len(full) if len(full) != 1 else "channels in several files instead of one"
+            raise ValueError(f"has {found} images; save each image in a separate file")
+        page: Any = full[0].keyframe
+        sizes = dict(zip(full[0].axes, full[0].shape, strict=True))
+        axes = [axis for axis, size in sizes.items() if size > 1 or axis in "YX"]
+        bands = [axis for axis in axes if axis not in "YX"]
+        if bands not in ([], ["S"], ["C"]):
+            pages = " x ".join(f"{size} {axis}" for axis, size in sizes.items())
+            raise ValueError(
+                f"is a stack of pages ({pages}) that are not declared as channels; save each page "
+                "in a separate file, or channels with tifffile.imwrite(..., "
+                "metadata={'axes': 'CYX'})"
+            )
+        tags = {tag.code: tag.value for tag in page.tags}
+        more: dict[str, Any] = {"orientation": tags.get(EXIF_ORIENTATION, 1)}
+        more["colors"] = page.photometric in (_RGB, _PALETTE, *_CONVERTED)
+        with contextlib.suppress(ValueError):
+            more["missing"] = float(str(tags.get(_GDAL_NODATA, "")).strip("\0 "))
+        if bands != ["C"]:
+            extra = enumerate(page.extrasamples, page.samplesperpixel - len(page.extrasamples))
+            more["alpha"] = tuple(i for i, kind in extra if kind in (1, 2))
+        try:
+            if page.photometric > _PALETTE:
+                space = getattr(page.photometric, "name", page.photometric)
+                raise ValueError(f"has the color space {space}; save it as RGB")
+            values = full[0].asarray().reshape([sizes[axis] for axis in axes])
+        except Exception as error:
+            values = _by_opencv(data, page) if bands != ["C"] else None
+            if values is not None:
+                bits = page.bitspersample if values.dtype == np.uint16 else None
+                return declared(values, bits, **more)
+            if "imagecodecs" in str(error):
+                kind = getattr(page.compression, "name", page.compression)
+                kind = f"compression {kind} with {page.bitspersample} bits"
+                raise ValueError(f"has {kind}; pip install imagecodecs") from error
+            raise
+        values = values.transpose([axes.index(axis) for axis in ("Y", "X", *bands)])
+        white = 2**page.bitspersample - 1
+        if page.photometric == _MINISWHITE and values.dtype.kind in "bu":
+            values = ~values if values.dtype.kind == "b" else white - values
+        if page.photometric == _PALETTE and not indices:
+            colors = page.colormap  # (3, values)
+            colors = (colors >> 8 if colors.max() > 255 else colors).astype(np.uint8)
+            return declared(colors[:, values].transpose(1, 2, 0), **more)
+        return declared(values, page.bitspersample, **more)
+
+
+def _by_opencv(data: bytes, page: Any) -> np.ndarray | None:
+    """Return a TIFF's values (H, W, C) if OpenCV decodes them as declared, or else None.
+
+    It decodes what needs imagecodecs otherwise: LZW, JPEG, fax, and 10, 12 and 14 bits. It converts
+    CMYK, YCbCr and CIELAB to RGB.
+    """
+    import cv2
+
+    bits, samples = page.bitspersample, page.samplesperpixel
+    kinds = {_MINISBLACK: (1,), _MINISWHITE: (1,), _RGB: (3, 4), _PALETTE: (1,)}
+    converted = page.photometric in _CONVERTED
+    # Samples in planes and extra samples of gray images are read wrongly.
+    plain = page.planarconfig == 1 and samples in kinds.get(page.photometric, ())
+    plain = plain and (bits <= 8 or page.photometric in (_MINISBLACK, _RGB))
+    if page.index != 0 or not (plain or (converted and bits == 8)):
+        return None
+    upright = bytearray(data)
+    if tag := page.tags.get(EXIF_ORIENTATION):  # else OpenCV turns some images
+        order = "big" if data[:1] == b"M" else "little"
+        upright[tag.valueoffset : tag.valueoffset + 2] = (1).to_bytes(2, order)
+    flag = cv2.IMREAD_COLOR if converted else cv2.IMREAD_UNCHANGED
+    values: Any = cv2.imdecode(np.frombuffer(upright, np.uint8), flag)
+    if values is None or values.shape[:2] != (page.imagelength, page.imagewidth):
+        return None
+    if values.dtype == np.uint16 and bits < 16:
+        values = values >> (16 - bits)
+    values = np.atleast_3d(values)
+    return values[..., [2, 1, 0, 3][: values.shape[2]] if values.shape[2] > 1 else [0]]
