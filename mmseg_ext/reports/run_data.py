@@ -63,7 +63,7 @@ class Run:
     """A run; `results` is None before the first validation, `notes` name what is missing.
 
     `seconds` is the time between the first and the last line of each log with training, summed over
-    the starts of the run. It is 0 without logs.
+    the starts of the run. It is 0 without logs. `preview` is a data URI of a project's images.
     """
 
     name: str
@@ -73,6 +73,7 @@ class Run:
     results: Results | None
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
+    preview: str = ""
 
     @property
     def title(self) -> str:
@@ -104,19 +105,23 @@ def read_run(work_dir: Path) -> Run:
     """
     notes: list[str] = []
     curves = read_curves(work_dir, notes)
-    results = _latest_results(work_dir)
+    folder = work_dir.resolve()
+    is_project = folder.name == "work_dir" and (folder.parent / "config.py").is_file()
+    name, preview = (folder.parent if is_project else folder).name, folder.parent / "preview.png"
+    results = _latest_results(work_dir, name)
     if not curves and results is None:
         raise ValueError(f"{work_dir}: contains neither vis_data/scalars.json nor {RESULTS}")
     if results is None:
         notes.append(f"{work_dir}: no validation with CheckedIoUMetric has written {RESULTS} yet")
     return Run(
-        name=work_dir.resolve().name,
+        name=name,
         config=_newest(work_dir, "*/config.py"),
         environment=_environment(_newest(work_dir, "*/run.json")),
         curves=curves,
         results=results,
         seconds=_seconds_of_training(work_dir),
         notes=notes,
+        preview=_data_uri(preview, "png") if is_project and preview.is_file() else "",
     )
 
 
@@ -171,12 +176,17 @@ def _environment(text: str) -> dict[str, str]:
     return {name: str(value) for name, value in (facts | lists).items()}
 
 
-def _latest_results(work_dir: Path) -> Results | None:
-    """Return the newest results; with test-time augmentation only if there are no others."""
+def _latest_results(work_dir: Path, name: str) -> Results | None:
+    """Return the newest results; with test-time augmentation only if there are no others.
+
+    `name` replaces "config", which every project's config is called.
+    """
     found = []
     for path in work_dir.glob(f"*/{RESULTS}"):
         try:
             content = json.loads(path.read_text())
+            if content["config"] == "config":
+                content["config"] = name
             key = not content["augmented"], float(content["time"])
             found.append((key, _results(content, path.parent / PICTURES)))
         except (KeyError, TypeError, ValueError) as error:
@@ -185,13 +195,16 @@ def _latest_results(work_dir: Path) -> Results | None:
     return max(found, key=lambda entry: entry[0])[1] if found else None
 
 
+def _data_uri(path: Path, kind: str) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
 def _results(content: dict, pictures: Path) -> Results:
     classes = [str(name) for name in content["classes"]]
     palette = [(int(red), int(green), int(blue)) for red, green, blue in content["palette"]]
     examples = []
     for entry in content["examples"]:
-        pixels = (pictures / Path(str(entry["file"])).name).read_bytes()
-        uri = f"data:image/jpeg;base64,{base64.b64encode(pixels).decode()}"
+        uri = _data_uri(pictures / Path(str(entry["file"])).name, "jpeg")
         score = None if entry["miou"] is None else float(entry["miou"])
         examples.append((str(entry["name"]), uri, score))
     return Results(

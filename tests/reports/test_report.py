@@ -253,6 +253,22 @@ def test_figures_are_those_of_the_run(work_dir):
         assert picture.size == (132, 132)
 
 
+def test_the_run_of_a_project_has_its_name_and_picture(work_dir, tmp_path):
+    """All projects have a `config.py` and a `work_dir`."""
+    folder = tmp_path / "weeds"
+    shutil.copytree(work_dir, folder / "work_dir")
+    for path in folder.glob("work_dir/*/results.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"config": "config"}))
+    (folder / "config.py").touch()
+    Image.new("RGB", (3, 2)).save(folder / "preview.png")
+    found = read_run(folder / "work_dir")
+    assert found.name == "weeds" and found.title.startswith("weeds: EAHead")
+    assert page([found]).count('src="data:image/png;base64,') == 1
+    (folder / "config.py").unlink()
+    other = read_run(folder / "work_dir")
+    assert other.name == "work_dir" and not other.preview
+
+
 def test_test_time_augmentation_does_not_stand_for_the_run(work_dir, tmp_path):
     for i, augmented in enumerate((False, False, True)):
         (tmp_path / str(i)).mkdir()
