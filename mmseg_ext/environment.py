@@ -150,10 +150,10 @@ def check_stack(stack: tuple[str, ...] = STACK) -> None:
 def require_package(name: str, extra: str) -> None:
     """Raise StackError, naming the extra to install, if a package is missing."""
     if importlib.util.find_spec(name) is None:
-        raise StackError(
-            f"the package {name!r} is not installed; run, in the repository's folder: "
-            f"pip install -e '.[mm,{extra}]'"
-        )
+        clone = Path(__file__).parents[1]
+        is_clone = (clone / "setup.py").is_file()
+        extras = f"-e '{clone}[mm,{extra}]'" if is_clone else f"'mmseg-attention[{extra}]'"
+        raise StackError(f"the package {name!r} is not installed; run: pip install {extras}")
 
 
 def configs_folder() -> Path:
