@@ -9,6 +9,7 @@ import csv
 import json
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 # picture that is written.
 BYTES_PER_PIXEL = 17
 MAX_PIXELS = 2 * 2**30 // BYTES_PER_PIXEL
+LEAST_PIXELS = 16  # of an object, as the network sees it; about one position of its output
 
 
 def parser() -> argparse.ArgumentParser:
@@ -43,9 +45,10 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="write each image's objects as GeoJSON")
     parser.add_argument("--coco", action="store_true", help="write all objects to coco.json")
     parser.add_argument("--csv", action="store_true", help="write shares and counts to classes.csv")
-    parser.add_argument("--min-area", type=int, default=0, help="of an object, in pixels")
+    least = f"of an object, in pixels (default: {LEAST_PIXELS} of the network's input)"
+    parser.add_argument("--min-area", type=int, help=least)
     parser.add_argument(
-        "--classes", nargs="+", metavar="NAME", help="of the objects (default: all)"
+        "--classes", nargs="+", metavar="NAME", help="of the objects (default: not background)"
     )
     parser.add_argument("--amp", action="store_true", help="compute in bfloat16")
     device_flag(parser)
@@ -99,7 +102,7 @@ def main(args: argparse.Namespace) -> int:
     warnings.showwarning = lambda text, *_: print(f"warning: {text}", file=sys.stderr)
     if args.checkpoint == "none":
         print("warning: random weights: the labels are meaningless", file=sys.stderr)
-    failed, images, rows, annotations = 0, [], [], []  # of coco.json and classes.csv
+    failed, small, images, rows, annotations = 0, 0, [], [], []  # of coco.json and classes.csv
     numbers = {name: number for number, name in enumerate(predictor.classes, 1)}
     # Tiles have their own progress bar, and a terminal shows only one.
     todo = results.items() if args.tile else progress(results.items(), "segmenting", len(results))
@@ -118,8 +121,13 @@ def main(args: argparse.Namespace) -> int:
             with atomic_write(args.out / kind / name) as part:
                 picture.save(part, "PNG")
         if args.json or args.coco or args.csv:
-            classes = args.classes or result.classes
-            objects = {c: result.objects(c, args.min_area) for c in classes}
+            classes = args.classes or [c for c in result.classes if c != "background"]
+            least = args.min_area
+            if least is None:
+                least = round(LEAST_PIXELS * max(1, result.reduction) ** 2)
+            objects = {c: result.objects(c) for c in classes}
+            small += sum(found.area < least for each in objects.values() for found in each)
+            objects = {c: [o for o in each if o.area >= least] for c, each in objects.items()}
             every = [found for each in objects.values() for found in each]
             if args.json:
                 file = args.out / "objects" / name.with_suffix(".geojson")
@@ -127,7 +135,7 @@ def main(args: argparse.Namespace) -> int:
             height, width = result.labels.shape
             image = {"file_name": str(path.relative_to(folder)), "width": width, "height": height}
             images.append({"id": len(images) + 1, **image})
-            rows.append({**image, **_shares(result, objects)})
+            rows.append({**image, **_shares(result, args.classes or result.classes, objects)})
             for found in every if args.coco else ():
                 ids = {"id": len(annotations) + 1, "image_id": len(images)}
                 ids["category_id"] = numbers[found.name]
@@ -142,16 +150,19 @@ def main(args: argparse.Namespace) -> int:
             table = csv.DictWriter(file, rows[0], lineterminator="\n")
             table.writeheader()
             table.writerows(rows)
+    if small:
+        print(f"left out: {small} objects smaller than --min-area; --min-area 0 keeps them")
     print(f"{len(results) - failed} images segmented into {args.out}")
     return 1 if failed else 0
 
 
-def _shares(result: "Segmentation", objects: dict[str, list]) -> dict:
-    """Return the share of the pixels and the number of objects of each class."""
+def _shares(result: "Segmentation", classes: Sequence[str], objects: dict[str, list]) -> dict:
+    """Return each class's share of the pixels, and the number of its objects."""
     row = {}
-    for name, found in objects.items():
+    for name in classes:
         row[f"{name} share"] = f"{(result.labels == result.classes.index(name)).mean():.6f}"
-        row[f"{name} objects"] = len(found)
+        if name in objects:
+            row[f"{name} objects"] = len(objects[name])
     return row
 
 

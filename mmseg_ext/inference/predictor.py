@@ -43,6 +43,7 @@ class Segmentation:
             `rgb_bands` of the config.
         scores: probabilities of the classes (classes, H, W), float16, if asked for.
         confidence: the highest of them (H, W), float16, if asked for.
+        reduction: width of the image, or of a tile, per width of the network's input.
     """
 
     labels: np.ndarray
@@ -51,6 +52,7 @@ class Segmentation:
     image: np.ndarray
     scores: np.ndarray | None = None
     confidence: np.ndarray | None = None
+    reduction: float = 1.0
 
     def overlay(self, opacity: float = 0.5) -> Image.Image:
         """Return the image under the colors of its labels."""
@@ -267,13 +269,16 @@ class Predictor:
             scores = np.empty((count, *size), np.float16) if self.scores else None
             confidence = np.empty(size, np.float16) if self.confidence else None
             shown = to_picture(pixels, self._rgb_bands)
-            result = Segmentation(labels, self.classes, self.palette, shown, scores, confidence)
+            maps = (labels, self.classes, self.palette, shown, scores, confidence)
+            result = None
             windows = list(product(*map(self._spans, size)))
             for i, window in enumerate(progress(windows, "predicting tiles", len(windows)), 1):
                 (rows, kept_rows), (columns, kept_columns) = window
                 part = np.ascontiguousarray(pixels[slice(*rows), slice(*columns)])
                 shape = {"img_shape": part.shape[:2], "ori_shape": part.shape[:2]}
                 sample = self._transformed({**data, **shape, "img": part})
+                seen = sample["inputs"][0].shape[-1]  # of the first view, or of the image
+                result = result or Segmentation(*maps, reduction=part.shape[1] / seen)
                 kept = (slice(*kept_rows), slice(*kept_columns))
                 last = i == len(windows)
                 yield _Tile(sample, (rows[0], columns[0]), kept, result, last)

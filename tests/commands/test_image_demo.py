@@ -17,6 +17,7 @@ from mmseg_ext.datasets.metainfo import classes_and_palette
 from mmseg_ext.inference.predictor import Predictor
 from tests.configs import CONFIGS
 from tests.datasets.trees import random_image, save
+from tests.engine.runs import ROOT
 from tests.models import randomise
 
 CONFIG = str(CONFIGS / "ea_r18_shapes.py")
@@ -143,6 +144,32 @@ def test_objects_are_measured_and_exported(folder, checkpoint, tmp_path, capsys)
     assert run("image_demo", [*words, "c"]) == 0
     header = (out / "classes.csv").read_text().splitlines()[0]
     assert header == "file_name,width,height,c share,c objects"
+
+
+def test_counts_leave_out_specks_and_the_background(tmp_path, capsys):
+    """By default objects of less than 16 pixels, as the network sees them."""
+    config, half = CONFIGS / "ea_r18_fpn_nuclei_4k.py", tmp_path / "half.py"
+    side = Image.open(ROOT / "demo/nuclei.png").size[0] // 2
+    half.write_text(
+        f"_base_ = {str(config)!r}\npipeline = _base_.test_dataloader['dataset']['pipeline']\n"
+        "test_dataloader = dict(dataset=dict(pipeline=[pipeline[0], dict(type='Resize',\n"
+        f"    scale=({side}, {side}), keep_ratio=True), *pipeline[1:]]))\n"
+    )
+    for path, least in ((config, 16), (half, 64)):
+        words = [str(path), str(ROOT / "mmseg_ext/weights/ea_r18_fpn_nuclei_4k.pth")]
+        flags = ["--csv", "--json", "--out", str(tmp_path / "out")]
+        assert run("image_demo", [str(ROOT / "demo/nuclei.png"), *words, *flags]) == 0
+        with (tmp_path / "out/classes.csv").open() as file:
+            (row,) = csv.DictReader(file)
+        result = Predictor(get_model(words[0], weights=words[1]))(ROOT / "demo/nuclei.png")
+        areas = {c: [found.area for found in result.objects(c)] for c in ("nucleus", "border")}
+        assert "background share" in row and "background objects" not in row
+        for name, own in areas.items():
+            assert row[f"{name} objects"] == str(sum(area >= least for area in own))
+        small = sum(area < least for own in areas.values() for area in own)
+        assert small and f"left out: {small} objects" in capsys.readouterr().out
+        features = json.loads((tmp_path / "out/objects/nuclei.geojson").read_text())["features"]
+        assert len(features) == sum(map(len, areas.values())) - small
 
 
 def test_more_than_256_classes(tmp_path, folder):
