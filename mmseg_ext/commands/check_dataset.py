@@ -4,6 +4,7 @@ import argparse
 import os
 import time
 from collections import Counter
+from pathlib import Path
 
 from mmseg_ext.commands import command, command_parser, config_flag
 
@@ -30,8 +31,10 @@ training on trainval, set allow_overlap = True in the config.
 def main(args: argparse.Namespace) -> int:
     from mmengine.registry import init_default_scope
 
-    from mmseg_ext.datasets.dataset_report import check, print_summaries
+    from mmseg_ext.datasets.dataset_report import check, copy_notes, print_summaries
+    from mmseg_ext.datasets.new_project import PREVIEW
     from mmseg_ext.engine.config import load_config
+    from mmseg_ext.inspection.preview import write_preview
 
     cfg = load_config(args.config, args.cfg_options)
     init_default_scope(cfg.get("default_scope", "mmseg"))
@@ -41,6 +44,12 @@ def main(args: argparse.Namespace) -> int:
     for problem in problems:
         print(*problem, sep=": ")
     print_summaries(summaries)
+    for note in () if cfg.get("allow_overlap") else copy_notes(summaries):
+        print(note)
+    preview = Path(cfg.filename).parent / PREVIEW
+    if preview.is_file() and not args.split:  # a project of `new_project`
+        write_preview(cfg, summaries, preview)
+        print(f"{preview}: images with their labels")
     pairs = sum(summary.pairs for summary in summaries)
     kinds = Counter(problem.kind for problem in problems)
     counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) or "clean"

@@ -35,10 +35,13 @@ non-commercial use only, which then also holds for your model).
     kinds.add_argument("--masks", type=Path, metavar="DIR", help=f"{folder}, a value per class")
     kinds.add_argument("--coco", type=Path, nargs="+", metavar="FILE", help="polygons or RLE")
     kinds.add_argument("--labelme", type=Path, metavar="DIR", help="JSON files with polygons")
+    parser.add_argument("--objects", action="store_true", help="masks have a number per object")
     parser.add_argument("--classes", nargs="+", metavar="NAME", help="in the order of the values")
     parser.add_argument("--ignore", nargs="+", default=[], help="values, #rrggbb or names")
     parser.add_argument("--val", type=float, default=0.2, metavar="SHARE", help="default: 0.2")
     parser.add_argument("--test", type=float, default=0, metavar="SHARE", help="default: 0")
+    group = "in names: what * stands for stays in one split, as in 'scene*_'"
+    parser.add_argument("--group", default="", metavar="PATTERN", help=group)
     rgb = "bands, numbered from 1, that pictures show as red, green and blue"
     parser.add_argument("--rgb", nargs=3, type=int, metavar="N", help=rgb)
     parser.add_argument("--tiles", action="store_true", help="keep the full resolution")
@@ -48,13 +51,16 @@ non-commercial use only, which then also holds for your model).
 
 @command(parser)
 def main(args: argparse.Namespace) -> None:
-    from mmseg_ext.datasets.annotation_readers import Coco, Labelme, Masks
-    from mmseg_ext.datasets.dataset_report import print_summaries
+    from mmengine.config import Config
+
+    from mmseg_ext.datasets.annotation_readers import Coco, Labelme, Masks, ObjectMasks
+    from mmseg_ext.datasets.dataset_report import copy_notes, print_summaries
     from mmseg_ext.datasets.images import image_files
     from mmseg_ext.datasets.labels import join_names
     from mmseg_ext.datasets.measured_channels import measure_images
-    from mmseg_ext.datasets.new_project import make_project
-    from mmseg_ext.datasets.project_config import LONG_SIDE, write_config
+    from mmseg_ext.datasets.new_project import PREVIEW, make_project
+    from mmseg_ext.datasets.project_config import about_reduction, rename_classes, write_config
+    from mmseg_ext.inspection.preview import write_preview
 
     if re.search(r'["\\\n]', str(args.project.absolute())):  # mmengine puts it into the config
         raise ValueError(f"{args.project}: a project's path cannot have quotes or backslashes")
@@ -63,14 +69,16 @@ def main(args: argparse.Namespace) -> None:
     if not 0 <= args.test < 1 - args.val:
         raise ValueError(f"--test {args.test}: must be at least 0 and below {1 - args.val}")
     start = _starting_weights(args.start)
+    if args.objects and not args.masks:
+        raise ValueError("--objects: reads masks; give --masks DIR")
     if args.masks:
-        reader = Masks(args.masks)
+        reader = (ObjectMasks if args.objects else Masks)(args.masks)
     else:
         reader = Coco(args.coco) if args.coco else Labelme(args.labelme)
-    made = make_project(
-        args.project, args.images, reader, args.classes, args.ignore, args.val, args.test
-    )
-    print("pairs: " + " with ".join(map(str, made.example)) + ", ...")
+    shares = args.val, args.test, args.group
+    made = make_project(args.project, args.images, reader, args.classes, args.ignore, *shares)
+    image, mask, *more = made.example
+    print(f"pairs: {image} with {', '.join([str(mask), *(path.name for path in more[:3])])}, ...")
     for line in made.left_out[:_SHOWN]:
         print(f"left out: {line}")
     if made.left_out:
@@ -79,22 +87,28 @@ def main(args: argparse.Namespace) -> None:
         print(f"note: training also uses {len(made.earlier)} pairs of earlier runs, such as")
         print(f"  {made.earlier[0]}; if it should not, delete these files and their images")
     print_summaries(made.summaries, made.labels)
+    for note in (*copy_notes(made.summaries), *(f"note: {note}" for note in made.notes)):
+        print(note)
     names = [*made.summaries[0].classes, *["ignored"] * 256]
     values = [f"{value} is {names[i]}" for value, i in made.labels.items()]
     print(f"values: {join_names(values)}")
-    long = max(max(size) for size in made.summaries[0].sizes)
-    if long > LONG_SIDE and not args.tiles:
-        print(f"note: images are reduced from {long} to {LONG_SIDE} pixels; if objects become")
-        print("  smaller than 8 pixels, delete config.py and run again with --tiles")
-    config = args.project / "config.py"
-    if config.exists():
-        print(f"{config}: exists, unchanged")
-    else:
+    if not args.tiles and (about := about_reduction(made.summaries[0])):
+        print(f"note: {about}")
+    config, classes = args.project / "config.py", made.summaries[0].classes
+    if not config.exists():
         channels = measure_images(image_files(args.project / "data/images/train", True))
         write_config(args.project, made, start, args.tiles, channels, args.rgb)
         if channels:
             print(f"bands: {channels.count}, with their ranges of values in {config}")
         print(f"{config}: training starts from {start.about}")
+    elif before := rename_classes(config, classes):
+        print(f"{config}: has the classes {join_names(before)}, and the data {join_names(classes)}")
+        print("  delete the config and run the same command again")
+        return
+    else:
+        print(f"{config}: exists, unchanged except for names of classes")
+    write_preview(Config.fromfile(config), made.summaries, args.project / PREVIEW)
+    print(f"{args.project / PREVIEW}: images with their labels; look at them before you train")
     config = shlex.quote(str(config))
     work_dir = shlex.quote(str(args.project / "work_dir"))
     # Your shell completes the name: a run keeps one such file.

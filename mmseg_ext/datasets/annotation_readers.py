@@ -3,27 +3,32 @@
 import contextlib
 import functools
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
+import cv2
 import numpy as np
 import torch
 from PIL import Image
 
 from mmseg_ext.datasets.images import IMAGE_SUFFIXES, files_below
+from mmseg_ext.datasets.nuclei import draw_labels
 from mmseg_ext.datasets.pairing import MASK_SUFFIXES, Key, key_of, split_in
 from mmseg_ext.errors import LabelError
 
 BACKGROUND = "background"
 _PALETTE, _COLOR = 1, 2
+_FEW = 4  # values; fewer are no numbers of objects
+_READ = 8  # masks, to find out what they are
 
 
 class Annotation(NamedTuple):
     """An annotation: its file, and the image in it if the file has several.
 
-    `objects` are more masks of the same image.
+    `objects` are more masks of the same image. `content` is the image's part of the file, or the
+    paths of the image's masks by class.
     """
 
     path: Path
@@ -35,22 +40,25 @@ class Annotation(NamedTuple):
 def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[Path, Key]:
     """Return the files below `folder` with these suffixes, and their keys.
 
-    `folder` may end in a pattern of names, as in `masks/*_label.png`; then the part that fits * is
-    the name.
+    `folder` may end in a pattern, as in `masks/*_label.png` or `data/*/*_label.png`. Then files in
+    deeper folders count, too, and the part that fits the last * is the name.
 
     Raises:
         ValueError: if there is no such folder.
     """
-    pattern = folder.name if "*" in folder.name else "*"
-    folder = folder.parent if "*" in folder.name else folder
+    parts = folder.parts
+    fixed = next((i for i, part in enumerate(parts) if "*" in part), len(parts))
+    folder, pattern = Path(*parts[:fixed]), "/".join(parts[fixed:]) or "*"
     if not folder.is_dir():
         raise ValueError(f"{folder}: there is no such folder")
-    start, _, end = pattern.partition("*")
+    start, _, end = PurePath(pattern).name.partition("*")
     keys = {}
-    for path in files_below(folder, pattern):
-        if path.suffix.lower() in suffixes and not path.name.startswith("."):
+    for path in files_below(folder):
+        relative = path.relative_to(folder)
+        usable = path.suffix.lower() in suffixes and not path.name.startswith(".")
+        if usable and relative.match(pattern):
             name = path.name.removeprefix(start).removesuffix(end) or path.name
-            keys[path] = key_of(path.with_name(name).relative_to(folder))
+            keys[path] = key_of(relative.with_name(name))
     return keys
 
 
@@ -80,9 +88,15 @@ class Masks:
 
     colored = False
     suffixes: Sequence[str] = MASK_SUFFIXES
+    names: Sequence[str] | None = None  # of the classes, if the user gives none
+    ignored: Sequence[str] = ()  # labels that are ignored in any case
+    hint = ""  # what else the masks could be
+    notes: Sequence[str] = ()  # on what `prepare` found
+    is_pattern = False
 
     def __init__(self, folder: Path):
         files = keyed_files(folder, self.suffixes)
+        self.is_pattern = "*" in str(folder)
         self.files = [(key, Annotation(path)) for path, key in files.items()]
         self.labels: dict[int, str] = {}  # the text of each value, in the order of the classes
         self.colors: dict[str, list[int]] = {}  # RGB of each text, if the masks have colors
@@ -93,11 +107,11 @@ class Masks:
         Raises:
             LabelError: if none can be read.
         """
-        found, problems = [], []
+        read, found, problems = [], [], []
         for annotation in annotations:
+            read.append(annotation)
             try:
-                codes = torch.from_numpy(_codes(annotation))
-                found.append(codes.unique_consecutive().unique().tolist())
+                found.append(_values(_codes(annotation)).tolist())
             except LabelError as error:  # `read` raises it again
                 problems.append(error)
                 found.append([])
@@ -112,7 +126,26 @@ class Masks:
         text = {code: self.labels[self._value(code)] for code in codes}
         if any(code >> 40 and (code & 0xFFFFFF) % 0x10101 for code in codes):
             self.colors = {text[c]: list((c & 0xFFFFFF).to_bytes(3, "big")) for c in codes}
+        if not self.colored and self._number_objects(found, read):
+            self.hint = (
+                f"the values up to {values[-1]} seem to number objects, because each is one region "
+                "and images have different ones; then use --objects"
+            )
         return [{text[code] for code in part} for part in found]
+
+    def _number_objects(self, found: Sequence[list], annotations: Sequence[Annotation]) -> bool:
+        """Return whether values count from 1, or are in few masks, and each is one region."""
+        values = [{self._value(code) for code in part} - {0} for part in found]
+        several, every = [i for i, own in enumerate(values) if len(own) > 1], set().union(*values)
+        if len({*map(len, values)}) < 2 or len(every) < _FEW or not several:
+            return False
+        counted = sum(max(values[i]) == len(values[i]) for i in several) > 0.9 * len(several)
+        regions = numbers = 0
+        for i in several[:: -(-len(several) // _READ)]:
+            mask = self._value(_codes(annotations[i])).astype(np.uint16)
+            parts = [cv2.connectedComponents((mask == v).view(np.uint8))[0] - 1 for v in values[i]]
+            regions, numbers = regions + sum(parts), numbers + len(parts)
+        return (counted or sum(map(len, values)) < 2 * len(every)) and regions <= 1.2 * numbers
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> np.ndarray:
         """Return the values (H, W), or raise `LabelError`; `sizes` are the possible sizes."""
@@ -138,6 +171,11 @@ def _codes(annotation: Annotation) -> np.ndarray:
         return functools.reduce(np.maximum, map(_codes_of, [annotation.path, *annotation.objects]))
 
 
+def _values(codes: np.ndarray) -> np.ndarray:
+    """Return the different codes; np.unique sorts all pixels."""
+    return torch.from_numpy(codes).unique_consecutive().unique().numpy()
+
+
 def _codes_of(path: Path) -> np.ndarray:
     with Image.open(path) as image:
         if image.format == "JPEG":
@@ -150,11 +188,52 @@ def _codes_of(path: Path) -> np.ndarray:
             return gray << 24 | gray.clip(0, 255) * 0x10101
         red, green, blue = np.moveaxis(np.asarray(image.convert("RGB"), np.int64), 2, 0)
         kind, index = (_PALETTE, pixels.astype(np.int64)) if image.mode == "P" else (_COLOR, red)
-        return kind << 40 | index << 24 | red << 16 | green << 8 | blue
+        codes = kind << 40 | index << 24 | red << 16 | green << 8 | blue
+        if "A" in image.getbands():  # an eraser leaves any color
+            codes[np.asarray(image.getchannel("A")) == 0] = _COLOR << 40  # black
+        return codes
+
+
+def _is_zero(codes: np.ndarray) -> np.ndarray:
+    """Return which codes are the index 0, gray 0 or black."""
+    return np.where(codes >> 40 == _PALETTE, codes >> 24 & 0xFFFF, codes & 0xFF_FFFF_FFFF) == 0
+
+
+class ObjectMasks(Masks):
+    """Masks with a number or color for each object, or a mask for each object.
+
+    The values are 0 background, 1 object, and 2 border, where two objects are close: the classes of
+    `NucleiDataset`.
+    """
+
+    names = ("background", "object", "border")
+
+    def prepare(self, annotations: Iterable[Annotation]) -> list[set[str]]:
+        self.labels = {0: "no object", 1: "object", 2: "border"}
+        return [set(self.labels.values()) for _ in annotations]
+
+    def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> np.ndarray:
+        with _reading(annotation):
+            codes = _codes_of(annotation.path)
+            _require_size(codes.shape, sizes)
+            if annotation.objects:
+                numbers = np.zeros(codes.shape, np.uint16)
+                for number, path in enumerate([annotation.path, *annotation.objects], start=1):
+                    numbers[~_is_zero(_codes_of(path))] = number
+            else:
+                numbers = np.unique(codes, return_inverse=True)[1].reshape(codes.shape) + 1
+                numbers[_is_zero(codes)] = 0
+            return draw_labels(numbers.astype(np.uint16))
+
+
+def _label(text: Any) -> str:
+    return BACKGROUND if text == "_background_" else str(text)  # labelme's name
 
 
 class Polygons(Masks):
     """Polygons and run lengths with labels; later ones cover earlier ones, and 0 is background."""
+
+    ignored = ("__ignore__",)  # of labelme
 
     def prepare(self, annotations: Iterable[Annotation]) -> list[set[str]]:
         found = []
@@ -165,7 +244,7 @@ class Polygons(Masks):
         return found
 
     def shapes(self, annotation: Annotation) -> tuple[tuple[int, int], list[tuple[str, Any]]]:
-        """Return the size (H, W), and each shape's label and COCO segmentation."""
+        """Return the size (H, W), and each shape's label and COCO segmentation or pixels (H, W)."""
         raise NotImplementedError
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> np.ndarray:
@@ -175,8 +254,9 @@ class Polygons(Masks):
             _require_size(size, sizes)  # before an array of this size exists
             values = np.zeros(size, int)
             for name, shape in shapes:
-                if isinstance(shape, dict):
-                    values[_run_lengths(shape, size)] = value[name]
+                if not isinstance(shape, list):
+                    mask = shape if isinstance(shape, np.ndarray) else _run_lengths(shape, size)
+                    values[mask] = value[name]
                     continue
                 if not any(len(polygon) >= 6 for polygon in shape):  # three points
                     raise ValueError(f"a {name} has no polygon, as in a file for boxes")
@@ -231,7 +311,7 @@ class Coco(Polygons):
             split = split_in(path.stem)  # instances_val.json: its images are of the split val
             try:
                 content = json.loads(path.read_text(encoding="utf-8"))
-                categories = {c["id"]: str(c["name"]) for c in content["categories"]}
+                categories = {c["id"]: _label(c["name"]) for c in content["categories"]}
                 names |= {categories[i]: None for i in sorted(categories)}
                 shapes = defaultdict(list)
                 for shape in content["annotations"]:
@@ -274,5 +354,57 @@ class Labelme(Polygons):
                 points = np.array([(left, top), (right, top), (right, bottom), (left, bottom)])
             elif kind != "polygon" or len(points) < 3:
                 raise ValueError(f"a {kind} with {len(points)} points; only polygons are read")
-            shapes.append((str(shape["label"]), [points.ravel().tolist()]))
+            shapes.append((_label(shape["label"]), [points.ravel().tolist()]))
         return (int(content["imageHeight"]), int(content["imageWidth"])), shapes
+
+
+class ClassMasks(Polygons):
+    """Masks of one class each, which `Annotation.content` has by class; 0 is not the class.
+
+    Where masks overlap, the class with fewer pixels in all masks counts.
+    """
+
+    def __init__(self, annotations: Sequence[Annotation]):
+        """Read a few of the annotations.
+
+        Raises:
+            LabelError: if their masks are not of one class each.
+        """
+        names = {name for annotation in annotations for name in annotation.content} - {BACKGROUND}
+        self.labels, self.colors = dict(enumerate([BACKGROUND, *sorted(names)])), {}
+        self._pixels = Counter()  # of each class
+        for annotation in annotations[:: -(-len(annotations) // _READ)]:
+            self.shapes(annotation)
+
+    def prepare(self, annotations: Iterable[Annotation]) -> list[set[str]]:
+        found: list[set[str]] = []
+        overlap, total, masks = 0, 1, 0
+        for annotation in annotations:
+            masks += 1 + len(annotation.objects)
+            found.append({BACKGROUND})
+            with contextlib.suppress(LabelError):  # `read` raises it again
+                size, shapes = self.shapes(annotation)
+                pixels = Counter({name: int(mask.sum()) for name, mask in shapes if mask.any()})
+                self._pixels += pixels
+                found[-1].update(pixels)
+                total += size[0] * size[1]
+                overlap += pixels.total() - int(np.any([mask for _, mask in shapes], 0).sum())
+        order = ", ".join(name for name, _ in reversed(self._pixels.most_common()))
+        self.notes = [
+            f"{masks} masks of one class each became {len(found)} label maps; where they overlap "
+            f"({overlap:,} pixels, {overlap / total:.2%}), the first of these counts: {order}"
+        ]
+        return found
+
+    def shapes(self, annotation: Annotation) -> tuple[tuple[int, int], list[tuple[str, Any]]]:
+        masks: dict[str, np.ndarray] = {}
+        for name, paths in annotation.content.items():
+            for path in paths:
+                with _reading(Annotation(path)):
+                    codes = _codes_of(path)
+                    _require_size(codes.shape, [m.shape for m in masks.values()] or [codes.shape])
+                    if (count := np.count_nonzero(~_is_zero(_values(codes)))) > 1:
+                        raise ValueError(f"the mask of one class has {count} values other than 0")
+                    masks[name] = ~_is_zero(codes) | masks.get(name, False)
+        rare_last = sorted(masks.items(), key=lambda part: -self._pixels[part[0]])
+        return next(iter(masks.values())).shape, rare_last

@@ -8,7 +8,7 @@ import hashlib
 import shlex
 import sys
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -28,6 +28,7 @@ from mmseg_ext.datasets.images import CheckedLoadImage, orientation, progress, r
 from mmseg_ext.datasets.labels import SHOWN, CheckedLoadAnnotations, join_names
 from mmseg_ext.datasets.metainfo import inner_datasets
 from mmseg_ext.datasets.pairing import SPLITS
+from mmseg_ext.datasets.splits import find_copies, small_version
 from mmseg_ext.errors import LabelError, LaunchError, UnreadableFileError
 
 _RARE = 1e-4  # share of the pixels
@@ -51,7 +52,9 @@ class Summary:
     """Counts of the readable pairs of a split.
 
     `pixels` and `images` are (num_classes,): the pixels of each class, and the images with it.
-    `content` maps the digest of each image to its path, and `notes` each note to its first image.
+    `samples` are the images in order, with their small versions. `content` maps the digest of each
+    image to its path, and `notes` each note to its first image. `largest` has the most pixels of a
+    class in an image, and this sample. `halves` are label maps with class 0 and ignored pixels.
     """
 
     split: str
@@ -60,24 +63,45 @@ class Summary:
     ignored: int = 0
     sizes: Counter = field(default_factory=Counter)  # of images, (width, height)
     content: dict[bytes, str] = field(default_factory=dict)
+    samples: list[Mapping] = field(default_factory=list)
+    small: list[np.ndarray] = field(default_factory=list)
+    largest: dict[int, tuple[int, Mapping]] = field(default_factory=dict)
+    halves: list[str] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self):
         self.pixels, self.images = np.zeros((2, len(self.classes)), int)
 
     def add(
-        self, path: str, size: tuple, counts: np.ndarray, digest: bytes = b"", note: str = ""
+        self,
+        sample: Mapping,
+        size: tuple,
+        counts: np.ndarray,
+        small: np.ndarray,
+        digest: bytes = b"",
+        note: str = "",
     ) -> None:
-        """Count the image at `path`; `counts` has the pixels of the classes and ignored values."""
+        """Count an image of width and height `size`, whose files `sample` names.
+
+        `counts` has the pixels of the classes and ignored values.
+        """
         if note:
-            self.notes.setdefault(note, path)
+            self.notes.setdefault(note, sample["img_path"])
         pixels = counts[: len(self.classes)]
+        self.samples.append(sample)
+        self.small.append(small)
+        for i in np.flatnonzero(pixels).tolist():
+            if pixels[i] > self.largest.get(i, (0,))[0]:
+                self.largest[i] = int(pixels[i]), sample
+        moved = sample.get("label_map") or sample.get("reduce_zero_label")
+        if not moved and 0 < pixels[0] == pixels.sum() < counts.sum():
+            self.halves.append(str(sample.get("seg_map_path")))
         self.pairs += 1
         self.pixels += pixels
         self.images += pixels > 0
         self.ignored += int(counts.sum() - pixels.sum())
         self.sizes[size] += 1
-        self.content[digest] = path
+        self.content[digest] = sample["img_path"]
 
 
 def check(
@@ -112,7 +136,7 @@ def check(
                     kind = "label" if isinstance(found, LabelError) else "unreadable"
                     problems.append(Problem(name, kind, str(found)))
                 else:
-                    summary.add(sample["img_path"], *found)
+                    summary.add(sample, *found)
         if np.count_nonzero(summary.pixels) == 1:
             problems.append(Problem(name, "one-class", _ONE_CLASS.format(summary.pixels.argmax())))
     if not cfg.get("allow_overlap", False):
@@ -164,7 +188,7 @@ def _map(read: Callable, samples: list[dict], workers: int) -> Iterator[Any]:
 
 def check_pair(
     sample: dict, image: CheckedLoadImage, label: Any, rotates: bool
-) -> tuple[tuple[int, int], np.ndarray, bytes, str] | LabelError | UnreadableFileError:
+) -> tuple[tuple[int, int], np.ndarray, np.ndarray, bytes, str] | LabelError | UnreadableFileError:
     """Read an image and its label map; return what `Summary.add` counts, or the error.
 
     `label` is the loader, or None if the pipeline loads no label maps. `rotates` if the pipeline
@@ -191,7 +215,8 @@ def check_pair(
     except (LabelError, UnreadableFileError) as error:
         return error
     digest = hashlib.blake2b(read["img"].tobytes(), digest_size=16).digest()
-    return read["ori_shape"][::-1], counts, digest, read.get("value_note", "")
+    small, note = small_version(read["img"]), read.get("value_note", "")
+    return read["ori_shape"][::-1], counts, small, digest, note
 
 
 def _shared_image_problems(summaries: Iterable[Summary]) -> Iterator[Problem]:
@@ -204,6 +229,24 @@ def _shared_image_problems(summaries: Iterable[Summary]) -> Iterator[Problem]:
             same = f"{path}: is the same image as {other} in train"
             message = f"{same}; allow_overlap = True in the config permits it"
             yield Problem(split, "shared-image", message)
+
+
+def copy_notes(summaries: Sequence[Summary]) -> Iterator[str]:
+    """Yield a line for each split whose images are nearly those of the training set."""
+    owner = [summary for summary in summaries for _ in summary.small]
+    samples = [sample for summary in summaries for sample in summary.samples]
+    copies: dict[str, dict[int, int]] = defaultdict(dict)
+    for i, others in find_copies([small for summary in summaries for small in summary.small]):
+        for j in others:  # the training set is first
+            if owner[i].split == "train" != owner[j].split:
+                copies[owner[j].split].setdefault(j, i)
+    for split, found in copies.items():
+        (j, i), *_ = found.items()
+        names = f"{samples[j]['img_path']} of {samples[i]['img_path']}"
+        yield (
+            f"{split}: note: {len(found)} of {owner[j].pairs} images are copies of training images "
+            f"or nearly so, also flipped or turned, such as {names}; the score will be too high"
+        )
 
 
 def print_summaries(summaries: Sequence[Summary], labels: Mapping[str, int] | None = None) -> None:
@@ -231,10 +274,15 @@ def print_summaries(summaries: Sequence[Summary], labels: Mapping[str, int] | No
     for s in (s for s in summaries if s.pixels.any()):
         if absent := [s.classes[i] for i in np.flatnonzero(s.pixels == 0)]:
             print(f"{s.split}: note: no pixel of {join_names(absent)}")
+    for s in (s for s in summaries if s.halves):
+        maps = f"{len(s.halves)} label maps, such as {s.halves[0]}, have only class 0"
+        print(f"{s.split}: note: {maps} and ignored pixels; if 255 is an object there, write 1")
     texts = {i: text for text, i in (labels or {}).items()}
     first = summaries[0]
-    few = (first.images == 1) | (first.pixels < _RARE * first.pixels.sum())
-    for i in np.flatnonzero(few & (first.pixels > 0))[:SHOWN]:
-        hint = f"; not a class? --ignore {shlex.quote(texts[i])}" if i in texts else ""
+    rare = first.pixels < _RARE * first.pixels.sum()
+    few = (rare | (first.images == 1)) & (first.pixels > 0)
+    for i in np.flatnonzero(few)[:SHOWN]:
+        is_class = i not in texts or not rare[i]
+        hint = "" if is_class else f"; not a class? --ignore {shlex.quote(texts[i])}"
         counts = f"{first.pixels[i]:,} pixels in images: {first.images[i]:,}"
         print(f"{first.split}: note: {first.classes[i]} has only {counts}{hint}")

@@ -1,23 +1,29 @@
 """The data of a project for your own images: pairs of images and label maps in `data/`.
 
-Sources never change. A second run writes all pairs again and keeps their splits.
+Sources never change. A second run writes all pairs again. It keeps their splits, which are in
+`splits.json`, and the classes in `classes.json`.
 """
 
-import hashlib
+import itertools
 import json
 import re
 import shutil
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from mmseg_ext.atomic_write import atomic_write, write_text
-from mmseg_ext.datasets.annotation_readers import BACKGROUND, Annotation, Masks, keyed_files
+from mmseg_ext.datasets.annotation_readers import (
+    BACKGROUND,
+    Annotation,
+    ClassMasks,
+    Masks,
+    keyed_files,
+)
 from mmseg_ext.datasets.dataset_report import Summary
 from mmseg_ext.datasets.image_values import declared
 from mmseg_ext.datasets.images import (
@@ -27,10 +33,12 @@ from mmseg_ext.datasets.images import (
     read_bytes,
 )
 from mmseg_ext.datasets.labels import join_names
-from mmseg_ext.datasets.pairing import SPLITS, Key, masks_among, match
+from mmseg_ext.datasets.pairing import SPLITS, Key, masks_among, match, match_classes
+from mmseg_ext.datasets.splits import choose, connect, find_copies, find_groups, small_version
 from mmseg_ext.errors import LabelError, UnreadableFileError
 
 IGNORED = 255
+PREVIEW = "preview.png"
 
 
 class Project(NamedTuple):
@@ -38,16 +46,18 @@ class Project(NamedTuple):
 
     `labels` maps the text of each annotated value to its class, or to 255. `colors` are the RGB
     colors of classes that have one. `summaries` begin with the training set. `left_out` has a line
-    for each file that is not in a pair. `example` is a pair of sources. `earlier` are label maps of
-    earlier runs that this run did not write again, but that are still in the dataset.
+    for each file that is not in a pair. `example` is an image and its masks. `earlier` are label
+    maps of earlier runs that this run did not write again, but that are still in the dataset.
+    `notes` are what a user should know.
     """
 
     labels: dict[str, int]
     colors: dict[int, list[int]]
     summaries: list[Summary]
     left_out: list[str]
-    example: tuple[Path, Path]
+    example: Sequence[Path]
     earlier: Sequence[Path] = ()
+    notes: Sequence[str] = ()
 
 
 @dataclass
@@ -57,6 +67,14 @@ class _Pair:
     name: str  # of its files in the project
     split: str | None  # None until it is chosen
     labels: set[str] = field(default_factory=set)
+    # Of the image, as `_look_at` finds them.
+    size: tuple[int, int] = (0, 0)  # height and width, upright
+    orientation: int = 1
+    small: np.ndarray = field(default_factory=lambda: small_version(np.zeros((1, 1))))
+    problem: UnreadableFileError | None = None
+
+    def image_file(self, data: Path) -> Path:
+        return data / f"images/{self.split}/{self.name}{self.image.suffix}"
 
     def label_file(self, data: Path, split: str | None) -> Path:
         return data / f"annotations/{split}/{self.name}.png"
@@ -70,31 +88,33 @@ def make_project(
     ignored: Sequence[str] = (),
     val_share: float = 0.2,
     test_share: float = 0,
+    group: str = "",
 ) -> Project:
     """Write the images and the label maps of a project to `folder`/data.
 
     `images` is searched with its subfolders; if these are `train`, `val` and `test`, they are the
-    splits. `ignored` has values, colors (#rrggbb) or names.
+    splits. `ignored` has values, colors (#rrggbb) or names. Photos whose names share what * in
+    `group` stands for are in one split, and so are copies of a photo.
 
     Raises:
         ValueError: if no pair is found, or the values do not fit the classes.
     """
     data, state_file = folder / "data", folder / "data/classes.json"
-    pairs, left_out = find_pairs(images, reader, data)
+    pairs, left_out, reader = find_pairs(images, reader, data)
     sources = progress([pair.annotation for pair in pairs], "reading", len(pairs))
     for pair, found in zip(pairs, reader.prepare(sources), strict=True):
         pair.labels = found
-    _choose_splits(pairs, {"test": test_share, "val": val_share}, data)
-    names, labels = assign_classes(reader.labels, classes, ignored)
-    state = dict(classes=names, labels=labels)
-    if state_file.is_file():
-        before = json.loads(state_file.read_text())
-        if before["classes"] != names or before["labels"] | labels != labels | before["labels"]:
-            raise ValueError(
-                f"{state_file}: has {before}, not {state}; run the same command as before, or "
-                "start a new project"
-            )
-        state["labels"] = before["labels"] | labels
+    before = json.loads(state_file.read_text()) if state_file.is_file() else None
+    ignored = [*ignored, *(text for text in reader.ignored if text in reader.labels.values())]
+    try:
+        given = classes or (None if before else reader.names)
+        names, labels, notes = update_classes(before, reader.labels, given, ignored)
+    except ValueError as error:
+        raise ValueError(f"{error}; {reader.hint}" if reader.hint else str(error)) from None
+    notes += [*reader.notes, *filter(None, [reader.hint if not classes else ""])]
+    for pair in progress(pairs, "comparing", len(pairs)):
+        _look_at(pair)
+    notes += _choose_splits(pairs, {"test": test_share, "val": val_share}, data, group)
     splits = ["train", "val", *(["test"] if any(pair.split == "test" for pair in pairs) else [])]
     summaries = {split: Summary(split, tuple(names)) for split in splits}
     earlier = {*data.glob("annotations/**/*.png")}
@@ -104,17 +124,83 @@ def make_project(
         except (LabelError, UnreadableFileError) as error:
             left_out.append(str(error))
             continue
-        earlier.discard(pair.label_file(data, pair.split))
+        label_file = pair.label_file(data, pair.split)
+        earlier.discard(label_file)
         counts = np.bincount(label.ravel(), minlength=len(names))
-        summaries[pair.split].add(str(pair.image), label.shape[::-1], counts)
+        sample = dict(img_path=str(pair.image_file(data)), seg_map_path=str(label_file))
+        summaries[pair.split].add(sample, label.shape[::-1], counts, pair.small)
     if empty := [split for split in splits if not summaries[split].pairs]:
         reason = (left_out or ["a project needs at least two pairs"])[-1]
         raise ValueError(f"{empty[0]}: no pair is usable; {reason}")
-    write_text(json.dumps(state, indent=1), state_file)
+    write_text(json.dumps(dict(classes=names, labels=labels), indent=1), state_file)
     write_text("".join(f"{line}\n" for line in left_out), folder / "left_out.txt")
     colors = {labels[text]: rgb for text, rgb in reader.colors.items()}
-    example = pairs[0].image, pairs[0].annotation.path
-    return Project(labels, colors, list(summaries.values()), left_out, example, sorted(earlier))
+    first = pairs[0].annotation
+    example = [pairs[0].image, first.path, *first.objects]
+    kept = list(summaries.values())
+    return Project(labels, colors, kept, left_out, example, sorted(earlier), notes)
+
+
+def update_classes(
+    before: Mapping[str, Any] | None,
+    labels: Mapping[int, str],
+    names: Sequence[str] | None = None,
+    ignored: Sequence[str] = (),
+) -> tuple[list[str], dict[str, int], list[str]]:
+    """Return classes and labels as `assign_classes`, if an earlier run had others, and notes.
+
+    A label keeps its class, which `names` can rename. A new label gets a class at the end, or the
+    one with its name. A class without a label stays.
+
+    Raises:
+        ValueError: as `assign_classes`, and if no label is known.
+    """
+    if before is None:
+        return *assign_classes(labels, names, ignored), []
+    known: dict[str, int] = before["labels"]
+    if not known.keys() & set(labels.values()):
+        raise ValueError(
+            f"this project has the values {join_names([*known])}, but the annotations have "
+            f"{join_names([*labels.values()])}; start a new project"
+        )
+    gone = [t for t, i in known.items() if t not in labels.values() and i != IGNORED]
+    ignored = [text for text in ignored if text in (*labels.values(), *gone) or text not in known]
+    named = BACKGROUND in labels.values()  # else labels are numbers and colors
+    numbers = [max(labels) + 1 + i if named else _number(text) for i, text in enumerate(gone)]
+    every = dict(sorted((dict(labels) | dict(zip(numbers, gone, strict=True))).items()))
+    try:
+        own, assigned = assign_classes(every, names, ignored)
+    except ValueError:  # perhaps `names` are those of the labels that are left
+        own, assigned = assign_classes(labels, names, ignored)
+    classes, found, notes = list(before["classes"]), dict(known), []
+    notes += [f"no annotation has {t} now; its class {classes[known[t]]} stays" for t in gone]
+    for text, i in assigned.items():
+        old = known.get(text, IGNORED)
+        if text in ignored:
+            found[text] = IGNORED
+            if old != IGNORED:
+                notes.append(f"{text} is ignored now; its class {classes[old]} stays")
+        elif names and IGNORED not in (i, old) and classes[old] != own[i]:
+            notes.append(f"class {classes[old]} is called {own[i]} now")
+            classes[old] = own[i]
+    for text, i in assigned.items():
+        if i == IGNORED or (text in known and not names):
+            found.setdefault(text, i)
+        elif found.get(text, IGNORED) == IGNORED:
+            name = own[i] if names or named else f"class_{len(classes)}"
+            if name not in classes or not (names or named):
+                notes.append(f"{text} is new: {name} is class {len(classes)}")
+                classes.append(name)
+            found[text] = classes.index(name)
+    classes += [name for name in own if names and name not in classes]
+    if wrong := [name for name in classes if classes.count(name) > 1]:
+        raise ValueError(f"class {wrong[0]!r}: an earlier run has this name for another value")
+    return classes, found, notes
+
+
+def _number(text: str) -> int:
+    """Return the value of a mask's label."""
+    return int(text[1:], 16) if text.startswith("#") else int(text)
 
 
 def assign_classes(
@@ -157,9 +243,10 @@ def assign_classes(
         if names and max(left, default=0) < len(names):
             order = {label: value for value, label in left.items()}
         elif names and len(names) != len(left):
+            of_classes = f"{len(left)} values{' that are not ignored' * (len(left) < len(labels))}"
             raise ValueError(
-                f"--classes names {len(names)} classes, but {there_are}; give one name per value, "
-                "or --ignore values"
+                f"--classes names {len(names)} classes, but there are {of_classes}: "
+                f"{join_names([*left.values()])}; give one name per value, or --ignore values"
             )
         names = list(names or (f"class_{i}" for i in range(len(left))))
     if not 2 <= len(names) <= IGNORED:
@@ -176,16 +263,28 @@ def assign_classes(
     return names, {label: order.get(label, IGNORED) for label in labels.values()}
 
 
-def find_pairs(images: Path, reader: Masks, data: Path) -> tuple[list[_Pair], list[str]]:
-    """Return the pairs, and a line for each file that is in none.
+def find_pairs(
+    images: Path, reader: Masks, data: Path
+) -> tuple[list[_Pair], list[str], Masks | ClassMasks]:
+    """Return the pairs, a line for each file that is in none, and the reader of the annotations.
 
     Raises:
         ValueError: if there is no pair.
     """
     found, annotations = _separate(images, reader, data)
+    left_out, problem = [], ""
+    if type(reader) is Masks and (joined := _join_classes(list(found.values()), annotations)):
+        try:
+            reader = ClassMasks([annotation for _, annotation in joined])
+            of_class = {path for _, a in joined for path in (a.path, *a.objects)}
+            rest = [a.path for _, a in annotations if a.path not in of_class]
+            left_out = [f"{path}: no image, or no class that recurs" for path in rest]
+            annotations = joined
+        except LabelError as error:
+            problem = f"; or masks of one class each, but {error}"
     exact = any(annotation.name for _, annotation in annotations)  # COCO has the names
     fits = match(list(found.values()), [key for key, _ in annotations], exact)
-    pairs, left_out, used = [], [], set()
+    pairs, used = [], set()
     names: dict[Key, Path] = {}
     for (path, (split, name)), fit in zip(found.items(), fits, strict=True):
         used.update(fit)
@@ -194,7 +293,8 @@ def find_pairs(images: Path, reader: Masks, data: Path) -> tuple[list[_Pair], li
             continue
         (inner, _), annotation = annotations[fit[0]]
         more = tuple(annotations[i][1].path for i in fit[1:])
-        pair = _Pair(path, annotation._replace(objects=more), name, split or inner)
+        annotation = annotation._replace(objects=annotation.objects + more)
+        pair = _Pair(path, annotation, name, split or inner)
         if (key := (pair.split or "train", name)) in names:
             left_out.append(f"{path}: {names[key]} has the same name")
             continue
@@ -205,12 +305,27 @@ def find_pairs(images: Path, reader: Masks, data: Path) -> tuple[list[_Pair], li
         raise ValueError(
             f"{images}: no image fits an annotation; compare {next(iter(found), 'none')} with "
             f"{first.name or first.path}; rename the files, or give patterns whose * are the parts "
-            "to compare, such as --images 'DIR/*_photo.jpg' --masks 'DIR/*_label.png'"
+            "to compare, such as --images 'DIR/*_photo.jpg' --masks 'DIR/*_label.png'" + problem
         )
     left_out += [
         f"{a.path}: no image {a.name}" for i, (_, a) in enumerate(annotations) if i not in used
     ]
-    return pairs, left_out
+    return pairs, left_out, reader
+
+
+def _join_classes(
+    images: Sequence[Key], annotations: Sequence[tuple[Key, Annotation]]
+) -> list[tuple[Key, Annotation]]:
+    """Return an annotation with all masks of an image, with its key, if each is of one class."""
+    if len(annotations) <= len(images):
+        return []
+    joined = []
+    found = match_classes(images, [key for key, _ in annotations])
+    for key, numbers in zip(images, found, strict=bool(found)):
+        content = {name: [annotations[i][1].path for i in n] for name, n in numbers.items()}
+        if paths := [*itertools.chain(*content.values())]:
+            joined.append((key, Annotation(paths[0], objects=(*paths[1:],), content=content)))
+    return joined
 
 
 def _separate(
@@ -218,53 +333,84 @@ def _separate(
 ) -> tuple[dict[Path, Key], list[tuple[Key, Annotation]]]:
     """Return the keys of the images, and the annotations; they may share a folder."""
 
-    def is_source(path: Path) -> bool:  # the project can be in the folder of the images
-        return data.absolute() not in path.absolute().parents
+    project = data.parent.absolute()  # can be in the folder of the images
+    own = {project / name for name in ("data", "work_dir", PREVIEW)}
+
+    def is_source(path: Path) -> bool:
+        return own.isdisjoint([path.absolute(), *path.absolute().parents])
 
     found = {path: key for path, key in keyed_files(images).items() if is_source(path)}
     annotations = [(key, a) for key, a in reader.files if is_source(a.path)]
     masks = {annotation.path for _, annotation in annotations}
-    if masks == found.keys():
-        relative = {path.relative_to(images): path for path in found}
-        masks = {relative[path] for path in masks_among(list(relative))}
-    elif masks > found.keys():  # the folder of the masks has the images, too
+    if masks > found.keys():  # the folder of the masks has the images, too
         masks -= found.keys()
+    elif masks == found.keys() or (reader.is_pattern and masks < found.keys() and images.is_dir()):
+        relative = {path.relative_to(images): path for path in found}
+        among = {relative[path] for path in masks_among(list(relative))}
+        # The pattern of some masks leaves out the others, if all of them differ from the images.
+        masks = among if masks == found.keys() or masks <= among else masks
     found = {path: key for path, key in found.items() if path not in masks}
     return found, [(key, a) for key, a in annotations if a.path not in found]
 
 
-def _choose_splits(pairs: Sequence[_Pair], shares: Mapping[str, float], data: Path) -> None:
-    """Assign the pairs without a split; each split without a folder gets its share of them.
+def _look_at(pair: _Pair) -> None:
+    """Set the size, the orientation and a small version of a pair's image, or its problem."""
+    path = str(pair.image)
+    try:
+        pixels = read(read_bytes(path), path)
+    except UnreadableFileError as error:
+        pair.problem = error
+        return
+    pair.small, tag = small_version(pixels.values), pixels.orientation
+    height, width, count = pixels.upright().values.shape
+    pair.orientation, pair.size = tag, (height, width)
+    if tag != 1 and ((pixels.white or 256) > 255 or count > 4):  # Pillow cannot write it
+        text = f"{path}: has an orientation tag ({tag}); save it upright"
+        pair.problem = UnreadableFileError(text)
 
-    Pairs of an earlier run keep their split. The order is the hash of the names. Each class gets
-    into all splits if enough images have it.
+
+def _choose_splits(
+    pairs: Sequence[_Pair], shares: Mapping[str, float], data: Path, group: str
+) -> list[str]:
+    """Set the splits that no folder names, and return notes; `splits.json` has the earlier ones.
+
+    A split with a folder gets no share. Without a folder for another, the one of train is divided.
     """
     given = {pair.split for pair in pairs}
     shares = {s: share for s, share in shares.items() if share and s not in given}
     pool = [pair for pair in pairs if not pair.split or (shares and pair.split == "train")]
+    if group and not pool:
+        raise ValueError(f"--group {group}: the folders train and val are the splits")
+    names = [pair.name for pair in pool]
+    copies = list(find_copies([pair.small for pair in pool]))
+    links = [*copies, *(find_groups(names, group) if group else ())]
+    numbers = connect(len(pool), links)
+    sizes = np.bincount(numbers, minlength=1)
+    most = len(pool) if group else (1 - sum(shares.values())) * len(pool)
+    groups = {n: str(i) for n, i in zip(names, numbers, strict=True) if 1 < sizes[i] <= most}
+    state_file = data / "splits.json"
+    if state_file.is_file():
+        fixed = json.loads(state_file.read_text())
+    else:  # of a version without it, the first folder with the label map
+        fixed = {
+            pair.name: split
+            for pair in pool
+            for split in reversed(SPLITS)
+            if pair.label_file(data, split).is_file()
+        }
+    chosen = choose(names, {pair.name: pair.labels for pair in pool}, shares, fixed, groups)
     for pair in pool:
-        splits = (split for split in SPLITS if pair.label_file(data, split).is_file())
-        pair.split = next(splits, None)
-    for split, share in shares.items():
-        free = [pair for pair in pool if pair.split is None]
-        have = sum(pair.split == split for pair in pool)
-        most = len(free) - all(pair.split != "train" for pair in pool)
-        count = max(0, min(max(round(share * len(pool)) - have, not have), most))
-        free.sort(key=lambda pair: hashlib.sha256(pair.name.encode()).digest())
-        left = Counter(label for pair in free for label in pair.labels)
-        rare_first = sorted(left, key=lambda label: left[label])
-        wanted = [(label, pair) for label in rare_first for pair in free if label in pair.labels]
-        reached: set[str] = set()
-        for label, pair in wanted + [("", pair) for pair in free]:
-            is_last = any(left[label] == 1 for label in pair.labels)
-            if count and pair.split is None and label not in reached and not is_last:
-                pair.split, count = split, count - 1
-                reached |= pair.labels
-                left.subtract(pair.labels)
-        for pair in [pair for pair in free if pair.split is None][:count]:
-            pair.split = split
-    for pair in pool:
-        pair.split = pair.split or "train"
+        pair.split = chosen[pair.name]
+    if pool:
+        write_text(json.dumps(fixed | chosen, indent=1), state_file)
+    alike = [(j, i) for i, others in copies for j in others if pool[i].split == pool[j].split]
+    if not alike:
+        return []
+    example = " of ".join(str(pool[i].image) for i in alike[0])
+    return [
+        f"{len({*itertools.chain(*alike)})} images are copies of others or nearly so, also flipped "
+        f"or turned, such as {example}; copies are kept in one split"
+    ]
 
 
 def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int], data: Path) -> np.ndarray:
@@ -272,10 +418,9 @@ def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int], data: Pat
 
     Raises LabelError or UnreadableFileError if a file cannot be read or the sizes differ.
     """
-    path, target = str(pair.image), data / f"images/{pair.split}/{pair.name}{pair.image.suffix}"
-    content = read_bytes(path)
-    pixels = read(content, path)
-    tag, upright = pixels.orientation, pixels.upright().values.shape[:2]
+    if pair.problem:
+        raise pair.problem
+    target, tag, upright = pair.image_file(data), pair.orientation, pair.size
     sizes = [upright, upright[::-1]] if tag >= 5 else [upright]
     values = reader.read(pair.annotation, sizes)
     table = np.zeros(max(reader.labels) + 1, np.uint8)
@@ -294,8 +439,6 @@ def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int], data: Pat
         except OSError:  # a file system without links
             shutil.copyfile(pair.image, target)
     else:  # written upright, because `image_demo` shows photos to the trained model upright
-        if (pixels.white or 256) > 255 or pixels.values.shape[2] > 4:
-            raise UnreadableFileError(f"{path}: has an orientation tag ({tag}); save it upright")
         with Image.open(pair.image) as image, atomic_write(target) as part:
             ImageOps.exif_transpose(image).save(part, image.format, quality=95)
         if label.shape != upright:

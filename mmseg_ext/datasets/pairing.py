@@ -1,12 +1,13 @@
 """Find the annotation of each image by the words and numbers in their names.
 
 Words that most files of one side have, and few of the other, do not count, such as `image` and
-`mask`. Folders count if names repeat.
+`mask`. Folders count if names repeat. What the names of masks have besides the name of the image,
+such as `_leaf` and `_fruit`, is their class if it recurs.
 """
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 
 from mmseg_ext.datasets.images import IMAGE_SUFFIXES
@@ -20,6 +21,7 @@ _USUAL = f"(?:images?|imgs?|{_MASK})"
 _SPLIT = r"(train|val|test)(?:ing|id|idation)?(?:20\d\d)?"
 _FOLDER = re.compile(f"(?:{_USUAL}[_-])?(?:{_SPLIT})?[_-]?{_USUAL}?", re.I)
 _MASK_NAME = re.compile(f"(?:^|[_-]|train|val|test)(?:{_MASK})$", re.I)
+_MASK_WORD = re.compile(_MASK, re.I)
 _WORD = re.compile(r"\d+|[^\W\d_]+")
 
 
@@ -67,6 +69,55 @@ def match(
         names = [PurePath("" if path.parent in annotated else path.name) for path in own]
         _add_fitting(found, names, [PurePath(path.name) for path in other])
     return found
+
+
+def match_classes(images: Sequence[Key], masks: Sequence[Key]) -> list[dict[str, list[int]]]:
+    """Return the indices of each image's masks by class; an empty list if masks have no classes.
+
+    The class of a mask is what its path has besides its image's: words at the end or beginning of
+    the name, or a folder. Numbers in the name count masks of a class. Masks have classes if one
+    recurs for most images and another for a tenth; then each that a hundredth has is a class.
+    """
+    own, other = [[PurePath(split or "", n) for split, n in keys] for keys in (images, masks)]
+    index = {_join_words(path.parts): i for i, path in enumerate(_shorten(own, other))}
+    folders = {_join_words(path.parts[:-1]): i for i, path in enumerate(own)}
+    if len(folders) == len(own):  # a folder for each image
+        index = folders | index
+    found: list[dict[str, list[int]]] = [defaultdict(list) for _ in images]
+    for number, ((split, _), path) in enumerate(zip(masks, other, strict=True)):
+        divided = [part for part in _divide(path, split) if part[0] in index]
+        if divided:
+            image, folder, rest = min(divided, key=lambda part: len(part[1]) + len(part[2]))
+            text = [*folder, *(word for word in rest if not word.isdigit())]
+            is_class = not all(map(_MASK_WORD.fullmatch, text))
+            found[index[image]]["_".join(text) if is_class else ""].append(number)
+    count = Counter(text for classes in found for text in classes)
+    annotated = sum(map(bool, found))
+    usual = [text for text, n in count.items() if n >= max(2, annotated / 10)]
+    if len(usual) < 2 or "" in usual or max(count.values()) <= annotated / 2:
+        return []
+    names = sorted(text for text, n in count.items() if text and n >= max(2, annotated / 100))
+    return [{text: fits[text] for text in names if text in fits} for fits in found]
+
+
+def _divide(path: PurePath, split: str | None) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield how to divide a mask's path: the image's, and words of a folder and of the name."""
+    *folders, name = [_WORD.findall(part) for part in path.parts]
+    for place in (None, *range(split is not None, len(folders))):
+        folder = [] if place is None else _without_mask(folders[place])
+        kept = "".join(" ".join(words) + "/" for i, words in enumerate(folders) if i != place)
+        for words in (name, *([_without_mask(name)] if _without_mask(name) != name else [])):
+            for n in range(len(words) + 1):
+                yield (kept + " ".join(words[:n])).strip("/"), folder, words[n:]
+                yield (kept + " ".join(words[n:])).strip("/"), folder, words[:n]
+
+
+def _without_mask(words: list[str]) -> list[str]:
+    return words[:-1] if len(words) > 1 and _MASK_WORD.fullmatch(words[-1]) else words
+
+
+def _join_words(parts: Sequence[str]) -> str:
+    return "/".join(" ".join(_WORD.findall(part)) for part in parts)
 
 
 def _shorten(paths: Sequence[PurePath], others: Sequence[PurePath]) -> list[PurePath]:

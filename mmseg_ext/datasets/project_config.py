@@ -6,11 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+import cv2
 import numpy as np
+from mmengine.config import Config
+from PIL import Image
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.backbones import efficientnet_lite
 from mmseg_ext.backbones.backbone import IMAGENET
+from mmseg_ext.datasets.dataset_report import Summary
 from mmseg_ext.datasets.measured_channels import Channels
 from mmseg_ext.datasets.new_project import Project
 from mmseg_ext.environment import configs_folder
@@ -21,6 +25,7 @@ LEAST_ITERATIONS, MOST_ITERATIONS = 600, 20000
 VALIDATIONS = 10  # in a training
 NECK = 32  # channels of the feature pyramid
 RATE_SCRATCH, RATE_IMAGENET, RATE_RESNET18, RATE_FILE = 2e-3, 2e-3, 5e-4, 5e-4
+NARROW, MANY = 8, 0.5  # pixels; share of a class that is not wider, for which tiles are better
 RARE = 0.02  # share of the pixels; a rarer class brings class weights
 # Okabe and Ito's colors, which color-blind people can tell apart, after gray for the background.
 _COLORS = [[80, 80, 80], [230, 159, 0], [86, 180, 233], [0, 158, 115], [240, 228, 66]]
@@ -131,7 +136,8 @@ def write_config(
         test_loader=_TEST_LOADER if summaries[-1].split == "test" else "",
         classes=json.dumps(classes, ensure_ascii=False),
         palette=[colors.get(i, rgb) for i, rgb in enumerate([*_COLORS, *others][: len(classes)])],
-        num_classes=len(classes),
+        # Else mmsegmentation suggests another kind of head.
+        num_classes=f"{len(classes)}, out_channels=2" if len(classes) == 2 else len(classes),
         side=crop * 5 // 4 if tiles else side,  # smaller tiles can be cropped, too
         crop=crop,
         load=f'dict(type="CheckedLoadImage", channels={count})' if channels else _LOAD,
@@ -156,6 +162,49 @@ def write_config(
     runtime = configs_folder() / "_base_/default_runtime.py"
     write_text(runtime.read_text(encoding="utf-8"), folder / runtime.name)
     write_text(text, folder / "config.py")
+
+
+def rename_classes(path: Path, classes: Sequence[str]) -> list[str]:
+    """Write the names of the classes to a config; if it has other classes, return them instead."""
+    before = list(Config.fromfile(path).get("classes", classes))
+    text, line = path.read_text(encoding="utf-8"), "classes = {}\n"
+    old, new = (line.format(json.dumps(c, ensure_ascii=False)) for c in (before, classes))
+    if old == new:
+        return []
+    if len(before) != len(classes) or old not in text:
+        return before
+    write_text(text.replace(old, new, 1), path)
+    return []
+
+
+def about_reduction(train: Summary) -> str:
+    """Return what the config's image size does to narrow objects; nothing if no image is reduced.
+
+    In up to a hundred label maps it counts the pixels of parts in which no disk of nine pixels
+    fits. The most frequent class is no object.
+    """
+    long = max(max(size) for size in train.sizes)
+    if long <= LONG_SIDE:
+        return ""
+    disk = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (NARROW + 1, NARROW + 1))
+    pixels, narrow = np.zeros((2, len(train.classes)))
+    for sample in train.samples[:: -(-len(train.samples) // 100)]:
+        label = np.asarray(Image.open(sample["seg_map_path"]))
+        scale = LONG_SIDE / max(label.shape)
+        label = cv2.resize(label, None, fx=scale, fy=scale, interpolation=cv2.INTER_NEAREST)
+        for i in range(len(train.classes) if scale < 1 else 0):
+            part = (label == i).view(np.uint8)
+            pixels[i] += part.sum()
+            narrow[i] += (part > cv2.morphologyEx(part, cv2.MORPH_OPEN, disk)).sum()
+    share = narrow / np.maximum(pixels, 1)
+    share[train.pixels.argmax()] = -1
+    worst = share.argmax()
+    found = f"{share[worst]:.0%} of {train.classes[worst]} is at most {NARROW} pixels wide there"
+    if share[worst] > MANY:
+        found += "; delete config.py and run again with --tiles, which keeps the full resolution"
+    else:
+        found += "; so --tiles is not needed"
+    return f"images are reduced from {long} to {LONG_SIDE} pixels; {found}"
 
 
 def _bands(channels: Channels | None, rgb_bands: Sequence[int] | None) -> str:

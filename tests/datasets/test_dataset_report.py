@@ -165,8 +165,8 @@ def test_notes_on_classes(capsys):
     notes = [line for line in capsys.readouterr().out.splitlines() if "note: " in line]
     assert notes[0].endswith("no pixel of " + ", ".join(names[3:11]) + ", 139 more")
     assert notes[1].startswith("val: note: no pixel")
-    assert "class 1 has only 1,000,000 pixels in images: 1" in notes[2]
-    assert "--ignore '#00ff00'" in notes[2] and "--ignore 40" in notes[3] and len(notes) == 4
+    assert notes[2].endswith("class 1 has only 1,000,000 pixels in images: 1")
+    assert notes[3].endswith("--ignore 40") and len(notes) == 4
 
 
 def test_without_annotation_loader_only_images_are_read(tmp_path):

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tracemalloc
+import warnings
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,7 +26,8 @@ from mmseg_ext import commands
 from mmseg_ext.backbones import EfficientNetLite
 from mmseg_ext.datasets.annotation_readers import Labelme, Masks
 from mmseg_ext.datasets.dataset_report import Summary
-from mmseg_ext.datasets.new_project import Project, assign_classes, make_project
+from mmseg_ext.datasets.new_project import Project, assign_classes, make_project, update_classes
+from mmseg_ext.datasets.nuclei import draw_labels
 from mmseg_ext.datasets.project_config import efficientnet, write_config
 from mmseg_ext.engine.build import build_train_runner
 from mmseg_ext.errors import LabelError
@@ -316,11 +318,55 @@ def test_a_second_run_completes_the_first(tmp_path, capsys):
     assert f"also uses 1 pairs of earlier runs, such as\n  {withdrawn};" in out
     assert np.array_equal(np.array(Image.open(lost)), scene(int(lost.stem))[0])
     assert (np.array(Image.open(changed)) == 1).all()
-    for value, extra in ((18, []), (17, ["--classes", "a", "b", "c"]), (17, ["--ignore", "7"])):
-        save(tmp_path / f"masks/{changed.stem}_mask.png", np.full(SIZE[::-1], value, np.uint8))
-        assert run(tmp_path, *flags, *extra) == 1
-        assert "classes.json: " in capsys.readouterr().err
-    assert (np.array(Image.open(changed)) == 1).all()
+
+
+def test_classes_of_a_further_run(tmp_path, capsys):
+    """Names change in place, also in the config; 17 disappears, and 20 becomes the last class."""
+    flags = write_sources(tmp_path, 6)
+    assert run(tmp_path, *flags) == 0
+    before, config = label_maps(tmp_path), tmp_path / "project/config.py"
+    config.write_text(config.read_text() + "# mine\n")
+    assert run(tmp_path, *flags, "--classes", *NAMES) == 0
+    assert Config.fromfile(config).classes == NAMES and config.read_text().endswith("# mine\n")
+    assert "class class_1 is called small now" in capsys.readouterr().out
+    for path in tmp_path.glob("masks/*"):
+        mask = np.array(Image.open(path))
+        save(path, np.where(mask == 17, np.uint8(20), mask))
+    assert run(tmp_path, *flags) == 0
+    out = capsys.readouterr().out
+    assert "no annotation has 17 now; its class small stays" in out
+    assert "20 is new: class_3 is class 3" in out and "delete the config" in out
+    for name, label in label_maps(tmp_path).items():
+        assert np.array_equal(label, np.where(before[name] == 1, 3, before[name]))
+    config.unlink()
+    assert run(tmp_path, *flags, "--classes", *NAMES, "new") == 0  # 7, 17, 20, 27
+    assert Config.fromfile(config).classes == ["ground", "small", "new", "wide"]
+    assert run(tmp_path, *flags, "--ignore", "20") == 0
+    assert "20 is ignored now; its class wide stays" in capsys.readouterr().out
+    assert not any((label == 3).any() for label in label_maps(tmp_path).values())
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "ignored", "classes", "found"),
+    [
+        ({0: "0", 255: "255"}, None, [], "ab", {"0": 0, "1": 1, "255": 255}),  # of 0, 1, 255
+        ({0: "0", 1: "1", 2: "2"}, None, [], ["a", "b", "class_2"], {"0": 0, "1": 1, "2": 2}),
+        ({0: "0", 1: "1"}, ["b", "a"], [], "ba", {"0": 0, "1": 1}),
+        ({0: "0", 3: "3"}, ["a", "c"], [], "abc", {"0": 0, "1": 1, "3": 2}),
+        ({0: "0", 3: "3"}, ["a", "b"], [], "ab", {"0": 0, "1": 1, "3": 1}),
+        ({0: "0", 1: "1", 9: "9"}, None, ["9"], "ab", {"0": 0, "1": 1, "9": 255}),
+        ({0: "0", 1: "1"}, ["a", "b", "c"], [], "abc", {"0": 0, "1": 1}),
+    ],
+)
+def test_labels_keep_their_classes(labels, names, ignored, classes, found):
+    before = {"classes": ["a", "b"], "labels": {"0": 0, "1": 1, "255": 255}}
+    updated, mapping, _ = update_classes(before, labels, names, ignored)
+    assert updated == list(classes) and mapping == {"255": 255} | found
+    own = {"classes": ["background", "cat"], "labels": {"background": 0, "cat": 1}}
+    named = update_classes(own, {0: "background", 1: "ant"}, ["ant", "cat"])
+    assert named[:2] == (["background", "cat", "ant"], {"background": 0, "cat": 1, "ant": 2})
+    with pytest.raises(ValueError, match="has the values background, cat, but"):
+        update_classes(own, labels)
 
 
 def test_a_second_run_with_other_files(tmp_path):
@@ -364,6 +410,223 @@ def test_masks_of_one_bit_and_masks_without_a_class(tmp_path):
     assert [line for line in made.left_out if "all its pixels are ignored" in line]
     for name, label in label_maps(tmp_path).items():
         assert np.array_equal(label, scene(int(name[-1]))[0] > 0)
+
+
+def test_masks_of_a_class_each(tmp_path, capsys):
+    """Where they overlap, the rarer class counts; 1 bit, gray, palettes and colors."""
+    save_images(tmp_path / "images", 6)
+    label = np.zeros(SIZE[::-1], np.uint8)
+    label[:, 10:30], label[5:9, 20:], label[7, :] = 1, 2, 3
+    right = np.arange(SIZE[0]) > 15
+    masks = {"Area": (label > 0) & right | (label == 1)}  # under the others on the right
+    masks |= {"leaf": (label == 2) | (label == 3) & right, "thin": label == 3}
+    for i in range(6):
+        for name, mask in masks.items():
+            pixels = mask * np.uint8(i + 1 if i else 255)
+            path = tmp_path / f"masks/{i:02d}_{name}.png"
+            if i == 1:
+                save(path, pixels, [[9, 9, 9], [200, 0, 0], [0, 0, 200]])
+            elif i == 2:
+                save(path, np.stack([pixels, pixels * 0, pixels], 2))
+            else:
+                save(path, mask if i == 3 else pixels)
+    assert (
+        run(tmp_path, "--masks", str(tmp_path / "masks"), "--classes", "thin", "leaf", "Area") == 0
+    )
+    order = np.array([0, 3, 2, 1], np.uint8)  # as --classes says
+    assert len(found := label_maps(tmp_path)) == 6
+    assert all(np.array_equal(labels, order[label]) for labels in found.values())
+    out = capsys.readouterr().out
+    overlap = 6 * sum(map(np.sum, masks.values())) - 6 * (label > 0).sum()
+    assert "18 masks of one class each became 6 label maps" in out
+    assert f"({overlap:,} pixels" in out and "these counts: thin, leaf, Area" in out
+    assert re.search(
+        r"^pairs: \S+00.jpg with \S+00_Area.png, 00_leaf.png, 00_thin.png, ", out, re.M
+    )
+
+
+@pytest.mark.parametrize("kind", ["numbers", "colors", "files"])
+def test_masks_of_objects(kind, tmp_path, capsys):
+    """The labels are those of `NucleiDataset`; without --objects, a line."""
+    random = np.random.RandomState(0)
+    expected = {}
+    for i in range(8):
+        numbers = np.zeros((40, 60), np.uint16)
+        for k in range(1, 4 + i % 4):
+            numbers[5 * k : 5 * k + 4, 5 * k : 30 + k] = k
+        expected[f"{i}"] = draw_labels(numbers)
+        save(tmp_path / f"images/{i}/image.jpg", random_image(random, (60, 40)))
+        if kind == "files":
+            for k in range(1, int(numbers.max()) + 1):
+                save(tmp_path / f"images/{i}/masks/{k}.png", (numbers == k) * np.uint8(255))
+        else:
+            colors = random.randint(1, 256, (9, 3)) * (np.arange(9) > 0)[:, None]
+            mask = colors.astype(np.uint8)[numbers] if kind == "colors" else numbers
+            save(tmp_path / f"masks/{i}.png", mask)
+    flags = ["--masks", str(tmp_path / ("images" if kind == "files" else "masks"))]
+    assert run(tmp_path, *flags, "--objects", "--classes", "empty", "cell", "edge") == 0
+    assert "object is cell, border is edge" in capsys.readouterr().out
+    for name, label in label_maps(tmp_path).items():
+        assert np.array_equal(label, expected[Path(name).parts[1]]) and (label == 2).any()
+    shutil.rmtree(tmp_path / "project")
+    assert run(tmp_path, *flags) == 0
+    assert ("--objects" in capsys.readouterr().out) == (kind == "numbers")
+    assert run(tmp_path, "--labelme", flags[1], "--objects") == 1
+    assert "--objects: " in capsys.readouterr().err
+
+
+def test_values_that_count_no_objects(tmp_path, capsys):
+    """Classes in several regions, and organs: one region each, but not numbered in each image."""
+    save_images(tmp_path / "images", 20)
+    for name in ("regions", "organs"):
+        for i in range(20):
+            mask = np.zeros(SIZE[::-1], np.uint8)
+            for k in range(1, 7 - i % 3):
+                value = k if name == "regions" else 2 * k - 1 + (i + k) % 2
+                mask[4 * k : 4 * k + 3, : 30 + k] = value
+                mask[4 * k, 20] *= name == "organs"
+                mask[4 * k : 4 * k + 3, 10 + k] *= name == "organs"
+            save(tmp_path / f"{name}/{i:02d}.png", mask)
+        shutil.rmtree(tmp_path / "project", ignore_errors=True)
+        assert run(tmp_path, "--masks", str(tmp_path / name)) == 0
+        assert "--objects" not in capsys.readouterr().out
+
+
+def test_many_objects_are_an_error_with_a_hint(tmp_path, capsys):
+    save_images(tmp_path / "images", 3)
+    for i in range(3):
+        mask = np.minimum(np.arange(1200, dtype=np.uint16).reshape(30, 40) // 4, 290 + i)
+        save(tmp_path / f"masks/{i:02d}.png", mask)
+    assert run(tmp_path, "--masks", str(tmp_path / "masks")) == 1
+    assert "use --objects" in capsys.readouterr().err
+
+
+def test_transparent_pixels_are_background(tmp_path):
+    """An eraser leaves white or any color under alpha 0."""
+    for i in range(4):
+        label, erased = scene(i)[0], np.zeros(SIZE[::-1], bool)
+        erased[:, ::3] = True
+        rgba = np.dstack([COLORS[label], np.where(erased, 0, 255).astype(np.uint8)])
+        rgba[erased, :3] = (255, 255, 255) if i % 2 else COLORS[1]
+        save(tmp_path / f"images/{i:02d}.png", random_image(np.random.RandomState(i), SIZE))
+        save(tmp_path / f"masks/{i:02d}.png", rgba)
+        save(tmp_path / f"gray/{i:02d}.png", np.dstack([label * 9, rgba[..., 3]]))
+    for folder in ("masks", "gray"):
+        shutil.rmtree(tmp_path / "project", ignore_errors=True)
+        assert run(tmp_path, "--masks", str(tmp_path / folder)) == 0
+        for name, label in label_maps(tmp_path).items():
+            assert np.array_equal(label, np.where(erased, 0, scene(int(name[-2:]))[0]))
+
+
+def test_mixed_codes_are_a_note(tmp_path, capsys):
+    """0 and 255 in some masks, 0 and 1 in others: then 255 is ignored."""
+    save_images(tmp_path / "images", 8)
+    for i in range(8):
+        save(tmp_path / f"masks/{i:02d}.png", (scene(i)[0] > 0) * np.uint8(1 if i % 2 else 255))
+    note = r"have only class 0 and ignored pixels; if 255 is an object there"
+    assert run(tmp_path, "--masks", str(tmp_path / "masks")) == 0
+    found = re.findall(rf"(\w+): note: (\d) label maps, .*{note}", capsys.readouterr().out)
+    assert sum(int(count) for _, count in found) == 4
+    check = ["check_dataset", str(tmp_path / "project/config.py"), "--workers", "0"]
+    assert commands.run(check[0], check[1:]) == 0
+    assert len(re.findall(note, capsys.readouterr().out)) == len(found)
+
+
+def test_copies_and_groups_stay_together(tmp_path, capsys):
+    """Flipped copies, and photos of a scene; between given folders copies are counted."""
+    for i in range(10):
+        photo = random_image(np.random.RandomState(i), SIZE)
+        label = scene(i)[0]
+        for name, step in (("", 1), ("_2", -1)):
+            save(tmp_path / f"images/{i:04d}{name}.png", photo[:, ::step])
+            save(tmp_path / f"masks/{i:04d}{name}.png", label[:, ::step])
+    flags = ["--masks", str(tmp_path / "masks")]
+    assert run(tmp_path, *flags) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"note: 20 images are copies .*0\d_2.png of \S+0\d.png; .*in one split", out)
+    assert "score will be too high" not in out
+    splits = {Path(name).name: Path(name).parent.name for name in label_maps(tmp_path)}
+    assert all(splits[name] == splits[name[:4]] for name in splits)
+    assert Counter(splits.values()) == {"train": 16, "val": 4}
+    state = json.loads((tmp_path / "project/data/splits.json").read_text())
+    assert state == splits
+    shutil.rmtree(tmp_path / "project")
+    assert run(tmp_path, *flags, "--group", "x*") == 1
+    assert "--group x*: fits no name" in capsys.readouterr().err
+    for folder in ("images", "masks"):
+        for path in [*(tmp_path / folder).iterdir()]:
+            split = "val" if "_2" in path.name else "train"
+            (tmp_path / folder / split).mkdir(exist_ok=True)
+            path.rename(path.parent / split / path.name)
+    assert run(tmp_path, *flags) == 0
+    note = "val: note: 10 of 10 images are copies of training images"
+    assert note in capsys.readouterr().out
+    assert (
+        commands.run("check_dataset", [str(tmp_path / "project/config.py"), "--workers", "0"]) == 0
+    )
+    assert note in capsys.readouterr().out
+
+
+def test_projects_without_a_list_of_splits_keep_them(tmp_path):
+    """An earlier version looked for the label maps."""
+    flags = [*write_sources(tmp_path, 9), "--val", "0.4"]
+    assert run(tmp_path, *flags) == 0
+    before = set(label_maps(tmp_path))
+    (tmp_path / "project/data/splits.json").unlink()
+    write_sources(tmp_path, 14)
+    assert run(tmp_path, *flags, "--group", "0*") == 0
+    assert before < set(label_maps(tmp_path))
+
+
+def test_a_picture_shows_images_and_labels(tmp_path):
+    """Images of both splits next to their labels; check_dataset draws it again."""
+    folder, colors = (
+        tmp_path / "project",
+        {"a": (20, 30, 40), "b": (10, 250, 10), "c": (250, 0, 90)},
+    )
+    for i in range(30):
+        label = np.full((60, 90), i % 2 + (i == 7), np.uint8)
+        save(tmp_path / f"images/{i:02d}.png", np.full((60, 90, 3), 255, np.uint8))
+        save(tmp_path / f"masks/{i:02d}.png", label, list(colors.values()))
+    assert run(tmp_path, "--masks", str(tmp_path / "masks"), "--classes", *colors) == 0
+
+    def shown() -> Counter:
+        pixels = np.array(Image.open(folder / "preview.png").convert("RGB")).reshape(-1, 3)
+        return Counter(map(tuple, pixels[::7].tolist()))
+
+    before = shown()
+    mixed = [tuple(int(255 * 0.4 + 0.6 * v) for v in color) for color in colors.values()]
+    assert all(before[color] > 500 for color in mixed)
+    for path in folder.glob("data/annotations/*/*.png"):
+        save(path, np.zeros((60, 90), np.uint8))
+    assert commands.run("check_dataset", [str(folder / "config.py"), "--workers", "0"]) == 1
+    after = shown()
+    assert after[mixed[0]] > before[mixed[0]] and not after[mixed[1]] + after[mixed[2]]
+
+
+def test_labels_of_labelme_itself(tmp_path):
+    save_images(tmp_path / "images", 3)
+    for i in range(3):
+        boxes = {
+            "leaf": (0, 0, 20, 20),
+            "_background_": (5, 5, 9, 9),
+            "__ignore__": (30, 0, 40, 30),
+        }
+        shapes = [dict(label=name, points=corners(box)) for name, box in boxes.items()]
+        size = dict(imageWidth=SIZE[0], imageHeight=SIZE[1], shapes=shapes)
+        (tmp_path / f"images/{i:02d}.json").write_text(json.dumps(size))
+    assert run(tmp_path, "--labelme", str(tmp_path / "images")) == 0
+    for label in label_maps(tmp_path).values():
+        assert np.bincount(label.ravel()).nonzero()[0].tolist() == [0, 1, 255]
+        assert (label == 1).sum() == 384 and (label == 255).sum() == 300
+
+
+def test_two_classes_train_without_advice_on_the_head(tmp_path):
+    assert run(tmp_path, *write_sources(tmp_path, 3), "--ignore", "27") == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "(?!.*out_channels)")
+        get_model(str(tmp_path / "project/config.py"))
 
 
 def test_it_prints_commands_that_parse(tmp_path, capsys):
@@ -426,6 +689,11 @@ BAD = {  # damage, flags, part of the message
     "many": (redraw(np.arange(1200, dtype=np.uint16).reshape(SIZE[::-1])), "", "1192 more"),
     "size": (redraw(scene(0)[0][:9]), "", "is 40x9, but its image is 40x30"),
     "names": (str, "--classes a b", "2 classes, but there are 3 values: 7, 17, 27"),
+    "ignored name": (
+        str,
+        "--ignore 7 --classes a b c",
+        "3 classes, but there are 2 values that are not ignored: 17, 27",
+    ),
     "ignored": (str, "--ignore 8", "--ignore 8"),
 }
 
@@ -540,14 +808,16 @@ def test_polygons_without_pycocotools(tmp_path, monkeypatch, capsys):
 
 
 def test_tiles_keep_the_full_resolution(tmp_path, capsys):
-    save(tmp_path / "masks/0.png", label := np.zeros((900, 1200), np.uint8))
-    label[::2] = 1
-    save(tmp_path / "masks/1.png", label)
-    for i in range(2):
-        save(tmp_path / f"images/{i}.png", np.stack([label * 80] * 3, 2))
     flags = ["--masks", str(tmp_path / "masks")]
-    assert run(tmp_path, *flags) == 0
-    assert "reduced from 1200 to 512 pixels" in capsys.readouterr().out
+    for width, words in ((60, "0% of class_1 .*not needed"), (12, "100% of class_1 .*--tiles, ")):
+        label = np.zeros((900, 1200), np.uint8)
+        label[100 : 100 + width] = 1
+        for i in range(2):
+            save(tmp_path / f"masks/{i}.png", label)
+            save(tmp_path / f"images/{i}.png", np.stack([label * 80] * 3, 2))
+        assert run(tmp_path, *flags) == 0
+        out = capsys.readouterr().out
+        assert re.search(f"reduced from 1200 to 512 pixels; {words}", out)
     (tmp_path / "project/config.py").unlink()
     assert run(tmp_path, *flags, "--tiles") == 0
     assert "reduced" not in capsys.readouterr().out

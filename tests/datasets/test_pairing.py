@@ -1,14 +1,16 @@
 """Images and annotations are paired by what differs in their names, as public datasets have them.
 
-The files are empty.
+Most files are empty.
 """
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mmseg_ext.datasets.annotation_readers import Labelme, Masks
 from mmseg_ext.datasets.new_project import find_pairs
+from tests.datasets.trees import save
 
 CITY = "aachen/aachen_000000_000019", "aachen/aachen_000001_000019", "bochum/bochum_000000_000313"
 SEQUENCES = "0001TP_006690", "0016E5_00390", "Seq05VD_f00000"
@@ -46,7 +48,7 @@ def write(folder: Path, names) -> None:
 
 def find(folder: Path, images: str, masks: str):
     """Return the names of the pairs, and of the files that are in none."""
-    pairs, left_out = find_pairs(folder / images, Masks(folder / masks), folder / "project/data")
+    pairs, left_out, _ = find_pairs(folder / images, Masks(folder / masks), folder / "project/data")
     found = {}
     for pair in pairs:
         annotations = [pair.annotation.path, *pair.annotation.objects]
@@ -91,7 +93,7 @@ def test_splits_in_the_names_of_folders(ending, tmp_path):
     for split in ("train", "val"):
         write(tmp_path, [f"{split}/7.png", f"{split}/8.png"])
         write(tmp_path, [f"{split}{ending}/7.png", f"{split}{ending}/8.png"])
-    pairs, left_out = find_pairs(tmp_path, Masks(tmp_path), tmp_path / "project/data")
+    pairs, left_out, _ = find_pairs(tmp_path, Masks(tmp_path), tmp_path / "project/data")
     assert len(pairs) == 4 and not left_out
     for pair in pairs:
         assert pair.annotation.path.parent.name == pair.split + ending
@@ -115,6 +117,49 @@ def test_numbered_objects_of_images(image, counts, tmp_path):
     assert [len(masks) for masks in found.values()] == [*counts] and left_out == []
 
 
+CLASSES = {  # the paths of images and of masks of two classes
+    "endings": ("x/{0}.jpg", "y/{0}_leaf.png", "y/{0}_red_fruit.png"),
+    "beginnings": ("x/{0}.jpg", "y/leaf-{0}-mask.png", "y/red-fruit-{0}-mask.png"),
+    "folders": ("x/{0}.jpg", "y/leaf/{0}.png", "y/red_fruit_masks/{0}.png"),
+    "folders of splits": ("x/val/{0}.jpg", "y/val/leaf/{0}.png", "y/red fruit/val/{0}.png"),
+    "a folder each": ("x/{0}/{0}_RAW.jpg", "x/{0}/{0}_leaf.png", "x/{0}/{0}_red_fruit.png"),
+    "objects": ("x/{0}/img.jpg", "x/{0}/masks/leaf.png", "x/{0}/masks/red_fruit_2.png"),
+}
+
+
+@pytest.mark.parametrize("layout", CLASSES)
+def test_masks_of_a_class_each(layout, tmp_path):
+    """What recurs is a class: `fruit` for few images, too, but not what one image has."""
+    image, leaf, fruit = (path.format for path in CLASSES[layout])
+    mask = np.zeros((3, 4), np.uint8)
+    names = [f"plant_{i}" for i in range(9)]
+    write(tmp_path, map(image, names))
+    for name in names:
+        save(tmp_path / leaf(name), mask)
+    for name in names[3:6]:
+        save(tmp_path / fruit(name), mask + 1)
+    save(tmp_path / leaf(names[8]).replace("leaf", "tmp"), mask)
+    where = tmp_path / image("x").partition("/")[0], tmp_path / leaf("x").partition("/")[0]
+    pairs, left_out, reader = find_pairs(where[0], Masks(where[1]), tmp_path / "project")
+    assert [pair.image for pair in pairs] == [tmp_path / image(name) for name in names]
+    for name, pair in zip(names, pairs, strict=True):
+        own = {"leaf": [tmp_path / leaf(name)], "red_fruit": [tmp_path / fruit(name)]}
+        assert pair.annotation.content == {k: v for k, v in own.items() if v[0].is_file()}
+    assert len(left_out) == 1 and "tmp" in left_out[0]
+    assert reader.labels == {0: "background", 1: "leaf", 2: "red_fruit"}
+
+
+def test_masks_of_several_classes_are_not_of_one(tmp_path):
+    """As Cityscapes has several label maps of an image; the message says what is wrong."""
+    label = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    write(tmp_path, ["x/1.jpg", "x/2.jpg"])
+    for name in "12":
+        save(tmp_path / f"y/{name}_ids.png", label)
+        save(tmp_path / f"y/{name}_train.png", label // 11)
+    with pytest.raises(ValueError, match=r"no image fits.*_ids\.png: .* has 11 values other"):
+        find(tmp_path, "x", "y")
+
+
 def test_patterns_choose_files(tmp_path):
     """Cityscapes has three masks of each image; what * stands for is compared."""
     for name in ("1", "2"):
@@ -123,6 +168,21 @@ def test_patterns_choose_files(tmp_path):
         find(tmp_path, "x", "y")
     expected = {"1_p.png": ["1_ids2.png"], "2_p.png": ["2_ids2.png"]}
     assert find(tmp_path, "x/*_p.png", "y/*_ids2.png") == (expected, [])
+
+
+@pytest.mark.parametrize("pattern", ["*_CRACK.png", "*/*_CRACK.png"])
+def test_patterns_with_folders(pattern, tmp_path):
+    """Subfolders count, and images need no pattern if they differ from all masks in their kind."""
+    kinds = ("RAW.jpg", "CRACK.png", "LANE.png")
+    write(tmp_path, [f"d/{i}/{i}_{kind}" for i in (10, 11, 12) for kind in kinds])
+    pairs, left_out, _ = find_pairs(tmp_path / "d", Masks(tmp_path / "d" / pattern), tmp_path)
+    assert [p.image.name for p in pairs] == ["10_RAW.jpg", "11_RAW.jpg", "12_RAW.jpg"]
+    assert [p.annotation.path.name for p in pairs] == [
+        "10_CRACK.png",
+        "11_CRACK.png",
+        "12_CRACK.png",
+    ]
+    assert left_out == []
 
 
 def test_what_is_not_certain_is_left_out(tmp_path):
@@ -149,5 +209,5 @@ def test_annotations_in_json_files(tmp_path):
     """Supervisely and others keep the image's suffix."""
     write(tmp_path, ["img/a.jpg", "img/b.jpg", "ann/a.jpg.json", "ann/b.json"])
     reader = Labelme(tmp_path / "ann")
-    pairs, left_out = find_pairs(tmp_path / "img", reader, tmp_path / "project")
+    pairs, left_out, _ = find_pairs(tmp_path / "img", reader, tmp_path / "project")
     assert len(pairs) == 2 and not left_out
