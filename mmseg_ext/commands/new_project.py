@@ -24,8 +24,8 @@ the command again after adding images: it keeps the split and the config.
 
 --from is imagenet (default; an installed EfficientNet-Lite0), scratch, resnet18 (mmsegmentation's,
 which training downloads), a checkpoint of an earlier project, or weights of this project:
-ea_r18_fpn_nuclei_4k (microscopy, Apache-2.0), or in a clone ea_r18_fpn_camvid_6k (street scenes;
-non-commercial use only, which then also holds for your model).
+ea_lite0_fpn_nuclei_1600 (microscopy, Apache-2.0), or in a clone ea_lite0_fpn_camvid_1600 (street
+scenes; non-commercial use only, which then also holds for your model).
 """,
     )
     parser.add_argument("project", type=Path, help="folder to write")
