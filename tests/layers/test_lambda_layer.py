@@ -1,6 +1,7 @@
 """The lambda layer against published implementations, its equations and the paper's identities."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -8,9 +9,8 @@ from torch import nn
 
 from benchmarks.reference import lambda_layer as plain_lambda
 from mmseg_ext.layers import LambdaLayer
-from mmseg_ext.layers._fourier_lambdas import fourier_lambdas, should_use
-from mmseg_ext.layers.lambda_layer import direct_lambdas
-from tests.models import assert_same, randomise, weighted_sum
+from tests.models import Operators, randomise
+from tests.parity import assert_same_function
 
 
 def small(**changes) -> LambdaLayer:
@@ -35,20 +35,28 @@ def test_equations(size, scope):
     assert torch.allclose(layer(x), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("dilation", [1, 2, 3])
-@pytest.mark.parametrize("ours", [direct_lambdas, fourier_lambdas])
-def test_every_way_gives_the_same_lambdas_and_gradients(ours, dilation):
-    """Dilation puts zeros between the taps of a window. Neither window nor map is square."""
-    values = torch.randn(2, 2, 8, 26, 64, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(8, 2, 7, 3, dtype=torch.float64, requires_grad=True)
-    spread = torch.zeros(8, 2, 6 * dilation + 1, 2 * dilation + 1).double()
+def spread_conv3d(values: torch.Tensor, weight: torch.Tensor, dilation: int) -> torch.Tensor:
+    """Compute `conv3d` with zeros between the taps of a window."""
+    size = [dilation * (taps - 1) + 1 for taps in weight.shape[2:]]
+    spread = weight.new_zeros(*weight.shape[:2], *size)
     spread[:, :, ::dilation, ::dilation] = weight
-    chunks = list(ours(values, weight, dilation))  # of key channels
-    assert (len(chunks) > 1) == (ours is fourier_lambdas)
-    results = torch.cat(chunks, dim=1), plain_lambda.conv3d(values, spread)
-    assert_same(*results, rtol=1e-12)
-    gradients = (torch.autograd.grad(weighted_sum(r), (values, weight)) for r in results)
-    assert_same(*gradients, rtol=1e-12)
+    return plain_lambda.conv3d(values, spread)
+
+
+@pytest.mark.parametrize("dilation", [1, 2, 3])
+@pytest.mark.parametrize("form", ["forward", "published_order"])
+def test_both_forms_give_the_same_results_and_gradients(form, dilation):
+    """Neither the map nor the window, cut to the offsets in it, is square."""
+    layer = randomise(small(key_depth=16, intra_depth=2, receptive_field=23, dilation=dilation))
+    way = partial(spread_conv3d, dilation=dilation)
+    x = torch.randn(2, 12, 7, 70, dtype=torch.float64)
+    compute = getattr(layer.double().train(), form)
+    with Operators() as operators:
+        assert_same_function(
+            layer, partial(plain_lambda.PlainLambdaLayer, way=way), x, 1e-12, compute
+        )
+    # The transform runs in chunks of key channels.
+    assert (operators.names["_fft_c2r"] > 1) == (form == "forward")
 
 
 @pytest.mark.parametrize(
@@ -56,10 +64,11 @@ def test_every_way_gives_the_same_lambdas_and_gradients(ours, dilation):
     [(32, 63, False, True), (64, 23, True, True), (7, 13, True, False), (64, 23, False, False)],
 )
 def test_large_windows_on_large_maps_take_the_transform_on_a_cpu(side, taps, training, faster):
-    weight = torch.empty(4, 1, taps, taps, requires_grad=training)
-    values = torch.empty(1, 1, 2, side, side)
-    assert should_use(values, weight) == faster
-    assert not should_use(values.to("meta"), weight.to("meta"))
+    layer, x = small(receptive_field=taps), torch.randn(2, 12, side, side)
+    for device in ("cpu", "meta"):
+        with torch.set_grad_enabled(training), Operators() as operators:
+            layer.to(device)(x.to(device))
+        assert ("_fft_r2c" in operators.names) == (faster and device == "cpu")
 
 
 @pytest.mark.parametrize("pool,window", [("avg3", 3), ("avg2", 2)])

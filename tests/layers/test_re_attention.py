@@ -9,13 +9,12 @@ from torch import nn
 
 from benchmarks.reference.re_attention import PlainReAttention
 from mmseg_ext.layers import ReAttention, SelfAttention
-from mmseg_ext.layers._blocked_re_attention import attend
 from tests.models import Operators, assert_same, randomise
 from tests.parity import assert_same_function
 
 HEADS, WIDTH = 4, 24
-# With so many images a block has few queries, so these tokens need several blocks.
-SHAPE = (1000, 23, WIDTH)
+# In training the layer computes more than 512 tokens in blocks of queries.
+SHAPE = (2, 520, WIDTH)
 
 
 def layer(**arguments) -> ReAttention:
@@ -41,24 +40,15 @@ def test_equations(norm, training, transform_scale):
         assert_same(module(x), expected, rtol=1e-12)
 
 
-def in_blocks(module: ReAttention, x: torch.Tensor) -> torch.Tensor:
-    """As the layer computes more than 512 tokens in training."""
-    q, k, v = module.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-    q = q * (WIDTH // HEADS) ** -0.5
-    ratio = module.token_ratio(x.shape[1])
-    return module.proj(
-        attend(q, k, v / ratio, module.reatten_matrix, module.var_norm, ratio).flatten(2)
-    )
-
-
 def test_blocks_of_queries_change_nothing():
     """Results, gradients and running statistics, in training, and results in evaluation."""
     module = layer()
-    x = torch.randn(SHAPE, dtype=torch.float64)
+    # Maps far from 1/N: there the plain gradient of the mixing's bias, 0 in theory, rounds less.
+    x = 4 * torch.randn(SHAPE, dtype=torch.float64)
     with Operators() as operators:
-        in_blocks(copy.deepcopy(module), x)
+        copy.deepcopy(module)(x)
     assert operators.names["_softmax"] > 4  # several blocks, for the statistics and for the result
-    assert_same_function(module, PlainReAttention, x, 1e-10, lambda x: in_blocks(module, x))
+    assert_same_function(module, PlainReAttention, x, 1e-10)
     module.eval()
     with torch.no_grad():
         assert_same(module(x), PlainReAttention(module)(x), rtol=1e-12)
@@ -67,13 +57,13 @@ def test_blocks_of_queries_change_nothing():
 @pytest.mark.parametrize("momentum", [0.3, None])
 def test_running_statistics_are_those_of_batch_norm(momentum):
     """The mean 1/N and the heads' covariance give what batch norm finds on the mixed maps."""
-    module = layer(reference_tokens=5).train()
+    module = layer(reference_tokens=260).train()
     module.var_norm.momentum = momentum
     norm = copy.deepcopy(module.var_norm)
     for _ in range(2):
-        x = torch.randn(3, 10, WIDTH, dtype=torch.float64)
+        x = torch.randn(SHAPE, dtype=torch.float64)
         norm(module.reatten_matrix(softmax_maps(module, x) * 2))
-        in_blocks(module, x)
+        module(x)
     for name, value in norm.state_dict().items():
         torch.testing.assert_close(module.var_norm.state_dict()[name], value, rtol=1e-10, atol=0)
 
