@@ -18,7 +18,7 @@ from benchmarks.camvid_rows import STUDIES
 from benchmarks.camvid_table import config_path
 from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
 from mmseg_ext.cost.step_memory import batch_of, build_training_model, training_loss
-from mmseg_ext.durable.finite_loss import FiniteLossHook
+from mmseg_ext.durable import FiniteLossHook
 from mmseg_ext.engine.config import load_config
 from mmseg_ext.errors import RunError
 from tests.configs import EXPERIMENTS, load
@@ -94,5 +94,5 @@ def test_the_check_of_losses_stays_on_the_device():
         wrapper = wrapper_in_float32(config, model)
         runner = SimpleNamespace(optim_wrapper=wrapper, model=model, iter=5)
         FiniteLossHook().before_train(runner)
-        with pytest.raises(RunError, match="^not finite$"):
+        with pytest.raises(RunError, match=r"^not finite$"):
             wrapper.update_params(training_loss(model, batch_of(config, device.device)))

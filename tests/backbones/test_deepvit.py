@@ -5,7 +5,9 @@ import torch
 from mmseg.models.backbones import VisionTransformer
 from torch import nn
 
-from mmseg_ext.backbones.deepvit import DeepViT
+from mmseg_ext.backbones import DeepViT
+
+# Which resize runs is not visible in the features.
 from mmseg_ext.backbones.token_backbone import positions_at
 from tests.backbones.base import BackboneTester
 from tests.models import assert_same, randomise

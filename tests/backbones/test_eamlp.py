@@ -2,7 +2,7 @@
 
 import torch
 
-from mmseg_ext.backbones.eamlp import EAMLP
+from mmseg_ext.backbones import EAMLP
 from tests.backbones.base import BackboneTester
 from tests.models import assert_same, randomise
 

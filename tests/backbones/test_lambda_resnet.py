@@ -7,13 +7,7 @@ import torch
 from mmengine.analysis import get_model_complexity_info
 from mmseg.registry import MODELS
 
-from mmseg_ext.backbones.lambda_resnet import (
-    DEPTHS,
-    HYBRID_C4,
-    LambdaResNet,
-    SqueezeExcitation,
-    lambda_blocks,
-)
+from mmseg_ext.backbones import LambdaResNet
 from mmseg_ext.layers import LambdaLayer
 from tests.backbones.base import BackboneTester
 from tests.models import assert_same, randomise
@@ -56,14 +50,24 @@ def lambda_layers(model):
 
 def test_depths_and_hybrid_placement():
     """A name counts the convolutions, or nearly; lambda layers are evenly spaced in c4."""
-    layers = {depth: 3 * sum(counts) + 2 for depth, counts in DEPTHS.items()}
-    assert layers == {depth: depth for depth in DEPTHS} | {270: 272, 420: 419}
-    assert lambda_blocks(101, (0, 1, 2, 3), "hybrid") == ((), (), (6, 12, 18), (0, 1, 2))
-    assert lambda_blocks(50, (2,), "hybrid") == ((), (), (3,), ())
-    for depth in HYBRID_C4:
-        placed = lambda_blocks(depth, (2, 3), "hybrid")
+    for depth in (26, 50, 101, 152, 200, 270, 350, 420):
+        placement = "all" if depth == 26 else "hybrid"
+        with torch.device("meta"):
+            model = LambdaResNet(depth, placement=placement, receptive_field=7)
+        stages = (model.layer1, model.layer2, model.layer3, model.layer4)
+        assert 3 * sum(map(len, stages)) + 2 == {270: 272, 420: 419}.get(depth, depth)
+        if depth == 26:
+            continue
+        placed = [
+            [i for i, block in enumerate(stage) if isinstance(block.conv2, LambdaLayer)]
+            for stage in stages
+        ]
+        assert placed[:2] == [[], []] and placed[3] == [*range(len(model.layer4))]
         assert len({b - a for a, b in pairwise((0, *placed[2]))}) == 1
-        assert lambda_blocks(depth, (0, 1, 2, 3), placed) == placed
+        assert depth != 101 or placed[2] == [6, 12, 18]
+    with torch.device("meta"):
+        only = LambdaResNet(50, lambda_stages=(2,), placement="hybrid")
+    assert [*lambda_layers(only)] == ["layer3.3.conv2"]
 
 
 def test_dilation_keeps_the_finer_map_of_stride_32():
@@ -108,7 +112,8 @@ def test_settings_of_blocks():
 
 
 def test_squeeze_excitation_multiplies_by_the_gates():
-    layer, x = SqueezeExcitation(4, 2).double(), torch.randn(2, 4, 3, 5, dtype=torch.float64)
+    layer = LambdaResNet((1, 1, 1, 1), lambda_stages=(), se_ratio=1 / 16).layer1[0].se.double()
+    x = torch.randn(2, 256, 3, 5, dtype=torch.float64)
     means = x.mean((2, 3))  # (B, C)
     hidden = (means @ layer.fc1.weight.flatten(1).T + layer.fc1.bias).clamp(min=0)
     logits = hidden @ layer.fc2.weight.flatten(1).T + layer.fc2.bias

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from benchmarks.reference.manhattan_attention import PlainRMT
-from mmseg_ext.backbones.rmt import ARCHS, RMT
+from mmseg_ext.backbones import RMT
 from mmseg_ext.cost.model_cost import count_multiply_adds
 from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
 from tests.backbones.base import BackboneTester
@@ -47,7 +47,7 @@ def test_published_parameters_and_settings(arch):
     assert tuple(block.attn.decay_range for block in last) == ranges
     assert tuple(block.attn.decomposed for block in last) == decomposed
     assert last[3].drop_path.drop_prob == rate
-    shallow = RMT({**ARCHS[arch], "depths": (1, 1, 1, 1)})
+    shallow = RMT({**RMT.arch_settings[arch], "depths": (1, 1, 1, 1)})
     for i, (block,) in enumerate(shallow.stages):
         for gamma in (block.gamma1, block.gamma2):
             found = None if gamma is None else gamma.unique().item()

@@ -10,8 +10,8 @@ from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.structures import BaseDataElement
 
-from mmseg_ext.durable.finite_loss import FiniteLossHook
-from mmseg_ext.engine.amp import PortableAmpOptimWrapper
+from mmseg_ext.durable import FiniteLossHook
+from mmseg_ext.engine import PortableAmpOptimWrapper
 from mmseg_ext.errors import RunError
 from tests.engine.runs import built, train_words, write_config
 from tests.engine.states import UNVALIDATED

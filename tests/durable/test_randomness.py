@@ -12,6 +12,7 @@ from mmengine.config import ConfigDict
 from mmengine.dataset import InfiniteSampler
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
+from mmseg_ext.durable import DurableRunner
 from mmseg_ext.durable.randomness import (
     PositionedInfiniteSampler,
     PositionedSampler,
@@ -24,7 +25,6 @@ from mmseg_ext.durable.randomness import (
     set_random_state,
     with_sample_seeds,
 )
-from mmseg_ext.durable.runner import DurableRunner
 from tests.engine.states import assert_same
 
 

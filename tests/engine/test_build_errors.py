@@ -15,7 +15,7 @@ from mmseg.datasets import BaseSegDataset
 from mmseg.models.decode_heads import FCNHead
 from mmseg.registry import DATASETS, MODELS
 
-from mmseg_ext.engine.amp import PortableAmpOptimWrapper
+from mmseg_ext.engine import PortableAmpOptimWrapper
 from mmseg_ext.engine.build import build_train_runner
 from mmseg_ext.engine.build_errors import dataset_warnings, explained
 from mmseg_ext.engine.config import format_error, load_config, unread_keys

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmseg_ext.engine import amp
-from mmseg_ext.engine.amp import PortableAmpOptimWrapper
+from mmseg_ext.engine import PortableAmpOptimWrapper, amp
 from mmseg_ext.engine.build import set_gpu_defaults
 from tests.configs import EXPERIMENTS, load
 from tests.engine.runs import train_here, write_config

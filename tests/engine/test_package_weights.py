@@ -12,13 +12,13 @@ import torch
 from mmengine.runner.checkpoint import CheckpointLoader
 from PIL import Image
 
+from mmseg_ext import get_model
 from mmseg_ext.backbones import EfficientNetLite
 from mmseg_ext.checkpoint import convert_official, read_state_dict
 from mmseg_ext.commands.train import main as train
 from mmseg_ext.durable.checkpoint_files import read_checkpoint, terms_of
 from mmseg_ext.engine import package_weights
 from mmseg_ext.errors import CheckpointError, StackError
-from mmseg_ext.inference.models import get_model
 from tests.engine.runs import fails, log_text, train_here, train_words, write_config
 from tests.engine.states import UNVALIDATED
 from tests.parity import Fixture

@@ -9,7 +9,7 @@ from torch import nn
 from mmseg_ext.backbones import RMT, DeepViT
 from mmseg_ext.inspection import attention_similarity
 from mmseg_ext.inspection.similarity import SimilarityGroup
-from mmseg_ext.layers.re_attention import SelfAttention
+from mmseg_ext.layers import SelfAttention
 from tests.models import assert_same, randomise
 
 SMALL = {"embed_dims": 24, "depth": 4, "num_heads": 3}

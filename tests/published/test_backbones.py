@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from mmseg_ext.backbones.deepvit import DeepViT
-from mmseg_ext.backbones.eamlp import EAMLP, sinusoidal_positions
-from mmseg_ext.backbones.lambda_resnet import ARCHS, LambdaResNet
+from mmseg_ext.backbones import EAMLP, DeepViT, LambdaResNet
 from mmseg_ext.checkpoint import convert_official
 from tests.parity import Fixture
 
@@ -25,38 +23,39 @@ def test_deepvit_architecture_is_inferred(arch, re_attention):
 
 
 @pytest.fixture(scope="module")
-def eamlp() -> dict[str, torch.Tensor]:
-    """The names and shapes of a published EAMLP-7 for 384x384 without its `pos_embed`."""
-    return EAMLP(arch="7", img_size=384, num_classes=1000).state_dict()
+def model() -> EAMLP:
+    """An EAMLP-7 for 384x384, whose state dict is a published one's without its `pos_embed`."""
+    return EAMLP(arch="7", img_size=384, num_classes=1000)
 
 
 @pytest.mark.parametrize("drift", [None, 0, 1e-4])
 @pytest.mark.parametrize("classifier", [False, True])
-def test_every_form_of_eamlp(eamlp, drift, classifier):
+def test_every_form_of_eamlp(model, drift, classifier):
     """An exponential moving average in float32 moves the constant positions by about 1e-4."""
+    eamlp = model.state_dict()
     state_dict = dict(eamlp)
     if drift is not None:
-        state_dict["pos_embed"] = sinusoidal_positions(577, 256) + drift
+        state_dict["pos_embed"] = model.pos_embed + drift
     converted = convert_official("eamlp", state_dict, classifier=classifier)
-    model = EAMLP(arch="7", img_size=384, num_classes=1000 if classifier else None)
-    model.load_state_dict(converted, strict=True)
+    twin = EAMLP(arch="7", img_size=384, num_classes=1000 if classifier else None)
+    twin.load_state_dict(converted, strict=True)
     assert ("head.weight" in converted) == classifier
     assert all(torch.equal(value, eamlp[key]) for key, value in converted.items())
 
 
-def test_other_positions_are_refused(eamlp):
+def test_other_positions_are_refused(model):
     deepvit = Fixture("deepvit_re_attn_16b").state_dict
     with pytest.raises(ValueError, match="11 patch positions"):
         convert_official("deepvit", {**deepvit, "pos_embed": torch.zeros(1, 12, 24)})
-    learned = sinusoidal_positions(577, 256)
+    learned = model.pos_embed.clone()
     learned[0, 100, 3] += 0.01
     with pytest.raises(ValueError, match=r"pos_embed: .*0\.01"):
-        convert_official("eamlp", {**eamlp, "pos_embed": learned})
+        convert_official("eamlp", {**model.state_dict(), "pos_embed": learned})
 
 
 def test_the_blocks_tell_timm_50ts():
     """It has the names of timm_26t, whose weights the tests of the backbones convert."""
-    assert ARCHS["timm_50ts"]["placement"] == ((), (3,), (1, 3, 5), (1,))
+    assert LambdaResNet.arch_settings["timm_50ts"]["placement"] == ((), (3,), (1, 3, 5), (1,))
     with torch.device("meta"):
         assert isinstance(LambdaResNet(arch="timm_50ts").stem[2], torch.nn.SiLU)
     published = Fixture("timm_lambda_resnet26t").state_dict

@@ -11,7 +11,7 @@ from mmengine.model.utils import revert_sync_batchnorm
 from mmengine.optim import build_optim_wrapper
 from mmseg.registry import MODELS
 
-from mmseg_ext.backbones.rmt import ARCHS, RMT
+from mmseg_ext.backbones import RMT
 from mmseg_ext.checkpoint import convert_official
 from mmseg_ext.cost.model_cost import count_multiply_adds
 from tests.configs import CONFIGS
@@ -83,7 +83,7 @@ def test_formulas_may_be_present_if_they_are_ours(classifier):
 
 def test_layer_scale_changes_shape(features, monkeypatch):
     """The last two stages of RMT-base and -large have scales (1, 1, 1, C); here RMT-small has."""
-    monkeypatch.setitem(ARCHS["small"], "layer_scales", (None, None, 1e-6, 1e-6))
+    monkeypatch.setitem(RMT.arch_settings["small"], "layer_scales", (None, None, 1e-6, 1e-6))
     scales = {
         f"layers.{stage}.blocks.{i}.gamma_{branch}": torch.randn(1, 1, 1, width)
         for stage, depth, width in ((2, 18, 256), (3, 4, 512))
