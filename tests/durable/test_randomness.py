@@ -12,10 +12,8 @@ from mmengine.config import ConfigDict
 from mmengine.dataset import InfiniteSampler
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-from mmseg_ext.durable import DurableRunner
+from mmseg_ext.durable import DurableRunner, PositionedInfiniteSampler, PositionedSampler
 from mmseg_ext.durable.randomness import (
-    PositionedInfiniteSampler,
-    PositionedSampler,
     SampleIndex,
     SeededSamples,
     derive_seed,

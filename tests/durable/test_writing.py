@@ -13,7 +13,8 @@ from mmengine.config import Config
 from mmseg.evaluation import IoUMetric
 
 from mmseg_ext.atomic_write import atomic_write, write_text
-from mmseg_ext.durable.checkpoint_files import read_checkpoint, read_state_dict, write_weights
+from mmseg_ext.checkpoint import read_state_dict
+from mmseg_ext.durable.checkpoint_files import read_checkpoint, write_weights
 from mmseg_ext.durable.work_dir import newest_complete
 from mmseg_ext.errors import CheckpointError, NotWritten
 from tests.engine.runs import log_text, train_here, write_config
