@@ -18,7 +18,6 @@ from mmengine.optim import OptimWrapper, build_optim_wrapper
 from mmseg.models.backbones.resnet import BasicBlock, Bottleneck, ResNet
 from mmseg.registry import DATASETS, MODELS, PARAM_SCHEDULERS
 
-from mmseg_ext.datasets.dataset_report import SPLITS
 from tests.configs import CONFIGS, EXPERIMENTS, load
 from tests.datasets.trees import BASES, datasets, make_tree, set_data_root, write_nuclei
 
@@ -151,7 +150,9 @@ def sample(dataset: dict) -> dict:
 def test_pipelines(path, data):
     """Training, validation, test and test-time augmentation, each on one image."""
     config = on_tiny_data(path, data)
-    parts = {split: config[f"{split}_dataloader"].dataset.to_dict() for split in SPLITS}
+    parts = {
+        split: config[f"{split}_dataloader"].dataset.to_dict() for split in ("train", "val", "test")
+    }
     train = sample(parts["train"])
     height, width = train["inputs"].shape[1:]
     assert height <= config.crop_size[0] and width <= config.crop_size[1]

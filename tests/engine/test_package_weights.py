@@ -16,7 +16,6 @@ from mmseg_ext import get_model
 from mmseg_ext.backbones import EfficientNetLite
 from mmseg_ext.checkpoint import convert_official, read_state_dict
 from mmseg_ext.commands.train import main as train
-from mmseg_ext.durable.checkpoint_files import read_checkpoint, terms_of
 from mmseg_ext.engine import package_weights
 from mmseg_ext.errors import CheckpointError, StackError
 from tests.engine.runs import fails, log_text, train_here, train_words, write_config
@@ -56,14 +55,12 @@ def test_a_run_starts_from_a_package_and_continues_without_it(package, tmp_path,
     still = ("train_cfg.max_iters=1", "optim_wrapper.optimizer.lr=0.0")
     train_here(config, work, *still)
     assert f"starts from {NAME}" in log_text(work)
-    content = read_checkpoint(work / "iter_1.pth")
-    weights, first = content["state_dict"], Fixture("efficientnet_lite0").state_dict
+    weights, first = read_state_dict(work / "iter_1.pth"), Fixture("efficientnet_lite0").state_dict
     assert torch.equal(weights["backbone.stem.0.conv.weight"], first["_conv_stem.weight"])
     terms = {"license": "Apache-2.0", "trained_on": "ImageNet-1k"}
-    assert terms_of(content) == terms
+    assert get_model(config, weights=work / "iter_1.pth").terms == terms
     hide(monkeypatch)
     train_here(config, work, "train_cfg.max_iters=2", flags=("--resume",))
-    assert terms_of(read_checkpoint(work / "iter_2.pth")) == terms
     assert get_model(config, weights=work / "iter_2.pth").terms == terms
     assert PACKAGE not in sys.modules
     error = fails(train, *train_words(config, tmp_path / "new"))
