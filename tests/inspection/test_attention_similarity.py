@@ -8,14 +8,13 @@ from torch import nn
 
 from mmseg_ext.backbones import RMT, DeepViT
 from mmseg_ext.inspection import attention_similarity
-from mmseg_ext.inspection.similarity import SimilarityGroup
 from mmseg_ext.layers import SelfAttention
 from tests.models import assert_same, randomise
 
 SMALL = {"embed_dims": 24, "depth": 4, "num_heads": 3}
 
 
-def similarities_of(maps: torch.Tensor) -> list[SimilarityGroup]:
+def similarities_of(maps: torch.Tensor) -> list:
     """Measure a model whose layers have given maps (layers, heads, N, N)."""
     heads, tokens = maps.shape[1:3]
     layers = nn.Sequential(*(SelfAttention(heads, heads) for _ in maps))
