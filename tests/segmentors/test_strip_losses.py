@@ -176,10 +176,8 @@ def test_products_with_resize_matrices_are_exact_under_tf32():
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert 4 <= before < len(products.precisions) and set(products.precisions) <= {
-        "highest",
-        "ieee",
-    }
+    assert 4 <= before < len(products.precisions)
+    assert set(products.precisions) <= {"highest", "ieee"}
 
 
 def test_a_compiler_leaves_the_loop_over_strips_out():
