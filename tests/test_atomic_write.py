@@ -2,6 +2,7 @@
 
 import errno
 import os
+import secrets
 import stat
 
 import pytest
@@ -42,3 +43,26 @@ def test_parts_of_killed_writers_are_removed(tmp_path):
         os.link(part, f"{part}.kept")  # what a killed writer leaves
     remove_parts(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_writing_follows_no_links(tmp_path, monkeypatch):
+    victim, folder = tmp_path / "victim", tmp_path / "foreign"
+    victim.write_text("precious")
+    folder.mkdir()
+    path = folder / "report.html"
+    path.symlink_to(victim)
+    with atomic_write(path) as first, atomic_write(folder / "report.html") as second:
+        assert first != second and first.read_bytes() == b""
+        first.write_text("1"), second.write_text("2")
+    assert not path.is_symlink() and path.read_text() == "1"
+    assert victim.read_text() == "precious" and len(list(folder.iterdir())) == 1
+    os.umask(umask := os.umask(0))
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask
+    monkeypatch.setattr(secrets, "token_hex", lambda count: "0" * 2 * count)
+    with atomic_write(path) as guessed:
+        guessed.unlink()
+        guessed.symlink_to(victim)
+        with pytest.raises(NotWritten, match=f"^{path}: "):
+            write_text("3", path)
+        guessed.touch()
+    assert victim.read_text() == "precious"
