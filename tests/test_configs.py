@@ -259,7 +259,7 @@ def test_one_training_step(path, data):
 
 
 if __name__ == "__main__":
-    # Each config is stored as what it changes in the most similar one of those above it.
+    # A config is stored as its changes of the most similar config above it.
     known, entries = {"": {}}, []
     for name, path in sorted(ALL.items()):
         now = resolved(path)
