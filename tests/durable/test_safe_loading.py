@@ -23,6 +23,7 @@ from mmseg_ext.durable.safe_loading import (
     check_coverage,
     load_and_report,
     random_parts,
+    safe_loading,
 )
 from mmseg_ext.engine.build import build_test_runner
 from mmseg_ext.errors import CheckpointError
@@ -261,10 +262,7 @@ def test_weights_of_three_channels_fit_other_images(channels, fitted):
     """The sum of the weights is kept; a test needs the weights of its own model."""
     model = nn.ModuleDict({"backbone": nn.Conv2d(channels, 2, 1, bias=False)})
     weights = {"backbone.weight": torch.tensor([1.0, 2.0, 4.0]).expand(2, 3)[..., None, None]}
-    with (
-        mmseg_ext.safe_loading(entire_model=True),
-        pytest.raises(CheckpointError, match="less than 90%"),
-    ):
+    with safe_loading(entire_model=True), pytest.raises(CheckpointError, match="less than 90%"):
         load_and_report(model, weights)
     load_and_report(model, weights)
     assert model["backbone"].weight.flatten().tolist() == pytest.approx(2 * fitted)
