@@ -16,10 +16,10 @@ from mmseg.structures import SegDataSample
 
 from benchmarks.camvid_rows import STUDIES
 from benchmarks.camvid_table import config_path
-from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
+from mmseg_ext.cost.simulated_cuda import SimulatedCUDA  # in place of a GPU
 from mmseg_ext.cost.step_memory import batch_of, build_training_model, training_loss
 from mmseg_ext.durable import FiniteLossHook
-from mmseg_ext.engine.config import load_config
+from mmseg_ext.engine.config import load_config  # as the commands read a config
 from mmseg_ext.errors import RunError
 from tests.configs import EXPERIMENTS, load
 from tests.test_configs import reduced, with_small_crops, wrapper_in_float32

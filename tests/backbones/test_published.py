@@ -4,7 +4,7 @@ import pytest
 import torch
 from mmseg.registry import MODELS
 
-from mmseg_ext.cost.model_cost import count_multiply_adds
+from mmseg_ext.cost.model_cost import count_multiply_adds  # only a command is public
 from mmseg_ext.doctor.fixtures import BACKBONES
 from tests.parity import assert_case_parity
 

@@ -6,8 +6,8 @@ from torch import nn
 
 from benchmarks.reference.manhattan_attention import PlainRMT
 from mmseg_ext.backbones import RMT
-from mmseg_ext.cost.model_cost import count_multiply_adds
-from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
+from mmseg_ext.cost.model_cost import count_multiply_adds  # only a command is public
+from mmseg_ext.cost.simulated_cuda import SimulatedCUDA  # in place of a GPU
 from tests.backbones.base import BackboneTester
 from tests.models import NARROW_RMT, Operators, randomise
 from tests.parity import Fixture, assert_same_function

@@ -3,7 +3,7 @@
 import torch
 from mmseg.registry import MODELS
 
-from mmseg_ext.cost.model_cost import count_multiply_adds
+from mmseg_ext.cost.model_cost import count_multiply_adds  # only a command is public
 from tests.decode_heads.base import HeadTester
 
 

@@ -20,7 +20,7 @@ from torch import nn
 pytest.importorskip("mmdet")
 
 import mmseg_ext.detection.operators_in_pytorch  # noqa: F401
-from mmseg_ext.cost.model_cost import count_multiply_adds
+from mmseg_ext.cost.model_cost import count_multiply_adds  # only a command is public
 from mmseg_ext.datasets.shapes import FORMS, Recipe
 from mmseg_ext.detection.shapes_coco import annotate
 from tests.configs import CONFIGS, load

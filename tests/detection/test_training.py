@@ -15,7 +15,7 @@ import mmseg_ext.detection.operators_in_pytorch  # noqa: F401
 from mmseg_ext.datasets.dataset_report import SPLITS
 from mmseg_ext.detection.shapes_coco import annotation_file
 from mmseg_ext.engine.build import build_train_runner
-from mmseg_ext.engine.config import load_config
+from mmseg_ext.engine.config import load_config  # as the commands read a config
 from mmseg_ext.errors import LaunchError
 from tests.commands.test_demo import commands_of
 from tests.configs import CONFIGS

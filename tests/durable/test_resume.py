@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmseg_ext.commands.train import main as train
+from mmseg_ext.commands.train import main as train  # its errors, not its exit status
 from mmseg_ext.durable import randomness
 from tests.durable.curve_model import CONFIG
 from tests.durable.stops import state

@@ -17,7 +17,7 @@ from torch import nn
 
 import mmseg_ext
 from mmseg_ext.commands import test as scoring
-from mmseg_ext.commands.train import main as train
+from mmseg_ext.commands.train import main as train  # its errors, not its exit status
 from mmseg_ext.durable.checkpoint_files import read_checkpoint, write_weights
 from mmseg_ext.durable.safe_loading import (
     check_coverage,

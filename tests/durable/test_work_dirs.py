@@ -16,8 +16,8 @@ import torch
 from mmengine.hooks import EMAHook, Hook
 from mmengine.registry import HOOKS
 
-from mmseg_ext.commands.test import main as score
-from mmseg_ext.commands.train import main as train
+from mmseg_ext.commands.test import main as score  # its errors, not its exit status
+from mmseg_ext.commands.train import main as train  # its errors, not its exit status
 from mmseg_ext.durable import work_dir
 from mmseg_ext.durable.work_dir import lock_work_dir
 from mmseg_ext.engine.build import build_train_runner

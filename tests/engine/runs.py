@@ -22,7 +22,7 @@ from mmengine.runner import Runner
 from PIL import Image
 
 from mmseg_ext.commands import report_error
-from mmseg_ext.commands.train import main as train
+from mmseg_ext.commands.train import main as train  # its errors, not its exit status
 from mmseg_ext.commands.train import parser, runner_of
 from tests.configs import CONFIGS
 

@@ -21,12 +21,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmseg_ext.commands import clean_end
 from mmseg_ext.commands import test as scoring
-from mmseg_ext.commands.train import main as train
-from mmseg_ext.durable.work_dir import on_rank_zero
+from mmseg_ext.commands.train import main as train  # its errors, not its exit status
+from mmseg_ext.durable.work_dir import on_rank_zero  # two ranks in one process
 from mmseg_ext.engine import build, distributed
 from mmseg_ext.engine.amp import bfloat16_autocast
 from mmseg_ext.engine.build import build_test_runner
-from mmseg_ext.engine.config import load_config
+from mmseg_ext.engine.config import load_config  # as the commands read a config
 from mmseg_ext.errors import LaunchError, RunError
 from tests.configs import CONFIGS
 from tests.engine.runs import built, fails, free_port, log_text, train_words, write_config

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mmseg_ext.engine import PortableAmpOptimWrapper, amp
-from mmseg_ext.engine.build import set_gpu_defaults
+from mmseg_ext.engine.build import set_gpu_defaults  # a run would need a GPU
 from tests.configs import EXPERIMENTS, load
 from tests.engine.runs import train_here, write_config
 from tests.engine.states import logged

@@ -15,7 +15,7 @@ from PIL import Image
 from mmseg_ext import get_model
 from mmseg_ext.backbones import EfficientNetLite
 from mmseg_ext.checkpoint import convert_official, read_state_dict
-from mmseg_ext.commands.train import main as train
+from mmseg_ext.commands.train import main as train  # its errors, not its exit status
 from mmseg_ext.engine import package_weights
 from mmseg_ext.errors import CheckpointError, StackError
 from tests.engine.runs import fails, log_text, train_here, train_words, write_config

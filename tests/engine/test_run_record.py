@@ -10,7 +10,7 @@ from mmengine.config import Config
 from torch import nn
 
 from mmseg_ext.commands.print_config import main as print_config
-from mmseg_ext.commands.train import main as train
+from mmseg_ext.commands.train import main as train  # its errors, not its exit status
 from mmseg_ext.engine import run_record
 from mmseg_ext.engine.run_record import batch_settings, git_commit, initial_weights
 from tests.engine.runs import ROOT, log_text, write_config

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.reference.manhattan_attention import plain_manhattan_attention
-from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
+from mmseg_ext.cost.simulated_cuda import SimulatedCUDA  # in place of a GPU
 from mmseg_ext.layers import ManhattanAttention, ManhattanBlock
 from tests.models import Operators
 from tests.parity import assert_same_function

@@ -13,7 +13,7 @@ from mmseg.registry import MODELS
 
 from mmseg_ext.backbones import RMT
 from mmseg_ext.checkpoint import convert_official
-from mmseg_ext.cost.model_cost import count_multiply_adds
+from mmseg_ext.cost.model_cost import count_multiply_adds  # only a command is public
 from tests.configs import CONFIGS
 from tests.parity import Fixture
 
