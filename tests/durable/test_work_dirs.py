@@ -200,17 +200,6 @@ def test_other_names_of_checkpoints(template, tmp_path):
     assert found == {template.format(4), newest, f"best_curve_{newest}"}
 
 
-ARCHIVE = """
-custom_hooks = [dict(type="DurableCheckpointHook", by_epoch=False, interval=4, priority="LOW",
-                     filename_tmpl="archive_{}.pth")]
-"""
-
-
-def test_an_archive_of_a_second_hook_stays(tmp_path):
-    work = curve(tmp_path, ARCHIVE, "train_cfg.max_iters=14")
-    assert {f"archive_{i}.pth" for i in (4, 8, 12, 14)} <= {p.name for p in work.iterdir()}
-
-
 WEIGHTS = """
 default_hooks["checkpoint"].update(interval=4)
 train_cfg["val_interval"] = 100
