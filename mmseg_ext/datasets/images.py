@@ -6,7 +6,6 @@ damage. `image_values` reads TIFFs, images of more than 8 bits, and other number
 three. This module needs mmcv but not mmsegmentation, so mmdetection and mmpretrain can use it.
 """
 
-import fnmatch
 import io
 import os
 import warnings
@@ -48,7 +47,7 @@ def image_files(path: Path, recursive: bool = False) -> list[Path]:
     return [file for file in found if file.suffix.lower() in IMAGE_SUFFIXES]
 
 
-def files_below(folder: Path, pattern: str = "*") -> list[Path]:
+def files_below(folder: Path) -> list[Path]:
     """Return the regular files in a folder and its subfolders, also the linked ones, in order."""
     found: list[Path] = []
     places, seen = [str(folder)], set()
@@ -58,7 +57,7 @@ def files_below(folder: Path, pattern: str = "*") -> list[Path]:
                 folders.clear()
                 continue
             seen.add(real)
-            found += [Path(root, name) for name in fnmatch.filter(names, pattern)]
+            found += [Path(root, name) for name in names]
             folders.sort()
             places += [path for n in folders if os.path.islink(path := os.path.join(root, n))]
     return sorted(path for path in found if path.is_file())
@@ -129,11 +128,9 @@ def read(data: bytes, path: str, indices: bool = False) -> Pixels:
     """
     try:
         return read_pixels(data, indices)
-    except ValueError as error:
-        if is_tiff(data):
+    except Exception as error:  # of a decoder, or about a TIFF
+        if is_tiff(data) and isinstance(error, ValueError):
             raise UnreadableFileError(f"{path}: {' '.join(str(error).split())}") from error
-        raise _damage(data, path) from error
-    except Exception as error:  # of a decoder
         raise _damage(data, path) from error
 
 

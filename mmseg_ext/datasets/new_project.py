@@ -70,8 +70,7 @@ class _Pair:
     # Of the image, as `_look_at` finds them.
     size: tuple[int, int] = (0, 0)  # height and width, upright
     orientation: int = 1
-    small: np.ndarray = field(default_factory=lambda: small_version(np.zeros((1, 1))))
-    problem: UnreadableFileError | None = None
+    small: Any = None
 
     def image_file(self, data: Path) -> Path:
         return data / f"images/{self.split}/{self.name}{self.image.suffix}"
@@ -112,16 +111,21 @@ def make_project(
     except ValueError as error:
         raise ValueError(f"{error}; {reader.hint}" if reader.hint else str(error)) from None
     notes += [*reader.notes, *filter(None, [reader.hint if not classes else ""])]
+    readable = []
     for pair in progress(pairs, "comparing", len(pairs)):
-        _look_at(pair)
-    notes += _choose_splits(pairs, {"test": test_share, "val": val_share}, data, group)
-    splits = ["train", "val", *(["test"] if any(pair.split == "test" for pair in pairs) else [])]
+        try:
+            _look_at(pair)
+            readable.append(pair)
+        except UnreadableFileError as error:
+            left_out.append(str(error))
+    notes += _choose_splits(readable, {"test": test_share, "val": val_share}, data, group)
+    splits = ["train", "val", *(["test"] if any(pair.split == "test" for pair in readable) else [])]
     summaries = {split: Summary(split, tuple(names)) for split in splits}
     earlier = {*data.glob("annotations/**/*.png")}
-    for pair in progress(pairs, "writing", len(pairs)):
+    for pair in progress(readable, "writing", len(readable)):
         try:
             label = _write_pair(pair, reader, labels, data)
-        except (LabelError, UnreadableFileError) as error:
+        except LabelError as error:
             left_out.append(str(error))
             continue
         label_file = pair.label_file(data, pair.split)
@@ -166,7 +170,8 @@ def update_classes(
     gone = [t for t, i in known.items() if t not in labels.values() and i != IGNORED]
     ignored = [text for text in ignored if text in (*labels.values(), *gone) or text not in known]
     named = BACKGROUND in labels.values()  # else labels are numbers and colors
-    numbers = [max(labels) + 1 + i if named else _number(text) for i, text in enumerate(gone)]
+    values = [text.replace("#", "0x") for text in gone]
+    numbers = [max(labels) + 1 + i if named else int(text, 0) for i, text in enumerate(values)]
     every = dict(sorted((dict(labels) | dict(zip(numbers, gone, strict=True))).items()))
     try:
         own, assigned = assign_classes(every, names, ignored)
@@ -196,11 +201,6 @@ def update_classes(
     if wrong := [name for name in classes if classes.count(name) > 1]:
         raise ValueError(f"class {wrong[0]!r}: an earlier run has this name for another value")
     return classes, found, notes
-
-
-def _number(text: str) -> int:
-    """Return the value of a mask's label."""
-    return int(text[1:], 16) if text.startswith("#") else int(text)
 
 
 def assign_classes(
@@ -332,7 +332,6 @@ def _separate(
     images: Path, reader: Masks, data: Path
 ) -> tuple[dict[Path, Key], list[tuple[Key, Annotation]]]:
     """Return the keys of the images, and the annotations; they may share a folder."""
-
     project = data.parent.absolute()  # can be in the folder of the images
     own = {project / name for name in ("data", "work_dir", PREVIEW)}
 
@@ -354,19 +353,15 @@ def _separate(
 
 
 def _look_at(pair: _Pair) -> None:
-    """Set the size, the orientation and a small version of a pair's image, or its problem."""
+    """Set the size, the orientation and a small version of a pair's image."""
     path = str(pair.image)
-    try:
-        pixels = read(read_bytes(path), path)
-    except UnreadableFileError as error:
-        pair.problem = error
-        return
+    pixels = read(read_bytes(path), path)
     pair.small, tag = small_version(pixels.values), pixels.orientation
     height, width, count = pixels.upright().values.shape
     pair.orientation, pair.size = tag, (height, width)
-    if tag != 1 and ((pixels.white or 256) > 255 or count > 4):  # Pillow cannot write it
-        text = f"{path}: has an orientation tag ({tag}); save it upright"
-        pair.problem = UnreadableFileError(text)
+    is_photo = count - len(pixels.alpha) in (1, 3) and pixels.values.dtype in (bool, np.uint8)
+    if tag != 1 and not is_photo:  # Pillow cannot turn it
+        raise UnreadableFileError(f"{path}: has an orientation tag ({tag}); save it upright")
 
 
 def _choose_splits(
@@ -416,10 +411,8 @@ def _choose_splits(
 def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int], data: Path) -> np.ndarray:
     """Write the image and the label map of a pair; return the label map (H, W).
 
-    Raises LabelError or UnreadableFileError if a file cannot be read or the sizes differ.
+    Raises LabelError if the annotation cannot be read or the sizes differ.
     """
-    if pair.problem:
-        raise pair.problem
     target, tag, upright = pair.image_file(data), pair.orientation, pair.size
     sizes = [upright, upright[::-1]] if tag >= 5 else [upright]
     values = reader.read(pair.annotation, sizes)
@@ -428,12 +421,11 @@ def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int], data: Pat
     label = table[values]  # (H, W)
     if (label == IGNORED).all():
         raise LabelError(f"{pair.annotation.path}: all its pixels are ignored")
-    if pair.label_file(data, pair.split).is_file():  # of an earlier run, maybe with another photo
-        for suffix in (*IMAGE_SUFFIXES, *map(str.upper, IMAGE_SUFFIXES)):
-            (data / f"images/{pair.split}/{pair.name}{suffix}").unlink(missing_ok=True)
+    # Of an earlier run, maybe with another photo.
+    for suffix in (*IMAGE_SUFFIXES, *map(str.upper, IMAGE_SUFFIXES), target.suffix):
+        (data / f"images/{pair.split}/{pair.name}{suffix}").unlink(missing_ok=True)
     if tag == 1:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.unlink(missing_ok=True)
         try:
             target.symlink_to(pair.image.resolve())
         except OSError:  # a file system without links
