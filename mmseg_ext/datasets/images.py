@@ -24,6 +24,7 @@ from rich.progress import track
 
 from mmseg_ext.datasets.image_values import (
     EXIF_ORIENTATION,
+    IMAGE_SUFFIXES,
     Pixels,
     ValueRange,
     is_deep,
@@ -31,8 +32,6 @@ from mmseg_ext.datasets.image_values import (
     read_pixels,
 )
 from mmseg_ext.errors import UnreadableFileError
-
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".ppm")
 
 # The first and last bytes of complete JPEG and PNG files.
 _FRAMES = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG", b"IEND\xaeB`\x82"))

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import cv2
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
@@ -17,7 +16,7 @@ from mmseg_ext.atomic_write import save_figure
 from mmseg_ext.datasets.dataset_report import Summary
 from mmseg_ext.datasets.labels import CheckedLoadAnnotations
 from mmseg_ext.datasets.metainfo import classes_and_palette, inner_datasets
-from mmseg_ext.reports.pictures import colorize, to_picture
+from mmseg_ext.reports.pictures import colorize, shrink, to_picture
 
 _IMAGES, _COLUMNS = 12, 3
 _SIDE = 280  # pixels of the longer side of an image
@@ -62,7 +61,8 @@ def write_preview(cfg: Config, summaries: Sequence[Summary], path: Path) -> None
 def _choose(summaries: Sequence[Summary]) -> list[tuple[str, Mapping]]:
     """Return the title and the sample of up to twelve images, of each split as many."""
     found: list[tuple[str, Mapping]] = []
-    for i, summary in reversed([*enumerate(summaries, 1)]):  # the training set fills the rest
+    labeled = [summary for summary in summaries if summary.pixels.any()]
+    for i, summary in reversed([*enumerate(labeled, 1)]):  # the training set fills the rest
         rare_first = sorted(summary.largest, key=lambda c: summary.images[c])
         evenly = np.linspace(0, len(summary.samples) - 1, _IMAGES).astype(int)
         samples = [summary.largest[c][1] for c in rare_first]
@@ -75,10 +75,7 @@ def _choose(summaries: Sequence[Summary]) -> list[tuple[str, Mapping]]:
 
 def _picture(image: np.ndarray, label: np.ndarray, palette: Sequence) -> np.ndarray:
     """Return an RGB image next to the same under the colors of its labels."""
-    scale = min(1, _SIDE / max(label.shape))
-    size = [max(1, round(side * scale)) for side in reversed(label.shape)]
-    shown = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
-    reduced: Any = cv2.resize(label, size, interpolation=cv2.INTER_NEAREST)
-    labels = colorize(reduced, palette)
-    gap = np.full((size[1], 4, 3), 255, np.uint8)
-    return np.hstack([shown, gap, (shown * 0.4 + labels * 0.6).astype(np.uint8)])
+    shown, reduced = shrink(_SIDE, image, label)
+    gap = np.full((len(shown), 4, 3), 255, np.uint8)
+    mixed = shown * 0.4 + colorize(reduced, palette) * 0.6
+    return np.hstack([shown, gap, mixed.astype(np.uint8)])

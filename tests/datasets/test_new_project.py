@@ -603,6 +603,11 @@ def test_a_picture_shows_images_and_labels(tmp_path):
     assert commands.run("check_dataset", [str(folder / "config.py"), "--workers", "0"]) == 1
     after = shown()
     assert after[mixed[0]] > before[mixed[0]] and not after[mixed[1]] + after[mixed[2]]
+    for split in ("val", "train"):  # all damaged
+        for path in folder.glob(f"data/images/{split}/*"):
+            path.unlink()
+            path.touch()
+        assert commands.run("check_dataset", [str(folder / "config.py"), "--workers", "0"]) == 1
 
 
 def test_labels_of_labelme_itself(tmp_path):
