@@ -4,7 +4,7 @@ import contextlib
 import functools
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from mmseg_ext.datasets.image_values import read_pixels
-from mmseg_ext.datasets.images import IMAGE_SUFFIXES, files_below
+from mmseg_ext.datasets.images import IMAGE_SUFFIXES, files_below, progress
 from mmseg_ext.datasets.nuclei import draw_labels
 from mmseg_ext.datasets.pairing import MASK_SUFFIXES, Key, key_of, split_in
 from mmseg_ext.errors import LabelError
@@ -102,15 +102,14 @@ class Masks:
         self.labels: dict[int, str] = {}  # the text of each value, in the order of the classes
         self.colors: dict[str, list[int]] = {}  # RGB of each text, if the masks have colors
 
-    def prepare(self, annotations: Iterable[Annotation]) -> list[set[str]]:
+    def prepare(self, annotations: Sequence[Annotation]) -> list[set[str]]:
         """Set `labels` to the values in `annotations`, and return the labels of each.
 
         Raises:
             LabelError: if none can be read.
         """
-        read, found, problems = [], [], []
-        for annotation in annotations:
-            read.append(annotation)
+        found, problems = [], []
+        for annotation in progress(annotations, "reading", len(annotations)):
             try:
                 found.append(_values(_codes(annotation)).tolist())
             except LabelError as error:  # `read` raises it again
@@ -127,7 +126,7 @@ class Masks:
         text = {code: self.labels[self._value(code)] for code in codes}
         if any(code >> 40 and (code & 0xFFFFFF) % 0x10101 for code in codes):
             self.colors = {text[c]: list((c & 0xFFFFFF).to_bytes(3, "big")) for c in codes}
-        if not self.colored and self._number_objects(found, read):
+        if not self.colored and self._number_objects(found, annotations):
             self.hint = (
                 f"the values up to {values[-1]} seem to number objects, because each is one region "
                 "and images have different ones; then use --objects"
@@ -207,7 +206,7 @@ class ObjectMasks(Masks):
 
     names = ("background", "object", "border")
 
-    def prepare(self, annotations: Iterable[Annotation]) -> list[set[str]]:
+    def prepare(self, annotations: Sequence[Annotation]) -> list[set[str]]:
         self.labels = {0: "no object", 1: "object", 2: "border"}
         return [set(self.labels.values()) for _ in annotations]
 
@@ -234,9 +233,9 @@ class Polygons(Masks):
 
     ignored = ("__ignore__",)  # of labelme
 
-    def prepare(self, annotations: Iterable[Annotation]) -> list[set[str]]:
+    def prepare(self, annotations: Sequence[Annotation]) -> list[set[str]]:
         found = []
-        for annotation in annotations:
+        for annotation in progress(annotations, "reading", len(annotations)):
             found.append({BACKGROUND})
             with contextlib.suppress(Exception):  # `read` raises it again
                 found[-1].update(label for label, _ in self.shapes(annotation)[1])
@@ -338,7 +337,7 @@ class Labelme(Polygons):
 
     suffixes = (".json",)
 
-    def prepare(self, annotations: Iterable[Annotation]) -> list[set[str]]:
+    def prepare(self, annotations: Sequence[Annotation]) -> list[set[str]]:
         found = super().prepare(annotations)
         self.labels = dict(enumerate([BACKGROUND, *sorted(set().union(*found) - {BACKGROUND})]))
         return found
@@ -375,11 +374,10 @@ class ClassMasks(Polygons):
         for annotation in annotations[:: -(-len(annotations) // _READ)]:
             self.shapes(annotation)
 
-    def prepare(self, annotations: Iterable[Annotation]) -> list[set[str]]:
+    def prepare(self, annotations: Sequence[Annotation]) -> list[set[str]]:
         found: list[set[str]] = []
-        overlap, total, masks = 0, 1, 0
-        for annotation in annotations:
-            masks += 1 + len(annotation.objects)
+        overlap, total = 0, 1
+        for annotation in progress(annotations, "reading", len(annotations)):
             found.append({BACKGROUND})
             with contextlib.suppress(LabelError):  # `read` raises it again
                 size, shapes = self.shapes(annotation)
@@ -389,6 +387,7 @@ class ClassMasks(Polygons):
                 total += size[0] * size[1]
                 overlap += pixels.total() - int(np.any([mask for _, mask in shapes], 0).sum())
         order = ", ".join(name for name, _ in reversed(self._pixels.most_common()))
+        masks = sum(1 + len(annotation.objects) for annotation in annotations)
         self.notes = [
             f"{masks} masks of one class each became {len(found)} label maps; where they overlap "
             f"({overlap:,} pixels, {overlap / total:.2%}), the first of these counts: {order}"

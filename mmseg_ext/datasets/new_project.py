@@ -26,12 +26,7 @@ from mmseg_ext.datasets.annotation_readers import (
 )
 from mmseg_ext.datasets.dataset_report import Summary
 from mmseg_ext.datasets.image_values import declared
-from mmseg_ext.datasets.images import (
-    IMAGE_SUFFIXES,
-    progress,
-    read,
-    read_bytes,
-)
+from mmseg_ext.datasets.images import IMAGE_SUFFIXES, progress, read, read_bytes
 from mmseg_ext.datasets.labels import join_names
 from mmseg_ext.datasets.pairing import SPLITS, Key, masks_among, match, match_classes
 from mmseg_ext.datasets.splits import choose, connect, find_copies, find_groups, small_version
@@ -100,7 +95,7 @@ def make_project(
     """
     data, state_file = folder / "data", folder / "data/classes.json"
     pairs, left_out, reader = find_pairs(images, reader, data)
-    sources = progress([pair.annotation for pair in pairs], "reading", len(pairs))
+    sources = [pair.annotation for pair in pairs]
     for pair, found in zip(pairs, reader.prepare(sources), strict=True):
         pair.labels = found
     before = json.loads(state_file.read_text()) if state_file.is_file() else None
@@ -263,9 +258,7 @@ def assign_classes(
     return names, {label: order.get(label, IGNORED) for label in labels.values()}
 
 
-def find_pairs(
-    images: Path, reader: Masks, data: Path
-) -> tuple[list[_Pair], list[str], Masks | ClassMasks]:
+def find_pairs(images: Path, reader: Masks, data: Path) -> tuple[list[_Pair], list[str], Masks]:
     """Return the pairs, a line for each file that is in none, and the reader of the annotations.
 
     Raises:
