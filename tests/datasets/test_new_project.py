@@ -940,7 +940,7 @@ LITE, RESNET = "EfficientNetLite", "ResNetV1c"
 @pytest.mark.parametrize(
     ("start", "kind", "widths", "checkpoint", "loaded", "rate", "license"),
     [
-        ("imagenet", LITE, [24, 40, 112, 320], LITE0, None, 1e-3, "Apache-2.0"),
+        ("imagenet", LITE, [24, 40, 112, 320], LITE0, None, 2e-3, "Apache-2.0"),
         ("scratch", RESNET, [32, 64, 128, 256], None, None, 2e-3, "random"),
         ("resnet18", RESNET, [64, 128, 256, 512], R18, None, 5e-4, "Apache-2.0"),
         ("ea_r18_fpn_nuclei_4k", RESNET, [32, 64, 128, 256], None, "nuclei_4k", 5e-4, "Apache"),
