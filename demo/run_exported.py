@@ -26,14 +26,12 @@ READERS = (HERE, HERE.parent / "mmseg_ext/datasets", HERE.parent.parent / "datas
 sys.path += [str(folder) for folder in READERS if (folder / "image_values.py").is_file()]
 image_values = importlib.import_module("image_values")
 
-IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".ppm")
-
 
 def find(path: Path) -> list[Path]:
     """Return the image at `path`, or the images in that folder."""
     if path.is_file():
         return [path]
-    found = sorted(p for p in path.glob("*") if p.suffix.lower() in IMAGES)
+    found = sorted(p for p in path.glob("*") if p.suffix.lower() in image_values.IMAGE_SUFFIXES)
     if not found:
         raise ValueError(f"{path}: {'contains no image' if path.is_dir() else 'does not exist'}")
     return found

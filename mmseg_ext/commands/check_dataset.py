@@ -47,7 +47,8 @@ def main(args: argparse.Namespace) -> int:
     for note in () if cfg.get("allow_overlap") else copy_notes(summaries):
         print(note)
     preview = Path(cfg.filename).parent / PREVIEW
-    if preview.is_file() and not args.split:  # a project of `new_project`
+    is_labeled = any(summary.pixels.any() for summary in summaries)
+    if preview.is_file() and not args.split and is_labeled:  # a project of `new_project`
         write_preview(cfg, summaries, preview)
         print(f"{preview}: images with their labels")
     pairs = sum(summary.pairs for summary in summaries)

@@ -132,21 +132,21 @@ def _starting_weights(start: str) -> "Start":
         ValueError: if `start` is unknown, or a file has another model.
     """
     from mmseg_ext.backbones import EfficientNetLite
-    from mmseg_ext.datasets.project_config import RATE_FILE, by_name, efficientnet, resnet18
+    from mmseg_ext.datasets.project_config import STARTS, efficientnet, resnet18
     from mmseg_ext.durable.checkpoint_files import read_checkpoint, terms_of, unwrap_state_dict
     from mmseg_ext.inference.models import list_models, pretrained_weights
 
-    if (named := by_name(start)) is not None:
-        return named
+    if start in STARTS:
+        return STARTS[start]
     if not Path(start).is_file() and start not in list_models():
-        names = ", ".join(["imagenet", "scratch", "resnet18", *list_models(pretrained=True)])
+        names = ", ".join([*STARTS, *list_models(pretrained=True)])
         raise ValueError(f"--from {start}: is neither a file nor one of {names}")
     file = Path(start) if Path(start).is_file() else pretrained_weights(start)
     content = read_checkpoint(file)
     weights = unwrap_state_dict(content, str(file))
     neck = weights.get("neck.fpn_convs.0.conv.weight")
     terms = terms_of(content).get("license", "not in the file; ask its author")
-    known = {"about": f"{file}; license of the weights: {terms}", "rate": RATE_FILE}
+    known = {"about": f"{file}; license of the weights: {terms}", "rate": 5e-4}
     known |= {"load_from": str(file.resolve()), "terms": terms}
     parts = {k.removeprefix("backbone."): v for k, v in weights.items()}
     if neck is not None and _STEM in weights:

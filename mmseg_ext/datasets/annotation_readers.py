@@ -4,7 +4,7 @@ import contextlib
 import functools
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from mmseg_ext.datasets.images import IMAGE_SUFFIXES, files_below
+from mmseg_ext.datasets.image_values import read_pixels
+from mmseg_ext.datasets.images import IMAGE_SUFFIXES, files_below, progress
 from mmseg_ext.datasets.nuclei import draw_labels
 from mmseg_ext.datasets.pairing import MASK_SUFFIXES, Key, key_of, split_in
 from mmseg_ext.errors import LabelError
@@ -101,15 +102,14 @@ class Masks:
         self.labels: dict[int, str] = {}  # the text of each value, in the order of the classes
         self.colors: dict[str, list[int]] = {}  # RGB of each text, if the masks have colors
 
-    def prepare(self, annotations: Iterable[Annotation]) -> list[set[str]]:
+    def prepare(self, annotations: Sequence[Annotation]) -> list[set[str]]:
         """Set `labels` to the values in `annotations`, and return the labels of each.
 
         Raises:
             LabelError: if none can be read.
         """
-        read, found, problems = [], [], []
-        for annotation in annotations:
-            read.append(annotation)
+        found, problems = [], []
+        for annotation in progress(annotations, "reading", len(annotations)):
             try:
                 found.append(_values(_codes(annotation)).tolist())
             except LabelError as error:  # `read` raises it again
@@ -126,7 +126,7 @@ class Masks:
         text = {code: self.labels[self._value(code)] for code in codes}
         if any(code >> 40 and (code & 0xFFFFFF) % 0x10101 for code in codes):
             self.colors = {text[c]: list((c & 0xFFFFFF).to_bytes(3, "big")) for c in codes}
-        if not self.colored and self._number_objects(found, read):
+        if not self.colored and self._number_objects(found, annotations):
             self.hint = (
                 f"the values up to {values[-1]} seem to number objects, because each is one region "
                 "and images have different ones; then use --objects"
@@ -155,17 +155,13 @@ class Masks:
         return values
 
     def _value(self, codes):
-        return codes & 0xFFFFFF if self.colored else codes >> 24 & 0xFFFF
+        return codes & 0xFFFFFF if self.colored else _index(codes)
 
 
 def _codes(annotation: Annotation) -> np.ndarray:
     """Return the kind, index and color of each pixel: (H, W) kind << 40 | index << 24 | color.
 
-    Of several masks of objects, the largest value counts.
-
-    Raises:
-        LabelError: if a file cannot be read, is a JPEG, or has values that are not integers below
-            65,536.
+    The index of a color is its largest part. Of several masks of objects, the largest value counts.
     """
     with _reading(annotation):
         return functools.reduce(np.maximum, map(_codes_of, [annotation.path, *annotation.objects]))
@@ -180,23 +176,25 @@ def _codes_of(path: Path) -> np.ndarray:
     with Image.open(path) as image:
         if image.format == "JPEG":
             raise ValueError("JPEG changes the values of a mask; annotate or export it as PNG")
+        if getattr(image, "n_frames", 1) > 1:
+            read_pixels(path.read_bytes())  # refuses a TIFF's pages, of which Pillow reads one
         pixels = np.asarray(image.convert("L") if image.mode == "1" else image)  # white is 255
         if image.mode != "P" and pixels.ndim == 2:
             if pixels.dtype.kind == "f" or pixels.min() < 0 or pixels.max() > 0xFFFF:
                 raise ValueError(f"{pixels.dtype} values from {pixels.min()} to {pixels.max()}")
             gray = pixels.astype(np.int64)
             return gray << 24 | gray.clip(0, 255) * 0x10101
-        red, green, blue = np.moveaxis(np.asarray(image.convert("RGB"), np.int64), 2, 0)
-        kind, index = (_PALETTE, pixels.astype(np.int64)) if image.mode == "P" else (_COLOR, red)
-        codes = kind << 40 | index << 24 | red << 16 | green << 8 | blue
+        rgb = np.asarray(image.convert("RGB"), np.int64)
+        kind = _PALETTE if image.mode == "P" else _COLOR
+        index = pixels.astype(np.int64) if image.mode == "P" else rgb.max(2)
+        codes = kind << 40 | index << 24 | rgb @ [0x10000, 0x100, 1]
         if "A" in image.getbands():  # an eraser leaves any color
             codes[np.asarray(image.getchannel("A")) == 0] = _COLOR << 40  # black
         return codes
 
 
-def _is_zero(codes: np.ndarray) -> np.ndarray:
-    """Return which codes are the index 0, gray 0 or black."""
-    return np.where(codes >> 40 == _PALETTE, codes >> 24 & 0xFFFF, codes & 0xFF_FFFF_FFFF) == 0
+def _index(codes):
+    return codes >> 24 & 0xFFFF
 
 
 class ObjectMasks(Masks):
@@ -208,7 +206,7 @@ class ObjectMasks(Masks):
 
     names = ("background", "object", "border")
 
-    def prepare(self, annotations: Iterable[Annotation]) -> list[set[str]]:
+    def prepare(self, annotations: Sequence[Annotation]) -> list[set[str]]:
         self.labels = {0: "no object", 1: "object", 2: "border"}
         return [set(self.labels.values()) for _ in annotations]
 
@@ -219,10 +217,10 @@ class ObjectMasks(Masks):
             if annotation.objects:
                 numbers = np.zeros(codes.shape, np.uint16)
                 for number, path in enumerate([annotation.path, *annotation.objects], start=1):
-                    numbers[~_is_zero(_codes_of(path))] = number
+                    numbers[_index(_codes_of(path)) > 0] = number
             else:
                 numbers = np.unique(codes, return_inverse=True)[1].reshape(codes.shape) + 1
-                numbers[_is_zero(codes)] = 0
+                numbers[_index(codes) == 0] = 0
             return draw_labels(numbers.astype(np.uint16))
 
 
@@ -235,9 +233,9 @@ class Polygons(Masks):
 
     ignored = ("__ignore__",)  # of labelme
 
-    def prepare(self, annotations: Iterable[Annotation]) -> list[set[str]]:
+    def prepare(self, annotations: Sequence[Annotation]) -> list[set[str]]:
         found = []
-        for annotation in annotations:
+        for annotation in progress(annotations, "reading", len(annotations)):
             found.append({BACKGROUND})
             with contextlib.suppress(Exception):  # `read` raises it again
                 found[-1].update(label for label, _ in self.shapes(annotation)[1])
@@ -339,7 +337,7 @@ class Labelme(Polygons):
 
     suffixes = (".json",)
 
-    def prepare(self, annotations: Iterable[Annotation]) -> list[set[str]]:
+    def prepare(self, annotations: Sequence[Annotation]) -> list[set[str]]:
         found = super().prepare(annotations)
         self.labels = dict(enumerate([BACKGROUND, *sorted(set().union(*found) - {BACKGROUND})]))
         return found
@@ -376,11 +374,10 @@ class ClassMasks(Polygons):
         for annotation in annotations[:: -(-len(annotations) // _READ)]:
             self.shapes(annotation)
 
-    def prepare(self, annotations: Iterable[Annotation]) -> list[set[str]]:
+    def prepare(self, annotations: Sequence[Annotation]) -> list[set[str]]:
         found: list[set[str]] = []
-        overlap, total, masks = 0, 1, 0
-        for annotation in annotations:
-            masks += 1 + len(annotation.objects)
+        overlap, total = 0, 1
+        for annotation in progress(annotations, "reading", len(annotations)):
             found.append({BACKGROUND})
             with contextlib.suppress(LabelError):  # `read` raises it again
                 size, shapes = self.shapes(annotation)
@@ -390,6 +387,7 @@ class ClassMasks(Polygons):
                 total += size[0] * size[1]
                 overlap += pixels.total() - int(np.any([mask for _, mask in shapes], 0).sum())
         order = ", ".join(name for name, _ in reversed(self._pixels.most_common()))
+        masks = sum(1 + len(annotation.objects) for annotation in annotations)
         self.notes = [
             f"{masks} masks of one class each became {len(found)} label maps; where they overlap "
             f"({overlap:,} pixels, {overlap / total:.2%}), the first of these counts: {order}"
@@ -403,8 +401,8 @@ class ClassMasks(Polygons):
                 with _reading(Annotation(path)):
                     codes = _codes_of(path)
                     _require_size(codes.shape, [m.shape for m in masks.values()] or [codes.shape])
-                    if (count := np.count_nonzero(~_is_zero(_values(codes)))) > 1:
+                    if (count := np.count_nonzero(_index(_values(codes)))) > 1:
                         raise ValueError(f"the mask of one class has {count} values other than 0")
-                    masks[name] = ~_is_zero(codes) | masks.get(name, False)
+                    masks[name] = (_index(codes) > 0) | masks.get(name, False)
         rare_last = sorted(masks.items(), key=lambda part: -self._pixels[part[0]])
         return next(iter(masks.values())).shape, rare_last

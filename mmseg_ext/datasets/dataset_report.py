@@ -145,11 +145,7 @@ def check(
 
 
 def _list_files(split: str, config: dict) -> tuple[tuple[str, ...], list[dict], Callable]:
-    """Return the classes and the samples of the dataset of `config`, and the check of a sample.
-
-    Raises:
-        LaunchError: if it cannot be built, or has no classes or images.
-    """
+    """Return the classes and the samples of the dataset of `config`, and the check of a sample."""
     kind = config.get("type")
     try:
         dataset = DATASETS.build({**config, "serialize_data": False})
@@ -162,18 +158,18 @@ def _list_files(split: str, config: dict) -> tuple[tuple[str, ...], list[dict], 
     if not classes or not entries or "img_path" not in entries[0]:
         raise LaunchError(f"{split}: {kind} lists no {'images' if classes else 'classes'}")
     steps = dataset.pipeline.transforms
-    own: Any = next((t for t in steps if isinstance(t, LoadImageFromFile)), LoadImageFromFile())
+    image: Any = next((t for t in steps if isinstance(t, LoadImageFromFile)), LoadImageFromFile())
     label: Any = next((t for t in steps if isinstance(t, LoadAnnotations)), None)
-    same = dict(imdecode_backend=own.imdecode_backend, backend_args=own.backend_args)
-    image = CheckedLoadImage(color_type=own.color_type, **same)
-    image = own if isinstance(own, CheckedLoadImage) else image
+    rotates = not isinstance(image, CheckedLoadImage)
+    if rotates:
+        same = dict(imdecode_backend=image.imdecode_backend, backend_args=image.backend_args)
+        image = CheckedLoadImage(color_type=image.color_type, **same)
     if label:
         same = dict(imdecode_backend=label.imdecode_backend, backend_args=label.backend_args)
         same["reduce_zero_label"] = label.reduce_zero_label
         label = CheckedLoadAnnotations(len(classes), **same)
     ignored = getattr(dataset, "ignore_index", 255)
     samples = [{"ignore_index": ignored, **entry} for entry in entries]
-    rotates = not isinstance(own, CheckedLoadImage)
     return classes, samples, partial(check_pair, image=image, label=label, rotates=rotates)
 
 
@@ -224,9 +220,8 @@ def _shared_image_problems(summaries: Iterable[Summary]) -> Iterator[Problem]:
     by_split = {summary.split: summary.content for summary in summaries}
     train = by_split.pop("train", {})
     for split, content in by_split.items():
-        shared = {content[digest]: train[digest] for digest in content if digest in train}
-        for path, other in sorted(shared.items()):
-            same = f"{path}: is the same image as {other} in train"
+        for path, digest in sorted((content[digest], digest) for digest in content.keys() & train):
+            same = f"{path}: is the same image as {train[digest]} in train"
             message = f"{same}; allow_overlap = True in the config permits it"
             yield Problem(split, "shared-image", message)
 
@@ -271,12 +266,13 @@ def print_summaries(summaries: Sequence[Summary], labels: Mapping[str, int] | No
     for row in cells:
         table.add_row(*row)
     Console(width=None if sys.stdout.isatty() else 160).print(table)
-    for s in (s for s in summaries if s.pixels.any()):
-        if absent := [s.classes[i] for i in np.flatnonzero(s.pixels == 0)]:
+    for s in summaries:
+        absent = [s.classes[i] for i in np.flatnonzero(s.pixels == 0)]
+        if absent and s.pixels.any():
             print(f"{s.split}: note: no pixel of {join_names(absent)}")
-    for s in (s for s in summaries if s.halves):
-        maps = f"{len(s.halves)} label maps, such as {s.halves[0]}, have only class 0"
-        print(f"{s.split}: note: {maps} and ignored pixels; if 255 is an object there, write 1")
+        if s.halves:
+            maps = f"{len(s.halves)} label maps, such as {s.halves[0]}, have only class 0"
+            print(f"{s.split}: note: {maps} and ignored pixels; if 255 is an object there, write 1")
     texts = {i: text for text, i in (labels or {}).items()}
     first = summaries[0]
     rare = first.pixels < _RARE * first.pixels.sum()

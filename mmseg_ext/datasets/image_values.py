@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".ppm")
 EXIF_ORIENTATION = 0x0112
 _GDAL_NODATA = 42113
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two are BigTIFF

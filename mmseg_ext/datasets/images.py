@@ -6,7 +6,6 @@ damage. `image_values` reads TIFFs, images of more than 8 bits, and other number
 three. This module needs mmcv but not mmsegmentation, so mmdetection and mmpretrain can use it.
 """
 
-import fnmatch
 import io
 import os
 import warnings
@@ -25,6 +24,7 @@ from rich.progress import track
 
 from mmseg_ext.datasets.image_values import (
     EXIF_ORIENTATION,
+    IMAGE_SUFFIXES,
     Pixels,
     ValueRange,
     is_deep,
@@ -32,8 +32,6 @@ from mmseg_ext.datasets.image_values import (
     read_pixels,
 )
 from mmseg_ext.errors import UnreadableFileError
-
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".ppm")
 
 # The first and last bytes of complete JPEG and PNG files.
 _FRAMES = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG", b"IEND\xaeB`\x82"))
@@ -48,7 +46,7 @@ def image_files(path: Path, recursive: bool = False) -> list[Path]:
     return [file for file in found if file.suffix.lower() in IMAGE_SUFFIXES]
 
 
-def files_below(folder: Path, pattern: str = "*") -> list[Path]:
+def files_below(folder: Path) -> list[Path]:
     """Return the regular files in a folder and its subfolders, also the linked ones, in order."""
     found: list[Path] = []
     places, seen = [str(folder)], set()
@@ -58,7 +56,7 @@ def files_below(folder: Path, pattern: str = "*") -> list[Path]:
                 folders.clear()
                 continue
             seen.add(real)
-            found += [Path(root, name) for name in fnmatch.filter(names, pattern)]
+            found += [Path(root, name) for name in names]
             folders.sort()
             places += [path for n in folders if os.path.islink(path := os.path.join(root, n))]
     return sorted(path for path in found if path.is_file())
@@ -129,11 +127,9 @@ def read(data: bytes, path: str, indices: bool = False) -> Pixels:
     """
     try:
         return read_pixels(data, indices)
-    except ValueError as error:
-        if is_tiff(data):
+    except Exception as error:  # of a decoder, or about a TIFF
+        if is_tiff(data) and isinstance(error, ValueError):
             raise UnreadableFileError(f"{path}: {' '.join(str(error).split())}") from error
-        raise _damage(data, path) from error
-    except Exception as error:  # of a decoder
         raise _damage(data, path) from error
 
 
@@ -177,22 +173,8 @@ class CheckedLoadImage(LoadImageFromFile):
             number of channels, or has values that need a range.
     """
 
-    def __init__(
-        self,
-        to_float32: bool = False,
-        color_type: str = "color",
-        imdecode_backend: str = "cv2",
-        file_client_args: dict | None = None,
-        ignore_empty: bool = False,
-        *,
-        backend_args: dict | None = None,
-        channels: int = 3,
-        value_range: ValueRange | None = None,
-    ):
-        files = (file_client_args, ignore_empty)
-        super().__init__(
-            to_float32, color_type, imdecode_backend, *files, backend_args=backend_args
-        )
+    def __init__(self, *args, channels: int = 3, value_range: ValueRange | None = None, **kwargs):
+        super().__init__(*args, **kwargs)
         self.channels, self.value_range = channels, value_range
 
     def transform(self, results: dict) -> dict:

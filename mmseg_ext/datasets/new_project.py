@@ -26,12 +26,7 @@ from mmseg_ext.datasets.annotation_readers import (
 )
 from mmseg_ext.datasets.dataset_report import Summary
 from mmseg_ext.datasets.image_values import declared
-from mmseg_ext.datasets.images import (
-    IMAGE_SUFFIXES,
-    progress,
-    read,
-    read_bytes,
-)
+from mmseg_ext.datasets.images import IMAGE_SUFFIXES, progress, read, read_bytes
 from mmseg_ext.datasets.labels import join_names
 from mmseg_ext.datasets.pairing import SPLITS, Key, masks_among, match, match_classes
 from mmseg_ext.datasets.splits import choose, connect, find_copies, find_groups, small_version
@@ -70,8 +65,7 @@ class _Pair:
     # Of the image, as `_look_at` finds them.
     size: tuple[int, int] = (0, 0)  # height and width, upright
     orientation: int = 1
-    small: np.ndarray = field(default_factory=lambda: small_version(np.zeros((1, 1))))
-    problem: UnreadableFileError | None = None
+    small: Any = None
 
     def image_file(self, data: Path) -> Path:
         return data / f"images/{self.split}/{self.name}{self.image.suffix}"
@@ -101,7 +95,7 @@ def make_project(
     """
     data, state_file = folder / "data", folder / "data/classes.json"
     pairs, left_out, reader = find_pairs(images, reader, data)
-    sources = progress([pair.annotation for pair in pairs], "reading", len(pairs))
+    sources = [pair.annotation for pair in pairs]
     for pair, found in zip(pairs, reader.prepare(sources), strict=True):
         pair.labels = found
     before = json.loads(state_file.read_text()) if state_file.is_file() else None
@@ -112,16 +106,21 @@ def make_project(
     except ValueError as error:
         raise ValueError(f"{error}; {reader.hint}" if reader.hint else str(error)) from None
     notes += [*reader.notes, *filter(None, [reader.hint if not classes else ""])]
+    readable = []
     for pair in progress(pairs, "comparing", len(pairs)):
-        _look_at(pair)
-    notes += _choose_splits(pairs, {"test": test_share, "val": val_share}, data, group)
-    splits = ["train", "val", *(["test"] if any(pair.split == "test" for pair in pairs) else [])]
+        try:
+            _look_at(pair)
+            readable.append(pair)
+        except UnreadableFileError as error:
+            left_out.append(str(error))
+    notes += _choose_splits(readable, {"test": test_share, "val": val_share}, data, group)
+    splits = ["train", "val", *(["test"] if any(pair.split == "test" for pair in readable) else [])]
     summaries = {split: Summary(split, tuple(names)) for split in splits}
     earlier = {*data.glob("annotations/**/*.png")}
-    for pair in progress(pairs, "writing", len(pairs)):
+    for pair in progress(readable, "writing", len(readable)):
         try:
             label = _write_pair(pair, reader, labels, data)
-        except (LabelError, UnreadableFileError) as error:
+        except LabelError as error:
             left_out.append(str(error))
             continue
         label_file = pair.label_file(data, pair.split)
@@ -166,7 +165,8 @@ def update_classes(
     gone = [t for t, i in known.items() if t not in labels.values() and i != IGNORED]
     ignored = [text for text in ignored if text in (*labels.values(), *gone) or text not in known]
     named = BACKGROUND in labels.values()  # else labels are numbers and colors
-    numbers = [max(labels) + 1 + i if named else _number(text) for i, text in enumerate(gone)]
+    values = [text.replace("#", "0x") for text in gone]
+    numbers = [max(labels) + 1 + i if named else int(text, 0) for i, text in enumerate(values)]
     every = dict(sorted((dict(labels) | dict(zip(numbers, gone, strict=True))).items()))
     try:
         own, assigned = assign_classes(every, names, ignored)
@@ -196,11 +196,6 @@ def update_classes(
     if wrong := [name for name in classes if classes.count(name) > 1]:
         raise ValueError(f"class {wrong[0]!r}: an earlier run has this name for another value")
     return classes, found, notes
-
-
-def _number(text: str) -> int:
-    """Return the value of a mask's label."""
-    return int(text[1:], 16) if text.startswith("#") else int(text)
 
 
 def assign_classes(
@@ -263,9 +258,7 @@ def assign_classes(
     return names, {label: order.get(label, IGNORED) for label in labels.values()}
 
 
-def find_pairs(
-    images: Path, reader: Masks, data: Path
-) -> tuple[list[_Pair], list[str], Masks | ClassMasks]:
+def find_pairs(images: Path, reader: Masks, data: Path) -> tuple[list[_Pair], list[str], Masks]:
     """Return the pairs, a line for each file that is in none, and the reader of the annotations.
 
     Raises:
@@ -332,7 +325,6 @@ def _separate(
     images: Path, reader: Masks, data: Path
 ) -> tuple[dict[Path, Key], list[tuple[Key, Annotation]]]:
     """Return the keys of the images, and the annotations; they may share a folder."""
-
     project = data.parent.absolute()  # can be in the folder of the images
     own = {project / name for name in ("data", "work_dir", PREVIEW)}
 
@@ -354,19 +346,15 @@ def _separate(
 
 
 def _look_at(pair: _Pair) -> None:
-    """Set the size, the orientation and a small version of a pair's image, or its problem."""
+    """Set the size, the orientation and a small version of a pair's image."""
     path = str(pair.image)
-    try:
-        pixels = read(read_bytes(path), path)
-    except UnreadableFileError as error:
-        pair.problem = error
-        return
+    pixels = read(read_bytes(path), path)
     pair.small, tag = small_version(pixels.values), pixels.orientation
     height, width, count = pixels.upright().values.shape
     pair.orientation, pair.size = tag, (height, width)
-    if tag != 1 and ((pixels.white or 256) > 255 or count > 4):  # Pillow cannot write it
-        text = f"{path}: has an orientation tag ({tag}); save it upright"
-        pair.problem = UnreadableFileError(text)
+    is_photo = count - len(pixels.alpha) in (1, 3) and pixels.values.dtype in (bool, np.uint8)
+    if tag != 1 and not is_photo:  # Pillow cannot turn it
+        raise UnreadableFileError(f"{path}: has an orientation tag ({tag}); save it upright")
 
 
 def _choose_splits(
@@ -416,10 +404,8 @@ def _choose_splits(
 def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int], data: Path) -> np.ndarray:
     """Write the image and the label map of a pair; return the label map (H, W).
 
-    Raises LabelError or UnreadableFileError if a file cannot be read or the sizes differ.
+    Raises LabelError if the annotation cannot be read or the sizes differ.
     """
-    if pair.problem:
-        raise pair.problem
     target, tag, upright = pair.image_file(data), pair.orientation, pair.size
     sizes = [upright, upright[::-1]] if tag >= 5 else [upright]
     values = reader.read(pair.annotation, sizes)
@@ -428,12 +414,11 @@ def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int], data: Pat
     label = table[values]  # (H, W)
     if (label == IGNORED).all():
         raise LabelError(f"{pair.annotation.path}: all its pixels are ignored")
-    if pair.label_file(data, pair.split).is_file():  # of an earlier run, maybe with another photo
-        for suffix in (*IMAGE_SUFFIXES, *map(str.upper, IMAGE_SUFFIXES)):
-            (data / f"images/{pair.split}/{pair.name}{suffix}").unlink(missing_ok=True)
+    # Of an earlier run, maybe with another photo.
+    for suffix in (*IMAGE_SUFFIXES, *map(str.upper, IMAGE_SUFFIXES), target.suffix):
+        (data / f"images/{pair.split}/{pair.name}{suffix}").unlink(missing_ok=True)
     if tag == 1:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.unlink(missing_ok=True)
         try:
             target.symlink_to(pair.image.resolve())
         except OSError:  # a file system without links

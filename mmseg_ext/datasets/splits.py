@@ -15,7 +15,7 @@ import numpy as np
 # different things by 0.15 or more.
 _NEAR = 0.05
 _SIDE = 16  # pixels of a small version
-_ROWS = 512  # that are compared at once
+_ROWS = 64  # images that are compared at once
 
 
 class _Unit(NamedTuple):
@@ -143,17 +143,12 @@ def find_copies(small: Sequence[np.ndarray]) -> Iterator[tuple[int, Sequence[int
     if not len(small):
         return
     images = np.stack(small)
-    turned = [np.rot90(v, k, (1, 2)) for v in (images, images[:, :, ::-1]) for k in range(4)]
-    # Copies have the same mean of all eight, which finds the few pairs to compare.
-    means = np.mean(turned, 0).reshape(len(images), -1)
-    lengths = (means**2).sum(1)
     flat = images.reshape(len(images), -1)
+    turned = [np.rot90(v, k, (1, 2)) for v in (images, images[:, :, ::-1]) for k in range(4)]
+    views = np.stack(turned, 1).reshape(len(images), 8, -1)
     for start in range(0, len(images), _ROWS):
-        rows = slice(start, start + _ROWS)
-        distance = lengths[rows, None] + lengths - 2 * means[rows] @ means.T
-        for i, near in enumerate(distance < _NEAR**2, start):
-            others = i + 1 + np.flatnonzero(near[i + 1 :])
-            views = np.stack([view[i].ravel() for view in turned])  # (8, 256)
-            alike = others[(views @ flat[others].T).max(0) > 1 - _NEAR**2 / 2]
-            if len(alike):
-                yield i, alike.tolist()
+        rows = views[start : start + _ROWS]
+        closeness = (rows.reshape(-1, flat.shape[1]) @ flat[start:].T).reshape(*rows.shape[:2], -1)
+        for i, near in enumerate(closeness.max(1) > 1 - _NEAR**2 / 2):
+            if others := (start + i + 1 + np.flatnonzero(near[i + 1 :])).tolist():
+                yield start + i, others

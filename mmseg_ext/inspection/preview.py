@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import cv2
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
@@ -13,11 +12,11 @@ from matplotlib.patches import Patch
 from mmengine.config import Config
 from mmseg.registry import TRANSFORMS
 
-from mmseg_ext.atomic_write import atomic_write
+from mmseg_ext.atomic_write import save_figure
 from mmseg_ext.datasets.dataset_report import Summary
 from mmseg_ext.datasets.labels import CheckedLoadAnnotations
 from mmseg_ext.datasets.metainfo import classes_and_palette, inner_datasets
-from mmseg_ext.reports.pictures import to_picture
+from mmseg_ext.reports.pictures import colorize, shrink, to_picture
 
 _IMAGES, _COLUMNS = 12, 3
 _SIDE = 280  # pixels of the longer side of an image
@@ -33,22 +32,22 @@ def write_preview(cfg: Config, summaries: Sequence[Summary], path: Path) -> None
     meta = classes_and_palette(dataset)
     load: Any = TRANSFORMS.build({**dataset["pipeline"][0], "type": "CheckedLoadImage"})
     load_label = CheckedLoadAnnotations(len(meta["classes"]))
-    colors = np.array([*meta["palette"], *[[255] * 3] * (256 - len(meta["palette"]))], np.uint8)
     cells = []
     for name, sample in _choose(summaries):
         results = load_label.transform(load.transform({**sample, "seg_fields": []}))
         image = to_picture(results["img"], cfg.get("rgb_bands"))
-        cells.append((name, _picture(image, results["gt_seg_map"], colors)))
+        cells.append((name, _picture(image, results["gt_seg_map"], meta["palette"])))
     rows, height = -(-len(cells) // _COLUMNS), max(cell.shape[0] for _, cell in cells)
+    colors = np.array([*meta["palette"], [255] * 3]) / 255
     handles = [
-        Patch(facecolor=color / 255, edgecolor="gray", label=text)
-        for text, color in zip([*meta["classes"], "ignored"], colors, strict=False)
+        Patch(facecolor=color, edgecolor="gray", label=text)
+        for text, color in zip([*meta["classes"], "ignored"], colors, strict=True)
     ]
     legend = -(-len(handles) // _LEGEND_COLUMNS)
     size = (2.1 * _SIDE * _COLUMNS / 100, (rows * (height + 30) + legend * 22 + 20) / 100)
     with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # of a script that the font lacks
-        figure = Figure(figsize=size, dpi=100, layout="constrained")
+        figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(rows, _COLUMNS, squeeze=False).ravel()
         for axis in axes:
             axis.set_axis_off()
@@ -56,14 +55,14 @@ def write_preview(cfg: Config, summaries: Sequence[Summary], path: Path) -> None
             axis.set_title(name, fontsize=9)
             axis.imshow(cell)
         figure.legend(handles=handles, loc="outside lower center", ncols=_LEGEND_COLUMNS)
-        with atomic_write(path) as part:
-            figure.savefig(part, format="png")
+        save_figure(figure, path, dpi=100)
 
 
 def _choose(summaries: Sequence[Summary]) -> list[tuple[str, Mapping]]:
     """Return the title and the sample of up to twelve images, of each split as many."""
     found: list[tuple[str, Mapping]] = []
-    for i, summary in reversed([*enumerate(summaries, 1)]):  # the training set fills the rest
+    labeled = [summary for summary in summaries if summary.pixels.any()]
+    for i, summary in reversed([*enumerate(labeled, 1)]):  # the training set fills the rest
         rare_first = sorted(summary.largest, key=lambda c: summary.images[c])
         evenly = np.linspace(0, len(summary.samples) - 1, _IMAGES).astype(int)
         samples = [summary.largest[c][1] for c in rare_first]
@@ -74,12 +73,9 @@ def _choose(summaries: Sequence[Summary]) -> list[tuple[str, Mapping]]:
     return found
 
 
-def _picture(image: np.ndarray, label: np.ndarray, colors: np.ndarray) -> np.ndarray:
+def _picture(image: np.ndarray, label: np.ndarray, palette: Sequence) -> np.ndarray:
     """Return an RGB image next to the same under the colors of its labels."""
-    scale = min(1, _SIDE / max(label.shape))
-    size = [max(1, round(side * scale)) for side in reversed(label.shape)]
-    shown = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
-    reduced: Any = cv2.resize(label, size, interpolation=cv2.INTER_NEAREST)
-    labels = colors[reduced]
-    gap = np.full((size[1], 4, 3), 255, np.uint8)
-    return np.hstack([shown, gap, (shown * 0.4 + labels * 0.6).astype(np.uint8)])
+    shown, reduced = shrink(_SIDE, image, label)
+    gap = np.full((len(shown), 4, 3), 255, np.uint8)
+    mixed = shown * 0.4 + colorize(reduced, palette) * 0.6
+    return np.hstack([shown, gap, mixed.astype(np.uint8)])

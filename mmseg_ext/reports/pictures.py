@@ -1,7 +1,9 @@
 """Images and label maps as pictures."""
 
 from collections.abc import Sequence
+from typing import Any
 
+import cv2
 import numpy as np
 
 
@@ -32,6 +34,17 @@ def to_picture(image: np.ndarray, bands: Sequence[int] | None = None) -> np.ndar
     bands = shown_bands(count, bands)
     chosen = [3 - band if count == 3 else band - 1 for band in bands]  # three are BGR
     return np.ascontiguousarray(image[..., chosen].clip(0, 255), dtype=np.uint8)
+
+
+def shrink(side: int, image: np.ndarray, *labels: np.ndarray) -> list[Any]:
+    """Return an image (H, W, 3) and label maps (h, w), all at most `side` pixels long and wide.
+
+    The image gets the size of the label maps.
+    """
+    scale = min(1, side / max(labels[0].shape))
+    size = [max(1, round(scale * n)) for n in reversed(labels[0].shape)]
+    maps = [cv2.resize(x, size, interpolation=cv2.INTER_NEAREST) for x in labels]
+    return [cv2.resize(image, size, interpolation=cv2.INTER_AREA), *maps]
 
 
 def error_overlay(

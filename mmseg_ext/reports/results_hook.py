@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmseg_ext.atomic_write import atomic_write, write_text
-from mmseg_ext.reports.pictures import colorize, error_overlay, to_picture
+from mmseg_ext.reports.pictures import colorize, error_overlay, shrink, to_picture
 
 RESULTS = "results.json"
 PICTURES = "examples"
@@ -113,16 +113,8 @@ def _example(
     image: np.ndarray, prediction: Tensor, truth: Tensor, palette: list[list[int]]
 ) -> np.ndarray:
     """Return image and truth above prediction and errors, RGB uint8; `image` is RGB (h, w, 3)."""
-    scale = min(1.0, _SIDE / max(truth.shape))
-    size = [round(side * scale) for side in reversed(truth.shape)]
-    shown, labels, predicted = (
-        np.asarray(Image.fromarray(pixels).resize(size, kind))
-        for pixels, kind in (
-            (image, Image.Resampling.BILINEAR),
-            (truth.int().cpu().numpy(), Image.Resampling.NEAREST),
-            (prediction.int().cpu().numpy(), Image.Resampling.NEAREST),
-        )
-    )
+    maps = [labels.int().cpu().numpy() for labels in (truth, prediction)]
+    shown, labels, predicted = shrink(_SIDE, image, *maps)
     maps = [colorize(x, palette) for x in (labels, predicted)]
     quarters = [shown, *maps, error_overlay(shown, labels, predicted)]
     framed = [np.pad(q, ((0, _GAP), (0, _GAP), (0, 0)), constant_values=128) for q in quarters]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 from matplotlib.path import Path as Polygon
 from mmengine.config import Config
@@ -602,6 +603,11 @@ def test_a_picture_shows_images_and_labels(tmp_path):
     assert commands.run("check_dataset", [str(folder / "config.py"), "--workers", "0"]) == 1
     after = shown()
     assert after[mixed[0]] > before[mixed[0]] and not after[mixed[1]] + after[mixed[2]]
+    for split in ("val", "train"):  # all damaged
+        for path in folder.glob(f"data/images/{split}/*"):
+            path.unlink()
+            path.touch()
+        assert commands.run("check_dataset", [str(folder / "config.py"), "--workers", "0"]) == 1
 
 
 def test_labels_of_labelme_itself(tmp_path):
@@ -679,10 +685,18 @@ def as_jpeg(folder: Path) -> None:
         Image.open(path).save(path, "JPEG")
 
 
+def as_pages(folder: Path) -> None:
+    for path in folder.glob("masks/*"):
+        pages = np.stack([np.array(Image.open(path))] * 2)
+        tifffile.imwrite(path.with_suffix(".tif"), pages, photometric="minisblack")
+        path.unlink()
+
+
 BAD = {  # damage, flags, part of the message
     "folder": (lambda f: shutil.rmtree(f / "masks"), "", "masks: there is no such folder"),
     "one class": (redraw(np.zeros(SIZE[::-1], np.uint8)), "", "all masks have the value 0"),
     "jpeg": (as_jpeg, "", "_mask.png: cannot be read (JPEG"),
+    "pages": (as_pages, "", "_mask.tif: cannot be read (is a stack of pages"),
     "placeholder": (str, "--classes a b {{_base_.x}}", "class '{{_base_.x}}'"),
     "surrogate": (str, "--classes a b \ud800", "class '\\ud800'"),
     "twice": (str, "--classes a b a", "class 'a': every class needs a name of its own"),
@@ -849,6 +863,23 @@ def test_photos_become_upright(tag, upright, suffix, tmp_path):
     assert made.summaries[0].sizes == {turned.shape[::-1]: 1}
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.float32])
+def test_turned_bands_are_left_out(kind, tmp_path):
+    """Pillow would write three of four bands, or fewer bits."""
+    for i in range(3):
+        save(tmp_path / f"masks/{i}.png", scene(i)[0])
+        (tmp_path / "images").mkdir(exist_ok=True)
+        tifffile.imwrite(
+            *(tmp_path / f"images/{i}.tif", np.zeros((*SIZE[::-1], 4), kind)),
+            photometric="rgb",
+            extrasamples=["unspecified"],
+            extratags=[(0x0112, "H", 1, 3 if i == 2 else 1)],
+        )
+    reader = Masks(tmp_path / "masks")
+    made = make_project(tmp_path / "project", tmp_path / "images", reader)
+    assert [line.endswith("(3); save it upright") for line in made.left_out] == [True]
+
+
 def test_portrait_and_landscape_train_and_test_at_one_scale(tmp_path):
     """The config fits the data and is short."""
     for i, shape in enumerate(((900, 1200), (1200, 900))):
@@ -909,7 +940,7 @@ LITE, RESNET = "EfficientNetLite", "ResNetV1c"
 @pytest.mark.parametrize(
     ("start", "kind", "widths", "checkpoint", "loaded", "rate", "license"),
     [
-        ("imagenet", LITE, [24, 40, 112, 320], LITE0, None, 1e-3, "Apache-2.0"),
+        ("imagenet", LITE, [24, 40, 112, 320], LITE0, None, 2e-3, "Apache-2.0"),
         ("scratch", RESNET, [32, 64, 128, 256], None, None, 2e-3, "random"),
         ("resnet18", RESNET, [64, 128, 256, 512], R18, None, 5e-4, "Apache-2.0"),
         ("ea_r18_fpn_nuclei_4k", RESNET, [32, 64, 128, 256], None, "nuclei_4k", 5e-4, "Apache"),
