@@ -236,6 +236,9 @@ def _read_tiff(data: bytes, indices: bool) -> Pixels:
                 raise ValueError(f"has the color space {space}; save it as RGB")
             values = full[0].asarray().reshape([sizes[axis] for axis in axes])
         except Exception as error:
+            if indices and page.photometric == _PALETTE:  # OpenCV applies the palette
+                with Image.open(io.BytesIO(data)) as image:
+                    return declared(np.asarray(image), **{**more, "orientation": 1})
             values = _by_opencv(data, page) if bands != ["C"] else None
             if values is not None:
                 bits = page.bitspersample if values.dtype == np.uint16 else None
