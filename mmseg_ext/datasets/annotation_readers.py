@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import io
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from mmseg_ext.datasets.image_values import read_pixels
+from mmseg_ext.datasets.image_values import Pixels, is_deep, is_tiff, read_pixels
 from mmseg_ext.datasets.images import IMAGE_SUFFIXES, files_below, progress
 from mmseg_ext.datasets.nuclei import draw_labels
 from mmseg_ext.datasets.pairing import MASK_SUFFIXES, Key, key_of, split_in
@@ -173,11 +174,14 @@ def _values(codes: np.ndarray) -> np.ndarray:
 
 
 def _codes_of(path: Path) -> np.ndarray:
-    with Image.open(path) as image:
+    data = path.read_bytes()
+    if is_tiff(data) or is_deep(data):
+        pixels = read_pixels(data, indices=True)
+        if pixels.values.shape[2] > 1 or not pixels.colors:  # Pillow reads palettes
+            return _codes_in(pixels.upright() if is_tiff(data) else pixels)
+    with Image.open(io.BytesIO(data)) as image:
         if image.format == "JPEG":
             raise ValueError("JPEG changes the values of a mask; annotate or export it as PNG")
-        if getattr(image, "n_frames", 1) > 1:
-            read_pixels(path.read_bytes())  # refuses a TIFF's pages, of which Pillow reads one
         pixels = np.asarray(image.convert("L") if image.mode == "1" else image)  # white is 255
         if image.mode != "P" and pixels.ndim == 2:
             if pixels.dtype.kind == "f" or pixels.min() < 0 or pixels.max() > 0xFFFF:
@@ -191,6 +195,30 @@ def _codes_of(path: Path) -> np.ndarray:
         if "A" in image.getbands():  # an eraser leaves any color
             codes[np.asarray(image.getchannel("A")) == 0] = _COLOR << 40  # black
         return codes
+
+
+def _codes_in(pixels: Pixels) -> np.ndarray:
+    """Return the codes of pixels as a TIFF or an image of 16 bits declares them."""
+    values, alpha = pixels.values, pixels.alpha
+    if values.dtype == bool:
+        values = np.where(values, 255, 0)  # as in other files of 1 bit
+    own = np.delete(values, alpha, axis=2)
+    if own.shape[2] not in (1, 3):
+        raise ValueError(f"{own.shape[2]} bands; a mask has a value or a color in each pixel")
+    codes = own.astype(np.int64)
+    if (codes != own).any() or codes.min() < 0 or codes.max() > 0xFFFF:
+        raise ValueError(f"{own.dtype} values from {own.min()} to {own.max()}")
+    if own.shape[2] == 1:
+        codes = codes[..., 0] << 24 | codes[..., 0].clip(0, 255) * 0x10101
+    else:
+        if codes.max() > 255:
+            if (codes % 257).any():
+                raise ValueError("colors of 16 bits; save them with 8 bits")
+            codes //= 257
+        codes = _COLOR << 40 | codes.max(2) << 24 | codes @ [0x10000, 0x100, 1]
+    for band in alpha:
+        codes[values[..., band] == 0] = _COLOR << 40  # black
+    return codes
 
 
 def _index(codes):

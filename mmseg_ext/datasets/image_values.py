@@ -118,8 +118,10 @@ def _to_bytes(values: np.ndarray, white: float | None, limits: ValueRange | None
     if white is not None and white < 255 and not floats:
         limits = (0, white)
     if limits is None:
-        low, high = values.min(), values.max()
-        if white is None or (floats and not (low >= 0 and high <= 1)):  # NaN, too
+        known = values[np.isfinite(values)]
+        low, high = (known.min(), known.max()) if known.size else (0, 1)
+        outside = known.size < values.size or low < 0 or high > 1
+        if white is None or (floats and outside):
             raise ValueError(
                 f"has {values.dtype} values from {low:g} to {high:g}, and it is unknown which are "
                 f"black and white; {_hint(low, high)}"
@@ -236,6 +238,9 @@ def _read_tiff(data: bytes, indices: bool) -> Pixels:
                 raise ValueError(f"has the color space {space}; save it as RGB")
             values = full[0].asarray().reshape([sizes[axis] for axis in axes])
         except Exception as error:
+            if indices and page.photometric == _PALETTE:  # OpenCV applies the palette
+                with Image.open(io.BytesIO(data)) as image:
+                    return declared(np.asarray(image), **{**more, "orientation": 1})
             values = _by_opencv(data, page) if bands != ["C"] else None
             if values is not None:
                 bits = page.bitspersample if values.dtype == np.uint16 else None

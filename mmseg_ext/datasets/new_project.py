@@ -349,7 +349,7 @@ def _look_at(pair: _Pair) -> None:
     """Set the size, the orientation and a small version of a pair's image."""
     path = str(pair.image)
     pixels = read(read_bytes(path), path)
-    pair.small, tag = small_version(pixels.values), pixels.orientation
+    pair.small, tag = small_version(pixels.values, pixels.missing), pixels.orientation
     height, width, count = pixels.upright().values.shape
     pair.orientation, pair.size = tag, (height, width)
     is_photo = count - len(pixels.alpha) in (1, 3) and pixels.values.dtype in (bool, np.uint8)

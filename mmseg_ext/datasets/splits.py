@@ -122,9 +122,15 @@ def connect(count: int, links: Iterable[tuple[int, Sequence[int]]]) -> np.ndarra
     return group
 
 
-def small_version(image: np.ndarray) -> np.ndarray:
-    """Return an image (H, W, ...) in gray, 16 x 16, of mean 0 and length 1; 0 if it is flat."""
+def small_version(image: np.ndarray, missing: float | None = None) -> np.ndarray:
+    """Return an image (H, W, ...) in gray, 16 x 16, of mean 0 and length 1; 0 if it is flat.
+
+    Values that are `missing` or not finite count as the mean of the others.
+    """
     bands = image.reshape(*image.shape[:2], -1)[..., :3]
+    if bands.dtype.kind == "f" or missing is not None:
+        known = np.isfinite(bands) & (bands != missing)
+        bands = np.where(known, bands, bands[known].mean() if known.any() else 0)
     step = (float(bands.max()) - float(bands.min())) / 255
     if bands.dtype == np.uint8 and bands.size > 2**18:  # fast, before there are floats
         bands = cv2.resize(bands, (8 * _SIDE, 8 * _SIDE), interpolation=cv2.INTER_AREA)

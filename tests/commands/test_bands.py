@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tifffile
+import torch
 from mmengine.config import Config
 from PIL import Image
 
@@ -152,7 +153,15 @@ def test_every_command_takes_the_bands_of_a_project(count, tmp_path, capsys, mon
     assert run("test", [str(config), str(checkpoint), "--show-dir", "shown"]) == (count != 1)
     if count not in (1, 6):  # an export takes long
         return
-    start_command("export", config, checkpoint, "--out", "m.onnx", "--images", image)
+    scores = Predictor(model, scores=True)(image).scores.astype(np.float32)
+    with torch.no_grad():  # each class gets half of the pixels
+        model.decode_head.conv_seg.bias[0] += float(np.median(np.log(scores[1] / scores[0])))
+    torch.save(dict(state_dict=model.state_dict()), "half.pth")
+    labels = predictor(image).labels
+    assert 0.4 < labels.mean() < 0.6
+    # A file of a fixed size takes the image with a margin, which changes all scores.
+    start_command("export", config, "half.pth", "--dynamic", "--out", "m.onnx", "--images", image)
     monkeypatch.setattr("sys.argv", [EXAMPLE, "m.onnx", "images", "exported"])
     assert runpy.run_path(EXAMPLE)["main"]() == 0
-    assert (result.labels == np.asarray(Image.open("exported/0.png"))).mean() > 0.95
+    agreement = (labels == np.asarray(Image.open("exported/0.png"))).mean()
+    assert agreement > 0.98  # the reduced image is rounded only here

@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 
 from mmseg_ext.datasets import CheckedLoadImage
 from mmseg_ext.datasets import images as module
-from mmseg_ext.datasets.image_values import picture_pixels
+from mmseg_ext.datasets.image_values import declared, picture_pixels
 from mmseg_ext.datasets.images import image_size
 from mmseg_ext.errors import UnreadableFileError
 
@@ -253,3 +253,8 @@ def test_other_options_of_mmcv_stay(tmp_path):
     assert found.dtype == np.float32 and np.array_equal(found, GRAY)
     with pytest.raises(UnreadableFileError, match=r"value_range=.*: give"):
         load(data, 1, (5, 5))
+
+
+def test_the_suggested_range_leaves_out_what_is_no_number():
+    with pytest.raises(ValueError, match=r"--value-range 0\.25 3 "):
+        declared(np.array([[np.nan, 0.25], [np.inf, 3.0]])).fit(1)

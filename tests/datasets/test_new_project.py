@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import tifffile
@@ -517,6 +518,40 @@ def test_transparent_pixels_are_background(tmp_path):
         assert run(tmp_path, "--masks", str(tmp_path / folder)) == 0
         for name, label in label_maps(tmp_path).items():
             assert np.array_equal(label, np.where(erased, 0, scene(int(name[-2:]))[0]))
+
+
+PAGES = np.stack([PHOTO[..., 0], PHOTO[..., 0] + np.uint8(1)])
+KINDS = {  # masks as tifffile and OpenCV write them, from label maps
+    "big_endian": lambda m: (m * np.uint16(300), dict(byteorder=">", bigtiff=True)),
+    "int64": lambda m: (m.astype(np.int64), {}),
+    "float": lambda m: (m.astype(np.float32), {}),
+    "bands": lambda m: (COLORS[m], dict(planarconfig="contig")),
+    "planes": lambda m: (COLORS[m].transpose(2, 0, 1), dict(planarconfig="separate")),
+    "deep_colors": lambda m: (COLORS[m].astype(np.uint16) * 257, dict(photometric="rgb")),
+    "deep_png": lambda m: (m[..., None].repeat(3, 2).astype(np.uint16), None),
+    "pages": lambda m: (PAGES, {}),
+    "fractions": lambda m: ((m / 2).astype(np.float32), {}),
+    "deep_mixture": lambda m: (COLORS[m].astype(np.uint16) * 3, dict(photometric="rgb")),
+}
+REFUSED = {"pages": "stack of pages", "fractions": "float32 values", "deep_mixture": "16 bits"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_masks_are_read_as_they_are_declared(kind, tmp_path, capsys):
+    save_images(tmp_path / "images", 4)
+    (tmp_path / "masks").mkdir()
+    for i in range(4):
+        pixels, options = KINDS[kind](scene(i)[0])
+        if options is None:
+            cv2.imwrite(str(tmp_path / f"masks/{i:02d}.png"), pixels)
+        else:
+            options = {"photometric": "minisblack"} | options
+            tifffile.imwrite(tmp_path / f"masks/{i:02d}.tif", pixels, **options)
+    assert run(tmp_path, "--masks", str(tmp_path / "masks")) == (kind in REFUSED)
+    if kind in REFUSED:
+        assert re.search(f"0.tif: .*{REFUSED[kind]}", capsys.readouterr().err)
+    for name, label in label_maps(tmp_path).items():
+        assert np.array_equal(label, scene(int(name[-2:]))[0])
 
 
 def test_mixed_codes_are_a_note(tmp_path, capsys):

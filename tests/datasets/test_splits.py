@@ -98,3 +98,12 @@ def test_copies_are_found_in_any_position():
     group = [3, *range(9, 14)]
     assert copies == {(i, j) for i in group for j in group if i < j}
     assert not list(find_copies([]))
+
+
+@pytest.mark.parametrize("missing", [-9999.0, np.nan])
+def test_pixels_without_data_make_no_copies(missing):
+    images = [np.random.RandomState(i).rand(64, 80, 3) for i in (0, 1, 0)]
+    for image in images:
+        image[:20] = missing
+    small = [small_version(image, missing) for image in images]
+    assert dict(find_copies(small)) == {0: [2]}
