@@ -84,6 +84,13 @@ def test_weights_fit_other_numbers_of_channels(channels):
     assert len(model.data_preprocessor.mean) == channels
 
 
+@pytest.mark.parametrize("counts", [{"in_channels": 0}, {"num_classes": 0}, {"num_classes": -1}])
+def test_counts_below_one_are_refused(counts):
+    ((key, count),) = counts.items()
+    with pytest.raises(ValueError, match=f"^get_model: {key}={count}; pass 1 or more"):
+        mmseg_ext.get_model(DEFAULT, **counts)
+
+
 def test_the_number_of_classes_of_all_heads(tmp_path):
     """Of several auxiliary heads, and of losses, whose class weights stay only if they fit."""
     config, file = Config.fromfile(SHAPES), tmp_path / "weights.pth"
