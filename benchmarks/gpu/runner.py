@@ -239,6 +239,8 @@ def stage_tables(rows: Sequence[dict]) -> str:
 def claims_text(results: dict) -> str:
     lines = ["## Claims of the docs", "", "| | page: claim |", "| :-- | :-- |"]
     lines += [f"| {claim.verdict(results)} | {claim.text} |" for claim in CLAIMS]
+    if {"--quick", "cpu", "--device=cpu"} & {*results.get("command", "").split()}:
+        lines += ["", "Of --quick or of a CPU, times, memory and mIoU prove nothing about claims."]
     return "\n".join(lines) + "\n"
 
 

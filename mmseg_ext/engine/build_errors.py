@@ -105,13 +105,14 @@ def check_metrics(runner: Runner) -> None:
     """Raise a LaunchError for `iou_metrics` and `save_best` that the first validation would refuse.
 
     The metric itself computes the names of its scores. `CheckedIoUMetric` gets the names of scores
-    of single classes that `save_best` has, such as 'IoU.crop'.
+    of single classes that `save_best` or the `monitor` of a hook has, such as 'IoU.crop'.
     """
     metrics = getattr(getattr(runner.val_loop, "evaluator", None), "metrics", [])
     if not metrics or not all(hasattr(metric, "total_area_to_metrics") for metric in metrics):
         return  # not only mmsegmentation's IoUMetric
     wanted = (runner.cfg.get("default_hooks", {}).get("checkpoint") or {}).get("save_best")
     wanted = [wanted] if isinstance(wanted, str) else wanted or []
+    needed = [*wanted, *(getattr(hook, "monitor", None) for hook in runner.hooks)]
     names, of_classes = set(), set()
     for metric in metrics:
         areas = 4 * [torch.ones(len(metric.dataset_meta["classes"]))]
@@ -124,12 +125,13 @@ def check_metrics(runner: Runner) -> None:
         names |= {prefix + (name if name == "aAcc" else f"m{name}") for name in scores}
         for name in getattr(metric, "by_class", {}):
             of_classes.add(prefix + name)
-            if prefix + name in wanted and name not in metric.class_scores:
+            if prefix + name in needed and name not in metric.class_scores:
                 metric.class_scores.append(name)
     for name in wanted:
         if name not in {"auto", *names, *of_classes}:
             key, hint = f"default_hooks.checkpoint.save_best={name!r}", nearest(name, of_classes)
-            raise LaunchError(f"{key}: the validation returns {', '.join(sorted(names))}{hint}")
+            found = ", ".join([*sorted(names), *sorted(of_classes, reverse=True)[:4]])
+            raise LaunchError(f"{key}: the validation returns {found}{hint}")
 
 
 def _explanation(entries: _Entries, error: Exception) -> Exception | None:

@@ -59,6 +59,8 @@ def load_config(
         # mmengine compiles the rest of a config with the name of the file.
         if isinstance(error, NameError) and not traceback.extract_tb(error.__traceback__)[-1][0]:
             reason += "; mmengine evaluates `_base_` without the rest of the file; write full paths"
+        if Path(path).suffix in (".pth", ".safetensors"):
+            reason = "is a checkpoint; pass the config first, then the checkpoint"
         raise LaunchError(f"config {path}: {reason}") from error
     cfg.launcher = launcher
     for warning in unread_keys(cfg, options or {}):

@@ -23,6 +23,10 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         LaunchError: without `layer_decay_rate`, and for a backbone without `get_layer_depth`.
     """
 
+    def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None):
+        # mmengine's constructor calls `add_params` only for settings that are not empty.
+        super().__init__(optim_wrapper_cfg, paramwise_cfg or {"layer_decay_rate": None})
+
     def add_params(
         self, params: list[dict], module: nn.Module, prefix: str = "", is_dcn_module=None
     ) -> None:

@@ -39,7 +39,7 @@ class CheckedIoUMetric(IoUMetric):
 
     Args:
         class_scores: scores of single classes that the results contain, such as 'IoU.crop' or
-            'Acc.crop'. `mmseg-ext train` adds those that `save_best` names.
+            'Acc.crop'. `mmseg-ext train` adds those that hooks need.
 
     Raises:
         LabelError: in `process`, for a label map with values other than the classes and

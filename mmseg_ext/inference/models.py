@@ -76,10 +76,13 @@ def get_model(
             of the file whose shapes then differ are left out, with a warning.
 
     Raises:
-        ValueError: for an unknown name, for `pretrained` without weights of this project, and
-            for weights that do not fit the model or are not finite.
+        ValueError: for an unknown name, for `pretrained` without weights of this project, for
+            counts below 1, and for weights that do not fit the model or are not finite.
         OSError: if a file is missing.
     """
+    for key, count in (("num_classes", num_classes), ("in_channels", in_channels)):
+        if count is not None and count < 1:
+            raise ValueError(f"get_model: {key}={count}; pass 1 or more")
     config = copy.deepcopy(name) if isinstance(name, Config) else load_config(str(name))
     if pretrained:
         if weights is not None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.claims import CLAIMS, Claim
-from benchmarks.gpu.runner import STAGES, main, stage_text
+from benchmarks.gpu.runner import STAGES, claims_text, main, stage_text
 from benchmarks.gpu.summary import stage_summary
 from tests.engine.runs import ROOT, run
 
@@ -67,6 +67,13 @@ def test_unknown_stages_are_refused(capsys):
     with pytest.raises(SystemExit):
         main(["--out", "none", "--stages", "parity,speed"])
     assert "'speed'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "noted"), [("--quick", 1), ("--device cpu", 1), ("", 0)])
+def test_results_that_prove_nothing_say_so(words, noted):
+    command = f"python -m benchmarks.gpu --out cpu_or_gpu {words}"
+    text = claims_text({"command": command, "stages": {}})
+    assert text.count("prove nothing about claims") == noted
 
 
 def test_rows_with_the_same_columns_are_one_table():

@@ -61,6 +61,22 @@ def test_mmsegmentations_layer_wise_rates_are_for_other_backbones(tmp_path):
         train_here(write_config(tmp_path, settings), tmp_path / "work")
 
 
+@pytest.mark.parametrize("settings", [None, {}, {"bias_lr_mult": 2.0}])
+def test_layer_wise_rates_need_a_rate(settings):
+    wrapper = {"constructor": "LayerDecayOptimWrapperConstructor", "paramwise_cfg": settings}
+    with pytest.raises(LaunchError, match="layer_decay_rate=None: set a number"):
+        build_optim_wrapper(nn.Linear(3, 4), wrapper | {"optimizer": {"type": "SGD", "lr": 0.1}})
+
+
+def test_early_stopping_gets_the_score_of_a_class(tmp_path):
+    hook = "dict(type='EarlyStoppingHook', monitor='IoU.a', rule='greater', "
+    settings = f"custom_hooks = [{hook} min_delta=1000, patience=1)]\n"
+    config, work = write_config(tmp_path, SETTINGS + settings), tmp_path / "work"
+    train_here(config, work)
+    assert len(logged(work, "IoU.a")) == 2
+    assert "Skip early stopping" not in log_text(work)
+
+
 def test_padding_that_is_no_class_is_named(tmp_path):
     runner = build_train_runner(
         str(write_config(tmp_path)),

@@ -10,7 +10,7 @@ from torch.nn import Conv2d
 import mmseg_ext
 from mmseg_ext.datasets import NucleiDataset
 from mmseg_ext.durable.checkpoint_files import read_checkpoint
-from mmseg_ext.errors import CheckpointError
+from mmseg_ext.errors import CheckpointError, LaunchError
 from mmseg_ext.inference import models
 from tests.configs import CONFIGS
 
@@ -82,6 +82,20 @@ def test_weights_fit_other_numbers_of_channels(channels):
         found = mmseg_ext.Predictor(model)(photo[..., 0]).labels
         assert (found == mmseg_ext.Predictor(full)(photo).labels).mean() > 0.9
     assert len(model.data_preprocessor.mean) == channels
+
+
+@pytest.mark.parametrize("counts", [{"in_channels": 0}, {"num_classes": 0}, {"num_classes": -1}])
+def test_counts_below_one_are_refused(counts):
+    ((key, count),) = counts.items()
+    with pytest.raises(ValueError, match=f"^get_model: {key}={count}; pass 1 or more"):
+        mmseg_ext.get_model(DEFAULT, **counts)
+
+
+def test_a_checkpoint_in_the_place_of_a_config_is_named(tmp_path):
+    torch.save({}, tmp_path / "iter_6.pth")
+    for name in ("iter_6.pth", "iter_7.pth"):
+        with pytest.raises(LaunchError, match=f"{name}: is a checkpoint; pass the config first"):
+            mmseg_ext.Predictor(tmp_path / name)
 
 
 def test_the_number_of_classes_of_all_heads(tmp_path):
