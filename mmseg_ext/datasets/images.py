@@ -173,8 +173,22 @@ class CheckedLoadImage(LoadImageFromFile):
             number of channels, or has values that need a range.
     """
 
-    def __init__(self, *args, channels: int = 3, value_range: ValueRange | None = None, **kwargs):
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        to_float32: bool = False,
+        color_type: str = "color",
+        imdecode_backend: str = "cv2",
+        file_client_args: dict | None = None,
+        ignore_empty: bool = False,
+        *,
+        backend_args: dict | None = None,
+        channels: int = 3,
+        value_range: ValueRange | None = None,
+    ):
+        backends = dict(file_client_args=file_client_args, backend_args=backend_args)
+        super().__init__(
+            to_float32, color_type, imdecode_backend, ignore_empty=ignore_empty, **backends
+        )
         self.channels, self.value_range = channels, value_range
 
     def transform(self, results: dict) -> dict:

@@ -7,7 +7,7 @@ from pathlib import Path
 import mmseg_ext.durable
 
 ALLOWED = {"torch", "numpy", "mmengine", "safetensors", "mmseg_ext"}
-OWN = {"atomic_write", "durable", "errors", "upstream"}
+OWN = {"atomic_write", "durable", "errors", "torch_versions", "upstream"}
 
 
 def test_imports():
