@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # picture that is written.
 BYTES_PER_PIXEL = 17
 MAX_PIXELS = 2 * 2**30 // BYTES_PER_PIXEL
+BACKGROUNDS = ("background", "class_0")  # class_0: the lowest value of masks without names
 LEAST_PIXELS = 16  # of an object, as the network sees it; about one position of its output
 
 
@@ -121,7 +122,7 @@ def main(args: argparse.Namespace) -> int:
             with atomic_write(args.out / kind / name) as part:
                 picture.save(part, "PNG")
         if args.json or args.coco or args.csv:
-            classes = args.classes or [c for c in result.classes if c != "background"]
+            classes = args.classes or [c for c in result.classes if c not in BACKGROUNDS]
             least = args.min_area
             if least is None:
                 least = round(LEAST_PIXELS * max(1, result.reduction) ** 2)

@@ -14,6 +14,7 @@ from PIL import Image
 from mmseg_ext import get_model
 from mmseg_ext.commands import run
 from mmseg_ext.datasets.metainfo import classes_and_palette
+from mmseg_ext.durable.checkpoint_files import read_checkpoint
 from mmseg_ext.inference.predictor import Predictor
 from tests.configs import CONFIGS
 from tests.datasets.trees import random_image, save
@@ -170,6 +171,17 @@ def test_counts_leave_out_specks_and_the_background(tmp_path, capsys):
         assert small and f"left out: {small} objects" in capsys.readouterr().out
         features = json.loads((tmp_path / "out/objects/nuclei.geojson").read_text())["features"]
         assert len(features) == sum(map(len, areas.values())) - small
+
+
+def test_the_lowest_value_of_masks_without_names_is_no_object(tmp_path):
+    weights = tmp_path / "unnamed.pth"
+    content = read_checkpoint(ROOT / "mmseg_ext/weights/ea_r18_fpn_nuclei_4k.pth")
+    content["meta"]["dataset_meta"]["classes"] = ["class_0", "class_1", "class_2"]
+    torch.save(content, weights)
+    words = [str(CONFIGS / "ea_r18_fpn_nuclei_4k.py"), str(weights), "--csv"]
+    assert run("image_demo", [str(ROOT / "demo/nuclei.png"), *words, "--out", str(tmp_path)]) == 0
+    header = (tmp_path / "classes.csv").read_text().splitlines()[0].split(",")
+    assert [name for name in header if "objects" in name] == ["class_1 objects", "class_2 objects"]
 
 
 def test_more_than_256_classes(tmp_path, folder):
