@@ -239,20 +239,25 @@ def usable_device(name: str | None = None) -> "torch.device":
 def model_flags(parser: argparse.ArgumentParser) -> None:
     """Add CONFIG and CHECKPOINT, which `named_model` reads."""
     parser.add_argument("config", nargs="?", help="name or path (default: the project's own model)")
-    parser.add_argument("checkpoint", nargs="?", help="file, or 'none' for random weights")
+    parser.add_argument(
+        "checkpoint",
+        nargs="?",
+        help="file, or 'none' for random weights (default: the package's weights)",
+    )
 
 
 def named_model(args: argparse.Namespace) -> Any:
     """Return the segmentor of the flags CONFIG and CHECKPOINT, on the device of `--device`."""
     from mmseg_ext.engine.config import load_config
-    from mmseg_ext.inference.models import DEFAULT, get_model
+    from mmseg_ext.inference.models import DEFAULT, get_model, list_models
 
-    if args.config and not args.checkpoint:
+    own = not args.checkpoint and (args.config or DEFAULT) in list_models(pretrained=True)
+    if not (own or args.checkpoint):
         raise ValueError(f"{args.config}: name a checkpoint after it, or 'none'")
     config = load_config(args.config or DEFAULT, getattr(args, "cfg_options", None))
     weights = None if args.checkpoint == "none" else args.checkpoint
     device = usable_device(getattr(args, "device", "cpu"))  # `export` has no such flag
-    return get_model(config, pretrained=not args.config, weights=weights, device=device)
+    return get_model(config, pretrained=own, weights=weights, device=device)
 
 
 def launcher_flags(parser: argparse.ArgumentParser) -> None:

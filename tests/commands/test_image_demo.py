@@ -173,6 +173,13 @@ def test_counts_leave_out_specks_and_the_background(tmp_path, capsys):
         assert len(features) == sum(map(len, areas.values())) - small
 
 
+def test_a_name_with_weights_needs_no_checkpoint(tmp_path):
+    image, name = ROOT / "demo/nuclei.png", "ea_r18_fpn_nuclei_4k"
+    assert run("image_demo", [str(image), name, "--out", str(tmp_path)]) == 0
+    labels = np.asarray(Image.open(tmp_path / "labels/nuclei.png"))
+    assert (labels == Predictor(name)(image).labels).all()
+
+
 def test_the_lowest_value_of_masks_without_names_is_no_object(tmp_path):
     weights = tmp_path / "unnamed.pth"
     content = read_checkpoint(ROOT / "mmseg_ext/weights/ea_r18_fpn_nuclei_4k.pth")
