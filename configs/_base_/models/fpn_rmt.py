@@ -2,7 +2,7 @@
 # The experiment sets the arch, its widths, and `data_preprocessor.size`, the dataset's crop_size.
 norm_cfg = dict(type="SyncBN", requires_grad=True)
 model = dict(
-    # On a GPU, a test with one view is faster with "EncoderDecoder" if its memory fits (docs/gpu.md).
+    # On a GPU, a test with one view is faster with "EncoderDecoder" (docs/gpu.md).
     type="StripEncoderDecoder",
     data_preprocessor=dict(
         type="SegDataPreProcessor",

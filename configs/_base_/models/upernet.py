@@ -2,7 +2,7 @@
 # in_channels, and `data_preprocessor.size`, which is the dataset's crop_size.
 norm_cfg = dict(type="SyncBN", requires_grad=True)
 model = dict(
-    # On a GPU, a test with one view is faster with "EncoderDecoder" if its memory fits (docs/gpu.md).
+    # On a GPU, a test with one view is faster with "EncoderDecoder" (docs/gpu.md).
     type="StripEncoderDecoder",
     data_preprocessor=dict(
         type="SegDataPreProcessor",
