@@ -1,34 +1,13 @@
 # CamVid at 480x360 from ImageNet weights. weights/README.md has the results.
-_base_ = ["../models/lite0_fpn.py", "../datasets/camvid.py", "../default_runtime.py"]
-crop_size = (320, 320)
+_base_ = ["../models/lite0_fpn.py", "../datasets/camvid_320.py", "../default_runtime.py"]
 # Inverse to the square root of the share of the training pixels.
 class_weight = [0.877, 0.746, 3.63, 0.64, 1.7, 1.15, 3.32, 3.39, 1.49, 4.5, 6.66]
 model = dict(
-    data_preprocessor=dict(size=crop_size),
+    data_preprocessor=dict(size=_base_.crop_size),
     backbone=dict(output_stride=16),
     decode_head=dict(num_classes=11, loss_decode=dict(class_weight=class_weight)),
 )
-
-scale = (480, 360)
-train_pipeline = [
-    dict(type="CheckedLoadImage"),
-    dict(type="CheckedLoadAnnotations"),
-    dict(type="RandomResize", scale=scale, ratio_range=(0.7, 1.6), keep_ratio=True),
-    dict(type="RandomCrop", crop_size=crop_size, cat_max_ratio=0.75),
-    dict(type="RandomFlip", prob=0.5),
-    dict(type="PhotoMetricDistortion"),
-    dict(type="PackSegInputs"),
-]
-# The frames have this size; a photo is resized to it.
-test_pipeline = [
-    dict(type="LoadImageFromFile"),
-    dict(type="Resize", scale=scale, keep_ratio=True),
-    dict(type="CheckedLoadAnnotations"),
-    dict(type="PackSegInputs"),
-]
-train_dataloader = dict(batch_size=16, num_workers=4, dataset=dict(pipeline=train_pipeline))
-val_dataloader = dict(dataset=dict(pipeline=test_pipeline))
-test_dataloader = val_dataloader
+train_dataloader = dict(batch_size=16, num_workers=4)
 
 optim_wrapper = dict(
     type="OptimWrapper",

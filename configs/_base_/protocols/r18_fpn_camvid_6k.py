@@ -1,33 +1,12 @@
 # CamVid at 480x360 from scratch, for a CPU. docs/camvid.md has the results.
-_base_ = ["../models/r18_fpn.py", "../datasets/camvid.py", "../default_runtime.py"]
-crop_size = (320, 320)
+_base_ = ["../models/r18_fpn.py", "../datasets/camvid_320.py", "../default_runtime.py"]
 # With the share of the training pixels to the power of -3/4.
 class_weight = [0.66, 0.52, 5.54, 0.41, 1.78, 0.98, 4.84, 5.00, 1.46, 7.64, 13.8]
 model = dict(
-    data_preprocessor=dict(size=crop_size),
+    data_preprocessor=dict(size=_base_.crop_size),
     decode_head=dict(num_classes=11, loss_decode=dict(class_weight=class_weight)),
 )
-
-scale = (480, 360)
-train_pipeline = [
-    dict(type="CheckedLoadImage"),
-    dict(type="CheckedLoadAnnotations"),
-    dict(type="RandomResize", scale=scale, ratio_range=(0.7, 1.6), keep_ratio=True),
-    dict(type="RandomCrop", crop_size=crop_size, cat_max_ratio=0.75),
-    dict(type="RandomFlip", prob=0.5),
-    dict(type="PhotoMetricDistortion"),
-    dict(type="PackSegInputs"),
-]
-# The frames have this size; a photo is resized to it.
-test_pipeline = [
-    dict(type="LoadImageFromFile"),
-    dict(type="Resize", scale=scale, keep_ratio=True),
-    dict(type="CheckedLoadAnnotations"),
-    dict(type="PackSegInputs"),
-]
-train_dataloader = dict(batch_size=4, num_workers=1, dataset=dict(pipeline=train_pipeline))
-val_dataloader = dict(dataset=dict(pipeline=test_pipeline))
-test_dataloader = val_dataloader
+train_dataloader = dict(batch_size=4, num_workers=1)
 
 optim_wrapper = dict(
     type="OptimWrapper",
