@@ -228,20 +228,25 @@ def _shared_image_problems(summaries: Iterable[Summary]) -> Iterator[Problem]:
 
 def copy_notes(summaries: Sequence[Summary]) -> Iterator[str]:
     """Yield a line for each split whose images are nearly those of the training set."""
-    owner = [summary for summary in summaries for _ in summary.small]
-    samples = [sample for summary in summaries for sample in summary.samples]
-    copies: dict[str, dict[int, int]] = defaultdict(dict)
-    for i, others in find_copies([small for summary in summaries for small in summary.small]):
-        for j in others:  # the training set is first
-            if owner[i].split == "train" != owner[j].split:
-                copies[owner[j].split].setdefault(j, i)
-    for split, found in copies.items():
-        (j, i), *_ = found.items()
-        names = f"{samples[j]['img_path']} of {samples[i]['img_path']}"
-        yield (
-            f"{split}: note: {len(found)} of {owner[j].pairs} images are copies of training images "
-            f"or nearly so, also flipped or turned, such as {names}; the score will be too high"
-        )
+    held_out = [summary for summary in summaries if summary.split != "train"]
+    train = [summary for summary in summaries if summary.split == "train"]
+    ordered = [*held_out, *train]
+    samples = [sample for summary in ordered for sample in summary.samples]
+    small = [version for summary in ordered for version in summary.small]
+    owner = [summary for summary in held_out for _ in summary.small]
+    copies: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for i, others in find_copies(small, len(owner)):
+        if of_train := [j for j in others if j >= len(owner)]:
+            copies[owner[i].split].append((of_train[0], i))
+    for summary in held_out:
+        if found := copies[summary.split]:
+            j, i = min(found)
+            names = f"{samples[i]['img_path']} of {samples[j]['img_path']}"
+            yield (
+                f"{summary.split}: note: {len(found)} of {summary.pairs} images are copies of "
+                f"training images or nearly so, also flipped or turned, such as {names}; the score "
+                "will be too high"
+            )
 
 
 def print_summaries(summaries: Sequence[Summary], labels: Mapping[str, int] | None = None) -> None:

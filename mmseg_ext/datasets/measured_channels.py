@@ -46,9 +46,10 @@ def measure_images(paths: Sequence[Path]) -> Channels | None:
     samples: list[Pixels] = []
     for path in progress([paths[i] for i in chosen], "measuring", len(chosen)):
         data = read_bytes(str(path))
+        count = 3
         if is_tiff(data) or is_deep(data):
             samples.append(_sample(read(data, str(path))))
-        count = samples[-1].values.shape[2] if is_tiff(data) or is_deep(data) else 3
+            count = samples[-1].values.shape[2]
         kinds.setdefault(count, path)
     if kinds.keys() == {1, 3}:  # gray is repeated
         del kinds[1]

@@ -141,20 +141,24 @@ def small_version(image: np.ndarray, missing: float | None = None) -> np.ndarray
     return small / length if length > step * _SIDE else np.zeros_like(small)
 
 
-def find_copies(small: Sequence[np.ndarray]) -> Iterator[tuple[int, Sequence[int]]]:
+def find_copies(
+    small: Sequence[np.ndarray], first: int | None = None
+) -> Iterator[tuple[int, Sequence[int]]]:
     """Yield the number of a small version, and of later ones that are nearly equal.
 
-    Also if one is flipped or turned by 90 degrees.
+    Also if one is flipped or turned by 90 degrees. Only the `first` ones are compared with later
+    ones, by default all.
     """
     if not len(small):
         return
     images = np.stack(small)
     flat = images.reshape(len(images), -1)
-    turned = [np.rot90(v, k, (1, 2)) for v in (images, images[:, :, ::-1]) for k in range(4)]
-    views = np.stack(turned, 1).reshape(len(images), 8, -1)
-    for start in range(0, len(images), _ROWS):
-        rows = views[start : start + _ROWS]
-        closeness = (rows.reshape(-1, flat.shape[1]) @ flat[start:].T).reshape(*rows.shape[:2], -1)
+    first = len(images) if first is None else first
+    for start in range(0, first, _ROWS):
+        own = images[start : min(start + _ROWS, first)]
+        turned = [np.rot90(v, k, (1, 2)) for v in (own, own[:, :, ::-1]) for k in range(4)]
+        rows = np.stack(turned, 1).reshape(-1, flat.shape[1])
+        closeness = (rows @ flat[start:].T).reshape(len(own), len(turned), -1)
         for i, near in enumerate(closeness.max(1) > 1 - _NEAR**2 / 2):
             if others := (start + i + 1 + np.flatnonzero(near[i + 1 :])).tolist():
                 yield start + i, others
