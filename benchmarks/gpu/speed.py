@@ -195,8 +195,8 @@ def variants(quick: bool) -> list[tuple[str, str]]:
     """Return configs with variants, the most important ones first."""
     if quick:
         return [("ea_r18_shapes", variant) for variant in ("TF32", COMPILED[0])]
-    groups = [(CONFIGS, PLAIN), (CONFIGS[:2], COMPILED[:1]), (CONFIGS[:1], STOCK)]
-    groups += [(CONFIGS, ("float32",)), (CONFIGS, STOCK), (CONFIGS, COMPILED)]
+    groups = [(CONFIGS, PLAIN[:1]), (CONFIGS[:1], PLAIN + STOCK), (CONFIGS, PLAIN)]
+    groups += [(CONFIGS[:2], COMPILED[:1]), (CONFIGS, ("float32",)), (CONFIGS, STOCK + COMPILED)]
     return [*dict.fromkeys((name, v) for names, found in groups for v in found for name in names)]
 
 
