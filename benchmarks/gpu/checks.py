@@ -213,6 +213,7 @@ def several(run: Run) -> Iterator[Row]:
         options["model"] = dict(backbone=dict(norm_cfg=norm), decode_head=head)
         options["optim_wrapper"] = dict(optimizer=dict(_delete_=True, type="SGD", lr=0.01))
         options["env_cfg"] = dict(cudnn_benchmark=False, dist_cfg=dict(backend=backend))
+        options["randomness"] = dict(deterministic=True)  # a restart is compared bit by bit
         options["default_hooks"] = dict(checkpoint=dict(interval=2, max_keep_ckpts=9))
         half = {**options, "train_dataloader": {**options["train_dataloader"], "batch_size": 4}}
         title = {"processes": f"two, {backend}, {'two GPUs' if two_gpus else run.device}"}
