@@ -77,7 +77,7 @@ def test_resume():
 def test_resume_that_differs(monkeypatch):
     states = Mock(side_effect=[{"a": torch.ones(1)}, {"a": torch.zeros(1)}])
     monkeypatch.setattr("mmseg_ext.checkpoint.read_state_dict", states)
-    monkeypatch.setattr(module, "_train_shapes", Mock())
+    monkeypatch.setattr("mmseg_ext.engine.build.build_train_runner", Mock())
     assert module.check_resume().status == "FAIL"
 
 

@@ -72,7 +72,7 @@ def test_train_writes_checkpoints_and_prints_progress(trained):
 
 def starts_from(*words: str | Path) -> tuple[str | None, bool]:
     runner = built(*words)
-    return runner._load_from, runner._resume
+    return runner._load_from, runner._resume  # mmengine has no other names for them
 
 
 def test_resume_prefers_the_work_directory_to_a_configs_load_from(trained, tmp_path, monkeypatch):
