@@ -13,9 +13,8 @@ from mmengine.registry import MODELS as ROOT_MODELS
 from mmengine.registry import Registry
 
 import mmseg_ext
-from mmseg_ext import environment
+from mmseg_ext import commands, environment
 from mmseg_ext.commands.env import describe
-from mmseg_ext.commands.env import main as env
 from mmseg_ext.errors import StackError
 from tests.backbones.base import BackboneTester
 from tests.engine.runs import ROOT, run
@@ -125,11 +124,11 @@ def test_another_package_works_without_mmseg(tmp_path):
 
 
 def test_environment_table(monkeypatch, capsys):
-    assert env([]) == 0
+    assert commands.run("env", []) == 0
     printed, error = capsys.readouterr()
     assert not error
     monkeypatch.setattr(environment, "stack_problem", lambda: "a problem")
-    assert env([]) == 1
+    assert commands.run("env", []) == 1
     captured = capsys.readouterr()
     assert captured.err == "a problem\n" and "a problem" in captured.out
     for word in ("mmseg_ext", "torch", "devices", "mmcv.ops", "EAHead", mmseg_ext.__version__):
@@ -182,7 +181,7 @@ def test_another_project_with_a_package_of_this_name(version, told, tmp_path, mo
     with warnings.catch_warnings(record=True) as caught:
         mmseg_ext.register()
     assert [line in str(w.message) for w in caught] == [True] * told
-    env([])
+    commands.run("env", [])
     assert (line in capsys.readouterr().out) == told
 
 

@@ -5,7 +5,7 @@ import argparse
 import pytest
 import torch
 
-from mmseg_ext.backbones.deepvit import DeepViT
+from mmseg_ext.backbones import DeepViT
 from mmseg_ext.checkpoint import read_state_dict
 from mmseg_ext.commands import run
 from mmseg_ext.durable.checkpoint_files import read_checkpoint, terms_of

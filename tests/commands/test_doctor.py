@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.benchmark import Timer
 
-from mmseg_ext.commands import doctor
+from mmseg_ext import commands
 from mmseg_ext.doctor import checks as module
 from mmseg_ext.doctor.checks import Finding
 from mmseg_ext.layers import ExternalAttention2d, ManhattanAttention
@@ -106,7 +106,7 @@ def test_command(monkeypatch, tmp_path, capsys):
     chosen = [("speed", "a layer", lambda: Finding("slow", "x0.5"))]
     monkeypatch.setattr(module, "checks", lambda *args: chosen)
     path = tmp_path / "out" / "findings.json"
-    assert doctor.main(["--device", "cpu", "--json", str(path)]) == 0
+    assert commands.run("doctor", ["--device", "cpu", "--json", str(path)]) == 0
     record = json.loads(path.read_text())
     (check,) = record["checks"]
     assert check["status"] == "slow" and 0 <= check["seconds"] < 10
@@ -115,5 +115,5 @@ def test_command(monkeypatch, tmp_path, capsys):
     assert "\nstack: usable" in printed and "slow    speed: a layer" in printed
     assert printed.endswith("\n1 slow\n")
     chosen.append(("files", "resume", lambda: 1 / 0))
-    assert doctor.main(["--device", "cpu"]) == 1
+    assert commands.run("doctor", ["--device", "cpu"]) == 1
     assert "FAIL    files: resume" in capsys.readouterr().out

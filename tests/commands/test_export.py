@@ -14,7 +14,7 @@ from mmseg.registry import MODELS
 from PIL import Image
 
 from mmseg_ext import Predictor, get_model
-from mmseg_ext.commands.export import main
+from mmseg_ext.commands import run
 from mmseg_ext.errors import StackError
 from mmseg_ext.inference.export import (
     ExportedSegmentor,
@@ -132,7 +132,7 @@ def test_command_and_the_example_without_mmseg(tmp_path, monkeypatch, capsys):
         model.decode_head.conv_seg.weight.mul_(100)  # scores that differ between pixels
     torch.save({"state_dict": model.state_dict(), "meta": {"license": "MIT"}}, weights)
     words = [CONFIG, str(weights), "--dynamic", "--out", str(out)]
-    assert main([*words, "--images", str(folder / "b.png")]) == 0
+    assert run("export", [*words, "--images", str(folder / "b.png")]) == 0
     metadata = ExportedSegmentor(out).metadata
     assert metadata["classes"] == list(model.dataset_meta["classes"])
     assert metadata["license"] == "MIT"

@@ -11,11 +11,10 @@ import torch
 from mmseg.apis import inference_model, init_model
 from PIL import Image
 
-from mmseg_ext import get_model
+from mmseg_ext import Predictor, get_model
 from mmseg_ext.commands import run
 from mmseg_ext.datasets.metainfo import classes_and_palette
 from mmseg_ext.durable.checkpoint_files import read_checkpoint
-from mmseg_ext.inference.predictor import Predictor
 from tests.configs import CONFIGS
 from tests.datasets.trees import random_image, save
 from tests.engine.runs import ROOT
