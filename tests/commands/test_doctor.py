@@ -11,7 +11,7 @@ import torch
 from torch.utils.benchmark import Timer
 
 from mmseg_ext import commands
-from mmseg_ext.doctor import checks as module
+from mmseg_ext.doctor import checks as module  # one check; the command runs all for minutes
 from mmseg_ext.doctor.checks import Finding
 from mmseg_ext.layers import ExternalAttention2d, ManhattanAttention
 from mmseg_ext.segmentors import StripEncoderDecoder

@@ -16,7 +16,7 @@ from PIL import Image
 from mmseg_ext import Predictor, get_model
 from mmseg_ext.commands import run
 from mmseg_ext.errors import StackError
-from mmseg_ext.inference.export import (
+from mmseg_ext.inference.export import (  # the command takes only configs
     ExportedSegmentor,
     WholeImageSegmentor,
     export,

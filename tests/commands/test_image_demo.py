@@ -13,7 +13,7 @@ from PIL import Image
 
 from mmseg_ext import Predictor, get_model
 from mmseg_ext.commands import run
-from mmseg_ext.datasets.metainfo import classes_and_palette
+from mmseg_ext.datasets.metainfo import classes_and_palette  # of datasets that are not there
 from tests.configs import CONFIGS
 from tests.datasets.trees import random_image, save
 from tests.engine.runs import ROOT

@@ -11,7 +11,7 @@ import mmseg_ext
 from mmseg_ext.checkpoint import read_state_dict
 from mmseg_ext.datasets import NucleiDataset
 from mmseg_ext.errors import CheckpointError, LaunchError
-from mmseg_ext.inference import models
+from mmseg_ext.inference import models  # where the weights are
 from tests.configs import CONFIGS
 
 NUCLEI = NucleiDataset.METAINFO

@@ -18,6 +18,8 @@ from PIL import Image
 from mmseg_ext.commands import run
 from mmseg_ext.evaluation import CheckedIoUMetric
 from mmseg_ext.reports import RunResultsHook, results_hook
+
+# The command makes a page of pictures; the tests compare the numbers that they show.
 from mmseg_ext.reports.curves import curves_figure, curves_svg
 from mmseg_ext.reports.page import page
 from mmseg_ext.reports.pictures import error_overlay
