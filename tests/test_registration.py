@@ -15,7 +15,6 @@ from mmengine.registry import Registry
 import mmseg_ext
 from mmseg_ext import commands, environment
 from mmseg_ext.commands.env import describe
-from mmseg_ext.errors import StackError
 from tests.backbones.base import BackboneTester
 from tests.engine.runs import ROOT, run
 from tests.models import untested
@@ -216,12 +215,3 @@ def test_versions_other_than_the_tested_ones_are_named(monkeypatch):
         assert f"\n{package}=={version}\n" in constraints
     monkeypatch.setattr("torch.__version__", "99.1+cu130")
     assert ("torch", "99.1+cu130 (tested with 2.13.0)") in describe()
-
-
-def test_a_missing_extra_names_the_package_of_an_installation(tmp_path, monkeypatch):
-    """In a clone its folder, else the distribution, for which pip needs no index."""
-    with pytest.raises(StackError, match=rf"run: pip install -e '{ROOT}\[mm,export\]'"):
-        environment.require_package("no_such_package", "export")
-    monkeypatch.setattr(environment, "__file__", str(tmp_path / "mmseg_ext/environment.py"))
-    with pytest.raises(StackError, match=r"run: pip install 'mmseg-attention\[export\]'"):
-        environment.require_package("no_such_package", "export")

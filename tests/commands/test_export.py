@@ -13,7 +13,7 @@ import torch
 from mmseg.registry import MODELS
 from PIL import Image
 
-from mmseg_ext import Predictor, get_model
+from mmseg_ext import Predictor, environment, get_model
 from mmseg_ext.commands import run
 from mmseg_ext.errors import StackError
 from mmseg_ext.inference.export import (  # the command takes only configs
@@ -30,7 +30,8 @@ from tests.datasets.trees import random_image, save
 from tests.models import NARROW_RMT, PREPROCESSOR, randomise
 
 CONFIG = str(CONFIGS / "ea_r18_shapes.py")
-EXAMPLE = str(CONFIGS.parent / "demo" / "run_exported.py")
+ROOT = CONFIGS.parent
+EXAMPLE = str(ROOT / "demo" / "run_exported.py")
 
 RESNET = dict(type="ResNetV1c", depth=18, base_channels=8, stem_channels=8, out_indices=(0, 1))
 RESNET |= dict(num_stages=2, strides=(1, 2), dilations=(1, 1))
@@ -112,9 +113,14 @@ def test_blocks_share_their_position_tables(tmp_path):
     assert len(large) > 2 and len(set(large)) == len(large)
 
 
-def test_a_missing_package_is_named(tmp_path, monkeypatch):
+def test_a_missing_extra_names_the_package_of_an_installation(tmp_path, monkeypatch):
+    """In a clone its folder, else the distribution, for which pip needs no index."""
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(StackError, match=r"onnxscript.*export"):
+    told = rf"'onnxscript'.*run: pip install -e '{ROOT}\[mm,export\]'"
+    with pytest.raises(StackError, match=told):
+        export(Blocks(), tmp_path / "a.onnx", (64, 64))
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "mmseg_ext/environment.py"))
+    with pytest.raises(StackError, match=r"run: pip install 'mmseg-attention\[export\]'"):
         export(Blocks(), tmp_path / "a.onnx", (64, 64))
 
 

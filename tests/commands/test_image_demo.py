@@ -13,7 +13,6 @@ from PIL import Image
 
 from mmseg_ext import Predictor, get_model
 from mmseg_ext.commands import run
-from mmseg_ext.datasets.metainfo import classes_and_palette  # of datasets that are not there
 from tests.configs import CONFIGS
 from tests.datasets.trees import random_image, save
 from tests.engine.runs import ROOT
@@ -222,16 +221,3 @@ def test_bad_arguments_are_one_line(folder, tmp_path, capsys):
         assert run("image_demo", [*words, "--out", str(tmp_path / "out")]) == 1
         line = capsys.readouterr().err
         assert message in line and line.count("\n") == 1
-
-
-def test_classes_without_the_data():
-    """As building the dataset gives them: a subset of METAINFO takes its colours along."""
-    stock = {"type": "PascalVOCDataset", "ann_file": "nowhere.txt"}
-    assert len(classes_and_palette(stock)["classes"]) == 21
-    part = classes_and_palette({**stock, "metainfo": {"classes": ["cat", "bird"]}})
-    assert part == {"classes": ("cat", "bird"), "palette": [[64, 0, 0], [128, 128, 0]]}
-    assert len(classes_and_palette({"type": "BaseSegDataset", "metainfo": {"classes": "ab"}})) == 2
-    with pytest.raises(ValueError, match="CheckedDataset has no classes"):
-        classes_and_palette({"type": "RepeatDataset", "dataset": {"type": "CheckedDataset"}})
-    with pytest.raises(ValueError, match="no dataset of type 'Nothing'"):
-        classes_and_palette({"type": "Nothing"})

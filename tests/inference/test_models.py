@@ -153,6 +153,25 @@ def test_classes_and_colors_of_a_file(tmp_path):
     assert "".join(colored["classes"]) == "abcdef" and len(set(map(tuple, colored["palette"]))) == 6
 
 
+def test_classes_without_the_data():
+    """As building the dataset gives them: a subset of METAINFO takes its colors along."""
+    config = Config.fromfile(SHAPES)
+
+    def found(classes: int = 2, **dataset) -> dict:
+        config.test_dataloader.dataset = dataset
+        return mmseg_ext.get_model(config, device="meta", num_classes=classes).dataset_meta
+
+    stock = {"type": "PascalVOCDataset", "ann_file": "nowhere.txt"}
+    assert "aeroplane" in found(21, **stock)["classes"]
+    part = found(**stock, metainfo={"classes": ["cat", "bird"]})
+    assert part == {"classes": ("cat", "bird"), "palette": [[64, 0, 0], [128, 128, 0]]}
+    assert found(type="BaseSegDataset", metainfo={"classes": "ab"})["classes"] == ("a", "b")
+    with pytest.raises(ValueError, match="CheckedDataset has no classes"):
+        found(type="RepeatDataset", dataset={"type": "CheckedDataset"})
+    with pytest.raises(ValueError, match="no dataset of type 'Nothing'"):
+        found(type="Nothing")
+
+
 def test_names_with_weights(monkeypatch, tmp_path):
     """A clone has weights for non-commercial use, an installation does not."""
     file = tmp_path / "ea_lite0_fpn_camvid.pth"
