@@ -12,7 +12,7 @@ from PIL import Image
 
 from mmseg_ext import Predictor, get_model
 from mmseg_ext.commands import run
-from mmseg_ext.datasets import CheckedLoadImage, images
+from mmseg_ext.datasets import CheckedLoadImage, images  # images: a process warns once
 from mmseg_ext.errors import UnreadableFileError
 from tests.commands.test_export import EXAMPLE
 from tests.datasets.trees import save

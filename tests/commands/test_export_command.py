@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mmseg_ext.commands import run
-from mmseg_ext.inference import export as module
+from mmseg_ext.inference import export as module  # replaced by the fixture
 from tests.configs import CONFIGS
 from tests.datasets.trees import random_image, save
 

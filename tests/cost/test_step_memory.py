@@ -24,7 +24,7 @@ from mmseg_ext.cost.step_memory import (
     training_loss,
     training_memory,
 )
-from mmseg_ext.engine.config import load_config
+from mmseg_ext.engine.config import load_config  # as the commands read a config
 from tests.configs import CONFIGS, EXPERIMENTS
 from tests.engine.runs import ROOT, run_script
 from tests.segmentors.small import allocated_at_peak

@@ -12,7 +12,7 @@ import tifffile
 from PIL import Image, ImageOps
 
 from mmseg_ext.datasets import CheckedLoadImage
-from mmseg_ext.datasets import images as module
+from mmseg_ext.datasets import images as module  # a process warns once for a kind of file
 from mmseg_ext.datasets.image_values import picture_pixels  # what Predictor does to a picture
 from mmseg_ext.datasets.images import image_size  # of an image without decoding it
 from mmseg_ext.errors import UnreadableFileError

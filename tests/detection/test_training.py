@@ -12,7 +12,7 @@ pytest.importorskip("mmdet")
 
 
 import mmseg_ext.detection.operators_in_pytorch  # noqa: F401
-from mmseg_ext.detection.shapes_coco import annotation_file
+from mmseg_ext.detection.shapes_coco import annotation_file  # where the training writes it
 from mmseg_ext.engine.build import build_train_runner
 from mmseg_ext.engine.config import load_config  # as the commands read a config
 from mmseg_ext.errors import LaunchError
