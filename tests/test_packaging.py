@@ -20,7 +20,7 @@ from PIL import Image
 
 import mmseg_ext
 from benchmarks.docs_tables import results
-from mmseg_ext.inference.models import DEFAULT
+from mmseg_ext.inference.models import DEFAULT  # the weights in the wheel
 from tests.commands.test_tools import write_command
 from tests.configs import CONFIGS, load
 from tests.engine.runs import ROOT, copy_tree, run

@@ -13,10 +13,8 @@ from mmengine.registry import MODELS as ROOT_MODELS
 from mmengine.registry import Registry
 
 import mmseg_ext
-from mmseg_ext import environment
+from mmseg_ext import commands, environment
 from mmseg_ext.commands.env import describe
-from mmseg_ext.commands.env import main as env
-from mmseg_ext.errors import StackError
 from tests.backbones.base import BackboneTester
 from tests.engine.runs import ROOT, run
 from tests.models import untested
@@ -125,11 +123,11 @@ def test_another_package_works_without_mmseg(tmp_path):
 
 
 def test_environment_table(monkeypatch, capsys):
-    assert env([]) == 0
+    assert commands.run("env", []) == 0
     printed, error = capsys.readouterr()
     assert not error
     monkeypatch.setattr(environment, "stack_problem", lambda: "a problem")
-    assert env([]) == 1
+    assert commands.run("env", []) == 1
     captured = capsys.readouterr()
     assert captured.err == "a problem\n" and "a problem" in captured.out
     for word in ("mmseg_ext", "torch", "devices", "mmcv.ops", "EAHead", mmseg_ext.__version__):
@@ -182,7 +180,7 @@ def test_another_project_with_a_package_of_this_name(version, told, tmp_path, mo
     with warnings.catch_warnings(record=True) as caught:
         mmseg_ext.register()
     assert [line in str(w.message) for w in caught] == [True] * told
-    env([])
+    commands.run("env", [])
     assert (line in capsys.readouterr().out) == told
 
 
@@ -217,12 +215,3 @@ def test_versions_other_than_the_tested_ones_are_named(monkeypatch):
         assert f"\n{package}=={version}\n" in constraints
     monkeypatch.setattr("torch.__version__", "99.1+cu130")
     assert ("torch", "99.1+cu130 (tested with 2.13.0)") in describe()
-
-
-def test_a_missing_extra_names_the_package_of_an_installation(tmp_path, monkeypatch):
-    """In a clone its folder, else the distribution, for which pip needs no index."""
-    with pytest.raises(StackError, match=rf"run: pip install -e '{ROOT}\[mm,export\]'"):
-        environment.require_package("no_such_package", "export")
-    monkeypatch.setattr(environment, "__file__", str(tmp_path / "mmseg_ext/environment.py"))
-    with pytest.raises(StackError, match=r"run: pip install 'mmseg-attention\[export\]'"):
-        environment.require_package("no_such_package", "export")

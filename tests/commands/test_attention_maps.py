@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import numpy as np
 
 from mmseg_ext.commands import run
-from mmseg_ext.inspection import attention_pictures
+from mmseg_ext.inspection import attention_pictures  # the command without its drawing
 from tests.configs import CONFIGS
 from tests.datasets.trees import save
 

@@ -12,8 +12,7 @@ from PIL import Image
 
 from mmseg_ext import Predictor, get_model
 from mmseg_ext.commands import run
-from mmseg_ext.datasets import images
-from mmseg_ext.datasets.image_values import read_pixels
+from mmseg_ext.datasets import CheckedLoadImage, images  # images: a process warns once
 from mmseg_ext.errors import UnreadableFileError
 from tests.commands.test_export import EXAMPLE
 from tests.datasets.trees import save
@@ -146,8 +145,9 @@ def test_every_command_takes_the_bands_of_a_project(count, tmp_path, capsys, mon
     result = predictor(image)
     assert (result.labels == predictor(pixels).labels).all()
     assert (result.labels == np.asarray(Image.open("outputs/labels/0.png"))).all()
-    bytes_ = read_pixels(image.read_bytes()).fit(count, limits.tolist())
-    assert (result.image == bytes_[..., [band - 1 for band in rgb]]).all()
+    loader = CheckedLoadImage(channels=count, value_range=limits.tolist())
+    loaded = loader.transform({"img_path": str(image)})["img"]
+    assert (result.image == loaded[..., [band - 1 for band in rgb]]).all()
     with pytest.raises(ValueError, match=rf"shape \(40, 48, 5\); .*\(H, W, {count}\)"):
         predictor(np.zeros((*SIZE, 5), np.uint8))
     assert run("test", [str(config), str(checkpoint), "--show-dir", "shown"]) == (count != 1)

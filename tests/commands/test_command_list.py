@@ -10,7 +10,7 @@ import pytest
 
 from mmseg_ext import __version__
 from mmseg_ext.commands import COMMANDS, env, main, run, start, train
-from mmseg_ext.errors import RESUME_HINT, LabelError, LaunchError, RunError
+from mmseg_ext.errors import RESUME_HINT, LaunchError, RunError
 from tests.configs import CONFIGS
 from tests.test_registration import run_without
 
@@ -105,16 +105,11 @@ def test_a_reader_that_ends_first_is_no_error(tmp_path):
         assert (process.stderr.read(), process.wait()) == (b"", 141)
 
 
-# As a DataLoader's worker sends it.
-OF_A_WORKER = "Traceback:\n  a line\nmmseg_ext.errors.LabelError: a.png: 7\n"
-
-
 @pytest.mark.parametrize(
     ("error", "printed"),
     [
         (LaunchError("no"), "no"),
         (RunError("not finite"), "not finite"),
-        (LabelError(OF_A_WORKER), "a.png: 7"),
         (OSError(errno.ENOENT, "gone", "a.py"), f"a.py: gone; {RESUME_HINT}"),
         (OSError(errno.ENOSPC, "full"), f"a file of the run: full; {RESUME_HINT}"),
     ],

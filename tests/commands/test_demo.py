@@ -9,7 +9,7 @@ import pytest
 from mmengine.config import Config
 
 from mmseg_ext.commands import train
-from mmseg_ext.reports.run_data import read_run
+from mmseg_ext.reports.run_data import read_run  # the figures of the report
 from tests.configs import CONFIGS
 from tests.engine.runs import ROOT, run_script
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.benchmark import Timer
 
-from mmseg_ext.commands import doctor
-from mmseg_ext.doctor import checks as module
+from mmseg_ext import commands
+from mmseg_ext.doctor import checks as module  # one check; the command runs all for minutes
 from mmseg_ext.doctor.checks import Finding
 from mmseg_ext.layers import ExternalAttention2d, ManhattanAttention
 from mmseg_ext.segmentors import StripEncoderDecoder
@@ -77,7 +77,7 @@ def test_resume():
 def test_resume_that_differs(monkeypatch):
     states = Mock(side_effect=[{"a": torch.ones(1)}, {"a": torch.zeros(1)}])
     monkeypatch.setattr("mmseg_ext.checkpoint.read_state_dict", states)
-    monkeypatch.setattr(module, "_train_shapes", Mock())
+    monkeypatch.setattr("mmseg_ext.engine.build.build_train_runner", Mock())
     assert module.check_resume().status == "FAIL"
 
 
@@ -106,7 +106,7 @@ def test_command(monkeypatch, tmp_path, capsys):
     chosen = [("speed", "a layer", lambda: Finding("slow", "x0.5"))]
     monkeypatch.setattr(module, "checks", lambda *args: chosen)
     path = tmp_path / "out" / "findings.json"
-    assert doctor.main(["--device", "cpu", "--json", str(path)]) == 0
+    assert commands.run("doctor", ["--device", "cpu", "--json", str(path)]) == 0
     record = json.loads(path.read_text())
     (check,) = record["checks"]
     assert check["status"] == "slow" and 0 <= check["seconds"] < 10
@@ -115,5 +115,5 @@ def test_command(monkeypatch, tmp_path, capsys):
     assert "\nstack: usable" in printed and "slow    speed: a layer" in printed
     assert printed.endswith("\n1 slow\n")
     chosen.append(("files", "resume", lambda: 1 / 0))
-    assert doctor.main(["--device", "cpu"]) == 1
+    assert commands.run("doctor", ["--device", "cpu"]) == 1
     assert "FAIL    files: resume" in capsys.readouterr().out

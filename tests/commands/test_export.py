@@ -13,10 +13,10 @@ import torch
 from mmseg.registry import MODELS
 from PIL import Image
 
-from mmseg_ext import Predictor, get_model
-from mmseg_ext.commands.export import main
+from mmseg_ext import Predictor, environment, get_model
+from mmseg_ext.commands import run
 from mmseg_ext.errors import StackError
-from mmseg_ext.inference.export import (
+from mmseg_ext.inference.export import (  # the command takes only configs
     ExportedSegmentor,
     WholeImageSegmentor,
     export,
@@ -30,7 +30,8 @@ from tests.datasets.trees import random_image, save
 from tests.models import NARROW_RMT, PREPROCESSOR, randomise
 
 CONFIG = str(CONFIGS / "ea_r18_shapes.py")
-EXAMPLE = str(CONFIGS.parent / "demo" / "run_exported.py")
+ROOT = CONFIGS.parent
+EXAMPLE = str(ROOT / "demo" / "run_exported.py")
 
 RESNET = dict(type="ResNetV1c", depth=18, base_channels=8, stem_channels=8, out_indices=(0, 1))
 RESNET |= dict(num_stages=2, strides=(1, 2), dilations=(1, 1))
@@ -112,9 +113,14 @@ def test_blocks_share_their_position_tables(tmp_path):
     assert len(large) > 2 and len(set(large)) == len(large)
 
 
-def test_a_missing_package_is_named(tmp_path, monkeypatch):
+def test_a_missing_extra_names_the_package_of_an_installation(tmp_path, monkeypatch):
+    """In a clone its folder, else the distribution, for which pip needs no index."""
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(StackError, match=r"onnxscript.*export"):
+    told = rf"'onnxscript'.*run: pip install -e '{ROOT}\[mm,export\]'"
+    with pytest.raises(StackError, match=told):
+        export(Blocks(), tmp_path / "a.onnx", (64, 64))
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "mmseg_ext/environment.py"))
+    with pytest.raises(StackError, match=r"run: pip install 'mmseg-attention\[export\]'"):
         export(Blocks(), tmp_path / "a.onnx", (64, 64))
 
 
@@ -132,7 +138,7 @@ def test_command_and_the_example_without_mmseg(tmp_path, monkeypatch, capsys):
         model.decode_head.conv_seg.weight.mul_(100)  # scores that differ between pixels
     torch.save({"state_dict": model.state_dict(), "meta": {"license": "MIT"}}, weights)
     words = [CONFIG, str(weights), "--dynamic", "--out", str(out)]
-    assert main([*words, "--images", str(folder / "b.png")]) == 0
+    assert run("export", [*words, "--images", str(folder / "b.png")]) == 0
     metadata = ExportedSegmentor(out).metadata
     assert metadata["classes"] == list(model.dataset_meta["classes"])
     assert metadata["license"] == "MIT"

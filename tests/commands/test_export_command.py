@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from mmseg_ext.commands import run
-from mmseg_ext.commands.export import main
-from mmseg_ext.inference import export as module
+from mmseg_ext.inference import export as module  # replaced by the fixture
 from tests.configs import CONFIGS
 from tests.datasets.trees import random_image, save
 
@@ -47,7 +46,7 @@ def compared(printed: str) -> list[str]:
 def test_inputs_and_metadata(exported, folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = [CONFIG, "none", "--images", str(folder)]
-    assert main([*words, "--dynamic", "--shape", "64", "80"]) == 0
+    assert run("export", [*words, "--dynamic", "--shape", "64", "80"]) == 0
     printed = capsys.readouterr().out
     assert compared(printed) == ["random, 1x3x64x80", "random, 2x3x49x103"] + [
         f"{i}.png, 1x3x40x{50 + i}" for i in range(3)
@@ -61,7 +60,7 @@ def test_inputs_and_metadata(exported, folder, tmp_path, monkeypatch, capsys):
     assert len(told["classes"]) == len(told["palette"]) == 6
     assert told["mean"] == pytest.approx([123.675, 116.28, 103.53])
 
-    assert main([*words, "--shape", "32", "48"]) == 0
+    assert run("export", [*words, "--shape", "32", "48"]) == 0
     names = [f"{name}, 1x3x32x48" for name in ("random", "0.png", "1.png", "2.png")]
     assert compared(capsys.readouterr().out) == names
 
@@ -77,7 +76,7 @@ def test_a_config_of_windows_and_resized_images(exported, tmp_path, capsys):
         "resize = dict(type='Resize', scale=(80, 60))\n"
         "test_dataloader = dict(dataset=dict(pipeline=[load, resize, *rest]))\n"
     )
-    assert main([str(path), "none", "--out", str(tmp_path / "a.onnx")]) == 0
+    assert run("export", [str(path), "none", "--out", str(tmp_path / "a.onnx")]) == 0
     printed = capsys.readouterr().out
     assert "takes one window of (48, 64)" in printed
     assert compared(printed) == ["random, 1x3x48x64"]
@@ -101,4 +100,4 @@ def test_what_fails_does_not_stay(exported, folder, tmp_path, capsys):
         assert error.count("\n") == 1 and f"{path}: not written" in error
         assert path.read_bytes() == b"before" and list(path.parent.iterdir()) == [path]
     exported["factor"] = 1.00005
-    assert main(words) == 0 and path.read_bytes() == b"written"
+    assert run("export", words) == 0 and path.read_bytes() == b"written"

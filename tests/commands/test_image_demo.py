@@ -11,17 +11,15 @@ import torch
 from mmseg.apis import inference_model, init_model
 from PIL import Image
 
-from mmseg_ext import get_model
+from mmseg_ext import Predictor, get_model
 from mmseg_ext.commands import run
-from mmseg_ext.datasets.metainfo import classes_and_palette
-from mmseg_ext.durable.checkpoint_files import read_checkpoint
-from mmseg_ext.inference.predictor import Predictor
 from tests.configs import CONFIGS
 from tests.datasets.trees import random_image, save
 from tests.engine.runs import ROOT
 from tests.models import randomise
 
 CONFIG = str(CONFIGS / "ea_r18_shapes.py")
+WEIGHTS = ROOT / "mmseg_ext/weights/ea_r18_fpn_nuclei_4k.pth"
 META = {"classes": list("abcdef"), "palette": [[40 * i, 0, 9] for i in range(6)]}
 
 
@@ -148,21 +146,24 @@ def test_objects_are_measured_and_exported(folder, checkpoint, tmp_path, capsys)
 
 
 def test_counts_leave_out_specks_and_the_background(tmp_path, capsys):
-    """By default objects of less than 16 pixels, as the network sees them."""
-    config, half = CONFIGS / "ea_r18_fpn_nuclei_4k.py", tmp_path / "half.py"
-    side = Image.open(ROOT / "demo/nuclei.png").size[0] // 2
+    """By default objects of less than 16 pixels, as the network sees them.
+
+    The name of a config with weights needs no checkpoint.
+    """
+    config, half = CONFIGS / f"{WEIGHTS.stem}.py", tmp_path / "half.py"
+    image = ROOT / "demo/nuclei.png"
+    side = Image.open(image).size[0] // 2
     half.write_text(
         f"_base_ = {str(config)!r}\npipeline = _base_.test_dataloader['dataset']['pipeline']\n"
         "test_dataloader = dict(dataset=dict(pipeline=[pipeline[0], dict(type='Resize',\n"
         f"    scale=({side}, {side}), keep_ratio=True), *pipeline[1:]]))\n"
     )
-    for path, least in ((config, 16), (half, 64)):
-        words = [str(path), str(ROOT / "mmseg_ext/weights/ea_r18_fpn_nuclei_4k.pth")]
+    for words, least in (([WEIGHTS.stem], 16), ([str(half), str(WEIGHTS)], 64)):
         flags = ["--csv", "--json", "--out", str(tmp_path / "out")]
-        assert run("image_demo", [str(ROOT / "demo/nuclei.png"), *words, *flags]) == 0
+        assert run("image_demo", [str(image), *words, *flags]) == 0
         with (tmp_path / "out/classes.csv").open() as file:
             (row,) = csv.DictReader(file)
-        result = Predictor(get_model(words[0], weights=words[1]))(ROOT / "demo/nuclei.png")
+        result = Predictor(*words)(image)
         areas = {c: [found.area for found in result.objects(c)] for c in ("nucleus", "border")}
         assert "background share" in row and "background objects" not in row
         for name, own in areas.items():
@@ -173,19 +174,12 @@ def test_counts_leave_out_specks_and_the_background(tmp_path, capsys):
         assert len(features) == sum(map(len, areas.values())) - small
 
 
-def test_a_name_with_weights_needs_no_checkpoint(tmp_path):
-    image, name = ROOT / "demo/nuclei.png", "ea_r18_fpn_nuclei_4k"
-    assert run("image_demo", [str(image), name, "--out", str(tmp_path)]) == 0
-    labels = np.asarray(Image.open(tmp_path / "labels/nuclei.png"))
-    assert (labels == Predictor(name)(image).labels).all()
-
-
 def test_the_lowest_value_of_masks_without_names_is_no_object(tmp_path):
     weights = tmp_path / "unnamed.pth"
-    content = read_checkpoint(ROOT / "mmseg_ext/weights/ea_r18_fpn_nuclei_4k.pth")
+    content = torch.load(WEIGHTS, weights_only=True)
     content["meta"]["dataset_meta"]["classes"] = ["class_0", "class_1", "class_2"]
     torch.save(content, weights)
-    words = [str(CONFIGS / "ea_r18_fpn_nuclei_4k.py"), str(weights), "--csv"]
+    words = [WEIGHTS.stem, str(weights), "--csv"]
     assert run("image_demo", [str(ROOT / "demo/nuclei.png"), *words, "--out", str(tmp_path)]) == 0
     header = (tmp_path / "classes.csv").read_text().splitlines()[0].split(",")
     assert [name for name in header if "objects" in name] == ["class_1 objects", "class_2 objects"]
@@ -227,16 +221,3 @@ def test_bad_arguments_are_one_line(folder, tmp_path, capsys):
         assert run("image_demo", [*words, "--out", str(tmp_path / "out")]) == 1
         line = capsys.readouterr().err
         assert message in line and line.count("\n") == 1
-
-
-def test_classes_without_the_data():
-    """As building the dataset gives them: a subset of METAINFO takes its colours along."""
-    stock = {"type": "PascalVOCDataset", "ann_file": "nowhere.txt"}
-    assert len(classes_and_palette(stock)["classes"]) == 21
-    part = classes_and_palette({**stock, "metainfo": {"classes": ["cat", "bird"]}})
-    assert part == {"classes": ("cat", "bird"), "palette": [[64, 0, 0], [128, 128, 0]]}
-    assert len(classes_and_palette({"type": "BaseSegDataset", "metainfo": {"classes": "ab"}})) == 2
-    with pytest.raises(ValueError, match="CheckedDataset has no classes"):
-        classes_and_palette({"type": "RepeatDataset", "dataset": {"type": "CheckedDataset"}})
-    with pytest.raises(ValueError, match="no dataset of type 'Nothing'"):
-        classes_and_palette({"type": "Nothing"})

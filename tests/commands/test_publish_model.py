@@ -9,8 +9,8 @@ from mmengine.runner import save_checkpoint
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from mmseg_ext.checkpoint import read_state_dict
 from mmseg_ext.commands import run
-from mmseg_ext.durable.checkpoint_files import read_state_dict
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from mmseg_ext.checkpoint import read_state_dict
-from mmseg_ext.reports.run_data import read_curves
 from tests.engine.runs import (
     LAUNCHER,
     ROOT,
@@ -19,7 +18,7 @@ from tests.engine.runs import (
     train_words,
     write_config,
 )
-from tests.engine.states import UNVALIDATED
+from tests.engine.states import UNVALIDATED, logged
 
 TOOLS = ROOT / "tools"
 
@@ -41,7 +40,7 @@ def test_two_processes_train_as_one_with_the_whole_batch(tmp_path, monkeypatch):
         assert (two[name] - value).abs().max() <= 1e-5 * value.abs().max(), name
 
     # The two processes share the evaluation, too: same weights, same score.
-    scores = [read_curves(work, [])["mIoU"][5] for work in works]
+    scores = [logged(work, "mIoU")[5]["mIoU"] for work in works]
     assert scores[0] == pytest.approx(scores[1], rel=1e-6)
     assert 0 < scores[0] < 100
 

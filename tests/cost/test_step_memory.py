@@ -14,7 +14,7 @@ from mmseg.registry import MODELS
 
 from benchmarks.camvid_rows import STUDIES
 from benchmarks.camvid_table import config_path
-from mmseg_ext.commands.model_cost import main as model_cost
+from mmseg_ext import commands
 from mmseg_ext.cost.step_memory import (
     GIBI,
     StepMemory,
@@ -24,7 +24,7 @@ from mmseg_ext.cost.step_memory import (
     training_loss,
     training_memory,
 )
-from mmseg_ext.engine.config import load_config
+from mmseg_ext.engine.config import load_config  # as the commands read a config
 from tests.configs import CONFIGS, EXPERIMENTS
 from tests.engine.runs import ROOT, run_script
 from tests.segmentors.small import allocated_at_peak
@@ -113,7 +113,7 @@ def test_peak_with_several_gpus_and_accumulation():
 
 def test_the_command_prints_gibibytes(capsys):
     config = str(CONFIGS / "ea_r18_shapes.py")
-    assert model_cost([config, "--train", "--amp", "--batch", "16"]) == 0
+    assert commands.run("model_cost", [config, "--train", "--amp", "--batch", "16"]) == 0
     *_, row = capsys.readouterr().out.splitlines()
     expected = load("ea_r18_shapes")
     expected.train_dataloader.batch_size = 16

@@ -8,6 +8,8 @@ import pytest
 from PIL import Image
 
 from mmseg_ext import commands
+
+# The command prints rounded shares; summaries of many images are made without the images.
 from mmseg_ext.datasets.dataset_report import Summary, check, print_summaries
 from tests.datasets.trees import BASES, SIZE, Tree, make_tree, random_label, save
 

@@ -7,7 +7,7 @@ import pytest
 import tifffile
 from PIL import Image
 
-from mmseg_ext.datasets.measured_channels import measure_images
+from mmseg_ext.datasets.measured_channels import measure_images  # not rounded
 from tests.datasets.test_images import CONTIG, DEEP, GRAY, NOISE, PAGES, RGB, U16
 
 REFLECTANCE = NOISE.astype(U16) * np.arange(1, 7, dtype=U16) * 10  # band i from 0 to 2550 i

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmseg_ext.datasets.nuclei import LABEL_MAPS, NucleiDataset, draw_labels, split_of
+from mmseg_ext.datasets import NucleiDataset
+from mmseg_ext.datasets.nuclei import LABEL_MAPS, draw_labels, split_of
 from mmseg_ext.errors import LabelError
 from tests.datasets.trees import NUCLEI, NUCLEI_SIZE, masks_of, write_nuclei
 

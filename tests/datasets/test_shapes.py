@@ -63,7 +63,7 @@ def test_interrupted_generation_leaves_no_dataset(root, tmp_path, monkeypatch):
     generate(tmp_path / "shapes", RECIPE)
     assert digest(tmp_path / "shapes") == digest(root)
     assert not list(tmp_path.glob("*.part"))
-    monkeypatch.setattr(shapes, "_write", Mock(side_effect=AssertionError))
+    monkeypatch.setattr(shapes, "render", Mock(side_effect=AssertionError))
     generate(tmp_path / "shapes", RECIPE)
 
 

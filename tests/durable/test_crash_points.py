@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 from mmengine.runner import runner as mmengine_runner
 from mmengine.visualization import Visualizer
 
-from mmseg_ext.engine import run_record
+from mmseg_ext.engine import run_record  # git is asked once for all runs
 from tests.durable.curve_model import CONFIG, SCHEDULES
 from tests.durable.stops import (
     FOREIGN,

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from mmseg_ext.commands.train import main as train  # its errors, not its exit status
 from mmseg_ext.durable import randomness
 from tests.durable.curve_model import CONFIG
 from tests.durable.stops import state
 from tests.engine.run_hooks import Crash
-from tests.engine.runs import ROOT, log_text, train_here, write_config
+from tests.engine.runs import ROOT, log_text, train, train_here, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs, logged
 
 RESUME = ("--resume",)

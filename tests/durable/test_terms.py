@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mmseg_ext import get_model
-from mmseg_ext.commands import publish_model
+from mmseg_ext.commands import run
 from tests.engine.runs import train_here, write_config
 
 TERMS = {"license": "CC BY-NC 4.0: non-commercial use only", "trained_on": "photos"}
@@ -27,6 +27,6 @@ def test_files_keep_the_license_of_the_weights_they_start_from(source, tmp_path)
     assert trained == get_model(plain, weights=work / "iter_3.pth").terms == TERMS
     for name in ("small.pth", "small.safetensors"):
         words = [str(work / "iter_3.pth"), str(tmp_path / name), "--no-hash"]
-        assert publish_model.main([*words, "--about", "license=stricter"]) == 0
+        assert run("publish_model", [*words, "--about", "license=stricter"]) == 0
         terms = get_model(plain, weights=tmp_path / name).terms
         assert terms == {**TERMS, "license": "stricter"}

@@ -71,10 +71,7 @@ def test_a_full_disk_ends_in_one_message_with_nothing_lost(tmp_path):
             train_here(config, work, "train_cfg.max_iters=8", flags=("--resume",))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert re.fullmatch(
-        r"\S+/iter_8.pth: cannot be written .File too large.; .*",
-        str(end.value),
-    )
+    assert re.fullmatch(r"\S+/iter_8.pth: cannot be written .File too large.; .*", str(end.value))
     names = [p.name for pattern in ("*.pth", ".*.part*") for p in work.glob(pattern)]
     assert names == ["iter_4.pth"]
     assert (work / "iter_4.pth").read_bytes() == before

@@ -1,6 +1,7 @@
 """Runs of a few seconds: images, a config, and the tools as a user starts them."""
 
 import contextlib
+import importlib
 import io
 import itertools
 import multiprocessing
@@ -258,16 +259,17 @@ def train_here(config: Path, work: Path, *options: str, flags: tuple[str, ...] =
     train(train_words(config, work, *options, flags=flags))
 
 
-def fails(tool: Callable, *words: str | Path) -> str:
-    """Return what a tool that fails prints, which must be one line."""
+def fails(command: str, *words: str | Path) -> str:
+    """Return what a command that fails prints, which must be one line."""
+    main = importlib.import_module(f"mmseg_ext.commands.{command}").main
     try:
-        tool([str(word) for word in words])
+        main([str(word) for word in words])
     except Exception as error:
         with contextlib.redirect_stderr(io.StringIO()) as printed:
-            report_error(error, "the tool")
+            report_error(error, command)
         (line,) = printed.getvalue().splitlines()
         return line
-    raise AssertionError("the tool did not fail")
+    raise AssertionError(f"{command} did not fail")
 
 
 def log_text(work: Path) -> str:

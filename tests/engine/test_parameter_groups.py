@@ -21,12 +21,14 @@ optim_wrapper["paramwise_cfg"] = dict(
     custom_keys={"encoder": dict(lr_mult=0), "decode_head": dict(lr_mult=3, decay_mult=0)}
 )
 val_evaluator["type"] = "CheckedIoUMetric"
+custom_hooks = [dict(type="EarlyStoppingHook", monitor="IoU.a", rule="greater")]
 default_hooks["checkpoint"]["save_best"] = ["mIoU", "IoU.b"]
 train_cfg.update(max_iters=4, val_interval=2)
 """
 
 
 def test_a_run_names_what_has_no_effect_and_keeps_the_best_of_a_class(tmp_path):
+    """Early stopping also gets the score of a class."""
     config, work = write_config(tmp_path, SETTINGS), tmp_path / "work"
     train_here(config, work)
     log = log_text(work)
@@ -39,6 +41,7 @@ def test_a_run_names_what_has_no_effect_and_keeps_the_best_of_a_class(tmp_path):
     rest = sum(p.numel() for p in runner.model.backbone.parameters())
     assert f"learning rate 0.3: {head:,} parameters with decay 0\n" in log
     assert f"learning rate 0.1: {rest:,} parameters with decay 0.0001\n" in log
+    assert len(logged(work, "IoU.a")) == 2 and "Skip early stopping" not in log
     scores = {step: row["IoU.b"] for step, row in logged(work, "IoU.b").items()}
     best = max(scores, key=lambda step: scores[step])
     assert [p.name for p in work.glob("best_IoU.b_*")] == [f"best_IoU.b_iter_{best}.pth"]
@@ -66,15 +69,6 @@ def test_layer_wise_rates_need_a_rate(settings):
     wrapper = {"constructor": "LayerDecayOptimWrapperConstructor", "paramwise_cfg": settings}
     with pytest.raises(LaunchError, match="layer_decay_rate=None: set a number"):
         build_optim_wrapper(nn.Linear(3, 4), wrapper | {"optimizer": {"type": "SGD", "lr": 0.1}})
-
-
-def test_early_stopping_gets_the_score_of_a_class(tmp_path):
-    hook = "dict(type='EarlyStoppingHook', monitor='IoU.a', rule='greater', "
-    settings = f"custom_hooks = [{hook} min_delta=1000, patience=1)]\n"
-    config, work = write_config(tmp_path, SETTINGS + settings), tmp_path / "work"
-    train_here(config, work)
-    assert len(logged(work, "IoU.a")) == 2
-    assert "Skip early stopping" not in log_text(work)
 
 
 def test_padding_that_is_no_class_is_named(tmp_path):

@@ -9,11 +9,10 @@ import torch
 from mmengine.config import Config
 from torch import nn
 
-from mmseg_ext.commands.print_config import main as print_config
-from mmseg_ext.commands.train import main as train  # its errors, not its exit status
+from mmseg_ext import commands
 from mmseg_ext.engine import run_record
 from mmseg_ext.engine.run_record import batch_settings, git_commit, initial_weights
-from tests.engine.runs import ROOT, log_text, write_config
+from tests.engine.runs import ROOT, log_text, train, write_config
 from tests.engine.states import UNVALIDATED, logged
 
 FLAGS = ["--auto-scale-lr", "--amp", "--cfg-options", "optim_wrapper.accumulative_counts=3"]
@@ -22,7 +21,7 @@ FLAGS = ["--auto-scale-lr", "--amp", "--cfg-options", "optim_wrapper.accumulativ
 def test_the_record_equals_the_output_of_print_config(tmp_path, capsys):
     config, work = write_config(tmp_path, UNVALIDATED), tmp_path / "work"
     line = [str(config), "--work-dir", str(work), *FLAGS, "train_cfg.max_iters=1"]
-    print_config(line)
+    assert commands.run("print_config", line) == 0
     shown = capsys.readouterr().out
     assert not work.exists()
     train(line)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import mmseg_ext
-from mmseg_ext.inference.models import DEFAULT
+from mmseg_ext.inference.models import DEFAULT  # the model of commands without a name
 from tests.configs import CONFIGS, EXPERIMENTS
 
 PHOTO = CONFIGS.parent / "demo/nuclei.png"

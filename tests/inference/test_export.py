@@ -10,7 +10,7 @@ from mmseg_ext.inference.export import (
     random_images,
     relative_difference,
 )
-from mmseg_ext.inference.models import DEFAULT
+from mmseg_ext.inference.models import DEFAULT  # a model with a neck
 from tests.segmentors.small import segmentor
 
 AUXILIARY = dict(type="FCNHead", in_channels=32, in_index=2, channels=8, num_classes=5)

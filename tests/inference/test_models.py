@@ -8,10 +8,10 @@ from mmseg.apis import MMSegInferencer, inference_model, init_model
 from torch.nn import Conv2d
 
 import mmseg_ext
+from mmseg_ext.checkpoint import read_state_dict
 from mmseg_ext.datasets import NucleiDataset
-from mmseg_ext.durable.checkpoint_files import read_checkpoint
 from mmseg_ext.errors import CheckpointError, LaunchError
-from mmseg_ext.inference import models
+from mmseg_ext.inference import models  # where the weights are
 from tests.configs import CONFIGS
 
 NUCLEI = NucleiDataset.METAINFO
@@ -32,7 +32,7 @@ def test_models_have_the_names_of_the_configs():
 
 
 def test_published_weights_fill_the_model():
-    weights = read_checkpoint(models.pretrained_weights(DEFAULT))["state_dict"]
+    weights = read_state_dict(models.pretrained_weights(DEFAULT))
     model = mmseg_ext.get_model(DEFAULT, pretrained=True)
     assert not model.training and {p.dtype for p in model.parameters()} == {torch.float32}
     values = model.state_dict()
@@ -153,6 +153,25 @@ def test_classes_and_colors_of_a_file(tmp_path):
     assert "".join(colored["classes"]) == "abcdef" and len(set(map(tuple, colored["palette"]))) == 6
 
 
+def test_classes_without_the_data():
+    """As building the dataset gives them: a subset of METAINFO takes its colors along."""
+    config = Config.fromfile(SHAPES)
+
+    def found(classes: int = 2, **dataset) -> dict:
+        config.test_dataloader.dataset = dataset
+        return mmseg_ext.get_model(config, device="meta", num_classes=classes).dataset_meta
+
+    stock = {"type": "PascalVOCDataset", "ann_file": "nowhere.txt"}
+    assert "aeroplane" in found(21, **stock)["classes"]
+    part = found(**stock, metainfo={"classes": ["cat", "bird"]})
+    assert part == {"classes": ("cat", "bird"), "palette": [[64, 0, 0], [128, 128, 0]]}
+    assert found(type="BaseSegDataset", metainfo={"classes": "ab"})["classes"] == ("a", "b")
+    with pytest.raises(ValueError, match="CheckedDataset has no classes"):
+        found(type="RepeatDataset", dataset={"type": "CheckedDataset"})
+    with pytest.raises(ValueError, match="no dataset of type 'Nothing'"):
+        found(type="Nothing")
+
+
 def test_names_with_weights(monkeypatch, tmp_path):
     """A clone has weights for non-commercial use, an installation does not."""
     file = tmp_path / "ea_lite0_fpn_camvid.pth"
@@ -162,11 +181,7 @@ def test_names_with_weights(monkeypatch, tmp_path):
         mmseg_ext.get_model(CAMVID_NAME, pretrained=True)
     file.write_bytes(b"")
     assert models.pretrained_weights(CAMVID_NAME) == file
-    assert mmseg_ext.list_models("ea_*", pretrained=True) == [
-        CAMVID_NAME,
-        DEFAULT,
-        FIRST_NAME,
-    ]
+    assert mmseg_ext.list_models("ea_*", pretrained=True) == [CAMVID_NAME, DEFAULT, FIRST_NAME]
 
 
 CARDS = {
@@ -184,7 +199,7 @@ def test_the_terms_and_the_size_of_a_file(name):
     except ValueError:
         pytest.skip("an sdist has no weights for non-commercial use")
     assert file.stat().st_size <= size
-    content = read_checkpoint(file)
+    content = torch.load(file, weights_only=True)
     assert {value.dtype for value in content["state_dict"].values()} == {torch.float16}
     about = content["meta"]
     assert about["config"] == f"{name}.py" and license in about["license"]

@@ -8,7 +8,7 @@ from pycocotools import mask as coco
 from shapely import Polygon, box, union_all
 from shapely.geometry import shape
 
-from mmseg_ext.inference.objects import coco_annotation, find_objects, geojson
+from mmseg_ext.inference.objects import coco_annotation, geojson  # what image_demo --json writes
 from mmseg_ext.inference.predictor import Segmentation
 
 # Two objects of class 1: pixels that only share a corner are not connected. The first has a hole.
@@ -20,13 +20,15 @@ DRAWN = """
 """
 
 
+def segmentation(labels: np.ndarray, *classes: str) -> Segmentation:
+    palette, image = np.zeros((len(classes), 3), np.uint8), np.zeros((*labels.shape, 3), np.uint8)
+    return Segmentation(labels, classes, palette, image)
+
+
 @pytest.fixture
 def drawn() -> Segmentation:
-    labels = np.array(
-        [line.replace(".", "0").split() for line in DRAWN.split("\n")[1:-1]], np.uint8
-    )
-    palette, image = np.zeros((3, 3), np.uint8), np.zeros((*labels.shape, 3), np.uint8)
-    return Segmentation(labels, ("ground", "ring", "bar"), palette, image)
+    rows = [line.replace(".", "0").split() for line in DRAWN.split("\n")[1:-1]]
+    return segmentation(np.array(rows, np.uint8), "ground", "ring", "bar")
 
 
 def merge_pixels(mask: np.ndarray) -> list[Polygon]:
@@ -54,7 +56,7 @@ def test_polygons_are_valid_and_measure_the_pixels(density):
     random = np.random.RandomState(0)
     for _ in range(20):
         mask = random.rand(*random.randint(1, 25, 2)) < density
-        objects = find_objects(mask.astype(np.uint16) + 300, 301, "a")
+        objects = segmentation(mask.astype(np.uint16) + 300, *map(str, range(302))).objects("301")
         expected = merge_pixels(mask)
         assert len(objects) == len(expected)
         for found in objects:
@@ -88,14 +90,14 @@ def test_coco_has_the_pixels():
     for density in (0.3, 0.6, 0.8, 0.95):
         mask = random.rand(19, 23) < density
         covered = np.zeros(mask.shape, int)
-        for found in find_objects(mask.astype(np.uint8), 1, "a"):
+        for found in segmentation(mask.astype(np.uint8), "0", "1").objects("1"):
             annotation = coco_annotation(found, mask.shape)
-            segmentation = json.loads(json.dumps(annotation["segmentation"]))
-            runs = coco.frPyObjects(segmentation, *mask.shape)
+            written = json.loads(json.dumps(annotation["segmentation"]))
+            runs = coco.frPyObjects(written, *mask.shape)
             pixels = coco.decode(runs[0] if isinstance(runs, list) else runs)
             assert pixels.sum() == annotation["area"] == found.area
             assert annotation["bbox"] == [*found.box]
             covered += pixels
-            kinds.add(type(segmentation))
+            kinds.add(type(written))
         assert (covered == mask).all()
     assert kinds == {list, dict}

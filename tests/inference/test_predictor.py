@@ -14,7 +14,7 @@ from mmseg.apis import inference_model, init_model
 from PIL import Image
 
 import mmseg_ext
-from mmseg_ext.datasets import images as reader
+from mmseg_ext.datasets import images as reader  # a process warns once for a kind of file
 from mmseg_ext.errors import UnreadableFileError
 from mmseg_ext.segmentors import StreamingSegTTAModel
 from tests.configs import CONFIGS

@@ -9,7 +9,7 @@ import torch
 from mmseg.registry import MODELS
 
 from mmseg_ext.backbones import EAMLP, DeepViT
-from mmseg_ext.inspection import attention_pictures as pictures
+from mmseg_ext.inspection import attention_pictures as pictures  # the command only draws them
 from mmseg_ext.layers import ExternalAttention2d, LambdaLayer, ManhattanAttention, ReAttention
 from tests.configs import CONFIGS, load
 from tests.models import randomise

@@ -9,8 +9,7 @@ from tests.parity import Fixture
 
 
 @pytest.mark.parametrize(
-    ("arch", "re_attention"),
-    [("24b", True), ("32b", True), ("s", True), ("l", True), ("s", False)],
+    ("arch", "re_attention"), [("24b", True), ("32b", True), ("s", True), ("l", True), ("s", False)]
 )
 def test_deepvit_architecture_is_inferred(arch, re_attention):
     with torch.device("meta"):

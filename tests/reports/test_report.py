@@ -18,9 +18,11 @@ from PIL import Image
 from mmseg_ext.commands import run
 from mmseg_ext.evaluation import CheckedIoUMetric
 from mmseg_ext.reports import RunResultsHook, results_hook
+
+# The command makes a page of pictures; the tests compare the numbers that they show.
 from mmseg_ext.reports.curves import curves_figure, curves_svg
 from mmseg_ext.reports.page import page
-from mmseg_ext.reports.pictures import error_overlay, shrink
+from mmseg_ext.reports.pictures import error_overlay
 from mmseg_ext.reports.results_hook import class_iou
 from mmseg_ext.reports.run_data import Results, Run, read_curves, read_run
 from tests.configs import CONFIGS
@@ -37,12 +39,6 @@ def a_run(name: str, confusion: list[list[int]]) -> Run:
     curves |= {"loss": {20: 9.7}, "mIoU": {20: 48.25}}
     results = Results("validation at iteration 20", *shown)
     return Run(name, "a = 1\n", {"python": "3"}, curves, results, seconds=30)
-
-
-def test_narrow_images_keep_a_pixel():
-    image, labels = shrink(320, np.full((3, 3000, 3), 7, np.uint8), np.ones((3, 3000), np.int32))
-    assert image.shape == (1, 320, 3) and labels.shape == (1, 320)
-    assert (image == 7).all() and (labels == 1).all()
 
 
 def test_page_shows_the_figures_of_two_runs():
@@ -132,7 +128,9 @@ def seen_by_the_hook(folder: Path, height: int, width: int, kind=CheckedIoUMetri
     return json.loads(written.read_text()) if written.exists() else {}
 
 
-@pytest.mark.parametrize(("size", "shown"), [((40, 60), (40, 60)), ((480, 320), (320, 213))])
+@pytest.mark.parametrize(
+    ("size", "shown"), [((40, 60), (40, 60)), ((480, 320), (320, 213)), ((3, 3000), (1, 320))]
+)
 def test_an_example_has_four_quarters(tmp_path, size, shown):
     """Image and truth above, prediction and wrong pixels below; large ones get smaller."""
     results = seen_by_the_hook(tmp_path, *size)

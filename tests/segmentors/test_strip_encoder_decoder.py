@@ -12,7 +12,7 @@ from mmseg.structures import SegDataSample
 from torch import nn
 
 from mmseg_ext.segmentors import StreamingSegTTAModel, StripEncoderDecoder
-from mmseg_ext.segmentors.score_maps import resize_map
+from mmseg_ext.segmentors.score_maps import resize_map  # its cache is not visible in results
 from tests.segmentors.small import (
     ONE_CHANNEL,
     allocated_at_peak,

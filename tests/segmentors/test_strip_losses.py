@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from mmseg_ext.decode_heads import DANetEAHead
 from mmseg_ext.segmentors import StreamingSegTTAModel
-from mmseg_ext.segmentors.strip_losses import can_use_strips, strip_losses
+from mmseg_ext.segmentors.strip_losses import can_use_strips, strip_losses  # of one head
 from tests.models import Operators
 from tests.segmentors.small import allocated_at_peak, batch_of_two, labelled, pair, segmentor
 from tests.segmentors.test_strip_encoder_decoder import HEADS
