@@ -120,14 +120,16 @@ def effective_receptive_field(model: Callable[[Tensor], Tensor], images: Tensor)
     w). The K outputs are weighted by random signs for each image, otherwise their gradients could
     cancel.
     """
-    images = images.detach().requires_grad_()
-    output = model(images)
-    middle = output[:, :, output.shape[2] // 2, output.shape[3] // 2]  # (B, K)
-    generator = torch.Generator().manual_seed(0)
-    signs = torch.randint(0, 2, middle.shape, generator=generator).to(middle) * 2 - 1
-    (gradient,) = torch.autograd.grad((middle * signs).sum(), images)
-    sizes = gradient.abs().sum(1)  # (B, H, W)
-    return (sizes / sizes.sum((1, 2), keepdim=True)).mean(0)
+    generator, fields = torch.Generator().manual_seed(0), []
+    for image in images:  # all at once would need the memory of a training step of 16 frames
+        image = image[None].detach().requires_grad_()
+        output = model(image)
+        middle = output[:, :, output.shape[2] // 2, output.shape[3] // 2]  # (1, K)
+        signs = torch.randint(0, 2, middle.shape, generator=generator).to(middle) * 2 - 1
+        (gradient,) = torch.autograd.grad((middle * signs).sum(), image)
+        sizes = gradient.abs().sum(1)  # (1, H, W)
+        fields.append(sizes / sizes.sum())
+    return torch.cat(fields).mean(0)
 
 
 def share_beyond(field: Tensor, radius: float) -> float:
