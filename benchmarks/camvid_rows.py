@@ -160,7 +160,7 @@ TABLES = {
         ["mIoU", "pixel accuracy", *_REST],
     ),
     "camvid_ablations": ("camvid", (_BASE, *GROUPS["ablations"]), "", _SLOTS),
-    "camvid_imagenet_heads": ("camvid_imagenet", _FEATURES["heads"], "head", _HEADS),
+    "camvid_imagenet_heads": ("camvid_imagenet", _FEATURES["heads"], "head", _HEADS[:-2]),
     "camvid_imagenet_ablations": (
         "camvid_imagenet",
         (_BASE, *_FEATURES["ablations"]),
