@@ -295,6 +295,11 @@ def find_pairs(images: Path, reader: Masks, data: Path) -> tuple[list[_Pair], li
         pairs.append(pair)
     if not pairs:
         first = next((a for _, a in annotations), Annotation(Path("none")))
+        if type(reader) is Masks and len(annotations) > len(found) and not problem:
+            problem = (
+                "; if the masks are of one class each, name the class, such as a_leaf.png and "
+                "a_stem.png or a_class1.png and a_class2.png, for at least two images"
+            )
         raise ValueError(
             f"{images}: no image fits an annotation; compare {next(iter(found), 'none')} with "
             f"{first.name or first.path}; rename the files, or give patterns whose * are the parts "

@@ -8,6 +8,7 @@ such as `_leaf` and `_fruit`, is their class if it recurs.
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path, PurePath
 
 from mmseg_ext.datasets.images import IMAGE_SUFFIXES
@@ -22,6 +23,7 @@ _SPLIT = r"(train|val|test)(?:ing|id|idation)?(?:20\d\d)?"
 _FOLDER = re.compile(f"(?:{_USUAL}[_-])?(?:{_SPLIT})?[_-]?{_USUAL}?", re.I)
 _MASK_NAME = re.compile(f"(?:^|[_-]|train|val|test)(?:{_MASK})$", re.I)
 _MASK_WORD = re.compile(_MASK, re.I)
+_CLASS_WORD = re.compile("class|cls|category", re.I)
 _WORD = re.compile(r"\d+|[^\W\d_]+")
 
 
@@ -75,8 +77,9 @@ def match_classes(images: Sequence[Key], masks: Sequence[Key]) -> list[dict[str,
     """Return the indices of each image's masks by class; an empty list if masks have no classes.
 
     The class of a mask is what its path has besides its image's: words at the end or beginning of
-    the name, or a folder. Numbers in the name count masks of a class. Masks have classes if one
-    recurs for most images and another for a tenth; then each that a hundredth has is a class.
+    the name, or a folder. Numbers in the name count masks of a class, except in `class1`. Masks
+    have classes if one recurs for most images and another for a tenth; then each that a hundredth
+    has is a class.
     """
     own, other = [[PurePath(split or "", n) for split, n in keys] for keys in (images, masks)]
     index = {_join_words(path.parts): i for i, path in enumerate(_shorten(own, other))}
@@ -88,7 +91,10 @@ def match_classes(images: Sequence[Key], masks: Sequence[Key]) -> list[dict[str,
         divided = [part for part in _divide(path, split) if part[0] in index]
         if divided:
             image, folder, rest = min(divided, key=lambda part: len(part[1]) + len(part[2]))
-            text = [*folder, *(word for word in rest if not word.isdigit())]
+            text = list(folder)
+            for before, word in pairwise(["", *rest]):
+                if not word.isdigit() or _CLASS_WORD.fullmatch(before):
+                    text.append(word)
             is_class = not all(map(_MASK_WORD.fullmatch, text))
             found[index[image]]["_".join(text) if is_class else ""].append(number)
     count = Counter(text for classes in found for text in classes)

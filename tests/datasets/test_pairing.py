@@ -149,6 +149,21 @@ def test_masks_of_a_class_each(layout, tmp_path):
     assert reader.labels == {0: "background", 1: "leaf", 2: "red_fruit"}
 
 
+def test_numbered_classes(tmp_path):
+    """A single image shows no pattern, and numbers alone can count objects: then a hint."""
+    write(tmp_path, ["u/a.png", "v/a_class1.png", "v/a_class2.png", "x/a.png", "x/b.png"])
+    write(tmp_path, [f"w/{name}_{i}.png" for name in "ab" for i in "12"])
+    for images, masks in (("u", "v"), ("x", "w")):
+        with pytest.raises(ValueError, match=r"no image fits.*of one class each, name the class"):
+            find(tmp_path, images, masks)
+    for name in ("a_class1", "a_class2", "b_class1", "b_class2"):
+        save(tmp_path / f"y/{name}.png", np.zeros((3, 4), np.uint8))
+    pairs, left_out, reader = find_pairs(tmp_path / "x", Masks(tmp_path / "y"), tmp_path)
+    assert reader.labels == {0: "background", 1: "class_1", 2: "class_2"} and not left_out
+    content = {f"class_{i}": [tmp_path / f"y/b_class{i}.png"] for i in (1, 2)}
+    assert pairs[1].annotation.content == content
+
+
 def test_masks_of_several_classes_are_not_of_one(tmp_path):
     """As Cityscapes has several label maps of an image; the message says what is wrong."""
     label = np.arange(12, dtype=np.uint8).reshape(3, 4)
