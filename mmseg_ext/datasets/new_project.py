@@ -401,8 +401,8 @@ def _choose_splits(
         return []
     example = " of ".join(str(pool[i].image) for i in alike[0])
     return [
-        f"{len({*itertools.chain(*alike)})} images are copies of others or nearly so, also flipped "
-        f"or turned, such as {example}; copies are kept in one split"
+        f"{len({j for j, _ in alike})} of {len(pool)} images are copies of another one or nearly "
+        f"so, also flipped or turned, such as {example}; copies are kept in one split"
     ]
 
 
