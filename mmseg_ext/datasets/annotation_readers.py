@@ -126,7 +126,9 @@ class Masks:
         self.labels = {v: f"#{v:06x}" if self.colored else str(v) for v in values}
         text = {code: self.labels[self._value(code)] for code in codes}
         if any(code >> 40 and (code & 0xFFFFFF) % 0x10101 for code in codes):
-            self.colors = {text[c]: list((c & 0xFFFFFF).to_bytes(3, "big")) for c in codes}
+            # A palette's color comes last: it counts, not the black of transparent pixels.
+            last = sorted(codes, reverse=True)
+            self.colors = {text[c]: list((c & 0xFFFFFF).to_bytes(3, "big")) for c in last}
         if not self.colored and self._number_objects(found, annotations):
             self.hint = (
                 f"the values up to {values[-1]} seem to number objects, because each is one region "
@@ -187,13 +189,14 @@ def _codes_of(path: Path) -> np.ndarray:
             if pixels.dtype.kind == "f" or pixels.min() < 0 or pixels.max() > 0xFFFF:
                 raise ValueError(f"{pixels.dtype} values from {pixels.min()} to {pixels.max()}")
             gray = pixels.astype(np.int64)
-            return gray << 24 | gray.clip(0, 255) * 0x10101
-        rgb = np.asarray(image.convert("RGB"), np.int64)
-        kind = _PALETTE if image.mode == "P" else _COLOR
-        index = pixels.astype(np.int64) if image.mode == "P" else rgb.max(2)
-        codes = kind << 40 | index << 24 | rgb @ [0x10000, 0x100, 1]
-        if "A" in image.getbands():  # an eraser leaves any color
-            codes[np.asarray(image.getchannel("A")) == 0] = _COLOR << 40  # black
+            codes = gray << 24 | gray.clip(0, 255) * 0x10101
+        else:
+            rgb = np.asarray(image.convert("RGBA"), np.int64)[..., :3]
+            kind = _PALETTE if image.mode == "P" else _COLOR
+            index = pixels.astype(np.int64) if image.mode == "P" else rgb.max(2)
+            codes = kind << 40 | index << 24 | rgb @ [0x10000, 0x100, 1]
+        if "A" in image.getbands() or "transparency" in image.info:  # an eraser leaves any color
+            codes[np.asarray(image.convert("RGBA").getchannel("A")) == 0] = _COLOR << 40  # black
         return codes
 
 

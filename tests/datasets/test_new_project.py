@@ -507,7 +507,7 @@ def test_many_objects_are_an_error_with_a_hint(tmp_path, capsys):
 
 
 def test_transparent_pixels_are_background(tmp_path):
-    """An eraser leaves white or any color under alpha 0."""
+    """An eraser leaves white or any color under alpha 0; a color or index can be transparent."""
     for i in range(4):
         label, erased = scene(i)[0], np.zeros(SIZE[::-1], bool)
         erased[:, ::3] = True
@@ -516,11 +516,17 @@ def test_transparent_pixels_are_background(tmp_path):
         save(tmp_path / f"images/{i:02d}.png", random_image(np.random.RandomState(i), SIZE))
         save(tmp_path / f"masks/{i:02d}.png", rgba)
         save(tmp_path / f"gray/{i:02d}.png", np.dstack([label * 9, rgba[..., 3]]))
-    for folder in ("masks", "gray"):
+        keyed = np.where(erased, 5 + i, label).astype(np.uint8)
+        save(tmp_path / f"keyed/{i:02d}.png", keyed, transparency=5 + i)
+        palette = [*COLORS + 9, *[[9, 9, 200]] * 9]  # whose first color is not black
+        alpha = {"transparency": bytes([255] * 3 + [0] * 9) if i else 5}
+        save(tmp_path / f"palette/{i:02d}.png", keyed, palette, **alpha)
+    for folder in ("masks", "gray", "keyed", "palette"):
         shutil.rmtree(tmp_path / "project", ignore_errors=True)
         assert run(tmp_path, "--masks", str(tmp_path / folder)) == 0
         for name, label in label_maps(tmp_path).items():
             assert np.array_equal(label, np.where(erased, 0, scene(int(name[-2:]))[0]))
+    assert Config.fromfile(tmp_path / "project/config.py").palette == (COLORS + 9).tolist()
 
 
 PAGES = np.stack([PHOTO[..., 0], PHOTO[..., 0] + np.uint8(1)])
