@@ -74,8 +74,10 @@ def _choose(summaries: Sequence[Summary]) -> list[tuple[str, Mapping]]:
 
 
 def _picture(image: np.ndarray, label: np.ndarray, palette: Sequence) -> np.ndarray:
-    """Return an RGB image next to the same under the colors of its labels."""
+    """Return an RGB image next to the same under the colors of its labels; both are large."""
     shown, reduced = shrink(_SIDE, image, label)
-    gap = np.full((len(shown), 4, 3), 255, np.uint8)
     mixed = shown * 0.4 + colorize(reduced, palette) * 0.6
-    return np.hstack([shown, gap, mixed.astype(np.uint8)])
+    factor = max(1, _SIDE // max(reduced.shape))
+    large = [part.repeat(factor, 0).repeat(factor, 1) for part in (shown, mixed.astype(np.uint8))]
+    gap = np.full((len(large[0]), 4, 3), 255, np.uint8)
+    return np.hstack([large[0], gap, large[1]])
