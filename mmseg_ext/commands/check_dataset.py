@@ -34,6 +34,7 @@ def main(args: argparse.Namespace) -> int:
     from mmseg_ext.datasets.dataset_report import check, copy_notes, print_summaries
     from mmseg_ext.datasets.new_project import PREVIEW
     from mmseg_ext.engine.config import load_config
+    from mmseg_ext.errors import NotWritten
     from mmseg_ext.inspection.preview import write_preview
 
     cfg = load_config(args.config, args.cfg_options)
@@ -49,8 +50,11 @@ def main(args: argparse.Namespace) -> int:
     preview = Path(cfg.filename).parent / PREVIEW
     is_labeled = any(summary.pixels.any() for summary in summaries)
     if preview.is_file() and not args.split and is_labeled:  # a project of `new_project`
-        write_preview(cfg, summaries, preview)
-        print(f"{preview}: images with their labels")
+        try:
+            write_preview(cfg, summaries, preview)
+            print(f"{preview}: images with their labels")
+        except NotWritten as error:  # the check itself needs no folder
+            print(f"note: {error}")
     pairs = sum(summary.pairs for summary in summaries)
     kinds = Counter(problem.kind for problem in problems)
     counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) or "clean"

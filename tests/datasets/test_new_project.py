@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -618,8 +619,8 @@ def test_projects_without_a_list_of_splits_keep_them(tmp_path):
     assert before < set(label_maps(tmp_path))
 
 
-def test_a_picture_shows_images_and_labels(tmp_path):
-    """Images of both splits next to their labels; check_dataset draws it again."""
+def test_a_picture_shows_images_and_labels(tmp_path, monkeypatch, capsys):
+    """Images of both splits next to their labels, enlarged; check_dataset draws it if it can."""
     colors = {"a": (20, 30, 40), "b": (10, 250, 10), "c": (250, 0, 90)}
     folder = tmp_path / "project"
     for i in range(30):
@@ -634,7 +635,11 @@ def test_a_picture_shows_images_and_labels(tmp_path):
 
     before = shown()
     mixed = [tuple(int(255 * 0.4 + 0.6 * v) for v in color) for color in colors.values()]
-    assert all(before[color] > 500 for color in mixed)
+    assert all(before[color] > 60 * 90 * 3**2 / 7 * 0.8 for color in mixed)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", lambda *_: os.listdir(tmp_path / "none"))
+        assert check(tmp_path) == 1
+    assert f"note: {folder}/preview.png: cannot be written" in capsys.readouterr().out
     for path in folder.glob("data/annotations/*/*.png"):
         save(path, np.zeros((60, 90), np.uint8))
     assert check(tmp_path) == 1
