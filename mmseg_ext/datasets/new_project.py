@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,6 +63,8 @@ class _Pair:
     name: str  # of its files in the project
     split: str | None  # None until it is chosen
     labels: set[str] = field(default_factory=set)
+    label: Path = Path()  # the label map, until the split is chosen
+    counts: Any = None  # pixels of each class
     # Of the image, as `_look_at` finds them.
     size: tuple[int, int] = (0, 0)  # height and width, upright
     orientation: int = 1
@@ -106,28 +109,33 @@ def make_project(
     except ValueError as error:
         raise ValueError(f"{error}; {reader.hint}" if reader.hint else str(error)) from None
     notes += [*reader.notes, *filter(None, [reader.hint if not classes else ""])]
-    readable = []
-    for pair in progress(pairs, "comparing", len(pairs)):
-        try:
-            _look_at(pair)
-            readable.append(pair)
-        except UnreadableFileError as error:
-            left_out.append(str(error))
-    notes += _choose_splits(readable, {"test": test_share, "val": val_share}, data, group)
-    splits = ["train", "val", *(["test"] if any(pair.split == "test" for pair in readable) else [])]
-    summaries = {split: Summary(split, tuple(names)) for split in splits}
-    earlier = {*data.glob("annotations/**/*.png")}
-    for pair in progress(readable, "writing", len(readable)):
-        try:
-            label = _write_pair(pair, reader, labels, data)
-        except LabelError as error:
-            left_out.append(str(error))
-            continue
-        label_file = pair.label_file(data, pair.split)
-        earlier.discard(label_file)
-        counts = np.bincount(label.ravel(), minlength=len(names))
-        sample = dict(img_path=str(pair.image_file(data)), seg_map_path=str(label_file))
-        summaries[pair.split].add(sample, label.shape[::-1], counts, pair.small)
+    given = {pair.split for pair in pairs}
+    shares = {s: n for s, n in (("test", test_share), ("val", val_share)) if n and s not in given}
+    data.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=data) as label_maps:
+        usable = []
+        for i, pair in enumerate(progress(pairs, "converting", len(pairs))):
+            pair.label = Path(label_maps, f"{i}.png")
+            try:
+                _look_at(pair)
+                label = _convert(pair, reader, labels)
+            except (LabelError, UnreadableFileError) as error:
+                left_out.append(str(error))
+                continue
+            Image.fromarray(label).save(pair.label)
+            pair.counts = np.bincount(label.ravel(), minlength=len(names))
+            usable.append(pair)
+        notes += _choose_splits(usable, shares, data, group)
+        has_test = any(pair.split == "test" for pair in usable)
+        splits = ["train", "val", *(["test"] if has_test else [])]
+        summaries = {split: Summary(split, tuple(names)) for split in splits}
+        earlier = {*data.glob("annotations/**/*.png")}
+        for pair in progress(usable, "writing", len(usable)):
+            label_file = pair.label_file(data, pair.split)
+            _write_pair(pair, data)
+            earlier.discard(label_file)
+            sample = dict(img_path=str(pair.image_file(data)), seg_map_path=str(label_file))
+            summaries[pair.split].add(sample, pair.size[::-1], pair.counts, pair.small)
     if empty := [split for split in splits if not summaries[split].pairs]:
         reason = (left_out or ["a project needs at least two pairs"])[-1]
         raise ValueError(f"{empty[0]}: no pair is usable; {reason}")
@@ -367,10 +375,8 @@ def _choose_splits(
 ) -> list[str]:
     """Set the splits that no folder names, and return notes; `splits.json` has the earlier ones.
 
-    A split with a folder gets no share. Without a folder for another, the one of train is divided.
+    `shares` are of splits without a folder. If there are any, the folder of train is divided.
     """
-    given = {pair.split for pair in pairs}
-    shares = {s: share for s, share in shares.items() if share and s not in given}
     pool = [pair for pair in pairs if not pair.split or (shares and pair.split == "train")]
     if group and not pool:
         raise ValueError(f"--group {group}: the folders train and val are the splits")
@@ -406,12 +412,12 @@ def _choose_splits(
     ]
 
 
-def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int], data: Path) -> np.ndarray:
-    """Write the image and the label map of a pair; return the label map (H, W).
+def _convert(pair: _Pair, reader: Masks, labels: Mapping[str, int]) -> np.ndarray:
+    """Return the label map of a pair, upright (H, W).
 
     Raises LabelError if the annotation cannot be read or the sizes differ.
     """
-    target, tag, upright = pair.image_file(data), pair.orientation, pair.size
+    tag, upright = pair.orientation, pair.size
     sizes = [upright, upright[::-1]] if tag >= 5 else [upright]
     values = reader.read(pair.annotation, sizes)
     table = np.zeros(max(reader.labels) + 1, np.uint8)
@@ -419,10 +425,18 @@ def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int], data: Pat
     label = table[values]  # (H, W)
     if (label == IGNORED).all():
         raise LabelError(f"{pair.annotation.path}: all its pixels are ignored")
+    if tag != 1 and label.shape != upright:
+        label = declared(label, orientation=tag).upright().values[..., 0]
+    return label
+
+
+def _write_pair(pair: _Pair, data: Path) -> None:
+    """Write the image and the label map of a pair to their split."""
+    target = pair.image_file(data)
     # Of an earlier run, maybe with another photo.
     for suffix in (*IMAGE_SUFFIXES, *map(str.upper, IMAGE_SUFFIXES), target.suffix):
         (data / f"images/{pair.split}/{pair.name}{suffix}").unlink(missing_ok=True)
-    if tag == 1:
+    if pair.orientation == 1:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             target.symlink_to(pair.image.resolve())
@@ -431,8 +445,5 @@ def _write_pair(pair: _Pair, reader: Masks, labels: Mapping[str, int], data: Pat
     else:  # written upright, because `image_demo` shows photos to the trained model upright
         with Image.open(pair.image) as image, atomic_write(target) as part:
             ImageOps.exif_transpose(image).save(part, image.format, quality=95)
-        if label.shape != upright:
-            label = declared(label, orientation=tag).upright().values[..., 0]
     with atomic_write(pair.label_file(data, pair.split)) as part:
-        Image.fromarray(label).save(part, "PNG")
-    return label
+        shutil.copyfile(pair.label, part)

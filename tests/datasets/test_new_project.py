@@ -240,6 +240,29 @@ def test_nothing_is_lost(tmp_path, capsys):
     assert re.search(r"^pairs: \S*images/(\S+)\.\w+ with \S*masks/\1_mask\.png,", output, re.M)
 
 
+def test_an_unusable_mask_gets_no_split(tmp_path, capsys):
+    """Another pair gets into its split, unless folders are the splits."""
+    flags = write_sources(tmp_path, 3)
+    assert run(tmp_path, *flags) == 0
+    (name,) = (name for name in label_maps(tmp_path) if name.startswith("val/"))
+    shutil.rmtree(tmp_path / "project")
+    mask = tmp_path / f"masks/{name[4:]}_mask.png"
+    save(mask, scene(int(name[4:]))[0].T * 10 + 7)
+    assert run(tmp_path, *flags) == 0
+    assert f"{mask}: cannot be read" in (tmp_path / "project/left_out.txt").read_text()
+    found = label_maps(tmp_path)
+    assert {name[:4] for name in found} == {"trai", "val/"} and name not in found
+    assert len(found) == 2 and are_the_scenes(found)
+    for folder, ending in (("images", ".jpg"), ("masks", "_mask.png")):
+        for i in range(3):
+            path = tmp_path / f"{folder}/{i:02d}{ending}"
+            split = "val" if path.stem[:2] == name[4:] else "train"
+            (path.parent / split).mkdir(exist_ok=True)
+            path.rename(path.parent / split / path.name)
+    assert run(tmp_path, *flags) == 1
+    assert "val: no pair is usable; " in capsys.readouterr().err
+
+
 def test_an_image_whose_file_would_be_overwritten_is_left_out(tmp_path):
     """Both are images of the training set with the same name in the project."""
     write_sources(tmp_path, 4)
