@@ -1,6 +1,7 @@
 """Models by name: the configs of this package, and the weights published with it."""
 
 import copy
+import os
 import warnings
 from fnmatch import fnmatch
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import nn
 from mmseg_ext.datasets.metainfo import classes_and_palette
 from mmseg_ext.durable.checkpoint_files import read_checkpoint, terms_of, unwrap_state_dict
 from mmseg_ext.durable.safe_loading import check_finite, fit_first_convolution
+from mmseg_ext.durable.work_dir import checkpoint_folder, find_checkpoints
 from mmseg_ext.engine.config import load_config, model_names
 from mmseg_ext.errors import CheckpointError
 
@@ -87,7 +89,7 @@ def get_model(
     if pretrained:
         if weights is not None:
             raise ValueError("get_model: pretrained and weights exclude each other; pass one")
-        weights = pretrained_weights(Path(config.filename or "").stem)
+        weights = _weights_of(config)
     config.merge_from_dict({"model": overrides})
     if num_classes is not None:
         _set_classes(config.model, num_classes)
@@ -130,6 +132,18 @@ def _set_channels(model: Any, count: int) -> None:
             preprocessor[key] = average if count == 1 else (values * count)[:count]
     if count != 3 and preprocessor.type == "SegDataPreProcessor":
         preprocessor.type = "BandDataPreProcessor"
+
+
+def _weights_of(config: Config) -> Path:
+    """Return the file of `pretrained_weights`; without one, name the last best checkpoint."""
+    path, found = Path(config.filename or "config"), []
+    if path.stem not in list_models(pretrained=True) and config.get("work_dir"):
+        best = sorted(checkpoint_folder(config).glob("best_*.pth"), key=os.path.getmtime)
+        found = [*reversed(best), *find_checkpoints(config)[0]]
+    if path.stem in model_names() and not found:
+        return pretrained_weights(path.stem)
+    known = repr(str(found[0])) if found else "FILE"
+    raise ValueError(f"{path}: a config needs a checkpoint; pass weights={known}")
 
 
 def pretrained_weights(name: str) -> Path:

@@ -58,8 +58,9 @@ def test_paths_pictures_and_arrays_give_the_labels_of_mmsegmentation(model, imag
     assert predictor([]) == []
 
 
-def test_a_name_or_a_config_is_as_good_as_a_model(model, images, tmp_path):
-    """A name has the project's weights; another config without weights is refused."""
+def test_a_name_or_a_config_is_as_good_as_a_model(model, images, tmp_path, monkeypatch):
+    """A name has the project's weights; another config's best checkpoint is named."""
+    monkeypatch.chdir(tmp_path)
     expected = mmseg_ext.get_model("ea_r18_fpn_nuclei_4k", pretrained=True).state_dict()
     named = mmseg_ext.Predictor("ea_r18_fpn_nuclei_4k").model.state_dict()
     assert all(torch.equal(named[key], value) for key, value in expected.items())
@@ -70,6 +71,12 @@ def test_a_name_or_a_config_is_as_good_as_a_model(model, images, tmp_path):
     assert isinstance(mmseg_ext.Predictor(CONFIG, True, weights=file).model, StreamingSegTTAModel)
     with pytest.raises(ValueError, match=r"ea_r18_shapes: .*; pass weights=FILE"):
         mmseg_ext.Predictor(CONFIG)
+    own = tmp_path / "own.py"
+    for folder, name in (("no", "FILE"), (".", "iter_600.pth"), (".", "best_mIoU_iter_400.pth")):
+        own.write_text(f"_base_ = {CONFIG!r}\nwork_dir = {folder!r}\n")
+        (tmp_path / name).write_bytes(file.read_bytes())
+        with pytest.raises(ValueError, match=rf"own\.py: .*; pass weights='?{name}'?$"):
+            mmseg_ext.Predictor(own)
     for more in ({"weights": file}, {"device": "cpu"}):
         with pytest.raises(ValueError, match="weights, device: the model is built"):
             mmseg_ext.Predictor(model, **more)
