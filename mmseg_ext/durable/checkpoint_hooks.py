@@ -72,6 +72,7 @@ class DurableCheckpointHook(CheckpointHook):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
+        self._without_score: set[str] = set()
         for name in self.args:  # which mmengine would pass to the first `save_checkpoint`
             raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument '{name}'")
 
@@ -129,6 +130,14 @@ class DurableCheckpointHook(CheckpointHook):
         return runner.epoch if self.by_epoch else runner.iter
 
     def after_val_epoch(self, runner, metrics=None) -> None:
+        for name in getattr(self, "key_indicators", ()):
+            score = (metrics or {}).get(name)
+            if score != score and name not in self._without_score:  # NaN
+                self._without_score.add(name)
+                runner.logger.warning(
+                    f"default_hooks.checkpoint.save_best: {name} is NaN, so this validation is not "
+                    "the best; validate images with this class"
+                )
         before = self._best(runner)
         super().after_val_epoch(runner, metrics)
         step = self._step(runner)

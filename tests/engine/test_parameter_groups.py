@@ -71,6 +71,16 @@ def test_layer_wise_rates_need_a_rate(settings):
         build_optim_wrapper(nn.Linear(3, 4), wrapper | {"optimizer": {"type": "SGD", "lr": 0.1}})
 
 
+def test_a_class_without_a_score_is_one_warning(tmp_path):
+    """It is in no label map, and the head cannot predict it; there are two validations."""
+    settings = "dataset['metainfo'].update(classes=tuple('abcd'), palette=[[0] * 3] * 4)\n"
+    settings += "default_hooks['checkpoint']['save_best'] = ['IoU.a', 'IoU.d']\n"
+    train_here(write_config(tmp_path, SETTINGS + settings), work := tmp_path / "work")
+    (line,) = (line for line in log_text(work).splitlines() if "is NaN" in line)
+    assert "save_best: IoU.d is NaN" in line and list(work.glob("best_IoU.a_*"))
+    assert not list(work.glob("best_IoU.d_*"))
+
+
 def test_padding_that_is_no_class_is_named(tmp_path):
     runner = build_train_runner(
         str(write_config(tmp_path)),
