@@ -57,7 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tables", type=Path, metavar="JSON", help="print the tables of a result")
     args = parser.parse_args(argv)
     if args.tables is not None:
-        print(report(json.loads(args.tables.read_text(encoding="utf-8"))), end="")
+        try:
+            results = json.loads(args.tables.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            parser.error(f"--tables: {args.tables} is not a gpu.json ({error})")
+        print(report(results), end="")
         return 0
     if args.out is None:
         parser.error("--out DIR is required")
@@ -129,7 +133,8 @@ def run_group(
         for name, stage in stages.items():
             file = Path(folder, f"{len(processes)}.jsonl")
             file.touch()
-            print(f"-- {name}: up to {end - time.time():.0f} s", flush=True)
+            if name != "machine":
+                print(f"-- {name}: up to {end - time.time():.0f} s", flush=True)
             log = args.out / f"{name.replace(':', '.')}.log"
             words = (stage, file, log, args.device, args.quick, end, threads)
             process: Any = context.Process(target=work, args=words)

@@ -59,14 +59,23 @@ def test_a_stage_that_fails_costs_only_itself(tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_one_line(tmp_path):
     result = run(*COMMAND, "--out", tmp_path)
-    assert result.returncode == 2 and "no usable GPU" in result.stdout.splitlines()[-1]
+    (line,) = result.stdout.splitlines()
+    assert result.returncode == 2 and "no usable GPU" in line
     assert not list(tmp_path.glob("gpu.*"))
 
 
-def test_unknown_stages_are_refused(capsys):
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--out", "none", "--stages", "parity,speed"], "'speed'"),
+        (["--tables", "none.json"], "none.json is not a gpu.json"),
+        (["--tables", __file__], "test_gpu.py is not a gpu.json"),
+    ],
+)
+def test_wrong_arguments_are_refused(words, message, capsys):
     with pytest.raises(SystemExit):
-        main(["--out", "none", "--stages", "parity,speed"])
-    assert "'speed'" in capsys.readouterr().err
+        main(words)
+    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(("words", "noted"), [("--quick", 1), ("--device cpu", 1), ("", 0)])
