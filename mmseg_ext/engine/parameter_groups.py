@@ -1,7 +1,7 @@
 """Parameter groups of the optimizer: layer-wise rates, unused settings, and a summary."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from mmengine.config import Config
 from mmengine.optim import DefaultOptimWrapperConstructor, OptimWrapper, OptimWrapperDict
@@ -50,10 +50,20 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
 
 def unused_custom_keys(cfg: Config, model: nn.Module) -> Iterator[str]:
-    """Yield a warning for each of `custom_keys` that is in no parameter's name."""
+    """Yield a warning for each of `custom_keys` that is in no parameter's name.
+
+    Raises:
+        LaunchError: if they are a name instead of a dict, which mmengine refuses later.
+    """
     names = [name for name, _ in model.named_parameters()]
     settings = (cfg.get("optim_wrapper") or {}).get("paramwise_cfg") or {}
-    for key in settings.get("custom_keys") or {}:
+    keys = settings.get("custom_keys") or {}
+    if not isinstance(keys, Mapping):
+        raise LaunchError(
+            f"optim_wrapper.paramwise_cfg.custom_keys={keys!r}: set a dict with the settings of "
+            "each key, such as custom_keys=dict(decode_head=dict(lr_mult=10))"
+        )
+    for key in keys:
         # mmengine compares '.name' for a parameter of the model itself.
         if not any(key in (name if "." in name else f".{name}") for name in names):
             yield (

@@ -100,6 +100,9 @@ def test_groups_and_keys():
     (warning,) = unused_custom_keys(Config({"optim_wrapper": wrapper}), model)
     assert "'2.' has no effect" in warning and "'scale'" in warning and "'1.weight'" in warning
     assert [*unused_custom_keys(Config({"optim_wrapper": None}), model)] == []
+    named = {"optim_wrapper": {"paramwise_cfg": {"custom_keys": "head"}}}
+    with pytest.raises(LaunchError, match=r"custom_keys='head': set a dict"):
+        list(unused_custom_keys(Config(named), model))
     one = build_optim_wrapper(model, dict(wrapper))
     expected = [
         "learning rate 0.2: 12 parameters with decay 0",
