@@ -209,48 +209,26 @@ def _read_tiff(data: bytes, indices: bool) -> Pixels:
     except ImportError as error:
         raise ValueError("is a TIFF, which needs tifffile; pip install tifffile") from error
     with tifffile.TiffFile(io.BytesIO(data)) as file:
-        full = [s for s in file.series if not s.keyframe.subfiletype & (_REDUCED | _MASK)]
-        if len(full) != 1 or None in full[0].pages:
-            found = len(full) if len(full) != 1 else "channels in several files instead of one"
-            raise ValueError(f"has {found} images; save each image in a separate file")
-        page: Any = full[0].keyframe
-        sizes = dict(zip(full[0].axes, full[0].shape, strict=True))
-        axes = [axis for axis, size in sizes.items() if size > 1 or axis in "YX"]
-        bands = [axis for axis in axes if axis not in "YX"]
-        if bands not in ([], ["S"], ["C"]):
-            pages = " x ".join(f"{size} {axis}" for axis, size in sizes.items())
-            raise ValueError(
-                f"is a stack of pages ({pages}) that are not declared as channels; save each page "
-                "in a separate file, or channels with tifffile.imwrite(..., "
-                "metadata={'axes': 'CYX'})"
-            )
-        tags = {tag.code: tag.value for tag in page.tags}
-        more: dict[str, Any] = {"orientation": tags.get(EXIF_ORIENTATION, 1)}
-        more["colors"] = page.photometric in (_RGB, _PALETTE, *_CONVERTED)
-        with contextlib.suppress(ValueError):
-            more["missing"] = float(str(tags.get(_GDAL_NODATA, "")).strip("\0 "))
-        if bands != ["C"]:
-            extra = enumerate(page.extrasamples, page.samplesperpixel - len(page.extrasamples))
-            more["alpha"] = tuple(i for i, kind in extra if kind in (1, 2))
+        series, axes = _only_image(file)
+        page: Any = series.keyframe
+        more = _declarations(page, axes)
         try:
             if page.photometric > _PALETTE:
                 space = getattr(page.photometric, "name", page.photometric)
                 raise ValueError(f"has the color space {space}; save it as RGB")
-            values = full[0].asarray().reshape([sizes[axis] for axis in axes])
-        except Exception as error:
+            values = series.asarray()
+        except Exception:  # without imagecodecs tifffile lacks some compressions
             if indices and page.photometric == _PALETTE:  # OpenCV applies the palette
                 with Image.open(io.BytesIO(data)) as image:
                     return declared(np.asarray(image), **{**more, "orientation": 1})
-            values = _by_opencv(data, page) if bands != ["C"] else None
-            if values is not None:
-                bits = page.bitspersample if values.dtype == np.uint16 else None
-                return declared(values, bits, **more)
-            if "imagecodecs" in str(error):
-                kind = getattr(page.compression, "name", page.compression)
-                kind = f"compression {kind} with {page.bitspersample} bits"
-                raise ValueError(f"has {kind}; pip install imagecodecs") from error
-            raise
-        values = values.transpose([axes.index(axis) for axis in ("Y", "X", *bands)])
+            values = None if "C" in axes else _by_opencv(data, page)
+            if values is None:
+                raise
+            bits = page.bitspersample if values.dtype == np.uint16 else None
+            return declared(values, bits, **more)
+        places = [series.axes.index(axis) for axis in axes]
+        values = np.moveaxis(values, places, range(len(axes)))
+        values = values.reshape(values.shape[: len(axes)])  # without other axes, of size 1
         white = 2**page.bitspersample - 1
         if page.photometric == _MINISWHITE and values.dtype.kind in "bu":
             values = ~values if values.dtype.kind == "b" else white - values
@@ -259,6 +237,40 @@ def _read_tiff(data: bytes, indices: bool) -> Pixels:
             colors = (colors >> 8 if colors.max() > 255 else colors).astype(np.uint8)
             return declared(colors[:, values].transpose(1, 2, 0), **more)
         return declared(values, page.bitspersample, **more)
+
+
+def _only_image(file: Any) -> tuple[Any, str]:
+    """Return the series of a TIFF with one image, and its axes: Y, X, and S or C if it has bands.
+
+    Raises:
+        ValueError: for several images or files, and for pages that are not declared as channels.
+    """
+    full = [s for s in file.series if not s.keyframe.subfiletype & (_REDUCED | _MASK)]
+    if len(full) != 1 or None in full[0].pages:
+        found = len(full) if len(full) != 1 else "channels in several files instead of one"
+        raise ValueError(f"has {found} images; save each image in a separate file")
+    sizes = dict(zip(full[0].axes, full[0].shape, strict=True))
+    bands = "".join(axis for axis, size in sizes.items() if size > 1 and axis not in "YX")
+    if bands not in ("", "S", "C"):
+        pages = " x ".join(f"{size} {axis}" for axis, size in sizes.items())
+        raise ValueError(
+            f"is a stack of pages ({pages}) that are not declared as channels; save each page in a "
+            "separate file, or channels with tifffile.imwrite(..., metadata={'axes': 'CYX'})"
+        )
+    return full[0], "YX" + bands
+
+
+def _declarations(page: Any, axes: str) -> dict[str, Any]:
+    """Return what the tags of a TIFF's page declare, as arguments of `Pixels`."""
+    tags = {tag.code: tag.value for tag in page.tags}
+    more: dict[str, Any] = {"orientation": tags.get(EXIF_ORIENTATION, 1)}
+    more["colors"] = page.photometric in (_RGB, _PALETTE, *_CONVERTED)
+    with contextlib.suppress(ValueError):
+        more["missing"] = float(str(tags.get(_GDAL_NODATA, "")).strip("\0 "))
+    if "C" not in axes:
+        extra = enumerate(page.extrasamples, page.samplesperpixel - len(page.extrasamples))
+        more["alpha"] = tuple(i for i, kind in extra if kind in (1, 2))
+    return more
 
 
 def _by_opencv(data: bytes, page: Any) -> np.ndarray | None:

@@ -128,7 +128,7 @@ def read(data: bytes, path: str, indices: bool = False) -> Pixels:
     try:
         return read_pixels(data, indices)
     except Exception as error:  # of a decoder, or about a TIFF
-        if is_tiff(data) and isinstance(error, ValueError):
+        if is_tiff(data) and isinstance(error, ValueError | NotImplementedError):
             raise UnreadableFileError(f"{path}: {' '.join(str(error).split())}") from error
         raise _damage(data, path) from error
 
