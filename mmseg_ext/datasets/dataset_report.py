@@ -4,7 +4,6 @@ The config's own datasets list the files. Processes read them with `CheckedLoadI
 `CheckedLoadAnnotations`, which have the settings of the pipeline's loaders.
 """
 
-import hashlib
 import shlex
 import sys
 import warnings
@@ -52,9 +51,9 @@ class Summary:
     """Counts of the readable pairs of a split.
 
     `pixels` and `images` are (num_classes,): the pixels of each class, and the images with it.
-    `samples` are the images in order, with their small versions. `content` maps the digest of each
-    image to its path, and `notes` each note to its first image. `largest` has the most pixels of a
-    class in an image, and this sample. `halves` are label maps with class 0 and ignored pixels.
+    `samples` are the images in order, with their small versions. `notes` maps each note to its
+    first image. `largest` has the most pixels of a class in an image, and this sample. `halves` are
+    label maps with class 0 and ignored pixels.
     """
 
     split: str
@@ -62,7 +61,6 @@ class Summary:
     pairs: int = 0
     ignored: int = 0
     sizes: Counter = field(default_factory=Counter)  # of images, (width, height)
-    content: dict[bytes, str] = field(default_factory=dict)
     samples: list[Mapping] = field(default_factory=list)
     small: list[np.ndarray] = field(default_factory=list)
     largest: dict[int, tuple[int, Mapping]] = field(default_factory=dict)
@@ -73,13 +71,7 @@ class Summary:
         self.pixels, self.images = np.zeros((2, len(self.classes)), int)
 
     def add(
-        self,
-        sample: Mapping,
-        size: tuple,
-        counts: np.ndarray,
-        small: np.ndarray,
-        digest: bytes = b"",
-        note: str = "",
+        self, sample: Mapping, size: tuple, counts: np.ndarray, small: np.ndarray, note: str = ""
     ) -> None:
         """Count an image of width and height `size`, whose files `sample` names.
 
@@ -101,7 +93,6 @@ class Summary:
         self.images += pixels > 0
         self.ignored += int(counts.sum() - pixels.sum())
         self.sizes[size] += 1
-        self.content[digest] = sample["img_path"]
 
 
 def check(
@@ -184,7 +175,7 @@ def _map(read: Callable, samples: list[dict], workers: int) -> Iterator[Any]:
 
 def check_pair(
     sample: dict, image: CheckedLoadImage, label: Any, rotates: bool
-) -> tuple[tuple[int, int], np.ndarray, np.ndarray, bytes, str] | LabelError | UnreadableFileError:
+) -> tuple[tuple[int, int], np.ndarray, np.ndarray, str] | LabelError | UnreadableFileError:
     """Read an image and its label map; return what `Summary.add` counts, or the error.
 
     `label` is the loader, or None if the pipeline loads no label maps. `rotates` if the pipeline
@@ -210,20 +201,25 @@ def check_pair(
                 raise LabelError(f"{sample['seg_map_path']}: every pixel is ignored")
     except (LabelError, UnreadableFileError) as error:
         return error
-    digest = hashlib.blake2b(read["img"].tobytes(), digest_size=16).digest()
     small, note = small_version(read["img"]), read.get("value_note", "")
-    return read["ori_shape"][::-1], counts, small, digest, note
+    return read["ori_shape"][::-1], counts, small, note
 
 
 def _shared_image_problems(summaries: Iterable[Summary]) -> Iterator[Problem]:
-    """Yield the images of the validation or test set that are also in the training set."""
-    by_split = {summary.split: summary.content for summary in summaries}
-    train = by_split.pop("train", {})
-    for split, content in by_split.items():
-        for path, digest in sorted((content[digest], digest) for digest in content.keys() & train):
-            same = f"{path}: is the same image as {train[digest]} in train"
-            message = f"{same}; allow_overlap = True in the config permits it"
-            yield Problem(split, "shared-image", message)
+    """Yield the images of the validation or test set that are also in the training set.
+
+    Their small versions are equal. Images of one color are not compared.
+    """
+    train: dict[bytes, str] = {}
+    for summary in sorted(summaries, key=lambda summary: summary.split != "train"):
+        for sample, small in zip(summary.samples, summary.small, strict=True):
+            path, key = sample["img_path"], small.tobytes()
+            if summary.split == "train":
+                train[key] = path
+            elif key in train and small.any():
+                same = f"{path}: is the same image as {train[key]} in train"
+                message = f"{same}; allow_overlap = True in the config permits it"
+                yield Problem(summary.split, "shared-image", message)
 
 
 def copy_notes(summaries: Sequence[Summary]) -> Iterator[str]:

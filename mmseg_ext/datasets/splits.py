@@ -138,7 +138,7 @@ def small_version(image: np.ndarray, missing: float | None = None) -> np.ndarray
     small = small.reshape(_SIDE, _SIDE, -1).mean(2)
     small -= small.mean()
     length = np.linalg.norm(small)
-    return small / length if length > step * _SIDE else np.zeros_like(small)
+    return small / length if step and length > step * _SIDE else np.zeros_like(small)
 
 
 def find_copies(

@@ -92,7 +92,7 @@ def test_copies_are_found_in_any_position():
     images.append(np.clip(photo + random.normal(0, 9, photo.shape), 0, 255).astype(np.uint8))
     changed = photo.copy()
     changed[:20, :20] = 255
-    images += [changed, *[np.full((9, 9), value, np.uint8) for value in (7, 7)]]
+    images += [changed, *[np.full((60, 90, 3), value, np.uint8) for value in (255, 255)]]
     small = [small_version(image) for image in images]
     copies = {pair for i, others in find_copies(small) for pair in ((i, j) for j in others)}
     group = [3, *range(9, 14)]
