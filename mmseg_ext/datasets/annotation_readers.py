@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import io
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -12,9 +11,8 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 import torch
-from PIL import Image
 
-from mmseg_ext.datasets.image_values import Pixels, is_deep, is_tiff, read_pixels
+from mmseg_ext.datasets.image_values import is_tiff, read_pixels
 from mmseg_ext.datasets.images import IMAGE_SUFFIXES, files_below, progress
 from mmseg_ext.datasets.nuclei import draw_labels
 from mmseg_ext.datasets.pairing import MASK_SUFFIXES, Key, key_of, split_in
@@ -22,6 +20,7 @@ from mmseg_ext.errors import LabelError
 
 BACKGROUND = "background"
 _PALETTE, _COLOR = 1, 2
+_RGB = np.array([0x10000, 0x100, 1])
 _FEW = 4  # values; fewer are no numbers of objects
 _READ = 8  # masks, to find out what they are
 
@@ -177,50 +176,33 @@ def _values(codes: np.ndarray) -> np.ndarray:
 
 def _codes_of(path: Path) -> np.ndarray:
     data = path.read_bytes()
-    if is_tiff(data) or is_deep(data):
-        pixels = read_pixels(data, indices=True)
-        if pixels.values.shape[2] > 1 or not pixels.colors:  # Pillow reads palettes
-            return _codes_in(pixels.upright() if is_tiff(data) else pixels)
-    with Image.open(io.BytesIO(data)) as image:
-        if image.format == "JPEG":
-            raise ValueError("JPEG changes the values of a mask; annotate or export it as PNG")
-        pixels = np.asarray(image.convert("L") if image.mode == "1" else image)  # white is 255
-        if image.mode != "P" and pixels.ndim == 2:
-            if pixels.dtype.kind == "f" or pixels.min() < 0 or pixels.max() > 0xFFFF:
-                raise ValueError(f"{pixels.dtype} values from {pixels.min()} to {pixels.max()}")
-            gray = pixels.astype(np.int64)
-            codes = gray << 24 | gray.clip(0, 255) * 0x10101
-        else:
-            rgb = np.asarray(image.convert("RGBA"), np.int64)[..., :3]
-            kind = _PALETTE if image.mode == "P" else _COLOR
-            index = pixels.astype(np.int64) if image.mode == "P" else rgb.max(2)
-            codes = kind << 40 | index << 24 | rgb @ [0x10000, 0x100, 1]
-        if "A" in image.getbands() or "transparency" in image.info:  # an eraser leaves any color
-            codes[np.asarray(image.convert("RGBA").getchannel("A")) == 0] = _COLOR << 40  # black
-        return codes
-
-
-def _codes_in(pixels: Pixels) -> np.ndarray:
-    """Return the codes of pixels as a TIFF or an image of 16 bits declares them."""
-    values, alpha = pixels.values, pixels.alpha
+    if data.startswith(b"\xff\xd8"):
+        raise ValueError("JPEG changes the values of a mask; annotate or export it as PNG")
+    pixels = read_pixels(data, indices=True)
+    pixels = pixels.upright() if is_tiff(data) else pixels
+    values, alpha, palette = pixels.values, pixels.alpha, pixels.palette
     if values.dtype == bool:
-        values = np.where(values, 255, 0)  # as in other files of 1 bit
+        values = np.where(values, 255, 0)  # white is 255 in files of 8 bits
     own = np.delete(values, alpha, axis=2)
     if own.shape[2] not in (1, 3):
         raise ValueError(f"{own.shape[2]} bands; a mask has a value or a color in each pixel")
     codes = own.astype(np.int64)
     if (codes != own).any() or codes.min() < 0 or codes.max() > 0xFFFF:
         raise ValueError(f"{own.dtype} values from {own.min()} to {own.max()}")
-    if own.shape[2] == 1:
+    if palette is not None:
+        table = _PALETTE << 40 | np.arange(len(palette)) << 24 | palette[:, :3] @ _RGB
+        table[palette[:, 3] == 0] = _COLOR << 40  # black
+        codes = table[codes[..., 0]]
+    elif own.shape[2] == 1:
         codes = codes[..., 0] << 24 | codes[..., 0].clip(0, 255) * 0x10101
     else:
         if codes.max() > 255:
             if (codes % 257).any():
                 raise ValueError("colors of 16 bits; save them with 8 bits")
             codes //= 257
-        codes = _COLOR << 40 | codes.max(2) << 24 | codes @ [0x10000, 0x100, 1]
-    for band in alpha:
-        codes[values[..., band] == 0] = _COLOR << 40  # black
+        codes = _COLOR << 40 | codes.max(2) << 24 | codes @ _RGB
+    for band in alpha:  # an eraser leaves any color
+        codes[values[..., band] == 0] = _COLOR << 40
     return codes
 
 

@@ -39,6 +39,7 @@ class Pixels:
         orientation: EXIF's, 1 to 8; `upright` turns the values.
         missing: the value of pixels without data, if the file declares one.
         colors: whether the file declares its first three channels as red, green and blue.
+        palette: colors (N, 4), red, green, blue and alpha, if the values are their indices.
     """
 
     values: np.ndarray
@@ -47,6 +48,7 @@ class Pixels:
     orientation: int = 1
     missing: float | None = None
     colors: bool = False
+    palette: np.ndarray | None = None
 
     def upright(self) -> "Pixels":
         """Return the image turned as its orientation tells."""
@@ -160,7 +162,7 @@ def is_deep(data: bytes) -> bool:
 
 
 def read_pixels(data: bytes, indices: bool = False) -> Pixels:
-    """Return the image in the bytes of a file; with `indices` a TIFF's palette is not applied.
+    """Return the image in the bytes of a file; with `indices` a palette is not applied.
 
     Raises:
         ValueError: for a TIFF that has several images or an unknown layout.
@@ -174,7 +176,7 @@ def read_pixels(data: bytes, indices: bool = False) -> Pixels:
         values = np.frombuffer(data, ">u2", math.prod(shape), match.end()).astype(np.uint16)
         return Pixels(values.reshape(shape), white)
     with Image.open(io.BytesIO(data)) as image:
-        pixels = picture_pixels(image)
+        pixels = picture_pixels(image, indices)
     if not is_deep(data) or pixels.values.dtype == np.uint16:
         return pixels
     import cv2  # because Pillow reads color PNGs with 8 bits
@@ -186,13 +188,18 @@ def read_pixels(data: bytes, indices: bool = False) -> Pixels:
     return replace(pixels, values=values, white=0xFFFF)
 
 
-def picture_pixels(image: Image.Image) -> Pixels:
+def picture_pixels(image: Image.Image, indices: bool = False) -> Pixels:
     """Return the pixels of a Pillow image; palettes and other color spaces become RGB."""
     image.load()  # turns TIFFs
-    tag = image.getexif().get(EXIF_ORIENTATION, 1)
-    if image.mode in ("P", "PA"):
-        has_alpha = image.mode == "PA" or "transparency" in image.info
-        image = image.convert("RGBA" if has_alpha else "RGB")
+    tag, palette = image.getexif().get(EXIF_ORIENTATION, 1), None
+    transparent = "transparency" in image.info  # a color, a value or an index
+    if image.mode == "P" and indices:
+        image.apply_transparency()
+        palette = np.array(image.getpalette("RGBA"), np.uint8).reshape(-1, 4)
+    elif image.mode in ("P", "PA"):
+        image = image.convert("RGBA" if image.mode == "PA" or transparent else "RGB")
+    elif transparent and image.mode in ("1", "L", "RGB"):
+        image = image.convert("RGBA" if image.mode == "RGB" else "LA")
     elif image.mode not in ("1", "L", "LA", "RGB", "RGBA", "F") and image.mode[0] != "I":
         image = image.convert("RGB")
     values = np.asarray(image)
@@ -200,7 +207,7 @@ def picture_pixels(image: Image.Image) -> Pixels:
     if image.mode == "I" and image.format == "PNG":  # of 16 bits, in Pillow before 11.3
         kind = np.dtype(np.uint16)
     alpha = (values.shape[2] - 1,) if image.mode in ("LA", "RGBA") else ()
-    return declared(values.astype(kind), alpha=alpha, orientation=tag)
+    return declared(values.astype(kind), alpha=alpha, orientation=tag, palette=palette)
 
 
 def _read_tiff(data: bytes, indices: bool) -> Pixels:
@@ -220,7 +227,7 @@ def _read_tiff(data: bytes, indices: bool) -> Pixels:
         except Exception:  # without imagecodecs tifffile lacks some compressions
             if indices and page.photometric == _PALETTE:  # OpenCV applies the palette
                 with Image.open(io.BytesIO(data)) as image:
-                    return declared(np.asarray(image), **{**more, "orientation": 1})
+                    return picture_pixels(image, indices)
             values = None if "C" in axes else _by_opencv(data, page)
             if values is None:
                 raise
@@ -232,10 +239,12 @@ def _read_tiff(data: bytes, indices: bool) -> Pixels:
         white = 2**page.bitspersample - 1
         if page.photometric == _MINISWHITE and values.dtype.kind in "bu":
             values = ~values if values.dtype.kind == "b" else white - values
-        if page.photometric == _PALETTE and not indices:
-            colors = page.colormap  # (3, values)
+        if page.photometric == _PALETTE:
+            colors = page.colormap.T  # (values, 3)
             colors = (colors >> 8 if colors.max() > 255 else colors).astype(np.uint8)
-            return declared(colors[:, values].transpose(1, 2, 0), **more)
+            if not indices:
+                return declared(colors[values], **more)
+            more["palette"] = np.insert(colors, 3, 255, axis=1)
         return declared(values, page.bitspersample, **more)
 
 
