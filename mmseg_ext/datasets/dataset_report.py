@@ -7,7 +7,7 @@ The config's own datasets list the files. Processes read them with `CheckedLoadI
 import shlex
 import sys
 import warnings
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -224,20 +224,15 @@ def _shared_image_problems(summaries: Iterable[Summary]) -> Iterator[Problem]:
 
 def copy_notes(summaries: Sequence[Summary]) -> Iterator[str]:
     """Yield a line for each split whose images are nearly those of the training set."""
-    held_out = [summary for summary in summaries if summary.split != "train"]
-    train = [summary for summary in summaries if summary.split == "train"]
-    ordered = [*held_out, *train]
-    samples = [sample for summary in ordered for sample in summary.samples]
-    small = [version for summary in ordered for version in summary.small]
-    owner = [summary for summary in held_out for _ in summary.small]
-    copies: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for i, others in find_copies(small, len(owner)):
-        if of_train := [j for j in others if j >= len(owner)]:
-            copies[owner[i].split].append((of_train[0], i))
-    for summary in held_out:
-        if found := copies[summary.split]:
-            j, i = min(found)
-            names = f"{samples[i]['img_path']} of {samples[j]['img_path']}"
+    train = next((s for s in summaries if s.split == "train"), None)
+    for summary in summaries:
+        if train is None or summary is train:
+            continue
+        small, count = [*summary.small, *train.small], len(summary.small)
+        found = [(others[-1] - count, i) for i, others in find_copies(small, count)]
+        if found := [(j, i) for j, i in found if j >= 0]:
+            j, i = found[0]
+            names = f"{summary.samples[i]['img_path']} of {train.samples[j]['img_path']}"
             yield (
                 f"{summary.split}: note: {len(found)} of {summary.pairs} images are copies of "
                 f"training images or nearly so, also flipped or turned, such as {names}; the score "

@@ -249,11 +249,7 @@ def _read_tiff(data: bytes, indices: bool) -> Pixels:
 
 
 def _only_image(file: Any) -> tuple[Any, str]:
-    """Return the series of a TIFF with one image, and its axes: Y, X, and S or C if it has bands.
-
-    Raises:
-        ValueError: for several images or files, and for pages that are not declared as channels.
-    """
+    """Return the series of a TIFF with one image, and its axes: YX, or with bands YXS or YXC."""
     full = [s for s in file.series if not s.keyframe.subfiletype & (_REDUCED | _MASK)]
     if len(full) != 1 or None in full[0].pages:
         found = len(full) if len(full) != 1 else "channels in several files instead of one"

@@ -49,16 +49,15 @@ def image_files(path: Path, recursive: bool = False) -> list[Path]:
 def files_below(folder: Path) -> list[Path]:
     """Return the regular files in a folder and its subfolders, also the linked ones, in order."""
     found: list[Path] = []
-    places, seen = [str(folder)], set()
-    for place in places:  # links come after all folders, because they can lead to one of them
-        for root, folders, names in os.walk(place):
-            if (real := os.path.realpath(root)) in seen:
-                folders.clear()
-                continue
-            seen.add(real)
-            found += [Path(root, name) for name in names]
-            folders.sort()
-            places += [path for n in folders if os.path.islink(path := os.path.join(root, n))]
+    seen = set()
+    for root, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(root)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        found += [Path(root, name) for name in names]
+        # Links come last, because they can lead to one of the folders.
+        folders.sort(key=lambda name: (os.path.islink(os.path.join(root, name)), name))
     return sorted(path for path in found if path.is_file())
 
 

@@ -6,7 +6,6 @@ Sources never change. A second run writes all pairs again. It keeps their splits
 
 import itertools
 import json
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -259,10 +258,6 @@ def assign_classes(
         )
     if wrong := [n for n in names if names.count(n) > 1 or not n.strip()]:
         raise ValueError(f"class {wrong[0]!r}: every class needs a name of its own")
-    if wrong := [n for n in names if "{{" in n or re.search("[\ud800-\udfff]", n)]:
-        raise ValueError(
-            f"class {wrong[0]!r}: a config cannot have '{{{{' or surrogates; rename it"
-        )
     return names, {label: order.get(label, IGNORED) for label in labels.values()}
 
 

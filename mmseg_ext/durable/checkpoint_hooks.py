@@ -134,10 +134,8 @@ class DurableCheckpointHook(CheckpointHook):
             score = (metrics or {}).get(name)
             if score != score and name not in self._without_score:  # NaN
                 self._without_score.add(name)
-                runner.logger.warning(
-                    f"default_hooks.checkpoint.save_best: {name} is NaN, so this validation is not "
-                    "the best; validate images with this class"
-                )
+                hint = "is NaN and cannot be the best; validate images with this class"
+                runner.logger.warning(f"default_hooks.checkpoint.save_best: {name} {hint}")
         before = self._best(runner)
         super().after_val_epoch(runner, metrics)
         step = self._step(runner)

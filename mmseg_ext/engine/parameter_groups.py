@@ -50,18 +50,14 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
 
 def unused_custom_keys(cfg: Config, model: nn.Module) -> Iterator[str]:
-    """Yield a warning for each of `custom_keys` that is in no parameter's name.
-
-    Raises:
-        LaunchError: if they are a name instead of a dict, which mmengine refuses later.
-    """
+    """Yield a warning for each of `custom_keys` that is in no parameter's name."""
     names = [name for name, _ in model.named_parameters()]
     settings = (cfg.get("optim_wrapper") or {}).get("paramwise_cfg") or {}
     keys = settings.get("custom_keys") or {}
     if not isinstance(keys, Mapping):
         raise LaunchError(
-            f"optim_wrapper.paramwise_cfg.custom_keys={keys!r}: set a dict with the settings of "
-            "each key, such as custom_keys=dict(decode_head=dict(lr_mult=10))"
+            f"optim_wrapper.paramwise_cfg.custom_keys={keys!r}: set a dict, such as "
+            "dict(decode_head=dict(lr_mult=10))"
         )
     for key in keys:
         # mmengine compares '.name' for a parameter of the model itself.

@@ -745,8 +745,6 @@ def redraw(label: np.ndarray):
 BAD = {  # damage, flags, part of the message
     "folder": (lambda f: shutil.rmtree(f / "masks"), "", "masks: there is no such folder"),
     "one class": (redraw(np.zeros(SIZE[::-1], np.uint8)), "", "all masks have the value 0"),
-    "placeholder": (str, "--classes a b {{_base_.x}}", "class '{{_base_.x}}'"),
-    "surrogate": (str, "--classes a b \ud800", "class '\\ud800'"),
     "twice": (str, "--classes a b a", "class 'a': every class needs a name of its own"),
     "many": (redraw(np.arange(1200, dtype=np.uint16).reshape(SIZE[::-1])), "", "1192 more"),
     "size": (redraw(scene(0)[0][:9]), "", "is 40x9, but its image is 40x30"),
