@@ -133,11 +133,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _starting_weights(start: str) -> "Start":
-    """Return the backbone and the weights that --from names.
-
-    Raises:
-        ValueError: if `start` is unknown, or a file has another model.
-    """
+    """Return the backbone and the weights that --from names."""
     from mmseg_ext.backbones import EfficientNetLite
     from mmseg_ext.datasets.project_config import STARTS, efficientnet, resnet18
     from mmseg_ext.durable.checkpoint_files import read_checkpoint, terms_of, unwrap_state_dict

@@ -26,16 +26,12 @@ _READ = 8  # masks, to find out what they are
 
 
 class Annotation(NamedTuple):
-    """An annotation: its file, and the image in it if the file has several.
-
-    `objects` are more masks of the same image. `content` is the image's part of the file, or the
-    paths of the image's masks by class.
-    """
+    """An annotation of an image."""
 
     path: Path
-    name: str = ""
-    content: Any = None
-    objects: tuple[Path, ...] = ()
+    name: str = ""  # of the image, if the file has several
+    content: Any = None  # the image's part of the file, or the paths of its masks by class
+    objects: tuple[Path, ...] = ()  # more masks of the same image
 
 
 def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[Path, Key]:

@@ -51,9 +51,6 @@ class Summary:
     """Counts of the readable pairs of a split.
 
     `pixels` and `images` are (num_classes,): the pixels of each class, and the images with it.
-    `samples` are the images in order, with their small versions. `notes` maps each note to its
-    first image. `largest` has the most pixels of a class in an image, and this sample. `halves` are
-    label maps with class 0 and ignored pixels.
     """
 
     split: str
@@ -61,11 +58,12 @@ class Summary:
     pairs: int = 0
     ignored: int = 0
     sizes: Counter = field(default_factory=Counter)  # of images, (width, height)
-    samples: list[Mapping] = field(default_factory=list)
-    small: list[np.ndarray] = field(default_factory=list)
+    samples: list[Mapping] = field(default_factory=list)  # the images in order
+    small: list[np.ndarray] = field(default_factory=list)  # their small versions
+    # Most pixels of each class in an image, and this sample.
     largest: dict[int, tuple[int, Mapping]] = field(default_factory=dict)
-    halves: list[str] = field(default_factory=list)
-    notes: dict[str, str] = field(default_factory=dict)
+    halves: list[str] = field(default_factory=list)  # label maps with class 0 and ignored pixels
+    notes: dict[str, str] = field(default_factory=dict)  # the first image of each note
 
     def __post_init__(self):
         self.pixels, self.images = np.zeros((2, len(self.classes)), int)

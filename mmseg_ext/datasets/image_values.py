@@ -29,26 +29,17 @@ ValueRange = Sequence[float] | Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class Pixels:
-    """An image as its file declares it.
+    """An image as its file declares it."""
 
-    Attributes:
-        values: (H, W, C) in the order of the file, such as red, green, blue.
-        white: the largest value that the file's type allows, 1 for floats; None for signed and
-            32-bit integers, which have no such value.
-        alpha: the channels that the file declares as alpha.
-        orientation: EXIF's, 1 to 8; `upright` turns the values.
-        missing: the value of pixels without data, if the file declares one.
-        colors: whether the file declares its first three channels as red, green and blue.
-        palette: colors (N, 4), red, green, blue and alpha, if the values are their indices.
-    """
-
-    values: np.ndarray
+    values: np.ndarray  # (H, W, C) in the order of the file, such as red, green, blue
+    # The largest value that the file's type allows, 1 for floats; None for signed and 32-bit
+    # integers, which have no such value.
     white: float | None
-    alpha: tuple[int, ...] = ()
-    orientation: int = 1
-    missing: float | None = None
-    colors: bool = False
-    palette: np.ndarray | None = None
+    alpha: tuple[int, ...] = ()  # the channels that the file declares as alpha
+    orientation: int = 1  # EXIF's, 1 to 8; `upright` turns the values
+    missing: float | None = None  # the value of pixels without data, if the file declares one
+    colors: bool = False  # whether the first three channels are declared as red, green and blue
+    palette: np.ndarray | None = None  # RGBA (N, 4), if the values are indices
 
     def upright(self) -> "Pixels":
         """Return the image turned as its orientation tells."""

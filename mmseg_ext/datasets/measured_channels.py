@@ -16,20 +16,13 @@ _CLIPPED = 0.1  # percent of a band's pixels at each end, which hot pixels can b
 
 @dataclass
 class Channels:
-    """The settings of a config that depend on the bands of its images.
+    """The settings of a config that depend on the bands of its images."""
 
-    Attributes:
-        count: bands, without declared alpha.
-        value_range: the values of each band that become 0 and 255; None for 8 bits.
-        mean, std: of each band, from 0 to 255.
-        colors: whether the files declare that the first three bands are red, green and blue.
-    """
-
-    count: int
-    value_range: list[tuple[float, float]] | None
-    mean: list[float]
+    count: int  # bands, without declared alpha
+    value_range: list[tuple[float, float]] | None  # become 0 and 255, by band; None for 8 bits
+    mean: list[float]  # of each band, from 0 to 255
     std: list[float]
-    colors: bool
+    colors: bool  # whether the files declare that the first bands are red, green and blue
 
 
 def measure_images(paths: Sequence[Path]) -> Channels | None:

@@ -37,22 +37,15 @@ PREVIEW = "preview.png"
 
 
 class Project(NamedTuple):
-    """The data of a project.
+    """The data of a project."""
 
-    `labels` maps the text of each annotated value to its class, or to 255. `colors` are the RGB
-    colors of classes that have one. `summaries` begin with the training set. `left_out` has a line
-    for each file that is not in a pair. `example` is an image and its masks. `earlier` are label
-    maps of earlier runs that this run did not write again, but that are still in the dataset.
-    `notes` are what a user should know.
-    """
-
-    labels: dict[str, int]
-    colors: dict[int, list[int]]
-    summaries: list[Summary]
-    left_out: list[str]
-    example: Sequence[Path]
-    earlier: Sequence[Path] = ()
-    notes: Sequence[str] = ()
+    labels: dict[str, int]  # the class of the text of each annotated value, or 255
+    colors: dict[int, list[int]]  # RGB, of classes that have one
+    summaries: list[Summary]  # the training set first
+    left_out: list[str]  # a line for each file that is not in a pair
+    example: Sequence[Path]  # an image and its masks
+    earlier: Sequence[Path] = ()  # label maps that only earlier runs wrote, still in the dataset
+    notes: Sequence[str] = ()  # what a user should know
 
 
 @dataclass

@@ -44,29 +44,17 @@ test_dataloader = dict(val_dataloader, dataset=dict(val_dataloader["dataset"], d
 
 @dataclass
 class Start:
-    """The backbone of a config, and the weights that its training starts from.
+    """The backbone of a config, and the weights that its training starts from."""
 
-    Args:
-        backbone: its type and arguments, as text of the config.
-        widths: channels of its four maps.
-        cfg: `mean` and `std` of R, G and B from 0 to 255.
-        about: the weights, in words.
-        rate: the learning rate.
-        checkpoint: the backbone's weights, by name or address.
-        load_from: a file with weights of the whole model.
-        terms: the license of `load_from`.
-        neck: channels of the feature pyramid.
-    """
-
-    backbone: str
-    widths: list[int]
-    cfg: dict
-    about: str
-    rate: float
-    checkpoint: str | None = None
-    load_from: str | None = None
-    terms: str = ""
-    neck: int = NECK
+    backbone: str  # its type and arguments, as text of the config
+    widths: list[int]  # channels of its four maps
+    cfg: dict  # `mean` and `std` of R, G and B from 0 to 255
+    about: str  # the weights, in words
+    rate: float  # the learning rate
+    checkpoint: str | None = None  # the backbone's weights, by name or address
+    load_from: str | None = None  # a file with weights of the whole model
+    terms: str = ""  # the license of `load_from`
+    neck: int = NECK  # channels of the feature pyramid
 
 
 def efficientnet(arch: str, **weights) -> Start:
