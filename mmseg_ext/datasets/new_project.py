@@ -90,8 +90,7 @@ def make_project(
     """
     data, state_file = folder / "data", folder / "data/classes.json"
     pairs, left_out, reader = find_pairs(images, reader, data)
-    sources = [pair.annotation for pair in pairs]
-    for pair, found in zip(pairs, reader.prepare(sources), strict=True):
+    for pair, found in zip(pairs, reader.prepare([p.annotation for p in pairs]), strict=True):
         pair.labels = found
     before = json.loads(state_file.read_text()) if state_file.is_file() else None
     ignored = [*ignored, *(text for text in reader.ignored if text in reader.labels.values())]
@@ -118,8 +117,7 @@ def make_project(
             pair.counts = np.bincount(label.ravel(), minlength=len(names))
             usable.append(pair)
         notes += _choose_splits(usable, shares, data, group)
-        has_test = any(pair.split == "test" for pair in usable)
-        splits = ["train", "val", *(["test"] if has_test else [])]
+        splits = [s for s in SPLITS if s != "test" or any(pair.split == s for pair in usable)]
         summaries = {split: Summary(split, tuple(names)) for split in splits}
         earlier = {*data.glob("annotations/**/*.png")}
         for pair in progress(usable, "writing", len(usable)):
@@ -136,8 +134,8 @@ def make_project(
     colors = {labels[text]: rgb for text, rgb in reader.colors.items()}
     first = pairs[0].annotation
     example = [pairs[0].image, first.path, *first.objects]
-    kept = list(summaries.values())
-    return Project(labels, colors, kept, left_out, example, sorted(earlier), notes)
+    summed = [*summaries.values()]
+    return Project(labels, colors, summed, left_out, example, sorted(earlier), notes)
 
 
 def update_classes(
