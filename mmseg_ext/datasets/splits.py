@@ -36,7 +36,7 @@ def choose(
 
     Each split of `shares` gets its share of the names, at least one, and train gets the rest, at
     least one. Each label gets into all splits if enough names have it. Names with one value in
-    `groups` get into one split, which then has its share or less. A single group is no group.
+    `groups` get into one split, which then has its share or less.
     """
     groups = groups or {}
     chosen = {name: fixed[name] for name in names if name in fixed}
@@ -48,8 +48,6 @@ def choose(
             unit = units[groups.get(name, name), name in groups]
             unit.names.append(name)
             unit.labels.update(labels[name])
-    if len(units) == 1 and not chosen and groups:
-        return choose(names, labels, shares, fixed)
     for split, share in shares.items():
         own = [name for name, found in chosen.items() if found == split]
         count = max(round(share * len(names)) - len(own), not own)
