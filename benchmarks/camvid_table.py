@@ -1,7 +1,7 @@
 """Train the CamVid tables: decode heads, backbones and EANet's ablations with one small budget.
 
     python -m benchmarks.camvid_table --seeds 3
-    python -m benchmarks.camvid_table camvid_imagenet --seeds 3 --jobs 6   # on a GPU
+    python -m benchmarks.camvid_table camvid_imagenet --iterations 400 --jobs 6   # on a GPU
 
 The first study trains from scratch, the second one heads on ImageNet features. The script trains
 missing runs and resumes interrupted ones, so it can be killed at any time. It writes
