@@ -42,12 +42,16 @@ def image_files(path: Path, recursive: bool = False) -> list[Path]:
     """Return the file at `path`, or the images of a folder and, on request, of its subfolders."""
     if path.is_file():
         return [path]
-    found = files_below(path) if recursive else sorted(f for f in path.glob("*") if f.is_file())
+    here = sorted(file for file in path.glob("[!.]*") if file.is_file())
+    found = files_below(path) if recursive else here
     return [file for file in found if file.suffix.lower() in IMAGE_SUFFIXES]
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Return the regular files in a folder and its subfolders, also the linked ones, in order."""
+    """Return the regular files in a folder and its subfolders, also the linked ones, in order.
+
+    Hidden files and folders are left out, such as macOS and Jupyter write next to images.
+    """
     found: list[Path] = []
     seen = set()
     for root, folders, names in os.walk(folder, followlinks=True):
@@ -55,9 +59,10 @@ def files_below(folder: Path) -> list[Path]:
             folders.clear()
             continue
         seen.add(real)
-        found += [Path(root, name) for name in names]
+        found += [Path(root, name) for name in names if not name.startswith(".")]
         # Links come last, because they can lead to one of the folders.
         folders.sort(key=lambda name: (os.path.islink(os.path.join(root, name)), name))
+        folders[:] = [name for name in folders if not name.startswith(".")]
     return sorted(path for path in found if path.is_file())
 
 

@@ -44,6 +44,8 @@ def folder(tmp_path):
     (root / "z.png").write_bytes((root / "a.png").read_bytes()[:2000])
     os.mkfifo(root / "pipe.jpg")  # reading it would wait for ever
     (root / "folder.jpg").mkdir()
+    for hidden in ("._a.png", "deep/._c.png", ".ipynb_checkpoints/a-checkpoint.png"):
+        save(root / hidden, np.zeros((9, 9), np.uint8))
     return root
 
 
