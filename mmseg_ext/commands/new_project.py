@@ -87,7 +87,7 @@ def main(args: argparse.Namespace) -> None:
         print(f"left out: {len(made.left_out)} files, listed in {args.project / 'left_out.txt'}")
     if made.earlier:
         print(f"note: training also uses {len(made.earlier)} pairs of earlier runs, such as")
-        print(f"  {made.earlier[0]}; if it should not, delete these files and their images")
+        print(f"  {made.earlier[0]}; if it should not, delete these files and their label maps")
     print_summaries(made.summaries, made.labels)
     for note in (*copy_notes(made.summaries), *(f"note: {note}" for note in made.notes)):
         print(note)

@@ -52,8 +52,7 @@ def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[
     keys = {}
     for path in files_below(folder):
         relative = path.relative_to(folder)
-        usable = path.suffix.lower() in suffixes and not path.name.startswith(".")
-        if usable and relative.match(pattern):
+        if path.suffix.lower() in suffixes and relative.match(pattern):
             name = path.name.removeprefix(start).removesuffix(end) or path.name
             keys[path] = key_of(relative.with_name(name))
     return keys
@@ -66,7 +65,7 @@ def _reading(annotation: Annotation) -> Iterator[None]:
         yield
     except Exception as error:
         where = f"{annotation.path}: {annotation.name}".rstrip(": ")
-        reason = error if type(error) is ValueError else repr(error)
+        reason = error if isinstance(error, ValueError) else repr(error)
         raise LabelError(f"{where}: cannot be read ({reason})") from error
 
 
@@ -87,7 +86,7 @@ class Masks:
     suffixes: Sequence[str] = MASK_SUFFIXES
     names: Sequence[str] | None = None  # of the classes, if the user gives none
     ignored: Sequence[str] = ()  # labels that are ignored in any case
-    hint = ""  # what else the masks could be
+    hint = ""  # what else the masks could be, or why they have only one value
     notes: Sequence[str] = ()  # on what `prepare` found
     is_pattern = False
 
@@ -114,6 +113,8 @@ class Masks:
         if problems and len(problems) == len(found):
             raise problems[0]
         codes = set().union(*found)
+        if problems and len(codes) < 2:
+            self.hint = str(problems[0])
         palette = {code for code in codes if code >> 40 == _PALETTE}
         self.colored |= len({code >> 24 for code in palette}) < len(palette)
         self.colored |= any(c >> 40 == _COLOR and (c & 0xFFFFFF) % 0x10101 for c in codes)
@@ -243,11 +244,16 @@ class Polygons(Masks):
     ignored = ("__ignore__",)  # of labelme
 
     def prepare(self, annotations: Sequence[Annotation]) -> list[set[str]]:
-        found = []
+        found, problems = [], []
         for annotation in progress(annotations, "reading", len(annotations)):
             found.append({BACKGROUND})
-            with contextlib.suppress(Exception):  # `read` raises it again
-                found[-1].update(label for label, _ in self.shapes(annotation)[1])
+            try:
+                with _reading(annotation):
+                    found[-1].update(label for label, _ in self.shapes(annotation)[1])
+            except LabelError as error:  # `read` raises it again
+                problems.append(error)
+        if problems and len(set().union(*found)) < 2:
+            self.hint = str(problems[0])
         return found
 
     def shapes(self, annotation: Annotation) -> tuple[tuple[int, int], list[tuple[str, Any]]]:
@@ -315,7 +321,7 @@ class Coco(Polygons):
         for path in paths:
             split = split_in(path.stem)  # instances_val.json: its images are of the split val
             try:
-                content = json.loads(path.read_text(encoding="utf-8"))
+                content = json.loads(path.read_bytes())  # UTF-8, also with a byte order mark
                 categories = {c["id"]: _label(c["name"]) for c in content["categories"]}
                 names |= {categories[i]: None for i in sorted(categories)}
                 shapes = defaultdict(list)
@@ -330,7 +336,8 @@ class Coco(Polygons):
                 for number in sorted(shapes.keys() - known):  # `find_pairs` lists them as left out
                     self.files.append(((split, ""), Annotation(path, f"of id {number}")))
             except (KeyError, TypeError, ValueError, RecursionError) as error:
-                raise ValueError(f"{path}: is not a COCO file ({error!r})") from error
+                reason = error if isinstance(error, ValueError) else repr(error)
+                raise ValueError(f"{path}: is not a COCO file ({reason})") from error
         self.labels, self.colors = dict(enumerate(names)), {}
 
     def shapes(self, annotation: Annotation) -> tuple[tuple[int, int], list[tuple[str, Any]]]:
@@ -350,7 +357,7 @@ class Labelme(Polygons):
         return found
 
     def shapes(self, annotation: Annotation) -> tuple[tuple[int, int], list[tuple[str, Any]]]:
-        content = json.loads(annotation.path.read_text(encoding="utf-8"))
+        content = json.loads(annotation.path.read_bytes())
         shapes = []
         for shape in content["shapes"]:
             points, kind = np.array(shape["points"], float), shape.get("shape_type", "polygon")

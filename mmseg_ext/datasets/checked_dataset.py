@@ -6,6 +6,7 @@ Each sample contains the number of classes, so `CheckedLoadAnnotations` can refu
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import mmseg
@@ -64,6 +65,12 @@ class CheckedDataset(BaseSegDataset):
         """Return the entries of the folders; suffixes match in upper and lower case."""
         wanted = IMAGE_SUFFIXES if self.img_suffix == "*" else (self.img_suffix,)
         folder = self.data_prefix["img_path"]
+        links = [path for path in Path(folder).rglob("*") if path.is_symlink()]
+        if gone := sorted(path for path in links if not path.exists()):
+            raise MissingDataError(
+                f"{gone[0]}: links to {gone[0].readlink()}, which is gone, as {len(gone)} images "
+                "here; restore them, or delete the links; new_project makes new links"
+            )
         names = list(fileio.list_dir_or_file(folder, list_dir=False, recursive=True))
         entries = []
         endings = {n[-len(s) :] for n in names for s in wanted if n.lower().endswith(s.lower())}

@@ -270,7 +270,7 @@ def print_summaries(summaries: Sequence[Summary], labels: Mapping[str, int] | No
     texts = {i: text for text, i in (labels or {}).items()}
     first = summaries[0]
     rare = first.pixels < _RARE * first.pixels.sum()
-    few = (rare | (first.images == 1)) & (first.pixels > 0)
+    few = (rare | (first.images == 1) & (first.pairs > 1)) & (first.pixels > 0)
     for i in np.flatnonzero(few)[:SHOWN]:
         is_class = i not in texts or not rare[i]
         hint = "" if is_class else f"; not a class? --ignore {shlex.quote(texts[i])}"

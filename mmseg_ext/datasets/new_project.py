@@ -26,7 +26,7 @@ from mmseg_ext.datasets.annotation_readers import (
 )
 from mmseg_ext.datasets.dataset_report import Summary
 from mmseg_ext.datasets.image_values import declared
-from mmseg_ext.datasets.images import IMAGE_SUFFIXES, progress, read, read_bytes
+from mmseg_ext.datasets.images import IMAGE_SUFFIXES, files_below, progress, read, read_bytes
 from mmseg_ext.datasets.labels import join_names
 from mmseg_ext.datasets.pairing import SPLITS, Key, masks_among, match, match_classes
 from mmseg_ext.datasets.splits import choose, connect, find_copies, find_groups, small_version
@@ -44,7 +44,7 @@ class Project(NamedTuple):
     summaries: list[Summary]  # the training set first
     left_out: list[str]  # a line for each file that is not in a pair
     example: Sequence[Path]  # an image and its masks
-    earlier: Sequence[Path] = ()  # label maps that only earlier runs wrote, still in the dataset
+    earlier: Sequence[Path] = ()  # images of pairs that only earlier runs wrote, still in the data
     notes: Sequence[str] = ()  # what a user should know
 
 
@@ -103,7 +103,9 @@ def make_project(
     given = {pair.split for pair in pairs}
     shares = {s: n for s, n in (("test", test_share), ("val", val_share)) if n and s not in given}
     data.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=data) as label_maps:
+    for left in data.glob("converted_*"):  # by a run that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="converted_", dir=data) as label_maps:
         usable = []
         for i, pair in enumerate(progress(pairs, "converting", len(pairs))):
             pair.label = Path(label_maps, f"{i}.png")
@@ -119,11 +121,12 @@ def make_project(
         notes += _choose_splits(usable, shares, data, group)
         splits = [s for s in SPLITS if s != "test" or any(pair.split == s for pair in usable)]
         summaries = {split: Summary(split, tuple(names)) for split in splits}
-        earlier = {*data.glob("annotations/**/*.png")}
+        for link in data.glob("images/**/*"):
+            if not link.exists():  # its photo is gone
+                link.unlink()
         for pair in progress(usable, "writing", len(usable)):
             label_file = pair.label_file(data, pair.split)
             _write_pair(pair, data)
-            earlier.discard(label_file)
             sample = dict(img_path=str(pair.image_file(data)), seg_map_path=str(label_file))
             summaries[pair.split].add(sample, pair.size[::-1], pair.counts, pair.small)
     if empty := [split for split in splits if not summaries[split].pairs]:
@@ -131,11 +134,13 @@ def make_project(
         raise ValueError(f"{empty[0]}: no pair is usable; {reason}")
     write_text(json.dumps(dict(classes=names, labels=labels), indent=1), state_file)
     write_text("".join(f"{line}\n" for line in left_out), folder / "left_out.txt")
+    used = {pair.image_file(data) for pair in usable}
+    earlier = [path for path in files_below(data / "images") if path not in used]
     colors = {labels[text]: rgb for text, rgb in reader.colors.items()}
     first = pairs[0].annotation
     example = [pairs[0].image, first.path, *first.objects]
     summed = [*summaries.values()]
-    return Project(labels, colors, summed, left_out, example, sorted(earlier), notes)
+    return Project(labels, colors, summed, left_out, example, earlier, notes)
 
 
 def update_classes(
@@ -300,7 +305,9 @@ def find_pairs(images: Path, reader: Masks, data: Path) -> tuple[list[_Pair], li
             "to compare, such as --images 'DIR/*_photo.jpg' --masks 'DIR/*_label.png'" + problem
         )
     left_out += [
-        f"{a.path}: no image {a.name}" for i, (_, a) in enumerate(annotations) if i not in used
+        f"{a.path}: no image {a.name}".rstrip()
+        for i, (_, a) in enumerate(annotations)
+        if i not in used
     ]
     return pairs, left_out, reader
 

@@ -339,15 +339,24 @@ def test_a_second_run_completes_the_first(tmp_path, capsys):
     assert run(tmp_path) == 0
     config, labels = tmp_path / "project/config.py", tmp_path / "project/data/annotations"
     config.write_text(config.read_text() + "# mine\n")
-    lost, changed, withdrawn, *_ = sorted(labels.rglob("*.png"))
+    lost, changed, withdrawn, gone, *_ = sorted(labels.rglob("*.png"))
     lost.unlink()
+    photo = tmp_path / f"images/{gone.stem}.jpg"
+    photo.unlink()
+    killed = tmp_path / "project/data/converted_x/0.png"
+    save(killed, np.zeros((9, 9), np.uint8))
+    assert check(tmp_path) == 2
+    found = capsys.readouterr().err
+    assert f"{gone.stem}.jpg: links to {photo}, which is gone, as 1 images" in found
     (tmp_path / f"masks/{withdrawn.stem}_mask.png").unlink()
     save(tmp_path / "masks" / f"{changed.stem}_mask.png", np.full(SIZE[::-1], 17, np.uint8))
-    capsys.readouterr()
     assert run(tmp_path) == 0
     out = capsys.readouterr().out
     assert config.read_text().endswith("# mine\n") and "unchanged" in out
-    assert f"also uses 1 pairs of earlier runs, such as\n  {withdrawn};" in out
+    image = tmp_path / f"project/data/images/{withdrawn.parent.name}/{withdrawn.stem}.jpg"
+    assert f"also uses 1 pairs of earlier runs, such as\n  {image};" in out
+    assert not killed.parent.exists() and f"{gone.stem}_mask.png: no image\n" in out
+    assert check(tmp_path) == 0
     assert np.array_equal(np.array(Image.open(lost)), scene(int(lost.stem))[0])
     assert (np.array(Image.open(changed)) == 1).all()
 
@@ -777,11 +786,13 @@ def test_bad_coco_files(tmp_path, capsys):
         write_coco(path, range(count), "other/")
         assert run(tmp_path, "--coco", str(path)) == 1
         assert "x.png with other/00.jpg" in capsys.readouterr().err
-    for content in ("{}", "text", '{"images": ' + "[" * 100_000 + "]" * 100_000 + "}"):
-        path.write_text(content)
+    nested = b'{"images": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    for content in (b"{}", b"text", b"\x89PNG" * 999, nested):
+        path.write_bytes(content)
         assert run(tmp_path, "--coco", str(path)) == 1
         error = capsys.readouterr().err
         assert f"{path}: is not a COCO file" in error and error.count("\n") == 1
+        assert len(error) < 400
 
 
 def test_coco_annotations_without_an_image_or_a_polygon(tmp_path, capsys):
@@ -842,6 +853,23 @@ def test_polygons_that_are_no_numbers(wrong, tmp_path, capsys):
         write_polygon(tmp_path / f"masks/{i:02d}.json", points)
     assert run(tmp_path, "--labelme", str(tmp_path / "masks")) == 0
     assert re.search(r"left out: .*02\.json: .*not finite", capsys.readouterr().out)
+
+
+def test_shapes_that_are_not_read(tmp_path, capsys):
+    """A single value is explained by them; a byte order mark is no fault."""
+    save_images(tmp_path / "images", 3)
+    circle = [dict(label="leaf", shape_type="circle", points=[[9, 9], [9, 1]])]
+    for i in range(3):
+        write_polygon(tmp_path / f"masks/{i:02d}.json", [], shapes=circle if i else [])
+    assert run(tmp_path, "--labelme", str(tmp_path / "masks")) == 1
+    reason = "01.json: cannot be read (a circle with 2 points; only polygons are read)"
+    assert reason in capsys.readouterr().err
+    for i in range(3):
+        path = tmp_path / f"masks/{i:02d}.json"
+        write_polygon(path, [[0, 0], [20, 0], [20, 10]])
+        path.write_text(path.read_text(), "utf-16" if i else "utf-8-sig")
+    assert run(tmp_path, "--labelme", str(tmp_path / "masks")) == 0
+    assert [label.sum() for label in label_maps(tmp_path).values()] == [100] * 3
 
 
 def test_sizes_are_compared_before_anything_is_drawn(tmp_path, capsys):
