@@ -124,7 +124,8 @@ def training(run: Run) -> Iterator[Row]:
     short: dict = dict(train_cfg=dict(max_iters=iterations), env_cfg=dict(cudnn_benchmark=False))
     short["default_hooks"] = dict(checkpoint=dict(interval=iterations // 3, max_keep_ckpts=9))
     short["randomness"] = dict(deterministic=True)
-    with tempfile.TemporaryDirectory() as name:
+    # Processes that are out of time still write.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         long = shapes_options(folder, run, workers)
         long["train_cfg"] = dict(max_iters=last, val_interval=last)
@@ -132,22 +133,21 @@ def training(run: Run) -> Iterator[Row]:
         options = {**shapes_options(folder, run, 1), **short, **NO_VALIDATION}
         straight = start(fit, options, folder / "straight")
         killed = start(fit, options, folder / "resumed", False, iterations // 2)
-        killed.join()
+        ended(run, killed)
         again = start(fit, options, folder / "resumed", True)
-        for process in (straight, again):
-            process.join()
         row: Row = {"check": "killed after half the iterations and resumed"}
         row["first start"] = f"exit status {killed.exitcode}"
         files = [folder / f"{run}/iter_{iterations}.pth" for run in ("straight", "resumed")]
-        yield attempt(row, different_tensors, *files)
-        title: Row = {"check": "ea_r18_shapes, trained to its end"}
-        if ended(run, whole):
-            yield attempt(title, lambda: {"mIoU": f"{scores_of(folder / 'whole'):.1f}"})
-        else:
-            yield {**title, "skipped": OUT_OF_TIME}
+        yield after(run, [straight, again], row, different_tensors, *files)
+        row = {"check": "ea_r18_shapes, trained to its end"}
+        yield after(run, [whole], row, lambda: {"mIoU": f"{scores_of(folder / 'whole'):.1f}"})
 
 
-OUT_OF_TIME = "did not end in time"
+def after(run: Run, processes: list, row: Row, function: Callable, *arguments: object) -> Row:
+    """Return `row` with the columns of `function(*arguments)`, called when the processes end."""
+    if not ended(run, *processes):
+        return {**row, "skipped": "did not end in time"}
+    return attempt(row, function, *arguments)
 
 
 def ended(run: Run, *processes: BaseProcess) -> bool:
@@ -203,7 +203,7 @@ def several(run: Run) -> Iterator[Row]:
     backend = "nccl" if two_gpus else "gloo"
     os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # batches of two sizes would differ by TF32's rounding
     norm = dict(type="SyncBN") if run.on_gpu else dict(type="GN", num_groups=4, _delete_=True)
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         options = shapes_options(folder, run, 0)
         for split in ("train", "val", "test"):
@@ -219,30 +219,27 @@ def several(run: Run) -> Iterator[Row]:
         title = {"processes": f"two, {backend}, {'two GPUs' if two_gpus else run.device}"}
 
         one = start(fit, options, folder / "one")
-        one.join()  # generates the data
+        ended(run, one)  # it generates the data
         two = ranks(two_gpus, fit, half, folder / "two", False, 0, "pytorch")
         words = (options, folder / f"one/iter_{STEPS}.pth")
         tests = [start(score, *words, folder / "first", "none")]
         tests += ranks(two_gpus, score, *words, folder / "second", "pytorch")
         killed = ranks(two_gpus, fit_killed, half, folder / "killed")
-        killed[1].join()
+        ended(run, killed[1])
         begin = time.monotonic()
-        killed[0].join(30)
+        killed[0].join(min(30, max(run.left(), 0)))
         waited = f"{time.monotonic() - begin:.0f} s"
         killed[0].kill()  # as torchrun does
         again = ranks(two_gpus, fit, half, folder / "killed", True, 0, "pytorch", restart=1)
 
         files = [folder / f"{work}/iter_{STEPS}.pth" for work in ("one", "two", "killed")]
-        after = {"check": "the second is killed, both restart", "the first ended after": waited}
-        for row, processes, function, arguments in (
-            ({"check": "weights, next to one process"}, two, largest_difference, files[:2]),
-            ({"check": "scores of five images"}, tests, same_scores, [folder]),
-            (after, [*two, *again], different_tensors, files[1:]),
-        ):
-            if ended(run, *processes):
-                yield attempt({**title, **row}, function, *arguments)
-            else:
-                yield {**title, **row, "skipped": OUT_OF_TIME}
+        row: Row = {**title, "check": "weights, next to one process"}
+        yield after(run, [one, *two], row, largest_difference, *files[:2])
+        row = {**title, "check": "scores of five images"}
+        yield after(run, tests, row, same_scores, folder)
+        row = {**title, "check": "the second is killed, both restart"}
+        row |= {"first start": f"exit status {killed[1].exitcode}", "the first ended after": waited}
+        yield after(run, [*two, *again], row, different_tensors, *files[1:])
 
 
 def same_scores(folder: Path) -> Row:
@@ -303,11 +300,11 @@ def lines_of(function: Callable[[], None], device: torch.device) -> collections.
             first = max((i for i, part in enumerate(parts) if part in PACKAGES), default=-2)
             found[f"{'/'.join(parts[first:])}:{line}"] += 1
 
+    if device.type == "cuda":
+        torch.cuda.set_sync_debug_mode("warn")  # warns, with this word, that it is a prototype
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = note
-        if device.type == "cuda":
-            torch.cuda.set_sync_debug_mode("warn")
         try:
             function()
         finally:

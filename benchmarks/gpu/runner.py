@@ -58,10 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.tables is not None:
         try:
-            results = json.loads(args.tables.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            parser.error(f"--tables: {args.tables} is not a gpu.json ({error})")
-        print(report(results), end="")
+            text = report(json.loads(args.tables.read_text(encoding="utf-8")))
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            parser.error(f"--tables: {args.tables} is not a gpu.json ({error!r})")
+        print(text, end="")
         return 0
     if args.out is None:
         parser.error("--out DIR is required")
@@ -71,8 +71,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Else torch asks CUDA for GPUs, and a forked process could not use them.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     command = shlex.join(["python", "-m", "benchmarks.gpu", *(argv or sys.argv[1:])])
-    args.out.mkdir(parents=True, exist_ok=True)
-    return run_stages(args, names, command)
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=args.out).close()
+    except OSError as error:
+        parser.error(f"--out {args.out}: {error.strerror}; name a folder that can be written")
+    if args.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # mmengine's Runner uses each GPU that it finds
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return run_stages(args, names, command)
+    except KeyboardInterrupt:
+        return 130
 
 
 def run_stages(args: argparse.Namespace, names: Sequence[str], command: str) -> int:
@@ -92,13 +102,15 @@ def run_stages(args: argparse.Namespace, names: Sequence[str], command: str) -> 
         return 2
     for key, value in machine.items():
         print(f"{key}: {value}", flush=True)
-    for i, group in enumerate(groups):
-        own, *later = (max(map(minutes, names), default=0) for names in groups[i:])
-        limit = time.time() + max(3, (end - time.time()) * own / max(own + sum(later), 1))
-        for _ in run_group({name: name for name in group}, args, limit, results):
-            write(args.out, results)
-    write(args.out, results)
-    print("\n" + claims_text(results))
+    try:
+        for i, group in enumerate(groups):
+            own, *later = (max(map(minutes, names), default=0) for names in groups[i:])
+            limit = time.time() + max(3, (end - time.time()) * own / max(own + sum(later), 1))
+            for _ in run_group({name: name for name in group}, args, limit, results):
+                write(args.out, results)
+    finally:  # also after Ctrl-C
+        write(args.out, results)
+        print("\n" + claims_text(results))
     return int(any(stage["ended"] != "complete" for stage in results["stages"].values()))
 
 
@@ -128,7 +140,22 @@ def run_group(
     """Run stages together until `end`; yield the name and the result of each one when it ends."""
     context = multiprocessing.get_context(args.start)
     processes, begin = {}, time.time()
-    with tempfile.TemporaryDirectory() as folder:
+
+    def finish(name: str, why: str) -> dict:
+        process, file = processes[name]
+        value = {"ended": how_it_ended(process, why), "seconds": time.time() - begin}
+        del processes[name]
+        complete, _, _ = file.read_text().rpartition("\n")  # the last line may be cut
+        value["rows"] = [json.loads(line) for line in complete.splitlines()]
+        if value["rows"] and "stage failed" in value["rows"][-1]:
+            value["ended"] = f"failed: {value['rows'].pop()['stage failed']}"
+        if name != "machine":
+            results["stages"][name] = value
+            print("\n" + stage_text(name, value), flush=True)
+        return value
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        stack.callback(lambda: [finish(name, "by a signal") for name in [*processes]])
         threads = max(1, (os.cpu_count() or 1) // max(1, len(stages)))
         for name, stage in stages.items():
             file = Path(folder, f"{len(processes)}.jsonl")
@@ -141,31 +168,22 @@ def run_group(
             process.start()
             processes[name] = process, file
         while processes:
-            for name, (process, file) in list(processes.items()):
+            for name, (process, _) in list(processes.items()):
                 late = time.time() > end
                 process.join(0.1 if not late else 0)
-                if process.is_alive() and not late:
-                    continue
-                del processes[name]
-                value = {"ended": how_it_ended(process, late), "seconds": time.time() - begin}
-                complete, _, _ = file.read_text().rpartition("\n")  # the last line may be cut
-                value["rows"] = [json.loads(line) for line in complete.splitlines()]
-                if value["rows"] and "stage failed" in value["rows"][-1]:
-                    value["ended"] = f"failed: {value['rows'].pop()['stage failed']}"
-                if name != "machine":
-                    results["stages"][name] = value
-                    print("\n" + stage_text(name, value), flush=True)
-                yield name, value
+                if late or not process.is_alive():
+                    yield name, finish(name, "at its time limit")
 
 
-def how_it_ended(process: Any, late: bool) -> str:
+def how_it_ended(process: Any, why: str) -> str:
     """Kill the stage's processes, and describe its end in a few words."""
     alive = process.is_alive()
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)  # also workers that it left
+    process.kill()  # if it is not yet in its own session
     process.join()
-    if alive and late:
-        return "stopped at its time limit"
+    if alive:
+        return f"stopped {why}"
     if process.exitcode == 0:
         return "complete"
     code = process.exitcode
@@ -175,6 +193,7 @@ def how_it_ended(process: Any, late: bool) -> str:
 def work(stage, file: Path, log: Path, device: str, quick: bool, end: float, threads: int) -> None:
     """Run a stage in this process, append each row to `file`, and print to `log`."""
     os.setsid()  # what the stage starts ends with it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.stdout.flush()
     for number in (1, 2):
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
@@ -245,7 +264,10 @@ def claims_text(results: dict) -> str:
     lines = ["## Claims of the docs", "", "| | page: claim |", "| :-- | :-- |"]
     lines += [f"| {claim.verdict(results)} | {claim.text} |" for claim in CLAIMS]
     if {"--quick", "cpu", "--device=cpu"} & {*results.get("command", "").split()}:
-        lines += ["", "Of --quick or of a CPU, times, memory and mIoU prove nothing about claims."]
+        lines += [
+            "",
+            "Of --quick or of a CPU, times, memory, waiting and mIoU prove nothing about claims.",
+        ]
     return "\n".join(lines) + "\n"
 
 

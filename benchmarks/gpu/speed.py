@@ -315,6 +315,7 @@ def predict_row(run: Run, model: nn.Module, images: list, options: dict, expecte
 
 def tile_row(run: Run, model: nn.Module, image: np.ndarray, options: dict) -> Row:
     predictor = Predictor(model, **options)
+    predictor(image[: len(image) // 4])  # the first batches choose kernels
     if run.on_gpu:
         torch.cuda.reset_peak_memory_stats()
     begin = time.perf_counter()
