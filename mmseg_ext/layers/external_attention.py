@@ -103,7 +103,7 @@ class ExternalAttention2d(nn.Module):
         """Map x (B, C, H, W) to (B, C, H, W); the result equals `published_order`."""
         require_map(x, self.channels)
         pixels = x.shape[0] * x.shape[2] * x.shape[3]
-        # Composing pays off from S + 1 pixels on a CPU; on a GPU it takes up to twice the time
+        # Composing pays off from S + 1 pixels on a CPU; on a GPU it takes up to 1.8 times as long
         # (docs/gpu.md). Compiled programs always compose, because a second program for small maps
         # would be compiled otherwise. On a CPU, processes that share statistics always compose,
         # because each must take part in the same exchange.
