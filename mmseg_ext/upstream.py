@@ -7,8 +7,8 @@ Branches for versions of torch are in `torch_versions`.
 Subclasses use these private names directly: `_transform_inputs` of a decode head,
 `_decode_head_forward_train` and `_auxiliary_head_forward_train` of a segmentor, `_load_seg_map` of
 a label transform, `_metainfo` of a dataset, `_get_value` of a scheduler,
-`_save_checkpoint_with_step` and `_default_greater_keys` of `CheckpointHook`, and
-`_scale_update_param` of `AmpOptimWrapper`, whose constructor asserts a GPU.
+`_save_checkpoint_with_step` and `_default_greater_keys` of `CheckpointHook`, `_maybe_compile` of
+the Runner, and `_scale_update_param` of `AmpOptimWrapper`, whose constructor asserts a GPU.
 """
 
 from collections.abc import Iterator

@@ -49,7 +49,7 @@ class ProcessStateHook(Hook):
 
     def after_val_epoch(self, runner, metrics=None) -> None:
         # Not in `after_val`: the checkpoint hook saves the best checkpoint at this point, later.
-        runner.message_hub.update_info("validated_iter", runner.iter)
+        runner.message_hub.update_info("last_validation", runner.iter)
 
     def after_val(self, runner) -> None:
         set_random_state(self._random)

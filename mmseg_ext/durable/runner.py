@@ -13,6 +13,7 @@ Differences from `mmengine.runner.Runner` (0.10.12):
 - `--resume` continues from the newest complete checkpoint of the same run.
 - The history of logged values has the length that the log processor reads.
 - The work directory is locked during training.
+- `compile` compiles a model's `loss`, instead of `train_step` with the optimizer.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import torch
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
 from mmengine.registry import RUNNERS
@@ -36,7 +38,7 @@ from mmseg_ext.durable import randomness
 from mmseg_ext.durable.checkpoint_hooks import StopOnSignalHook, name_own_files
 from mmseg_ext.durable.plain_data import to_plain
 from mmseg_ext.durable.run_state import ProcessStateHook, fit_optimizer_state
-from mmseg_ext.durable.safe_loading import safe_loading
+from mmseg_ext.durable.safe_loading import safe_loading, unwrap_model
 from mmseg_ext.durable.terminal import quiet_terminal
 from mmseg_ext.durable.work_dir import (
     checkpoint_folder,
@@ -89,7 +91,7 @@ class RepeatValidationHook(Hook):
             iteration = step
         else:
             return
-        done = hub.runtime_info.get("validated_iter", -1) >= iteration
+        done = hub.runtime_info.get("last_validation", -1) >= iteration
         if runner.val_loop is None or step == 0 or done or not validates_at(loop, step, last):
             return
         runner.logger.info(f"repeating the validation of {unit} {step}")
@@ -189,6 +191,16 @@ class DurableRunner(Runner):
         for folder in {os.path.realpath(path): path for path in both}.values():
             Path(folder).mkdir(parents=True, exist_ok=True)
             stack.enter_context(lock_work_dir(str(folder)))
+
+    def _maybe_compile(self, target: str) -> None:
+        """Compile a model's `loss`; `train_step` with the optimizer compiles again and again."""
+        model: Any = unwrap_model(self.model)
+        settings = self.cfg.get("compile")
+        settings = {} if settings is True else settings
+        if isinstance(settings, dict) and hasattr(model, "loss"):
+            model.loss = torch.compile(model.loss, **settings)
+        else:
+            super()._maybe_compile(target)
 
     def _safe_loading(self, entire_model: bool | None = None) -> contextlib.AbstractContextManager:
         return safe_loading(self.cfg.get("min_backbone_share"), entire_model, self._terms)

@@ -1,5 +1,7 @@
 """The history of logged values is as long as the log needs it."""
 
+import re
+
 import numpy as np
 import torch
 from mmengine.logging import HistoryBuffer
@@ -39,6 +41,8 @@ def test_the_log_of_a_short_history_is_the_same(tmp_path):
     assert {len(v) for k, v in kept.items() if k.startswith("train/")} == {4}
     assert len(kept["val/time"]) == 4 and len(kept["val/mIoU"]) == 3
     assert np.array_equal(kept["train/loss"], losses[-4:])
+    scores = re.findall(r"Iter\(val\).*(?=aAcc)(.*)", log_text(short))[-1]
+    assert {*re.findall(r"(\w+):", scores)} == {"aAcc", "mIoU", "mAcc", "data_time", "time"}
 
 
 def test_a_long_history_of_a_checkpoint_is_shortened(tmp_path):
