@@ -110,7 +110,10 @@ def unread_keys(cfg: Config, options: Iterable[str]) -> list[str]:
     """
     changed, warnings = {option.split(".")[0] for option in options}, []
     for key in sorted({*cfg, *changed} - KEYS):
-        # Files also have variables of their own, such as `norm_cfg` or `train_pipeline`.
+        # Files also have variables of their own, such as `norm_cfg` or `train_pipeline`, and those
+        # in plain Python have imported classes.
+        if callable(cfg.get(key)):
+            continue
         near = nearest(key, KEYS, 0.885 if key in cfg else 0.6)
         if near or key in changed:
             place = "--cfg-options: " if key in changed else ""
