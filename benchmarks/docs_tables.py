@@ -200,7 +200,7 @@ TABLES: dict[str, Callable[[], str]] = {
         name: lambda name=name, record=record: camvid_rows.table(name, results(record))
         for name, (record, *_) in camvid_rows.TABLES.items()
     },
-    **{f"gpu_{n}": lambda n=n: stage_summary(n, results("gpu")) for n in (*STAGES, "claims")},
+    **{f"gpu_{n}": lambda n=n: stage_summary(n, results("gpu")) for n in STAGES},
 }
 
 

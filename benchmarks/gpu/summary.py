@@ -2,15 +2,13 @@
 
 from collections.abc import Callable, Iterable
 
-from benchmarks.gpu.runner import claims_text, stage_tables
+from benchmarks.gpu.runner import stage_tables
 from benchmarks.gpu.stage import Row
 from mmseg_ext.cost.model_cost import markdown
 
 
 def stage_summary(name: str, results: dict) -> str:
     """Return the tables of a stage for the docs."""
-    if name == "claims":
-        return claims_text(results).partition("\n\n")[2]
     rows = results["stages"][name]["rows"]
     measured = [row for row in rows if not {"failed", "skipped"} & row.keys()]
     return _SHORT[name](measured) if name in _SHORT else stage_tables(rows)

@@ -193,12 +193,13 @@ class DurableRunner(Runner):
             stack.enter_context(lock_work_dir(str(folder)))
 
     def _maybe_compile(self, target: str) -> None:
-        """Compile a model's `loss`; `train_step` with the optimizer compiles again and again."""
+        """Compile a model's `loss`; `train_step` would compile again in eight iterations."""
         model: Any = unwrap_model(self.model)
         settings = self.cfg.get("compile")
         settings = {} if settings is True else settings
         if isinstance(settings, dict) and hasattr(model, "loss"):
             model.loss = torch.compile(model.loss, **settings)
+            self.logger.info("compile: the first iterations are slow")
         else:
             super()._maybe_compile(target)
 

@@ -229,8 +229,8 @@ def test_options_that_nothing_reads_and_datasets_that_do_not_fit_are_warnings(
     load_config(str(tmp_path / "tiny.py"), options)
     assert capsys.readouterr().err == ""
     assert unread_keys(load_config(str(CONFIGS / "ea_r18_shapes.py")), []) == []
-    imports = "from mmengine.config import read_base\nfrom mmseg.models import SegDataPreProcessor\n"
-    (tmp_path / "lazy.py").write_text(imports)
+    imports = "from mmengine.config import read_base\nfrom mmengine.runner import ValLoop\n"
+    (tmp_path / "lazy.py").write_text(imports + "from mmseg.models import SegDataPreProcessor\n")
     assert unread_keys(load_config(str(tmp_path / "lazy.py")), []) == []
     (typo,) = unread_keys(Config({"optim_wraper": {}, "test_pipeline": []}), [])
     assert "'optim_wraper' has no effect" in typo and "did you mean 'optim_wrapper'" in typo
