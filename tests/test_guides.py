@@ -153,9 +153,11 @@ def test_own_dataset(clone):
     assert result.returncode == 0, result.stderr
     assert 0 <= float(result.stdout.splitlines()[-1]) <= 100
     config = (clone / "my_project/config.py").read_text()
-    changed = config
-    for block in re.findall(r"^```diff\n(.*?)^```$", page, re.M | re.S)[:2]:
-        changed = apply(block, changed)
+    models = {}
+    head, backbone, thin, *_ = re.findall(r"^```diff\n(.*?)^```$", page, re.M | re.S)
+    masa = apply(head, config)
+    changes = {"rmt": apply(backbone, masa), "thin": apply(thin, config)}
+    for name, changed in changes.items():
         (clone / "my_project/changed.py").write_text(changed)
         with DefaultScope.overwrite_default_scope("mmseg"):
             model = MODELS.build(Config.fromfile(clone / "my_project/changed.py").model).train()
@@ -163,8 +165,10 @@ def test_own_dataset(clone):
         batch = dict(inputs=2 * [torch.zeros(3, 64, 96)], data_samples=[sample, sample])
         losses = model(**model.data_preprocessor(batch, training=True), mode="loss")
         assert losses["decode.loss_ce"].isfinite()
-    assert type(model.backbone).__name__ == "RMT"
-    assert type(model.decode_head).__name__ == "MaSAHead"
+        models[name] = model
+    assert models["thin"].backbone.feature_info.reduction() == [2, 4, 8, 16, 32]
+    assert type(models["rmt"].backbone).__name__ == "RMT"
+    assert type(models["rmt"].decode_head).__name__ == "MaSAHead"
     for name in ("JSegEAHead", "DANetEAHead"):
         other = re.sub(r'type="EAHead",.*', f'type="{name}",', config)
         (clone / "my_project/changed.py").write_text(other)
@@ -209,7 +213,7 @@ def test_a_backbone_of_timm(kind, clone, monkeypatch):
     flags = ["--images", str(clone / "images"), "--masks", str(clone / "labels")]
     assert commands.run("new_project", [str(clone / "project"), *flags]) == 0
     page, path = (ROOT / "docs/own_dataset.md").read_text(), clone / "project/config.py"
-    for block in re.findall(r"^```diff\n(.*?)^```$", page, re.M | re.S)[2:]:
+    for block in re.findall(r"^```diff\n(.*?)^```$", page, re.M | re.S)[3:]:
         path.write_text(apply(block, path.read_text()))
     options = {"train_cfg.max_iters": 1, "default_hooks.checkpoint.interval": 1}
     options["model.backbone.pretrained"] = False

@@ -17,7 +17,14 @@ import torch
 from mmcv.cnn import ConvModule
 from torch import Tensor, nn
 
-from mmseg_ext.backbones.backbone import IMAGENET, Backbone, OutIndices, Settings, settings_of
+from mmseg_ext.backbones.backbone import (
+    IMAGENET,
+    Backbone,
+    FeatureInfo,
+    OutIndices,
+    Settings,
+    settings_of,
+)
 
 # Output channels and blocks of the seven groups; the first belongs to the stem.
 ARCHS: dict[str, dict[str, tuple[int, ...]]] = {
@@ -92,6 +99,7 @@ class EfficientNetLite(Backbone):
         in_channels: channels of the image.
         output_stride: 32, 16 or 8; the largest stride of the maps. Later convolutions are dilated
             instead, so the maps are denser and contain the same values.
+        stem_map: return the map of the stem, too, before the others: stride 2, 16 channels.
         norm_eval: batch norms use their running statistics and do not change them.
         out_indices, frozen_stages, with_cp, norm_cfg, num_classes, init_cfg: see `Backbone`.
             The eps of `norm_cfg` is that of the published weights, 1e-3, unless it has its own.
@@ -116,6 +124,7 @@ class EfficientNetLite(Backbone):
         arch: str | Settings = "0",
         in_channels: int = 3,
         output_stride: int = 32,
+        stem_map: bool = False,
         out_indices: OutIndices = (0, 1, 2, 3),
         frozen_stages: int = -1,
         norm_eval: bool = False,
@@ -132,7 +141,7 @@ class EfficientNetLite(Backbone):
         strides = [min(4 * 2**i, output_stride) for i in range(len(STAGES))]
         shared = (out_indices, frozen_stages, with_cp, num_classes, in_channels)
         self._set_options(arch, [widths[groups[-1]] for groups in STAGES], strides, *shared)
-        self.norm_eval = norm_eval
+        self.norm_eval, self.stem_map, self.stem_width = norm_eval, stem_map, widths[0]
         norm_cfg = {"eps": NORM_EPS, **(norm_cfg or {"type": "BN"})}
         self.stem = nn.Sequential(_conv((in_channels, STEM_WIDTH), 3, norm_cfg, STEM_STRIDE))
         width = STEM_WIDTH
@@ -177,6 +186,12 @@ class EfficientNetLite(Backbone):
     def parts(self) -> list[list[str]]:
         return [["stem"], *([f"stages.{i}"] for i in range(self.built))]
 
+    @property
+    def feature_info(self) -> FeatureInfo:
+        """Channels, stride and module of each returned map, as in timm."""
+        stem = {"num_chs": self.stem_width, "reduction": STEM_STRIDE, "module": "stem"}
+        return FeatureInfo([*[stem][: self.stem_map], *super().feature_info])
+
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Map images (B, C, H, W) to logits (B, num_classes) or maps (B, C_i, h_i, w_i)."""
         self._check_images(images)
@@ -185,7 +200,7 @@ class EfficientNetLite(Backbone):
         # not pass the format on, because torch does not know theirs.
         if x.device.type == "cpu":
             x = x.contiguous(memory_format=torch.channels_last)
-        maps = []
+        maps = [x] if self.stem_map else []
         blocks: Any
         for i, blocks in enumerate(self.stages):
             for block in blocks.children():

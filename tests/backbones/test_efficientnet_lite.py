@@ -45,6 +45,22 @@ def test_dilation_only_adds_positions(stride, steps):
         EfficientNetLite(output_stride=4)
 
 
+def test_the_map_of_the_stem_comes_first():
+    plain = randomise(EfficientNetLite(NARROW, out_indices=(1, 2))).eval()
+    model = EfficientNetLite(NARROW, out_indices=(1, 2), stem_map=True).eval()
+    model.load_state_dict(plain.state_dict())
+    images = torch.randn(1, 3, 33, 64)
+    with torch.no_grad():
+        stem, *others = model(images)
+        assert_same([stem, *others], [model.stem(images), *plain(images)])
+    assert stem.shape == (1, 4, 17, 32)
+    assert (model.feature_info.channels(), model.feature_info.reduction()) == (
+        [4, 8, 12],
+        [2, 8, 16],
+    )
+    assert [entry["module"] for entry in model.feature_info] == ["stem", "stages.1", "stages.2"]
+
+
 @pytest.mark.parametrize(
     ("fixture", "family"),
     [
