@@ -3,11 +3,12 @@
     python -m benchmarks.own_dataset weeds FOLDER work_dirs/own_dataset
 
 FOLDER has the set: `weeds` is github.com/cwfid/dataset (non-commercial research), `camvid` the
-folder of docs/data.md, and `nuclei` the training images of the 2018 Data Science Bowl (CC0). The
-Unet has the encoder and the weights of the config, and both have the same images, crops, rate and
-one thread. `unet` trains for the same iterations, `unet_as_long` for the minutes of the config.
-Minutes are CPU time with ten validations; "95 %" is when a validation first has 95 % of the final
-score. docs/own_dataset.md has tables.
+folder of docs/data.md, `nuclei` the training images of the 2018 Data Science Bowl (CC0), and
+`cracks` the 11th, 22nd, ... folder of github.com/biankatpas/Cracks-and-Potholes-in-Road-Images-
+Dataset (MIT). The Unet has the encoder and the weights of the config, and both have the same
+images, crops, rate and one thread. `unet` trains for the same iterations, `unet_as_long` for the
+minutes of the config. Minutes are CPU time with ten validations; "95 %" is when a validation first
+has 95 % of the final score. docs/own_dataset.md has tables.
 """
 
 import argparse
@@ -26,6 +27,7 @@ SETS = {  # the flags of new_project
     "weeds": "--images {0}/images --masks {0}/annotations --classes soil crop weed",
     "camvid": "--images {0} --masks {0} --ignore 11",
     "nuclei": "--images {0} --masks {0} --classes background nucleus",
+    "cracks": "--images {0} --masks {0} --tiles",
 }
 UNET = """\
 _base_ = "./config.py"
