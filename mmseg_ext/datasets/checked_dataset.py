@@ -65,16 +65,17 @@ class CheckedDataset(BaseSegDataset):
         """Return the entries of the folders; suffixes match in upper and lower case."""
         wanted = IMAGE_SUFFIXES if self.img_suffix == "*" else (self.img_suffix,)
         folder = self.data_prefix["img_path"]
-        links = [path for path in Path(folder).rglob("*") if path.is_symlink()]
-        if gone := sorted(path for path in links if not path.exists()):
+        endings = tuple(suffix.lower() for suffix in wanted)
+        images = (path for path in Path(folder).rglob("*") if path.name.lower().endswith(endings))
+        if gone := sorted(path for path in images if path.is_symlink() and not path.exists()):
             raise MissingDataError(
                 f"{gone[0]}: links to {gone[0].readlink()}, which is gone, as {len(gone)} images "
                 "here; restore them, or delete the links; new_project makes new links"
             )
         names = list(fileio.list_dir_or_file(folder, list_dir=False, recursive=True))
         entries = []
-        endings = {n[-len(s) :] for n in names for s in wanted if n.lower().endswith(s.lower())}
-        for self.img_suffix in endings:
+        spelled = {n[-len(s) :] for n in names for s in endings if n.lower().endswith(s)}
+        for self.img_suffix in spelled:
             entries += super().load_data_list()
         return sorted(entries, key=lambda entry: entry["img_path"])
 

@@ -121,9 +121,13 @@ def make_project(
         notes += _choose_splits(usable, shares, data, group)
         splits = [s for s in SPLITS if s != "test" or any(pair.split == s for pair in usable)]
         summaries = {split: Summary(split, tuple(names)) for split in splits}
-        for link in data.glob("images/**/*"):
-            if not link.exists():  # its photo is gone
-                link.unlink()
+        gone = sorted(link for link in data.glob("images/**/*") if not link.exists())
+        for link in gone:
+            link.unlink()
+        if gone:
+            notes.append(
+                f"{len(gone)} links to photos that are gone are removed, such as {gone[0]}"
+            )
         for pair in progress(usable, "writing", len(usable)):
             label_file = pair.label_file(data, pair.split)
             _write_pair(pair, data)

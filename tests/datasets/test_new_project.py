@@ -356,6 +356,8 @@ def test_a_second_run_completes_the_first(tmp_path, capsys):
     image = tmp_path / f"project/data/images/{withdrawn.parent.name}/{withdrawn.stem}.jpg"
     assert f"also uses 1 pairs of earlier runs, such as\n  {image};" in out
     assert not killed.parent.exists() and f"{gone.stem}_mask.png: no image\n" in out
+    assert "1 links to photos that are gone are removed, such as" in out
+    (tmp_path / "project/data/images/train/notes.txt").symlink_to(photo)  # is no image
     assert check(tmp_path) == 0
     assert np.array_equal(np.array(Image.open(lost)), scene(int(lost.stem))[0])
     assert (np.array(Image.open(changed)) == 1).all()
