@@ -20,10 +20,10 @@ from mmseg_ext.datasets.new_project import Project
 from mmseg_ext.environment import configs_folder
 
 LONG_SIDE, CROP = 512, 320  # of the images that the network sees, at most
-ITERATIONS = 12  # per training image
-LEAST_ITERATIONS, MOST_ITERATIONS = 600, 20000
+EA_CHANNELS = 64  # of the head
+STEPS, STEPS_WITH_STEM = 12, 8  # iterations per training image, which take the same time
+LEAST_IMAGES, MOST_ITERATIONS = 50, 20000  # fewer images are trained as long as 50
 VALIDATIONS = 10  # in a training
-NECK = 32  # channels of the feature pyramid
 NARROW, MANY = 8, 0.5  # pixels; share of a class that is not wider, for which tiles are better
 RARE = 0.02  # share of the pixels; a rarer class brings class weights
 # Okabe and Ito's colors, which color-blind people can tell apart, after gray for the background.
@@ -44,25 +44,27 @@ test_dataloader = dict(val_dataloader, dataset=dict(val_dataloader["dataset"], d
 
 @dataclass
 class Start:
-    """The backbone of a config, and the weights that its training starts from."""
+    """A network without its classes, and the weights that its training starts from."""
 
     backbone: str  # its type and arguments, as text of the config
-    widths: list[int]  # channels of its four maps
+    widths: list[int]  # channels of its maps of strides 4 to 32
     cfg: dict  # `mean` and `std` of R, G and B from 0 to 255
     about: str  # the weights, in words
     rate: float  # the learning rate
     checkpoint: str | None = None  # the backbone's weights, by name or address
     load_from: str | None = None  # a file with weights of the whole model
     terms: str = ""  # the license of `load_from`
-    neck: int = NECK  # channels of the feature pyramid
+    neck: int = 32  # channels of the feature pyramid
+    stem: int = 0  # channels of the map of stride 2 that the head uses, if any
 
 
-def efficientnet(arch: str, **weights) -> Start:
+def efficientnet(arch: str, stem: bool = True, **weights) -> Start:
     """Return a start with EfficientNet-Lite of this arch; `weights` are arguments of `Start`."""
     widths = efficientnet_lite.ARCHS[arch]["widths"]
     maps = [widths[groups[-1]] for groups in efficientnet_lite.STAGES]
     cfg = efficientnet_lite.EfficientNetLite.default_cfgs[arch]
-    return Start(f'type="EfficientNetLite", arch="{arch}"', maps, cfg, **weights)
+    text = f'type="EfficientNetLite", arch="{arch}"{", stem_map=True" * stem}'
+    return Start(text, maps, cfg, stem=stem * widths[0], **weights)
 
 
 def resnet18(width: int, **weights) -> Start:
@@ -114,8 +116,8 @@ def write_config(
     side = min(LONG_SIDE, max(32, int(long) // 32 * 32))
     crop = min(CROP, max(32, int(min(short, side if tiles else side * short / long)) // 32 * 32))
     init = f'dict(type="Pretrained", checkpoint="{start.checkpoint}")' if start.checkpoint else None
-    iterations = ITERATIONS * train.pairs // 100 * 100
-    iterations = int(np.clip(iterations, LEAST_ITERATIONS, MOST_ITERATIONS))
+    steps = STEPS_WITH_STEM if start.stem else STEPS
+    iterations = min(steps * max(train.pairs, LEAST_IMAGES) // 100 * 100, MOST_ITERATIONS)
     others = np.random.RandomState(0).randint(0, 256, (len(classes), 3)).tolist()
     text = (Path(__file__).parent / "project_config.txt").read_text(encoding="utf-8")
     text = Template(text).substitute(
@@ -138,8 +140,12 @@ def write_config(
         std=channels.std if channels else list(start.cfg["std"]),
         backbone=start.backbone,
         init=init,
-        widths=start.widths,
         neck=start.neck,
+        pyramid="StemFPN" if start.stem else "FPN",
+        in_index=[1, 2, 3, 4] if start.stem else [0, 1, 2, 3],
+        c1=f" c1_in_channels={start.stem}," if start.stem else "",
+        widths=start.widths,
+        channels=EA_CHANNELS,
         load_from=json.dumps(start.load_from) if start.load_from else None,
         weights=_class_weights(train.pixels / train.pixels.sum()),
         terms=f"; license: {' '.join(start.terms.split())}" if start.terms else "",

@@ -11,8 +11,10 @@ Deviations: none in the results. Submodules have mmsegmentation's names;
 
 from typing import Any
 
+import torch
 from mmcv.cnn import ConvModule, build_norm_layer
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
+from mmseg.models.utils import resize
 from mmseg.registry import MODELS
 from torch import Tensor, nn
 
@@ -58,6 +60,8 @@ class EAHead(BaseDecodeHead):
         memory_size: number of memory slots S.
         ea_channels: channels of the first convolution and of external attention.
         channels: channels of the second convolution.
+        c1_in_channels: if not 0, the second convolution also sees the first of `inputs`, a finer
+            map of these channels, and has its size, as in DeepLabV3+ (not in EANet).
         normalization, tied: the paper's ablations, see `ExternalAttention2d`.
         init_cfg: None is the published initialization: PyTorch's default for the convolutions, and
             `ExternalAttention2d.reset_parameters`. Anything else is mmengine's.
@@ -73,6 +77,7 @@ class EAHead(BaseDecodeHead):
         *,
         memory_size: int = 64,
         ea_channels: int = 512,
+        c1_in_channels: int = 0,
         normalization: Normalization = "double",
         tied: bool = False,
         norm_cfg: dict | None = dict(type="BN"),
@@ -84,7 +89,8 @@ class EAHead(BaseDecodeHead):
         self.external_attention = external_attention_block(
             ea_channels, memory_size, norm_cfg, normalization, tied
         )
-        self.conv_out = conv_module(self, ea_channels, channels, 3)
+        self.c1_in_channels = c1_in_channels
+        self.conv_out = conv_module(self, ea_channels + c1_in_channels, channels, 3)
         self._init_published()
 
     def _init_published(self) -> None:
@@ -101,10 +107,16 @@ class EAHead(BaseDecodeHead):
             super().init_weights()
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
-        """Map features (B, in_channels, H, W), at `in_index`, to logits (B, num_classes, H, W)."""
+        """Map features (B, in_channels, H, W), at `in_index`, to logits (B, num_classes, H, W).
+
+        With `c1_in_channels`, the logits have the size of `inputs[0]`.
+        """
         x = self._transform_inputs(inputs)  # B, in_channels, H, W
         x = self.conv_in(x)  # B, ea_channels, H, W
         x = self.external_attention(x)
+        if self.c1_in_channels:
+            x = resize(x, inputs[0].shape[2:], None, "bilinear", self.align_corners)
+            x = torch.cat([x, inputs[0]], 1)
         x = self.conv_out(x)  # B, channels, H, W
         return self.cls_seg(x)  # B, num_classes, H, W
 

@@ -541,6 +541,19 @@ def test_many_objects_are_an_error_with_a_hint(tmp_path, capsys):
     assert "use --objects" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flags", [(), ("--classes", "a", "b")])
+def test_smooth_edges_bring_a_hint(flags, tmp_path, capsys):
+    save_images(tmp_path / "images", 3)
+    for i in range(3):
+        mask = np.zeros(SIZE[::-1], np.uint8)
+        mask[5:20, 5:35] = 255
+        mask[4, 5:35] = np.arange(3 + i, 243 + i, 8)
+        save(tmp_path / f"masks/{i:02d}.png", mask)
+    assert run(tmp_path, *flags) == (1 if flags else 0)
+    captured = capsys.readouterr()
+    assert "-threshold 50% MASKS/*" in (captured.err if flags else captured.out)
+
+
 def test_transparent_pixels_are_background(tmp_path):
     """An eraser leaves white or any color under alpha 0; a color or index can be transparent."""
     for i in range(4):
@@ -977,8 +990,8 @@ def test_portrait_and_landscape_train_and_test_at_one_scale(tmp_path):
 @pytest.mark.parametrize(
     ("pairs", "size", "pixels", "iterations", "weights", "scale", "crop"),
     [
-        (90, (40, 30), [97, 3], 1000, None, 32, 32),  # no class has less than 2 %
-        (10, (224, 320), [99, 1, 0], 600, [0.979, 3.09, 0], 320, 224),
+        (90, (40, 30), [97, 3], 700, None, 32, 32),  # no class has less than 2 %
+        (10, (224, 320), [99, 1, 0], 400, [0.979, 3.09, 0], 320, 224),
         (5000, (9, 20), [10**10, 10**4], 20000, [1, 20], 32, 32),
     ],
 )
@@ -1020,12 +1033,13 @@ LITE, RESNET = "EfficientNetLite", "ResNetV1c"
         ("ea_r18_fpn_nuclei_4k", RESNET, [32, 64, 128, 256], None, "nuclei_4k", 5e-4, "Apache"),
         ("resnet.pth", RESNET, [16, 32, 64, 128], None, "resnet.pth", 5e-4, "ask its author"),
         ("lite.pth", LITE, [24, 48, 120, 352], None, "lite.pth", 5e-4, "CC0"),
+        ("stem.pth", LITE, [24, 48, 120, 352], None, "stem.pth", 5e-4, "CC0"),
     ],
 )
 def test_weights_to_start_from(
     start, kind, widths, checkpoint, loaded, rate, license, tmp_path, capsys, monkeypatch
 ):
-    """The backbone, its width and the width of the neck become the config's."""
+    """The backbone, its width, the width of the neck and the stem's map become the config's."""
     monkeypatch.chdir(tmp_path)
     neck = {"neck.fpn_convs.0.conv.weight": torch.zeros(24, 24, 3, 3)}
     resnet = {"backbone.layer1.0.conv1.weight": torch.zeros(16, 16, 3, 3)}
@@ -1033,11 +1047,16 @@ def test_weights_to_start_from(
     lite = {f"backbone.{name}": value for name, value in lite.items()}
     torch.save(dict(state_dict=resnet | neck), "resnet.pth")
     torch.save(dict(state_dict=lite | neck, meta={"license": "CC0"}), "lite.pth")
+    lite |= {"decode_head.conv_out.conv.weight": torch.zeros(64, 80, 3, 3)}
+    torch.save(dict(state_dict=lite | neck, meta={"license": "CC0"}), "stem.pth")
     assert run(tmp_path, *write_sources(tmp_path, 3), "--from", start) == 0
     config = Config.fromfile("project/config.py")
     backbone = MODELS.build(config.model.backbone)
     assert type(backbone).__name__ == kind and config.model.neck.in_channels == widths
     assert config.model.neck.out_channels == (24 if "pth" in start else 32)
+    has_stem = start in ("imagenet", "stem.pth")
+    assert config.model.decode_head.get("c1_in_channels", 0) == 16 * has_stem
+    assert config.model.backbone.get("stem_map", False) == has_stem
     assert (config.model.backbone.init_cfg or {}).get("checkpoint") == checkpoint
     assert (loaded or "None") in str(config.load_from)
     assert config.optim_wrapper.optimizer.lr == rate

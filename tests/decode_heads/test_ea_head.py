@@ -1,6 +1,8 @@
 """EAHead and JSegEAHead: the base tester, published initialization, published equations."""
 
+import pytest
 import torch
+from torch.nn.functional import interpolate
 
 from tests.decode_heads.base import HeadTester
 from tests.models import assert_same, randomise
@@ -27,6 +29,22 @@ class TestEAHead(HeadTester):
         head = self.build(init_cfg=dict(type="Constant", val=0.25, layer="Conv2d"))
         head.init_weights()
         assert (head.conv_seg.weight == 0.25).all()
+
+    @pytest.mark.parametrize("align_corners", [False, True])
+    def test_a_finer_map_before_the_last_convolution(self, align_corners):
+        settings = dict(in_index=[1, 2], input_transform="resize_concat")
+        head = self.build(
+            in_channels=[4, 6], c1_in_channels=3, align_corners=align_corners, **settings
+        )
+        head = randomise(head).eval()
+        fine, middle, coarse = (
+            torch.randn(2, c, *size) for c, size in ((3, (17, 22)), (4, (9, 11)), (6, (5, 6)))
+        )
+        scale = dict(mode="bilinear", align_corners=align_corners)
+        x = torch.cat([middle, interpolate(coarse, (9, 11), **scale)], 1)
+        x = interpolate(head.external_attention(head.conv_in(x)), (17, 22), **scale)
+        expected = head.conv_seg(head.conv_out(torch.cat([x, fine], 1)))
+        assert_same(head([fine, middle, coarse]), expected)
 
 
 class TestJSegEAHead(HeadTester):
