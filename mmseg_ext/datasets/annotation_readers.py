@@ -22,6 +22,7 @@ BACKGROUND = "background"
 _PALETTE, _COLOR = 1, 2
 _RGB = np.array([0x10000, 0x100, 1])
 _FEW = 4  # values; fewer are no numbers of objects
+_SMOOTH = 40  # values from 0 to 255; fewer are perhaps classes, such as those of Cityscapes
 _READ = 8  # masks, to find out what they are
 
 
@@ -129,6 +130,11 @@ class Masks:
             self.hint = (
                 f"the values up to {values[-1]} seem to number objects, because each is one region "
                 "and images have different ones; then use --objects"
+            )
+        elif not self.colored and len(values) > _SMOOTH and {0, 255} <= {*values}:
+            self.hint = (
+                f"if the masks have two classes with smooth edges, not {len(values)}, run: magick "
+                "mogrify -format png -threshold 50% MASKS/*"
             )
         return [{text[code] for code in part} for part in found]
 

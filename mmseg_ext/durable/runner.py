@@ -223,6 +223,8 @@ class DurableRunner(Runner):
         resume_from(self, filename)  # also if a hook calls this
         super().resume(filename, *args, **kwargs)
         name_own_files(self)
+        if self.iter >= self.max_iters:
+            self.logger.info(f"{filename}: is the end of the training, so nothing is left to train")
         for name, kept in self._settings_of_checkpoints().items():
             if kept != configured[name]:
                 self.logger.warning(

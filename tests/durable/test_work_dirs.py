@@ -61,6 +61,7 @@ def test_a_resume_at_the_end_names_the_last_checkpoint(tmp_path):
     (work / "last_checkpoint").write_text(str(work / "iter_4.pth"))
     go(config, work, keep, resume=True)
     assert (work / "last_checkpoint").read_text() == str(work / "iter_8.pth")
+    assert log_text(work).count("iter_8.pth: is the end of the training") == 1
 
 
 def test_the_best_stays_under_another_spelling_of_its_path(tmp_path, monkeypatch):
