@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("name", choices=SETS)
     parser.add_argument("data", type=Path)
     parser.add_argument("work_dir", type=Path)
-    parser.add_argument("--iterations", type=int, default=600, help="of the config (600)")
+    parser.add_argument("--iterations", type=int, default=400, help="of the config (400)")
     parser.add_argument("--from", dest="start", choices=ENCODERS, default="imagenet")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--seed", type=int, default=0)
