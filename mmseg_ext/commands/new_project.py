@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from mmseg_ext.datasets.project_config import Start
 
 _SHOWN = 10
-_JOINED = "decode_head.conv_out.conv.weight"
 _STEM = "backbone.layer1.0.conv1.weight"  # (width, width, 3, 3)
 
 
@@ -136,7 +135,7 @@ def main(args: argparse.Namespace) -> None:
 def _starting_weights(start: str) -> "Start":
     """Return the backbone and the weights that --from names."""
     from mmseg_ext.backbones import EfficientNetLite
-    from mmseg_ext.datasets.project_config import EA_CHANNELS, STARTS, efficientnet, resnet18
+    from mmseg_ext.datasets.project_config import STARTS, efficientnet, resnet18
     from mmseg_ext.durable.checkpoint_files import read_checkpoint, terms_of, unwrap_state_dict
     from mmseg_ext.inference.models import list_models, pretrained_weights
 
@@ -156,8 +155,8 @@ def _starting_weights(start: str) -> "Start":
     if neck is not None and _STEM in weights:
         return resnet18(len(weights[_STEM]), neck=len(neck), **known)
     if neck is not None and (arch := EfficientNetLite.named_arch(parts)) is not None:
-        joined = weights.get(_JOINED)
-        stem = joined is not None and joined.shape[1] > EA_CHANNELS
+        first, last = (weights.get(f"decode_head.conv_{end}.conv.weight") for end in ("in", "out"))
+        stem = first is not None and last is not None and last.shape[1] > len(first)
         return efficientnet(arch, stem, neck=len(neck), **known)
     raise ValueError(
         f"--from {start}: is neither an EfficientNet-Lite nor a ResNet-18 with FPN, the models of "

@@ -133,8 +133,8 @@ class Masks:
             )
         elif not self.colored and len(values) > _SMOOTH and {0, 255} <= {*values}:
             self.hint = (
-                f"if the masks have two classes with smooth edges, not {len(values)}, run: magick "
-                "mogrify -format png -threshold 50% MASKS/*"
+                f"if the masks have two classes with smooth edges, not {len(values)}, run: "
+                "mkdir NEW; magick mogrify -path NEW -format png -threshold 50% MASKS/*"
             )
         return [{text[code] for code in part} for part in found]
 

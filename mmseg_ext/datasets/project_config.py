@@ -20,7 +20,6 @@ from mmseg_ext.datasets.new_project import Project
 from mmseg_ext.environment import configs_folder
 
 LONG_SIDE, CROP = 512, 320  # of the images that the network sees, at most
-EA_CHANNELS = 64  # of the head
 STEPS, STEPS_WITH_STEM = 12, 8  # iterations per training image, which take the same time
 LEAST_IMAGES, MOST_ITERATIONS = 50, 20000  # fewer images are trained as long as 50
 VALIDATIONS = 10  # in a training
@@ -145,7 +144,6 @@ def write_config(
         in_index=[1, 2, 3, 4] if start.stem else [0, 1, 2, 3],
         c1=f" c1_in_channels={start.stem}," if start.stem else "",
         widths=start.widths,
-        channels=EA_CHANNELS,
         load_from=json.dumps(start.load_from) if start.load_from else None,
         weights=_class_weights(train.pixels / train.pixels.sum()),
         terms=f"; license: {' '.join(start.terms.split())}" if start.terms else "",

@@ -1046,8 +1046,10 @@ def test_weights_to_start_from(
     lite = EfficientNetLite(arch="2").state_dict()
     lite = {f"backbone.{name}": value for name, value in lite.items()}
     torch.save(dict(state_dict=resnet | neck), "resnet.pth")
+    lite |= {"decode_head.conv_in.conv.weight": torch.zeros(96, 96, 1, 1)}
+    lite |= {"decode_head.conv_out.conv.weight": torch.zeros(64, 96, 1, 1)}
     torch.save(dict(state_dict=lite | neck, meta={"license": "CC0"}), "lite.pth")
-    lite |= {"decode_head.conv_out.conv.weight": torch.zeros(64, 80, 3, 3)}
+    lite |= {"decode_head.conv_out.conv.weight": torch.zeros(64, 112, 1, 1)}
     torch.save(dict(state_dict=lite | neck, meta={"license": "CC0"}), "stem.pth")
     assert run(tmp_path, *write_sources(tmp_path, 3), "--from", start) == 0
     config = Config.fromfile("project/config.py")
