@@ -94,7 +94,7 @@ def main(args: argparse.Namespace) -> None:
     names = [*made.summaries[0].classes, *["ignored"] * 256]
     values = [f"{value} is {names[i]}" for value, i in made.labels.items()]
     print(f"values: {join_names(values)}")
-    if not args.tiles and (about := about_reduction(made.summaries[0])):
+    if not args.tiles and (about := about_reduction(made.summaries)):
         print(f"note: {about}")
     config, classes = args.project / "config.py", made.summaries[0].classes
     if is_new := not config.exists():

@@ -110,9 +110,8 @@ def write_config(
         raise ValueError(f"--rgb {wrong[0]}: the images have the bands 1 to {count}")
     summaries, colors = project.summaries, project.colors
     train, classes = summaries[0], summaries[0].classes
-    sizes = [size for summary in summaries for size in summary.sizes.elements()]
-    short, long = np.median(np.sort(sizes), axis=0)
-    side = min(LONG_SIDE, max(32, int(long) // 32 * 32))
+    short, long = _typical_size(summaries)
+    side = _long_side(summaries)
     crop = min(CROP, max(32, int(min(short, side if tiles else side * short / long)) // 32 * 32))
     init = f'dict(type="Pretrained", checkpoint="{start.checkpoint}")' if start.checkpoint else None
     steps = STEPS_WITH_STEM if start.stem else STEPS
@@ -157,6 +156,23 @@ def write_config(
     write_text(text, folder / "config.py")
 
 
+def _typical_size(summaries: Sequence[Summary]) -> np.ndarray:
+    """Return the short and the long side such that longer images have half of all pixels.
+
+    The median of the images would be the size of many small ones, to which a few large ones, with
+    most of the objects, are then reduced.
+    """
+    sizes = np.sort([size for summary in summaries for size in summary.sizes.elements()])
+    sizes = sizes[sizes[:, 1].argsort()]
+    pixels = sizes.prod(1).cumsum()
+    return sizes[pixels.searchsorted(pixels[-1] / 2)]
+
+
+def _long_side(summaries: Sequence[Summary]) -> int:
+    """Return the long side of the images that the network sees."""
+    return min(LONG_SIDE, max(32, int(_typical_size(summaries)[1]) // 32 * 32))
+
+
 def rename_classes(path: Path, classes: Sequence[str]) -> list[str]:
     """Write the names of the classes to a config; if it has other classes, return them instead."""
     before = list(Config.fromfile(path).get("classes", classes))
@@ -170,20 +186,21 @@ def rename_classes(path: Path, classes: Sequence[str]) -> list[str]:
     return []
 
 
-def about_reduction(train: Summary) -> str:
+def about_reduction(summaries: Sequence[Summary]) -> str:
     """Return what the config's image size does to narrow objects; nothing if no image is reduced.
 
-    In up to a hundred label maps it counts the pixels of parts in which no disk of nine pixels
-    fits. The most frequent class is no object.
+    In up to a hundred label maps of the first split, train, it counts the pixels of parts in which
+    no disk of nine pixels fits. The most frequent class is no object.
     """
+    train, side = summaries[0], _long_side(summaries)
     long = max(max(size) for size in train.sizes)
-    if long <= LONG_SIDE:
+    if long < side + 32:  # a side is a multiple of 32
         return ""
     disk = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (NARROW + 1, NARROW + 1))
     pixels, narrow = np.zeros((2, len(train.classes)))
     for sample in train.samples[:: -(-len(train.samples) // 100)]:
         label = np.asarray(Image.open(sample["seg_map_path"]))
-        scale = LONG_SIDE / max(label.shape)
+        scale = side / max(label.shape)
         label = cv2.resize(label, None, fx=scale, fy=scale, interpolation=cv2.INTER_NEAREST)
         for i in range(len(train.classes) if scale < 1 else 0):
             part = (label == i).view(np.uint8)
@@ -197,7 +214,7 @@ def about_reduction(train: Summary) -> str:
         found += "; delete config.py and run again with --tiles, which keeps the full resolution"
     else:
         found += "; so --tiles is not needed"
-    return f"images are reduced from {long} to {LONG_SIDE} pixels; {found}"
+    return f"images are reduced from {long} to {side} pixels; {found}"
 
 
 def _bands(channels: Channels | None, rgb_bands: Sequence[int] | None) -> str:

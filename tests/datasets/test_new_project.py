@@ -910,6 +910,19 @@ def test_polygons_without_pycocotools(tmp_path, monkeypatch, capsys):
     assert "pip install pycocotools" in capsys.readouterr().out
 
 
+def test_many_small_images_do_not_decide_the_size_of_large_ones(tmp_path, capsys):
+    """Half of the pixels are in images of at most 400x300."""
+    for i in range(23):
+        width, height = (80, 60) if i < 16 else (400, 300) if i < 22 else (800, 600)
+        image = random_image(np.random.RandomState(i), (width, height))
+        save(tmp_path / f"images/{i:02d}.png", image)
+        save(tmp_path / f"masks/{i:02d}.png", np.eye(height, width, dtype=np.uint8))
+    assert run(tmp_path) == 0
+    assert "reduced from 800 to 384 pixels; 100% of class_1" in capsys.readouterr().out
+    config = Config.fromfile(tmp_path / "project/config.py")
+    assert (config.scale, config.crop_size) == ((384, 384), (288, 288))
+
+
 def test_tiles_keep_the_full_resolution(tmp_path, capsys):
     for width, words in ((60, "0% of class_1 .*not needed"), (12, "100% of class_1 .*--tiles, ")):
         label = np.zeros((900, 1200), np.uint8)
