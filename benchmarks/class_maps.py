@@ -138,8 +138,8 @@ def training_step(case: Case, model: nn.Module) -> Step:
 def measure(case: Case, settings: Settings) -> list[str]:
     """Return median seconds and peak MiB of both, their ratios, and the difference in results."""
     kinds = (StripEncoderDecoder, EncoderDecoder)
-    steps = {kind.__name__: step(case, kind, settings.device) for kind in kinds}
-    results = compare_times(steps, settings.rounds, settings.device, settings.clock)
+    steps = {kind.__name__: step(case, kind) for kind in kinds}
+    results = compare_times(steps, settings.rounds, clock=settings.clock)
     ours, stock = results.values()
     cells = [f"{stock.ms / 1e3:.2f}", f"{ours.ms / 1e3:.2f}", f"{stock.ratio:.1f}"]
     cells += [f"{stock.mib:.0f}", f"{ours.mib:.0f}", f"{ours.mib / stock.mib:.2f}"]

@@ -131,9 +131,9 @@ def count_block(name: str) -> tuple[int, MultiplyAdds]:
 
 def blocks(settings: Settings):
     """List parameters and multiply-adds of all blocks, and time and memory of inference."""
-    x = torch.randn(1, CHANNELS, 128, 128, device=settings.device)
-    steps = {n: inference_step(b.build(CHANNELS).to(x.device), x) for n, b in BLOCKS.items()}
-    measured = compare_times(steps, settings.rounds, settings.device)
+    x = torch.randn(1, CHANNELS, 128, 128)
+    steps = {n: inference_step(b.build(CHANNELS), x) for n, b in BLOCKS.items()}
+    measured = compare_times(steps, settings.rounds)
     rows = []
     for name, block in BLOCKS.items():
         parameters, counted = count_block(name)

@@ -8,7 +8,6 @@ published masks, not with the label map, in which touching nuclei lose their bor
 """
 
 import argparse
-import json
 import resource
 import time
 from collections import defaultdict
@@ -120,29 +119,20 @@ def score(config: str, checkpoint: str, split: str) -> dict[str, dict[str, float
     return numbers
 
 
-def print_scores(models: dict[str, str], split: str, file: Path | None = None) -> None:
-    """Print a table for each config and its checkpoint; write the numbers to `file`."""
-    found = {Path(c).stem: score(c, weights, split) for c, weights in models.items()}
-    if file:
-        file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    for name, kinds in found.items():
-        rows = [
-            [key, *(f"{numbers[key]:.1f}" if key in numbers else "" for numbers in kinds.values())]
-            for key in kinds["all"]
-        ]
-        print(f"{name}, {split}\n\n{markdown(['', *kinds], rows)}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("split", choices=SPLITS)
     parser.add_argument("models", nargs="+", metavar="CONFIG CHECKPOINT")
-    parser.add_argument("--json", type=Path, help="write the numbers to this file")
     args = parser.parse_args()
     mmseg_ext.register_all_modules()
     torch.set_num_threads(1)
-    models = dict(zip(args.models[::2], args.models[1::2], strict=True))
-    print_scores(models, args.split, args.json)
+    for config, checkpoint in zip(args.models[::2], args.models[1::2], strict=True):
+        kinds = score(config, checkpoint, args.split)
+        rows = [
+            [key, *(f"{numbers[key]:.1f}" if key in numbers else "" for numbers in kinds.values())]
+            for key in kinds["all"]
+        ]
+        print(f"{Path(config).stem}, {args.split}\n\n{markdown(['', *kinds], rows)}")
 
 
 if __name__ == "__main__":

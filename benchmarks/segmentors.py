@@ -68,10 +68,10 @@ def segmentors(build: Callable[[], dict[str, nn.Module]], images: int = 1) -> Pa
     """Return a part that compares segmentors with the first one."""
 
     def part(settings: Settings):
-        models, rows = {name: m.to(settings.device) for name, m in build().items()}, []
+        models, rows = build(), []
         for step in (inference, training):
             steps = {k: lambda m=m: step(m, images) for k, m in models.items()}  # noqa: B023
-            found = compare_times(steps, settings.rounds, settings.device, settings.clock)
+            found = compare_times(steps, settings.rounds, clock=settings.clock)
             cells = [(k, f"{r.ms / 1e3:.2f}", f"{r.ratio:.2f}") for k, r in found.items()]
             rows += [[step.__name__, *row] for row in cells]
         return ["step", "segmentor", "s", "time over the first"], rows

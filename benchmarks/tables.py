@@ -16,11 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from mmseg_ext.cost.model_cost import count_products, markdown
+from mmseg_ext.cost.model_cost import markdown
 
 MEBI = 2**20
-SQUARE = 2048  # rows of the matrices whose product shows the peak rate of a CPU; a GPU needs four
-# times as many, else the start of the kernel counts
 
 
 class Result(NamedTuple):
@@ -117,14 +115,10 @@ class Settings(NamedTuple):
     """Options of the command line."""
 
     rounds: int = 5
-    device: str = "cpu"
-    batch: int = 1
-    amp: bool = False
 
     def clock(self) -> float:
         """Read the processor time of one thread, to which other programs do not count."""
-        alone = self.device == "cpu" and torch.get_num_threads() == 1
-        return time.process_time() if alone else time.perf_counter()
+        return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 Part = Callable[[Settings], tuple[Sequence[str], Sequence[Sequence[str]]]]
@@ -143,35 +137,18 @@ class Case(NamedTuple):
 
 
 def timed(cases: Callable[..., Iterable[Case]], *arguments: object) -> Part:
-    """Return a part that measures `cases(*arguments)`.
-
-    The share of the peak is the rate of the multiply-adds that run, divided by the rate of a
-    product of large matrices that takes turns with the modules. Transforms to the frequency domain
-    and passes over memory have no multiply-adds.
-    """
+    """Return a part that measures `cases(*arguments)`."""
 
     def part(settings: Settings):
         rows = []
-        dtype = torch.bfloat16 if settings.amp else torch.float32
-        side = SQUARE if settings.device == "cpu" else 4 * SQUARE
-        square = torch.randn(side, side, device=settings.device, dtype=dtype)
-        amp = torch.autocast(square.device.type, torch.bfloat16, enabled=settings.amp)
         for case in cases(*arguments):
-            x = torch.cat([case.x.to(settings.device)] * settings.batch)
-            modules = {name: module.to(x.device) for name, module in case.modules.items()}
             for mode in case.modes:
-                steps = {name: amp(STEPS[mode](m, x)) for name, m in modules.items()}
-                product = {"matrix product": lambda: square @ square}
-                results = compare_times(
-                    {**steps, **product}, settings.rounds, settings.device, settings.clock
-                )
-                counts = [count_products(step)[0] for step in steps.values()]
-                *measured, peak = results.values()
-                for name, count, (ms, ratio, mib) in zip(steps, counts, measured, strict=True):
-                    share = count / ms * peak.ms / side**3
-                    cells = [f"{ms:.1f}", f"{ratio:.2f}", f"{mib:.0f}", f"{share:.0%}"]
+                steps = {name: STEPS[mode](m, case.x) for name, m in case.modules.items()}
+                results = compare_times(steps, settings.rounds, clock=settings.clock)
+                for name, (ms, ratio, mib) in results.items():
+                    cells = [f"{ms:.1f}", f"{ratio:.2f}", f"{mib:.0f}"]
                     rows.append([f"{case.name}, {mode}", name, *cells])
-        return ["case", "way", "ms", "time over the first", "peak MiB", "share of the peak"], rows
+        return ["case", "way", "ms", "time over the first", "peak MiB"], rows
 
     return part
 
@@ -181,15 +158,12 @@ def command(description: str, parts: Mapping[str, Part], argv: Sequence[str] | N
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(parts)}; or all")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of the median (5)")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--batch", type=int, default=1, help="repeat each input N times")
-    parser.add_argument("--amp", action="store_true", help="bfloat16, as with train --amp")
     args = parser.parse_args(argv)
     unknown = [name for name in args.parts if name not in parts]
     if unknown:
         parser.error(f"unknown part {unknown[0]!r}: choose from {', '.join(parts)}")
     torch.manual_seed(0)
-    settings = Settings(args.rounds, args.device, args.batch, args.amp)
-    print(machine(args.device))
+    settings = Settings(args.rounds)
+    print(machine())
     for name in args.parts or parts:
         print(f"\n{name}\n\n{markdown(*parts[name](settings))}", end="")
