@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu`; started processes cannot import this file."""
+"""`python -m benchmarks.gpu`."""
 
 import sys
 

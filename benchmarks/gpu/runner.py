@@ -10,25 +10,23 @@ run together, then the others one after the other. A stage is also `MODULE:FUNCT
 
 import argparse
 import contextlib
-import gc
-import importlib
 import itertools
 import json
-import multiprocessing
 import os
-import platform
 import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+import torch
 
 from benchmarks.gpu.claims import CLAIMS
+from mmseg_ext.atomic_write import write_text
+from mmseg_ext.commands import usable_device
+from mmseg_ext.commands.env import describe
 
 # Module, and minutes of eight. The stages of `checks` run together.
 STAGES = {
@@ -49,199 +47,121 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="benchmarks.gpu", description="Check and measure this project on a GPU."
     )
-    parser.add_argument("--out", type=Path, help="folder for gpu.json and gpu.md")
+    parser.add_argument("--out", type=Path, required=True, help="folder for gpu.json and gpu.md")
     parser.add_argument("--stages", help=f"of {','.join(STAGES)} or MODULE:FUNCTION (all)")
     parser.add_argument("--minutes", type=float, default=8.0, help="in total (8)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run at all?")
-    parser.add_argument("--tables", type=Path, metavar="JSON", help="print the tables of a result")
     args = parser.parse_args(argv)
-    if args.tables is not None:
-        try:
-            text = report(json.loads(args.tables.read_text(encoding="utf-8")))
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            parser.error(f"--tables: {args.tables} is not a gpu.json ({error!r})")
-        print(text, end="")
-        return 0
-    if args.out is None:
-        parser.error("--out DIR is required")
     names = args.stages.split(",") if args.stages else [*STAGES]
     if unknown := [name for name in names if name not in STAGES and ":" not in name]:
         parser.error(f"unknown stage {unknown[0]!r}: choose from {', '.join(STAGES)}")
-    # Else torch asks CUDA for GPUs, and a forked process could not use them.
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    command = shlex.join(["python", "-m", "benchmarks.gpu", *(argv or sys.argv[1:])])
     try:
-        args.out.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=args.out).close()
-    except OSError as error:
-        parser.error(f"--out {args.out}: {error.strerror}; name a folder that can be written")
-    if args.device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # mmengine's Runner uses each GPU that it finds
+        usable_device(args.device)
+    except ValueError as error:
+        print(f"benchmarks.gpu: {error}; pass --device cpu --quick")
+        return 2
+    args.out.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    command = shlex.join(["python", "-m", "benchmarks.gpu", *(argv or sys.argv[1:])])
+    results = {"machine": machine(), "command": command, "stages": {}}
     try:
-        return run_stages(args, names, command)
+        run_stages(args, names, results)
     except KeyboardInterrupt:
         return 130
-
-
-def run_stages(args: argparse.Namespace, names: Sequence[str], command: str) -> int:
-    end = time.time() + 60 * args.minutes
-    alone = [n for n in names if STAGES.get(n, [""])[0] == "speed" and not args.quick]
-    groups = [[n for n in names if n not in alone], *([n] for n in alone)]
-    results: dict = {"machine": {}, "command": command, "stages": {}}
-    import_stack(names, args.device)
-    for args.start in ("fork", "spawn"):  # the second imports the stack for each stage
-        limit = max(end, time.time() + 60)
-        ((_, found),) = run_group({"machine": describe}, args, limit, results)
-        if found["rows"]:
-            break
-    machine = results["machine"] = (found["rows"] or [{"torch": found["ended"]}])[0]
-    if args.device.startswith("cuda") and not machine.get("cuda device"):
-        print(f"benchmarks.gpu: no usable GPU ({machine.get('torch')}); pass --device cpu --quick")
-        return 2
-    for key, value in machine.items():
-        print(f"{key}: {value}", flush=True)
-    try:
-        for i, group in enumerate(groups):
-            own, *later = (max(map(minutes, names), default=0) for names in groups[i:])
-            limit = time.time() + max(3, (end - time.time()) * own / max(own + sum(later), 1))
-            for _ in run_group({name: name for name in group}, args, limit, results):
-                write(args.out, results)
-    finally:  # also after Ctrl-C
+    finally:
         write(args.out, results)
         print("\n" + claims_text(results))
     return int(any(stage["ended"] != "complete" for stage in results["stages"].values()))
+
+
+def run_stages(args: argparse.Namespace, names: Sequence[str], results: dict) -> None:
+    """Run the stages in groups, each with its part of the minutes that are left."""
+    end = time.time() + 60 * args.minutes
+    alone = [n for n in names if STAGES.get(n, [""])[0] == "speed" and not args.quick]
+    groups = [[n for n in names if n not in alone], *([n] for n in alone)]
+    for i, group in enumerate(groups):
+        own, *later = (max(map(minutes, names), default=0) for names in groups[i:])
+        limit = time.time() + max(3, (end - time.time()) * own / max(own + sum(later), 1))
+        run_group(group, args, limit, results)
 
 
 def minutes(name: str) -> float:
     return STAGES[name][1] if name in STAGES else 1.0
 
 
-def place(name: str) -> str:
-    """Return MODULE:FUNCTION of a stage."""
-    return name if ":" in name else f"benchmarks.gpu.{STAGES[name][0]}:{name}"
+def run_group(names: Sequence[str], args: argparse.Namespace, end: float, results: dict) -> None:
+    """Run stages together until `end`; add and print the result of each one when it ends."""
+    processes: dict[str, subprocess.Popen] = {}
+    begin = time.time()
 
+    def finish(name: str, why: str) -> None:
+        ended = how_it_ended(processes.pop(name), why)
+        rows = [json.loads(line) for line in complete_lines(args.out / f"{name}.jsonl")]
+        stage = {"ended": ended, "seconds": time.time() - begin, "rows": rows}
+        results["stages"][name] = stage
+        print("\n" + stage_text(name, stage), flush=True)
+        write(args.out, results)
 
-def import_stack(names: Sequence[str], device: str) -> None:
-    """Import what the stages need, once for all processes; a stage reports what fails."""
-    modules = ["benchmarks.gpu.stage", *(place(name).partition(":")[0] for name in names)]
-    modules += ["matplotlib.pyplot", "yapf"]
-    modules += ["torch._dynamo"] if device == "cpu" else []  # it may look for GPUs
-    for module in modules:
-        with contextlib.suppress(Exception):
-            importlib.import_module(module)
-    gc.freeze()  # else each collection before a measurement reads all of this
-
-
-def run_group(
-    stages: dict, args: argparse.Namespace, end: float, results: dict
-) -> Iterator[tuple[str, dict]]:
-    """Run stages together until `end`; yield the name and the result of each one when it ends."""
-    context = multiprocessing.get_context(args.start)
-    processes, begin = {}, time.time()
-
-    def finish(name: str, why: str) -> dict:
-        process, file = processes[name]
-        value = {"ended": how_it_ended(process, why), "seconds": time.time() - begin}
-        del processes[name]
-        complete, _, _ = file.read_text().rpartition("\n")  # the last line may be cut
-        value["rows"] = [json.loads(line) for line in complete.splitlines()]
-        if value["rows"] and "stage failed" in value["rows"][-1]:
-            value["ended"] = f"failed: {value['rows'].pop()['stage failed']}"
-        if name != "machine":
-            results["stages"][name] = value
-            print("\n" + stage_text(name, value), flush=True)
-        return value
-
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        stack.callback(lambda: [finish(name, "by a signal") for name in [*processes]])
-        threads = max(1, (os.cpu_count() or 1) // max(1, len(stages)))
-        for name, stage in stages.items():
-            file = Path(folder, f"{len(processes)}.jsonl")
-            file.touch()
-            if name != "machine":
-                print(f"-- {name}: up to {end - time.time():.0f} s", flush=True)
-            log = args.out / f"{name.replace(':', '.')}.log"
-            words = (stage, file, log, args.device, args.quick, end, threads)
-            process: Any = context.Process(target=work, args=words)
-            process.start()
-            processes[name] = process, file
+    try:
+        for name in names:
+            print(f"-- {name}: up to {end - begin:.0f} s", flush=True)
+            processes[name] = start(name, args, end, len(names))
         while processes:
-            for name, (process, _) in list(processes.items()):
-                late = time.time() > end
-                process.join(0.1 if not late else 0)
-                if late or not process.is_alive():
-                    yield name, finish(name, "at its time limit")
+            time.sleep(0.1)
+            for name, process in [*processes.items()]:
+                if time.time() > end or process.poll() is not None:
+                    finish(name, "at its time limit")
+    finally:
+        for name in [*processes]:
+            finish(name, "by a signal")
 
 
-def how_it_ended(process: Any, why: str) -> str:
+def start(name: str, args: argparse.Namespace, end: float, together: int) -> subprocess.Popen:
+    """Start the process of a stage, which appends rows to NAME.jsonl and prints to NAME.log."""
+    place = name if ":" in name else f"benchmarks.gpu.{STAGES[name][0]}:{name}"
+    rows, threads = args.out / f"{name}.jsonl", max(1, torch.get_num_threads() // together)
+    rows.write_text("")
+    # Else torch asks CUDA for GPUs, and processes that the stage forks could not use them.
+    environment = os.environ | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    environment["OMP_NUM_THREADS"] = str(threads)
+    if args.device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # mmengine's Runner uses each GPU that it finds
+    words = [sys.executable, "-m", "benchmarks.gpu.stage", place, rows, args.device]
+    words += [str(end - 2), *(["--quick"] if args.quick else [])]  # two seconds to end by itself
+    with (args.out / f"{name}.log").open("w") as log:
+        return subprocess.Popen(
+            words, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+
+
+def how_it_ended(process: subprocess.Popen, why: str) -> str:
     """Kill the stage's processes, and describe its end in a few words."""
-    alive = process.is_alive()
+    ended = process.poll() is not None
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)  # also workers that it left
-    process.kill()  # if it is not yet in its own session
-    process.join()
-    if alive:
+    code = process.wait()
+    if not ended:
         return f"stopped {why}"
-    if process.exitcode == 0:
+    if code == 0:
         return "complete"
-    code = process.exitcode
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
 
-def work(stage, file: Path, log: Path, device: str, quick: bool, end: float, threads: int) -> None:
-    """Run a stage in this process, append each row to `file`, and print to `log`."""
-    os.setsid()  # what the stage starts ends with it
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    sys.stdout.flush()
-    for number in (1, 2):
-        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-    with file.open("a") as rows:
-
-        def add(row: dict) -> None:
-            rows.write(json.dumps(row, default=str) + "\n")
-            rows.flush()
-
-        try:
-            if not callable(stage):
-                module, function = place(stage).split(":")
-                stage = getattr(importlib.import_module(module), function)
-            import torch
-
-            from benchmarks.gpu.stage import Run
-
-            torch.set_num_threads(min(threads, torch.get_num_threads()))
-            for row in stage(Run(device, quick, end - 2)):  # two seconds to end by itself
-                add(row)
-        except BaseException as error:
-            traceback.print_exc()
-            add({"stage failed": " ".join(f"{type(error).__name__}: {error}".split())[:300]})
+def complete_lines(file: Path) -> list[str]:
+    complete, _, _ = file.read_text().rpartition("\n")  # the last line may be cut
+    return complete.splitlines()
 
 
-def describe(run) -> Iterator[dict]:
-    """Yield one row about the machine and the software."""
-    import torch
-
-    row: dict = {"cuda device": "", "CPU": f"{os.cpu_count()}-core {platform.machine()}"}
-    if run.on_gpu and torch.cuda.is_available():
-        torch.zeros(1, device=run.device)  # raises in a forked process if the parent used CUDA
-        properties = torch.cuda.get_device_properties(run.device)
-        row["cuda device"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
-        row["GPUs"] = torch.cuda.device_count()
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            found = subprocess.run(query, capture_output=True, text=True, timeout=20).stdout
-            row["driver"] = found.split()[0]
-    row |= {"CUDA": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
-    row["python"] = platform.python_version()
-    for name in ("torch", "numpy", "mmcv", "mmengine", "mmseg", "triton", "onnx", "onnxruntime"):
-        with contextlib.suppress(Exception):
-            row[name] = getattr(importlib.import_module(name), "__version__", "?")
+def machine() -> dict[str, object]:
+    """Describe the machine and the software."""
+    found: dict[str, object] = dict(describe())
+    del found["registered"]
+    found["CUDA"] = torch.version.cuda
     git = ["git", "-C", str(ROOT), "log", "-1", "--format=%H"]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        row["commit"] = subprocess.run(git, capture_output=True, text=True).stdout.strip()
-    yield row
+    with contextlib.suppress(OSError):
+        found["commit"] = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    return found
 
 
 def stage_text(name: str, stage: dict) -> str:
@@ -283,7 +203,5 @@ def report(results: dict) -> str:
 
 def write(folder: Path, results: dict) -> None:
     """Write gpu.json, then gpu.md."""
-    from mmseg_ext.atomic_write import write_text  # imports the stack, which asks for GPUs
-
     write_text(json.dumps(results, indent=1) + "\n", folder / "gpu.json")
     write_text(report(results), folder / "gpu.md")

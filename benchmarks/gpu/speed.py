@@ -4,7 +4,7 @@ import contextlib
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,11 @@ from torch import Tensor, nn
 
 from benchmarks import class_maps, deepvit, external_attention, lambda_layer
 from benchmarks.docs_tables import results as stored_results
-from benchmarks.gpu.stage import Cost, Row, Run, attempt, measure
+from benchmarks.gpu.stage import Row, Run, attempt, measure
 from benchmarks.reference import Plain
 from benchmarks.reference.manhattan_attention import plain_manhattan_attention
-from benchmarks.tables import MEBI, STEPS
+from benchmarks.tables import MEBI, STEPS, Result
 from mmseg_ext import Predictor, get_model, register_all_modules
-from mmseg_ext.cost.model_cost import count_products
 from mmseg_ext.cost.step_memory import batch_of, build_training_model
 from mmseg_ext.engine.config import load_config
 from mmseg_ext.inference.export import (
@@ -60,11 +59,11 @@ def compare_strips(run: Run, case: class_maps.Case, mib: int) -> Row:
     costs = measure(run, steps)
     row: Row = {}
     for name, cost in costs.items():
-        measured = isinstance(cost, Cost)
+        measured = isinstance(cost, Result)
         row[f"{name}, ms"] = number(cost.ms) if measured else cost
         row[f"{name}, MiB"] = number(cost.mib) if measured else ""
     stock, ours = costs["stock"], costs["strips"]
-    if isinstance(stock, Cost) and isinstance(ours, Cost):
+    if isinstance(stock, Result) and isinstance(ours, Result):
         row["stock / strips"] = number(stock.ms / ours.ms)
         theirs, mine = (step() for step in steps.values())
         if case.batch:
@@ -74,22 +73,6 @@ def compare_strips(run: Run, case: class_maps.Case, mib: int) -> Row:
             different = (theirs[0] != mine[0]).sum().item()
             row["differs"] = f"{different:,} of {mine[0].numel():,} labels"
     return row
-
-
-def peaks(run: Run) -> dict[str, float]:
-    """Measure the multiply-adds per ms of a large product, and the bytes per ms of a copy."""
-    side, rates = 256 if run.quick else 8192, {}
-    for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
-        square = torch.randn(side, side, device=run.device, dtype=dtype)
-        cost = measure(run, {"product": lambda s=square: s @ s})["product"]
-        assert isinstance(cost, Cost), cost
-        rates[name] = side**3 / cost.ms
-    source = torch.empty(4 * side * side, device=run.device)
-    target = torch.empty_like(source)
-    cost = measure(run, {"copy": lambda: target.copy_(source)})["copy"]
-    assert isinstance(cost, Cost), cost
-    rates["copy"] = 2 * source.nbytes / cost.ms
-    return rates
 
 
 class PlainManhattan(Plain):
@@ -122,16 +105,9 @@ def layer_cases(run: Run) -> Iterator[tuple[str, dict[str, nn.Module], Tensor]]:
 
 
 def layers(run: Run) -> Iterator[Row]:
-    """Measure each layer in its forms: time, memory, kernels, and shares of the peaks."""
+    """Measure time and memory of each layer in its forms."""
     torch.backends.cudnn.benchmark = True
     torch.set_float32_matmul_precision("high")
-    rates = peaks(run)
-    units = {"TF32 product, TFLOP/s": 2 * rates["float32"] / 1e9}
-    units |= {
-        "bfloat16 product, TFLOP/s": 2 * rates["bfloat16"] / 1e9,
-        "copy, GB/s": rates["copy"] / 1e6,
-    }
-    yield {name: number(value) for name, value in units.items()}
     for name, ways, x in layer_cases(run):
         x = x.to(run.device)
         modules = {way: module.to(run.device) for way, module in ways.items()}
@@ -139,64 +115,35 @@ def layers(run: Run) -> Iterator[Row]:
             for mode in STEPS:
                 if run.left() < 4:
                     return
-                yield from measure_layer(run, name, modules, x, mode, precision, rates)
+                yield from measure_layer(run, name, modules, x, mode, precision)
 
 
-def measure_layer(run, name, modules, x, mode, precision, rates) -> Iterator[Row]:
+def measure_layer(run, name, modules, x, mode, precision) -> Iterator[Row]:
     half = torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bfloat16")
     steps = {way: half(STEPS[mode](module, x)) for way, module in modules.items()}
     first = None
     for way, cost in measure(run, steps).items():
         title = {"layer": name, "mode": f"{mode}, {precision}", "way": way}
-        if not isinstance(cost, Cost):
+        if not isinstance(cost, Result):
             yield {**title, "failed": cost}
             continue
         first = first or cost.ms
         row: Row = {"ms": number(cost.ms), "over the first": number(cost.ms / first)}
-        row["MiB"] = number(cost.mib)
-        share = count_products(steps[way])[0] / cost.ms / rates[precision]
-        # Input and output, in training also their gradients.
-        size = x.nbytes * (2 if mode == "inference" else 4)
-        row["of the product's peak"] = f"{share:.0%}"
-        row["of the copy's peak"] = f"{size / cost.ms / rates['copy']:.0%}"
-        yield {**title, **row, **(kernels_of(steps[way]) if run.on_gpu else {})}
-
-
-def kernels_of(step: Callable[[], object]) -> Row:
-    """Return the time of a step's kernels, their number, and the longest ones with their shares.
-
-    Where the kernels take much less time than the step, Python is too slow to start them.
-    """
-    try:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            step()
-            torch.cuda.synchronize()
-        events = [e for e in profile.key_averages() if e.self_device_time_total > 0]
-    except Exception as error:  # the profiler needs rights that containers may not have
-        return {
-            "kernels, ms": "",
-            "kernels": "",
-            "longest": f"{type(error).__name__}: {error}"[:80],
-        }
-    total = sum(event.self_device_time_total for event in events) or 1  # microseconds
-    events.sort(key=lambda event: -event.self_device_time_total)
-    longest = [f"{e.key[:50]} {e.self_device_time_total / total:.0%}" for e in events[:3]]
-    counted = {"kernels, ms": number(total / 1e3), "kernels": sum(e.count for e in events)}
-    return {**counted, "longest": "; ".join(longest)}
+        yield {**title, **row, "MiB": number(cost.mib)}
 
 
 CONFIGS = ("ea_r101_ade20k_160k", "fpn_rmt_small_ade20k_80k", "danet_r101_ade20k_160k")
 CONFIGS += ("upernet_deepvit_s_ade20k_160k", "upernet_lambda_r101_ade20k_160k")
-PLAIN, COMPILED = ("TF32", "bfloat16"), ("bfloat16, compiled", "TF32, compiled")
+PLAIN = ("TF32", "bfloat16")
 STOCK = ("TF32, EncoderDecoder", "bfloat16, EncoderDecoder")
 
 
 def variants(quick: bool) -> list[tuple[str, str]]:
     """Return configs with variants, the most important ones first."""
     if quick:
-        return [("ea_r18_shapes", variant) for variant in ("TF32", COMPILED[0])]
+        return [("ea_r18_shapes", variant) for variant in PLAIN]
     groups = [(CONFIGS, PLAIN[:1]), (CONFIGS[:1], PLAIN + STOCK), (CONFIGS, PLAIN)]
-    groups += [(CONFIGS[:2], COMPILED[:1]), (CONFIGS, ("float32",)), (CONFIGS, STOCK + COMPILED)]
+    groups += [(CONFIGS, ("float32",)), (CONFIGS, STOCK)]
     return [*dict.fromkeys((name, v) for names, found in groups for v in found for name in names)]
 
 
@@ -206,11 +153,11 @@ def steps(run: Run) -> Iterator[Row]:
     torch.backends.cudnn.benchmark = True
     for name, variant in variants(run.quick):
         title: Row = {"config": name, "variant": variant}
-        compiled, left = "compiled" in variant, run.left()
-        if not run.quick and left < (60 if compiled else 10):
+        left = run.left()
+        if not run.quick and left < 10:
             yield {**title, "skipped": f"{left:.0f} s are left"}
             continue
-        with time_limit(min(left - 5, 120 if compiled else 30)):
+        with time_limit(min(left - 5, 30)):
             row = attempt(title, training_row, run, name, variant)
         yield row
 
@@ -254,20 +201,17 @@ def training_row(run: Run, name: str, variant: str) -> Row:
         image.random_(256)
         sample.gt_sem_seg.data.random_(config.model.decode_head.num_classes)
     images, step = len(batch["inputs"]), model.train_step
-    if "compiled" in variant:
-        torch._dynamo.reset()
-        model.loss = torch.compile(model.loss, backend="eager" if run.quick else "inductor")
     begin = time.perf_counter()
     step(batch, wrapper)
     first = time.perf_counter() - begin
     cost = measure(run, {"step": lambda: step(batch, wrapper)})["step"]
-    if not isinstance(cost, Cost):
+    if not isinstance(cost, Result):
         return {"failed": cost}
     row: Row = {"images": images, "ms": number(cost.ms)}
     row["images per s"] = number(1e3 * images / cost.ms)
     # The last call of a measurement starts with the allocator's peak reset.
     row["peak GiB"] = f"{torch.cuda.max_memory_allocated() / 2**30:.2f}" if run.on_gpu else ""
-    # Computed without compiling, for strips.
+    # Computed for strips.
     stored = {} if "," in variant else stored_results("memory").get(name, {})
     computed = stored.get("amp" if variant.startswith("bfloat16") else "float32")
     row["model_cost, GiB"] = f"{computed['total'] / 2**30:.2f}" if computed else ""
@@ -283,7 +227,6 @@ def inference(run: Run) -> Iterator[Row]:
     images = [*np.random.RandomState(0).randint(0, 256, (count, side, side, 3), np.uint8)]
     ways: dict[str, dict] = {"batch 1": {}, "batch 16": dict(batch_size=16)}
     ways |= {"batch 1, amp": dict(amp=True), "batch 16, amp": dict(batch_size=16, amp=True)}
-    ways["twelve views"] = dict(tta=True)
     expected = None
     for way, options in ways.items():
         row = {"model": DEFAULT, "way": way, "size": f"{side}x{side}"}
@@ -305,7 +248,7 @@ def predict_row(run: Run, model: nn.Module, images: list, options: dict, expecte
     predictor = Predictor(model, **options)
     predictor(images[:16])
     cost = measure(run._replace(quick=True), {"images": lambda: predictor(images)})["images"]
-    if not isinstance(cost, Cost):
+    if not isinstance(cost, Result):
         return {"failed": cost}
     labels = np.stack([result.labels for result in predictor(images)])
     row: Row = {"images per s": number(1e3 * len(images) / cost.ms), "MiB": number(cost.mib)}

@@ -5,6 +5,8 @@ the same columns are one table.
 """
 
 import gc
+import importlib
+import json
 import sys
 import time
 import traceback
@@ -13,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.tables import compare_times
+from benchmarks.tables import Result, compare_times
 
 Row = dict[str, object]
 
@@ -42,27 +44,24 @@ def attempt(title: Mapping[str, object], function: Callable[..., Row], *argument
     try:
         return {**title, **function(*arguments)}
     except Exception as error:
-        traceback.print_exc(file=sys.stderr)
-        message = " ".join(f"{type(error).__name__}: {error}".split())
+        traceback.print_exc()
+        failed = message_of(error)
     gc.collect()  # what the frames of the error held
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-    return {**title, "failed": message[:300]}
+    return {**title, "failed": failed}
 
 
-class Cost(NamedTuple):
-    """Median milliseconds, and peak MiB above the start of a call."""
-
-    ms: float
-    mib: float
+def message_of(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
-def measure(run: Run, functions: Mapping[str, Callable[[], object]]) -> dict[str, Cost | str]:
+def measure(run: Run, functions: Mapping[str, Callable[[], object]]) -> dict[str, Result | str]:
     """Measure functions that take turns; a function that fails gives its error.
 
     There are as many rounds as fit in half a second, from 3 to 20.
     """
-    found: dict[str, Cost | str] = {}
+    found: dict[str, Result | str] = {}
     working, seconds = {}, 0.0
     for name, function in functions.items():
         try:
@@ -74,12 +73,34 @@ def measure(run: Run, functions: Mapping[str, Callable[[], object]]) -> dict[str
             seconds += time.perf_counter() - start
             working[name] = function
         except Exception as error:
-            found[name] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            found[name] = message_of(error)
             gc.collect()
             if run.on_gpu:
                 torch.cuda.empty_cache()
     rounds = 1 if run.quick else min(20, max(3, int(0.5 / max(seconds, 1e-6))))
     if working:
-        results = compare_times(working, rounds, run.device)
-        found |= {name: Cost(result.ms, result.mib) for name, result in results.items()}
+        found |= compare_times(working, rounds, run.device)
     return {name: found[name] for name in functions}
+
+
+def main() -> None:
+    """Run a stage and append its rows to a file; `benchmarks.gpu.runner` starts this."""
+    place, file, device, end, *quick = sys.argv[1:]
+    module, _, function = place.partition(":")
+    stage: Stage = getattr(importlib.import_module(module), function)
+    gc.freeze()  # else each collection before a measurement reads all modules
+    with open(file, "a", buffering=1) as rows:  # lines
+
+        def add(row: Row) -> None:
+            rows.write(json.dumps(row, default=str) + "\n")
+
+        try:
+            for row in stage(Run(device, bool(quick), float(end))):
+                add(row)
+        except Exception as error:
+            add({"failed": message_of(error)})
+            raise
+
+
+if __name__ == "__main__":
+    main()

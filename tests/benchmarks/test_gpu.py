@@ -29,7 +29,6 @@ def test_every_stage_runs(tmp_path):
     assert all(row["different"] == 0 for row in results["stages"]["training"]["rows"][:1])
     text = (tmp_path / "gpu.md").read_text()
     assert all(f"## {name}\n" in text for name in STAGES)
-    assert run(*COMMAND, "--tables", tmp_path / "gpu.json").stdout == text
 
 
 @pytest.mark.slow
@@ -37,7 +36,7 @@ def test_a_stage_that_fails_costs_only_itself(tmp_path):
     """One hangs with a child process, one is killed, one exits, one raises; a row fails."""
     names = ("hangs", "is_killed", "exits", "fails", "fine")
     stages = ",".join(f"tests.benchmarks.gpu_faults:{name}" for name in names)
-    words = ("--device", "cpu", "--out", tmp_path, "--minutes", "0.05", "--stages", stages)
+    words = ("--device", "cpu", "--out", tmp_path, "--minutes", "0.4", "--stages", stages)
     result = run(*COMMAND, *words)
     assert result.returncode == 1, result.stderr
     results = json.loads((tmp_path / "gpu.json").read_text())["stages"]
@@ -46,10 +45,12 @@ def test_a_stage_that_fails_costs_only_itself(tmp_path):
         "hangs": "stopped at its time limit",
         "is_killed": "killed by SIGKILL",
         "exits": "exit status 3",
-        "fails": "failed: ValueError: a | in a message",
+        "fails": "exit status 1",
         "fine": "complete",
     }
-    assert all(found[name]["rows"] == [{"number": 1}] for name in ("is_killed", "exits", "fails"))
+    assert all(found[name]["rows"] == [{"number": 1}] for name in ("is_killed", "exits"))
+    failed = {"failed": "ValueError: a | in a message"}
+    assert found["fails"]["rows"] == [{"number": 1}, failed]
     one, failed, three = found["fine"]["rows"]
     assert (one, three) == ({"number": 1}, {"number": 3})
     assert failed == {"number": 2, "failed": "ZeroDivisionError: division by zero"}
@@ -74,7 +75,7 @@ def test_a_stop_keeps_results_and_ends_processes(tmp_path):
         assert "Claims of the docs" in job.stdout.read()
     assert job.returncode == 130
     failed, stopped = json.loads((tmp_path / "gpu.json").read_text())["stages"].values()
-    assert failed["ended"].startswith("failed") and failed["rows"] == [{"number": 1}]
+    assert failed["ended"] == "exit status 1" and len(failed["rows"]) == 2
     assert stopped["ended"] == "stopped by a signal"
     assert all(has_ended(row["process"]) for row in stopped["rows"])
 
@@ -83,24 +84,14 @@ def test_a_stop_keeps_results_and_ends_processes(tmp_path):
 def test_without_a_gpu_one_line(tmp_path):
     result = run(*COMMAND, "--out", tmp_path)
     (line,) = result.stdout.splitlines()
-    assert result.returncode == 2 and "no usable GPU" in line
+    assert result.returncode == 2 and "cannot be used" in line and "--device cpu" in line
     assert not list(tmp_path.glob("gpu.*"))
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--out", "none", "--stages", "parity,speed"], "'speed'"),
-        (["--tables", "none.json"], "none.json is not a gpu.json"),
-        (["--tables", __file__], "test_gpu.py is not a gpu.json"),
-        (["--tables", str(ROOT / "docs/results/memory.json")], "memory.json is not a gpu.json"),
-        (["--out", __file__], "--out"),
-    ],
-)
-def test_wrong_arguments_are_refused(words, message, capsys):
+def test_an_unknown_stage_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
-        main(words)
-    assert message in capsys.readouterr().err.splitlines()[-1]
+        main(["--out", str(tmp_path), "--stages", "parity,speed"])
+    assert "'speed'" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(("words", "noted"), [("--quick", 1), ("--device cpu", 1), ("", 0)])
