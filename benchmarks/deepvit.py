@@ -4,23 +4,10 @@ import copy
 from collections.abc import Iterator
 
 import torch
-from torch import nn
 
-from benchmarks.reference.re_attention import PlainReAttention
-from benchmarks.tables import Case, command, timed
+from benchmarks.tables import Case, command, in_published_order, timed
 from mmseg_ext.backbones.deepvit import DeepViT
 from mmseg_ext.layers import ReAttention
-
-
-def plain_twin(model: nn.Module) -> nn.Module:
-    """Return a copy of `model` that computes every re-attention step by step."""
-    twin = copy.deepcopy(model)
-    if isinstance(twin, ReAttention):
-        return PlainReAttention(twin)
-    for block in twin.blocks:
-        if isinstance(block.attn, ReAttention):
-            block.attn = PlainReAttention(block.attn, block.attn.map_scale != 1.0)
-    return twin
 
 
 def blocks() -> Iterator[Case]:
@@ -33,7 +20,7 @@ def blocks() -> Iterator[Case]:
         ("DeepViT-16b, 512x512", backbone, (1, 3, 512, 512), "inference"),
     ]
     for name, model, shape, mode in cases:
-        ways = {"blocks": model, "plain": plain_twin(model)}
+        ways = {"blocks": model, "plain": in_published_order(copy.deepcopy(model))}
         yield Case(name, ways, torch.randn(shape), [mode])
 
 

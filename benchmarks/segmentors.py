@@ -15,19 +15,12 @@ from torch import nn
 
 from benchmarks.reference.lambda_layer import PlainLambdaLayer, conv3d
 from benchmarks.reference.manhattan_attention import PlainRMT
-from benchmarks.tables import Part, Settings, command, compare_times
+from benchmarks.tables import Part, Settings, command, compare_times, in_published_order
 from mmseg_ext import get_model
-from mmseg_ext.layers import ExternalAttention2d, LambdaLayer, ReAttention
+from mmseg_ext.layers import LambdaLayer
 
 SIZE = (512, 512)
 CLASSES = 150  # of ADE20K
-
-
-def in_published_order(model: nn.Module) -> nn.Module:
-    for layer in model.modules():
-        if isinstance(layer, ExternalAttention2d | ReAttention):
-            layer.forward = layer.published_order
-    return model
 
 
 def with_plain_lambdas(model: nn.Module) -> nn.Module:

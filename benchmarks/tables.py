@@ -111,6 +111,14 @@ def training_step(module: nn.Module, x: Tensor) -> Callable[[], object]:
     return run
 
 
+def in_published_order(model: nn.Module) -> nn.Module:
+    """Make the layers of a model that have a faster form compute in their published order."""
+    for layer in model.modules():
+        if hasattr(layer, "published_order"):
+            layer.forward = layer.published_order
+    return model
+
+
 class Settings(NamedTuple):
     """Options of the command line."""
 

@@ -1,6 +1,7 @@
 """The stages that measure time and memory, one after the other."""
 
 import contextlib
+import copy
 import signal
 import tempfile
 import time
@@ -14,12 +15,12 @@ from mmengine.optim import build_optim_wrapper
 from mmseg.models import EncoderDecoder
 from torch import Tensor, nn
 
-from benchmarks import class_maps, deepvit, external_attention, lambda_layer
+from benchmarks import class_maps, external_attention, lambda_layer
 from benchmarks.docs_tables import results as stored_results
 from benchmarks.gpu.stage import Row, Run, attempt, measure
 from benchmarks.reference import Plain
 from benchmarks.reference.manhattan_attention import plain_manhattan_attention
-from benchmarks.tables import MEBI, STEPS, Result
+from benchmarks.tables import MEBI, STEPS, Result, in_published_order
 from mmseg_ext import Predictor, get_model, register_all_modules
 from mmseg_ext.cost.step_memory import batch_of, build_training_model
 from mmseg_ext.engine.config import load_config
@@ -31,7 +32,7 @@ from mmseg_ext.inference.export import (
     relative_difference,
 )
 from mmseg_ext.inference.models import DEFAULT
-from mmseg_ext.layers import ManhattanAttention
+from mmseg_ext.layers import ManhattanAttention, ReAttention
 from mmseg_ext.segmentors import StripEncoderDecoder, score_maps
 
 
@@ -94,9 +95,8 @@ def layer_cases(run: Run) -> Iterator[tuple[str, dict[str, nn.Module], Tensor]]:
         layer = ManhattanAttention(width, heads, decomposed=form == "decomposed")
         x = torch.randn(batch, side // scale, side // scale, width)
         yield f"Manhattan, {form}", {"ours": layer, "plain": PlainManhattan(layer)}, x
-    layer = deepvit.ReAttention(384, 12)
-    tokens = 1025 // scale
-    ways = {"blocks": layer, "plain": deepvit.plain_twin(layer)}
+    layer, tokens = ReAttention(384, 12), 1025 // scale
+    ways = {"blocks": layer, "plain": in_published_order(copy.deepcopy(layer))}
     yield "re-attention", ways, torch.randn(batch, tokens, 384)
     if not run.quick:
         for case in (*lambda_layer.local(), *lambda_layer.global_context()):
