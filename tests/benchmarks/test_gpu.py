@@ -11,7 +11,6 @@ import torch
 
 from benchmarks.gpu.claims import CLAIMS, Claim
 from benchmarks.gpu.runner import STAGES, claims_text, main, stage_text
-from benchmarks.gpu.summary import stage_summary
 from tests.engine.runs import ROOT, run
 
 COMMAND = (sys.executable, "-m", "benchmarks.gpu")
@@ -106,21 +105,6 @@ def test_rows_with_the_same_columns_are_one_table():
     text = stage_text("name", {"ended": "complete", "seconds": 2.0, "rows": rows})
     assert "| a | b |\n| :-- | --: |\n| 1 | x/y |\n| 2 | 3 |\n" in text
     assert text.count(":--") == 2 and "| 4 | no |" in text
-
-
-def test_short_tables_of_the_docs():
-    steps = [
-        {"config": "a", "variant": v, "images per s": n, "peak GiB": n, "model_cost, GiB": c}
-        for v, n, c in (("TF32", 2, "1.9"), ("bfloat16", 3, "2.9"), ("EncoderDecoder", 1, ""))
-    ]
-    skipped = {"config": "a", "variant": "float32", "skipped": "3 s are left"}
-    checks = [
-        {"check": f"parity: {name}, float32", "status": status, "figure": f"error {error}, bound 1"}
-        for name, status, error in (("one", "ok", "2e-07"), ("two", "FAIL", "1e-01"))
-    ]
-    results = {"stages": {"steps": {"rows": [*steps, skipped]}, "parity": {"rows": checks}}}
-    assert "| a | 2 (2, 1.9) | 3 (3, 2.9) | 1 (1) |" in stage_summary("steps", results)
-    assert "| 1 of 2, 1e-01 |" in stage_summary("parity", results)
 
 
 KILLED = {"check": "killed after it", "first start": "exit status -9"}

@@ -7,7 +7,6 @@ import functools
 import os
 import re
 import shutil
-import sys
 import time
 from pathlib import Path
 
@@ -36,7 +35,7 @@ from tests.durable.stops import (
     start,
     state,
 )
-from tests.engine.runs import ROOT, in_server, run_script
+from tests.engine.runs import in_server
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs fork")
 
@@ -297,27 +296,3 @@ def test_a_work_directory_survives_random_sequences(tmp_path, seed, examples):
     """In every other schedule; the relative 'out_dir' depends on the current directory."""
     schedules = [name for name in SCHEDULES if name != "out_dir"][seed % 2 :: 2]
     in_server(_live, tmp_path, seed, examples, schedules)
-
-
-SCRIPTS = [ROOT / "tools/train.py", Path(sys.executable).with_name("mmseg-ext")]
-KILLED = """
-custom_imports["imports"] += ["tests.engine.run_hooks"]
-where = dict(iteration=6, point="before_save_checkpoint")
-custom_hooks = [dict(type="SignalAt", number=9, **where)]
-"""
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=["train.py", "mmseg-ext"])
-def test_commands_keep_the_best_checkpoint(tmp_path, script):
-    """SIGKILL while the last best checkpoint is written, then two resumes, as users start them."""
-    (tmp_path / "curve.py").write_text(CONFIG + KILLED)
-    words = [*["train"] * (script.name != "train.py"), "curve.py"]
-    assert run_script(script, *words, folder=tmp_path).returncode == -9
-    work = tmp_path / "work_dirs/curve"
-    assert checkpoints(work) == {"iter_4.pth", "iter_6.pth", "best_curve_iter_3.pth"}
-    for _ in range(2):
-        resume = (*words, "--resume", "--cfg-options", "custom_hooks=[]")
-        result = run_script(script, *resume, folder=tmp_path)
-        assert result.returncode == 0, result.stderr
-        assert checkpoints(work) == {"iter_4.pth", "iter_6.pth", "best_curve_iter_6.pth"}
-    assert named_as_removed(work) == {"iter_2.pth", "iter_3.pth", "best_curve_iter_3.pth"}

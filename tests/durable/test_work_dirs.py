@@ -200,6 +200,12 @@ def test_other_names_of_checkpoints(template, tmp_path):
     assert found == {template.format(4), newest, f"best_curve_{newest}"}
 
 
+def test_without_regular_checkpoints_the_last_best_one_stays(tmp_path):
+    extra = "default_hooks['checkpoint'].update(interval=100, save_last=False)\n"
+    work = curve(tmp_path, extra)
+    assert [path.name for path in work.glob("*.pth")] == ["best_curve_iter_6.pth"]
+
+
 WEIGHTS = """
 default_hooks["checkpoint"].update(interval=4)
 train_cfg["val_interval"] = 100
