@@ -37,8 +37,6 @@ from tests.durable.stops import (
 )
 from tests.engine.runs import in_server
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs fork")
-
 SPELLINGS = ["default", "relative", "absolute", "linked"]  # of a work directory
 # The statuses of a stop; the second ones only before the run locks its folder.
 STATUSES = {"raise": [STOPPED], "kill": [-9], "term": [0, -15], "interrupt": [0, 1]}

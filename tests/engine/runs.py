@@ -136,9 +136,8 @@ def run(
 # A server that has imported the stack forks processes, which saves their imports. It must not touch
 # CUDA, which does not survive a fork; with this variable torch asks the driver for GPUs instead.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-_SERVER = multiprocessing.get_context("spawn" if os.name == "nt" else "forkserver")
-if os.name != "nt":
-    _SERVER.set_forkserver_preload(["tests.engine.stack"])
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(["tests.engine.stack"])
 
 
 def _script(words: list[str], folder: Path, environment: dict[str, str], printed: Path) -> None:
