@@ -16,12 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmseg_ext.layers.precision import autocast_disabled, compute_dtype, full_precision
-from mmseg_ext.layers.submodules import (
-    computes_by_weights,
-    sum_over_processes,
-    sync_group,
-    update_running_statistics,
-)
+from mmseg_ext.layers.submodules import computes_by_weights, update_running_statistics
 from mmseg_ext.torch_versions import is_compiling
 
 Normalize = Callable[[Tensor], Tensor]
@@ -69,42 +64,24 @@ def _absorb_norm(
 ) -> tuple[Tensor, Tensor | None]:
     """Return values (C, S) times the scale of a batch norm, and its shift (C,).
 
-    For any other norm the values are returned unchanged and the shift is None.
+    For a norm that has to be called the values are returned unchanged and the shift is None.
     """
     if not (isinstance(norm, _BatchNorm) and computes_by_weights(norm)):
         return values, None
     mean, variance = norm.running_mean, norm.running_var
     if not norm.training and mean is not None and variance is not None:
         return _fold(norm, values, mean, variance)
-    if is_compiling() and isinstance(norm, nn.SyncBatchNorm):
-        return values, None
+    if norm.training and isinstance(norm, nn.SyncBatchNorm):
+        return values, None  # its statistics are those of all processes
     # For y = V a the batch mean is V mean(a) and the variance is diag(V cov(a) V^T).
-    slot_mean, covariance, count = _slot_statistics(attention, sync_group(norm))
+    count, slot_mean = attention.shape[0] * attention.shape[2], attention.mean(dim=(0, 2))  # (S,)
+    centered = attention - slot_mean[:, None]  # (B, S, N)
+    covariance = torch.bmm(centered, centered.transpose(1, 2)).sum(0) / count  # (S, S)
     mean = values @ slot_mean  # (C,)
     variance = ((values @ covariance) * values).sum(1)  # (C,)
     if norm.training and norm.running_mean is not None:
         update_running_statistics(norm, mean, variance, count)
     return _fold(norm, values, mean, variance)
-
-
-def _slot_statistics(
-    attention: Tensor, group: "torch.distributed.ProcessGroup | None"
-) -> tuple[Tensor, Tensor, int | Tensor]:
-    """Return mean (S,), covariance (S, S) and number of the columns of an attention (B, S, N).
-
-    The columns are those of all processes in `group`; None: of this process.
-    """
-    count, slot_mean = attention.shape[0] * attention.shape[2], attention.mean(dim=(0, 2))  # (S,)
-    if group is not None:
-        ones = torch.ones_like(slot_mean[:1])
-        sums = sum_over_processes(torch.cat((slot_mean, ones)) * count, group)
-        count = sums[-1].detach()
-        slot_mean = sums[:-1] / count
-    centered = attention - slot_mean[:, None]  # (B, S, N)
-    products = torch.bmm(centered, centered.transpose(1, 2)).sum(0)  # (S, S)
-    if group is not None:
-        products = sum_over_processes(products, group)
-    return slot_mean, products / count, count
 
 
 def _fold(

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from mmseg_ext.layers._composed_external_attention import composed_attention
 from mmseg_ext.layers.input_shapes import require_map
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
-from mmseg_ext.layers.submodules import computes_by_weights, sync_group
+from mmseg_ext.layers.submodules import computes_by_weights
 from mmseg_ext.torch_versions import is_compiling
 
 Normalization = Literal["double", "softmax"]
@@ -105,10 +105,8 @@ class ExternalAttention2d(nn.Module):
         pixels = x.shape[0] * x.shape[2] * x.shape[3]
         # Composing pays off from S + 1 pixels on a CPU; on a GPU it takes up to 1.8 times as long
         # (docs/gpu.md). Compiled programs always compose, because a second program for small maps
-        # would be compiled otherwise. On a CPU, processes that share statistics always compose,
-        # because each must take part in the same exchange.
-        many = pixels > self.memory_size or sync_group(self.conv2[1]) is not None
-        many = is_compiling() or (many and not x.is_cuda)
+        # would be compiled otherwise.
+        many = is_compiling() or (pixels > self.memory_size and not x.is_cuda)
         if many and self._is_composable():
             with autocast_disabled(x):
                 weights = self._composed_weights()

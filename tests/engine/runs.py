@@ -181,15 +181,6 @@ def in_server(function: Callable, *arguments: object) -> object:
     return result
 
 
-def in_ranks(function: Callable, *arguments: object) -> None:
-    """Call `function(rank, *arguments)` in two such processes at the same time."""
-    processes = [_SERVER.Process(target=function, args=(rank, *arguments)) for rank in range(2)]
-    _start(*processes)
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0, 0]
-
-
 def run_script(
     script: str | Path,
     *arguments: str | Path,

@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from mmengine.model.utils import revert_sync_batchnorm
 from torch import nn
 
 from benchmarks.reference.external_attention import (
@@ -14,7 +13,6 @@ from benchmarks.reference.external_attention import (
     double_normalized,
 )
 from mmseg_ext.layers import ExternalAttention, ExternalAttention2d, MultiHeadExternalAttention
-from tests.engine.runs import in_ranks
 from tests.models import randomise
 from tests.parity import assert_parity, assert_same_function
 
@@ -54,42 +52,6 @@ def test_equals_the_equations(variant, size):
     assert_same_function(block, PlainExternalAttention2d, x)
     if variant != "synchronized":
         assert_same_function(block.train(), PlainExternalAttention2d, x)
-
-
-def step(block: nn.Module, x: torch.Tensor, weights: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return output, gradients and running statistics of one training step."""
-    y = block.train()(x.requires_grad_())
-    (y * weights).sum().backward()
-    found = {name: p.grad for name, p in block.named_parameters()}
-    return found | dict(block.named_buffers()) | {"y": y.detach(), "x": x.grad}
-
-
-def synchronized_step(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    store = f"file://{folder}/store"
-    torch.distributed.init_process_group("gloo", store, rank=rank, world_size=2)
-    block, x, weights = torch.load(f"{folder}/given.pt", weights_only=False)
-    own = slice(0, 1) if rank == 0 else slice(1, 3)
-    torch.save(step(block, x[own].clone(), weights[own]), f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
-
-
-def test_two_processes_synchronize_compact_statistics(tmp_path):
-    """Processes with one and two images give the step of one process with three."""
-    block = trained_like(norm_layer=nn.SyncBatchNorm).double()
-    x, weights = (torch.randn(3, 48, 9, 11, dtype=torch.float64) for _ in range(2))
-    torch.save((block, x, weights), tmp_path / "given.pt")
-    in_ranks(synchronized_step, str(tmp_path))
-    one, two = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
-    for name, expected in step(revert_sync_batchnorm(block), x, weights).items():
-        if name in ("y", "x"):
-            found = torch.cat((one[name], two[name]))
-        elif name.startswith("conv2.1.") and name.endswith(("mean", "var", "tracked")):
-            found = one[name]
-            assert torch.equal(found, two[name])
-        else:
-            found = one[name] + two[name]
-        assert (found - expected).abs().max() <= 1e-6 * expected.abs().max().clamp(min=1e-6), name
 
 
 @pytest.mark.parametrize("variant", ["default", "group norm"])
