@@ -48,7 +48,7 @@ def shrink(side: int, image: np.ndarray, *labels: np.ndarray) -> list[Any]:
 
 
 def error_overlay(
-    image: np.ndarray, truth: np.ndarray, prediction: np.ndarray, ignored: int = 255
+    image: np.ndarray, truth: np.ndarray, prediction: np.ndarray, ignored: int
 ) -> np.ndarray:
     """Return an image (H, W, 3) in gray, with wrong pixels red and ignored pixels white, uint8."""
     gray = 0.55 * image.mean(-1, keepdims=True) + 60

@@ -69,7 +69,8 @@ class RunResultsHook(Hook):
         name = Path(getattr(sample, "img_path", "")).name
         entry = {"file": f"{len(self._drawn)}.jpg", "name": name, "miou": score}
         shown = to_picture(image.permute(1, 2, 0).cpu().numpy(), runner.cfg.get("rgb_bands"))
-        self._drawn.append((_example(shown, *maps, meta["palette"]), entry))
+        picture = _example(shown, *maps, meta["palette"], metric.ignore_index)
+        self._drawn.append((picture, entry))
 
     def _write(self, runner, loop, source: str) -> None:
         metric = _metric(loop)
@@ -110,13 +111,13 @@ def _type(part: dict | list[dict] | None) -> str:
 
 
 def _example(
-    image: np.ndarray, prediction: Tensor, truth: Tensor, palette: list[list[int]]
+    image: np.ndarray, prediction: Tensor, truth: Tensor, palette: list[list[int]], ignored: int
 ) -> np.ndarray:
     """Return image and truth above prediction and errors, RGB uint8; `image` is RGB (h, w, 3)."""
     maps = [labels.int().cpu().numpy() for labels in (truth, prediction)]
     shown, labels, predicted = shrink(_SIDE, image, *maps)
     maps = [colorize(x, palette) for x in (labels, predicted)]
-    quarters = [shown, *maps, error_overlay(shown, labels, predicted)]
+    quarters = [shown, *maps, error_overlay(shown, labels, predicted, ignored)]
     framed = [np.pad(q, ((0, _GAP), (0, _GAP), (0, 0)), constant_values=128) for q in quarters]
     grid = np.vstack([np.hstack(framed[:2]), np.hstack(framed[2:])])
     return grid[:-_GAP, :-_GAP]

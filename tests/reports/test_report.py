@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -87,7 +88,7 @@ def test_iou_and_wrong_pixels():
     np.testing.assert_allclose(class_iou(matrix), [1 / 3, 2 / 3, 0, np.nan])
     np.testing.assert_allclose(class_iou(matrix, 2), [1 / 3, 2 / 3, np.nan, np.nan])
     truth, prediction = np.array([[0, 1, 255]], np.uint8), np.array([[0, 2, 2]], np.uint8)
-    out = error_overlay(np.full((1, 3, 3), 100, np.uint8), truth, prediction)
+    out = error_overlay(np.full((1, 3, 3), 100, np.uint8), truth, prediction, 255)
     assert out[0, 1].tolist() == [235, 52, 40] and out[0, 2].tolist() == [255, 255, 255]
     assert out[0, 0].tolist() == [115] * 3  # gray and lighter
 
@@ -152,6 +153,12 @@ def test_an_example_has_four_quarters(tmp_path, size, shown):
     colors[below - 2, width + 2] = (128,) * 3
     for place, color in colors.items():
         assert np.abs(picture[place] - color).max() < 30, place
+
+
+def test_pixels_of_an_ignored_class_are_no_errors(tmp_path):
+    seen_by_the_hook(tmp_path, 40, 60, partial(CheckedIoUMetric, ignore_index=1))
+    with Image.open(tmp_path / "examples/1.jpg") as file:
+        assert min(file.getpixel((123, 83))) > 225  # white, in the lower right corner
 
 
 def test_nothing_is_written_without_a_matrix_or_on_other_ranks(tmp_path, monkeypatch):
