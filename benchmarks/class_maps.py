@@ -16,7 +16,7 @@ from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
 from torch import Tensor, nn
 
-from benchmarks.tables import Settings, command, compare_times
+from benchmarks.tables import command, compare_times
 from mmseg_ext import register_all_modules
 from mmseg_ext.segmentors import StreamingSegTTAModel, StripEncoderDecoder
 
@@ -135,11 +135,11 @@ def training_step(case: Case, model: nn.Module) -> Step:
     return run
 
 
-def measure(case: Case, settings: Settings) -> list[str]:
+def measure(case: Case, rounds: int) -> list[str]:
     """Return median seconds and peak MiB of both, their ratios, and the difference in results."""
     kinds = (StripEncoderDecoder, EncoderDecoder)
     steps = {kind.__name__: step(case, kind) for kind in kinds}
-    results = compare_times(steps, settings.rounds, clock=settings.clock)
+    results = compare_times(steps, rounds)
     ours, stock = results.values()
     cells = [f"{stock.ms / 1e3:.2f}", f"{ours.ms / 1e3:.2f}", f"{stock.ratio:.1f}"]
     cells += [f"{stock.mib:.0f}", f"{ours.mib:.0f}", f"{ours.mib / stock.mib:.2f}"]
@@ -149,11 +149,11 @@ def measure(case: Case, settings: Settings) -> list[str]:
     return [*cells, f"{(ours != stock).sum().item():,} of {stock.numel():,} labels"]
 
 
-def segmentors(settings: Settings):
+def segmentors(rounds: int):
     """Compare all cases."""
     headings = ["", "stock, s", "strips, s", "stock / strips", "stock, MiB", "strips, MiB"]
     headings += ["strips / stock", "results that differ"]
-    return headings, [[name, *measure(case, settings)] for name, case in CASES.items()]
+    return headings, [[name, *measure(case, rounds)] for name, case in CASES.items()]
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from benchmarks.tables import (
     Case,
-    Settings,
     command,
     compare_times,
     in_published_order,
@@ -134,11 +133,11 @@ def count_block(name: str) -> tuple[int, MultiplyAdds]:
     return sum(p.numel() for p in block.parameters()), counted
 
 
-def blocks(settings: Settings):
+def blocks(rounds: int):
     """List parameters and multiply-adds of all blocks, and time and memory of inference."""
     x = torch.randn(1, CHANNELS, 128, 128)
     steps = {n: inference_step(b.build(CHANNELS), x) for n, b in BLOCKS.items()}
-    measured = compare_times(steps, settings.rounds)
+    measured = compare_times(steps, rounds)
     rows = []
     for name, block in BLOCKS.items():
         parameters, counted = count_block(name)

@@ -15,7 +15,7 @@ from torch import nn
 
 from benchmarks.reference.lambda_layer import PlainLambdaLayer, conv3d
 from benchmarks.reference.manhattan_attention import PlainRMT
-from benchmarks.tables import Part, Settings, command, compare_times, in_published_order
+from benchmarks.tables import Part, command, compare_times, in_published_order
 from mmseg_ext import get_model
 from mmseg_ext.layers import LambdaLayer
 
@@ -60,11 +60,11 @@ def training(model: Any, images: int) -> None:
 def segmentors(build: Callable[[], dict[str, nn.Module]], images: int = 1) -> Part:
     """Return a part that compares segmentors with the first one."""
 
-    def part(settings: Settings):
+    def part(rounds: int):
         models, rows = build(), []
         for step in (inference, training):
             steps = {k: lambda m=m: step(m, images) for k, m in models.items()}  # noqa: B023
-            found = compare_times(steps, settings.rounds, clock=settings.clock)
+            found = compare_times(steps, rounds)
             cells = [(k, f"{r.ms / 1e3:.2f}", f"{r.ratio:.2f}") for k, r in found.items()]
             rows += [[step.__name__, *row] for row in cells]
         return ["step", "segmentor", "s", "time over the first"], rows

@@ -42,13 +42,14 @@ def compare_times(
     functions: Mapping[str, Callable[[], object]],
     rounds: int = 5,
     device: str = "cpu",
-    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Result]:
     """Measure time and memory of each function, after one round of warm-up.
 
-    The functions take turns, so a machine that gets slower affects all of them. With
-    `clock=time.process_time` other processes on the CPU do not count.
+    The functions take turns, so a machine that gets slower affects all of them. With one thread on
+    a CPU the time is the processor's, to which other programs do not count.
     """
+    alone = device == "cpu" and torch.get_num_threads() == 1
+    clock = time.process_time if alone else time.perf_counter
 
     def seconds(function: Callable[[], object]) -> float:
         start = clock()
@@ -103,8 +104,7 @@ def training_step(module: nn.Module, x: Tensor) -> Callable[[], object]:
     leaves = [x, *(p for p in module.parameters() if p.requires_grad)]
 
     def run() -> object:
-        # A view, because the counter of products refuses the gradient of a module's own input.
-        outputs, _ = tree_flatten(module(x.view_as(x)))
+        outputs, _ = tree_flatten(module(x))
         # The gradient of a real loss takes memory; a sum's is one expanded number.
         return torch.autograd.grad(outputs, leaves, [torch.ones_like(y) for y in outputs])
 
@@ -119,18 +119,8 @@ def in_published_order(model: nn.Module) -> nn.Module:
     return model
 
 
-class Settings(NamedTuple):
-    """Options of the command line."""
-
-    rounds: int = 5
-
-    def clock(self) -> float:
-        """Read the processor time of one thread, to which other programs do not count."""
-        return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
-
-
-Part = Callable[[Settings], tuple[Sequence[str], Sequence[Sequence[str]]]]
-"""A function that returns the headings and the rows of a table."""
+Part = Callable[[int], tuple[Sequence[str], Sequence[Sequence[str]]]]
+"""A function of the rounds that returns the headings and the rows of a table."""
 
 STEPS = {"inference": inference_step, "training": training_step}
 
@@ -147,12 +137,12 @@ class Case(NamedTuple):
 def timed(cases: Callable[..., Iterable[Case]], *arguments: object) -> Part:
     """Return a part that measures `cases(*arguments)`."""
 
-    def part(settings: Settings):
+    def part(rounds: int):
         rows = []
         for case in cases(*arguments):
             for mode in case.modes:
                 steps = {name: STEPS[mode](m, case.x) for name, m in case.modules.items()}
-                results = compare_times(steps, settings.rounds, clock=settings.clock)
+                results = compare_times(steps, rounds)
                 for name, (ms, ratio, mib) in results.items():
                     cells = [f"{ms:.1f}", f"{ratio:.2f}", f"{mib:.0f}"]
                     rows.append([f"{case.name}, {mode}", name, *cells])
@@ -171,7 +161,6 @@ def command(description: str, parts: Mapping[str, Part], argv: Sequence[str] | N
     if unknown:
         parser.error(f"unknown part {unknown[0]!r}: choose from {', '.join(parts)}")
     torch.manual_seed(0)
-    settings = Settings(args.rounds)
     print(machine())
     for name in args.parts or parts:
-        print(f"\n{name}\n\n{markdown(*parts[name](settings))}", end="")
+        print(f"\n{name}\n\n{markdown(*parts[name](args.rounds))}", end="")

@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from benchmarks import tables
 from benchmarks.tables import (
     MEBI,
     Case,
-    Settings,
     compare_times,
     inference_step,
     peak_memory,
@@ -29,9 +29,11 @@ def test_medians_and_ratios_of_functions_that_take_turns(monkeypatch):
         calls.append(name)
         now[0] += next(seconds[name])
 
+    clocks = dict.fromkeys(("perf_counter", "process_time"), lambda: now[0])
+    monkeypatch.setattr(tables, "time", SimpleNamespace(**clocks))
     monkeypatch.setattr(tables, "peak_memory", lambda f, device: memory[f.args[0]])
     functions = {name: partial(run, name) for name in seconds}
-    one, two = compare_times(functions, rounds=3, clock=lambda: now[0]).values()
+    one, two = compare_times(functions, rounds=3).values()
     assert calls == ["one", "two"] * 4
     assert one == (2000, 1, 1.5) and two == (4000, 2, 3)  # the medians of 4/1, 4/2 and 30/30
 
@@ -57,7 +59,7 @@ def test_steps_of_inference_and_training():
 
 def test_a_table_lists_cases_modes_and_modules():
     part = timed(lambda n: [Case("a", {"x": nn.Linear(n, 2), "y": nn.ReLU()}, torch.ones(1, n))], 3)
-    headings, rows = part(Settings(rounds=1))
+    headings, rows = part(1)
     names = [" ".join(row[:2]) for row in rows]
     assert names == ["a, inference x", "a, inference y", "a, training x", "a, training y"]
     assert {len(row) for row in rows} == {len(headings)} and rows[0][3] == "1.00"
