@@ -104,9 +104,9 @@ class ExternalAttention2d(nn.Module):
         require_map(x, self.channels)
         pixels = x.shape[0] * x.shape[2] * x.shape[3]
         # Composing pays off from S + 1 pixels on a CPU; on a GPU it takes up to 1.8 times as long
-        # (docs/gpu.md). Compiled programs always compose, because a second program for small maps
-        # would be compiled otherwise.
-        many = is_compiling() or (pixels > self.memory_size and not x.is_cuda)
+        # (docs/gpu.md). Compiled programs for CPUs always compose, because a second one for small
+        # maps would be compiled otherwise.
+        many = not x.is_cuda and (is_compiling() or pixels > self.memory_size)
         if many and self._is_composable():
             with autocast_disabled(x):
                 weights = self._composed_weights()
