@@ -6,7 +6,7 @@ Arguments have the meaning of mmsegmentation's flags (1.2.2 and 1.4.2), except:
 - `amp` also runs on the CPU, in bfloat16.
 - A run that torchrun or Slurm restarts resumes automatically.
 - `resume` uses the work directory of a fine-tuning config, never its `load_from`. The option
-  `load_from=FILE` on the command line still counts.
+  `load_from=FILE` on the command line still counts, and `load_from` in a file with `resume=True`.
 - `tta` uses `StreamingSegTTAModel` if a config has no `tta_model`.
 """
 
@@ -140,20 +140,23 @@ def _decide_resuming(cfg: Config, resume: bool, options: dict) -> None:
     A restarted run prefers its work directory. Otherwise `load_from` on the command line comes
     first. Rank 0 looks for checkpoints, because file systems can differ or lag between machines.
     """
-    resume = resume or cfg.get("resume", False)
-    if isinstance(resume, str):
-        raise LaunchError(f"resume={resume!r}: set resume=True load_from={resume!r}")
-    named = "load_from" in options
+    key = cfg.get("resume", False)
+    if isinstance(key, str):
+        raise LaunchError(f"resume={key!r}: set resume=True load_from={key!r}")
+    # As in mmengine, a file with resume=True resumes from its `load_from`.
+    in_file = bool(key and cfg.get("load_from")) and "resume" not in options
+    option = "load_from" in options
     starts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     restarted = any(int(os.environ.get(name) or 0) > 0 for name in starts)
-    wanted = restarted or (resume and not named)
+    wanted = restarted or not option and (resume or (key and not in_file))
+    resume = resume or key
     own = on_rank_zero(
         lambda: wanted and bool(find_checkpoints(cfg)[0] or (resume and missing_checkpoint(cfg)))
     )
     if own:
         cfg.load_from = None
     # Otherwise a config's `load_from` starts a new run.
-    cfg.resume = own or (resume and (named or not cfg.get("load_from")))
+    cfg.resume = own or (resume and (option or in_file or not cfg.get("load_from")))
 
 
 def enable_learning_rate_scaling(cfg: Config) -> None:

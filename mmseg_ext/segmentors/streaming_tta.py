@@ -25,7 +25,7 @@ from mmseg.structures import SegDataSample
 
 from mmseg_ext.layers.precision import full_precision
 from mmseg_ext.segmentors.score_maps import Merge
-from mmseg_ext.segmentors.strip_encoder_decoder import StripEncoderDecoder, predicts_by_resize
+from mmseg_ext.segmentors.strip_encoder_decoder import StripEncoderDecoder
 
 
 @MODELS.register_module()
@@ -59,8 +59,7 @@ class StreamingSegTTAModel(BaseTTAModel):
         `data` comes from `TestTimeAug` and the data loader: for each field, a list over views of
         lists over the batch.
         """
-        strips = isinstance(self.module, StripEncoderDecoder)
-        if not (strips and predicts_by_resize(self.module.decode_head)):
+        if not (isinstance(self.module, StripEncoderDecoder) and self.module.predicts_in_strips()):
             return cast(list[SegDataSample], super().test_step(data))
         merged: list[SegDataSample] = []
         maps = []  # per view, the scores of each image

@@ -53,6 +53,10 @@ _KNOWN = {
     "loss_by_feat": (BaseDecodeHead.loss_by_feat, DAHead.loss_by_feat),
 }
 
+# Methods between images and labels, which strips replace.
+_REPLACED = ("encode_decode", "forward", "inference", "postprocess_result", "predict")
+_REPLACED += ("slide_inference", "test_step", "whole_inference")
+
 
 def predicts_by_resize(head: nn.Module) -> bool:
     """Return whether the head's prediction is the resize of its forward."""
@@ -192,7 +196,7 @@ class StripEncoderDecoder(EncoderDecoder):
         self, inputs: Tensor, data_samples: list[SegDataSample] | None = None
     ) -> Sequence[SegDataSample]:
         """Return label maps of images (B, 3, H, W), each with its `ori_shape`."""
-        if not predicts_by_resize(self.decode_head):  # a method was set on the instance
+        if not self.predicts_in_strips():
             return super().predict(inputs, data_samples)
         maps = self.score_maps(inputs, data_samples)
         if data_samples is None:
@@ -200,6 +204,13 @@ class StripEncoderDecoder(EncoderDecoder):
         for sample, scores in zip(data_samples, maps, strict=True):
             self.set_prediction(sample, [scores], "probs" if self.out_channels == 1 else "logits")
         return data_samples
+
+    def predicts_in_strips(self) -> bool:
+        """Return whether no subclass or instance has its own methods between images and labels."""
+        return predicts_by_resize(self.decode_head) and all(
+            name not in vars(self) and getattr(type(self), name) == getattr(StripEncoderDecoder, name)
+            for name in _REPLACED
+        )
 
     def score_maps(
         self, inputs: Tensor, data_samples: Sequence[SegDataSample] | None

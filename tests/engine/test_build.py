@@ -78,17 +78,23 @@ def starts_from(*words: str | Path) -> tuple[str | None, bool]:
 def test_resume_prefers_the_work_directory_to_a_configs_load_from(trained, tmp_path, monkeypatch):
     """`load_from` in a fine-tuning config has the weights that it starts from.
 
+    In a file that also has `resume=True`, it is the checkpoint to resume, as in mmengine.
+
     A restarted run resumes without the flag, and also prefers its work directory to the option.
     """
     start, own = str(trained / "work/iter_4.pth"), (None, True)
     words = [write_config(tmp_path, f"load_from = {start!r}\n"), "--work-dir", tmp_path / "work"]
     resume, option = [*words, "--resume"], ["--cfg-options", f"load_from={start}"]
+    both = write_config(tmp_path, f"load_from = {start!r}\nresume = True\n", "both.py")
+    both = [both, "--work-dir", tmp_path / "work"]
+    assert starts_from(*both) == starts_from(*both, "--resume") == (start, True)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert starts_from(*resume) == starts_from(*words, *option) == (start, False)
     shutil.copy(trained / "work/iter_8.pth", tmp_path / "work")
     assert starts_from(*words, *option) == own
     monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
     assert starts_from(*resume) == own and starts_from(*resume, *option) == (start, True)
+    assert starts_from(*both) == (start, True) and starts_from(*both, "--resume") == own
     assert starts_from(*words) == starts_from(*words, *option) == (start, False)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert starts_from(*words, *option) == own

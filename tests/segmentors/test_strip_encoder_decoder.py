@@ -207,6 +207,29 @@ def test_methods_set_on_an_instance_are_called(method):
     assert (loss == expected and loss < -1) if "loss" in method else loss > 1
 
 
+@pytest.mark.parametrize("method", ["slide_inference", "postprocess_result", "predict"])
+def test_methods_of_an_own_segmentor_are_called(method):
+    """Of a subclass, also in test-time augmentation."""
+    calls, model = [], strips(slide=True)
+
+    class Own(StripEncoderDecoder):
+        pass
+
+    def own(self, *args):
+        calls.append(method)
+        return getattr(super(Own, self), method)(*args)
+
+    setattr(Own, method, own)
+    inputs, samples = images()
+    expected = model.predict(inputs, copy.deepcopy(samples))
+    model.__class__ = Own
+    for ours, theirs in zip(model.predict(inputs, samples), expected, strict=True):
+        assert (ours.pred_sem_seg.data == theirs.pred_sem_seg.data).float().mean() > 0.99
+    assert len(calls) == 1
+    StreamingSegTTAModel(model).test_step(batch_of_two())
+    assert len(calls) == 10  # of nine views
+
+
 @MODELS.register_module()
 class _PredictsOtherwise(FCNHead):
     def predict(self, inputs, batch_img_metas, test_cfg):
