@@ -90,8 +90,10 @@ def main(args: argparse.Namespace) -> None:
 
 def _test_scale(pipeline: list[dict]) -> dict:
     """Return how the test pipeline scales images: `scale` (width, height) and `keep_ratio`."""
+    from mmseg_ext.datasets.metainfo import type_name
+
     for transform in pipeline:
-        if transform["type"] == "Resize" and transform.get("scale"):
+        if type_name(transform) == "Resize" and transform.get("scale"):
             return {"scale": transform["scale"], "keep_ratio": transform.get("keep_ratio", False)}
     return {"scale": None, "keep_ratio": True}
 

@@ -16,7 +16,7 @@ from mmseg.registry import MODELS
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from mmseg_ext.datasets.metainfo import input_channels
+from mmseg_ext.datasets.metainfo import crop_size, input_channels
 from mmseg_ext.engine.config import load_config
 from mmseg_ext.layers import LambdaLayer
 from mmseg_ext.torch_versions import existing_kernels
@@ -108,7 +108,7 @@ def count_config(path: Path, options: dict | None = None) -> Cost:
     settings = {**config.model, "auxiliary_head": None, "pretrained": None, "train_cfg": None}
     with torch.device("meta"):
         model = revert_sync_batchnorm(MODELS.build(settings)).eval()
-        images = torch.empty(1, input_channels(config.model), *config.crop_size)
+        images = torch.empty(1, input_channels(config.model), *crop_size(config))
         counted = count_multiply_adds(model, images)
     return Cost(tuple(images.shape), sum(p.numel() for p in model.parameters()), *counted)
 

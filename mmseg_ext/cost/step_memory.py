@@ -15,7 +15,7 @@ from mmseg.structures import SegDataSample
 from torch import Tensor, nn
 
 from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
-from mmseg_ext.datasets.metainfo import input_channels
+from mmseg_ext.datasets.metainfo import crop_size, input_channels, type_name
 from mmseg_ext.torch_versions import HAS_FOREACH_WITHOUT_DATA
 
 GIBI = 2**30
@@ -56,7 +56,7 @@ def training_memory(config: Config, amp: bool = False) -> StepMemory:
     `amp` selects mixed precision; some configs have it anyway.
     """
     settings = config.optim_wrapper.to_dict()
-    amp = amp or "Amp" in settings["type"]
+    amp = amp or "Amp" in type_name(settings)
     settings = {k: v for k, v in settings.items() if k not in ("dtype", "loss_scale")}
     with SimulatedCUDA() as device:
         model = build_training_model(config.model, device.device)
@@ -96,12 +96,12 @@ def build_training_model(settings: dict, device: torch.device) -> BaseModel:
 def batch_of(config: Config, device: torch.device) -> dict:
     """Return a batch of the config's crops, as its dataloader gives them to the model."""
     images, samples = [], []
-    size = {"img_shape": config.crop_size, "ori_shape": config.crop_size}
-    shape = input_channels(config.model), *config.crop_size
+    size = crop_size(config)
+    meta, shape = {"img_shape": size, "ori_shape": size}, (input_channels(config.model), *size)
     for _ in range(config.train_dataloader.batch_size):
         images.append(torch.zeros(shape, dtype=torch.uint8, device=device))
-        label = torch.zeros(1, *config.crop_size, dtype=torch.long, device=device)
-        samples.append(SegDataSample(metainfo=size, gt_sem_seg=PixelData(data=label)))
+        label = torch.zeros(1, *size, dtype=torch.long, device=device)
+        samples.append(SegDataSample(metainfo=meta, gt_sem_seg=PixelData(data=label)))
     return {"inputs": images, "data_samples": samples}
 
 
@@ -178,5 +178,5 @@ def memory_cells(name: str, config: Config, memory: StepMemory) -> list[str]:
     """Return the row under `MEMORY_HEADINGS`."""
     parts = (memory.weights, memory.gradients, memory.optimizer, memory.activations, memory.total)
     sizes = [f"{size / GIBI:.2f}" for size in (*parts, memory.peak(gpus=2), memory.checkpoint)]
-    height, width = config.crop_size
+    height, width = crop_size(config)
     return [f"`{name}`", f"{height}x{width}", str(config.train_dataloader.batch_size), *sizes]

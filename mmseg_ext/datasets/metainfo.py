@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mmseg_ext.errors import LaunchError
+
 
 def inner_datasets(dataset: Any) -> Iterator[Any]:
     """Yield the datasets inside wrappers, or for settings, the settings of these datasets."""
@@ -14,6 +16,24 @@ def inner_datasets(dataset: Any) -> Iterator[Any]:
         yield dataset
     for part in inner:
         yield from inner_datasets(part)
+
+
+def type_name(settings: Mapping) -> str:
+    """Return the name of the `type`: of a class, or of a string without a scope or module."""
+    kind = settings["type"]
+    return kind.rpartition(".")[2] if isinstance(kind, str) else kind.__name__
+
+
+def crop_size(config: Any) -> tuple[int, int]:
+    """Return (height, width) of a config's crops: `crop_size`, or the data preprocessor's size.
+
+    Raises:
+        LaunchError: without both.
+    """
+    size = config.get("crop_size") or (config.model.get("data_preprocessor") or {}).get("size")
+    if size is None:
+        raise LaunchError(f"{config.filename}: has no crop_size; add crop_size = (HEIGHT, WIDTH)")
+    return tuple(size)
 
 
 def input_channels(model: Mapping) -> int:
@@ -34,7 +54,8 @@ def classes_and_palette(settings: dict) -> dict:
     from mmseg.registry import DATASETS
 
     settings = next(inner_datasets(settings))
-    kind = DATASETS.get(settings["type"])
+    kind = settings["type"]
+    kind = DATASETS.get(kind) if isinstance(kind, str) else kind
     if kind is None:
         raise ValueError(f"there is no dataset of type {settings['type']!r}")
 

@@ -148,7 +148,7 @@ def _decide_resuming(cfg: Config, resume: bool, options: dict) -> None:
     option = "load_from" in options
     starts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     restarted = any(int(os.environ.get(name) or 0) > 0 for name in starts)
-    wanted = restarted or not option and (resume or (key and not in_file))
+    wanted = restarted or (not option and (resume or (key and not in_file)))
     resume = resume or key
     own = on_rank_zero(
         lambda: wanted and bool(find_checkpoints(cfg)[0] or (resume and missing_checkpoint(cfg)))

@@ -257,7 +257,7 @@ def _of_heads(model: nn.Module, error: Exception) -> Exception | None:
             return RunError(f"{key}: the labels have the value {label[1]}; {hint}")
         # Other heads may call their losses with other arguments.
         usual = type(head).loss_by_feat in (BaseDecodeHead.loss_by_feat, DAHead.loss_by_feat)
-        if usual and (reason := _of_losses(head, error)):
+        if (usual or hasattr(head, "named_logits")) and (reason := _of_losses(head, error)):
             return LaunchError(f"model.{name}.{reason}")
     return None
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mmseg_ext.datasets.image_values import Pixels, ValueRange, declared, picture_pixels
 from mmseg_ext.datasets.images import CheckedLoadImage, progress
-from mmseg_ext.datasets.metainfo import inner_datasets, input_channels
+from mmseg_ext.datasets.metainfo import inner_datasets, input_channels, type_name
 from mmseg_ext.engine.amp import bfloat16_autocast
 from mmseg_ext.errors import UnreadableFileError
 from mmseg_ext.inference.models import get_model
@@ -309,7 +309,7 @@ class Predictor:
 
 def image_loader(settings: dict, channels: int, value_range: ValueRange | None = None) -> Any:
     """Return the first transform of a test pipeline, as the loader of a network's images."""
-    kind = TRANSFORMS.get(settings["type"])
+    kind = TRANSFORMS.get(type_name(settings))
     if kind is None or not issubclass(kind, LoadImageFromFile):  # one of another package
         return TRANSFORMS.build(settings)
     settings = {"channels": channels, **settings}
@@ -344,9 +344,9 @@ def _refusal(given: str, channels: int) -> str:
 
 def _without_labels(pipeline: list[dict]) -> list[dict]:
     """Return the transforms that load no label map, also inside test-time augmentation."""
-    kept = [t for t in pipeline if not t["type"].endswith("LoadAnnotations")]
+    kept = [t for t in pipeline if not type_name(t).endswith("LoadAnnotations")]
     for i, transform in enumerate(kept):
-        if transform["type"] == "TestTimeAug":
+        if type_name(transform) == "TestTimeAug":
             choices = map(_without_labels, transform["transforms"])
             kept[i] = {**transform, "transforms": [choice for choice in choices if choice]}
     return kept

@@ -207,10 +207,10 @@ class StripEncoderDecoder(EncoderDecoder):
 
     def predicts_in_strips(self) -> bool:
         """Return whether no subclass or instance has its own methods between images and labels."""
-        return predicts_by_resize(self.decode_head) and all(
-            name not in vars(self) and getattr(type(self), name) == getattr(StripEncoderDecoder, name)
-            for name in _REPLACED
-        )
+        own = (name in vars(self) for name in _REPLACED)
+        kinds = (type(self), StripEncoderDecoder)
+        inherited = (len({getattr(kind, name) for kind in kinds}) == 1 for name in _REPLACED)
+        return predicts_by_resize(self.decode_head) and all(inherited) and not any(own)
 
     def score_maps(
         self, inputs: Tensor, data_samples: Sequence[SegDataSample] | None

@@ -26,6 +26,8 @@ WEIGHTED = {"type": "CrossEntropyLoss", "class_weight": [1.0] * 7}
 FOCAL = {"type": "FocalLoss"}
 LOSSES = [{"type": "CrossEntropyLoss"}, {"type": "BoundaryLoss"}]
 AUXILIARY = dict(type="FCNHead", in_channels=7, in_index=0, channels=4, num_classes=3, num_convs=1)
+DANET = AUXILIARY | {"_delete_": True, "type": "DANetEAHead", "in_channels": 64}
+DANET.pop("num_convs")
 LOADED = [{"type": "LoadImageFromFile"}, {"type": "PackSegInputs"}]
 FLIPPED = [LOADED[0], {"type": "RandomFlip", "prob": 0.5}]
 CUT = [LOADED[0], {"type": "RandomCrop", "crop_size": (8, 8), "cat_max_ratio": 0.75}, LOADED[1]]
@@ -146,6 +148,8 @@ def test_errors_of_mmsegmentations_segmentor(config):
     options = {"model.type": "EncoderDecoder", "train_cfg.max_iters": 1}
     with pytest.raises(RunError, match=r"^model\.decode_head\.num_classes=2: .* value 2; set"):
         train(config, options | {"model.decode_head.num_classes": 2})
+    with pytest.raises(LaunchError, match=r"^model\.decode_head\.loss_decode\.1\.type='Boundary"):
+        train(config, options | {"model.decode_head": {**DANET, "loss_decode": LOSSES}})
     options |= {"model.decode_head.type": "OwnLossHead", "model.decode_head.loss_decode": LOSSES}
     with pytest.raises(TypeError, match="'weight'"):
         train(config, options)

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import tifffile
 import torch
+from mmengine.config import Config
 from mmseg.apis import inference_model, init_model
+from mmseg.registry import DATASETS, TRANSFORMS
 from PIL import Image
 
 import mmseg_ext
@@ -56,6 +58,19 @@ def test_paths_pictures_and_arrays_give_the_labels_of_mmsegmentation(model, imag
             assert result.labels.dtype == np.uint8 and (result.labels == expected).all()
             assert (result.image == bgr[..., ::-1]).all()
     assert predictor([]) == []
+
+
+def test_a_config_in_plain_python_has_classes_as_types(model, images, tmp_path):
+    config, file = Config.fromfile(CONFIG), tmp_path / "a.pth"
+    torch.save({"state_dict": model.state_dict()}, file)
+    (labels,) = config.tta_pipeline[1].transforms[2]
+    for settings in (config.test_dataloader.dataset, *config.tta_pipeline, labels):
+        registry = DATASETS if "pipeline" in settings else TRANSFORMS
+        settings.type = registry.get(settings.type)
+    for tta in (False, True):
+        expected = mmseg_ext.Predictor(CONFIG, tta, weights=file)(images[0])
+        result = mmseg_ext.Predictor(config, tta, weights=file)(images[0])
+        assert (result.labels == expected.labels).all() and result.classes == expected.classes
 
 
 def test_a_name_or_a_config_is_as_good_as_a_model(model, images, tmp_path, monkeypatch):
