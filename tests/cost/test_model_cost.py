@@ -83,10 +83,7 @@ def test_the_command_prints_one_row_for_each_config(capsys):
     assert alignment == "| :-- | --: | --: | --: | --: |"
     assert ea == "| `ea_r18_shapes` | 96x96 | 0.97 | 0.15 | 0.15 |"
     assert fcn.startswith("| `fcn_r18_shapes` | 96x96 | 1.00 |")
-    for size, status, line in (
-        ("(96,96)", 0, ea),
-        ("None", 1, "ea_r18_shapes.py: has no crop_size"),
-    ):
+    for size, status, line in (("(96,96)", 0, ea), ("None", 1, "has no crop_size")):
         size = f"model.data_preprocessor.size={size}"
         assert run("model_cost", [configs[0], "--cfg-options", "crop_size=None", size]) == status
         assert line in "".join(capsys.readouterr())
