@@ -68,18 +68,18 @@ def prediction(head: Any, outputs: Any) -> Tensor:
 
     `outputs` is what the head's forward returns: a tensor, or a tuple of tensors.
     """
-    if type(head).predict in _KNOWN["predict"]:
-        return outputs if isinstance(outputs, Tensor) else outputs[0]
-    return next(iter(head.named_logits(outputs).values()))
+    if hasattr(head, "named_logits"):
+        return next(iter(head.named_logits(outputs).values()))
+    return outputs if isinstance(outputs, Tensor) else outputs[0]
 
 
 def loss_logits(head: Any, outputs: Any) -> dict[str, Tensor]:
     """Return prefix -> logits (B, C, h, w) of a head with known losses, from its outputs."""
-    if type(head).loss_by_feat is BaseDecodeHead.loss_by_feat:
-        return {"": outputs}
+    if hasattr(head, "named_logits"):
+        return head.named_logits(outputs)
     if type(head).loss_by_feat is DAHead.loss_by_feat:
         return dict(zip(("pam_cam", "pam", "cam"), outputs, strict=True))
-    return head.named_logits(outputs)
+    return {"": outputs}
 
 
 def _is_known(head: nn.Module, *methods: str) -> bool:
@@ -180,11 +180,14 @@ class StripEncoderDecoder(EncoderDecoder):
     ) -> dict[str, Tensor]:
         """Return `head.loss`, in strips if they are known to give the same."""
         try:
-            if not (_is_known(head, "loss", "loss_by_feat") and can_use_strips(head)):
+            if not _is_known(head, "loss", "loss_by_feat"):
                 return head.loss(inputs, data_samples, self.train_cfg)
             losses = {}
             for name, logits in loss_logits(head, head.forward(inputs)).items():
-                one = strip_losses(head, logits, data_samples)
+                if can_use_strips(head):
+                    one = strip_losses(head, logits, data_samples)
+                else:
+                    one = BaseDecodeHead.loss_by_feat(head, logits, data_samples)
                 losses |= add_prefix(one, name) if name else one
             return losses
         except Exception as error:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmseg.models.losses import CrossEntropyLoss, cross_entropy
 from mmseg.registry import MODELS
 from torch import nn
@@ -201,6 +202,28 @@ class _OneMoreLoss(DANetEAHead):
     def loss_by_feat(self, seg_logits, batch_data_samples):
         losses = super().loss_by_feat(seg_logits, batch_data_samples)
         return losses | {"loss_more": seg_logits[1].square().mean()}
+
+
+@MODELS.register_module()
+class _OnlyNames(DANetEAHead):
+    """A head with several outputs that has only `named_logits`."""
+
+    predict, loss_by_feat = BaseDecodeHead.predict, BaseDecodeHead.loss_by_feat
+    named_logits = DANetEAHead.named_logits
+
+
+@pytest.mark.parametrize("sampler", [None, dict(type="OHEMPixelSampler", thresh=0.7, min_kept=9)])
+def test_named_logits_are_enough(sampler):
+    """Also for losses at full resolution."""
+    inputs, settings, found = torch.randn(2, 3, 32, 48), dict(memory_size=8, sampler=sampler), []
+    for kind in ("DANetEAHead", "_OnlyNames"):
+        torch.manual_seed(1)
+        model = segmentor(kind="StripEncoderDecoder", type=kind, **settings)
+        labels = [s.pred_sem_seg.data for s in model.predict(inputs)]
+        found.append((model.loss(inputs, labelled((32, 48))), torch.stack(labels)))
+    (theirs, expected), (ours, labels) = found
+    assert_equal_losses(ours, theirs, 0)
+    assert torch.equal(labels, expected)
 
 
 WITH_DICE = [dict(type="CrossEntropyLoss"), dict(type="DiceLoss", loss_name="loss_dice")]
