@@ -57,6 +57,10 @@ from mmseg_ext.upstream import (
 )
 
 
+_MMENGINES_HOOKS = ("runtime_info", "timer", "sampler_seed", "logger", "param_scheduler")
+_MMENGINES_HOOKS += ("checkpoint",)
+
+
 class PlainCheckpointHook(Hook):
     """Makes all data of a checkpoint plain, after other hooks have added theirs."""
 
@@ -153,6 +157,11 @@ class DurableRunner(Runner):
         super().set_randomness(*args, **kwargs)
         if self.deterministic:  # CUDA's matrix products need this before the first one runs
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+    def register_default_hooks(self, hooks: dict | None = None) -> None:
+        """Register the default hooks; None removes one, also those that mmengine does not know."""
+        hooks = {k: v for k, v in (hooks or {}).items() if v is not None or k in _MMENGINES_HOOKS}
+        super().register_default_hooks(hooks)
 
     @staticmethod
     def build_dataloader(dataloader: DataLoader | dict, *args, **kwargs) -> DataLoader:

@@ -263,7 +263,10 @@ OPTIM_WRAPPERS.register_module("OwnWrapper", module=type("OwnWrapper", (OptimWra
 @pytest.mark.parametrize(
     "options",
     [
-        {f"default_hooks.{name}": None for name in ("timer", "sampler_seed", "checkpoint")},
+        {
+            f"default_hooks.{name}": None
+            for name in ("timer", "sampler_seed", "checkpoint", "visualization")
+        },
         {"activation_checkpointing": ["backbone.layer1"], "efficient_conv_bn_eval": ["backbone"]}
         | {"read_by_my_hook": 1},
         {"runner_type": "Runner"},
