@@ -6,7 +6,7 @@ tensors keep their data. torch's own `FakeTensorMode` with `device="cuda"` needs
 on one for CPUs (2.13) it stops at the first `uniform_`, "not linked with support for cuda devices".
 
 - Indexing with a mask selects as many values as the mask has, `nonzero` finds all; a value that is
-  read, as by `item()` or `cpu()`, is 1.
+  read, as by `item()` or `cpu()`, is 1, also in `x.sum() == 0`.
 - Mixed precision follows CUDA's lists, as far as segmentation models use them.
 - Attention and dropout are CUDA's fused operators.
 """
@@ -134,6 +134,7 @@ def _batch_norm_outputs(x, weight, bias, mean, variance, training, momentum, eps
 _FORMS = {
     aten.native_batch_norm.default: _batch_norm_outputs,
     aten._local_scalar_dense.default: lambda x: torch.ones((), dtype=x.dtype).item(),
+    aten.eq.Scalar: lambda x, y: torch.tensor(y == 1) if x.dim() == 0 else aten.eq.Scalar(x, y),
     aten._to_copy.default: _copied,
     aten.copy_.default: _copy_in_place,
     aten.nonzero.default: lambda x: x.new_empty((x.numel(), x.dim()), dtype=torch.long),

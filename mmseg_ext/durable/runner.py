@@ -56,7 +56,6 @@ from mmseg_ext.upstream import (
     validates_at,
 )
 
-
 _MMENGINES_HOOKS = ("runtime_info", "timer", "sampler_seed", "logger", "param_scheduler")
 _MMENGINES_HOOKS += ("checkpoint",)
 

@@ -122,12 +122,16 @@ def test_the_command_prints_gibibytes(capsys):
     assert cells[:3] == ["`ea_r18_shapes`", "96x96", "16"] and cells[7] == f"{total:.2f}"
 
 
-@pytest.mark.parametrize("loss", ["DiceLoss", "HuasdorffDisstanceLoss", "TverskyLoss"])
+LOSSES = [{"type": f"{name}Loss"} for name in ("Dice", "HuasdorffDisstance", "Tversky")]
+LOSSES += [{"type": "LovaszLoss", "reduction": "none"}]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss["type"])
 def test_memory_of_a_step_with_another_loss(loss):
     """Their masks and indices are on the CPU, or their values are read there."""
     config = load("ea_r18_shapes")
     base = training_memory(config)
-    config.model.decode_head.loss_decode = ConfigDict(type=loss, loss_weight=1.0)
+    config.model.decode_head.loss_decode = ConfigDict(loss)
     assert training_memory(config).activations > base.activations
 
 
