@@ -25,11 +25,7 @@ def type_name(settings: Mapping) -> str:
 
 
 def crop_size(config: Any) -> tuple[int, int]:
-    """Return (height, width) of a config's crops: `crop_size`, or the data preprocessor's size.
-
-    Raises:
-        LaunchError: without both.
-    """
+    """Return (height, width) of a config's crops; raise LaunchError if it has none."""
     size = config.get("crop_size") or (config.model.get("data_preprocessor") or {}).get("size")
     if size is None:
         raise LaunchError(f"{config.filename}: has no crop_size; add crop_size = (HEIGHT, WIDTH)")

@@ -56,9 +56,6 @@ from mmseg_ext.upstream import (
     validates_at,
 )
 
-_MMENGINES_HOOKS = ("runtime_info", "timer", "sampler_seed", "logger", "param_scheduler")
-_MMENGINES_HOOKS += ("checkpoint",)
-
 
 class PlainCheckpointHook(Hook):
     """Makes all data of a checkpoint plain, after other hooks have added theirs."""
@@ -158,9 +155,9 @@ class DurableRunner(Runner):
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
     def register_default_hooks(self, hooks: dict | None = None) -> None:
-        """Register the default hooks; None removes one, also those that mmengine does not know."""
-        hooks = {k: v for k, v in (hooks or {}).items() if v is not None or k in _MMENGINES_HOOKS}
-        super().register_default_hooks(hooks)
+        """Register the default hooks; None stands for none, also if mmengine has no such name."""
+        given = (hooks or {}).items()
+        super().register_default_hooks({k: Hook() if hook is None else hook for k, hook in given})
 
     @staticmethod
     def build_dataloader(dataloader: DataLoader | dict, *args, **kwargs) -> DataLoader:

@@ -185,16 +185,25 @@ def test_a_class_with_a_bias_of_minus_infinity_never_wins():
         assert not (labels == 2).any() and len(labels.unique()) > 1
 
 
-@pytest.mark.parametrize("method", ["predict", "predict_by_feat", "loss", "loss_by_feat"])
-def test_methods_set_on_an_instance_are_called(method):
-    def changed(head, *args):
-        own = getattr(type(head), method)(head, *args)
+OWN = [("decode_head", name) for name in ("predict", "predict_by_feat", "loss", "loss_by_feat")]
+OWN += [("", "encode_decode"), ("", "whole_inference")]
+
+
+@pytest.mark.parametrize(("part", "method"), OWN)
+def test_own_methods_are_called(part, method):
+    """Set on an instance of a head, or in a subclass of the segmentor."""
+
+    def changed(owner, *args):
+        own = getattr(super(type(owner), owner), method)(*args)
         return {k: -2 * v for k, v in own.items()} if "loss" in method else -2 * own
 
     found = []
     inputs, samples = images()
     for model in pair():
-        setattr(model.decode_head, method, types.MethodType(changed, model.decode_head))
+        if part:
+            setattr(model.decode_head, method, types.MethodType(changed, model.decode_head))
+        else:
+            model.__class__ = type("Own", (type(model),), {method: changed})
         with torch.no_grad():
             merged = StreamingSegTTAModel(model).test_step(batch_of_two())
             seen = (*merged, *model.predict(inputs, copy.deepcopy(samples)))
@@ -205,29 +214,6 @@ def test_methods_set_on_an_instance_are_called(method):
     assert (ours != theirs).float().mean() <= (1e-3 if "loss" in method else 0)
     assert torch.allclose(loss, expected, rtol=1e-5)
     assert (loss == expected and loss < -1) if "loss" in method else loss > 1
-
-
-@pytest.mark.parametrize("method", ["slide_inference", "postprocess_result", "predict"])
-def test_methods_of_an_own_segmentor_are_called(method):
-    """Of a subclass, also in test-time augmentation."""
-    calls, model = [], strips(slide=True)
-
-    class Own(StripEncoderDecoder):
-        pass
-
-    def own(self, *args):
-        calls.append(method)
-        return getattr(super(Own, self), method)(*args)
-
-    setattr(Own, method, own)
-    inputs, samples = images()
-    expected = model.predict(inputs, copy.deepcopy(samples))
-    model.__class__ = Own
-    for ours, theirs in zip(model.predict(inputs, samples), expected, strict=True):
-        assert (ours.pred_sem_seg.data == theirs.pred_sem_seg.data).float().mean() > 0.99
-    assert len(calls) == 1
-    StreamingSegTTAModel(model).test_step(batch_of_two())
-    assert len(calls) == 10  # of nine views
 
 
 @MODELS.register_module()
