@@ -13,8 +13,8 @@ from torch import nn
 
 from mmseg_ext.segmentors import StreamingSegTTAModel, StripEncoderDecoder
 
-# The sizes of strips and the cache of maps are not visible in results.
-from mmseg_ext.segmentors.score_maps import STRIP_BYTES, resize_map, strip_height
+# The cache of maps is not visible in results.
+from mmseg_ext.segmentors.score_maps import resize_map
 from tests.segmentors.small import (
     ONE_CHANNEL,
     allocated_at_peak,
@@ -122,12 +122,6 @@ def test_no_map_of_classes_at_full_resolution_is_held(monkeypatch):
     merged = StreamingSegTTAModel(ours)
     peak = allocated_at_peak(lambda: merged.test_step(copy.deepcopy(data)))
     assert peak - 6 * low < 0.35 * one_map
-
-
-def test_strips_have_8_mib_on_a_cpu_and_256_elsewhere(monkeypatch):
-    monkeypatch.setattr("mmseg_ext.segmentors.score_maps.STRIP_BYTES", STRIP_BYTES)
-    heights = [strip_height(512, 16, torch.zeros(1, device=name)) for name in ("cpu", "meta")]
-    assert heights == [256, 8192]
 
 
 def test_maps_are_built_once_for_each_dtype_and_device():
