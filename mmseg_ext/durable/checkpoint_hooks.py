@@ -105,7 +105,7 @@ class DurableCheckpointHook(CheckpointHook):
         folder = Path(self.out_dir)
         folder.mkdir(parents=True, exist_ok=True)
         work = Path(runner.work_dir)  # another one than `folder` with `out_dir`
-        logs = [*work.glob("[0-9]*_[0-9]*")]
+        logs = [path for path in work.glob("[0-9]*_[0-9]*") if path.is_dir()]
         for place in (folder, work, *logs, *(path for log in logs for path in log.iterdir())):
             remove_parts(place)
         if self.last_ckpt and Path(self.last_ckpt).is_file():
@@ -130,6 +130,8 @@ class DurableCheckpointHook(CheckpointHook):
         return runner.epoch if self.by_epoch else runner.iter
 
     def after_val_epoch(self, runner, metrics=None) -> None:
+        if not hasattr(self, "file_backend"):  # `runner.val()` without a training
+            return
         for name in getattr(self, "key_indicators", ()):
             score = (metrics or {}).get(name)
             if score != score and name not in self._without_score:  # NaN

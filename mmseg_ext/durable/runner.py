@@ -139,6 +139,10 @@ class DurableRunner(Runner):
         self._saved_at = 0.0  # the time in the newest checkpoint of the run
         self._terms: dict[str, str] = {}  # of the weights from which the run starts
         super().__init__(*args, **kwargs)
+        # Built by keywords, as in mmengine's tutorials, a Runner has an empty config.
+        self.cfg.setdefault("work_dir", self.work_dir)
+        if isinstance(hook := (kwargs.get("default_hooks") or {}).get("checkpoint"), dict):
+            self.cfg.setdefault("default_hooks", {"checkpoint": hook})
         self._process_state = ProcessStateHook()
         for hook in (self._process_state, RepeatValidationHook(), PlainCheckpointHook()):
             self.register_hook(hook)

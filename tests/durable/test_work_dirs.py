@@ -18,8 +18,10 @@ from mmengine.registry import HOOKS
 
 from mmseg_ext.commands import run
 from mmseg_ext.commands.train import main as train  # its errors, not its exit status
+from mmseg_ext.durable import DurableRunner
 from mmseg_ext.durable.work_dir import lock_work_dir
 from mmseg_ext.engine.build import build_train_runner
+from mmseg_ext.engine.config import load_config
 from mmseg_ext.errors import CheckpointError, LaunchError, RunError
 from tests.durable.curve_model import CONFIG, SCHEDULES
 from tests.engine.run_hooks import Crash
@@ -326,6 +328,24 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys)
         text = (tmp_path / ".training").read_text()
         assert text == f"process {os.getpid()} on {platform.node()}\n"
     assert capsys.readouterr().out.count("no locks") == 2  # in a warning, with the system's message
+
+
+def test_a_runner_built_by_keywords(tmp_path):
+    """As in mmengine's tutorials: without a config. It validates, trains and resumes."""
+    cfg = load_config(str(write_config(tmp_path)))
+    hook = {**cfg.default_hooks.checkpoint, "interval": 2, "filename_tmpl": "at_{}.pth"}
+    keys = ("model", "train_dataloader", "train_cfg", "optim_wrapper")
+    keys += ("val_dataloader", "val_cfg", "val_evaluator", "default_scope")
+    for last in (2, 4):
+        cfg.train_cfg.max_iters = last
+        settings = {key: cfg[key] for key in keys} | {"default_hooks": {"checkpoint": hook}}
+        settings |= {"work_dir": str(tmp_path / "work"), "resume": last == 4}
+        runner = DurableRunner(**settings)
+        runner.train()
+        assert runner.iter == last and (tmp_path / f"work/at_{last}.pth").is_file()
+    assert log_text(tmp_path / "work").count("resumed") == 1
+    settings |= {"work_dir": str(tmp_path / "other"), "resume": False}
+    assert DurableRunner(**settings).val()["mIoU"] > 0
 
 
 def test_a_saved_validation_does_not_run_again(tmp_path):
