@@ -228,6 +228,10 @@ class DurableRunner(Runner):
         super().load_or_resume()
 
     def resume(self, filename: str, *args, **kwargs) -> None:
+        if self.optim_wrapper:  # settings in `val` and `test`
+            self.optim_wrapper = self.build_optim_wrapper(self.optim_wrapper)
+        if self.param_schedulers:
+            self.param_schedulers = self.build_param_scheduler(self.param_schedulers)
         configured = self._settings_of_checkpoints()
         resume_from(self, filename)  # also if a hook calls this
         super().resume(filename, *args, **kwargs)

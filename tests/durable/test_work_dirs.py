@@ -344,8 +344,9 @@ def test_a_runner_built_by_keywords(tmp_path):
         runner.train()
         assert runner.iter == last and (tmp_path / f"work/at_{last}.pth").is_file()
     assert log_text(tmp_path / "work").count("resumed") == 1
-    settings |= {"work_dir": str(tmp_path / "other"), "resume": False}
-    assert DurableRunner(**settings).val()["mIoU"] > 0
+    resumed = DurableRunner(**settings).val()["mIoU"]
+    settings |= {"resume": False, "load_from": str(tmp_path / "work/at_4.pth")}
+    assert DurableRunner(**settings).val()["mIoU"] == resumed > 0
 
 
 def test_a_saved_validation_does_not_run_again(tmp_path):
