@@ -347,7 +347,8 @@ class Coco(Polygons):
                     self.files.append(((split, ""), Annotation(path, f"of id {number}")))
             except (KeyError, TypeError, ValueError, RecursionError) as error:
                 reason = error if isinstance(error, ValueError) else repr(error)
-                raise ValueError(f"{path}: is not a COCO file ({reason})") from error
+                text = f"{path}: is not a COCO file ({reason}); export polygons or masks as COCO"
+                raise ValueError(text) from error
         self.labels, self.colors = dict(enumerate(names)), {}
 
     def shapes(self, annotation: Annotation) -> tuple[tuple[int, int], list[tuple[str, Any]]]:
