@@ -47,11 +47,8 @@ def split_in(name: str) -> str | None:
 
 def masks_among(paths: Sequence[Path]) -> set[Path]:
     """Return the masks in a folder that also has the images; the paths are relative to it."""
-    masks = {
-        p
-        for p in paths
-        if any(map(_MASK_NAME.search, p.with_suffix("").parts)) or _MASK_START.match(p.name)
-    }
+    masks = {p for p in paths if any(map(_MASK_NAME.search, p.with_suffix("").parts))}
+    masks = masks or {p for p in paths if _MASK_START.match(p.name)}
     return masks or {p for p in paths if p.suffix.lower() not in (".jpg", ".jpeg")}
 
 

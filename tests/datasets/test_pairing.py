@@ -37,6 +37,7 @@ LAYOUTS = {
     ),
     "years": (".", ".", "images_train2017/{}.jpg", "labels_train2017/{}.png", ["1", "2"]),
     "Keras": (".", ".", "image_{}.png", "mask_{}.png", ["0_61", "1_93"]),
+    "two mask words": (".", ".", "seg_{}.png", "seg_{}_mask.png", ["1", "2"]),
     "kinds": (".", ".", "images_png/{}.png", "masks_png/{}.png", ["1", "2"]),
     "mmsegmentation": (".", ".", "img_dir/val/{}.png", "ann_dir/val/{}.png", ["1", "2"]),
     "CVAT": (".", ".", "default/{}.PNG", "defaultannot/{}.png", ["1", "2"]),
