@@ -189,9 +189,11 @@ def _codes_of(path: Path) -> np.ndarray:
     own = np.delete(values, alpha, axis=2)
     if own.shape[2] not in (1, 3):
         raise ValueError(f"{own.shape[2]} bands; a mask has a value or a color in each pixel")
-    codes = own.astype(np.int64)
+    with np.errstate(invalid="ignore"):  # NaN, which differs from its code
+        codes = own.astype(np.int64)
     if (codes != own).any() or codes.min() < 0 or codes.max() > 0xFFFF:
-        raise ValueError(f"{own.dtype} values from {own.min()} to {own.max()}")
+        found = f"{own.dtype} values from {own.min()} to {own.max()}"
+        raise ValueError(f"{found}; save whole numbers of 0 to 65535")
     if palette is not None:
         table = _PALETTE << 40 | np.arange(len(palette)) << 24 | palette[:, :3] @ _RGB
         table[palette[:, 3] == 0] = _COLOR << 40  # black
@@ -321,6 +323,8 @@ def _run_lengths(shape: dict, size: tuple[int, int]) -> np.ndarray:
 class Coco(Polygons):
     """COCO files; the categories follow the background in the order of their ids."""
 
+    suffixes = (".json",)
+
     def __init__(self, paths: Sequence[Path]):
         self.files = []
         names: dict[str, None] = {BACKGROUND: None}
@@ -334,7 +338,7 @@ class Coco(Polygons):
                 for shape in content["annotations"]:
                     shapes[str(shape["image_id"])].append(shape)  # some files mix "3" and 3
                 for image in content["images"]:
-                    own, name = key_of(Path(image["file_name"]))
+                    own, name = key_of(Path(image["file_name"].replace("\\", "/")))
                     described = (image, shapes[str(image["id"])], categories)
                     annotation = Annotation(path, image["file_name"], described)
                     self.files.append(((own or split, name), annotation))
@@ -343,7 +347,8 @@ class Coco(Polygons):
                     self.files.append(((split, ""), Annotation(path, f"of id {number}")))
             except (KeyError, TypeError, ValueError, RecursionError) as error:
                 reason = error if isinstance(error, ValueError) else repr(error)
-                raise ValueError(f"{path}: is not a COCO file ({reason})") from error
+                text = f"{path}: is not a COCO file ({reason}); export polygons or masks as COCO"
+                raise ValueError(text) from error
         self.labels, self.colors = dict(enumerate(names)), {}
 
     def shapes(self, annotation: Annotation) -> tuple[tuple[int, int], list[tuple[str, Any]]]:

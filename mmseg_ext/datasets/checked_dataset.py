@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import cv2
 import mmseg
 from mmcv.transforms import LoadImageFromFile
 from mmengine import fileio
@@ -16,7 +17,7 @@ from mmseg.datasets import ADE20KDataset, BaseSegDataset, CityscapesDataset, Pas
 from mmseg.registry import DATASETS, TRANSFORMS
 
 from mmseg_ext.datasets.images import IMAGE_SUFFIXES, CheckedLoadImage
-from mmseg_ext.errors import MissingDataError
+from mmseg_ext.errors import MissingDataError, UnreadableFileError
 
 
 def _checked(entry: Any) -> Any:
@@ -39,7 +40,7 @@ class CheckedDataset(BaseSegDataset):
 
     Raises:
         MissingDataError: if a folder or the list of names is missing, or contains no image.
-        UnreadableFileError: if a sample's image does not decode.
+        UnreadableFileError: if a sample's image does not decode, or is too narrow to be resized.
     """
 
     EXPECTED: str = ""
@@ -60,6 +61,18 @@ class CheckedDataset(BaseSegDataset):
         for entry in entries:
             entry.update(num_classes=num_classes, ignore_index=self.ignore_index)
         return entries
+
+    def prepare_data(self, idx: int) -> Any:
+        """Return the sample `idx` as the pipeline makes it."""
+        try:
+            return super().prepare_data(idx)
+        except cv2.error as error:
+            if error.func != "resize":  # to a side of zero pixels
+                raise
+            path = self.get_data_info(idx)["img_path"]
+            raise UnreadableFileError(
+                f"{path}: one side is too short to be resized; pad the image, or leave it out"
+            ) from error
 
     def _list_folders(self) -> list[dict]:
         """Return the entries of the folders; suffixes match in upper and lower case."""

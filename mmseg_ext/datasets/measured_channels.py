@@ -80,6 +80,10 @@ def _limits(samples: Sequence[Pixels], band: int) -> tuple[float, float]:
     values = np.concatenate(known)
     if not len(values):
         return 0, 1
+    for end in (values.min(), values.max()):  # such as -9999, which a file may not declare
+        rest = values[values != end]
+        if end and len(rest) and abs(rest - end).min() > np.ptp(rest) > 0:
+            values = rest
     low, high = np.percentile(values, (_CLIPPED, 100 - _CLIPPED))
     if low == high:
         low, high = values.min(), values.max()

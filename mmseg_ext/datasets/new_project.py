@@ -28,7 +28,7 @@ from mmseg_ext.datasets.dataset_report import Summary
 from mmseg_ext.datasets.image_values import declared
 from mmseg_ext.datasets.images import IMAGE_SUFFIXES, files_below, progress, read, read_bytes
 from mmseg_ext.datasets.labels import join_names
-from mmseg_ext.datasets.pairing import SPLITS, Key, masks_among, match, match_classes
+from mmseg_ext.datasets.pairing import SPLITS, Key, masks_among, match, match_classes, split_in
 from mmseg_ext.datasets.splits import choose, connect, find_copies, find_groups, small_version
 from mmseg_ext.errors import LabelError, UnreadableFileError
 
@@ -134,7 +134,7 @@ def make_project(
             sample = dict(img_path=str(pair.image_file(data)), seg_map_path=str(label_file))
             summaries[pair.split].add(sample, pair.size[::-1], pair.counts, pair.small)
     if empty := [split for split in splits if not summaries[split].pairs]:
-        reason = (left_out or ["a project needs at least two pairs or groups"])[-1]
+        reason = "; ".join(["a project needs at least two pairs or groups", *left_out[-1:]])
         raise ValueError(f"{empty[0]}: no pair is usable; {reason}")
     write_text(json.dumps(dict(classes=names, labels=labels), indent=1), state_file)
     write_text("".join(f"{line}\n" for line in left_out), folder / "left_out.txt")
@@ -162,7 +162,13 @@ def update_classes(
         ValueError: as `assign_classes`, and if no label is known.
     """
     if before is None:
-        return *assign_classes(labels, names, ignored), []
+        own, assigned = assign_classes(labels, names, ignored)
+        steps = np.diff(sorted(labels))
+        is_far = max(labels) == IGNORED and len(steps) > 1 and steps[-1] > 2 * max(steps[:-1])
+        if names or not is_far or assigned.get("255", IGNORED) == IGNORED:
+            return own, assigned, []
+        note = f"255 is {own[-1]}; if its pixels are to be ignored, start a new project with"
+        return own, assigned, [f"{note} --ignore 255"]
     known: dict[str, int] = before["labels"]
     if not known.keys() & set(labels.values()):
         raise ValueError(
@@ -296,17 +302,26 @@ def find_pairs(images: Path, reader: Masks, data: Path) -> tuple[list[_Pair], li
             continue
         names[key] = path
         pairs.append(pair)
+    # A word such as test in `test_data`; without a train it is perhaps another thing's name.
+    words = [next(filter(None, map(split_in, p.name.split("/")[:-1])), None) for p in pairs]
+    for pair, word in zip(pairs, words, strict=True) if "train" in words else ():
+        pair.split = pair.split or word
     if not pairs:
-        first = next((a for _, a in annotations), Annotation(Path("none")))
-        if type(reader) is Masks and len(annotations) > len(found) and not problem:
+        first = next((a for _, a in annotations), Annotation(images))
+        reason = f"compare {next(iter(found), None)} with {first.name or first.path}; rename them"
+        if not found or not annotations:
+            kind, endings = ("annotation", reader.suffixes) if found else ("image", IMAGE_SUFFIXES)
+            count = f"{len(found)} images and {len(annotations)} annotations"
+            reason = f"there are {count}; save each {kind} as {', '.join(endings)}"
+        elif type(reader) is Masks and len(annotations) > len(found) and not problem:
             problem = (
                 "; if the masks are of one class each, name the class, such as a_leaf.png and "
                 "a_stem.png or a_class1.png and a_class2.png, for at least two images"
             )
         raise ValueError(
-            f"{images}: no image fits an annotation; compare {next(iter(found), 'none')} with "
-            f"{first.name or first.path}; rename the files, or give patterns whose * are the parts "
-            "to compare, such as --images 'DIR/*_photo.jpg' --masks 'DIR/*_label.png'" + problem
+            f"{images}: no image fits an annotation; {reason}, or give patterns whose * are the "
+            "parts to compare, such as --images 'DIR/*_photo.jpg' --masks 'DIR/*_label.png'"
+            + problem
         )
     left_out += [
         f"{a.path}: no image {a.name}".rstrip()

@@ -19,9 +19,11 @@ SPLITS = ("train", "val", "test")
 MASK_SUFFIXES = (*IMAGE_SUFFIXES, ".gif")
 _MASK = "masks?|labels?|labelids|l|seg(?:mentations?)?|gt|groundtruth|ann(?:ot(?:ations?)?)?"
 _USUAL = f"(?:images?|imgs?|{_MASK})"
-_SPLIT = r"(train|val|test)(?:ing|id|idation)?(?:20\d\d)?"
+_SPLIT = r"(train|val|test)(?:ing|id|idation)?(?:set)?(?:20\d\d)?"
 _FOLDER = re.compile(f"(?:{_USUAL}[_-])?(?:{_SPLIT})?[_-]?{_USUAL}?", re.I)
-_MASK_NAME = re.compile(f"(?:^|[_-]|train|val|test)(?:{_MASK})$", re.I)
+_KIND = "(?:_(?:dir|png|prepped))?(?:_(?:train|val|test))?"  # masks_png, labels_train
+_MASK_NAME = re.compile(f"(?:^|[_-]|train|val|test|default)(?:{_MASK}){_KIND}$", re.I)
+_MASK_START = re.compile(f"(?!l[_-])(?:{_MASK})[_-]", re.I)
 _MASK_WORD = re.compile(_MASK, re.I)
 _CLASS_WORD = re.compile("class|cls|category", re.I)
 _WORD = re.compile(r"\d+|[^\W\d_]+")
@@ -38,7 +40,7 @@ def key_of(path: Path) -> Key:
 
 
 def split_in(name: str) -> str | None:
-    """Return the split that is a word of a file's name, or None."""
+    """Return the split that is a word of a name, or None."""
     words = [re.fullmatch(_SPLIT, word, re.I) for word in re.split(r"[\W_]+", name)]
     return next((found[1].lower() for found in words if found), None)
 
@@ -46,6 +48,7 @@ def split_in(name: str) -> str | None:
 def masks_among(paths: Sequence[Path]) -> set[Path]:
     """Return the masks in a folder that also has the images; the paths are relative to it."""
     masks = {p for p in paths if any(map(_MASK_NAME.search, p.with_suffix("").parts))}
+    masks = masks or {p for p in paths if _MASK_START.match(p.name)}
     return masks or {p for p in paths if p.suffix.lower() not in (".jpg", ".jpeg")}
 
 

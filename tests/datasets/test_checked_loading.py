@@ -4,6 +4,7 @@ import re
 import shutil
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -149,6 +150,20 @@ def test_every_base_refuses_by_name(layout, tmp_path):
         image.write_bytes(b"text")
         with pytest.raises(UnreadableFileError, match=f"^{image}: "):
             dataset[0]
+
+
+def test_images_that_are_too_narrow_are_named(tmp_path):
+    """Another error of OpenCV, such as of a wrong type, passes unchanged."""
+    save(tmp_path / "wide.png", np.zeros((2, 900, 3), np.uint8))
+    resize = dict(type="Resize", scale=(96, 96), keep_ratio=True)
+    settings = dict(data_prefix=dict(img_path=str(tmp_path)), metainfo=dict(classes=["a", "b"]))
+    settings["pipeline"] = [dict(type="LoadImageFromFile"), resize]
+    dataset = DATASETS.build(dict(type="CheckedDataset", img_suffix="*", **settings))
+    with pytest.raises(UnreadableFileError, match=r"wide\.png: one side is too short"):
+        dataset[0]
+    dataset.pipeline.transforms[1] = lambda results: cv2.cvtColor(results["img"], -9)
+    with pytest.raises(cv2.error):
+        dataset[0]
 
 
 def test_a_list_of_names_keeps_its_order(tmp_path):

@@ -323,11 +323,12 @@ def test_every_class_is_in_both_splits(rare, tmp_path, capsys):
 
 @pytest.mark.parametrize("names", ["instances_{}", "{}ing", "Valid Train", "{}2017"])
 def test_a_coco_file_for_each_split(names, tmp_path):
+    """The names of images can be paths of Windows."""
     save_images(tmp_path / "images", 5)
     splits = names.split() if " " in names else [names.format(split) for split in ("val", "train")]
     files = [str(tmp_path / f"{split}.json") for split in splits]
     write_coco(Path(files[0]), range(2))
-    write_coco(Path(files[1]), range(2, 5))
+    write_coco(Path(files[1]), range(2, 5), "C:\\images\\")
     assert run(tmp_path, "--coco", *files) == 0
     found = label_maps(tmp_path)
     assert sorted(found) == ["train/02", "train/03", "train/04", "val/00", "val/01"]
@@ -410,6 +411,17 @@ def test_labels_keep_their_classes(labels, names, ignored, classes, found):
     assert named[:2] == (["background", "cat", "ant"], {"background": 0, "cat": 1, "ant": 2})
     with pytest.raises(ValueError, match="has the values background, cat, but"):
         update_classes(own, labels)
+
+
+@pytest.mark.parametrize(
+    ("values", "noted"),
+    [((0, 5, 18, 255), True), ((0, 1, 255), False), ((0, 127, 255), False), ((0, 255), False)],
+)
+def test_255_far_from_other_values_is_a_note(values, noted):
+    """As in a part of VOC's classes: it is perhaps ignored."""
+    _, mapping, notes = update_classes(None, {value: str(value) for value in values})
+    assert noted == any("--ignore 255" in note for note in notes)
+    assert mapping["255"] == (255 if values == (0, 1, 255) else len(values) - 1)
 
 
 def test_a_second_run_with_other_files(tmp_path):
@@ -588,9 +600,11 @@ KINDS = {  # masks as tifffile and OpenCV write them, from label maps
     "deep_png": lambda m: (m[..., None].repeat(3, 2).astype(np.uint16), None),
     "pages": lambda m: (PAGES, {}),
     "fractions": lambda m: ((m / 2).astype(np.float32), {}),
+    "no_number": lambda m: (np.where(m, m, np.nan).astype(np.float32), {}),
     "deep_mixture": lambda m: (COLORS[m].astype(np.uint16) * 3, dict(photometric="rgb")),
 }
 REFUSED = {"pages": "stack of pages", "fractions": "float32 values", "deep_mixture": "16 bits"}
+REFUSED["no_number"] = "from nan to nan; save whole numbers"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -768,6 +782,8 @@ def redraw(label: np.ndarray):
 
 BAD = {  # damage, flags, part of the message
     "folder": (lambda f: shutil.rmtree(f / "masks"), "", "masks: there is no such folder"),
+    "no masks": (lambda f: [p.unlink() for p in f.glob("masks/*")], "", "3 images and 0 ann"),
+    "one pair": (lambda f: [p.unlink() for p in f.glob("*/*0[12].*")], "", "at least two pairs"),
     "one class": (redraw(np.zeros(SIZE[::-1], np.uint8)), "", "all masks have the value 0"),
     "twice": (str, "--classes a b a", "class 'a': every class needs a name of its own"),
     "many": (redraw(np.arange(1200, dtype=np.uint16).reshape(SIZE[::-1])), "", "1192 more"),

@@ -36,6 +36,12 @@ LAYOUTS = {
         [f"A{i}_s{i % 2}" for i in range(9)],
     ),
     "years": (".", ".", "images_train2017/{}.jpg", "labels_train2017/{}.png", ["1", "2"]),
+    "Keras": (".", ".", "image_{}.png", "mask_{}.png", ["0_61", "1_93"]),
+    "two mask words": (".", ".", "seg_{}.png", "seg_{}_mask.png", ["1", "2"]),
+    "kinds": (".", ".", "images_png/{}.png", "masks_png/{}.png", ["1", "2"]),
+    "mmsegmentation": (".", ".", "img_dir/val/{}.png", "ann_dir/val/{}.png", ["1", "2"]),
+    "CVAT": (".", ".", "default/{}.PNG", "defaultannot/{}.png", ["1", "2"]),
+    "prepared": (".", ".", "images_prepped_train/{}.png", "labels_prepped_train/{}.png", "12"),
     "counted": ("photos", "labels", "photo{}.png", "truth{}.tif", ["001", "010", "100"]),
 }
 
@@ -97,6 +103,16 @@ def test_splits_in_the_names_of_folders(ending, tmp_path):
     assert len(pairs) == 4 and not left_out
     for pair in pairs:
         assert pair.annotation.path.parent.name == pair.split + ending
+
+
+@pytest.mark.parametrize("split", ["test", None])
+def test_splits_are_words_of_folders(split, tmp_path):
+    """Only next to a training set; else `test` is perhaps the name of a place."""
+    folders = {"my_train-set": "train", "Test data": "test"} if split else {"Test site": None}
+    for folder in folders:
+        write(tmp_path, [f"{folder}/images/1.jpg", f"{folder}/masks/1.png"])
+    pairs, _, _ = find_pairs(tmp_path, Masks(tmp_path), tmp_path / "project/data")
+    assert {p.image.parent.parent.name: p.split for p in pairs} == folders
 
 
 def test_objects_of_an_image(tmp_path):
