@@ -200,9 +200,11 @@ def about_reduction(summaries: Sequence[Summary]) -> str:
     pixels, narrow = np.zeros((2, len(train.classes)))
     for sample in train.samples[:: -(-len(train.samples) // 100)]:
         label = np.asarray(Image.open(sample["seg_map_path"]))
-        scale = side / max(label.shape)
-        label = cv2.resize(label, None, fx=scale, fy=scale, interpolation=cv2.INTER_NEAREST)
-        for i in range(len(train.classes) if scale < 1 else 0):
+        if max(label.shape) <= side:
+            continue
+        size = [max(1, round(n * side / max(label.shape))) for n in label.shape[::-1]]
+        label = cv2.resize(label, size, interpolation=cv2.INTER_NEAREST)
+        for i in range(len(train.classes)):
             part = (label == i).view(np.uint8)
             pixels[i] += part.sum()
             narrow[i] += (part > cv2.morphologyEx(part, cv2.MORPH_OPEN, disk)).sum()

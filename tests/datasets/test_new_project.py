@@ -927,9 +927,9 @@ def test_polygons_without_pycocotools(tmp_path, monkeypatch, capsys):
 
 
 def test_many_small_images_do_not_decide_the_size_of_large_ones(tmp_path, capsys):
-    """Half of the pixels are in images of at most 400x300."""
-    for i in range(23):
-        width, height = (80, 60) if i < 16 else (400, 300) if i < 22 else (800, 600)
+    """Half of the pixels are in images of at most 400x300; one is too narrow to be reduced."""
+    sizes = [*[(80, 60)] * 16, *[(400, 300)] * 6, (800, 600), *[(780, 1)] * 9]
+    for i, (width, height) in enumerate(sizes):
         image = random_image(np.random.RandomState(i), (width, height))
         save(tmp_path / f"images/{i:02d}.png", image)
         save(tmp_path / f"masks/{i:02d}.png", np.eye(height, width, dtype=np.uint8))
