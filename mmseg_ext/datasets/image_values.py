@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".ppm")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".tif", ".tiff", ".webp")
+IMAGE_SUFFIXES += (".jp2", ".ppm", ".pgm")
 EXIF_ORIENTATION = 0x0112
 _GDAL_NODATA = 42113
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two are BigTIFF

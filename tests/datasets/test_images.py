@@ -23,6 +23,7 @@ RGB, GRAY, DEEP = NOISE[..., :3], NOISE[..., 0], NOISE[..., :3].astype(U16) * 25
 SIGNED = NOISE.astype(np.int16) * 10 - 700
 CONTIG = dict(photometric="minisblack", planarconfig="contig")
 PLANES = dict(photometric="minisblack", planarconfig="separate")
+LOSSLESS = [cv2.IMWRITE_JPEG2000_COMPRESSION_X1000, 1000]
 
 
 def tiff(pixels: np.ndarray, **options) -> bytes:
@@ -79,6 +80,8 @@ DECLARED = {
     "tiles": (tiff(RGB, photometric="rgb", tile=(16, 16), compression="zlib"), RGB),
     "LZW": (picture(RGB, "TIFF", compression="tiff_lzw"), RGB),
     "LZW, 16 bits": (picture(GRAY.astype(U16) * 257, "TIFF", compression="tiff_lzw"), GRAY),
+    "JPEG 2000": (cv2.imencode(".jp2", DEEP[..., ::-1], LOSSLESS)[1].tobytes(), RGB),
+    "portable map": (cv2.imencode(".pgm", DEEP[..., 0])[1].tobytes(), RGB[..., 0]),
     "gray": (tiff(GRAY), GRAY),
     "white is zero": (tiff(255 - GRAY, photometric="miniswhite"), GRAY),
     "1 bit": (tiff(GRAY > 99, photometric="minisblack"), np.where(GRAY > 99, U8(255), U8(0))),
