@@ -82,6 +82,7 @@ class DurableCheckpointHook(CheckpointHook):
         kept = [s for s in hub.runtime_info.get("keep_ckpt_ids") or [] if type(s) is int]
         kept = kept[-self.max_keep_ckpts :] if self.max_keep_ckpts > 0 else []
         hub.update_info("keep_ckpt_ids", kept)
+        self._name_scores(hub)
         super().before_train(runner)
         if self.by_epoch and isinstance(runner.train_loop, IterBasedTrainLoop):
             runner.logger.warning(
@@ -99,6 +100,23 @@ class DurableCheckpointHook(CheckpointHook):
         if self._run is not None:
             self.file_backend = _RemovesNothing()
             on_rank_zero(lambda: self._own_folder(runner, runner.run_id))
+
+    def _name_scores(self, hub) -> None:
+        """Name the best scores of a resumed run as mmengine does for the config's `save_best`.
+
+        A single score has no name there, and would be compared with another metric.
+        """
+        keys, found = getattr(self, "key_indicators", ["auto"]), {}
+        for name, path in [*hub.runtime_info.items()] if keys != ["auto"] else ():
+            if name.startswith("best_ckpt") and path:
+                found[name[9:]] = hub.pop_info(name), hub.pop_info(f"best_score{name[9:]}")
+        for key in keys:
+            suffix, prefix = f"_{key}" if len(keys) > 1 else "", f"best_{key}_".replace("/", "_")
+            for other in (suffix, *found):  # first the entry that is this metric's if none changed
+                if other in found and Path(found[other][0]).name.startswith(prefix):
+                    hub.update_info(f"best_ckpt{suffix}", found[other][0])
+                    hub.update_info(f"best_score{suffix}", found[other][1])
+                    break
 
     def _own_folder(self, runner, run: str) -> None:
         """Remove files that a kill left behind, and warn of another run's checkpoints."""

@@ -16,6 +16,7 @@ from mmseg_ext.errors import CheckpointError, RunError
 # States that torch's fused steps read and write without a check of their size.
 _LIKE_PARAMETERS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum")
 # They select how torch computes a step, and its sign.
+_KINDS = ("betas", "momentum", "dampening", "alpha", "rho", "etas", "lr_decay")  # of optimizers
 _OF_THE_CONFIG = ("fused", "foreach", "capturable", "differentiable", "maximize")
 
 
@@ -130,7 +131,7 @@ def fit_optimizer_state(wrapper: OptimWrapper | OptimWrapperDict, saved: dict, n
 
 def _fit(optimizer: Optimizer, saved: dict) -> None:
     for own, group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-        for key in ("betas", "momentum"):  # newer versions of torch add other settings
+        for key in _KINDS:  # newer versions of torch add other settings
             if (key in own) != (key in group):
                 raise ValueError(f"only one of the two optimizers has {key}")
         for key in _OF_THE_CONFIG:

@@ -22,11 +22,12 @@ import itertools
 import os
 import time
 import uuid
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from mmengine.hooks import Hook
+from mmengine.hooks import EMAHook, Hook
 from mmengine.logging import MMLogger
 from mmengine.registry import RUNNERS
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, LogProcessor, Runner
@@ -55,6 +56,9 @@ from mmseg_ext.upstream import (
     shut_down_workers,
     validates_at,
 )
+
+# What schedules count, and not settings.
+_STEPS = ("last_step", "best", "num_bad_epochs", "cooldown_counter")
 
 
 class PlainCheckpointHook(Hook):
@@ -238,31 +242,37 @@ class DurableRunner(Runner):
         name_own_files(self)
         if self.iter >= self.max_iters:
             self.logger.info(f"{filename}: is the end of the training, so nothing is left to train")
-        for name, kept in self._settings_of_checkpoints().items():
-            if kept != configured[name]:
-                self.logger.warning(
-                    f"{filename}: the checkpoint's {name} {sorted(kept)} overrides the config's "
-                    f"{sorted(configured[name])}; to use the config's, start a new run from the "
-                    "weights (load_from)"
-                )
+        changed = [
+            f"{name} is {' and '.join(sorted(kept))}, not {' and '.join(sorted(configured[name]))}"
+            for name, kept in self._settings_of_checkpoints().items()
+            if kept != configured.get(name, kept)
+        ]
+        if changed:
+            self.logger.warning(
+                f"{filename}: the checkpoint overrides settings of the config ({'; '.join(changed)}"
+                "); to use the config's, start a new run from the weights (load_from)"
+            )
 
-    def _settings_of_checkpoints(self) -> dict[str, set]:
-        """Return what a checkpoint replaces: initial learning rates, weight decays, schedules."""
+    def _settings_of_checkpoints(self) -> dict[str, set[str]]:
+        """Return the values of what a checkpoint replaces: of optimizers and schedules."""
         wrapper: Any = self.optim_wrapper
-        groups = wrapper.param_groups
-        if isinstance(groups, dict):  # of several optimizers
-            groups = [*itertools.chain(*groups.values())]
-        schedulers: Any = self.param_schedulers
-        by_name = isinstance(schedulers, dict)
-        return {
-            "learning rate": {float(group.get("initial_lr", group["lr"])) for group in groups},
-            "weight decay": {float(group.get("weight_decay", 0)) for group in groups},
-            "schedule": {
-                f"{type(scheduler).__name__} from {scheduler.begin} to {scheduler.end}"
-                for several in (schedulers.values() if by_name else [schedulers])
-                for scheduler in several or ()
-            },
-        }
+        several: Any = [wrapper.param_groups, self.param_schedulers or []]
+        # Several optimizers have dictionaries of lists.
+        several = [[*itertools.chain(*s.values())] if isinstance(s, dict) else s for s in several]
+        found: dict[str, set[str]] = defaultdict(set)
+        for group in several[0]:
+            # Schedules change these values; the initial ones stay.
+            scheduled = {key.removeprefix("initial_") for key in group if key[:8] == "initial_"}
+            scheduled |= {"betas"} if "momentum" in scheduled else set()
+            for key, value in group.items():
+                if key not in {"params", "param_names"} | scheduled:
+                    name = key.removeprefix("initial_")
+                    found[name].add(str(float(value) if isinstance(value, int) else value))
+        for schedule in several[1]:
+            for key, value in schedule.state_dict().items():
+                if isinstance(value, float | int) and key not in _STEPS and key[0] != "_":
+                    found[f"{type(schedule).__name__}.{key}"].add(str(float(value)))
+        return found
 
     def load_checkpoint(self, filename: str, *args, **kwargs) -> dict:
         """Load a checkpoint, and its state if the run resumes."""
@@ -278,20 +288,49 @@ class DurableRunner(Runner):
             self._saved_at = saved_at if isinstance(saved_at, float) else 0.0
             for key in {"optimizer", "param_schedulers"} - content.keys():
                 self.logger.warning(f"{filename}: contains no {key}, which begins anew")
-            sampler = randomness.positioned_sampler(self.train_dataloader)
-            if sampler is not None:
-                sampler.seed = content["meta"].get("sampler_seed", sampler.seed)
-                self._continue_epoch(content["meta"], sampler)
+            averaged = any(isinstance(hook, EMAHook) for hook in self.hooks)
+            if "ema_state_dict" in content and not averaged:
+                self.logger.warning(
+                    f"{filename}: the weights are averages by EMAHook, which is not in the config; "
+                    "the training continues from the averages"
+                )
+            self._continue_samples(content["meta"], filename)
             self._process_state.load_state_dict(self, content.get("processes"), filename)
         return content
 
-    def _continue_epoch(self, meta: dict, sampler: Any) -> None:
-        """Skip the part of an epoch before a checkpoint; mmengine starts the epoch again."""
+    def _continue_samples(self, meta: dict, filename: str) -> None:
+        """Continue the checkpoint's samples; warn if they differ, or if an epoch starts again."""
         loader = self.train_dataloader
-        if isinstance(self.train_loop, EpochBasedTrainLoop):
-            done = meta["iter"] - meta["epoch"] * len(loader)
-            if meta.get("epoch_length") == len(loader) and 0 < done <= len(loader):
-                sampler.start = done * _batch_size(loader)
+        sampler: Any = randomness.positioned_sampler(loader)
+        if sampler is None:
+            self.logger.warning(
+                "train_dataloader.sampler: samples and augmentations of the resumed run differ; "
+                "use InfiniteSampler, or DefaultSampler with shuffle=True, for an exact resume"
+            )
+        else:
+            sampler.seed = meta.get("sampler_seed", sampler.seed)
+            saved, own = meta.get("samples"), _samples(sampler, loader)
+            if saved not in (None, own):
+                self.logger.warning(
+                    f"{filename}: was saved with {saved}, and the config has {own}; the order of "
+                    "the images changes"
+                )
+        if not isinstance(self.train_loop, EpochBasedTrainLoop):
+            return
+        first = meta["epoch"] * len(loader)
+        done = meta["iter"] - first
+        if (
+            sampler is not None
+            and meta.get("epoch_length") == len(loader)
+            and 0 <= done <= len(loader)
+        ):
+            sampler.start = done * _batch_size(loader)
+        elif done:  # the loop would exceed its last iteration
+            meta["iter"] = first
+            self.logger.warning(
+                f"{filename}: cannot continue within an epoch with this sampler or number of "
+                f"images; epoch {meta['epoch'] + 1} starts again, at iteration {first}"
+            )
 
     def save_checkpoint(
         self, out_dir: str, filename: str, *args, meta: dict | None = None, **settings
@@ -302,7 +341,8 @@ class DurableRunner(Runner):
             CheckpointError: in every process, if rank 0 cannot write the file.
         """
         self.call_hook("before_state_dict")  # in every process, unlike `before_save_checkpoint`
-        sampler = randomness.positioned_sampler(self.train_dataloader)
+        loader = self.train_dataloader
+        sampler = randomness.positioned_sampler(loader)
         # The newest one has the highest time, also after the clock was set back.
         self._saved_at = max(time.time(), self._saved_at + 1e-3)
         by_epochs = isinstance(self.train_loop, EpochBasedTrainLoop)
@@ -310,7 +350,8 @@ class DurableRunner(Runner):
             **(meta or {}),
             **self._terms,
             **({} if sampler is None else {"sampler_seed": sampler.seed}),
-            **({"epoch_length": len(self.train_dataloader)} if by_epochs else {}),
+            **({} if sampler is None else {"samples": _samples(sampler, loader)}),
+            **({"epoch_length": len(loader)} if by_epochs else {}),
             "run": self.run_id,
             "saved_at": self._saved_at,
             "processes": self._process_state.state_dict(self),  # becomes an entry of its own
@@ -333,6 +374,10 @@ class DurableRunner(Runner):
                 return super().test()
         finally:
             shut_down_workers(self)
+
+
+def _samples(sampler: Any, loader: DataLoader) -> str:
+    return f"{len(sampler.dataset)} images in batches of {sampler.world_size * _batch_size(loader)}"
 
 
 def _batch_size(loader: DataLoader) -> int:

@@ -37,7 +37,7 @@ def lock_work_dir(folder: str) -> Iterator[None]:
     """
     path = Path(folder, ".training")
     # A link must not lead the text below into another file.
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     with os.fdopen(descriptor, "r+") as file:
         try:
             if fcntl is not None:

@@ -108,6 +108,11 @@ def _build(cfg: Config, *loops: str) -> Runner:
         sampler = getattr(getattr(loop, "dataloader", None), "sampler", None)
         if isinstance(sampler, InfiniteSampler) and isinstance(loop, EpochBasedTrainLoop | ValLoop):
             raise LaunchError(f"{key}_dataloader.sampler: InfiniteSampler never ends this loop")
+    if getattr(runner._train_loop, "val_interval", 1) == 0:
+        raise LaunchError(
+            "train_cfg.val_interval=0: is not an interval; to train without validation, set "
+            "val_cfg, val_dataloader and val_evaluator to None"
+        )
     for warning in dataset_warnings(runner):
         runner.logger.warning(warning)
     if "train_loop" in loops:

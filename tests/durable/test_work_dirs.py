@@ -7,14 +7,16 @@ import multiprocessing
 import os
 import platform
 import signal
+import stat
 import time
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
+from mmengine.dataset import DefaultSampler
 from mmengine.hooks import EMAHook, Hook
-from mmengine.registry import HOOKS
+from mmengine.registry import DATA_SAMPLERS, HOOKS
 
 from mmseg_ext.commands import run
 from mmseg_ext.commands.train import main as train  # its errors, not its exit status
@@ -305,11 +307,67 @@ def test_what_a_resume_cannot_continue_is_told(tmp_path):
     curve(tmp_path, "", resume=True)
     for key in ("optimizer", "param_schedulers"):
         assert f"contains no {key}, which begins anew" in log_text(work)
-    curve(tmp_path, "param_scheduler[0]['end'] = 50\n", resume=True)
-    schedules = "schedule ['PolyLR from 0 to 100'] overrides the config's ['PolyLR from 0 to 50']"
-    assert log_text(work).count("overrides the config's") == 1 and schedules in log_text(work)
-    with pytest.raises(CheckpointError, match="only one of the two optimizers has betas"):
-        curve(tmp_path, "optim_wrapper['optimizer'] = dict(type='AdamW')\n", resume=True)
+    average = "custom_hooks = [dict(type='EMAHook')]\n"
+    assert "overrides" not in log_text(
+        curve(tmp_path, average, "train_cfg.max_iters=7", resume=True)
+    )
+    changed = "param_scheduler[0]['power'] = 2\ntrain_dataloader['dataset']['length'] = 9\n"
+    changed += "optim_wrapper['optimizer']['momentum'] = 0.5\n"
+    curve(tmp_path, changed, resume=True)
+    for text in (
+        "the config (momentum is 0.9, not 0.5; PolyLR.power is 0.9, not 2.0);",
+        "8 images in batches of 2, and the config has 9 images in batches of 2",
+        "the weights are averages by EMAHook",
+    ):
+        assert log_text(work).count(text) == 1
+    for kind, key in (("AdamW", "betas"), ("RMSprop", "dampening")):
+        with pytest.raises(CheckpointError, match=f"only one of the two optimizers has {key}"):
+            curve(tmp_path, f"optim_wrapper['optimizer'] = dict(type='{kind}')\n", resume=True)
+
+
+@DATA_SAMPLERS.register_module()
+class OwnSampler(DefaultSampler):
+    """A sampler that cannot start within an epoch."""
+
+
+def test_an_epoch_of_another_sampler_starts_again(tmp_path):
+    """After a stop at 5 of 6 iterations; before, it ended after the iterations of the schedule."""
+    own = SCHEDULES["epochs"] + "train_dataloader['sampler']['type'] = 'OwnSampler'\n"
+    stop = (
+        "custom_hooks = [dict(type='SignalAt', number=15, iteration=5, point='before_train_iter')]"
+    )
+    with pytest.raises(SystemExit):
+        curve(tmp_path, f"{own}{stop}\n")
+    work = curve(tmp_path, own, resume=True)
+    assert "epoch 3 starts again, at iteration 4" in log_text(work)
+    assert "use InfiniteSampler" in log_text(work)
+    meta = torch.load(work / "epoch_3.pth", weights_only=True)["meta"]
+    assert (meta["epoch"], meta["iter"]) == (3, 6)
+
+
+def test_scores_of_another_metric_are_not_compared(tmp_path):
+    """`save_best` changes at each resume; 'other' is the negative of 'curve'."""
+    best, scores = "default_hooks.checkpoint.save_best=", {}
+    for last, names in ((3, "curve"), (6, "other"), (9, "[other,curve]"), (12, "other")):
+        options = f"{best}{names}", f"train_cfg.max_iters={last}"
+        work = curve(tmp_path, "", *options, resume=last > 3)
+        info = torch.load(work / f"iter_{last}.pth", weights_only=True)["message_hub"][
+            "runtime_info"
+        ]
+        scores[last] = {key: info[key] for key in info if key.startswith("best_score")}
+    logs = [row["other"] for row in logged(work, "other").values()]
+    assert len(logs) == 4 and scores[3] == {"best_score": -logs[0]}
+    assert scores[6] == {"best_score": logs[1]}
+    assert scores[9]["best_score_other"] == max(logs[1:3])
+    assert scores[9].keys() == {"best_score_other", "best_score_curve"}
+    assert scores[12] == {"best_score": max(logs[1:])}
+
+
+def test_a_group_can_share_a_work_directory(tmp_path):
+    before = os.umask(0o002)
+    with lock_work_dir(str(tmp_path)):
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / ".training").stat().st_mode) == 0o664
 
 
 def test_the_lock_follows_no_link(tmp_path):
