@@ -15,8 +15,9 @@ from mmseg_ext.errors import CheckpointError, RunError
 
 # States that torch's fused steps read and write without a check of their size.
 _LIKE_PARAMETERS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum")
+# Settings by which optimizers differ.
+_KINDS = ("betas", "momentum", "dampening", "alpha", "rho", "etas", "lr_decay")
 # They select how torch computes a step, and its sign.
-_KINDS = ("betas", "momentum", "dampening", "alpha", "rho", "etas", "lr_decay")  # of optimizers
 _OF_THE_CONFIG = ("fused", "foreach", "capturable", "differentiable", "maximize")
 
 
