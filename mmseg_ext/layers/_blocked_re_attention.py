@@ -27,7 +27,8 @@ def should_use(x: Tensor, drop: nn.Dropout, mixing: nn.Conv2d, norm: nn.Module) 
         return False  # a program contains a fixed number of blocks
     if not computes_by_weights(drop, mixing, norm):
         return False
-    if torch.is_grad_enabled() and x.shape[1] < _RECOMPUTED_TOKENS:
+    # An empty batch has no statistics.
+    if x.numel() == 0 or (torch.is_grad_enabled() and x.shape[1] < _RECOMPUTED_TOKENS):
         return False
     # Dropped entries change the mean of the maps. SyncBN has statistics of all processes.
     dropped = drop.training and drop.p > 0
@@ -109,5 +110,5 @@ def _blocks(q: Tensor) -> list[slice]:
     # to 16 MiB for 197 to 1025 tokens. On other devices the block only limits the memory.
     budget = 2**20 * (4 if q.device.type == "cpu" else 256)
     row = batch * heads * tokens * full_precision(q.dtype).itemsize
-    step = max(1, budget // max(1, row))  # an empty batch has no bytes
+    step = max(1, budget // row)
     return [slice(start, start + step) for start in range(0, tokens, step)]

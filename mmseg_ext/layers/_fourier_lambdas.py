@@ -27,7 +27,8 @@ def should_use(values: Tensor, weight: Tensor) -> bool:
         return False  # a program for any size contains one form for all sizes
     taps, positions = weight.shape[2] * weight.shape[3], height * width
     training = torch.is_grad_enabled() and (values.requires_grad or weight.requires_grad)
-    return taps >= (100 if training else 3_500) and taps * positions >= 50_000
+    large = taps >= (100 if training else 3_500) and taps * positions >= 50_000
+    return large and len(values) > 0  # MKL has no transform of an empty batch
 
 
 def fourier_lambdas(values: Tensor, weight: Tensor, dilation: int = 1) -> Iterator[Tensor]:

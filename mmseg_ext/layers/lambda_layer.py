@@ -236,11 +236,11 @@ def position_lambdas(values: Tensor, weight: Tensor, dilation: int = 1) -> Itera
 
 def direct_lambdas(values: Tensor, weight: Tensor, dilation: int = 1) -> Iterator[Tensor]:
     """Yield all lambdas in one chunk (B, k, v, H, W), by a 2-D convolution with v in the batch."""
-    batch, _, depth, height, width = values.shape
+    batch, _, depth = values.shape[:3]
     padding = [dilation * (n // 2) for n in weight.shape[2:]]
     folded = values.transpose(1, 2).flatten(0, 1)  # (B v, u, H, W)
     lambdas = F.conv2d(folded, weight, padding=padding, dilation=dilation)
-    yield lambdas.view(batch, depth, -1, height, width).transpose(1, 2)  # (B, k, v, H, W)
+    yield lambdas.unflatten(0, (batch, depth)).transpose(1, 2)  # (B, k, v, H, W)
 
 
 def crop_embeddings(weight: Tensor, height: int, width: int, dilation: int = 1) -> Tensor:

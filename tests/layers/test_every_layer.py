@@ -21,7 +21,13 @@ from mmseg_ext.layers import (
     ReAttention,
     SelfAttention,
 )
-from tests.models import assert_autocast_close, assert_compiles_once, assert_same, randomise
+from tests.models import (
+    assert_autocast_close,
+    assert_compiles_once,
+    assert_same,
+    randomise,
+    relative_error,
+)
 from tests.parity import assert_case_parity
 
 MAP, LARGE, TOKENS, LAST = (2, 12, 5, 6), (2, 12, 45, 46), (2, 9, 12), (2, 5, 6, 12)
@@ -108,12 +114,17 @@ def test_half_precision_without_autocast(name):
     exact = copy.deepcopy(layer).float()
     y = layer(x.requires_grad_())
     assert y.dtype == torch.float16
-    expected = exact(x.detach().float())
-    error = (y.float() - expected).norm() / expected.norm()
-    assert error < 0.01
+    assert relative_error(y, exact(x.detach().float())) < 0.01
     layer.train()(x).float().square().mean().backward()
     for tensor in (x, *layer.parameters()):
         assert torch.isfinite(tensor.grad).all()
+
+
+def test_empty_batch(name):
+    layer, x = build(name)
+    y = layer.train()(x[:0])
+    y.sum().backward()
+    assert y.shape == (0, *layer.eval()(x).shape[1:])
 
 
 def test_autocast(name):

@@ -60,8 +60,8 @@ def test_running_statistics_are_those_of_batch_norm(momentum):
     module = layer(reference_tokens=260).train()
     module.var_norm.momentum = momentum
     norm = copy.deepcopy(module.var_norm)
-    for _ in range(2):
-        x = torch.randn(SHAPE, dtype=torch.float64)
+    for batch in (2, 0, 2):
+        x = torch.randn((batch, *SHAPE[1:]), dtype=torch.float64)
         norm(module.reatten_matrix(softmax_maps(module, x) * 2))
         module(x)
     for name, value in norm.state_dict().items():
