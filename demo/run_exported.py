@@ -31,7 +31,8 @@ def find(path: Path) -> list[Path]:
     """Return the image at `path`, or the images in that folder."""
     if path.is_file():
         return [path]
-    found = sorted(p for p in path.glob("*") if p.suffix.lower() in image_values.IMAGE_SUFFIXES)
+    found = sorted(p for p in path.glob("[!.]*") if p.is_file())
+    found = [p for p in found if p.suffix.lower() in image_values.IMAGE_SUFFIXES]
     if not found:
         raise ValueError(f"{path}: {'contains no image' if path.is_dir() else 'does not exist'}")
     return found

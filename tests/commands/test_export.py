@@ -132,6 +132,8 @@ def test_command_and_the_example_without_mmseg(tmp_path, monkeypatch, capsys):
     save(folder / "a.png", random_image(random, (96, 96)))
     save(folder / "b.png", random_image(random, (110, 70)), exif=exif)
     (folder / "broken.jpg").write_bytes(b"\xff\xd8 no image")
+    (folder / "._a.png").write_bytes(b"of macOS")
+    (folder / "c.png").mkdir()
     (folder / "notes.txt").write_text("no image")
     model = randomise(get_model(CONFIG))
     with torch.no_grad():
