@@ -94,8 +94,6 @@ def main(args: argparse.Namespace) -> None:
     names = [*made.summaries[0].classes, *["ignored"] * 256]
     values = [f"{value} is {names[i]}" for value, i in made.labels.items()]
     print(f"values: {join_names(values)}")
-    if not args.tiles and (about := about_reduction(made.summaries)):
-        print(f"note: {about}")
     config, classes = args.project / "config.py", made.summaries[0].classes
     if is_new := not config.exists():
         channels = measure_images(image_files(args.project / "data/images/train", True))
@@ -109,7 +107,12 @@ def main(args: argparse.Namespace) -> None:
         return
     else:
         print(f"{config}: exists, unchanged except for names of classes")
-    write_preview(Config.fromfile(config), made.summaries, args.project / PREVIEW)
+    settings = Config.fromfile(config)
+    mode = settings.get("model", {}).get("test_cfg", {}).get("mode")  # `slide` with tiles
+    side = max(settings.get("scale", [0])) if mode == "whole" else 0
+    if side and (about := about_reduction(made.summaries[0], side)):
+        print(f"note: {about}")
+    write_preview(settings, made.summaries, args.project / PREVIEW)
     print(f"{args.project / PREVIEW}: images with their labels; look at them before you train")
     try:
         if is_new and str(start.checkpoint).startswith(SCHEME):

@@ -111,7 +111,7 @@ def write_config(
     summaries, colors = project.summaries, project.colors
     train, classes = summaries[0], summaries[0].classes
     short, long = _typical_size(summaries)
-    side = _long_side(summaries)
+    side = min(LONG_SIDE, max(32, int(long) // 32 * 32))
     crop = min(CROP, max(32, int(min(short, side if tiles else side * short / long)) // 32 * 32))
     init = f'dict(type="Pretrained", checkpoint="{start.checkpoint}")' if start.checkpoint else None
     steps = STEPS_WITH_STEM if start.stem else STEPS
@@ -168,11 +168,6 @@ def _typical_size(summaries: Sequence[Summary]) -> np.ndarray:
     return sizes[pixels.searchsorted(pixels[-1] / 2)]
 
 
-def _long_side(summaries: Sequence[Summary]) -> int:
-    """Return the long side of the images that the network sees."""
-    return min(LONG_SIDE, max(32, int(_typical_size(summaries)[1]) // 32 * 32))
-
-
 def rename_classes(path: Path, classes: Sequence[str]) -> list[str]:
     """Write the names of the classes to a config; if it has other classes, return them instead."""
     before = list(Config.fromfile(path).get("classes", classes))
@@ -186,13 +181,12 @@ def rename_classes(path: Path, classes: Sequence[str]) -> list[str]:
     return []
 
 
-def about_reduction(summaries: Sequence[Summary]) -> str:
-    """Return what the config's image size does to narrow objects; nothing if no image is reduced.
+def about_reduction(train: Summary, side: int) -> str:
+    """Return what long sides of `side` do to narrow objects; nothing if no image is reduced.
 
-    In up to a hundred label maps of the first split, train, it counts the pixels of parts in which
-    no disk of nine pixels fits. The most frequent class is no object.
+    In up to a hundred label maps it counts the pixels of parts in which no disk of nine pixels
+    fits. The most frequent class is no object.
     """
-    train, side = summaries[0], _long_side(summaries)
     long = max(max(size) for size in train.sizes)
     if long < side + 32:  # a side is a multiple of 32
         return ""

@@ -862,8 +862,12 @@ def test_many_small_images_do_not_decide_the_size_of_large_ones(tmp_path, capsys
         save(tmp_path / f"masks/{i:02d}.png", np.eye(height, width, dtype=np.uint8))
     assert run(tmp_path) == 0
     assert "reduced from 800 to 384 pixels; 100% of class_1" in capsys.readouterr().out
-    config = Config.fromfile(tmp_path / "project/config.py")
+    file = tmp_path / "project/config.py"
+    config = Config.fromfile(file)
     assert (config.scale, config.crop_size) == ((384, 384), (288, 288))
+    file.write_text(file.read_text().replace("(384, 384)", "(256, 256)"))
+    assert run(tmp_path) == 0
+    assert "reduced from 800 to 256 pixels" in capsys.readouterr().out  # of the config that is kept
 
 
 def test_tiles_keep_the_full_resolution(tmp_path, capsys):
@@ -877,8 +881,9 @@ def test_tiles_keep_the_full_resolution(tmp_path, capsys):
         out = capsys.readouterr().out
         assert re.search(f"reduced from 1200 to 512 pixels; {words}", out)
     (tmp_path / "project/config.py").unlink()
-    assert run(tmp_path, "--tiles") == 0
-    assert "reduced" not in capsys.readouterr().out
+    for flags in (["--tiles"], []):  # the second run keeps the config
+        assert run(tmp_path, *flags) == 0
+        assert "reduced" not in capsys.readouterr().out
     config = Config.fromfile(tmp_path / "project/config.py")
     assert config.scale == (400, 400) and config.model.test_cfg.mode == "slide"
     cut, resized = config.train_pipeline[2:4]
