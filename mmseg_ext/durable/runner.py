@@ -262,7 +262,9 @@ class DurableRunner(Runner):
         found: dict[str, set[str]] = defaultdict(set)
         for group in several[0]:
             # Schedules change these values; the initial ones stay.
-            scheduled = {key.removeprefix("initial_") for key in group if key[:8] == "initial_"}
+            scheduled = {
+                key.removeprefix("initial_") for key in group if key.startswith("initial_")
+            }
             scheduled |= {"betas"} if "momentum" in scheduled else set()
             for key, value in group.items():
                 if key not in {"params", "param_names"} | scheduled:
@@ -270,7 +272,7 @@ class DurableRunner(Runner):
                     found[name].add(str(float(value) if isinstance(value, int) else value))
         for schedule in several[1]:
             for key, value in schedule.state_dict().items():
-                if isinstance(value, float | int) and key not in _STEPS and key[0] != "_":
+                if isinstance(value, float | int) and key not in _STEPS and not key.startswith("_"):
                     found[f"{type(schedule).__name__}.{key}"].add(str(float(value)))
         return found
 

@@ -210,10 +210,11 @@ class StripEncoderDecoder(EncoderDecoder):
 
     def predicts_in_strips(self) -> bool:
         """Return whether no subclass or instance has its own methods between images and labels."""
-        own = (name in vars(self) for name in _REPLACED)
-        kinds = (type(self), StripEncoderDecoder)
-        inherited = (len({getattr(kind, name) for kind in kinds}) == 1 for name in _REPLACED)
-        return predicts_by_resize(self.decode_head) and all(inherited) and not any(own)
+        for name in _REPLACED:
+            inherited = getattr(type(self), name) is getattr(StripEncoderDecoder, name)
+            if name in vars(self) or not inherited:
+                return False
+        return predicts_by_resize(self.decode_head)
 
     def score_maps(
         self, inputs: Tensor, data_samples: Sequence[SegDataSample] | None
