@@ -5,10 +5,10 @@
 The script needs numpy, Pillow and onnxruntime, tifffile for TIFF, and OpenCV for --json and for
 color PNGs of 16 bits. To use it elsewhere, copy mmseg_ext/datasets/image_values.py next to it.
 
-For each image, OUT gets a label map (`NAME.png`, class indices) and a picture of the classes over
-the image (`NAME_overlay.png`), rotated by its EXIF orientation. With --json it gets the objects of
-all classes (`NAME.geojson`), as `mmseg-ext image_demo --json` writes them. Unreadable images are
-listed at the end, and the exit status is then 1.
+For each image, OUT gets a label map (`labels/NAME.png`, class indices) and a picture of the classes
+over the image (`overlays/NAME.png`), rotated by its EXIF orientation. With --json it gets the
+objects of all classes (`objects/NAME.geojson`), as `mmseg-ext image_demo --json` writes them.
+Unreadable images are listed at the end, and the exit status is then 1.
 """
 
 import argparse
@@ -147,7 +147,8 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     value_range = args.value_range or metadata["value_range"]
-    args.out.mkdir(parents=True, exist_ok=True)
+    for kind in ("labels", "overlays", *(["objects"] if args.json else [])):
+        (args.out / kind).mkdir(parents=True, exist_ok=True)
     broken, written = [], []
     for path in paths:
         try:
@@ -161,16 +162,16 @@ def main() -> int:
         labels = segment(run, metadata, values)
         stem = path.name if path.stem in written else path.stem
         written.append(stem)
-        Image.fromarray(labels).save(args.out / f"{stem}.png")
+        Image.fromarray(labels).save(args.out / f"labels/{stem}.png")
         picture = Image.fromarray(values[..., [band - 1 for band in metadata["rgb_bands"]]])
         overlay = Image.blend(picture, Image.fromarray(metadata["palette"][labels]), 0.5)
-        overlay.save(args.out / f"{stem}_overlay.png")
+        overlay.save(args.out / f"overlays/{stem}.png")
         if args.json:
             features = []
             for index, name in enumerate(metadata["classes"]):
                 features += objects(labels, index, name, args.min_area)
             content = json.dumps({"type": "FeatureCollection", "features": features})
-            (args.out / f"{stem}.geojson").write_text(content, encoding="utf-8")
+            (args.out / f"objects/{stem}.geojson").write_text(content, encoding="utf-8")
     print(f"{len(paths) - len(broken)} of {len(paths)} images segmented into {args.out}")
     print("\n".join(broken), file=sys.stderr, end="\n" if broken else "")
     return 1 if broken else 0

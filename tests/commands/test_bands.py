@@ -163,5 +163,5 @@ def test_every_command_takes_the_bands_of_a_project(count, tmp_path, capsys, mon
     start_command("export", config, "half.pth", "--dynamic", "--out", "m.onnx", "--images", image)
     monkeypatch.setattr("sys.argv", [EXAMPLE, "m.onnx", "images", "exported"])
     assert runpy.run_path(EXAMPLE)["main"]() == 0
-    agreement = (labels == np.asarray(Image.open("exported/0.png"))).mean()
+    agreement = (labels == np.asarray(Image.open("exported/labels/0.png"))).mean()
     assert agreement > 0.98  # the reduced image is rounded only here

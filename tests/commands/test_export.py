@@ -125,7 +125,7 @@ def test_a_missing_extra_names_the_package_of_an_installation(tmp_path, monkeypa
 
 
 def test_command_and_the_example_without_mmseg(tmp_path, monkeypatch, capsys):
-    """In a process without mmseg; EXIF orientation is applied."""
+    """In a process without mmseg; EXIF orientation is applied, and results replace no image."""
     folder, out, weights = tmp_path / "images", tmp_path / "model.onnx", tmp_path / "weights.pth"
     random, exif = np.random.RandomState(0), Image.Exif()
     exif[0x0112] = 6  # rotate by 90 degrees clockwise
@@ -145,7 +145,7 @@ def test_command_and_the_example_without_mmseg(tmp_path, monkeypatch, capsys):
     assert metadata["classes"] == list(model.dataset_meta["classes"])
     assert metadata["license"] == "MIT"
 
-    words = [EXAMPLE, str(out), str(folder), str(tmp_path / "out"), "--json", "--min-area", "2"]
+    words = [EXAMPLE, str(out), str(folder), str(folder), "--json", "--min-area", "2"]
     code = (
         f"import sys, runpy; sys.argv = {words}\n"
         "sys.modules.update(dict.fromkeys(('mmseg', 'mmengine', 'mmcv', 'mmseg_ext', 'torch')))\n"
@@ -157,16 +157,17 @@ def test_command_and_the_example_without_mmseg(tmp_path, monkeypatch, capsys):
     assert "2 of 3 images" in result.stdout
     predictor = Predictor(model)
     for name in ("a.png", "b.png"):
-        labels = np.asarray(Image.open(tmp_path / "out" / name))
+        labels = np.asarray(Image.open(folder / "labels" / name))
         assert (labels == predictor(folder / name).labels).mean() > 0.999
         assert len(np.unique(labels)) > 1
         result = replace(predictor(folder / name), labels=labels)
         expected = geojson(found for c in result.classes for found in result.objects(c, 2))
-        written = (tmp_path / "out" / name).with_suffix(".geojson").read_text()
+        written = (folder / "objects" / name).with_suffix(".geojson").read_text()
         assert json.loads(written) == json.loads(json.dumps(expected))
         assert len(expected["features"]) > 1
 
-    example = runpy.run_path(EXAMPLE)["main"]
+    find, example = map(runpy.run_path(EXAMPLE).get, ("find", "main"))
+    assert [path.name for path in find(folder)] == ["a.png", "b.png", "broken.jpg"]
     capsys.readouterr()
     (tmp_path / "a.onnx").write_bytes(b"broken")
     for file, images, told in (
