@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
-from mmcv.transforms import LoadAnnotations, LoadImageFromFile
+from mmcv.transforms import LoadAnnotations, LoadImageFromFile, RandomResize
 from mmengine.config import Config
 from mmseg.registry import DATASETS
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from mmseg_ext.datasets.checked_dataset import CheckedDataset
 from mmseg_ext.datasets.images import CheckedLoadImage, orientation, progress, read_bytes
 from mmseg_ext.datasets.labels import SHOWN, CheckedLoadAnnotations, join_names
 from mmseg_ext.datasets.metainfo import inner_datasets
@@ -32,6 +33,7 @@ from mmseg_ext.errors import LabelError, LaunchError, UnreadableFileError
 
 _RARE = 1e-4  # share of the pixels
 _PAIRS_PER_TASK = 32
+_NARROW = 16  # long sides by short sides; less narrow images can be resized
 _ONE_CLASS = (
     "all pixels are ignored or of class {}, so every model scores 100; in masks of 0 and 255 write "
     "255 as 1, because 255 is ignored"
@@ -112,15 +114,19 @@ def check(
     if "test" in datasets and datasets["test"] == datasets.get("val"):
         del datasets["test"]
     listed = {n: [_list_files(n, c) for c in inner_datasets(d)] for n, d in datasets.items()}
-    classes, *others = dict.fromkeys(found for parts in listed.values() for found, _, _ in parts)
+    parts = [part for split in listed.values() for part in split]
+    classes, *others = dict.fromkeys(tuple(data.metainfo["classes"]) for data, *_ in parts)
     if others:
         raise LaunchError(f"the datasets have different classes: {classes} and {others[0]}")
     problems: list[Problem] = []
     summaries = [Summary(name, classes) for name in listed]
     for summary in summaries:
         name = summary.split
-        for _, samples, read in listed[name]:
-            for sample, found in zip(samples, _map(read, samples, workers), strict=True):
+        for dataset, samples, read in listed[name]:
+            results = _map(read, samples, workers)
+            for i, (sample, found) in enumerate(zip(samples, results, strict=True)):
+                if not isinstance(found, Exception):
+                    found = _narrow_error(dataset, i, found[0]) or found
                 if isinstance(found, Exception):
                     kind = "label" if isinstance(found, LabelError) else "unreadable"
                     problems.append(Problem(name, kind, str(found)))
@@ -133,8 +139,21 @@ def check(
     return problems, summaries
 
 
-def _list_files(split: str, config: dict) -> tuple[tuple[str, ...], list[dict], Callable]:
-    """Return the classes and the samples of the dataset of `config`, and the check of a sample."""
+def _narrow_error(dataset: Any, index: int, size: tuple) -> UnreadableFileError | None:
+    """Return the error that stops a training, if it makes a narrow image as small as it can."""
+    if max(size) < _NARROW * min(size) or not isinstance(dataset, CheckedDataset):
+        return None
+    for step in dataset.pipeline.transforms:
+        if isinstance(step, RandomResize) and step.ratio_range:
+            step.ratio_range = (min(step.ratio_range), min(step.ratio_range))
+    try:
+        dataset.prepare_data(index)
+    except UnreadableFileError as error:
+        return error
+
+
+def _list_files(split: str, config: dict) -> tuple[Any, list[dict], Callable]:
+    """Return the dataset of `config`, its samples, and the check of a sample."""
     kind = config.get("type")
     try:
         dataset = DATASETS.build({**config, "serialize_data": False})
@@ -159,7 +178,7 @@ def _list_files(split: str, config: dict) -> tuple[tuple[str, ...], list[dict], 
         label = CheckedLoadAnnotations(len(classes), **same)
     ignored = getattr(dataset, "ignore_index", 255)
     samples = [{"ignore_index": ignored, **entry} for entry in entries]
-    return classes, samples, partial(check_pair, image=image, label=label, rotates=rotates)
+    return dataset, samples, partial(check_pair, image=image, label=label, rotates=rotates)
 
 
 def _map(read: Callable, samples: list[dict], workers: int) -> Iterator[Any]:

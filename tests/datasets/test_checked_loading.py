@@ -152,15 +152,9 @@ def test_every_base_refuses_by_name(layout, tmp_path):
             dataset[0]
 
 
-def test_images_that_are_too_narrow_are_named(tmp_path):
-    """Another error of OpenCV, such as of a wrong type, passes unchanged."""
-    save(tmp_path / "wide.png", np.zeros((2, 900, 3), np.uint8))
-    resize = dict(type="Resize", scale=(96, 96), keep_ratio=True)
-    settings = dict(data_prefix=dict(img_path=str(tmp_path)), metainfo=dict(classes=["a", "b"]))
-    settings["pipeline"] = [dict(type="LoadImageFromFile"), resize]
-    dataset = DATASETS.build(dict(type="CheckedDataset", img_suffix="*", **settings))
-    with pytest.raises(UnreadableFileError, match=r"wide\.png: one side is too short"):
-        dataset[0]
+def test_other_errors_of_opencv_pass(tmp_path):
+    """Only a side that is too short to be resized is the image's fault."""
+    dataset = DATASETS.build(make_tree("voc", tmp_path).config().val_dataloader.dataset)
     dataset.pipeline.transforms[1] = lambda results: cv2.cvtColor(results["img"], -9)
     with pytest.raises(cv2.error):
         dataset[0]
@@ -229,14 +223,9 @@ def test_missing_data_is_a_message(base, tmp_path):
 
 
 def test_half_of_the_data(tmp_path):
-    """A missing folder of label maps, and a folder without images."""
+    """A folder without images."""
     tree = make_tree("camvid", tmp_path)
-    config = tree.config().val_dataloader.dataset
-    images, masks = tree.image("val").parent, tree.mask("val").parent
-    shutil.rmtree(masks)
-    with pytest.raises(MissingDataError, match=f"{masks}: does not exist; .*SegNet"):
-        DATASETS.build(config)
-    masks.mkdir()
+    config, images = tree.config().val_dataloader.dataset, tree.image("val").parent
     shutil.rmtree(images)
     images.mkdir()
     with pytest.raises(MissingDataError, match=rf"^{images}/\*: no image; .*SegNet"):
