@@ -27,6 +27,7 @@ _MASK_START = re.compile(f"(?!l[_-])(?:{_MASK})[_-]", re.I)
 _MASK_WORD = re.compile(_MASK, re.I)
 _CLASS_WORD = re.compile("class|cls|category", re.I)
 _WORD = re.compile(r"\d+|[^\W\d_]+")
+_ZEROS = re.compile(r"(?<!\d)0+(?=\d)")
 
 
 def key_of(path: Path) -> Key:
@@ -59,12 +60,14 @@ def match(
 
     An image gets the only annotation with its path or, if its folder has no annotations, with its
     name. With `exact` all words count. Otherwise, if no complete name fits and every image has a
-    separate folder, it gets all annotations there.
+    separate folder, it gets all annotations there; and 001 fits 1 if no other name has this number.
     """
     own, other = [[PurePath(split or "", n) for split, n in keys] for keys in (images, annotations)]
     found: list[list[int]] = [[] for _ in images]
-    for shortened in (False,) if exact else (False, True):
-        if shortened:
+    for compared in ("paths",) if exact else ("paths", "words", "numbers"):
+        if compared == "numbers":
+            own, other = _without_zeros(own), _without_zeros(other)
+        if compared == "words":
             folders = [path.parent for path in own]
             if not any(found) and len({*folders} - {*map(PurePath, SPLITS)}) == len(own):
                 _add_fitting(found, folders, [path.parent for path in other], several=True)
@@ -85,7 +88,9 @@ def match_classes(images: Sequence[Key], masks: Sequence[Key]) -> list[dict[str,
     has is a class.
     """
     own, other = [[PurePath(split or "", n) for split, n in keys] for keys in (images, masks)]
-    index = {_join_words(path.parts): i for i, path in enumerate(_shorten(own, other))}
+    names = [_join_words(path.parts) for path in _shorten(own, other)]
+    repeats = Counter(names)
+    index = {name: i for i, name in enumerate(names) if repeats[name] == 1}
     folders = {_join_words(path.parts[:-1]): i for i, path in enumerate(own)}
     if len(folders) == len(own):  # a folder for each image
         index = folders | index
@@ -153,6 +158,10 @@ def _shorten(paths: Sequence[PurePath], others: Sequence[PurePath]) -> list[Pure
         return " ".join(word for word, both in _words(part) if is_kept(word, both, part))
 
     return [PurePath(*map(shortened, path.parts)) for path in paths]
+
+
+def _without_zeros(paths: Sequence[PurePath]) -> list[PurePath]:
+    return [PurePath(_ZEROS.sub("", str(path))) for path in paths]
 
 
 def _words(part: str) -> list[tuple[str, tuple[tuple[str, int], tuple[str, int]]]]:

@@ -28,13 +28,7 @@ LAYOUTS = {
     "one folder": (".", ".", "{}.jpg", "{}.png", ["cat", "car", "dog"]),
     "a folder each": (".", ".", "{}/img.png", "{}/label.png", ["one_json", "two_json"]),
     "a number twice": ("x", "y", "scene{}_0.jpg", "scene{}_1.png", [str(i) for i in range(12)]),
-    "sites and channels": (
-        "x",
-        "y",
-        "{}_w1.tif",
-        "{}_w2.png",
-        [f"A{i}_s{i % 2}" for i in range(9)],
-    ),
+    "sites": ("x", "y", "{}_w1.tif", "{}_w2.png", [f"A{i}_s{i % 2}" for i in range(9)]),
     "years": (".", ".", "images_train2017/{}.jpg", "labels_train2017/{}.png", ["1", "2"]),
     "Keras": (".", ".", "image_{}.png", "mask_{}.png", ["0_61", "1_93"]),
     "two mask words": (".", ".", "seg_{}.png", "seg_{}_mask.png", ["1", "2"]),
@@ -113,15 +107,6 @@ def test_splits_are_words_of_folders(split, tmp_path):
         write(tmp_path, [f"{folder}/images/1.jpg", f"{folder}/masks/1.png"])
     pairs, _, _ = find_pairs(tmp_path, Masks(tmp_path), tmp_path / "project/data")
     assert {p.image.parent.parent.name: p.split for p in pairs} == folders
-
-
-def test_objects_of_an_image(tmp_path):
-    """The Data Science Bowl has a mask for each nucleus, with names that fit nothing."""
-    write(tmp_path, ["1a/images/1a.png", "1a/masks/x.png", "1a/masks/y.png"])
-    write(tmp_path, ["2b/images/2b.png", "2b/masks/z.png"])
-    found, left_out = find(tmp_path, ".", ".")
-    assert found["1a/images/1a.png"] == ["1a/masks/x.png", "1a/masks/y.png"]
-    assert found["2b/images/2b.png"] == ["2b/masks/z.png"] and left_out == []
 
 
 @pytest.mark.parametrize("image", ["{0}/images/{0}.png", "{0}/image.jpg"])
@@ -220,6 +205,15 @@ def test_what_is_not_certain_is_left_out(tmp_path):
     write(tmp_path, ["u/cat.png", "u/dog.png", "v/bird.png", "v/cow.png"])
     with pytest.raises(ValueError, match=r"cat\.png with .*bird\.png"):
         find(tmp_path, "u", "v")
+
+
+def test_numbers_with_and_without_zeros(tmp_path):
+    """001 is image 1, unless there is another name with this number."""
+    write(tmp_path, [f"x/img_{number}.jpg" for number in ("1", "10", "2", "02")])
+    write(tmp_path, [f"y/{number}.png" for number in ("001", "010", "002")])
+    found, left_out = find(tmp_path, "x", "y")
+    assert found == {"img_1.jpg": ["001.png"], "img_10.jpg": ["010.png"]}
+    assert left_out == ["img_02.jpg", "img_2.jpg", "002.png"]
 
 
 def test_files_that_fit_nothing_change_no_pair(tmp_path):
