@@ -1,16 +1,19 @@
 """Readers of annotations: folders of masks, COCO files and labelme files."""
 
+import base64
 import contextlib
 import functools
+import io
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 import torch
+from PIL import Image
 
 from mmseg_ext.datasets.image_values import is_tiff, read_pixels
 from mmseg_ext.datasets.images import IMAGE_SUFFIXES, files_below, progress
@@ -104,18 +107,8 @@ class Masks:
         Raises:
             LabelError: if none can be read.
         """
-        found, problems = [], []
-        for annotation in progress(annotations, "reading", len(annotations)):
-            try:
-                found.append(_values(_codes(annotation)).tolist())
-            except LabelError as error:  # `read` raises it again
-                problems.append(error)
-                found.append([])
-        if problems and len(problems) == len(found):
-            raise problems[0]
+        found = self._read_each(annotations, lambda a: {*_values(_codes(a)).tolist()})
         codes = set().union(*found)
-        if problems and len(codes) < 2:
-            self.hint = str(problems[0])
         palette = {code for code in codes if code >> 40 == _PALETTE}
         self.colored |= len({code >> 24 for code in palette}) < len(palette)
         self.colored |= any(c >> 40 == _COLOR and (c & 0xFFFFFF) % 0x10101 for c in codes)
@@ -138,7 +131,22 @@ class Masks:
             )
         return [{text[code] for code in part} for part in found]
 
-    def _number_objects(self, found: Sequence[list], annotations: Sequence[Annotation]) -> bool:
+    def _read_each(self, annotations: Sequence[Annotation], read: Callable) -> list[set]:
+        """Return the sets that `read` finds, empty ones for annotations that cannot be read."""
+        found, problems = [], []
+        for annotation in progress(annotations, "reading", len(annotations)):
+            try:
+                found.append(read(annotation))
+            except LabelError as error:  # `read` of the class raises it again
+                problems.append(error)
+                found.append(set())
+        if problems and len(problems) == len(found):
+            raise problems[0]
+        if problems and len(set().union(*found)) < 2:
+            self.hint = str(problems[0])
+        return found
+
+    def _number_objects(self, found: Sequence[set], annotations: Sequence[Annotation]) -> bool:
         """Return whether values count from 1, or are in few masks, and each is one region."""
         values = [{self._value(code) for code in part} - {0} for part in found]
         several, every = [i for i, own in enumerate(values) if len(own) > 1], set().union(*values)
@@ -252,20 +260,14 @@ class Polygons(Masks):
     ignored = ("__ignore__",)  # of labelme
 
     def prepare(self, annotations: Sequence[Annotation]) -> list[set[str]]:
-        found, problems = [], []
-        for annotation in progress(annotations, "reading", len(annotations)):
-            found.append({BACKGROUND})
-            try:
-                with _reading(annotation):
-                    found[-1].update(label for label, _ in self.shapes(annotation)[1])
-            except LabelError as error:  # `read` raises it again
-                problems.append(error)
-        if problems and len(set().union(*found)) < 2:
-            self.hint = str(problems[0])
-        return found
+        def labels(annotation: Annotation) -> set[str]:
+            with _reading(annotation):
+                return {BACKGROUND, *(label for label, _ in self.shapes(annotation)[1])}
+
+        return self._read_each(annotations, labels)
 
     def shapes(self, annotation: Annotation) -> tuple[tuple[int, int], list[tuple[str, Any]]]:
-        """Return the size (H, W), and each shape's label and COCO segmentation or pixels (H, W)."""
+        """Return the size (H, W), and each shape's label and COCO segmentation or `_pixels`."""
         raise NotImplementedError
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> np.ndarray:
@@ -276,8 +278,7 @@ class Polygons(Masks):
             values = np.zeros(size, int)
             for name, shape in shapes:
                 if not isinstance(shape, list):
-                    mask = shape if isinstance(shape, np.ndarray) else _run_lengths(shape, size)
-                    values[mask] = value[name]
+                    values[_pixels(shape, size)] = value[name]
                     continue
                 if not any(len(polygon) >= 6 for polygon in shape):  # three points
                     raise ValueError(f"a {name} has no polygon, as in a file for boxes")
@@ -307,8 +308,16 @@ def _fill(points: np.ndarray, size: tuple[int, int]) -> tuple[slice, np.ndarray]
     return slice(top, bottom), inside
 
 
-def _run_lengths(shape: dict, size: tuple[int, int]) -> np.ndarray:
-    """Return the pixels (H, W) of COCO's run lengths, which go down the columns."""
+def _pixels(shape: Any, size: tuple[int, int]) -> np.ndarray:
+    """Return pixels (H, W), also of labelme's PNGs and of COCO's run lengths by column."""
+    if isinstance(shape, np.ndarray):
+        return shape
+    if "mask" in shape:
+        canvas = Image.new("L", (size[1], size[0]))
+        with Image.open(io.BytesIO(base64.b64decode(shape["mask"]))) as png:
+            left, top = map(round, shape["points"][0])
+            canvas.paste(png.convert("L"), (left, top))
+        return np.array(canvas) > 0
     counts = shape["counts"]
     _require_size(tuple(shape.get("size", size)), [size])  # before an array of this size exists
     if isinstance(counts, list):
@@ -371,13 +380,18 @@ class Labelme(Polygons):
         content = json.loads(annotation.path.read_bytes())
         shapes = []
         for shape in content["shapes"]:
-            points, kind = np.array(shape["points"], float), shape.get("shape_type", "polygon")
+            points, kind = np.array(shape["points"], float), shape.get("shape_type") or "polygon"
             if kind == "rectangle":  # two corners
                 (left, top), (right, bottom) = points.min(0), points.max(0)
                 points = np.array([(left, top), (right, top), (right, bottom), (left, bottom)])
-            elif kind != "polygon" or len(points) < 3:
-                raise ValueError(f"a {kind} with {len(points)} points; only polygons are read")
-            shapes.append((_label(shape["label"]), [points.ravel().tolist()]))
+            elif kind == "circle":  # its center, and a point on it
+                turn = np.linspace(0, 2 * np.pi, 720)[:, None]  # within 1e-5 of the radius
+                radius = np.hypot(*(points[1] - points[0]))
+                points = points[0] + radius * np.hstack([np.cos(turn), np.sin(turn)])
+            elif kind not in ("polygon", "oriented_rectangle", "mask"):
+                raise ValueError(f"a {kind}; only polygons, boxes, circles and masks are read")
+            form = shape if kind == "mask" else [points.ravel().tolist()]
+            shapes.append((_label(shape["label"]), form))
         return (int(content["imageHeight"]), int(content["imageWidth"])), shapes
 
 
@@ -400,22 +414,17 @@ class ClassMasks(Polygons):
             self.shapes(annotation)
 
     def prepare(self, annotations: Sequence[Annotation]) -> list[set[str]]:
-        found: list[set[str]] = []
-        overlap, total = 0, 1
-        for annotation in progress(annotations, "reading", len(annotations)):
-            found.append({BACKGROUND})
-            with contextlib.suppress(LabelError):  # `read` raises it again
-                size, shapes = self.shapes(annotation)
-                pixels = Counter({name: int(mask.sum()) for name, mask in shapes if mask.any()})
-                self._pixels += pixels
-                found[-1].update(pixels)
-                total += size[0] * size[1]
-                overlap += pixels.total() - int(np.any([mask for _, mask in shapes], 0).sum())
+        def labels(annotation: Annotation) -> set[str]:
+            pixels = Counter({name: int(mask.sum()) for name, mask in self.shapes(annotation)[1]})
+            self._pixels += pixels
+            return {BACKGROUND, *+pixels}  # without classes of no pixel
+
+        found = self._read_each(annotations, labels)
         order = ", ".join(name for name, _ in reversed(self._pixels.most_common()))
         masks = sum(1 + len(annotation.objects) for annotation in annotations)
         self.notes = [
-            f"{masks} masks of one class each became {len(found)} label maps; where they overlap "
-            f"({overlap:,} pixels, {overlap / total:.2%}), the first of these counts: {order}"
+            f"{masks} masks of one class each became {len(found)} label maps; where they overlap, "
+            f"the first of these counts: {order}"
         ]
         return found
 

@@ -1,6 +1,8 @@
 """`new_project`: annotations of every format, pairs, splits, second runs, and the config."""
 
+import base64
 import importlib
+import io
 import json
 import os
 import re
@@ -8,7 +10,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tracemalloc
 import warnings
 from collections import Counter
 from collections.abc import Iterable
@@ -277,9 +278,7 @@ def test_every_class_is_in_both_splits(rare, tmp_path, capsys):
     splits = [name.partition("/")[0] for name, label in found.items() if (label == 3).any()]
     assert sorted(splits) == ["train", "val"]
     assert sum(name.startswith("val/") for name in found) == 8
-    output = capsys.readouterr().out
-    assert "--ignore 40" in output and "--ignore 1" not in output
-    assert "val: note: no pixel of class_4" in output
+    assert "in images: 1; not a class? --ignore 40" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("names", ["instances_{}", "{}ing", "Valid Train", "{}2017"])
@@ -416,9 +415,8 @@ def test_masks_of_a_class_each(tmp_path, capsys):
     assert len(found := label_maps(tmp_path)) == 6
     assert all(np.array_equal(labels, order[label]) for labels in found.values())
     out = capsys.readouterr().out
-    overlap = 6 * sum(map(np.sum, masks.values())) - 6 * (label > 0).sum()
     assert "18 masks of one class each became 6 label maps" in out
-    assert f"({overlap:,} pixels" in out and "these counts: thin, leaf, Area" in out
+    assert "these counts: thin, leaf, Area" in out
     assert re.search(
         r"^pairs: \S+00.jpg with \S+00_Area.png, 00_leaf.png, 00_thin.png, ", out, re.M
     )
@@ -469,15 +467,6 @@ def test_values_that_count_no_objects(tmp_path, capsys):
         shutil.rmtree(tmp_path / "project", ignore_errors=True)
         assert run(tmp_path, "--masks", str(tmp_path / name)) == 0
         assert "--objects" not in capsys.readouterr().out
-
-
-def test_many_objects_are_an_error_with_a_hint(tmp_path, capsys):
-    save_images(tmp_path / "images", 3)
-    for i in range(3):
-        mask = np.minimum(np.arange(1200, dtype=np.uint16).reshape(30, 40) // 4, 290 + i)
-        save(tmp_path / f"masks/{i:02d}.png", mask)
-    assert run(tmp_path) == 1
-    assert "use --objects" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flags", [(), ("--classes", "a", "b")])
@@ -596,17 +585,6 @@ def test_copies_and_groups_stay_together(tmp_path, capsys):
     assert note in capsys.readouterr().out
 
 
-def test_projects_without_a_list_of_splits_keep_them(tmp_path):
-    """An earlier version looked for the label maps."""
-    write_sources(tmp_path, 9)
-    assert run(tmp_path, "--val", "0.4") == 0
-    before = set(label_maps(tmp_path))
-    (tmp_path / "project/data/splits.json").unlink()
-    write_sources(tmp_path, 14)
-    assert run(tmp_path, "--val", "0.4", "--group", "0*") == 0
-    assert before < set(label_maps(tmp_path))
-
-
 def test_a_picture_shows_images_and_labels(tmp_path, monkeypatch, capsys):
     """Images of both splits next to their labels, enlarged; check_dataset draws it if it can."""
     colors = {"a": (20, 30, 40), "b": (10, 250, 10), "c": (250, 0, 90)}
@@ -716,11 +694,7 @@ BAD = {  # damage, flags, part of the message
     "many": (redraw(np.arange(1200, dtype=np.uint16).reshape(SIZE[::-1])), "", "1192 more"),
     "size": (redraw(scene(0)[0][:9]), "", "is 40x9, but its image is 40x30"),
     "names": (str, "--classes a b", "2 classes, but there are 3 values: 7, 17, 27"),
-    "ignored name": (
-        str,
-        "--ignore 7 --classes a b c",
-        "3 classes, but there are 2 values that are not ignored: 17, 27",
-    ),
+    "ignored name": (str, "--ignore 7 --classes a b c", "2 values that are not ignored: 17, 27"),
     "ignored": (str, "--ignore 8", "--ignore 8"),
 }
 
@@ -803,43 +777,49 @@ def test_polygons_cover_the_centers_of_pixels(spread, tmp_path):
     assert different[0] == 0 and max(different) < 0.005  # centers on an edge
 
 
-@pytest.mark.parametrize("wrong", [np.nan, np.inf])
-def test_polygons_that_are_no_numbers(wrong, tmp_path, capsys):
-    save_images(tmp_path / "images", 3)
-    for i in range(3):
-        points = [[0, 0], [20, 0], [20, wrong if i == 2 else 9]]
-        write_polygon(tmp_path / f"masks/{i:02d}.json", points)
+def test_shapes_of_labelme(tmp_path):
+    """Centers of pixels count; the PNG of a mask can reach over the border."""
+    save_images(tmp_path / "images", 2)
+    png, part = io.BytesIO(), np.tri(10, 12, dtype=np.uint8)
+    Image.fromarray(part).save(png, "PNG")
+    mask = dict(mask=base64.b64encode(png.getvalue()).decode(), points=[[-2.2, 24.7], [9, 34]])
+    shapes = dict(circle=dict(points=[[20, 15], [20, 7]]), mask=mask)
+    for i, (kind, shape) in enumerate(shapes.items()):
+        shape |= dict(label="leaf", shape_type=kind)
+        write_polygon(tmp_path / f"masks/{i:02d}.json", [], shapes=[shape])
     assert run(tmp_path, "--labelme", str(tmp_path / "masks")) == 0
-    assert re.search(r"left out: .*02\.json: .*not finite", capsys.readouterr().out)
+    y, x = np.indices(SIZE[::-1]) + 0.5
+    expected = [np.hypot(x - 20, y - 15) < 8, np.zeros(SIZE[::-1])]
+    expected[1][25:, :10] = part[:5, 2:]
+    for name, label in label_maps(tmp_path).items():
+        assert np.array_equal(label, expected[int(name[-2:])])
 
 
 def test_shapes_that_are_not_read(tmp_path, capsys):
-    """A single value is explained by them; a byte order mark is no fault."""
-    save_images(tmp_path / "images", 3)
-    circle = [dict(label="leaf", shape_type="circle", points=[[9, 9], [9, 1]])]
+    """A single value is explained by them; a byte order mark is no fault, but infinity is."""
+    save_images(tmp_path / "images", 4)
+    line = [dict(label="leaf", shape_type="line", points=[[9, 9], [9, 1]])]
     for i in range(3):
-        write_polygon(tmp_path / f"masks/{i:02d}.json", [], shapes=circle if i else [])
+        write_polygon(tmp_path / f"masks/{i:02d}.json", [], shapes=line if i else [])
     assert run(tmp_path, "--labelme", str(tmp_path / "masks")) == 1
-    reason = "01.json: cannot be read (a circle with 2 points; only polygons are read)"
+    reason = "01.json: cannot be read (a line; only polygons, boxes, circles and masks "
     assert reason in capsys.readouterr().err
+    write_polygon(tmp_path / "masks/03.json", [[0, 0], [20, 0], [20, np.inf]])
     for i in range(3):
         path = tmp_path / f"masks/{i:02d}.json"
         write_polygon(path, [[0, 0], [20, 0], [20, 10]])
         path.write_text(path.read_text(), "utf-16" if i else "utf-8-sig")
     assert run(tmp_path, "--labelme", str(tmp_path / "masks")) == 0
+    assert re.search(r"left out: .*03\.json: .*not finite", capsys.readouterr().out)
     assert [label.sum() for label in label_maps(tmp_path).values()] == [100] * 3
 
 
 def test_sizes_are_compared_before_anything_is_drawn(tmp_path, capsys):
     save_images(tmp_path / "images", 1)
-    sides = dict(imageWidth=30000, imageHeight=30000)
+    sides = dict(imageWidth=10**7, imageHeight=10**7)  # more than the memory
     write_polygon(tmp_path / "masks/00.json", [[0, 0], [20, 0], [20, 10]], **sides)
-    tracemalloc.start()
     assert run(tmp_path, "--labelme", str(tmp_path / "masks")) == 1
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert "is 30000x30000, but its image is 40x30" in capsys.readouterr().err
-    assert peak < 50e6
+    assert "is 10000000x10000000, but its image is 40x30" in capsys.readouterr().err
 
 
 def test_polygons_without_pycocotools(tmp_path, monkeypatch, capsys):
