@@ -63,8 +63,8 @@ class _Pair:
     def image_file(self, data: Path) -> Path:
         return data / f"images/{self.split}/{self.name}{self.image.suffix}"
 
-    def label_file(self, data: Path) -> Path:
-        return data / f"annotations/{self.split}/{self.name}.png"
+    def label_file(self, data: Path, split: str | None) -> Path:
+        return data / f"annotations/{split}/{self.name}.png"
 
 
 def make_project(
@@ -127,7 +127,7 @@ def make_project(
                 f"{len(gone)} links to photos that are gone are removed, such as {gone[0]}"
             )
         for pair in progress(usable, "writing", len(usable)):
-            label_file = pair.label_file(data)
+            label_file = pair.label_file(data, pair.split)
             _write_pair(pair, data)
             sample = dict(img_path=str(pair.image_file(data)), seg_map_path=str(label_file))
             summaries[pair.split].add(sample, pair.size[::-1], pair.counts, pair.small)
@@ -278,7 +278,15 @@ def _choose_splits(
     most = len(pool) if group else (1 - sum(shares.values())) * len(pool)
     groups = {n: str(i) for n, i in zip(names, numbers, strict=True) if 1 < sizes[i] <= most}
     state_file = data / "splits.json"
-    fixed = json.loads(state_file.read_text()) if state_file.is_file() else {}
+    if state_file.is_file():
+        fixed = json.loads(state_file.read_text())
+    else:  # of a version without it, the first folder with the label map
+        fixed = {
+            pair.name: split
+            for pair in pool
+            for split in reversed(SPLITS)
+            if pair.label_file(data, split).is_file()
+        }
     chosen = choose(names, {pair.name: pair.labels for pair in pool}, shares, fixed, groups)
     for pair in pool:
         pair.split = chosen[pair.name]
@@ -327,5 +335,5 @@ def _write_pair(pair: _Pair, data: Path) -> None:
     else:  # written upright, because `image_demo` shows photos to the trained model upright
         with Image.open(pair.image) as image, atomic_write(target) as part:
             ImageOps.exif_transpose(image).save(part, image.format, quality=95)
-    with atomic_write(pair.label_file(data)) as part:
+    with atomic_write(pair.label_file(data, pair.split)) as part:
         shutil.copyfile(pair.label, part)

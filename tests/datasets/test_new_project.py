@@ -585,6 +585,17 @@ def test_copies_and_groups_stay_together(tmp_path, capsys):
     assert note in capsys.readouterr().out
 
 
+def test_projects_without_a_list_of_splits_keep_them(tmp_path):
+    """An earlier version looked for the label maps."""
+    write_sources(tmp_path, 9)
+    assert run(tmp_path, "--val", "0.4") == 0
+    before = set(label_maps(tmp_path))
+    (tmp_path / "project/data/splits.json").unlink()
+    write_sources(tmp_path, 14)
+    assert run(tmp_path, "--val", "0.4", "--group", "0*") == 0
+    assert before < set(label_maps(tmp_path))
+
+
 def test_a_picture_shows_images_and_labels(tmp_path, monkeypatch, capsys):
     """Images of both splits next to their labels, enlarged; check_dataset draws it if it can."""
     colors = {"a": (20, 30, 40), "b": (10, 250, 10), "c": (250, 0, 90)}
