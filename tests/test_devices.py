@@ -54,7 +54,7 @@ def small_config(name: str) -> Config:
 
 def train(config, device: SimulatedCUDA) -> torch.nn.Module:
     """Run a step in each precision; return the model."""
-    model = build_training_model(config.model, device.device)
+    model = build_training_model(config, device.device)
     wrapper = wrapper_in_float32(config, model)
     for precision in PRECISIONS:
         with device.autocast(precision):
@@ -90,7 +90,7 @@ def test_the_check_of_losses_stays_on_the_device():
     """Every number that is read is 1, so `FiniteLossHook` finds a problem that no tensor has."""
     config = small_config("fcn_r18_shapes")
     with SimulatedCUDA() as device:
-        model = build_training_model(config.model, device.device)
+        model = build_training_model(config, device.device)
         wrapper = wrapper_in_float32(config, model)
         runner = SimpleNamespace(optim_wrapper=wrapper, model=model, iter=5)
         FiniteLossHook().before_train(runner)

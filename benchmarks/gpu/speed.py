@@ -188,7 +188,8 @@ def training_row(run: Run, name: str, variant: str) -> Row:
         settings["decode_head"] |= dict(in_channels=16, in_index=0)
     if "EncoderDecoder" in variant:
         settings["type"] = "EncoderDecoder"
-    model = build_training_model(settings, torch.device(run.device))
+    config.model = settings
+    model = build_training_model(config, torch.device(run.device))
     model.to(run.device)
     options = config.optim_wrapper.to_dict()
     options = {key: options[key] for key in options if key not in ("dtype", "loss_scale")}

@@ -20,12 +20,10 @@ def parser() -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> None:
     from mmengine.logging import MMLogger
 
-    from mmseg_ext import register_all_modules
     from mmseg_ext.cost.model_cost import HEADINGS, cells, count_config, markdown
     from mmseg_ext.cost.step_memory import MEMORY_HEADINGS, memory_cells, training_memory
     from mmseg_ext.engine.config import load_config
 
-    register_all_modules()
     MMLogger.get_current_instance().setLevel("WARNING")  # a line for each parameter
     rows = []
     for path in args.configs:

@@ -26,7 +26,6 @@ def main(args: argparse.Namespace) -> None:
     """
     from mmengine.logging import MMLogger
 
-    from mmseg_ext import register_all_modules
     from mmseg_ext.cost.step_memory import GIBI, plans
     from mmseg_ext.engine.amp import enable_amp
     from mmseg_ext.engine.build import enable_learning_rate_scaling
@@ -42,7 +41,6 @@ def main(args: argparse.Namespace) -> None:
     processes = args.world_size or int(os.environ.get("WORLD_SIZE", 1))
     record = describe_run(cfg, processes, seed)
     if args.world_size and "auto_scale_lr" in cfg and "crop_size" in cfg:
-        register_all_modules()
         MMLogger.get_current_instance().setLevel("WARNING")  # a line for each parameter
         names = ("memory_gib", "checkpoint_gib")
         record["plans"] = []

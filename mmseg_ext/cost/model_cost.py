@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from mmengine.model.utils import revert_sync_batchnorm
-from mmseg.registry import MODELS
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from mmseg_ext.datasets.metainfo import crop_size, input_channels
+from mmseg_ext.engine.build import build_segmentor
+from mmseg_ext.engine.build_errors import explained_without_data
 from mmseg_ext.engine.config import load_config
 from mmseg_ext.layers import LambdaLayer
 from mmseg_ext.torch_versions import existing_kernels
@@ -105,11 +105,12 @@ def count_config(path: Path, options: dict | None = None) -> Cost:
     These are backbone, neck and decode head; resizing the logits is not counted.
     """
     config = load_config(str(path), options)
-    settings = {**config.model, "auxiliary_head": None, "pretrained": None, "train_cfg": None}
     with torch.device("meta"):
-        model = revert_sync_batchnorm(MODELS.build(settings)).eval()
+        model = build_segmentor(config).eval()
+        model.auxiliary_head = None
         images = torch.empty(1, input_channels(config.model), *crop_size(config))
-        counted = count_multiply_adds(model, images)
+        with explained_without_data(config):
+            counted = count_multiply_adds(model, images)
     return Cost(tuple(images.shape), sum(p.numel() for p in model.parameters()), *counted)
 
 

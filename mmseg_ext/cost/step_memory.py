@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.model import BaseModel
-from mmengine.model.utils import revert_sync_batchnorm
 from mmengine.optim import build_optim_wrapper
 from mmengine.structures import PixelData
-from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
 from torch import Tensor, nn
 
 from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
 from mmseg_ext.datasets.metainfo import crop_size, input_channels, type_name
+from mmseg_ext.engine.build import build_segmentor
+from mmseg_ext.engine.build_errors import explained_without_data
 from mmseg_ext.torch_versions import HAS_FOREACH_WITHOUT_DATA
 
 GIBI = 2**30
@@ -59,7 +59,7 @@ def training_memory(config: Config, amp: bool = False) -> StepMemory:
     amp = amp or "Amp" in type_name(settings)
     settings = {k: v for k, v in settings.items() if k not in ("dtype", "loss_scale")}
     with SimulatedCUDA() as device:
-        model = build_training_model(config.model, device.device)
+        model = build_training_model(config, device.device)
         wrapper = build_optim_wrapper(model, {**settings, "type": "OptimWrapper"})
         for group in wrapper.optimizer.param_groups:
             group["foreach"] = HAS_FOREACH_WITHOUT_DATA  # the default on a GPU
@@ -71,9 +71,10 @@ def training_memory(config: Config, amp: bool = False) -> StepMemory:
 
         for parameter in trained:
             parameter.register_post_accumulate_grad_hook(count_gradient)
-        with device.autocast(torch.float16 if amp else None):
-            loss = training_loss(model, batch_of(config, device.device))
-        wrapper.backward(loss)
+        with explained_without_data(config):
+            with device.autocast(torch.float16 if amp else None):
+                loss = training_loss(model, batch_of(config, device.device))
+            wrapper.backward(loss)
         del loss
         in_backward = device.peak
         activations = in_backward - weights - device.gradients_at_peak
@@ -85,10 +86,10 @@ def training_memory(config: Config, amp: bool = False) -> StepMemory:
     return StepMemory(weights, gradients, optimizer, activations, total)
 
 
-def build_training_model(settings: dict, device: torch.device) -> BaseModel:
-    """Build a config's `model` on a device, in training mode."""
+def build_training_model(config: Config, device: torch.device) -> BaseModel:
+    """Build a config's segmentor on a device, in training mode."""
     with device:
-        model: Any = revert_sync_batchnorm(MODELS.build({**settings, "pretrained": None}))
+        model = build_segmentor(config)
     model.data_preprocessor.to(device)  # it moves batches there
     return model.train()
 

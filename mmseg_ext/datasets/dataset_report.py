@@ -176,6 +176,8 @@ def _list_files(split: str, config: dict) -> tuple[Any, list[dict], Callable]:
         same = dict(imdecode_backend=label.imdecode_backend, backend_args=label.backend_args)
         same["reduce_zero_label"] = label.reduce_zero_label
         label = CheckedLoadAnnotations(len(classes), **same)
+        if entries[0].get("seg_map_path") is None:
+            raise LaunchError(f"{split}: {kind} lists no label maps, which this command checks")
     ignored = getattr(dataset, "ignore_index", 255)
     samples = [{"ignore_index": ignored, **entry} for entry in entries]
     return dataset, samples, partial(check_pair, image=image, label=label, rotates=rotates)

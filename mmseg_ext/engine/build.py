@@ -1,6 +1,6 @@
-"""Build the Runner that trains or tests a config, from Python or for the tools.
+"""Build the Runner that trains or tests a config, or its segmentor.
 
-Arguments have the meaning of mmsegmentation's flags (1.2.2 and 1.4.2), except:
+Arguments of Runners have the meaning of mmsegmentation's flags (1.2.2 and 1.4.2), except:
 
 - `auto_scale_lr` is added, as in mmdetection. It takes gradient accumulation into account.
 - `amp` also runs on the CPU, in bfloat16.
@@ -12,12 +12,13 @@ Arguments have the meaning of mmsegmentation's flags (1.2.2 and 1.4.2), except:
 
 import os
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from mmengine.config import Config
 from mmengine.dataset import InfiniteSampler
-from mmengine.registry import RUNNERS
+from mmengine.model.utils import revert_sync_batchnorm
+from mmengine.registry import RUNNERS, init_default_scope
 from mmengine.runner import EpochBasedTrainLoop, Runner, ValLoop
 
 from mmseg_ext.datasets.metainfo import input_channels
@@ -95,6 +96,27 @@ def build_test_runner(
             metric.update(output_dir=out, keep_results=True)
     init_distributed(cfg)
     return _build(cfg, "test_loop")
+
+
+def build_segmentor(cfg: Config) -> Any:
+    """Build a config's segmentor, with plain instead of synchronized batch norms.
+
+    Raises:
+        LaunchError: if the model cannot be built, or is no segmentor.
+    """
+    from mmseg.models import BaseSegmentor  # detectors train without mmsegmentation
+    from mmseg.registry import MODELS
+
+    init_default_scope(cfg.get("default_scope", "mmseg"))
+    with explained(cfg):
+        model: Any = MODELS.build(cfg.model)
+    if not isinstance(model, BaseSegmentor):
+        package = type(model).__module__.partition(".")[0]
+        raise LaunchError(
+            f"{cfg.filename}: {type(model).__name__} is not a segmentor, and this works only for "
+            f"segmentors; use the tools of {package}"
+        )
+    return revert_sync_batchnorm(model)
 
 
 def _build(cfg: Config, *loops: str) -> Runner:

@@ -53,13 +53,35 @@ def explained(cfg: Config, model: nn.Module | None = None) -> Iterator[None]:
     except Exception as error:
         if type(error).__module__ == errors.__name__:
             raise
-        entries = [entry for key in cfg if key in KEYS for entry in _entries(key, cfg[key])]
-        explanation = _explanation(entries, error)
+        explanation = _explanation(_all_entries(cfg), error)
         if explanation is None and model is not None:
             explanation = _of_heads(unwrap_model(model), error)
         if explanation is None:
             raise
         raise explanation from error
+
+
+@contextlib.contextmanager
+def explained_without_data(cfg: Config) -> Iterator[None]:
+    """Explain errors of a model that runs on tensors without data, as for its cost.
+
+    Raises:
+        LaunchError: for any error. It names the innermost part of `cfg` that runs.
+    """
+    try:
+        yield
+    except LaunchError:
+        raise
+    except Exception as error:  # of any kind: a part reads data, or needs a GPU's operator
+        part = _find_part(_all_entries(cfg), error.__traceback__) or "the model"
+        raise LaunchError(
+            f"{cfg.filename}: {part} does not run without data and a GPU ({format_error(error)}); "
+            "measure it in a training"
+        ) from error
+
+
+def _all_entries(cfg: Config) -> _Entries:
+    return [entry for key in cfg if key in KEYS for entry in _entries(key, cfg[key])]
 
 
 def dataset_warnings(runner: Runner) -> list[str]:
@@ -151,6 +173,13 @@ def _explanation(entries: _Entries, error: Exception) -> Exception | None:
     wrong = re.search(r"(\w+)[\w.]*\(\) got an unexpected keyword argument '(\w+)'", reason)
     if wrong and (unknown := _of_argument(entries, wrong[1], wrong[2], error)):
         return unknown
+    if any(f.name == "_maybe_compile" for f in trace):
+        return LaunchError(f"compile={dict(entries)['compile']!r}: {reason}")
+    if "Expected more than 1 value per channel" in reason:  # in one process, or all
+        return RunError(
+            f"train_dataloader.batch_size: {reason}; use two or more images in each "
+            "batch (drop_last=True leaves out a smaller last one), or another norm_cfg"
+        )
     # A worker's error contains the text of its traceback.
     stack = f"{reason} {''.join(traceback.format_tb(error.__traceback__))} {error}"
     if missing := re.search(r"KeyError: '?(inputs|gt_s\w+)\b|in (pseudo|default)_collate", stack):

@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from mmengine.config import Config, ConfigDict
-from mmengine.model.utils import revert_sync_batchnorm
-from mmengine.registry import init_default_scope
-from mmseg.registry import MODELS
 from torch import nn
 
 from mmseg_ext.datasets.metainfo import classes_and_palette
 from mmseg_ext.durable.checkpoint_files import read_checkpoint, terms_of, unwrap_state_dict
 from mmseg_ext.durable.safe_loading import check_finite, fit_first_convolution
 from mmseg_ext.durable.work_dir import checkpoint_folder, find_checkpoints
+from mmseg_ext.engine.build import build_segmentor
 from mmseg_ext.engine.config import load_config, model_names
 from mmseg_ext.errors import CheckpointError
 
@@ -95,10 +93,9 @@ def get_model(
         _set_classes(config.model, num_classes)
     if in_channels is not None:
         _set_channels(config.model, in_channels)
-    init_default_scope(config.get("default_scope", "mmseg"))
     with warnings.catch_warnings():  # about a loss, which inference does not compute
         warnings.filterwarnings("ignore", message="Default ``avg_non_ignore``")
-        model: Any = revert_sync_batchnorm(MODELS.build(config.model))
+        model = build_segmentor(config)
     model.terms, meta = {}, None
     if weights is not None:
         partial = bool(overrides or num_classes or in_channels)

@@ -10,6 +10,7 @@ import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.model import BaseModel
 from mmengine.optim import build_optim_wrapper
+from mmseg.models import EncoderDecoder
 from mmseg.registry import MODELS
 
 from benchmarks.camvid_rows import STUDIES
@@ -35,12 +36,12 @@ def load(name: str) -> Config:
 
 
 @MODELS.register_module()
-class TwoLayers(BaseModel):
+class TwoLayers(EncoderDecoder):
     """Layers of 100 numbers for each image; one is frozen."""
 
-    def __init__(self, pretrained, size):
+    def __init__(self, size):
         preprocessor = {"type": "SegDataPreProcessor", "size": size}
-        super().__init__({**preprocessor, "mean": [0.0] * 3, "std": [1.0] * 3})
+        BaseModel.__init__(self, {**preprocessor, "mean": [0.0] * 3, "std": [1.0] * 3})
         self.one = torch.nn.Linear(75, 100, bias=False)
         self.two = torch.nn.Linear(100, 100, bias=False).requires_grad_(False)
 

@@ -28,6 +28,8 @@ LOSSES = [{"type": "CrossEntropyLoss"}, {"type": "BoundaryLoss"}]
 AUXILIARY = dict(type="FCNHead", in_channels=7, in_index=0, channels=4, num_classes=3, num_convs=1)
 DANET = AUXILIARY | {"_delete_": True, "type": "DANetEAHead", "in_channels": 64}
 DANET.pop("num_convs")
+POOLED = dict(_delete_=True, type="PSPHead", pool_scales=(1,), num_classes=3, in_channels=64)
+POOLED |= dict(in_index=0, channels=4, norm_cfg={"type": "SyncBN"})
 LOADED = [{"type": "LoadImageFromFile"}, {"type": "PackSegInputs"}]
 FLIPPED = [LOADED[0], {"type": "RandomFlip", "prob": 0.5}]
 CUT = [LOADED[0], {"type": "RandomCrop", "crop_size": (8, 8), "cat_max_ratio": 0.75}, LOADED[1]]
@@ -84,6 +86,9 @@ WRONG: list[tuple] = [
     ("train_dataloader.dataset.pipeline", CUT, "{key} has no type='LoadAnnotations'"),
     ("default_hooks.checkpoint.save_best", "mDice"),
     ("val_evaluator.iou_metrics", ["mIuO"], "{key}=['mIuO']: "),
+    ("model.decode_head", POOLED, "train_dataloader.batch_size: ValueError: Expected more"),
+    ("compile", {"backend": "foo"}),
+    ("compile", {"mode": "foo"}),
 ]
 SUGGESTED = {"AdmW": "AdamW", "chanels": "channels"}
 SUGGESTED |= {"SyncBNN": "SyncBN", "intervall": "interval", "DurableRuner": "DurableRunner"}
@@ -114,8 +119,10 @@ def config(tmp_path_factory):
 def test_a_wrong_setting_is_named(config, row):
     """The line names the part of the config if the error mentions no setting."""
     key, value, *start = row
+    options = {"train_cfg.max_iters": 1, key: value}
+    options |= {"train_dataloader.batch_size": 1} if value is POOLED else {}
     with pytest.raises((LaunchError, RuntimeError)) as refusal:
-        train(config, {"train_cfg.max_iters": 1, key: value})
+        train(config, options)
     line, (start,) = str(refusal.value), start or ["{key}={value!r}: "]
     assert line.startswith(start.format(key=key, value=value)) and "\n" not in line
     meant = [SUGGESTED.get(word) for word in (str(value), key.rpartition(".")[2])]
