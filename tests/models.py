@@ -223,14 +223,15 @@ class ModelTester:
 
     @torch.no_grad()
     def test_round_trips(self):
-        """Loading a state dict and deep copies keep the outputs."""
+        """Deep copies keep the outputs, and a state dict gives them to a model without data."""
         model, x = randomise(self.build()).eval(), self.inputs(1)
         expected, twin = model(x), copy.deepcopy(model)
         assert_same(twin(x), expected, rtol=0)
-        for p in twin.parameters():
-            p.zero_()
-        twin.load_state_dict(copy.deepcopy(model.state_dict()), strict=True)
-        assert_same(twin(x), expected, rtol=0)
+        with torch.device("meta"):
+            built = self.build().eval()
+        for other, assign in ((twin.to_empty(device="cpu"), False), (built, True)):
+            other.load_state_dict(copy.deepcopy(model.state_dict()), strict=True, assign=assign)
+            assert_same(other(x), expected, rtol=0)
 
     def test_half_precision(self):
         """Under autocast and as a bfloat16 module: close to float32, and gradients are finite."""

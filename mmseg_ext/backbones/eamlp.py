@@ -177,3 +177,10 @@ class EAMLP(TokenBackbone):
         for tokens in (self.tokens_to_token.attention1, self.tokens_to_token.attention2):
             tokens.attn.linear_0.weight.data.copy_(tokens.attn.linear_1.weight.t())
         self._freeze_stages()
+
+    def _load_from_state_dict(self, *args) -> None:
+        """Load the weights, and compute the positions, which a model from `meta` lacks."""
+        super()._load_from_state_dict(*args)
+        with torch.device("cpu"):  # not in the context of the caller
+            positions = sinusoidal_positions(*self.pos_embed.shape[1:])
+        self.pos_embed = positions.to(self.cls_token)

@@ -135,7 +135,8 @@ class DurableCheckpointHook(CheckpointHook):
             own = sorted(found[path][1] for path in regular if origin_of(path)[0] == run)
             self.keep_ckpt_ids = deque(own, self.max_keep_ckpts)
         self._remove_older(runner, step)
-        write_text(run, folder / RUN)
+        for place in dict.fromkeys((folder, work)):  # `work` last: see `missing_checkpoint`
+            write_text(run, place / RUN)
         if others := sorted(path.name for path in find_checkpoints(runner.cfg)[1]):
             runner.logger.warning(
                 f"{folder}: contains checkpoints of an earlier run ({', '.join(others)}), and this "

@@ -21,7 +21,7 @@ try:
 except ImportError:  # Windows, where work directories are not locked
     fcntl = None
 
-RUN = "current_run"  # a text file with the identity of the run that owns the folder
+RUN = "current_run"  # a text file with the identity of the newest run in the folder
 LAST = "last_checkpoint"  # mmengine's text file with the path of the newest checkpoint
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ def _read_word(path: Path) -> str:
 
 
 def find_checkpoints(cfg: Config) -> tuple[list[Path], list[Path]]:
-    """Return the checkpoints of the run that owns the folder, newest first, and of earlier runs.
+    """Return the checkpoints of the work directory's run, newest first, and of other runs.
 
     A run can stop after it has saved a checkpoint and before it writes `last_checkpoint`, so this
     file only adds a checkpoint with another name. The path in it may be of a copied folder. An
@@ -122,7 +122,7 @@ def find_checkpoints(cfg: Config) -> tuple[list[Path], list[Path]]:
     """
     folder, hook = checkpoint_folder(cfg), (cfg.get("default_hooks") or {}).get("checkpoint") or {}
     own_name = series_pattern(hook.get("filename_tmpl"))
-    last, run = Path(_read_word(Path(cfg.work_dir, LAST))).name, _read_word(folder / RUN)
+    last, run = Path(_read_word(Path(cfg.work_dir, LAST))).name, _run_of(cfg)
     origins = {
         path: origin_of(path)
         for path in folder.glob("*")
@@ -138,6 +138,11 @@ def find_checkpoints(cfg: Config) -> tuple[list[Path], list[Path]]:
     return own, [path for path in newest_first if path not in own]
 
 
+def _run_of(cfg: Config) -> str:
+    """Return the identity of the work directory's run; version 1.0.0 wrote it only to `out_dir`."""
+    return _read_word(Path(cfg.work_dir, RUN)) or _read_word(checkpoint_folder(cfg) / RUN)
+
+
 def series_pattern(template: str | None) -> re.Pattern[str]:
     """Return the pattern of checkpoints with this `filename_tmpl`; group 1 is the number."""
     if template is None:
@@ -150,11 +155,15 @@ def missing_checkpoint(cfg: Config) -> str:
     """Return a line if the folder lacks the checkpoint of `last_checkpoint`, otherwise ''.
 
     For example a relative `out_dir` is another folder if the run resumes from another directory.
+    Work directories of one name share the folder in `out_dir`, so their runs overwrite files.
     """
     folder, last = checkpoint_folder(cfg), _read_word(Path(cfg.work_dir, LAST))
-    if not last or (folder / Path(last).name).exists():
-        return ""
-    return f"{cfg.work_dir}/{LAST} names {last}, which is not in {str(folder)!r}"
+    path, line = folder / Path(last).name, f"{cfg.work_dir}/{LAST} names {last}, which"
+    if last and not path.exists():
+        return f"{line} is not in {str(folder)!r}"
+    if last and _run_of(cfg) != _read_word(folder / RUN) and path not in find_checkpoints(cfg)[0]:
+        return f"{line} the run of another work directory has overwritten; set another out_dir"
+    return ""
 
 
 def newest_complete(cfg: Config) -> tuple[Path | None, list[str]]:

@@ -189,6 +189,22 @@ def test_two_runs_cannot_share_the_folder_of_checkpoints(tmp_path):
         curve(tmp_path, "", out)
 
 
+def test_runs_in_work_directories_of_one_name_share_out_dir(tmp_path):
+    """The second run overwrites the newest checkpoint of the first one, and later all."""
+    out = f"default_hooks.checkpoint.out_dir={tmp_path}/out"
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder, interval in ((one, 2), (two, 5)):
+        folder.mkdir()
+        options = "train_cfg.max_iters=5", f"default_hooks.checkpoint.interval={interval}"
+        curve(folder, "", out, *options)
+    for folder, step in ((one, 4), (two, 5)):
+        text = log_text(curve(folder, "", out, "train_cfg.max_iters=8", resume=True))
+        assert f"resumed epoch: 0, iter: {step}" in text
+        assert ("iter_5.pth, which the run of another work directory has" in text) == (step == 4)
+    with pytest.raises(CheckpointError, match=r"iter_8\.pth, which the run of another work dir"):
+        curve(one, "", out, resume=True)
+
+
 TEMPLATES = "iter+{}_v2.pth", "{:06d}.ckpt"
 
 
