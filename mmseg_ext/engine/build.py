@@ -102,7 +102,7 @@ def build_segmentor(cfg: Config) -> Any:
     """Build a config's segmentor, with plain instead of synchronized batch norms.
 
     Raises:
-        LaunchError: if the model cannot be built, or is no segmentor.
+        LaunchError: if the model cannot be built, or is not a segmentor.
     """
     from mmseg.models import BaseSegmentor  # detectors train without mmsegmentation
     from mmseg.registry import MODELS

@@ -121,6 +121,10 @@ def test_the_command_prints_gibibytes(capsys):
     total = training_memory(expected, True).total / GIBI
     cells = re.split(r" *\| *", row)[1:-1]
     assert cells[:3] == ["`ea_r18_shapes`", "96x96", "16"] and cells[7] == f"{total:.2f}"
+    loss = "model.decode_head.loss_decode"
+    options = [f"{loss}.type=FocalLoss", f"{loss}.use_sigmoid=True"]  # which needs mmcv's operator
+    assert commands.run("model_cost", [config, "--train", "--cfg-options", *options]) == 1
+    assert f"{loss} does not run without data and a GPU" in capsys.readouterr().err
 
 
 LOSSES = [{"type": f"{name}Loss"} for name in ("Dice", "HuasdorffDisstance", "Tversky")]

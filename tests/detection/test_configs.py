@@ -20,6 +20,7 @@ from torch import nn
 pytest.importorskip("mmdet")
 
 import mmseg_ext.detection.operators_in_pytorch  # noqa: F401
+from mmseg_ext.commands import run
 from mmseg_ext.cost.model_cost import count_multiply_adds  # only a command is public
 from mmseg_ext.datasets.shapes import FORMS, Recipe
 from mmseg_ext.detection.shapes_coco import annotate
@@ -158,6 +159,22 @@ def test_one_training_step_and_one_inference(path, scenes):
     assert (found.labels < len(FORMS)).all()
     if "masks" in found:
         assert found.masks.shape[1:] == result.ori_shape == (96, 96)
+
+
+def test_commands_for_segmentors_refuse_detectors_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # where the scenes are written
+    folder, refused = str(CONFIGS / "detection"), "MaskRCNN is not a segmentor, "
+    recipe = " --split val --cfg-options val_dataloader.dataset.recipe.train=1"
+    for words, line in (
+        ("model_cost {}/mask_rcnn_rmt_shapes.py", refused),
+        ("model_cost {}/mask_rcnn_rmt_shapes.py --train", refused),
+        ("export {}/mask_rcnn_rmt_shapes.py none", refused),
+        ("check_dataset {}/mask_rcnn_rmt_shapes.py" + recipe, "Dataset lists no label maps, "),
+        ("model_cost {}/mask2former_rmt_small_ade20k_160k.py", "model does not run without data"),
+    ):
+        command, *flags = words.format(folder).split()
+        assert run(command, flags) in (1, 2)
+        assert line in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_mask2former_trains_and_predicts():

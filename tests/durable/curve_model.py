@@ -50,6 +50,7 @@ SCHEDULES = {
     "no best": "default_hooks['checkpoint'].update(save_best=None, rule=None)\n",
     "two scores": "default_hooks['checkpoint'].update(save_best=['curve', 'other'])\n",
     "falling": "default_hooks['checkpoint'].update(save_best='other')\n",
+    "changed best": "default_hooks['checkpoint'].update(save_best='other')\n",
     "keep one": "default_hooks['checkpoint'].update(max_keep_ckpts=1)\n",
     "keep all": "default_hooks['checkpoint'].update(max_keep_ckpts=-1)\n",
     "rare": "default_hooks['checkpoint'].update(interval=4)\ntrain_cfg['val_interval'] = 2\n",

@@ -38,8 +38,6 @@ SMALL = RANDOM + "train_dataloader['batch_size'] = 2\n"
 def folder(tmp_path_factory):
     """Write configs of one run: complete, and with an error at 10."""
     folder = tmp_path_factory.mktemp("resume")
-    drawn = "custom_hooks += [dict(type='DrawAfterValidation')]\n"
-    write_config(folder, SMALL + drawn, "validated.py")
     for name, hook in (("whole", ""), ("cut", "dict(type='CrashAt', iteration=10)")):
         write_config(folder, f"{SMALL}{UNVALIDATED}custom_hooks += [{hook}]\n", f"{name}.py")
     return folder
@@ -91,12 +89,6 @@ def test_a_resumed_run_equals_the_complete_run(
     assert "gradient of some iterations is lost" not in log_text(tmp_path)
     if flags:  # other losses than in float32
         assert logged(tmp_path)[12]["loss"] != logged(whole())[12]["loss"]
-
-
-def test_validation_does_not_change_the_random_state(folder, whole, tmp_path):
-    train_here(folder / "validated.py", tmp_path, "train_cfg.val_interval=4")
-    state = ("state_dict", "optimizer", "ema_state_dict", "processes")
-    assert_same_runs(tmp_path, whole(), 12, state)
 
 
 def test_resume_at_150000_draws_no_more_samples_than_at_10(folder, tmp_path, monkeypatch):

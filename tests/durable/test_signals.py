@@ -6,12 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
 
 from mmseg_ext.durable import StopOnSignalHook
 from mmseg_ext.errors import RunError
 from tests.engine.runs import log_text, run_tool, train_here, train_words, write_config
-from tests.engine.states import UNVALIDATED, assert_same
+from tests.engine.states import UNVALIDATED
 
 SHORT = "train_cfg.max_iters=6"
 
@@ -55,36 +54,6 @@ def test_checkpoint_hooks(tmp_path, checkpoint, iteration, saved):
         train_here(config, tmp_path / "work", SHORT)
     assert end.value.code == 0 if saved else "stopped after iteration 3" in str(end.value)
     assert [path.name for path in (tmp_path / "work").glob("*.pth")] == saved
-
-
-EPOCHS = """
-train_cfg = dict(type="EpochBasedTrainLoop", max_epochs=2)
-train_dataloader.update(batch_size=2, sampler=dict(type="DefaultSampler", shuffle=True))
-default_hooks["checkpoint"].update(by_epoch=True, interval=1, max_keep_ckpts=1)
-"""
-
-
-def test_signals_within_an_epoch(tmp_path):
-    """The file has the number of the epoch, the next signal and the end of the epoch replace it."""
-    whole = write_config(tmp_path, UNVALIDATED + EPOCHS, "whole.py")
-    train_here(whole, tmp_path / "whole")
-    work = tmp_path / "work"
-    for iteration in (6, 7):  # of 8, in epochs of 4
-        with pytest.raises(SystemExit):
-            train_here(
-                config_of(tmp_path, signal.SIGTERM, extra=EPOCHS, iteration=iteration),
-                work,
-                flags=("--resume",),
-            )
-        meta = torch.load(work / "epoch_2.pth", weights_only=True)["meta"]
-        assert (meta["epoch"], meta["iter"]) == (1, iteration)
-    train_here(whole, work, flags=("--resume",))
-    assert [path.name for path in work.glob("*.pth")] == ["epoch_2.pth"]
-    ours, theirs = (
-        torch.load(folder / "epoch_2.pth", weights_only=True)["state_dict"]
-        for folder in (work, tmp_path / "whole")
-    )
-    assert_same(ours, theirs)
 
 
 def test_a_training_in_a_thread_leaves_the_handlers():

@@ -41,14 +41,6 @@ class CountExchanges(Hook):
         self._calls.clear()
 
 
-@HOOKS.register_module()
-class DrawAfterValidation(Hook):
-    """Log a random number as a score."""
-
-    def after_val_epoch(self, runner, metrics=None):
-        runner.message_hub.update_scalar("val/drawn", torch.rand(1).item())
-
-
 class Crash(Exception):
     """The error of `CrashAt`."""
 

@@ -59,12 +59,12 @@ def assert_same(one: object, two: object, where: str = "") -> int:
 STATE = ("state_dict", "optimizer", "ema_state_dict", "param_schedulers", "processes")
 
 
-def assert_same_runs(one: Path, two: Path, iteration: int, state=STATE) -> None:
+def assert_same_runs(one: Path, two: Path, iteration: int) -> None:
     """Compare weights, optimizer, averages, schedulers, random state and logged losses."""
     ours, theirs = (
         torch.load(work / f"iter_{iteration}.pth", weights_only=True) for work in (one, two)
     )
-    for key in state:
+    for key in STATE:
         assert assert_same(ours[key], theirs[key], key) > 0
     history = [c["message_hub"]["log_scalars"]["train/loss"] for c in (ours, theirs)]
     assert assert_same(*history, "history of the loss") > iteration

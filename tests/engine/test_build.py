@@ -223,7 +223,6 @@ def test_out_exists_before_a_rank_writes(trained, tmp_path, monkeypatch):
         ("train {config} --work-dir {broken}/work", "{broken}/work: Not a directory"),
         ("train {bare} --auto-scale-lr", "base_batch_size"),
         ("train {bare} --amp", "--amp"),
-        ("train {config} --cfg-options train_cfg.val_interval=0", "val_interval=0: is not"),
         ("train {config} --cfg-options model.pretrained=/no.pth", "model.pretrained=None"),
         ("train {config} --cfg-options load_from=http://127.0.0.1:9/a.pth", "name a local file"),
         ("test {config} /nowhere.pth", "there is no file '/nowhere.pth'"),

@@ -119,10 +119,8 @@ def config(tmp_path_factory):
 def test_a_wrong_setting_is_named(config, row):
     """The line names the part of the config if the error mentions no setting."""
     key, value, *start = row
-    options = {"train_cfg.max_iters": 1, key: value}
-    options |= {"train_dataloader.batch_size": 1} if value is POOLED else {}
     with pytest.raises((LaunchError, RuntimeError)) as refusal:
-        train(config, options)
+        train(config, {"train_cfg.max_iters": 1, "train_dataloader.batch_size": 1, key: value})
     line, (start,) = str(refusal.value), start or ["{key}={value!r}: "]
     assert line.startswith(start.format(key=key, value=value)) and "\n" not in line
     meant = [SUGGESTED.get(word) for word in (str(value), key.rpartition(".")[2])]
