@@ -11,6 +11,7 @@ registering waits until the mm stack is imported: before that, nothing can look 
 
 import importlib
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from importlib.abc import MetaPathFinder
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from mmseg_ext.environment import (
     BASE,
     check_stack,
+    other_project,
     quiet_stack_imports,
     stack_problem,
 )
@@ -101,6 +103,8 @@ def _stop_waiting() -> None:
 def register() -> None:
     """Register what works with the installed packages, as `import mmseg_ext` does."""
     _stop_waiting()
+    if (problem := other_project()) is not None:
+        warnings.warn(problem, stacklevel=2)
     if stack_problem(BASE) is not None:
         return
     folders = _ANY_PACKAGE if stack_problem() else _ANY_PACKAGE + _MMSEG

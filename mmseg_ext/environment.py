@@ -63,6 +63,18 @@ def mixture() -> str | None:
     return None
 
 
+def other_project() -> str | None:
+    """Return a line if another project is installed that also installs a package `mmseg_ext`."""
+    for found in importlib.metadata.distributions(name="mmseg-ext"):
+        if found.version.startswith("0.0."):  # later ones are this project, under its former name
+            return (
+                f"mmseg_ext: the distribution mmseg-ext {found.version} is another project "
+                "(GPL-3.0) whose files overwrite this package's; run: pip uninstall -y mmseg-ext "
+                "mmseg-attention, and install mmseg-attention again"
+            )
+    return None
+
+
 @contextlib.contextmanager
 def quiet_stack_imports() -> Iterator[None]:
     """Silence what mmcv and mmseg print about optional parts."""

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -166,6 +167,21 @@ def test_two_distributions_of_one_module_are_named(monkeypatch):
     monkeypatch.setattr(environment, "installed", lambda: ["mmcv-lite", "mmengine"])
     assert environment.mixture() is None
     assert remedy in environment.remedy()
+
+
+@pytest.mark.parametrize(("version", "told"), [("0.0.2", True), ("0.3.0", False)])
+def test_another_project_with_a_package_of_this_name(version, told, tmp_path, monkeypatch, capsys):
+    """On the package index `mmseg-ext` is not this project, which once had that name."""
+    folder = tmp_path / f"mmseg_ext-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Name: mmseg-ext\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    line = f"mmseg_ext: the distribution mmseg-ext {version} is another project"
+    with warnings.catch_warnings(record=True) as caught:
+        mmseg_ext.register()
+    assert [line in str(w.message) for w in caught] == [True] * told
+    commands.run("env", [])
+    assert (line in capsys.readouterr().out) == told
 
 
 stack_problem = environment.stack_problem.__wrapped__  # without its cache

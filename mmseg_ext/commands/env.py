@@ -56,7 +56,7 @@ def describe() -> list[tuple[str, str]]:
         same = version.partition("+")[0] == tested
         rows.append((name, version if same else f"{version} (tested with {tested})"))
     rows.append(("packages", ", ".join(environment.installed()) or "none"))
-    problem = environment.mixture() or environment.stack_problem()
+    problem = environment.other_project() or environment.mixture() or environment.stack_problem()
     rows.append(("stack", problem or "usable"))
     if environment.stack_problem() is None:
         rows.append(
