@@ -210,10 +210,11 @@ class DurableCheckpointHook(CheckpointHook):
         folder, kept = Path(self.out_dir), getattr(self, "keep_ckpt_ids", ())  # with a maximum only
         needed = [*self._best(runner), *(folder / self._name(number) for number in kept)]
         newest = {found[0]: path for path in needed if (found := self._series(path))}
+        names = {path.name for path in needed}  # a path can be spelled in several ways
         for path in sorted(folder.glob("*")):
             series, number = self._series(path) or ("", step)
             newer = newest.get(series)
-            if newer is None or path in needed or number >= step or not newer.is_file():
+            if newer is None or path.name in names or number >= step or not newer.is_file():
                 continue
             if {origin_of(newer)[0], origin_of(path)[0]} == {self._run}:
                 runner.logger.info(f"removing {path}: {newer.name} replaces it")

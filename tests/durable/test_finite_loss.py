@@ -108,6 +108,15 @@ def test_the_loss_scale_is_fixed_or_dynamic(loss_scale, first, second):
         assert run.weight.item() == pytest.approx(0.9)
 
 
+def test_the_scale_of_a_checkpoint_continues():
+    first, resumed = (
+        Run(PortableAmpOptimWrapper, dtype="float16", loss_scale=scale).optim_wrapper
+        for scale in (8.0, 2.0)
+    )
+    resumed.load_state_dict(first.state_dict())
+    assert resumed.loss_scaler.get_scale() == 8
+
+
 def test_a_gradient_that_is_not_finite_stops_the_run():
     run, hook, kept = Run(), FiniteLossHook(), []
     for _ in range(2):

@@ -201,6 +201,20 @@ def test_too_little_of_a_backbone_is_refused_unless_told_otherwise(folder, good,
     train_here(write_config(tmp_path, stock), tmp_path / "stock", "train_cfg.max_iters=1")
 
 
+def test_a_wrong_share_at_a_resume_loses_nothing(tmp_path, monkeypatch):
+    """In a relative work directory; the next resume continues."""
+    monkeypatch.chdir(tmp_path)
+    config, work = write_config(tmp_path, UNVALIDATED), Path("work")
+    train_here(config, work, "train_cfg.max_iters=2")
+    before = {path.name: path.read_bytes() for path in work.glob("*.pth")}
+    options = ("train_cfg.max_iters=3", "min_backbone_share=2")
+    assert "=2" in fails("train", *train_words(config, work, *options, flags=("--resume",)))
+    assert list(before) == ["iter_2.pth"]
+    assert {path.name: path.read_bytes() for path in work.glob("*.pth")} == before
+    train_here(config, work, options[0], flags=("--resume",))
+    assert "resumed epoch: 0, iter: 2" in log_text(work)
+
+
 @pytest.fixture
 def segmentor():
     return nn.ModuleDict({"backbone": nn.Linear(1, 1), "decode_head": nn.Linear(1, 1)})

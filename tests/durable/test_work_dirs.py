@@ -22,6 +22,7 @@ from mmseg_ext.commands import run
 from mmseg_ext.commands.train import main as train  # its errors, not its exit status
 from mmseg_ext.durable import DurableRunner
 from mmseg_ext.durable.work_dir import lock_work_dir
+from mmseg_ext.engine.build import build_train_runner
 from mmseg_ext.engine.config import load_config
 from mmseg_ext.errors import CheckpointError, LaunchError, RunError
 from tests.durable.curve_model import CONFIG, SCHEDULES
@@ -65,6 +66,23 @@ def test_a_resume_at_the_end_names_the_last_checkpoint(tmp_path):
     go(config, work, keep, resume=True)
     assert (work / "last_checkpoint").read_text() == str(work / "iter_8.pth")
     assert log_text(work).count("iter_8.pth: is the end of the training") == 1
+
+
+def test_the_best_stays_under_another_spelling_of_its_path(tmp_path, monkeypatch):
+    """A hook writes a relative path after the validation of iteration 3; iteration 4 is saved."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "curve.py").write_text(CONFIG)
+    runner, best = build_train_runner("curve.py"), []
+
+    class Respell(Hook):
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            if path := runner.message_hub.runtime_info.get("best_ckpt"):
+                runner.message_hub.update_info("best_ckpt", os.path.relpath(path))
+                best.append(Path(path).is_file())
+
+    runner.register_hook(Respell())
+    runner.train()
+    assert best == [True] * 3
 
 
 def test_weights_alone_cannot_be_resumed(tmp_path):
