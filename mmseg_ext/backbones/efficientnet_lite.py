@@ -25,6 +25,7 @@ from mmseg_ext.backbones.backbone import (
     Settings,
     settings_of,
 )
+from mmseg_ext.layers.precision import autocast_disabled, compute_dtype
 
 # Output channels and blocks of the seven groups; the first belongs to the stem.
 ARCHS: dict[str, dict[str, tuple[int, ...]]] = {
@@ -80,12 +81,26 @@ class InvertedResidual(nn.Module):
         self.expand = nn.Identity() if hidden == before else _conv((before, hidden), 1, norm_cfg)
         self.depthwise = _conv((hidden, hidden), kernel, norm_cfg, stride, dilation, hidden)
         self.project = _conv((hidden, after), 1, norm_cfg, act=False)
+        self.dilation = dilation
         self.residual = stride == 1 and before == after
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x (B, C, H, W) to (B, C', ceil(H / stride), ceil(W / stride))."""
-        y = self.project(self.depthwise(self.expand(x)))
+        y = self.expand(x)
+        in_bfloat16 = y.device.type == "cpu" and compute_dtype(y) == torch.bfloat16
+        y = self._dilated(y) if in_bfloat16 and self.dilation > 1 else self.depthwise(y)
+        y = self.project(y)
         return x + y if self.residual else y
+
+    def _dilated(self, x: Tensor) -> Tensor:
+        """Run the depthwise convolution without a kernel of oneDNN for AVX512-BF16.
+
+        With torch 2.13.0 and channels last its gradients of the weights are wrong for dilated
+        groups in bfloat16. Under autocast float32 takes half as long.
+        """
+        has_float32 = self.depthwise.conv.weight.dtype == torch.float32
+        with autocast_disabled(x):
+            return self.depthwise(x.float() if has_float32 else x.contiguous())
 
 
 class EfficientNetLite(Backbone):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mmseg_ext.backbones import EfficientNetLite
+from mmseg_ext.backbones.efficientnet_lite import InvertedResidual
 from tests.backbones.base import BackboneTester
 from tests.models import assert_same, randomise
 from tests.parity import Fixture
@@ -78,3 +79,18 @@ def test_norms_keep_the_epsilon_of_the_weights():
         model = EfficientNetLite(NARROW, norm_cfg=norm_cfg, norm_eval=True).train()
         norms = [m for m in model.modules() if hasattr(m, "running_var")]
         assert {norm.eps for norm in norms} == {eps} and not any(n.training for n in norms)
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_dilated_blocks_have_right_gradients_in_bfloat16(autocast):
+    """With AVX512-BF16 and channels last, torch 2.13.0's convolution does not."""
+    block = InvertedResidual((16, 16), 32, 5, 1, 2, {"type": "BN"})
+    images = torch.randn(2, 16, 40, 40).contiguous(memory_format=torch.channels_last)
+    gradients = []
+    for dtype in (torch.float64, torch.float32 if autocast else torch.bfloat16):
+        with torch.autocast("cpu", enabled=autocast and dtype == torch.float32):
+            output = block.to(dtype)(images.to(dtype))
+        block.zero_grad()
+        output.double().square().sum().backward()
+        gradients.append(block.depthwise.conv.weight.grad.flatten().double())
+    assert torch.cosine_similarity(*gradients, dim=0) > 0.99
