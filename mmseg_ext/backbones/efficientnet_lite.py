@@ -87,17 +87,17 @@ class InvertedResidual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map x (B, C, H, W) to (B, C', ceil(H / stride), ceil(W / stride))."""
         y = self.expand(x)
-        in_bfloat16 = y.device.type == "cpu" and compute_dtype(y) == torch.bfloat16
-        y = self._dilated(y) if in_bfloat16 and self.dilation > 1 else self.depthwise(y)
-        y = self.project(y)
+        y = self.project(self.depthwise(y) if self.dilation == 1 else self._dilated(y))
         return x + y if self.residual else y
 
     def _dilated(self, x: Tensor) -> Tensor:
-        """Run the depthwise convolution without a kernel of oneDNN for AVX512-BF16.
+        """Run the depthwise convolution, but not oneDNN's kernel for AVX512-BF16.
 
         With torch 2.13.0 and channels last its gradients of the weights are wrong for dilated
-        groups in bfloat16. Under autocast float32 takes half as long.
+        groups. Under autocast float32 takes half as long.
         """
+        if x.device.type != "cpu" or compute_dtype(x) != torch.bfloat16:
+            return self.depthwise(x)
         has_float32 = self.depthwise.conv.weight.dtype == torch.float32
         with autocast_disabled(x):
             return self.depthwise(x.float() if has_float32 else x.contiguous())
