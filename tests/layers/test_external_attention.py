@@ -1,5 +1,6 @@
 """External attention on maps and tokens: the paper's equations, faster forms, initialization."""
 
+import time
 from functools import partial
 
 import pytest
@@ -13,7 +14,7 @@ from benchmarks.reference.external_attention import (
     double_normalized,
 )
 from mmseg_ext.layers import ExternalAttention, ExternalAttention2d, MultiHeadExternalAttention
-from tests.models import randomise
+from tests.models import randomise, relative_error
 from tests.parity import assert_parity, assert_same_function
 
 
@@ -52,6 +53,28 @@ def test_equals_the_equations(variant, size):
     assert_same_function(block, PlainExternalAttention2d, x)
     if variant != "synchronized":
         assert_same_function(block.train(), PlainExternalAttention2d, x)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_channels_last_in_bfloat16(train):
+    """The order of the memory changes neither results nor gradients, and does not slow it down."""
+    block = trained_like().train(train).bfloat16()
+
+    def run(x):
+        block.zero_grad()
+        y, start = block(x.requires_grad_()), time.thread_time()
+        with torch.no_grad():
+            block(x)
+        duration = time.thread_time() - start
+        y.square().sum().backward()
+        return duration, (y, x.grad, *(p.grad for p in block.parameters()))
+
+    x = torch.randn(8, 48, 64, 64).bfloat16()
+    time_planes, planes = run(x.clone())
+    time_pixels, pixels = run(x.to(memory_format=torch.channels_last))
+    for one, other in zip(planes, pixels, strict=True):
+        assert relative_error(one, other) < 0.02
+    assert time_pixels < 20 * time_planes + 0.02
 
 
 @pytest.mark.parametrize("variant", ["default", "group norm"])
