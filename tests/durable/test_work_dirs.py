@@ -135,6 +135,21 @@ def test_a_relative_out_dir_from_another_folder_is_refused(tmp_path, monkeypatch
     assert "resumed epoch: 0, iter: 8" in log_text(tmp_path / "work")
 
 
+def test_a_relative_out_dir_of_another_run_is_refused(tmp_path, monkeypatch):
+    """From a folder where another run has checkpoints under the same relative path."""
+    out, folders = "default_hooks.checkpoint.out_dir=out", (tmp_path / "one", tmp_path / "two")
+    for folder in folders:
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        curve(folder, "", out, "train_cfg.max_iters=4")
+    with pytest.raises(CheckpointError, match=r"iter_4\.pth, which "):
+        curve(folders[0], "", out, resume=True)
+    for folder in folders:  # neither lost its checkpoint
+        monkeypatch.chdir(folder)
+        text = log_text(curve(folder, "", out, resume=True))
+        assert "resumed epoch: 0, iter: 4" in text
+
+
 def hold(work: Path, held) -> None:
     """Hold the lock as a training with a worker of its loader; send the worker's process id."""
     with lock_work_dir(str(work)):
