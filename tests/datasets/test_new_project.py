@@ -790,17 +790,19 @@ def test_polygons_cover_the_centers_of_pixels(spread, tmp_path):
 
 def test_shapes_of_labelme(tmp_path):
     """Centers of pixels count; the PNG of a mask can reach over the border."""
-    save_images(tmp_path / "images", 2)
+    save_images(tmp_path / "images", 3)
     png, part = io.BytesIO(), np.tri(10, 12, dtype=np.uint8)
     Image.fromarray(part).save(png, "PNG")
     mask = dict(mask=base64.b64encode(png.getvalue()).decode(), points=[[-2.2, 24.7], [9, 34]])
-    shapes = dict(circle=dict(points=[[20, 15], [20, 7]]), mask=mask)
+    box = dict(points=[[9.5, 5], [15.5, 11], [13, 13.5], [7, 7.5]])  # turned by 45 degrees
+    shapes = dict(circle=dict(points=[[20, 15], [20, 7]]), mask=mask, oriented_rectangle=box)
     for i, (kind, shape) in enumerate(shapes.items()):
         shape |= dict(label="leaf", shape_type=kind)
         write_polygon(tmp_path / f"masks/{i:02d}.json", [], shapes=[shape])
     assert run(tmp_path, "--labelme", str(tmp_path / "masks")) == 0
     y, x = np.indices(SIZE[::-1]) + 0.5
-    expected = [np.hypot(x - 20, y - 15) < 8, np.zeros(SIZE[::-1])]
+    turned = (abs(x - y - 2) < 2.5) & (abs(x + y - 20.5) < 6)
+    expected = [np.hypot(x - 20, y - 15) < 8, np.zeros(SIZE[::-1]), turned]
     expected[1][25:, :10] = part[:5, 2:]
     for name, label in label_maps(tmp_path).items():
         assert np.array_equal(label, expected[int(name[-2:])])
