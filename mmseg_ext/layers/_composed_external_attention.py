@@ -60,10 +60,10 @@ def composed_attention(
             # Into (B, C, N) with the strides of channels last, PyTorch multiplies bfloat16 without
             # oneDNN, which takes 900 times as long. For float32 this order is the slower one.
             out = pixels.mT + shift  # (B, N, C)
-            out = out.baddbmm_(attention.mT, values.mT).mT  # (B, C, N)
+            out = out.baddbmm_(attention.mT, values.mT).relu_().mT  # (B, C, N)
         else:
-            out = (pixels + shift[:, None]).baddbmm_(values, attention)  # (B, C, N)
-        return out.relu_().unflatten(2, x.shape[2:])
+            out = (pixels + shift[:, None]).baddbmm_(values, attention).relu_()  # (B, C, N)
+        return out.unflatten(2, x.shape[2:])
 
 
 def _absorb_norm(
