@@ -48,14 +48,14 @@ def composed_attention(
         if shift is None:
             y = torch.bmm(values, attention).unflatten(2, x.shape[2:])  # (B, C, H, W)
             return F.relu(x + norm(y))
+        shift = shift.to(dtype)
         # A float32 input under autocast is added as it is. The next convolution of a compiled
         # program must not get a view: with symbolic sizes inductor (2.13) would fail with "cannot
         # determine truth value of Relational" (pytorch/pytorch#185510).
         if x.dtype != dtype or is_compiling():
-            y = torch.baddbmm(shift.to(dtype)[:, None], values, attention)  # (B, C, N)
+            y = torch.baddbmm(shift[:, None], values, attention)  # (B, C, N)
             return F.relu(x + y.unflatten(2, x.shape[2:]))
         # All in one tensor that has the size and memory format of x.
-        shift = shift.to(dtype)
         if dtype.itemsize < 4 and not pixels.is_contiguous():
             # Into (B, C, N) with the strides of channels last, PyTorch multiplies bfloat16 without
             # oneDNN, which takes 900 times as long. For float32 this order is the slower one.
