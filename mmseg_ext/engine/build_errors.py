@@ -8,6 +8,7 @@ import contextlib
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -156,49 +157,86 @@ def check_metrics(runner: Runner) -> None:
             raise LaunchError(f"{key}: the validation returns {found}{hint}")
 
 
+@dataclass
+class _Failure:
+    """An error, and the part of the config that raises it."""
+
+    error: Exception
+    frames: traceback.StackSummary
+    reason: str  # 'KeyError: ...'
+    part: str  # the key that `_find_part` returns
+    entries: _Entries  # of the config, those of the part first
+
+    def runs(self, function: str, package: str = "") -> bool:
+        return any(f.name == function and package in f.filename for f in self.frames)
+
+
 def _explanation(entries: _Entries, error: Exception) -> Exception | None:
     """Return the error with the explaining line, or None if `error` is not about the config."""
-    trace = traceback.extract_tb(error.__traceback__)
-    if any(f.name == "load_checkpoint" and "mmengine" in f.filename for f in trace):
+    part = _find_part(entries, error.__traceback__)
+    own_first = sorted(entries, key=lambda entry: not _is_within(entry[0], part))
+    frames = traceback.extract_tb(error.__traceback__)
+    failure = _Failure(error, frames, format_error(error), part, own_first)
+    if failure.runs("load_checkpoint", "mmengine"):
         return _of_weights(entries, error)
-    if isinstance(error, NotImplementedError) and "layer_decay_opt" in trace[-1].filename:
-        return LaunchError(
-            "optim_wrapper.constructor: mmsegmentation's is for ConvNeXt, BEiT and MAE; use "
-            "LayerDecayOptimWrapperConstructor with paramwise_cfg.layer_decay_rate"
-        )
-    part, reason = _find_part(entries, error.__traceback__), format_error(error)
-    entries = sorted(entries, key=lambda entry: not _is_within(entry[0], part))
-    if isinstance(error, KeyError | TypeError) and (unknown := _of_type(entries, reason)):
-        return unknown
-    wrong = re.search(r"(\w+)[\w.]*\(\) got an unexpected keyword argument '(\w+)'", reason)
-    if wrong and (unknown := _of_argument(entries, wrong[1], wrong[2], error)):
-        return unknown
-    if any(f.name == "_maybe_compile" for f in trace):
-        return LaunchError(f"compile={dict(entries)['compile']!r}: {reason}")
-    if "Expected more than 1 value per channel" in reason:  # in one process, or all
-        return RunError(
-            f"train_dataloader.batch_size: {reason}; use two or more images in each "
-            "batch (drop_last=True leaves out a smaller last one), or another norm_cfg"
-        )
+    kinds = (_of_constructor, _of_type, _of_argument, _of_step, _of_pipeline, _of_part)
+    return next(filter(None, (explain(failure) for explain in kinds)), None)
+
+
+def _of_constructor(failure: _Failure) -> LaunchError | None:
+    """Explain mmsegmentation's constructor for layer-wise rates, whose error has no text."""
+    unfit = isinstance(failure.error, NotImplementedError)
+    if not unfit or "layer_decay_opt" not in failure.frames[-1].filename:
+        return None
+    return LaunchError(
+        "optim_wrapper.constructor: mmsegmentation's is for ConvNeXt, BEiT and MAE; use "
+        "LayerDecayOptimWrapperConstructor with paramwise_cfg.layer_decay_rate"
+    )
+
+
+def _of_step(failure: _Failure) -> Exception | None:
+    """Explain what a training step demands of the compiler and of the batch."""
+    if failure.runs("_maybe_compile"):
+        return LaunchError(f"compile={dict(failure.entries)['compile']!r}: {failure.reason}")
+    if "Expected more than 1 value per channel" not in failure.reason:
+        return None
+    return RunError(  # in one process, or all
+        f"train_dataloader.batch_size: {failure.reason}; use two or more images in each batch "
+        "(drop_last=True leaves out a smaller last one), or another norm_cfg"
+    )
+
+
+def _of_pipeline(failure: _Failure) -> LaunchError | None:
+    """Explain a pipeline that does not load the labels, or does not pack its results."""
     # A worker's error contains the text of its traceback.
-    stack = f"{reason} {''.join(traceback.format_tb(error.__traceback__))} {error}"
-    if missing := re.search(r"KeyError: '?(inputs|gt_s\w+)\b|in (pseudo|default)_collate", stack):
-        loads = (missing[1] or "").startswith("gt")
-        packs = [v for k, v in entries if k.endswith(".type") and str(v).startswith("Pack")]
-        transform = "LoadAnnotations" if loads else (packs or ["PackSegInputs"])[0]
-        kind = "LoadAnnotations" if loads else "Pack"  # detection has PackDetInputs
-        for key, steps in entries:
-            named = key.endswith(".pipeline") and isinstance(steps, list)
-            if named and not any(kind in str(step["type"]) for step in steps):
-                return LaunchError(f"{key} has no type={transform!r}; add it")
-    training = any(f.name == "run" and f.filename.endswith("loops.py") for f in trace[:-1])
+    trace = "".join(traceback.format_tb(failure.error.__traceback__))
+    stack = f"{failure.reason} {trace} {failure.error}"
+    missing = re.search(r"KeyError: '?(inputs|gt_s\w+)\b|in (pseudo|default)_collate", stack)
+    if not missing:
+        return None
+    entries, loads = failure.entries, (missing[1] or "").startswith("gt")
+    packs = [v for k, v in entries if k.endswith(".type") and str(v).startswith("Pack")]
+    transform = "LoadAnnotations" if loads else (packs or ["PackSegInputs"])[0]
+    kind = "LoadAnnotations" if loads else "Pack"  # detection has PackDetInputs
+    for key, steps in entries:
+        named = key.endswith(".pipeline") and isinstance(steps, list)
+        if named and not any(kind in str(step["type"]) for step in steps):
+            return LaunchError(f"{key} has no type={transform!r}; add it")
+    return None
+
+
+def _of_part(failure: _Failure) -> Exception | None:
+    """Name the part, and its settings that the error or its line of code names."""
+    error, frames, part, reason = failure.error, failure.frames, failure.part, failure.reason
+    training = any(f.name == "run" and f.filename.endswith("loops.py") for f in frames[:-1])
     if training or not part:
         return None
-    line = next(f.line or "" for f in trace[::-1] if "registry" not in Path(f.filename).parts)
+    line = next(f.line or "" for f in frames[::-1] if "registry" not in Path(f.filename).parts)
     if isinstance(error, AssertionError) and not str(error):
         reason += f" {line}"
+    entries = failure.entries
     named = _named_settings(entries, part, reason) or _named_settings(entries, part, line)
-    text = f"{named or part}: {reason} ({Path(trace[-1].filename).name}:{trace[-1].lineno})"
+    text = f"{named or part}: {reason} ({Path(frames[-1].filename).name}:{frames[-1].lineno})"
     # Other errors without a setting can be bugs of the part: these keep their traceback.
     checked = isinstance(error, AssertionError | ImportError | OSError | ValueError)
     checked |= isinstance(error, TypeError) and "required positional argument" in reason
@@ -227,8 +265,11 @@ def _is_within(key: str, part: str) -> bool:
     return not part or f"{key}.".startswith(f"{part}.") or bool(stage and key.startswith(stage))
 
 
-def _of_type(entries: _Entries, reason: str) -> LaunchError | None:
+def _of_type(failure: _Failure) -> LaunchError | None:
     """Explain a type that is not registered; some messages have None instead of the type."""
+    entries, reason = failure.entries, failure.reason
+    if not isinstance(failure.error, KeyError | TypeError):
+        return None
     if 'must contain the key "type"' in reason:
         without = [k for k, v in entries if isinstance(v, Mapping) and str(v) in reason]
         return LaunchError(f"{without[0]}: has no type") if without else None
@@ -254,18 +295,20 @@ def _class_named(kind: object) -> Callable | None:
     return next((r.module_dict[name] for r in registries() if name in r.module_dict), None)
 
 
-def _of_argument(
-    entries: _Entries, function: str, name: str, error: Exception
-) -> LaunchError | None:
+def _of_argument(failure: _Failure) -> LaunchError | None:
     """Explain an argument that the config sets, but a class or function does not have."""
-    *_, (caller, _) = traceback.walk_tb(error.__traceback__)
-    settings = dict(entries)
-    for key, value in entries:
+    unexpected = r"(\w+)[\w.]*\(\) got an unexpected keyword argument '(\w+)'"
+    if not (wrong := re.search(unexpected, failure.reason)):
+        return None
+    function, name = wrong.groups()
+    *_, (caller, _) = traceback.walk_tb(failure.error.__traceback__)
+    settings = dict(failure.entries)
+    for key, value in failure.entries:
         owner, _, own_name = key.rpartition(".")
         if own_name == name and owner:
             kind = _class_named(settings[owner].get("type")) or caller.f_globals.get(function)
             if name not in (known := arguments(kind)):
-                line = f"{key}={short(repr(value))}: {format_error(error)}"
+                line = f"{key}={short(repr(value))}: {failure.reason}"
                 return LaunchError(line + nearest(name, known))
     return None
 
