@@ -330,7 +330,7 @@ def _pixels(shape: Any, size: tuple[int, int]) -> np.ndarray:
 
 
 class Coco(Polygons):
-    """COCO files; the categories follow the background in the order of their ids."""
+    """COCO files; categories follow the background by id, and small objects cover large ones."""
 
     suffixes = (".json",)
 
@@ -362,7 +362,9 @@ class Coco(Polygons):
 
     def shapes(self, annotation: Annotation) -> tuple[tuple[int, int], list[tuple[str, Any]]]:
         image, shapes, categories = annotation.content
-        named = [(categories[s["category_id"]], s["segmentation"]) for s in shapes]
+        # The files' order means nothing: a house after its windows would cover them.
+        large_first = sorted(shapes, key=lambda shape: -float(shape.get("area") or 0))
+        named = [(categories[s["category_id"]], s["segmentation"]) for s in large_first]
         return (int(image["height"]), int(image["width"])), named
 
 

@@ -66,12 +66,15 @@ def save_images(folder: Path, count: int) -> None:
 
 
 def write_coco(path: Path, numbers: Iterable[int], folder: str = "") -> None:
-    """Write the scenes as polygons, compressed and uncompressed run lengths in turn."""
+    """Write the scenes as polygons, compressed and uncompressed run lengths in turn.
+
+    Images of even numbers have areas, and the large objects last.
+    """
     images, annotations = [], []
     for i in numbers:
         name = f"{folder}{i:02d}.jpg"
         images.append(dict(id=i, file_name=name, width=SIZE[0], height=SIZE[1]))
-        for kind, box in scene(i)[1]:
+        for kind, box in scene(i)[1][:: 1 if i % 2 else -1]:
             polygon = [np.ravel(corners(box)).tolist()]
             code = rle.merge(rle.frPyObjects(polygon, *SIZE[::-1]))
             pixels = rle.decode(code).ravel(order="F")
@@ -80,6 +83,7 @@ def write_coco(path: Path, numbers: Iterable[int], folder: str = "") -> None:
             code["counts"] = code["counts"].decode()
             forms = (polygon, code, lengths)
             shape = dict(segmentation=forms[i % 3], image_id=i, category_id=kind)
+            shape |= {} if i % 2 else dict(area=float(pixels.sum()))
             annotations.append(dict(shape, id=len(annotations) + 1, iscrowd=0))
     categories = [dict(id=k, name=NAMES[k]) for k in (2, 1)]
     path.write_text(json.dumps(dict(images=images, annotations=annotations, categories=categories)))
