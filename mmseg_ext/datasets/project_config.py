@@ -14,6 +14,7 @@ from PIL import Image
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.backbones import efficientnet_lite
 from mmseg_ext.backbones.backbone import IMAGENET
+from mmseg_ext.datasets.annotation_readers import BACKGROUND
 from mmseg_ext.datasets.dataset_report import Summary
 from mmseg_ext.datasets.measured_channels import Channels
 from mmseg_ext.datasets.new_project import Project
@@ -185,10 +186,11 @@ def about_reduction(train: Summary, side: int) -> str:
     """Return what long sides of `side` do to narrow objects; nothing if no image is reduced.
 
     In up to a hundred label maps it counts the pixels of parts in which no disk of nine pixels
-    fits. The most frequent class is no object.
+    fits. The most frequent class and gaps that are `background` are no objects.
     """
-    long = max(max(size) for size in train.sizes)
-    if long < side + 32:  # a side is a multiple of 32
+    long, most = max(max(size) for size in train.sizes), train.pixels.argmax()
+    is_object = [i != most and name != BACKGROUND for i, name in enumerate(train.classes)]
+    if long < side + 32 or not any(is_object):  # a side is a multiple of 32
         return ""
     disk = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (NARROW + 1, NARROW + 1))
     pixels, narrow = np.zeros((2, len(train.classes)))
@@ -202,8 +204,7 @@ def about_reduction(train: Summary, side: int) -> str:
             part = (label == i).view(np.uint8)
             pixels[i] += part.sum()
             narrow[i] += (part > cv2.morphologyEx(part, cv2.MORPH_OPEN, disk)).sum()
-    share = narrow / np.maximum(pixels, 1)
-    share[train.pixels.argmax()] = -1
+    share = np.where(is_object, narrow / np.maximum(pixels, 1), -1)
     worst = share.argmax()
     found = f"{share[worst]:.0%} of {train.classes[worst]} is at most {NARROW} pixels wide there"
     if share[worst] > MANY:
