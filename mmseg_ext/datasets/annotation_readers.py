@@ -27,6 +27,7 @@ _RGB = np.array([0x10000, 0x100, 1])
 _FEW = 4  # values; fewer are no numbers of objects
 _SMOOTH = 40  # values from 0 to 255; fewer are perhaps classes, such as those of Cityscapes
 _READ = 8  # masks, to find out what they are
+_TWO_CLASSES = "run: mkdir NEW; magick mogrify -path NEW -format png -threshold 50% MASKS/*"
 
 
 class Annotation(NamedTuple):
@@ -125,10 +126,7 @@ class Masks:
                 "and images have different ones; then use --objects"
             )
         elif not self.colored and len(values) > _SMOOTH and {0, 255} <= {*values}:
-            self.hint = (
-                f"if the masks have two classes with smooth edges, not {len(values)}, run: "
-                "mkdir NEW; magick mogrify -path NEW -format png -threshold 50% MASKS/*"
-            )
+            self.hint = f"if {len(values)} values are two classes with smooth edges, {_TWO_CLASSES}"
         return [{text[code] for code in part} for part in found]
 
     def _read_each(self, annotations: Sequence[Annotation], read: Callable) -> list[set]:
@@ -188,7 +186,7 @@ def _values(codes: np.ndarray) -> np.ndarray:
 def _codes_of(path: Path) -> np.ndarray:
     data = path.read_bytes()
     if data.startswith(b"\xff\xd8"):
-        raise ValueError("JPEG changes the values of a mask; annotate or export it as PNG")
+        raise ValueError(f"JPEG changes a mask; export PNG, or for two classes {_TWO_CLASSES}")
     pixels = read_pixels(data, indices=True)
     pixels = pixels.upright() if is_tiff(data) else pixels
     values, alpha, palette = pixels.values, pixels.alpha, pixels.palette

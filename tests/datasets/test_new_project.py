@@ -484,6 +484,9 @@ def test_smooth_edges_bring_a_hint(flags, tmp_path, capsys):
     assert run(tmp_path, *flags) == (1 if flags else 0)
     captured = capsys.readouterr()
     assert "-threshold 50% MASKS/*" in (captured.err if flags else captured.out)
+    shutil.copytree(tmp_path / "images", tmp_path / "jpeg")
+    assert run(tmp_path, "--masks", str(tmp_path / "jpeg")) == 1
+    assert "-threshold 50% MASKS/*" in capsys.readouterr().err
 
 
 def test_transparent_pixels_are_background(tmp_path):
