@@ -65,7 +65,8 @@ def curves_figure(runs: dict[str, dict[str, Curve]]) -> Figure:
     loss, miou = figure.subplots(2, 1, sharex=True)
     for (name, curves), color in zip(runs.items(), itertools.cycle(COLORS), strict=False):
         losses, scores = prediction_loss(curves), curves.get("mIoU", {})
-        loss.plot([*losses], [*losses.values()], color=color)
+        marker = "." if len(losses) == 1 else None  # a line of one point shows nothing
+        loss.plot([*losses], [*losses.values()], marker=marker, color=color)
         label = f"{name} {[*scores.values()][-1]:.1f}" if scores else name
         miou.plot([*scores], [*scores.values()], marker=".", label=label, color=color)
     loss.set(title="Training loss (cross-entropy)", ylim=(0, None))

@@ -176,6 +176,7 @@ def test_curves_start_at_zero_in_one_color_for_each_run():
     assert [line.get_data()[1].tolist() for line in miou.lines] == [[48.25]] * 3
     assert [line.get_data()[1].tolist() for line in loss.lines] == [[1.5, 0.7]] * 3
     assert miou.get_legend().get_texts()[0].get_text() == "run 0 48.2"
+    assert curves_figure({"short": {"loss": {20: 1.0}}}).axes[0].lines[0].get_marker() == "."
     svg = curves_svg({"costs $a$": curves})
     assert "costs $a$" in svg and "var(--soft)" in svg and "var(--line)" in svg
 
