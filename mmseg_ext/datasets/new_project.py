@@ -132,7 +132,7 @@ def make_project(
             sample = dict(img_path=str(pair.image_file(data)), seg_map_path=str(label_file))
             summaries[pair.split].add(sample, pair.size[::-1], pair.counts, pair.small)
     if empty := [split for split in splits if not summaries[split].pairs]:
-        needed = "a project needs two pairs or groups, and a folder train if it has val or test"
+        needed = "a project needs at least two pairs or groups, and a folder train if val has one"
         reason = "; ".join([needed, *left_out[-1:]])
         raise ValueError(f"{empty[0]}: no pair is usable; {reason}")
     write_text(json.dumps(dict(classes=names, labels=labels), indent=1), state_file)
