@@ -17,7 +17,8 @@ Key = tuple[str | None, str]  # the split that a folder names; folders and name 
 
 SPLITS = ("train", "val", "test")
 MASK_SUFFIXES = (*IMAGE_SUFFIXES, ".gif")
-_MASK = "masks?|labels?|labelids|l|seg(?:mentations?)?|gt|groundtruth|ann(?:ot(?:ations?)?)?"
+_MASK = "masks?|labels?|labelids|l|seg(?:mentations?(?:class|object)?)?|gt|groundtruth"
+_MASK += "|ann(?:ot(?:ations?)?)?"
 _USUAL = f"(?:images?|imgs?|{_MASK})"
 _SPLIT = r"(train|val|test)(?:ing|id|idation)?(?:set)?(?:20\d\d)?"
 _FOLDER = re.compile(f"(?:{_USUAL}[_-])?(?:{_SPLIT})?[_-]?{_USUAL}?", re.I)

@@ -32,6 +32,7 @@ LAYOUTS = {
     "years": (".", ".", "images_train2017/{}.jpg", "labels_train2017/{}.png", ["1", "2"]),
     "Keras": (".", ".", "image_{}.png", "mask_{}.png", ["0_61", "1_93"]),
     "two mask words": (".", ".", "seg_{}.png", "seg_{}_mask.png", ["1", "2"]),
+    "VOC": (".", ".", "JPEGImages/{}.jpg", "SegmentationClass/{}.png", ["2007_000032", "2007_1"]),
     "kinds": (".", ".", "images_png/{}.png", "masks_png/{}.png", ["1", "2"]),
     "mmsegmentation": (".", ".", "img_dir/val/{}.png", "ann_dir/val/{}.png", ["1", "2"]),
     "CVAT": (".", ".", "default/{}.PNG", "defaultannot/{}.png", ["1", "2"]),
@@ -172,8 +173,12 @@ def test_masks_of_several_classes_are_not_of_one(tmp_path):
     for name in "12":
         save(tmp_path / f"y/{name}_ids.png", label)
         save(tmp_path / f"y/{name}_train.png", label // 11)
+        for folder in ("SegmentationClass", "SegmentationObject"):  # of VOC: classes and objects
+            save(tmp_path / f"z/{folder}/{name}.png", label // 11)
     with pytest.raises(ValueError, match=r"no image fits.*_ids\.png: .* has 11 values other"):
         find(tmp_path, "x", "y")
+    with pytest.raises(ValueError, match=r"no image fits"):
+        find(tmp_path, "x", "z")
 
 
 def test_patterns_choose_files(tmp_path):
