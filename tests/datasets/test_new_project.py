@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import tifffile
 import torch
+from matplotlib.figure import Figure
 from matplotlib.path import Path as Polygon
 from mmengine.config import Config
 from mmseg.registry import DATASETS, MODELS
@@ -34,6 +35,7 @@ from mmseg_ext.datasets.dataset_report import Summary
 from mmseg_ext.datasets.new_project import Project
 from mmseg_ext.datasets.nuclei import draw_labels  # NucleiDataset's, which an option also uses
 from mmseg_ext.datasets.project_config import efficientnet, write_config
+from mmseg_ext.engine import package_weights
 from mmseg_ext.engine.build import build_train_runner
 from tests.datasets.trees import random_image, save
 
@@ -41,6 +43,17 @@ SIZE = (40, 30)  # width, height
 NAMES = ["ground", "small", "wide"]
 PHOTO = np.zeros((*SIZE[::-1], 3), np.uint8)
 COLORS = np.array([[0, 0, 0], [0, 128, 255], [200, 10, 10]], np.uint8)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    """Leave out what takes most of the time: pictures, weights, waiting for the disk.
+
+    Tests of these parts undo it.
+    """
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
+    monkeypatch.setattr(package_weights, "load_from_package", lambda name: None)
 
 
 def scene(seed: int) -> tuple[np.ndarray, list[tuple[int, tuple[int, int, int, int]]]]:
@@ -89,6 +102,14 @@ def write_coco(path: Path, numbers: Iterable[int], folder: str = "") -> None:
     path.write_text(json.dumps(dict(images=images, annotations=annotations, categories=categories)))
 
 
+def write_labelme(path: Path, *shapes: dict, **changes: int) -> None:
+    """Write an annotation of a 40x30 image with shapes, by default leaves."""
+    content = dict(imageWidth=SIZE[0], imageHeight=SIZE[1]) | changes
+    content["shapes"] = [{"label": "leaf"} | shape for shape in shapes]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
 def write_annotations(kind: str, folder: Path, count: int) -> list[str]:
     """Write the scenes in one format, and return the flag that reads them."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -108,8 +129,7 @@ def write_annotations(kind: str, folder: Path, count: int) -> list[str]:
         elif kind == "labelme":
             shapes = [dict(label=NAMES[k], points=corners(box)) for k, box in boxes]
             shapes[0].update(shape_type="rectangle", points=corners(boxes[0][1])[::2])
-            size = dict(imageWidth=SIZE[0], imageHeight=SIZE[1])
-            (folder / f"{i:02d}.json").write_text(json.dumps(dict(size, shapes=shapes)))
+            write_labelme(folder / f"{i:02d}.json", *shapes)
     if kind == "coco":
         write_coco(folder / "all.json", range(count))
         return ["--coco", str(folder / "all.json")]
@@ -382,10 +402,7 @@ def test_masks_of_one_bit_and_masks_without_a_class(tmp_path, capsys):
     for i in range(5):
         mask = scene(i)[0] > 0
         save(tmp_path / f"images/{i}.png", PHOTO)
-        (tmp_path / "masks").mkdir(exist_ok=True)
-        Image.fromarray(mask if i % 2 else mask.astype(np.uint8) * 255).save(
-            tmp_path / f"masks/{i}.png"
-        )
+        save(tmp_path / f"masks/{i}.png", mask if i % 2 else mask * np.uint8(255))
     save(tmp_path / "images/9.png", PHOTO)
     save(tmp_path / "masks/9.png", np.full(SIZE[::-1], 7, np.uint8))
     assert run(tmp_path, "--ignore", "7") == 0
@@ -605,6 +622,7 @@ def test_projects_without_a_list_of_splits_keep_them(tmp_path):
 
 def test_a_picture_shows_images_and_labels(tmp_path, monkeypatch, capsys):
     """Images of both splits next to their labels, enlarged; check_dataset draws it if it can."""
+    monkeypatch.undo()
     colors = {"a": (20, 30, 40), "b": (10, 250, 10), "c": (250, 0, 90)}
     folder = tmp_path / "project"
     for i in range(30):
@@ -642,8 +660,7 @@ def test_labels_of_labelme_itself(tmp_path):
         boxes = {"leaf": (0, 0, 20, 20), "_background_": (5, 5, 9, 9)}
         boxes["__ignore__"] = (30, 0, 40, 30)
         shapes = [dict(label=name, points=corners(box)) for name, box in boxes.items()]
-        size = dict(imageWidth=SIZE[0], imageHeight=SIZE[1], shapes=shapes)
-        (tmp_path / f"images/{i:02d}.json").write_text(json.dumps(size))
+        write_labelme(tmp_path / f"images/{i:02d}.json", *shapes)
     assert run(tmp_path, "--labelme", str(tmp_path / "images")) == 0
     for label in label_maps(tmp_path).values():
         assert np.bincount(label.ravel()).nonzero()[0].tolist() == [0, 1, 255]
@@ -768,25 +785,17 @@ def test_coco_annotations_without_an_image_or_a_polygon(tmp_path, capsys):
     assert are_the_scenes({k: v for k, v in label_maps(tmp_path).items() if not k.endswith("02")})
 
 
-def write_polygon(path: Path, points, **changes) -> None:
-    """Write an annotation of a 40x30 image with a polygon."""
-    size = dict(imageWidth=SIZE[0], imageHeight=SIZE[1])
-    shapes = [dict(label="leaf", points=np.asarray(points).tolist())]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(dict(size, shapes=shapes) | changes))
-
-
 @pytest.mark.parametrize("spread", [10, 100, 1e9])
 def test_polygons_cover_the_centers_of_pixels(spread, tmp_path):
     """As matplotlib decides for each center, also far outside the image."""
     random = np.random.RandomState(0)
     centers = np.stack(np.meshgrid(np.arange(40) + 0.5, np.arange(30) + 0.5), -1).reshape(-1, 2)
     save_images(tmp_path / "images", 4)
-    write_polygon(tmp_path / "masks/00.json", [[-9, -9], [-1, -9], [-5, -1]])
+    write_labelme(tmp_path / "masks/00.json", dict(points=[[-9, -9], [-1, -9], [-5, -1]]))
     expected = [np.zeros((30, 40), bool)]
     for i, corners in enumerate((3, 5, 8), start=1):
         points = random.normal((20, 15), spread, (corners, 2))
-        write_polygon(tmp_path / f"masks/{i:02d}.json", points)
+        write_labelme(tmp_path / f"masks/{i:02d}.json", dict(points=points.tolist()))
         scaled = Polygon((points - 20) / spread)  # it fails for large numbers
         expected.append(scaled.contains_points((centers - 20) / spread).reshape(30, 40))
     assert run(tmp_path, "--labelme", str(tmp_path / "masks")) == 0
@@ -804,8 +813,7 @@ def test_shapes_of_labelme(tmp_path):
     box = dict(points=[[9.5, 5], [15.5, 11], [13, 13.5], [7, 7.5]])  # turned by 45 degrees
     shapes = dict(circle=dict(points=[[20, 15], [20, 7]]), mask=mask, oriented_rectangle=box)
     for i, (kind, shape) in enumerate(shapes.items()):
-        shape |= dict(label="leaf", shape_type=kind)
-        write_polygon(tmp_path / f"masks/{i:02d}.json", [], shapes=[shape])
+        write_labelme(tmp_path / f"masks/{i:02d}.json", dict(shape, shape_type=kind))
     assert run(tmp_path, "--labelme", str(tmp_path / "masks")) == 0
     y, x = np.indices(SIZE[::-1]) + 0.5
     turned = (abs(x - y - 2) < 2.5) & (abs(x + y - 20.5) < 6)
@@ -818,16 +826,16 @@ def test_shapes_of_labelme(tmp_path):
 def test_shapes_that_are_not_read(tmp_path, capsys):
     """A single value is explained by them; a byte order mark is no fault, but infinity is."""
     save_images(tmp_path / "images", 4)
-    line = [dict(label="leaf", shape_type="line", points=[[9, 9], [9, 1]])]
+    line = dict(shape_type="line", points=[[9, 9], [9, 1]])
     for i in range(3):
-        write_polygon(tmp_path / f"masks/{i:02d}.json", [], shapes=line if i else [])
+        write_labelme(tmp_path / f"masks/{i:02d}.json", *[line] * (i > 0))
     assert run(tmp_path, "--labelme", str(tmp_path / "masks")) == 1
     reason = "01.json: cannot be read (a line; only polygons, boxes, circles and masks "
     assert reason in capsys.readouterr().err
-    write_polygon(tmp_path / "masks/03.json", [[0, 0], [20, 0], [20, np.inf]])
+    write_labelme(tmp_path / "masks/03.json", dict(points=[[0, 0], [20, 0], [20, np.inf]]))
     for i in range(3):
         path = tmp_path / f"masks/{i:02d}.json"
-        write_polygon(path, [[0, 0], [20, 0], [20, 10]])
+        write_labelme(path, dict(points=[[0, 0], [20, 0], [20, 10]]))
         path.write_text(path.read_text(), "utf-16" if i else "utf-8-sig")
     assert run(tmp_path, "--labelme", str(tmp_path / "masks")) == 0
     assert re.search(r"left out: .*03\.json: .*not finite", capsys.readouterr().out)
@@ -837,7 +845,8 @@ def test_shapes_that_are_not_read(tmp_path, capsys):
 def test_sizes_are_compared_before_anything_is_drawn(tmp_path, capsys):
     save_images(tmp_path / "images", 1)
     sides = dict(imageWidth=10**7, imageHeight=10**7)  # more than the memory
-    write_polygon(tmp_path / "masks/00.json", [[0, 0], [20, 0], [20, 10]], **sides)
+    triangle = dict(points=[[0, 0], [20, 0], [20, 10]])
+    write_labelme(tmp_path / "masks/00.json", triangle, **sides)
     assert run(tmp_path, "--labelme", str(tmp_path / "masks")) == 1
     assert "is 10000000x10000000, but its image is 40x30" in capsys.readouterr().err
 
@@ -1034,6 +1043,7 @@ def test_weights_to_start_from(
 def test_weights_that_are_not_installed_are_a_note(tmp_path, monkeypatch, capsys):
     """Of a new config that starts from them."""
     flags = write_sources(tmp_path, 3)
+    monkeypatch.undo()
     monkeypatch.setattr("importlib.util.find_spec", lambda *_: None)
     for start, lines in (("imagenet", 1), ("imagenet", 0), ("scratch", 0)):
         assert run(tmp_path, *flags, "--from", start) == 0
