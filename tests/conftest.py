@@ -100,7 +100,8 @@ def _other_folder(tmp_path_factory):
 def _prepared_stack():
     """Register every module, leave the configs of runs unformatted, and number the runs.
 
-    Two runs that start within one second would share mmengine's logger and its file.
+    Two runs that start within one second would share mmengine's logger and its file. No test can
+    see whether a file is on the disk, and waiting for it is a large part of some.
     """
     mmseg_ext.register_all_modules()
     set_up, numbers = Runner.setup_env, itertools.count()
@@ -110,6 +111,7 @@ def _prepared_stack():
         self._timestamp += f"_{next(numbers):05d}"
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr(yapf_api, "FormatCode", unformatted)
         patch.setattr(Runner, "setup_env", set_up_numbered)
         yield

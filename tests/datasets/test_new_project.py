@@ -47,11 +47,7 @@ COLORS = np.array([[0, 0, 0], [0, 128, 255], [200, 10, 10]], np.uint8)
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    """Leave out what takes most of the time: pictures, weights, waiting for the disk.
-
-    Tests of these parts undo it.
-    """
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    """Leave out what takes most of the time; tests of these parts undo it."""
     monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
     monkeypatch.setattr(package_weights, "load_from_package", lambda name: None)
 

@@ -43,13 +43,12 @@ STATUSES = {"raise": [STOPPED], "kill": [-9], "term": [0, -15], "interrupt": [0,
 
 
 def _fast_stack() -> None:
-    """Compute once what is the same in all runs, and do not wait for the disk."""
+    """Compute once what is the same in all runs."""
     environment, commit = mmengine_runner.collect_env(), run_record.git_commit()
     mmengine_runner.collect_env = lambda: environment
     mmengine_runner.get_git_hash = run_record.git_commit = lambda: commit
     figure = Visualizer()._initialize_fig({})
     Visualizer._initialize_fig = lambda *_: figure
-    os.fsync = lambda descriptor: None
     time.sleep = lambda seconds: None  # mmengine waits after each pass over a dataset
 
 

@@ -1,6 +1,7 @@
 """Imports for the server of `runs.run_script`: the modules of the tools, and no instances."""
 
 import gc
+import os
 
 import matplotlib.pyplot  # noqa: F401  a run's visualizer imports it
 import torch
@@ -16,6 +17,7 @@ import mmseg_ext.engine.build
 from tests.configs import unformatted
 
 yapf_api.FormatCode = unformatted
+os.fsync = lambda descriptor: None  # nothing waits for the disk
 mmseg_ext.register_all_modules(init_default_scope=False)
 torch.set_num_threads(1)
 gc.freeze()
