@@ -100,8 +100,8 @@ def _other_folder(tmp_path_factory):
 def _prepared_stack():
     """Register every module, leave the configs of runs unformatted, and number the runs.
 
-    Two runs that start within one second would share mmengine's logger and its file. No test can
-    see whether a file is on the disk, and waiting for it is a large part of some.
+    Two runs that start within one second would share mmengine's logger and its file. No test sees
+    whether a file is on the disk, so none waits for it.
     """
     mmseg_ext.register_all_modules()
     set_up, numbers = Runner.setup_env, itertools.count()

@@ -13,7 +13,6 @@ from email import message_from_bytes
 from pathlib import Path, PurePath
 
 import pytest
-import torch
 import yaml
 from mmengine.config import Config
 from PIL import Image
@@ -108,9 +107,6 @@ def test_a_wheel_contains_the_package_and_mims_files(sdist, wheel):
     assert weights == {
         f"mmseg_ext/weights/{name}.pth" for name in (DEFAULT, "ea_r18_fpn_nuclei_4k")
     }
-    for file in weights:
-        meta = torch.load(wheel / file, weights_only=True)["meta"]
-        assert "Apache-2.0" in meta["license"]
     assert sum(name.endswith("/LICENSE") for name in names) == 1
     parts = {name for name in sources if name.split("/")[0] in ("configs", "tools", "demo")}
     assert files_of(wheel / "mmseg_ext/.mim") == parts | {"model-index.yml"}

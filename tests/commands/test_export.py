@@ -127,10 +127,9 @@ def test_a_missing_extra_names_the_package_of_an_installation(tmp_path, monkeypa
 def test_command_and_the_example_without_mmseg(tmp_path, monkeypatch, capsys):
     """In a process without mmseg; EXIF orientation is applied, and results replace no image."""
     folder, out, weights = tmp_path / "images", tmp_path / "model.onnx", tmp_path / "weights.pth"
-    random, exif = np.random.RandomState(0), Image.Exif()
-    exif[0x0112] = 6  # rotate by 90 degrees clockwise
+    random = np.random.RandomState(0)
     save(folder / "a.png", random_image(random, (96, 96)))
-    save(folder / "b.png", random_image(random, (110, 70)), exif=exif)
+    save(folder / "b.png", random_image(random, (110, 70)), orientation=6)  # 90 degrees clockwise
     (folder / "broken.jpg").write_bytes(b"\xff\xd8 no image")
     (folder / "._a.png").write_bytes(b"of macOS")
     (folder / "c.png").mkdir()

@@ -190,9 +190,8 @@ def test_image_and_label_map_stay_together(kind, loaders, tag, color, tmp_path):
     """The image's brightness is its label."""
     label = np.random.RandomState(0).choice((0, 1, 2), (6, 4)).astype(np.uint8)
     save(tmp_path / "labels/a.png", label)
-    exif = Image.Exif()
-    exif[0x0112] = tag
-    save(tmp_path / "images/a.jpg", np.repeat(label[..., None], 3, 2), format="PNG", exif=exif)
+    pixels = np.repeat(label[..., None], 3, 2)
+    save(tmp_path / "images/a.jpg", pixels, format="PNG", orientation=tag)
     assert orientation((tmp_path / "images/a.jpg").read_bytes()) == tag
     settings = dict(type=kind, data_root=str(tmp_path), metainfo=dict(classes=["a", "b", "c"]))
     settings["data_prefix"] = dict(img_path="images", seg_map_path="labels")

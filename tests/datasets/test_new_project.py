@@ -374,9 +374,7 @@ def test_a_second_run_with_other_files(tmp_path):
     """A photo in another format replaces the first one, and masks have a further named class."""
     flags = ["--classes", "a", "b", "c", "d"]
     for i in range(4):
-        exif = Image.Exif()
-        exif[0x0112] = 3  # such a photo is copied
-        save(tmp_path / f"images/{i}.JPG", PHOTO, exif=exif)
+        save(tmp_path / f"images/{i}.JPG", PHOTO, orientation=3)  # such a photo is copied
         save(tmp_path / f"masks/{i}.png", scene(i)[0])
     assert run(tmp_path, *flags) == 0
     (tmp_path / "images/0.JPG").unlink()
@@ -635,7 +633,7 @@ def test_a_picture_shows_images_and_labels(tmp_path, monkeypatch, capsys):
     mixed = [tuple(int(255 * 0.4 + 0.6 * v) for v in color) for color in colors.values()]
     assert all(before[color] > 60 * 90 * 3**2 / 7 * 0.8 for color in mixed)
     with monkeypatch.context() as patch:
-        patch.setattr("os.replace", lambda *_: os.listdir(tmp_path / "none"))
+        patch.setattr(Figure, "savefig", lambda *_, **__: os.listdir(tmp_path / "none"))
         assert check(tmp_path) == 0
     assert f"note: {folder}/preview.png: cannot be written" in capsys.readouterr().out
     for path in folder.glob("data/annotations/*/*.png"):
@@ -841,8 +839,7 @@ def test_shapes_that_are_not_read(tmp_path, capsys):
 def test_sizes_are_compared_before_anything_is_drawn(tmp_path, capsys):
     save_images(tmp_path / "images", 1)
     sides = dict(imageWidth=10**7, imageHeight=10**7)  # more than the memory
-    triangle = dict(points=[[0, 0], [20, 0], [20, 10]])
-    write_labelme(tmp_path / "masks/00.json", triangle, **sides)
+    write_labelme(tmp_path / "masks/00.json", dict(points=[[0, 0], [20, 0], [20, 10]]), **sides)
     assert run(tmp_path, "--labelme", str(tmp_path / "masks")) == 1
     assert "is 10000000x10000000, but its image is 40x30" in capsys.readouterr().err
 
@@ -903,11 +900,9 @@ def test_tiles_keep_the_full_resolution(tmp_path, capsys):
 @pytest.mark.parametrize(("tag", "upright"), [(3, True), (5, False), (6, True), (8, False)])
 def test_photos_become_upright(tag, upright, suffix, tmp_path, capsys):
     """The image's brightness is its label; a mask is upright unless its size is the stored one."""
-    exif = Image.Exif()
-    exif[0x0112] = tag
     for i in range(2):
         path, label = tmp_path / f"images/{i}.{suffix}", scene(i)[0]
-        save(path, np.stack([label * 80] * 3, 2), exif=exif)
+        save(path, np.stack([label * 80] * 3, 2), orientation=tag)
         turned = np.array(ImageOps.exif_transpose(Image.open(path)))[..., 0] // 80
         save(tmp_path / f"masks/{i}.png", turned if upright else label)
     assert run(tmp_path) == 0

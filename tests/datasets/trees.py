@@ -107,8 +107,11 @@ def write_nuclei(root: Path) -> None:
             save(folder / f"masks/{i}.png", mask)
 
 
-def save(path: Path, pixels: np.ndarray, palette=None, **options) -> None:
+def save(path: Path, pixels: np.ndarray, palette=None, orientation=None, **options) -> None:
     """Write an image (H, W, 3), or a label map (H, W) with the colors of `palette`."""
+    if orientation is not None:
+        options["exif"] = Image.Exif()
+        options["exif"][0x0112] = orientation
     path.parent.mkdir(parents=True, exist_ok=True)
     image = Image.fromarray(pixels)
     if palette is not None:
