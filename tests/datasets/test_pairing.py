@@ -73,11 +73,13 @@ def test_folders_with_annotations_of_their_own(tmp_path):
     """A name in another folder or split is another image; links lead to folders."""
     write(tmp_path, ["x/1/a.jpg", "x/1/b.jpg", "x/train/7.jpg", "y/1/a.png", "y/train/6.png"])
     write(tmp_path, ["y/2/b.png", "y/val/7.png", "elsewhere/c.jpg", "labels/c.png"])
+    write(tmp_path, ["x/5/a.jpg", "x/d.jpg", "y/1/d.png", "y/2/d.png"])  # used; one of two
     for link, folder in (("x/3", "elsewhere"), ("x/1/up", "x"), ("y/3", "labels")):
         (tmp_path / link).symlink_to(tmp_path / folder)
     found, left_out = find(tmp_path, "x", "y")
     assert found == {"1/a.jpg": ["1/a.png"], "3/c.jpg": ["3/c.png"]}
-    assert sorted(left_out) == ["6.png", "7.jpg", "7.png", "b.jpg", "b.png"]
+    unused = ["6.png", "7.jpg", "7.png", "a.jpg", "b.jpg", "b.png", "d.jpg", "d.png", "d.png"]
+    assert sorted(left_out) == unused
 
 
 def test_a_split_with_one_image_is_no_folder_of_objects(tmp_path):
