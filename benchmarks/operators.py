@@ -1,0 +1,108 @@
+"""Count the operators of a training step: `python -m benchmarks.operators [CONFIG ...]`.
+
+Python starts each operator, which takes 34 to 41 microseconds on the GPU host of docs/gpu.md. A
+step with many small operators therefore waits for Python, however fast the GPU is. The counts are
+of a simulated GPU, so they need none. Views start nothing on a GPU and are not counted.
+"""
+
+import argparse
+import collections
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from mmengine.config import Config
+from mmengine.optim import build_optim_wrapper
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from mmseg_ext import register_all_modules
+from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
+from mmseg_ext.cost.step_memory import batch_of, build_training_model, training_loss
+from mmseg_ext.engine.config import load_config
+
+CONFIGS = (
+    "ea_r101_ade20k_160k",
+    "danet_r101_ade20k_160k",
+    "fpn_rmt_small_ade20k_80k",
+    "upernet_deepvit_s_ade20k_160k",
+    "upernet_lambda_r101_ade20k_160k",
+)
+PHASES = ("forward", "backward", "optimizer")
+
+# Operators that start no kernel and are not marked as views.
+_FREE = {"detach", "_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "set_"}
+
+
+class OperatorCounter(TorchDispatchMode):
+    """Context that counts the operators on the simulated GPU by name in `counts`, without views."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts: collections.Counter[str] = collections.Counter()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        outputs = operator(*args, **(kwargs or {}))
+        name = operator.overloadpacket.__name__
+        tensors = [x for x in tree_leaves((args, kwargs, outputs)) if isinstance(x, torch.Tensor)]
+        on_gpu = any(x.is_meta for x in tensors)
+        if on_gpu and not operator.is_view and name not in _FREE:
+            self.counts[name] += 1
+        return outputs
+
+
+def count_training_step(config: Config, amp: bool) -> dict[str, collections.Counter[str]]:
+    """Return the operators of a training step on a GPU, by phase and name."""
+    found = {}
+    with SimulatedCUDA() as device:
+        model = build_training_model(config, device.device)
+        wrapper = build_wrapper(model, config)
+        for group in wrapper.optimizer.param_groups:
+            group["foreach"] = True  # the default on a GPU
+        batch = batch_of(config, device.device)
+        for _ in range(2):  # the first step creates the state of the optimizer
+            with OperatorCounter() as counter, device.autocast(torch.bfloat16 if amp else None):
+                loss = training_loss(model, batch)
+            found["forward"] = counter.counts
+            with OperatorCounter() as counter:
+                wrapper.backward(loss)
+            found["backward"] = counter.counts
+            with OperatorCounter() as counter:
+                wrapper.step()
+                wrapper.zero_grad()
+            found["optimizer"] = counter.counts
+    return found
+
+
+def build_wrapper(model: Any, config: Config) -> Any:
+    """Build the config's optimizer wrapper, without mixed precision."""
+    settings = config.optim_wrapper.to_dict()
+    settings = {k: v for k, v in settings.items() if k not in ("dtype", "loss_scale")}
+    return build_optim_wrapper(model, {**settings, "type": "OptimWrapper"})
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print a table of the counts, and the most frequent operators."""
+    parser = argparse.ArgumentParser(prog="benchmarks.operators", description=__doc__)
+    parser.add_argument("configs", nargs="*", default=CONFIGS, help="names (the five of gpu.md)")
+    parser.add_argument("--top", type=int, default=0, help="also print the most frequent ones (0)")
+    parser.add_argument("--batch-size", type=int, help="images (the config's)")
+    args = parser.parse_args(argv)
+    register_all_modules()
+    logging.disable(logging.INFO)  # mmengine prints a line for each parameter
+    for name in args.configs:
+        config = load_config(name)
+        if args.batch_size:
+            config.train_dataloader.batch_size = args.batch_size
+        for amp in (False, True):
+            counts = count_training_step(config, amp)
+            sums = {phase: sum(counts[phase].values()) for phase in PHASES}
+            parts = " + ".join(str(n) for n in sums.values())
+            print(f"{name}{', amp' if amp else ''}: {parts} = {sum(sums.values())}", flush=True)
+            for phase in PHASES if args.top else ():
+                print(f"    {phase}: {counts[phase].most_common(args.top)}")
+
+
+if __name__ == "__main__":
+    main()
