@@ -84,7 +84,7 @@ $(ORIGINAL_INSTALLED): setup.py
 	@touch $@
 
 # The folders whose fast tests run there.
-FOLDERS := layers decode_heads backbones segmentors engine durable evaluation inspection published
+FOLDERS := layers decode_heads backbones segmentors engine checkpoint durable evaluation inspection converters
 FOLDERS := $(FOLDERS:%=tests/%)
 COLLECT := $(ORIGINAL)/bin/python -m pytest --collect-only -qq --continue-on-collection-errors
 

@@ -143,7 +143,7 @@ setup(
             "py.typed",
             "doctor/parity/*.npz",
             "reports/*.j2",
-            "datasets/*.txt",
+            "own_dataset/*.txt",
             "weights/*",
         ]
     },

@@ -3,7 +3,7 @@
     python demo/run_exported.py MODEL.onnx IMAGE|FOLDER OUT [--json] [--min-area N]
 
 The script needs numpy, Pillow and onnxruntime, tifffile for TIFF, and OpenCV for --json and for
-color PNGs of 16 bits. To use it elsewhere, copy mmseg_ext/datasets/image_values.py next to it.
+color PNGs of 16 bits. To use it elsewhere, copy mmseg_ext/images/values.py next to it.
 
 For each image, OUT gets a label map (`labels/NAME.png`, class indices) and a picture of the classes
 over the image (`overlays/NAME.png`), rotated by its EXIF orientation. With --json it gets the
@@ -22,9 +22,9 @@ from PIL import Image
 
 HERE = Path(__file__).resolve().parent
 # Next to this script, in a clone, and in an installation.
-READERS = (HERE, HERE.parent / "mmseg_ext/datasets", HERE.parent.parent / "datasets")
-sys.path += [str(folder) for folder in READERS if (folder / "image_values.py").is_file()]
-image_values = importlib.import_module("image_values")
+READERS = (HERE, HERE.parent / "mmseg_ext/images", HERE.parent.parent / "images")
+sys.path += [str(folder) for folder in READERS if (folder / "values.py").is_file()]
+image_values = importlib.import_module("values")
 
 
 def find(path: Path) -> list[Path]:

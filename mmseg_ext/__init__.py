@@ -157,7 +157,7 @@ def safe_loading(min_backbone_share: float | None = None) -> AbstractContextMana
         min_backbone_share: the least share of a backbone's values, 0 to 1; 0.9 by default.
     """
     check_stack(BASE)
-    from mmseg_ext.durable import safe_loading
+    from mmseg_ext.checkpoint import safe_loading
 
     return safe_loading.safe_loading(min_backbone_share)
 

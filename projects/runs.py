@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mmseg_ext.atomic_write import atomic_write
-from mmseg_ext.durable.checkpoint_files import read_checkpoint
+from mmseg_ext.checkpoint.files import read_checkpoint
 
 CHECKPOINT = "checkpoint.pth"
 

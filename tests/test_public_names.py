@@ -18,7 +18,7 @@ import mmseg_ext
 from mmseg_ext import durable, engine, errors
 from mmseg_ext.commands import COMMANDS
 from mmseg_ext.commands.env import registered_names
-from mmseg_ext.published import FAMILIES
+from mmseg_ext.converters import FAMILIES
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "tests/data/public_names.json"

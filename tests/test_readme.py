@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PLACEHOLDERS = {
     "configs/NAME.py",
     "configs/classification/NAME.py",
-    "mmseg_ext/published/foo.py",
+    "mmseg_ext/converters/foo.py",
     "tests/decode_heads/test_foo_head.py",
 }
 DOCUMENTS = [

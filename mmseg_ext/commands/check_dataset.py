@@ -31,11 +31,11 @@ training on trainval, set allow_overlap = True in the config.
 def main(args: argparse.Namespace) -> int:
     from mmengine.registry import init_default_scope
 
-    from mmseg_ext.datasets.dataset_report import check, copy_notes, print_summaries
-    from mmseg_ext.datasets.new_project import PREVIEW
     from mmseg_ext.engine.config import load_config
     from mmseg_ext.errors import NotWritten
-    from mmseg_ext.inspection.preview import write_preview
+    from mmseg_ext.own_dataset.check import check, copy_notes, print_summaries
+    from mmseg_ext.own_dataset.preview import write_preview
+    from mmseg_ext.own_dataset.project import PREVIEW
 
     cfg = load_config(args.config, args.cfg_options)
     init_default_scope(cfg.get("default_scope", "mmseg"))

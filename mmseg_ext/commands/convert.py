@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from mmseg_ext.commands import command, command_parser
-from mmseg_ext.published import FAMILIES, convert_official, family_cfg
+from mmseg_ext.converters import FAMILIES, convert_official, family_cfg
 
 
 def parser() -> argparse.ArgumentParser:
@@ -21,7 +21,7 @@ def parser() -> argparse.ArgumentParser:
 
 @command(parser)
 def main(args: argparse.Namespace) -> None:
-    from mmseg_ext.durable.checkpoint_files import (
+    from mmseg_ext.checkpoint.files import (
         read_checkpoint,
         terms_of,
         unwrap_state_dict,

@@ -29,6 +29,7 @@ def main(args: argparse.Namespace) -> None:
 
     from mmseg_ext.atomic_write import atomic_write
     from mmseg_ext.datasets.metainfo import inner_datasets, input_channels
+    from mmseg_ext.images.pictures import shown_bands
     from mmseg_ext.inference.export import (
         ExportedSegmentor,
         WholeImageSegmentor,
@@ -36,7 +37,6 @@ def main(args: argparse.Namespace) -> None:
         relative_difference,
     )
     from mmseg_ext.inference.predictor import image_loader
-    from mmseg_ext.reports.pictures import shown_bands
 
     segmentor = named_model(args)
     config, meta = segmentor.cfg, segmentor.dataset_meta
@@ -104,7 +104,7 @@ def _inputs(args: argparse.Namespace, size: tuple[int, int], loader: Any, channe
     import numpy as np
     import torch
 
-    from mmseg_ext.datasets.images import image_files
+    from mmseg_ext.images.files import image_files
     from mmseg_ext.inference.export import random_images
 
     yield "random", random_images(size, 1, channels)

@@ -64,7 +64,7 @@ def find_images(path: Path, out: Path, recursive: bool = False) -> dict[Path, Pa
     Raises:
         ValueError: if there is no image.
     """
-    from mmseg_ext.datasets.images import IMAGE_SUFFIXES, image_files
+    from mmseg_ext.images.files import IMAGE_SUFFIXES, image_files
 
     own = {(out / name).resolve() for name in ("labels", "overlays")}
     found = [p for p in image_files(path, recursive) if own.isdisjoint(p.resolve().parents)]
@@ -84,7 +84,7 @@ def main(args: argparse.Namespace) -> int:
     from PIL import Image
 
     from mmseg_ext.atomic_write import atomic_write, write_text
-    from mmseg_ext.datasets.images import progress
+    from mmseg_ext.images.files import progress
     from mmseg_ext.inference.objects import coco_annotation, geojson
     from mmseg_ext.inference.predictor import Predictor
 
@@ -169,7 +169,7 @@ def _shares(result: "Segmentation", classes: Sequence[str], objects: dict[str, l
 
 def _check_size(path: Path, most: int) -> None:
     """Raise ValueError for an image of too many pixels; it is not decoded."""
-    from mmseg_ext.datasets.images import image_size
+    from mmseg_ext.images.files import image_size
 
     width, height = image_size(path)
     if width * height > most:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mmseg_ext.commands import command, command_parser
 
 if TYPE_CHECKING:
-    from mmseg_ext.datasets.project_config import Start
+    from mmseg_ext.own_dataset.config_file import Start
 
 _SHOWN = 10
 _STEM = "backbone.layer1.0.conv1.weight"  # (width, width, 3, 3)
@@ -53,16 +53,16 @@ scenes; non-commercial use only, which then also holds for your model).
 def main(args: argparse.Namespace) -> None:
     from mmengine.config import Config
 
-    from mmseg_ext.datasets.annotation_readers import Coco, Labelme, Masks, ObjectMasks
-    from mmseg_ext.datasets.dataset_report import copy_notes, print_summaries
-    from mmseg_ext.datasets.images import image_files
-    from mmseg_ext.datasets.labels import join_names
-    from mmseg_ext.datasets.measured_channels import measure_images
-    from mmseg_ext.datasets.new_project import PREVIEW, make_project
-    from mmseg_ext.datasets.project_config import about_reduction, rename_classes, write_config
-    from mmseg_ext.engine.package_weights import SCHEME, load_from_package
+    from mmseg_ext.converters.package_weights import SCHEME, load_from_package
+    from mmseg_ext.datasets.label_loading import join_names
     from mmseg_ext.errors import CheckpointError, StackError
-    from mmseg_ext.inspection.preview import write_preview
+    from mmseg_ext.images.files import image_files
+    from mmseg_ext.own_dataset.annotations.masks import Coco, Labelme, Masks, ObjectMasks
+    from mmseg_ext.own_dataset.channels import measure_images
+    from mmseg_ext.own_dataset.check import copy_notes, print_summaries
+    from mmseg_ext.own_dataset.config_file import about_reduction, rename_classes, write_config
+    from mmseg_ext.own_dataset.preview import write_preview
+    from mmseg_ext.own_dataset.project import PREVIEW, make_project
 
     if re.search(r'["\\\n]', str(args.project.absolute())):  # mmengine puts it into the config
         raise ValueError(f"{args.project}: a project's path cannot have quotes or backslashes")
@@ -138,9 +138,9 @@ def main(args: argparse.Namespace) -> None:
 def _starting_weights(start: str) -> "Start":
     """Return the backbone and the weights that --from names."""
     from mmseg_ext.backbones import EfficientNetLite
-    from mmseg_ext.datasets.project_config import STARTS, efficientnet, resnet18
-    from mmseg_ext.durable.checkpoint_files import read_checkpoint, terms_of, unwrap_state_dict
+    from mmseg_ext.checkpoint.files import read_checkpoint, terms_of, unwrap_state_dict
     from mmseg_ext.inference.models import list_models, pretrained_weights
+    from mmseg_ext.own_dataset.config_file import STARTS, efficientnet, resnet18
 
     if start in STARTS:
         return STARTS[start]

@@ -31,7 +31,7 @@ def main(args: argparse.Namespace) -> None:
     """
     import numpy as np
 
-    from mmseg_ext.durable.checkpoint_files import (
+    from mmseg_ext.checkpoint.files import (
         read_checkpoint,
         terms_of,
         unwrap_state_dict,

@@ -41,10 +41,10 @@ def runner_of(args: argparse.Namespace):
 @command(parser)
 def main(args: argparse.Namespace) -> None:
     """Test with weights that fill the complete model, except for auxiliary heads."""
-    from mmseg_ext.durable.safe_loading import safe_loading
-    from mmseg_ext.durable.terminal import logged_warnings
+    from mmseg_ext.checkpoint.safe_loading import safe_loading
     from mmseg_ext.engine.amp import bfloat16_autocast
     from mmseg_ext.engine.build_errors import explained
+    from mmseg_ext.terminal import logged_warnings
 
     with clean_end(), logged_warnings(), safe_loading(entire_model=True):
         runner = runner_of(args)

@@ -34,9 +34,9 @@ def runner_of(args: argparse.Namespace):
 @command(parser)
 def main(args: argparse.Namespace) -> None:
     """Train until the run finishes or a signal stops it."""
-    from mmseg_ext.durable.safe_loading import safe_loading
-    from mmseg_ext.durable.terminal import ProgressHook, logged_warnings
+    from mmseg_ext.checkpoint.safe_loading import safe_loading
     from mmseg_ext.engine.build_errors import explained
+    from mmseg_ext.terminal import ProgressHook, logged_warnings
 
     with clean_end(), logged_warnings():
         runner = runner_of(args)

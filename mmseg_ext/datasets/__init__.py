@@ -3,8 +3,8 @@
 Without mmsegmentation only `CheckedLoadImage` is available.
 """
 
-from mmseg_ext.datasets.images import CheckedLoadImage
 from mmseg_ext.environment import stack_problem
+from mmseg_ext.images.files import CheckedLoadImage
 
 __all__ = ["CheckedLoadImage"]
 
@@ -16,7 +16,7 @@ if stack_problem() is None:
         CheckedDataset,
         CheckedPascalVOCDataset,
     )
-    from mmseg_ext.datasets.labels import CheckedLoadAnnotations
+    from mmseg_ext.datasets.label_loading import CheckedLoadAnnotations
     from mmseg_ext.datasets.nuclei import NucleiDataset
     from mmseg_ext.datasets.published_voc import PadToRemainder, RandomRatioScale
     from mmseg_ext.datasets.shapes import ShapesDataset

@@ -16,8 +16,8 @@ from mmengine import fileio
 from mmseg.datasets import ADE20KDataset, BaseSegDataset, CityscapesDataset, PascalVOCDataset
 from mmseg.registry import DATASETS, TRANSFORMS
 
-from mmseg_ext.datasets.images import IMAGE_SUFFIXES, CheckedLoadImage
 from mmseg_ext.errors import MissingDataError, UnreadableFileError
+from mmseg_ext.images.files import IMAGE_SUFFIXES, CheckedLoadImage
 
 
 def _checked(entry: Any) -> Any:

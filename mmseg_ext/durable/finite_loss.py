@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from mmseg_ext.durable.safe_loading import unwrap_model
+from mmseg_ext.checkpoint.safe_loading import unwrap_model
 from mmseg_ext.errors import RunError
 
 

@@ -9,8 +9,8 @@ from mmengine.optim import OptimWrapper, OptimWrapperDict
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mmseg_ext.checkpoint.safe_loading import unwrap_model
 from mmseg_ext.durable.randomness import random_state, set_random_state
-from mmseg_ext.durable.safe_loading import unwrap_model
 from mmseg_ext.errors import CheckpointError, RunError
 
 # States that torch's fused steps read and write without a check of their size.

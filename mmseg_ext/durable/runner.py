@@ -35,12 +35,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from mmseg_ext.atomic_write import atomic_write
+from mmseg_ext.checkpoint.plain_data import to_plain
+from mmseg_ext.checkpoint.safe_loading import safe_loading, unwrap_model
 from mmseg_ext.durable import randomness
 from mmseg_ext.durable.checkpoint_hooks import StopOnSignalHook, name_own_files
-from mmseg_ext.durable.plain_data import to_plain
 from mmseg_ext.durable.run_state import ProcessStateHook, fit_optimizer_state
-from mmseg_ext.durable.safe_loading import safe_loading, unwrap_model
-from mmseg_ext.durable.terminal import quiet_terminal
 from mmseg_ext.durable.work_dir import (
     checkpoint_folder,
     lock_work_dir,
@@ -49,6 +48,7 @@ from mmseg_ext.durable.work_dir import (
     require_resumable,
 )
 from mmseg_ext.errors import RESUME_HINT, CheckpointError, NotWritten
+from mmseg_ext.terminal import quiet_terminal
 from mmseg_ext.upstream import (
     resume_from,
     resumes,

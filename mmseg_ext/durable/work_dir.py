@@ -13,7 +13,7 @@ from mmengine import dist
 from mmengine.config import Config
 from mmengine.logging import print_log
 
-from mmseg_ext.durable.checkpoint_files import read_checkpoint
+from mmseg_ext.checkpoint.files import read_checkpoint
 from mmseg_ext.errors import CheckpointError, LaunchError, RunError
 
 try:

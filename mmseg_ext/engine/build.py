@@ -21,9 +21,9 @@ from mmengine.model.utils import revert_sync_batchnorm
 from mmengine.registry import RUNNERS, init_default_scope
 from mmengine.runner import EpochBasedTrainLoop, Runner, ValLoop
 
+from mmseg_ext.checkpoint.files import published_name
+from mmseg_ext.checkpoint.safe_loading import unwrap_model
 from mmseg_ext.datasets.metainfo import input_channels
-from mmseg_ext.durable.checkpoint_files import published_name
-from mmseg_ext.durable.safe_loading import unwrap_model
 from mmseg_ext.durable.work_dir import find_checkpoints, missing_checkpoint, on_rank_zero
 from mmseg_ext.engine.amp import enable_amp
 from mmseg_ext.engine.build_errors import check_metrics, dataset_warnings, explained

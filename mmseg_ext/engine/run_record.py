@@ -13,8 +13,8 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from mmseg_ext.atomic_write import write_text
+from mmseg_ext.checkpoint.safe_loading import unwrap_model
 from mmseg_ext.datasets.metainfo import inner_datasets
-from mmseg_ext.durable.safe_loading import unwrap_model
 from mmseg_ext.engine.parameter_groups import describe_groups
 
 _PACKAGES = ("mmseg_ext", "torch", "numpy", "mmengine", "mmcv", "mmseg", "mmdet", "mmpretrain")

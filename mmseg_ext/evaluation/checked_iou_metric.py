@@ -20,7 +20,7 @@ from mmseg.evaluation import IoUMetric
 from mmseg.registry import METRICS
 from torch import Tensor
 
-from mmseg_ext.datasets.labels import describe_counts
+from mmseg_ext.datasets.label_loading import describe_counts
 from mmseg_ext.errors import LabelError, LaunchError
 
 

@@ -12,9 +12,9 @@ import torch
 from mmengine.config import Config, ConfigDict
 from torch import nn
 
+from mmseg_ext.checkpoint.files import read_checkpoint, terms_of, unwrap_state_dict
+from mmseg_ext.checkpoint.safe_loading import check_finite, fit_first_convolution
 from mmseg_ext.datasets.metainfo import classes_and_palette
-from mmseg_ext.durable.checkpoint_files import read_checkpoint, terms_of, unwrap_state_dict
-from mmseg_ext.durable.safe_loading import check_finite, fit_first_convolution
 from mmseg_ext.durable.work_dir import checkpoint_folder, find_checkpoints
 from mmseg_ext.engine.build import build_segmentor
 from mmseg_ext.engine.config import load_config, model_names

@@ -16,14 +16,14 @@ from mmseg.registry import TRANSFORMS
 from PIL import Image
 from torch import Tensor, nn
 
-from mmseg_ext.datasets.image_values import Pixels, ValueRange, declared, picture_pixels
-from mmseg_ext.datasets.images import CheckedLoadImage, progress
 from mmseg_ext.datasets.metainfo import inner_datasets, input_channels, type_name
 from mmseg_ext.engine.amp import bfloat16_autocast
 from mmseg_ext.errors import UnreadableFileError
+from mmseg_ext.images.files import CheckedLoadImage, progress
+from mmseg_ext.images.pictures import to_picture
+from mmseg_ext.images.values import Pixels, ValueRange, declared, picture_pixels
 from mmseg_ext.inference.models import get_model
 from mmseg_ext.inference.objects import SegmentedObject, find_objects
-from mmseg_ext.reports.pictures import to_picture
 from mmseg_ext.segmentors import StreamingSegTTAModel
 from mmseg_ext.segmentors.score_maps import Merge, Span, window_spans
 from mmseg_ext.segmentors.strip_encoder_decoder import DeferredLogits

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from mmseg_ext.atomic_write import save_figure
 from mmseg_ext.backbones.deepvit import PATCH
 from mmseg_ext.decode_heads.ea_head import JSegEAHead
+from mmseg_ext.images.pictures import colorize, to_picture
 from mmseg_ext.inference.predictor import Predictor
 from mmseg_ext.inspection.similarity import evaluating, layer_inputs
 from mmseg_ext.layers.external_attention import ExternalAttention2d
@@ -28,7 +29,6 @@ from mmseg_ext.layers.lambda_layer import LambdaLayer
 from mmseg_ext.layers.manhattan_attention import ManhattanAttention
 from mmseg_ext.layers.re_attention import ReAttention, SelfAttention
 from mmseg_ext.layers.token_external_attention import MultiHeadExternalAttention
-from mmseg_ext.reports.pictures import colorize, to_picture
 
 SLOT_LAYERS = (ExternalAttention2d, JSegEAHead, MultiHeadExternalAttention)
 _TOKEN_LAYERS = (ReAttention, SelfAttention)

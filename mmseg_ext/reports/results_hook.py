@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmseg_ext.atomic_write import atomic_write, write_text
-from mmseg_ext.reports.pictures import colorize, error_overlay, shrink, to_picture
+from mmseg_ext.images.pictures import colorize, error_overlay, shrink, to_picture
 
 RESULTS = "results.json"
 PICTURES = "examples"

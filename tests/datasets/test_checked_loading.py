@@ -17,8 +17,8 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from mmseg_ext.datasets import CheckedLoadAnnotations, CheckedLoadImage
-from mmseg_ext.datasets.images import orientation  # the test's file has what it needs
 from mmseg_ext.errors import LabelError, MissingDataError, UnreadableFileError
+from mmseg_ext.images.files import orientation  # the test's file has what it needs
 from tests.configs import CONFIGS
 from tests.datasets.trees import BASES, datasets, make_tree, random_image, save, set_data_root
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from mmengine.logging import HistoryBuffer
 
-from mmseg_ext.durable.checkpoint_files import read_checkpoint  # all values of a file
+from mmseg_ext.checkpoint.files import read_checkpoint  # all values of a file
 from tests.engine.runs import log_text, train_here, write_config
 from tests.engine.states import assert_same, logged
 

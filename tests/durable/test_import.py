@@ -53,7 +53,7 @@ assert "mmengine.runner.checkpoint.load_state_dict" in inside, inside
 assert changed() == []
 mmseg_ext.safe_loading(min_backbone_share=0)
 assert changed() == []  # only its block changes something
-from mmseg_ext.durable.safe_loading import check_coverage
+from mmseg_ext.checkpoint.safe_loading import check_coverage
 with mmseg_ext.safe_loading(min_backbone_share=0), mmseg_ext.safe_loading():
     assert changed() == inside
     assert "0.0%" in check_coverage(torch.nn.Linear(1, 1), {})

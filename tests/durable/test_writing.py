@@ -9,7 +9,7 @@ import torch
 from mmengine.config import Config
 
 from mmseg_ext.checkpoint import read_state_dict
-from mmseg_ext.durable.checkpoint_files import read_checkpoint, write_weights
+from mmseg_ext.checkpoint.files import read_checkpoint, write_weights
 from mmseg_ext.durable.work_dir import newest_complete
 from mmseg_ext.errors import CheckpointError
 from tests.engine.runs import log_text, train_here, write_config

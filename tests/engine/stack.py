@@ -12,8 +12,8 @@ from yapf.yapflib import yapf_api
 
 import mmseg_ext.commands.test
 import mmseg_ext.commands.train
-import mmseg_ext.durable.terminal
 import mmseg_ext.engine.build
+import mmseg_ext.terminal
 from tests.configs import unformatted
 
 yapf_api.FormatCode = unformatted

@@ -18,12 +18,12 @@ from PIL import Image
 
 from mmseg_ext.commands import run
 from mmseg_ext.evaluation import CheckedIoUMetric
+from mmseg_ext.images.pictures import error_overlay
 from mmseg_ext.reports import RunResultsHook, results_hook
 
 # The command makes a page of pictures; the tests compare the numbers that they show.
 from mmseg_ext.reports.curves import curves_figure, curves_svg
 from mmseg_ext.reports.page import page
-from mmseg_ext.reports.pictures import error_overlay
 from mmseg_ext.reports.results_hook import class_iou
 from mmseg_ext.reports.run_data import Results, Run, read_curves, read_run
 from tests.configs import CONFIGS

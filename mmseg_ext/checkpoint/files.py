@@ -1,0 +1,227 @@
+"""Files of checkpoints and weights: read without running code, and written atomically."""
+
+import contextlib
+import glob
+import hashlib
+import io
+import json
+import os
+import pickle
+import re
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor, serialization
+
+from mmseg_ext.atomic_write import atomic_write
+from mmseg_ext.checkpoint.plain_data import STAND_INS, Rebuilder, UnknownType
+from mmseg_ext.errors import CheckpointError
+from mmseg_ext.torch_versions import HAS_ALLOW_LIST, HAS_SAFE_TAR, allowed_globals
+
+# Where published checkpoints keep the state dict: mmengine, RMT and timm, EANet and EMANet, EMA.
+_WRAPPERS = ("state_dict", "model", "net", "state_dict_ema")
+_TRUST = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"  # torch's own variable
+TERMS = ("license", "trained_on")  # entries of `meta` that every file made from weights keeps
+# Ends in eight digits of the file's SHA-256, as `write_weights` names files.
+_HASHED = re.compile(r"-([0-9a-f]{8})\.safetensors")
+
+
+def read_checkpoint(path: str | Path, map_location: Any = "cpu", mmap: bool | None = None) -> Any:
+    """Return the content of a `.safetensors` or torch file without running code from it.
+
+    A `.safetensors` file gives `state_dict` and `meta`, like a torch file. With `mmap` tensors stay
+    on the disk, and neither checksums nor the hash in the name of a `.safetensors` are compared.
+    `TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1` turns the protection off: torch then unpickles the file.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        CheckpointError: for a damaged file, or objects that `Rebuilder` does not know.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such checkpoint file{published_name(path)}")
+    if path.suffix != ".safetensors":
+        with path.open("rb") as file:
+            return read_torch_file(file, path, map_location, mmap)
+    with _describe_errors(path):
+        from safetensors import safe_open
+
+        if not mmap:
+            _compare_hash(path)
+        with safe_open(path, "pt", device=str(map_location or "cpu")) as file:
+            meta: dict = {k: v for k, v in (file.metadata() or {}).items() if k != "format"}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if "dataset_meta" in meta:
+            meta["dataset_meta"] = json.loads(meta["dataset_meta"])
+        size = path.stat().st_size
+        return Rebuilder(size, size).rebuild({"state_dict": tensors, "meta": meta})
+
+
+def published_name(path: Path) -> str:
+    """Return a hint if there is no file of this name, but one with a hash by `publish_model`."""
+    pattern = f"{glob.escape(path.stem)}-{'[0-9a-f]' * 8}{path.suffix}"
+    found = next(path.parent.glob(pattern), None)
+    return f"; did you mean {found}?" if found else ""
+
+
+def _compare_hash(path: Path) -> None:
+    """Raise ValueError if the name has digits of another SHA-256 than the file.
+
+    The format has no checksum. In torch's zip format each entry has one, and names of `.pth` files
+    prove nothing: mmsegmentation's `publish_model` appends the digits of its input.
+    """
+    expected = _HASHED.search(path.name)
+    if expected is None:
+        return
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    if digest.hexdigest()[:8] != expected[1]:
+        raise ValueError(
+            f"its SHA-256 does not begin with {expected[1]} as in its name; copy or download it "
+            "again, or rename it if you have changed it"
+        )
+
+
+def read_torch_file(
+    file: BinaryIO, name: str | Path, map_location: Any = "cpu", mmap: bool | None = None
+) -> Any:
+    """Return the content of an open torch file, called `name` in errors, as `read_checkpoint`."""
+    trusted = os.environ.get(_TRUST, "0").lower() in ("1", "y", "yes", "true")
+    with _describe_errors(name):
+        sizes = _check_format(file, mmap)
+        source = str(name) if mmap else file  # torch maps paths only, and 2.1 no `Path`
+        with allowed_globals(STAND_INS):  # which are those of mmengine's Runner
+            content = serialization.load(source, map_location, weights_only=not trusted, mmap=mmap)
+        return Rebuilder(*sizes, trusted).rebuild(content)
+
+
+def _check_format(file: BinaryIO, mmap: bool | None) -> tuple[int, int]:
+    """Return the sizes of a torch file and of its part without the data of tensors.
+
+    Raises:
+        ValueError: for a format that torch reads by other means than its weights-only unpickler, a
+            wrong checksum, which torch ignores, or compressed entries.
+    """
+    size = described = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    begin = file.read(4)
+    if begin == b"PK\x03\x04":  # torch recognizes its format since 1.6 by these bytes
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+            # Before torch 2.6, `torch.load(weights_only=True)` runs TorchScript's loader on these.
+            if any(entry.filename.endswith("constants.pkl") for entry in entries):
+                raise ValueError("it is a TorchScript archive")
+            if sum(entry.file_size for entry in entries) > size:
+                raise ValueError("its entries are compressed")
+            if not mmap and (changed := archive.testzip()):
+                raise ValueError(f"the checksum of {changed} is wrong")
+            described = sum(e.file_size for e in entries if e.filename.endswith("data.pkl"))
+    elif begin[:1] != b"\x80":  # of a pickle
+        raise ValueError("it is not a torch file")
+    file.seek(0)
+    if not HAS_SAFE_TAR and tarfile.is_tarfile(file):
+        raise ValueError(
+            f"torch {torch.__version__} can run code from tar archives; open it with torch 2.6 or "
+            "newer, and save it again with torch.save"
+        )
+    file.seek(0)
+    return size, described
+
+
+@contextlib.contextmanager
+def _describe_errors(name: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except (pickle.UnpicklingError, UnknownType) as error:
+        found = re.search(r"GLOBAL ([\w.]+)|of type ([\w.]+)", str(error))  # in torch's long text
+        what = f" such as {found[1] or found[2]}" if found else ""
+        newer = "" if HAS_ALLOW_LIST else "; checkpoints of mmengine's Runner need torch 2.4"
+        raise CheckpointError(
+            f"{name}: contains objects other than tensors and plain data{what}, and loading them "
+            f"could run code; if you trust its source, set {_TRUST}=1 for one run{newer}"
+        ) from error
+    except Exception as error:  # damaged files raise errors of every type
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CheckpointError(f"{name}: is not an intact checkpoint ({reason})") from error
+
+
+def read_state_dict(path: str | Path) -> dict[str, Tensor]:
+    """Return the name -> tensor mapping in a `.safetensors` or torch file, on the CPU.
+
+    Raises:
+        FileNotFoundError, CheckpointError: as `read_checkpoint`.
+        ValueError: for a file without a state dict.
+    """
+    return unwrap_state_dict(read_checkpoint(path), str(path))
+
+
+def unwrap_state_dict(content: Any, source: str) -> dict[str, Tensor]:
+    """Return the state dict that `content` is, or contains under a usual key."""
+    if isinstance(content, dict):
+        for key in _WRAPPERS:
+            if isinstance(content.get(key), dict):
+                content = content[key]
+                break
+        if content and all(isinstance(v, Tensor) for v in content.values()):
+            weights = {str(k).removeprefix("module."): v for k, v in content.items()}
+            if len(weights) < len(content):
+                raise ValueError(f"{source}: two names differ only by the prefix 'module.'")
+            return weights
+    raise ValueError(f"{source}: contains no state dict (a mapping from names to tensors)")
+
+
+def terms_of(content: object) -> dict[str, str]:
+    """Return the license and the training data that a file's `meta` names."""
+    meta = content.get("meta") if isinstance(content, dict) else None
+    texts = meta if isinstance(meta, dict) else {}
+    return {key: texts[key] for key in TERMS if isinstance(texts.get(key), str)}
+
+
+def write_weights(
+    weights: dict[str, Tensor],
+    path: str | Path,
+    dataset_meta: dict | None = None,
+    hash_in_name: bool = False,
+    about: dict[str, str] | None = None,
+) -> Path:
+    """Write weights, with the classes and the palette, and return the path.
+
+    A `.pth` contains `state_dict` and `meta`, a `.safetensors` has `meta` as its metadata.
+
+    Args:
+        dataset_meta: the dataset's classes and palette, as lists.
+        hash_in_name: append eight digits of the file's SHA-256 to its name.
+        about: further entries of `meta`.
+
+    Raises:
+        ValueError: unless the name of `path` ends in `.pth` or `.safetensors`.
+        NotWritten: for a full disk, a read-only folder, ...
+    """
+    path = Path(path)
+    if path.suffix not in (".pth", ".safetensors"):
+        raise ValueError(f"{path}: the file's name must end in .pth or .safetensors")
+    dense = {"memory_format": torch.contiguous_format}  # safetensors refuses shared storage
+    weights = {name: value.detach().cpu().clone(**dense) for name, value in weights.items()}
+    meta: dict[str, Any] = dict(about or {})
+    if dataset_meta is not None:
+        meta["dataset_meta"] = dataset_meta
+    if path.suffix == ".safetensors":
+        from safetensors.torch import save
+
+        texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in meta.items()}
+        data = save(weights, {"format": "pt", **texts})
+    else:
+        buffer = io.BytesIO()  # `torch.save` to a path hides why writing failed
+        torch.save({"state_dict": weights, "meta": meta}, buffer)
+        data = buffer.getbuffer()
+    if hash_in_name:
+        path = path.with_stem(f"{path.stem}-{hashlib.sha256(data).hexdigest()[:8]}")
+    with atomic_write(path) as part:
+        part.write_bytes(data)
+    return path

@@ -1,0 +1,115 @@
+"""Label maps: reading, and refusing values that training would misread.
+
+mmsegmentation casts a label map to 8 bits (300 becomes 44), takes a color mask for a label map, and
+passes values outside the classes: the loss fails with a device-side assert, or the metric drops
+them silently.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from mmseg.datasets.transforms import LoadAnnotations
+from mmseg.registry import TRANSFORMS
+
+from mmseg_ext.errors import LabelError
+from mmseg_ext.images.files import decode, read, read_bytes
+from mmseg_ext.images.values import is_tiff
+
+SHOWN = 8  # names or values in a message
+
+
+def _decode_label(data: bytes, path: str, backend: str) -> np.ndarray:
+    """Return the label map in `data`: (H, W), integers of at most 16 bits."""
+    if backend == "cv2" and is_tiff(data):
+        values = read(data, path, indices=True).values
+        label = values[..., 0] if values.shape[2] == 1 else values
+    else:
+        label = decode(data, path, "unchanged", backend)
+    if label.ndim != 2:
+        raise LabelError(
+            f"{path}: has {label.shape[2]} channels instead of class indices; if it has a palette, "
+            "set imdecode_backend='pillow'"
+        )
+    if label.dtype.kind not in "bui" or label.min() < 0 or label.max() > 0xFFFF:
+        raise LabelError(
+            f"{path}: is {label.dtype} with values {label.min()} to {label.max()}; "
+            "save it with 8 or 16 bits"
+        )
+    return label.astype(np.uint16)
+
+
+def _class_table(size: int, num_classes: int, info: Mapping) -> np.ndarray:
+    """Return the class of each value 0 ... size - 1, -1 for illegal values, (size,) int32."""
+    ignored = info.get("ignore_index", 255)
+    reduced = np.arange(size, dtype=np.int32)
+    if info.get("reduce_zero_label"):
+        reduced = np.where((reduced == 0) | (reduced == 255), 255, reduced - 1)
+    label_map = info.get("label_map") or {}
+    table = reduced.copy()
+    for old_class, new_class in label_map.items():
+        table[reduced == old_class] = new_class
+    known = np.isin(reduced, list(label_map or range(num_classes))) | (reduced == ignored)
+    legal = known & ((table < num_classes) | (table == ignored)) & (table < 256)
+    return np.where(legal, table, -1)
+
+
+def describe_counts(values: Iterable[int], counts: Iterable[int]) -> str:
+    """Return '33 (432 pixels), ...' for values and the number of pixels of each."""
+    pairs = zip(values, counts, strict=True)
+    return join_names([f"{value} ({count} pixels)" for value, count in pairs])
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Return the first eight names, and how many more there are."""
+    more = [f"{len(names) - SHOWN} more"] if len(names) > SHOWN else []
+    return ", ".join([*names[:SHOWN], *more])
+
+
+@TRANSFORMS.register_module()
+class CheckedLoadAnnotations(LoadAnnotations):
+    """Load `gt_seg_map` (H, W) and refuse files that are not label maps of the dataset.
+
+    The map is uint8, as in mmsegmentation. This package's datasets (`CheckedDataset`) add the
+    number of classes to each sample. For other datasets set `num_classes`; without it all values of
+    8 bits pass. Images without a dataset and a label map, as in mmsegmentation's `inference_model`,
+    pass without labels. `kwargs` are the arguments of mmsegmentation's `LoadAnnotations`.
+
+    Raises:
+        UnreadableFileError: if the file is missing or does not decode.
+        LabelError: for a dataset's image without a label map, and for a label map with several
+            channels, another size than the image, or values that are neither integers nor classes.
+    """
+
+    def __init__(self, num_classes: int | None = None, **kwargs):
+        super().__init__(**kwargs)
+        self.num_classes = num_classes
+
+    def _load_seg_map(self, results: dict) -> None:
+        if "seg_map_path" not in results:
+            if "sample_idx" not in results:
+                return
+            raise LabelError(f"{results['img_path']}: its annotation is missing (no seg_map_path)")
+        own = dict(num_classes=self.num_classes, reduce_zero_label=self.reduce_zero_label)
+        info: dict = results | {key: value for key, value in own.items() if value is not None}
+        path = info["seg_map_path"]
+        label = _decode_label(read_bytes(path, self.backend_args), path, self.imdecode_backend)
+        height, width = info.get("ori_shape", label.shape)[:2]
+        if label.shape != (height, width):
+            raise LabelError(
+                f"{path}: is {label.shape[1]}x{label.shape[0]}, its image {info['img_path']} "
+                f"{width}x{height}"
+            )
+        num_classes = info.get("num_classes") or 256
+        table = _class_table(max(256, int(label.max()) + 1), num_classes, info)
+        classes = table[label]  # (H, W), -1 for illegal values
+        illegal = classes < 0
+        if illegal.any():
+            counts = describe_counts(*np.unique(label[illegal], return_counts=True))
+            ignored = info.get("ignore_index", 255)
+            expected = set(np.flatnonzero(table >= 0).tolist()) - {ignored} or {ignored}
+            raise LabelError(
+                f"{path}: values outside the {num_classes} classes: {counts}; expected "
+                f"{min(expected)} to {max(expected)}, or {ignored} for ignored pixels"
+            )
+        results["gt_seg_map"] = classes.astype(np.uint8)
+        results["seg_fields"].append("gt_seg_map")

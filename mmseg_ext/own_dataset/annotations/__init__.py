@@ -1,0 +1,1 @@
+"""Readers of annotations: folders of masks, COCO files and labelme files."""

@@ -1,0 +1,92 @@
+"""The bands of a project's images, and the range and statistics of their values."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from mmseg_ext.images.files import progress, read, read_bytes
+from mmseg_ext.images.values import Pixels, is_deep, is_tiff
+
+_IMAGES, _PIXELS = 200, 10_000  # measured of a project, and of an image
+_CLIPPED = 0.1  # percent of a band's pixels at each end, which hot pixels can be
+
+
+@dataclass
+class Channels:
+    """The settings of a config that depend on the bands of its images."""
+
+    count: int  # bands, without declared alpha
+    value_range: list[tuple[float, float]] | None  # become 0 and 255, by band; None for 8 bits
+    mean: list[float]  # of each band, from 0 to 255
+    std: list[float]
+    colors: bool  # whether the files declare that the first bands are red, green and blue
+
+
+def measure_images(paths: Sequence[Path]) -> Channels | None:
+    """Measure up to 200 of the images; return None for photos, which need no measuring.
+
+    Photos are gray or have three bands, of 8 bits, or of 16 bits whose range they use.
+
+    Raises:
+        UnreadableFileError: for a damaged image.
+        ValueError: if the images have different numbers of bands.
+    """
+    chosen = np.unique(np.linspace(0, len(paths) - 1, _IMAGES).astype(int))
+    kinds: dict[int, Path] = {}  # an image for each number of bands
+    samples: list[Pixels] = []
+    for path in progress([paths[i] for i in chosen], "measuring", len(chosen)):
+        data = read_bytes(str(path))
+        count = 3
+        if is_tiff(data) or is_deep(data):
+            samples.append(_sample(read(data, str(path))))
+            count = samples[-1].values.shape[2]
+        kinds.setdefault(count, path)
+    if kinds.keys() == {1, 3}:  # gray is repeated
+        del kinds[1]
+    count, *others = kinds
+    if others:
+        raise ValueError(
+            f"{kinds[count]}: has {count} bands, and {kinds[others[0]]} has {others[0]}; make a "
+            "project of images with equal bands"
+        )
+    samples = [s for s in samples if s.values.shape[2] == count]
+    deep = [s for s in samples if s.values.dtype.kind == "f" or (s.white or 256) > 255]
+    full = any(s.white == 0xFFFF and not s.dark_note() for s in deep)
+    if count in (1, 3) and (full or not deep):
+        return None
+    limits = [_limits(deep, band) for band in range(count)] if deep else None
+    pixels = np.concatenate([s.fit(count, limits)[:, 0] for s in samples])  # (pixels, count)
+    mean, std = pixels.mean(0).round(2), pixels.std(0).clip(1).round(2)
+    colors = all(s.colors for s in samples)
+    return Channels(count, limits, mean.tolist(), std.tolist(), colors)
+
+
+def _sample(pixels: Pixels) -> Pixels:
+    """Return some of the pixels, (N, 1, bands), without alpha."""
+    values = np.delete(pixels.values, pixels.alpha, axis=2)
+    values = values.reshape(-1, 1, values.shape[2])
+    return replace(pixels, values=values[:: max(1, len(values) // _PIXELS)], alpha=())
+
+
+def _limits(samples: Sequence[Pixels], band: int) -> tuple[float, float]:
+    """Return the range of a band without its extremes, in integers for integers."""
+    known = []
+    for sample in samples:
+        values = sample.values[:, 0, band].astype(float)
+        known.append(values[np.isfinite(values) & (values != sample.missing)])
+    values = np.concatenate(known)
+    if not len(values):
+        return 0, 1
+    for end in (values.min(), values.max()):  # such as -9999, which a file may not declare
+        rest = values[values != end]
+        if end and len(rest) and abs(rest - end).min() > np.ptp(rest) > 0:
+            values = rest
+    low, high = np.percentile(values, (_CLIPPED, 100 - _CLIPPED))
+    if low == high:
+        low, high = values.min(), values.max()
+    if all(sample.values.dtype.kind != "f" for sample in samples):
+        return math.floor(low), max(math.ceil(high), math.floor(low) + 1)
+    return float(f"{low:.5g}"), float(f"{high if high > low else low + 1:.5g}")

@@ -1,0 +1,259 @@
+"""Images of every kind: the values that the file declares, or one line."""
+
+import io
+import struct
+import warnings
+import zlib
+
+import cv2
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image, ImageOps
+
+from mmseg_ext.datasets import CheckedLoadImage
+from mmseg_ext.errors import UnreadableFileError
+from mmseg_ext.images import files as module  # a process warns once for a kind of file
+from mmseg_ext.images.files import image_size  # of an image without decoding it
+from mmseg_ext.images.values import picture_pixels  # what Predictor does to a picture
+
+U8, U16, F32 = np.uint8, np.uint16, np.float32
+NOISE = np.random.RandomState(0).randint(0, 256, (40, 48, 6), dtype=U8)
+RGB, GRAY, DEEP = NOISE[..., :3], NOISE[..., 0], NOISE[..., :3].astype(U16) * 257
+SIGNED = NOISE.astype(np.int16) * 10 - 700
+CONTIG = dict(photometric="minisblack", planarconfig="contig")
+PLANES = dict(photometric="minisblack", planarconfig="separate")
+LOSSLESS = [cv2.IMWRITE_JPEG2000_COMPRESSION_X1000, 1000]
+
+
+def tiff(pixels: np.ndarray, **options) -> bytes:
+    file = io.BytesIO()
+    tifffile.imwrite(file, pixels, **options)
+    return file.getvalue()
+
+
+def picture(pixels: np.ndarray, kind: str, mode: str | None = None, **options) -> bytes:
+    file, image = io.BytesIO(), Image.fromarray(pixels)
+    (image.convert(mode) if mode else image).save(file, kind, **options)
+    return file.getvalue()
+
+
+def first(pixels: np.ndarray) -> np.ndarray:
+    return np.moveaxis(pixels, 2, 0)
+
+
+def packed(bits: int) -> bytes:
+    """Return a TIFF whose values have `bits` bits; tifffile alone cannot write it."""
+    strings = [format(value, f"0{bits}b") for value in GRAY.astype(int).ravel() << (bits - 8)]
+    data = np.packbits(np.array([int(bit) for bit in "".join(strings)], U8))
+    file = io.BytesIO(tiff(data.reshape(len(GRAY), -1), metadata=None))
+    with tifffile.TiffFile(file, mode="r+") as opened:
+        tags = opened.pages[0].tags
+        tags["ImageWidth"].overwrite(GRAY.shape[1])
+        tags["BitsPerSample"].overwrite(bits)
+    return file.getvalue()
+
+
+def gray_and_alpha_png() -> bytes:
+    pixels = NOISE[..., :2].astype(">u2") * 257
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+    parts = [(b"IHDR", struct.pack(">IIBBBBB", 48, 40, 16, 4, 0, 0, 0)), (b"IEND", b"")]
+    parts.insert(1, (b"IDAT", zlib.compress(rows)))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in parts
+    )
+
+
+PALETTE = np.random.RandomState(1).randint(0, 65536, (3, 256)).astype(U16)
+PAGES = dict(photometric="minisblack")
+# The file, and its pixels in the order of the bands; with `channels` and `value_range`.
+DECLARED = {
+    "8 bits": (tiff(RGB, photometric="rgb"), RGB),
+    "16 bits": (tiff(DEEP, photometric="rgb"), RGB),
+    "big-endian": (tiff(DEEP, photometric="rgb", byteorder=">"), RGB),
+    "BigTIFF": (tiff(DEEP, photometric="rgb", bigtiff=True), RGB),
+    "planes": (tiff(first(DEEP), photometric="rgb", planarconfig="separate"), RGB),
+    "GDAL's bands": (tiff(DEEP, **CONTIG), RGB),
+    "bands in planes": (tiff(first(RGB), **PLANES), RGB),
+    "deflate": (tiff(DEEP, photometric="rgb", compression="zlib", predictor=True), RGB),
+    "tiles": (tiff(RGB, photometric="rgb", tile=(16, 16), compression="zlib"), RGB),
+    "LZW": (picture(RGB, "TIFF", compression="tiff_lzw"), RGB),
+    "LZW, 16 bits": (picture(GRAY.astype(U16) * 257, "TIFF", compression="tiff_lzw"), GRAY),
+    "JPEG 2000": (cv2.imencode(".jp2", DEEP[..., ::-1], LOSSLESS)[1].tobytes(), RGB),
+    "portable map": (cv2.imencode(".pgm", DEEP[..., 0])[1].tobytes(), RGB[..., 0]),
+    "gray": (tiff(GRAY), GRAY),
+    "white is zero": (tiff(255 - GRAY, photometric="miniswhite"), GRAY),
+    "1 bit": (tiff(GRAY > 99, photometric="minisblack"), np.where(GRAY > 99, U8(255), U8(0))),
+    "fax": (picture(GRAY > 99, "TIFF", compression="group4"), np.where(GRAY > 99, 255, 0)),
+    "10 bits": (packed(10), GRAY),
+    "12 bits": (packed(12), GRAY),
+    "14 bits": (packed(14), GRAY),
+    "palette": (
+        tiff(GRAY, photometric="palette", colormap=PALETTE),
+        (PALETTE >> 8)[:, GRAY].transpose(1, 2, 0),
+    ),
+    "floats": (tiff(RGB.astype(F32) / 255, photometric="rgb"), RGB),
+    "doubles": (tiff(GRAY / 255), GRAY),
+    "half floats": (tiff((GRAY / 255).astype(np.float16)), GRAY),
+    "12 bits in 16": (tiff(DEEP >> 4, photometric="rgb"), RGB, 3, (0, 4095)),
+    "8 bits in 16": (tiff(RGB.astype(U16), photometric="rgb"), RGB, 3, (0, 255)),
+    "signed": (tiff(SIGNED[..., :3], photometric="rgb"), RGB, 3, (-700, 1850)),
+    "32 bits": (tiff(RGB.astype(np.uint32) * 1000, **CONTIG), RGB, 3, (0, 255000)),
+    "floats with a range": (tiff(NOISE / 100 - 1, **CONTIG), NOISE, 6, (-1, 1.55)),
+    "no number": (tiff(np.where(GRAY > 99, np.nan, 1.0)), np.where(GRAY > 99, 0, 255), 1, (0, 1)),
+    "a range for each band": (
+        tiff(NOISE[..., :2] * np.array([1, 10], U16), **CONTIG),
+        *(NOISE[..., :2], 2, [(0, 255), (0, 2550)]),
+    ),
+    "a range leaves 8 bits": (tiff(RGB, photometric="rgb"), RGB, 3, (0, 4095)),
+    "full range, gray": (tiff(GRAY.astype(U16) * 257), GRAY, 1, (0, 65535)),
+    "two bands": (tiff(NOISE[..., :2], **CONTIG), NOISE[..., :2], 2),
+    "six bands": (tiff(first(NOISE), **PLANES), NOISE, 6),
+    "channels of tifffile": (tiff(first(RGB), **PAGES, metadata={"axes": "CYX"}), RGB),
+    "ImageJ's channels": (tiff(first(NOISE), imagej=True, metadata={"axes": "CYX"}), NOISE, 6),
+    "OME's channels": (tiff(first(NOISE), ome=True, metadata={"axes": "CYX"}), NOISE, 6),
+    "alpha": (tiff(NOISE[..., :4], photometric="rgb", extrasamples=["unassalpha"]), RGB),
+    "alpha as a band": (
+        tiff(NOISE[..., :4], photometric="rgb", extrasamples=["assocalpha"]),
+        *(NOISE[..., :4], 4),
+    ),
+    "fourth band": (
+        tiff(NOISE[..., :4], photometric="rgb", extrasamples=["unspecified"]),
+        *(NOISE[..., :4], 4),
+    ),
+    "PNG, alpha": (picture(NOISE[..., :4], "PNG"), RGB),
+    "PNG, alpha as a band": (picture(NOISE[..., :4], "PNG"), NOISE[..., :4], 4),
+    "PNG, gray and alpha": (picture(NOISE[..., :2], "PNG"), NOISE[..., :2], 2),
+    "PNG, gray and alpha, 16 bits": (gray_and_alpha_png(), GRAY),
+    "PNG, 12 bits in 16": (
+        cv2.imencode(".png", DEEP[..., ::-1] >> 4)[1].tobytes(),
+        *(RGB, 3, (0, 4095)),
+    ),
+    "PNG, 16 bits": (cv2.imencode(".png", DEEP[..., ::-1])[1].tobytes(), RGB),
+    "PNG, 1 bit": (picture(GRAY > 99, "PNG"), np.where(GRAY > 99, 255, 0), 1),
+    "PNG, 16 bits, gray": (picture(GRAY.astype(U16) * 257, "PNG"), GRAY, 1),
+    "PPM": (b"P6\n# 12 bits\n48 40\n4095\n" + (RGB.astype(U16) << 4).astype(">u2").tobytes(), RGB),
+    "PGM": (b"P5 48 40 65535\n" + (GRAY.astype(">u2") * 257).tobytes(), GRAY, 1),
+}
+
+
+def load(data: bytes, channels: int = 3, value_range=None, **more) -> np.ndarray:
+    loader = CheckedLoadImage(channels=channels, value_range=value_range)
+    return loader.transform({"img_path": "x.tif", "content": data, **more})["img"]
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_what_a_file_declares_arrives(name):
+    """Red is first in the file, blue in what mmcv's loaders return."""
+    given = DECLARED[name]
+    data, expected, channels, value_range = (*given, *(3, None)[len(given) - 2 :])
+    expected = np.atleast_3d(expected)
+    if channels == 3:
+        expected = np.broadcast_to(expected[..., ::-1], (40, 48, 3))
+    found = load(data, channels, value_range)
+    assert found.dtype == np.uint8 and np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK", "YCbCr", "LAB"])
+@pytest.mark.parametrize("compression", ["jpeg", "tiff_lzw", "raw"])
+def test_colors_in_tiff_are_the_stock_ones(mode, compression):
+    """JPEG in TIFF and color spaces as OpenCV, and so mmsegmentation, reads them."""
+    data = picture(np.kron(RGB, np.ones((8, 8, 1), U8)), "TIFF", mode, compression=compression)
+    expected = cv2.imdecode(np.frombuffer(data, U8), cv2.IMREAD_COLOR)
+    assert np.array_equal(load(data), expected)
+
+
+REFUSED = {
+    "has int16 values from -700 to 1850, .* --value-range -700 1850 ": tiff(
+        np.clip(SIGNED[..., :3], -700, 1850), photometric="rgb"
+    ),
+    "has float32 values from .* value_range=": tiff(RGB.astype(F32), photometric="rgb"),
+    r"has float64 values .* --value-range 0\.25 3 ": tiff(np.array([[np.nan, 0.25], [np.inf, 3]])),
+    "has uint32 values from .* value_range=": tiff(GRAY.astype(np.uint32)),
+    "has values of complex64; save": tiff(GRAY.astype(np.complex64)),
+    "has 2 bands, but the network takes 3; .*in_channels=2": tiff(NOISE[..., :2], **CONTIG),
+    "has 4 bands, but the network takes 3; ": tiff(
+        NOISE[..., :4], photometric="rgb", extrasamples=["unspecified"]
+    ),
+    r"is a stack of pages \(6 Q x 40 Y x 48 X\) .* separate file": tiff(first(NOISE), **PAGES),
+    r"is a stack of pages \(2 Z x 3 C x 40 Y x 48 X\)": tiff(
+        first(NOISE).reshape(2, 3, 40, 48), imagej=True, metadata={"axes": "ZCYX"}
+    ),
+    ".* of 4-bit integers requires the 'imagecodecs' package": packed(4),
+    r"does not decode \(4 bytes\)": b"II*\0",
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_right_is_one_line(message):
+    with pytest.raises(UnreadableFileError, match=f"^x.tif: {message}") as caught:
+        load(REFUSED[message])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{}, dict(compression="zlib"), dict(tile=(16, 16))])
+def test_truncated_tiffs_are_refused(options):
+    data = tiff(np.kron(RGB, np.ones((4, 4, 1), U8)), photometric="rgb", **options)
+    for share in (0.02, 0.3, 0.6, 0.99):
+        with pytest.raises(UnreadableFileError, match=r"^x.tif: "):
+            load(data[: int(len(data) * share)])
+
+
+def test_overviews_and_masks_are_no_pages_and_other_images_are():
+    """As GDAL writes them next to an image."""
+    file = io.BytesIO()
+    with tifffile.TiffWriter(file) as writer:
+        writer.write(RGB, photometric="rgb", metadata=None)
+        writer.write(RGB[::2, ::2], photometric="rgb", subfiletype=1, metadata=None)
+        writer.write(GRAY > 0, subfiletype=4, metadata=None)
+    assert np.array_equal(load(file.getvalue()), RGB[..., ::-1])
+    file = io.BytesIO()
+    with tifffile.TiffWriter(file) as writer:
+        writer.write(RGB, photometric="rgb", metadata=None)
+        writer.write(GRAY[:10, :30], metadata=None)
+    with pytest.raises(UnreadableFileError, match=r"^x.tif: has 2 images; save each"):
+        load(file.getvalue())
+
+
+@pytest.mark.parametrize("tag", range(1, 9))
+@pytest.mark.parametrize(
+    ("mode", "compression"), [("RGB", "raw"), ("RGB", "tiff_lzw"), ("L", "raw")]
+)
+def test_tiffs_are_turned_unless_they_have_a_label_map(tag, mode, compression, tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = tag
+    data = picture(RGB, "TIFF", mode, compression=compression, exif=exif)
+    turned = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    turned = np.asarray(turned.convert("RGB"))
+    assert np.array_equal(load(data), turned[..., ::-1])
+    stored = np.asarray(Image.fromarray(RGB).convert(mode).convert("RGB"))
+    assert np.array_equal(load(data, seg_map_path="label.png"), stored[..., ::-1])
+    image = picture_pixels(Image.open(io.BytesIO(data))).upright()
+    assert np.array_equal(image.fit(3), turned)
+    (tmp_path / "a.tif").write_bytes(data)
+    assert image_size(tmp_path / "a.tif") == (48, 40)
+
+
+def test_sixteen_bits_that_use_few_warn_once_for_a_kind_of_file(monkeypatch):
+    monkeypatch.setattr(module, "warned_kinds", set())
+    dark, full = tiff(DEEP >> 4, photometric="rgb"), tiff(DEEP, photometric="rgb")
+    with pytest.warns(UserWarning, match=r"^x.tif: uses 12 of 16 bits, .*--value-range 0 4095 "):
+        load(dark)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for data in (dark, full, tiff(np.zeros((8, 8), U16))):
+            load(data)
+
+
+def test_other_options_of_mmcv_stay(tmp_path):
+    """Raw values with `unchanged`, gray of 12 bits in files of 16, and float32."""
+    data = tiff(SIGNED, **PLANES | dict(planarconfig="contig"))
+    loader = CheckedLoadImage(color_type="unchanged", imdecode_backend="tifffile")
+    assert np.array_equal(loader.transform({"img_path": "", "content": data})["img"], SIGNED)
+    data = tiff(GRAY.astype(U16) << 4)
+    loader = CheckedLoadImage(True, "grayscale", value_range=(0, 4095))
+    found = loader.transform({"img_path": "", "content": data})["img"]
+    assert found.dtype == np.float32 and np.array_equal(found, GRAY)
+    with pytest.raises(UnreadableFileError, match=r"value_range=.*: give"):
+        load(data, 1, (5, 5))

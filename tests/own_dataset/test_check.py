@@ -1,0 +1,220 @@
+"""`check_dataset` on small trees of four layouts, clean and broken."""
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmseg_ext import commands
+
+# The command prints rounded shares; summaries of many images are made without the images.
+from mmseg_ext.own_dataset.check import Summary, check, print_summaries
+from tests.datasets.trees import BASES, SIZE, Tree, make_tree, random_image, random_label, save
+
+SHAPE = SIZE[::-1]
+
+
+def run(tree: Tree, *flags: str, text: str = "") -> int:
+    return commands.run("check_dataset", [str(tree.write_config(text)), "--workers", "0", *flags])
+
+
+@pytest.mark.parametrize("layout", BASES)
+def test_clean(layout, tmp_path, capsys):
+    """No problem, status 0, and the counts of the label maps."""
+    tree = make_tree(layout, tmp_path)
+    assert run(tree) == 0
+    assert capsys.readouterr().err == ""
+    _, (found, val) = check(tree.config())
+    assert val.split == "val"  # the test set is the same
+    train = [pair for split in ("train", "aug") for pair in tree.pairs.get(split, ())]
+    assert found.split == "train" and found.pairs == len(train)
+    assert found.sizes == {SIZE: len(train)}
+    labels = np.stack([np.array(Image.open(mask)) for _, mask in train])  # (N, H, W)
+    offset = 1 if layout == "ade20k" else 0
+    for i in range(len(found.classes)):
+        assert found.pixels[i] == (labels == i + offset).sum()
+        assert found.images[i] == (labels == i + offset).any(axis=(1, 2)).sum()
+    assert found.ignored == labels.size - found.pixels.sum()
+    assert found.ignored == (labels == {"ade20k": 0, "camvid": 11}.get(layout, 255)).sum()
+
+
+def rewrite(path, value):
+    """Write a label map of class 1 with three pixels of `value`."""
+    label = np.ones(SHAPE, np.uint8)
+    label[0, :3] = value
+    save(path, label)
+
+
+def blank(tree: Tree) -> None:
+    save(tree.mask(), np.full(SHAPE, 255, np.uint8))
+
+
+def write_one_class(tree: Tree) -> None:
+    for _, mask in tree.pairs["val"]:
+        save(mask, random_label(np.random.RandomState(1), [0, 255]))
+
+
+def write_narrow(tree: Tree) -> None:
+    """Write an image that has no width at the smallest random sizes of the training."""
+    save(tree.image(), random_image(np.random.RandomState(0), (1, 700)))
+    save(tree.mask(), np.zeros((700, 1), np.uint8))
+
+
+def share_image(tree: Tree) -> None:
+    shutil.copy(tree.image("train"), tree.image("val"))
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind", "damage", "message"),
+    [
+        ("cityscapes", "label", blank, "labelTrainIds.png: every pixel is ignored"),
+        ("camvid", "unreadable", write_narrow, "train0.png: one side is too short to be resized"),
+        ("voc", "one-class", write_one_class, "all pixels are ignored or of class 0"),
+        ("camvid", "shared-image", share_image, "val0.png: is the same image as .*/train0.png"),
+    ],
+)
+def test_broken(layout, kind, damage, message, tmp_path, capsys):
+    """Exactly one line, with kind, file and values, and exit status 1."""
+    tree = make_tree(layout, tmp_path)
+    damage(tree)
+    assert run(tree) == 1
+    output = capsys.readouterr().out
+    (line,) = re.findall(r"^(?:train|val|test): (?!note)[a-z-]+: .*$", output, re.M)
+    assert re.search(f": {kind}: .*{message}", line), line
+    assert f"1 {kind}" in output.splitlines()[-1]
+
+
+def test_processes_find_what_one_process_finds(tmp_path):
+    """Several problems at once, in the order of the splits and their files."""
+    tree = make_tree("ade20k", tmp_path)
+    rewrite(tree.mask("train", 0), 151)
+    tree.image("train", 1).write_bytes(b"")
+    tree.mask("val", 1).unlink()
+    problems, summaries = check(tree.config(), workers=2)
+    kinds = [("train", "label"), ("train", "unreadable"), ("val", "unreadable")]
+    assert [(p.split, p.kind) for p in problems] == kinds
+    again, others = check(tree.config())
+    assert again == problems
+    for ours, theirs in zip(summaries, others, strict=True):
+        assert np.array_equal(ours.pixels, theirs.pixels)
+        assert np.array_equal(ours.small, theirs.small)
+
+
+def test_images_may_be_shared_on_purpose(tmp_path):
+    tree = make_tree("camvid", tmp_path)
+    share_image(tree)
+    assert run(tree, text="allow_overlap = True") == 0
+    assert run(tree, "--split", "val") == 0
+    cfg = tree.config()
+    cfg.val_dataloader.dataset = cfg.train_dataloader.dataset
+    assert [p.kind for p in check(cfg, ["train", "val"])[0]] == ["shared-image"] * 3
+
+
+def test_subset_of_classes(tmp_path, capsys):
+    """Classes that are left out are ignored; a value that was never a class is not."""
+    tree = make_tree("camvid", tmp_path)
+    cfg = tree.config()
+    for split in ("train", "val"):
+        cfg[f"{split}_dataloader"].dataset.metainfo = dict(classes=["road", "car", "sky"])
+    problems, (found, _) = check(cfg, ["train", "val"])
+    labels = np.stack([np.array(Image.open(mask)) for _, mask in tree.pairs["train"]])
+    assert not problems and found.classes == ("road", "car", "sky")
+    assert found.pixels.tolist() == [int((labels == old).sum()) for old in (3, 8, 0)]
+    rewrite(tree.mask(), 12)
+    ((_, kind, message),) = check(cfg, ["train"])[0]
+    assert kind == "label" and "12 (3 pixels); expected 0 to 11, or 255" in message
+
+
+def test_stock_loaders_are_checked_as_they_read(tmp_path):
+    """OpenCV reads a palette as colors; mmcv rotates the image but not the label map."""
+    tree = make_tree("voc", tmp_path)
+    cfg = tree.config()
+    stock = [dict(type="LoadImageFromFile"), dict(type="LoadAnnotations", imdecode_backend="cv2")]
+    cfg.val_dataloader.dataset.pipeline = stock
+    problems, _ = check(cfg, ["val"])
+    assert len(problems) == 3 and all("imdecode_backend='pillow'" in p.message for p in problems)
+    cfg.val_dataloader.dataset.update(type="PascalVOCDataset", pipeline=stock[:1])
+    stock[1].pop("imdecode_backend")
+    assert check(cfg, ["val"])[0] == []
+    cfg.val_dataloader.dataset.pipeline = stock
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    Image.open(tree.image("val")).save(tree.image("val"), exif=exif)
+    ((_, kind, message),) = check(cfg, ["val"])[0]
+    assert kind == "label" and message.startswith(f"{tree.image('val')}: mmcv rotates")
+    cfg.val_dataloader.dataset.type = "CheckedPascalVOCDataset"
+    assert check(cfg, ["val"])[0] == []
+
+
+def test_summaries(capsys):
+    """The most frequent sizes; classes without a pixel are a note, if there are others."""
+    train, test = Summary("train", ("[a] $x", "b"), pairs=1200), Summary("test", ("[a] $x", "b"))
+    train.sizes.update({(i, 9): 20 - i for i in range(1, 11)})
+    train.pixels[0], train.images[0], train.ignored = 1500, 1200, 500
+    print_summaries([train, test])
+    output = capsys.readouterr().out
+    sizes = ", ".join(f"{i}x9 ({20 - i})" for i in range(1, 9)) + ", 2 more"
+    assert f"train: 1,200 pairs, {sizes}, 25.00% of the pixels ignored" in output
+    rows = [line.split("│")[1:-1] for line in output.splitlines() if line.startswith("│")]
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        ["0", "[a] $x", "1,500", "75.00%", "1,200", "0", "0.00%", "0"],
+        ["1", "b", "0", "0.00%", "0", "0", "0.00%", "0"],
+    ]
+    assert "train: note: no pixel of b\n" in output and "test: note" not in output
+
+
+def test_notes_on_classes(capsys):
+    """Classes without pixels, with few, or in one image of the training set; at most eight."""
+    names = tuple(f"class {i}" for i in range(150))
+    train, val = Summary("train", names, pairs=99), Summary("val", names, pairs=9)
+    train.pixels[:3], train.images[:3] = (10**7, 10**6, 440), (99, 1, 9)
+    val.pixels[:3], val.images[:3] = 9, 1
+    print_summaries([train, val], {"0": 0, "#00ff00": 1, "40": 2, "255": 255})
+    notes = [line for line in capsys.readouterr().out.splitlines() if "note: " in line]
+    assert notes[0].endswith("no pixel of " + ", ".join(names[3:11]) + ", 139 more")
+    assert notes[1].startswith("val: note: no pixel")
+    assert notes[2].endswith("class 1 has only 1,000,000 pixels in images: 1")
+    assert notes[3].endswith("--ignore 40") and len(notes) == 4
+
+
+def test_without_annotation_loader_only_images_are_read(tmp_path):
+    """A test set whose labels are withheld."""
+    tree = make_tree("camvid", tmp_path)
+    shutil.rmtree(tree.mask("val").parent)
+    text = (
+        "test_dataloader['dataset']['pipeline'] = [dict(type='LoadImageFromFile')]\n"
+        "del test_dataloader['dataset']['data_prefix']['seg_map_path']"
+    )
+    assert run(tree, "--split", "test", text=text) == 0
+    tree.image("val").write_bytes(b"")
+    assert run(tree, "--split", "test", text=text) == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("test_dataloader=None", "no test_dataloader"),
+        ("test_dataloader.dataset.data_root=/nowhere", "/nowhere"),
+        ("test_dataloader.dataset.metainfo.classes=[car,sky]", "bicyclist') and ('car', 'sky')"),
+    ],
+)
+def test_could_not_run(option, message, tmp_path, capsys):
+    flags = ["--split", "val", "test", "--cfg-options", option]
+    assert run(make_tree("camvid", tmp_path), *flags) == 2
+    output, error = capsys.readouterr()
+    assert message in error and "Traceback" not in error and output == ""
+
+
+def test_suffixes_in_upper_case(tmp_path):
+    """A camera's .JPG counts for img_suffix=".jpg", and "*" for all formats."""
+    tree = make_tree("ade20k", tmp_path)
+    cfg = tree.config()
+    tree.image("train", 0).rename(tree.image("train", 0).with_suffix(".JPG"))
+    Image.open(tree.image("train", 1)).save(tree.image("train", 1).with_suffix(".png"))
+    tree.image("train", 1).unlink()
+    for suffix, pairs in ((".jpg", 2), ("*", 3)):
+        cfg.train_dataloader.dataset.img_suffix = suffix
+        problems, (found,) = check(cfg, ["train"])
+        assert not problems and found.pairs == pairs

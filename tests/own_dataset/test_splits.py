@@ -1,0 +1,107 @@
+"""Choosing the splits, and finding copies of a photo."""
+
+from collections import Counter
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmseg_ext.own_dataset.splits import choose, connect, find_copies, find_groups, small_version
+
+SHARES = st.sampled_from([{"val": 0.2}, {"val": 0.5}, {"test": 0.1, "val": 0.3}])
+
+
+def is_share(count: int, share: float, names: int) -> bool:
+    return count == max(1, round(share * names))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sets(st.sampled_from("abc")), min_size=8, max_size=40), SHARES, st.data())
+def test_shares_are_exact_and_earlier_choices_stay(labels, shares, data):
+    """Also when names are added; the order of the names does not count."""
+    names = [str(i) for i in range(len(labels))]
+    of = dict(zip(names, labels, strict=True))
+    first = names[: data.draw(st.integers(6, len(names)))]
+    before = choose(first, of, shares, {})
+    assert before == choose(first[::-1], of, shares, {})
+    after = choose(names, of, shares, before)
+    assert before.items() <= after.items()
+    for chosen in (before, after):
+        counts = Counter(chosen.values())
+        assert all(is_share(counts[s], share, len(chosen)) for s, share in shares.items())
+        assert counts["train"] == len(chosen) - sum(counts[s] for s in shares)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(2, 9), min_size=2, max_size=4), st.integers(0, 99))
+def test_each_label_is_in_both_splits(counts, seed):
+    """If two names have it, and the share has room for all labels."""
+    of = {f"{seed} {i} {k}": {str(i)} for i, count in enumerate(counts) for k in range(count)}
+    found = choose([*of], of, {"val": 0.5}, {})
+    for label in map(str, range(len(counts))):
+        assert {found[name] for name in of if label in of[name]} == {"train", "val"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=4, max_size=40), SHARES)
+def test_groups_stay_together(groups, shares):
+    """A split has its share or less; groups that all exceed it give it the smallest one."""
+    of = {str(i): f"group {group}" for i, group in enumerate(groups)}
+    sizes = Counter(of.values())
+    if len(sizes) <= len(shares):
+        return
+    found = choose([*of], {name: {"a"} for name in of}, shares, {}, of)
+    splits = {group: {found[n] for n in of if of[n] == group} for group in sizes}
+    assert all(len(own) == 1 for own in splits.values())
+    counts = Counter(found.values())
+    for split, share in shares.items():
+        assert 1 <= counts[split] <= max(round(share * len(of)), *sizes.values(), 1)
+    # A new name goes where its group is.
+    more = choose(
+        [*of, "new"], {name: {"a"} for name in [*of, "new"]}, shares, found, of | {"new": of["0"]}
+    )
+    assert more["new"] == found["0"]
+
+
+def test_parts_of_names():
+    names = ["scene1_1_left", "scene1_2_left", "scene10_1", "other"]
+    assert [*find_groups(names, "scene*_")] == [(0, [0, 1]), (2, [2])]
+    assert [*find_groups(["a/1", "a/2", "b/1"], "*/")] == [(0, [0, 1]), (2, [2])]
+    assert connect(4, find_groups(names, "scene*_")).tolist() == [0, 0, 2, 3]
+    assert connect(5, [(0, [4]), (1, [2]), (2, [4])]).tolist() == [0, 0, 0, 3, 0]
+    for pattern, message in (("x", "one \\*"), ("*_*", "one \\*"), ("y*", "fits no name")):
+        with pytest.raises(ValueError, match=message):
+            list(find_groups(names, pattern))
+    with pytest.raises(ValueError, match="'a' in all names"):
+        list(find_groups(["a_1", "a_2"], "*_"))
+
+
+def test_copies_are_found_in_any_position():
+    """Flipped, turned, smaller and noisy ones; not a changed one, and not flat images."""
+    random = np.random.RandomState(0)
+    images = [
+        random.randint(0, 256, (12, 9, 3), np.uint8).repeat(8, 0).repeat(8, 1) for _ in range(9)
+    ]
+    photo = images[3]
+    images += [photo[:, ::-1], np.rot90(photo), np.rot90(photo[::-1], 3)]
+    images.append(cv2.resize(photo, (36, 48), interpolation=cv2.INTER_AREA))
+    images.append(np.clip(photo + random.normal(0, 9, photo.shape), 0, 255).astype(np.uint8))
+    changed = photo.copy()
+    changed[:20, :20] = 255
+    images += [changed, *[np.full((60, 90, 3), value, np.uint8) for value in (255, 255)]]
+    small = [small_version(image) for image in images]
+    copies = {pair for i, others in find_copies(small) for pair in ((i, j) for j in others)}
+    group = [3, *range(9, 14)]
+    assert copies == {(i, j) for i in group for j in group if i < j}
+    assert not list(find_copies([]))
+
+
+@pytest.mark.parametrize("missing", [-9999.0, np.nan])
+def test_pixels_without_data_make_no_copies(missing):
+    images = [np.random.RandomState(i).rand(64, 80, 3) for i in (0, 1, 0)]
+    for image in images:
+        image[:20] = missing
+    small = [small_version(image, missing) for image in images]
+    assert dict(find_copies(small)) == {0: [2]}
