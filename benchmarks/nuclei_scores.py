@@ -21,8 +21,8 @@ from mmengine.dataset import pseudo_collate
 
 import mmseg_ext
 from mmseg_ext.cost.model_cost import markdown
+from mmseg_ext.datasets.checked_dataset import SPLITS
 from mmseg_ext.datasets.nuclei import NucleiDataset, number_nuclei
-from mmseg_ext.own_dataset.matching import SPLITS
 
 CLASSES = NucleiDataset.METAINFO["classes"]
 COLORED = 8  # mean difference between the largest and the smallest channel of stained tissue

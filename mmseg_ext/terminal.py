@@ -1,15 +1,20 @@
-"""Filters for the terminal of a run; the log file has all lines, also of Python's warnings."""
+"""What a terminal shows: progress, and few lines of a run.
+
+The log file of a run has all lines, also of Python's warnings.
+"""
 
 import contextlib
 import logging
 import re
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook, LoggerHook
 from mmengine.logging import print_log
+from rich.console import Console
+from rich.progress import track
 
 # Long records of the start: the environment, the config, the order of the hooks, and the settings
 # of each parameter.
@@ -23,6 +28,13 @@ _USELESS = re.compile(
     r"Default ``avg_non_ignore``|The draw is False|Fail to import ``MultiScaleDeformable|"
     r"`optimizer.step\(\)` has been overridden"
 )
+
+
+def progress(items: Iterable, text: str, total: int) -> Iterable:
+    """Yield `items` with a progress bar, if there are several and the terminal can show one."""
+    console = Console(stderr=True)
+    hidden = total == 1 or not console.is_terminal
+    return track(items, text, total, console=console, disable=hidden)
 
 
 def quiet_terminal(logger: logging.Logger, beginnings: tuple[str, ...] = _LONG) -> None:

@@ -28,7 +28,7 @@ def main(args: argparse.Namespace) -> None:
     import torch
 
     from mmseg_ext.atomic_write import atomic_write
-    from mmseg_ext.datasets.metainfo import inner_datasets, input_channels
+    from mmseg_ext.engine.config import inner_datasets, input_channels
     from mmseg_ext.images.pictures import shown_bands
     from mmseg_ext.inference.export import (
         ExportedSegmentor,
@@ -90,7 +90,7 @@ def main(args: argparse.Namespace) -> None:
 
 def _test_scale(pipeline: list[dict]) -> dict:
     """Return how the test pipeline scales images: `scale` (width, height) and `keep_ratio`."""
-    from mmseg_ext.datasets.metainfo import type_name
+    from mmseg_ext.engine.config import type_name
 
     for transform in pipeline:
         if type_name(transform) == "Resize" and transform.get("scale"):

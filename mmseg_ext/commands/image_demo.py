@@ -64,7 +64,8 @@ def find_images(path: Path, out: Path, recursive: bool = False) -> dict[Path, Pa
     Raises:
         ValueError: if there is no image.
     """
-    from mmseg_ext.images.files import IMAGE_SUFFIXES, image_files
+    from mmseg_ext.images.files import image_files
+    from mmseg_ext.images.values import IMAGE_SUFFIXES
 
     own = {(out / name).resolve() for name in ("labels", "overlays")}
     found = [p for p in image_files(path, recursive) if own.isdisjoint(p.resolve().parents)]
@@ -84,9 +85,9 @@ def main(args: argparse.Namespace) -> int:
     from PIL import Image
 
     from mmseg_ext.atomic_write import atomic_write, write_text
-    from mmseg_ext.images.files import progress
     from mmseg_ext.inference.objects import coco_annotation, geojson
     from mmseg_ext.inference.predictor import Predictor
+    from mmseg_ext.terminal import progress
 
     if not 0 <= args.opacity <= 1:
         raise ValueError(f"--opacity={args.opacity}: choose a number from 0 to 1")

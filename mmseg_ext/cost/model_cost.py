@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from mmseg_ext.datasets.metainfo import crop_size, input_channels
 from mmseg_ext.engine.build import build_segmentor
 from mmseg_ext.engine.build_errors import explained_without_data
-from mmseg_ext.engine.config import load_config
+from mmseg_ext.engine.config import crop_size, input_channels, load_config
 from mmseg_ext.layers import LambdaLayer
 from mmseg_ext.torch_versions import existing_kernels
 

@@ -13,9 +13,9 @@ from mmseg.structures import SegDataSample
 from torch import Tensor, nn
 
 from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
-from mmseg_ext.datasets.metainfo import crop_size, input_channels, type_name
 from mmseg_ext.engine.build import build_segmentor
 from mmseg_ext.engine.build_errors import explained_without_data
+from mmseg_ext.engine.config import crop_size, input_channels, type_name
 from mmseg_ext.torch_versions import HAS_FOREACH_WITHOUT_DATA
 
 GIBI = 2**30

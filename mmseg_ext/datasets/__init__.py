@@ -3,8 +3,8 @@
 Without mmsegmentation only `CheckedLoadImage` is available.
 """
 
+from mmseg_ext.datasets.image_loading import CheckedLoadImage
 from mmseg_ext.environment import stack_problem
-from mmseg_ext.images.files import CheckedLoadImage
 
 __all__ = ["CheckedLoadImage"]
 

@@ -16,8 +16,11 @@ from mmengine import fileio
 from mmseg.datasets import ADE20KDataset, BaseSegDataset, CityscapesDataset, PascalVOCDataset
 from mmseg.registry import DATASETS, TRANSFORMS
 
+from mmseg_ext.datasets.image_loading import CheckedLoadImage
 from mmseg_ext.errors import MissingDataError, UnreadableFileError
-from mmseg_ext.images.files import IMAGE_SUFFIXES, CheckedLoadImage
+from mmseg_ext.images.values import IMAGE_SUFFIXES
+
+SPLITS = ("train", "val", "test")
 
 
 def _checked(entry: Any) -> Any:

@@ -12,10 +12,9 @@ import numpy as np
 from mmseg.registry import DATASETS
 
 from mmseg_ext.atomic_write import atomic_write
-from mmseg_ext.datasets.checked_dataset import CheckedDataset
+from mmseg_ext.datasets.checked_dataset import SPLITS, CheckedDataset
 from mmseg_ext.errors import LabelError
 from mmseg_ext.images.files import decode, read_bytes
-from mmseg_ext.own_dataset.matching import SPLITS
 
 LABEL_MAPS = "label_maps_1"  # the number changes with the labels that `draw_labels` draws
 REACH = 3  # pixels: a border pixel is at most this far from two nuclei

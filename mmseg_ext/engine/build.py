@@ -23,11 +23,10 @@ from mmengine.runner import EpochBasedTrainLoop, Runner, ValLoop
 
 from mmseg_ext.checkpoint.files import published_name
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
-from mmseg_ext.datasets.metainfo import input_channels
 from mmseg_ext.durable.work_dir import find_checkpoints, missing_checkpoint, on_rank_zero
 from mmseg_ext.engine.amp import enable_amp
 from mmseg_ext.engine.build_errors import check_metrics, dataset_warnings, explained
-from mmseg_ext.engine.config import load_config
+from mmseg_ext.engine.config import input_channels, load_config
 from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.engine.parameter_groups import unused_custom_keys
 from mmseg_ext.engine.run_record import batch_settings

@@ -23,8 +23,7 @@ from torch import nn
 
 from mmseg_ext import errors
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
-from mmseg_ext.datasets.metainfo import inner_datasets
-from mmseg_ext.engine.config import KEYS, arguments, format_error, nearest, short
+from mmseg_ext.engine.config import KEYS, arguments, format_error, inner_datasets, nearest, short
 from mmseg_ext.errors import LaunchError, RunError
 from mmseg_ext.upstream import built_dataloaders
 

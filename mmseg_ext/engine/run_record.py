@@ -14,7 +14,7 @@ from mmengine.registry import HOOKS
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
-from mmseg_ext.datasets.metainfo import inner_datasets
+from mmseg_ext.engine.config import inner_datasets
 from mmseg_ext.engine.parameter_groups import describe_groups
 
 _PACKAGES = ("mmseg_ext", "torch", "numpy", "mmengine", "mmcv", "mmseg", "mmdet", "mmpretrain")

@@ -14,10 +14,9 @@ from torch import nn
 
 from mmseg_ext.checkpoint.files import read_checkpoint, terms_of, unwrap_state_dict
 from mmseg_ext.checkpoint.safe_loading import check_finite, fit_first_convolution
-from mmseg_ext.datasets.metainfo import classes_and_palette
 from mmseg_ext.durable.work_dir import checkpoint_folder, find_checkpoints
 from mmseg_ext.engine.build import build_segmentor
-from mmseg_ext.engine.config import load_config, model_names
+from mmseg_ext.engine.config import classes_and_palette, load_config, model_names
 from mmseg_ext.errors import CheckpointError
 
 DEFAULT = "ea_lite0_fpn_nuclei_1600"  # of the commands and demo/app.py

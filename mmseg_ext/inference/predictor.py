@@ -16,10 +16,10 @@ from mmseg.registry import TRANSFORMS
 from PIL import Image
 from torch import Tensor, nn
 
-from mmseg_ext.datasets.metainfo import inner_datasets, input_channels, type_name
+from mmseg_ext.datasets.image_loading import CheckedLoadImage
 from mmseg_ext.engine.amp import bfloat16_autocast
+from mmseg_ext.engine.config import inner_datasets, input_channels, type_name
 from mmseg_ext.errors import UnreadableFileError
-from mmseg_ext.images.files import CheckedLoadImage, progress
 from mmseg_ext.images.pictures import to_picture
 from mmseg_ext.images.values import Pixels, ValueRange, declared, picture_pixels
 from mmseg_ext.inference.models import get_model
@@ -27,6 +27,7 @@ from mmseg_ext.inference.objects import SegmentedObject, find_objects
 from mmseg_ext.segmentors import StreamingSegTTAModel
 from mmseg_ext.segmentors.score_maps import Merge, Span, window_spans
 from mmseg_ext.segmentors.strip_encoder_decoder import DeferredLogits
+from mmseg_ext.terminal import progress
 
 ImageLike = str | Path | bytes | BinaryIO | Image.Image | np.ndarray | Tensor
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mmseg_ext.images.files import progress, read, read_bytes
+from mmseg_ext.images.files import read, read_bytes
 from mmseg_ext.images.values import Pixels, is_deep, is_tiff
+from mmseg_ext.terminal import progress
 
 _IMAGES, _PIXELS = 200, 10_000  # measured of a project, and of an image
 _CLIPPED = 0.1  # percent of a band's pixels at each end, which hot pixels can be

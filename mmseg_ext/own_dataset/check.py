@@ -23,13 +23,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mmseg_ext.datasets.checked_dataset import CheckedDataset
+from mmseg_ext.datasets.checked_dataset import SPLITS, CheckedDataset
+from mmseg_ext.datasets.image_loading import CheckedLoadImage
 from mmseg_ext.datasets.label_loading import SHOWN, CheckedLoadAnnotations, join_names
-from mmseg_ext.datasets.metainfo import inner_datasets
+from mmseg_ext.engine.config import inner_datasets
 from mmseg_ext.errors import LabelError, LaunchError, UnreadableFileError
-from mmseg_ext.images.files import CheckedLoadImage, orientation, progress, read_bytes
-from mmseg_ext.own_dataset.matching import SPLITS
+from mmseg_ext.images.files import orientation, read_bytes
 from mmseg_ext.own_dataset.splits import find_copies, small_version
+from mmseg_ext.terminal import progress
 
 _RARE = 1e-4  # share of the pixels
 _PAIRS_PER_TASK = 32

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path, PurePath
 
-from mmseg_ext.images.files import IMAGE_SUFFIXES
+from mmseg_ext.datasets.checked_dataset import SPLITS
+from mmseg_ext.images.values import IMAGE_SUFFIXES
 
 Key = tuple[str | None, str]  # the split that a folder names; folders and name without suffix
 
-SPLITS = ("train", "val", "test")
 MASK_SUFFIXES = (*IMAGE_SUFFIXES, ".gif")
 _MASK = "masks?|labels?|labelids|l|seg(?:mentations?(?:class|object)?)?|gt|groundtruth"
 _MASK += "|ann(?:ot(?:ations?)?)?"

@@ -14,7 +14,7 @@ from mmseg.registry import TRANSFORMS
 
 from mmseg_ext.atomic_write import save_figure
 from mmseg_ext.datasets.label_loading import CheckedLoadAnnotations
-from mmseg_ext.datasets.metainfo import classes_and_palette, inner_datasets
+from mmseg_ext.engine.config import classes_and_palette, inner_datasets
 from mmseg_ext.images.pictures import colorize, shrink, to_picture
 from mmseg_ext.own_dataset.check import Summary
 

@@ -17,9 +17,10 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from mmseg_ext.atomic_write import atomic_write, write_text
+from mmseg_ext.datasets.checked_dataset import SPLITS
 from mmseg_ext.errors import LabelError, UnreadableFileError
-from mmseg_ext.images.files import IMAGE_SUFFIXES, files_below, progress, read, read_bytes
-from mmseg_ext.images.values import declared
+from mmseg_ext.images.files import files_below, read, read_bytes
+from mmseg_ext.images.values import IMAGE_SUFFIXES, declared
 from mmseg_ext.own_dataset.annotations.masks import (
     Annotation,
     ClassMasks,
@@ -28,8 +29,9 @@ from mmseg_ext.own_dataset.annotations.masks import (
 )
 from mmseg_ext.own_dataset.check import Summary
 from mmseg_ext.own_dataset.classes import IGNORED, update_classes
-from mmseg_ext.own_dataset.matching import SPLITS, Key, masks_among, match, match_classes, split_in
+from mmseg_ext.own_dataset.matching import Key, masks_among, match, match_classes, split_in
 from mmseg_ext.own_dataset.splits import choose, connect, find_copies, find_groups, small_version
+from mmseg_ext.terminal import progress
 
 PREVIEW = "preview.png"
 

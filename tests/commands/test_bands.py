@@ -12,9 +12,11 @@ from PIL import Image
 
 from mmseg_ext import Predictor, get_model
 from mmseg_ext.commands import run
-from mmseg_ext.datasets import CheckedLoadImage
+from mmseg_ext.datasets import (
+    CheckedLoadImage,
+    image_loading,  # a process warns once
+)
 from mmseg_ext.errors import UnreadableFileError
-from mmseg_ext.images import files  # a process warns once
 from tests.commands.test_export import EXAMPLE
 from tests.datasets.trees import save
 
@@ -67,7 +69,7 @@ KINDS = {  # a file of another kind in a project of 8-bit photos, and what every
 def test_all_readers_agree(kind, tmp_path, capsys, monkeypatch):
     """The loader in check_dataset, new_project, Predictor, image_demo and run_exported.py."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(files, "warned_kinds", set())
+    monkeypatch.setattr(image_loading, "warned_kinds", set())
     options, dtype, told = KINDS[kind]
     planes = np.random.RandomState(0).randint(0, 256, (3, *SIZE))
     flags = write_sources(tmp_path, 3, np.uint8)
@@ -95,7 +97,7 @@ def test_all_readers_agree(kind, tmp_path, capsys, monkeypatch):
         assert str(told) in str(caught.value)
     else:
         assert (Predictor(model)(image).image == expected).all()
-    files.warned_kinds.clear()
+    image_loading.warned_kinds.clear()
     assert run("image_demo", ["images/0.tif", "project/config.py", "none"]) == error
     assert (told or "") in shown()
 

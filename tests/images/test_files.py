@@ -12,8 +12,8 @@ import tifffile
 from PIL import Image, ImageOps
 
 from mmseg_ext.datasets import CheckedLoadImage
+from mmseg_ext.datasets import image_loading as module  # a process warns once for a kind of file
 from mmseg_ext.errors import UnreadableFileError
-from mmseg_ext.images import files as module  # a process warns once for a kind of file
 from mmseg_ext.images.files import image_size  # of an image without decoding it
 from mmseg_ext.images.values import picture_pixels  # what Predictor does to a picture
 

@@ -16,8 +16,8 @@ from mmseg.registry import DATASETS, TRANSFORMS
 from PIL import Image
 
 import mmseg_ext
+from mmseg_ext.datasets import image_loading as reader  # a process warns once for a kind of file
 from mmseg_ext.errors import UnreadableFileError
-from mmseg_ext.images import files as reader  # a process warns once for a kind of file
 from mmseg_ext.segmentors import StreamingSegTTAModel
 from tests.configs import CONFIGS
 from tests.models import randomise

@@ -17,9 +17,10 @@ from PIL import Image
 
 from mmseg_ext.datasets.nuclei import draw_labels
 from mmseg_ext.errors import LabelError
-from mmseg_ext.images.files import IMAGE_SUFFIXES, files_below, progress
-from mmseg_ext.images.values import is_tiff, read_pixels
+from mmseg_ext.images.files import files_below
+from mmseg_ext.images.values import IMAGE_SUFFIXES, is_tiff, read_pixels
 from mmseg_ext.own_dataset.matching import MASK_SUFFIXES, Key, key_of, split_in
+from mmseg_ext.terminal import progress
 
 BACKGROUND = "background"
 _PALETTE, _COLOR = 1, 2

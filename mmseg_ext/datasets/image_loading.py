@@ -1,0 +1,102 @@
+"""Loading images; a file that cannot be used raises an error that names it.
+
+This module needs mmcv but not mmsegmentation, so mmdetection and mmpretrain can use it.
+"""
+
+import warnings
+
+import cv2
+import numpy as np
+from mmcv.transforms import TRANSFORMS, LoadImageFromFile
+
+from mmseg_ext.errors import UnreadableFileError
+from mmseg_ext.images.files import decode, read, read_bytes
+from mmseg_ext.images.values import Pixels, ValueRange, is_deep, is_tiff
+
+warned_kinds: set[str] = set()  # kinds of files about which this process has warned
+
+
+@TRANSFORMS.register_module()
+class CheckedLoadImage(LoadImageFromFile):
+    """Load `img` (H, W, channels) like mmcv's `LoadImageFromFile`; a bad file stops the run.
+
+    Its arguments are mmcv's and those below; `ignore_empty` has no effect. Three channels are BGR,
+    and other numbers are in the order of the file. An image with a label map is read without its
+    EXIF rotation, because mmcv would rotate the image but not the label map. If the results have
+    `content`, these bytes are decoded instead of the file `img_path`.
+
+    With `color_type='unchanged'` or another `imdecode_backend`, only mmcv reads the file.
+
+    Args:
+        channels: of the network. Gray images are repeated for three. Alpha is left out unless the
+            network has a channel for it.
+        value_range: the values (low, high) that become 0 and 255, or such a pair for each channel.
+            By default 0 and the largest value of the file's type: 65535, or 1 for floats. Values of
+            8 bits stay as they are.
+
+    Raises:
+        UnreadableFileError: if the file is missing, truncated or does not decode, has another
+            number of channels, or has values that need a range.
+    """
+
+    def __init__(
+        self,
+        to_float32: bool = False,
+        color_type: str = "color",
+        imdecode_backend: str = "cv2",
+        file_client_args: dict | None = None,
+        ignore_empty: bool = False,
+        *,
+        backend_args: dict | None = None,
+        channels: int = 3,
+        value_range: ValueRange | None = None,
+    ):
+        backends = dict(file_client_args=file_client_args, backend_args=backend_args)
+        super().__init__(
+            to_float32, color_type, imdecode_backend, ignore_empty=ignore_empty, **backends
+        )
+        self.channels, self.value_range = channels, value_range
+
+    def transform(self, results: dict) -> dict:
+        """Add `img`, `img_shape`, `ori_shape`, and `value_note` if a range is missing.
+
+        If the results have `pixels`, they replace the file, which `img_path` then only names.
+        """
+        path, flag = results["img_path"], self.color_type
+        turned = not (results.get("seg_map_path") or flag.endswith("ignore_orientation"))
+        if not turned and flag in ("color", "grayscale"):
+            flag += "_ignore_orientation"
+        pixels, content = results.pop("pixels", None), results.pop("content", None)
+        if pixels is None:
+            if content is None:
+                content = read_bytes(path, self.backend_args)
+            own = self.imdecode_backend == "cv2" and flag != "unchanged"
+            if own and (self.channels != 3 or is_tiff(content) or is_deep(content)):
+                pixels = read(content, path)
+        if pixels is None:
+            image = decode(content, path, flag, self.imdecode_backend)
+        else:
+            pixels = pixels.upright() if turned else pixels
+            scaled = self.value_range is None and flag != "unchanged"
+            if note := pixels.dark_note() if scaled else None:
+                results["value_note"] = note
+                if note not in warned_kinds:
+                    warned_kinds.add(note)
+                    warnings.warn(f"{path}: {note}", stacklevel=2)
+            image = self._convert(pixels, path)
+        results["img"] = image.astype(np.float32) if self.to_float32 else image
+        results["img_shape"] = results["ori_shape"] = image.shape[:2]
+        return results
+
+    def _convert(self, pixels: Pixels, name: str) -> np.ndarray:
+        if self.color_type == "unchanged":  # as mmcv reads files
+            colors = pixels.values.shape[2] in (3, 4) and self.imdecode_backend != "tifffile"
+            image = pixels.values
+            return image[..., [2, 1, 0, 3][: image.shape[2]]] if colors else image
+        try:
+            image = pixels.fit(self.channels, self.value_range)
+        except ValueError as error:
+            raise UnreadableFileError(f"{name}: {error}") from error
+        image = np.ascontiguousarray(image[..., ::-1] if self.channels == 3 else image)
+        gray = self.color_type.startswith("grayscale")
+        return cv2.cvtColor(image, cv2.COLOR_BGR2GRAY) if gray else image
