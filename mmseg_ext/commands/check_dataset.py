@@ -34,8 +34,7 @@ def main(args: argparse.Namespace) -> int:
     from mmseg_ext.engine.config import load_config
     from mmseg_ext.errors import NotWritten
     from mmseg_ext.own_dataset.check import check, copy_notes, print_summaries
-    from mmseg_ext.own_dataset.preview import write_preview
-    from mmseg_ext.own_dataset.project import PREVIEW
+    from mmseg_ext.own_dataset.preview import PREVIEW, write_preview
 
     cfg = load_config(args.config, args.cfg_options)
     init_default_scope(cfg.get("default_scope", "mmseg"))

