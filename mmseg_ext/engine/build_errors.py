@@ -317,6 +317,8 @@ def _of_heads(model: nn.Module, error: Exception) -> Exception | None:
     from mmseg.models.decode_heads import DAHead  # `env` works without mmseg
     from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 
+    from mmseg_ext.segmentors.loss_errors import failing_loss
+
     label = re.search(r"Target (\d+) is out of bounds", str(error))  # torch, on a CPU
     parts: list[tuple[str, Any]] = [*model.named_modules()]
     for name, head in parts:
@@ -328,27 +330,11 @@ def _of_heads(model: nn.Module, error: Exception) -> Exception | None:
             return RunError(f"{key}: the labels have the value {label[1]}; {hint}")
         # Other heads may call their losses with other arguments.
         usual = type(head).loss_by_feat in (BaseDecodeHead.loss_by_feat, DAHead.loss_by_feat)
-        if (usual or hasattr(head, "named_logits")) and (reason := _of_losses(head, error)):
-            return LaunchError(f"model.{name}.{reason}")
-    return None
-
-
-def _of_losses(head: Any, error: Exception) -> str | None:
-    """Return which loss of a decode head raises such an error for legal labels, if one does."""
-    several, device = isinstance(head.loss_decode, nn.ModuleList), next(head.parameters()).device
-    try:
-        logits = torch.zeros(1, head.out_channels, 4, 4, device=device)
-    except RuntimeError:  # after a failed kernel
-        return None
-    for i, loss in enumerate(head.loss_decode if several else [head.loss_decode]):
-        try:
-            loss(logits, logits[:, 0].long(), weight=None, ignore_index=head.ignore_index)
-        except Exception as failure:
-            if type(failure) is type(error):
-                key = f"loss_decode.{i}.type" if several else "loss_decode.type"
-                text = f"fails for {head.out_channels} classes and legal labels on {device}"
-                hint = "correct its settings, or use another loss"
-                return f"{key}={type(loss).__name__!r}: {text} ({format_error(failure)}); {hint}"
+        found = failing_loss(head, error) if usual or hasattr(head, "named_logits") else None
+        if found is not None:
+            reason = f"{found.text} ({format_error(found.error)})"
+            hint = "correct its settings, or use another loss"
+            return LaunchError(f"model.{name}.{reason}; {hint}")
     return None
 
 

@@ -1,10 +1,22 @@
-"""Explain in one line the settings of a head that do not fit its features or its label maps."""
+"""What the losses of a head cannot do, and settings that do not fit its features or label maps.
 
-from typing import Any
+`explain_loss_error` is for an error of a training step. `failing_loss` finds the loss that raises
+it for legal labels. Before the training `losses_of_ignored_pixels` computes the gradient on a few
+values: mmsegmentation (1.2.2 and 1.4.2) passes `ignore_index` to every loss; `DiceLoss` and
+`HuasdorffDisstanceLoss` read it, and still have a gradient at these pixels.
+"""
 
+import copy
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from torch import Tensor, nn
 
 from mmseg_ext.errors import LaunchError, RunError
+
+_SIZE = 8  # height and width of the maps
 
 
 def explain_loss_error(
@@ -67,3 +79,56 @@ def wrong_class_weights(head: Any) -> str | None:
         if isinstance(weights, list | tuple) and len(weights) not in (number, head.out_channels):
             return f"loss_decode.class_weight: {len(weights)} numbers for {number} classes"
     return None
+
+
+class FailingLoss(NamedTuple):
+    """A loss that fails for legal labels: its key in the head's config and where, and its error."""
+
+    text: str
+    error: Exception
+
+
+def failing_loss(head: Any, error: Exception) -> FailingLoss | None:
+    """Return the loss of a decode head that raises such an error for legal labels, if one does."""
+    several, device = isinstance(head.loss_decode, nn.ModuleList), next(head.parameters()).device
+    try:
+        logits = torch.zeros(1, head.out_channels, 4, 4, device=device)
+    except RuntimeError:  # after a failed kernel
+        return None
+    for i, loss in enumerate(head.loss_decode if several else [head.loss_decode]):
+        try:
+            loss(logits, logits[:, 0].long(), weight=None, ignore_index=head.ignore_index)
+        except Exception as failure:
+            if type(failure) is type(error):
+                key = f"loss_decode.{i}.type" if several else "loss_decode.type"
+                text = f"fails for {head.out_channels} classes and legal labels on {device}"
+                return FailingLoss(f"{key}={type(loss).__name__!r}: {text}", failure)
+    return None
+
+
+def losses_of_ignored_pixels(model: nn.Module) -> Iterator[str]:
+    """Yield a warning for each loss of a decode head that trains ignored pixels."""
+    for name, head in model.named_modules():
+        losses = getattr(head, "loss_decode", None) if isinstance(head, BaseDecodeHead) else None
+        for loss in losses if isinstance(losses, nn.ModuleList) else [losses]:
+            if loss is not None and _trains_ignored_pixels(head, loss):
+                yield (
+                    f"model.{name}.loss_decode: {type(loss).__name__} also trains the pixels with "
+                    f"ignore_index={head.ignore_index}; use a loss that ignores them (docs/faq.md)"
+                )
+
+
+def _trains_ignored_pixels(head: Any, loss: nn.Module) -> bool:
+    values = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, head.out_channels, _SIZE, _SIZE, generator=values, requires_grad=True)
+    labels = torch.randint(head.num_classes, (2, _SIZE, _SIZE), generator=values)
+    labels[:, : _SIZE // 2] = head.ignore_index
+    try:
+        with torch.random.fork_rng(devices=[]):
+            loss = copy.deepcopy(loss).cpu()
+            result = loss(logits, labels, weight=None, ignore_index=head.ignore_index)
+        (gradient,) = torch.autograd.grad(result.sum(), logits)
+    except Exception:  # of any loss; the first iteration has the same error, and explains it
+        return False
+    ignored = gradient[:, :, : _SIZE // 2].abs().sum()
+    return bool(ignored > 1e-4 * gradient.abs().sum())  # the rest is rounding
