@@ -5,11 +5,8 @@ microscopy images.
 """
 
 import argparse
-import csv
-import json
 import sys
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +21,6 @@ if TYPE_CHECKING:
 # picture that is written.
 BYTES_PER_PIXEL = 17
 MAX_PIXELS = 2 * 2**30 // BYTES_PER_PIXEL
-BACKGROUNDS = ("background", "class_0")  # class_0: the lowest value of masks without names
 LEAST_PIXELS = 16  # of an object, as the network sees it; about one position of its output
 
 
@@ -84,8 +80,8 @@ def find_images(path: Path, out: Path, recursive: bool = False) -> dict[Path, Pa
 def main(args: argparse.Namespace) -> int:
     from PIL import Image
 
-    from mmseg_ext.atomic_write import atomic_write, write_text
-    from mmseg_ext.inference.objects import coco_annotation, geojson
+    from mmseg_ext.atomic_write import atomic_write
+    from mmseg_ext.inference.object_files import ObjectFiles
     from mmseg_ext.inference.predictor import Predictor
     from mmseg_ext.terminal import progress
 
@@ -104,8 +100,9 @@ def main(args: argparse.Namespace) -> int:
     warnings.showwarning = lambda text, *_: print(f"warning: {text}", file=sys.stderr)
     if args.checkpoint == "none":
         print("warning: random weights: the labels are meaningless", file=sys.stderr)
-    failed, small, images, rows, annotations = 0, 0, [], [], []  # of coco.json and classes.csv
-    numbers = {name: number for number, name in enumerate(predictor.classes, 1)}
+    formats = [name for name in ("json", "coco", "csv") if getattr(args, name)]
+    files = ObjectFiles(args.out, formats, predictor.classes, args.classes)
+    failed = 0
     # Tiles have their own progress bar, and a terminal shows only one.
     todo = results.items() if args.tile else progress(results.items(), "segmenting", len(results))
     for name, path in todo:
@@ -122,50 +119,16 @@ def main(args: argparse.Namespace) -> int:
         for kind, picture in (("labels", Image.fromarray(result.labels)), ("overlays", overlay)):
             with atomic_write(args.out / kind / name) as part:
                 picture.save(part, "PNG")
-        if args.json or args.coco or args.csv:
-            classes = args.classes or [c for c in result.classes if c not in BACKGROUNDS]
+        if formats:
             least = args.min_area
             if least is None:
                 least = round(LEAST_PIXELS * max(1, result.reduction) ** 2)
-            objects = {c: result.objects(c) for c in classes}
-            small += sum(found.area < least for each in objects.values() for found in each)
-            objects = {c: [o for o in each if o.area >= least] for c, each in objects.items()}
-            every = [found for each in objects.values() for found in each]
-            if args.json:
-                file = args.out / "objects" / name.with_suffix(".geojson")
-                write_text(json.dumps(geojson(every)), file)
-            height, width = result.labels.shape
-            image = {"file_name": str(path.relative_to(folder)), "width": width, "height": height}
-            images.append({"id": len(images) + 1, **image})
-            rows.append({**image, **_shares(result, args.classes or result.classes, objects)})
-            for found in every if args.coco else ():
-                ids = {"id": len(annotations) + 1, "image_id": len(images)}
-                ids["category_id"] = numbers[found.name]
-                annotations.append(ids | coco_annotation(found, (height, width)))
-    if args.coco:
-        categories = [{"id": number, "name": name} for name, number in numbers.items()]
-        content = {"images": images, "annotations": annotations, "categories": categories}
-        write_text(json.dumps(content), args.out / "coco.json")
-    if args.csv and rows:
-        path = args.out / "classes.csv"
-        with atomic_write(path) as part, part.open("w", encoding="utf-8") as file:
-            table = csv.DictWriter(file, rows[0], lineterminator="\n")
-            table.writeheader()
-            table.writerows(rows)
-    if small:
-        print(f"left out: {small} objects smaller than --min-area; --min-area 0 keeps them")
+            files.add(result, path.relative_to(folder), name, least)
+    files.write()
+    if files.small:
+        print(f"left out: {files.small} objects smaller than --min-area; --min-area 0 keeps them")
     print(f"{len(results) - failed} images segmented into {args.out}")
     return 1 if failed else 0
-
-
-def _shares(result: "Segmentation", classes: Sequence[str], objects: dict[str, list]) -> dict:
-    """Return each class's share of the pixels, and the number of its objects."""
-    row = {}
-    for name in classes:
-        row[f"{name} share"] = f"{(result.labels == result.classes.index(name)).mean():.6f}"
-        if name in objects:
-            row[f"{name} objects"] = len(objects[name])
-    return row
 
 
 def _check_size(path: Path, most: int) -> None:
