@@ -17,7 +17,7 @@ help:
 	@echo "make test-training  train the demo and EAGAN until they reach the results that the docs promise"
 	@echo "make test-fast  run the fast tests, after each change"
 	@echo "make test-original  run the stack check and the fast tests on mmsegmentation's original packages"
-	@echo "make lint       run ruff and pyright"
+	@echo "make lint       run ruff, pyright and import-linter"
 	@echo "make clean      remove the environments and all generated files"
 
 install: $(INSTALLED)
@@ -101,6 +101,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports --no-cache
 
 clean:
 	rm -rf $(VENV) $(ORIGINAL) site work_dirs build dist *.egg-info mmseg_ext.egg-info .pytest_cache .ruff_cache

@@ -60,7 +60,7 @@ TEST = [
     "torchmetrics>=1.4",
     "h5py>=3.10",
 ]
-LINT = ["ruff==0.17.5", "pyright[nodejs]==1.1.414"]
+LINT = ["ruff==0.17.5", "pyright[nodejs]==1.1.414", "import-linter>=2.5"]
 
 # Files that mim expects in mmseg_ext/.mim, as in the OpenMMLab packages.
 MIM = ("configs", "demo", "tools", "model-index.yml")

@@ -43,7 +43,7 @@ def read_checkpoint(path: str | Path, map_location: Any = "cpu", mmap: bool | No
     """
     path = Path(path).expanduser()
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such checkpoint file{published_name(path)}")
+        raise FileNotFoundError(f"{path}: no such checkpoint file{hashed_name_hint(path)}")
     if path.suffix != ".safetensors":
         with path.open("rb") as file:
             return read_torch_file(file, path, map_location, mmap)
@@ -61,7 +61,7 @@ def read_checkpoint(path: str | Path, map_location: Any = "cpu", mmap: bool | No
         return Rebuilder(size, size).rebuild({"state_dict": tensors, "meta": meta})
 
 
-def published_name(path: Path) -> str:
+def hashed_name_hint(path: Path) -> str:
     """Return a hint if there is no file of this name, but one with a hash by `publish_model`."""
     pattern = f"{glob.escape(path.stem)}-{'[0-9a-f]' * 8}{path.suffix}"
     found = next(path.parent.glob(pattern), None)

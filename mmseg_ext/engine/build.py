@@ -21,7 +21,7 @@ from mmengine.model.utils import revert_sync_batchnorm
 from mmengine.registry import RUNNERS, init_default_scope
 from mmengine.runner import EpochBasedTrainLoop, Runner, ValLoop
 
-from mmseg_ext.checkpoint.files import published_name
+from mmseg_ext.checkpoint.files import hashed_name_hint
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
 from mmseg_ext.durable.work_dir import find_checkpoints, missing_checkpoint, on_rank_zero
 from mmseg_ext.engine.amp import enable_amp
@@ -80,7 +80,7 @@ def build_test_runner(
     """
     cfg = load_config(config, options, work_dir, launcher)
     if "://" not in checkpoint and not Path(checkpoint).is_file():
-        hint = published_name(Path(checkpoint)) or "; check the path"
+        hint = hashed_name_hint(Path(checkpoint)) or "; check the path"
         raise LaunchError(f"checkpoint: there is no file {checkpoint!r}{hint}")
     cfg.load_from, cfg.resume = checkpoint, False
     if show_dir or show_seconds is not None:

@@ -1,4 +1,4 @@
-"""Models by name: the configs of this package, and the weights published with it."""
+"""Models by name: the configs of this package, and its weights."""
 
 import copy
 import os
