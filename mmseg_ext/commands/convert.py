@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from mmseg_ext.commands import command, command_parser
-from mmseg_ext.converters import FAMILIES, convert_official, family_cfg
+from mmseg_ext.converters import FAMILIES, family_cfg
 
 
 def parser() -> argparse.ArgumentParser:
@@ -21,6 +21,7 @@ def parser() -> argparse.ArgumentParser:
 
 @command(parser)
 def main(args: argparse.Namespace) -> None:
+    from mmseg_ext.checkpoint import convert_official
     from mmseg_ext.checkpoint.files import (
         read_checkpoint,
         terms_of,

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from mmengine.runner.checkpoint import CheckpointLoader
 
+from mmseg_ext.checkpoint.conversion import convert_official
 from mmseg_ext.checkpoint.files import read_state_dict, terms_of
-from mmseg_ext.converters import convert_official, family_cfg
+from mmseg_ext.converters import family_cfg
 from mmseg_ext.errors import CheckpointError, StackError
 
 SCHEME = "package://"
