@@ -127,10 +127,7 @@ def _import_problem(name: str) -> str | None:
         return f"the package {name!r} is not installed"
     try:
         version = str(getattr(import_quietly(name), "__version__", "of unknown version"))
-        found, lowest = (
-            [int(n) for n in re.findall(r"\d+", v)[:3]] for v in (version, LOWEST[name])
-        )
-        if found < lowest:
+        if _release(version) < _release(LOWEST[name]):
             return f"{name} {version} is older than {LOWEST[name]}, the oldest supported version"
         if name == "mmseg":  # the package of 1.2.2 imports without ftfy, its models do not
             name = "mmseg.models"
@@ -138,6 +135,11 @@ def _import_problem(name: str) -> str | None:
     except Exception as error:  # mmseg 1.2.2 raises AssertionError for a newer mmcv
         return f"{name!r} is installed but fails to import ({' '.join(str(error).split())})"
     return None
+
+
+def _release(version: str) -> list[int]:
+    """Return the first three numbers of a version such as '2.13.0+cpu'."""
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]
 
 
 def check_stack(stack: tuple[str, ...] = STACK) -> None:

@@ -150,17 +150,27 @@ class Backbone(BaseModule):
         `prefix`. What a stage owns outside its blocks has the depth of its first block.
         """
         stem, *stages = self.parts
-        depths, blocks = dict.fromkeys(stem, 0), 0
+        depths = dict.fromkeys(stem, 0)
+        blocks = 0
         for *before, stage in stages:
-            module = self.get_submodule(stage)
-            several = isinstance(module, nn.Sequential | nn.ModuleList)
-            inner = [f"{stage}.{i}" for i in range(len(module))] if several else [stage]
             depths |= dict.fromkeys(before, blocks + 1)
-            depths |= {name: blocks + i for i, name in enumerate(inner, 1)}
-            blocks += len(inner)
-        own = f"{param_name}.".removeprefix(prefix) if param_name.startswith(prefix) else ""
-        found = (depth for name, depth in depths.items() if own.startswith(f"{name}."))
-        return next(found, blocks + 1), blocks + 2
+            for block in self._blocks_of(stage):
+                blocks += 1
+                depths[block] = blocks
+        last = blocks + 1
+        if param_name.startswith(prefix):
+            own_name = param_name.removeprefix(prefix)
+            for name, depth in depths.items():
+                if f"{own_name}.".startswith(f"{name}."):
+                    return depth, last + 1
+        return last, last + 1
+
+    def _blocks_of(self, stage: str) -> list[str]:
+        """Return the names of the blocks of a stage; a block can be a stage itself."""
+        module = self.get_submodule(stage)
+        if isinstance(module, nn.Sequential | nn.ModuleList):
+            return [f"{stage}.{i}" for i in range(len(module))]
+        return [stage]
 
     def _freeze_stages(self) -> None:
         """Turn off gradients of the frozen parts, and set them to eval mode."""
@@ -212,13 +222,17 @@ class Backbone(BaseModule):
             ValueError: if the keys belong to published code, or if a shape or the number of
                 blocks in a stage differs; the message names the variant of the checkpoint.
         """
-        theirs = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
-        for pattern, family in self.published_names.items():
-            if (key := next((k for k in theirs if re.match(pattern, k)), None)) is not None:
-                raise ValueError(
-                    f"{prefix}{key}: the checkpoint has the names of published code; convert it "
-                    f"with mmseg-ext convert {family} SRC DST"
-                )
+        theirs = {}
+        for key, value in state_dict.items():
+            if key.startswith(prefix):
+                theirs[key.removeprefix(prefix)] = value
+        for key in theirs:
+            for pattern, family in self.published_names.items():
+                if re.match(pattern, key):
+                    raise ValueError(
+                        f"{prefix}{key}: the checkpoint has the names of published code; convert "
+                        f"it with mmseg-ext convert {family} SRC DST"
+                    )
         problem = self._other_shape(theirs) or self._other_depth(theirs)
         if problem is not None:
             name = self.named_arch(theirs)
@@ -230,8 +244,8 @@ class Backbone(BaseModule):
     def _other_shape(self, theirs: Mapping[str, Tensor]) -> str | None:
         for key, value in self.state_dict().items():
             if key in theirs and theirs[key].shape != value.shape:
-                shapes = tuple(theirs[key].shape), tuple(value.shape)
-                return f"{key}: {shapes[0]} in the checkpoint, {shapes[1]} in the backbone"
+                their_shape, own_shape = tuple(theirs[key].shape), tuple(value.shape)
+                return f"{key}: {their_shape} in the checkpoint, {own_shape} in the backbone"
         return None
 
     def _other_depth(self, theirs: Mapping[str, Tensor]) -> str | None:
@@ -248,19 +262,24 @@ class Backbone(BaseModule):
 @contextmanager
 def _frozen_statistics(block: nn.Module) -> Iterator[None]:
     """Keep the running statistics of batch norms, which the first pass has already updated."""
-    norms = [m for m in block.modules() if isinstance(m, _BatchNorm)]
-    kept = [dict(norm._buffers) for norm in norms]
+    kept = []  # norms and their buffers
     # Copies instead of a momentum of zero: SyncBatchNorm needs `num_batches_tracked`.
-    for norm, buffers in zip(norms, kept, strict=True):
-        norm._buffers.update({k: v.clone() for k, v in buffers.items() if v is not None})
+    for norm in block.modules():
+        if not isinstance(norm, _BatchNorm):
+            continue
+        kept.append((norm, dict(norm._buffers)))
+        for name, buffer in norm._buffers.items():
+            if buffer is not None:
+                norm._buffers[name] = buffer.clone()
     try:
         yield
     finally:
-        for norm, buffers in zip(norms, kept, strict=True):
+        for norm, buffers in kept:
             norm._buffers.update(buffers)
 
 
 _NORMS = ("norm1", "bn1", "expand.bn")
+# The stage and the number of a block: blocks.11.norm1.weight, stages.2.0.norm1.bias, layer3.22.bn1.
 _BLOCK = re.compile(r"(blocks|stages\.\d+|layer\d+)\.(\d+)\.")
 
 
@@ -275,8 +294,12 @@ def _block_counts(state_dict: Mapping[str, Tensor]) -> dict[str, int]:
 
 def _depths_and_widths(state_dict: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
     """Return the blocks of each stage, and the width of its first norm (0 if it is missing)."""
-    none = torch.empty(0)
-    return {
-        stage: (count, max(len(state_dict.get(f"{stage}.0.{n}.weight", none)) for n in _NORMS))
-        for stage, count in _block_counts(state_dict).items()
-    }
+    found = {}
+    for stage, count in _block_counts(state_dict).items():
+        width = 0
+        for norm in _NORMS:
+            weight = state_dict.get(f"{stage}.0.{norm}.weight")
+            if weight is not None:
+                width = max(width, len(weight))
+        found[stage] = count, width
+    return found

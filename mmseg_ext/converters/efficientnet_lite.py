@@ -11,17 +11,44 @@ _CFG = EfficientNetLite.default_cfgs["0"]
 DEFAULT_CFGS = {"efficientnet_lite": _CFG, "timm_efficientnet_lite": _CFG}
 
 # The published names of ours, then of the parts of each kind of block.
-_PUBLISHED = {"stem.0.conv": "_conv_stem", "stem.0.bn": "_bn0"}
-_PUBLISHED |= {"classifier.0.conv": "_conv_head", "classifier.0.bn": "_bn1", "classifier.3": "_fc"}
-_PUBLISHED_PARTS = {"expand.conv": "_expand_conv", "expand.bn": "_bn0"}
-_PUBLISHED_PARTS |= {"depthwise.conv": "_depthwise_conv", "depthwise.bn": "_bn1"}
-_PUBLISHED_PARTS |= {"project.conv": "_project_conv", "project.bn": "_bn2"}
-_TIMM = {"stem.0.conv": "conv_stem", "stem.0.bn": "bn1", "classifier.0.conv": "conv_head"}
-_TIMM |= {"classifier.0.bn": "bn2", "classifier.3": "classifier"}
-_TIMM_FIRST = {"depthwise.conv": "conv_dw", "depthwise.bn": "bn1"}  # these do not expand
-_TIMM_FIRST |= {"project.conv": "conv_pw", "project.bn": "bn2"}
-_TIMM_PARTS = {"expand.conv": "conv_pw", "expand.bn": "bn1", "depthwise.conv": "conv_dw"}
-_TIMM_PARTS |= {"depthwise.bn": "bn2", "project.conv": "conv_pwl", "project.bn": "bn3"}
+_PUBLISHED = {
+    "stem.0.conv": "_conv_stem",
+    "stem.0.bn": "_bn0",
+    "classifier.0.conv": "_conv_head",
+    "classifier.0.bn": "_bn1",
+    "classifier.3": "_fc",
+}
+_PUBLISHED_PARTS = {
+    "expand.conv": "_expand_conv",
+    "expand.bn": "_bn0",
+    "depthwise.conv": "_depthwise_conv",
+    "depthwise.bn": "_bn1",
+    "project.conv": "_project_conv",
+    "project.bn": "_bn2",
+}
+_TIMM = {
+    "stem.0.conv": "conv_stem",
+    "stem.0.bn": "bn1",
+    "classifier.0.conv": "conv_head",
+    "classifier.0.bn": "bn2",
+    "classifier.3": "classifier",
+}
+_TIMM_FIRST = {  # the first blocks do not expand
+    "depthwise.conv": "conv_dw",
+    "depthwise.bn": "bn1",
+    "project.conv": "conv_pw",
+    "project.bn": "bn2",
+}
+_TIMM_PARTS = {
+    "expand.conv": "conv_pw",
+    "expand.bn": "bn1",
+    "depthwise.conv": "conv_dw",
+    "depthwise.bn": "bn2",
+    "project.conv": "conv_pwl",
+    "project.bn": "bn3",
+}
+
+_BLOCK = re.compile(r"_?blocks[\d.]*\d")  # _blocks.15 as published, blocks.6.0 of timm
 
 
 def convert_efficientnet_lite(state_dict: StateDict, classifier: bool) -> StateDict:
@@ -47,29 +74,51 @@ def _convert(
     state_dict: StateDict, names: dict[str, str], blocks: dict[str, dict[str, str]], kept: bool
 ) -> StateDict:
     """Rename the keys; `blocks` has the names in each kind of block, by a pattern for the block."""
-    rules: list[Rule] = [
-        (rf"{old}\.(.+)", rf"{new}.\1" if kept or not new.startswith("classifier") else None)
-        for new, old in names.items()
-    ]
+    rules: list[Rule] = []
+    for new, old in names.items():
+        dropped = new.startswith("classifier") and not kept
+        rules.append((rf"{old}\.(.+)", None if dropped else rf"{new}.\1"))
     for block, parts in blocks.items():
-        rules += [(rf"({block})\.{old}\.(.+)", rf"\1.{new}.\2") for new, old in parts.items()]
+        for new, old in parts.items():
+            rules.append((rf"({block})\.{old}\.(.+)", rf"\1.{new}.\2"))
     renamed = rename_keys(state_dict, rules)
-    # Each block gets its stage.
-    found = {m[0] for key in renamed if (m := re.match(r"_?blocks[\d.]*\d", key))}
-    numbered = sorted(found, key=lambda name: [*map(int, re.findall(r"\d+", name))])
-    depths = next((a["depths"] for a in ARCHS.values() if sum(a["depths"]) == len(found)), None)
-    if depths is None:
-        known = ", ".join(f"{sum(a['depths'])} (arch {name!r})" for name, a in ARCHS.items())
-        raise ValueError(f"blocks: the checkpoint has {len(found)}; known are {known}")
-    places = [f"stem.{i + 1}" for i in range(depths[0])]
-    for stage, groups in enumerate(STAGES):
-        places += [f"stages.{stage}.{i}" for i in range(sum(depths[group] for group in groups))]
-    place = dict(zip(numbered, places, strict=True))
-    pattern = re.compile(r"_?blocks[\d.]*\d(?=\.)")
-    converted = {pattern.sub(lambda m: place[m[0]], k): v for k, v in renamed.items()}
+    places = _places_of_blocks(renamed)
+    converted = {}
+    for key, value in renamed.items():
+        block = _BLOCK.match(key)
+        converted[key if block is None else places[block[0]] + key[block.end() :]] = value
     classes = len(entry(converted, "classifier.3.weight")) if kept else None
     arch = EfficientNetLite.named_arch(converted) or "0"
     with torch.device("meta"):
         channels = entry(converted, "stem.0.conv.weight").shape[1]
         model = EfficientNetLite(arch, in_channels=channels, num_classes=classes)
     return check_keys(converted, model)
+
+
+def _places_of_blocks(state_dict: StateDict) -> dict[str, str]:
+    """Return our name of each published block: a part of the stem or of a stage.
+
+    Raises:
+        ValueError: if no arch has this number of blocks.
+    """
+    found = {block[0] for key in state_dict if (block := _BLOCK.match(key))}
+    depths = None
+    known = []
+    for name, arch in ARCHS.items():
+        count = sum(arch["depths"])
+        known.append(f"{count} (arch {name!r})")
+        if count == len(found):
+            depths = arch["depths"]
+    if depths is None:
+        raise ValueError(f"blocks: the checkpoint has {len(found)}; known are {', '.join(known)}")
+    places = [f"stem.{i + 1}" for i in range(depths[0])]
+    for stage, groups in enumerate(STAGES):
+        count = sum(depths[group] for group in groups)
+        places += [f"stages.{stage}.{i}" for i in range(count)]
+    numbered = sorted(found, key=_block_numbers)
+    return dict(zip(numbered, places, strict=True))
+
+
+def _block_numbers(name: str) -> list[int]:
+    """Return the numbers in the name of a block: [6, 0] for blocks.6.0."""
+    return [int(number) for number in re.findall(r"\d+", name)]

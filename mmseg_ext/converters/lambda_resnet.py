@@ -11,7 +11,7 @@ DEFAULT_CFGS = {
     "lambda_resnet": LambdaResNet.default_cfgs[""],
     "timm_lambda_resnet": LambdaResNet.default_cfgs["timm_26t"],
 }
-_BLOCK = r"(layer\d+\.\d+)"
+_BLOCK = r"(layer\d+\.\d+)"  # layer3.22
 _PUBLIC_RULES: list[Rule] = [
     (r"(conv1\.weight|bn1\..+)", r"\1"),
     (rf"{_BLOCK}\.conv2\.conv_qkv\.weight", r"\1.conv2.qkv.weight"),
@@ -20,7 +20,7 @@ _PUBLIC_RULES: list[Rule] = [
 ]
 
 # These rules rename the parts of a block. Then stage n becomes layer n + 1.
-_TIMM_BLOCK = r"(stages\.\d+\.\d+)"
+_TIMM_BLOCK = r"(stages\.\d+\.\d+)"  # stages.2.22
 _TIMM_RULES: list[Rule] = [
     (r"stem\.conv1\.conv\.(.+)", r"stem.0.\1"),
     (r"stem\.conv1\.bn\.(.+)", r"stem.1.\1"),
@@ -40,10 +40,11 @@ _TIMM_RULES: list[Rule] = [
 
 def _as_embeddings(state_dict: StateDict, value_depth: int) -> StateDict:
     """Remove the axis `value_depth` of length 1 from Conv3d weights: embeddings (k, u, r, r)."""
-    return {
-        key: value.squeeze(value_depth) if key.endswith(".position.weight") else value
-        for key, value in state_dict.items()
-    }
+    squeezed = dict(state_dict)
+    for key, value in state_dict.items():
+        if key.endswith(".position.weight"):
+            squeezed[key] = value.squeeze(value_depth)
+    return squeezed
 
 
 def convert_lambda_resnet(state_dict: StateDict, classifier: bool) -> StateDict:
@@ -67,10 +68,9 @@ def convert_timm_lambda_resnet(state_dict: StateDict, classifier: bool) -> State
         ValueError: for unmapped and missing keys and other shapes, with a list.
     """
     rules = [*_TIMM_RULES, (r"head\.(fc\..+)", r"\1" if classifier else None)]
-    renamed = {
-        re.sub(r"stages\.(\d+)", lambda m: f"layer{int(m[1]) + 1}", key): value
-        for key, value in rename_keys(state_dict, rules).items()
-    }
+    renamed = {}
+    for key, value in rename_keys(state_dict, rules).items():
+        renamed[re.sub(r"stages\.(\d+)", _layer_of_stage, key)] = value
     converted = _as_embeddings(renamed, 4)  # of (k, u, r, r, 1)
     # The third stage has two blocks in 26t and six in 50ts.
     arch = "timm_50ts" if len(blocks_in(converted, "layer3")) > 2 else "timm_26t"
@@ -80,19 +80,24 @@ def convert_timm_lambda_resnet(state_dict: StateDict, classifier: bool) -> State
     return check_keys(converted, model)
 
 
+def _layer_of_stage(stage: re.Match) -> str:
+    """Return the name of stages.0 here: layer1."""
+    return f"layer{int(stage[1]) + 1}"
+
+
 def _infer_design(state_dict: StateDict) -> dict:
     """Return depth, placement and sizes of the lambda layers from the names and shapes."""
-    stages = {f"layer{i}": blocks_in(state_dict, f"layer{i}") for i in range(1, 5)}
-    design = {
-        "depth": [max(blocks, default=0) + 1 for blocks in stages.values()],
-        "placement": [
-            [i for i in blocks if f"{stage}.{i}.conv2.qkv.weight" in state_dict]
-            for stage, blocks in stages.items()
-        ],
-    }
-    key = next((key for key in state_dict if key.endswith(".position.weight")), None)
-    if key is None:
+    depth = []
+    placement = []  # the blocks with a lambda layer, in each stage
+    for stage in ("layer1", "layer2", "layer3", "layer4"):
+        blocks = blocks_in(state_dict, stage)
+        depth.append(max(blocks, default=0) + 1)
+        placement.append([i for i in blocks if f"{stage}.{i}.conv2.qkv.weight" in state_dict])
+    design = {"depth": depth, "placement": placement}
+    embeddings = [key for key in state_dict if key.endswith(".position.weight")]
+    if not embeddings:
         return design
+    key = embeddings[0]
     layer = key.removesuffix("position.weight")
     key_depth, intra_depth, receptive_field, _ = state_dict[key].shape
     return {

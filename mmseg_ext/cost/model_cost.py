@@ -72,18 +72,24 @@ def count_products(run: Callable[[], object]) -> tuple[int, Counter[str]]:
     return counter.get_total_flops() // 2, products
 
 
-# Kernels that torch's own table lacks.
+def _attention_flops(query, key, value, *args, **kwargs) -> int:
+    return sdpa_flop_count(query, key, value)
+
+
+def _attention_backward_flops(gradient, query, key, value, *args, **kwargs) -> int:
+    return sdpa_backward_flop_count(gradient, query, key, value)
+
+
+def _added_product_flops(addend, left, right, *args, **kwargs) -> int:
+    return 2 * math.prod(left) * right[-1]
+
+
+# Kernels that torch's own table lacks. The arguments of these functions are shapes.
 _MORE_KERNELS = existing_kernels(
     {
-        "_scaled_dot_product_flash_attention_for_cpu": (
-            lambda query, key, value, *args, **kwargs: sdpa_flop_count(query, key, value)
-        ),
-        "_scaled_dot_product_flash_attention_for_cpu_backward": (
-            lambda gradient, query, key, value, *args, **kwargs: sdpa_backward_flop_count(
-                gradient, query, key, value
-            )
-        ),
-        "baddbmm_": lambda addend, left, right, *args, **kwargs: 2 * math.prod(left) * right[-1],
+        "_scaled_dot_product_flash_attention_for_cpu": _attention_flops,
+        "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward_flops,
+        "baddbmm_": _added_product_flops,
     }
 )
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mmseg_ext.torch_versions import autocast_dtype, set_autocast
@@ -70,21 +70,25 @@ class SimulatedCUDA(TorchDispatchMode):
             set_autocast("cuda", before)
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        # Without torch functions, so `is_meta` and `device` are those of the meta tensors.
         with torch._C.DisableTorchFunction():
-            tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
-            # GPUs take numbers, tensors without dimensions, from the CPU.
-            ours = [t for t in tensors if t.is_meta]
-            foreign = [t for t in tensors if not t.is_meta and t.dim()]
-            mixes = operator in _MIXING and (operator is aten.copy_.default or args[0].is_meta)
-            if ours and foreign and not mixes:
+            simulated = False
+            foreign = None
+            for tensor in _tensors_in((args, kwargs)):
+                if tensor.is_meta:
+                    simulated = True
+                elif tensor.dim() > 0 and foreign is None:  # GPUs take numbers from the CPU
+                    foreign = tensor
+            if simulated and foreign is not None and not _takes_cpu_tensors(operator, args):
                 raise RuntimeError(
-                    f"{operator}: a tensor {tuple(foreign[0].shape)} is on {foreign[0].device}, "
+                    f"{operator}: a tensor {tuple(foreign.shape)} is on {foreign.device}, "
                     f"another on {self.device}; create it on the input's device"
                 )
-            form = _FORMS.get(operator, operator) if ours else operator
-            outputs = form(*args, **(kwargs or {}))
-            for output in tree_flatten(outputs)[0]:
-                if isinstance(output, Tensor) and output.is_meta:
+            run = _FORMS.get(operator, operator) if simulated else operator
+            outputs = run(*args, **kwargs)
+            for output in _tensors_in(outputs):
+                if output.is_meta:
                     self._count(output.untyped_storage())
         return outputs
 
@@ -100,15 +104,33 @@ class SimulatedCUDA(TorchDispatchMode):
             self.peak, self.gradients_at_peak = self.current, self.gradients
 
 
+def _tensors_in(values) -> list[Tensor]:
+    """Return the tensors in nested arguments or results of an operator."""
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _takes_cpu_tensors(operator, args) -> bool:
+    """Return whether an operator takes tensors of the CPU next to those of the device.
+
+    Copies go in both directions; indices may be on the CPU if the indexed tensor is on the device.
+    """
+    if operator is aten.copy_.default:
+        return True
+    return operator in _INDEXING and args[0].is_meta
+
+
 def _on_device(x, indices):
     """Return indices on the device of x; a mask there selects as many values as it has."""
     numbers = []
     for index in indices:
-        if index is None or index.dtype != torch.bool:
-            numbers.append(None if index is None else x.new_empty(index.shape, dtype=torch.long))
-        else:
+        if index is None:
+            numbers.append(None)
+        elif index.dtype == torch.bool:
             count = index.numel() if index.is_meta else int(index.sum())
-            numbers += [x.new_empty(count, dtype=torch.long)] * index.dim()
+            for _ in range(index.dim()):
+                numbers.append(x.new_empty(count, dtype=torch.long))
+        else:
+            numbers.append(x.new_empty(index.shape, dtype=torch.long))
     return numbers
 
 
@@ -127,35 +149,87 @@ def _batch_norm_outputs(x, weight, bias, mean, variance, training, momentum, eps
     """Return output, mean and inverse deviation, also for one value per channel."""
     channels = x.shape[1] if training else 0
     dtype = torch.promote_types(x.dtype, torch.float32)
-    return torch.empty_like(x), *(x.new_empty(channels, dtype=dtype) for _ in range(2))
+    batch_mean = x.new_empty(channels, dtype=dtype)
+    inverse_deviation = x.new_empty(channels, dtype=dtype)
+    return torch.empty_like(x), batch_mean, inverse_deviation
+
+
+def _value(x):
+    """Return the value of a tensor with one element: 1."""
+    return torch.ones((), dtype=x.dtype).item()
+
+
+def _equals_number(x, number):
+    """Compare with a number; a tensor without dimensions has the value 1."""
+    if x.dim() == 0:
+        return torch.tensor(number == 1)
+    return aten.eq.Scalar(x, number)
+
+
+def _positions_of_all(x):
+    """Return the result of `nonzero` for a tensor without zeros."""
+    return x.new_empty((x.numel(), x.dim()), dtype=torch.long)
+
+
+def _select(x, indices):
+    return aten.index.Tensor(x, _on_device(x, indices))
+
+
+def _like_first(x, *values):
+    return torch.empty_like(x)
+
+
+def _first(x, *values):
+    return x
 
 
 # Operators whose results depend on values, and batch norm.
 _FORMS = {
     aten.native_batch_norm.default: _batch_norm_outputs,
-    aten._local_scalar_dense.default: lambda x: torch.ones((), dtype=x.dtype).item(),
-    aten.eq.Scalar: lambda x, y: torch.tensor(y == 1) if x.dim() == 0 else aten.eq.Scalar(x, y),
+    aten._local_scalar_dense.default: _value,
+    aten.eq.Scalar: _equals_number,
     aten._to_copy.default: _copied,
     aten.copy_.default: _copy_in_place,
-    aten.nonzero.default: lambda x: x.new_empty((x.numel(), x.dim()), dtype=torch.long),
-    aten.index.Tensor: lambda x, indices: aten.index.Tensor(x, _on_device(x, indices)),
-    aten.index_put.default: lambda x, *values: torch.empty_like(x),
-    aten.index_put_.default: lambda x, *values: x,
-    aten._index_put_impl_.default: lambda x, *values: x,
+    aten.nonzero.default: _positions_of_all,
+    aten.index.Tensor: _select,
+    aten.index_put.default: _like_first,
+    aten.index_put_.default: _first,
+    aten._index_put_impl_.default: _first,
 }
-# They take CPU tensors for one on the device: indices, and what is copied.
-_MIXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
-_MIXING |= {aten._index_put_impl_.default, aten.copy_.default}
+# Their indices, masks and values may be on the CPU.
+_INDEXING = {
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+}
 
 # Functions that CUDA's autocast runs in half precision and in float32, by name: autocast in C++
 # ignores meta tensors.
 _HALF = {
-    *("conv1d", "conv2d", "conv_transpose2d", "linear", "matmul", "bmm", "baddbmm", "einsum"),
-    *("scaled_dot_product_attention", "multi_head_attention_forward"),
+    "baddbmm",
+    "bmm",
+    "conv1d",
+    "conv2d",
+    "conv_transpose2d",
+    "einsum",
+    "linear",
+    "matmul",
+    "multi_head_attention_forward",
+    "scaled_dot_product_attention",
 }
 _FLOAT = {
-    *("softmax", "log_softmax", "layer_norm", "group_norm", "exp", "log", "pow", "rsqrt", "sum"),
-    *("cross_entropy", "binary_cross_entropy_with_logits"),
+    "binary_cross_entropy_with_logits",
+    "cross_entropy",
+    "exp",
+    "group_norm",
+    "layer_norm",
+    "log",
+    "log_softmax",
+    "pow",
+    "rsqrt",
+    "softmax",
+    "sum",
 }
 
 
@@ -164,23 +238,39 @@ class _Functions(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is Tensor.backward:
-            loss, engine = args[0], torch.autograd.Variable._execution_engine
-            gradient = torch.ones_like(loss)
-            # Activation checkpointing computes again. `torch.autograd.backward` leaves this mode.
-            with self:
-                return engine.run_backward(
-                    (loss,), (gradient,), False, False, (), True, accumulate_grad=True
-                )
-        name = getattr(function, "__name__", "")
+            return self._run_backward(args[0])
         kwargs = kwargs or {}
         if function is not torch.device:
             args = [_on_meta(x) for x in args]
             kwargs = {key: _on_meta(x) for key, x in kwargs.items()}
-        dtype = autocast_dtype("cuda") if name in _HALF | _FLOAT else None
+        dtype = _autocast_dtype_of(getattr(function, "__name__", ""))
         if dtype is not None:
-            dtype = dtype if name in _HALF else torch.float32
             args, kwargs = tree_map(lambda x: _cast(x, dtype), (args, kwargs))
         return _OWN.get(function, function)(*args, **kwargs)
+
+    def _run_backward(self, loss: Tensor):
+        """Compute gradients in this mode, which `torch.autograd.backward` leaves.
+
+        Activation checkpointing computes functions again in the backward pass.
+        """
+        engine = torch.autograd.Variable._execution_engine
+        gradient = torch.ones_like(loss)
+        with self:
+            return engine.run_backward(
+                (loss,), (gradient,), False, False, (), True, accumulate_grad=True
+            )
+
+
+def _autocast_dtype_of(name: str) -> torch.dtype | None:
+    """Return the dtype in which autocast runs a function, or None if it keeps the input's."""
+    half = autocast_dtype("cuda")
+    if half is None:
+        return None
+    if name in _HALF:
+        return half
+    if name in _FLOAT:
+        return torch.float32
+    return None
 
 
 def _on_meta(x):

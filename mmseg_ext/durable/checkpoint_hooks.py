@@ -78,9 +78,12 @@ class DurableCheckpointHook(CheckpointHook):
 
     def before_train(self, runner) -> None:
         # A resumed checkpoint, perhaps a copied or crafted one, must not name files elsewhere.
-        folder, hub = name_own_files(runner), runner.message_hub
-        kept = [s for s in hub.runtime_info.get("keep_ckpt_ids") or [] if type(s) is int]
-        kept = kept[-self.max_keep_ckpts :] if self.max_keep_ckpts > 0 else []
+        folder = name_own_files(runner)
+        hub = runner.message_hub
+        kept = []
+        if self.max_keep_ckpts > 0:
+            saved = hub.runtime_info.get("keep_ckpt_ids") or []
+            kept = [step for step in saved if type(step) is int][-self.max_keep_ckpts :]
         hub.update_info("keep_ckpt_ids", kept)
         self._name_scores(hub)
         super().before_train(runner)
@@ -106,43 +109,73 @@ class DurableCheckpointHook(CheckpointHook):
 
         A single score has no name there, and would be compared with another metric.
         """
-        keys, found = getattr(self, "key_indicators", ["auto"]), {}
-        for name, path in [*hub.runtime_info.items()] if keys != ["auto"] else ():
-            if name.startswith("best_ckpt") and path:
-                found[name[9:]] = hub.pop_info(name), hub.pop_info(f"best_score{name[9:]}")
+        keys = getattr(self, "key_indicators", ["auto"])
+        saved = self._take_best(hub) if keys != ["auto"] else {}
         for key in keys:
-            suffix, prefix = f"_{key}" if len(keys) > 1 else "", f"best_{key}_".replace("/", "_")
-            for other in (suffix, *found):  # first the entry that is this metric's if none changed
-                if other in found and Path(found[other][0]).name.startswith(prefix):
-                    hub.update_info(f"best_ckpt{suffix}", found[other][0])
-                    hub.update_info(f"best_score{suffix}", found[other][1])
+            suffix = f"_{key}" if len(keys) > 1 else ""
+            prefix = f"best_{key}_".replace("/", "_")  # best_mIoU_iter_500.pth
+            # First the entry that belongs to this score if `save_best` did not change.
+            for name in (suffix, *saved):
+                if name not in saved:
+                    continue
+                path, score = saved[name]
+                if Path(path).name.startswith(prefix):
+                    hub.update_info(f"best_ckpt{suffix}", path)
+                    hub.update_info(f"best_score{suffix}", score)
                     break
+
+    def _take_best(self, hub) -> dict[str, tuple[str, float]]:
+        """Remove the best checkpoints and scores from the hub; return them by their suffix."""
+        taken = {}
+        for name, path in list(hub.runtime_info.items()):
+            if name.startswith("best_ckpt") and path:
+                suffix = name.removeprefix("best_ckpt")
+                hub.pop_info(name)
+                taken[suffix] = path, hub.pop_info(f"best_score{suffix}")
+        return taken
 
     def _own_folder(self, runner, run: str) -> None:
         """Remove files that a kill left behind, and warn of another run's checkpoints."""
         folder = Path(self.out_dir)
         folder.mkdir(parents=True, exist_ok=True)
         work = Path(runner.work_dir)  # another one than `folder` with `out_dir`
-        logs = [path for path in work.glob("[0-9]*_[0-9]*") if path.is_dir()]
-        for place in (folder, work, *logs, *(path for log in logs for path in log.iterdir())):
-            remove_parts(place)
+        self._remove_parts(folder, work)
         if self.last_ckpt and Path(self.last_ckpt).is_file():
             write_text(self.last_ckpt, work / LAST)  # a stop can have come before this
         step = self._step(runner)
         if self.max_keep_ckpts > 0:  # the resumed numbers can be another hook's
-            found = {path: self._series(path) or ("other", 0) for path in folder.glob("*")}
-            regular = [path for path, (before, at) in found.items() if not before and at <= step]
-            own = sorted(found[path][1] for path in regular if origin_of(path)[0] == run)
-            self.keep_ckpt_ids = deque(own, self.max_keep_ckpts)
+            self.keep_ckpt_ids = deque(self._own_steps(folder, run, step), self.max_keep_ckpts)
         self._remove_older(runner, step)
         for place in dict.fromkeys((folder, work)):  # `work` last: see `missing_checkpoint`
             write_text(run, place / RUN)
-        if others := sorted(path.name for path in find_checkpoints(runner.cfg)[1]):
+        _, of_others = find_checkpoints(runner.cfg)
+        if of_others:
+            names = ", ".join(sorted(path.name for path in of_others))
             runner.logger.warning(
-                f"{folder}: contains checkpoints of an earlier run ({', '.join(others)}), and this "
+                f"{folder}: contains checkpoints of an earlier run ({names}), and this "
                 "run overwrites files with the same names; to continue the earlier run, use "
                 "--resume --cfg-options load_from=FILE"
             )
+
+    def _remove_parts(self, folder: Path, work: Path) -> None:
+        """Remove unfinished files from the folders of checkpoints, of the run and of its logs."""
+        places = [folder, work]
+        for log in work.glob("[0-9]*_[0-9]*"):  # 20260131_235959
+            if log.is_dir():
+                places.append(log)
+                places.extend(log.iterdir())
+        for place in places:
+            remove_parts(place)
+
+    def _own_steps(self, folder: Path, run: str, last: int) -> list[int]:
+        """Return the steps, up to `last`, of the run's regular checkpoints in `folder`, sorted."""
+        steps = []
+        for path in folder.glob("*"):
+            series, step = self._series(path) or ("other", 0)
+            regular = series == "" and step <= last
+            if regular and origin_of(path)[0] == run:
+                steps.append(step)
+        return sorted(steps)
 
     def _step(self, runner) -> int:
         """Return the number in the name of a checkpoint that is saved now."""
@@ -153,7 +186,8 @@ class DurableCheckpointHook(CheckpointHook):
             return
         for name in getattr(self, "key_indicators", ()):
             score = (metrics or {}).get(name)
-            if score != score and name not in self._without_score:  # NaN
+            is_nan = score != score
+            if is_nan and name not in self._without_score:
                 self._without_score.add(name)
                 hint = "is NaN and cannot be the best; validate images with this class"
                 runner.logger.warning(f"default_hooks.checkpoint.save_best: {name} {hint}")
@@ -207,16 +241,23 @@ class DurableCheckpointHook(CheckpointHook):
         """
         if self._run is None or not dist.is_main_process():
             return
-        folder, kept = Path(self.out_dir), getattr(self, "keep_ckpt_ids", ())  # with a maximum only
-        needed = [*self._best(runner), *(folder / self._name(number) for number in kept)]
-        newest = {found[0]: path for path in needed if (found := self._series(path))}
+        folder = Path(self.out_dir)
+        needed = self._best(runner)
+        for kept in getattr(self, "keep_ckpt_ids", ()):  # only with `max_keep_ckpts`
+            needed.append(folder / self._name(kept))
         names = {path.name for path in needed}  # a path can be spelled in several ways
+        newest = {}  # the needed checkpoint of each series
+        for path in needed:
+            if found := self._series(path):
+                newest[found[0]] = path
         for path in sorted(folder.glob("*")):
-            series, number = self._series(path) or ("", step)
+            series, saved_at = self._series(path) or ("", step)
             newer = newest.get(series)
-            if newer is None or path.name in names or number >= step or not newer.is_file():
+            if path.name in names or saved_at >= step:
                 continue
-            if {origin_of(newer)[0], origin_of(path)[0]} == {self._run}:
+            if newer is None or not newer.is_file():
+                continue
+            if origin_of(newer)[0] == origin_of(path)[0] == self._run:
                 runner.logger.info(f"removing {path}: {newer.name} replaces it")
                 path.unlink(missing_ok=True)
 
@@ -263,8 +304,9 @@ class StopOnSignalHook(Hook):
         if not number:
             return
         name = f"{signal.Signals(number).name}: stopped after iteration {runner.iter + 1}"
-        hooks = [h for h in runner.hooks if isinstance(h, CheckpointHook)]
-        hook = max(hooks, key=lambda h: h.save_optimizer, default=None)  # the first that has it
+        hooks = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
+        # The first hook that saves the optimizer, else the first one.
+        hook = max(hooks, key=lambda hook: hook.save_optimizer, default=None)
         if hook is None:
             raise RunError(f"{name} without saving; add default_hooks.checkpoint to the config")
         if Path(hook.last_ckpt or "").name != hook.filename_tmpl.format(runner.iter + 1):

@@ -4,6 +4,7 @@ import json
 import platform
 import subprocess
 import sys
+from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
@@ -87,21 +88,40 @@ class RunRecordHook(Hook):
     """Writes `run.json` and the resolved `config.py` to the log folder when training starts.
 
     It also logs a few lines about the run. The log folder is `<work_dir>/<time>`; every start has
-    its own, also a resumed one.
+    its own, also a resumed one. `ended` in `run.json` is the time of the last checkpoint, and of
+    the end of the training.
     """
 
     priority = "LOW"  # after a resume has restored the seed
 
+    _record: dict | None = None  # of the main process
+
     def before_train(self, runner) -> None:
         if not is_main_process():
             return
-        record = describe_run(runner.cfg, runner.world_size, runner.seed)
-        record["start_iteration"] = runner.iter
-        folder = Path(runner.log_dir)
-        write_text(json.dumps(record, indent=2, default=str) + "\n", folder / "run.json")
-        write_text(runner.cfg.pretty_text, folder / "config.py")
-        for line in summary(runner, record):
+        self._record = describe_run(runner.cfg, runner.world_size, runner.seed)
+        self._record["start_iteration"] = runner.iter
+        self._record["started"] = _now()
+        self._write(runner)
+        write_text(runner.cfg.pretty_text, Path(runner.log_dir, "config.py"))
+        for line in summary(runner, self._record):
             runner.logger.info(line)
+
+    def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
+        self._write(runner)
+
+    def after_train(self, runner) -> None:
+        self._write(runner)
+
+    def _write(self, runner) -> None:
+        if self._record is not None:
+            self._record["ended"] = _now()
+            text = json.dumps(self._record, indent=2, default=str)
+            write_text(text + "\n", Path(runner.log_dir, "run.json"))
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
 def summary(runner, record: dict) -> list[str]:

@@ -6,7 +6,6 @@ Its files are read as text, JSON or bytes; nothing is executed, and no model or 
 import base64
 import json
 import math
-import re
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -16,10 +15,6 @@ import numpy as np
 
 from mmseg_ext.reports.curves import Curve, read_scalars
 from mmseg_ext.reports.results_hook import PICTURES, RESULTS, class_iou
-
-# The time at the start of mmengine's log lines.
-_STAMP = re.compile(r"^\d{4}/\d\d/\d\d \d\d:\d\d:\d\d(?= - )", re.M)
-_STAMP_FORMAT = "%Y/%m/%d %H:%M:%S"
 
 
 @dataclass
@@ -62,8 +57,9 @@ class Results:
 class Run:
     """A run; `results` is None before the first validation, `notes` name what is missing.
 
-    `seconds` is the time between the first and the last line of each log with training, summed over
-    the starts of the run. It is 0 without logs. `preview` is a data URI of a project's images.
+    `seconds` is the time between the start of the training and its end, or its last checkpoint,
+    summed over the starts of the run. Version 1.0.0 recorded no times: a start then counts as 0.
+    `preview` is a data URI of a project's images.
     """
 
     name: str
@@ -145,14 +141,13 @@ def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
 
 def _seconds_of_training(work_dir: Path) -> float:
     seconds = 0.0
-    for path in sorted(work_dir.glob("*/*.log")):
-        text = path.read_text(errors="replace")
-        stamps = sorted(_STAMP.findall(text))
-        # Other ranks have logs, too, and so has a test.
-        if path.stem == path.parent.name and "(train) " in text and stamps:
-            begin, end = (datetime.strptime(stamps[i], _STAMP_FORMAT) for i in (0, -1))
-            seconds *= _first_iteration(path.parent) > 0  # else it is a new run
-            seconds += (end - begin).total_seconds()
+    for path in sorted(work_dir.glob("*/run.json")):
+        record = json.loads(path.read_text(errors="replace"))
+        if record.get("start_iteration") == 0:  # a new run in the same folder
+            seconds = 0.0
+        if "started" in record and "ended" in record:
+            begin = datetime.fromisoformat(record["started"])
+            seconds += (datetime.fromisoformat(record["ended"]) - begin).total_seconds()
     return seconds
 
 
