@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mmseg_ext.backbones.backbone import Backbone, init_linear
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
+from mmseg_ext.layers.submodules import does_more_than_forward
 
 
 class MLP(nn.Module):
@@ -51,9 +52,20 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens (B, N, C) to (B, N, C)."""
+        weight = 1 / self.scale_adjustment
+        x = torch.add(x, self.drop_path(self.attn(self._scaled(x, self.norm1))), alpha=weight)
+        return torch.add(x, self.drop_path(self.mlp(self._scaled(x, self.norm2))), alpha=weight)
+
+    def _scaled(self, x: Tensor, norm: nn.Module) -> Tensor:
+        """Return norm(s x)."""
         s = self.scale_adjustment
-        x = x + self.drop_path(self.attn(self.norm1(x * s)) / s)
-        return x + self.drop_path(self.mlp(self.norm2(x * s)) / s)
+        if s == 1:
+            return norm(x)
+        if type(norm) is not nn.LayerNorm or does_more_than_forward(norm):
+            return norm(x * s)
+        # A layer norm with this epsilon does not need the product. If s is a power of two, the
+        # result is the same bit by bit.
+        return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps / s**2)
 
 
 def square_grid(img_size: int, stride: int) -> tuple[int, int]:

@@ -8,6 +8,8 @@ width 384 with 12 heads and the 1025 tokens of a 512x512 crop (docs/deepvit.md):
     batch 2: inference 412.1 to 61.5 ms, a training step 1348.8 to 676.0 ms
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -38,7 +40,7 @@ def should_use(x: Tensor, drop: nn.Dropout, mixing: nn.Conv2d, norm: nn.Module) 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mixing: nn.Conv2d, norm: _BatchNorm, token_ratio: float
 ) -> Tensor:
-    """Return weighted values (B, N, H, d) for queries, keys and values (B, H, N, d).
+    """Return weighted values (B, N, H, d) for queries, keys and values (H, B, N, d).
 
     The softmax maps are multiplied by `token_ratio`, then by `mixing` across the heads, then
     normalized by `norm`.
@@ -46,17 +48,18 @@ def attend(
     matrix = mixing.weight.flatten(1).to(full_precision(q.dtype)) * token_ratio  # (H, H)
     with autocast_disabled(q):
         affine = _affine(matrix, mixing, norm, q, k)
-    return torch.cat([recomputed(_block, q[:, :, rows], k, v, *affine) for rows in _blocks(q)], 1)
+    return torch.cat([recomputed(_block, block, k, v, *affine) for block in _blocks(q)], 1)
 
 
 def _block(q: Tensor, k: Tensor, v: Tensor, matrix: Tensor, constant: Tensor) -> Tensor:
-    """Return the values (B, n, H, d) weighted by matrix @ softmax(q k^T) + constant."""
-    maps = _softmax_maps(q, k)  # (B, H, n, N)
+    """Return the values (B, n, H, d) weighted by matrix @ softmax(q k^T) + constant.
+
+    The matrix (H, H) multiplies the heads, so maps of all images are one matrix (H, B n N).
+    """
+    maps = _softmax_maps(q, k)  # (H, B, n, N)
     with autocast_disabled(maps):
-        batch, heads = maps.shape[:2]
-        addend = constant.expand(batch, heads)[..., None]  # (B, H, 1)
-        mixed = torch.baddbmm(addend, matrix.expand(batch, -1, -1), maps.flatten(2))  # (B, H, n N)
-    return (mixed.view_as(maps).to(v.dtype) @ v).transpose(1, 2)
+        mixed = _Mixing.apply(matrix, constant, maps)
+    return (mixed.to(v.dtype) @ v).permute(1, 2, 0, 3)
 
 
 def _affine(
@@ -78,13 +81,13 @@ def _batch_statistics(
     norm: _BatchNorm, q: Tensor, k: Tensor, matrix: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return mean and variance (H) of the mixed maps, and update the running statistics."""
-    batch, _, tokens, _ = q.shape
+    _, batch, tokens, _ = q.shape
     count = batch * tokens * tokens
     # Rows of a softmax sum to one, so each map has exactly the mean 1/N. With M the matrix and S
     # the covariance of the heads' maps, the mixed maps have the mean M 1/N + bias and the variance
     # diag(M S M^T). The mixed maps themselves are not needed.
-    sums = [recomputed(_centered_products, q[:, :, rows], k) for rows in _blocks(q)]
-    covariance = torch.stack(sums).sum(0) / count  # (H, H)
+    parts = [recomputed(_centered_products, block, k) for block in _blocks(q)]
+    covariance = torch.cat(parts).sum(0) / count  # (H, H)
     mean = matrix.sum(1) / tokens + bias  # (H)
     variance = ((matrix @ covariance) * matrix).sum(1)  # (H)
     if norm.running_mean is not None:
@@ -93,22 +96,66 @@ def _batch_statistics(
 
 
 def _centered_products(q: Tensor, k: Tensor) -> Tensor:
-    """Return the products of the heads' maps minus their mean 1/N, summed over entries, (H, H)."""
-    centered = (_softmax_maps(q, k) - 1 / k.shape[-2]).flatten(2)  # (B, H, nN)
-    return (centered @ centered.transpose(1, 2)).sum(0)
+    """Return products of the heads' maps minus their mean 1/N, in parts (P, H, H) of a sum."""
+    return _SelfProducts.apply(_softmax_maps(q, k) - 1 / k.shape[-2])
+
+
+def products_of_maps(a: Tensor, b: Tensor) -> Tensor:
+    """Return the products of all heads of maps a and b (H, B, n, N) in parts (P, H, H) of a sum.
+
+    On a GPU each row of a map is a part: one product of (H, B n N) and (B n N, H), with few results,
+    would run on a fraction of the GPU.
+    """
+    if a.device.type == "cpu":
+        return (a.flatten(1) @ b.flatten(1).t())[None]
+    a, b = (t.flatten(1, 2).transpose(0, 1) for t in (a, b))  # (B n, H, N)
+    return a @ b.transpose(1, 2)
+
+
+class _SelfProducts(torch.autograd.Function):
+    """`products_of_maps(maps, maps)`, whose gradient is one product."""
+
+    @staticmethod
+    def forward(ctx, maps: Tensor) -> Tensor:
+        ctx.save_for_backward(maps)
+        return products_of_maps(maps, maps)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor) -> Tensor:
+        (maps,) = ctx.saved_tensors
+        # The parts are summed, so their gradients are equal.
+        gradient = gradients[0][0]  # (H, H)
+        return ((gradient + gradient.t()) @ maps.flatten(1)).view_as(maps)
+
+
+class _Mixing(torch.autograd.Function):
+    """matrix @ maps + constant for maps (H, B, n, N), with `products_of_maps` in the gradient."""
+
+    @staticmethod
+    def forward(ctx, matrix: Tensor, constant: Tensor, maps: Tensor) -> Tensor:
+        ctx.save_for_backward(matrix, maps)
+        return torch.addmm(constant[:, None], matrix, maps.flatten(1)).view_as(maps)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        matrix, maps = ctx.saved_tensors
+        gradient = gradients[0].contiguous()
+        of_maps = (matrix.t() @ gradient.flatten(1)).view_as(maps)
+        of_matrix = products_of_maps(gradient, maps).sum(0)
+        return of_matrix, gradient.flatten(1).sum(1), of_maps
 
 
 def _softmax_maps(q: Tensor, k: Tensor) -> Tensor:
-    """Return softmax(q k^T) (B, H, n, N), in float32 at least."""
+    """Return softmax(q k^T) (H, B, n, N), in float32 at least."""
     scores = q @ k.transpose(-2, -1)
     return scores.softmax(-1, dtype=full_precision(scores.dtype))
 
 
-def _blocks(q: Tensor) -> list[slice]:
-    batch, heads, tokens, _ = q.shape
+def _blocks(q: Tensor) -> Sequence[Tensor]:
+    """Split queries (H, B, N, d) into blocks (H, B, n, d)."""
+    heads, batch, tokens, _ = q.shape
     # On a CPU the maps of one block should stay in the last-level cache: 4 MiB measured best of 0.5
     # to 16 MiB for 197 to 1025 tokens. On other devices the block only limits the memory.
     budget = 2**20 * (4 if q.device.type == "cpu" else 256)
     row = batch * heads * tokens * full_precision(q.dtype).itemsize
-    step = max(1, budget // row)
-    return [slice(start, start + step) for start in range(0, tokens, step)]
+    return q.split(max(1, budget // row), dim=2)

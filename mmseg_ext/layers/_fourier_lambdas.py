@@ -40,7 +40,7 @@ def fourier_lambdas(values: Tensor, weight: Tensor, dilation: int = 1) -> Iterat
     # outside of the map.
     values, weight = (t.to(full_precision(t.dtype)) for t in (values, weight))
     batch, _, depth, height, width = values.shape
-    key_depth, _, rows, columns = weight.shape
+    rows, columns = weight.shape[2:]
     reach = (dilation * (rows // 2), dilation * (columns // 2))
     size = (_fast_length(height + reach[0]), _fast_length(width + reach[1]))
 
@@ -52,11 +52,12 @@ def fourier_lambdas(values: Tensor, weight: Tensor, dilation: int = 1) -> Iterat
 
     channel_bytes = batch * depth * size[0] * (size[1] // 2 + 1) * spectrum.element_size()
     chunk = max(1, _CHUNK_BYTES // channel_bytes)
-    for first in range(0, key_depth, chunk):
-        part = kernel[first : first + chunk].unsqueeze(2)  # (k', u, 1, S0, S1 // 2 + 1)
-        product = part[:, 0] * spectrum[:, 0, None]  # (B, k', v, S0, S1 // 2 + 1)
-        for i in range(1, weight.shape[1]):
-            product = product + part[:, i] * spectrum[:, i, None]
+    spectra = spectrum.unsqueeze(2).unbind(1)  # u of (B, 1, v, S0, S1 // 2 + 1)
+    for part in kernel.unsqueeze(2).split(chunk):
+        parts = part.unbind(1)  # u of (k', 1, S0, S1 // 2 + 1)
+        product = parts[0] * spectra[0]  # (B, k', v, S0, S1 // 2 + 1)
+        for part_i, spectrum_i in zip(parts[1:], spectra[1:], strict=True):
+            product = product + part_i * spectrum_i
         # The first transform is cut to the rows of the map, so the second has fewer rows.
         product = torch.fft.ifft(product, dim=3)[:, :, :, :height]
         yield torch.fft.irfft(product, n=size[1], dim=4)[..., :width]  # (B, k', v, H, W)

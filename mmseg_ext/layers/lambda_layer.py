@@ -9,7 +9,7 @@ form has no table over pairs of positions. Average pooling rounds odd sizes up, 
 the size of a strided 1x1 convolution's output.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 import torch
@@ -124,22 +124,21 @@ class LambdaLayer(nn.Module):
     def _forward(self, x: Tensor, compute_lambdas: Callable[..., Iterator[Tensor]]) -> Tensor:
         queries, keys, values = self._project(x)
         values = self.norm_v(values).unflatten(1, (self.intra_depth, -1))  # (B, u, v, H, W)
+        chunks = compute_lambdas(values, self.embeddings.weight, self.dilation)
         dtype = queries.dtype
-        # Under autocast only convolutions run in half precision.
-        queries = queries.to(full_precision(dtype))
-        y, first = None, 0
-        for lambdas in compute_lambdas(values, self.embeddings.weight, self.dilation):
-            last = first + lambdas.shape[1]
-            y = apply_lambdas(queries[:, :, first:last], lambdas.to(queries.dtype), y)
-            first = last
+        if x.device.type == "cuda":
+            apply = apply_by_positions
+        else:
+            # Under autocast only convolutions run in half precision.
+            queries, values = (t.to(full_precision(dtype)) for t in (queries, values))
+            apply = apply_by_channels
         with autocast_disabled(x):
-            shared = self._shared_lambda(keys, values.to(queries.dtype))  # (B, k, v)
-            content = apply_shared_lambda(queries, shared)  # (B, h, v, H, W)
-        assert y is not None
-        y = self.pool((y + content).flatten(1, 2).to(dtype))  # (B, h v, H', W')
-        if x.stride(1) == 1 and not x.is_contiguous():
-            y = y.contiguous(memory_format=torch.channels_last)
-        return y
+            shared = self._shared_lambda(keys, values)
+        y = apply(queries, chunks, shared).flatten(1, 2)  # (B, h v, H, W)
+        y = self.pool(y.to(dtype))  # (B, h v, H', W')
+        channels_last = x.stride(1) == 1 and not x.is_contiguous()
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        return y.contiguous(memory_format=layout)
 
     def attention_map(self, x: Tensor, position: tuple[int, int] | None = None) -> Tensor:
         """Return the weights of the values for x (B, C, H, W), (B, h, u, N, N) with N = H W.
@@ -185,7 +184,8 @@ class LambdaLayer(nn.Module):
         # This order gives the values' gradient ordinary strides. With other strides the backward
         # pass of batch norm for one image is wrong on a CPU (torch 2.13).
         shared = values.flatten(3) @ keys.transpose(2, 3)  # (B, u, v, k)
-        shared = shared.sum(1).transpose(1, 2)  # (B, k, v)
+        shared = shared.squeeze(1) if self.intra_depth == 1 else shared.sum(1)  # (B, v, k)
+        shared = shared.transpose(1, 2)  # (B, k, v)
         if self.embeddings.bias is not None:
             shared = shared + self.embeddings.bias.to(values.dtype)[:, None]
         return shared
@@ -254,25 +254,37 @@ def crop_embeddings(weight: Tensor, height: int, width: int, dilation: int = 1) 
     return weight[:, :, cut[0], cut[1]]
 
 
-def apply_lambdas(queries: Tensor, lambdas: Tensor, y: Tensor | None = None) -> Tensor:
-    """Return y_n = lambda_n^T q_n (B, h, v, H, W), added in place to `y` if it is given.
+def apply_by_channels(queries: Tensor, chunks: Iterable[Tensor], shared: Tensor) -> Tensor:
+    """Return y_n = lambda_n^T q_n (B, h, v, H, W) for the queries (B, h, k, H, W) of all heads.
 
-    `queries` are (B, h, k, H, W). `lambdas` (B, k, v, H, W) has one lambda per position, which all
-    heads share.
+    lambda_n is the sum of `shared` (B, k, v) and a position lambda. `chunks` (B, k', v, H, W) are
+    the position lambdas of all k channels in order.
     """
+    y, first = None, 0
     # One pass per key channel: k is small, and a (B, h, k, v, H, W) tensor would be large. In
-    # place, because sixteen new maps per layer would fragment the memory.
-    for i in range(lambdas.shape[1]):
-        q, lam = queries[:, :, i, None], lambdas[:, None, i]  # (B, h, 1, H, W), (B, 1, v, H, W)
-        y = q * lam if y is None else y.addcmul_(q, lam)
-    return y  # pyright: ignore[reportReturnType] (there is a key)
+    # place, because sixteen new maps per layer would fragment the memory. `unbind`, because the
+    # gradient of each index would be a map of all channels, filled with zeros.
+    channels = queries.unsqueeze(3).unbind(2)  # each (B, h, 1, H, W)
+    for lambdas in chunks:
+        lambdas = lambdas.to(queries.dtype).unsqueeze(1).unbind(2)  # each (B, 1, v, H, W)
+        last = first + len(lambdas)
+        for q, lam in zip(channels[first:last], lambdas, strict=True):
+            y = q * lam if y is None else y.addcmul_(q, lam)
+        first = last
+    with autocast_disabled(queries):
+        content = shared.transpose(1, 2).unsqueeze(1) @ queries.flatten(3)  # (B, h, v, N)
+    return y + content.unflatten(3, queries.shape[3:])  # (B, h, v, H, W)
 
 
-def apply_shared_lambda(queries: Tensor, lambdas: Tensor) -> Tensor:
-    """Return y_n = lambda^T q_n (B, h, v, H, W) for queries (B, h, k, H, W).
+def apply_by_positions(queries: Tensor, chunks: Iterable[Tensor], shared: Tensor) -> Tensor:
+    """Compute `apply_by_channels` with one product of small matrices for each position.
 
-    All positions and heads share the lambda (B, k, v).
+    It starts a fifth of the operators. On a CPU it is slower. There is one chunk.
     """
-    transposed = lambdas.transpose(1, 2).unsqueeze(1)  # (B, 1, v, k)
-    y = transposed @ queries.flatten(3)  # (B, h, v, N)
-    return y.unflatten(3, queries.shape[3:])  # (B, h, v, H, W)
+    (lambdas,) = chunks
+    lambdas = lambdas + shared[..., None, None]  # (B, k, v, H, W)
+    batch, _, _, *size = lambdas.shape
+    left = queries.permute(0, 3, 4, 1, 2).flatten(0, 2)  # (B H W, h, k)
+    right = lambdas.permute(0, 3, 4, 2, 1).flatten(0, 2)  # (B H W, v, k)
+    y = left @ right.transpose(1, 2)  # (B H W, h, v)
+    return y.unflatten(0, (batch, *size)).permute(0, 3, 4, 1, 2)  # (B, h, v, H, W)

@@ -79,7 +79,7 @@ class ReAttention(nn.Module):
         """Map tokens (B, N, C) to tokens (B, N, C); the result equals `published_order`."""
         norm, mixing = self.var_norm, self.reatten_matrix
         if isinstance(norm, _BatchNorm) and blocked.should_use(x, self.attn_drop, mixing, norm):
-            q, k, v = self._heads(x)
+            q, k, v = self._heads(x, order=(2, 3, 0, 1, 4))  # each (H, B, N, d)
             ratio = self.token_ratio(x.shape[1])
             y = blocked.attend(q, k, v * self._gain(x), mixing, norm, ratio)  # (B, N, H, d)
             return self.proj_drop(self.proj(y.flatten(2)))  # (B, N, C)
@@ -96,10 +96,12 @@ class ReAttention(nn.Module):
         q, k, _ = self._heads(x)
         return self._map(q, k) * self._gain(x)
 
-    def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _heads(
+        self, x: Tensor, order: tuple[int, ...] = (2, 0, 3, 1, 4)
+    ) -> tuple[Tensor, Tensor, Tensor]:
         require_tokens(x, self.embed_dim)
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # (B, N, 3, H, d)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).contiguous().unbind()  # each (B, H, N, d)
+        q, k, v = qkv.permute(order).contiguous().unbind()  # each (B, H, N, d) by default
         return q * self.scale, k, v
 
     def _map(self, q: Tensor, k: Tensor) -> Tensor:
@@ -148,23 +150,24 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens (B, N, C) to tokens (B, N, C)."""
-        heads = self._heads(x)  # each (B, H, N, d)
+        heads = self._heads(x)  # (3, B, H, N, d)
         width = self.head_width
         drop = self.attn_drop if self.training else 0.0
         # CUDA's fused float32 kernels need widths that are multiples of 8. DeepViT-S and -L have
         # heads of 33 and 35. Zeros change neither the products nor the columns that are kept.
         if width % 8 and x.device.type == "cuda":
-            heads = tuple(F.pad(t, (0, -width % 8)) for t in heads)
+            heads = F.pad(heads, (0, -width % 8))
         y = F.scaled_dot_product_attention(*heads, dropout_p=drop, scale=width**-0.5)
         y = y[..., :width].transpose(1, 2).flatten(2)  # (B, N, C)
         return self.proj_drop(self.proj(y))  # (B, N, C)
 
     def attention_map(self, x: Tensor) -> Tensor:
         """Return the map that multiplies the values, (B, H, N, N), for tokens (B, N, C)."""
-        q, k, _ = self._heads(x)
+        q, k, _ = self._heads(x)  # each (B, H, N, d)
         return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(-1)
 
-    def _heads(self, x: Tensor) -> tuple[Tensor, ...]:
+    def _heads(self, x: Tensor) -> Tensor:
+        """Return queries, keys and values (3, B, H, N, d)."""
         require_tokens(x, self.embed_dim)
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # (B, N, 3, H, d)
-        return qkv.permute(2, 0, 3, 1, 4).unbind()  # each (B, H, N, d)
+        return qkv.permute(2, 0, 3, 1, 4)

@@ -119,6 +119,36 @@ def test_published_initialization():
     assert module.reatten_matrix.weight.std().item() == pytest.approx(1, rel=0.05)
 
 
+def test_products_in_parts_give_the_same_results_and_gradients():
+    """As on a GPU, where each row of a map is a part of the sums over entries."""
+    on_gpu = type("OnGPU", (torch.Tensor,), {"device": torch.device("cuda")})
+    module = layer().train()
+
+    def on_simulated_gpu(x: torch.Tensor) -> torch.Tensor:
+        return module(x.as_subclass(on_gpu)).as_subclass(torch.Tensor)
+
+    x = 4 * torch.randn(SHAPE, dtype=torch.float64)
+    with Operators() as operators:
+        assert_same_function(module, PlainReAttention, x, 1e-10, on_simulated_gpu)
+    # One block, in the statistics and in the result; both are computed again.
+    assert operators.names["_softmax"] == 5  # and one of the plain layer
+    module.eval()
+    with torch.no_grad():
+        assert_same(on_simulated_gpu(x), module(x), rtol=1e-12)
+
+
+def test_second_derivatives_in_blocks():
+    """The gradient of a gradient's size, as the plain layer has it."""
+    module = layer().train()
+    module.var_norm.track_running_stats = False
+    x = torch.randn(1, 513, WIDTH, dtype=torch.float64, requires_grad=True)
+    seconds = []
+    for compute in (module, PlainReAttention(copy.deepcopy(module))):
+        (first,) = torch.autograd.grad(compute(x).square().sum(), x, create_graph=True)
+        seconds += torch.autograd.grad(first.square().sum(), x)
+    assert_same(*seconds, rtol=1e-9)
+
+
 @pytest.mark.parametrize(("width", "padded"), [(33, 40), (32, 32)])
 def test_self_attention_pads_heads_for_the_fused_kernels_of_gpus(width, padded):
     """DeepViT-S has heads of 33 channels, and float32 kernels need a multiple of 8."""
