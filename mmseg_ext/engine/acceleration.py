@@ -1,7 +1,7 @@
 """Faster training steps, each lever with its own key in the config.
 
 - `channels_last`: convolutions compute in the memory layout of cuDNN's fastest kernels. Results
-  differ by rounding. On a GPU this is the default.
+  differ by rounding. On a GPU this is the default for models of mmsegmentation and of this package.
 - `compile = dict(target='blocks')`: the repeated blocks of a network are compiled, and blocks of
   equal shapes share the result. To compile a whole network takes minutes.
 - `cuda_graph = True`: a GPU repeats the kernels of a step without Python. Results are bit-equal.
@@ -33,6 +33,8 @@ from mmseg_ext.upstream import accumulates_gradients
 
 # Names of the classes of repeated blocks: of the ResNets of all OpenMMLab packages, and of ours.
 _BLOCKS = {"BasicBlock", "Block", "Bottleneck", "InvertedResidual", "ManhattanBlock"}
+# Packages whose layers were trained channels last: all but mmseg's DMHead, which raises an error.
+_CHANNELS_LAST = {"mmcv", "mmengine", "mmseg", "mmseg_ext", "torch"}
 # Steps before a capture, in which kernels are chosen and caches filled.
 _WARM_UP = 3
 
@@ -44,6 +46,19 @@ def to_channels_last(model: nn.Module) -> nn.Module:
     the other layers keep the layout of their input.
     """
     return model.to(memory_format=torch.channels_last)  # type: ignore  # not in torch's types
+
+
+def untested_layers(model: nn.Module) -> set[str]:
+    """Return the classes of layers that may not accept channels-last features.
+
+    `Tensor.view` raises an error for some shapes in this layout.
+    """
+    kinds = {type(module) for module in model.modules()}
+    return {
+        kind.__name__
+        for kind in kinds
+        if kind.__module__.partition(".")[0] not in _CHANNELS_LAST or kind.__name__ == "DMHead"
+    }
 
 
 def compile_blocks(model: nn.Module, **settings: Any) -> int:
@@ -268,10 +283,25 @@ def _shapes(batch: dict) -> list[tuple]:
 
 
 class AccelerationHook(Hook):
-    """Compiles blocks and captures steps, as the config says, after the weights are loaded."""
+    """Applies `channels_last`, `compile` and `cuda_graph` of the config."""
+
+    def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
+        # Not later: the state of the optimizer is loaded in the layout of the weights.
+        self._set_layout(runner)
+
+    def _set_layout(self, runner) -> None:
+        model = unwrap_model(runner.model)
+        default = torch.cuda.is_available() and not untested_layers(model)
+        if runner.cfg.get("channels_last", default):
+            to_channels_last(model)
 
     def before_train(self, runner) -> None:
+        # Not earlier: random weights are drawn in the order of the memory.
+        self._set_layout(runner)
         model: Any = unwrap_model(runner.model)
+        if torch.cuda.is_available() and "channels_last" not in runner.cfg:
+            for name in sorted(untested_layers(model)):
+                runner.logger.info(f"channels_last: not tested with {name}; try channels_last=True")
         settings = runner.cfg.get("compile")
         if isinstance(settings, dict) and settings.get("target") == "blocks":
             own = {key: value for key, value in settings.items() if key != "target"}

@@ -25,7 +25,7 @@ from mmseg_ext.datasets.metainfo import input_channels
 from mmseg_ext.durable.checkpoint_files import published_name
 from mmseg_ext.durable.safe_loading import unwrap_model
 from mmseg_ext.durable.work_dir import find_checkpoints, missing_checkpoint, on_rank_zero
-from mmseg_ext.engine.acceleration import AccelerationHook, to_channels_last
+from mmseg_ext.engine.acceleration import AccelerationHook
 from mmseg_ext.engine.amp import enable_amp
 from mmseg_ext.engine.build_errors import check_metrics, dataset_warnings, explained
 from mmseg_ext.engine.config import load_config
@@ -127,8 +127,7 @@ def _build(cfg: Config, *loops: str) -> Runner:
         runner = RUNNERS.build(cast(dict, cfg))
         for loop in loops:
             getattr(runner, loop)
-    if cfg.get("channels_last", torch.cuda.is_available()):
-        to_channels_last(unwrap_model(runner.model))
+    runner.register_hook(AccelerationHook())
     for key, loop in (("train", runner._train_loop), ("val", runner._val_loop)):
         sampler = getattr(getattr(loop, "dataloader", None), "sampler", None)
         if isinstance(sampler, InfiniteSampler) and isinstance(loop, EpochBasedTrainLoop | ValLoop):
@@ -147,7 +146,6 @@ def _build(cfg: Config, *loops: str) -> Runner:
         for warning in (*losses_of_ignored_pixels(model), *unused_custom_keys(cfg, model)):
             runner.logger.warning(warning)
         check_metrics(runner)
-        runner.register_hook(AccelerationHook())
         _fit_learning_rate(runner)
     return runner
 

@@ -3,11 +3,13 @@
 import contextlib
 import copy
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper, OptimWrapperDict
@@ -15,8 +17,14 @@ from torch import Tensor, nn
 from torch._dynamo import register_backend
 from torch.utils._pytree import tree_leaves
 
-from mmseg_ext.engine.acceleration import GraphedStep, compile_blocks, to_channels_last
+from mmseg_ext.engine.acceleration import (
+    AccelerationHook,
+    GraphedStep,
+    compile_blocks,
+    to_channels_last,
+)
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper
+from mmseg_ext.engine.build import build_segmentor
 from mmseg_ext.errors import LaunchError, RunError
 from tests.engine.run_hooks import Crash
 from tests.engine.runs import built, train_here, train_words, write_config
@@ -210,10 +218,28 @@ def test_channels_last_has_the_same_gradients(head):
         assert (other - one).abs().max() <= 1e-12 * largest
 
 
+@pytest.mark.parametrize("given", [None, False, True])
+def test_on_a_gpu_channels_last_is_the_default_of_tested_models(monkeypatch, given):
+    """DMHead of mmsegmentation and layers of other packages get it on request only."""
+    models = {name: segmentor(type=name) for name in ("FCNHead", "DMHead")}
+    models["own"] = segmentor()
+    models["own"].decode_head.own = Product()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    layouts = {}
+    for name, model in models.items():
+        cfg = {} if given is None else {"channels_last": given}
+        logger = SimpleNamespace(info=print)
+        AccelerationHook().before_train(SimpleNamespace(model=model, cfg=cfg, logger=logger))
+        layouts[name] = not model.backbone.layer4[0].conv1.weight.is_contiguous()
+    tested = given is not False
+    assert layouts == {"FCNHead": tested, "DMHead": bool(given), "own": bool(given)}
+
+
 def test_channels_last_resumes_from_other_layouts_and_back(tmp_path):
     """A change of the layout in the middle only rounds; without one a resume is exact."""
-    config = write_config(tmp_path, UNVALIDATED)
-    text = UNVALIDATED + "custom_hooks = [dict(type='CrashAt', iteration=6)]\n"
+    text = UNVALIDATED + "custom_hooks = [dict(type='EMAHook', momentum=0.1)]\n"
+    config = write_config(tmp_path, text)
+    text += "custom_hooks += [dict(type='CrashAt', iteration=6)]\n"
     cut = write_config(tmp_path, text, "cut.py")
     last = "channels_last=True"
     runs = {
@@ -233,13 +259,8 @@ def test_channels_last_resumes_from_other_layouts_and_back(tmp_path):
     for name in ("last", "to", "from"):
         np.testing.assert_allclose(losses[name], losses["plain"], rtol=1e-5)
     saved = torch.load(tmp_path / "last/iter_12.pth", weights_only=True)
-    plain: Any = built(*train_words(config, tmp_path / "stock")).model
-    plain.load_state_dict(saved["state_dict"])
-    layouts = [
-        model.backbone.layer4[0].conv1.weight.is_contiguous()
-        for model in (plain, to_channels_last(copy.deepcopy(plain)))
-    ]
-    assert layouts == [True, False]
+    stock = build_segmentor(Config.fromfile(config))
+    stock.load_state_dict(saved["state_dict"])
 
 
 @pytest.mark.slow
