@@ -80,6 +80,12 @@ def allowed_globals(types: list[Any]) -> Iterator[None]:
         serialization.add_safe_globals(before)
 
 
+def eager_stance(eager: bool) -> None:
+    """Let compiled modules run uncompiled, or compiled again; before torch 2.6 do nothing."""
+    if hasattr(torch.compiler, "set_stance"):
+        torch.compiler.set_stance("force_eager" if eager else "default")
+
+
 def has_static_value(size: Any) -> bool:
     """Return whether a symbolic size is one number; before torch 2.5 always False."""
     # Imported here, because it imports sympy, which eager code does not need.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmengine.hooks import CheckpointHook
+    from mmengine.optim import OptimWrapper
     from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
     from mmengine.structures import PixelData
     from mmseg.models.decode_heads.decode_head import BaseDecodeHead
@@ -86,6 +87,11 @@ def save_checkpoint(hook: "CheckpointHook", runner: "Runner") -> None:
     meta = {"epoch": runner.epoch, "iter": runner.iter + 1}
     step = 1 + (runner.epoch if hook.by_epoch else runner.iter)
     hook._save_checkpoint_with_step(runner, step, meta)
+
+
+def accumulates_gradients(wrapper: "OptimWrapper") -> bool:
+    """Return whether a wrapper adds up the gradients of several batches for a step."""
+    return wrapper._accumulative_counts > 1
 
 
 def set_hidden_logits(sample: "SegDataSample", logits: "PixelData") -> None:

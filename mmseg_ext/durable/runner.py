@@ -210,6 +210,8 @@ class DurableRunner(Runner):
         model: Any = unwrap_model(self.model)
         settings = self.cfg.get("compile")
         settings = {} if settings is True else settings
+        if isinstance(settings, dict) and "target" in settings:
+            return  # `AccelerationHook` compiles parts of the model
         if isinstance(settings, dict) and hasattr(model, "loss"):
             model.loss = torch.compile(model.loss, **settings)
             self.logger.info("compile: the first iterations are slow")

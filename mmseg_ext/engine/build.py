@@ -24,6 +24,7 @@ from mmengine.runner import EpochBasedTrainLoop, Runner, ValLoop
 from mmseg_ext.checkpoint.files import hashed_name_hint
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
 from mmseg_ext.durable.work_dir import find_checkpoints, missing_checkpoint, on_rank_zero
+from mmseg_ext.engine.acceleration import AccelerationHook
 from mmseg_ext.engine.amp import enable_amp
 from mmseg_ext.engine.build_errors import check_metrics, dataset_warnings, explained
 from mmseg_ext.engine.config import input_channels, load_config
@@ -125,6 +126,7 @@ def _build(cfg: Config, *loops: str) -> Runner:
         runner = RUNNERS.build(cast(dict, cfg))
         for loop in loops:
             getattr(runner, loop)
+    runner.register_hook(AccelerationHook())
     for key, loop in (("train", runner._train_loop), ("val", runner._val_loop)):
         sampler = getattr(getattr(loop, "dataloader", None), "sampler", None)
         if isinstance(sampler, InfiniteSampler) and isinstance(loop, EpochBasedTrainLoop | ValLoop):

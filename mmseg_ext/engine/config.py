@@ -24,7 +24,7 @@ from mmseg_ext.errors import LaunchError
 # The Runner's arguments, and other keys that mmengine and the commands read.
 KEYS = {*inspect.signature(Runner).parameters, "activation_checkpointing", "compile"}
 KEYS |= {"custom_imports", "efficient_conv_bn_eval", "find_unused_parameters"}
-KEYS |= {"float32_matmul_precision"}
+KEYS |= {"channels_last", "cuda_graph", "float32_matmul_precision"}
 KEYS |= {"min_backbone_share", "model_wrapper_cfg", "runner_type", "sync_bn"}
 KEYS |= {"tta_model", "tta_pipeline"}
 _MMSEG_BASE = (

@@ -11,6 +11,7 @@ Deviation: with class weights and `avg_non_ignore=True` mmsegmentation raises an
 pixel is ignored. Here the average is over the weights of the other pixels.
 """
 
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -94,12 +95,19 @@ def _class_weights(loss: CrossEntropyLoss, logits: Tensor) -> Tensor | None:
     """Return the weights (C,) of the classes of logits (B, C, h, w), in float32 at least."""
     if loss.class_weight is None:
         return None
-    # A copy from pinned memory does not wait for the GPU.
-    pinned, dtype = torch.cuda.is_available(), full_precision(logits.dtype)
-    weights = torch.tensor(loss.class_weight, dtype=dtype, pin_memory=pinned)
+    device = torch.device("meta") if logits.is_meta else logits.device
+    weights = _weights_on(device, full_precision(logits.dtype), tuple(loss.class_weight))
     if weights.shape != logits.shape[1:2]:
         raise ValueError(f"class_weight: {weights.numel()} numbers for {logits.shape[1]} classes")
-    return weights.to(logits.device, non_blocking=True)
+    return weights
+
+
+@lru_cache(8)
+def _weights_on(device: torch.device, dtype: torch.dtype, weights: tuple[float, ...]) -> Tensor:
+    """Return the weights on a device; a copy in each iteration would wait for a GPU."""
+    # Autograd would refuse a tensor of inference mode later.
+    with torch.inference_mode(False), torch.no_grad():
+        return torch.tensor(weights, dtype=dtype, device="cpu").to(device)
 
 
 class StripCrossEntropy(torch.autograd.Function):
