@@ -1,8 +1,6 @@
 """The stages that measure time and memory, one after the other."""
 
-import contextlib
 import copy
-import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,7 +15,7 @@ from torch import Tensor, nn
 
 from benchmarks import class_maps, external_attention, lambda_layer
 from benchmarks.docs_tables import results as stored_results
-from benchmarks.gpu.stage import Row, Run, attempt, measure
+from benchmarks.gpu.stage import Row, Run, attempt, measure, time_limit
 from benchmarks.reference import Plain
 from benchmarks.reference.manhattan_attention import plain_manhattan_attention
 from benchmarks.tables import MEBI, STEPS, Result, in_published_order
@@ -160,21 +158,6 @@ def steps(run: Run) -> Iterator[Row]:
         with time_limit(min(left - 5, 30)):
             row = attempt(title, training_row, run, name, variant)
         yield row
-
-
-@contextlib.contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError after these seconds, as soon as Python runs."""
-
-    def stop(*_) -> None:
-        raise TimeoutError(f"stopped after {seconds:.0f} s")
-
-    signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def training_row(run: Run, name: str, variant: str) -> Row:

@@ -4,9 +4,11 @@ A stage is a generator of rows. A row is a dict of column names and values; cons
 the same columns are one table.
 """
 
+import contextlib
 import gc
 import importlib
 import json
+import signal
 import sys
 import time
 import traceback
@@ -81,6 +83,21 @@ def measure(run: Run, functions: Mapping[str, Callable[[], object]]) -> dict[str
     if working:
         found |= compare_times(working, rounds, run.device)
     return {name: found[name] for name in functions}
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError after these seconds, as soon as Python runs."""
+
+    def stop(*_) -> None:
+        raise TimeoutError(f"stopped after {seconds:.0f} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def main() -> None:
