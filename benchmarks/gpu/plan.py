@@ -9,7 +9,6 @@ an effect of its own:
 - fused: the optimizer's fused kernel
 - graph: forward and backward pass are a CUDA graph
 - compile: the network's blocks are compiled
-- cudnn_sdpa: attention may choose cuDNN's kernels, as torch does by default
 - untuned: cuDNN does not compare its algorithms
 - strips256: the loss in strips of 256 MiB
 - published: layers compute in their published order
@@ -19,7 +18,8 @@ an effect of its own:
 row of a config does for the next ones.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 EANET = "ea_r101_ade20k_160k"
@@ -53,13 +53,13 @@ VARIANTS = (
     Variant(EANET, 16, "nhwc fused stock"),
     Variant(EANET, 16, "nhwc fused graph", limit=30),
     Variant(EANET, 16, "nhwc fused graph stock", limit=30),
-    Variant(RMT, 2, "cudnn_sdpa", "TF32", limit=50),
+    Variant(RMT, 2, precision="TF32", limit=50),
     Variant(RMT, 2, limit=60),
     Variant(RMT, 2, "merged fused graph", limit=30),
     Variant(RMT, 16, "merged fused", limit=40),
     Variant(RMT, 16, "merged fused graph", limit=30),
     Variant(RMT, 16, "merged fused graph stock", limit=30),
-    Variant(RMT, 2, "cudnn_sdpa untuned", limit=60),
+    Variant(RMT, 2, "untuned", limit=60),
     Variant(DEEPVIT, 2, precision="TF32", limit=30),
     Variant(DEEPVIT, 2, "merged fused", "TF32"),
     Variant(DEEPVIT, 2, "merged fused"),
@@ -104,7 +104,8 @@ class Loop(NamedTuple):
     batch: int
     workers: int
     stock: bool = False
-    keys: dict[str, object] = {}
+    keys: Mapping[str, object] = MappingProxyType({})
+    precision: str = "bfloat16"
     limit: float = 40
 
 
@@ -117,9 +118,12 @@ LOOPS = (
     Loop(EANET, 16, 14, stock=True, limit=60),
     Loop(EANET, 16, 4, stock=True),
     Loop(EANET, 16, 14, keys={**FAST, "cuda_graph": True}, limit=60),
-    Loop(EANET, 16, 14, keys={**FAST, "compile": True}, limit=120),
+    Loop(EANET, 16, 14, keys={**FAST, "compile": {"target": "blocks"}}, limit=120),
 )
-QUICK_LOOPS = (Loop(SMALL, 2, 0), Loop(SMALL, 2, 1, stock=True))
+QUICK_LOOPS = (
+    Loop(EANET, 2, 0, precision="float32"),
+    Loop(EANET, 2, 1, stock=True, precision="float32"),
+)
 
 LIMITS = {"variants": sum(v.limit for v in VARIANTS), "loop": sum(one.limit for one in LOOPS)}
 """Seconds that a stage takes if each row needs all of its time."""
