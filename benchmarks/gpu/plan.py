@@ -109,7 +109,7 @@ class Loop(NamedTuple):
     limit: float = 40
 
 
-FAST = {"channels_last": True, "optim_wrapper.optimizer.fused": True}
+FUSED = {"optim_wrapper.optimizer.fused": True}
 # Loops of the same runner and keys share a process.
 LOOPS = (
     Loop(EANET, 16, 14, limit=60),
@@ -117,8 +117,9 @@ LOOPS = (
     Loop(EANET, 16, 4),
     Loop(EANET, 16, 14, stock=True, limit=60),
     Loop(EANET, 16, 4, stock=True),
-    Loop(EANET, 16, 14, keys={**FAST, "cuda_graph": True}, limit=60),
-    Loop(EANET, 16, 14, keys={**FAST, "compile": {"target": "blocks"}}, limit=120),
+    Loop(EANET, 16, 14, keys={**FUSED, "cuda_graph": True}, limit=60),
+    Loop(EANET, 16, 14, keys={**FUSED, "compile": {"target": "blocks"}}, limit=120),
+    Loop(EANET, 16, 14, keys={"channels_last": False}, limit=60),
 )
 QUICK_LOOPS = (
     Loop(EANET, 2, 0, precision="float32"),

@@ -54,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="benchmarks.gpu", description="Check and measure this project on a GPU."
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for gpu.json and gpu.md")
-    parser.add_argument("--stages", default=DEFAULT, help=f"of {','.join(STAGES)} or MODULE:FUNCTION ({DEFAULT})")
+    parser.add_argument(
+        "--stages", default=DEFAULT, help=f"of {','.join(STAGES)} or MODULE:FUNCTION ({DEFAULT})"
+    )
     parser.add_argument("--minutes", type=float, default=8.0, help="in total (8)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run at all?")

@@ -33,7 +33,9 @@ def random_batch(config: Config) -> dict[str, Any]:
     return batch
 
 
-def build_wrapper(model: BaseModel, config: Config, half: bool, fused: bool = False) -> OptimWrapper:
+def build_wrapper(
+    model: BaseModel, config: Config, half: bool, fused: bool = False
+) -> OptimWrapper:
     """Build the config's optimizer, in mixed precision with bfloat16 if `half`."""
     settings = config.optim_wrapper.to_dict()
     settings = {key: settings[key] for key in settings if key not in ("dtype", "loss_scale")}

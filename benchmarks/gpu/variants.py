@@ -1,12 +1,13 @@
 """The stage `variants`: training steps with options that may make them faster, by `plan`.
 
-For each step: its time in a queue of steps, alone, and until Python has started everything; the time
-that the GPU is busy, by the profiler; and what all variants of a config should have in common, the
-loss of the fifth step. Equal checksums are equal weights, bit by bit.
+Each row has the time of a step in a queue of steps, alone, and until Python has started everything;
+and the time that the GPU is busy, by the profiler. The loss of the fifth step should be nearly
+equal for all variants of a config. Equal checksums are equal weights, bit by bit.
 """
 
 import copy
 import functools
+import gc
 import itertools
 import os
 import statistics
@@ -89,19 +90,27 @@ def columns(run: Run, variant: Variant, ceilings: Row) -> Iterator[Row]:
     step, model = build_step(run, variant, options)
     yield first_steps(run, step, model)
     times = step_times(run, step)
-    row: Row = {"images per s": number(variant.batch / times.queued), "ms": number(1e3 * times.queued)}
+    row: Row = {
+        "images per s": number(variant.batch / times.queued),
+        "ms": number(1e3 * times.queued),
+    }
     row |= {"ms alone": number(1e3 * times.alone), "enqueue ms": number(1e3 * times.enqueued)}
     row["peak GiB"] = f"{torch.cuda.max_memory_allocated() / 2**30:.2f}" if run.on_gpu else ""
     yield row | shares(variant, times.queued, ceilings)
     # Python starts a graph or a compiled block at once.
     eager = not options & {"graph", "compile"}
-    yield operators(run, step, times.enqueued) if eager else {"operators": "", "us per operator": ""}
-    yield busy_time(step) if run.on_gpu else {"busy ms": "", "kernels": ""}
+    yield (
+        operators(run, step, times.enqueued) if eager else {"operators": "", "us per operator": ""}
+    )
+    yield busy_time(step) if run.on_gpu else {"busy ms": "", "kernels": "", "longest": ""}
 
 
 def build_step(run: Run, variant: Variant, options: set[str]) -> tuple[Step, BaseModel]:
     """Return a function that runs a training step and returns its losses, and the model."""
     set_backends(variant.precision, options)
+    gc.collect()  # the model of the row before
+    if run.on_gpu:
+        torch.cuda.empty_cache()
     model, config = stored_model(variant.config, "stock" in options, run.quick)
     model, config = copy.deepcopy(model).to(run.device), copy.deepcopy(config)
     config.train_dataloader.batch_size = variant.batch
@@ -119,6 +128,7 @@ def build_step(run: Run, variant: Variant, options: set[str]) -> tuple[Step, Bas
     if "compile" in options:
         from mmseg_ext.engine.acceleration import compile_blocks
 
+        torch._dynamo.reset()
         print("compiled blocks:", compile_blocks(model))
     half = variant.precision == "bfloat16"
     wrapper = build_wrapper(model, config, half, "fused" in options)
@@ -153,7 +163,7 @@ def set_backends(precision: str, options: set[str]) -> None:
     torch.backends.cudnn.benchmark = not (deterministic or "untuned" in options)
     if torch.backends.cudnn.is_available():
         torch.backends.cudnn.benchmark_limit = ALGORITHMS
-    set_cudnn_attention(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # as our runs do
     if "strips256" in options:
         score_maps.STRIP_BYTES_GPU = 256 * MEBI
 
@@ -169,7 +179,10 @@ def first_steps(run: Run, step: Step, model: BaseModel) -> Row:
     checksum = 0
     for tensor in model.state_dict().values():
         checksum = zlib.crc32(tensor.cpu().numpy().tobytes(), checksum)
-    row: Row = {"first step, s": f"{seconds[0]:.1f}", "slowest of the next 4, s": f"{max(seconds[1:]):.2f}"}
+    row: Row = {
+        "first step, s": f"{seconds[0]:.1f}",
+        "slowest of the next 4, s": f"{max(seconds[1:]):.2f}",
+    }
     return row | {"fifth loss": f"{float(losses['loss']):.6f}", "weights": f"{checksum:08x}"}
 
 
@@ -234,13 +247,13 @@ def busy_time(step: Step) -> Row:
     events = [e for e in profiler.key_averages() if e.device_type == DeviceType.CUDA]
     kernels = [e for e in events if not e.key.startswith("Mem")]  # copies, fills
     kernels.sort(key=lambda event: event.self_device_time_total, reverse=True)
-    total = sum(event.self_device_time_total for event in kernels)
-    longest = [
-        f"{event.self_device_time_total / steps / 1e3:.2f} ms, {event.count // steps} x {event.key[:90]}"
-        for event in kernels[:5]
-    ]
+    microseconds = sum(event.self_device_time_total for event in kernels) / steps
+    longest = []
+    for event in kernels[:5]:
+        milliseconds = event.self_device_time_total / steps / 1e3
+        longest.append(f"{milliseconds:.2f} ms: {event.count // steps} {event.key[:90]}")
     count = sum(event.count for event in kernels) // steps
-    return {"busy ms": number(total / steps / 1e3), "kernels": count, "longest": longest}
+    return {"busy ms": number(microseconds / 1e3), "kernels": count, "longest": longest}
 
 
 def device_limits(run: Run) -> Iterator[Row]:
