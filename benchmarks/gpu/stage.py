@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.tables import Result, compare_times
+from mmseg_ext.engine.amp import has_bfloat16
 
 Row = dict[str, object]
 
@@ -32,6 +33,12 @@ class Run(NamedTuple):
     @property
     def on_gpu(self) -> bool:
         return self.device.startswith("cuda")
+
+    def why_not(self, precision: str) -> str:
+        """Return why rows of this precision are left out; empty if they are measured."""
+        # Of a GPU this would ask CUDA, and processes that the stage forks could not use it.
+        slow = not self.on_gpu and not has_bfloat16(torch.device(self.device))
+        return "not on this processor" if precision == "bfloat16" and slow else ""
 
     def left(self) -> float:
         """Return the seconds that the stage has left."""

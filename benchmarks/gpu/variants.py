@@ -33,7 +33,6 @@ from benchmarks.operators import OperatorCounter
 from benchmarks.tables import MEBI, in_published_order
 from mmseg_ext import register_all_modules
 from mmseg_ext.cost.step_memory import build_training_model
-from mmseg_ext.engine.amp import has_bfloat16
 from mmseg_ext.segmentors import score_maps
 
 # FLOP per second of an H100 SXM without sparsity, as NVIDIA states them.
@@ -56,7 +55,9 @@ def variants(run: Run) -> Iterator[Row]:
     for _, group in itertools.groupby(jobs, key=process_of):
         wanted = []
         for variant in group:
-            reason = why_not(run, variant)
+            reason = run.why_not(variant.precision)
+            if not run.on_gpu and {"graph", "compile"} & {*variant.options.split()}:
+                reason = "needs CUDA"
             if reason:
                 yield {**jobs[variant].title, "skipped": reason}
             else:
@@ -73,15 +74,6 @@ def job_of(run: Run, variant: Variant, ceilings: Row) -> Job:
     title = {"config": variant.config, "precision": variant.precision}
     title |= {"batch": str(variant.batch), "options": variant.options}
     return Job(title, variant.limit, lambda: columns(run, variant, ceilings))
-
-
-def why_not(run: Run, variant: Variant) -> str:
-    """Return why the device cannot run a variant; empty if it can."""
-    if run.on_gpu:
-        return ""
-    if variant.precision == "bfloat16" and not has_bfloat16(torch.device(run.device)):
-        return "not on this processor"
-    return "needs CUDA" if {"graph", "compile"} & {*variant.options.split()} else ""
 
 
 def columns(run: Run, variant: Variant, ceilings: Row) -> Iterator[Row]:

@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.gpu.claims import CLAIMS, Claim
 from benchmarks.gpu.runner import STAGES, claims_text, main, stage_text
+from benchmarks.gpu.summary import hours, stage_summary
 from tests.engine.runs import ROOT, run
 
 COMMAND = (sys.executable, "-m", "benchmarks.gpu")
@@ -176,6 +177,31 @@ def test_recorded_results_contradict_one_claim():
     found = {claim.text: claim.verdict(results).split()[0] for claim in CLAIMS}
     wrong = [text for text, verdict in found.items() if verdict != "confirmed"]
     assert wrong == ["several_gpus: a job restarts bit by bit after a process was killed"]
+
+
+def test_short_tables_have_the_fastest_variants():
+    def row(config: str, batch: int, options: str, rate: str, **more: str) -> dict:
+        title = {"config": config, "precision": "bfloat16", "batch": batch, "options": options}
+        return {**title, "images per s": rate, "of the peak": "9%", **more}
+
+    rows = [
+        row("ea_r101_ade20k_160k", 4, "", "50"),
+        row("ea_r101_ade20k_160k", 4, "nhwc fused", "80", failed="the profiler"),
+        row("ea_r101_ade20k_160k", 16, "nhwc fused", "99.5"),
+        row("ea_r101_ade20k_160k", 16, "nhwc fused graph", "100"),
+        row("ea_r101_ade20k_160k", 16, "nhwc fused compile", "160"),
+        row("ea_r101_ade20k_160k", 16, "nhwc fused deterministic", "900"),
+        row("ea_r101_ade20k_160k", 16, "nhwc fused stock", "40"),
+        row("fpn_rmt_small_ade20k_80k", 2, "nhwc graph", "10"),
+    ]
+    rows += [{**rows[0], "options": "graph", "skipped": "needs CUDA"}]
+    results = {"stages": {"variants": {"rows": rows}}}
+    table = stage_summary("variants", results)
+    assert "| bfloat16 | 4 | 50 (9%) | 80 (9%) |  |" in table and "900" not in table
+    assert "| bfloat16 | 16 |  | 99.5 (9%) | 160 (9%) |  | 40 (9%) |" in table
+    # 160,000 and 80,000 iterations of 16 images.
+    assert "| 2.56 | 14.2 | 7.1 | 4.4 |  | 17.8 |" in hours(results)
+    assert "| 1.28 |  |  | 35.6 |" in hours(results)
 
 
 def test_claims_name_existing_pages():
