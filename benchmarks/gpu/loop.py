@@ -52,7 +52,7 @@ def loop(run: Run) -> Iterator[Row]:
 def job_of(run: Run, one: Loop, folder: Path) -> Job:
     runner = "Runner, EncoderDecoder" if one.stock else "DurableRunner"
     keys = ", ".join(key for key, value in one.keys.items() if value)
-    title = {"config": one.config, "runner": runner, "keys": keys}
+    title: Row = {"config": one.config, "runner": runner, "keys": keys}
     title |= {"precision": one.precision, "batch": str(one.batch), "workers": str(one.workers)}
     return Job(title, one.limit, lambda: columns(run, one, folder))
 

@@ -12,7 +12,6 @@ an effect of its own:
 - untuned: cuDNN does not compare its algorithms
 - strips256: the loss in strips of 256 MiB
 - published: layers compute in their published order
-- deterministic: deterministic algorithms only
 
 `limit` is the longest time of a row in seconds. It includes the choice of kernels, which the first
 row of a config does for the next ones.
@@ -85,8 +84,6 @@ VARIANTS = (
     Variant(EANET, 16, "nhwc fused", "TF32", limit=50),
     Variant(EANET, 4, "nhwc fused strips256", limit=40),
     Variant(EANET, 4, "nhwc fused published", limit=30),
-    Variant(EANET, 4, "nhwc fused deterministic", limit=30),
-    Variant(EANET, 4, "nhwc fused deterministic graph", limit=30),
     Variant(RMT, 16, "nhwc merged fused compile", limit=120),
 )
 QUICK_VARIANTS = (
@@ -113,7 +110,6 @@ class Loop(NamedTuple):
     limit: float = 40
 
 
-FUSED = {"optim_wrapper.optimizer.fused": True}
 # Loops of the same runner and keys share a process.
 LOOPS = (
     Loop(EANET, 16, 14, limit=60),
@@ -121,8 +117,8 @@ LOOPS = (
     Loop(EANET, 16, 4),
     Loop(EANET, 16, 14, stock=True, limit=60),
     Loop(EANET, 16, 4, stock=True),
-    Loop(EANET, 16, 14, keys={**FUSED, "cuda_graph": True}, limit=60),
-    Loop(EANET, 16, 14, keys={**FUSED, "compile": {"target": "blocks"}}, limit=120),
+    Loop(EANET, 16, 14, keys={"cuda_graph": True}, limit=60),
+    Loop(EANET, 16, 14, keys={"compile": {"target": "blocks"}}, limit=120),
     Loop(EANET, 16, 14, keys={"channels_last": False}, limit=60),
 )
 QUICK_LOOPS = (

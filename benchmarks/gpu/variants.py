@@ -9,7 +9,6 @@ import copy
 import functools
 import gc
 import itertools
-import os
 import statistics
 import time
 import zlib
@@ -22,7 +21,7 @@ from mmengine.model import BaseModel
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.docs_tables import results as stored_results
+from benchmarks.docs_tables import zoo
 from benchmarks.gpu import plan
 from benchmarks.gpu.isolated import Job, isolated_rows
 from benchmarks.gpu.plan import Variant
@@ -33,7 +32,7 @@ from benchmarks.operators import OperatorCounter
 from benchmarks.tables import MEBI, in_published_order
 from mmseg_ext import register_all_modules
 from mmseg_ext.cost.step_memory import build_training_model
-from mmseg_ext.segmentors import score_maps
+from mmseg_ext.segmentors import strip_losses
 
 # FLOP per second of an H100 SXM without sparsity, as NVIDIA states them.
 PEAK = {"bfloat16": 989e12, "TF32": 494e12, "float32": 67e12}
@@ -41,7 +40,7 @@ PEAK = {"bfloat16": 989e12, "TF32": 494e12, "float32": 67e12}
 ALGORITHMS = 4
 STEPS_OF_LOSS = 5
 
-Step = Callable[[], Any]
+Step = Callable[[], dict[str, Any]]
 
 
 def variants(run: Run) -> Iterator[Row]:
@@ -52,7 +51,7 @@ def variants(run: Run) -> Iterator[Row]:
         ceilings |= row
         yield row
     jobs = {variant: job_of(run, variant, ceilings) for variant in plan.variants(run.quick)}
-    for _, group in itertools.groupby(jobs, key=process_of):
+    for _, group in itertools.groupby(jobs, key=lambda variant: variant.config):
         wanted = []
         for variant in group:
             reason = run.why_not(variant.precision)
@@ -65,13 +64,8 @@ def variants(run: Run) -> Iterator[Row]:
         yield from isolated_rows(run, wanted)
 
 
-def process_of(variant: Variant) -> tuple[str, bool]:
-    """Return what variants of one process have in common."""
-    return variant.config, "deterministic" in variant.options.split()
-
-
 def job_of(run: Run, variant: Variant, ceilings: Row) -> Job:
-    title = {"config": variant.config, "precision": variant.precision}
+    title: Row = {"config": variant.config, "precision": variant.precision}
     title |= {"batch": str(variant.batch), "options": variant.options}
     return Job(title, variant.limit, lambda: columns(run, variant, ceilings))
 
@@ -82,18 +76,15 @@ def columns(run: Run, variant: Variant, ceilings: Row) -> Iterator[Row]:
     step, model = build_step(run, variant, options)
     yield first_steps(run, step, model)
     times = step_times(run, step)
-    row: Row = {
-        "images per s": number(variant.batch / times.queued),
-        "ms": number(1e3 * times.queued),
-    }
-    row |= {"ms alone": number(1e3 * times.alone), "enqueue ms": number(1e3 * times.enqueued)}
+    row: Row = {"images per s": number(variant.batch / times.queued)}
+    row |= {"ms": number(1e3 * times.queued), "ms alone": number(1e3 * times.alone)}
+    row["enqueue ms"] = number(1e3 * times.enqueued)
     row["peak GiB"] = f"{torch.cuda.max_memory_allocated() / 2**30:.2f}" if run.on_gpu else ""
     yield row | shares(variant, times.queued, ceilings)
-    # Python starts a graph or a compiled block at once.
-    eager = not options & {"graph", "compile"}
-    yield (
-        operators(run, step, times.enqueued) if eager else {"operators": "", "us per operator": ""}
-    )
+    if options & {"graph", "compile"}:  # Python does not start their operators one by one
+        yield {"operators": "", "us per operator": ""}
+    else:
+        yield operators(run, step, times.enqueued)
     yield busy_time(step) if run.on_gpu else {"busy ms": "", "kernels": "", "longest": ""}
 
 
@@ -103,8 +94,9 @@ def build_step(run: Run, variant: Variant, options: set[str]) -> tuple[Step, Bas
     gc.collect()  # the model of the row before
     if run.on_gpu:
         torch.cuda.empty_cache()
-    model, config = stored_model(variant.config, "stock" in options, run.quick)
-    model, config = copy.deepcopy(model).to(run.device), copy.deepcopy(config)
+    stored, config = stored_model(variant.config, "stock" in options, run.quick)
+    model: Any = copy.deepcopy(stored).to(run.device)
+    config = copy.deepcopy(config)
     config.train_dataloader.batch_size = variant.batch
     torch.manual_seed(0)  # equal images and dropout
     batch = random_batch(config)
@@ -128,7 +120,7 @@ def build_step(run: Run, variant: Variant, options: set[str]) -> tuple[Step, Bas
         from mmseg_ext.durable.optimizer_groups import merge_groups
 
         merge_groups(wrapper.optimizer)
-    train = model.train_step
+    train: Callable = model.train_step
     if "graph" in options:
         from mmseg_ext.engine.acceleration import GraphedStep
 
@@ -147,17 +139,11 @@ def stored_model(name: str, stock: bool, quick: bool) -> tuple[BaseModel, Config
 def set_backends(precision: str, options: set[str]) -> None:
     """Set torch's global switches."""
     set_precision(precision)
-    deterministic = "deterministic" in options
-    if deterministic:
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    torch.use_deterministic_algorithms(deterministic)
-    torch.backends.cudnn.deterministic = deterministic
-    torch.backends.cudnn.benchmark = not (deterministic or "untuned" in options)
+    torch.backends.cudnn.benchmark = "untuned" not in options
     if torch.backends.cudnn.is_available():
         torch.backends.cudnn.benchmark_limit = ALGORITHMS
     torch.backends.cuda.enable_cudnn_sdp(False)  # as our runs do
-    if "strips256" in options:
-        score_maps.STRIP_BYTES_GPU = 256 * MEBI
+    strip_losses.LOSS_STRIP_BYTES_GPU = (256 if "strips256" in options else 1024) * MEBI
 
 
 def first_steps(run: Run, step: Step, model: BaseModel) -> Row:
@@ -213,9 +199,9 @@ def synchronize(run: Run) -> None:
 
 def shares(variant: Variant, seconds: float, ceilings: Row) -> Row:
     """Return the part of the card's products per second that the network's products are."""
-    multiply_adds = stored_results("model_zoo")[variant.config]["all_multiply_adds"]
-    # The backward pass has two products for each.
-    rate = 6 * multiply_adds * variant.batch / seconds
+    # An addition and a multiplication, and two such products in the backward pass.
+    operations = 6 * zoo()[variant.config].all_multiply_adds
+    rate = operations * variant.batch / seconds
     measured = ceilings.get(f"{variant.precision}, TFLOP/s")
     part = f"{rate / float(str(measured)) / 1e12:.1%}" if measured else ""
     return {"of the peak": f"{rate / PEAK[variant.precision]:.1%}", "of a product": part}
@@ -229,7 +215,7 @@ def operators(run: Run, step: Step, enqueued: float) -> Row:
     return {"operators": count, "us per operator": number(1e6 * enqueued / count)}
 
 
-def busy_time(step: Step) -> Row:
+def busy_time(step: Callable[[], object]) -> Row:
     """Return the time of the kernels of a step, their number, and the longest ones."""
     steps = 2
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:

@@ -194,7 +194,7 @@ def test_short_tables_have_the_fastest_variants():
         row("ea_r101_ade20k_160k", 16, "nhwc fused stock", "40"),
         row("fpn_rmt_small_ade20k_80k", 2, "nhwc graph", "10"),
     ]
-    rows += [{**rows[0], "options": "graph", "skipped": "needs CUDA"}]
+    rows.append({"config": "ea_r101_ade20k_160k", "options": "graph", "skipped": "no time"})
     results = {"stages": {"variants": {"rows": rows}}}
     table = stage_summary("variants", results)
     assert "| bfloat16 | 4 | 50 (9%) | 80 (9%) |  |" in table and "900" not in table
