@@ -24,7 +24,7 @@ from mmengine.config import Config
 
 from benchmarks import camvid_rows
 from benchmarks.gpu.runner import STAGES
-from benchmarks.gpu.summary import stage_summary
+from benchmarks.gpu.summary import hours, stage_summary
 from mmseg_ext import register_all_modules
 from mmseg_ext.cost.model_cost import Cost, cells, count_config, markdown
 from mmseg_ext.cost.step_memory import GIBI, Plan, StepMemory, plans, training_memory
@@ -201,6 +201,7 @@ TABLES: dict[str, Callable[[], str]] = {
         for name, (record, *_) in camvid_rows.TABLES.items()
     },
     **{f"gpu_{n}": lambda n=n: stage_summary(n, results("gpu")) for n in STAGES},
+    "gpu_hours": lambda: hours(results("gpu")),
 }
 
 

@@ -36,18 +36,23 @@ _FREE = {"detach", "_unsafe_view", "empty", "empty_like", "empty_strided", "new_
 
 
 class OperatorCounter(TorchDispatchMode):
-    """Context that counts the operators on the simulated GPU by name in `counts`, without views."""
+    """Context that counts operators by name in `counts`, without views.
 
-    def __init__(self):
+    They are operators on tensors of a type of device, by default of the simulated GPU.
+    """
+
+    def __init__(self, device_type: str = "meta"):
         super().__init__()
+        self.device_type = device_type
         self.counts: collections.Counter[str] = collections.Counter()
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         outputs = operator(*args, **(kwargs or {}))
         name = operator.overloadpacket.__name__
         tensors = [x for x in tree_leaves((args, kwargs, outputs)) if isinstance(x, torch.Tensor)]
-        on_gpu = any(x.is_meta for x in tensors)
-        if on_gpu and not operator.is_view and name not in _FREE:
+        # The simulated GPU overrides `device`, which C++ ignores.
+        ours = any(getattr(x, f"is_{self.device_type}") for x in tensors)
+        if ours and not operator.is_view and name not in _FREE:
             self.counts[name] += 1
         return outputs
 

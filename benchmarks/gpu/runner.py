@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.claims import CLAIMS
+from benchmarks.gpu.plan import LIMITS
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.commands import usable_device
 from mmseg_ext.commands.env import describe
@@ -38,7 +39,12 @@ STAGES = {
     "inference": ("speed", 0.9),
     "several": ("checks", 3.0),
     "syncs": ("checks", 3.0),
+    "variants": ("variants", 6.0),
+    "loop": ("loop", 4.0),
 }
+# They need ten minutes of their own.
+ONLY_NAMED = ("variants", "loop")
+DEFAULT = ",".join(name for name in STAGES if name not in ONLY_NAMED)
 ROOT = Path(__file__).parents[2]
 
 
@@ -48,12 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="benchmarks.gpu", description="Check and measure this project on a GPU."
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for gpu.json and gpu.md")
-    parser.add_argument("--stages", help=f"of {','.join(STAGES)} or MODULE:FUNCTION (all)")
+    parser.add_argument(
+        "--stages", default=DEFAULT, help=f"of {','.join(STAGES)} or MODULE:FUNCTION ({DEFAULT})"
+    )
     parser.add_argument("--minutes", type=float, default=8.0, help="in total (8)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run at all?")
     args = parser.parse_args(argv)
-    names = args.stages.split(",") if args.stages else [*STAGES]
+    names = args.stages.split(",")
     if unknown := [name for name in names if name not in STAGES and ":" not in name]:
         parser.error(f"unknown stage {unknown[0]!r}: choose from {', '.join(STAGES)}")
     try:
@@ -78,7 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_stages(args: argparse.Namespace, names: Sequence[str], results: dict) -> None:
     """Run the stages in groups, each with its part of the minutes that are left."""
     end = time.time() + 60 * args.minutes
-    alone = [n for n in names if STAGES.get(n, [""])[0] == "speed" and not args.quick]
+    measuring = ("speed", "variants", "loop")
+    alone = [n for n in names if STAGES.get(n, [""])[0] in measuring and not args.quick]
     groups = [[n for n in names if n not in alone], *([n] for n in alone)]
     for i, group in enumerate(groups):
         own, *later = (max(map(minutes, names), default=0) for names in groups[i:])
@@ -105,7 +114,8 @@ def run_group(names: Sequence[str], args: argparse.Namespace, end: float, result
 
     try:
         for name in names:
-            print(f"-- {name}: up to {end - begin:.0f} s", flush=True)
+            limits = f"; its rows up to {LIMITS[name]:.0f} s" if name in LIMITS else ""
+            print(f"-- {name}: up to {end - begin:.0f} s{limits}", flush=True)
             processes[name] = start(name, args, end, len(names))
         while processes:
             time.sleep(0.1)

@@ -1,8 +1,6 @@
 """The stages that measure time and memory, one after the other."""
 
-import contextlib
 import copy
-import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -11,19 +9,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from mmengine.optim import build_optim_wrapper
 from mmseg.models import EncoderDecoder
 from torch import Tensor, nn
 
 from benchmarks import class_maps, external_attention, lambda_layer
 from benchmarks.docs_tables import results as stored_results
-from benchmarks.gpu.stage import Row, Run, attempt, measure
+from benchmarks.gpu.stage import Row, Run, attempt, measure, time_limit
+from benchmarks.gpu.training import build_wrapper, random_batch, set_precision, training_config
 from benchmarks.reference import Plain
 from benchmarks.reference.manhattan_attention import plain_manhattan_attention
 from benchmarks.tables import MEBI, STEPS, Result, in_published_order
 from mmseg_ext import Predictor, get_model, register_all_modules
-from mmseg_ext.cost.step_memory import batch_of, build_training_model
-from mmseg_ext.engine.config import load_config
+from mmseg_ext.cost.step_memory import build_training_model
 from mmseg_ext.inference.export import (
     ExportedSegmentor,
     WholeImageSegmentor,
@@ -115,6 +112,10 @@ def layers(run: Run) -> Iterator[Row]:
             for mode in STEPS:
                 if run.left() < 4:
                     return
+                reason = run.why_not(precision)
+                if reason:
+                    yield {"layer": name, "mode": f"{mode}, {precision}", "skipped": reason}
+                    continue
                 yield from measure_layer(run, name, modules, x, mode, precision)
 
 
@@ -153,54 +154,26 @@ def steps(run: Run) -> Iterator[Row]:
     torch.backends.cudnn.benchmark = True
     for name, variant in variants(run.quick):
         title: Row = {"config": name, "variant": variant}
-        left = run.left()
+        left, reason = run.left(), run.why_not(variant.partition(",")[0])
         if not run.quick and left < 10:
-            yield {**title, "skipped": f"{left:.0f} s are left"}
+            reason = f"{left:.0f} s are left"
+        if reason:
+            yield {**title, "skipped": reason}
             continue
         with time_limit(min(left - 5, 30)):
             row = attempt(title, training_row, run, name, variant)
         yield row
 
 
-@contextlib.contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError after these seconds, as soon as Python runs."""
-
-    def stop(*_) -> None:
-        raise TimeoutError(f"stopped after {seconds:.0f} s")
-
-    signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-
 def training_row(run: Run, name: str, variant: str) -> Row:
     """Measure the training step of a config on random images."""
-    torch.set_float32_matmul_precision("highest" if variant.startswith("float32") else "high")
-    torch.backends.cudnn.allow_tf32 = not variant.startswith("float32")
-    config = load_config(name)
-    settings: dict = config.model.to_dict()
-    if run.quick:
-        settings["backbone"] |= dict(num_stages=1, strides=(1,), dilations=(1,), out_indices=(0,))
-        settings["decode_head"] |= dict(in_channels=16, in_index=0)
-    if "EncoderDecoder" in variant:
-        settings["type"] = "EncoderDecoder"
-    config.model = settings
+    precision = variant.partition(",")[0]
+    set_precision(precision)
+    config = training_config(name, "EncoderDecoder" in variant, run.quick)
     model = build_training_model(config, torch.device(run.device))
     model.to(run.device)
-    options = config.optim_wrapper.to_dict()
-    options = {key: options[key] for key in options if key not in ("dtype", "loss_scale")}
-    half = variant.startswith("bfloat16")
-    options |= dict(type="PortableAmpOptimWrapper", dtype="bfloat16") if half else {}
-    options |= {} if half else dict(type="OptimWrapper")
-    wrapper = build_optim_wrapper(model, options)
-    batch = batch_of(config, torch.device("cpu"))  # as of a data loader
-    for image, sample in zip(batch["inputs"], batch["data_samples"], strict=True):
-        image.random_(256)
-        sample.gt_sem_seg.data.random_(config.model.decode_head.num_classes)
+    wrapper = build_wrapper(model, config, precision == "bfloat16")
+    batch = random_batch(config)
     images, step = len(batch["inputs"]), model.train_step
     begin = time.perf_counter()
     step(batch, wrapper)
@@ -231,6 +204,10 @@ def inference(run: Run) -> Iterator[Row]:
     expected = None
     for way, options in ways.items():
         row = {"model": DEFAULT, "way": way, "size": f"{side}x{side}"}
+        reason = run.why_not("bfloat16" if "amp" in options else "float32")
+        if reason:
+            yield {**row, "skipped": reason}
+            continue
         row = attempt(row, predict_row, run, model, images, options, expected)
         expected = row.pop("labels", expected) if way == "batch 1" else expected
         row.pop("labels", None)
@@ -242,6 +219,10 @@ def inference(run: Run) -> Iterator[Row]:
     big = np.random.RandomState(1).randint(0, 256, (height, width, 3), np.uint8)
     for amp in (False, True):
         row = {"way": "tiles, amp" if amp else "tiles", "image": f"{width}x{height}", "tile": tile}
+        reason = run.why_not("bfloat16" if amp else "float32")
+        if reason:
+            yield {**row, "skipped": reason}
+            continue
         yield attempt(row, tile_row, run, model, big, dict(tile=tile, batch_size=8, amp=amp))
 
 

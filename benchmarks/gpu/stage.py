@@ -4,9 +4,11 @@ A stage is a generator of rows. A row is a dict of column names and values; cons
 the same columns are one table.
 """
 
+import contextlib
 import gc
 import importlib
 import json
+import signal
 import sys
 import time
 import traceback
@@ -16,6 +18,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.tables import Result, compare_times
+from mmseg_ext.engine.amp import has_bfloat16
 
 Row = dict[str, object]
 
@@ -30,6 +33,12 @@ class Run(NamedTuple):
     @property
     def on_gpu(self) -> bool:
         return self.device.startswith("cuda")
+
+    def why_not(self, precision: str) -> str:
+        """Return why rows of this precision are left out; empty if they are measured."""
+        # Of a GPU this would ask CUDA, and processes that the stage forks could not use it.
+        slow = not self.on_gpu and not has_bfloat16(torch.device(self.device))
+        return "not on this processor" if precision == "bfloat16" and slow else ""
 
     def left(self) -> float:
         """Return the seconds that the stage has left."""
@@ -81,6 +90,21 @@ def measure(run: Run, functions: Mapping[str, Callable[[], object]]) -> dict[str
     if working:
         found |= compare_times(working, rounds, run.device)
     return {name: found[name] for name in functions}
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError after these seconds, as soon as Python runs."""
+
+    def stop(*_) -> None:
+        raise TimeoutError(f"stopped after {seconds:.0f} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def main() -> None:

@@ -5,12 +5,15 @@ from collections.abc import Callable, Iterable
 from benchmarks.gpu.runner import stage_tables
 from benchmarks.gpu.stage import Row
 from mmseg_ext.cost.model_cost import markdown
+from mmseg_ext.engine.config import load_config
+
+RATE = "images per s"  # a row that fails later has it
 
 
 def stage_summary(name: str, results: dict) -> str:
     """Return the tables of a stage for the docs."""
     rows = results["stages"][name]["rows"]
-    measured = [row for row in rows if not {"failed", "skipped"} & row.keys()]
+    measured = [row for row in rows if not {"failed", "skipped"} & row.keys() or RATE in row]
     return _SHORT[name](measured) if name in _SHORT else stage_tables(rows)
 
 
@@ -50,6 +53,79 @@ def _steps(rows: list[Row]) -> str:
     return pivot(rows, ["config"], "variant", cell)
 
 
+def _kind(row: Row) -> str:
+    """Return the column of a variant in the short table, empty if it is in none."""
+    options = {*str(row["options"]).split()}
+    started = "graph or compiled" if options & {"graph", "compile"} else "default"
+    plain = options - {"stock"} <= {"nhwc", "merged", "fused", "graph", "compile"}
+    if not options:
+        return "before"
+    if options == {"stock"}:
+        return "stock, before"
+    if not plain:
+        return ""
+    return f"stock, {started}" if "stock" in options else started
+
+
+def _rate(row: Row) -> float:
+    return float(str(row[RATE]))
+
+
+def _fastest(rows: Iterable[Row]) -> dict[tuple, dict[str, Row]]:
+    """Return the fastest variant of each column, by config, precision and batch."""
+    found: dict[tuple, dict[str, Row]] = {}
+    for row in rows:
+        kind = _kind(row) if RATE in row else ""
+        if kind:
+            key = row["config"], row["precision"], row["batch"]
+            best = found.setdefault(key, {})
+            best[kind] = max(best.get(kind, row), row, key=_rate)
+    return found
+
+
+_KINDS = ("before", "default", "graph or compiled")
+_KINDS += tuple(f"stock, {kind}" for kind in _KINDS)
+
+
+def _variants(rows: list[Row]) -> str:
+    """Return images per second, and the part of the card's peak, of the fastest options."""
+
+    def cell(row: Row | None) -> str:
+        return "" if row is None else f"{row[RATE]} ({row['of the peak']})"
+
+    lines = []
+    for key, best in _fastest(rows).items():
+        lines.append([*map(str, key), *(cell(best.get(kind)) for kind in _KINDS)])
+    return markdown(["config", "precision", "images", *_KINDS], lines)
+
+
+def _loop(rows: list[Row]) -> str:
+    """Return images per second of the training (of its step, of its loader)."""
+
+    def cell(row: Row) -> str:
+        alone = [row.get(f"{part} alone, images per s", "") for part in ("step", "loader")]
+        return f"{row[RATE]} ({alone[0]}, {alone[1]})"
+
+    named = [{**row, "workers": f"{row['workers']} workers"} for row in rows]
+    return pivot(named, ["config", "runner", "keys"], "workers", cell)
+
+
+def hours(results: dict) -> str:
+    """Return the hours of each measured schedule without validation, at its fastest batch size."""
+    rates: dict[str, dict[str, float]] = {}
+    for (name, *_), best in _fastest(results["stages"]["variants"]["rows"]).items():
+        found = rates.setdefault(str(name), {})
+        for kind, row in best.items():
+            found[kind] = max(found.get(kind, 0), _rate(row))
+    lines = []
+    for name, found in rates.items():
+        config = load_config(name)
+        images = config.train_cfg.max_iters * config.auto_scale_lr.base_batch_size
+        times = [f"{images / found[kind] / 3600:.1f}" if kind in found else "" for kind in _KINDS]
+        lines.append([name, f"{images / 1e6:.2f}", *times])
+    return markdown(["config", "million images", *_KINDS], lines)
+
+
 def _parity(rows: list[Row]) -> str:
     """Count the published outputs that agree, by precision, with the largest error."""
     found: dict[str, list[Row]] = {}
@@ -65,4 +141,11 @@ def _parity(rows: list[Row]) -> str:
     return markdown(["", *found], [cells])
 
 
-_SHORT = {"strips": _strips, "layers": _layers, "steps": _steps, "parity": _parity}
+_SHORT = {
+    "strips": _strips,
+    "layers": _layers,
+    "steps": _steps,
+    "parity": _parity,
+    "variants": _variants,
+    "loop": _loop,
+}

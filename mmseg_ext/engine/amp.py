@@ -86,7 +86,9 @@ def has_bfloat16(device: torch.device) -> bool:
         return torch.cuda.get_device_capability(device) >= _AMPERE
     flags = Path("/proc/cpuinfo")
     text = flags.read_text() if device.type == "cpu" and flags.is_file() else ""
-    return "avx512_bf16" in text or "amx_bf16" in text
+    if "avx512_bf16" not in text and "amx_bf16" not in text:
+        return False
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()  # follows ONEDNN_MAX_CPU_ISA
 
 
 def bfloat16_autocast(device: torch.device, enabled: bool = True) -> AbstractContextManager:

@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 
+from benchmarks.gpu import isolated
 from benchmarks.gpu.stage import Row, Run, attempt
 
 
@@ -35,3 +36,24 @@ def exits(run: Run) -> Iterator[Row]:
 def fails(run: Run) -> Iterator[Row]:
     yield {"number": 1}
     raise ValueError("a | in a message")
+
+
+def loses_rows(run: Run) -> Iterator[Row]:
+    """Measure rows of which three fail: by an error, by a signal, and by a call without an end."""
+    isolated.GRACE = 0.5
+
+    def columns(number: int) -> Iterator[Row]:
+        yield {"process": os.getpid()}
+        if number == 2:
+            raise ValueError("no")
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if number == 4:
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+            time.sleep(600)
+        if number == 5:
+            time.sleep(600)
+        yield {"done": True}
+
+    jobs = [isolated.Job({"number": i}, 1.0, lambda i=i: columns(i)) for i in range(8)]
+    yield from isolated.isolated_rows(run._replace(quick=True), jobs)

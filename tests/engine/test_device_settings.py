@@ -1,7 +1,10 @@
 """What a run sets for a GPU, tested without one; and compiled training."""
 
 import copy
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from torch._dynamo import register_backend
 from mmseg_ext.engine import PortableAmpOptimWrapper, amp
 from mmseg_ext.engine.build import set_gpu_defaults  # a run would need a GPU
 from tests.configs import EXPERIMENTS, load
-from tests.engine.runs import train_here, write_config
+from tests.engine.runs import ROOT, train_here, write_config
 from tests.engine.states import logged
 
 
@@ -37,6 +40,16 @@ def test_slow_mixed_precision_on_a_cpu_is_a_warning(monkeypatch, capsys, fast, d
     PortableAmpOptimWrapper(optimizer=optimizer, dtype=dtype)
     warned = re.findall("AVX512-BF16.* without --amp", capsys.readouterr().out)
     assert len(warned) == (not fast and dtype is None)
+
+
+def test_bfloat16_follows_the_limit_of_instructions():
+    """On a processor that has them."""
+    code = "import torch; from mmseg_ext.engine import amp; "
+    code += "print(amp.has_bfloat16(torch.device('cpu')))"
+    limited = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    words = (sys.executable, "-c", code)
+    result = subprocess.run(words, env=limited, cwd=ROOT, capture_output=True, text=True)
+    assert result.stdout.split() == ["False"], result.stderr
 
 
 def test_precision_and_pinned_memory_are_set_for_a_gpu(monkeypatch):

@@ -73,8 +73,14 @@ def test_channels_last_in_bfloat16(train):
     x = torch.randn(8, 48, 64, 64).bfloat16()
     time_planes, planes = run(x.clone())
     time_pixels, pixels = run(x.to(memory_format=torch.channels_last))
-    for one, other in zip(planes, pixels, strict=True):
-        assert relative_error(one, other) < 0.02
+    names = ["result", "input", *(name for name, _ in block.named_parameters())]
+    for name, one, other in zip(names, planes, pixels, strict=True):
+        if name == "conv1.bias":
+            # The softmax cancels this bias, so its gradient is a sum of rounding errors.
+            weight = planes[names.index("conv1.weight")]
+            assert (one - other).abs().max() < 0.02 * weight.abs().max()
+        else:
+            assert relative_error(one, other) < 0.02
     assert time_pixels < 20 * time_planes + 0.02
 
 

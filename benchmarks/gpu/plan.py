@@ -1,0 +1,138 @@
+"""What the stages `variants` and `loop` measure, the most valuable rows first.
+
+A training step is measured in variants: a batch size, a precision, and options, each of which has
+an effect of its own:
+
+- stock: mmsegmentation's `EncoderDecoder` instead of `StripEncoderDecoder`
+- nhwc: `channels_last` for the network
+- merged: parameter groups with equal settings are merged
+- fused: the optimizer's fused kernel
+- graph: forward and backward pass are a CUDA graph
+- compile: the network's blocks are compiled
+- untuned: cuDNN does not compare its algorithms
+- strips256: the loss in strips of 256 MiB
+- published: layers compute in their published order
+
+`limit` is the longest time of a row in seconds. It includes the choice of kernels, which the first
+row of a config does for the next ones.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+EANET = "ea_r101_ade20k_160k"
+DANET = "danet_r101_ade20k_160k"
+RMT = "fpn_rmt_small_ade20k_80k"
+DEEPVIT = "upernet_deepvit_s_ade20k_160k"
+LAMBDA = "upernet_lambda_r101_ade20k_160k"
+SMALL = "ea_r18_shapes"
+
+
+class Variant(NamedTuple):
+    """A training step to measure; the precision is 'bfloat16', 'TF32' or 'float32'."""
+
+    config: str
+    batch: int
+    options: str = ""
+    precision: str = "bfloat16"
+    limit: float = 20
+
+
+# Variants of a config that follow each other share a process, and so the choice of kernels.
+VARIANTS = (
+    Variant(EANET, 4, limit=50),
+    Variant(EANET, 4, "stock"),
+    Variant(EANET, 4, "nhwc fused", limit=40),
+    Variant(EANET, 4, "nhwc fused graph", limit=30),
+    Variant(EANET, 4, "nhwc fused graph stock", limit=30),
+    Variant(EANET, 16, limit=40),
+    Variant(EANET, 16, "stock"),
+    Variant(EANET, 16, "nhwc fused", limit=40),
+    Variant(EANET, 16, "nhwc fused stock"),
+    Variant(EANET, 16, "nhwc fused graph", limit=30),
+    Variant(EANET, 16, "nhwc fused graph stock", limit=30),
+    Variant(RMT, 2, precision="TF32", limit=50),
+    Variant(RMT, 2, limit=60),
+    Variant(RMT, 2, "nhwc merged fused", limit=30),
+    Variant(RMT, 2, "nhwc merged fused graph", limit=30),
+    Variant(RMT, 16, "nhwc merged fused", limit=40),
+    Variant(RMT, 16, "nhwc merged fused graph", limit=30),
+    Variant(RMT, 16, "nhwc merged fused stock"),
+    Variant(RMT, 16, "nhwc merged fused graph stock", limit=30),
+    Variant(RMT, 2, "untuned", limit=60),
+    Variant(DEEPVIT, 2, precision="TF32", limit=30),
+    Variant(DEEPVIT, 2, "nhwc merged fused", "TF32"),
+    Variant(DEEPVIT, 2, "nhwc merged fused"),
+    Variant(DEEPVIT, 2, "nhwc merged fused graph", limit=30),
+    Variant(DEEPVIT, 2, "nhwc merged fused graph stock", limit=30),
+    Variant(DEEPVIT, 16, "nhwc merged fused graph", limit=40),
+    Variant(DEEPVIT, 2, "nhwc merged fused published"),
+    Variant(LAMBDA, 4, limit=50),
+    Variant(LAMBDA, 4, "nhwc fused", limit=40),
+    Variant(LAMBDA, 4, "nhwc fused graph", limit=30),
+    Variant(LAMBDA, 4, "nhwc fused graph stock", limit=30),
+    Variant(LAMBDA, 16, "nhwc fused", limit=40),
+    Variant(EANET, 16, "nhwc fused compile", limit=120),
+    Variant(EANET, 16, "nhwc fused compile stock", limit=60),
+    Variant(EANET, 16, "nhwc fused compile graph", limit=40),
+    Variant(DANET, 4, limit=40),
+    Variant(DANET, 4, "nhwc fused", limit=40),
+    Variant(DANET, 4, "nhwc fused graph", limit=30),
+    Variant(DANET, 4, "nhwc fused graph stock", limit=30),
+    Variant(DANET, 16, "nhwc fused", limit=40),
+    Variant(EANET, 16, "nhwc fused", "TF32", limit=50),
+    Variant(EANET, 4, "nhwc fused strips256", limit=40),
+    Variant(EANET, 4, "nhwc fused published", limit=30),
+    Variant(RMT, 16, "nhwc merged fused compile", limit=120),
+)
+QUICK_VARIANTS = (
+    Variant(SMALL, 2, precision="float32"),
+    Variant(SMALL, 2, "stock", "float32"),
+    Variant(SMALL, 2, "merged fused published strips256", "float32"),
+    Variant(SMALL, 2, "nhwc"),
+    Variant(SMALL, 2, "graph"),
+)
+
+
+class Loop(NamedTuple):
+    """A training from files on a disk; mmsegmentation's Runner and transforms if `stock`.
+
+    `keys` are set in the config.
+    """
+
+    config: str
+    batch: int
+    workers: int
+    stock: bool = False
+    keys: Mapping[str, object] = MappingProxyType({})
+    precision: str = "bfloat16"
+    limit: float = 40
+
+
+# Loops of the same runner and keys share a process.
+LOOPS = (
+    Loop(EANET, 16, 14, limit=60),
+    Loop(EANET, 16, 8),
+    Loop(EANET, 16, 4),
+    Loop(EANET, 16, 14, stock=True, limit=60),
+    Loop(EANET, 16, 4, stock=True),
+    Loop(EANET, 16, 14, keys={"cuda_graph": True}, limit=60),
+    Loop(EANET, 16, 14, keys={"compile": {"target": "blocks"}}, limit=120),
+    Loop(EANET, 16, 14, keys={"channels_last": False}, limit=60),
+)
+QUICK_LOOPS = (
+    Loop(EANET, 2, 0, precision="float32"),
+    Loop(EANET, 2, 1, stock=True, precision="float32"),
+)
+
+LIMITS = {"variants": sum(v.limit for v in VARIANTS), "loop": sum(one.limit for one in LOOPS)}
+"""Seconds that a stage takes if each row needs all of its time."""
+
+
+def variants(quick: bool) -> Sequence[Variant]:
+    return QUICK_VARIANTS if quick else VARIANTS
+
+
+def loops(quick: bool) -> Sequence[Loop]:
+    return QUICK_LOOPS if quick else LOOPS
