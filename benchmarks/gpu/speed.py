@@ -30,7 +30,7 @@ from mmseg_ext.inference.export import (
 )
 from mmseg_ext.inference.models import DEFAULT
 from mmseg_ext.layers import ManhattanAttention, ReAttention
-from mmseg_ext.segmentors import StripEncoderDecoder, score_maps
+from mmseg_ext.segmentors import StripEncoderDecoder, score_maps, strip_losses
 
 
 def number(value: float) -> str:
@@ -51,7 +51,7 @@ def strips(run: Run) -> Iterator[Row]:
 
 
 def compare_strips(run: Run, case: class_maps.Case, mib: int) -> Row:
-    score_maps.STRIP_BYTES_GPU = mib * MEBI
+    score_maps.STRIP_BYTES_GPU = strip_losses.LOSS_STRIP_BYTES_GPU = mib * MEBI
     kinds = {"stock": EncoderDecoder, "strips": StripEncoderDecoder}
     steps = {name: class_maps.step(case, kind, run.device) for name, kind in kinds.items()}
     costs = measure(run, steps)

@@ -27,7 +27,7 @@ from mmseg_ext.torch_versions import exact_products
 Span = tuple[int, int]  # start, stop
 # Twelve views of an image have 24 maps.
 _CACHED = 32
-# Bytes of one strip of scores; a call has up to three. On a CPU a strip stays in the cache
+# Bytes of one strip of scores; a prediction has up to three. On a CPU a strip stays in the cache
 # (measured: docs/class_maps.md). On a GPU larger strips start fewer kernels (docs/gpu.md).
 STRIP_BYTES = 8 * 2**20
 STRIP_BYTES_GPU = 256 * 2**20
@@ -151,9 +151,12 @@ def view_map(
     return _resized(matrix, steps.original, align_corners)  # original, low
 
 
-def strip_height(width: int, channels: int, like: Tensor) -> int:
-    """Return the rows of a strip (rows, width, channels) within the budget, at least one."""
-    budget = STRIP_BYTES if like.device.type == "cpu" else STRIP_BYTES_GPU
+def strip_height(width: int, channels: int, like: Tensor, gpu_bytes: int) -> int:
+    """Return the rows of a strip (rows, width, channels) within the budget, at least one.
+
+    The budget is `STRIP_BYTES` on a CPU, and `gpu_bytes` on a GPU.
+    """
+    budget = STRIP_BYTES if like.device.type == "cpu" else gpu_bytes
     return max(1, budget // (width * channels * like.element_size()))
 
 
@@ -213,7 +216,7 @@ def merged_strips(views: Sequence[ScoreMap], merge: Merge) -> Iterator[tuple[int
     """
     height, width, channels = views[0].shape
     total = views[0].new_empty(0)
-    rows = min(strip_height(width, channels, total), height)
+    rows = min(strip_height(width, channels, total, STRIP_BYTES_GPU), height)
     total = total.new_empty(rows, width, channels)
     buffers = () if merge == "logits" else (torch.empty_like(total), torch.empty_like(total))
     for top in range(0, height, rows):

@@ -2,8 +2,8 @@
 
 The result is mmsegmentation 1.2.2's `BaseDecodeHead.loss_by_feat` (bilinear resize, losses,
 `accuracy`) with `CrossEntropyLoss`. Computing a loss over many classes and its gradient in chunks
-of the scores follows Liger-Kernel (arXiv 2410.10989). Here the chunks are strips of an image's
-rows, and the gradient is stored at the resolution of the head's logits.
+of the scores follows Liger-Kernel (arXiv 2410.10989). Here the chunks are strips of rows of the
+images, and the gradient is stored at the resolution of the head's logits.
 
 Every operation is deterministic on CUDA, so `randomness.deterministic=True` needs no other path.
 
@@ -23,14 +23,12 @@ from torch import Tensor, nn
 
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
 from mmseg_ext.layers.submodules import does_more_than_forward
-from mmseg_ext.segmentors.score_maps import (
-    AxisMap,
-    resize_map,
-    resized_strip,
-    strip_height,
-)
+from mmseg_ext.segmentors.score_maps import AxisMap, resize_map, strip_height
 from mmseg_ext.torch_versions import exact_products
 from mmseg_ext.upstream import label_maps
+
+# Bytes of the strip of a loss on a GPU. Each strip starts about 20 kernels.
+LOSS_STRIP_BYTES_GPU = 2**30
 
 _EPS = torch.finfo(torch.float32).eps  # mmseg uses it in every dtype
 
@@ -74,20 +72,32 @@ def _strip_losses(
     head: BaseDecodeHead, logits: Tensor, data_samples: list[SegDataSample]
 ) -> dict[str, Tensor]:
     label = label_maps(head, data_samples).squeeze(1)  # B, H, W
-    valid = label != head.ignore_index  # B, H, W
+    label = label.transpose(0, 1).contiguous()  # H, B, W
+    ignored = label == head.ignore_index  # H, B, W
+    label = label.masked_fill(ignored, 0)
+    count = (~ignored).sum()
+    # On a GPU all images together start the fewest kernels. On a CPU a strip of one image stays in
+    # the cache.
+    together = logits.device.type != "cpu"
     losses: dict[str, Tensor] = {}
     hits = torch.zeros(())
     for loss in _losses(head):
-        class_weight = _class_weights(loss, logits)
-        total, hits, weight = StripCrossEntropy.apply(
-            logits, label, valid, class_weight, head.align_corners
+        weight = _class_weights(loss, logits)
+        if weight is not None:
+            weight = weight[label].masked_fill_(ignored, 0)  # H, B, W
+        total, hits = StripCrossEntropy.apply(
+            logits, label, ignored, weight, head.align_corners, together
         )
         if loss.reduction == "mean":
-            if class_weight is None:
-                weight = valid.sum().to(total) if loss.avg_non_ignore else label.numel()
-            total = total / (weight + _EPS)
-        losses[loss.loss_name] = losses.get(loss.loss_name, 0) + loss.loss_weight * total
-    accuracy = (hits + _EPS) * (100 / (valid.sum() + _EPS))
+            if weight is not None:
+                divisor = weight.sum()
+            else:
+                divisor = count.to(total) if loss.avg_non_ignore else label.numel()
+            total = total / (divisor + _EPS)
+        total = loss.loss_weight * total
+        name = loss.loss_name
+        losses[name] = losses[name] + total if name in losses else total
+    accuracy = (hits + _EPS) * (100 / (count + _EPS))
     return losses | {"acc_seg": accuracy.float().reshape(1)}
 
 
@@ -113,46 +123,53 @@ def _weights_on(device: torch.device, dtype: torch.dtype, weights: tuple[float, 
 class StripCrossEntropy(torch.autograd.Function):
     """The sum over pixels of the weighted cross-entropy of resized logits.
 
-    Arguments: logits (B, C, h, w), label (B, H, W), the mask (B, H, W) of valid pixels, class
-    weights (C,) or None, align_corners. Results: the sum over valid pixels, the number of those
-    whose label has the highest score, and the sum of their weights.
+    Arguments: logits (B, C, h, w), labels (H, B, W), the mask (H, B, W) of ignored pixels, the
+    weights (H, B, W) of pixels or None, align_corners, together. Ignored pixels have label 0 and
+    weight 0. Results: the sum, and the number of valid pixels whose label has the highest score.
+
+    If the images are `together`, a strip has the same rows of all, side by side; otherwise it has
+    rows of one image.
 
     There are no second derivatives; `create_graph=True` is an error.
     """
 
     @staticmethod
-    def forward(ctx, logits, label, valid, class_weight, align_corners):
-        with autocast_disabled(logits):
+    def forward(ctx, logits, label, ignored, weight, align_corners, together):
+        with autocast_disabled(logits), exact_products():
             x = logits.detach().to(full_precision(logits.dtype))
             x = x.permute(0, 2, 3, 1).contiguous()  # B, h, w, C
             gradient = torch.zeros_like(x) if ctx.needs_input_grad[0] else None  # B, h, w, C
-            (batch, height, width), channels = label.shape, x.shape[3]
+            (height, batch, width), channels = label.shape, x.shape[3]
             rows = resize_map(x.shape[1], height, align_corners, like=x)
             columns = resize_map(x.shape[2], width, align_corners, like=x)
-            step = min(strip_height(width, channels, x), height)
-            buffers = x.new_empty(2, step, width, channels)
+            # Softmax in place halves the memory of large strips. On a CPU, whose strips are small,
+            # it takes up to 1.7 times as long.
+            side, buffers = (batch, 1) if together else (1, 2)
+            budget = strip_height(side * width, channels, x, LOSS_STRIP_BYTES_GPU)
+            step = min(budget, height)
+            strips = x.new_empty(buffers, step, side, width, channels)
             sums = []
-            for image, top in product(range(batch), range(0, height, step)):
-                here = slice(top, min(top + step, height))
-                scores, probabilities = buffers[:, : here.stop - top]  # rows, W, C
-                resized_strip(scores.zero_(), top, x[image], rows, columns)
+            for first, top in product(range(0, batch, side), range(0, height, step)):
+                images, here = slice(first, first + side), slice(top, min(top + step, height))
+                scores, result = strips[0, : here.stop - top], strips[-1, : here.stop - top]
+                _resize(x[images], rows, columns, here, out=scores)  # rows, images, W, C
                 sums.append(
                     _strip_cross_entropy(
-                        scores.flatten(0, 1),
-                        probabilities.flatten(0, 1),
-                        label[image, here].flatten(),
-                        valid[image, here].flatten(),
-                        class_weight,
+                        scores.flatten(0, 2),
+                        result.flatten(0, 2),
+                        label[here, images].flatten(),
+                        ignored[here, images].flatten(),
+                        None if weight is None else weight[here, images].flatten(),
                     )
                 )
                 if gradient is not None:
-                    _add_gradient(gradient[image], here, probabilities, rows, columns)
-            loss, hits, weight = torch.stack(sums).sum(0)
+                    _add_gradient(gradient[images], rows, columns, here, result)
+            loss, hits = torch.stack(sums).sum(0)
         if gradient is not None:
             ctx.save_for_backward(gradient)
         ctx.dtype = logits.dtype
-        ctx.mark_non_differentiable(hits, weight)
-        return loss, hits, weight
+        ctx.mark_non_differentiable(hits)
+        return loss, hits
 
     @staticmethod
     def backward(ctx, factor, *_):
@@ -163,37 +180,53 @@ class StripCrossEntropy(torch.autograd.Function):
             )
         (gradient,) = ctx.saved_tensors
         result = (factor * gradient).permute(0, 3, 1, 2).to(ctx.dtype)
-        return result, *(4 * (None,))
+        return result, *(5 * (None,))
+
+
+def _resize(x: Tensor, rows: AxisMap, columns: AxisMap, here: slice, out: Tensor) -> None:
+    """Write the rows `here` of R L C^T to `out` (rows, B, W, C); x is L (B, h, w, C)."""
+    low = rows.needed(here.start, here.stop)
+    x = x[:, low].transpose(0, 1).flatten(0, 1)  # low rows B, w, C
+    wide = torch.bmm(columns.matrix.expand(len(x), -1, -1), x)  # low rows B, W, C
+    matrix = rows.matrix[here, low]  # rows, low rows
+    torch.mm(matrix, wide.view(matrix.shape[1], -1), out=out.flatten(1))
 
 
 def _strip_cross_entropy(
     scores: Tensor,
-    gradient: Tensor,
+    out: Tensor,
     label: Tensor,
-    valid: Tensor,
-    class_weight: Tensor | None,
+    ignored: Tensor,
+    weight: Tensor | None,
 ) -> Tensor:
-    """Return the sums of `StripCrossEntropy` for pixels (P, C), and write their gradient."""
-    label = torch.where(valid, label, 0)[:, None]  # P, 1
+    """Return the results of `StripCrossEntropy` for scores (P, C), and write the gradient to `out`.
+
+    `out` may be `scores`, which are overwritten.
+    """
+    # An ignored pixel has label 0. If this class has the highest possible score, the loss and the
+    # gradient of the pixel are exactly 0, without a product of a mask and all scores.
+    scores[:, 0].masked_fill_(ignored, torch.finfo(scores.dtype).max)
+    label = label[:, None]  # P, 1
     highest, predicted = scores.max(1, keepdim=True)  # P, 1
-    probabilities = torch.softmax(scores, 1, out=gradient)  # P, C
+    own = scores.gather(1, label)  # P, 1
+    probabilities = torch.softmax(scores, 1, out=out)  # P, C
     # log sum exp = highest - log(its probability), which is at least 1 / C: never log(0).
-    log_highest = probabilities.gather(1, predicted).log()  # P, 1
-    losses = (highest - scores.gather(1, label) - log_highest)[:, 0]  # P
-    weight = valid.to(scores.dtype) if class_weight is None else class_weight[label[:, 0]]
-    weight = weight.masked_fill(~valid, 0)  # not NaN x 0
-    hits = (predicted == label)[:, 0] & valid
-    loss = (losses * weight).masked_fill_(~valid, 0).sum()
+    losses = highest - own - probabilities.gather(1, predicted).log()  # P, 1
     probabilities.scatter_(1, label, probabilities.gather(1, label) - 1)
-    probabilities *= weight[:, None]
-    return torch.stack((loss, hits.sum().to(loss), weight.sum()))
+    if weight is not None:
+        losses *= weight[:, None]
+        probabilities *= weight[:, None]
+    hits = (predicted == label)[:, 0].masked_fill_(ignored, False)
+    return torch.stack((losses.sum(), hits.sum()))
 
 
 def _add_gradient(
-    gradient: Tensor, here: slice, pixels: Tensor, rows: AxisMap, columns: AxisMap
+    gradient: Tensor, rows: AxisMap, columns: AxisMap, here: slice, strip: Tensor
 ) -> None:
-    """Add R^T G C to `gradient` (h, w, C), for the rows `here` of G: `pixels` (rows, W, C)."""
+    """Add R^T G C to `gradient` (B, h, w, C), for the rows `here` of G: `strip` (rows, B, W, C)."""
     low = rows.needed(here.start, here.stop)
-    with exact_products():
-        wide = rows.matrix[here, low].T @ pixels.flatten(1)  # low rows, W C
-        gradient[low] += columns.matrix.T @ wide.unflatten(1, pixels.shape[1:])  # low rows, w, C
+    wide = rows.matrix[here, low].T @ strip.flatten(1)  # low rows, B W C
+    wide = wide.view(-1, *strip.shape[2:])  # low rows B, W, C
+    narrow = torch.bmm(columns.matrix.T.expand(len(wide), -1, -1), wide)  # low rows B, w, C
+    target = gradient[:, low].transpose(0, 1)  # low rows, B, w, C
+    target += narrow.view(target.shape)

@@ -4,15 +4,24 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from mmengine.structures import PixelData
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmseg.models.losses import CrossEntropyLoss, cross_entropy
 from mmseg.registry import MODELS
+from mmseg.structures import SegDataSample
 from torch import nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from benchmarks.operators import OperatorCounter
+from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
 from mmseg_ext.decode_heads import DANetEAHead
 from mmseg_ext.segmentors import StreamingSegTTAModel
-from mmseg_ext.segmentors.strip_losses import can_use_strips, strip_losses  # of one head
+from mmseg_ext.segmentors.strip_losses import (
+    StripCrossEntropy,
+    can_use_strips,
+    strip_losses,  # of one head
+)
 from tests.models import Operators
 from tests.segmentors.small import allocated_at_peak, batch_of_two, labelled, pair, segmentor
 from tests.segmentors.test_strip_encoder_decoder import HEADS
@@ -116,6 +125,56 @@ def test_memory_is_that_of_the_low_resolution():
     )
     assert stock > 2.9 * one_map
     assert ours < 0.1 * one_map
+
+
+def _gradients(classes: int, logits, label, weight, align_corners: bool, together: bool):
+    """Return the sum of the losses of all pixels, its gradient, and the hits."""
+    leaf, label = logits.clone().requires_grad_(), label.transpose(0, 1)  # H, B, W
+    ignored = label == classes
+    weight = None if weight is None else weight[label] * ~ignored
+    label = label.masked_fill(ignored, 0)
+    loss, hits = StripCrossEntropy.apply(leaf, label, ignored, weight, align_corners, together)
+    return loss, *torch.autograd.grad(loss, leaf), hits
+
+
+@pytest.mark.parametrize("rows", [1, 7, 1000])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("align_corners", [False, True])
+def test_images_together_and_one_by_one(rows, weighted, align_corners, monkeypatch):
+    """The strips of a GPU, with all images, and of a CPU: as cross-entropy after a resize."""
+    batch, classes, width = 3, 6, 29
+    strip = rows * batch * width * classes * 8  # bytes
+    monkeypatch.setattr("mmseg_ext.segmentors.score_maps.STRIP_BYTES", strip)
+    logits = 3 * torch.randn(batch, classes, 5, 7, dtype=torch.float64)
+    label = torch.randint(0, classes + 1, (batch, 23, width))  # the last one is ignored
+    weight = torch.rand(classes + 1, dtype=torch.float64) if weighted else None
+
+    leaf = logits.clone().requires_grad_()
+    scores = F.interpolate(leaf, (23, width), mode="bilinear", align_corners=align_corners)
+    used = None if weight is None else weight[:-1]
+    expected = F.cross_entropy(scores, label, used, ignore_index=classes, reduction="sum")
+    (expected_gradient,) = torch.autograd.grad(expected, leaf)
+    expected_hits = (scores.argmax(1) == label).sum()
+    for together in (False, True):
+        loss, gradient, hits = _gradients(classes, logits, label, weight, align_corners, together)
+        torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+        torch.testing.assert_close(gradient, expected_gradient, rtol=0, atol=1e-12)
+        assert hits == expected_hits
+
+
+def test_a_gpu_starts_as_many_operators_for_two_images_as_for_twenty():
+    """They have one strip within the budget."""
+    counts = []
+    with SimulatedCUDA() as device:
+        for images in (2, 20):
+            shape, classes = (images, 1, 32, 40), CLASSES
+            labels = torch.zeros(shape, dtype=torch.long, device=device.device)
+            samples = [SegDataSample(gt_sem_seg=PixelData(data=label)) for label in labels]
+            logits = torch.randn(images, classes, 4, 5, device=device.device, requires_grad=True)
+            with OperatorCounter() as counter:
+                torch.autograd.grad(strip_losses(head(), logits, samples)["loss_ce"], logits)
+            counts.append(counter.counts.total())
+    assert counts[0] == counts[1] <= 50
 
 
 class _Doubled(CrossEntropyLoss):
