@@ -14,6 +14,7 @@ Differences from `mmengine.runner.Runner` (0.10.12):
 - The history of logged values has the length that the log processor reads.
 - The work directory is locked during training.
 - `compile` compiles a model's `loss`, instead of `train_step` with the optimizer.
+- An optimizer's step computes parameter groups with equal settings together.
 """
 
 import contextlib
@@ -29,6 +30,7 @@ from typing import Any
 import torch
 from mmengine.hooks import EMAHook, Hook
 from mmengine.logging import MMLogger
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import RUNNERS
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, LogProcessor, Runner
 from torch import nn
@@ -37,6 +39,7 @@ from torch.utils.data import DataLoader
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.durable import randomness
 from mmseg_ext.durable.checkpoint_hooks import StopOnSignalHook, name_own_files
+from mmseg_ext.durable.optimizer_groups import merge_groups
 from mmseg_ext.durable.plain_data import to_plain
 from mmseg_ext.durable.run_state import ProcessStateHook, fit_optimizer_state
 from mmseg_ext.durable.safe_loading import safe_loading, unwrap_model
@@ -177,6 +180,12 @@ class DurableRunner(Runner):
         if isinstance(sampler, randomness.PositionedSampler):
             sampler.batch_samples = len(loader) * _batch_size(loader)
         return randomness.isolate_loader(loader)
+
+    def build_optim_wrapper(self, *args, **kwargs) -> OptimWrapper | OptimWrapperDict:
+        wrapper = super().build_optim_wrapper(*args, **kwargs)
+        for one in wrapper.values() if isinstance(wrapper, OptimWrapperDict) else (wrapper,):
+            merge_groups(one.optimizer)
+        return wrapper
 
     def dump_config(self) -> None:
         """Do nothing: mmengine's constructor calls this, and the folder may be in use."""
