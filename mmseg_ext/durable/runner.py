@@ -14,7 +14,8 @@ Differences from `mmengine.runner.Runner` (0.10.12):
 - The history of logged values has the length that the log processor reads.
 - The work directory is locked during training.
 - `compile` compiles a model's `loss`, instead of `train_step` with the optimizer.
-- An optimizer's step computes parameter groups with equal settings together.
+- An optimizer's step computes parameter groups with equal settings together. On a GPU, new runs
+  take torch's fused steps if the config sets neither `fused` nor `foreach`.
 """
 
 import contextlib
@@ -39,7 +40,7 @@ from torch.utils.data import DataLoader
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.durable import randomness
 from mmseg_ext.durable.checkpoint_hooks import StopOnSignalHook, name_own_files
-from mmseg_ext.durable.optimizer_groups import merge_groups
+from mmseg_ext.durable.optimizer_groups import merge_groups, select_fused_steps
 from mmseg_ext.durable.plain_data import to_plain
 from mmseg_ext.durable.run_state import ProcessStateHook, fit_optimizer_state
 from mmseg_ext.durable.safe_loading import safe_loading, unwrap_model
@@ -183,7 +184,7 @@ class DurableRunner(Runner):
 
     def build_optim_wrapper(self, *args, **kwargs) -> OptimWrapper | OptimWrapperDict:
         wrapper = super().build_optim_wrapper(*args, **kwargs)
-        for one in wrapper.values() if isinstance(wrapper, OptimWrapperDict) else (wrapper,):
+        for one in _single_wrappers(wrapper):
             merge_groups(one.optimizer)
         return wrapper
 
@@ -239,6 +240,9 @@ class DurableRunner(Runner):
     def load_or_resume(self) -> None:
         self._find_checkpoint()
         super().load_or_resume()
+        if not resumes(self) and isinstance(self.optim_wrapper, OptimWrapper):  # a new training
+            for one in _single_wrappers(self.optim_wrapper):
+                select_fused_steps(one.optimizer, self.model)
 
     def resume(self, filename: str, *args, **kwargs) -> None:
         if self.optim_wrapper:  # settings in `val` and `test`
@@ -276,7 +280,7 @@ class DurableRunner(Runner):
             }
             scheduled |= {"betas"} if "momentum" in scheduled else set()
             for key, value in group.items():
-                if key not in {"params", "param_names"} | scheduled:
+                if key not in {"params", "param_names", "fused"} | scheduled:
                     name = key.removeprefix("initial_")
                     found[name].add(str(float(value) if isinstance(value, int) else value))
         for schedule in several[1]:
@@ -385,6 +389,10 @@ class DurableRunner(Runner):
                 return super().test()
         finally:
             shut_down_workers(self)
+
+
+def _single_wrappers(wrapper: OptimWrapper | OptimWrapperDict) -> list[OptimWrapper]:
+    return [*wrapper.values()] if isinstance(wrapper, OptimWrapperDict) else [wrapper]
 
 
 def _samples(sampler: Any, loader: DataLoader) -> str:

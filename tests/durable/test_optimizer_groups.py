@@ -10,10 +10,10 @@ from mmengine.optim import OptimWrapperDict, build_optim_wrapper
 from mmengine.registry import PARAM_SCHEDULERS
 from torch import nn
 
-from mmseg_ext.durable import runner
-from mmseg_ext.durable.optimizer_groups import merge_groups
+from mmseg_ext.durable import optimizer_groups, runner
+from mmseg_ext.durable.optimizer_groups import merge_groups, select_fused_steps
 from tests.engine.runs import built, log_text, train_here, train_words, write_config
-from tests.engine.states import RANDOM, STATE, UNVALIDATED, assert_same, logged
+from tests.engine.states import RANDOM, STATE, UNVALIDATED, assert_same, assert_same_runs, logged
 
 # "2.bias" is of a norm; the names have a prefix.
 PARAMWISE = {
@@ -163,11 +163,11 @@ def test_runs_of_earlier_versions_continue_exactly(tmp_path, monkeypatch):
     train_here(config, earlier, flags=("--resume",))
     assert "overrides settings" not in log_text(earlier)
     train_here(config, merged)
-    contents = [torch.load(work / "iter_6.pth", weights_only=True) for work in (merged, earlier)]
-    for content in contents:
+    one, two = (torch.load(work / "iter_6.pth", weights_only=True) for work in (merged, earlier))
+    for content in (one, two):
         content["optimizer"] = in_order(content["optimizer"])
     for key in STATE:
-        assert assert_same(*(content[key] for content in contents), key) > 0
+        assert assert_same(one[key], two[key], key) > 0
     assert logged(merged) == logged(earlier) and len(logged(merged)) == 6
 
 
@@ -181,3 +181,89 @@ def test_a_runner_merges_the_groups_of_each_optimizer(tmp_path):
         wrapper.optimizer.register_step_pre_hook(lambda own, *_: seen.append(own.param_groups))
         wrapper.step()
     assert [len(groups) for groups in seen] == [4, 4, 2]
+
+
+@pytest.fixture
+def _fused_on_cpus(monkeypatch):
+    monkeypatch.setattr(optimizer_groups, "FUSED_DEVICES", ("cpu",))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_fused_is_the_default_on_a_gpu_only(monkeypatch, kind):
+    model = Network()
+    optimizer = kind(model.parameters(), lr=0.1)
+    select_fused_steps(optimizer, model)
+    assert optimizer.param_groups[0]["fused"] is None
+    monkeypatch.setattr(optimizer_groups, "FUSED_DEVICES", ("cpu",))
+    select_fused_steps(optimizer, model)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+    assert [group["fused"] for group in optimizer.param_groups] == [True, True]
+    model.backbone(torch.ones(1, 7)).sum().backward()
+    optimizer.step()
+
+
+LEFT = {
+    "foreach": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, foreach=True),
+    "fused": lambda m: torch.optim.AdamW(m.parameters(), lr=0.1, fused=False),
+    "one group": lambda m: torch.optim.SGD(
+        [{"params": [p], "foreach": i == 1 or None} for i, p in enumerate(m.parameters())], lr=0.1
+    ),
+    "differentiable": lambda m: torch.optim.Adam(m.parameters(), lr=0.1, differentiable=True),
+    "dampening": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, dampening=0.1),
+    "other class": lambda m: torch.optim.RMSprop(m.parameters(), lr=0.1),
+    "half": lambda m: torch.optim.AdamW(m.half().parameters(), lr=0.1),
+    "complex": lambda m: torch.optim.SGD([nn.Parameter(torch.ones(2, dtype=torch.cfloat))], lr=1),
+    "two devices": lambda m: torch.optim.SGD([m.backbone[0].weight, m.other.weight], lr=0.1),
+    "sparse": lambda m: torch.optim.SGD(m.embedding.parameters(), lr=0.1),
+}
+
+
+@pytest.mark.parametrize("case", LEFT)
+@pytest.mark.usefixtures("_fused_on_cpus")
+def test_the_default_does_not_touch_what_fused_steps_refuse(case):
+    """And what the config selects."""
+    model: Any = Network()
+    model.other = nn.Linear(2, 2, device="meta")
+    model.embedding = nn.Embedding(3, 2, sparse=case == "sparse")
+    optimizer: Any = LEFT[case](model)
+    before = copy.deepcopy([{**group, "params": []} for group in optimizer.param_groups])
+    select_fused_steps(optimizer, model)
+    assert [{**group, "params": []} for group in optimizer.param_groups] == before
+
+
+@pytest.mark.usefixtures("_fused_on_cpus")
+def test_fused_steps_take_a_gradient_that_comes_later():
+    """As of a layer that is frozen at first; the result is that of torch's other steps."""
+    models = Network(), Network()
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in models]
+    select_fused_steps(optimizers[0], models[0])
+    merge_groups(optimizers[0])
+    for step in range(4):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            model.backbone[3].requires_grad_(step > 1)
+            optimizer.zero_grad()
+            model.backbone(torch.ones(1, 7)).square().sum().backward()
+            optimizer.step()
+    for one, two in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+@pytest.mark.usefixtures("_fused_on_cpus")
+def test_new_runs_are_fused_and_resumed_ones_as_they_began(tmp_path, monkeypatch):
+    """Without a warning of a setting that is in no config; a restart is exact."""
+    config = write_config(tmp_path, RANDOM + UNVALIDATED + NORMS)
+    works = {name: tmp_path / name for name in ("whole", "cut", "earlier")}
+    train_here(config, works["whole"])
+    train_here(config, works["cut"], "train_cfg.max_iters=4")
+    with monkeypatch.context() as patch:
+        patch.setattr(optimizer_groups, "FUSED_DEVICES", ())
+        train_here(config, works["earlier"], "train_cfg.max_iters=4")
+    for name in ("cut", "earlier"):
+        train_here(config, works[name], flags=("--resume",))
+        assert "overrides settings" not in log_text(works[name])
+    assert_same_runs(works["whole"], works["cut"], 6)
+    fused = {}
+    for name, work in works.items():
+        groups = torch.load(work / "iter_6.pth", weights_only=True)["optimizer"]["param_groups"]
+        fused[name] = {group["fused"] for group in groups}
+    assert fused == {"whole": {True}, "cut": {True}, "earlier": {None}}
