@@ -20,8 +20,8 @@ FUSED_DEVICES: tuple[str, ...] = ("cuda",)
 def merge_groups(optimizer: Optimizer) -> None:
     """Let each `optimizer.step()` compute groups that then have equal settings as one group.
 
-    The results are equal bit by bit. Only torch's own optimizers compute each parameter by itself;
-    others can have values of a group, so they do not change.
+    The results are equal bit by bit. Optimizers of other packages do not change, because their
+    steps can use a value of a group, such as the norm of its gradients.
     """
     if type(optimizer).__module__.startswith("torch.optim."):
         changed: Any = optimizer
@@ -59,7 +59,7 @@ def _merged(groups: list[dict], optimizer: Optimizer) -> list[dict]:
 
 
 def _start_late_parameters(optimizer: SGD) -> None:
-    """Give parameters their momentum whose first gradient is later than that of their group.
+    """Create the momentum of parameters that get their first gradient later than their group.
 
     torch's fused SGD fails there. Zeros give the same step as no momentum, without dampening.
     """
@@ -74,7 +74,7 @@ def _start_late_parameters(optimizer: SGD) -> None:
 
 def select_fused_steps(optimizer: Optimizer, model: nn.Module) -> None:
     """Let a new run take fused steps where the config leaves the choice and torch supports them."""
-    # No parameter tells that it will have a sparse gradient, as of an embedding.
+    # Parameters do not show that their gradients will be sparse; modules such as embeddings do.
     sparse = any(getattr(module, "sparse", False) for module in model.modules())
     if optimizer.state or sparse or not can_select_fused(optimizer):
         return
