@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from mmseg_ext import register_all_modules
 from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
 from mmseg_ext.cost.step_memory import batch_of, build_training_model, training_loss
+from mmseg_ext.durable.optimizer_groups import merge_groups
 from mmseg_ext.engine.config import load_config
 
 CONFIGS = (
@@ -81,10 +82,12 @@ def count_training_step(config: Config, amp: bool) -> dict[str, collections.Coun
 
 
 def build_wrapper(model: Any, config: Config) -> Any:
-    """Build the config's optimizer wrapper, without mixed precision."""
+    """Build the config's optimizer wrapper as a `DurableRunner`, without mixed precision."""
     settings = config.optim_wrapper.to_dict()
     settings = {k: v for k, v in settings.items() if k not in ("dtype", "loss_scale")}
-    return build_optim_wrapper(model, {**settings, "type": "OptimWrapper"})
+    wrapper = build_optim_wrapper(model, {**settings, "type": "OptimWrapper"})
+    merge_groups(wrapper.optimizer)
+    return wrapper
 
 
 def main(argv: Sequence[str] | None = None) -> None:

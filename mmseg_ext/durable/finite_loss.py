@@ -1,6 +1,13 @@
-"""A hook that stops a run before a loss or gradient that is not finite reaches the weights."""
+"""A hook that stops a run before a loss or gradient that is not finite reaches the weights.
+
+Most optimizers can start a step only when the check has passed. To read its result, Python waits
+until the GPU has finished everything. Fused optimizers read `found_inf` on the GPU, and change
+nothing if it is 1. Python then reads the result before the next step, while the GPU computes.
+"""
 
 import functools
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from mmengine import dist
@@ -8,12 +15,25 @@ from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapperDict
 from mmengine.registry import HOOKS
-from torch import Tensor
-from torch.optim import Optimizer
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
+from mmseg_ext.durable.runner import DurableRunner
 from mmseg_ext.errors import RunError
+
+
+@dataclass
+class _Check:
+    """The result of a check, and the values that name a problem after the gradients are removed."""
+
+    iteration: int
+    images: list[str]
+    losses: list[tuple[int, Tensor]]
+    norms: dict[nn.Parameter, Tensor]  # the largest absolute values of the gradients
+    failed: Tensor  # 1.0 or 0.0, the same in every process
+    copied: torch.cuda.Event | None = None  # when the GPU has written `failed`
 
 
 @HOOKS.register_module()
@@ -24,6 +44,9 @@ class FiniteLossHook(Hook):
     The message names the iteration, the loss or the parameter, and the image files. Nothing is
     saved: the last checkpoint is from before. With a float16 gradient scaler the hook does nothing:
     the scaler itself skips such a step and lowers its scale.
+
+    Fused SGD, Adam and AdamW of a `DurableRunner` skip the step without the synchronization. The
+    run then stops before the next step, or before it saves, validates or ends.
     """
 
     def __init__(self):
@@ -31,7 +54,9 @@ class FiniteLossHook(Hook):
         self._images: list[str] = []  # of the iterations since the last step
         self._losses: list[tuple[int, Tensor]] = []  # iteration and loss, since the last step
         self._handles: list[RemovableHandle] = []
-        self._optimizers: list[Optimizer] = []
+        self._optimizers: list[Any] = []
+        self._waits = True  # for the result, before the step
+        self._pending: _Check | None = None  # of the last step
 
     def before_train(self, runner) -> None:
         wrapper = runner.optim_wrapper
@@ -43,6 +68,9 @@ class FiniteLossHook(Hook):
                 self._optimizers.append(one.optimizer)
         if not self._handles:
             return
+        # Other Runners save without a hook in every process.
+        durable = isinstance(runner, DurableRunner)
+        self._waits = not durable or not all(map(_skips_steps, self._optimizers))
 
         # A function, because a copy of the model would copy the Runner of a method or a partial.
         def record(model: BaseModel, inputs, batch: dict, outputs) -> None:
@@ -54,14 +82,22 @@ class FiniteLossHook(Hook):
         self._handles.append(model.register_forward_hook(record, with_kwargs=True))
 
     def before_state_dict(self, runner) -> None:
-        """Check an unfinished accumulation, whose gradients `DurableRunner` is going to save."""
+        """Check the last step, and an unfinished accumulation, whose gradients are saved."""
+        self._require_passed(runner)
         if self._losses and not self._stepped:
             for optimizer in self._optimizers:
-                self._require_finite(runner, optimizer)
+                self._pending = self._check(runner, optimizer)
+                self._require_passed(runner)
+
+    def before_val(self, runner) -> None:
+        self._require_passed(runner)
 
     def after_train(self, runner) -> None:
+        self._require_passed(runner)
         for handle in self._handles:
             handle.remove()
+        for optimizer in self._optimizers:
+            vars(optimizer).pop("found_inf", None)
 
     def _record(self, iteration: int, loss: Tensor, batch: dict) -> None:
         if self._stepped:
@@ -70,44 +106,69 @@ class FiniteLossHook(Hook):
         for sample in batch.get("data_samples") or ():
             self._images.append(sample.get("img_path", "unknown"))
 
-    def _check_step(self, runner, optimizer: Optimizer, args, kwargs) -> None:
-        self._require_finite(runner, optimizer)
+    def _check_step(self, runner, optimizer: Any, args, kwargs) -> None:
+        self._require_passed(runner)  # of the step before
+        self._pending = check = self._check(runner, optimizer)
+        if self._waits:
+            self._require_passed(runner)
+        else:
+            optimizer.found_inf = check.failed
+            if check.failed.is_cuda:
+                # In pinned memory, so neither the host nor the GPU waits.
+                check.failed = check.failed.to("cpu", non_blocking=True)
+                check.copied = torch.cuda.current_stream().record_event()
         self._stepped = True
 
-    def _require_finite(self, runner, optimizer: Optimizer) -> None:
-        """Raise a RunError for losses or gradients that are not finite, in every process."""
-        failed = _any_not_finite(optimizer, [loss for _, loss in self._losses])
+    def _check(self, runner, optimizer: Optimizer) -> _Check:
+        norms = _gradient_norms(optimizer)
+        values = [loss.float().abs().sum() for _, loss in self._losses] + [*norms.values()]
+        failed = (~torch.stack(values).isfinite()).any().float()
         dist.all_reduce(failed, "max")
-        if failed:
-            # Every process reaches this line, and reports one problem of all.
-            problem = _find_problem(runner, self._losses)
-            problem = problem and (
-                f"{problem}; the weights are unchanged. Images of the batch: "
-                f"{', '.join(self._images) or 'unknown'}. --resume continues from the last "
-                "checkpoint and reaches the same batch"
-            )
-            problems = [text for text in dist.all_gather_object(problem) if text]
-            # Averaged gradients have the loss of another process.
-            problems.sort(key=lambda text: not text.startswith("the loss"))
-            raise RunError([*problems, "not finite"][0])
+        return _Check(runner.iter + 1, self._images, self._losses, norms, failed)
+
+    def _require_passed(self, runner) -> None:
+        """Raise a RunError if the pending check has failed, in every process."""
+        check, self._pending = self._pending, None
+        if check is not None and check.copied is not None:
+            check.copied.synchronize()
+        if check is None or not check.failed:
+            return
+        # Every process reaches this line, and reports one problem of all.
+        problem = _find_problem(runner, check)
+        problem = problem and (
+            f"{problem}; the weights are unchanged. Images of the batch: "
+            f"{', '.join(check.images) or 'unknown'}. --resume continues from the last "
+            "checkpoint and reaches the same batch"
+        )
+        problems = [text for text in dist.all_gather_object(problem) if text]
+        # Averaged gradients have the loss of another process.
+        problems.sort(key=lambda text: not text.startswith("the loss"))
+        raise RunError([*problems, "not finite"][0])
 
 
-def _any_not_finite(optimizer: Optimizer, losses: list[Tensor]) -> Tensor:
-    """Return 1.0 if a loss or a gradient of this process is not finite, else 0.0."""
+def _skips_steps(optimizer: Optimizer) -> bool:
+    """Return whether the optimizer's kernels skip a step if its `found_inf` is 1."""
+    groups = optimizer.param_groups
+    devices = {p.device.type for group in groups for p in group["params"]}
+    fused = all(group.get("fused") for group in groups)
+    return type(optimizer) in (SGD, Adam, AdamW) and fused and devices <= {"cpu", "cuda"}
+
+
+def _gradient_norms(optimizer: Optimizer) -> dict[nn.Parameter, Tensor]:
+    """Return the largest absolute value of each gradient."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    gradients = [p.grad for p in parameters if p.grad is not None and p.numel()]
-    gradients = [g.coalesce().values() if g.is_sparse else g for g in gradients]
-    if gradients:
-        losses = [*losses, *torch._foreach_norm(gradients, torch.inf)]
-    return (~torch.stack([v.float().abs().sum() for v in losses]).isfinite()).any().float()
+    parameters = [p for p in parameters if p.grad is not None and p.numel()]
+    gradients = [p.grad.coalesce().values() if p.grad.is_sparse else p.grad for p in parameters]
+    norms = torch._foreach_norm(gradients, torch.inf) if gradients else ()
+    return dict(zip(parameters, norms, strict=True))
 
 
-def _find_problem(runner, losses: list[tuple[int, Tensor]]) -> str | None:
+def _find_problem(runner, check: _Check) -> str | None:
     """Return the first loss or gradient of this process that is not finite."""
-    for iteration, loss in losses:
+    for iteration, loss in check.losses:
         if not loss.isfinite().all():
             return f"the loss is {loss.sum().item()} at iteration {iteration}"
     for name, parameter in runner.model.named_parameters():
-        if parameter.grad is not None and not parameter.grad.isfinite().all():
-            return f"the gradient of {name} is not finite at iteration {runner.iter + 1}"
+        if parameter in check.norms and not check.norms[parameter].isfinite():
+            return f"the gradient of {name} is not finite at iteration {check.iteration}"
     return None

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
+from mmseg_ext.durable.optimizer_groups import can_select_fused
 from mmseg_ext.durable.randomness import random_state, set_random_state
 from mmseg_ext.errors import CheckpointError, RunError
 
@@ -109,8 +110,9 @@ class ProcessStateHook(Hook):
 def fit_optimizer_state(wrapper: OptimWrapper | OptimWrapperDict, saved: dict, name: str) -> None:
     """Prepare `saved`, from the checkpoint `name`, for `wrapper.load_state_dict`, in place.
 
-    The groups keep the implementation that the config selects, and each state tensor gets the
-    memory layout of its parameter.
+    The groups keep the implementation that the config selects. If the config leaves the choice, the
+    run continues with fused steps if it began with them. Each state tensor gets the memory layout
+    of its parameter.
 
     Raises:
         CheckpointError: for other groups, or a state tensor of another shape than its parameter, if
@@ -131,23 +133,34 @@ def fit_optimizer_state(wrapper: OptimWrapper | OptimWrapperDict, saved: dict, n
 
 
 def _fit(optimizer: Optimizer, saved: dict) -> None:
+    keeps_fused = can_select_fused(optimizer)
     for own, group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         for key in _KINDS:  # newer versions of torch add other settings
             if (key in own) != (key in group):
                 raise ValueError(f"only one of the two optimizers has {key}")
+        fused = keeps_fused and group.get("fused") is True
         for key in _OF_THE_CONFIG:
             if key in own:
                 group[key] = own[key]
             else:
                 group.pop(key, None)
+        if fused:
+            group["fused"] = True
         if "fused" not in optimizer.defaults:
             continue
+        counted_on_device = group.get("fused") or group.get("capturable")
         for number, parameter in zip(group["params"], own["params"], strict=True):
-            state = saved["state"].get(number, {})
-            for key, value in state.items():
-                if isinstance(value, Tensor) and (value.ndim > 0 or key in _LIKE_PARAMETERS):
-                    like = value.new_empty(()) if key == "step" else parameter
-                    state[key] = laid_out_as(like, value, key)
+            _fit_state(saved["state"].get(number, {}), parameter, counted_on_device)
+
+
+def _fit_state(state: dict, parameter: Tensor, counted_on_device: bool) -> None:
+    for key, value in state.items():
+        if isinstance(value, Tensor) and key == "step":
+            # On a GPU, torch's other steps would wait for the number of each parameter.
+            device = parameter.device if counted_on_device else "cpu"
+            state[key] = laid_out_as(value.new_empty((), device=device), value, key)
+        elif isinstance(value, Tensor) and (value.ndim > 0 or key in _LIKE_PARAMETERS):
+            state[key] = laid_out_as(parameter, value, key)
 
 
 def laid_out_as(parameter: Tensor, value: Tensor, name: str) -> Tensor:

@@ -1,7 +1,10 @@
 """Losses and gradients that are not finite stop the run before the step."""
 
+import copy
 import gc
 import math
+import re
+from typing import Any
 
 import pytest
 import torch
@@ -10,16 +13,20 @@ from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.structures import BaseDataElement
 
-from mmseg_ext.durable import FiniteLossHook
+from mmseg_ext.durable import FiniteLossHook, finite_loss
 from mmseg_ext.engine import PortableAmpOptimWrapper
 from mmseg_ext.errors import RunError
-from tests.engine.runs import built, train_words, write_config
-from tests.engine.states import UNVALIDATED
+from tests.durable.curve_model import CONFIG
+from tests.engine.runs import built, log_text, run_tool, train_words, write_config
+from tests.engine.states import UNVALIDATED, assert_same
+from tests.models import Operators
 
 
-def test_a_run_stops_before_the_step_and_names_the_images(tmp_path):
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_run_stops_before_the_step_and_names_the_images(tmp_path, fused):
     """Iteration 6 of batches of 4 out of 8 images in order: images 4 to 7."""
-    runner = built(*train_words(write_config(tmp_path, UNVALIDATED), tmp_path / "work"))
+    option = f"optim_wrapper.optimizer.fused={fused or None}"
+    runner = built(*train_words(write_config(tmp_path, UNVALIDATED), tmp_path / "work", option))
     parse = runner.model.parse_losses
 
     def spoiled(losses):
@@ -49,10 +56,11 @@ class Weight(BaseModel):
 class Run:
     """The parts of a Runner that the hook uses: a model, trained by a real wrapper."""
 
-    def __init__(self, kind=OptimWrapper, **settings):
+    def __init__(self, kind=OptimWrapper, fused=None, **settings):
         self.model = Weight()
         self.weight = self.model.weight
-        self.optim_wrapper = kind(optimizer=torch.optim.SGD([self.weight], lr=0.1), **settings)
+        optimizer = torch.optim.SGD([self.weight], lr=0.1, fused=fused)
+        self.optim_wrapper = kind(optimizer=optimizer, **settings)
         self.iter = 0
 
     def go(self, hook, values):
@@ -166,3 +174,146 @@ def test_every_batch_of_an_accumulation_is_checked():
     with pytest.raises(RunError, match=r"inf at iteration 5;.* 4.png, 5.png, 6.png\."):
         run.go(hook, [1])
     assert run.weight.item() == after
+
+
+def test_the_check_starts_the_same_operators_for_any_number_of_parameters():
+    """Apart from those of the step; on a GPU, Python starts each."""
+    counts = []
+    for number in (2, 200):
+        run = Run(fused=True)
+        more = [torch.nn.Parameter(torch.ones(2)) for _ in range(number)]
+        run.optim_wrapper.optimizer.add_param_group({"params": more})
+        FiniteLossHook().before_train(run)
+        for parameter in more:
+            parameter.grad = torch.ones(2)
+        run.model(1)
+        with Operators() as operators:
+            run.optim_wrapper.step()
+        counts.append(operators.kernels)
+    assert counts[0] == counts[1] < 20
+
+
+@pytest.fixture
+def _durable(monkeypatch):
+    monkeypatch.setattr(finite_loss, "DurableRunner", Run)  # which saves as one
+
+
+@pytest.mark.usefixtures("_durable")
+def test_fused_steps_are_skipped_and_reported_at_the_next():
+    """Without reading the result before; the images are those of the skipped step."""
+    run, hook = Run(fused=True, accumulative_counts=2), FiniteLossHook()
+    run.go(hook, [1, 1, 1, math.inf, 1])
+    after = run.weight.item()
+    assert after == pytest.approx(0.9)
+    with pytest.raises(RunError, match=r"inf at iteration 4;.* 3.png, 4.png\."):
+        run.go(hook, [1])
+    assert run.weight.item() == after
+
+
+@pytest.mark.usefixtures("_durable")
+@pytest.mark.parametrize("point", ["before_state_dict", "before_val", "after_train"])
+def test_a_skipped_step_is_reported_before_the_run_goes_on(point):
+    run, hook = Run(fused=True), FiniteLossHook()
+    run.go(hook, [1])
+    getattr(hook, point)(run)
+    run = Run(fused=True)
+    run.weight.register_hook(lambda gradient: gradient * math.nan)
+    hook = FiniteLossHook()
+    run.go(hook, [1])
+    assert run.weight.item() == 1
+    with pytest.raises(RunError, match="gradient of weight is not finite at iteration 1;"):
+        getattr(hook, point)(run)
+
+
+@pytest.mark.usefixtures("_durable")
+def test_a_fused_step_after_that_of_another_optimizer():
+    """The step of one is skipped, so that of the other does not begin."""
+    run, other, hook = Run(fused=True), Run(fused=True), FiniteLossHook()
+    wrappers = run.optim_wrapper, other.optim_wrapper
+    run.optim_wrapper = OptimWrapperDict(one=wrappers[0], two=wrappers[1])
+    hook.before_train(run)
+    wrappers[0].update_params(run.model(math.nan)["loss"])
+    with pytest.raises(RunError, match="nan at iteration 1;"):
+        wrappers[1].update_params(other.weight.sum())
+    assert run.weight.item() == other.weight.item() == 1
+
+
+@pytest.mark.parametrize("fused", [(True, None), (True, True)])
+def test_the_result_is_awaited_where_it_must_be(monkeypatch, fused):
+    """A plain Runner saves without asking; other optimizers cannot skip a step."""
+    if fused != (True, True):
+        monkeypatch.setattr(finite_loss, "DurableRunner", Run)
+    run, other = Run(fused=fused[0]), Run(fused=fused[1])
+    parts = {"one": run.optim_wrapper, "two": other.optim_wrapper}
+    run.optim_wrapper = OptimWrapperDict(**parts)
+    FiniteLossHook().before_train(run)
+    with pytest.raises(RunError, match="nan at iteration 1;"):
+        parts["one"].update_params(run.model(math.nan)["loss"])
+
+
+SPOILED = """
+custom_imports["imports"] += ["tests.engine.run_hooks"]
+default_hooks.update(finite_loss=dict(type="FiniteLossHook"))
+optim_wrapper.update(accumulative_counts={count}, clip_grad=dict(max_norm=0.5))
+optim_wrapper["optimizer"] = {optimizer}
+default_hooks["checkpoint"].update(interval={interval}, save_last=False, save_best=None, rule=None)
+custom_hooks = [dict(type="EMAHook", momentum=0.1), dict(type="SpoilBatch", iteration={at})]
+train_cfg.update(max_iters={end}, val_interval=100)
+"""
+FUSED = {
+    "SGD": dict(type="SGD", lr=0.1, momentum=0.9, nesterov=True, fused=True),
+    "AdamW": dict(type="AdamW", lr=0.1, weight_decay=0.1, fused=True),
+}
+
+
+def spoiled(folder, **settings) -> Any:
+    """Return the Runner of a run on random numbers, of which one batch is NaN."""
+    path = folder / f"{len([*folder.iterdir()])}.py"
+    given = {"count": 1, "interval": 1, "at": 4, "end": 8, "optimizer": FUSED["SGD"]} | settings
+    path.write_text(CONFIG + SPOILED.format(**given))
+    return built(path, "--work-dir", path.with_suffix(""))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("optimizer", FUSED.values(), ids=FUSED)
+def test_weights_and_state_are_those_before_the_skipped_step(tmp_path, optimizer, count):
+    """Bit by bit those of a run that ends there, although the next iteration has begun."""
+    settings = {"optimizer": optimizer, "count": count, "interval": 100}
+    expected = spoiled(tmp_path, **settings, at=0, end=4 - count)
+    expected.train()
+    stopped = spoiled(tmp_path, **settings)
+    with pytest.raises(RunError, match="nan at iteration 4;"):
+        stopped.train()
+    assert stopped.iter == 3 + count
+    states = []
+    for runner in (stopped, expected):
+        state = runner.optim_wrapper.state_dict()["state"]
+        states.append([dict(runner.model.named_parameters()), state])
+    assert assert_same(*copy.deepcopy(states)) >= 4
+
+
+@pytest.mark.parametrize("case", ["saved", "validated", "at the end"])
+def test_nothing_is_saved_after_a_skipped_step(tmp_path, case):
+    runner = spoiled(
+        tmp_path, interval=1 if case == "saved" else 100, end=4 if case == "at the end" else 8
+    )
+    if case == "validated":
+        runner.train_loop.val_interval = 4
+    with pytest.raises(RunError, match="nan at iteration 4;"):
+        runner.train()
+    saved = sorted(path.name for path in (tmp_path / "0").glob("*.pth"))
+    assert saved == (["iter_2.pth", "iter_3.pth"] if case == "saved" else [])
+    assert runner.iter == (3 if case == "saved" else 4)
+    assert "Iter(val)" not in log_text(tmp_path / "0")
+
+
+@pytest.mark.distributed
+def test_a_skipped_step_stops_two_processes(tmp_path):
+    """At the next step. The batch of one process is NaN, and the gradients of both."""
+    text = CONFIG + SPOILED.format(count=1, interval=3, at=4, end=8, optimizer=FUSED["AdamW"])
+    (tmp_path / "curve.py").write_text(text.replace("iteration=4", "iteration=4, rank=1"))
+    result = run_tool("train.py", "curve.py", ranks=2, folder=tmp_path)
+    assert result.returncode == 1
+    assert len(re.findall("the loss is nan at iteration 4;", result.stderr)) == 2
+    work = tmp_path / "work_dirs/curve"
+    assert [path.name for path in work.glob("*.pth")] == ["iter_3.pth"]

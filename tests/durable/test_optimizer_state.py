@@ -8,6 +8,7 @@ import torch
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from torch import nn
 
+from mmseg_ext.durable import optimizer_groups
 from mmseg_ext.durable.run_state import fit_optimizer_state
 from mmseg_ext.errors import CheckpointError
 from tests.engine.states import assert_same
@@ -31,6 +32,33 @@ def test_the_implementation_is_the_configs():
     group.update(fused=False, foreach=True, capturable=True, differentiable=True, maximize=True)
     fit_optimizer_state(wrapper, changed, "a.pth")
     assert_same(changed, saved)
+
+
+@pytest.mark.parametrize("more", [{}, {"foreach": True}, {"fused": False}], ids=str)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_run_that_began_with_fused_steps_continues_with_them(monkeypatch, device, more):
+    """On devices where they are the default, unless the config selects otherwise."""
+    monkeypatch.setattr(optimizer_groups, "FUSED_DEVICES", (device,))
+    saved = copy.deepcopy(stepped(fused=True)[1].state_dict())
+    _, wrapper = stepped(**more)
+    fit_optimizer_state(wrapper, saved, "a.pth")
+    default = device == "cpu" and not more
+    assert saved["param_groups"][0]["fused"] is (True if default else more.get("fused"))
+    assert saved["param_groups"][0]["foreach"] is more.get("foreach")
+    wrapper.load_state_dict(saved)
+    wrapper.step()
+
+
+def test_steps_are_counted_where_torch_reads_them_without_waiting():
+    """mmengine loads all tensors to the GPU; torch counts there only for fused steps."""
+    for fused, expected in ((True, "meta"), (False, "cpu")):
+        _, wrapper = stepped()
+        saved = copy.deepcopy(wrapper.state_dict())
+        wrapper.optimizer.param_groups[0].update(
+            params=[p.to("meta") for p in wrapper.optimizer.param_groups[0]["params"]], fused=fused
+        )
+        fit_optimizer_state(wrapper, saved, "a.pth")
+        assert {state["step"].device.type for state in saved["state"].values()} == {expected}
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -80,3 +80,21 @@ class SignalAt(CrashAt):
 
     def act(self):
         (os.killpg if self.group else os.kill)(os.getpid(), self.number)
+
+
+@HOOKS.register_module()
+class SpoilBatch(CrashAt):
+    """Replace the numbers of the batch of `iteration` by NaN instead."""
+
+    def __init__(self, iteration: int, rank: int = 0):
+        super().__init__(iteration, "before_train_iter", rank)
+
+    _batch: list = []
+
+    def _reached(self, runner, *args, data_batch=None, **kwargs):
+        self._batch = data_batch or []
+        super()._reached(runner)
+
+    def act(self):
+        for numbers in self._batch:
+            numbers.fill_(float("nan"))
