@@ -26,7 +26,7 @@ from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from mmseg_ext.durable.safe_loading import unwrap_model
+from mmseg_ext.checkpoint.safe_loading import unwrap_model
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.torch_versions import eager_stance
 from mmseg_ext.upstream import accumulates_gradients
