@@ -33,7 +33,7 @@ class _Check:
     losses: list[tuple[int, Tensor]]
     norms: dict[nn.Parameter, Tensor]  # the largest absolute values of the gradients
     failed: Tensor  # 1.0 or 0.0, the same in every process
-    copied: torch.cuda.Event | None = None  # when the GPU has written `failed`
+    copied: Any = None  # the event after which `failed` has arrived from the GPU
 
 
 @HOOKS.register_module()
