@@ -12,6 +12,7 @@ Differences from `mmengine.runner.Runner` (0.10.12):
 - In several processes, validation uses the running statistics of rank 0, which are saved.
 - `--resume` continues from the newest complete checkpoint of the same run.
 - The history of logged values has the length that the log processor reads.
+- Logged losses stay on a GPU until something reads them.
 - The work directory is locked during training.
 - `compile` compiles a model's `loss`, instead of `train_step` with the optimizer.
 """
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mmengine.hooks import EMAHook, Hook
+from mmengine.hooks import EMAHook, Hook, RuntimeInfoHook
 from mmengine.logging import MMLogger
 from mmengine.registry import RUNNERS
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, LogProcessor, Runner
@@ -41,6 +42,7 @@ from mmseg_ext.durable.plain_data import to_plain
 from mmseg_ext.durable.run_state import ProcessStateHook, fit_optimizer_state
 from mmseg_ext.durable.safe_loading import safe_loading, unwrap_model
 from mmseg_ext.durable.terminal import quiet_terminal
+from mmseg_ext.durable.without_waiting import WaitingInfoHook, pin_samples
 from mmseg_ext.durable.work_dir import (
     checkpoint_folder,
     lock_work_dir,
@@ -166,6 +168,9 @@ class DurableRunner(Runner):
         """Register the default hooks; None stands for none, also if mmengine has no such name."""
         given = (hooks or {}).items()
         super().register_default_hooks({k: Hook() if hook is None else hook for k, hook in given})
+        for i, hook in enumerate(self.hooks):
+            if type(hook) is RuntimeInfoHook:
+                self.hooks[i] = WaitingInfoHook()
 
     @staticmethod
     def build_dataloader(dataloader: DataLoader | dict, *args, **kwargs) -> DataLoader:
@@ -176,7 +181,7 @@ class DurableRunner(Runner):
         sampler = randomness.positioned_sampler(loader)
         if isinstance(sampler, randomness.PositionedSampler):
             sampler.batch_samples = len(loader) * _batch_size(loader)
-        return randomness.isolate_loader(loader)
+        return pin_samples(randomness.isolate_loader(loader))
 
     def dump_config(self) -> None:
         """Do nothing: mmengine's constructor calls this, and the folder may be in use."""

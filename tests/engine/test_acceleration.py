@@ -21,11 +21,13 @@ from mmseg_ext.engine.acceleration import (
     AccelerationHook,
     GraphedStep,
     compile_blocks,
+    preprocess_without_waiting,
     to_channels_last,
 )
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper
 from mmseg_ext.engine.build import build_segmentor
 from mmseg_ext.errors import LaunchError, RunError
+from mmseg_ext.upstream import converts_channels
 from tests.engine.run_hooks import Crash
 from tests.engine.runs import built, train_here, train_words, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs, logged
@@ -132,6 +134,18 @@ class Drawing(Product):
         return super().forward(inputs)
 
 
+class Replacing(Product):
+    """As mmsegmentation's EMAHead, whose bases are a new tensor after each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, inputs, data_samples=None, mode="loss"):
+        self.mean = 0.9 * self.mean + 0.1 * inputs.mean()
+        return super().forward(inputs)
+
+
 class OwnStep(Product):
     def train_step(self, data, optim_wrapper):
         return super().train_step(data, optim_wrapper)
@@ -176,6 +190,7 @@ def test_a_moved_weight_is_captured_again():
     [
         (Waiting, OptimWrapper, r"test_acceleration\.py:\d+: RuntimeError: .* capturing;"),
         (Drawing, OptimWrapper, "CPU"),
+        (Replacing, OptimWrapper, "buffers"),
         (OwnStep, OptimWrapper, "train_step"),
         (Product, functools.partial(OptimWrapper, accumulative_counts=2), "accumulative_counts"),
         (Product, functools.partial(PortableAmpOptimWrapper, dtype="float16"), "bfloat16"),
@@ -216,6 +231,23 @@ def test_channels_last_has_the_same_gradients(head):
     largest = max(one.abs().max() for one in gradients[0])  # biases before a norm have about zero
     for one, other in zip(*gradients, strict=True):
         assert (other - one).abs().max() <= 1e-12 * largest
+
+
+def test_channels_are_swapped_as_by_mmsegmentation():
+    """Also after an error; the preprocessor itself still says that it swaps."""
+    (plain, fast), batches = (segmentor().data_preprocessor for _ in range(2)), {}
+    preprocess_without_waiting(fast)
+    for training in (True, False, True):
+        for preprocessor in (plain, fast):
+            torch.manual_seed(0)
+            data = {"inputs": [torch.randint(256, (3, 9, 8), dtype=torch.uint8) for _ in range(2)]}
+            data["data_samples"] = labelled((9, 8))
+            preprocessor.size = (9, 8)
+            batches[preprocessor] = preprocessor(data, training)["inputs"]
+        assert torch.equal(batches[plain], batches[fast]) and batches[fast].is_floating_point()
+        with pytest.raises(AttributeError):
+            fast({"inputs": [torch.zeros(3, 9, 8), None]}, True)
+        assert converts_channels(fast)
 
 
 @pytest.mark.parametrize("given", [None, False, True])
