@@ -163,6 +163,8 @@ class DurableRunner(Runner):
         super().set_randomness(*args, **kwargs)
         if self.deterministic:  # CUDA's matrix products need this before the first one runs
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            # torch 2.10 and newer: compiled kernels that round differently are not tried out.
+            os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
 
     def register_default_hooks(self, hooks: dict | None = None) -> None:
         """Register the default hooks; None stands for none, also if mmengine has no such name."""
@@ -214,6 +216,11 @@ class DurableRunner(Runner):
         """Compile a model's `loss`; `train_step` would compile again in eight iterations."""
         model: Any = unwrap_model(self.model)
         settings = self.cfg.get("compile")
+        if settings and self.deterministic:
+            self.logger.warning(
+                "compile: torch may compile other kernels after a restart, so a resumed run can "
+                "differ in spite of randomness.deterministic=True"
+            )
         settings = {} if settings is True else settings
         if isinstance(settings, dict) and "target" in settings:
             return  # `AccelerationHook` compiles parts of the model

@@ -29,7 +29,7 @@ from mmseg_ext.engine.build import build_segmentor
 from mmseg_ext.errors import LaunchError, RunError
 from mmseg_ext.upstream import converts_channels
 from tests.engine.run_hooks import Crash
-from tests.engine.runs import built, train_here, train_words, write_config
+from tests.engine.runs import built, log_text, train_here, train_words, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs, logged
 from tests.segmentors.small import labelled, segmentor
 
@@ -296,8 +296,13 @@ def test_channels_last_resumes_from_other_layouts_and_back(tmp_path):
 
 
 @pytest.mark.slow
-def test_blocks_are_compiled_for_training_only(tmp_path):
-    """Two blocks of equal shapes share a graph, and a validation compiles none."""
+def test_blocks_are_compiled_for_training_only(tmp_path, monkeypatch):
+    """Two blocks of equal shapes share a graph, and a validation compiles none.
+
+    With deterministic algorithms the log warns of compiled kernels.
+    """
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_DETERMINISTIC"):
+        monkeypatch.setenv(name, "")
     losses, graphs = [], []
 
     @register_backend
@@ -311,9 +316,14 @@ def test_blocks_are_compiled_for_training_only(tmp_path):
         text += "model['backbone'].update(depth=34, num_stages=1, strides=(1,), dilations=(1,))\n"
         text += "model['backbone']['out_indices'], model['decode_head']['in_channels'] = (0,), 8\n"
         config = write_config(tmp_path, text, f"compiled{i}.py")
-        train_here(config, tmp_path / f"work{i}")
+        try:
+            train_here(config, tmp_path / f"work{i}", "randomness.deterministic=True")
+        finally:
+            torch.use_deterministic_algorithms(False)
         losses.append([row["loss"] for row in logged(tmp_path / f"work{i}").values()])
     assert len(graphs) == 1
+    warnings = [log_text(tmp_path / f"work{i}").count("WARNING - compile") for i in range(2)]
+    assert warnings == [0, 1]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
 
 
