@@ -7,8 +7,9 @@ Branches for versions of torch are in `torch_versions`.
 Subclasses use these private names directly: `_transform_inputs` of a decode head,
 `_decode_head_forward_train` and `_auxiliary_head_forward_train` of a segmentor, `_load_seg_map` of
 a label transform, `_metainfo` of a dataset, `_get_value` of a scheduler,
-`_save_checkpoint_with_step` and `_default_greater_keys` of `CheckpointHook`, `_maybe_compile` of
-the Runner, and `_scale_update_param` of `AmpOptimWrapper`, whose constructor asserts a GPU.
+`_log_history` and `_count_history` of `HistoryBuffer`, `_save_checkpoint_with_step` and
+`_default_greater_keys` of `CheckpointHook`, `_maybe_compile` of the Runner, and
+`_scale_update_param` of `AmpOptimWrapper`, whose constructor asserts a GPU.
 """
 
 from collections.abc import Iterator
@@ -109,3 +110,14 @@ def converts_channels(preprocessor: Any) -> bool:
     if hasattr(preprocessor, "channel_conversion"):  # mmseg's own, before 1.4
         return preprocessor.channel_conversion
     return preprocessor._channel_conversion
+
+
+def set_channel_conversion(preprocessor: Any, converts: bool) -> None:
+    """Let a preprocessor swap BGR and RGB, or not."""
+    old = hasattr(preprocessor, "channel_conversion")
+    setattr(preprocessor, "channel_conversion" if old else "_channel_conversion", converts)
+
+
+def copy_without_waiting(preprocessor: Any) -> None:
+    """Let a preprocessor copy from pinned memory without waiting; mmseg's takes no argument."""
+    preprocessor._non_blocking = True

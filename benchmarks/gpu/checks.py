@@ -288,6 +288,35 @@ def waiting_lines(name: str, device: torch.device) -> Row:
     return {mode: lines or "none" for mode, lines in found.items()}
 
 
+def loop_syncs(run: Run) -> Iterator[Row]:
+    """List the lines of a run's iterations that wait for the GPU, with and without a graph."""
+    for graph in (False, True):
+        yield attempt({"cuda_graph": str(graph)}, waiting_lines_of_loop, run, graph)
+
+
+def waiting_lines_of_loop(run: Run, graph: bool) -> Row:
+    """Count the waits of ten iterations of ea_r18_shapes after the tenth; none writes a log."""
+    found: collections.Counter = collections.Counter()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        options = {**shapes_options(Path(name), run, 0 if run.quick else 2), **NO_VALIDATION}
+        options |= dict(train_cfg=dict(max_iters=20), cuda_graph=graph)
+        # Two runs of a process must not share them.
+        options |= dict(experiment_name=f"loop{graph}", visualizer=dict(name=f"loop{graph}"))
+        runner = build_train_runner("ea_r18_shapes", options, name)
+        loop: Any = runner.train_loop
+        iterate = loop.run_iter
+
+        def noted(batch: dict) -> None:
+            if loop.iter < 10:
+                iterate(batch)
+            else:
+                found.update(lines_of(lambda: iterate(batch), torch.device(run.device)))
+
+        loop.run_iter = noted
+        runner.train()
+    return {"lines": "; ".join(f"{line} x{n / 10:g}" for line, n in found.items()) or "none"}
+
+
 def lines_of(function: Callable[[], None], device: torch.device) -> collections.Counter:
     """Return the lines of mm packages that wait for the GPU, with how often they do."""
     found: collections.Counter = collections.Counter()

@@ -12,6 +12,7 @@ Differences from `mmengine.runner.Runner` (0.10.12):
 - In several processes, validation uses the running statistics of rank 0, which are saved.
 - `--resume` continues from the newest complete checkpoint of the same run.
 - The history of logged values has the length that the log processor reads.
+- Logged losses stay on a GPU until something reads them.
 - The work directory is locked during training.
 - `compile` compiles a model's `loss`, instead of `train_step` with the optimizer.
 - An optimizer's step computes parameter groups with equal settings together. On a GPU, new runs
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mmengine.hooks import EMAHook, Hook
+from mmengine.hooks import EMAHook, Hook, RuntimeInfoHook
 from mmengine.logging import MMLogger
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import RUNNERS
@@ -44,6 +45,7 @@ from mmseg_ext.durable import randomness
 from mmseg_ext.durable.checkpoint_hooks import StopOnSignalHook, name_own_files
 from mmseg_ext.durable.optimizer_groups import merge_groups, select_fused_steps
 from mmseg_ext.durable.run_state import ProcessStateHook, fit_optimizer_state
+from mmseg_ext.durable.without_waiting import WaitingInfoHook, pin_samples
 from mmseg_ext.durable.work_dir import (
     checkpoint_folder,
     lock_work_dir,
@@ -165,11 +167,16 @@ class DurableRunner(Runner):
         super().set_randomness(*args, **kwargs)
         if self.deterministic:  # CUDA's matrix products need this before the first one runs
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            # torch 2.10 and newer: compiled kernels that round differently are not tried out.
+            os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
 
     def register_default_hooks(self, hooks: dict | None = None) -> None:
         """Register the default hooks; None stands for none, also if mmengine has no such name."""
         given = (hooks or {}).items()
         super().register_default_hooks({k: Hook() if hook is None else hook for k, hook in given})
+        for i, hook in enumerate(self.hooks):
+            if type(hook) is RuntimeInfoHook:
+                self.hooks[i] = WaitingInfoHook()
 
     @staticmethod
     def build_dataloader(dataloader: DataLoader | dict, *args, **kwargs) -> DataLoader:
@@ -180,7 +187,7 @@ class DurableRunner(Runner):
         sampler = randomness.positioned_sampler(loader)
         if isinstance(sampler, randomness.PositionedSampler):
             sampler.batch_samples = len(loader) * _batch_size(loader)
-        return randomness.isolate_loader(loader)
+        return pin_samples(randomness.isolate_loader(loader))
 
     def build_optim_wrapper(self, *args, **kwargs) -> OptimWrapper | OptimWrapperDict:
         wrapper = super().build_optim_wrapper(*args, **kwargs)
@@ -219,6 +226,11 @@ class DurableRunner(Runner):
         """Compile a model's `loss`; `train_step` would compile again in eight iterations."""
         model: Any = unwrap_model(self.model)
         settings = self.cfg.get("compile")
+        if settings and self.deterministic:
+            self.logger.warning(
+                "compile: torch may compile other kernels after a restart, so a resumed run can "
+                "differ in spite of randomness.deterministic=True"
+            )
         settings = {} if settings is True else settings
         if isinstance(settings, dict) and "target" in settings:
             return  # `AccelerationHook` compiles parts of the model

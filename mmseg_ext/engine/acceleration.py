@@ -29,7 +29,12 @@ from torch.utils._pytree import tree_map_only
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.torch_versions import eager_stance
-from mmseg_ext.upstream import accumulates_gradients
+from mmseg_ext.upstream import (
+    accumulates_gradients,
+    converts_channels,
+    copy_without_waiting,
+    set_channel_conversion,
+)
 
 # Names of the classes of repeated blocks: of the ResNets of all OpenMMLab packages, and of ours.
 _BLOCKS = {"BasicBlock", "Block", "Bottleneck", "InvertedResidual", "ManhattanBlock"}
@@ -59,6 +64,32 @@ def untested_layers(model: nn.Module) -> set[str]:
         for kind in kinds
         if kind.__module__.partition(".")[0] not in _CHANNELS_LAST or kind.__name__ == "DMHead"
     }
+
+
+def preprocess_without_waiting(preprocessor: nn.Module) -> None:
+    """Let a data preprocessor copy batches and swap BGR and RGB without waiting for a GPU.
+
+    torch keeps pinned memory until it is copied, and copies other memory at once.
+    """
+    copy_without_waiting(preprocessor)
+    own = type(preprocessor).forward.__qualname__ == "SegDataPreProcessor.forward"
+    if own and converts_channels(preprocessor):
+        preprocessor.register_forward_pre_hook(_swap_channels)
+        preprocessor.register_forward_hook(_allow_swapping, always_call=True)
+
+
+def _swap_channels(preprocessor: Any, args: tuple) -> tuple:
+    """Swap the channels as mmsegmentation, which copies an index to the GPU for each image."""
+    data, *others = args
+    data = preprocessor.cast_data(data)
+    if len(data["inputs"][0]) == 3:
+        data["inputs"] = [image.flip(0) for image in data["inputs"]]
+    set_channel_conversion(preprocessor, False)
+    return data, *others
+
+
+def _allow_swapping(preprocessor: nn.Module, args: tuple, batch: dict) -> None:
+    set_channel_conversion(preprocessor, True)
 
 
 def compile_blocks(model: nn.Module, **settings: Any) -> int:
@@ -194,12 +225,15 @@ class GraphedStep:
             return losses, [parameter.grad for parameter in self._parameters]
 
         before = _random_state_of_host()
+        buffers = [*self._model.buffers()]
         try:
             losses, gradients = self._graph.capture(forward_and_backward)
         except Exception as error:
             raise _refusal(self._model, _first_error(error)) from error
         if _random_state_of_host() != before:
             raise _refusal(self._model, "it draws random numbers on the CPU")
+        if any(x is not y for x, y in zip(buffers, self._model.buffers(), strict=True)):
+            raise _refusal(self._model, "a layer replaces its buffers")
         alive = [x for x in gc.get_objects() if issubclass(type(x), Tensor) and x.is_cuda]
         return _Captured(static, losses, gradients, alive)
 
@@ -299,6 +333,8 @@ class AccelerationHook(Hook):
         # Not earlier: random weights are drawn in the order of the memory.
         self._set_layout(runner)
         model: Any = unwrap_model(runner.model)
+        if torch.cuda.is_available():
+            preprocess_without_waiting(model.data_preprocessor)
         if torch.cuda.is_available() and "channels_last" not in runner.cfg:
             for name in sorted(untested_layers(model)):
                 runner.logger.info(f"channels_last: not tested with {name}; try channels_last=True")

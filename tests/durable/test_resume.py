@@ -72,8 +72,9 @@ def test_a_resumed_run_equals_the_complete_run(
     The uninterrupted run has no workers, so workers change nothing either. With an accumulation the
     checkpoint contains the gradients of two of three batches.
     """
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_DETERMINISTIC"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
     words = (tmp_path, *options, f"train_dataloader.num_workers={workers}")
     with pytest.raises(Crash):
         train_here(folder / "cut.py", *words, flags=flags)

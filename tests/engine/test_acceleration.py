@@ -21,13 +21,15 @@ from mmseg_ext.engine.acceleration import (
     AccelerationHook,
     GraphedStep,
     compile_blocks,
+    preprocess_without_waiting,
     to_channels_last,
 )
 from mmseg_ext.engine.amp import PortableAmpOptimWrapper
 from mmseg_ext.engine.build import build_segmentor
 from mmseg_ext.errors import LaunchError, RunError
+from mmseg_ext.upstream import converts_channels
 from tests.engine.run_hooks import Crash
-from tests.engine.runs import built, train_here, train_words, write_config
+from tests.engine.runs import built, log_text, train_here, train_words, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs, logged
 from tests.segmentors.small import labelled, segmentor
 
@@ -132,6 +134,18 @@ class Drawing(Product):
         return super().forward(inputs)
 
 
+class Replacing(Product):
+    """As mmsegmentation's EMAHead, whose bases are a new tensor after each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, inputs, data_samples=None, mode="loss"):
+        self.mean = 0.9 * self.mean + 0.1 * inputs.mean()
+        return super().forward(inputs)
+
+
 class OwnStep(Product):
     def train_step(self, data, optim_wrapper):
         return super().train_step(data, optim_wrapper)
@@ -176,6 +190,7 @@ def test_a_moved_weight_is_captured_again():
     [
         (Waiting, OptimWrapper, r"test_acceleration\.py:\d+: RuntimeError: .* capturing;"),
         (Drawing, OptimWrapper, "CPU"),
+        (Replacing, OptimWrapper, "buffers"),
         (OwnStep, OptimWrapper, "train_step"),
         (Product, functools.partial(OptimWrapper, accumulative_counts=2), "accumulative_counts"),
         (Product, functools.partial(PortableAmpOptimWrapper, dtype="float16"), "bfloat16"),
@@ -216,6 +231,23 @@ def test_channels_last_has_the_same_gradients(head):
     largest = max(one.abs().max() for one in gradients[0])  # biases before a norm have about zero
     for one, other in zip(*gradients, strict=True):
         assert (other - one).abs().max() <= 1e-12 * largest
+
+
+def test_channels_are_swapped_as_by_mmsegmentation():
+    """Also after an error; the preprocessor itself still says that it swaps."""
+    (plain, fast), batches = (segmentor().data_preprocessor for _ in range(2)), {}
+    preprocess_without_waiting(fast)
+    for training in (True, False, True):
+        for preprocessor in (plain, fast):
+            torch.manual_seed(0)
+            data = {"inputs": [torch.randint(256, (3, 9, 8), dtype=torch.uint8) for _ in range(2)]}
+            data["data_samples"] = labelled((9, 8))
+            preprocessor.size = (9, 8)
+            batches[preprocessor] = preprocessor(data, training)["inputs"]
+        assert torch.equal(batches[plain], batches[fast]) and batches[fast].is_floating_point()
+        with pytest.raises(AttributeError):
+            fast({"inputs": [torch.zeros(3, 9, 8), None]}, True)
+        assert converts_channels(fast)
 
 
 @pytest.mark.parametrize("given", [None, False, True])
@@ -264,8 +296,13 @@ def test_channels_last_resumes_from_other_layouts_and_back(tmp_path):
 
 
 @pytest.mark.slow
-def test_blocks_are_compiled_for_training_only(tmp_path):
-    """Two blocks of equal shapes share a graph, and a validation compiles none."""
+def test_blocks_are_compiled_for_training_only(tmp_path, monkeypatch):
+    """Two blocks of equal shapes share a graph, and a validation compiles none.
+
+    With deterministic algorithms the log warns of compiled kernels.
+    """
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_DETERMINISTIC"):
+        monkeypatch.setenv(name, "")
     losses, graphs = [], []
 
     @register_backend
@@ -279,9 +316,14 @@ def test_blocks_are_compiled_for_training_only(tmp_path):
         text += "model['backbone'].update(depth=34, num_stages=1, strides=(1,), dilations=(1,))\n"
         text += "model['backbone']['out_indices'], model['decode_head']['in_channels'] = (0,), 8\n"
         config = write_config(tmp_path, text, f"compiled{i}.py")
-        train_here(config, tmp_path / f"work{i}")
+        try:
+            train_here(config, tmp_path / f"work{i}", "randomness.deterministic=True")
+        finally:
+            torch.use_deterministic_algorithms(False)
         losses.append([row["loss"] for row in logged(tmp_path / f"work{i}").values()])
     assert len(graphs) == 1
+    warnings = [log_text(tmp_path / f"work{i}").count("WARNING - compile") for i in range(2)]
+    assert warnings == [0, 1]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
 
 
