@@ -1,4 +1,6 @@
-"""Count the operators of a training step: `python -m benchmarks.operators [CONFIG ...]`.
+"""Count the operators of training steps: `python -m benchmarks.operators [CONFIG ...]`.
+
+Without names, those of docs/gpu.md, and of a prediction of the default model.
 
 Python starts each operator, which takes 34 to 41 microseconds on the GPU host of docs/gpu.md. A
 step with many small operators therefore waits for Python, however fast the GPU is. The counts are
@@ -22,6 +24,7 @@ from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
 from mmseg_ext.cost.step_memory import batch_of, build_training_model, training_loss
 from mmseg_ext.durable.optimizer_groups import merge_groups
 from mmseg_ext.engine.config import load_config
+from mmseg_ext.inference.models import DEFAULT
 
 CONFIGS = (
     "ea_r101_ade20k_160k",
@@ -58,27 +61,46 @@ class OperatorCounter(TorchDispatchMode):
         return outputs
 
 
-def count_training_step(config: Config, amp: bool) -> dict[str, collections.Counter[str]]:
-    """Return the operators of a training step on a GPU, by phase and name."""
-    found = {}
+Counts = dict[str, collections.Counter[str]]
+"""The operators by phase and name."""
+
+
+def count_training_steps(config: Config) -> dict[str, Counts]:
+    """Return the operators of a training step on a GPU, with TF32 and with autocast to bfloat16."""
     with SimulatedCUDA() as device:
         model = build_training_model(config, device.device)
         wrapper = build_wrapper(model, config)
         for group in wrapper.optimizer.param_groups:
             group["foreach"] = True  # the default on a GPU
         batch = batch_of(config, device.device)
-        for _ in range(2):  # the first step creates the state of the optimizer
-            with OperatorCounter() as counter, device.autocast(torch.bfloat16 if amp else None):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        wrapper.step()  # creates the state of the optimizer
+        wrapper.zero_grad()
+        found = {}
+        for precision, dtype in (("TF32", None), ("bf16", torch.bfloat16)):
+            counters = {phase: OperatorCounter() for phase in PHASES}
+            with counters["forward"], device.autocast(dtype):
                 loss = training_loss(model, batch)
-            found["forward"] = counter.counts
-            with OperatorCounter() as counter:
+            with counters["backward"]:
                 wrapper.backward(loss)
-            found["backward"] = counter.counts
-            with OperatorCounter() as counter:
+            with counters["optimizer"]:
                 wrapper.step()
                 wrapper.zero_grad()
-            found["optimizer"] = counter.counts
+            found[precision] = {phase: counter.counts for phase, counter in counters.items()}
     return found
+
+
+def count_prediction(config: Config) -> Counts:
+    """Return the operators of a prediction on a GPU, from an image to its labels."""
+    with SimulatedCUDA() as device, torch.no_grad():
+        model: Any = build_training_model(config, device.device).eval()
+        config.train_dataloader.batch_size = 1
+        image = batch_of(config, device.device)
+        model.test_step(image)  # builds matrices of the resize
+        with OperatorCounter() as counter:
+            model.test_step(image)
+    return {"prediction": counter.counts}
 
 
 def build_wrapper(model: Any, config: Config) -> Any:
@@ -93,23 +115,28 @@ def build_wrapper(model: Any, config: Config) -> Any:
 def main(argv: Sequence[str] | None = None) -> None:
     """Print a table of the counts, and the most frequent operators."""
     parser = argparse.ArgumentParser(prog="benchmarks.operators", description=__doc__)
-    parser.add_argument("configs", nargs="*", default=CONFIGS, help="names (the five of gpu.md)")
+    parser.add_argument("configs", nargs="*", help="names (the five of gpu.md, and a prediction)")
     parser.add_argument("--top", type=int, default=0, help="also print the most frequent ones (0)")
     parser.add_argument("--batch-size", type=int, help="images (the config's)")
     args = parser.parse_args(argv)
     register_all_modules()
     logging.disable(logging.INFO)  # mmengine prints a line for each parameter
-    for name in args.configs:
+    for name in args.configs or CONFIGS:
         config = load_config(name)
         if args.batch_size:
             config.train_dataloader.batch_size = args.batch_size
-        for amp in (False, True):
-            counts = count_training_step(config, amp)
-            sums = {phase: sum(counts[phase].values()) for phase in PHASES}
-            parts = " + ".join(str(n) for n in sums.values())
-            print(f"{name}{', amp' if amp else ''}: {parts} = {sum(sums.values())}", flush=True)
-            for phase in PHASES if args.top else ():
-                print(f"    {phase}: {counts[phase].most_common(args.top)}")
+        for precision, counts in count_training_steps(config).items():
+            print_counts(f"{name}, {precision}", counts, args.top)
+    if not args.configs:
+        print_counts(f"{DEFAULT}, prediction", count_prediction(load_config(DEFAULT)), args.top)
+
+
+def print_counts(title: str, counts: Counts, top: int) -> None:
+    """Print a line of sums, and for each phase the most frequent operators."""
+    sums = [phase.total() for phase in counts.values()]
+    print(f"{title}: {' + '.join(map(str, sums))} = {sum(sums)}", flush=True)
+    for phase, operators in counts.items() if top else ():
+        print(f"    {phase}: {operators.most_common(top)}")
 
 
 if __name__ == "__main__":
