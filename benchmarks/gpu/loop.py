@@ -46,7 +46,7 @@ def loop(run: Run) -> Iterator[Row]:
         wanted = plan.loops(run.quick)
         for _, group in itertools.groupby(wanted, key=lambda one: (one.stock, one.keys)):
             jobs = [job_of(run, one, folder) for one in group]
-            yield from isolated_rows(run, jobs)
+            yield from isolated_rows(run, [job for job in jobs if run.wants(job.title)])
 
 
 def job_of(run: Run, one: Loop, folder: Path) -> Job:

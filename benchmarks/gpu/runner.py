@@ -42,7 +42,7 @@ STAGES = {
     "variants": ("variants", 6.0),
     "loop": ("loop", 4.0),
 }
-# They need ten minutes of their own.
+# They need ten minutes of their own; `plan` has their rows.
 ONLY_NAMED = ("variants", "loop")
 DEFAULT = ",".join(name for name in STAGES if name not in ONLY_NAMED)
 ROOT = Path(__file__).parents[2]
@@ -54,9 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="benchmarks.gpu", description="Check and measure this project on a GPU."
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for gpu.json and gpu.md")
-    parser.add_argument(
-        "--stages", default=DEFAULT, help=f"of {','.join(STAGES)} or MODULE:FUNCTION ({DEFAULT})"
-    )
+    choice = f"of {','.join(STAGES)} or MODULE:FUNCTION (all but {','.join(ONLY_NAMED)})"
+    parser.add_argument("--stages", default=DEFAULT, help=choice)
+    parser.add_argument("--only", default="", help="words of variants or loops: rmt,compile (all)")
     parser.add_argument("--minutes", type=float, default=8.0, help="in total (8)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run at all?")
@@ -138,7 +138,8 @@ def start(name: str, args: argparse.Namespace, end: float, together: int) -> sub
     if args.device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""  # mmengine's Runner uses each GPU that it finds
     words = [sys.executable, "-m", "benchmarks.gpu.stage", place, rows, args.device]
-    words += [str(end - 2), *(["--quick"] if args.quick else [])]  # two seconds to end by itself
+    words += [str(end - 2), args.only]  # two seconds to end by itself
+    words += ["--quick"] if args.quick else []
     with (args.out / f"{name}.log").open("w") as log:
         return subprocess.Popen(
             words, env=environment, stdout=log, stderr=log, start_new_session=True

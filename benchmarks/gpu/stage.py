@@ -24,11 +24,15 @@ Row = dict[str, object]
 
 
 class Run(NamedTuple):
-    """The device, tiny sizes or real ones, and the time at which the stage is stopped."""
+    """The device, tiny sizes or real ones, and the time at which the stage is stopped.
+
+    `only` has words, separated by commas; variants and loops without any of them are left out.
+    """
 
     device: str
     quick: bool
     end: float
+    only: str = ""
 
     @property
     def on_gpu(self) -> bool:
@@ -39,6 +43,11 @@ class Run(NamedTuple):
         # Of a GPU this would ask CUDA, and processes that the stage forks could not use it.
         slow = not self.on_gpu and not has_bfloat16(torch.device(self.device))
         return "not on this processor" if precision == "bfloat16" and slow else ""
+
+    def wants(self, title: Row) -> bool:
+        """Return whether `only` has a word of a row's title."""
+        text = " ".join(f"{key} {value}" for key, value in title.items())
+        return any(word in text for word in self.only.split(","))
 
     def left(self) -> float:
         """Return the seconds that the stage has left."""
@@ -109,7 +118,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 def main() -> None:
     """Run a stage and append its rows to a file; `benchmarks.gpu.runner` starts this."""
-    place, file, device, end, *quick = sys.argv[1:]
+    place, file, device, end, only, *quick = sys.argv[1:]
     module, _, function = place.partition(":")
     stage: Stage = getattr(importlib.import_module(module), function)
     gc.freeze()  # else each collection before a measurement reads all modules
@@ -119,7 +128,7 @@ def main() -> None:
             rows.write(json.dumps(row, default=str) + "\n")
 
         try:
-            for row in stage(Run(device, bool(quick), float(end))):
+            for row in stage(Run(device, bool(quick), float(end), only)):
                 add(row)
         except Exception as error:
             add({"failed": message_of(error)})

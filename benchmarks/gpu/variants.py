@@ -26,7 +26,7 @@ from benchmarks.gpu import plan
 from benchmarks.gpu.isolated import Job, isolated_rows
 from benchmarks.gpu.plan import Variant
 from benchmarks.gpu.speed import number
-from benchmarks.gpu.stage import Row, Run
+from benchmarks.gpu.stage import Row, Run, attempt
 from benchmarks.gpu.training import build_wrapper, random_batch, set_precision, training_config
 from benchmarks.operators import OperatorCounter
 from benchmarks.tables import MEBI, in_published_order
@@ -51,6 +51,7 @@ def variants(run: Run) -> Iterator[Row]:
         ceilings |= row
         yield row
     jobs = {variant: job_of(run, variant, ceilings) for variant in plan.variants(run.quick)}
+    jobs = {variant: job for variant, job in jobs.items() if run.wants(job.title)}
     for _, group in itertools.groupby(jobs, key=lambda variant: variant.config):
         wanted = []
         for variant in group:
@@ -85,7 +86,10 @@ def columns(run: Run, variant: Variant, ceilings: Row) -> Iterator[Row]:
         yield {"operators": "", "us per operator": ""}
     else:
         yield operators(run, step, times.enqueued)
-    yield busy_time(step) if run.on_gpu else {"busy ms": "", "kernels": "", "longest": ""}
+    empty: Row = {"busy ms": "", "kernels": "", "longest": ""}
+    found = attempt({}, busy_time, step) if run.on_gpu else empty
+    # An error of the profiler is not one of the step.
+    yield {**empty, "busy ms": found["failed"]} if "failed" in found else found
 
 
 def build_step(run: Run, variant: Variant, options: set[str]) -> tuple[Step, BaseModel]:
