@@ -9,7 +9,9 @@ from mmcv.cnn.bricks import DropPath
 from torch import Tensor, nn
 
 from mmseg_ext.backbones.backbone import Backbone, init_linear
-from mmseg_ext.layers.precision import autocast_disabled, full_precision
+from mmseg_ext.layers.precision import autocast_disabled, compute_dtype, full_precision
+from mmseg_ext.layers.programs import is_recorded
+from mmseg_ext.layers.stochastic_depth import add_divided, branch_divisors
 from mmseg_ext.layers.submodules import does_more_than_forward
 
 
@@ -50,11 +52,23 @@ class Block(nn.Module):
         self.mlp = MLP(embed_dims, int(embed_dims * mlp_ratio), drop_rate)
         self.drop_path = DropPath(drop_path_rate)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map tokens (B, N, C) to (B, N, C)."""
+    def forward(self, x: Tensor, divisors: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Map tokens (B, N, C) to (B, N, C).
+
+        `divisors` (B, 1, 1) of both branches replace `drop_path` and the division by s.
+        """
+        if divisors is not None:
+            x = add_divided(x, self.attn(self._scaled(x, self.norm1)), divisors[0])
+            return add_divided(x, self.mlp(self._scaled(x, self.norm2)), divisors[1])
         weight = 1 / self.scale_adjustment
         x = torch.add(x, self.drop_path(self.attn(self._scaled(x, self.norm1))), alpha=weight)
         return torch.add(x, self.drop_path(self.mlp(self._scaled(x, self.norm2))), alpha=weight)
+
+    def drop_rate(self) -> float | None:
+        """Return the rate of stochastic depth; None where `drop_path` is frozen or replaced."""
+        path = self.drop_path
+        usual = type(path) is DropPath and path.training and not does_more_than_forward(path)
+        return path.drop_prob if usual else None
 
     def _scaled(self, x: Tensor, norm: nn.Module) -> Tensor:
         """Return norm(s x)."""
@@ -141,6 +155,9 @@ class TokenBackbone(Backbone):
         """
         depth, width = len(attentions), self.stage_channels[0]
         rates = [drop_path_rate * i / max(depth - 1, 1) for i in range(depth)]
+        self._rates = rates[: self.built]
+        keep = [1 - rate for rate in self._rates for _ in ("attention", "MLP")]
+        self.register_buffer("keep", torch.tensor(keep), persistent=False)
         self.pos_drop = nn.Dropout(drop_rate)
         self.blocks = nn.ModuleList(
             Block(
@@ -155,6 +172,23 @@ class TokenBackbone(Backbone):
         nn.init.normal_(self.cls_token, std=0.02)
         self.apply(init_linear)
 
+    def _divisors(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return divisors of the branches of each block, or [] if the blocks call `drop_path`.
+
+        They start fewer operators, which only a GPU needs.
+        """
+        keep = self.get_buffer("keep")
+        if x.device.type != "cuda" or is_recorded() or keep.dtype != torch.float32:
+            return []
+        blocks = [block for block in self.blocks if isinstance(block, Block)]
+        rates = [block.drop_rate() for block in blocks]
+        if rates != self._rates or not any(rates):
+            return []
+        constant, scale = 2 * rates.count(0.0), blocks[0].scale_adjustment
+        divisors = branch_divisors(keep, constant, len(x), compute_dtype(x), scale)
+        divisors = [divisor[..., 0] for divisor in divisors]  # each (B, 1, 1)
+        return list(zip(divisors[::2], divisors[1::2], strict=True))
+
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Map images (B, 3, H, W) to logits (B, num_classes) or a tuple of maps (B, C, h, w)."""
         self._check_images(images)
@@ -164,8 +198,9 @@ class TokenBackbone(Backbone):
         tokens = torch.cat([self.cls_token.expand(tokens.shape[0], -1, -1), tokens], dim=1)
         x = self.pos_drop(tokens + positions_at(self.pos_embed, self.grid, grid))  # (B, 1 + h w, C)
         maps = []
+        divisors = self._divisors(x)
         for i, block in enumerate(self.blocks):
-            x = self._run(block, x)
+            x = self._run(block, x, *([divisors[i]] if divisors else []))
             if self.head is None and i in self.out_indices:
                 out = self.norm(x) if i == len(self.stage_channels) - 1 else x
                 maps.append(out[:, 1:].transpose(1, 2).unflatten(2, grid))  # (B, C, h, w)

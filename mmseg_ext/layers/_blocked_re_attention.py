@@ -101,10 +101,10 @@ def _centered_products(q: Tensor, k: Tensor) -> Tensor:
 
 
 def products_of_maps(a: Tensor, b: Tensor) -> Tensor:
-    """Return the products of all heads of maps a and b (H, B, n, N) in parts (P, H, H) of a sum.
+    """Return products of all heads of two maps (H, B, n, N), in parts (P, H, H) of a sum.
 
-    On a GPU each row of a map is a part: one product of (H, B n N) and (B n N, H), with few
-    results, would run on a fraction of the GPU.
+    On a GPU each row of the maps is a part. One product of (H, B n N) and (B n N, H) has few
+    results, so it would run on a fraction of the GPU.
     """
     if a.device.type == "cpu":
         return (a.flatten(1) @ b.flatten(1).t())[None]

@@ -273,6 +273,7 @@ def apply_by_channels(queries: Tensor, chunks: Iterable[Tensor], shared: Tensor)
         first = last
     with autocast_disabled(queries):
         content = shared.transpose(1, 2).unsqueeze(1) @ queries.flatten(3)  # (B, h, v, N)
+    assert y is not None
     return y + content.unflatten(3, queries.shape[3:])  # (B, h, v, H, W)
 
 

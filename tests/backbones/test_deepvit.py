@@ -1,5 +1,7 @@
 """DeepViT against the published classifier, its parameter counts, and other input sizes."""
 
+import copy
+
 import pytest
 import torch
 from mmseg.models.backbones import VisionTransformer
@@ -9,8 +11,9 @@ from mmseg_ext.backbones import DeepViT
 
 # Which resize runs is not visible in the features.
 from mmseg_ext.backbones.token_backbone import positions_at
+from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
 from tests.backbones.base import BackboneTester
-from tests.models import assert_same, randomise
+from tests.models import Operators, assert_same, randomise
 
 SMALL = {"embed_dims": 24, "depth": 4, "num_heads": 3}
 
@@ -35,6 +38,31 @@ class TestDeepViTConvolutional(TestDeepViT):
     traced = {"arch": {**arch, "re_attention_blocks": 4}, "out_indices": (0,)}
     # The form above has the same blocks.
     test_compiles_once_for_all_sizes = test_weights_of_another_depth_or_shape = None
+
+
+def test_stochastic_depth_of_a_gpu_drops_the_same_branches():
+    """All branches draw their numbers together there."""
+    on_gpu = type("OnGPU", (torch.Tensor,), {"device": torch.device("cuda")})
+    arch = TestDeepViTConvolutional.arch
+    model = DeepViT(arch=arch, img_size=64, drop_path_rate=0.6, out_indices=(1, 3)).train()
+    images, found = torch.randn(6, 3, 64, 64), []
+    for x in (images, images.as_subclass(on_gpu)):
+        torch.manual_seed(3)
+        x = x.clone().requires_grad_()
+        maps = [y.as_subclass(torch.Tensor) for y in copy.deepcopy(model)(x)]
+        loss = sum(y.square().sum() for y in maps)
+        found.append([*maps, *torch.autograd.grad(loss, x)])
+    assert_same(*found, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("frozen", "draws"), [(-1, 1), (2, 4)])
+def test_frozen_blocks_drop_no_branches(frozen, draws):
+    """With frozen blocks, each branch of the others draws its own numbers."""
+    with SimulatedCUDA() as gpu, gpu.device:
+        model = DeepViT(arch=SMALL, img_size=64, drop_path_rate=0.6, frozen_stages=frozen).train()
+        with Operators() as operators:
+            model(torch.zeros(2, 3, 64, 64))
+    assert operators.names["rand"] == draws
 
 
 def test_pads_to_a_multiple_of_the_patch():
