@@ -69,8 +69,9 @@ def files_below(folder: Path) -> list[Path]:
 def progress(items: Iterable, text: str, total: int) -> Iterable:
     """Yield `items` with a progress bar, if there are several and the terminal can show one."""
     console = Console(stderr=True)
-    hidden = total == 1 or not console.is_terminal
-    return track(items, text, total, console=console, disable=hidden)
+    if total == 1 or not console.is_terminal:
+        return items  # a hidden bar of rich starts a thread and waits for its end
+    return track(items, text, total, console=console)
 
 
 def image_size(path: Path) -> tuple[int, int]:
@@ -235,6 +236,7 @@ class CheckedLoadImage(LoadImageFromFile):
             image = pixels.fit(self.channels, self.value_range)
         except ValueError as error:
             raise UnreadableFileError(f"{name}: {error}") from error
-        image = np.ascontiguousarray(image[..., ::-1] if self.channels == 3 else image)
+        image = np.ascontiguousarray(image)
+        image = cv2.cvtColor(image, cv2.COLOR_RGB2BGR) if self.channels == 3 else image
         gray = self.color_type.startswith("grayscale")
         return cv2.cvtColor(image, cv2.COLOR_BGR2GRAY) if gray else image
