@@ -254,10 +254,7 @@ def test_lists_are_read_by_a_thread_during_predictions(model, images, monkeypatc
     for found, result in zip(predictor(images * 3), expected * 3, strict=True):
         assert (found.labels == result.labels).all() and (found.image == result.image).all()
     assert len(readers) == 2 and threading.active_count() == before
-    seen, ends = (
-        [],
-        [images[0], images[0], images[1], "missing.png", images[0], images[0], "no.png"],
-    )
+    seen, bad = [], [images[0], images[0], images[1], "missing.png", images[0], "no.png"]
     test_step = type(model).test_step
     monkeypatch.setattr(
         type(model), "test_step", lambda m, d: seen.append(len(d["inputs"])) or test_step(m, d)
