@@ -33,8 +33,9 @@ _USELESS = re.compile(
 def progress(items: Iterable, text: str, total: int) -> Iterable:
     """Yield `items` with a progress bar, if there are several and the terminal can show one."""
     console = Console(stderr=True)
-    hidden = total == 1 or not console.is_terminal
-    return track(items, text, total, console=console, disable=hidden)
+    if total == 1 or not console.is_terminal:
+        return items  # a hidden bar of rich starts a thread and waits for its end
+    return track(items, text, total, console=console)
 
 
 def quiet_terminal(logger: logging.Logger, beginnings: tuple[str, ...] = _LONG) -> None:

@@ -14,20 +14,29 @@ import mmseg
 from mmcv.transforms import LoadImageFromFile
 from mmengine import fileio
 from mmseg.datasets import ADE20KDataset, BaseSegDataset, CityscapesDataset, PascalVOCDataset
+from mmseg.datasets.transforms import PhotoMetricDistortion, RandomCrop
 from mmseg.registry import DATASETS, TRANSFORMS
 
+from mmseg_ext.datasets.fast_transforms import CountingRandomCrop, TablePhotoMetricDistortion
 from mmseg_ext.datasets.image_loading import CheckedLoadImage
 from mmseg_ext.errors import MissingDataError, UnreadableFileError
 from mmseg_ext.images.values import IMAGE_SUFFIXES
 
 SPLITS = ("train", "val", "test")
 
+# Stock transforms, and what `CheckedDataset` builds for them; not for their subclasses.
+_REPLACED: dict[Any, type] = {
+    LoadImageFromFile: CheckedLoadImage,
+    PhotoMetricDistortion: TablePhotoMetricDistortion,
+    RandomCrop: CountingRandomCrop,
+}
 
-def _checked(entry: Any) -> Any:
-    """Return an entry of a pipeline, with `CheckedLoadImage` instead of `LoadImageFromFile`."""
+
+def _replaced(entry: Any) -> Any:
+    """Return an entry of a pipeline, with this package's class for a stock transform."""
     kind = entry.get("type") if isinstance(entry, dict) else None
     kind = TRANSFORMS.get(kind) if isinstance(kind, str) else kind
-    return {**entry, "type": CheckedLoadImage} if kind is LoadImageFromFile else entry
+    return {**entry, "type": _REPLACED[kind]} if kind in _REPLACED else entry
 
 
 @DATASETS.register_module()
@@ -39,7 +48,8 @@ class CheckedDataset(BaseSegDataset):
     `data_root` and the command that makes them, in one line.
 
     `CheckedLoadImage` replaces the stock `LoadImageFromFile`, with which test pipelines start
-    because mmsegmentation's inferencer looks for that name.
+    because mmsegmentation's inferencer looks for that name. Faster forms replace the stock
+    `RandomCrop` and `PhotoMetricDistortion`; their results are equal.
 
     Raises:
         MissingDataError: if a folder or the list of names is missing, or contains no image.
@@ -49,7 +59,7 @@ class CheckedDataset(BaseSegDataset):
     EXPECTED: str = ""
 
     def __init__(self, *args, pipeline: Sequence = (), **kwargs):
-        super().__init__(*args, pipeline=list(map(_checked, pipeline)), **kwargs)
+        super().__init__(*args, pipeline=list(map(_replaced, pipeline)), **kwargs)
 
     def load_data_list(self) -> list[dict]:
         for path in filter(None, (self.ann_file, *self.data_prefix.values())):

@@ -97,6 +97,7 @@ class CheckedLoadImage(LoadImageFromFile):
             image = pixels.fit(self.channels, self.value_range)
         except ValueError as error:
             raise UnreadableFileError(f"{name}: {error}") from error
-        image = np.ascontiguousarray(image[..., ::-1] if self.channels == 3 else image)
+        image = np.ascontiguousarray(image)
+        image = cv2.cvtColor(image, cv2.COLOR_RGB2BGR) if self.channels == 3 else image
         gray = self.color_type.startswith("grayscale")
         return cv2.cvtColor(image, cv2.COLOR_BGR2GRAY) if gray else image

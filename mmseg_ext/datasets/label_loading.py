@@ -5,8 +5,10 @@ passes values outside the classes: the loss fails with a device-side assert, or 
 them silently.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
+import cv2
 import numpy as np
 from mmseg.datasets.transforms import LoadAnnotations
 from mmseg.registry import TRANSFORMS
@@ -19,7 +21,7 @@ SHOWN = 8  # names or values in a message
 
 
 def _decode_label(data: bytes, path: str, backend: str) -> np.ndarray:
-    """Return the label map in `data`: (H, W), integers of at most 16 bits."""
+    """Return the label map in `data`: (H, W), uint8 or uint16."""
     if backend == "cv2" and is_tiff(data):
         values = read(data, path, indices=True).values
         label = values[..., 0] if values.shape[2] == 1 else values
@@ -35,22 +37,32 @@ def _decode_label(data: bytes, path: str, backend: str) -> np.ndarray:
             f"{path}: is {label.dtype} with values {label.min()} to {label.max()}; "
             "save it with 8 or 16 bits"
         )
-    return label.astype(np.uint16)
+    return label if label.dtype == np.uint8 else label.astype(np.uint16)
 
 
-def _class_table(size: int, num_classes: int, info: Mapping) -> np.ndarray:
-    """Return the class of each value 0 ... size - 1, -1 for illegal values, (size,) int32."""
-    ignored = info.get("ignore_index", 255)
+@lru_cache(8)  # a dataset's label maps have the same classes
+def _class_table(
+    size: int, num_classes: int, ignored: int, reduce_zero: bool, label_map: tuple
+) -> np.ndarray:
+    """Return the class of each value 0 ... size - 1, -1 for illegal values, (size,) int32.
+
+    `label_map` has pairs of old and new classes.
+    """
     reduced = np.arange(size, dtype=np.int32)
-    if info.get("reduce_zero_label"):
+    if reduce_zero:
         reduced = np.where((reduced == 0) | (reduced == 255), 255, reduced - 1)
-    label_map = info.get("label_map") or {}
     table = reduced.copy()
-    for old_class, new_class in label_map.items():
+    for old_class, new_class in label_map:
         table[reduced == old_class] = new_class
-    known = np.isin(reduced, list(label_map or range(num_classes))) | (reduced == ignored)
+    old_classes = [old_class for old_class, _ in label_map] or list(range(num_classes))
+    known = np.isin(reduced, old_classes) | (reduced == ignored)
     legal = known & ((table < num_classes) | (table == ignored)) & (table < 256)
     return np.where(legal, table, -1)
+
+
+def _look_up(table: np.ndarray, label: np.ndarray) -> np.ndarray:
+    """Return `table[label]` for a table of bytes."""
+    return cv2.LUT(label, table) if label.dtype == np.uint8 else table[label]
 
 
 def describe_counts(values: Iterable[int], counts: Iterable[int]) -> str:
@@ -100,16 +112,17 @@ class CheckedLoadAnnotations(LoadAnnotations):
                 f"{width}x{height}"
             )
         num_classes = info.get("num_classes") or 256
-        table = _class_table(max(256, int(label.max()) + 1), num_classes, info)
-        classes = table[label]  # (H, W), -1 for illegal values
-        illegal = classes < 0
+        ignored = info.get("ignore_index", 255)
+        label_map = tuple((info.get("label_map") or {}).items())
+        size, reduce_zero = max(256, int(label.max()) + 1), bool(info.get("reduce_zero_label"))
+        table = _class_table(size, num_classes, ignored, reduce_zero, label_map)
+        illegal = _look_up((table < 0).view(np.uint8), label).view(bool)  # (H, W)
         if illegal.any():
             counts = describe_counts(*np.unique(label[illegal], return_counts=True))
-            ignored = info.get("ignore_index", 255)
             expected = set(np.flatnonzero(table >= 0).tolist()) - {ignored} or {ignored}
             raise LabelError(
                 f"{path}: values outside the {num_classes} classes: {counts}; expected "
                 f"{min(expected)} to {max(expected)}, or {ignored} for ignored pixels"
             )
-        results["gt_seg_map"] = classes.astype(np.uint8)
+        results["gt_seg_map"] = _look_up(table.astype(np.uint8), label)
         results["seg_fields"].append("gt_seg_map")

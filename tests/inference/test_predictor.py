@@ -242,6 +242,28 @@ def test_generators_are_read_as_needed(model):
     assert [result.labels.shape[1] for result in results] == [41, 42, 43]
 
 
+def test_lists_are_read_by_a_thread_during_predictions(model, images, monkeypatch):
+    """The next batch only; a bad image raises its error, and the thread ends."""
+    readers, before, read = set(), threading.active_count(), cv2.imdecode
+    monkeypatch.setattr(
+        cv2, "imdecode", lambda *a: readers.add(threading.current_thread()) or read(*a)
+    )
+    predictor = mmseg_ext.Predictor(model, batch_size=2)
+    expected = [predictor(path) for path in images]
+    assert readers == {threading.main_thread()}
+    for found, result in zip(predictor(images * 3), expected * 3, strict=True):
+        assert (found.labels == result.labels).all() and (found.image == result.image).all()
+    assert len(readers) == 2 and threading.active_count() == before
+    seen, bad = [], [images[0], images[0], images[1], "missing.png", images[0], "no.png"]
+    test_step = type(model).test_step
+    monkeypatch.setattr(
+        type(model), "test_step", lambda m, d: seen.append(len(d["inputs"])) or test_step(m, d)
+    )
+    with pytest.raises(UnreadableFileError, match=r"^missing\.png"):
+        predictor(bad)
+    assert seen == [2] and threading.active_count() == before
+
+
 @pytest.mark.parametrize("channels", [None, 1], ids=["classes", "foreground"])
 @pytest.mark.parametrize("kind", ["StripEncoderDecoder", "EncoderDecoder"])
 def test_scores_are_probabilities(kind, channels, tmp_path, monkeypatch):
