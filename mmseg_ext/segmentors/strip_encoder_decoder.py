@@ -182,12 +182,12 @@ class StripEncoderDecoder(EncoderDecoder):
         try:
             if not _is_known(head, "loss", "loss_by_feat"):
                 return head.loss(inputs, data_samples, self.train_cfg)
+            maps = loss_logits(head, head.forward(inputs))
+            if can_use_strips(head):
+                return strip_losses(head, maps, data_samples)
             losses = {}
-            for name, logits in loss_logits(head, head.forward(inputs)).items():
-                if can_use_strips(head):
-                    one = strip_losses(head, logits, data_samples)
-                else:
-                    one = BaseDecodeHead.loss_by_feat(head, logits, data_samples)
+            for name, logits in maps.items():
+                one = BaseDecodeHead.loss_by_feat(head, logits, data_samples)
                 losses |= add_prefix(one, name) if name else one
             return losses
         except Exception as error:

@@ -19,6 +19,7 @@ import torch
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmseg.models.losses import CrossEntropyLoss, cross_entropy
 from mmseg.structures import SegDataSample
+from mmseg.utils import add_prefix
 from torch import Tensor, nn
 
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
@@ -56,26 +57,38 @@ def _known(loss: nn.Module) -> bool:
 
 
 def strip_losses(
-    head: BaseDecodeHead, logits: Tensor, data_samples: list[SegDataSample]
+    head: BaseDecodeHead, maps: dict[str, Tensor], data_samples: list[SegDataSample]
 ) -> dict[str, Tensor]:
     """Return `BaseDecodeHead.loss_by_feat` of logits (B, C, h, w), if the head `can_use_strips`.
 
-    The losses are float32, or float64 for float64 logits.
+    `maps` are logits by the prefix of their losses, '' for none. The losses are float32, or float64
+    for float64 logits.
     """
     # A compiler would unroll the loop over strips. As a decorator, `disable` would import
     # torch._dynamo with this module, which takes a second.
     uncompiled: Any = torch.compiler.disable(_strip_losses)
-    return uncompiled(head, logits, data_samples)
+    return uncompiled(head, maps, data_samples)
 
 
 def _strip_losses(
-    head: BaseDecodeHead, logits: Tensor, data_samples: list[SegDataSample]
+    head: BaseDecodeHead, maps: dict[str, Tensor], data_samples: list[SegDataSample]
 ) -> dict[str, Tensor]:
     label = label_maps(head, data_samples).squeeze(1)  # B, H, W
     label = label.transpose(0, 1).contiguous()  # H, B, W
     ignored = label == head.ignore_index  # H, B, W
     label = label.masked_fill(ignored, 0)
     count = (~ignored).sum()
+    found = {}
+    for prefix, logits in maps.items():
+        losses = _losses_of_map(head, logits, label, ignored, count)
+        found |= add_prefix(losses, prefix) if prefix else losses
+    return found
+
+
+def _losses_of_map(
+    head: BaseDecodeHead, logits: Tensor, label: Tensor, ignored: Tensor, count: Tensor
+) -> dict[str, Tensor]:
+    """Return the losses of logits (B, C, h, w); labels and mask (H, B, W), `count` valid pixels."""
     # On a GPU all images together start the fewest kernels. On a CPU a strip of one image stays in
     # the cache.
     together = logits.device.type != "cpu"

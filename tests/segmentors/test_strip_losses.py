@@ -53,7 +53,7 @@ def stock_loss(decode_head: nn.Module, samples: list) -> Callable[[torch.Tensor]
 
 
 def our_loss(decode_head: nn.Module, samples: list) -> Callable[[torch.Tensor], dict]:
-    return lambda logits: strip_losses(decode_head, logits, samples)
+    return lambda logits: strip_losses(decode_head, {"": logits}, samples)
 
 
 def with_gradient(loss_of: Callable, logits: torch.Tensor) -> tuple[dict, torch.Tensor]:
@@ -93,7 +93,7 @@ def test_class_weights_average_over_valid_pixels():
     samples = labelled()
     logits = torch.randn(2, CLASSES, 7, 9)
     expected = stock_loss(head(WEIGHTED), samples)(logits)
-    ours = strip_losses(head(dict(WEIGHTED, avg_non_ignore=True)), logits, samples)
+    ours = strip_losses(head(dict(WEIGHTED, avg_non_ignore=True)), {"": logits}, samples)
     assert_equal_losses(ours, expected, 1e-6)
 
 
@@ -172,7 +172,7 @@ def test_a_gpu_starts_as_many_operators_for_two_images_as_for_twenty():
             samples = [SegDataSample(gt_sem_seg=PixelData(data=label)) for label in labels]
             logits = torch.randn(images, classes, 4, 5, device=device.device, requires_grad=True)
             with OperatorCounter() as counter:
-                torch.autograd.grad(strip_losses(head(), logits, samples)["loss_ce"], logits)
+                torch.autograd.grad(strip_losses(head(), {"": logits}, samples)["loss_ce"], logits)
             counts.append(counter.counts.total())
     assert counts[0] == counts[1] <= 50
 
@@ -201,9 +201,9 @@ def test_other_and_changed_losses_take_the_usual_path():
 def test_no_operator_is_nondeterministic_on_cuda():
     decode_head, samples = head(WEIGHTED), labelled()
     logits = torch.randn(2, CLASSES, 7, 9, requires_grad=True)
-    strip_losses(decode_head, logits, samples)  # builds the maps
+    strip_losses(decode_head, {"": logits}, samples)  # builds the maps
     with Operators() as operators:
-        loss = strip_losses(decode_head, logits, samples)["loss_ce"]
+        loss = strip_losses(decode_head, {"": logits}, samples)["loss_ce"]
         torch.autograd.grad(loss, logits)
     assert "scatter_" in operators.names
     forbidden = ("nll_loss2d", "upsample", "scatter_add", "index_add", "cumsum", "bincount", "put_")
@@ -229,7 +229,7 @@ def test_products_with_resize_matrices_are_exact_under_tf32():
     torch.set_float32_matmul_precision("medium")
     try:
         with _Products() as products:
-            loss = strip_losses(decode_head, logits, samples)["loss_ce"]
+            loss = strip_losses(decode_head, {"": logits}, samples)["loss_ce"]
             torch.autograd.grad(loss, logits)
             before = len(products.precisions)
             model.test_step(batch_of_two())
@@ -245,7 +245,7 @@ def test_a_compiler_leaves_the_loop_over_strips_out():
     decode_head, samples, graphs = head(), labelled(), []
 
     def step(logits: torch.Tensor) -> torch.Tensor:
-        return strip_losses(decode_head, 2 * logits, samples)["loss_ce"] + 1
+        return strip_losses(decode_head, {"": 2 * logits}, samples)["loss_ce"] + 1
 
     logits = torch.randn(2, CLASSES, 9, 11)
     torch._dynamo.reset()
