@@ -80,6 +80,16 @@ def allowed_globals(types: list[Any]) -> Iterator[None]:
         serialization.add_safe_globals(before)
 
 
+def set_cudnn_attention(enabled: bool) -> bool:
+    """Allow or forbid cuDNN's kernel for attention; return whether it was allowed."""
+    backends = torch.backends.cuda
+    if not hasattr(backends, "enable_cudnn_sdp"):  # before torch 2.3 there is no such kernel
+        return False
+    before = backends.cudnn_sdp_enabled()
+    backends.enable_cudnn_sdp(enabled)
+    return before
+
+
 def has_static_value(size: Any) -> bool:
     """Return whether a symbolic size is one number; before torch 2.5 always False."""
     # Imported here, because it imports sympy, which eager code does not need.

@@ -16,9 +16,9 @@ from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmseg_ext.layers.fused_attention import fused_attention
 from mmseg_ext.layers.input_shapes import channels_first, channels_last, head_width, require_map
 from mmseg_ext.layers.precision import compute_dtype, full_precision
 from mmseg_ext.layers.programs import is_fixed, is_recorded, recomputed
@@ -235,7 +235,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, printed: bool =
     (s, n, l, d), and b is (1, n, l', l) or None for zero.
     """
     if bias is None or not printed:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        return fused_attention(q, k, v, attn_mask=bias)
     logits = (q @ k.transpose(-1, -2)).to(bias.dtype) * q.shape[-1] ** -0.5
     return (torch.softmax(logits, -1) * bias.exp()).to(v.dtype) @ v  # (s, n, l', d)
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.gpu.attention_backends import attention_backends
 from benchmarks.gpu.claims import CLAIMS, Claim
 from benchmarks.gpu.runner import STAGES, claims_text, main, stage_text
+from benchmarks.gpu.stage import Run
 from tests.engine.runs import ROOT, run
 
 COMMAND = (sys.executable, "-m", "benchmarks.gpu")
@@ -28,6 +30,14 @@ def test_every_stage_runs(tmp_path):
     assert all(row["different"] == 0 for row in results["stages"]["training"]["rows"][:1])
     text = (tmp_path / "gpu.md").read_text()
     assert all(f"## {name}\n" in text for name in STAGES)
+
+
+def test_attention_backends():
+    """On a CPU two of the four kernels exist."""
+    rows = list(attention_backends(Run("cpu", quick=True, end=float("inf"))))
+    measured = {row["kernel"]: row for row in rows if "failed" not in row}
+    assert len(rows) == 2 * 4 and measured.keys() == {"FLASH_ATTENTION", "MATH"}
+    assert all(float(row["error"]) < 0.01 and float(row["ms"]) > 0 for row in measured.values())
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """ManhattanAttention: the published code's numbers, the paper's identities, and its memory."""
 
+import copy
 import itertools
 from functools import partial
 
@@ -8,7 +9,7 @@ import torch
 
 from benchmarks.reference.manhattan_attention import plain_manhattan_attention
 from mmseg_ext.cost.simulated_cuda import SimulatedCUDA  # in place of a GPU
-from mmseg_ext.layers import ManhattanAttention, ManhattanBlock
+from mmseg_ext.layers import ManhattanAttention, ManhattanBlock, SelfAttention
 from tests.models import Operators
 from tests.parity import assert_same_function
 
@@ -93,6 +94,31 @@ def test_slices_on_a_gpu_have_the_size_of_a_bias(size):
     again = 0 if forward == 1 else forward
     assert operators.names["_scaled_dot_product_efficient_attention"] == forward + again
     assert operators.largest <= 64 * 2**20
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(ManhattanAttention(24, 3), (1, 5, 7, 24)), (SelfAttention(24, 3), (1, 7, 24))],
+    ids=["Manhattan", "self-attention"],
+)
+def test_cudnn_attention_is_off_on_a_gpu(monkeypatch, layer, shape, enabled):
+    """Its gradients can be NaN (pytorch#196678). The setting of the process does not change."""
+    kernel, seen = torch.nn.functional.scaled_dot_product_attention, []
+
+    def recorded(*args, **kwargs):
+        seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return kernel(*args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, kernel.__name__, recorded)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(enabled)
+        with SimulatedCUDA() as device:
+            copy.deepcopy(layer).to(device.device)(torch.zeros(shape, device=device.device))
+        assert seen and not any(seen) and torch.backends.cuda.cudnn_sdp_enabled() == enabled
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 @pytest.mark.parametrize("decay", ["logit", "product"])
