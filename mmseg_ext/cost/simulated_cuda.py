@@ -130,8 +130,16 @@ def _batch_norm_outputs(x, weight, bias, mean, variance, training, momentum, eps
     return torch.empty_like(x), *(x.new_empty(channels, dtype=dtype) for _ in range(2))
 
 
-# Operators whose results depend on values, and batch norm.
+def _convolution(x, *settings):
+    """Keep channels last, as cuDNN does."""
+    output = aten.convolution.default(x, *settings)
+    last = x.dim() == 4 and x.shape[1] > 1 and x.stride(1) == 1
+    return torch.empty_like(output, memory_format=torch.channels_last) if last else output
+
+
+# Operators whose results depend on values, batch norm, and convolution.
 _FORMS = {
+    aten.convolution.default: _convolution,
     aten.native_batch_norm.default: _batch_norm_outputs,
     aten._local_scalar_dense.default: lambda x: torch.ones((), dtype=x.dtype).item(),
     aten.eq.Scalar: lambda x, y: torch.tensor(y == 1) if x.dim() == 0 else aten.eq.Scalar(x, y),

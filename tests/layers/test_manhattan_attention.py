@@ -84,6 +84,17 @@ def test_layers_share_terms(decomposed, decay, size):
     assert torch.equal(out, layer(x)) and operators.names["log1p"] <= 1
 
 
+@pytest.mark.parametrize("size", [(5, 7), (129, 64)], ids=["columns as heads", "copies"])
+def test_images_of_a_batch_are_independent(size):
+    """Along H, several images of a small map have all columns as heads, without copies."""
+    layer, x = attention(), maps(2, *size)
+    with Operators() as operators:
+        out = layer(x)
+    assert (operators.names["repeat"] > 0) == (size == (5, 7))
+    alone = torch.cat([layer(image) for image in x.split(1)])
+    assert torch.allclose(out, alone, rtol=1e-12, atol=1e-14)
+
+
 @pytest.mark.parametrize("size", [(32, 32), (64, 128)], ids=["one slice", "slices"])
 def test_slices_on_a_gpu_have_the_size_of_a_bias(size):
     """1,024 positions of 8 heads are one slice of 32 MiB, 8,192 positions 32 slices of 64 MiB."""
