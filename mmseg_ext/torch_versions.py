@@ -4,7 +4,7 @@ Remove the older branch when `setup.py` requires this version. The module import
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -84,6 +84,25 @@ def eager_stance(eager: bool) -> None:
     """Let compiled modules run uncompiled, or compiled again; before torch 2.6 do nothing."""
     if hasattr(torch.compiler, "set_stance"):
         torch.compiler.set_stance("force_eager" if eager else "default")
+
+
+def set_cudnn_attention(enabled: bool) -> bool:
+    """Allow or forbid cuDNN's kernel for attention; return whether it was allowed."""
+    backends = torch.backends.cuda
+    if not hasattr(backends, "enable_cudnn_sdp"):  # before torch 2.3 there is no such kernel
+        return False
+    before = backends.cudnn_sdp_enabled()
+    backends.enable_cudnn_sdp(enabled)
+    return before
+
+
+def foreach_copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copy tensors into others; before torch 2.2 one after the other."""
+    if hasattr(torch, "_foreach_copy_"):
+        torch._foreach_copy_(targets, sources)
+        return
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
 
 
 def has_static_value(size: Any) -> bool:

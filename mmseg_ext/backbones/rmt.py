@@ -13,13 +13,14 @@ Deviations: none in the results. Feature maps are channels-last throughout; the 
 are in `mmseg_ext.layers.manhattan_attention`.
 """
 
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
 from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks import DropPath
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from mmseg_ext.backbones.backbone import (
     IMAGENET,
@@ -29,8 +30,13 @@ from mmseg_ext.backbones.backbone import (
     init_linear,
     settings_of,
 )
+from mmseg_ext.layers.gathered_weights import GatheredWeights, gather_weights
 from mmseg_ext.layers.input_shapes import channels_first, channels_last
 from mmseg_ext.layers.manhattan_attention import Decay, ManhattanBlock, takes_terms
+from mmseg_ext.layers.precision import compute_dtype
+from mmseg_ext.layers.programs import is_recorded
+from mmseg_ext.layers.stochastic_depth import branch_divisors
+from mmseg_ext.layers.submodules import does_more_than_forward
 
 # One entry per stage: blocks, width, heads, feed-forward ratio, decay range, decomposed attention
 # (along W, then H), and initial layer scale (None: no layer scale). Then stochastic depth.
@@ -168,16 +174,20 @@ class RMT(Backbone):
         last = max(sum(settings["depths"]) - 1, 1)
         drop_paths = (rate * i / last for i in range(last + 1))
         self.stages = nn.ModuleList()
+        self._rates: list[list[float]] = []  # of stochastic depth
         for i, width in enumerate(widths):
             names = ("num_heads", "ffn_ratios", "layer_scales", "decay_ranges", "decomposed")
             heads, ratio, scale, decay_range, decomposed = (settings[name][i] for name in names)
             options: dict[str, Any] = dict(decay_start=_DECAY_START, decay_range=decay_range)
             options |= dict(decomposed=decomposed, decay=decay, lce=lce, cpe=cpe, layer_scale=scale)
             blocks = nn.ModuleList()
-            for _ in range(settings["depths"][i]):
-                drop_path = DropPath(next(drop_paths))
+            self._rates.append(list(islice(drop_paths, settings["depths"][i])))
+            for path_rate in self._rates[i]:
+                drop_path = DropPath(path_rate)
                 block = ManhattanBlock(width, heads, ratio, drop_path=drop_path, **options)
                 blocks.append(block)
+            keep = [1 - path_rate for path_rate in self._rates[i] for _ in range(2)]
+            self.register_buffer(f"keep_{i}", torch.tensor(keep), persistent=False)
             self.stages.append(blocks)
         self.out_norms = nn.ModuleDict()
         self.classifier = None
@@ -193,6 +203,32 @@ class RMT(Backbone):
         later = [[f"downsamples.{i - 1}", f"stages.{i}"] for i in range(1, self.built)]
         return [["stem"], ["stages.0"], *later]
 
+    def _weights(self, blocks: nn.ModuleList, x: Tensor) -> list[GatheredWeights]:
+        """Return weights of a stage's blocks that are copied together, which only a GPU needs."""
+        # A compiler merges copies itself, and a checkpoint computes a block with its own weights.
+        compiled = any(block._compiled_call_impl is not None for block in blocks)
+        if x.is_cuda and not (is_recorded() or compiled or self.with_cp):
+            return gather_weights(list(blocks), compute_dtype(x))
+        return [GatheredWeights()] * len(blocks)
+
+    def _divisors(self, stage: int, x: Tensor) -> list[tuple[Tensor, Tensor] | None]:
+        """Return divisors of both branches of each block, or None where `drop_path` is called."""
+        blocks = list(self.stages[stage])
+        paths = [block.drop_path for block in blocks]
+        usual = all(type(path) is DropPath and not does_more_than_forward(path) for path in paths)
+        rates = [path.drop_prob for path in paths] if usual else []
+        keep = self.get_buffer(f"keep_{stage}")
+        known = any(rates) and rates == self._rates[stage] and keep.dtype == torch.float32
+        dtype = compute_dtype(x)
+        # mmcv rounds the quotient to half precision: on a CPU, results stay the same.
+        exact = dtype == torch.float32 or (x.is_cuda and dtype != torch.float64)
+        if not (self.training and known and exact) or is_recorded():
+            return [None] * len(blocks)
+        if blocks[0].gamma1 is not None:
+            dtype = torch.promote_types(dtype, blocks[0].gamma1.dtype)
+        divisors = iter(branch_divisors(keep, 2 * rates.count(0.0), len(x), dtype))
+        return list(zip(divisors, divisors, strict=True))
+
     def forward(self, images: Tensor) -> tuple[Tensor, ...] | Tensor:
         """Map images (B, C, H, W) to logits (B, num_classes) or maps (B, C_i, h_i, w_i)."""
         self._check_images(images)
@@ -204,8 +240,15 @@ class RMT(Backbone):
                 x = self.downsamples[i - 1](x)
             x = channels_last(x)  # (B, h_i, w_i, C_i)
             terms = blocks[0].attn.position_terms(x)  # its blocks have equal settings
-            for block in blocks.children():
-                x = self._run(block, x, *([terms] if takes_terms(block) else []))
+            stage = zip(blocks, self._weights(blocks, x), self._divisors(i, x), strict=True)
+            for block, weights, divisors in stage:
+                if not takes_terms(block):
+                    x = self._run(block, x)
+                elif weights.converted:
+                    inputs = (x, terms, weights.qkv, divisors)
+                    x = functional_call(block, weights.converted, inputs)
+                else:
+                    x = self._run(block, x, terms, weights.qkv, divisors)
             if str(i) in self.out_norms:
                 maps.append(channels_first(self.out_norms[str(i)](x)))
             x = channels_first(x)  # (B, C_i, h_i, w_i)

@@ -183,8 +183,16 @@ def _first(x, *values):
     return x
 
 
-# Operators whose results depend on values, and batch norm.
+def _convolution(x, *settings):
+    """Keep channels last, as cuDNN does."""
+    output = aten.convolution.default(x, *settings)
+    last = x.dim() == 4 and x.shape[1] > 1 and x.stride(1) == 1
+    return torch.empty_like(output, memory_format=torch.channels_last) if last else output
+
+
+# Operators whose results depend on values, batch norm, and convolution.
 _FORMS = {
+    aten.convolution.default: _convolution,
     aten.native_batch_norm.default: _batch_norm_outputs,
     aten._local_scalar_dense.default: _value,
     aten.eq.Scalar: _equals_number,

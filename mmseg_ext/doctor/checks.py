@@ -16,6 +16,8 @@ from torch.utils.benchmark import Timer
 
 from mmseg_ext.doctor import fixtures
 from mmseg_ext.layers import ExternalAttention2d, LambdaLayer, ReAttention
+from mmseg_ext.layers.manhattan_attention import attend, log_decays
+from mmseg_ext.layers.precision import compute_dtype
 
 
 class Finding(NamedTuple):
@@ -35,6 +37,9 @@ def checks(device: torch.device, quick: bool = False) -> Iterator[Check]:
             if device.type == "cuda" or precision != "TF32":
                 run = partial(check_parity, name, precision, device)
                 yield "parity", f"{name}, {precision}", run
+    for precision in PRECISIONS:
+        if device.type == "cuda" or precision != "TF32":
+            yield "masked attention", precision, partial(check_attention, precision, device)
     for name, layer in FAST_FORMS.items():
         yield "speed", name, partial(check_speed, layer, device, 5 if quick else 9)
     for name, parts in SEGMENTORS.items():
@@ -56,20 +61,74 @@ PRECISIONS: dict[str, tuple[torch.dtype | None, bool, float]] = {
 
 def check_parity(name: str, precision: str, device: torch.device) -> Finding:
     """Compare a layer or backbone with the outputs of the published code."""
-    dtype, tf32, bound = PRECISIONS[precision]
+    bound = PRECISIONS[precision][2]
+    with torch.no_grad(), in_precision(precision, device):
+        error = max(c.error(c.module.to(device)(c.x.to(device))) for c in _cases(name))
+    return Finding("ok" if error <= bound else "FAIL", f"error {error:.1e}, bound {bound:.1e}")
+
+
+@contextlib.contextmanager
+def in_precision(precision: str, device: torch.device) -> Iterator[None]:
+    """Compute in one of `PRECISIONS`."""
+    dtype, tf32, _ = PRECISIONS[precision]
     autocast = torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
     matmul, before = torch.backends.cuda.matmul, torch.backends.cuda.matmul.allow_tf32
     matmul.allow_tf32 = tf32
     convolutions = torch.backends.cudnn.flags(enabled=True, allow_tf32=tf32)  # off by default
-    with torch.no_grad(), convolutions, autocast:
-        error = max(c.error(c.module.to(device)(c.x.to(device))) for c in _cases(name))
-    matmul.allow_tf32 = before
-    return Finding("ok" if error <= bound else "FAIL", f"error {error:.1e}, bound {bound:.1e}")
+    try:
+        with convolutions, autocast:
+            yield
+    finally:
+        matmul.allow_tf32 = before
 
 
 @functools.lru_cache(1)  # the precisions of a fixture follow one another
 def _cases(name: str) -> list[fixtures.Case]:
     return list(fixtures.cases(name))
+
+
+LENGTHS = (64, 128, 192)  # RMT's at 512 pixels; cuDNN's gradients were wrong at 64 and 192
+_SHIFT = -120.0  # of all logits
+Attention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of q, k, v and the mask
+
+
+def check_attention(precision: str, device: torch.device) -> Finding:
+    """Compare RMT's attention, and its gradients, with float64 where all logits are near -120."""
+    # Logits in float32 have steps of 8e-6 there.
+    bound = max(PRECISIONS[precision][2], 1e-4)
+    errors = {n: attention_error(attend, n, precision, device) for n in LENGTHS}
+    good = all(error <= bound for error in errors.values())  # nan is not
+    figure = ", ".join(f"{length}: {error:.1e}" for length, error in errors.items())
+    return Finding("ok" if good else "FAIL", f"errors at lengths {figure}, bound {bound:.1e}")
+
+
+def attention_error(
+    attention: Attention, length: int, precision: str, device: torch.device
+) -> float:
+    """Return the largest error of the output and the gradients, relative to the largest value.
+
+    It is nan if one value is.
+    """
+    dtype = PRECISIONS[precision][0] or torch.float32
+    generator = torch.Generator().manual_seed(length)
+    inputs = [torch.randn(8, 4, length, 32, generator=generator).to(dtype) for _ in range(3)]
+    positions = torch.arange(length)
+    distances = (positions[:, None] - positions).abs()
+    bias = (_SHIFT + log_decays(4, 2.0, 4.0).view(1, -1, 1, 1) * distances).to(dtype)
+
+    q, k, v = (x.double().requires_grad_() for x in inputs)
+    logits = q @ k.transpose(2, 3) * q.shape[-1] ** -0.5 + bias.double()  # (8, 4, l, l)
+    out = logits.softmax(-1) @ v
+    exact = [out, *torch.autograd.grad(out.square().sum(), (q, k, v))]
+
+    q, k, v = (x.to(device, torch.float32).requires_grad_() for x in inputs)
+    with in_precision(precision, device):
+        half = compute_dtype(q)
+        out = attention(q.to(half), k.to(half), v.to(half), bias.to(device, half))
+    ours = [out, *torch.autograd.grad(out.float().square().sum(), (q, k, v))]
+    pairs = zip((x.double().cpu() for x in ours), exact, strict=True)
+    errors = [(x - expected).abs().max() / expected.abs().max() for x, expected in pairs]
+    return torch.stack(errors).max().item()
 
 
 Layer = tuple[Callable[[], nn.Module], tuple[int, ...]]  # and the shape of its input

@@ -32,6 +32,7 @@ from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.engine.parameter_groups import unused_custom_keys
 from mmseg_ext.engine.run_record import batch_settings
 from mmseg_ext.errors import LaunchError
+from mmseg_ext.torch_versions import set_cudnn_attention
 
 
 def build_train_runner(
@@ -152,10 +153,16 @@ def _build(cfg: Config, *loops: str) -> Runner:
 def set_gpu_defaults(cfg: Config) -> None:
     """Set torch's `float32_matmul_precision`, and `pin_memory` of loaders that do not set it.
 
+    Attention never runs on cuDNN, also in compiled programs and in layers of other packages:
+    `mmseg_ext.layers.fused_attention` has the reasons. `cudnn_benchmark` tries four kernels of each
+    convolution instead of ten, because cuDNN compiles some of them first.
+
     Without a GPU do nothing: the precision would change products on some CPUs.
     """
     if not torch.cuda.is_available():
         return
+    set_cudnn_attention(False)
+    torch.backends.cudnn.benchmark_limit = 4
     torch.set_float32_matmul_precision(cfg.get("float32_matmul_precision", "highest"))
     for name in ("train_dataloader", "val_dataloader", "test_dataloader"):
         if cfg.get(name):

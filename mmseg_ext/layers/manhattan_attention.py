@@ -19,13 +19,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmseg_ext.layers.fused_attention import fused_attention
 from mmseg_ext.layers.input_shapes import channels_first, channels_last, head_width, require_map
 from mmseg_ext.layers.precision import compute_dtype, full_precision
 from mmseg_ext.layers.programs import is_fixed, is_recorded, recomputed
+from mmseg_ext.layers.stochastic_depth import add_divided
 from mmseg_ext.torch_versions import HAS_MIXED_MASKS
 
 Decay = Literal["logit", "product"]
 
+# Attention along H: the bias of all columns has at most this many bytes.
+_COLUMN_BYTES = 8 * 2**20
 # Full attention: a slice has at most this many bytes of bias, and on a CPU this many queries: 256
 # measured best of 32 to 512 at 8192 positions and 8 heads.
 _BYTES = 64 * 2**20
@@ -35,12 +39,15 @@ _QUERIES_CPU = 256
 class PositionTerms(NamedTuple):
     """Terms of Manhattan attention that depend only on the size, device and dtype of the map.
 
-    `phase` are cos and sin (H, W, 1, d / 2, 2), `decays` the log-decay of each head (n,). `biases`
-    are the log-decays times the distances (1, n, l, l): along W and along H, or for full attention
-    in the map; None if attention runs in slices.
+    `phase` are cos and sin (H, W, 1, d / 2, 2), `inverse` cos and -sin for the backward pass, which
+    recorded programs do not need. `decays` are the log-decay of each head (n,). `biases` are the
+    log-decays times the distances (1, n, l, l): along W and along H, or for full attention in the
+    map; None if attention runs in slices. Along H it may be repeated for each column, (1, W n, H,
+    H).
     """
 
     phase: Tensor | None
+    inverse: Tensor | None
     decays: Tensor | None
     biases: tuple[Tensor | None, ...]
 
@@ -107,57 +114,80 @@ class ManhattanAttention(nn.Module):
         self.lce = nn.Conv2d(embed_dim, embed_dim, 5, padding=2, groups=embed_dim) if lce else None
         self.out_proj = nn.Linear(embed_dim, embed_dim)
 
-    def forward(self, x: Tensor, terms: PositionTerms | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        terms: PositionTerms | None = None,
+        qkv: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
         """Map x (B, H, W, C) to (B, H, W, C); raise a ValueError for another shape.
 
-        Layers with equal settings can share the `terms` of maps of one size.
+        Layers with equal settings can share the `terms` of maps of one size. `qkv` are the weights
+        (3 C, C) and biases (3 C,) of `q_proj`, `k_proj` and `v_proj`, if they are already together.
         """
         require_map(x, self.embed_dim, last=True)
         terms = self.position_terms(x) if terms is None else terms
-        q, k = self._queries_and_keys(x, terms.phase)  # (B, H, W, n, d)
-        value = self.v_proj(x)
-        v = value.unflatten(-1, (self.num_heads, -1))  # (B, H, W, n, d)
+        q, k, value = self._heads(x, terms, qkv)  # (B, H, W, n, d)
         if self.decomposed:
-            v = self._attend(q, k, v, terms.biases[0])
-            q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, W, H, n, d)
-            v = self._attend(q, k, v, terms.biases[1]).transpose(1, 2)
+            v = self._attend_along_h(q, k, self._attend(q, k, value, terms.biases[0]), terms)
         else:
-            v = self._attend_to_map(q, k, v, terms, x)
+            v = self._attend_to_map(q, k, value, terms, x)
         out = v.flatten(-2)  # (B, H, W, C)
         if self.lce is not None:
-            out = out + channels_last(self.lce(channels_first(value)))
+            # In this order, because the sum has the memory layout of its first term.
+            out = channels_last(self.lce(channels_first(value.flatten(-2)))) + out
         return self.out_proj(out)
 
     def position_terms(self, x: Tensor) -> PositionTerms:
         """Compute the terms that depend only on the size, device and dtype of x (B, H, W, C)."""
         height, width = x.shape[1:3]
-        sizes = [(1, width), (1, height)] if self.decomposed else [(height, width)]
         sliced = not self.decomposed and _slice_size(self.num_heads, height * width, x) is not None
         decays = None if self.decay is None else self._log_decays(x)
         if decays is None or sliced:
-            return PositionTerms(self._phase(x), decays, (None,) * len(sizes))
-        biases = (self._bias(x, decays, *size) for size in sizes)
-        return PositionTerms(self._phase(x), decays, tuple(biases))
+            return PositionTerms(*self._phase(x), decays, (None, None))
+        if self.decomposed:
+            biases = [self._bias(x, decays, _distances(size, x)) for size in (width, height)]
+        else:
+            positions = torch.arange(height * width, device=x.device)
+            biases = [self._bias(x, decays, manhattan_distance(positions, height, width))]
+        # With columns as heads, queries, keys and values of several images need no copies.
+        repeats = self.decomposed and not is_recorded() and len(x) > 1
+        if repeats and biases[1].nbytes * width <= _COLUMN_BYTES:
+            biases[1] = biases[1].repeat(1, width, 1, 1)  # (1, W n, H, H)
+        return PositionTerms(*self._phase(x), decays, tuple(biases))
 
-    def _phase(self, x: Tensor) -> Tensor | None:
+    def _phase(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return the phases of the map x (B, H, W, C), and for eager programs their inverse."""
         if not self.rotary:
-            return None
-        return rotary_phase(x.shape[1], x.shape[2], self.embed_dim // self.num_heads, like=x)
+            return None, None
+        phase = rotary_phase(x.shape[1], x.shape[2], self.embed_dim // self.num_heads, like=x)
+        if is_recorded():
+            return phase, None
+        return phase, torch.view_as_real(torch.view_as_complex(phase).conj().resolve_conj())
 
-    def _bias(self, x: Tensor, decays: Tensor, height: int, width: int, *rows: int) -> Tensor:
-        """Return the log-decays (1, n, l', l) of positions in a map, all or start and stop."""
-        positions = torch.arange(*(rows or (height * width,)), device=x.device)  # (l',)
-        distance = manhattan_distance(positions, height, width)  # (l', l)
+    def _bias(self, x: Tensor, decays: Tensor, distance: Tensor) -> Tensor:
+        """Return the log-decays (1, n, l', l) at distances (l', l)."""
         # A mask with three dimensions would take the kernel's unfused path.
         bias = decays.view(1, -1, 1, 1) * distance  # (1, n, l', l)
         # Kernels of GPUs require the dtype of the queries, as all kernels of older torch.
         mixed = self.decay == "product" or (x.device.type == "cpu" and HAS_MIXED_MASKS)
         return bias if mixed else bias.to(compute_dtype(x))
 
-    def _queries_and_keys(self, x: Tensor, phase: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return rotated queries and keys, each (B, H, W, n, d)."""
-        q, k = (p(x).unflatten(-1, (self.num_heads, -1)) for p in (self.q_proj, self.k_proj))
-        return (q, k) if phase is None else (_rotate(q, phase), _rotate(k, phase))
+    def _heads(
+        self, x: Tensor, terms: PositionTerms, qkv: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rotated queries, rotated keys, and values, each (B, H, W, n, d)."""
+        if qkv is None:
+            projections = (self.q_proj, self.k_proj, self.v_proj)
+            q, k, v = (p(x).unflatten(-1, (self.num_heads, -1)) for p in projections)
+        else:
+            q, k, v = F.linear(x, *qkv).unflatten(-1, (3, self.num_heads, -1)).unbind(-3)
+        phase, inverse = terms.phase, terms.inverse
+        if phase is None:
+            return q, k, v
+        if inverse is None or is_recorded():
+            return rotate_real(q, phase), rotate_real(k, phase), v
+        return _Rotation.apply(q, phase, inverse), _Rotation.apply(k, phase, inverse), v
 
     def attention_map(self, x: Tensor, position: tuple[int, int] | None = None) -> Tensor:
         """Return the weights of the values for x (B, H, W, C), (B, n, N, N) with N = H W.
@@ -167,7 +197,8 @@ class ManhattanAttention(nn.Module):
         of the query times along the row of the key.
         """
         require_map(x, self.embed_dim, last=True)
-        q, k = (t.permute(0, 3, 1, 2, 4) for t in self._queries_and_keys(x, self._phase(x)))
+        heads = self._heads(x, PositionTerms(*self._phase(x), None, ()))
+        q, k = (t.permute(0, 3, 1, 2, 4) for t in heads[:2])  # (B, n, H, W, d)
         q = q * q.shape[-1] ** -0.5
         row, column = (slice(i, i + 1) for i in position) if position else [slice(None)] * 2
         rows, columns = (torch.arange(size, device=x.device) for size in x.shape[1:3])
@@ -204,6 +235,17 @@ class ManhattanAttention(nn.Module):
         out = attend(q, k, values, bias, self.decay == "product")  # (B H, n, W, d)
         return out.transpose(1, 2).reshape(v.shape)
 
+    def _attend_along_h(self, q: Tensor, k: Tensor, v: Tensor, terms: PositionTerms) -> Tensor:
+        """Attend along H, (B, H, W, n, d) to (B, H, W, n, d)."""
+        bias = terms.biases[1]
+        if bias is None or bias.shape[1] == self.num_heads:
+            q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, W, H, n, d)
+            return self._attend(q, k, v, bias).transpose(1, 2)
+        columns = v.shape[2:4]
+        q, k, v = (t.flatten(2, 3).transpose(1, 2) for t in (q, k, v))  # (B, W n, H, d)
+        out = attend(q, k, v, bias, self.decay == "product").transpose(1, 2)  # (B, H, W n, d)
+        return out.unflatten(2, columns)
+
     def _attend_to_map(
         self, q: Tensor, k: Tensor, v: Tensor, terms: PositionTerms, x: Tensor
     ) -> Tensor:
@@ -215,8 +257,8 @@ class ManhattanAttention(nn.Module):
 
         def attend_slice(queries: Tensor, k: Tensor, values: Tensor, start: int) -> Tensor:
             assert decays is not None  # below
-            rows = (start, start + queries.shape[2])
-            bias = self._bias(x, decays, height, width, *rows)
+            positions = torch.arange(start, start + queries.shape[2], device=x.device)
+            bias = self._bias(x, decays, manhattan_distance(positions, height, width))
             return attend(queries, k, values, bias, printed)
 
         if step is None or decays is None:
@@ -235,7 +277,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, printed: bool =
     (s, n, l, d), and b is (1, n, l', l) or None for zero.
     """
     if bias is None or not printed:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        return fused_attention(q, k, v, attn_mask=bias)
     logits = (q @ k.transpose(-1, -2)).to(bias.dtype) * q.shape[-1] ** -0.5
     return (torch.softmax(logits, -1) * bias.exp()).to(v.dtype) @ v  # (s, n, l', d)
 
@@ -248,6 +290,12 @@ def _slice_size(num_heads: int, length: int, x: Tensor) -> int | None:
     if x.device.type == "cpu":
         step = min(step, _QUERIES_CPU)
     return step if step < length else None
+
+
+def _distances(length: int, like: Tensor) -> Tensor:
+    """Return the distances between the positions of a line, (length, length)."""
+    positions = torch.arange(length, device=like.device)
+    return (positions[:, None] - positions).abs()
 
 
 def manhattan_distance(positions: Tensor, height: int, width: int) -> Tensor:
@@ -273,19 +321,20 @@ def rotary_phase(height: int, width: int, head_dim: int, like: Tensor) -> Tensor
     They are on the device of `like`, in float32 at least. The sum formulas give them from the
     float64 angles of the rows and of the columns.
     """
-    rows = _in_float64(_axis_phase, height, width, head_dim, like=like)[:, None]
-    columns = _in_float64(_axis_phase, width, 1, head_dim, like=like)
+    phases = _in_float64(_axis_phases, height, width, head_dim, like=like)
+    rows, columns = phases[:height, None], phases[height:]
     (cos_row, sin_row), (cos, sin) = rows.unbind(-1), columns.unbind(-1)
     real, imaginary = cos_row * cos - sin_row * sin, sin_row * cos + cos_row * sin
     return torch.stack((real, imaginary), -1)
 
 
-def _axis_phase(count: int, stride: int, head_dim: int, device: torch.device | str) -> Tensor:
-    """Return cos and sin of theta_j times multiples of `stride`, (count, 1, head_dim / 2, 2)."""
+def _axis_phases(height: int, width: int, head_dim: int, device: torch.device | str) -> Tensor:
+    """Return cos and sin of theta_j h W, then of theta_j w, (height + width, 1, d / 2, 2)."""
     options = {"dtype": torch.float64, "device": device}
     theta = 10000.0 ** -torch.linspace(0, 1, head_dim // 2, **options)  # (d / 2,)
-    index = torch.arange(count, **options) * stride
-    angle = index[:, None, None] * theta  # (count, 1, d / 2)
+    rows = torch.arange(height, **options) * width
+    index = torch.cat((rows, torch.arange(width, **options)))
+    angle = index[:, None, None] * theta  # (height + width, 1, d / 2)
     return torch.stack((angle.cos(), angle.sin()), -1)
 
 
@@ -296,14 +345,35 @@ def _in_float64(function: Callable[..., Tensor], *arguments: float, like: Tensor
     return function(*arguments, device=place).to(like.device, full_precision(like.dtype))
 
 
+class _Rotation(torch.autograd.Function):
+    """`rotate_real` in complex numbers: one product forward and one backward."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, phase: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(phase, inverse)
+        return _rotate(x, phase)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        phase, inverse = ctx.saved_tensors
+        return _Rotation.apply(gradients[0], inverse, phase), None, None
+
+
 def _rotate(x: Tensor, phase: Tensor) -> Tensor:
-    """Rotate each pair of channels of x (B, H, W, n, d) by its phase, in the phase's precision."""
+    x = x if x.stride(-1) == 1 else x.contiguous()  # else it is no view of complex numbers
     pairs = x.to(phase.dtype).unflatten(-1, (-1, 2))  # (B, H, W, n, d / 2, 2)
-    if is_recorded():  # tracers and exporters support real arithmetic best
-        (a, b), (cos, sin) = pairs.unbind(-1), phase.unbind(-1)
-        rotated = torch.stack((a * cos - b * sin, a * sin + b * cos), -1)
-    else:
-        rotated = torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(phase))
+    product = torch.view_as_complex(pairs) * torch.view_as_complex(phase)
+    return torch.view_as_real(product).flatten(-2).to(x.dtype)  # (B, H, W, n, d)
+
+
+def rotate_real(x: Tensor, phase: Tensor) -> Tensor:
+    """Rotate each pair of channels of x (B, H, W, n, d) by its phase, in the phase's precision.
+
+    Tracers and exporters support this form, which has no complex numbers.
+    """
+    pairs = x.to(phase.dtype).unflatten(-1, (-1, 2))  # (B, H, W, n, d / 2, 2)
+    (a, b), (cos, sin) = pairs.unbind(-1), phase.unbind(-1)
+    rotated = torch.stack((a * cos - b * sin, a * sin + b * cos), -1)
     return rotated.flatten(-2).to(x.dtype)  # (B, H, W, n, d)
 
 
@@ -328,7 +398,8 @@ class ManhattanBlock(nn.Module):
 
     Args:
         ffn_ratio: hidden width of the feed-forward network divided by `embed_dim`.
-        drop_path: a module applied last in both residual branches, for stochastic depth.
+        drop_path: a module applied last in both residual branches, for stochastic depth, unless
+            `forward` gets `divisors`.
         layer_scale: initial value of a learned gain per channel in both branches; None: no gain.
         cpe: conditional position encoding, a depthwise 3x3 convolution.
         attention: further arguments of `ManhattanAttention`.
@@ -356,20 +427,31 @@ class ManhattanBlock(nn.Module):
             gains = (nn.Parameter(torch.full((embed_dim,), layer_scale)) for _ in range(2))
             self.gamma1, self.gamma2 = gains
 
-    def forward(self, x: Tensor, terms: PositionTerms | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        terms: PositionTerms | None = None,
+        qkv: tuple[Tensor, Tensor] | None = None,
+        divisors: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
         """Map x (B, H, W, C) to (B, H, W, C); raise a ValueError for another shape.
 
-        Blocks with equal settings can share `attn.position_terms(x)`.
+        Blocks with equal settings can share `attn.position_terms(x)`. For `qkv` see
+        `ManhattanAttention`, for `divisors` of both branches `mmseg_ext.layers.stochastic_depth`.
         """
         require_map(x, self.attn.embed_dim, last=True)
         if self.cpe is not None:
             x = x + channels_last(self.cpe(channels_first(x)))
-        shared = (terms,) if takes_terms(self.attn) else ()
-        x = x + self._branch(self.attn(self.norm1(x), *shared), self.gamma1)
-        return x + self._branch(self.ffn(self.norm2(x)), self.gamma2)
+        shared = (terms, qkv) if takes_terms(self.attn) else ()
+        first, second = (None, None) if divisors is None else divisors
+        x = self._add_branch(x, self.attn(self.norm1(x), *shared), self.gamma1, first)
+        return self._add_branch(x, self.ffn(self.norm2(x)), self.gamma2, second)
 
-    def _branch(self, x: Tensor, gamma: Tensor | None) -> Tensor:
-        return self.drop_path(x if gamma is None else gamma * x)
+    def _add_branch(
+        self, x: Tensor, branch: Tensor, gamma: Tensor | None, divisor: Tensor | None
+    ) -> Tensor:
+        branch = branch if gamma is None else gamma * branch
+        return x + self.drop_path(branch) if divisor is None else add_divided(x, branch, divisor)
 
 
 def takes_terms(module: nn.Module) -> bool:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmseg_ext.layers import _blocked_re_attention as blocked
+from mmseg_ext.layers.fused_attention import fused_attention
 from mmseg_ext.layers.input_shapes import head_width, require_tokens
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
 
@@ -157,7 +158,7 @@ class SelfAttention(nn.Module):
         # heads of 33 and 35. Zeros change neither the products nor the columns that are kept.
         if width % 8 and x.device.type == "cuda":
             heads = F.pad(heads, (0, -width % 8))
-        y = F.scaled_dot_product_attention(*heads, dropout_p=drop, scale=width**-0.5)
+        y = fused_attention(*heads, dropout_p=drop, scale=width**-0.5)
         y = y[..., :width].transpose(1, 2).flatten(2)  # (B, N, C)
         return self.proj_drop(self.proj(y))  # (B, N, C)
 

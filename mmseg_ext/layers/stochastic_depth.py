@@ -40,9 +40,14 @@ class _AddDivided(torch.autograd.Function):
     def forward(ctx, x: Tensor, branch: Tensor, divisor: Tensor) -> Tensor:
         ctx.save_for_backward(divisor)
         ctx.dtype = branch.dtype
-        return torch.addcdiv(x, branch, divisor)
+        # The divisor is float32. The sum has the dtype that it has without it.
+        total = torch.empty_like(x, dtype=torch.promote_types(x.dtype, branch.dtype))
+        return torch.addcdiv(x, branch, divisor, out=total)
 
     @staticmethod
     def backward(ctx, *gradients: Tensor):
-        (divisor,) = ctx.saved_tensors
-        return gradients[0], (gradients[0] / divisor).to(ctx.dtype), None
+        (gradient,), (divisor,) = gradients, ctx.saved_tensors
+        if torch.is_grad_enabled():  # second derivatives
+            return gradient, (gradient / divisor).to(ctx.dtype), None
+        branch = torch.empty_like(gradient, dtype=ctx.dtype)
+        return gradient, torch.div(gradient, divisor, out=branch), None

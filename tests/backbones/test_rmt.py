@@ -1,7 +1,10 @@
 """RMT: the published features, parameters and multiply-adds, and what every backbone must pass."""
 
+import copy
+
 import pytest
 import torch
+from mmcv.cnn.bricks import DropPath
 from torch import nn
 
 from benchmarks.reference.manhattan_attention import PlainRMT
@@ -109,4 +112,106 @@ def test_blocks_of_a_stage_share_what_depends_on_positions():
         with Operators() as operators:
             maps = model(images)
         assert device.current - start == sum(x.nbytes for x in maps)  # nothing stays
-    assert operators.names["cos"] == 2 * 4 and operators.kernels <= 560
+    assert operators.names["cos"] == 4 and operators.kernels <= 490
+
+
+class Called(DropPath):
+    """A class that the backbone does not know, and therefore calls."""
+
+
+def step(model: RMT, images: torch.Tensor, half: bool = False) -> list[torch.Tensor]:
+    """Return the maps, the gradients, and the next random numbers."""
+    model.zero_grad()
+    torch.manual_seed(0)
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        maps = model(images)
+    sum(x.float().cos().sum() for x in maps).backward()
+    found = [*maps, *(p.grad for p in model.parameters()), torch.rand(2)]
+    return [x.detach().as_subclass(torch.Tensor) for x in found]
+
+
+DEEP = SHRUNK | {"depths": (2, 2, 2, 2), "drop_path_rate": 0.5}
+
+
+@pytest.mark.parametrize(("half", "with_cp"), [(False, False), (False, True), (True, False)])
+def test_stochastic_depth_is_that_of_mmcv(half, with_cp):
+    """Bit by bit, with the same random numbers."""
+    model = randomise(RMT(DEEP, with_cp=with_cp)).train()
+    called = copy.deepcopy(model)
+    for stage in called.stages:
+        for block in stage:
+            block.drop_path = Called(block.drop_path.drop_prob)
+    images = torch.randn(4, 3, 64, 96)
+    expected = step(called, images, half)
+    assert all(map(torch.equal, step(model, images, half), expected))
+    model.stages[3][1].drop_path.drop_prob = 0.0  # a schedule
+    called.stages[3][1].drop_path.drop_prob = 0.0
+    changed = step(model, images, half)
+    assert all(map(torch.equal, changed, step(called, images, half)))
+    assert not torch.equal(changed[3], expected[3])
+
+
+class OnGPU(torch.Tensor):
+    """A tensor whose weights are gathered."""
+
+    is_cuda = True  # pyright: ignore
+
+
+def test_stochastic_depth_under_autocast_on_a_gpu():
+    """The dtypes of the maps stay the same, and values to the rounding of bfloat16."""
+    model = randomise(RMT(DEEP)).train()
+    images = torch.randn(2, 3, 64, 96)
+    expected, found = (step(model, x, True)[:4] for x in (images, images.as_subclass(OnGPU)))
+    for x, y in zip(found, expected, strict=True):
+        assert x.dtype == y.dtype and (x - y).abs().max() <= 0.1 * y.abs().max()
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_gathered_weights(half):
+    """Maps and gradients are those of single weights, and maps are equal under autocast.
+
+    Without stochastic depth, which rounds differently on a GPU.
+    """
+    model = randomise(RMT(DEEP | {"drop_path_rate": 0.0})).train()
+    images = torch.randn(2, 3, 64, 96)
+    if not half:
+        model, images = model.double(), images.double()
+    expected, found = (step(model, x, half) for x in (images, images.as_subclass(OnGPU)))
+    assert not half or all(map(torch.equal, found[:4], expected[:4]))
+    largest = max(x.abs().max() for x in expected[4:])
+    for x, y in zip(found, expected, strict=True):
+        assert (x - y).abs().max() <= (1e-2 if half else 1e-12) * largest
+
+
+def test_gathered_weights_leave_hooks_and_frozen_weights_alone():
+    model, images = RMT(SHRUNK, frozen_stages=2), torch.randn(2, 3, 64, 96).as_subclass(OnGPU)
+    block, calls = model.stages[3][0], []
+    block.attn.k_proj.register_forward_hook(lambda *_: calls.append(0))
+    block.ffn.fc1.weight.requires_grad_(False)
+    model.train()
+    found = step_of_trained(model, images)
+    assert calls and block.ffn.fc1.weight.grad is None
+    assert found == {n for n, p in model.named_parameters() if p.requires_grad}
+
+
+def step_of_trained(model: RMT, images: torch.Tensor) -> set[str]:
+    with torch.autocast("cpu", torch.bfloat16):
+        sum(x.float().cos().sum() for x in model(images)).backward()
+    return {n for n, p in model.named_parameters() if p.grad is not None}
+
+
+def test_compiled_blocks_are_one_graph_per_stage():
+    """Blocks differ in their rate of stochastic depth, which is no part of a graph."""
+    model, graphs = RMT(DEEP).train(), []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    torch.compiler.reset()
+    for stage in model.stages:
+        for block in stage:
+            block.compile(backend=count, dynamic=False)
+    maps = model(torch.randn(2, 3, 64, 96))
+    torch.compiler.reset()
+    assert len(graphs) == 4 and all(x.isfinite().all() for x in maps)

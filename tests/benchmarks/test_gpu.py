@@ -4,13 +4,18 @@ import json
 import signal
 import subprocess
 import sys
+import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.gpu import first_step
+from benchmarks.gpu.attention_backends import attention_backends
 from benchmarks.gpu.claims import CLAIMS, Claim
 from benchmarks.gpu.runner import STAGES, claims_text, main, stage_text
+from benchmarks.gpu.stage import Run
 from benchmarks.gpu.summary import hours, stage_summary
 from tests.engine.runs import ROOT, run
 
@@ -33,6 +38,44 @@ def test_every_stage_runs(tmp_path):
     assert all(row["different"] == 0 for row in results["stages"]["training"]["rows"][:1])
     text = (tmp_path / "gpu.md").read_text()
     assert all(f"## {name}\n" in text for name in STAGES)
+
+
+def test_attention_backends():
+    """On a CPU two of the four kernels exist."""
+    rows = list(attention_backends(Run("cpu", quick=True, end=float("inf"))))
+    measured = {row["kernel"]: row for row in rows if "failed" not in row}
+    assert len(rows) == 2 * 4 and measured.keys() == {"FLASH_ATTENTION", "MATH"}
+    assert all(float(str(row["error"])) < 0.01 for row in measured.values())
+    assert all(float(str(row["ms"])) > 0 for row in measured.values())
+
+
+@pytest.mark.slow
+def test_first_step(monkeypatch):
+    """A variant that ends has a figure for each step, one that is too slow only its first."""
+    monkeypatch.setattr(first_step, "VARIANTS", (first_step.Variant(0, "native"),))
+    run = Run("cpu", quick=True, end=time.time() + 60)
+    (row,) = first_step.first_step(run)
+    figures = [float(str(value)) for key, value in row.items() if key.endswith(", s")]
+    assert len(figures) == 5 and min(figures) > 0 and "failed" not in row
+    stopped = first_step.measured_apart(run, first_step.Variant(0), 0.1)
+    assert stopped == {"failed": "stopped after 0 s"}
+
+
+@pytest.mark.parametrize("place", ["native", "float32", "cuDNN"])
+def test_places_of_depthwise_convolutions(place):
+    torch.manual_seed(0)
+    x, layer = torch.randn(2, 6, 9, 9), torch.nn.Conv2d(6, 6, 5, padding=2, groups=6)
+    found = []
+    for context in (nullcontext(), first_step.DepthwiseConvolutions(place)):
+        layer.zero_grad()
+        with context, torch.autocast("cpu", torch.bfloat16):
+            out = layer(x.requires_grad_()).float()
+        (gradient,) = torch.autograd.grad(out.square().sum(), x, retain_graph=True)
+        out.square().sum().backward()
+        found.append([out.detach(), gradient, layer.weight.grad, layer.bias.grad])
+    for expected, ours in zip(*found, strict=True):
+        assert (ours - expected).abs().max() <= 0.02 * expected.abs().max()
+    assert torch.equal(found[0][0], found[1][0]) == (place != "float32")
 
 
 @pytest.mark.slow

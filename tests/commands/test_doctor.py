@@ -14,6 +14,7 @@ from mmseg_ext import commands
 from mmseg_ext.doctor import checks as module  # one check; the command runs all for minutes
 from mmseg_ext.doctor.checks import Finding
 from mmseg_ext.layers import ExternalAttention2d, ManhattanAttention
+from mmseg_ext.layers.manhattan_attention import attend
 from mmseg_ext.segmentors import StripEncoderDecoder
 
 CPU = torch.device("cpu")
@@ -37,6 +38,22 @@ def test_wrong_result(monkeypatch):
     monkeypatch.setattr(ManhattanAttention, "forward", lambda s, x: forward(s, x) * 1.000015)
     (finding,) = run("parity", "masa_full, float32").values()
     assert finding.status == "FAIL" and "error 1." in finding.figure
+
+
+def test_masked_attention(monkeypatch):
+    """Gradients that are NaN at one length are found, and those of an output off by 1 %."""
+    findings = run("masked attention")
+    assert [f.status for f in findings.values()] == ["ok"] * 3, findings
+    assert all("64: " in f.figure and "192: " in f.figure for f in findings.values())
+
+    def nan_at_192(q, *others):
+        out = attend(q, *others)
+        out.register_hook(lambda g: g * (float("nan") if q.shape[2] == 192 else 1))
+        return out
+
+    for wrong in (nan_at_192, lambda *args: 1.01 * attend(*args)):
+        monkeypatch.setattr(module, "attend", wrong)
+        assert run("masked attention", "float32")["float32"].status == "FAIL"
 
 
 @pytest.mark.parametrize("name", ["MaSAHead", "DeepViT"])

@@ -110,6 +110,14 @@ def test_batch_norm_of_one_value_per_channel(device):
     assert y.shape == x.grad.shape == x.shape
 
 
+def test_convolutions_keep_channels_last(device):
+    x = torch.zeros(2, 8, 5, 7, device="cuda")
+    weight = torch.zeros(4, 8, 3, 3, device="cuda")
+    assert functional.conv2d(x, weight).is_contiguous()
+    last = functional.conv2d(x.contiguous(memory_format=torch.channels_last), weight)
+    assert last.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_dropout_stores_a_mask_of_bytes(device):
     x = torch.zeros(1000, device="cuda", requires_grad=True)
     y = functional.dropout(x, 0.1)

@@ -71,6 +71,20 @@ def test_precision_and_pinned_memory_are_set_for_a_gpu(monkeypatch):
     assert seen == [("highest", None, None), ("high", True, True), ("medium", False, True)]
 
 
+@pytest.mark.parametrize("available", [True, False])
+def test_kernels_of_cudnn_on_a_gpu(monkeypatch, available):
+    """No attention, whose gradients can be NaN, and four trials of each convolution."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark_limit", 10)
+    try:
+        set_gpu_defaults(load(EXPERIMENTS["ea_r18_shapes"]))
+        found = torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cudnn.benchmark_limit
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        torch.set_float32_matmul_precision("highest")
+    assert found == ((False, 4) if available else (True, 10))
+
+
 @pytest.mark.slow
 def test_compiled_training_has_the_same_losses(tmp_path):
     """Two iterations, whose losses are one graph or two; `train_step` has more than 20.

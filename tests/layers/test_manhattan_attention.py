@@ -1,5 +1,6 @@
 """ManhattanAttention: the published code's numbers, the paper's identities, and its memory."""
 
+import copy
 import itertools
 from functools import partial
 
@@ -8,7 +9,7 @@ import torch
 
 from benchmarks.reference.manhattan_attention import plain_manhattan_attention
 from mmseg_ext.cost.simulated_cuda import SimulatedCUDA  # in place of a GPU
-from mmseg_ext.layers import ManhattanAttention, ManhattanBlock
+from mmseg_ext.layers import ManhattanAttention, ManhattanBlock, SelfAttention
 from tests.models import Operators
 from tests.parity import assert_same_function
 
@@ -83,6 +84,17 @@ def test_layers_share_terms(decomposed, decay, size):
     assert torch.equal(out, layer(x)) and operators.names["log1p"] <= 1
 
 
+@pytest.mark.parametrize("size", [(5, 7), (129, 64)], ids=["columns as heads", "copies"])
+def test_images_of_a_batch_are_independent(size):
+    """Along H, several images of a small map have all columns as heads, without copies."""
+    layer, x = attention(), maps(2, *size)
+    with Operators() as operators:
+        out = layer(x)
+    assert (operators.names["repeat"] > 0) == (size == (5, 7))
+    alone = torch.cat([layer(image) for image in x.split(1)])
+    assert torch.allclose(out, alone, rtol=1e-12, atol=1e-14)
+
+
 @pytest.mark.parametrize("size", [(32, 32), (64, 128)], ids=["one slice", "slices"])
 def test_slices_on_a_gpu_have_the_size_of_a_bias(size):
     """1,024 positions of 8 heads are one slice of 32 MiB, 8,192 positions 32 slices of 64 MiB."""
@@ -93,6 +105,31 @@ def test_slices_on_a_gpu_have_the_size_of_a_bias(size):
     again = 0 if forward == 1 else forward
     assert operators.names["_scaled_dot_product_efficient_attention"] == forward + again
     assert operators.largest <= 64 * 2**20
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(ManhattanAttention(24, 3), (1, 5, 7, 24)), (SelfAttention(24, 3), (1, 7, 24))],
+    ids=["Manhattan", "self-attention"],
+)
+def test_cudnn_attention_is_off_on_a_gpu(monkeypatch, layer, shape, enabled):
+    """Its gradients can be NaN (pytorch#196678). The setting of the process does not change."""
+    kernel, seen = torch.nn.functional.scaled_dot_product_attention, []
+
+    def recorded(*args, **kwargs):
+        seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return kernel(*args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, kernel.__name__, recorded)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(enabled)
+        with SimulatedCUDA() as device:
+            copy.deepcopy(layer).to(device.device)(torch.zeros(shape, device=device.device))
+        assert seen and not any(seen) and torch.backends.cuda.cudnn_sdp_enabled() == enabled
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 @pytest.mark.parametrize("decay", ["logit", "product"])
