@@ -1,8 +1,8 @@
 """The stage `variants`: training steps with options that may make them faster, by `plan`.
 
 Each row has the time of a step in a queue of steps, of a single step, and until Python has started
-its kernels; and the time that the GPU is busy, by the profiler. The loss of the fifth step should be nearly
-equal for all variants of a config. Equal checksums are equal weights, bit by bit.
+its kernels; and the time that the GPU is busy, by the profiler. The loss of the fifth step should
+be nearly equal for all variants of a config. Equal checksums are equal weights, bit by bit.
 """
 
 import copy
