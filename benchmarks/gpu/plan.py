@@ -115,9 +115,9 @@ LOOPS = (
     Loop(EANET, 16, 14, limit=60),
     Loop(EANET, 16, 8),
     Loop(EANET, 16, 4),
+    Loop(EANET, 16, 14, keys={"cuda_graph": True}, limit=60),
     Loop(EANET, 16, 14, stock=True, limit=60),
     Loop(EANET, 16, 4, stock=True),
-    Loop(EANET, 16, 14, keys={"cuda_graph": True}, limit=60),
     Loop(EANET, 16, 14, keys={"compile": {"target": "blocks"}}, limit=120),
     Loop(EANET, 16, 14, keys={"channels_last": False}, limit=60),
 )

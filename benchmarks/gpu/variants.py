@@ -1,8 +1,8 @@
 """The stage `variants`: training steps with options that may make them faster, by `plan`.
 
-Each row has the time of a step in a queue of steps, alone, and until Python has started everything;
-and the time that the GPU is busy, by the profiler. The loss of the fifth step should be nearly
-equal for all variants of a config. Equal checksums are equal weights, bit by bit.
+Each row has the time of a step in a queue of steps, of a single step, and until Python has started
+its kernels; and the time that the GPU is busy, by the profiler. The loss of the fifth step should
+be nearly equal for all variants of a config. Equal checksums are equal weights, bit by bit.
 """
 
 import copy
@@ -88,7 +88,7 @@ def columns(run: Run, variant: Variant, ceilings: Row) -> Iterator[Row]:
         yield operators(run, step, times.enqueued)
     empty: Row = {"busy ms": "", "kernels": "", "longest": ""}
     found = attempt({}, busy_time, step) if run.on_gpu else empty
-    # An error of the profiler is not one of the step.
+    # The step has been measured, also if the profiler fails.
     yield {**empty, "busy ms": found["failed"]} if "failed" in found else found
 
 
@@ -169,7 +169,7 @@ def first_steps(run: Run, step: Step, model: BaseModel) -> Row:
 
 
 class Times(NamedTuple):
-    """Seconds of a step: in a queue of steps, alone, and until all of it is started."""
+    """Seconds of a step: in a queue of steps, by itself, and until its kernels are started."""
 
     queued: float
     alone: float
@@ -177,7 +177,7 @@ class Times(NamedTuple):
 
 
 def step_times(run: Run, step: Step) -> Times:
-    """Measure a step three times alone, and three times as many of them as fit in half a second."""
+    """Measure three single steps, and three queues of as many steps as fit in half a second."""
     alone, enqueued, queued = [], [], []
     for _ in range(1 if run.quick else 3):
         synchronize(run)
