@@ -86,18 +86,13 @@ def _batch_statistics(
     # Rows of a softmax sum to one, so each map has exactly the mean 1/N. With M the matrix and S
     # the covariance of the heads' maps, the mixed maps have the mean M 1/N + bias and the variance
     # diag(M S M^T). The mixed maps themselves are not needed.
-    parts = [recomputed(_centered_products, block, k) for block in _blocks(q)]
+    parts = [_CenteredProducts.apply(block, k) for block in _blocks(q)]
     covariance = torch.cat(parts).sum(0) / count  # (H, H)
     mean = matrix.sum(1) / tokens + bias  # (H)
     variance = ((matrix @ covariance) * matrix).sum(1)  # (H)
     if norm.running_mean is not None:
         update_running_statistics(norm, mean, variance, count)
     return mean, variance
-
-
-def _centered_products(q: Tensor, k: Tensor) -> Tensor:
-    """Return products of the heads' maps minus their mean 1/N, in parts (P, H, H) of a sum."""
-    return _SelfProducts.apply(_softmax_maps(q, k) - 1 / k.shape[-2])
 
 
 def products_of_maps(a: Tensor, b: Tensor) -> Tensor:
@@ -112,20 +107,28 @@ def products_of_maps(a: Tensor, b: Tensor) -> Tensor:
     return a @ b.transpose(1, 2)
 
 
-class _SelfProducts(torch.autograd.Function):
-    """`products_of_maps(maps, maps)`, whose gradient is one product."""
+class _CenteredProducts(torch.autograd.Function):
+    """Products of the heads' maps minus their mean 1/N, as `products_of_maps`.
+
+    Its backward pass computes the maps again, but not the products.
+    """
 
     @staticmethod
-    def forward(ctx, maps: Tensor) -> Tensor:
-        ctx.save_for_backward(maps)
-        return products_of_maps(maps, maps)
+    def forward(ctx, q: Tensor, k: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k)
+        centered = _softmax_maps(q, k) - 1 / k.shape[-2]
+        return products_of_maps(centered, centered)
 
     @staticmethod
-    def backward(ctx, *gradients: Tensor) -> Tensor:
-        (maps,) = ctx.saved_tensors
+    def backward(ctx, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = ctx.saved_tensors
+        maps = _softmax_maps(q, k)
         # The parts are summed, so their gradients are equal.
         gradient = gradients[0][0]  # (H, H)
-        return ((gradient + gradient.t()) @ maps.flatten(1)).view_as(maps)
+        # The mean adds the same number to all entries of a row, which a softmax ignores.
+        of_maps = ((gradient + gradient.t()) @ maps.flatten(1)).view_as(maps)
+        of_scores = torch._softmax_backward_data(of_maps, maps, -1, maps.dtype).to(q.dtype)
+        return of_scores @ k, of_scores.transpose(-2, -1) @ q
 
 
 class _Mixing(torch.autograd.Function):
