@@ -96,7 +96,7 @@ def set_cudnn_attention(enabled: bool) -> bool:
     return before
 
 
-def foreach_copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+def foreach_copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """Copy tensors into others; before torch 2.2 one after the other."""
     if hasattr(torch, "_foreach_copy_"):
         torch._foreach_copy_(targets, sources)
