@@ -96,10 +96,10 @@ def set_cudnn_attention(enabled: bool) -> bool:
     return before
 
 
-def foreach_copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+def foreach_copy(targets: Sequence, sources: Sequence) -> None:
     """Copy tensors into others; before torch 2.2 one after the other."""
     if hasattr(torch, "_foreach_copy_"):
-        torch._foreach_copy_(targets, sources)
+        torch._foreach_copy_(list(targets), list(sources))
         return
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source)

@@ -7,7 +7,6 @@ variant has its own process, which writes its stack to the stage's log every ten
 """
 
 import faulthandler
-import sys
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -75,7 +74,7 @@ def measured_apart(run: Run, variant: Variant, limit: float) -> Row:
 
 def measure_steps(run: Run, variant: Variant, sender: Connection) -> None:
     """Send the seconds of the start, of the first forward and backward pass, and of later steps."""
-    faulthandler.dump_traceback_later(10, repeat=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(10, repeat=True)
     try:
         steps = training_steps(run, variant)
         begin = time.perf_counter()
@@ -99,7 +98,7 @@ def training_steps(run: Run, variant: Variant) -> Iterator[None]:
     set_cudnn_attention(False)
     config = load_config(CONFIG)
     if run.quick:
-        config.model.backbone.arch = RMT.arch_settings["tiny"] | {"depths": (1, 1, 1, 1)}
+        config.model.backbone.arch = {**RMT.arch_settings["tiny"], "depths": 4 * (1,)}
         config.crop_size = config.model.data_preprocessor.size = (64, 64)
     device = torch.device(run.device)
     model: Any = build_training_model(config, device).to(device)

@@ -203,7 +203,7 @@ class RMT(Backbone):
         later = [[f"downsamples.{i - 1}", f"stages.{i}"] for i in range(1, self.built)]
         return [["stem"], ["stages.0"], *later]
 
-    def _weights(self, blocks: nn.ModuleList, x: Tensor) -> list[GatheredWeights]:
+    def _weights(self, blocks: Any, x: Tensor) -> list[GatheredWeights]:
         """Return weights of a stage's blocks that are copied together, which only a GPU needs."""
         # A compiler merges copies itself, and a checkpoint computes a block with its own weights.
         compiled = any(block._compiled_call_impl is not None for block in blocks)
@@ -213,7 +213,7 @@ class RMT(Backbone):
 
     def _divisors(self, stage: int, x: Tensor) -> list[tuple[Tensor, Tensor] | None]:
         """Return divisors of both branches of each block, or None where `drop_path` is called."""
-        blocks = list(self.stages[stage])
+        blocks: Any = self.stages[stage]
         paths = [block.drop_path for block in blocks]
         usual = all(type(path) is DropPath and not does_more_than_forward(path) for path in paths)
         rates = [path.drop_prob for path in paths] if usual else []

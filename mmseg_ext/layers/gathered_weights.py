@@ -1,6 +1,6 @@
 """Weights of many blocks, concatenated and converted in one operator per stage.
 
-Autocast converts each weight alone, and each of its gradients back: for RMT these are a third of
+Autocast converts the weights one by one, and their gradients back: for RMT this is a third of
 the operators of a training step. The converted values are the same.
 """
 
