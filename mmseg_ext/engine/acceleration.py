@@ -82,7 +82,7 @@ def _swap_channels(preprocessor: Any, args: tuple) -> tuple:
     """Swap the channels as mmsegmentation, which copies an index to the GPU for each image."""
     data, *others = args
     data = preprocessor.cast_data(data)
-    if len(data["inputs"][0]) == 3:
+    if converts_channels(preprocessor) and len(data["inputs"][0]) == 3:
         data["inputs"] = [image.flip(0) for image in data["inputs"]]
     set_channel_conversion(preprocessor, False)
     return data, *others
@@ -319,6 +319,9 @@ def _shapes(batch: dict) -> list[tuple]:
 class AccelerationHook(Hook):
     """Applies `channels_last`, `compile` and `cuda_graph` of the config."""
 
+    def __init__(self):
+        self._compiled = False  # blocks
+
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
         # Not later: the state of the optimizer is loaded in the layout of the weights.
         self._set_layout(runner)
@@ -342,6 +345,7 @@ class AccelerationHook(Hook):
         if isinstance(settings, dict) and settings.get("target") == "blocks":
             own = {key: value for key, value in settings.items() if key != "target"}
             count = compile_blocks(model, **own)
+            self._compiled = True
             runner.logger.info(f"compile: {count} blocks; the first iterations are slow")
         if runner.cfg.get("cuda_graph"):
             if is_model_wrapper(runner.model) or not torch.cuda.is_available():
@@ -350,11 +354,12 @@ class AccelerationHook(Hook):
                 model.train_step = GraphedStep(model)
 
     def before_val(self, runner) -> None:
-        # Images of each size would compile again, up to torch's limit.
-        eager_stance(True)
+        if self._compiled:  # images of each size would compile again, up to torch's limit
+            eager_stance(True)
 
     def after_val(self, runner) -> None:
-        eager_stance(False)
+        if self._compiled:
+            eager_stance(False)
 
     def after_train(self, runner) -> None:
         vars(unwrap_model(runner.model)).pop("train_step", None)
