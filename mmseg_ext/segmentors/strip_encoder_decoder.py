@@ -216,6 +216,10 @@ class StripEncoderDecoder(EncoderDecoder):
                 return False
         return predicts_by_resize(self.decode_head)
 
+    def network_logits(self, inputs: Tensor) -> Tensor:
+        """Return the logits (B, C, h, w) of a window (B, 3, H, W), which are not resized."""
+        return prediction(self.decode_head, self.decode_head.forward(self.extract_feat(inputs)))
+
     def score_maps(
         self, inputs: Tensor, data_samples: Sequence[SegDataSample] | None
     ) -> list[ScoreMap]:
@@ -229,8 +233,7 @@ class StripEncoderDecoder(EncoderDecoder):
 
         maps = [ScoreMap() for _ in metas]
         for rows, columns in product(*spans):
-            features = self.extract_feat(inputs[:, :, slice(*rows), slice(*columns)])
-            batch = prediction(self.decode_head, self.decode_head.forward(features))
+            batch = self.network_logits(inputs[:, :, slice(*rows), slice(*columns)])
             height, width = batch.shape[2:]
             for scores, logits, (vertical, horizontal) in zip(maps, batch, steps, strict=True):
                 aligned = self.align_corners
