@@ -1,5 +1,6 @@
 """The stages that measure time and memory, one after the other."""
 
+import contextlib
 import copy
 import tempfile
 import time
