@@ -58,7 +58,7 @@ def loss_is_equal(row: dict) -> bool:
 
 
 def labels_agree(row: dict) -> bool:
-    return number(row, "same labels as the first") >= 99
+    return number(row, "same labels as one by one") >= 99
 
 
 def memory_is_computed(row: dict) -> bool:

@@ -57,7 +57,7 @@ def _kind(row: Row) -> str:
     """Return the column of a variant in the short table, empty if it is in none."""
     options = {*str(row["options"]).split()}
     started = "graph or compiled" if options & {"graph", "compile"} else "default"
-    plain = options - {"stock"} <= {"nhwc", "merged", "fused", "graph", "compile"}
+    plain = options - {"stock", "untuned"} <= {"nhwc", "merged", "fused", "graph", "compile"}
     if not options:
         return "before"
     if options == {"stock"}:
