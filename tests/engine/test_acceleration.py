@@ -196,7 +196,7 @@ def test_a_moved_weight_is_captured_again():
         (Product, functools.partial(PortableAmpOptimWrapper, dtype="float16"), "bfloat16"),
         (Product, lambda optimizer: OptimWrapperDict(a=OptimWrapper(optimizer)), "optimizers"),
     ],
-    ids=str,
+    ids=["waits", "draws", "replaces", "own step", "accumulates", "scales", "optimizers"],
 )
 def test_a_step_that_cannot_be_captured_is_refused(kind, wrap, reason):
     model = kind()
