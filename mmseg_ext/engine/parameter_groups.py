@@ -70,16 +70,20 @@ def unused_custom_keys(cfg: Config, model: nn.Module) -> Iterator[str]:
 
 def describe_groups(wrapper: OptimWrapper | OptimWrapperDict) -> list[str]:
     """Return a line for each learning rate, with its decays, if the parameters have several."""
-    counts: Counter[tuple[float, float]] = Counter()
     wrappers = wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]
-    for group in (group for part in wrappers for group in part.optimizer.param_groups):
-        # The schedules may have changed the rate already.
-        rate = float(group.get("initial_lr", group["lr"]))
-        trained = (p.numel() for p in group["params"] if p.requires_grad)
-        counts[rate, group.get("weight_decay", 0.0)] += sum(trained)
+    counts: Counter[tuple[float, float]] = Counter()  # of parameters by rate and decay
+    for part in wrappers:
+        for group in part.optimizer.param_groups:
+            # The schedules may have changed the rate already.
+            rate = float(group.get("initial_lr", group["lr"]))
+            trained = sum(p.numel() for p in group["params"] if p.requires_grad)
+            counts[rate, group.get("weight_decay", 0.0)] += trained
     if len(counts) < 2:
         return []
-    lines = {rate: f"learning rate {rate:.3g}:" for rate, _ in sorted(counts, reverse=True)}
+    parts_of: dict[float, list[str]] = {}  # of the line of each rate
     for (rate, decay), number in counts.items():
-        lines[rate] += f" {number:,} parameters with decay {decay:g},"
-    return [line[:-1] for line in lines.values()]
+        parts_of.setdefault(rate, []).append(f"{number:,} parameters with decay {decay:g}")
+    lines = []
+    for rate in sorted(parts_of, reverse=True):
+        lines.append(f"learning rate {rate:.3g}: {', '.join(parts_of[rate])}")
+    return lines
