@@ -175,6 +175,13 @@ def short(text: str, most: int = 60) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
+def as_list(settings: Any) -> list:
+    """Return a setting that may be one or several: heads, losses, metrics, `init_cfg`."""
+    if isinstance(settings, list):
+        return settings
+    return [settings] if settings else []
+
+
 def inner_datasets(dataset: Any) -> Iterator[Any]:
     """Yield the datasets inside wrappers, or for settings, the settings of these datasets."""
     values = dataset if isinstance(dataset, Mapping) else getattr(dataset, "__dict__", {})

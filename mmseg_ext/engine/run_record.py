@@ -19,7 +19,7 @@ from mmengine.registry import HOOKS
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
-from mmseg_ext.engine.config import inner_datasets
+from mmseg_ext.engine.config import as_list, inner_datasets
 from mmseg_ext.engine.parameter_groups import describe_groups
 
 _PACKAGES = ("mmseg_ext", "torch", "numpy", "mmengine", "mmcv", "mmseg", "mmdet", "mmpretrain")
@@ -160,8 +160,7 @@ def initial_weights(runner) -> str | None:
         return str(runner.cfg.load_from)
     model = unwrap_model(runner.model)
     for module in (getattr(model, "backbone", None), model):
-        settings = getattr(module, "init_cfg", None) or []
-        for init in settings if isinstance(settings, list) else [settings]:
+        for init in as_list(getattr(module, "init_cfg", None)):
             if "Pretrained" in str(init["type"]):
                 return str(init["checkpoint"])
     pretrained = (runner.cfg.model.get("backbone") or {}).get("pretrained")  # timm's argument
