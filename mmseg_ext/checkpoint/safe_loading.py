@@ -223,8 +223,8 @@ def load_and_report(
     mmengine loads what fits and mentions the rest among other warnings, so a backbone can stay at
     random values unnoticed.
     """
-    names = unwrap_model(module).state_dict()
-    headless = bool(names) and all(name.startswith("backbone.") for name in names)
+    own = unwrap_model(module).state_dict()
+    headless = bool(own) and all(name.startswith("backbone.") for name in own)
     if headless and not any(str(name).startswith("backbone.") for name in state_dict):
         # mmpretrain's classifier around a backbone that returns logits has no other weights, and
         # `convert` writes the backbone's names.
@@ -234,8 +234,9 @@ def load_and_report(
     check_finite(module, state_dict)
     load_state_dict(module, state_dict, strict, logger)  # backbones refuse published names here
     print_log(check_coverage(module, state_dict), logger="current")
-    if random := random_parts(module, state_dict):
-        unused = _listed(sorted({*state_dict} - {*names}))
+    random = random_parts(module, state_dict)
+    if random:
+        unused = _listed(sorted(set(state_dict) - set(own)))
         message = (
             f"{_listed(random)}: random, while the weights fill other parts of the backbone; use "
             f"weights of the same variant (the file also has {unused})"

@@ -125,8 +125,8 @@ def _line_of(error: Exception, name: str) -> str | None:
     if isinstance(error, OSError) and (error.filename or error.errno in _FULL):
         text = f"{error.filename or 'a file of the run'}: {error.strerror}"
         return f"{text}; {errors.RESUME_HINT}" if name == "train" else text
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    found_here = frame.f_globals.get("__name__", "").startswith("mmseg_ext.")
+    last_frame, _ = list(traceback.walk_tb(error.__traceback__))[-1]
+    found_here = last_frame.f_globals.get("__name__", "").startswith("mmseg_ext.")
     if found_here and isinstance(error, OSError | ValueError):
         return str(error)
     return None

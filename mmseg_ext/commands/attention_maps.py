@@ -45,7 +45,7 @@ def main(args: argparse.Namespace) -> int:
     if words[0].endswith(".py") or words[0] in list_models():
         if len(words) < 3:
             raise ValueError(f"{words[0]}: name a checkpoint (or 'none') and an image after it")
-        args.config, args.checkpoint, *images = words
+        args.config, args.checkpoint, images = words[0], words[1], words[2:]
     else:
         args.config = args.checkpoint = None
         images = words

@@ -50,7 +50,7 @@ def describe() -> list[tuple[str, str]]:
     rows = [
         ("mmseg_ext", __version__),
         ("python", f"{platform.python_version()} ({sys.executable})"),
-        ("devices", ", ".join([*gpus, f"CPU, {torch.get_num_threads()} threads"])),
+        ("devices", ", ".join(gpus + [f"CPU, {torch.get_num_threads()} threads"])),
     ]
     for name, tested in environment.TESTED.items():
         try:

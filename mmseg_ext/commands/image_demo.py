@@ -69,7 +69,7 @@ def find_images(path: Path, out: Path, recursive: bool = False) -> dict[Path, Pa
     if not found:
         suffixes = ", ".join(IMAGE_SUFFIXES)
         raise ValueError(f"{path}: no image there ({suffixes}); --recursive searches deeper")
-    folder = path if path.is_dir() else path.parent
+    folder = _folder_of(path)
     results: dict[Path, Path] = {}
     for image in found:
         name = image.relative_to(folder)
@@ -78,6 +78,11 @@ def find_images(path: Path, out: Path, recursive: bool = False) -> dict[Path, Pa
             result = Path(f"{name}.png")
         results[result] = image
     return results
+
+
+def _folder_of(path: Path) -> Path:
+    """Return the folder in which images have the names that their results get."""
+    return path if path.is_dir() else path.parent
 
 
 @command(parser)
@@ -89,7 +94,7 @@ def main(args: argparse.Namespace) -> int:
     if not 0 <= args.opacity <= 1:
         raise ValueError(f"--opacity={args.opacity}: choose a number from 0 to 1")
     results = find_images(args.input, args.out, args.recursive)
-    folder = args.input if args.input.is_dir() else args.input.parent
+    folder = _folder_of(args.input)
     model = named_model(args)
     for about, text in model.terms.items():
         print(f"{about} (weights): {text}")

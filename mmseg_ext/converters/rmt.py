@@ -38,9 +38,9 @@ _BACKBONE: list[Rule] = [
     (r"layers\.\d+\.Relpos\.(angle|decay)", None),  # compared by `_check_formulas`
     (r"extra_norms\.(\d+)\.(.+)", r"out_norms.\1.\2"),
 ]
-_CLASSIFIER = r"(proj|norm|head)\.(.+)"
-_AUXILIARY = r"aux_head\..+"  # the dense head of training with token labels
-_OTHER_PARTS = r"(neck|decode_head|auxiliary_head)\..+"
+_CLASSIFIER = r"(proj|norm|head)\.(.+)"  # head.weight
+_AUXILIARY = r"aux_head\..+"  # aux_head.weight: the dense head of training with token labels
+_OTHER_PARTS = r"(neck|decode_head|auxiliary_head)\..+"  # decode_head.conv_seg.weight
 
 
 def convert_rmt(state_dict: StateDict, classifier: bool = False) -> StateDict:
@@ -65,7 +65,7 @@ def convert_rmt(state_dict: StateDict, classifier: bool = False) -> StateDict:
         rules = [*_BACKBONE, (_CLASSIFIER, None), (_AUXILIARY, None)]
     converted = rename_keys(state_dict, rules)
     for key in converted:
-        if re.search(r"\.gamma[12]$", key):
+        if key.endswith((".gamma1", ".gamma2")):
             converted[key] = converted[key].flatten()  # (1, 1, 1, C) to (C,)
     name = RMT.named_arch(converted)
     if name is None:

@@ -104,11 +104,13 @@ def build_training_model(config: Config, device: torch.device) -> BaseModel:
 def batch_of(config: Config, device: torch.device) -> dict:
     """Return a batch of the config's crops, as its dataloader gives them to the model."""
     images, samples = [], []
-    size = crop_size(config)
-    meta, shape = {"img_shape": size, "ori_shape": size}, (input_channels(config.model), *size)
+    height, width = crop_size(config)
+    channels = input_channels(config.model)
+    meta = {"img_shape": (height, width), "ori_shape": (height, width)}
     for _ in range(config.train_dataloader.batch_size):
-        images.append(torch.zeros(shape, dtype=torch.uint8, device=device))
-        label = torch.zeros(1, *size, dtype=torch.long, device=device)
+        image = torch.zeros(channels, height, width, dtype=torch.uint8, device=device)
+        images.append(image)
+        label = torch.zeros(1, height, width, dtype=torch.long, device=device)
         samples.append(SegDataSample(metainfo=meta, gt_sem_seg=PixelData(data=label)))
     return {"inputs": images, "data_samples": samples}
 

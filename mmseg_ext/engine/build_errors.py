@@ -155,7 +155,9 @@ def check_metrics(runner: Runner) -> None:
     wanted = (runner.cfg.get("default_hooks", {}).get("checkpoint") or {}).get("save_best") or []
     if isinstance(wanted, str):
         wanted = [wanted]
-    monitored = [getattr(hook, "monitor", None) for hook in runner.hooks]
+    needed: list[Any] = list(wanted)
+    for hook in runner.hooks:
+        needed.append(getattr(hook, "monitor", None))
     means: set[str] = set()
     of_classes: set[str] = set()
     for metric in metrics:
@@ -165,8 +167,7 @@ def check_metrics(runner: Runner) -> None:
         for name in getattr(metric, "by_class", {}):
             full_name = prefix + name
             of_classes.add(full_name)
-            is_needed = full_name in wanted or full_name in monitored
-            if is_needed and name not in metric.class_scores:
+            if full_name in needed and name not in metric.class_scores:
                 metric.class_scores.append(name)
     known = {"auto"} | means | of_classes
     for name in wanted:
@@ -394,7 +395,7 @@ def _of_argument(failure: _Failure) -> LaunchError | None:
     if wrong is None:
         return None
     function, argument = wrong.groups()
-    *_, (caller, _) = traceback.walk_tb(failure.error.__traceback__)
+    caller, _ = list(traceback.walk_tb(failure.error.__traceback__))[-1]
     settings = dict(failure.entries)
     for key, value in failure.entries:
         owner, _, name = key.rpartition(".")
@@ -456,6 +457,7 @@ def _of_weights(entries: _Entries, error: Exception) -> LaunchError | None:
 def _named_settings(entries: _Entries, part: str, text: str) -> str:
     """Return 'key=value, ...' of settings that `text` names, of the part or of a loop's data."""
     words = {word.lstrip("_") for word in re.findall(r"\w+", text)} - {"type"}
+    # The datasets of train_cfg are in train_dataloader.
     parents = {part, re.sub("^(train|val|test)_cfg$", r"\1_dataloader", part)}
     named = []
     for key, value in entries:

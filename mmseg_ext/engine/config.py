@@ -22,7 +22,8 @@ from mmseg_ext.environment import configs_folder
 from mmseg_ext.errors import LaunchError, one_line
 
 # The Runner's arguments, and other keys that mmengine and the commands read.
-KEYS = {*inspect.signature(Runner).parameters, "activation_checkpointing", "compile"}
+KEYS = set(inspect.signature(Runner).parameters)
+KEYS |= {"activation_checkpointing", "compile"}
 KEYS |= {"custom_imports", "efficient_conv_bn_eval", "find_unused_parameters"}
 KEYS |= {"channels_last", "cuda_graph", "float32_matmul_precision"}
 KEYS |= {"min_backbone_share", "model_wrapper_cfg", "runner_type", "sync_bn"}
@@ -78,7 +79,7 @@ def _loading_problem(path: str, error: Exception) -> str:
     causes: list[BaseException] = [error]
     while causes[-1].__context__ is not None:
         causes.append(causes[-1].__context__)
-    reason = "; ".join(format_error(cause) for cause in causes[-2:])
+    reason = "; ".join(map(format_error, causes[-2:]))
     # mmengine compiles the rest of a config with the name of the file, and `_base_` without one.
     last_file = traceback.extract_tb(error.__traceback__)[-1].filename
     if isinstance(error, NameError) and not last_file:
@@ -125,7 +126,7 @@ def unread_keys(cfg: Config, options: Iterable[str]) -> list[str]:
     """
     changed = {option.split(".")[0] for option in options}
     warnings = []
-    for key in sorted({*cfg, *changed} - KEYS):
+    for key in sorted((set(cfg) | changed) - KEYS):
         # Files also have variables of their own, such as `norm_cfg` or `train_pipeline`, and those
         # in plain Python have imported classes.
         if callable(cfg.get(key)):
@@ -134,7 +135,7 @@ def unread_keys(cfg: Config, options: Iterable[str]) -> list[str]:
         if near or key in changed:
             place = "--cfg-options: " if key in changed else ""
             warnings.append(f"{place}{key!r} has no effect: it is not used after loading{near}")
-    known = {*arguments(init_dist), *arguments(torch.distributed.init_process_group)}
+    known = arguments(init_dist) | arguments(torch.distributed.init_process_group)
     given = set(cfg.get("env_cfg", {}).get("dist_cfg", {}))
     for key in sorted(given - known):
         warnings.append(f"env_cfg.dist_cfg.{key} has no effect{nearest(key, known)}")

@@ -51,7 +51,11 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
 def unused_custom_keys(cfg: Config, model: nn.Module) -> Iterator[str]:
     """Yield a warning for each of `custom_keys` that is in no parameter's name."""
-    names = [name for name, _ in model.named_parameters()]
+    names, compared = [], []
+    for name, _ in model.named_parameters():
+        names.append(name)
+        # mmengine compares '.name' for a parameter of the model itself.
+        compared.append(name if "." in name else f".{name}")
     settings = (cfg.get("optim_wrapper") or {}).get("paramwise_cfg") or {}
     keys = settings.get("custom_keys") or {}
     if not isinstance(keys, Mapping):
@@ -60,8 +64,7 @@ def unused_custom_keys(cfg: Config, model: nn.Module) -> Iterator[str]:
             "dict(decode_head=dict(lr_mult=10))"
         )
     for key in keys:
-        # mmengine compares '.name' for a parameter of the model itself.
-        if not any(key in (name if "." in name else f".{name}") for name in names):
+        if not any(key in name for name in compared):
             yield (
                 f"optim_wrapper.paramwise_cfg.custom_keys: {key!r} has no effect: no parameter has "
                 f"it in its name; use a part of names like {names[0]!r} and {names[-1]!r}"

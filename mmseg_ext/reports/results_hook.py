@@ -57,7 +57,9 @@ class RunResultsHook(Hook):
             self._drawn = []
         chosen = np.linspace(0, len(loop.dataloader) - 1, self.examples).astype(int)
         metric, image, sample = _metric(loop), data_batch["inputs"][0], outputs[0]
-        if metric is None or not is_main_process() or batch_idx not in chosen:
+        if metric is None or not is_main_process():
+            return
+        if batch_idx not in chosen:
             return
         if "gt_sem_seg" not in sample or not isinstance(image, Tensor):
             return  # test-time augmentation has several views of an image
@@ -74,7 +76,9 @@ class RunResultsHook(Hook):
 
     def _write(self, runner, loop, source: str) -> None:
         metric = _metric(loop)
-        if not is_main_process() or metric is None or metric.confusion is None:
+        if metric is None or not is_main_process():
+            return
+        if metric.confusion is None:
             return
         cfg, dataset, folder = runner.cfg, loop.dataloader.dataset, Path(runner.log_dir)
         model = cfg.model.get("module", cfg.model)  # inside a model of test-time augmentation
