@@ -75,9 +75,14 @@ class _RegistersAfterImport(MetaPathFinder):
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the spec of a module in `names`, with a loader that registers, else None."""
-        others = [finder for finder in sys.meta_path if finder is not self and name in self.names]
-        found = (finder.find_spec(name, path, target) for finder in others)
-        spec: Any = next(filter(None, found), None)
+        if name not in self.names:
+            return None
+        spec: Any = None
+        for finder in list(sys.meta_path):
+            if finder is not self:
+                spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                break
         if spec is None:
             return None
         execute = spec.loader.exec_module

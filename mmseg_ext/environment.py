@@ -1,4 +1,9 @@
-"""Check the packages that mmseg_ext needs, and find its configs."""
+"""Check the packages that mmseg_ext needs, and find its configs.
+
+Two sets of distributions install the same modules: OpenMMLab's original packages, and the
+maintained ones, whose names begin with onedl-. `stack_problem` imports the modules, compares their
+versions, and says what to install.
+"""
 
 import contextlib
 import functools
@@ -14,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import cast
 
-from mmseg_ext.errors import StackError
+from mmseg_ext.errors import StackError, one_line
 from mmseg_ext.upstream import COMPILED_OPERATORS
 
 # By import names, which the maintained and the original packages share. The oldest accepted
@@ -38,9 +43,14 @@ INSTALL = (
 
 def installed() -> list[str]:
     """Return the installed distributions of the mm stack."""
-    names = (d.metadata["Name"] or "" for d in importlib.metadata.distributions())
-    found = {name.lower().replace("_", "-") for name in names}
-    return [name for names in DISTRIBUTIONS.values() for name in names if name in found]
+    every = set()
+    for distribution in importlib.metadata.distributions():
+        name = distribution.metadata["Name"] or ""  # of a damaged one
+        every.add(name.lower().replace("_", "-"))
+    found = []
+    for names in DISTRIBUTIONS.values():
+        found += [name for name in names if name in every]
+    return found
 
 
 def remedy() -> str:
@@ -97,8 +107,8 @@ def import_quietly(name: str) -> ModuleType:
     imported of mmdet refuses to work, even with `mmseg_ext.detection.operators_in_pytorch`. None in
     `sys.modules` makes mmdet "not found" at once; Python has no other way to hide a package.
     """
-    hide = name.startswith("mmseg") and "mmdet" not in sys.modules
-    hide = hide and importlib.util.find_spec(COMPILED_OPERATORS) is None
+    tries_mmdet = name.startswith("mmseg") and "mmdet" not in sys.modules
+    hide = tries_mmdet and importlib.util.find_spec(COMPILED_OPERATORS) is None
     if hide:
         sys.modules["mmdet"] = None  # type: ignore[assignment] (its type has only modules)
     try:
@@ -112,7 +122,10 @@ def import_quietly(name: str) -> ModuleType:
 @functools.cache
 def stack_problem(stack: tuple[str, ...] = STACK) -> str | None:
     """Return None if these packages can be imported in accepted versions, else one line."""
-    for problem in filter(None, map(_import_problem, stack)):
+    for name in stack:
+        problem = _import_problem(name)
+        if problem is None:
+            continue
         action = remedy()
         if COMPILED_OPERATORS in problem:
             action = "call mmseg_ext.use_operators_in_pytorch() before you import mmseg"
@@ -133,7 +146,7 @@ def _import_problem(name: str) -> str | None:
             name = "mmseg.models"
             import_quietly(name)
     except Exception as error:  # mmseg 1.2.2 raises AssertionError for a newer mmcv
-        return f"{name!r} is installed but fails to import ({' '.join(str(error).split())})"
+        return f"{name!r} is installed but fails to import ({one_line(error)})"
     return None
 
 
@@ -161,8 +174,10 @@ def require_package(name: str, extra: str) -> None:
 def configs_folder() -> Path:
     """Return the folder of the configs, in a clone or an installation."""
     package = Path(__file__).parent
-    found = package / ".mim" / "configs"  # in an editable installation a link into the clone
-    return (found if found.is_dir() else package.parent / "configs").resolve()
+    folder = package / ".mim" / "configs"  # in an editable installation a link into the clone
+    if not folder.is_dir():
+        folder = package.parent / "configs"
+    return folder.resolve()
 
 
 def has_compiled_operators() -> bool:

@@ -1,7 +1,9 @@
 """The errors that users meet. Each message is complete: the commands print it without a traceback.
 
-Other invalid input raises `ValueError`.
+Other invalid input raises `ValueError`. At the end are two functions for the texts of messages.
 """
+
+from collections.abc import Sequence
 
 RESUME_HINT = "the checkpoints written before are complete; --resume continues from the newest"
 
@@ -39,3 +41,18 @@ class MissingDataError(FileNotFoundError):
 
 class LabelError(ValueError):
     """A label map that loading would corrupt; the message starts with its path."""
+
+
+def one_line(error: object, length: int | None = None) -> str:
+    """Return the text of an error, or of anything else, without line breaks.
+
+    Args:
+        length: cut the text after so many characters.
+    """
+    return " ".join(str(error).split())[:length]
+
+
+def first_names(names: Sequence[str], count: int) -> str:
+    """Return the first `count` names and how many more there are: 'a, b and 3 more'."""
+    text = ", ".join(names[:count])
+    return f"{text} and {len(names) - count} more" if len(names) > count else text

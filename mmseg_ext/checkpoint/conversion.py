@@ -30,4 +30,6 @@ def convert_official(
     if classifier and not has_classifier:
         raise ValueError(f"classifier=True: {family!r} has no classifier; use classifier=False")
     convert = getattr(import_module(f"{_TABLES}.{module}"), f"convert_{family}")
-    return convert(state_dict, classifier) if has_classifier else convert(state_dict)
+    if has_classifier:
+        return convert(state_dict, classifier)
+    return convert(state_dict)

@@ -1,4 +1,10 @@
-"""Files of checkpoints and weights: read without running code, and written atomically."""
+"""Files of checkpoints and weights: read without running code, and written atomically.
+
+`read_checkpoint` reads both formats, torch's and safetensors. torch's weights-only unpickler reads
+a torch file, after `_check_format` has refused the formats for which torch takes another reader.
+Then `Rebuilder` copies what was read into objects of known types. `write_weights` writes weights
+with their classes and their license.
+"""
 
 import contextlib
 import glob
@@ -19,14 +25,15 @@ from torch import Tensor, serialization
 
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.checkpoint.plain_data import STAND_INS, Rebuilder, UnknownType
-from mmseg_ext.errors import CheckpointError
+from mmseg_ext.errors import CheckpointError, one_line
 from mmseg_ext.torch_versions import HAS_ALLOW_LIST, HAS_SAFE_TAR, allowed_globals
 
 # Where published checkpoints keep the state dict: mmengine, RMT and timm, EANet and EMANet, EMA.
 _WRAPPERS = ("state_dict", "model", "net", "state_dict_ema")
 _TRUST = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"  # torch's own variable
 TERMS = ("license", "trained_on")  # entries of `meta` that every file made from weights keeps
-# Ends in eight digits of the file's SHA-256, as `write_weights` names files.
+# Ends in eight digits of the file's SHA-256, as `write_weights` names files:
+# ea_r18-0123abcd.safetensors
 _HASHED = re.compile(r"-([0-9a-f]{8})\.safetensors")
 
 
@@ -53,7 +60,8 @@ def read_checkpoint(path: str | Path, map_location: Any = "cpu", mmap: bool | No
         if not mmap:
             _compare_hash(path)
         with safe_open(path, "pt", device=str(map_location or "cpu")) as file:
-            meta: dict = {k: v for k, v in (file.metadata() or {}).items() if k != "format"}
+            meta: dict = dict(file.metadata() or {})
+            meta.pop("format", None)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if "dataset_meta" in meta:
             meta["dataset_meta"] = json.loads(meta["dataset_meta"])
@@ -65,7 +73,9 @@ def hashed_name_hint(path: Path) -> str:
     """Return a hint if there is no file of this name, but one with a hash by `publish_model`."""
     pattern = f"{glob.escape(path.stem)}-{'[0-9a-f]' * 8}{path.suffix}"
     found = next(path.parent.glob(pattern), None)
-    return f"; did you mean {found}?" if found else ""
+    if found is None:
+        return ""
+    return f"; did you mean {found}?"
 
 
 def _compare_hash(path: Path) -> None:
@@ -113,15 +123,18 @@ def _check_format(file: BinaryIO, mmap: bool | None) -> tuple[int, int]:
     begin = file.read(4)
     if begin == b"PK\x03\x04":  # torch recognizes its format since 1.6 by these bytes
         with zipfile.ZipFile(file) as archive:
-            entries = archive.infolist()
-            # Before torch 2.6, `torch.load(weights_only=True)` runs TorchScript's loader on these.
-            if any(entry.filename.endswith("constants.pkl") for entry in entries):
-                raise ValueError("it is a TorchScript archive")
-            if sum(entry.file_size for entry in entries) > size:
+            unpacked = described = 0
+            for entry in archive.infolist():
+                # Before torch 2.6, `torch.load(weights_only=True)` runs TorchScript's loader.
+                if entry.filename.endswith("constants.pkl"):
+                    raise ValueError("it is a TorchScript archive")
+                unpacked += entry.file_size
+                if entry.filename.endswith("data.pkl"):
+                    described += entry.file_size
+            if unpacked > size:
                 raise ValueError("its entries are compressed")
             if not mmap and (changed := archive.testzip()):
                 raise ValueError(f"the checksum of {changed} is wrong")
-            described = sum(e.file_size for e in entries if e.filename.endswith("data.pkl"))
     elif begin[:1] != b"\x80":  # of a pickle
         raise ValueError("it is not a torch file")
     file.seek(0)
@@ -139,15 +152,19 @@ def _describe_errors(name: str | Path) -> Iterator[None]:
     try:
         yield
     except (pickle.UnpicklingError, UnknownType) as error:
-        found = re.search(r"GLOBAL ([\w.]+)|of type ([\w.]+)", str(error))  # in torch's long text
+        # In torch's long text: 'Unsupported global: GLOBAL os.mkdir was not ...'; in that of
+        # `UnknownType`: 'an object of type Foo'.
+        found = re.search(r"GLOBAL ([\w.]+)|of type ([\w.]+)", str(error))
         what = f" such as {found[1] or found[2]}" if found else ""
-        newer = "" if HAS_ALLOW_LIST else "; checkpoints of mmengine's Runner need torch 2.4"
+        hint = f"if you trust its source, set {_TRUST}=1 for one run"
+        if not HAS_ALLOW_LIST:
+            hint += "; checkpoints of mmengine's Runner need torch 2.4"
         raise CheckpointError(
             f"{name}: contains objects other than tensors and plain data{what}, and loading them "
-            f"could run code; if you trust its source, set {_TRUST}=1 for one run{newer}"
+            f"could run code; {hint}"
         ) from error
     except Exception as error:  # damaged files raise errors of every type
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = one_line(error, 200) or type(error).__name__
         raise CheckpointError(f"{name}: is not an intact checkpoint ({reason})") from error
 
 
@@ -168,19 +185,21 @@ def unwrap_state_dict(content: Any, source: str) -> dict[str, Tensor]:
             if isinstance(content.get(key), dict):
                 content = content[key]
                 break
-        if content and all(isinstance(v, Tensor) for v in content.values()):
-            weights = {str(k).removeprefix("module."): v for k, v in content.items()}
-            if len(weights) < len(content):
-                raise ValueError(f"{source}: two names differ only by the prefix 'module.'")
-            return weights
-    raise ValueError(f"{source}: contains no state dict (a mapping from names to tensors)")
+    is_state_dict = isinstance(content, dict) and bool(content)
+    if not is_state_dict or not all(isinstance(value, Tensor) for value in content.values()):
+        raise ValueError(f"{source}: contains no state dict (a mapping from names to tensors)")
+    weights = {str(name).removeprefix("module."): value for name, value in content.items()}
+    if len(weights) < len(content):
+        raise ValueError(f"{source}: two names differ only by the prefix 'module.'")
+    return weights
 
 
 def terms_of(content: object) -> dict[str, str]:
     """Return the license and the training data that a file's `meta` names."""
-    meta = content.get("meta") if isinstance(content, dict) else None
-    texts = meta if isinstance(meta, dict) else {}
-    return {key: texts[key] for key in TERMS if isinstance(texts.get(key), str)}
+    if not isinstance(content, dict) or not isinstance(content.get("meta"), dict):
+        return {}
+    meta = content["meta"]
+    return {key: meta[key] for key in TERMS if isinstance(meta.get(key), str)}
 
 
 def write_weights(
@@ -212,10 +231,7 @@ def write_weights(
     if dataset_meta is not None:
         meta["dataset_meta"] = dataset_meta
     if path.suffix == ".safetensors":
-        from safetensors.torch import save
-
-        texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in meta.items()}
-        data = save(weights, {"format": "pt", **texts})
+        data = _safetensors(weights, meta)
     else:
         buffer = io.BytesIO()  # `torch.save` to a path hides why writing failed
         torch.save({"state_dict": weights, "meta": meta}, buffer)
@@ -225,3 +241,13 @@ def write_weights(
     with atomic_write(path) as part:
         part.write_bytes(data)
     return path
+
+
+def _safetensors(weights: dict[str, Tensor], meta: dict[str, Any]) -> bytes:
+    """Return the content of a safetensors file; the format allows only texts as metadata."""
+    from safetensors.torch import save
+
+    texts = {"format": "pt"}
+    for key, value in meta.items():
+        texts[key] = value if isinstance(value, str) else json.dumps(value)
+    return save(weights, texts)

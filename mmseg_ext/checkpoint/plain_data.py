@@ -21,7 +21,7 @@ from torch import Tensor, nn
 _MARK = "__plain__"
 _LEAVES = {str, int, float, bool, complex, bytes, bytearray, type(None)}
 _LEAVES |= {torch.dtype, torch.device, torch.layout}
-_NUMBERS = re.compile("b1|[iu][1248]|f[248]|c8|c16")  # of NumPy's data types
+_NUMBERS = re.compile("b1|[iu][1248]|f[248]|c8|c16")  # NumPy's codes: i8 for int64
 _SLACK = 20_000  # values beyond one per byte, for small tuples that are shared
 
 
@@ -50,13 +50,18 @@ _HISTORY = _stand_in("mmengine.logging.history_buffer.HistoryBuffer")
 _NAMESPACE = _stand_in("argparse.Namespace")  # the arguments of a published training script
 _BYTES = _stand_in("builtins.bytes")  # called without arguments for the data of an empty array
 _DTYPE = _stand_in("numpy.dtype")
-_CORES = ("numpy.core.multiarray", "numpy._core.multiarray")  # NumPy 1 and 2
-_ARRAYS = [_stand_in(f"{core}._reconstruct") for core in _CORES]
-_SCALARS = [_stand_in(f"{core}.scalar") for core in _CORES]
+_ARRAYS = [  # of NumPy 1 and 2
+    _stand_in("numpy.core.multiarray._reconstruct"),
+    _stand_in("numpy._core.multiarray._reconstruct"),
+]
+_SCALARS = [
+    _stand_in("numpy.core.multiarray.scalar"),
+    _stand_in("numpy._core.multiarray.scalar"),
+]
 # A `HistoryBuffer` refers to its methods by `getattr`; they are not needed.
 _UNUSED = [_stand_in("builtins.getattr"), _stand_in("numpy.ndarray")]
 
-STAND_INS: list[Any] = [_HISTORY, _NAMESPACE, _BYTES, _DTYPE, *_ARRAYS, *_SCALARS, *_UNUSED]
+STAND_INS: list[Any] = [_HISTORY, _NAMESPACE, _BYTES, _DTYPE] + _ARRAYS + _SCALARS + _UNUSED
 
 
 class UnknownType(TypeError):
@@ -83,8 +88,10 @@ class Rebuilder:
 
     def __init__(self, size: int, described: int, trusted: bool = False):
         self.trusted = trusted
-        self.values_left = math.inf if trusted else described + _SLACK
-        self.bytes_left = math.inf if trusted else 8 * size + 2**28
+        self.values_left: float = described + _SLACK
+        self.bytes_left: float = 8 * size + 2**28
+        if trusted:
+            self.values_left = self.bytes_left = math.inf
 
     def rebuild(self, value: Any) -> Any:
         self.values_left -= 1
@@ -126,7 +133,9 @@ class Rebuilder:
         # Tensors can repeat their elements (stride 0) and share storage; copies of them cannot.
         self._count_bytes(value.numel() * value.element_size())
         # A byte other than 0 and 1 makes NumPy and torch count and index wrongly.
-        return value.view(torch.uint8).ne(0) if value.dtype == torch.bool else value
+        if value.dtype == torch.bool:
+            return value.view(torch.uint8).ne(0)
+        return value
 
     def _count_bytes(self, number: int) -> None:
         self.bytes_left -= number
@@ -156,16 +165,20 @@ class Rebuilder:
     ) -> np.ndarray:
         """Return a new array; the stand-ins guarantee nothing about the arguments."""
         data = self.rebuild(data)
-        known = isinstance(dtype, _DTYPE)
-        code: tuple = dtype.arguments[:1] if known else ()
-        if type(data) is not bytes or type(shape) is not tuple or set(map(type, shape)) - {int}:
+        is_shape = type(shape) is tuple and all(type(side) is int for side in shape)
+        if type(data) is not bytes or not is_shape:
             raise ValueError("an array without shape or data")
-        if list(map(type, code)) != [str] or not _NUMBERS.fullmatch(code[0]):
+        code = dtype.arguments[0] if isinstance(dtype, _DTYPE) and dtype.arguments else None
+        if type(code) is not str or not _NUMBERS.fullmatch(code):
             raise UnknownType("an array of other values than numbers")
-        swapped = known and type(dtype.state) is tuple and dtype.state[1:2] == (">",)
-        array = np.ndarray(shape, (">" if swapped else "<") + code[0], data, order=order)
+        # NumPy's state of a dtype: (version, byte order, ...)
+        state: Any = dtype.state  # type: ignore  # of a `_DTYPE`
+        swapped = type(state) is tuple and state[1:2] == (">",)
+        array = np.ndarray(shape, (">" if swapped else "<") + code, data, order=order)
         self._count_bytes(array.nbytes)  # many arrays can share `data`
-        return array.view(np.uint8) != 0 if code[0] == "b1" else array.astype(code[0], order=order)
+        if code == "b1":
+            return array.view(np.uint8) != 0
+        return array.astype(code, order=order)
 
 
 def _history(values: object, counts: object, max_length: object) -> HistoryBuffer:
@@ -189,9 +202,13 @@ def to_plain(value: Any, where: str, dropped: list[str]) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         return {_MARK: "ndarray", "data": torch.from_numpy(np.ascontiguousarray(value))}
     if isinstance(value, HistoryBuffer):
-        values, counts = (torch.from_numpy(np.array(part)) for part in value.data)
-        length = value.max_length
-        return {_MARK: "history", "values": values, "counts": counts, "max_length": length}
+        values, counts = value.data
+        return {
+            _MARK: "history",
+            "values": torch.from_numpy(np.array(values)),
+            "counts": torch.from_numpy(np.array(counts)),
+            "max_length": value.max_length,
+        }
     if isinstance(value, dict):
         plain: Any = OrderedDict() if isinstance(value, OrderedDict) else {}
         for key, item in value.items():
@@ -203,7 +220,9 @@ def to_plain(value: Any, where: str, dropped: list[str]) -> Any:
             plain._metadata = to_plain(metadata, where, dropped)
         return plain
     if isinstance(value, (list, tuple)):
-        items = [to_plain(item, f"{where}[{i}]", dropped) for i, item in enumerate(value)]
+        items = []
+        for i, item in enumerate(value):
+            items.append(to_plain(item, f"{where}[{i}]", dropped))
         return tuple(items) if isinstance(value, tuple) else items
     for kind in (bool, int, float, str):  # and their subclasses: IntEnum, ...
         if isinstance(value, kind):

@@ -2,8 +2,9 @@
 
 Everything that mmengine and its siblings load passes `CheckpointLoader.load_checkpoint` and
 `load_state_dict`: `load_from`, `--resume`, `init_cfg=dict(type='Pretrained')`, `init_model` and the
-inferencers. `safe_loading` replaces these two functions. Other calls of `torch.load`, as in a hook
-of your own, are unchanged.
+inferencers. `safe_loading` replaces these two functions: by `load_checkpoint`, which reads files
+with `read_checkpoint`, and by `load_and_report`, which compares the weights with the model. Other
+calls of `torch.load`, as in a hook of your own, are unchanged.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from mmengine.runner.checkpoint import CheckpointLoader, load_state_dict
 from torch import Tensor, nn
 
 from mmseg_ext.checkpoint.files import read_checkpoint, read_torch_file, terms_of
-from mmseg_ext.errors import CheckpointError, LaunchError
+from mmseg_ext.errors import CheckpointError, LaunchError, first_names
 
 _AUXILIARY = "auxiliary_head"  # heads that only training uses
 _load_address = CheckpointLoader.load_checkpoint
@@ -50,20 +51,28 @@ def safe_loading(
         LaunchError: for a share outside 0 to 1.
     """
     global _settings
-    given = {"min_backbone_share": min_backbone_share, "entire_model": entire_model, "terms": terms}
-    outer, inner = _settings, {k: v for k, v in given.items() if v is not None}
-    share = inner.get("min_backbone_share", 0)
-    if not (isinstance(share, int | float) and 0 <= share <= 1):
-        raise LaunchError(f"min_backbone_share={share!r}: not a number from 0 to 1; set one")
-    loaders = vars(CheckpointLoader)["load_checkpoint"], mmengine_checkpoint.load_state_dict
-    _settings = outer | inner
+    outer_settings = _settings
+    inner_settings = dict(outer_settings)
+    if min_backbone_share is not None:
+        if not isinstance(min_backbone_share, int | float) or not 0 <= min_backbone_share <= 1:
+            key = f"min_backbone_share={min_backbone_share!r}"
+            raise LaunchError(f"{key}: not a number from 0 to 1; set one")
+        inner_settings["min_backbone_share"] = min_backbone_share
+    if entire_model is not None:
+        inner_settings["entire_model"] = entire_model
+    if terms is not None:
+        inner_settings["terms"] = terms
+    outer_reader = vars(CheckpointLoader)["load_checkpoint"]  # with its `staticmethod`
+    outer_loader = mmengine_checkpoint.load_state_dict
+    _settings = inner_settings
     CheckpointLoader.load_checkpoint = staticmethod(load_checkpoint)
     mmengine_checkpoint.load_state_dict = load_and_report
     try:
         yield
     finally:
-        _settings = outer
-        CheckpointLoader.load_checkpoint, mmengine_checkpoint.load_state_dict = loaders
+        _settings = outer_settings
+        CheckpointLoader.load_checkpoint = outer_reader
+        mmengine_checkpoint.load_state_dict = outer_loader
 
 
 def unwrap_model(module: nn.Module) -> nn.Module:
@@ -73,9 +82,23 @@ def unwrap_model(module: nn.Module) -> nn.Module:
     return module
 
 
-def _listed(names: list[str], shown: int = 4) -> str:
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return (", ".join(names[:shown]) or "nothing") + more
+def _listed(names: list[str]) -> str:
+    return first_names(names, 4) or "nothing"
+
+
+def _backbone_prefix(module: nn.Module) -> str:
+    """Return the prefix of the backbone's names; '' if the module has no backbone."""
+    return "backbone." if isinstance(getattr(module, "backbone", None), nn.Module) else ""
+
+
+def _fills(given: object, own: Tensor) -> bool:
+    return isinstance(given, Tensor) and given.shape == own.shape
+
+
+def _difference(given: object, own: Tensor) -> str:
+    if isinstance(given, Tensor):
+        return f"{tuple(given.shape)} for {tuple(own.shape)}"
+    return "missing"
 
 
 def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
@@ -88,36 +111,43 @@ def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
             module, if it has no backbone), or of everything that testing uses.
     """
     module = unwrap_model(module)
-    own = {k: v for k, v in module.state_dict().items() if "num_batches_tracked" not in k}
-    given = {k: tuple(v.shape) for k, v in state_dict.items() if isinstance(v, Tensor)}
-    left = [name for name, value in own.items() if given.get(name) != tuple(value.shape)]
+    own: dict[str, Tensor] = {}
+    left = []
+    for name, value in module.state_dict().items():
+        if "num_batches_tracked" in name:
+            continue
+        own[name] = value
+        if not _fills(state_dict.get(name), value):
+            left.append(name)
 
     def share(prefix: str) -> float:
-        sizes = {name: v.numel() for name, v in own.items() if name.startswith(prefix)}
-        return 1 - sum(sizes.get(name, 0) for name in left) / max(sum(sizes.values()), 1)
+        sizes = {name: value.numel() for name, value in own.items() if name.startswith(prefix)}
+        missing = sum(sizes.get(name, 0) for name in left)
+        return 1 - missing / max(sum(sizes.values()), 1)
 
     line = f"weights fill {share(''):.1%} of {type(module).__name__}"
-    prefix = "backbone." if isinstance(getattr(module, "backbone", None), nn.Module) else ""
+    prefix = _backbone_prefix(module)
     if prefix:
         line += f", {share(prefix):.1%} of its backbone"
     if share(prefix) < _settings["min_backbone_share"]:
         raise CheckpointError(
             f"{line}, less than {_settings['min_backbone_share']:.0%}; not filled: "
-            f"{_listed([n for n in left if n.startswith(prefix)])}; the file has "
+            f"{_listed([name for name in left if name.startswith(prefix)])}; the file has "
             f"{_listed(sorted(map(str, state_dict)))}; to use them anyway, add --cfg-options "
             "min_backbone_share=0, or mmseg_ext.safe_loading(min_backbone_share=0) in Python"
         )
-    needed = [
-        f"{n} ({f'{given[n]} for {tuple(own[n].shape)}' if n in given else 'missing'})"
-        for n in left
-        if not n.startswith(_AUXILIARY)
-    ]
+    needed = []
+    for name in left:
+        if not name.startswith(_AUXILIARY):
+            needed.append(f"{name} ({_difference(state_dict.get(name), own[name])})")
     if _settings["entire_model"] and needed:
         raise CheckpointError(
             f"the weights leave {len(needed)} entries of {type(module).__name__} randomly "
             f"initialized: {_listed(needed)}; use weights of the same model and classes"
         )
-    return line + (f"; not filled: {_listed(left)}" if left else "")
+    if left:
+        line += f"; not filled: {_listed(left)}"
+    return line
 
 
 def random_parts(module: nn.Module, state_dict: Mapping[str, Tensor]) -> list[str]:
@@ -127,26 +157,26 @@ def random_parts(module: nn.Module, state_dict: Mapping[str, Tensor]) -> list[st
     values, and a segmentor adds some to a classifier's backbone.
     """
     module = unwrap_model(module)
-    prefix = "backbone." if isinstance(getattr(module, "backbone", None), nn.Module) else ""
-    filled: dict[str, bool] = {}
+    prefix = _backbone_prefix(module)
+    filled: dict[str, bool] = {}  # by part: whether any of its values are
     for name, value in module.state_dict().items():
         if name.startswith(prefix) and value.ndim > 1:
             part = prefix + name.removeprefix(prefix).split(".")[0]
-            given = state_dict.get(name)
-            fits = isinstance(given, Tensor) and given.shape == value.shape
-            filled[part] = filled.get(part, False) or fits
-    return [part for part in filled if not filled[part]] if any(filled.values()) else []
+            filled[part] = filled.get(part, False) or _fills(state_dict.get(name), value)
+    if not any(filled.values()):
+        return []
+    return [part for part in filled if not filled[part]]
 
 
 def check_finite(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     """Raise CheckpointError if infinities or NaNs would replace finite values."""
-    bad = [
-        name
-        for name, value in unwrap_model(module).state_dict().items()
-        if isinstance(given := state_dict.get(name), Tensor)
-        and not given.isfinite().all()
-        and value.isfinite().all()
-    ]
+    bad = []
+    for name, value in unwrap_model(module).state_dict().items():
+        given = state_dict.get(name)
+        if not isinstance(given, Tensor) or given.isfinite().all():
+            continue
+        if value.isfinite().all():
+            bad.append(name)
     if bad:
         raise CheckpointError(
             f"the weights are not finite: {_listed(bad)}; the training run diverged: use an "
@@ -170,18 +200,19 @@ def fit_first_convolution(
     module: nn.Module, state_dict: Mapping[str, Tensor]
 ) -> Mapping[str, Tensor]:
     """Return `state_dict` with weights of three channels for a model of other images."""
-    fitted = {
-        name: fit_input_channels(given, own.shape[1])
-        for name, own in unwrap_model(module).state_dict().items()
-        if isinstance(given := state_dict.get(name), Tensor)
-        and given.ndim == own.ndim == 4
-        and given.shape[1] == 3 != own.shape[1]
-        and given[:, 0].shape == own[:, 0].shape
-    }
-    for name, weight in fitted.items():
-        text = f"{name}: weights for 3 channels, fitted to {weight.shape[1]}"
-        print_log(text, logger="current")
-    return {**state_dict, **fitted} if fitted else state_dict
+    fitted = {}
+    for name, own in unwrap_model(module).state_dict().items():
+        given = state_dict.get(name)
+        if not isinstance(given, Tensor) or not given.ndim == own.ndim == 4:
+            continue
+        takes_other_images = given.shape[1] == 3 != own.shape[1]
+        if takes_other_images and given[:, 0].shape == own[:, 0].shape:
+            fitted[name] = fit_input_channels(given, own.shape[1])
+            text = f"{name}: weights for 3 channels, fitted to {own.shape[1]}"
+            print_log(text, logger="current")
+    if not fitted:
+        return state_dict
+    return {**state_dict, **fitted}
 
 
 def load_and_report(
@@ -192,8 +223,8 @@ def load_and_report(
     mmengine loads what fits and mentions the rest among other warnings, so a backbone can stay at
     random values unnoticed.
     """
-    names = unwrap_model(module).state_dict()
-    headless = bool(names) and all(name.startswith("backbone.") for name in names)
+    own = unwrap_model(module).state_dict()
+    headless = bool(own) and all(name.startswith("backbone.") for name in own)
     if headless and not any(str(name).startswith("backbone.") for name in state_dict):
         # mmpretrain's classifier around a backbone that returns logits has no other weights, and
         # `convert` writes the backbone's names.
@@ -203,8 +234,9 @@ def load_and_report(
     check_finite(module, state_dict)
     load_state_dict(module, state_dict, strict, logger)  # backbones refuse published names here
     print_log(check_coverage(module, state_dict), logger="current")
-    if random := random_parts(module, state_dict):
-        unused = _listed(sorted({*state_dict} - {*names}))
+    random = random_parts(module, state_dict)
+    if random:
+        unused = _listed(sorted(set(state_dict) - set(own)))
         message = (
             f"{_listed(random)}: random, while the weights fill other parts of the backbone; use "
             f"weights of the same variant (the file also has {unused})"
@@ -235,10 +267,8 @@ def load_checkpoint(filename: str, map_location: Any = None, logger: Any = "curr
     weights = content.get("state_dict", content) if isinstance(content, dict) else None
     if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights):
         raise CheckpointError(f"{filename}: contains no state dict")
-    if (collected := _settings["terms"]) is not None:
-        for key, text in terms_of(content).items():
-            known = collected.get(key, "")
-            collected[key] = known if text in known else "; ".join(filter(None, (known, text)))
+    if _settings["terms"] is not None:
+        _add_terms(terms_of(content), _settings["terms"])
     if weights is not content:
         if not isinstance(content.get("meta"), dict):
             content["meta"] = {}  # which `init_model` expects
@@ -247,6 +277,16 @@ def load_checkpoint(filename: str, map_location: Any = None, logger: Any = "curr
             for key in ("cfg", "config"):
                 part.pop(key, None)
     return content
+
+
+def _add_terms(found: dict[str, str], collected: dict[str, str]) -> None:
+    """Append what a file says of its license and training data, unless it is known already."""
+    for key, text in found.items():
+        known = collected.get(key, "")
+        if not known:
+            collected[key] = text
+        elif text not in known:
+            collected[key] = f"{known}; {text}"
 
 
 def _fetch(address: str, map_location: Any, logger: Any) -> Any:

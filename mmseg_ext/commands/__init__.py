@@ -105,8 +105,7 @@ def report_error(error: Exception, name: str) -> None:
     line = _line_of(error, name)
     if line is None:
         traceback.print_exception(error)
-        message = " ".join(str(error).split())[:300]
-        line = f"{name} failed: {type(error).__name__}: {message}"
+        line = f"{name} failed: {type(error).__name__}: {errors.one_line(error, 300)}"
     rank = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
     if rank == "0" or not isinstance(error, errors.LaunchError | errors.CheckpointError):
         print(f"mmseg_ext: {line}", file=sys.stderr)
@@ -120,14 +119,17 @@ def _line_of(error: Exception, name: str) -> str | None:
     kind = type(error)
     if kind.__module__ == errors.__name__:
         # A DataLoader's worker sends a traceback whose last line is "module.LabelError: <message>".
-        line = str(error).strip().splitlines()[-1]
-        return line.removeprefix("mmseg_ext: ").removeprefix(f"{kind.__module__}.{kind.__name__}: ")
+        last_line = str(error).strip().splitlines()[-1]
+        last_line = last_line.removeprefix("mmseg_ext: ")
+        return last_line.removeprefix(f"{kind.__module__}.{kind.__name__}: ")
     if isinstance(error, OSError) and (error.filename or error.errno in _FULL):
-        hint = f"; {errors.RESUME_HINT}" if name == "train" else ""
-        return f"{error.filename or 'a file of the run'}: {error.strerror}{hint}"
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    found_here = frame.f_globals.get("__name__", "").startswith("mmseg_ext.")
-    return str(error) if isinstance(error, OSError | ValueError) and found_here else None
+        text = f"{error.filename or 'a file of the run'}: {error.strerror}"
+        return f"{text}; {errors.RESUME_HINT}" if name == "train" else text
+    last_frame, _ = list(traceback.walk_tb(error.__traceback__))[-1]
+    found_here = last_frame.f_globals.get("__name__", "").startswith("mmseg_ext.")
+    if found_here and isinstance(error, OSError | ValueError):
+        return str(error)
+    return None
 
 
 @contextlib.contextmanager
@@ -151,10 +153,9 @@ def clean_end() -> Iterator[None]:
 
 def command_parser(description: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
     """Return a parser with the first line of `description`; line breaks of `epilog` are kept."""
+    first_line = (description or "").partition("\n")[0]
     layout = argparse.RawDescriptionHelpFormatter if epilog else argparse.HelpFormatter
-    return argparse.ArgumentParser(
-        description=(description or "").partition("\n")[0], epilog=epilog, formatter_class=layout
-    )
+    return argparse.ArgumentParser(description=first_line, epilog=epilog, formatter_class=layout)
 
 
 def command(parser: Callable[[], argparse.ArgumentParser], stack: bool = True) -> Callable:
@@ -229,7 +230,8 @@ def usable_device(name: str | None = None) -> "torch.device":
     """
     import torch
 
-    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    if not name:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         return torch.empty(0, device=name).device
     except (AssertionError, RuntimeError) as error:  # the first where PyTorch is built without CUDA
@@ -251,13 +253,14 @@ def named_model(args: argparse.Namespace) -> Any:
     from mmseg_ext.engine.config import load_config
     from mmseg_ext.inference.models import DEFAULT, get_model, list_models
 
-    own = not args.checkpoint and (args.config or DEFAULT) in list_models(pretrained=True)
-    if not (own or args.checkpoint):
+    name = args.config or DEFAULT
+    pretrained = not args.checkpoint
+    if pretrained and name not in list_models(pretrained=True):
         raise ValueError(f"{args.config}: name a checkpoint after it, or 'none'")
-    config = load_config(args.config or DEFAULT, getattr(args, "cfg_options", None))
+    config = load_config(name, getattr(args, "cfg_options", None))
     weights = None if args.checkpoint == "none" else args.checkpoint
     device = usable_device(getattr(args, "device", "cpu"))  # `export` has no such flag
-    return get_model(config, pretrained=own, weights=weights, device=device)
+    return get_model(config, pretrained=pretrained, weights=weights, device=device)
 
 
 def launcher_flags(parser: argparse.ArgumentParser) -> None:

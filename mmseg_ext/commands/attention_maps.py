@@ -42,10 +42,13 @@ def main(args: argparse.Namespace) -> int:
 
     # Without CONFIG and CHECKPOINT, the parser takes the first images for them.
     words = [word for word in (args.config, args.checkpoint, *args.images) if word]
-    only_images = not words[0].endswith(".py") and words[0] not in list_models()
-    if not only_images and len(words) < 3:
-        raise ValueError(f"{words[0]}: name a checkpoint (or 'none') and an image after it")
-    args.config, args.checkpoint, *images = [None, None, *words] if only_images else words
+    if words[0].endswith(".py") or words[0] in list_models():
+        if len(words) < 3:
+            raise ValueError(f"{words[0]}: name a checkpoint (or 'none') and an image after it")
+        args.config, args.checkpoint, images = words[0], words[1], words[2:]
+    else:
+        args.config = args.checkpoint = None
+        images = words
     torch.manual_seed(0)  # for random weights
     model = named_model(args)
     meta = model.dataset_meta
@@ -61,7 +64,8 @@ def main(args: argparse.Namespace) -> int:
         image, shown, original = network_input(model, file)
         pixel = seen_pixel(args.pixel, original, shown.shape[:2])
         height, width = image.shape[2:]  # padded for the network at the right and the bottom
-        shown = np.pad(shown, [(0, height - shown.shape[0]), (0, width - shown.shape[1]), (0, 0)])
+        below, right = height - shown.shape[0], width - shown.shape[1]
+        shown = np.pad(shown, [(0, below), (0, right), (0, 0)])
         inputs, labels = capture_inputs(model, layers, image)
         scene = Scene(shown, labels, meta["classes"], meta["palette"], pixel)
         for name, layer in layers.items():

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmseg_ext.commands import command, command_parser, device_flag, usable_device
+from mmseg_ext.errors import one_line
 
 if TYPE_CHECKING:
     import torch
@@ -44,8 +45,12 @@ def main(args: argparse.Namespace) -> int:
     print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
     if args.json is not None:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-        record = dict(environment=environment, cuda=torch.version.cuda)
-        record |= dict(device=f"{device} ({name})", checks=rows)
+        record = {
+            "environment": environment,
+            "cuda": torch.version.cuda,
+            "device": f"{device} ({name})",
+            "checks": rows,
+        }
         write_text(json.dumps(record, indent=1) + "\n", args.json)
     return int(counts["FAIL"] > 0)
 
@@ -60,8 +65,7 @@ def _run(device: "torch.device", quick: bool) -> list[dict]:
         try:
             status, figure = run()
         except Exception as error:
-            message = " ".join(str(error).split())[:160]
-            status, figure = "FAIL", f"{type(error).__name__}: {message}"
+            status, figure = "FAIL", f"{type(error).__name__}: {one_line(error, 160)}"
         seconds = round(time.perf_counter() - start, 2)
         rows.append(dict(group=group, name=name, status=status, figure=figure, seconds=seconds))
         print(f"{status:<8}{f'{group}: {name}':<58}{figure}  ({seconds:.1f} s)", flush=True)

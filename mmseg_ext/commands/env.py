@@ -6,6 +6,7 @@ import sys
 
 from mmseg_ext import __version__, environment
 from mmseg_ext.commands import command, command_parser, prepare_stack
+from mmseg_ext.errors import one_line
 
 _NO_OPERATORS = (
     "not compiled: detectors run on slow replacements, and heads of mmsegmentation that use other "
@@ -33,8 +34,11 @@ def registered_names() -> list[str]:
     """Return the names that this package has registered with mmengine, sorted."""
     from mmseg_ext.engine.build_errors import registries
 
-    items = [item for registry in registries() for item in registry.module_dict.items()]
-    own = {n for n, item in items if getattr(item, "__module__", "").startswith("mmseg_ext.")}
+    own = set()
+    for registry in registries():
+        for name, part in registry.module_dict.items():
+            if getattr(part, "__module__", "").startswith("mmseg_ext."):
+                own.add(name)
     return sorted(own)
 
 
@@ -46,21 +50,21 @@ def describe() -> list[tuple[str, str]]:
     rows = [
         ("mmseg_ext", __version__),
         ("python", f"{platform.python_version()} ({sys.executable})"),
-        ("devices", ", ".join([*gpus, f"CPU, {torch.get_num_threads()} threads"])),
+        ("devices", ", ".join(gpus + [f"CPU, {torch.get_num_threads()} threads"])),
     ]
     for name, tested in environment.TESTED.items():
         try:
             version = str(getattr(environment.import_quietly(name), "__version__", "unknown"))
         except Exception as error:
-            version = f"not usable: {' '.join(str(error).split())}"
-        same = version.partition("+")[0] == tested
-        rows.append((name, version if same else f"{version} (tested with {tested})"))
+            version = f"not usable: {one_line(error)}"
+        if version.partition("+")[0] != tested:
+            version += f" (tested with {tested})"
+        rows.append((name, version))
     rows.append(("packages", ", ".join(environment.installed()) or "none"))
     problem = environment.other_project() or environment.mixture() or environment.stack_problem()
     rows.append(("stack", problem or "usable"))
     if environment.stack_problem() is None:
-        rows.append(
-            ("mmcv.ops", "compiled" if environment.has_compiled_operators() else _NO_OPERATORS)
-        )
+        compiled = environment.has_compiled_operators()
+        rows.append(("mmcv.ops", "compiled" if compiled else _NO_OPERATORS))
         rows.append(("registered", ", ".join(registered_names())))
     return rows

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mmseg_ext.commands import command, command_parser, model_flags, named_model
+from mmseg_ext.errors import one_line
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,67 +26,83 @@ REAL_IMAGES = 3  # of a folder
 
 @command(parser)
 def main(args: argparse.Namespace) -> None:
-    import torch
-
     from mmseg_ext.atomic_write import atomic_write
     from mmseg_ext.engine.config import inner_datasets, input_channels
-    from mmseg_ext.images.pictures import shown_bands
-    from mmseg_ext.inference.export import (
-        ExportedSegmentor,
-        WholeImageSegmentor,
-        export,
-        relative_difference,
-    )
+    from mmseg_ext.inference.export import ExportedSegmentor, WholeImageSegmentor, export
     from mmseg_ext.inference.predictor import image_loader
 
     segmentor = named_model(args)
-    config, meta = segmentor.cfg, segmentor.dataset_meta
+    config = segmentor.cfg
     shape = args.shape or config.get("crop_size") or (512, 512)
     size = (shape[0], shape[-1])
     channels = input_channels(config.model)
     pipeline = next(inner_datasets(config.test_dataloader.dataset))["pipeline"]
     loader = image_loader(pipeline[0], channels)
     model = WholeImageSegmentor(segmentor)
-    path = args.out or Path(Path(config.filename).stem + ".onnx")
     metadata = {
-        "config": Path(config.filename).name,
-        "classes": list(meta["classes"]),
-        "palette": [list(color) for color in meta["palette"]],
-        "input": f"{'RGB' if channels == 3 else 'bands'}, 0 to 255, float32, (B, {channels}, H, W)",
-        "output": "class scores, float32, (B, classes, H, W)",
+        **_description(segmentor, channels, loader),
+        **_test_scale(pipeline),
         "size": list(size),
         "mean": model.mean.flatten().tolist(),
-        "channels": channels,
-        "value_range": getattr(loader, "value_range", None),
-        "stored_values": getattr(loader, "color_type", "color") == "unchanged",
-        "rgb_bands": shown_bands(channels, config.get("rgb_bands")),
-        **_test_scale(pipeline),
         "dynamic": args.dynamic,
         **segmentor.terms,
     }
+    path = args.out or Path(Path(config.filename).stem + ".onnx")
     if config.model.get("test_cfg", {}).get("mode") == "slide":
         print(f"the config tests with sliding windows; the file takes one window of {size}")
     with atomic_write(path) as part:  # a file that fails the check is deleted
         export(model, part, size, args.dynamic, metadata, channels)
         exported = ExportedSegmentor(part)
         for name, images in _inputs(args, size, loader, channels):
-            shape = "x".join(map(str, images.shape))
-            try:
-                scores = exported(images)
-            except Exception as error:  # onnxruntime's, for sizes that the file does not take
-                reason = " ".join(str(error).split())[:300]
-                raise ValueError(f"{path}: not written, fails for {shape}: {reason}") from error
-            with torch.no_grad():
-                expected = model(images)
-            difference = relative_difference(scores, expected)
-            agreeing = (scores.argmax(1) == expected.argmax(1)).double().mean().item()
-            print(f"{name}, {shape}: difference {difference:.1e}, same class {agreeing:.3%}")
-            if not difference <= TOLERANCE:  # NaN, too
-                raise ValueError(
-                    f"{path}: not written, as its scores for {name} differ from the model's by "
-                    f"{difference:.1e} of the largest; the limit is {TOLERANCE:g}"
-                )
+            _compare(exported, model, name, images, path)
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+
+
+def _description(segmentor: Any, channels: int, loader: Any) -> dict:
+    """Return what the file says of its classes, its input and its output."""
+    from mmseg_ext.images.pictures import shown_bands
+
+    config, meta = segmentor.cfg, segmentor.dataset_meta
+    order = "RGB" if channels == 3 else "bands"
+    return {
+        "config": Path(config.filename).name,
+        "classes": list(meta["classes"]),
+        "palette": [list(color) for color in meta["palette"]],
+        "input": f"{order}, 0 to 255, float32, (B, {channels}, H, W)",
+        "output": "class scores, float32, (B, classes, H, W)",
+        "channels": channels,
+        "value_range": getattr(loader, "value_range", None),
+        "stored_values": getattr(loader, "color_type", "color") == "unchanged",
+        "rgb_bands": shown_bands(channels, config.get("rgb_bands")),
+    }
+
+
+def _compare(exported: Any, model: Any, name: str, images: Any, path: Path) -> None:
+    """Print how much the scores of file and model differ for images (B, C, H, W).
+
+    Raises:
+        ValueError: if the file does not run, or they differ by more than `TOLERANCE`.
+    """
+    import torch
+
+    from mmseg_ext.inference.export import relative_difference
+
+    shape = "x".join(map(str, images.shape))
+    try:
+        scores = exported(images)
+    except Exception as error:  # onnxruntime's, for sizes that the file does not take
+        reason = one_line(error, 300)
+        raise ValueError(f"{path}: not written, fails for {shape}: {reason}") from error
+    with torch.no_grad():
+        expected = model(images)
+    difference = relative_difference(scores, expected)
+    agreeing = (scores.argmax(1) == expected.argmax(1)).double().mean().item()
+    print(f"{name}, {shape}: difference {difference:.1e}, same class {agreeing:.3%}")
+    if not difference <= TOLERANCE:  # NaN, too
+        raise ValueError(
+            f"{path}: not written, as its scores for {name} differ from the model's by "
+            f"{difference:.1e} of the largest; the limit is {TOLERANCE:g}"
+        )
 
 
 def _test_scale(pipeline: list[dict]) -> dict:
@@ -111,12 +128,16 @@ def _inputs(args: argparse.Namespace, size: tuple[int, int], loader: Any, channe
     if args.dynamic:
         other = (size[0] * 3 // 4 + 1, size[1] * 5 // 4 + 3)
         yield "random", random_images(other, 2, channels)
-    paths = image_files(args.images, recursive=True)[:REAL_IMAGES] if args.images else []
-    if args.images and not paths:
+    if not args.images:
+        return
+    paths = image_files(args.images, recursive=True)[:REAL_IMAGES]
+    if not paths:
         raise ValueError(f"--images {args.images}: contains no image; name another folder")
     for path in paths:
         image = loader.transform({"img_path": str(path)})["img"].astype(np.float32)
-        image = image if args.dynamic else cv2.resize(image, size[::-1])
+        if not args.dynamic:
+            image = cv2.resize(image, size[::-1])
         image = np.atleast_3d(image)  # H, W, C
-        image = image[..., ::-1] if channels == 3 else image  # RGB
+        if channels == 3:
+            image = image[..., ::-1]  # RGB
         yield path.name, torch.from_numpy(image.transpose(2, 0, 1).copy())[None]  # (1, C, H, W)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmseg_ext.commands import command, command_parser, device_flag, model_flags, named_model
+from mmseg_ext.errors import one_line
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -68,19 +69,24 @@ def find_images(path: Path, out: Path, recursive: bool = False) -> dict[Path, Pa
     if not found:
         suffixes = ", ".join(IMAGE_SUFFIXES)
         raise ValueError(f"{path}: no image there ({suffixes}); --recursive searches deeper")
-    folder, results = path if path.is_dir() else path.parent, {}
+    folder = _folder_of(path)
+    results: dict[Path, Path] = {}
     for image in found:
         name = image.relative_to(folder)
-        short = name.with_suffix(".png")
-        results[Path(f"{name}.png") if short in results else short] = image
+        result = name.with_suffix(".png")
+        if result in results:  # a.jpg and a.bmp: the second result is a.bmp.png
+            result = Path(f"{name}.png")
+        results[result] = image
     return results
+
+
+def _folder_of(path: Path) -> Path:
+    """Return the folder in which images have the names that their results get."""
+    return path if path.is_dir() else path.parent
 
 
 @command(parser)
 def main(args: argparse.Namespace) -> int:
-    from PIL import Image
-
-    from mmseg_ext.atomic_write import atomic_write
     from mmseg_ext.inference.object_files import ObjectFiles
     from mmseg_ext.inference.predictor import Predictor
     from mmseg_ext.terminal import progress
@@ -88,23 +94,24 @@ def main(args: argparse.Namespace) -> int:
     if not 0 <= args.opacity <= 1:
         raise ValueError(f"--opacity={args.opacity}: choose a number from 0 to 1")
     results = find_images(args.input, args.out, args.recursive)
-    folder = args.input if args.input.is_dir() else args.input.parent
+    folder = _folder_of(args.input)
     model = named_model(args)
     for about, text in model.terms.items():
         print(f"{about} (weights): {text}")
     predictor = Predictor(model, tile=args.tile, amp=args.amp, value_range=args.value_range)
-    if unknown := {*(args.classes or ())} - {*predictor.classes}:
+    unknown = set(args.classes or ()) - set(predictor.classes)
+    if unknown:
         names = ", ".join(predictor.classes)
         raise ValueError(f"--classes {' '.join(unknown)}: the model has only {names}")
-    # As Python's documentation allows.
-    warnings.showwarning = lambda text, *_: print(f"warning: {text}", file=sys.stderr)
+    warnings.showwarning = _print_warning  # as Python's documentation allows
     if args.checkpoint == "none":
         print("warning: random weights: the labels are meaningless", file=sys.stderr)
     formats = [name for name in ("json", "coco", "csv") if getattr(args, name)]
     files = ObjectFiles(args.out, formats, predictor.classes, args.classes)
+    todo = results.items()
+    if not args.tile:  # tiles have their own progress bar, and a terminal shows only one
+        todo = progress(todo, "segmenting", len(results))
     failed = 0
-    # Tiles have their own progress bar, and a terminal shows only one.
-    todo = results.items() if args.tile else progress(results.items(), "segmenting", len(results))
     for name, path in todo:
         try:
             _check_size(path, args.max_pixels)
@@ -112,23 +119,49 @@ def main(args: argparse.Namespace) -> int:
             draw = _with_labels if args.with_labels else type(result).overlay
             overlay = draw(result, args.opacity)
         except Exception as error:  # of any kind: decoders, the pipeline and the model raise it
-            text = " ".join(str(error).split())
-            print(f"error: {text if str(path) in text else f'{path}: {text}'}", file=sys.stderr)
+            _print_error(error, path)
             failed += 1
             continue
-        for kind, picture in (("labels", Image.fromarray(result.labels)), ("overlays", overlay)):
-            with atomic_write(args.out / kind / name) as part:
-                picture.save(part, "PNG")
+        _write_pictures(result, overlay, args.out, name)
         if formats:
-            least = args.min_area
-            if least is None:
-                least = round(LEAST_PIXELS * max(1, result.reduction) ** 2)
-            files.add(result, path.relative_to(folder), name, least)
+            files.add(result, path.relative_to(folder), name, _least_area(args, result))
     files.write()
     if files.small:
         print(f"left out: {files.small} objects smaller than --min-area; --min-area 0 keeps them")
     print(f"{len(results) - failed} images segmented into {args.out}")
-    return 1 if failed else 0
+    return int(failed > 0)
+
+
+def _print_warning(message: Warning | str, *place: object) -> None:
+    print(f"warning: {message}", file=sys.stderr)
+
+
+def _print_error(error: Exception, path: Path) -> None:
+    """Print one line with the path of the image, which many errors begin with."""
+    text = one_line(error)
+    if str(path) not in text:
+        text = f"{path}: {text}"
+    print(f"error: {text}", file=sys.stderr)
+
+
+def _write_pictures(
+    result: "Segmentation", overlay: "Image.Image", folder: Path, name: Path
+) -> None:
+    """Write `labels/NAME` and `overlays/NAME`."""
+    from PIL import Image
+
+    from mmseg_ext.atomic_write import atomic_write
+
+    for kind, picture in (("labels", Image.fromarray(result.labels)), ("overlays", overlay)):
+        with atomic_write(folder / kind / name) as part:
+            picture.save(part, "PNG")
+
+
+def _least_area(args: argparse.Namespace, result: "Segmentation") -> int:
+    """Return the least area of an object, in pixels of the image."""
+    if args.min_area is not None:
+        return args.min_area
+    return round(LEAST_PIXELS * max(1, result.reduction) ** 2)
 
 
 def _check_size(path: Path, most: int) -> None:

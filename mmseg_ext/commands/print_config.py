@@ -40,7 +40,8 @@ def main(args: argparse.Namespace) -> None:
     seed = cfg.get("randomness", {}).get("seed")
     processes = args.world_size or int(os.environ.get("WORLD_SIZE", 1))
     record = describe_run(cfg, processes, seed)
-    if args.world_size and "auto_scale_lr" in cfg and "crop_size" in cfg:
+    can_plan = "auto_scale_lr" in cfg and "crop_size" in cfg
+    if args.world_size and can_plan:
         MMLogger.get_current_instance().setLevel("WARNING")  # a line for each parameter
         names = ("memory_gib", "checkpoint_gib")
         record["plans"] = []

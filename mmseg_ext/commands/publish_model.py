@@ -6,6 +6,7 @@ training checkpoints, and it shortens names (`depth.pth` becomes `de`).
 
 import argparse
 import json
+from typing import Any
 
 from mmseg_ext.commands import command, command_parser
 
@@ -44,15 +45,21 @@ def main(args: argparse.Namespace) -> None:
     content = read_checkpoint(args.in_file)
     about = terms_of(content) | {key: text for key, _, text in pairs}
     weights = unwrap_state_dict(content, args.in_file)
-    if args.float16:  # the counters of batches are left out; the file still loads strictly
-        weights = {
-            name: value.half() if value.is_floating_point() else value
-            for name, value in weights.items()
-            if not name.endswith("num_batches_tracked")
-        }
+    if args.float16:
+        weights = _halved(weights)
         beyond = [name for name, value in weights.items() if not value.isfinite().all()]
         if beyond:
             raise ValueError(f"{args.in_file}: values beyond float16 in {', '.join(beyond[:4])}")
-    meta = content.get("meta") if isinstance(content.get("meta"), dict) else {}
-    dataset_meta = json.loads(json.dumps(meta.get("dataset_meta"), default=np.ndarray.tolist))
+    meta = content.get("meta")
+    dataset_meta = meta.get("dataset_meta") if isinstance(meta, dict) else None
+    dataset_meta = json.loads(json.dumps(dataset_meta, default=np.ndarray.tolist))
     print(write_weights(weights, args.out_file, dataset_meta, not args.no_hash, about))
+
+
+def _halved(weights: dict[str, Any]) -> dict[str, Any]:
+    """Return the weights in float16, without counters of batches; they still load strictly."""
+    halved = {}
+    for name, value in weights.items():
+        if not name.endswith("num_batches_tracked"):
+            halved[name] = value.half() if value.is_floating_point() else value
+    return halved

@@ -20,10 +20,12 @@ def main(args: argparse.Namespace) -> None:
 
     path = args.out or args.work_dirs[0] / "report.html"
     runs = write_report(args.work_dirs, path)
-    for note in (note for run in runs for note in run.notes):
-        print(f"warning: {note}", file=sys.stderr)
     for run in runs:
-        if results := run.results:
-            result = f"mIoU {100 * results.miou:.2f} % on {results.images} images"
-            print(f"{run.name}: {result} ({results.source})")
+        for note in run.notes:
+            print(f"warning: {note}", file=sys.stderr)
+    for run in runs:
+        results = run.results
+        if results is not None:
+            score = f"mIoU {100 * results.miou:.2f} % on {results.images} images"
+            print(f"{run.name}: {score} ({results.source})")
     print(path)

@@ -5,7 +5,14 @@ import re
 import torch
 
 from mmseg_ext.backbones.efficientnet_lite import ARCHS, STAGES, EfficientNetLite
-from mmseg_ext.converters.key_map import Rule, StateDict, check_keys, entry, rename_keys
+from mmseg_ext.converters.key_map import (
+    Rule,
+    StateDict,
+    check_keys,
+    count_classes,
+    entry,
+    rename_keys,
+)
 
 _CFG = EfficientNetLite.default_cfgs["0"]
 DEFAULT_CFGS = {"efficientnet_lite": _CFG, "timm_efficientnet_lite": _CFG}
@@ -86,8 +93,10 @@ def _convert(
     converted = {}
     for key, value in renamed.items():
         block = _BLOCK.match(key)
-        converted[key if block is None else places[block[0]] + key[block.end() :]] = value
-    classes = len(entry(converted, "classifier.3.weight")) if kept else None
+        if block is not None:
+            key = places[block[0]] + key[block.end() :]
+        converted[key] = value
+    classes = count_classes(converted, "classifier.3.weight", kept)
     arch = EfficientNetLite.named_arch(converted) or "0"
     with torch.device("meta"):
         channels = entry(converted, "stem.0.conv.weight").shape[1]
@@ -101,7 +110,11 @@ def _places_of_blocks(state_dict: StateDict) -> dict[str, str]:
     Raises:
         ValueError: if no arch has this number of blocks.
     """
-    found = {block[0] for key in state_dict if (block := _BLOCK.match(key))}
+    found = set()
+    for key in state_dict:
+        block = _BLOCK.match(key)
+        if block is not None:
+            found.add(block[0])
     depths = None
     known = []
     for name, arch in ARCHS.items():

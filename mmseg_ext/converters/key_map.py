@@ -5,16 +5,13 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from mmseg_ext.errors import first_names
+
 StateDict = dict[str, Tensor]
 # (pattern for the full key, replacement as in re.sub); None drops the key.
 Rule = tuple[str, str | None]
 
-_SHOWN = 20
-
-
-def _listing(keys: Sequence[str]) -> str:
-    more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
-    return ", ".join(keys[:_SHOWN]) + more
+_SHOWN = 20  # keys in an error
 
 
 def rename_keys(state_dict: StateDict, rules: Sequence[Rule]) -> StateDict:
@@ -26,17 +23,20 @@ def rename_keys(state_dict: StateDict, rules: Sequence[Rule]) -> StateDict:
     renamed: StateDict = {}
     unmapped = []
     for key, value in state_dict.items():
-        matches = ((re.fullmatch(pattern, key), new) for pattern, new in rules)
-        match, new = next((found for found in matches if found[0]), (None, None))
-        if match is None:
+        for pattern, replacement in rules:
+            match = re.fullmatch(pattern, key)
+            if match is None:
+                continue
+            if replacement is not None:
+                name = match.expand(replacement)
+                if name in renamed:
+                    raise ValueError(f"{key}: two keys of the checkpoint become {name!r}")
+                renamed[name] = value
+            break
+        else:  # no rule matches
             unmapped.append(key)
-        elif new is not None:
-            name = match.expand(new)
-            if name in renamed:
-                raise ValueError(f"{key}: two keys of the checkpoint become {name!r}")
-            renamed[name] = value
     if unmapped:
-        raise ValueError(f"unmapped keys in the checkpoint: {_listing(unmapped)}")
+        raise ValueError(f"unmapped keys in the checkpoint: {first_names(unmapped, _SHOWN)}")
     return renamed
 
 
@@ -51,10 +51,20 @@ def entry(state_dict: StateDict, key: str) -> Tensor:
     return state_dict[key]
 
 
+def count_classes(state_dict: StateDict, key: str, classifier: bool) -> int | None:
+    """Return the classes of the weight `key` (classes, C); None without the classifier."""
+    return len(entry(state_dict, key)) if classifier else None
+
+
 def blocks_in(state_dict: StateDict, prefix: str) -> list[int]:
     """Return the sorted numbers i of all keys `<prefix>.<i>.*`."""
-    pattern = re.compile(rf"{re.escape(prefix)}\.(\d+)\.")
-    return sorted({int(match[1]) for key in state_dict if (match := pattern.match(key))})
+    pattern = re.compile(rf"{re.escape(prefix)}\.(\d+)\.")  # layer3.22.conv1.weight
+    blocks = set()
+    for key in state_dict:
+        match = pattern.match(key)
+        if match is not None:
+            blocks.add(int(match[1]))
+    return sorted(blocks)
 
 
 def check_keys(state_dict: StateDict, model: nn.Module) -> StateDict:
@@ -64,15 +74,21 @@ def check_keys(state_dict: StateDict, model: nn.Module) -> StateDict:
         ValueError: for missing keys, unexpected keys and other shapes, with a list.
     """
     expected = model.state_dict()
-    found = {
-        "missing keys": [key for key in expected if key not in state_dict],
-        "unmapped keys in the checkpoint": [key for key in state_dict if key not in expected],
-        "shapes differ": [
-            f"{key} {tuple(state_dict[key].shape)} instead of {tuple(value.shape)}"
-            for key, value in expected.items()
-            if key in state_dict and state_dict[key].shape != value.shape
-        ],
-    }
-    if problems := [f"{what}: {_listing(keys)}" for what, keys in found.items() if keys]:
+    missing, other_shapes = [], []
+    for key, value in expected.items():
+        if key not in state_dict:
+            missing.append(key)
+        elif state_dict[key].shape != value.shape:
+            shapes = f"{tuple(state_dict[key].shape)} instead of {tuple(value.shape)}"
+            other_shapes.append(f"{key} {shapes}")
+    unmapped = [key for key in state_dict if key not in expected]
+    problems = []
+    if missing:
+        problems.append(f"missing keys: {first_names(missing, _SHOWN)}")
+    if unmapped:
+        problems.append(f"unmapped keys in the checkpoint: {first_names(unmapped, _SHOWN)}")
+    if other_shapes:
+        problems.append(f"shapes differ: {first_names(other_shapes, _SHOWN)}")
+    if problems:
         raise ValueError("; ".join(problems))
     return state_dict

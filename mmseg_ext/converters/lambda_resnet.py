@@ -5,7 +5,15 @@ import re
 import torch
 
 from mmseg_ext.backbones.lambda_resnet import ARCHS, LambdaResNet
-from mmseg_ext.converters.key_map import Rule, StateDict, blocks_in, check_keys, entry, rename_keys
+from mmseg_ext.converters.key_map import (
+    Rule,
+    StateDict,
+    blocks_in,
+    check_keys,
+    count_classes,
+    entry,
+    rename_keys,
+)
 
 DEFAULT_CFGS = {
     "lambda_resnet": LambdaResNet.default_cfgs[""],
@@ -55,8 +63,8 @@ def convert_lambda_resnet(state_dict: StateDict, classifier: bool) -> StateDict:
     """
     rules = [*_PUBLIC_RULES, (r"(fc\..+)", r"\1" if classifier else None)]
     converted = _as_embeddings(rename_keys(state_dict, rules), 2)  # of (k, u, 1, r, r)
+    classes = count_classes(converted, "fc.weight", classifier)
     with torch.device("meta"):
-        classes = len(entry(converted, "fc.weight")) if classifier else None
         model = LambdaResNet(num_classes=classes, **_infer_design(converted))
     return check_keys(converted, model)
 
@@ -74,8 +82,8 @@ def convert_timm_lambda_resnet(state_dict: StateDict, classifier: bool) -> State
     converted = _as_embeddings(renamed, 4)  # of (k, u, r, r, 1)
     # The third stage has two blocks in 26t and six in 50ts.
     arch = "timm_50ts" if len(blocks_in(converted, "layer3")) > 2 else "timm_26t"
+    classes = count_classes(converted, "fc.weight", classifier)
     with torch.device("meta"):
-        classes = len(entry(converted, "fc.weight")) if classifier else None
         model = LambdaResNet(arch=dict(ARCHS[arch]), num_classes=classes)
     return check_keys(converted, model)
 

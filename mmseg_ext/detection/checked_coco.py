@@ -53,22 +53,28 @@ class CheckedCocoDataset(CocoDataset):
 
     def load_data_list(self) -> list[dict]:
         data = super().load_data_list()
-        steps = getattr(self.pipeline, "transforms", [])
-        loading = [step for step in steps if getattr(step, "with_mask", False)]
-        polygons_only = any(not step.poly2mask for step in loading)
-        for image in data if loading else ():
-            masks = [i.get("mask") for i in image["instances"] if not i["ignore_flag"]]
-            if not all(masks):
-                raise LabelError(
-                    f"{self.ann_file}: an object of {image['img_path']} has no segmentation; set "
-                    "with_mask=False in the pipeline's LoadAnnotations"
-                )
-            if polygons_only and any(isinstance(mask, dict) for mask in masks):
-                raise LabelError(
-                    f"{self.ann_file}: the mask of an object of {image['img_path']} is run "
-                    "lengths, which LoadAnnotations(poly2mask=False) ignores; remove poly2mask"
-                )
+        loads_masks = polygons_only = False
+        for step in getattr(self.pipeline, "transforms", []):
+            if getattr(step, "with_mask", False):
+                loads_masks = True
+                polygons_only |= not step.poly2mask
+        if loads_masks:
+            for image in data:
+                self._check_masks(image, polygons_only)
         return data
+
+    def _check_masks(self, image: dict, polygons_only: bool) -> None:
+        masks = [each.get("mask") for each in image["instances"] if not each["ignore_flag"]]
+        if not all(masks):
+            raise LabelError(
+                f"{self.ann_file}: an object of {image['img_path']} has no segmentation; set "
+                "with_mask=False in the pipeline's LoadAnnotations"
+            )
+        if polygons_only and any(isinstance(mask, dict) for mask in masks):
+            raise LabelError(
+                f"{self.ann_file}: the mask of an object of {image['img_path']} is run "
+                "lengths, which LoadAnnotations(poly2mask=False) ignores; remove poly2mask"
+            )
 
 
 @DATASETS.register_module()

@@ -83,8 +83,11 @@ def _iou(a: Tensor, b: Tensor, offset: int) -> Tensor:
     a, b = a[:, None], b[None]
     sides = torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])
     inter = (sides + offset).clamp(min=0).prod(-1)  # (N, M)
-    areas = [(box[..., 2:] - box[..., :2] + offset).prod(-1) for box in (a, b)]
-    return inter / (areas[0] + areas[1] - inter)
+    return inter / (_area(a, offset) + _area(b, offset) - inter)
+
+
+def _area(boxes: Tensor, offset: int) -> Tensor:
+    return (boxes[..., 2:] - boxes[..., :2] + offset).prod(-1)
 
 
 # --- roi_align ----------------------------------------------------------------------------------
@@ -111,7 +114,8 @@ def _samples(
 ) -> _Samples:
     """Return the points of all bins; without a `sampling_ratio` about one per cell of the map."""
     rows, columns = aligned_height, aligned_width
-    corners = rois[:, 1:] * spatial_scale - (0.5 if aligned else 0.0)  # x1, y1, x2, y2
+    shift = 0.5 if aligned else 0.0
+    corners = rois[:, 1:] * spatial_scale - shift  # x1, y1, x2, y2
     start, size = corners[:, :2], corners[:, 2:] - corners[:, :2]
     if not aligned:
         size = size.clamp(min=1)
@@ -145,11 +149,14 @@ def _cells(points: _Samples, height: int, width: int) -> tuple[Tensor, Tensor]:
     top, left = y.long(), x.long()
     bottom, right = (top + 1).clamp(max=height - 1), (left + 1).clamp(max=width - 1)
     down, along = y - top, x - left
-    cells = [row * width + column for row in (top, bottom) for column in (left, right)]
-    weights = [v * h for v in (1 - down, down) for h in (1 - along, along)]
+    cells, weights = [], []
+    for row, of_row in ((top, 1 - down), (bottom, down)):
+        for column, of_column in ((left, 1 - along), (right, along)):
+            cells.append(row * width + column)
+            weights.append(of_row * of_column)
     share = inside.to(y) / points.per_bin[points.bin]  # (S,)
-    cells = torch.stack(cells, -1) + points.image[:, None] * (height * width)
-    return cells, torch.stack(weights, -1) * share[:, None]
+    indices = torch.stack(cells, -1) + points.image[:, None] * (height * width)
+    return indices, torch.stack(weights, -1) * share[:, None]
 
 
 def _pool(maps: Tensor, rois: Tensor, *, pool_mode: int, **grid) -> Tensor:
@@ -206,7 +213,11 @@ def roi_align_backward(
 
 # --- the extension module -----------------------------------------------------------------------
 
-_OPERATORS = {f.__name__: f for f in (nms, roi_align_forward, roi_align_backward)}
+_OPERATORS = {
+    "nms": nms,
+    "roi_align_forward": roi_align_forward,
+    "roi_align_backward": roi_align_backward,
+}
 
 
 class _Extension(ModuleType):

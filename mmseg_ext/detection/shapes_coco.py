@@ -42,14 +42,23 @@ def annotate(root: str | Path, recipe: Recipe) -> None:
 def _split(split: str, indices: range, recipe: Recipe) -> dict:
     images, annotations = [], []
     for i, index in enumerate(indices):
-        side = {"height": recipe.size, "width": recipe.size}
-        images.append({"id": i, "file_name": f"JPEGImages/{split}_{i:05d}.jpg", **side})
+        images.append(
+            {
+                "id": i,
+                "file_name": f"JPEGImages/{split}_{i:05d}.jpg",
+                "height": recipe.size,
+                "width": recipe.size,
+            }
+        )
         objects = render_objects(recipe.seed, index, recipe.size)[1]
         for label in np.unique(objects[objects > 0]):
             mask = objects == label
             if mask.sum() >= SMALLEST:
-                annotation = {"id": len(annotations) + 1, "image_id": i}
-                annotation["category_id"] = int(label % OBJECT)
+                annotation = {
+                    "id": len(annotations) + 1,
+                    "image_id": i,
+                    "category_id": int(label % OBJECT),
+                }
                 annotations.append(annotation | _shape(mask))
     categories = [{"id": i, "name": name} for i, name in enumerate(FORMS, start=1)]
     return {"images": images, "annotations": annotations, "categories": categories}

@@ -59,12 +59,17 @@ class Fixture:
     def __init__(self, name: str, folder: Path = FOLDER):
         with np.load(folder / f"{name}.npz") as archive:
             self.meta = json.loads(str(archive["meta"]))
-            stored = [key for key in archive.files if key.startswith("out_")]
-            self.outputs = {key[4:]: torch.from_numpy(archive[key]) for key in stored}
+            self.outputs: dict[str, Tensor] = {}
+            for key in archive.files:
+                if key.startswith("out_"):
+                    self.outputs[key.removeprefix("out_")] = torch.from_numpy(archive[key])
         seed, gain = self.meta["seed"], self.meta["gain"]
-        inputs = {k: _normal(k, s, seed) for k, s in self.meta["inputs"].items()}
-        self.inputs = {k: torch.from_numpy(a).float() for k, a in inputs.items()}
-        self.state_dict = {k: _entry(k, s, seed, gain) for k, s in self.meta["keys"].items()}
+        self.inputs: dict[str, Tensor] = {}
+        for name, shape in self.meta["inputs"].items():
+            self.inputs[name] = torch.from_numpy(_normal(name, shape, seed)).float()
+        self.state_dict: dict[str, Tensor] = {}
+        for key, shape in self.meta["keys"].items():
+            self.state_dict[key] = _entry(key, shape, seed, gain)
 
 
 class Case(NamedTuple):
@@ -95,21 +100,34 @@ def _layer(name: str, meta: dict, theirs: dict[str, Tensor]) -> tuple[nn.Module,
         case "eamlp_multi_head_external_attention_384":
             return MultiHeadExternalAttention(meta["dim"], meta["num_heads"]), theirs
         case "masa_decomposed" | "masa_full":
-            sizes = (meta[n] for n in ("dim", "num_heads", "decay_start", "decay_range"))
-            layer = ManhattanAttention(*sizes, decomposed=name == "masa_decomposed")
-            return layer, {k.replace("lepe.conv", "lce"): v for k, v in theirs.items()}
+            layer = ManhattanAttention(
+                meta["dim"],
+                meta["num_heads"],
+                meta["decay_start"],
+                meta["decay_range"],
+                decomposed=name == "masa_decomposed",
+            )
+            weights = {key.replace("lepe.conv", "lce"): value for key, value in theirs.items()}
+            return layer, weights
         case "lambda_local_u1" | "lambda_local_u4" | "lambda_global":
-            sizes = (meta[n] for n in ("dim", "dim_out", "dim_k", "heads", "dim_u"))
-            weights = {k: v for k, v in theirs.items() if k.startswith("norm_")}
-            weights["qkv.weight"] = torch.cat([theirs[f"to_{part}.weight"] for part in "qkv"])
-            if name == "lambda_global":
-                weights["position.weight"] = theirs["rel_pos_emb"].permute(2, 3, 0, 1)
-                size = dict(receptive_field=None, resolution=2 * (meta["n"],))
-                return LambdaLayer(*sizes, **size), weights
-            weights["position.weight"] = theirs["pos_conv.weight"].squeeze(2)
-            weights["position.bias"] = theirs["pos_conv.bias"]
-            return LambdaLayer(*sizes, receptive_field=meta["r"], position_bias=True), weights
+            return _lambda_layer(name, meta, theirs)
     return ReAttention(384, 12, transform_scale=meta["transform_scale"]), theirs
+
+
+def _lambda_layer(
+    name: str, meta: dict, theirs: dict[str, Tensor]
+) -> tuple[nn.Module, dict[str, Tensor]]:
+    weights = {key: value for key, value in theirs.items() if key.startswith("norm_")}
+    projections = [theirs["to_q.weight"], theirs["to_k.weight"], theirs["to_v.weight"]]
+    weights["qkv.weight"] = torch.cat(projections)
+    sizes = (meta["dim"], meta["dim_out"], meta["dim_k"], meta["heads"], meta["dim_u"])
+    if name == "lambda_global":
+        weights["position.weight"] = theirs["rel_pos_emb"].permute(2, 3, 0, 1)
+        resolution = (meta["n"], meta["n"])
+        return LambdaLayer(*sizes, receptive_field=None, resolution=resolution), weights
+    weights["position.weight"] = theirs["pos_conv.weight"].squeeze(2)
+    weights["position.bias"] = theirs["pos_conv.bias"]
+    return LambdaLayer(*sizes, receptive_field=meta["r"], position_bias=True), weights
 
 
 LAYERS = ("eanet_external_attention", "eamlp_multi_head_external_attention_384")
@@ -148,7 +166,10 @@ def cases(name: str) -> Iterator[Case]:
 
     family, backbone, arguments = BACKBONES[name]
     for classifier in (True, False):
-        published = {k: v for k, v in fixture.outputs.items() if (k == "logits") == classifier}
+        published = {}
+        for output, value in fixture.outputs.items():
+            if (output == "logits") == classifier:
+                published[output] = value
         if published:
             classes = 1000 if classifier else None
             module = getattr(backbones, backbone)(num_classes=classes, **arguments)

@@ -1,7 +1,9 @@
 """Explain in one line why a config cannot be built: key, value and the nearest valid name.
 
-A config is not checked in advance: whatever mmengine builds is accepted. `explained` finds the
-part of the config in the traceback of an error, and the setting in its message.
+A config is not checked in advance: whatever mmengine builds is accepted. Only after an error,
+`explained` looks for its cause in the config. The methods in the traceback tell the part: `EAHead.
+__init__` runs for `model.decode_head`. The words of the message tell the setting in this part. Each
+function `_of_...` explains one kind of error, or returns None.
 """
 
 import contextlib
@@ -10,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import Any
 
 import mmengine.registry
@@ -81,7 +83,11 @@ def explained_without_data(cfg: Config) -> Iterator[None]:
 
 
 def _all_entries(cfg: Config) -> _Entries:
-    return [entry for key in cfg if key in KEYS for entry in _entries(key, cfg[key])]
+    entries: _Entries = []
+    for key in cfg:
+        if key in KEYS:
+            entries.extend(_with_all_inside(key, cfg[key]))
+    return entries
 
 
 def dataset_warnings(runner: Runner) -> list[str]:
@@ -91,36 +97,50 @@ def dataset_warnings(runner: Runner) -> list[str]:
     `reduce_zero_label`. No class should be ignored, and some losses use class weights of any
     number.
     """
-    from mmseg_ext.segmentors.loss_errors import wrong_class_weights  # `env` works without mmseg
-
     model = unwrap_model(runner.model)
     head = getattr(model, "decode_head", None)
-    number = getattr(head[-1] if isinstance(head, nn.ModuleList) else head, "num_classes", None)
-    datasets = [d for loader in built_dataloaders(runner) for d in inner_datasets(loader.dataset)]
-    names = [tuple(getattr(part, "metainfo", {}).get("classes") or ()) for part in datasets]
-    counts = {*map(len, names)}
-    warnings = [
-        f"model.decode_head.num_classes={number}, but a dataset has {count} classes"
-        for count in sorted(counts - {0, number})
-        if number
-    ]
-    parts: list[tuple[str, Any]] = [*model.named_modules()]
-    for name, part in parts:
-        if not all(hasattr(part, attribute) for attribute in _OF_HEADS):
-            continue
-        if part.ignore_index in range(part.num_classes):
-            text = f"model.{name}.ignore_index={part.ignore_index}: this class is not trained"
-            warnings.append(text)
-        if reason := wrong_class_weights(part):
-            warnings.append(f"model.{name}.{reason}")
-    if len(counts - {0}) == 1 and len({*names} - {()}) > 1:
+    if isinstance(head, nn.ModuleList):
+        head = head[-1]
+    datasets: list[Any] = []
+    for loader in built_dataloaders(runner):
+        datasets.extend(inner_datasets(loader.dataset))
+    class_lists = set()
+    for dataset in datasets:
+        if classes := getattr(dataset, "metainfo", {}).get("classes"):
+            class_lists.add(tuple(classes))
+    counts = set(map(len, class_lists))
+    warnings = []
+    if number := getattr(head, "num_classes", None):
+        for count in sorted(counts - {number}):
+            line = f"model.decode_head.num_classes={number}, but a dataset has {count} classes"
+            warnings.append(line)
+    warnings.extend(_head_warnings(model))
+    if len(counts) == 1 and len(class_lists) > 1:
         warnings.append("metainfo.classes: the datasets name their classes differently")
-    if {True, False} <= {getattr(part, "reduce_zero_label", None) for part in datasets}:
+    if {True, False} <= {getattr(dataset, "reduce_zero_label", None) for dataset in datasets}:
         warnings.append(
             "reduce_zero_label is True in one dataset and False in another: their labels differ by "
             "one class; set one value for all"
         )
     return warnings
+
+
+def _head_warnings(model: nn.Module) -> Iterator[str]:
+    """Yield warnings about ignored classes and class weights of a model's heads."""
+    from mmseg_ext.segmentors.loss_errors import wrong_class_weights  # `env` works without mmseg
+
+    for name, head in _heads(model):
+        if head.ignore_index in range(head.num_classes):
+            yield f"model.{name}.ignore_index={head.ignore_index}: this class is not trained"
+        if reason := wrong_class_weights(head):
+            yield f"model.{name}.{reason}"
+
+
+def _heads(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the modules that are decode heads, with their names."""
+    for name, module in model.named_modules():
+        if all(hasattr(module, attribute) for attribute in _OF_HEADS):
+            yield name, module
 
 
 def check_metrics(runner: Runner) -> None:
@@ -132,28 +152,43 @@ def check_metrics(runner: Runner) -> None:
     metrics = getattr(getattr(runner.val_loop, "evaluator", None), "metrics", [])
     if not metrics or not all(hasattr(metric, "total_area_to_metrics") for metric in metrics):
         return  # not only mmsegmentation's IoUMetric
-    wanted = (runner.cfg.get("default_hooks", {}).get("checkpoint") or {}).get("save_best")
-    wanted = [wanted] if isinstance(wanted, str) else wanted or []
-    needed = [*wanted, *(getattr(hook, "monitor", None) for hook in runner.hooks)]
-    names, of_classes = set(), set()
+    wanted = (runner.cfg.get("default_hooks", {}).get("checkpoint") or {}).get("save_best") or []
+    if isinstance(wanted, str):
+        wanted = [wanted]
+    needed: list[Any] = list(wanted)
+    for hook in runner.hooks:
+        needed.append(getattr(hook, "monitor", None))
+    means: set[str] = set()
+    of_classes: set[str] = set()
     for metric in metrics:
-        areas = 4 * [torch.ones(len(metric.dataset_meta["classes"]))]
-        try:
-            scores = metric.total_area_to_metrics(*areas, metric.metrics)
-        except KeyError as error:
-            line = f"val_evaluator.iou_metrics={metric.metrics}: {format_error(error)}"
-            raise LaunchError(line) from error
         prefix = f"{metric.prefix}/" if metric.prefix else ""
-        names |= {prefix + (name if name == "aAcc" else f"m{name}") for name in scores}
+        for name in _kinds_of_scores(metric):
+            means.add(prefix + (name if name == "aAcc" else f"m{name}"))
         for name in getattr(metric, "by_class", {}):
-            of_classes.add(prefix + name)
-            if prefix + name in needed and name not in metric.class_scores:
+            full_name = prefix + name
+            of_classes.add(full_name)
+            if full_name in needed and name not in metric.class_scores:
                 metric.class_scores.append(name)
+    known = {"auto"} | means | of_classes
     for name in wanted:
-        if name not in {"auto", *names, *of_classes}:
-            key, hint = f"default_hooks.checkpoint.save_best={name!r}", nearest(name, of_classes)
-            found = ", ".join([*sorted(names), *sorted(of_classes, reverse=True)[:4]])
+        if name not in known:
+            key = f"default_hooks.checkpoint.save_best={name!r}"
+            found = ", ".join(sorted(means) + sorted(of_classes, reverse=True)[:4])
+            hint = nearest(name, of_classes)
             raise LaunchError(f"{key}: the validation returns {found}{hint}")
+
+
+def _kinds_of_scores(metric: Any) -> list[str]:
+    """Return the names of what an `IoUMetric` computes: 'aAcc', 'IoU', 'Acc'.
+
+    It computes them from areas of one pixel, which also sets `by_class` of `CheckedIoUMetric`.
+    """
+    areas = 4 * [torch.ones(len(metric.dataset_meta["classes"]))]
+    try:
+        return list(metric.total_area_to_metrics(*areas, metric.metrics))
+    except KeyError as error:
+        line = f"val_evaluator.iou_metrics={metric.metrics}: {format_error(error)}"
+        raise LaunchError(line) from error
 
 
 @dataclass
@@ -178,8 +213,11 @@ def _explanation(entries: _Entries, error: Exception) -> Exception | None:
     failure = _Failure(error, frames, format_error(error), part, own_first)
     if failure.runs("load_checkpoint", "mmengine"):
         return _of_weights(entries, error)
-    kinds = (_of_constructor, _of_type, _of_argument, _of_step, _of_pipeline, _of_part)
-    return next(filter(None, (explain(failure) for explain in kinds)), None)
+    for explain in (_of_constructor, _of_type, _of_argument, _of_step, _of_pipeline, _of_part):
+        explanation = explain(failure)
+        if explanation is not None:
+            return explanation
+    return None
 
 
 def _of_constructor(failure: _Failure) -> LaunchError | None:
@@ -210,18 +248,28 @@ def _of_pipeline(failure: _Failure) -> LaunchError | None:
     # A worker's error contains the text of its traceback.
     trace = "".join(traceback.format_tb(failure.error.__traceback__))
     stack = f"{failure.reason} {trace} {failure.error}"
+    # "KeyError: 'gt_seg_map'", "KeyError: 'inputs'", "line 9, in pseudo_collate"
     missing = re.search(r"KeyError: '?(inputs|gt_s\w+)\b|in (pseudo|default)_collate", stack)
-    if not missing:
+    if missing is None:
         return None
-    entries, loads = failure.entries, (missing[1] or "").startswith("gt")
-    packs = [v for k, v in entries if k.endswith(".type") and str(v).startswith("Pack")]
-    transform = "LoadAnnotations" if loads else (packs or ["PackSegInputs"])[0]
-    kind = "LoadAnnotations" if loads else "Pack"  # detection has PackDetInputs
-    for key, steps in entries:
-        named = key.endswith(".pipeline") and isinstance(steps, list)
-        if named and not any(kind in str(step["type"]) for step in steps):
+    if (missing[1] or "").startswith("gt"):
+        transform = kind = "LoadAnnotations"
+    else:
+        transform, kind = _packing_transform(failure.entries), "Pack"
+    for key, steps in failure.entries:
+        if not key.endswith(".pipeline") or not isinstance(steps, list):
+            continue
+        if not any(kind in str(step["type"]) for step in steps):
             return LaunchError(f"{key} has no type={transform!r}; add it")
     return None
+
+
+def _packing_transform(entries: _Entries) -> Any:
+    """Return the type that the config's other pipelines end with; detection has PackDetInputs."""
+    for key, kind in entries:
+        if key.endswith(".type") and str(kind).startswith("Pack"):
+            return kind
+    return "PackSegInputs"
 
 
 def _of_part(failure: _Failure) -> Exception | None:
@@ -230,7 +278,7 @@ def _of_part(failure: _Failure) -> Exception | None:
     training = any(f.name == "run" and f.filename.endswith("loops.py") for f in frames[:-1])
     if training or not part:
         return None
-    line = next(f.line or "" for f in frames[::-1] if "registry" not in Path(f.filename).parts)
+    line = _last_line(frames)
     if isinstance(error, AssertionError) and not str(error):
         reason += f" {line}"
     entries = failure.entries
@@ -242,48 +290,90 @@ def _of_part(failure: _Failure) -> Exception | None:
     return LaunchError(text) if named or checked else RuntimeError(text)
 
 
+def _last_line(frames: traceback.StackSummary) -> str:
+    """Return the line of code that failed, not one of mmengine's registry around it."""
+    for frame in reversed(frames):
+        if "registry" not in Path(frame.filename).parts:
+            return frame.line or ""
+    return ""
+
+
 def _find_part(entries: _Entries, trace: TracebackType | None) -> str:
     """Return the innermost key with a class whose method runs in the traceback, or ''."""
-    codes = []
-    for key, value in entries:
-        kind = _class_named(value.get("type")) if isinstance(value, Mapping) else None
-        for parent in {*getattr(kind, "__mro__", ())} - {*_ANCESTORS}:
-            functions = (getattr(f, "__func__", f) for f in vars(parent).values())  # of methods
-            codes += [(key, f.__code__) for f in functions if hasattr(f, "__code__")]
+    methods = _methods_of_parts(entries)
     part = ""
     for frame, _ in traceback.walk_tb(trace):
-        keys = [key for key, code in codes if code is frame.f_code and _is_within(key, part)]
+        keys = []
+        for key, code in methods:
+            if code is frame.f_code and _is_within(key, part):
+                keys.append(key)
+        # Keys next to each other have the same class, and the frame does not tell which one runs.
         if keys and all(key.startswith(keys[0]) for key in keys):
             part = keys[0]
     return part
 
 
+def _methods_of_parts(entries: _Entries) -> list[tuple[str, CodeType]]:
+    """Return the code of each method of the classes in the config, with the key of the class."""
+    methods = []
+    for key, value in entries:
+        if not isinstance(value, Mapping):
+            continue
+        kind = _class_named(value.get("type"))
+        for parent in getattr(kind, "__mro__", ()):
+            if parent in _ANCESTORS:
+                continue
+            for attribute in vars(parent).values():
+                function = getattr(attribute, "__func__", attribute)  # of a class method
+                if hasattr(function, "__code__"):
+                    methods.append((key, function.__code__))
+    return methods
+
+
 def _is_within(key: str, part: str) -> bool:
     """Return whether the key is inside `part`; a loop also builds the data of its stage."""
-    stage = part.removesuffix("cfg") if part.endswith("_cfg") and "." not in part else None
-    return not part or f"{key}.".startswith(f"{part}.") or bool(stage and key.startswith(stage))
+    if not part or f"{key}.".startswith(f"{part}."):
+        return True
+    is_loop = part.endswith("_cfg") and "." not in part
+    stage = part.removesuffix("cfg")  # 'train_', of train_cfg and train_dataloader
+    return is_loop and key.startswith(stage)
 
 
 def _of_type(failure: _Failure) -> LaunchError | None:
     """Explain a type that is not registered; some messages have None instead of the type."""
-    entries, reason = failure.entries, failure.reason
+    reason = failure.reason
     if not isinstance(failure.error, KeyError | TypeError):
         return None
     if 'must contain the key "type"' in reason:
-        without = [k for k, v in entries if isinstance(v, Mapping) and str(v) in reason]
-        return LaunchError(f"{without[0]}: has no type") if without else None
-    for key, kind in entries:
-        named = isinstance(kind, str) and re.search(rf"\b(None|{re.escape(kind)})\b", reason)
-        if named and re.search(r"(^runner_|\.)type$", key) and _class_named(kind) is None:
-            names = {name for registry in registries() for name in registry.module_dict}
-            return LaunchError(f"{key}={kind!r}: not registered{nearest(kind, names)}")
+        for key, value in failure.entries:
+            if isinstance(value, Mapping) and str(value) in reason:
+                return LaunchError(f"{key}: has no type")
+        return None
+    for key, kind in failure.entries:
+        is_type = re.search(r"(^runner_|\.)type$", key)  # 'runner_type', 'model.backbone.type'
+        if not is_type or not isinstance(kind, str):
+            continue
+        named = re.search(rf"\b(None|{re.escape(kind)})\b", reason)  # 'EAHeda is not in the ...'
+        if named and _class_named(kind) is None:
+            hint = nearest(kind, _registered_names())
+            return LaunchError(f"{key}={kind!r}: not registered{hint}")
     return None
 
 
 def registries() -> list[Registry]:
     """Return mmengine's registries and their children."""
-    roots = [r for r in vars(mmengine.registry).values() if isinstance(r, Registry)]
-    return [registry for root in roots for registry in (root, *root.children.values())]
+    found = []
+    for root in vars(mmengine.registry).values():
+        if isinstance(root, Registry):
+            found += [root, *root.children.values()]
+    return found
+
+
+def _registered_names() -> set[str]:
+    names: set[str] = set()
+    for registry in registries():
+        names.update(registry.module_dict)
+    return names
 
 
 def _class_named(kind: object) -> Callable | None:
@@ -291,24 +381,31 @@ def _class_named(kind: object) -> Callable | None:
     if not isinstance(kind, str):
         return kind if callable(kind) else None
     name = kind.rpartition(".")[2]
-    return next((r.module_dict[name] for r in registries() if name in r.module_dict), None)
+    for registry in registries():
+        if name in registry.module_dict:
+            return registry.module_dict[name]
+    return None
 
 
 def _of_argument(failure: _Failure) -> LaunchError | None:
     """Explain an argument that the config sets, but a class or function does not have."""
+    # "EAHead.__init__() got an unexpected keyword argument 'memory'"
     unexpected = r"(\w+)[\w.]*\(\) got an unexpected keyword argument '(\w+)'"
-    if not (wrong := re.search(unexpected, failure.reason)):
+    wrong = re.search(unexpected, failure.reason)
+    if wrong is None:
         return None
-    function, name = wrong.groups()
-    *_, (caller, _) = traceback.walk_tb(failure.error.__traceback__)
+    function, argument = wrong.groups()
+    caller, _ = list(traceback.walk_tb(failure.error.__traceback__))[-1]
     settings = dict(failure.entries)
     for key, value in failure.entries:
-        owner, _, own_name = key.rpartition(".")
-        if own_name == name and owner:
-            kind = _class_named(settings[owner].get("type")) or caller.f_globals.get(function)
-            if name not in (known := arguments(kind)):
-                line = f"{key}={short(repr(value))}: {failure.reason}"
-                return LaunchError(line + nearest(name, known))
+        owner, _, name = key.rpartition(".")
+        if name != argument or not owner:
+            continue
+        kind = _class_named(settings[owner].get("type")) or caller.f_globals.get(function)
+        known = arguments(kind)
+        if name not in known:
+            line = f"{key}={short(repr(value))}: {failure.reason}"
+            return LaunchError(line + nearest(name, known))
     return None
 
 
@@ -319,18 +416,18 @@ def _of_heads(model: nn.Module, error: Exception) -> Exception | None:
 
     from mmseg_ext.segmentors.loss_errors import failing_loss
 
-    label = re.search(r"Target (\d+) is out of bounds", str(error))  # torch, on a CPU
-    parts: list[tuple[str, Any]] = [*model.named_modules()]
-    for name, head in parts:
-        if not all(hasattr(head, attribute) for attribute in _OF_HEADS):
-            continue
+    # torch, on a CPU: 'Target 21 is out of bounds.'
+    label = re.search(r"Target (\d+) is out of bounds", str(error))
+    for name, head in _heads(model):
         if label and int(label[1]) >= head.num_classes:
             key = f"model.{name}.num_classes={head.num_classes}"
             hint = "set their number, or find the files with `mmseg-ext check_dataset CONFIG`"
             return RunError(f"{key}: the labels have the value {label[1]}; {hint}")
         # Other heads may call their losses with other arguments.
         usual = type(head).loss_by_feat in (BaseDecodeHead.loss_by_feat, DAHead.loss_by_feat)
-        found = failing_loss(head, error) if usual or hasattr(head, "named_logits") else None
+        if not usual and not hasattr(head, "named_logits"):
+            continue
+        found = failing_loss(head, error)
         if found is not None:
             reason = f"{found.text} ({format_error(found.error)})"
             hint = "correct its settings, or use another loss"
@@ -340,15 +437,19 @@ def _of_heads(model: nn.Module, error: Exception) -> Exception | None:
 
 def _of_weights(entries: _Entries, error: Exception) -> LaunchError | None:
     """Explain that a file of weights cannot be read; the error may not name it."""
-    named = [(k, v) for k, v in entries if k.endswith(_WEIGHTS) and isinstance(v, str)]
-    # A file of another model, a ValueError, was not downloaded.
-    urls = [e for e in named if "://" in e[1] and not isinstance(error, ValueError)]
-    named = [e for e in named if e[1] in str(error)] or urls
-    if not named:
+    named, addresses = [], []
+    for key, value in entries:
+        if not key.endswith(_WEIGHTS) or not isinstance(value, str):
+            continue
+        if value in str(error):
+            named.append((key, value))
+        elif "://" in value and not isinstance(error, ValueError):  # raised by a file that is read
+            addresses.append((key, value))
+    if not named and not addresses:
         return None
-    key, name = named[0]
+    key, file = (named or addresses)[0]
     return LaunchError(
-        f"{key}={name!r} cannot be loaded ({format_error(error)}); name a local file with "
+        f"{key}={file!r} cannot be loaded ({format_error(error)}); name a local file with "
         f"--cfg-options {key}=FILE, or use none with {key.removesuffix('.checkpoint')}=None"
     )
 
@@ -356,16 +457,24 @@ def _of_weights(entries: _Entries, error: Exception) -> LaunchError | None:
 def _named_settings(entries: _Entries, part: str, text: str) -> str:
     """Return 'key=value, ...' of settings that `text` names, of the part or of a loop's data."""
     words = {word.lstrip("_") for word in re.findall(r"\w+", text)} - {"type"}
+    # The datasets of train_cfg are in train_dataloader.
     parents = {part, re.sub("^(train|val|test)_cfg$", r"\1_dataloader", part)}
-    own = [(key, value, *key.rpartition(".")[::2]) for key, value in entries]
-    named = [f"{k}={short(repr(v))}" for k, v, owner, n in own if owner in parents and n in words]
+    named = []
+    for key, value in entries:
+        owner, _, name = key.rpartition(".")
+        if owner in parents and name in words:
+            named.append(f"{key}={short(repr(value))}")
     return ", ".join(named[:3])
 
 
-def _entries(key: str, value: object) -> Iterator[tuple[str, object]]:
+def _with_all_inside(key: str, value: object) -> Iterator[tuple[str, object]]:
     """Yield (dotted key, value) of a setting and of all inside it, the outer ones first."""
     yield key, value
-    inside = value.items() if isinstance(value, Mapping) else ()
-    inside = enumerate(value) if isinstance(value, list | tuple) else inside
+    if isinstance(value, Mapping):
+        inside = value.items()
+    elif isinstance(value, list | tuple):
+        inside = enumerate(value)
+    else:
+        return
     for name, child in inside:
-        yield from _entries(f"{key}.{name}", child)
+        yield from _with_all_inside(f"{key}.{name}", child)

@@ -19,10 +19,11 @@ from mmengine.dist import init_dist
 from mmengine.runner import Runner
 
 from mmseg_ext.environment import configs_folder
-from mmseg_ext.errors import LaunchError
+from mmseg_ext.errors import LaunchError, one_line
 
 # The Runner's arguments, and other keys that mmengine and the commands read.
-KEYS = {*inspect.signature(Runner).parameters, "activation_checkpointing", "compile"}
+KEYS = set(inspect.signature(Runner).parameters)
+KEYS |= {"activation_checkpointing", "compile"}
 KEYS |= {"custom_imports", "efficient_conv_bn_eval", "find_unused_parameters"}
 KEYS |= {"channels_last", "cuda_graph", "float32_matmul_precision"}
 KEYS |= {"min_backbone_share", "model_wrapper_cfg", "runner_type", "sync_bn"}
@@ -50,32 +51,40 @@ def load_config(
         LaunchError: if the file does not load, or an option does not fit.
     """
     path = _path_of(path)
+    options = options or {}
     try:
         cfg = Config.fromfile(path)
     except Exception as error:  # a config is a program and can raise anything
-        # mmengine hides the module that cannot be imported, and why.
-        causes: list[BaseException] = [error]
-        while causes[-1].__context__ is not None:
-            causes.append(causes[-1].__context__)
-        reason = "; ".join(format_error(cause) for cause in causes[-2:])
-        if "mmsegmentation is not installed" in str(error):
-            reason = _MMSEG_BASE
-        # mmengine compiles the rest of a config with the name of the file.
-        if isinstance(error, NameError) and not traceback.extract_tb(error.__traceback__)[-1][0]:
-            reason += "; mmengine evaluates `_base_` without the rest of the file; write full paths"
-        if Path(path).suffix in (".pth", ".safetensors"):
-            reason = "is a checkpoint; pass the config first, then the checkpoint"
-        raise LaunchError(f"config {path}: {reason}") from error
+        raise LaunchError(f"config {path}: {_loading_problem(path, error)}") from error
     cfg.launcher = launcher
-    for warning in unread_keys(cfg, options or {}):
+    for warning in unread_keys(cfg, options):
         if os.environ.get("RANK", "0") == "0":
             print(f"mmseg_ext: {warning}", file=sys.stderr)
     try:
-        cfg.merge_from_dict({k: _with_kind_of(cfg, k, v) for k, v in (options or {}).items()})
+        fitting = {key: _with_kind_of(cfg, key, value) for key, value in options.items()}
+        cfg.merge_from_dict(fitting)
     except (KeyError, IndexError, TypeError, AssertionError) as error:
         raise LaunchError(f"--cfg-options {options}: {format_error(error)}") from error
     cfg.work_dir = work_dir or cfg.get("work_dir") or f"./work_dirs/{Path(path).stem}"
     return cfg
+
+
+def _loading_problem(path: str, error: Exception) -> str:
+    """Return why a config does not load."""
+    if Path(path).suffix in (".pth", ".safetensors"):
+        return "is a checkpoint; pass the config first, then the checkpoint"
+    if "mmsegmentation is not installed" in str(error):
+        return _MMSEG_BASE
+    # mmengine hides the module that cannot be imported, and why.
+    causes: list[BaseException] = [error]
+    while causes[-1].__context__ is not None:
+        causes.append(causes[-1].__context__)
+    reason = "; ".join(map(format_error, causes[-2:]))
+    # mmengine compiles the rest of a config with the name of the file, and `_base_` without one.
+    last_file = traceback.extract_tb(error.__traceback__)[-1].filename
+    if isinstance(error, NameError) and not last_file:
+        reason += "; mmengine evaluates `_base_` without the rest of the file; write full paths"
+    return reason
 
 
 def _path_of(name: str) -> str:
@@ -86,7 +95,8 @@ def _path_of(name: str) -> str:
     """
     if Path(name).suffix or Path(name).is_file():
         return name
-    if name not in (names := model_names()):
+    names = model_names()
+    if name not in names:
         hint = nearest(name, names) or "; mmseg_ext.list_models() returns all names"
         raise LaunchError(f"config: there is no model {name!r}{hint}")
     return str(configs_folder() / f"{name}.py")
@@ -97,10 +107,12 @@ def _with_kind_of(cfg: Config, key: str, value: Any) -> Any:
 
     The option `size=97,97` is a list, and mmcv's transforms accept only tuples.
     """
+    if not isinstance(value, list):
+        return value
     old: Any = cfg
-    for name in key.split(".") if isinstance(value, list) else ():
+    for name in key.split("."):
         try:
-            old = old[int(name) if isinstance(old, list | tuple) else name]
+            old = old[int(name)] if isinstance(old, list | tuple) else old[name]
         except (KeyError, ValueError, IndexError, TypeError):
             return value  # a new key; merging explains a wrong one
     return tuple(value) if isinstance(old, tuple) else value
@@ -112,8 +124,9 @@ def unread_keys(cfg: Config, options: Iterable[str]) -> list[str]:
     These are the keys of `--cfg-options` that only a hook can read, keys of the file `cfg` that
     resemble a key of the Runner, and unknown arguments of `env_cfg.dist_cfg`.
     """
-    changed, warnings = {option.split(".")[0] for option in options}, []
-    for key in sorted({*cfg, *changed} - KEYS):
+    changed = {option.split(".")[0] for option in options}
+    warnings = []
+    for key in sorted((set(cfg) | changed) - KEYS):
         # Files also have variables of their own, such as `norm_cfg` or `train_pipeline`, and those
         # in plain Python have imported classes.
         if callable(cfg.get(key)):
@@ -122,44 +135,66 @@ def unread_keys(cfg: Config, options: Iterable[str]) -> list[str]:
         if near or key in changed:
             place = "--cfg-options: " if key in changed else ""
             warnings.append(f"{place}{key!r} has no effect: it is not used after loading{near}")
-    known = {*arguments(init_dist), *arguments(torch.distributed.init_process_group)}
-    unknown = sorted({*cfg.get("env_cfg", {}).get("dist_cfg", {})} - known)
-    return warnings + [f"env_cfg.dist_cfg.{k} has no effect{nearest(k, known)}" for k in unknown]
+    known = arguments(init_dist) | arguments(torch.distributed.init_process_group)
+    given = set(cfg.get("env_cfg", {}).get("dist_cfg", {}))
+    for key in sorted(given - known):
+        warnings.append(f"env_cfg.dist_cfg.{key} has no effect{nearest(key, known)}")
+    return warnings
 
 
 def arguments(kind: Callable | None) -> set[str]:
     """Return the argument names of a function, or of a class and its base classes."""
-    functions = [c.__init__ for c in kind.__mro__] if inspect.isclass(kind) else [kind]
-    return {n for f in functions if f for n in inspect.signature(f).parameters} | {"type"}
+    functions: list[Any] = []
+    if inspect.isclass(kind):
+        functions = [parent.__init__ for parent in kind.__mro__]
+    elif kind is not None:
+        functions = [kind]
+    names = {"type"}
+    for function in functions:
+        names.update(inspect.signature(function).parameters)
+    return names
 
 
 def format_error(error: BaseException) -> str:
     """Return 'KeyError: ...' without line breaks, cut after 300 characters."""
-    message = error.args[0] if isinstance(error, KeyError) and error.args else error
-    return short(" ".join(f"{type(error).__name__}: {message}".split()), 300)
+    message: object = error
+    if isinstance(error, KeyError) and error.args:
+        message = error.args[0]  # the text of a KeyError is its `repr`
+    return short(one_line(f"{type(error).__name__}: {message}"), 300)
 
 
 def nearest(name: str, names: Iterable[str], likeness: float = 0.6) -> str:
     """Return '; did you mean X?', or nothing if no name is similar."""
-    lower = {n.lower(): n for n in names}
-    found = difflib.get_close_matches(name.lower(), lower, 1, likeness)
-    return f"; did you mean {lower[found[0]]!r}?" if found else ""
+    by_lower_case = {known.lower(): known for known in names}
+    found = difflib.get_close_matches(name.lower(), by_lower_case, 1, likeness)
+    if not found:
+        return ""
+    return f"; did you mean {by_lower_case[found[0]]!r}?"
 
 
 def short(text: str, most: int = 60) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
+def as_list(settings: Any) -> list:
+    """Return a setting that may be one or several: heads, losses, metrics, `init_cfg`."""
+    if isinstance(settings, list):
+        return settings
+    return [settings] if settings else []
+
+
 def inner_datasets(dataset: Any) -> Iterator[Any]:
     """Yield the datasets inside wrappers, or for settings, the settings of these datasets."""
     values = dataset if isinstance(dataset, Mapping) else getattr(dataset, "__dict__", {})
     # `inner` is an attribute of `SeededSamples`.
-    found = values.get("datasets") or [values.get("inner"), values.get("dataset")]
-    inner = [part for part in found if part is not None and not isinstance(part, str)]
-    if not inner:
+    parts = values.get("datasets") or [values.get("inner"), values.get("dataset")]
+    is_wrapper = False
+    for part in parts:
+        if part is not None and not isinstance(part, str):
+            is_wrapper = True
+            yield from inner_datasets(part)
+    if not is_wrapper:
         yield dataset
-    for part in inner:
-        yield from inner_datasets(part)
 
 
 def type_name(settings: Mapping) -> str:
@@ -195,7 +230,8 @@ def classes_and_palette(settings: dict) -> dict:
 
     settings = next(inner_datasets(settings))
     kind = settings["type"]
-    kind = DATASETS.get(kind) if isinstance(kind, str) else kind
+    if isinstance(kind, str):
+        kind = DATASETS.get(kind)
     if kind is None:
         raise ValueError(f"there is no dataset of type {settings['type']!r}")
 

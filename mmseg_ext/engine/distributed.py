@@ -70,29 +70,36 @@ def init_distributed(cfg: Config) -> None:
     cuda = get_device() == "cuda"
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    backend = settings.get("backend", "nccl") if cuda else "gloo"
-    seconds = settings.get("timeout")
-    # torch 2.1 takes no None.
-    limit: Any = {} if seconds is None else {"timeout": datetime.timedelta(seconds=seconds)}
     if not torch.distributed.is_initialized():
-        store, rank, world_size = next(torch.distributed.rendezvous("env://"))
-        # After a restart torchrun's store still contains the addresses (gloo) and the unique id
-        # (nccl) of the dead processes. A prefix for each start hides them.
-        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        torch.distributed.init_process_group(
-            backend,
-            store=torch.distributed.PrefixStore(f"start_{start}", store),
-            rank=rank,
-            world_size=world_size,
-            **limit,
-        )
-    unused = cfg.get("find_unused_parameters", False)
-    default = {"broadcast_buffers": False, "find_unused_parameters": unused}
-    # Without this, DDP keeps a second copy of all gradients.
-    wrapper = cfg.get("model_wrapper_cfg") or {**default, "gradient_as_bucket_view": True}
+        backend = settings.get("backend", "nccl") if cuda else "gloo"
+        _create_group(backend, settings.get("timeout"))
+    wrapper = cfg.get("model_wrapper_cfg") or {
+        "broadcast_buffers": False,
+        "find_unused_parameters": cfg.get("find_unused_parameters", False),
+        "gradient_as_bucket_view": True,  # else DDP keeps a second copy of all gradients
+    }
     if not cuda and wrapper.get("type", "MMDistributedDataParallel") == "MMDistributedDataParallel":
         wrapper["type"] = "CPUDistributedDataParallel"
     cfg.model_wrapper_cfg = wrapper
+
+
+def _create_group(backend: str, seconds: float | None) -> None:
+    """Create the process group from torch's environment variables.
+
+    Args:
+        seconds: the limit of an operation of the group; None is torch's default.
+    """
+    store, rank, world_size = next(torch.distributed.rendezvous("env://"))
+    # After a restart torchrun's store still contains the addresses (gloo) and the unique id (nccl)
+    # of the dead processes. A prefix for each start hides them.
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = torch.distributed.PrefixStore(f"start_{start}", store)
+    limit: Any = {}  # torch 2.1 takes no None
+    if seconds is not None:
+        limit = {"timeout": datetime.timedelta(seconds=seconds)}
+    torch.distributed.init_process_group(
+        backend, store=store, rank=rank, world_size=world_size, **limit
+    )
 
 
 def _set_slurm_rendezvous(port: int | None) -> None:

@@ -51,7 +51,11 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
 def unused_custom_keys(cfg: Config, model: nn.Module) -> Iterator[str]:
     """Yield a warning for each of `custom_keys` that is in no parameter's name."""
-    names = [name for name, _ in model.named_parameters()]
+    names, compared = [], []
+    for name, _ in model.named_parameters():
+        names.append(name)
+        # mmengine compares '.name' for a parameter of the model itself.
+        compared.append(name if "." in name else f".{name}")
     settings = (cfg.get("optim_wrapper") or {}).get("paramwise_cfg") or {}
     keys = settings.get("custom_keys") or {}
     if not isinstance(keys, Mapping):
@@ -60,8 +64,7 @@ def unused_custom_keys(cfg: Config, model: nn.Module) -> Iterator[str]:
             "dict(decode_head=dict(lr_mult=10))"
         )
     for key in keys:
-        # mmengine compares '.name' for a parameter of the model itself.
-        if not any(key in (name if "." in name else f".{name}") for name in names):
+        if not any(key in name for name in compared):
             yield (
                 f"optim_wrapper.paramwise_cfg.custom_keys: {key!r} has no effect: no parameter has "
                 f"it in its name; use a part of names like {names[0]!r} and {names[-1]!r}"
@@ -70,16 +73,20 @@ def unused_custom_keys(cfg: Config, model: nn.Module) -> Iterator[str]:
 
 def describe_groups(wrapper: OptimWrapper | OptimWrapperDict) -> list[str]:
     """Return a line for each learning rate, with its decays, if the parameters have several."""
-    counts: Counter[tuple[float, float]] = Counter()
     wrappers = wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]
-    for group in (group for part in wrappers for group in part.optimizer.param_groups):
-        # The schedules may have changed the rate already.
-        rate = float(group.get("initial_lr", group["lr"]))
-        trained = (p.numel() for p in group["params"] if p.requires_grad)
-        counts[rate, group.get("weight_decay", 0.0)] += sum(trained)
+    counts: Counter[tuple[float, float]] = Counter()  # of parameters by rate and decay
+    for part in wrappers:
+        for group in part.optimizer.param_groups:
+            # The schedules may have changed the rate already.
+            rate = float(group.get("initial_lr", group["lr"]))
+            trained = sum(p.numel() for p in group["params"] if p.requires_grad)
+            counts[rate, group.get("weight_decay", 0.0)] += trained
     if len(counts) < 2:
         return []
-    lines = {rate: f"learning rate {rate:.3g}:" for rate, _ in sorted(counts, reverse=True)}
+    parts_of: dict[float, list[str]] = {}  # of the line of each rate
     for (rate, decay), number in counts.items():
-        lines[rate] += f" {number:,} parameters with decay {decay:g},"
-    return [line[:-1] for line in lines.values()]
+        parts_of.setdefault(rate, []).append(f"{number:,} parameters with decay {decay:g}")
+    lines = []
+    for rate in sorted(parts_of, reverse=True):
+        lines.append(f"learning rate {rate:.3g}: {', '.join(parts_of[rate])}")
+    return lines

@@ -1,4 +1,8 @@
-"""Record a run's settings and software in its work directory, and summarize them in its log."""
+"""Record a run's settings and software in its work directory, and summarize them in its log.
+
+`describe_run` computes the record from a config, before or during a training. `RunRecordHook`
+writes it to `run.json`, and `summary` turns it into the lines that a training logs at its start.
+"""
 
 import json
 import platform
@@ -15,7 +19,7 @@ from mmengine.registry import HOOKS
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
-from mmseg_ext.engine.config import inner_datasets
+from mmseg_ext.engine.config import as_list, inner_datasets
 from mmseg_ext.engine.parameter_groups import describe_groups
 
 _PACKAGES = ("mmseg_ext", "torch", "numpy", "mmengine", "mmcv", "mmseg", "mmdet", "mmpretrain")
@@ -63,6 +67,10 @@ def batch_settings(cfg: Config, world_size: int) -> dict:
 def describe_run(cfg: Config, world_size: int, seed: int | None) -> dict:
     """Return the settings that determine a run's results, and its software, as JSON values."""
     wrapper = cfg.get("optim_wrapper") or {}
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        if name in sys.modules:
+            versions[name] = sys.modules[name].__version__
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "config": cfg.filename,
@@ -74,10 +82,7 @@ def describe_run(cfg: Config, world_size: int, seed: int | None) -> dict:
         "seed": seed,
         "deterministic": cfg.get("randomness", {}).get("deterministic", False),
         "git_commit": git_commit(),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: sys.modules[name].__version__ for name in _PACKAGES if name in sys.modules},
-        },
+        "versions": versions,
         "devices": gpus or [f"CPU, {torch.get_num_threads()} threads"],
         "host": platform.node(),
     }
@@ -127,14 +132,17 @@ def _now() -> str:
 def summary(runner, record: dict) -> list[str]:
     """Return lines about a training that starts; `record` comes from `describe_run`."""
     model, loop = unwrap_model(runner.model), runner.train_loop
-    parts = [type(m).__name__ for n, m in model.named_children() if n != "data_preprocessor"]
+    parts = []
+    for name, module in model.named_children():
+        if name != "data_preprocessor":
+            parts.append(type(module).__name__)
     millions = sum(p.numel() for p in model.parameters()) / 1e6
     data = runner.train_dataloader.dataset
-    kind = type(next(inner_datasets(data))).__name__
+    dataset = type(next(inner_datasets(data))).__name__
     return [
         f"model: {type(model).__name__} of {', '.join(parts)}; {millions:.2f} M parameters",
         f"backbone: starts from {initial_weights(runner) or _FROM_SCRATCH}",
-        f"data: {kind}, {len(data):,} images; batch: {record['world_size']} x "
+        f"data: {dataset}, {len(data):,} images; batch: {record['world_size']} x "
         f"{record['batch_per_process']}, gradients of {record['accumulated_batches']} a step",
         f"schedule: from {runner.iter:,} to {loop.max_iters:,} iterations, learning rate "
         f"{record['learning_rate']} x {record['learning_rate_factor']:g}",
@@ -152,8 +160,7 @@ def initial_weights(runner) -> str | None:
         return str(runner.cfg.load_from)
     model = unwrap_model(runner.model)
     for module in (getattr(model, "backbone", None), model):
-        inits = getattr(module, "init_cfg", None) or []
-        for init in inits if isinstance(inits, list) else [inits]:
+        for init in as_list(getattr(module, "init_cfg", None)):
             if "Pretrained" in str(init["type"]):
                 return str(init["checkpoint"])
     pretrained = (runner.cfg.model.get("backbone") or {}).get("pretrained")  # timm's argument

@@ -66,8 +66,17 @@ class CheckedIoUMetric(IoUMetric):
         class_scores: Sequence[str] = (),
         **kwargs: Any,
     ):
-        files: Any = (collect_device, output_dir, format_only, prefix)
-        super().__init__(ignore_index, iou_metrics, nan_to_num, beta, *files, **kwargs)
+        super().__init__(
+            ignore_index,
+            iou_metrics,
+            nan_to_num,
+            beta,
+            collect_device,
+            output_dir,
+            format_only,
+            prefix,
+            **kwargs,
+        )
         self.class_scores = list(class_scores)
 
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
@@ -97,16 +106,17 @@ class CheckedIoUMetric(IoUMetric):
         Both maps are `(H, W)` with the same dtype; `label` may contain `ignore_index`.
         """
         if pred_label.shape != label.shape:
-            sizes = ["x".join(map(str, reversed(x.shape))) for x in (label, pred_label)]
-            raise LabelError(f"is {sizes[0]}, but its prediction is {sizes[1]}")
+            raise LabelError(f"is {_size(label)}, but its prediction is {_size(pred_label)}")
         counted = label != ignore_index
         prediction, label = pred_label[counted].long(), label[counted].long()  # (N,)
-        if illegal := _outside(label, num_classes):
+        illegal = _outside(label, num_classes)
+        if illegal:
             raise LabelError(
                 f"values outside the {num_classes} classes: {illegal}; "
                 f"only {ignore_index} is ignored"
             )
-        if illegal := _outside(prediction, num_classes):
+        illegal = _outside(prediction, num_classes)
+        if illegal:
             raise ValueError(
                 f"decode_head.num_classes: predicted {illegal}, but the dataset has {num_classes} "
                 f"classes; set num_classes={num_classes}"
@@ -126,7 +136,9 @@ class CheckedIoUMetric(IoUMetric):
             dist.all_reduce(counts)
             own = [counts]
         scores = self.compute_metrics(own)
-        return {f"{self.prefix}/{key}" if self.prefix else key: v for key, v in scores.items()}
+        if not self.prefix:
+            return scores
+        return {f"{self.prefix}/{name}": score for name, score in scores.items()}
 
     def compute_metrics(self, results: list[Tensor]) -> dict[str, float]:
         """Compute the scores from matrices of counts, and store their sum."""
@@ -147,9 +159,11 @@ class CheckedIoUMetric(IoUMetric):
         if self.ignore_index in range(len(shown)):
             shown[self.ignore_index] += " (ignored)"
         self.dataset_meta = {**meta, "classes": shown}  # of the table
-        means = super().compute_metrics([(intersection, union, predicted, of_label)])
+        scores = super().compute_metrics([(intersection, union, predicted, of_label)])
         self.dataset_meta = meta
-        return means | {name: round(100 * self.by_class[name], 2) for name in self.class_scores}
+        for name in self.class_scores:
+            scores[name] = round(100 * self.by_class[name], 2)
+        return scores
 
     def total_area_to_metrics(self, *areas: Any, **settings) -> dict[str, np.ndarray]:
         """Compute the scores of the classes from areas (classes,), and set `by_class`."""
@@ -161,12 +175,18 @@ class CheckedIoUMetric(IoUMetric):
                     scores[key][i] = np.nan
                 else:
                     self.by_class[f"{key}.{name}"] = float(scores[key][i])
-        if unknown := sorted({*self.class_scores} - self.by_class.keys()):
+        unknown = sorted(set(self.class_scores) - self.by_class.keys())
+        if unknown:
             raise LaunchError(
                 f"val_evaluator.class_scores={unknown[0]!r}: not a score of a class that counts; "
                 f"use {', '.join(sorted(self.by_class)[:4])}, ..."
             )
         return scores
+
+
+def _size(labels: Tensor) -> str:
+    """Return 'WIDTHxHEIGHT' of a map (H, W)."""
+    return "x".join(map(str, reversed(labels.shape)))
 
 
 def _outside(values: Tensor, num_classes: int) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmseg_ext.environment import require_package
-from mmseg_ext.errors import StackError
+from mmseg_ext.errors import StackError, one_line
 from mmseg_ext.segmentors import StripEncoderDecoder
 from mmseg_ext.segmentors.strip_encoder_decoder import prediction, predicts_by_resize
 from mmseg_ext.upstream import converts_channels
@@ -61,8 +61,10 @@ class WholeImageSegmentor(nn.Module):
         for name, value in (("mean", 0.0), ("std", 1.0)):
             default = torch.full((1, 1, 1), value)
             self.register_buffer(name, getattr(preprocessor, name, default).float())
-        used = ("backbone", "neck", "decode_head")
-        parts: Any = nn.ModuleDict({k: m for k, m in segmentor.named_children() if k in used})
+        parts: Any = nn.ModuleDict()
+        for name, module in segmentor.named_children():
+            if name in ("backbone", "neck", "decode_head"):
+                parts[name] = module
         parts = revert_sync_batchnorm(copy.deepcopy(parts))
         _free_of_size(parts)
         self.parts = parts
@@ -126,18 +128,25 @@ def export(
     from onnx_ir.passes.common import DeduplicateInitializersPass
 
     images, shapes = random_images(size, channels=channels), None
+    sizes = f"for {size[0]}x{size[1]}"
     if dynamic:  # torch.export makes a size of 1 constant
+        sizes = "with dynamic sizes"
         images = random_images(size, 2, channels)
         any_size = torch.export.Dim.DYNAMIC
         shapes = ({0: any_size, 2: any_size, 3: any_size},)
-    options: dict[str, Any] = dict(dynamo=True, dynamic_shapes=shapes, opset_version=OPSET)
-    options |= dict(input_names=["images"], output_names=["scores"], verbose=False)
+    options: dict[str, Any] = {
+        "dynamo": True,
+        "dynamic_shapes": shapes,
+        "opset_version": OPSET,
+        "input_names": ["images"],
+        "output_names": ["scores"],
+        "verbose": False,
+    }
     try:
         with torch.no_grad():
             exported: Any = torch.onnx.export(model, (images,), **options)
     except Exception as error:  # the exporter raises many types
-        sizes = "with dynamic sizes" if dynamic else f"for {size[0]}x{size[1]}"
-        reason = " ".join(str(error).split())[:600]
+        reason = one_line(error, 600)
         raise ValueError(f"{path}: the exporter failed {sizes}: {reason}") from error
     # The exporter turns the position tables of each attention block into constants, equal ones for
     # the blocks of a stage. They can be larger than the weights.

@@ -1,4 +1,8 @@
-"""Models by name: the configs of this package, and its weights."""
+"""Models by name: the configs of this package, and its weights.
+
+`get_model` loads the config, applies the caller's changes, builds the segmentor, fills it from the
+file of weights, and adds the classes and the palette.
+"""
 
 import copy
 import os
@@ -16,8 +20,8 @@ from mmseg_ext.checkpoint.files import read_checkpoint, terms_of, unwrap_state_d
 from mmseg_ext.checkpoint.safe_loading import check_finite, fit_first_convolution
 from mmseg_ext.durable.work_dir import checkpoint_folder, find_checkpoints
 from mmseg_ext.engine.build import build_segmentor
-from mmseg_ext.engine.config import classes_and_palette, load_config, model_names
-from mmseg_ext.errors import CheckpointError
+from mmseg_ext.engine.config import as_list, classes_and_palette, load_config, model_names
+from mmseg_ext.errors import CheckpointError, one_line
 
 DEFAULT = "ea_lite0_fpn_nuclei_1600"  # of the commands and demo/app.py
 # This project's weights. Those for non-commercial use are in a clone, but not in an installation.
@@ -35,8 +39,9 @@ def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
 
     With `pretrained` only those whose weights are in this installation.
     """
-    available = [name for name, file in PRETRAINED.items() if file.is_file()]
-    names = sorted(available) if pretrained else model_names()
+    names = model_names()
+    if pretrained:
+        names = sorted(name for name, file in PRETRAINED.items() if file.is_file())
     return [name for name in names if fnmatch(name, pattern)]
 
 
@@ -110,11 +115,10 @@ def get_model(
 
 
 def _set_classes(model: ConfigDict, count: int) -> None:
-    for heads in (model.get("decode_head"), model.get("auxiliary_head")):
-        for head in heads if isinstance(heads, list) else filter(None, [heads]):
+    for key in ("decode_head", "auxiliary_head"):
+        for head in as_list(model.get(key)):
             head.update(num_classes=count, out_channels=None)
-            losses = head.get("loss_decode") or []
-            for loss in losses if isinstance(losses, list) else [losses]:
+            for loss in as_list(head.get("loss_decode")):
                 if len(loss.get("class_weight") or ()) != count:
                     loss.class_weight = None
 
@@ -123,16 +127,19 @@ def _set_channels(model: Any, count: int) -> None:
     model.backbone.in_channels = count
     preprocessor = model.data_preprocessor
     for key in ("mean", "std"):
-        if values := list(preprocessor.get(key) or ()):
-            average = [sum(values) / len(values)]
-            preprocessor[key] = average if count == 1 else (values * count)[:count]
+        values = list(preprocessor.get(key) or ())
+        if values and count == 1:
+            preprocessor[key] = [sum(values) / len(values)]
+        elif values:
+            preprocessor[key] = (values * count)[:count]
     if count != 3 and preprocessor.type == "SegDataPreProcessor":
         preprocessor.type = "BandDataPreProcessor"
 
 
 def _weights_of(config: Config) -> Path:
     """Return the file of `pretrained_weights`; without one, name the last best checkpoint."""
-    path, found = Path(config.filename or "config"), []
+    path = Path(config.filename or "config")
+    found: list[Path] = []
     if path.stem not in list_models(pretrained=True) and config.get("work_dir"):
         best = sorted(checkpoint_folder(config).glob("best_*.pth"), key=os.path.getmtime)
         found = [*reversed(best), *find_checkpoints(config)[0]]
@@ -167,20 +174,24 @@ def _load_weights(model: Any, path: str | Path, partial: bool) -> dict | None:
     own = model.state_dict()
     if partial:
         weights = dict(fit_first_convolution(model, weights))
-    other = [key for key, value in weights.items() if key in own and value.shape != own[key].shape]
-    if partial and other:
-        weights |= {key: own[key] for key in other}
-        warnings.warn(
-            f"{path}: shapes differ, so these keep their initial values: {', '.join(other)}",
-            stacklevel=3,
-        )
+        kept = []
+        for key, value in weights.items():
+            if key in own and value.shape != own[key].shape:
+                weights[key] = own[key]
+                kept.append(key)
+        if kept:
+            names = ", ".join(kept)
+            text = f"{path}: shapes differ, so these keep their initial values: {names}"
+            warnings.warn(text, stacklevel=3)
     # Auxiliary heads may be missing in the file or in the model.
-    auxiliary = {key: own[key] for key in own if key.startswith("auxiliary_head")}
-    weights = {k: v for k, v in weights.items() if k in own or not k.startswith("auxiliary_head")}
+    fitting = {key: value for key, value in own.items() if key.startswith("auxiliary_head")}
+    for key, value in weights.items():
+        if key in own or not key.startswith("auxiliary_head"):
+            fitting[key] = value
     try:
-        model.load_state_dict(auxiliary | weights)
+        model.load_state_dict(fitting)
     except RuntimeError as error:  # lists what is missing, unexpected or of another shape
-        reason = " ".join(str(error).split())[:600]
+        reason = one_line(error, 600)
         raise CheckpointError(
             f"{path}: does not fit the config: {reason}; use the config it was trained with"
         ) from error

@@ -42,30 +42,43 @@ class ObjectFiles:
 
         The tables call the image `image`; `name` is the path of its GeoJSON in the folder.
         """
-        objects: dict[str, list[SegmentedObject]] = {}
-        for label in self.chosen or [c for c in result.classes if c not in BACKGROUNDS]:
-            objects[label] = result.objects(label)
-        for label, found in objects.items():
-            objects[label] = [each for each in found if each.area >= least]
-            self.small += len(found) - len(objects[label])
+        objects = self._objects_by_class(result, least)
         every = list(itertools.chain.from_iterable(objects.values()))
         if "json" in self.formats:
             file = self.folder / "objects" / name.with_suffix(".geojson")
             write_text(json.dumps(geojson(every)), file)
         height, width = result.labels.shape
         about = {"file_name": str(image), "width": width, "height": height}
-        self.images.append({"id": len(self.images) + 1, **about})
+        image_id = len(self.images) + 1
+        self.images.append({"id": image_id, **about})
         self.rows.append(about | self._shares(result, objects))
-        for found in every if "coco" in self.formats else ():
-            ids = {"id": len(self.annotations) + 1, "image_id": len(self.images)}
-            ids["category_id"] = self.numbers[found.name]
-            self.annotations.append(ids | coco_annotation(found, (height, width)))
+        if "coco" in self.formats:
+            for found in every:
+                annotation = {
+                    "id": len(self.annotations) + 1,
+                    "image_id": image_id,
+                    "category_id": self.numbers[found.name],
+                }
+                self.annotations.append(annotation | coco_annotation(found, (height, width)))
+
+    def _objects_by_class(
+        self, result: Segmentation, least: int
+    ) -> dict[str, list[SegmentedObject]]:
+        """Return the objects of the chosen classes, and count those that are too small."""
+        chosen = self.chosen or [name for name in result.classes if name not in BACKGROUNDS]
+        objects = {}
+        for name in chosen:
+            found = result.objects(name)
+            objects[name] = [each for each in found if each.area >= least]
+            self.small += len(found) - len(objects[name])
+        return objects
 
     def _shares(self, result: Segmentation, objects: dict[str, list[SegmentedObject]]) -> dict:
         """Return each class's share of the pixels, and the number of its objects."""
         row = {}
         for name in self.chosen or result.classes:
-            row[f"{name} share"] = f"{(result.labels == result.classes.index(name)).mean():.6f}"
+            is_class = result.labels == result.classes.index(name)
+            row[f"{name} share"] = f"{is_class.mean():.6f}"
             if name in objects:
                 row[f"{name} objects"] = len(objects[name])
         return row
@@ -74,8 +87,12 @@ class ObjectFiles:
         """Write `coco.json` and `classes.csv`."""
         if "coco" in self.formats:
             categories = [{"id": number, "name": name} for name, number in self.numbers.items()]
-            content = {"images": self.images, "annotations": self.annotations}
-            write_text(json.dumps(content | {"categories": categories}), self.folder / "coco.json")
+            content = {
+                "images": self.images,
+                "annotations": self.annotations,
+                "categories": categories,
+            }
+            write_text(json.dumps(content), self.folder / "coco.json")
         if "csv" in self.formats and self.rows:
             path = self.folder / "classes.csv"
             with atomic_write(path) as part, part.open("w", encoding="utf-8") as file:

@@ -41,8 +41,11 @@ class SegmentedObject:
         size = (2 * self.box[2], 2 * self.box[3])
         fine = cv2.resize(self.mask.view(np.uint8), size, interpolation=cv2.INTER_NEAREST)
         found, _ = cv2.findContours(fine, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
-        rings = [(ring[:, 0] + 1) // 2 + self.box[:2] for ring in found]  # points, 2
-        rings = [ring[(ring != np.roll(ring, 1, axis=0)).any(1)] for ring in rings]
+        rings = []
+        for contour in found:
+            ring = (contour[:, 0] + 1) // 2 + self.box[:2]  # (points, 2)
+            differs = (ring != np.roll(ring, 1, axis=0)).any(1)  # from the point before
+            rings.append(ring[differs])
         return sorted(rings, key=lambda ring: ring.min(0).tolist())  # the outline starts leftmost
 
 
@@ -66,12 +69,19 @@ def geojson(objects: Iterable[SegmentedObject]) -> dict:
     """Return a GeoJSON FeatureCollection of polygons, in pixels instead of degrees."""
     features = []
     for found in objects:
-        rings = [[*ring, ring[0]] for ring in (points.tolist() for points in found.polygon)]
-        measures = {"area": found.area, "box": found.box, "centroid": found.centroid}
+        rings = []
+        for ring in found.polygon:
+            points = ring.tolist()
+            rings.append(points + points[:1])  # GeoJSON repeats the first point at the end
         features.append(
             {
                 "type": "Feature",
-                "properties": {"class": found.name, **measures},
+                "properties": {
+                    "class": found.name,
+                    "area": found.area,
+                    "box": found.box,
+                    "centroid": found.centroid,
+                },
                 "geometry": {"type": "Polygon", "coordinates": rings},
             }
         )
@@ -90,7 +100,12 @@ def coco_annotation(found: SegmentedObject, size: tuple[int, int]) -> dict:
         columns = np.zeros((found.box[2], height + 2), np.int8)
         columns[:, 1:-1] = found.mask.T
         column, row = np.diff(columns, axis=1).nonzero()  # where runs start and end
-        ends = [0, *((x + column) * size[0] + y + row), size[0] * size[1]]
+        borders = (x + column) * size[0] + y + row  # in the image, column by column
+        ends = [0, *borders, size[0] * size[1]]
         segmentation = {"size": list(size), "counts": np.diff(ends).tolist()}
-    box = list(found.box)
-    return {"area": found.area, "bbox": box, "iscrowd": 0, "segmentation": segmentation}
+    return {
+        "area": found.area,
+        "bbox": list(found.box),
+        "iscrowd": 0,
+        "segmentation": segmentation,
+    }

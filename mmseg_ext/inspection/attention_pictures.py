@@ -55,7 +55,11 @@ def select_layers(model: nn.Module, names: Sequence[str] | None) -> dict[str, nn
         ValueError: if a layer is missing; the message lists the available names.
     """
     layers = find_layers(model)
-    names = names or [*{type(layer): name for name, layer in layers.items()}.values()]
+    if not names:
+        last_of_kind = {}
+        for name, layer in layers.items():
+            last_of_kind[type(layer)] = name
+        names = list(last_of_kind.values())
     unknown = [name for name in names if name not in layers]
     if unknown:
         raise ValueError(f"no attention layer {', '.join(unknown)}; there are {list(layers)}")
@@ -69,9 +73,10 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
         ValueError: if the model has none.
     """
     kinds = (*SLOT_LAYERS, ManhattanAttention, LambdaLayer, *_TOKEN_LAYERS)
-    layers: dict[str, nn.Module] = {
-        name: m for name, m in model.named_modules() if isinstance(m, kinds)
-    }
+    layers: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, kinds):
+            layers[name] = module
     if not layers:
         known = ", ".join(kind.__name__ for kind in kinds)
         raise ValueError(f"{type(model).__name__} has none of the layers {known}")
@@ -86,16 +91,15 @@ def seen_pixel(
     Raises:
         ValueError: if the pixel is outside of the image.
     """
-    pixel = pixel or [n // 2 for n in original]
-    if any(not 0 <= p < n for p, n in zip(pixel, original, strict=True)):
+    rows, columns = original
+    row, column = pixel or (rows // 2, columns // 2)
+    if not (0 <= row < rows and 0 <= column < columns):
         raise ValueError(
-            f"--pixel {pixel[0]} {pixel[1]}: outside of the image, which has {original[0]} rows "
-            f"and {original[1]} columns"
+            f"--pixel {row} {column}: outside of the image, which has {rows} rows and {columns} "
+            "columns"
         )
-    row, column = (
-        (2 * p + 1) * s // (2 * n) for p, n, s in zip(pixel, original, seen, strict=True)
-    )
-    return row, column
+    # The position of the pixel's center.
+    return (2 * row + 1) * seen[0] // (2 * rows), (2 * column + 1) * seen[1] // (2 * columns)
 
 
 def network_input(model: Any, path: str) -> tuple[Tensor, np.ndarray, tuple[int, int]]:
@@ -126,13 +130,13 @@ def capture_inputs(
         features = model.extract_feat(image)
     inputs: dict[str, Any] = {name: found.get(layer, features) for name, layer in layers.items()}
     (scores,) = logits
-    return inputs, scores.argmax(0) if len(scores) > 1 else (scores[0] > 0).long()
+    labels = scores.argmax(0) if len(scores) > 1 else (scores[0] > 0).long()
+    return inputs, labels
 
 
 def locate(pixel: Sequence[int], size: Sequence[int], grid: Sequence[int]) -> tuple[int, int]:
     """Return row and column in a grid (h, w) of a pixel (row, column) of an image (H, W)."""
-    row, column = (p * g // s for p, s, g in zip(pixel, size, grid, strict=True))
-    return row, column
+    return pixel[0] * grid[0] // size[0], pixel[1] * grid[1] // size[1]
 
 
 def patch_grid(tokens: int, size: tuple[int, int]) -> tuple[int, int]:
@@ -203,48 +207,65 @@ def overlay(image: np.ndarray, heat: Tensor, signed: bool) -> np.ndarray:
 
 def _color_map(signed: bool) -> ScalarMappable:
     """Return the colors of values up to 1, or from -1 to 1."""
-    return ScalarMappable(Normalize(-1 if signed else 0, 1), "RdBu_r" if signed else "Reds")
+    if signed:
+        return ScalarMappable(Normalize(-1, 1), "RdBu_r")
+    return ScalarMappable(Normalize(0, 1), "Reds")
 
 
 def draw_layer(layer: nn.Module, x: Tensor, scene: Scene, title: str, path: Path) -> str:
     """Draw a layer's attention for its input x as a PNG file, and return a one-line summary."""
-    size = scene.image.shape[:2]
     if isinstance(layer, SLOT_LAYERS):
-        maps = slot_maps(layer, x, size)
-        mass = 100 * maps.mean((1, 2))[:_SHOWN]
-        maps = maps[:_SHOWN]
-        ratios, best = measure_preference(maps, scene.labels, len(scene.classes)).max(1)
-        titles = [
-            f"{share:.1f} % of the weight\n{scene.classes[c]} × {times:.1f}"
-            for share, c, times in zip(mass.tolist(), best.tolist(), ratios.tolist(), strict=True)
-        ]
-        summary = f"the {len(maps)} strongest slots have {float(mass.sum()):.0f} % of the weight"
+        maps, titles, summary = _shown_slots(layer, x, scene)
         marked = None
     else:
-        maps = head_maps(layer, x, size, scene.pixel)
-        distances = _mean_distance(maps, locate(scene.pixel, size, maps.shape[1:]))
-        summary = f"mean distance by head: {', '.join(f'{d:.1f}' for d in distances)} positions"
-        maps = torch.cat([maps.mean(0, keepdim=True), maps[:_SHOWN]])
-        titles = ["mean of the heads", *(f"head {i}" for i in range(len(maps) - 1))]
+        maps, titles, summary = _shown_heads(layer, x, scene)
         marked = scene.pixel
     labels = colorize(scene.labels.cpu().numpy(), scene.palette)
+    panels = [("image", scene.image), ("prediction", labels)]
     signed = bool(maps.min() < 0)
-    overlays = [overlay(scene.image, heat, signed) for heat in maps]
-    panels = zip(["image", "prediction", *titles], [scene.image, labels, *overlays], strict=True)
-    _save(list(panels), title, marked, signed, path)
+    for name, heat in zip(titles, maps, strict=True):
+        panels.append((name, overlay(scene.image, heat, signed)))
+    _save(panels, title, marked, signed, path)
     return summary
+
+
+def _shown_slots(layer: nn.Module, x: Tensor, scene: Scene) -> tuple[Tensor, list[str], str]:
+    """Return the maps of the strongest slots, a title for each, and a summary."""
+    maps = slot_maps(layer, x, scene.image.shape[:2])
+    mass = 100 * maps.mean((1, 2))[:_SHOWN]
+    maps = maps[:_SHOWN]
+    ratios, best = measure_preference(maps, scene.labels, len(scene.classes)).max(1)
+    titles = []
+    for share, index, times in zip(mass.tolist(), best.tolist(), ratios.tolist(), strict=True):
+        titles.append(f"{share:.1f} % of the weight\n{scene.classes[index]} × {times:.1f}")
+    summary = f"the {len(maps)} strongest slots have {float(mass.sum()):.0f} % of the weight"
+    return maps, titles, summary
+
+
+def _shown_heads(layer: nn.Module, x: Tensor, scene: Scene) -> tuple[Tensor, list[str], str]:
+    """Return the mean map of the heads and the maps of some, a title for each, and a summary."""
+    size = scene.image.shape[:2]
+    maps = head_maps(layer, x, size, scene.pixel)
+    distances = _mean_distance(maps, locate(scene.pixel, size, maps.shape[1:]))
+    numbers = ", ".join(f"{distance:.1f}" for distance in distances)
+    mean, some = maps.mean(0, keepdim=True), maps[:_SHOWN]
+    titles = ["mean of the heads"]
+    for i in range(len(some)):
+        titles.append(f"head {i}")
+    return torch.cat([mean, some]), titles, f"mean distance by head: {numbers} positions"
 
 
 def _mean_distance(maps: Tensor, position: tuple[int, int]) -> list[float]:
     """Return the mean Manhattan distance from a position, weighted by |maps| (heads, h, w)."""
-    rows, columns = (torch.arange(n, device=maps.device) for n in maps.shape[1:])
+    rows = torch.arange(maps.shape[1], device=maps.device)
+    columns = torch.arange(maps.shape[2], device=maps.device)
     distance = (rows - position[0]).abs()[:, None] + (columns - position[1]).abs()
     weights = maps.abs()
     return ((weights * distance).sum((1, 2)) / weights.sum((1, 2))).tolist()
 
 
 @matplotlib.rc_context(_STYLE)
-def _save(panels: list, title: str, marked: tuple | None, signed: bool, path: Path) -> None:
+def _save(panels: Sequence, title: str, marked: tuple | None, signed: bool, path: Path) -> None:
     """Save titled pictures (H, W, 3) with a color bar and a cross at the pixel `marked`."""
     height, width = panels[0][1].shape[:2]
     rows = -(-len(panels) // _COLUMNS)

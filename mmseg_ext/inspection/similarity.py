@@ -56,25 +56,33 @@ def attention_similarity(model: nn.Module, images: Tensor) -> list[SimilarityGro
         ValueError: if the model has no self-attention, re-attention or Manhattan attention.
     """
     backbone = getattr(model, "backbone", model)
-    names: dict[Any, str] = {
-        m: name for name, m in backbone.named_modules() if isinstance(m, _LAYERS)
-    }
+    names: dict[Any, str] = {}
+    for name, module in backbone.named_modules():
+        if isinstance(module, _LAYERS):
+            names[module] = name
     if not names:
         known = ", ".join(kind.__name__ for kind in _LAYERS)
         raise ValueError(f"{type(backbone).__name__} has none of the layers {known}")
     with evaluating(backbone):
         inputs = layer_inputs(backbone, names, images)
         groups = []
-        for name, group in groupby(inputs, lambda m: re.sub(r"\.\d+(\.\D+)?$", "", names[m])):
-            layers: list[Any] = list(group)
-            maps = torch.stack([m.attention_map(inputs[m]) for m in layers])
-            columns = normalize(maps, dim=-2)  # (layers, B, heads, queries, keys)
+        for common_name, group in groupby(inputs, lambda layer: _without_number(names[layer])):
+            own_names, maps = [], []
+            layer: Any
+            for layer in group:
+                own_names.append(names[layer])
+                maps.append(layer.attention_map(inputs[layer]))
+            columns = normalize(torch.stack(maps), dim=-2)  # (layers, B, heads, queries, keys)
             count = columns.shape[1] * columns.shape[4]
             between_layers = torch.einsum("pbhnk,qbhnk->pqh", columns, columns) / count
             between_heads = torch.einsum("pbgnk,pbhnk->pgh", columns, columns) / count
-            found = (name, [names[m] for m in layers], between_layers, between_heads)
-            groups.append(SimilarityGroup(*found))
+            groups.append(SimilarityGroup(common_name, own_names, between_layers, between_heads))
     return groups
+
+
+def _without_number(name: str) -> str:
+    """Return the name of a layer without its last number: stages.2 for stages.2.14.attn."""
+    return re.sub(r"\.\d+(\.\D+)?$", "", name)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,8 @@
-"""Loss and mIoU over the iterations, from the `scalars.json` of mmengine's local backend."""
+"""Loss and mIoU over the iterations, from the `scalars.json` of mmengine's local backend.
+
+`read_scalars` reads the file, `prediction_loss` selects the loss that is comparable between heads,
+and `curves_svg` draws both curves of several runs.
+"""
 
 import io
 import itertools
@@ -14,10 +18,19 @@ COLORS = ("#3f7ee8", "#e0602b", "#2a9d6f", "#9166dc", "#b8860b", "#c2417f")
 # The page replaces these two by colors for the reader's light or dark setting.
 _TEXT, _GRID = "#5b6270", "#e1e4eb"
 _STYLE: dict[Any, Any] = {
-    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), _TEXT),
-    **{"axes.grid": True, "axes.axisbelow": True, "axes.edgecolor": "none", "grid.color": _GRID},
-    **{"axes.titlesize": "medium", "legend.frameon": False, "text.parse_math": False},
-    **{"svg.fonttype": "none", "svg.hashsalt": "curves"},
+    "text.color": _TEXT,
+    "axes.labelcolor": _TEXT,
+    "xtick.color": _TEXT,
+    "ytick.color": _TEXT,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.edgecolor": "none",
+    "grid.color": _GRID,
+    "axes.titlesize": "medium",
+    "legend.frameon": False,
+    "text.parse_math": False,  # a name may contain $
+    "svg.fonttype": "none",
+    "svg.hashsalt": "curves",
 }
 
 
@@ -64,11 +77,13 @@ def curves_figure(runs: dict[str, dict[str, Curve]]) -> Figure:
     figure = Figure(figsize=(4.9, 4.7), layout="constrained")
     loss, miou = figure.subplots(2, 1, sharex=True)
     for (name, curves), color in zip(runs.items(), itertools.cycle(COLORS), strict=False):
-        losses, scores = prediction_loss(curves), curves.get("mIoU", {})
+        losses = prediction_loss(curves)
         marker = "." if len(losses) == 1 else None  # a line of one point shows nothing
-        loss.plot([*losses], [*losses.values()], marker=marker, color=color)
-        label = f"{name} {[*scores.values()][-1]:.1f}" if scores else name
-        miou.plot([*scores], [*scores.values()], marker=".", label=label, color=color)
+        loss.plot(list(losses), list(losses.values()), marker=marker, color=color)
+        steps, scores = list(curves.get("mIoU", {})), list(curves.get("mIoU", {}).values())
+        if scores:
+            name = f"{name} {scores[-1]:.1f}"
+        miou.plot(steps, scores, marker=".", label=name, color=color)
     loss.set(title="Training loss (cross-entropy)", ylim=(0, None))
     miou.set(title="Validation mIoU, %", ylim=(0, 100), xlim=(0, None), xlabel="iteration")
     miou.xaxis.set_major_locator(MaxNLocator("auto", integer=True))

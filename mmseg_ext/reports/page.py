@@ -43,23 +43,34 @@ def page(runs: Sequence[Run]) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"percent": percent, "duration": duration}
-    tested = [run for run in runs if run.results]
-    results = {run.name: run.results for run in runs if run.results}
-    comparable = len({tuple(found.classes) for found in results.values()}) == 1
+    tested, confusions = [], {}
+    class_lists = set()
+    facts: dict[str, None] = {}  # the rows of the last table, in order
+    for run in runs:
+        facts |= dict.fromkeys(run.environment)
+        if run.results is not None:
+            tested.append(run)
+            confusions[run.name] = _most_common(run.results)
+            class_lists.add(tuple(run.results.classes))
+    groups = [[run] for run in tested]  # a table for each
+    if len(class_lists) == 1:
+        groups = [tested]
     return environment.get_template("report.html.j2").render(
         runs=runs,
         colors=COLORS,
         curves=Markup(curves_svg({run.name: run.curves for run in runs})),
-        groups=[tested] if comparable else [[run] for run in tested],
-        confusions={name: _most_common(found) for name, found in results.items()},
+        groups=groups,
+        confusions=confusions,
         matrix_classes=_MATRIX_CLASSES,
-        facts=list(dict.fromkeys(key for run in runs for key in run.environment)),
+        facts=list(facts),
     )
 
 
 def percent(share: float, digits: int = 1, sign: str = "") -> str:
     """Return a share in percent; a dash for NaN. With the sign "+" also positive ones have it."""
-    return "–" if np.isnan(share) else f"{100 * share:{sign}.{digits}f}"
+    if np.isnan(share):
+        return "–"
+    return f"{100 * share:{sign}.{digits}f}"
 
 
 def duration(seconds: float) -> str:
@@ -67,7 +78,9 @@ def duration(seconds: float) -> str:
     minutes = round(seconds / 60)
     if minutes < 1:
         return f"{seconds:.0f} s"
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def _most_common(results: Results) -> list[tuple[int, int, float, float]]:
@@ -77,5 +90,5 @@ def _most_common(results: Results) -> list[tuple[int, int, float, float]]:
     largest = np.argsort(-wrong, axis=None, kind="stable")[:_PAIRS]
     truths, guesses = np.unravel_index(largest[wrong.flat[largest] > 0], wrong.shape)
     pixels = wrong[truths, guesses]
-    shares = pixels / counts.sum(1)[truths], pixels / counts.sum()
-    return list(zip(truths, guesses, *shares, strict=True))
+    of_class, of_all = pixels / counts.sum(1)[truths], pixels / counts.sum()
+    return list(zip(truths, guesses, of_class, of_all, strict=True))

@@ -57,24 +57,28 @@ class RunResultsHook(Hook):
             self._drawn = []
         chosen = np.linspace(0, len(loop.dataloader) - 1, self.examples).astype(int)
         metric, image, sample = _metric(loop), data_batch["inputs"][0], outputs[0]
-        if metric is None or not is_main_process() or batch_idx not in chosen:
+        if metric is None or not is_main_process():
+            return
+        if batch_idx not in chosen:
             return
         if "gt_sem_seg" not in sample or not isinstance(image, Tensor):
             return  # test-time augmentation has several views of an image
-        meta = loop.dataloader.dataset.metainfo
-        maps = (sample.pred_sem_seg.data[0].cpu(), sample.gt_sem_seg.data[0].cpu())
-        counts = metric.intersect_and_union(*maps, len(meta["classes"]), metric.ignore_index)
-        iou = class_iou(counts.to_dense().numpy(), metric.ignore_index)
+        meta, ignored = loop.dataloader.dataset.metainfo, metric.ignore_index
+        prediction, truth = sample.pred_sem_seg.data[0].cpu(), sample.gt_sem_seg.data[0].cpu()
+        counts = metric.intersect_and_union(prediction, truth, len(meta["classes"]), ignored)
+        iou = class_iou(counts.to_dense().numpy(), ignored)
         score = None if np.isnan(iou).all() else float(np.nanmean(iou))
         name = Path(getattr(sample, "img_path", "")).name
         entry = {"file": f"{len(self._drawn)}.jpg", "name": name, "miou": score}
         shown = to_picture(image.permute(1, 2, 0).cpu().numpy(), runner.cfg.get("rgb_bands"))
-        picture = _example(shown, *maps, meta["palette"], metric.ignore_index)
+        picture = _example(shown, prediction, truth, meta["palette"], ignored)
         self._drawn.append((picture, entry))
 
     def _write(self, runner, loop, source: str) -> None:
         metric = _metric(loop)
-        if not is_main_process() or metric is None or metric.confusion is None:
+        if metric is None or not is_main_process():
+            return
+        if metric.confusion is None:
             return
         cfg, dataset, folder = runner.cfg, loop.dataloader.dataset, Path(runner.log_dir)
         model = cfg.model.get("module", cfg.model)  # inside a model of test-time augmentation
@@ -101,12 +105,16 @@ class RunResultsHook(Hook):
 
 def _metric(loop):
     """Return the loop's metric that has a confusion matrix, or None."""
-    return next((m for m in loop.evaluator.metrics if hasattr(m, "confusion")), None)
+    for metric in loop.evaluator.metrics:
+        if hasattr(metric, "confusion"):
+            return metric
+    return None
 
 
 def _type(part: dict | list[dict] | None) -> str:
     """Return the type of a backbone or head; the last of several heads."""
-    part = part[-1] if isinstance(part, list) else part
+    if isinstance(part, list):
+        part = part[-1]
     return str((part or {}).get("type", "none"))
 
 
@@ -114,13 +122,17 @@ def _example(
     image: np.ndarray, prediction: Tensor, truth: Tensor, palette: list[list[int]], ignored: int
 ) -> np.ndarray:
     """Return image and truth above prediction and errors, RGB uint8; `image` is RGB (h, w, 3)."""
-    maps = [labels.int().cpu().numpy() for labels in (truth, prediction)]
-    shown, labels, predicted = shrink(_SIDE, image, *maps)
-    maps = [colorize(x, palette) for x in (labels, predicted)]
-    quarters = [shown, *maps, error_overlay(shown, labels, predicted, ignored)]
-    framed = [np.pad(q, ((0, _GAP), (0, _GAP), (0, 0)), constant_values=128) for q in quarters]
-    grid = np.vstack([np.hstack(framed[:2]), np.hstack(framed[2:])])
-    return grid[:-_GAP, :-_GAP]
+    true_labels, predicted = truth.int().cpu().numpy(), prediction.int().cpu().numpy()
+    shown, true_labels, predicted = shrink(_SIDE, image, true_labels, predicted)
+    errors = error_overlay(shown, true_labels, predicted, ignored)
+    above = np.hstack([_framed(shown), _framed(colorize(true_labels, palette))])
+    below = np.hstack([_framed(colorize(predicted, palette)), _framed(errors)])
+    return np.vstack([above, below])[:-_GAP, :-_GAP]
+
+
+def _framed(picture: np.ndarray) -> np.ndarray:
+    """Return a picture (h, w, 3) with a gray border at the right and below."""
+    return np.pad(picture, ((0, _GAP), (0, _GAP), (0, 0)), constant_values=128)
 
 
 def class_iou(confusion: np.ndarray, ignore_index: int = 255) -> np.ndarray:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mmseg_ext.errors import one_line
 from mmseg_ext.reports.curves import Curve, read_scalars
 from mmseg_ext.reports.results_hook import PICTURES, RESULTS, class_iou
 
@@ -41,7 +42,9 @@ class Results:
 
     @cached_property
     def miou(self) -> float:
-        return math.nan if np.isnan(self.iou).all() else float(np.nanmean(self.iou))
+        if np.isnan(self.iou).all():
+            return math.nan
+        return float(np.nanmean(self.iou))
 
     @cached_property
     def class_shares(self) -> np.ndarray:
@@ -78,7 +81,10 @@ class Run:
     @property
     def progress(self) -> str:
         """Return when the mIoU of the validations, in percent, stopped rising; '' before three."""
-        scores = {s: v for s, v in self.curves.get("mIoU", {}).items() if math.isfinite(v)}
+        scores: Curve = {}
+        for step, score in self.curves.get("mIoU", {}).items():
+            if math.isfinite(score):
+                scores[step] = score
         if len(scores) < 3:
             return ""
         best = max(scores, key=lambda step: scores[step])
@@ -90,7 +96,7 @@ class Run:
 
     @property
     def iterations(self) -> int:
-        return max((step for curve in self.curves.values() for step in curve), default=0)
+        return max((max(curve) for curve in self.curves.values() if curve), default=0)
 
 
 def read_run(work_dir: Path) -> Run:
@@ -102,8 +108,12 @@ def read_run(work_dir: Path) -> Run:
     notes: list[str] = []
     curves = read_curves(work_dir, notes)
     folder = work_dir.resolve()
-    is_project = folder.name == "work_dir" and (folder.parent / "config.py").is_file()
-    name, preview = (folder.parent if is_project else folder).name, folder.parent / "preview.png"
+    name, preview = folder.name, ""
+    if folder.name == "work_dir" and (folder.parent / "config.py").is_file():  # of a project
+        name = folder.parent.name
+        picture = folder.parent / "preview.png"
+        if picture.is_file():
+            preview = _data_uri(picture, "png")
     results = _latest_results(work_dir, name)
     if not curves and results is None:
         raise ValueError(f"{work_dir}: contains neither vis_data/scalars.json nor {RESULTS}")
@@ -117,7 +127,7 @@ def read_run(work_dir: Path) -> Run:
         results=results,
         seconds=_seconds_of_training(work_dir),
         notes=notes,
-        preview=_data_uri(preview, "png") if is_project and preview.is_file() else "",
+        preview=preview,
     )
 
 
@@ -132,8 +142,10 @@ def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
         if damaged:
             notes.append(f"{path}: {damaged} damaged lines are left out")
         begin = _first_iteration(path.parent.parent)
-        for name, curve in merged.items():  # a new run, or one that resumed an earlier checkpoint
-            merged[name] = {step: value for step, value in curve.items() if step <= begin}
+        for curve in merged.values():  # a new run, or one that resumed an earlier checkpoint
+            for step in list(curve):
+                if step > begin:
+                    del curve[step]
         for name, curve in curves.items():
             merged.setdefault(name, {}).update(curve)
     return {name: dict(sorted(curve.items())) for name, curve in merged.items()}
@@ -160,15 +172,19 @@ def _first_iteration(folder: Path) -> float:
 def _newest(work_dir: Path, pattern: str) -> str:
     """Return the text of the last file by name; an empty one if there is none."""
     path = max(work_dir.glob(pattern), default=None)
-    return path.read_text(errors="replace") if path else ""
+    if path is None:
+        return ""
+    return path.read_text(errors="replace")
 
 
 def _environment(text: str) -> dict[str, str]:
     """Return the entries of a `run.json`, the versions among them."""
     facts = json.loads(text or "{}")
     facts |= facts.pop("versions", {})
-    lists = {name: " ".join(map(str, x)) for name, x in facts.items() if isinstance(x, list)}
-    return {name: str(value) for name, value in (facts | lists).items()}
+    texts = {}
+    for name, value in facts.items():
+        texts[name] = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return texts
 
 
 def _latest_results(work_dir: Path, name: str) -> Results | None:
@@ -182,12 +198,15 @@ def _latest_results(work_dir: Path, name: str) -> Results | None:
             content = json.loads(path.read_text())
             if content["config"] == "config":
                 content["config"] = name
-            key = not content["augmented"], float(content["time"])
-            found.append((key, _results(content, path.parent / PICTURES)))
+            rank = not content["augmented"], float(content["time"])
+            found.append((rank, _results(content, path.parent / PICTURES)))
         except (KeyError, TypeError, ValueError) as error:
-            what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            what = one_line(f"{type(error).__name__}: {error}", 200)
             raise ValueError(f"{path}: is not what a run writes ({what})") from error
-    return max(found, key=lambda entry: entry[0])[1] if found else None
+    if not found:
+        return None
+    _, results = max(found, key=lambda entry: entry[0])
+    return results
 
 
 def _data_uri(path: Path, kind: str) -> str:

@@ -1,0 +1,26 @@
+"""Texts of messages: errors of several lines, and long lists of names."""
+
+import pytest
+
+from mmseg_ext.errors import first_names, one_line
+
+
+def test_an_error_of_several_lines_becomes_one():
+    error = ValueError("shapes differ:\n\tmine  (1, 2)\n\ttheirs (3,)\n")
+    assert one_line(error) == "shapes differ: mine (1, 2) theirs (3,)"
+    assert one_line(error, 6) == "shapes"
+    assert one_line(ValueError()) == ""
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ([], ""),
+        (["a"], "a"),
+        (["a", "b"], "a, b"),
+        (["a", "b", "c"], "a, b and 1 more"),
+        (list("abcde"), "a, b and 3 more"),
+    ],
+)
+def test_a_list_of_names_ends_with_the_number_of_the_others(names, text):
+    assert first_names(names, 2) == text
