@@ -56,8 +56,9 @@ def init_linear(module: nn.Module) -> None:
 
 def drop_rate(path: nn.Module) -> float | None:
     """Return the rate of a `DropPath`; None if it is frozen or replaced, or in evaluation."""
-    usual = type(path) is DropPath and path.training and not does_more_than_forward(path)
-    return path.drop_prob if usual else None
+    if type(path) is not DropPath or not path.training or does_more_than_forward(path):
+        return None
+    return path.drop_prob
 
 
 class FeatureInfo(list):

@@ -13,6 +13,7 @@ Deviations: none in the results. Feature maps are channels-last throughout; the 
 are in `mmseg_ext.layers.manhattan_attention`.
 """
 
+from collections.abc import Sequence
 from itertools import islice, pairwise
 from typing import Any
 
@@ -201,7 +202,7 @@ class RMT(Backbone):
         later = [[f"downsamples.{i - 1}", f"stages.{i}"] for i in range(1, self.built)]
         return [["stem"], ["stages.0"], *later]
 
-    def _divisors(self, stage: int, x: Tensor) -> list[tuple[Tensor, Tensor] | None]:
+    def _divisors(self, stage: int, x: Tensor) -> Sequence[tuple[Tensor, Tensor] | None]:
         """Return divisors of both branches of each block, or None where `drop_path` is called."""
         blocks: Any = self.stages[stage]
         called = [None] * len(blocks)
