@@ -1,8 +1,11 @@
 """The errors that users meet. Each message is complete: the commands print it without a traceback.
 
-Other invalid input raises `ValueError`.
+Other invalid input raises `ValueError`. Messages shorten other errors and long lists the same way.
 """
 
+from collections.abc import Sequence
+
+SHOWN = 8  # names or values in a message
 RESUME_HINT = "the checkpoints written before are complete; --resume continues from the newest"
 
 
@@ -39,3 +42,16 @@ class MissingDataError(FileNotFoundError):
 
 class LabelError(ValueError):
     """A label map that loading would corrupt; the message starts with its path."""
+
+
+def one_line(error: BaseException, limit: int | None = None) -> str:
+    """Return the text of an error in one line, of at most `limit` characters."""
+    return " ".join(str(error).split())[:limit]
+
+
+def join_names(names: Sequence[str], shown: int = SHOWN) -> str:
+    """Return the first names, by default eight, and how many more there are: `a, b, 3 more`."""
+    parts = list(names[:shown])
+    if len(names) > shown:
+        parts.append(f"{len(names) - shown} more")
+    return ", ".join(parts)

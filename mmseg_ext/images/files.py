@@ -15,7 +15,7 @@ import numpy as np
 from mmengine import fileio
 from PIL import Image
 
-from mmseg_ext.errors import UnreadableFileError
+from mmseg_ext.errors import UnreadableFileError, one_line
 from mmseg_ext.images.values import (
     EXIF_ORIENTATION,
     IMAGE_SUFFIXES,
@@ -116,7 +116,7 @@ def read(data: bytes, path: str, indices: bool = False) -> Pixels:
         return read_pixels(data, indices)
     except Exception as error:  # of a decoder, or about a TIFF
         if is_tiff(data) and isinstance(error, ValueError | NotImplementedError):
-            raise UnreadableFileError(f"{path}: {' '.join(str(error).split())}") from error
+            raise UnreadableFileError(f"{path}: {one_line(error)}") from error
         raise _damage(data, path) from error
 
 

@@ -25,11 +25,11 @@ from rich.table import Table
 
 from mmseg_ext.datasets.checked_dataset import SPLITS, CheckedDataset
 from mmseg_ext.datasets.image_loading import CheckedLoadImage
-from mmseg_ext.datasets.label_loading import SHOWN, CheckedLoadAnnotations, join_names
+from mmseg_ext.datasets.label_loading import CheckedLoadAnnotations
 from mmseg_ext.engine.config import inner_datasets
-from mmseg_ext.errors import LabelError, LaunchError, UnreadableFileError
+from mmseg_ext.errors import SHOWN, LabelError, LaunchError, UnreadableFileError, join_names
 from mmseg_ext.images.files import orientation, read_bytes
-from mmseg_ext.own_dataset.splits import find_copies, small_version
+from mmseg_ext.own_dataset.copies import find_copies, small_version
 from mmseg_ext.terminal import progress
 
 _RARE = 1e-4  # share of the pixels

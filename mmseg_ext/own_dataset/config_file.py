@@ -12,7 +12,7 @@ from PIL import Image
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.environment import configs_folder
-from mmseg_ext.own_dataset.annotations.masks import BACKGROUND
+from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
 from mmseg_ext.own_dataset.channels import Channels
 from mmseg_ext.own_dataset.check import Summary
 from mmseg_ext.own_dataset.project import Project
