@@ -66,8 +66,10 @@ def main(args: argparse.Namespace) -> None:
     shares = args.val, args.test, args.group
     made = make_project(args.project, args.images, reader, args.classes, args.ignore, *shares)
     _print_project(made, args.project)
-    for note in (*copy_notes(made.summaries), *(f"note: {note}" for note in made.notes)):
-        print(note)
+    for line in copy_notes(made.summaries):
+        print(line)
+    for note in made.notes:
+        print(f"note: {note}")
     _print_values(made)
     config = args.project / "config.py"
     is_new = not config.exists()

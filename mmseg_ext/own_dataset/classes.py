@@ -6,8 +6,9 @@ class, or 255 if its pixels are ignored. Further runs keep the class of each tex
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from mmseg_ext.errors import join_names
 from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
@@ -33,15 +34,15 @@ def update_classes(
         classes, of_text = assign_classes(labels, names, ignored)
         return classes, of_text, _note_on_255(labels, names, classes, of_text)
     known: dict[str, int] = before["labels"]
-    texts = list(labels.values())
+    texts = labels.values()
     if not known.keys() & set(texts):
         raise ValueError(
             f"this project has the values {join_names(list(known))}, but the annotations have "
-            f"{join_names(texts)}; start a new project"
+            f"{join_names(list(texts))}; start a new project"
         )
     gone = [text for text, i in known.items() if text not in texts and i != IGNORED]
-    # What is known and ignored, but gone, needs no flag.
-    ignored = [text for text in ignored if text in (*texts, *gone) or text not in known]
+    needless = known.keys() - set(texts) - set(gone)  # was ignored before, and is gone
+    ignored = [text for text in ignored if text not in needless]
     try:
         own, assigned = assign_classes(_with_gone(labels, gone), names, ignored)
     except ValueError:  # perhaps `names` are those of the labels that are left
@@ -52,9 +53,9 @@ def update_classes(
     notes += _add_new(classes, of_text, own, assigned, known, names)
     if names:
         classes += [name for name in own if name not in classes]
-    wrong = [name for name in classes if classes.count(name) > 1]
-    if wrong:
-        raise ValueError(f"class {wrong[0]!r}: an earlier run has this name for another value")
+    for name in classes:
+        if classes.count(name) > 1:
+            raise ValueError(f"class {name!r}: an earlier run has this name for another value")
     return classes, of_text, notes
 
 
@@ -65,9 +66,9 @@ def _note_on_255(
     of_text: Mapping[str, int],
 ) -> list[str]:
     """Return a note if 255 is a class, but is far from other values, as in a part of VOC."""
-    numbers = sorted(labels)
-    steps = [high - low for low, high in pairwise(numbers)]
-    is_far = numbers[-1] == IGNORED and len(steps) > 1 and steps[-1] > 2 * max(steps[:-1])
+    steps = np.diff(sorted(labels))
+    is_last = max(labels) == IGNORED and len(steps) > 1
+    is_far = is_last and steps[-1] > 2 * max(steps[:-1])
     is_class = of_text.get("255", IGNORED) != IGNORED
     if names or not is_far or not is_class:
         return []
@@ -183,7 +184,7 @@ def _assign_names(
     missing = set(texts) - set(classes)
     if missing:
         raise ValueError(f"--classes lacks {min(missing)!r}; name it, or add it to --ignore")
-    return classes, {text: classes.index(text) for text in texts}
+    return classes, dict(zip(texts, map(classes.index, texts), strict=True))
 
 
 def _assign_numbers(
@@ -197,11 +198,11 @@ def _assign_numbers(
     if _is_255_ignored(left, names):
         del left[IGNORED]
     texts = list(left.values())
+    in_order = dict(zip(texts, range(len(texts)), strict=True))
     if not names:
-        classes = [f"class_{i}" for i in range(len(left))]
-        return classes, {text: i for i, text in enumerate(texts)}
+        return [f"class_{i}" for i in in_order.values()], in_order
     if max(left, default=0) < len(names):  # the values are the numbers of the classes
-        return list(names), {text: number for number, text in left.items()}
+        return list(names), dict(zip(texts, left, strict=True))
     if len(names) != len(left):
         values = f"{len(left)} values"
         if len(left) < count:
@@ -210,7 +211,7 @@ def _assign_numbers(
             f"--classes names {len(names)} classes, but there are {values}: {join_names(texts)}; "
             "give one name per value, or --ignore values"
         )
-    return list(names), {text: i for i, text in enumerate(texts)}
+    return list(names), in_order
 
 
 def _is_255_ignored(labels: Mapping[int, str], names: Sequence[str] | None) -> bool:

@@ -7,7 +7,7 @@ such as `_leaf` and `_fruit`, is their class if it recurs.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import NamedTuple
@@ -124,16 +124,14 @@ def match(
     name. With `exact` all words count. Otherwise, if no complete name fits and every image has a
     separate folder, it gets all annotations there; and 001 fits 1 if no other name has this number.
     """
-    own = [key.path for key in images]
-    other = [key.path for key in annotations]
+    own, other = _paths(images), _paths(annotations)
     found: list[list[int]] = [[] for _ in images]
     _add_names(found, own, other)
     if exact:
         return found
-    folders = [path.parent for path in own]
-    different = set(folders) - set(map(PurePath, SPLITS))
+    different = set(_folders(own)) - set(map(PurePath, SPLITS))
     if not any(found) and len(different) == len(own):
-        _add_fitting(found, folders, [path.parent for path in other], several=True)
+        _add_fitting(found, _folders(own), _folders(other), several=True)
     own, other = _without_usual_words(own, other), _without_usual_words(other, own)
     _add_names(found, own, other)
     own, other = _without_zeros(own), _without_zeros(other)
@@ -141,12 +139,20 @@ def match(
     return found
 
 
+def _paths(keys: Sequence[Key]) -> list[PurePath]:
+    return [key.path for key in keys]
+
+
+def _folders(paths: Sequence[PurePath]) -> list[PurePath]:
+    return [path.parent for path in paths]
+
+
 def _add_names(
     found: list[list[int]], images: Sequence[PurePath], annotations: Sequence[PurePath]
 ) -> None:
     """Add annotations with the path of an image, then those of other folders with its name."""
     _add_fitting(found, images, annotations)
-    annotated = {path.parent for path in annotations}
+    annotated = set(_folders(annotations))
     names = []
     for path in images:
         names.append(PurePath() if path.parent in annotated else PurePath(path.name))
@@ -196,30 +202,40 @@ def match_classes(images: Sequence[Key], masks: Sequence[Key]) -> list[dict[str,
         if divided:
             shortest = min(divided, key=lambda part: len(part.folder) + len(part.rest))
             found[index[shortest.image]][_class_of(shortest)].append(number)
-    count = Counter()
+    names = _recurring_classes(found)
+    classes = []
+    for masks_of in found if names else ():
+        classes.append({name: masks_of[name] for name in names if name in masks_of})
+    return classes
+
+
+def _recurring_classes(found: Sequence[Mapping[str, list[int]]]) -> list[str]:
+    """Return the classes of masks in order; an empty list if they are no classes."""
+    count: Counter[str] = Counter()  # images with each class
     for masks_of in found:
         count.update(masks_of.keys())
     annotated = sum(map(bool, found))
-    usual = [text for text, images_with in count.items() if images_with >= max(2, annotated / 10)]
+
+    def had_by_one_in(part: int) -> list[str]:
+        least = max(2, annotated / part)
+        return sorted(name for name in count if count[name] >= least)
+
+    usual = had_by_one_in(10)
     most = max(count.values(), default=0)
     if len(usual) < 2 or "" in usual or most <= annotated / 2:
         return []
-    least = max(2, annotated / 100)
-    names = sorted(text for text in count if text and count[text] >= least)
-    classes = []
-    for masks_of in found:
-        classes.append({text: masks_of[text] for text in names if text in masks_of})
-    return classes
+    return [name for name in had_by_one_in(100) if name]
 
 
 def _index_of_words(images: Sequence[Key], masks: Sequence[Key]) -> dict[str, int]:
     """Return the index of each image by the words of its name, and by its folder if it has one."""
-    own = [key.path for key in images]
-    shortened = _without_usual_words(own, [key.path for key in masks])
-    names = [_join_words(path.parts) for path in shortened]
+    own = _paths(images)
+    names = list(map(_join_words, _without_usual_words(own, _paths(masks))))
+    folders = list(map(_join_words, _folders(own)))
+    index = {}
+    if len(set(folders)) == len(own):
+        index.update(zip(folders, range(len(own)), strict=True))
     repeats = Counter(names)
-    folders = {_join_words(path.parts[:-1]): i for i, path in enumerate(own)}
-    index = folders if len(folders) == len(own) else {}
     for i, name in enumerate(names):
         if repeats[name] == 1:
             index[name] = i
@@ -228,7 +244,7 @@ def _index_of_words(images: Sequence[Key], masks: Sequence[Key]) -> dict[str, in
 
 def _divide(key: Key) -> Iterator[_Division]:
     """Yield how to divide a mask's path: any folder, or none, and the name at any place."""
-    *folders, name = [_WORD.findall(part) for part in key.path.parts]
+    *folders, name = map(_WORD.findall, key.path.parts)
     names = [name]
     if _without_mask(name) != name:
         names.append(_without_mask(name))
@@ -261,8 +277,8 @@ def _without_mask(words: list[str]) -> list[str]:
     return words[:-1] if len(words) > 1 and _MASK_WORD.fullmatch(words[-1]) else words
 
 
-def _join_words(parts: Sequence[str]) -> str:
-    return "/".join(" ".join(words) for words in map(_WORD.findall, parts))
+def _join_words(path: PurePath) -> str:
+    return "/".join(map(" ".join, map(_WORD.findall, path.parts)))
 
 
 def _without_usual_words(paths: Sequence[PurePath], others: Sequence[PurePath]) -> list[PurePath]:

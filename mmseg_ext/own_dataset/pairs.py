@@ -34,7 +34,7 @@ class Sources:
 
     folder: Path  # of the images, or their pattern
     images: Mapping[Path, Key]
-    annotations: Sequence[tuple[Key, Annotation]]
+    annotations: Sequence[Annotation]
 
 
 @dataclass
@@ -47,35 +47,36 @@ class Pair:
     split: str | None  # that a folder or a file of annotations names
 
 
-def find_sources(images: Path, reader: Reader, data: Path) -> Sources:
+def find_sources(folder: Path, reader: Reader, data: Path) -> Sources:
     """Return the images in a folder, or of a pattern, and the annotations; `data` is no source."""
     project = data.parent.absolute()  # can be in the folder of the images
-    results = {project / name for name in ("data", "work_dir", PREVIEW)}
+    results = {project / "data", project / "work_dir", project / PREVIEW}
 
     def is_source(path: Path) -> bool:
         return results.isdisjoint([path.absolute(), *path.absolute().parents])
 
-    found = {path: key for path, key in keyed_files(images).items() if is_source(path)}
-    annotations = [(key, a) for key, a in reader.files if is_source(a.path)]
-    masks = _masks_of(images, set(found), {a.path for _, a in annotations}, reader.is_pattern)
-    for path in masks:
-        found.pop(path, None)
-    annotations = [(key, a) for key, a in annotations if a.path not in found]
-    return Sources(images, found, annotations)
+    annotations = [annotation for annotation in reader.annotations if is_source(annotation.path)]
+    images = keyed_files(folder)
+    found = set(filter(is_source, images))
+    masks = _masks_of(folder, found, {annotation.path for annotation in annotations}, reader)
+    kept = found - masks
+    images = {path: key for path, key in images.items() if path in kept}
+    annotations = [annotation for annotation in annotations if annotation.path not in images]
+    return Sources(folder, images, annotations)
 
 
-def _masks_of(folder: Path, images: set[Path], masks: set[Path], is_pattern: bool) -> set[Path]:
+def _masks_of(folder: Path, images: set[Path], masks: set[Path], reader: Reader) -> set[Path]:
     """Return the masks among files that are listed as images, as masks, or as both.
 
     Folders can be the same, or one of them contains the other.
     """
     if masks > images:  # the folder of the masks has the images, too
         return masks - images
-    pattern_of_some = is_pattern and masks < images and folder.is_dir()
+    pattern_of_some = reader.is_pattern and masks < images and folder.is_dir()
     if masks != images and not pattern_of_some:
         return masks
-    relative = {path.relative_to(folder): path for path in images}
-    among = {relative[path] for path in masks_among(list(relative))}
+    relative = masks_among([path.relative_to(folder) for path in images])
+    among = {path for path in images if path.relative_to(folder) in relative}
     # The pattern of some masks leaves out the others, if all of them differ from the images.
     return among if masks == images or masks <= among else masks
 
@@ -89,9 +90,8 @@ def pair_sources(sources: Sources, reader: Reader) -> tuple[list[Pair], list[str
     annotations, left_out, problem = sources.annotations, [], ""
     if reader.can_have_classes:
         annotations, left_out, problem = _join_classes(sources)
-    keys = [key for key, _ in annotations]
-    names_are_exact = any(annotation.image_name for _, annotation in annotations)  # as in COCO
-    fits = match(list(sources.images.values()), keys, names_are_exact)
+    names_are_exact = any(annotation.image_name for annotation in annotations)  # as in COCO
+    fits = match(list(sources.images.values()), _keys(annotations), names_are_exact)
     pairs: list[Pair] = []
     used: set[int] = set()
     first: dict[Key, Path] = {}  # the first image of each split and name
@@ -110,18 +110,24 @@ def pair_sources(sources: Sources, reader: Reader) -> tuple[list[Pair], list[str
     if not pairs:
         raise ValueError(_explain_no_pair(sources, annotations, reader, problem))
     _set_splits_in_names(pairs)
-    for number, (_, annotation) in enumerate(annotations):
+    for number, annotation in enumerate(annotations):
         if number not in used:
             left_out.append(f"{annotation.path}: no image {annotation.image_name}".rstrip())
     return pairs, left_out
 
 
-def _make_pair(image: Path, key: Key, fitting: Sequence[tuple[Key, Annotation]]) -> Pair:
+def _keys(annotations: Sequence[Annotation]) -> list[Key]:
+    return [annotation.key for annotation in annotations]
+
+
+def _make_pair(image: Path, key: Key, fitting: Sequence[Annotation]) -> Pair:
     """Return an image with the annotation that fits, or with several masks of its objects."""
-    (inner_key, annotation), *more = fitting
-    paths = [*annotation.paths, *(other.path for _, other in more)]
-    annotation = annotation._replace(paths=tuple(paths))
-    return Pair(image, annotation, key.name, key.split or inner_key.split)
+    annotation, *more = fitting
+    paths = list(annotation.paths)
+    for other in more:
+        paths += other.paths
+    split = key.split or annotation.key.split
+    return Pair(image, annotation._replace(paths=tuple(paths)), key.name, split)
 
 
 def _set_splits_in_names(pairs: Sequence[Pair]) -> None:
@@ -139,7 +145,7 @@ def _set_splits_in_names(pairs: Sequence[Pair]) -> None:
         pair.split = pair.split or word
 
 
-def _join_classes(sources: Sources) -> tuple[Sequence[tuple[Key, Annotation]], list[str], str]:
+def _join_classes(sources: Sources) -> tuple[Sequence[Annotation], list[str], str]:
     """Return an annotation with all masks of an image, if each mask is of one class.
 
     Also a line for each mask that is left out, and why masks whose names have classes are not of
@@ -149,41 +155,45 @@ def _join_classes(sources: Sources) -> tuple[Sequence[tuple[Key, Annotation]], l
     images = list(sources.images.values())
     if len(annotations) <= len(images):
         return annotations, [], ""
-    joined, used = [], set()
-    found = match_classes(images, [key for key, _ in annotations])
+    joined: list[Annotation] = []
+    used: set[Path] = set()
+    found = match_classes(images, _keys(annotations))
     for key, numbers_by_class in zip(images, found, strict=bool(found)):
         paths, classes = [], []
         for name, numbers in numbers_by_class.items():
             for number in numbers:
-                paths.append(annotations[number][1].path)
+                paths.append(annotations[number].path)
                 classes.append(name)
         if paths:
-            joined.append((key, Annotation(tuple(paths), classes=tuple(classes))))
+            joined.append(Annotation(key, tuple(paths), classes=tuple(classes)))
             used.update(paths)
+    problem = problem_of(joined)
+    if problem:
+        return annotations, [], f"; or masks of one class each, but {problem}"
     if not joined:
         return annotations, [], ""
-    if problem := problem_of([annotation for _, annotation in joined]):
-        return annotations, [], f"; or masks of one class each, but {problem}"
-    rest = [annotation.path for _, annotation in annotations if annotation.path not in used]
-    return joined, [f"{path}: no image, or no class that recurs" for path in rest], ""
+    left_out = []
+    for annotation in annotations:
+        if annotation.path not in used:
+            left_out.append(f"{annotation.path}: no image, or no class that recurs")
+    return joined, left_out, ""
 
 
 def _explain_no_pair(
     sources: Sources,
-    annotations: Sequence[tuple[Key, Annotation]],
+    annotations: Sequence[Annotation],
     reader: Reader,
     problem: str,
 ) -> str:
     """Return why there is no pair, and what to do."""
     count_images, count = len(sources.images), len(annotations)
-    if not count_images or not count:
-        kind, suffixes = (
-            ("annotation", reader.suffixes) if count_images else ("image", IMAGE_SUFFIXES)
-        )
-        reason = f"there are {count_images} images and {count} annotations"
-        reason += f"; save each {kind} as {', '.join(suffixes)}"
+    there_are = f"there are {count_images} images and {count} annotations; save each"
+    if not count_images:
+        reason = f"{there_are} image as {', '.join(IMAGE_SUFFIXES)}"
+    elif not count:
+        reason = f"{there_are} annotation as {', '.join(reader.suffixes)}"
     else:
-        image, (_, annotation) = next(iter(sources.images)), annotations[0]
+        image, annotation = next(iter(sources.images)), annotations[0]
         reason = f"compare {image} with {annotation.image_name or annotation.path}; rename them"
         if reader.can_have_classes and count > count_images and not problem:
             problem = _NAME_CLASSES

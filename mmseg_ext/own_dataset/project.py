@@ -33,7 +33,7 @@ from mmseg_ext.own_dataset.conversion import (
     write_pair,
 )
 from mmseg_ext.own_dataset.pairs import Pair, find_sources, pair_sources
-from mmseg_ext.own_dataset.splits import SPLITS_FILE, choose_splits
+from mmseg_ext.own_dataset.splits import choose_splits, write_splits
 from mmseg_ext.terminal import progress
 
 _CLASSES_FILE = "classes.json"
@@ -63,7 +63,7 @@ class _Classes:
 
 
 @dataclass
-class _Written:
+class _UsablePair:
     """A pair that becomes part of a project."""
 
     read: ReadPair
@@ -98,22 +98,23 @@ def make_project(
         legend = _describe(reader, read, problems)
         found = _choose_classes(data, legend, reader, classes, ignored)
         usable = _convert(read, legend, found, problems)
-        left_out += [problems[pair.image] for pair in pairs if pair.image in problems]
+        left_out += _in_order_of(pairs, problems)
         shares = _missing_shares(pairs, val_share, test_share)
         splits = choose_splits([part.read for part in usable], legend, shares, group, data)
         summaries = _summarize(usable, splits.of_pairs, found.names, data)
         _require_pairs(summaries, left_out)
+        write_splits(splits, data)  # before any file, so a run that is killed keeps them
         dead_links = _remove_dead_links(data)
         _write(usable, splits.of_pairs, data)
-    _write_state(folder, found, splits.by_name, left_out)
+    _write_state(folder, found, left_out)
     return Project(
         labels=found.of_text,
-        colors={found.of_text[text]: rgb for text, rgb in legend.colors.items()},
+        colors=_class_colors(found, legend),
         summaries=summaries,
         left_out=left_out,
-        example=[pairs[0].image, *pairs[0].annotation.paths],
+        example=(pairs[0].image, *pairs[0].annotation.paths),
         earlier=_earlier_images(usable, splits.of_pairs, data),
-        notes=[*found.notes, *splits.notes, *dead_links],
+        notes=found.notes + splits.notes + dead_links,
     )
 
 
@@ -148,6 +149,10 @@ def _read_pairs(
     return read, problems
 
 
+def _in_order_of(pairs: Sequence[Pair], problems: Mapping[Path, str]) -> list[str]:
+    return [problems[pair.image] for pair in pairs if pair.image in problems]
+
+
 def _describe(reader: Reader, read: Sequence[ReadPair], problems: Mapping[Path, str]) -> Legend:
     """Return what the values mean. If there is only one, a file that cannot be read is a hint."""
     maps: list[StoredMap] = [part.annotation for part in read]
@@ -171,8 +176,10 @@ def _choose_classes(
     """
     file = data / _CLASSES_FILE
     before = json.loads(file.read_text()) if file.is_file() else None
-    known = legend.labels.values()
-    ignored = [*ignored, *(text for text in reader.ignored if text in known)]
+    ignored = list(ignored)
+    for text in reader.ignored:
+        if text in legend.labels.values():
+            ignored.append(text)
     given = names
     if not names and before is None:
         given = reader.class_names
@@ -188,7 +195,7 @@ def _choose_classes(
 
 def _convert(
     read: Sequence[ReadPair], legend: Legend, classes: _Classes, problems: dict[Path, str]
-) -> list[_Written]:
+) -> list[_UsablePair]:
     """Return the pairs with their classes. A pair without any is added to the problems."""
     usable = []
     for part in read:
@@ -198,7 +205,7 @@ def _convert(
             path = part.pair.annotation.path
             problems[part.pair.image] = f"{path}: all its pixels are ignored"
         else:
-            usable.append(_Written(part, table, counts))
+            usable.append(_UsablePair(part, table, counts))
     return usable
 
 
@@ -213,7 +220,7 @@ def _missing_shares(pairs: Sequence[Pair], val_share: float, test_share: float) 
 
 
 def _summarize(
-    usable: Sequence[_Written], splits: Sequence[str], classes: Sequence[str], data: Path
+    usable: Sequence[_UsablePair], splits: Sequence[str], classes: Sequence[str], data: Path
 ) -> list[Summary]:
     """Return the summaries of train, val and, if it has pairs, test."""
     summaries = {split: Summary(split, tuple(classes)) for split in SPLITS}
@@ -247,25 +254,25 @@ def _remove_dead_links(data: Path) -> list[str]:
     return [f"{len(gone)} links to photos that are gone are removed, such as {gone[0]}"]
 
 
-def _write(usable: Sequence[_Written], splits: Sequence[str], data: Path) -> None:
+def _write(usable: Sequence[_UsablePair], splits: Sequence[str], data: Path) -> None:
     """Write the images and label maps to their splits."""
     parts = zip(usable, splits, strict=True)
     for part, split in progress(parts, "writing", len(usable)):
         write_pair(part.read, part.table, split, data)
 
 
-def _write_state(
-    folder: Path, classes: _Classes, splits: Mapping[str, str], left_out: Sequence[str]
-) -> None:
-    """Write what the next run keeps, and the files that are not in a pair."""
-    if splits:
-        write_text(json.dumps(splits, indent=1), folder / f"data/{SPLITS_FILE}")
+def _write_state(folder: Path, classes: _Classes, left_out: Sequence[str]) -> None:
+    """Write the classes, which the next run keeps, and the files that are not in a pair."""
     state = {"classes": classes.names, "labels": classes.of_text}
     write_text(json.dumps(state, indent=1), folder / f"data/{_CLASSES_FILE}")
     write_text("".join(f"{line}\n" for line in left_out), folder / "left_out.txt")
 
 
-def _earlier_images(usable: Sequence[_Written], splits: Sequence[str], data: Path) -> list[Path]:
+def _class_colors(classes: _Classes, legend: Legend) -> dict[int, list[int]]:
+    return {classes.of_text[text]: color for text, color in legend.colors.items()}
+
+
+def _earlier_images(usable: Sequence[_UsablePair], splits: Sequence[str], data: Path) -> list[Path]:
     """Return the images in the data that only earlier runs wrote."""
     written = set()
     for part, split in zip(usable, splits, strict=True):

@@ -17,12 +17,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mmseg_ext.atomic_write import write_text
 from mmseg_ext.datasets.checked_dataset import SPLITS
 from mmseg_ext.own_dataset.annotations.reader import Legend
 from mmseg_ext.own_dataset.conversion import ReadPair, label_file
 from mmseg_ext.own_dataset.copies import find_copies
 
-SPLITS_FILE = "splits.json"
+_SPLITS_FILE = "splits.json"
 
 Link = tuple[int, Sequence[int]]  # the number of an image, and those of others that stay with it
 
@@ -68,6 +69,12 @@ def choose_splits(
     return Splits(of_pairs, fixed | chosen, _notes_on_copies(pool, copies, chosen))
 
 
+def write_splits(splits: Splits, data: Path) -> None:
+    """Write the chosen splits for further runs."""
+    if splits.by_name:
+        write_text(json.dumps(splits.by_name, indent=1), data / _SPLITS_FILE)
+
+
 def _groups(names: Sequence[str], links: Sequence[Link], most: float) -> dict[str, str]:
     """Return a group for each name that has others and is in a group of at most so many."""
     numbers = connect(len(names), links)
@@ -81,14 +88,14 @@ def _groups(names: Sequence[str], links: Sequence[Link], most: float) -> dict[st
 
 def _earlier_splits(names: Sequence[str], data: Path) -> dict[str, str]:
     """Return the splits that earlier runs chose."""
-    file = data / SPLITS_FILE
+    file = data / _SPLITS_FILE
     if file.is_file():
         return json.loads(file.read_text())
     found = {}
     for name in names:  # a version without the file wrote label maps, too
-        folders = [split for split in SPLITS if label_file(data, split, name).is_file()]
-        if folders:
-            found[name] = folders[0]
+        for split in reversed(SPLITS):  # the first one counts
+            if label_file(data, split, name).is_file():
+                found[name] = split
     return found
 
 
@@ -104,7 +111,7 @@ def _notes_on_copies(
     if not alike:
         return []
     other, first = alike[0]
-    count = len({copy for copy, _ in alike})
+    count = len(dict(alike))  # each copy once
     return [
         f"{count} of {len(pool)} images are copies of another one or nearly so, also flipped or "
         f"turned, such as {pool[other].pair.image} of {pool[first].pair.image}; copies are kept in "
@@ -133,11 +140,7 @@ def choose(
     `groups` get into one split, which then has its share or less.
     """
     groups = groups or {}
-    chosen = {name: fixed[name] for name in names if name in fixed}
-    split_of_group = {groups[name]: split for name, split in chosen.items() if name in groups}
-    for name in names:
-        if name not in chosen and groups.get(name) in split_of_group:
-            chosen[name] = split_of_group[groups[name]]
+    chosen = _keep(names, fixed, groups)
     units = _make_units([name for name in names if name not in chosen], labels, groups)
     for split, share in shares.items():
         own = [name for name, found in chosen.items() if found == split]
@@ -152,6 +155,22 @@ def choose(
         for unit in picked:
             chosen.update(dict.fromkeys(unit.names, split))
     return {name: chosen.get(name, "train") for name in names}
+
+
+def _keep(
+    names: Sequence[str], fixed: Mapping[str, str], groups: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the fixed splits of names, and of names whose group has a fixed one."""
+    chosen, split_of_group = {}, {}
+    for name in names:
+        if name in fixed:
+            chosen[name] = fixed[name]
+            split_of_group[groups.get(name)] = fixed[name]
+    split_of_group.pop(None, None)  # of names without a group
+    for name in names:
+        if name not in chosen and groups.get(name) in split_of_group:
+            chosen[name] = split_of_group[groups[name]]
+    return chosen
 
 
 def _make_units(

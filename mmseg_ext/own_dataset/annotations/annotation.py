@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmseg_ext.errors import LabelError
+from mmseg_ext.own_dataset.matching import Key
 
 BACKGROUND = "background"
 
@@ -13,6 +14,7 @@ BACKGROUND = "background"
 class Annotation(NamedTuple):
     """An annotation of an image, as a reader lists it."""
 
+    key: Key  # by what it is compared with images
     paths: tuple[Path, ...]  # its file, or several masks of the image
     image_name: str = ""  # if a file describes several images
     content: Any = None  # what such a file has about the image

@@ -18,8 +18,8 @@ from mmseg_ext.own_dataset.annotations.annotation import (
     reading,
     require_size,
 )
-from mmseg_ext.own_dataset.annotations.codes import index_of, read_codes
-from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap, different, index_map
+from mmseg_ext.own_dataset.annotations.codes import index_of, read_mask
+from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap, index_map
 from mmseg_ext.own_dataset.annotations.reader import Legend, values_of
 from mmseg_ext.own_dataset.selection import evenly
 
@@ -49,7 +49,7 @@ def read(annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
     indices = np.zeros(shape, int)
     for name, mask in masks.items():
         # An even number is outside of this mask, an odd one inside.
-        parts = index_map(2 * indices + mask)
+        parts = index_map(2 * indices.astype(int) + mask)
         indices = parts.indices
         values = [values[part // 2] + (name,) * (part % 2) for part in parts.values]
     present = dict.fromkeys(chain.from_iterable(values))
@@ -87,11 +87,11 @@ def _read_masks(annotation: Annotation) -> dict[str, np.ndarray]:
     shape = None
     for path, name in zip(annotation.paths, annotation.classes, strict=True):
         with reading(path):
-            codes = read_codes(path)
-            shape = shape or codes.shape
-            require_size(codes.shape, [shape])
-            count = np.count_nonzero(index_of(different(codes)))
-            if count > 1:
-                raise ValueError(f"the mask of one class has {count} values other than 0")
-            masks[name] = (index_of(codes) > 0) | masks.get(name, False)
+            mask = read_mask(path)
+            shape = shape or mask.indices.shape
+            require_size(mask.indices.shape, [shape])
+            is_class = index_of(np.array(mask.values)) > 0  # of each value
+            if is_class.sum() > 1:
+                raise ValueError(f"the mask of one class has {is_class.sum()} values other than 0")
+            masks[name] = is_class[mask.indices] | masks.get(name, False)
     return masks

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND, Annotation, reading
 from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap
 from mmseg_ext.own_dataset.annotations.polygons import Shape, draw, label_of
-from mmseg_ext.own_dataset.annotations.reader import Legend, Reader
+from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, legend_of_names
 from mmseg_ext.own_dataset.matching import Key, key_of, split_in
 
 
@@ -40,19 +40,21 @@ class Coco(Reader):
         Raises:
             ValueError: if one is not a COCO file.
         """
-        files: list[tuple[Key, Annotation]] = []
+        annotations: list[Annotation] = []
         names: dict[str, None] = {}  # in order, without repetitions
         for path in paths:
             try:
                 content = json.loads(path.read_bytes())  # UTF-8, also with a byte order mark
-                categories = {c["id"]: label_of(c["name"]) for c in content["categories"]}
-                names.update((categories[i], None) for i in sorted(categories))
-                files += _annotations(path, content, categories)
+                categories = {}
+                for entry in content["categories"]:
+                    categories[entry["id"]] = label_of(entry["name"])
+                names.update(dict.fromkeys(map(categories.__getitem__, sorted(categories))))
+                annotations += _annotations(path, content, categories)
             except (KeyError, TypeError, ValueError, RecursionError) as error:
                 reason = error if isinstance(error, ValueError) else repr(error)
                 text = f"{path}: is not a COCO file ({reason}); export polygons or masks as COCO"
                 raise ValueError(text) from error
-        return cls(files, categories=list(names))
+        return cls(annotations, categories=list(names))
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
         image: _Image = annotation.content
@@ -70,14 +72,13 @@ class Coco(Reader):
             return draw(size, shapes, sizes)
 
     def describe(self, maps: Sequence[StoredMap]) -> Legend:
-        labels = dict.fromkeys([BACKGROUND, *self.categories])
-        return Legend(dict(enumerate(labels)), {label: label for label in labels})
+        return legend_of_names(list(dict.fromkeys([BACKGROUND, *self.categories])))
 
 
 def _annotations(
     path: Path, content: dict[str, Any], categories: dict[Any, str]
-) -> Iterator[tuple[Key, Annotation]]:
-    """Yield each image of a file, and each image that only objects name, with its key."""
+) -> Iterator[Annotation]:
+    """Yield each image of a file, and each image that only objects name."""
     file_split = split_in(path.stem)  # instances_val.json: its images are of the split val
     objects = defaultdict(list)
     for item in content["annotations"]:
@@ -89,6 +90,6 @@ def _annotations(
         folder_split, name = key_of(Path(entry["file_name"].replace("\\", "/")))
         image = _Image(entry, objects[number], categories)
         key = Key(folder_split or file_split, name)
-        yield key, Annotation((path,), entry["file_name"], image)
+        yield Annotation(key, (path,), entry["file_name"], image)
     for number in sorted(objects.keys() - known):  # they will be listed as left out
-        yield Key(file_split, ""), Annotation((path,), f"of id {number}")
+        yield Annotation(Key(file_split, ""), (path,), f"of id {number}")

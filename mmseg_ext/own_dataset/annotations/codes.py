@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mmseg_ext.images.values import Pixels, is_tiff, read_pixels
+from mmseg_ext.own_dataset.annotations.index_map import IndexMap, index_map
 
 GRAY, PALETTE, COLOR = 0, 1, 2  # the kinds
 TWO_CLASSES = "run: mkdir NEW; magick mogrify -path NEW -format png -threshold 50% MASKS/*"
@@ -39,8 +40,8 @@ def is_gray(code: int) -> bool:
     return color_of(code) % 0x10101 == 0
 
 
-def read_codes(path: Path) -> np.ndarray:
-    """Return the code of each pixel of a mask file, (H, W) int64.
+def read_mask(path: Path) -> IndexMap:
+    """Return a mask file as an index map whose values are codes; one can be there twice.
 
     Raises:
         ValueError: if the file is no mask.
@@ -52,44 +53,53 @@ def read_codes(path: Path) -> np.ndarray:
     if is_tiff(data):
         pixels = pixels.upright()
     values = _whole_numbers(pixels)
-    if pixels.palette is not None:
-        codes = _palette_codes(pixels.palette)[values[..., 0]]
-    elif values.shape[2] == 1:
-        codes = values[..., 0] << 24 | values[..., 0].clip(0, 255) * 0x10101
+    if values.shape[2] == 1:
+        found = index_map(values[..., 0])
+        found.values = _codes_of(np.array(found.values), pixels.palette).tolist()
     else:
-        codes = _color_codes(values)
-    for band in pixels.alpha:  # an eraser leaves any color
-        codes[pixels.values[..., band] == 0] = _BLACK
-    return codes
+        found = index_map(_color_codes(values))
+    transparent = (pixels.values[..., list(pixels.alpha)] == 0).any(2)
+    if not transparent.any():
+        return found
+    codes = np.array(found.values)[found.indices]
+    codes[transparent] = _BLACK  # an eraser leaves any color
+    return index_map(codes)
 
 
 def _whole_numbers(pixels: Pixels) -> np.ndarray:
-    """Return the values without alpha, (H, W, 1 or 3) int64 from 0 to 65535."""
+    """Return the values without alpha, (H, W, 1 or 3), uint8 or uint16."""
     values = pixels.values
     if values.dtype == bool:
-        values = np.where(values, 255, 0)  # white is 255 in files of 8 bits
-    values = np.delete(values, pixels.alpha, axis=2)
+        values = np.where(values, np.uint8(255), np.uint8(0))  # white is 255 in files of 8 bits
+    if pixels.alpha:
+        values = np.delete(values, pixels.alpha, axis=2)
     if values.shape[2] not in (1, 3):
         raise ValueError(f"{values.shape[2]} bands; a mask has a value or a color in each pixel")
+    if values.dtype in (np.uint8, np.uint16):
+        return values
     with np.errstate(invalid="ignore"):  # NaN, which differs from its integer
         numbers = values.astype(np.int64)
     if (numbers != values).any() or numbers.min() < 0 or numbers.max() > 0xFFFF:
         found = f"{values.dtype} values from {values.min()} to {values.max()}"
         raise ValueError(f"{found}; save whole numbers of 0 to 65535")
-    return numbers
+    return numbers.astype(np.uint16)
 
 
-def _palette_codes(palette: np.ndarray) -> np.ndarray:
-    """Return the code of each index of a palette, (N, 4) RGBA."""
-    codes = PALETTE << 40 | np.arange(len(palette)) << 24 | palette[:, :3] @ _RGB
-    codes[palette[:, 3] == 0] = _BLACK
+def _codes_of(values: np.ndarray, palette: np.ndarray | None) -> np.ndarray:
+    """Return the codes of gray values, or of indices of a palette (N, 4) RGBA."""
+    if palette is None:
+        return values << 24 | values.clip(0, 255) * 0x10101
+    colors = palette[values]
+    codes = PALETTE << 40 | values << 24 | colors[:, :3] @ _RGB
+    codes[colors[:, 3] == 0] = _BLACK
     return codes
 
 
 def _color_codes(colors: np.ndarray) -> np.ndarray:
-    """Return the codes of colors (H, W, 3) of 8 bits, or of 16 bits that repeat 8."""
+    """Return the codes of colors (H, W, 3) of 8 bits, or of 16 bits that repeat 8; (H, W)."""
     if colors.max() > 255:
         if (colors % 257).any():
             raise ValueError("colors of 16 bits; save them with 8 bits")
         colors = colors // 257
-    return COLOR << 40 | colors.max(2) << 24 | colors @ _RGB
+    largest = colors.max(2).astype(np.int64)
+    return COLOR << 40 | largest << 24 | colors @ _RGB

@@ -13,7 +13,7 @@ import numpy as np
 from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND, Annotation, reading
 from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap
 from mmseg_ext.own_dataset.annotations.polygons import Shape, draw, label_of
-from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, values_of
+from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, legend_of_names, values_of
 from mmseg_ext.own_dataset.matching import keyed_files
 
 _CIRCLE = 720  # corners, within 1e-5 of the radius
@@ -29,18 +29,17 @@ class Labelme(Reader):
     def find(cls, folder: Path) -> "Labelme":
         """Return the files below a folder, or of a pattern; see `keyed_files`."""
         files = keyed_files(folder, cls.suffixes)
-        return cls([(key, Annotation((path,))) for path, key in files.items()])
+        return cls([Annotation(key, (path,)) for path, key in files.items()])
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
         with reading(annotation.path):
             content = json.loads(annotation.path.read_bytes())
-            shapes = [_shape(entry) for entry in content["shapes"]]
+            shapes = list(map(_shape, content["shapes"]))
             size = int(content["imageHeight"]), int(content["imageWidth"])
             return draw(size, shapes, sizes)
 
     def describe(self, maps: Sequence[StoredMap]) -> Legend:
-        labels = [BACKGROUND, *sorted(values_of(maps) - {BACKGROUND})]
-        return Legend(dict(enumerate(labels)), {label: label for label in labels})
+        return legend_of_names([BACKGROUND, *sorted(values_of(maps) - {BACKGROUND})])
 
 
 def _shape(entry: Mapping[str, Any]) -> Shape:

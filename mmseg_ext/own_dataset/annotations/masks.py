@@ -5,7 +5,6 @@ disagree on an index, else gray values and indices. If there are several masks o
 one class, `class_masks` reads them.
 """
 
-import functools
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -24,16 +23,15 @@ from mmseg_ext.own_dataset.annotations.codes import (
     index_of,
     is_gray,
     kind_of,
-    read_codes,
+    read_mask,
 )
 from mmseg_ext.own_dataset.annotations.index_map import (
     IndexMap,
     StoredMap,
-    different,
     index_map,
 )
-from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, values_of
-from mmseg_ext.own_dataset.matching import MASK_SUFFIXES, Key, keyed_files
+from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, legend_of_names, values_of
+from mmseg_ext.own_dataset.matching import MASK_SUFFIXES, keyed_files
 from mmseg_ext.own_dataset.selection import evenly
 
 _FEW = 4  # values; fewer are no numbers of objects
@@ -42,8 +40,9 @@ _MASKS_LOOKED_AT = 8  # to find out whether values number objects
 _OBJECT_VALUES = ("no object", "object", "border")
 
 
-def _mask_files(folder: Path) -> list[tuple[Key, Annotation]]:
-    return [(key, Annotation((path,))) for path, key in keyed_files(folder, MASK_SUFFIXES).items()]
+def _mask_files(folder: Path) -> list[Annotation]:
+    files = keyed_files(folder, MASK_SUFFIXES)
+    return [Annotation(key, (path,)) for path, key in files.items()]
 
 
 class Masks(Reader):
@@ -61,10 +60,11 @@ class Masks(Reader):
         if annotation.classes:
             return class_masks.read(annotation, sizes)
         with reading(annotation.path):
-            # Of several masks, one for each object, the largest value counts.
-            codes = functools.reduce(np.maximum, map(read_codes, annotation.paths))
-            require_size(codes.shape, sizes)
-        return index_map(codes)
+            found = read_mask(annotation.path)
+            for path in annotation.paths[1:]:
+                found = _larger(found, read_mask(path))
+            require_size(found.indices.shape, sizes)
+        return found
 
     def describe(self, maps: Sequence[StoredMap]) -> Legend:
         if any(part.annotation.classes for part in maps):
@@ -96,34 +96,43 @@ class ObjectMasks(Reader):
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
         with reading(annotation.path):
-            codes = read_codes(annotation.path)
-            require_size(codes.shape, sizes)
+            mask = read_mask(annotation.path)
+            require_size(mask.indices.shape, sizes)
             if len(annotation.paths) == 1:
-                numbers = _number_codes(codes)
+                numbers = mask.indices.astype(np.uint16) + 1
+                numbers[~_objects(mask)] = 0
             else:
-                numbers = np.zeros(codes.shape, np.uint16)
-                numbers[index_of(codes) > 0] = 1
+                numbers = _objects(mask).astype(np.uint16)
                 for number, path in enumerate(annotation.paths[1:], start=2):
-                    numbers[index_of(read_codes(path)) > 0] = number
+                    numbers[_objects(read_mask(path))] = number
             return IndexMap(_OBJECT_VALUES, draw_labels(numbers))
 
     def describe(self, maps: Sequence[StoredMap]) -> Legend:
-        return Legend(dict(enumerate(_OBJECT_VALUES)), {text: text for text in _OBJECT_VALUES})
+        return legend_of_names(_OBJECT_VALUES)
 
 
-def _number_codes(codes: np.ndarray) -> np.ndarray:
-    """Return a number from 1 on for each code of a mask, and 0 for black."""
-    numbers = np.searchsorted(different(codes), codes) + 1
-    numbers[index_of(codes) == 0] = 0
-    return numbers.astype(np.uint16)
+def _objects(mask: IndexMap) -> np.ndarray:
+    """Return which pixels of a mask are not black, (H, W)."""
+    return (index_of(np.array(mask.values)) > 0)[mask.indices]
+
+
+def _larger(mask: IndexMap, other: IndexMap) -> IndexMap:
+    """Return the larger code of two masks in each pixel."""
+    codes = np.array(mask.values)[mask.indices]
+    return index_map(np.maximum(codes, np.array(other.values)[other.indices]))
 
 
 def _colors_count(codes: Collection[int]) -> bool:
     """Return whether masks have colors other than gray, or palettes disagree on an index."""
-    palette = [code for code in codes if kind_of(code) == PALETTE]
-    if len(set(map(index_of, palette))) < len(palette):
-        return True
-    return any(kind_of(code) == COLOR and not is_gray(code) for code in codes)
+    indices = set()
+    for code in codes:
+        if kind_of(code) == COLOR and not is_gray(code):
+            return True
+        if kind_of(code) == PALETTE:
+            if index_of(code) in indices:
+                return True
+            indices.add(index_of(code))
+    return False
 
 
 def _colors(texts: Mapping[int, str]) -> dict[str, list[int]]:
@@ -152,9 +161,9 @@ def _other_meaning(numbers: Sequence[int], maps: Sequence[StoredMap]) -> str:
 def _number_objects(maps: Sequence[StoredMap]) -> bool:
     """Return whether values count from 1, or are in few masks, and each is one region."""
     numbers_of_maps = [set(map(index_of, part.values)) - {0} for part in maps]
-    counts = [len(numbers) for numbers in numbers_of_maps]
+    counts = list(map(len, numbers_of_maps))
     every: set[int] = set().union(*numbers_of_maps)
-    several = [i for i, count in enumerate(counts) if count > 1]
+    several = np.flatnonzero(np.array(counts) > 1).tolist()
     images_are_equal = len(set(counts)) < 2
     if images_are_equal or len(every) < _FEW or not several:
         return False
@@ -163,7 +172,8 @@ def _number_objects(maps: Sequence[StoredMap]) -> bool:
         return False
     regions = objects = 0
     for i in evenly(several, _MASKS_LOOKED_AT):
-        mask = np.array(list(map(index_of, maps[i].values)), np.uint16)[maps[i].load()]  # (H, W)
+        numbers = index_of(np.array(maps[i].values)).astype(np.uint16)
+        mask = numbers[maps[i].load()]  # (H, W)
         for number in numbers_of_maps[i]:
             regions += cv2.connectedComponents((mask == number).view(np.uint8))[0] - 1
             objects += 1

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 from mmseg_ext.own_dataset.annotations.annotation import Annotation
 from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap
-from mmseg_ext.own_dataset.matching import Key
 
 
 @dataclass
@@ -26,11 +25,16 @@ class Legend:
     notes: Sequence[str] = ()  # what a user should know
 
 
+def legend_of_names(labels: Sequence[str]) -> Legend:
+    """Return the legend of values that are their own texts, in the order of the classes."""
+    return Legend(dict(enumerate(labels)), dict(zip(labels, labels, strict=True)))
+
+
 @dataclass
 class Reader:
-    """Annotations of one kind."""
+    """Annotations of one kind, and how to read them."""
 
-    files: Sequence[tuple[Key, Annotation]]  # all annotations that were found
+    annotations: Sequence[Annotation]  # all that were found
     is_pattern: bool = False  # whether a pattern chose them
 
     suffixes: ClassVar[Sequence[str]] = ()  # of the files
