@@ -243,7 +243,7 @@ def _read_tiff(data: bytes, indices: bool) -> Pixels:
                 raise
             bits = page.bitspersample if values.dtype == np.uint16 else None
             return declared(values, bits, **more)
-        places = [series.axes.index(axis) for axis in axes]
+        places = list(map(series.axes.index, axes))
         values = np.moveaxis(values, places, range(len(axes)))
         values = values.reshape(values.shape[: len(axes)])  # without other axes, of size 1
         if page.photometric == _MINISWHITE and values.dtype.kind == "b":

@@ -117,11 +117,12 @@ def check(
         LaunchError: if the config lacks a split, a dataset cannot list its files, or the datasets
             have different classes.
     """
-    present = [name for name in SPLITS if cfg.get(f"{name}_dataloader")]
-    missing = [name for name in names or () if name not in present]
-    if missing or not present:
-        raise LaunchError(f"the config has no {(missing or SPLITS)[0]}_dataloader")
-    configs = {name: cfg[f"{name}_dataloader"]["dataset"] for name in names or present}
+    names = names or [name for name in SPLITS if cfg.get(f"{name}_dataloader")] or SPLITS
+    configs = {}
+    for name in names:
+        if not cfg.get(f"{name}_dataloader"):
+            raise LaunchError(f"the config has no {name}_dataloader")
+        configs[name] = cfg[f"{name}_dataloader"]["dataset"]
     if "test" in configs and configs["test"] == configs.get("val"):
         del configs["test"]
     sources: dict[str, list[_Source]] = {}
@@ -312,7 +313,8 @@ def print_summaries(summaries: Sequence[Summary], labels: Mapping[str, int] | No
     Console(width=None if sys.stdout.isatty() else 160).print(_class_table(summaries))
     for summary in summaries:
         _print_absent(summary)
-    _print_rare(summaries[0], {i: text for text, i in (labels or {}).items()})
+    labels = labels or {}
+    _print_rare(summaries[0], dict(zip(labels.values(), labels, strict=True)))
 
 
 def _all_pixels(summary: Summary) -> int:

@@ -171,7 +171,7 @@ def assign_classes(
     for name in classes:
         if classes.count(name) > 1 or not name.strip():
             raise ValueError(f"class {name!r}: every class needs a name of its own")
-    return classes, {text: of_text.get(text, IGNORED) for text in texts}
+    return classes, dict.fromkeys(texts, IGNORED) | of_text
 
 
 def _assign_names(

@@ -5,7 +5,8 @@ annotation waits as an index map, and a table with the class of each index makes
 """
 
 import shutil
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,8 @@ def _read_photo(path: Path) -> Photo:
 
 def class_table(annotation: StoredMap, texts: Mapping[Any, str], classes: Mapping[str, int]):
     """Return the class of each index of an annotation, (N,) uint8, from the texts of its values."""
-    return np.array([classes[texts[value]] for value in annotation.values], np.uint8)
+    of_index = [classes[texts[value]] for value in annotation.values]
+    return np.array(of_index, np.uint8)
 
 
 def count_classes(annotation: StoredMap, table: np.ndarray) -> np.ndarray:
@@ -95,9 +97,30 @@ def label_file(data: Path, split: str, name: str) -> Path:
     return data / f"annotations/{split}/{name}.png"
 
 
-def write_pair(read: ReadPair, table: np.ndarray, split: str, data: Path) -> None:
-    """Write the image and the label map of a pair to a split; `table` has the classes."""
-    _write_image(read.pair, read.photo, split, data)
+def earlier_images(data: Path) -> dict[Path, list[Path]]:
+    """Return the images in a project's data by their paths without suffixes."""
+    found = defaultdict(list)
+    for path in data.glob("images/**/*"):
+        if path.suffix.lower() in IMAGE_SUFFIXES:
+            found[path.with_suffix("")].append(path)
+    return found
+
+
+def write_pair(
+    read: ReadPair,
+    table: np.ndarray,
+    split: str,
+    data: Path,
+    earlier: Mapping[Path, Sequence[Path]],
+) -> None:
+    """Write the image and the label map of a pair to a split.
+
+    `table` has the class of each index. Images of `earlier` runs with its name are replaced.
+    """
+    target = image_file(data, split, read.pair)
+    for path in earlier.get(target.with_suffix(""), ()):  # maybe of another photo
+        path.unlink()
+    _write_image(read.pair, read.photo, target)
     label = table[read.annotation.load()]  # (H, W)
     is_turned = read.photo.orientation != UPRIGHT and label.shape != read.photo.size
     if is_turned:
@@ -106,12 +129,8 @@ def write_pair(read: ReadPair, table: np.ndarray, split: str, data: Path) -> Non
         Image.fromarray(label).save(part, "PNG")
 
 
-def _write_image(pair: Pair, photo: Photo, split: str, data: Path) -> None:
-    """Link the image of a pair to a split; write it upright if it is not."""
-    target = image_file(data, split, pair)
-    # Of an earlier run, maybe with another photo.
-    for suffix in (*IMAGE_SUFFIXES, *map(str.upper, IMAGE_SUFFIXES), target.suffix):
-        (data / f"images/{split}/{pair.name}{suffix}").unlink(missing_ok=True)
+def _write_image(pair: Pair, photo: Photo, target: Path) -> None:
+    """Link to the image of a pair; write it upright if it is not."""
     if photo.orientation != UPRIGHT:  # `image_demo` shows photos to the trained model upright
         with Image.open(pair.image) as image, atomic_write(target) as part:
             ImageOps.exif_transpose(image).save(part, image.format, quality=95)

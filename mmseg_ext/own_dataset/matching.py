@@ -7,7 +7,7 @@ such as `_leaf` and `_fruit`, is their class if it recurs.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import NamedTuple
@@ -93,15 +93,15 @@ def split_in(name: str) -> str | None:
     return None
 
 
-def masks_among(paths: Sequence[Path]) -> set[Path]:
-    """Return the masks in a folder that also has the images; the paths are relative to it.
+def masks_among(paths: Collection[Path], folder: Path) -> set[Path]:
+    """Return the masks in a folder that also has the images.
 
     These are the files with a word for masks at the end of a folder or a name. If there are none,
     it is at the beginning, and if there are none either, they are all files but JPEGs.
     """
 
     def ends_as_masks(path: Path) -> bool:
-        return any(map(_MASK_NAME.search, path.with_suffix("").parts))
+        return any(map(_MASK_NAME.search, path.relative_to(folder).with_suffix("").parts))
 
     def begins_as_masks(path: Path) -> bool:
         return _MASK_START.match(path.name) is not None

@@ -75,8 +75,7 @@ def _masks_of(folder: Path, images: set[Path], masks: set[Path], reader: Reader)
     pattern_of_some = reader.is_pattern and masks < images and folder.is_dir()
     if masks != images and not pattern_of_some:
         return masks
-    relative = masks_among([path.relative_to(folder) for path in images])
-    among = {path for path in images if path.relative_to(folder) in relative}
+    among = masks_among(images, folder)
     # The pattern of some masks leaves out the others, if all of them differ from the images.
     return among if masks == images or masks <= among else masks
 
@@ -90,8 +89,7 @@ def pair_sources(sources: Sources, reader: Reader) -> tuple[list[Pair], list[str
     annotations, left_out, problem = sources.annotations, [], ""
     if reader.can_have_classes:
         annotations, left_out, problem = _join_classes(sources)
-    names_are_exact = any(annotation.image_name for annotation in annotations)  # as in COCO
-    fits = match(list(sources.images.values()), _keys(annotations), names_are_exact)
+    fits = match(list(sources.images.values()), _keys(annotations), exact=reader.names_images)
     pairs: list[Pair] = []
     used: set[int] = set()
     first: dict[Key, Path] = {}  # the first image of each split and name

@@ -27,6 +27,7 @@ from mmseg_ext.own_dataset.conversion import (
     ReadPair,
     class_table,
     count_classes,
+    earlier_images,
     image_file,
     label_file,
     read_pair,
@@ -98,7 +99,7 @@ def make_project(
         legend = _describe(reader, read, problems)
         found = _choose_classes(data, legend, reader, classes, ignored)
         usable = _convert(read, legend, found, problems)
-        left_out += _in_order_of(pairs, problems)
+        left_out += filter(None, map(problems.get, sources.images))  # in order
         shares = _missing_shares(pairs, val_share, test_share)
         splits = choose_splits([part.read for part in usable], legend, shares, group, data)
         summaries = _summarize(usable, splits.of_pairs, found.names, data)
@@ -109,11 +110,11 @@ def make_project(
     _write_state(folder, found, left_out)
     return Project(
         labels=found.of_text,
-        colors=_class_colors(found, legend),
+        colors={found.of_text[text]: color for text, color in legend.colors.items()},
         summaries=summaries,
         left_out=left_out,
         example=(pairs[0].image, *pairs[0].annotation.paths),
-        earlier=_earlier_images(usable, splits.of_pairs, data),
+        earlier=_only_earlier(usable, splits.of_pairs, data),
         notes=found.notes + splits.notes + dead_links,
     )
 
@@ -147,10 +148,6 @@ def _read_pairs(
     if not read:
         raise ValueError(problems[pairs[0].image])
     return read, problems
-
-
-def _in_order_of(pairs: Sequence[Pair], problems: Mapping[Path, str]) -> list[str]:
-    return [problems[pair.image] for pair in pairs if pair.image in problems]
 
 
 def _describe(reader: Reader, read: Sequence[ReadPair], problems: Mapping[Path, str]) -> Legend:
@@ -256,9 +253,10 @@ def _remove_dead_links(data: Path) -> list[str]:
 
 def _write(usable: Sequence[_UsablePair], splits: Sequence[str], data: Path) -> None:
     """Write the images and label maps to their splits."""
+    earlier = earlier_images(data)
     parts = zip(usable, splits, strict=True)
     for part, split in progress(parts, "writing", len(usable)):
-        write_pair(part.read, part.table, split, data)
+        write_pair(part.read, part.table, split, data, earlier)
 
 
 def _write_state(folder: Path, classes: _Classes, left_out: Sequence[str]) -> None:
@@ -268,11 +266,7 @@ def _write_state(folder: Path, classes: _Classes, left_out: Sequence[str]) -> No
     write_text("".join(f"{line}\n" for line in left_out), folder / "left_out.txt")
 
 
-def _class_colors(classes: _Classes, legend: Legend) -> dict[int, list[int]]:
-    return {classes.of_text[text]: color for text, color in legend.colors.items()}
-
-
-def _earlier_images(usable: Sequence[_UsablePair], splits: Sequence[str], data: Path) -> list[Path]:
+def _only_earlier(usable: Sequence[_UsablePair], splits: Sequence[str], data: Path) -> list[Path]:
     """Return the images in the data that only earlier runs wrote."""
     written = set()
     for part, split in zip(usable, splits, strict=True):

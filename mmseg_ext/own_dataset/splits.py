@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -51,15 +51,16 @@ def choose_splits(
     pool = [part for part in read if part.pair.split in divided]
     if group and not pool:
         raise ValueError(f"--group {group}: the folders train and val are the splits")
-    names = [part.pair.name for part in pool]
-    copies = list(find_copies([part.photo.small for part in pool]))
+    names, labels, small = [], {}, []
+    for part in pool:
+        names.append(part.pair.name)
+        labels[part.pair.name] = set(map(legend.texts.__getitem__, part.annotation.values))
+        small.append(part.photo.small)
+    copies = list(find_copies(small))
     links, most = list(copies), (1 - sum(shares.values())) * len(pool)
     if group:
         links += find_groups(names, group)
         most = len(pool)
-    labels = {}
-    for part in pool:
-        labels[part.pair.name] = {legend.texts[value] for value in part.annotation.values}
     fixed = _earlier_splits(names, data)
     chosen = choose(names, labels, shares, fixed, _groups(names, links, most))
     of_pairs = []
@@ -141,7 +142,7 @@ def choose(
     """
     groups = groups or {}
     chosen = _keep(names, fixed, groups)
-    units = _make_units([name for name in names if name not in chosen], labels, groups)
+    units = _make_units(set(names) - chosen.keys(), labels, groups)
     for split, share in shares.items():
         own = [name for name, found in chosen.items() if found == split]
         least = 0 if own else 1
@@ -154,7 +155,7 @@ def choose(
             picked = [min(free, key=lambda unit: len(unit.names))]
         for unit in picked:
             chosen.update(dict.fromkeys(unit.names, split))
-    return {name: chosen.get(name, "train") for name in names}
+    return dict.fromkeys(names, "train") | chosen
 
 
 def _keep(
@@ -174,7 +175,7 @@ def _keep(
 
 
 def _make_units(
-    names: Sequence[str], labels: Mapping[str, set[str]], groups: Mapping[str, str]
+    names: Collection[str], labels: Mapping[str, set[str]], groups: Mapping[str, str]
 ) -> list[_Unit]:
     """Return the groups of names, and the other names, in the order of their hashes."""
     units: dict[tuple[str, bool], _Unit] = defaultdict(lambda: _Unit([], set()))

@@ -53,7 +53,7 @@ def read(annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
         indices = parts.indices
         values = [values[part // 2] + (name,) * (part % 2) for part in parts.values]
     present = dict.fromkeys(chain.from_iterable(values))
-    for value in [(), *((name,) for name in present)]:
+    for value in [(), *zip(present)]:  # (), ("leaf",), ("thin",)
         if value not in values:
             values.append(value)
     return IndexMap(values, indices)
@@ -73,7 +73,7 @@ def describe(maps: Sequence[StoredMap]) -> Legend:
     texts = {}
     for value in values_of(maps):
         texts[value] = max(value, key=rare_last.index, default=BACKGROUND)
-    order = ", ".join(name for name in reversed(rare_last) if pixels[name])
+    order = ", ".join(filter(pixels.get, reversed(rare_last)))
     note = (
         f"{masks} masks of one class each became {len(maps)} label maps; where they overlap, "
         f"the first of these counts: {order}"

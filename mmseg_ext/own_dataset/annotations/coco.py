@@ -30,6 +30,7 @@ class Coco(Reader):
     """Images of COCO files."""
 
     suffixes = (".json",)
+    names_images = True
 
     categories: Sequence[str] = ()  # of all files, in the order of their numbers
 

@@ -10,11 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND, Annotation, reading
+from mmseg_ext.own_dataset.annotations.annotation import (
+    BACKGROUND,
+    Annotation,
+    annotations_below,
+    reading,
+)
 from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap
 from mmseg_ext.own_dataset.annotations.polygons import Shape, draw, label_of
 from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, legend_of_names, values_of
-from mmseg_ext.own_dataset.matching import keyed_files
 
 _CIRCLE = 720  # corners, within 1e-5 of the radius
 
@@ -28,8 +32,7 @@ class Labelme(Reader):
     @classmethod
     def find(cls, folder: Path) -> "Labelme":
         """Return the files below a folder, or of a pattern; see `keyed_files`."""
-        files = keyed_files(folder, cls.suffixes)
-        return cls([Annotation(key, (path,)) for path, key in files.items()])
+        return cls(annotations_below(folder, cls.suffixes))
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
         with reading(annotation.path):

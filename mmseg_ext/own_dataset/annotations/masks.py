@@ -13,7 +13,12 @@ import numpy as np
 
 from mmseg_ext.datasets.nuclei import draw_labels
 from mmseg_ext.own_dataset.annotations import class_masks
-from mmseg_ext.own_dataset.annotations.annotation import Annotation, reading, require_size
+from mmseg_ext.own_dataset.annotations.annotation import (
+    Annotation,
+    annotations_below,
+    reading,
+    require_size,
+)
 from mmseg_ext.own_dataset.annotations.codes import (
     COLOR,
     GRAY,
@@ -31,18 +36,13 @@ from mmseg_ext.own_dataset.annotations.index_map import (
     index_map,
 )
 from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, legend_of_names, values_of
-from mmseg_ext.own_dataset.matching import MASK_SUFFIXES, keyed_files
+from mmseg_ext.own_dataset.matching import MASK_SUFFIXES
 from mmseg_ext.own_dataset.selection import evenly
 
 _FEW = 4  # values; fewer are no numbers of objects
 _SMOOTH = 40  # values from 0 to 255; fewer are perhaps classes, such as those of Cityscapes
 _MASKS_LOOKED_AT = 8  # to find out whether values number objects
 _OBJECT_VALUES = ("no object", "object", "border")
-
-
-def _mask_files(folder: Path) -> list[Annotation]:
-    files = keyed_files(folder, MASK_SUFFIXES)
-    return [Annotation(key, (path,)) for path, key in files.items()]
 
 
 class Masks(Reader):
@@ -54,7 +54,7 @@ class Masks(Reader):
     @classmethod
     def find(cls, folder: Path) -> "Masks":
         """Return the masks below a folder, or of a pattern; see `keyed_files`."""
-        return cls(_mask_files(folder), is_pattern="*" in str(folder))
+        return cls(annotations_below(folder, cls.suffixes), is_pattern="*" in str(folder))
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
         if annotation.classes:
@@ -92,7 +92,7 @@ class ObjectMasks(Reader):
     @classmethod
     def find(cls, folder: Path) -> "ObjectMasks":
         """Return the masks below a folder, or of a pattern; see `keyed_files`."""
-        return cls(_mask_files(folder), is_pattern="*" in str(folder))
+        return cls(annotations_below(folder, cls.suffixes), is_pattern="*" in str(folder))
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
         with reading(annotation.path):

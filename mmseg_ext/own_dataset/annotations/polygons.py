@@ -43,10 +43,10 @@ def draw(
         ValueError: for another size, and for a shape without pixels that can be drawn.
     """
     require_size(size, image_sizes)  # before an array of this size exists
-    labels = list(dict.fromkeys([BACKGROUND, *(shape.label for shape in shapes)]))
-    indices = np.zeros(size, np.min_scalar_type(len(labels)))
+    labels = {BACKGROUND: 0}
+    indices = np.zeros(size, np.min_scalar_type(len(shapes)))
     for shape in shapes:
-        index = labels.index(shape.label)
+        index = labels.setdefault(shape.label, len(labels))
         if shape.patch is not None:
             indices[_patch_pixels(shape.patch, size)] = index
         elif shape.run_lengths is not None:
@@ -57,7 +57,7 @@ def draw(
                 indices[rows][inside] = index
         else:
             raise ValueError(f"a {shape.label} has no polygon, as in a file for boxes")
-    return IndexMap(labels, indices)
+    return IndexMap(list(labels), indices)
 
 
 def _fill(points: np.ndarray, size: tuple[int, int]) -> tuple[slice, np.ndarray]:

@@ -40,6 +40,7 @@ class Reader:
     suffixes: ClassVar[Sequence[str]] = ()  # of the files
     class_names: ClassVar[Sequence[str] | None] = None  # if the user gives none
     ignored: ClassVar[Sequence[str]] = ()  # texts that are ignored in any case
+    names_images: ClassVar[bool] = False  # whether a file has the complete names of its images
     can_have_classes: ClassVar[bool] = False  # whether several files can be of one class each
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
