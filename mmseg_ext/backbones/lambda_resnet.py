@@ -498,7 +498,8 @@ class LambdaResNet(Backbone):
     @property
     def parts(self) -> list[list[str]]:
         stem = ["stem"] if hasattr(self, "stem") else ["conv1", "bn1"]
-        return [stem, *([f"layer{i + 1}"] for i in range(self.built))]
+        stages = [[f"layer{i + 1}"] for i in range(self.built)]
+        return [stem, *stages]
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Map images (B, 3, H, W) to logits (B, num_classes) or a tuple of maps (B, C, h, w).
