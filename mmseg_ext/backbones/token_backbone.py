@@ -185,7 +185,7 @@ class TokenBackbone(Backbone):
         They start fewer operators, which only a GPU needs. On a CPU the random numbers, and so the
         results of trainings, stay the same.
         """
-        if x.device.type != "cuda":
+        if not x.is_cuda:
             return []
         blocks: list[Any] = list(self.blocks)
         if not all(isinstance(block, Block) for block in blocks):
