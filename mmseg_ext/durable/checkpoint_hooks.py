@@ -173,7 +173,7 @@ class DurableCheckpointHook(CheckpointHook):
         for path in folder.glob("*"):
             series, step = self._series(path) or ("other", 0)
             regular = series == "" and step <= last
-            if regular and origin_of(path)[0] == run:
+            if regular and origin_of(path).run == run:
                 steps.append(step)
         return sorted(steps)
 
@@ -257,7 +257,7 @@ class DurableCheckpointHook(CheckpointHook):
                 continue
             if newer is None or not newer.is_file():
                 continue
-            if origin_of(newer)[0] == origin_of(path)[0] == self._run:
+            if origin_of(newer).run == origin_of(path).run == self._run:
                 runner.logger.info(f"removing {path}: {newer.name} replaces it")
                 path.unlink(missing_ok=True)
 
