@@ -90,7 +90,8 @@ def in_precision(precision: str, device: torch.device) -> Iterator[None]:
     """Compute in one of `PRECISIONS`."""
     dtype, tf32, _ = PRECISIONS[precision]
     autocast = torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
-    matmul, before = torch.backends.cuda.matmul, torch.backends.cuda.matmul.allow_tf32
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
     matmul.allow_tf32 = tf32
     convolutions = torch.backends.cudnn.flags(enabled=True, allow_tf32=tf32)  # off by default
     try:

@@ -77,7 +77,8 @@ def _start_late_parameters(optimizer: SGD) -> None:
     torch's fused SGD fails there. Zeros give the same step as no momentum, without dampening.
     """
     for group in optimizer.param_groups:
-        if not group.get("fused") or not group["momentum"] or group["dampening"]:
+        has_momentum = group["momentum"] and not group["dampening"]
+        if not group.get("fused") or not has_momentum:
             continue
         stepped = [p for p in group["params"] if p.grad is not None]
         late = [p for p in stepped if "momentum_buffer" not in optimizer.state.get(p, ())]
@@ -90,8 +91,9 @@ def _start_late_parameters(optimizer: SGD) -> None:
 def select_fused_steps(optimizer: Optimizer, model: nn.Module) -> None:
     """Let a new run take fused steps where the config leaves the choice and torch supports them."""
     # Parameters do not show that their gradients will be sparse; modules such as embeddings do.
-    sparse = any(getattr(module, "sparse", False) for module in model.modules())
-    if optimizer.state or sparse or not can_select_fused(optimizer):
+    if any(getattr(module, "sparse", False) for module in model.modules()):
+        return
+    if optimizer.state or not can_select_fused(optimizer):
         return
     optimizer.defaults["fused"] = True  # for groups that a hook adds
     for group in optimizer.param_groups:

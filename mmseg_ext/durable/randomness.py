@@ -144,7 +144,8 @@ class PositionedSampler(DefaultSampler):
         self.epoch = self._first_epoch + epoch
 
     def __iter__(self) -> Iterator[SampleIndex]:
-        skipped, self.start = self.start, 0
+        skipped = self.start
+        self.start = 0  # of the next epoch
         first = self.epoch * self.total_size + self.rank
         for i, index in enumerate(super().__iter__()):
             if i >= skipped:

@@ -45,7 +45,7 @@ def _in_one_list(items: Any) -> list:
 
 
 def _scheduled_entries(group: dict) -> set[str]:
-    """Return the entries of a group that schedules change; 'initial_lr' is what 'lr' began with."""
+    """Return the entries of a group that schedules change; 'initial_lr' is the first 'lr'."""
     scheduled = set()
     for key in group:
         if key.startswith("initial_"):

@@ -71,8 +71,9 @@ class ProcessStateHook(Hook):
             if parameter.grad is not None:
                 gradients[name] = parameter.grad.cpu()
         own = {"random": self._random or random_state(), "gradients": gradients}
-        if dist.is_distributed() and dist.get_backend() != "gloo" and self._host_group is None:
-            # nccl would copy the gradients of all ranks through every GPU.
+        uses_nccl = dist.is_distributed() and dist.get_backend() != "gloo"
+        if uses_nccl and self._host_group is None:
+            # It would copy the gradients of all ranks through every GPU.
             self._host_group = torch.distributed.new_group(backend="gloo")
         return dist.gather_object(own, group=self._host_group) or []
 
@@ -149,7 +150,7 @@ def _fit(optimizer: Optimizer, saved: dict) -> None:
 
 
 def _fit_group(own: dict, group: dict, keeps_fused: bool) -> None:
-    """Give a saved group the settings of the config's `own` one that are not states."""
+    """Set the settings of `_OF_THE_CONFIG` in a saved group to the values of the config's group."""
     for key in _KINDS:  # newer versions of torch add other settings
         if (key in own) != (key in group):
             raise ValueError(f"only one of the two optimizers has {key}")

@@ -59,12 +59,7 @@ from mmseg_ext.durable.work_dir import (
 )
 from mmseg_ext.errors import RESUME_HINT, CheckpointError, NotWritten
 from mmseg_ext.terminal import quiet_terminal
-from mmseg_ext.upstream import (
-    resume_from,
-    resumes,
-    searches_checkpoint,
-    shut_down_workers,
-)
+from mmseg_ext.upstream import resume_from, resumes, searches_checkpoint, shut_down_workers
 
 
 @RUNNERS.register_module()
@@ -105,10 +100,9 @@ class DurableRunner(Runner):
 
     def register_default_hooks(self, hooks: dict | None = None) -> None:
         """Register the default hooks; None stands for none, also if mmengine has no such name."""
-        given: dict[str, Any] = dict(hooks or {})
-        for name, hook in given.items():
-            if hook is None:
-                given[name] = Hook()  # which does nothing
+        given = {}
+        for name, hook in (hooks or {}).items():
+            given[name] = Hook() if hook is None else hook  # `Hook` does nothing
         super().register_default_hooks(given)
         for i, hook in enumerate(self.hooks):
             if type(hook) is RuntimeInfoHook:

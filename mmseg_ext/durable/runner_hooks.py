@@ -1,7 +1,7 @@
 """Hooks that a `DurableRunner` adds to every run.
 
-They are not in configs, because a run resumes exactly only with all of them. `ProcessStateHook` is
-another one, with what it stores in `run_state`.
+They are not in configs, because a run resumes exactly only with all of them. `run_state` has
+another one, `ProcessStateHook`, next to the states that it stores.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The position of a run in its samples: what a checkpoint stores of it, and how a run continues.
+"""The position of a run in its samples, in checkpoints and when a run continues.
 
 The seed and the position determine the order of the samples and their augmentation; `randomness`
 has the samplers. A loop by iterations finds the position itself and skips to it. A loop by epochs
@@ -69,7 +69,7 @@ def _continue_epoch(
 
 
 def _samples(sampler: Any, loader: DataLoader) -> str:
-    """Return what determines the order besides the seed: '8 images in batches of 2'."""
+    """Return the numbers that determine the order with the seed: '8 images in batches of 2'."""
     return f"{len(sampler.dataset)} images in batches of {sampler.world_size * batch_size(loader)}"
 
 

@@ -108,11 +108,11 @@ def _checkpoint_settings(cfg: Config) -> dict:
 
 
 class Origin(NamedTuple):
-    """Where a checkpoint comes from: its run if known, when it was saved, and what it is for."""
+    """The run of a checkpoint if it is known, and the time when it was saved."""
 
     run: str | None
     saved_at: float
-    has_optimizer: bool
+    has_optimizer: bool  # an archive of weights has none
 
 
 def origin_of(path: Path) -> Origin:

@@ -174,20 +174,22 @@ def _decide_resuming(cfg: Config, resume: bool, options: dict) -> None:
     named_by_option = "load_from" in options
     starts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     prefers_own = any(int(os.environ.get(name) or 0) > 0 for name in starts)
-    if not named_by_option and (resume or (key and not named_in_file)):
+    asks_for_own = resume or (key and not named_in_file)
+    if asks_for_own and not named_by_option:
         prefers_own = True
     resume = resume or key
 
     def has_own() -> bool:
-        return bool(find_checkpoints(cfg)[0] or (resume and missing_checkpoint(cfg)))
+        own, _ = find_checkpoints(cfg)
+        return bool(own or (resume and missing_checkpoint(cfg)))
 
     if on_rank_zero(lambda: prefers_own and has_own()):
         cfg.load_from = None
         cfg.resume = True
     else:
         # Without the option, a config's `load_from` starts a new run.
-        names_checkpoint = named_by_option or named_in_file
-        cfg.resume = resume and (names_checkpoint or not cfg.get("load_from"))
+        is_new = cfg.get("load_from") and not (named_by_option or named_in_file)
+        cfg.resume = resume and not is_new
 
 
 def enable_learning_rate_scaling(cfg: Config) -> None:

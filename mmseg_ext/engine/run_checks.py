@@ -114,7 +114,7 @@ def check_metrics(runner: Runner) -> None:
 
 
 def _kinds_of_scores(metric: Any) -> list[str]:
-    """Return the names of what an `IoUMetric` computes: 'aAcc', 'IoU', 'Acc'.
+    """Return the names of the scores that an `IoUMetric` computes: 'aAcc', 'IoU', 'Acc'.
 
     It computes them from areas of one pixel, which also sets `by_class` of `CheckedIoUMetric`.
     """

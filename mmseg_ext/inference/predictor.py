@@ -1,7 +1,7 @@
 """A segmentor as a function of images.
 
 `Predictor` reads an image, cuts it into tiles if asked to, and runs each tile through the test
-pipeline of the model's config. Tiles of equal sizes run together in a batch, also those of several
+pipeline of the model's config. Tiles of equal sizes run together in a batch, also for several
 images. Each prediction is written into the arrays of its image's `Segmentation`, which is returned
 when its last tile is filled.
 """
@@ -188,7 +188,8 @@ class Predictor:
         value_range: ValueRange | None = None,
     ):
         if isinstance(tta, str | Path):
-            tta, weights = False, tta
+            weights = tta
+            tta = False
         if not isinstance(model, nn.Module):
             model = get_model(model, weights is None, weights, device or "cpu")
         elif weights is not None or device is not None:
