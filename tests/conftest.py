@@ -3,6 +3,7 @@
 import gc
 import itertools
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,6 @@ from mmseg.visualization import SegLocalVisualizer
 
 # These files train, export or start processes; `make test-fast` runs the others.
 SLOW = (
-    "benchmarks",
     "durable/test_writing.py",
     "commands/test_bands.py",
     "commands/test_export.py",
@@ -75,6 +75,39 @@ def pytest_collection_modifyitems(items):
 def pytest_collection_finish():
     """Exclude imported modules from later passes of the garbage collector."""
     gc.freeze()
+    _measured["seconds"] = processor_seconds()
+
+
+_measured = {"seconds": 0.0}  # of this process and its children, at the end of the last phase
+
+
+def processor_seconds() -> float:
+    """Return the processor time of this process and of the ended processes that it started."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    """Add to each report the processor time of its phase: other processes do not change it."""
+    report = yield
+    now = processor_seconds()
+    report.processor_seconds = now - _measured["seconds"]
+    _measured["seconds"] = now
+    return report
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print the processor time of the tests of each folder."""
+    seconds = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if hasattr(report, "processor_seconds"):
+                folder = "/".join(report.nodeid.split("/")[:2]).partition("::")[0]
+                seconds[folder] += report.processor_seconds
+    terminalreporter.section(f"processor time: {seconds.total():.0f} s")
+    for folder, number in seconds.most_common():
+        terminalreporter.line(f"{number:7.1f} s  {folder}")
 
 
 @pytest.fixture(scope="module", autouse=True)

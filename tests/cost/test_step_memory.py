@@ -28,6 +28,7 @@ from mmseg_ext.cost.step_memory import (
 from mmseg_ext.engine.config import load_config  # as the commands read a config
 from tests.configs import CONFIGS, EXPERIMENTS
 from tests.engine.runs import ROOT, run_script
+from tests.messages import check_message, lines_with
 from tests.segmentors.small import allocated_at_peak
 
 
@@ -124,7 +125,8 @@ def test_the_command_prints_gibibytes(capsys):
     loss = "model.decode_head.loss_decode"
     options = [f"{loss}.type=FocalLoss", f"{loss}.use_sigmoid=True"]  # which needs mmcv's operator
     assert commands.run("model_cost", [config, "--train", "--cfg-options", *options]) == 1
-    assert f"{loss} does not run without data and a GPU" in capsys.readouterr().err
+    (line,) = lines_with(capsys.readouterr().err, loss, "FocalLoss")
+    check_message(line, todo=True)
 
 
 LOSSES = [{"type": f"{name}Loss"} for name in ("Dice", "HuasdorffDisstance", "Tversky")]

@@ -31,6 +31,7 @@ from mmseg_ext.upstream import converts_channels
 from tests.engine.run_hooks import Crash
 from tests.engine.runs import built, log_text, train_here, train_words, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs, logged
+from tests.messages import raises_message
 from tests.segmentors.small import labelled, segmentor
 
 
@@ -104,7 +105,7 @@ def test_hooks_of_the_model_see_the_losses_of_each_step(tmp_path):
 
     runner.register_hook(CaptureSteps())
     runner.register_hook(Spoil())
-    with pytest.raises(RunError, match=r"loss is nan at iteration 7.*\d\.png"):
+    with raises_message(RunError, "nan", 7, ".png", todo="--resume"):
         runner.train()
 
 
