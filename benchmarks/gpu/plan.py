@@ -110,9 +110,9 @@ class Loop(NamedTuple):
 # Loops of the same runner and keys share a process.
 LOOPS = (
     Loop(EANET, 16, 14, limit=60),
-    Loop(EANET, 16, 4),
-    Loop(EANET, 16, 14, keys={"cuda_graph": True}, limit=60),
     Loop(EANET, 16, 14, stock=True, limit=60),
+    Loop(EANET, 16, 14, keys={"cuda_graph": True}, limit=60),
+    Loop(EANET, 16, 4),
     Loop(EANET, 16, 14, keys={"compile": {"target": "blocks"}}, limit=120),
 )
 QUICK_LOOPS = (

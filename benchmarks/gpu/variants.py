@@ -234,9 +234,9 @@ def busy_time(step: Callable[[], object]) -> Row:
     kernels.sort(key=lambda event: event.self_device_time_total, reverse=True)
     microseconds = sum(event.self_device_time_total for event in kernels) / steps
     longest = []
-    for event in kernels[:5]:
+    for event in kernels[:16]:
         milliseconds = event.self_device_time_total / steps / 1e3
-        longest.append(f"{milliseconds:.2f} ms: {event.count // steps} {event.key[:90]}")
+        longest.append(f"{milliseconds:.2f} ms: {event.count // steps} {event.key[:110]}")
     count = sum(event.count for event in kernels) // steps
     return {"busy ms": number(microseconds / 1e3), "kernels": count, "longest": longest}
 

@@ -119,7 +119,9 @@ def _class_weights(loss: CrossEntropyLoss, logits: Tensor) -> Tensor | None:
     if loss.class_weight is None:
         return None
     device = torch.device("meta") if logits.is_meta else logits.device
-    weights = _weights_on(device, full_precision(logits.dtype), tuple(loss.class_weight))
+    # Of a list, a number or an array; exact values, which are also the key of the cache.
+    numbers = torch.as_tensor(loss.class_weight, dtype=torch.float64).flatten().tolist()
+    weights = _weights_on(device, full_precision(logits.dtype), tuple(numbers))
     if weights.shape != logits.shape[1:2]:
         raise ValueError(f"class_weight: {weights.numel()} numbers for {logits.shape[1]} classes")
     return weights
