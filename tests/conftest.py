@@ -49,8 +49,8 @@ SLOW = (
 
 LONGEST = ("durable/test_crash_points.py", "durable/test_restart.py", "commands/test_export.py")
 
-# Slow tests of the backbones; their other tests are fast.
-SLOW_NAMES = ("export", "compiles", "parity", "costs", "traces", "parameters", "checkpointing")
+# Slow tests of the backbones and decode heads; their other tests are fast.
+SLOW_NAMES = ("export", "compile", "parity", "costs", "traces", "parameters", "checkpointing")
 
 
 def pytest_configure():
@@ -62,10 +62,9 @@ def pytest_collection_modifyitems(items):
     here = Path(__file__).parent
     slow = [here / name for name in SLOW]
     for item in items:
-        backbone = item.path.is_relative_to(here / "backbones")
-        if any(item.path.is_relative_to(path) for path in slow) or (
-            backbone and any(name in item.name for name in SLOW_NAMES)
-        ):
+        is_model = item.path.parent.name in ("backbones", "decode_heads")
+        is_slow_name = is_model and any(name in item.name for name in SLOW_NAMES)
+        if is_slow_name or any(item.path.is_relative_to(path) for path in slow):
             item.add_marker("slow")
     # The longest tests come first, so no worker ends with some of them while the other is idle.
     longest = [here / name for name in LONGEST]
@@ -98,16 +97,18 @@ def pytest_runtest_makereport():
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Print the processor time of the tests of each folder."""
-    seconds = Counter()
+    """Print how long the tests of each folder took, together in all workers."""
+    durations, seconds = Counter(), Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
             if hasattr(report, "processor_seconds"):
                 folder = "/".join(report.nodeid.split("/")[:2]).partition("::")[0]
+                durations[folder] += report.duration
                 seconds[folder] += report.processor_seconds
-    terminalreporter.section(f"processor time: {seconds.total():.0f} s")
-    for folder, number in seconds.most_common():
-        terminalreporter.line(f"{number:7.1f} s  {folder}")
+    terminalreporter.section("seconds by folder (of processor time)")
+    terminalreporter.line(f"{durations.total():7.1f} ({seconds.total():.1f})  all tests")
+    for folder, duration in durations.most_common():
+        terminalreporter.line(f"{duration:7.1f} ({seconds[folder]:.1f})  {folder}")
 
 
 @pytest.fixture(scope="module", autouse=True)

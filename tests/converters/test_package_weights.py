@@ -50,6 +50,7 @@ def hide(monkeypatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_a_package_and_continues_without_it(package, tmp_path, monkeypatch):
     config, work = write_config(tmp_path, UNVALIDATED + CONFIG), tmp_path / "work"
     still = ("train_cfg.max_iters=1", "optim_wrapper.optimizer.lr=0.0")

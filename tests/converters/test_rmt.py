@@ -44,6 +44,7 @@ def classifier() -> dict[str, torch.Tensor]:
     return Fixture("rmt_classifier_small").state_dict
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SEGMENTORS)
 def test_segmentor_has_the_papers_parameters_and_flops(name):
     """The paper counts modules only: no product of attention, and not the auxiliary head."""

@@ -133,6 +133,7 @@ LOSSES = [{"type": f"{name}Loss"} for name in ("Dice", "HuasdorffDisstance", "Tv
 LOSSES += [{"type": "LovaszLoss", "reduction": "none"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss["type"])
 def test_memory_of_a_step_with_another_loss(loss):
     """Their masks and indices are on the CPU, or their values are read there."""

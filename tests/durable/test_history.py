@@ -3,6 +3,7 @@
 import re
 
 import numpy as np
+import pytest
 import torch
 from mmengine.logging import HistoryBuffer
 
@@ -28,6 +29,7 @@ def histories(path) -> dict[str, np.ndarray]:
     return {name: history.data[0] for name, history in content.items()}
 
 
+@pytest.mark.slow
 def test_the_log_of_a_short_history_is_the_same(tmp_path):
     """A window over the complete run keeps it. A validation's times are means over its images."""
     short, complete = tmp_path / "short", tmp_path / "complete"

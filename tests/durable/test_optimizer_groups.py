@@ -152,6 +152,7 @@ train_cfg["max_iters"] = 6
 """
 
 
+@pytest.mark.slow
 def test_runs_of_earlier_versions_continue_exactly(tmp_path, monkeypatch):
     """They computed one group per parameter; the files are the same, so these resume there, too."""
     config = write_config(tmp_path, RANDOM + UNVALIDATED + NORMS)
@@ -249,6 +250,7 @@ def test_fused_steps_take_a_gradient_that_comes_later():
         torch.testing.assert_close(one, two)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_fused_on_cpus")
 def test_new_runs_are_fused_and_resumed_ones_as_they_began(tmp_path, monkeypatch):
     """Without a warning of a setting that is in no config; a restart is exact."""

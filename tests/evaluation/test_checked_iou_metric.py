@@ -112,6 +112,7 @@ def test_predictions_are_only_written(tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
 
 
+@pytest.mark.slow
 def test_counts_more_pixels_than_float32():
     label = torch.zeros(1, 4097, 4097, dtype=torch.long)
     counts = CheckedIoUMetric.intersect_and_union(label[0], label[0], 2, 255)

@@ -217,6 +217,7 @@ def test_export_with_gradients_enabled(name):
         assert_same(program(x), layer(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "backend"),
     [

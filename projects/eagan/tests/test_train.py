@@ -67,7 +67,7 @@ def test_folders_are_not_mixed_up(tmp_path, shapes):
         main(["--data", "shapes", "--work-dir", str(tmp_path), "--steps", "1", "--resume"])
 
 
-@pytest.mark.training
+@pytest.mark.long
 def test_a_short_training_reaches_its_floor(tmp_path):
     """A fifth of the steps; chance is a tenth."""
     log = train("shapes", *read("shapes", None), tmp_path, steps=160, judged_after=(0.125, 1))
