@@ -33,7 +33,10 @@ def check_message(text, *values, where="", todo=""):
 
 def _contains(text, value):
     """Return whether the value is in the text, and no part of a longer word, number or name."""
-    return re.search(rf"(?<!\w)(?<!\w\.){re.escape(str(value))}(?!\w|\.\w)", text) is not None
+    value = str(value)
+    before = r"(?<!\w)(?<!\w\.)" if re.match(r"\w", value) else ""
+    after = r"(?!\w|\.\w)" if re.search(r"\w$", value) else ""
+    return re.search(f"{before}{re.escape(value)}{after}", text) is not None
 
 
 @contextmanager

@@ -89,7 +89,7 @@ def test_fetched_files_are_read_as_safely(armed, tmp_path, monkeypatch):
     monkeypatch.setattr(mmengine_checkpoint, "get_file_backend", lambda *_, **__: service)
     (tmp_path / "open_mmlab.json").write_text(json.dumps({"armed": str(armed)}))
     for address in ("open-mmlab://resnet18_v1c", "open-mmlab://armed", "s3://armed.pth"):
-        with mmseg_ext.safe_loading(), raises_message(CheckpointError, "mkdir", todo=True):
+        with mmseg_ext.safe_loading(), raises_message(CheckpointError, "posix.mkdir", todo=True):
             CheckpointLoader.load_checkpoint(address)
     assert not (tmp_path / "proof").exists()
 
@@ -115,7 +115,7 @@ def test_what_others_do_and_allow_is_unchanged(armed, tmp_path, monkeypatch):
     """A hook may unpickle its own files during a run. One variable turns the protection off."""
     torch.serialization.add_safe_globals([os.mkdir])
     try:
-        with raises_message(CheckpointError, "mkdir", where=armed, todo=True):
+        with raises_message(CheckpointError, "posix.mkdir", where=armed, todo=True):
             read_checkpoint(armed)
         assert torch.serialization.get_safe_globals().count(os.mkdir) == 1
     finally:
@@ -196,8 +196,8 @@ def test_too_little_of_a_backbone_is_refused_unless_told_otherwise(folder, good,
         init_model(str(config), str(path), device="cpu")
     told = ("min_backbone_share=0", "train_cfg.max_iters=1")
     train_here(config, work, f"load_from={path}", *told)
-    (line,) = lines_with(log_text(work), f"{share:.1%}")
-    assert "backbone.layer4" in line
+    lines = lines_with(log_text(work), f"{share:.1%}")
+    assert any("backbone.layer4" in line for line in lines)
     assert lines_with(capsys.readouterr().out, path)
     # Also in the file of a config that trains with mmengine's Runner.
     stock = f"runner_type = 'Runner'\nmin_backbone_share = 0\nload_from = {str(path)!r}\n"

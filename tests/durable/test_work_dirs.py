@@ -204,7 +204,7 @@ def test_runs_in_work_directories_of_one_name_share_out_dir(tmp_path):
     for folder, step in ((one, 4), (two, 5)):
         text = log_text(curve(folder, "", out, "train_cfg.max_iters=8", resume=True))
         assert resumed_iterations(text) == [step]
-        assert bool(lines_with(text, "WARNING", "--resume:", "iter_5.pth")) == (step == 4)
+        assert bool(lines_with(text, "last_checkpoint", "iter_5.pth")) == (step == 4)
     with raises_message(CheckpointError, "iter_8.pth", todo="load_from=FILE"):
         curve(one, "", out, resume=True)
     with (
