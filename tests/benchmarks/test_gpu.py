@@ -22,7 +22,7 @@ from tests.engine.runs import ROOT, run
 COMMAND = (sys.executable, "-m", "benchmarks.gpu")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_stage_runs(tmp_path):
     """Next to one whose rows fail by an error, a signal, a call without an end, and its limit."""
     words = ("--device", "cpu", "--quick", "--out", tmp_path, "--minutes", "4")
