@@ -5,6 +5,7 @@ _base_ = [
     "./_base_/schedules/rmt_upernet_160k.py",
     "./_base_/default_runtime.py",
 ]
+env_cfg = dict(cudnn_benchmark=False)  # cuDNN compiles depthwise convolutions to tune them
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
     backbone=dict(

@@ -1,10 +1,11 @@
 """The errors that users meet. Each message is complete: the commands print it without a traceback.
 
-Other invalid input raises `ValueError`. At the end are two functions for the texts of messages.
+Other invalid input raises `ValueError`. Messages shorten other errors and long lists the same way.
 """
 
 from collections.abc import Sequence
 
+SHOWN = 8  # names or values in a message
 RESUME_HINT = "the checkpoints written before are complete; --resume continues from the newest"
 
 
@@ -52,7 +53,9 @@ def one_line(error: object, length: int | None = None) -> str:
     return " ".join(str(error).split())[:length]
 
 
-def first_names(names: Sequence[str], count: int) -> str:
-    """Return the first `count` names and how many more there are: 'a, b and 3 more'."""
-    text = ", ".join(names[:count])
-    return f"{text} and {len(names) - count} more" if len(names) > count else text
+def join_names(names: Sequence[str], shown: int = SHOWN) -> str:
+    """Return the first names, by default eight, and how many more there are: `a, b, 3 more`."""
+    parts = list(names[:shown])
+    if len(names) > shown:
+        parts.append(f"{len(names) - shown} more")
+    return ", ".join(parts)

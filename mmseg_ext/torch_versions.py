@@ -4,7 +4,7 @@ Remove the older branch when `setup.py` requires this version. The module import
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -94,15 +94,6 @@ def set_cudnn_attention(enabled: bool) -> bool:
     before = backends.cudnn_sdp_enabled()
     backends.enable_cudnn_sdp(enabled)
     return before
-
-
-def foreach_copy(targets: Sequence, sources: Sequence) -> None:
-    """Copy tensors into others; before torch 2.2 one after the other."""
-    if hasattr(torch, "_foreach_copy_"):
-        torch._foreach_copy_(list(targets), list(sources))
-        return
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
 
 
 def has_static_value(size: Any) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmseg_ext.errors import first_names, one_line
+from mmseg_ext.errors import join_names, one_line
 
 
 def test_an_error_of_several_lines_becomes_one():
@@ -18,9 +18,9 @@ def test_an_error_of_several_lines_becomes_one():
         ([], ""),
         (["a"], "a"),
         (["a", "b"], "a, b"),
-        (["a", "b", "c"], "a, b and 1 more"),
-        (list("abcde"), "a, b and 3 more"),
+        (["a", "b", "c"], "a, b, 1 more"),
+        (list("abcde"), "a, b, 3 more"),
     ],
 )
 def test_a_list_of_names_ends_with_the_number_of_the_others(names, text):
-    assert first_names(names, 2) == text
+    assert join_names(names, 2) == text

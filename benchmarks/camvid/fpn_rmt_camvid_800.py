@@ -1,5 +1,6 @@
 # A narrow RMT with Semantic FPN with the budget of the CamVid table (docs/camvid.md).
 _base_ = "./_base_/fpn.py"
+env_cfg = dict(cudnn_benchmark=False)  # cuDNN compiles depthwise convolutions to tune them
 model = dict(
     backbone=dict(
         type="RMT",

@@ -93,10 +93,18 @@ def _variants(rows: list[Row]) -> str:
     def cell(row: Row | None) -> str:
         return "" if row is None else f"{row[RATE]} ({row['of the peak']})"
 
+    fastest = _fastest(rows)
+    kinds = _measured_kinds(fastest.values())
     lines = []
-    for key, best in _fastest(rows).items():
-        lines.append([*map(str, key), *(cell(best.get(kind)) for kind in _KINDS)])
-    return markdown(["config", "precision", "images", *_KINDS], lines)
+    for key, best in fastest.items():
+        lines.append([*map(str, key), *(cell(best.get(kind)) for kind in kinds)])
+    return markdown(["config", "precision", "images", *kinds], lines)
+
+
+def _measured_kinds(fastest: Iterable[dict]) -> list[str]:
+    """Return the kinds of variants that have a row."""
+    found = {kind for best in fastest for kind in best}
+    return [kind for kind in _KINDS if kind in found]
 
 
 def _loop(rows: list[Row]) -> str:
@@ -117,13 +125,14 @@ def hours(results: dict) -> str:
         found = rates.setdefault(str(name), {})
         for kind, row in best.items():
             found[kind] = max(found.get(kind, 0), _rate(row))
+    kinds = _measured_kinds(rates.values())
     lines = []
     for name, found in rates.items():
         config = load_config(name)
         images = config.train_cfg.max_iters * config.auto_scale_lr.base_batch_size
-        times = [f"{images / found[kind] / 3600:.1f}" if kind in found else "" for kind in _KINDS]
+        times = [f"{images / found[kind] / 3600:.1f}" if kind in found else "" for kind in kinds]
         lines.append([name, f"{images / 1e6:.2f}", *times])
-    return markdown(["config", "million images", *_KINDS], lines)
+    return markdown(["config", "million images", *kinds], lines)
 
 
 def _parity(rows: list[Row]) -> str:

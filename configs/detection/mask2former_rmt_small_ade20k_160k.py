@@ -9,6 +9,7 @@ custom_imports = dict(
     imports=["mmseg_ext.detection.operators_in_pytorch", "mmseg_ext", "mmdet.models"],
     allow_failed_imports=False,
 )
+env_cfg = dict(cudnn_benchmark=False)  # cuDNN compiles depthwise convolutions to tune them
 model = dict(data_preprocessor=dict(size=_base_.crop_size))
 train_dataloader = dict(batch_size=2)  # per GPU, on 8 GPUs
 

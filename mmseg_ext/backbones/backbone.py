@@ -10,10 +10,13 @@ from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
+from mmcv.cnn.bricks import DropPath
 from mmengine.model import BaseModule, normal_init
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
+
+from mmseg_ext.layers.submodules import does_more_than_forward
 
 Settings = Mapping[str, Any]
 OutIndices = int | Sequence[int]
@@ -49,6 +52,13 @@ def init_linear(module: nn.Module) -> None:
     if isinstance(module, nn.Linear):
         # The published code truncates at 100 standard deviations, which has no effect.
         normal_init(module, std=0.02)  # type: ignore  # its annotation is int
+
+
+def drop_rate(path: nn.Module) -> float | None:
+    """Return the rate of a `DropPath`; None if it is frozen or replaced, or in evaluation."""
+    if type(path) is not DropPath or not path.training or does_more_than_forward(path):
+        return None
+    return path.drop_prob
 
 
 class FeatureInfo(list):

@@ -13,6 +13,7 @@ Deviations: none in the results. Feature maps are channels-last throughout; the 
 are in `mmseg_ext.layers.manhattan_attention`.
 """
 
+from collections.abc import Sequence
 from itertools import islice, pairwise
 from typing import Any
 
@@ -20,23 +21,21 @@ import torch
 from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks import DropPath
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from mmseg_ext.backbones.backbone import (
     IMAGENET,
     Backbone,
     OutIndices,
     Settings,
+    drop_rate,
     init_linear,
     settings_of,
 )
-from mmseg_ext.layers.gathered_weights import GatheredWeights, gather_weights
 from mmseg_ext.layers.input_shapes import channels_first, channels_last
 from mmseg_ext.layers.manhattan_attention import Decay, ManhattanBlock, takes_terms
 from mmseg_ext.layers.precision import compute_dtype
 from mmseg_ext.layers.programs import is_recorded
 from mmseg_ext.layers.stochastic_depth import branch_divisors
-from mmseg_ext.layers.submodules import does_more_than_forward
 
 # One entry per stage: blocks, width, heads, feed-forward ratio, decay range, decomposed attention
 # (along W, then H), and initial layer scale (None: no layer scale). Then stochastic depth.
@@ -203,31 +202,21 @@ class RMT(Backbone):
         later = [[f"downsamples.{i - 1}", f"stages.{i}"] for i in range(1, self.built)]
         return [["stem"], ["stages.0"], *later]
 
-    def _weights(self, blocks: Any, x: Tensor) -> list[GatheredWeights]:
-        """Return weights of a stage's blocks that are copied together, which only a GPU needs."""
-        # A compiler merges copies itself, and a checkpoint computes a block with its own weights.
-        compiled = any(block._compiled_call_impl is not None for block in blocks)
-        if x.is_cuda and not (is_recorded() or compiled or self.with_cp):
-            return gather_weights(list(blocks), compute_dtype(x))
-        return [GatheredWeights()] * len(blocks)
-
-    def _divisors(self, stage: int, x: Tensor) -> list[tuple[Tensor, Tensor] | None]:
+    def _divisors(self, stage: int, x: Tensor) -> Sequence[tuple[Tensor, Tensor] | None]:
         """Return divisors of both branches of each block, or None where `drop_path` is called."""
         blocks: Any = self.stages[stage]
-        paths = [block.drop_path for block in blocks]
-        usual = all(type(path) is DropPath and not does_more_than_forward(path) for path in paths)
-        rates = [path.drop_prob for path in paths] if usual else []
+        called = [None] * len(blocks)
         keep = self.get_buffer(f"keep_{stage}")
-        known = any(rates) and rates == self._rates[stage] and keep.dtype == torch.float32
-        dtype = compute_dtype(x)
-        # mmcv rounds the quotient to half precision: on a CPU, results stay the same.
-        exact = dtype == torch.float32 or (x.is_cuda and dtype != torch.float64)
-        if not (self.training and known and exact) or is_recorded():
-            return [None] * len(blocks)
-        if blocks[0].gamma1 is not None:
-            dtype = torch.promote_types(dtype, blocks[0].gamma1.dtype)
-        divisors = iter(branch_divisors(keep, 2 * rates.count(0.0), len(x), dtype))
-        return list(zip(divisors, divisors, strict=True))
+        if is_recorded() or keep.dtype != torch.float32:
+            return called
+        # mmcv rounds the quotient to half precision. On a CPU, results stay the same.
+        if compute_dtype(x) != torch.float32 and not x.is_cuda:
+            return called
+        rates = [drop_rate(block.drop_path) for block in blocks]
+        if rates != self._rates[stage] or not any(rates):
+            return called
+        divisors = branch_divisors(keep, 2 * rates.count(0.0), len(x))
+        return list(zip(divisors[::2], divisors[1::2], strict=True))
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...] | Tensor:
         """Map images (B, C, H, W) to logits (B, num_classes) or maps (B, C_i, h_i, w_i)."""
@@ -240,15 +229,8 @@ class RMT(Backbone):
                 x = self.downsamples[i - 1](x)
             x = channels_last(x)  # (B, h_i, w_i, C_i)
             terms = blocks[0].attn.position_terms(x)  # its blocks have equal settings
-            stage = zip(blocks, self._weights(blocks, x), self._divisors(i, x), strict=True)
-            for block, weights, divisors in stage:
-                if not takes_terms(block):
-                    x = self._run(block, x)
-                elif weights.converted:
-                    inputs = (x, terms, weights.qkv, divisors)
-                    x = functional_call(block, weights.converted, inputs)
-                else:
-                    x = self._run(block, x, terms, weights.qkv, divisors)
+            for block, divisors in zip(blocks, self._divisors(i, x), strict=True):
+                x = self._run(block, x, *([terms, divisors] if takes_terms(block) else []))
             if str(i) in self.out_norms:
                 maps.append(channels_first(self.out_norms[str(i)](x)))
             x = channels_first(x)  # (B, C_i, h_i, w_i)

@@ -8,10 +8,10 @@ from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks import DropPath
 from torch import Tensor, nn
 
-from mmseg_ext.backbones.backbone import Backbone, init_linear
-from mmseg_ext.layers.precision import autocast_disabled, compute_dtype, full_precision
+from mmseg_ext.backbones.backbone import Backbone, drop_rate, init_linear
+from mmseg_ext.layers.precision import autocast_disabled, full_precision
 from mmseg_ext.layers.programs import is_recorded
-from mmseg_ext.layers.stochastic_depth import add_divided, branch_divisors
+from mmseg_ext.layers.stochastic_depth import branch_divisors
 from mmseg_ext.layers.submodules import does_more_than_forward
 
 
@@ -58,17 +58,11 @@ class Block(nn.Module):
         `divisors` (B, 1, 1) of both branches replace `drop_path` and the division by s.
         """
         if divisors is not None:
-            x = add_divided(x, self.attn(self._scaled(x, self.norm1)), divisors[0])
-            return add_divided(x, self.mlp(self._scaled(x, self.norm2)), divisors[1])
+            x = x + self.attn(self._scaled(x, self.norm1)) / divisors[0]
+            return x + self.mlp(self._scaled(x, self.norm2)) / divisors[1]
         weight = 1 / self.scale_adjustment
         x = torch.add(x, self.drop_path(self.attn(self._scaled(x, self.norm1))), alpha=weight)
         return torch.add(x, self.drop_path(self.mlp(self._scaled(x, self.norm2))), alpha=weight)
-
-    def drop_rate(self) -> float | None:
-        """Return the rate of stochastic depth; None where `drop_path` is frozen or replaced."""
-        path = self.drop_path
-        usual = type(path) is DropPath and path.training and not does_more_than_forward(path)
-        return path.drop_prob if usual else None
 
     def _scaled(self, x: Tensor, norm: nn.Module) -> Tensor:
         """Return norm(s x)."""
@@ -181,11 +175,11 @@ class TokenBackbone(Backbone):
         if x.device.type != "cuda" or is_recorded() or keep.dtype != torch.float32:
             return []
         blocks = [block for block in self.blocks if isinstance(block, Block)]
-        rates = [block.drop_rate() for block in blocks]
+        rates = [drop_rate(block.drop_path) for block in blocks]
         if rates != self._rates or not any(rates):
             return []
         constant, scale = 2 * rates.count(0.0), blocks[0].scale_adjustment
-        divisors = branch_divisors(keep, constant, len(x), compute_dtype(x), scale)
+        divisors = branch_divisors(keep, constant, len(x), scale)
         divisors = [divisor[..., 0] for divisor in divisors]  # each (B, 1, 1)
         return list(zip(divisors[::2], divisors[1::2], strict=True))
 

@@ -23,7 +23,7 @@ from mmengine.runner.checkpoint import CheckpointLoader, load_state_dict
 from torch import Tensor, nn
 
 from mmseg_ext.checkpoint.files import read_checkpoint, read_torch_file, terms_of
-from mmseg_ext.errors import CheckpointError, LaunchError, first_names
+from mmseg_ext.errors import CheckpointError, LaunchError, join_names
 
 _AUXILIARY = "auxiliary_head"  # heads that only training uses
 _load_address = CheckpointLoader.load_checkpoint
@@ -83,7 +83,7 @@ def unwrap_model(module: nn.Module) -> nn.Module:
 
 
 def _listed(names: list[str]) -> str:
-    return first_names(names, 4) or "nothing"
+    return join_names(names, 4) or "nothing"
 
 
 def _backbone_prefix(module: nn.Module) -> str:

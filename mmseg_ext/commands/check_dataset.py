@@ -1,5 +1,7 @@
 """Check every image and label map of a config before training."""
 
+# `own_dataset.check` reads and counts. This file prints its results. Its docstring is the help.
+
 import argparse
 import os
 import time
@@ -44,8 +46,9 @@ def main(args: argparse.Namespace) -> int:
     for problem in problems:
         print(*problem, sep=": ")
     print_summaries(summaries)
-    for note in () if cfg.get("allow_overlap") else copy_notes(summaries):
-        print(note)
+    if not cfg.get("allow_overlap"):
+        for note in copy_notes(summaries):
+            print(note)
     preview = Path(cfg.filename).parent / PREVIEW
     is_labeled = any(summary.pixels.any() for summary in summaries)
     if preview.is_file() and not args.split and is_labeled:  # a project of `new_project`
@@ -58,4 +61,4 @@ def main(args: argparse.Namespace) -> int:
     kinds = Counter(problem.kind for problem in problems)
     counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) or "clean"
     print(f"{pairs:,} pairs in {seconds:.1f} s ({pairs / seconds:.0f} per second): {counted}")
-    return 1 if problems else 0
+    return int(bool(problems))

@@ -1,13 +1,23 @@
 """Make a project from your images and masks: data folders and a fitting config."""
 
+# `own_dataset.project` makes the data. This file reads the flags, and prints what was found and
+# what comes next. Its docstring is the command's help.
+
 import argparse
 import re
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mmseg_ext.commands import command, command_parser
 
-_SHOWN = 10
+if TYPE_CHECKING:
+    from mmseg_ext.own_dataset.annotations.reader import Reader
+    from mmseg_ext.own_dataset.project import Project
+    from mmseg_ext.own_dataset.starting_weights import Start
+
+_LINES_SHOWN, _MASKS_SHOWN = 10, 3
+_QUOTES = re.compile(r'["\\\n]')  # as in my"project
 
 
 def parser() -> argparse.ArgumentParser:
@@ -46,87 +56,159 @@ scenes; non-commercial use only, which then also holds for your model).
 
 @command(parser)
 def main(args: argparse.Namespace) -> None:
-    from mmengine.config import Config
-
-    from mmseg_ext.converters.package_weights import SCHEME, load_from_package
-    from mmseg_ext.datasets.label_loading import join_names
-    from mmseg_ext.errors import CheckpointError, StackError
-    from mmseg_ext.images.files import image_files
-    from mmseg_ext.own_dataset.annotations.masks import Masks, ObjectMasks
-    from mmseg_ext.own_dataset.annotations.polygons import Coco, Labelme
-    from mmseg_ext.own_dataset.channels import measure_images
-    from mmseg_ext.own_dataset.check import copy_notes, print_summaries
-    from mmseg_ext.own_dataset.config_file import about_reduction, rename_classes, write_config
-    from mmseg_ext.own_dataset.preview import PREVIEW, write_preview
+    from mmseg_ext.own_dataset.check import copy_notes
     from mmseg_ext.own_dataset.project import make_project
     from mmseg_ext.own_dataset.starting_weights import starting_weights
 
-    if re.search(r'["\\\n]', str(args.project.absolute())):  # mmengine puts it into the config
+    _check_flags(args)
+    start = starting_weights(args.start)
+    reader = _find_annotations(args)
+    shares = args.val, args.test, args.group
+    made = make_project(args.project, args.images, reader, args.classes, args.ignore, *shares)
+    _print_project(made, args.project)
+    for line in copy_notes(made.summaries):
+        print(line)
+    for note in made.notes:
+        print(f"note: {note}")
+    _print_values(made)
+    config = args.project / "config.py"
+    is_new = not config.exists()
+    if is_new:
+        _write_config(args, made, start)
+    elif not _keep_config(config, made):
+        return
+    _print_pictures(config, made)
+    if is_new:
+        _look_for_weights(start.checkpoint)
+    _print_next(args.project)
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    if _QUOTES.search(str(args.project.absolute())):  # mmengine puts it into the config
         raise ValueError(f"{args.project}: a project's path cannot have quotes or backslashes")
     if not 0 < args.val < 1:
         raise ValueError(f"--val {args.val}: must be between 0 and 1")
     if not 0 <= args.test < 1 - args.val:
         raise ValueError(f"--test {args.test}: must be at least 0 and below {1 - args.val}")
-    start = starting_weights(args.start)
+
+
+def _find_annotations(args: argparse.Namespace) -> "Reader":
+    """Return the annotations that one of the flags names."""
+    from mmseg_ext.own_dataset.annotations.coco import Coco
+    from mmseg_ext.own_dataset.annotations.labelme import Labelme
+    from mmseg_ext.own_dataset.annotations.masks import Masks, ObjectMasks
+
     if args.objects and not args.masks:
         raise ValueError("--objects: reads masks; give --masks DIR")
+    if args.objects:
+        return ObjectMasks.find(args.masks)
     if args.masks:
-        reader = (ObjectMasks if args.objects else Masks)(args.masks)
-    else:
-        reader = Coco(args.coco) if args.coco else Labelme(args.labelme)
-    shares = args.val, args.test, args.group
-    made = make_project(args.project, args.images, reader, args.classes, args.ignore, *shares)
+        return Masks.find(args.masks)
+    if args.coco:
+        return Coco.find(args.coco)
+    return Labelme.find(args.labelme)
+
+
+def _print_project(made: "Project", folder: Path) -> None:
+    """Print a pair, what is left out, and the numbers of pairs and pixels."""
+    from mmseg_ext.own_dataset.check import print_summaries
+
     image, mask, *more = made.example
-    print(f"pairs: {image} with {', '.join([str(mask), *(path.name for path in more[:3])])}, ...")
-    for line in made.left_out[:_SHOWN]:
+    masks = [str(mask), *(path.name for path in more[:_MASKS_SHOWN])]
+    print(f"pairs: {image} with {', '.join(masks)}, ...")
+    for line in made.left_out[:_LINES_SHOWN]:
         print(f"left out: {line}")
     if made.left_out:
-        print(f"left out: {len(made.left_out)} files, listed in {args.project / 'left_out.txt'}")
+        print(f"left out: {len(made.left_out)} files, listed in {folder / 'left_out.txt'}")
     if made.earlier:
         print(f"note: training also uses {len(made.earlier)} pairs of earlier runs, such as")
         print(f"  {made.earlier[0]}; if it should not, delete these files and their label maps")
     print_summaries(made.summaries, made.labels)
-    for note in (*copy_notes(made.summaries), *(f"note: {note}" for note in made.notes)):
-        print(note)
-    names = [*made.summaries[0].classes, *["ignored"] * 256]
-    values = [f"{value} is {names[i]}" for value, i in made.labels.items()]
+
+
+def _print_values(made: "Project") -> None:
+    from mmseg_ext.errors import join_names
+
+    classes = made.summaries[0].classes
+    values = []
+    for text, i in made.labels.items():
+        values.append(f"{text} is {classes[i] if i < len(classes) else 'ignored'}")
     print(f"values: {join_names(values)}")
-    config, classes = args.project / "config.py", made.summaries[0].classes
-    if is_new := not config.exists():
-        channels = measure_images(image_files(args.project / "data/images/train", True))
-        write_config(args.project, made, start, args.tiles, channels, args.rgb)
-        if channels:
-            print(f"bands: {channels.count}, with their ranges of values in {config}")
-        print(f"{config}: training starts from {start.about}")
-    elif before := rename_classes(config, classes):
-        print(f"{config}: has the classes {join_names(before)}, and the data {join_names(classes)}")
+
+
+def _write_config(args: argparse.Namespace, made: "Project", start: "Start") -> None:
+    from mmseg_ext.images.files import image_files
+    from mmseg_ext.own_dataset.channels import measure_images
+    from mmseg_ext.own_dataset.config_file import write_config
+
+    config = args.project / "config.py"
+    channels = measure_images(image_files(args.project / "data/images/train", recursive=True))
+    write_config(args.project, made, start, args.tiles, channels, args.rgb)
+    if channels:
+        print(f"bands: {channels.count}, with their ranges of values in {config}")
+    print(f"{config}: training starts from {start.about}")
+
+
+def _keep_config(config: Path, made: "Project") -> bool:
+    """Change only the names of classes in a config; return False if it has other classes."""
+    from mmseg_ext.errors import join_names
+    from mmseg_ext.own_dataset.config_file import rename_classes
+
+    classes = made.summaries[0].classes
+    others = rename_classes(config, classes)
+    if others:
+        print(f"{config}: has the classes {join_names(others)}, and the data {join_names(classes)}")
         print("  delete the config and run the same command again")
-        return
-    else:
-        print(f"{config}: exists, unchanged except for names of classes")
+        return False
+    print(f"{config}: exists, unchanged except for names of classes")
+    return True
+
+
+def _print_pictures(config: Path, made: "Project") -> None:
+    """Print what the config does to narrow objects, and write the preview."""
+    from mmengine.config import Config
+
+    from mmseg_ext.own_dataset.config_file import about_reduction
+    from mmseg_ext.own_dataset.preview import PREVIEW, write_preview
+
     settings = Config.fromfile(config)
     mode = settings.get("model", {}).get("test_cfg", {}).get("mode")  # `slide` with tiles
-    side = max(settings.get("scale", [0])) if mode == "whole" else 0
-    if side and (about := about_reduction(made.summaries[0], side)):
-        print(f"note: {about}")
-    write_preview(settings, made.summaries, args.project / PREVIEW)
-    print(f"{args.project / PREVIEW}: images with their labels; look at them before you train")
+    side = max(settings.get("scale", [0]))
+    if mode == "whole" and side:
+        about = about_reduction(made.summaries[0], side)
+        if about:
+            print(f"note: {about}")
+    preview = config.with_name(PREVIEW)
+    write_preview(settings, made.summaries, preview)
+    print(f"{preview}: images with their labels; look at them before you train")
+
+
+def _look_for_weights(checkpoint: str | None) -> None:
+    """Print what to install if the weights are in a package that is missing."""
+    from mmseg_ext.converters.package_weights import SCHEME, load_from_package
+    from mmseg_ext.errors import CheckpointError, StackError
+
+    if checkpoint is None or not checkpoint.startswith(SCHEME):
+        return
     try:
-        if is_new and str(start.checkpoint).startswith(SCHEME):
-            load_from_package(str(start.checkpoint))
+        load_from_package(checkpoint)
     except (CheckpointError, StackError) as error:
         print(f"note: the training needs {error}")
-    config = shlex.quote(str(config))
-    work_dir = shlex.quote(str(args.project / "work_dir"))
+
+
+def _print_next(project: Path) -> None:
+    """Print the commands that follow, with paths that a shell reads."""
+    config = shlex.quote(str(project / "config.py"))
+    work_dir = shlex.quote(str(project / "work_dir"))
     # Your shell completes the name: a run keeps one such file.
     checkpoint = f"{work_dir}/best_mIoU_iter_*.pth"
+    images = project / "data/images/val"
+    out = f"--json --out {work_dir}/pictures"  # the objects as GeoJSON, too
+    if any(path.is_dir() for path in images.iterdir()):
+        out = f"--recursive {out}"
     print("Next:")
     print(f"  mmseg-ext check_dataset {config}")
     print(f"  mmseg-ext train {config}")
     print(f"  mmseg-ext test {config} {checkpoint}")
     print(f"  mmseg-ext report {work_dir}")
-    pictures = shlex.quote(str(args.project / "data/images/val"))
-    out = f"--json --out {work_dir}/pictures"  # the objects as GeoJSON, too
-    if any(path.is_dir() for path in (args.project / "data/images/val").iterdir()):
-        out = f"--recursive {out}"
-    print(f"  mmseg-ext image_demo {pictures} {config} {checkpoint} {out}")
+    print(f"  mmseg-ext image_demo {shlex.quote(str(images))} {config} {checkpoint} {out}")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from mmseg_ext.errors import first_names
+from mmseg_ext.errors import join_names
 
 StateDict = dict[str, Tensor]
 # (pattern for the full key, replacement as in re.sub); None drops the key.
@@ -36,7 +36,7 @@ def rename_keys(state_dict: StateDict, rules: Sequence[Rule]) -> StateDict:
         else:  # no rule matches
             unmapped.append(key)
     if unmapped:
-        raise ValueError(f"unmapped keys in the checkpoint: {first_names(unmapped, _SHOWN)}")
+        raise ValueError(f"unmapped keys in the checkpoint: {join_names(unmapped, _SHOWN)}")
     return renamed
 
 
@@ -84,11 +84,11 @@ def check_keys(state_dict: StateDict, model: nn.Module) -> StateDict:
     unmapped = [key for key in state_dict if key not in expected]
     problems = []
     if missing:
-        problems.append(f"missing keys: {first_names(missing, _SHOWN)}")
+        problems.append(f"missing keys: {join_names(missing, _SHOWN)}")
     if unmapped:
-        problems.append(f"unmapped keys in the checkpoint: {first_names(unmapped, _SHOWN)}")
+        problems.append(f"unmapped keys in the checkpoint: {join_names(unmapped, _SHOWN)}")
     if other_shapes:
-        problems.append(f"shapes differ: {first_names(other_shapes, _SHOWN)}")
+        problems.append(f"shapes differ: {join_names(other_shapes, _SHOWN)}")
     if problems:
         raise ValueError("; ".join(problems))
     return state_dict

@@ -5,7 +5,7 @@ passes values outside the classes: the loss fails with a device-side assert, or 
 them silently.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 
 import cv2
@@ -13,11 +13,9 @@ import numpy as np
 from mmseg.datasets.transforms import LoadAnnotations
 from mmseg.registry import TRANSFORMS
 
-from mmseg_ext.errors import LabelError
+from mmseg_ext.errors import LabelError, join_names
 from mmseg_ext.images.files import decode, read, read_bytes
 from mmseg_ext.images.values import is_tiff
-
-SHOWN = 8  # names or values in a message
 
 
 def _decode_label(data: bytes, path: str, backend: str) -> np.ndarray:
@@ -69,12 +67,6 @@ def describe_counts(values: Iterable[int], counts: Iterable[int]) -> str:
     """Return '33 (432 pixels), ...' for values and the number of pixels of each."""
     pairs = zip(values, counts, strict=True)
     return join_names([f"{value} ({count} pixels)" for value, count in pairs])
-
-
-def join_names(names: Sequence[str]) -> str:
-    """Return the first eight names, and how many more there are."""
-    more = [f"{len(names) - SHOWN} more"] if len(names) > SHOWN else []
-    return ", ".join([*names[:SHOWN], *more])
 
 
 @TRANSFORMS.register_module()

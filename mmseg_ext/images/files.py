@@ -15,7 +15,7 @@ import numpy as np
 from mmengine import fileio
 from PIL import Image
 
-from mmseg_ext.errors import UnreadableFileError
+from mmseg_ext.errors import UnreadableFileError, one_line
 from mmseg_ext.images.values import (
     EXIF_ORIENTATION,
     IMAGE_SUFFIXES,
@@ -32,8 +32,7 @@ def image_files(path: Path, recursive: bool = False) -> list[Path]:
     """Return the file at `path`, or the images of a folder and, on request, of its subfolders."""
     if path.is_file():
         return [path]
-    here = sorted(file for file in path.glob("[!.]*") if file.is_file())
-    found = files_below(path) if recursive else here
+    found = files_below(path) if recursive else sorted(filter(Path.is_file, path.glob("[!.]*")))
     return [file for file in found if file.suffix.lower() in IMAGE_SUFFIXES]
 
 
@@ -49,11 +48,15 @@ def files_below(folder: Path) -> list[Path]:
             folders.clear()
             continue
         seen.add(real)
-        found += [Path(root, name) for name in names if not name.startswith(".")]
+        found += [Path(root, name) for name in filter(_is_shown, names)]
         # Links come last, because they can lead to one of the folders.
         folders.sort(key=lambda name: (os.path.islink(os.path.join(root, name)), name))
-        folders[:] = [name for name in folders if not name.startswith(".")]
-    return sorted(path for path in found if path.is_file())
+        folders[:] = filter(_is_shown, folders)
+    return sorted(filter(Path.is_file, found))
+
+
+def _is_shown(name: str) -> bool:
+    return not name.startswith(".")
 
 
 def image_size(path: Path) -> tuple[int, int]:
@@ -116,12 +119,15 @@ def read(data: bytes, path: str, indices: bool = False) -> Pixels:
         return read_pixels(data, indices)
     except Exception as error:  # of a decoder, or about a TIFF
         if is_tiff(data) and isinstance(error, ValueError | NotImplementedError):
-            raise UnreadableFileError(f"{path}: {' '.join(str(error).split())}") from error
+            raise UnreadableFileError(f"{path}: {one_line(error)}") from error
         raise _damage(data, path) from error
 
 
 def _is_complete(data: bytes) -> bool:
-    return all(data.endswith(end) for start, end in _FRAMES if data.startswith(start))
+    for start, end in _FRAMES:
+        if data.startswith(start):
+            return data.endswith(end)
+    return True
 
 
 def _damage(data: bytes, path: str) -> UnreadableFileError:

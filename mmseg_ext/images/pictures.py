@@ -1,4 +1,4 @@
-"""Images and label maps as pictures."""
+"""Images and label maps as pictures: RGB of 8 bits, to look at."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,9 @@ def shown_bands(channels: int, bands: Sequence[int] | None = None) -> list[int]:
     """
     if bands:
         return list(bands)
-    return [1] * 3 if channels < 3 else [1, 2, 3] if channels == 3 else [3, 2, 1]
+    if channels < 3:
+        return [1, 1, 1]
+    return [1, 2, 3] if channels == 3 else [3, 2, 1]
 
 
 def to_picture(image: np.ndarray, bands: Sequence[int] | None = None) -> np.ndarray:
@@ -34,7 +36,8 @@ def to_picture(image: np.ndarray, bands: Sequence[int] | None = None) -> np.ndar
     bands = shown_bands(count, bands)
     if count == 3 and bands == [1, 2, 3] and image.dtype == np.uint8:  # in a seventh of the time
         return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
-    chosen = [3 - band if count == 3 else band - 1 for band in bands]  # three are BGR
+    numbers = np.array(bands)
+    chosen = 3 - numbers if count == 3 else numbers - 1  # three are BGR
     return np.ascontiguousarray(image[..., chosen].clip(0, 255), dtype=np.uint8)
 
 

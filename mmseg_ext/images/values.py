@@ -6,7 +6,6 @@ TIFFs whose compression tifffile lacks. `demo/run_exported.py` uses it without t
 
 import contextlib
 import io
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,8 @@ _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two are BigTIFF
 _REDUCED, _MASK = 1, 4  # bits of a page's NewSubfileType
 _MINISWHITE, _MINISBLACK, _RGB, _PALETTE = range(4)  # photometric interpretations
 _CONVERTED = (5, 6, 8)  # CMYK, YCbCr and CIELAB
+_PLAIN_MODES = ("1", "L", "LA", "RGB", "RGBA", "F")  # Pillow's, whose values are those of the file
+# Such as P5 4 3 255: the kind, width, height and white.
 _PNM = re.compile(rb"P([56])\s+(?:#.*\s+)*(\d+)\s+(?:#.*\s+)*(\d+)\s+(?:#.*\s+)*(\d+)\s")
 
 ValueRange = Sequence[float] | Sequence[Sequence[float]]
@@ -47,9 +48,11 @@ class Pixels:
         values, tag = self.values, self.orientation
         if tag >= 5:
             values = values.swapaxes(0, 1)
-        rows = slice(None, None, -1 if tag in (3, 4, 7, 8) else 1)
-        columns = slice(None, None, -1 if tag in (2, 3, 6, 7) else 1)
-        return replace(self, values=values[rows, columns], orientation=1)
+        if tag in (3, 4, 7, 8):
+            values = values[::-1]
+        if tag in (2, 3, 6, 7):
+            values = values[:, ::-1]
+        return replace(self, values=values, orientation=1)
 
     def fit(self, channels: int, value_range: ValueRange | None = None) -> np.ndarray:
         """Return the image as a network of so many channels takes it, (H, W, channels), uint8.
@@ -100,8 +103,14 @@ def declared(values: np.ndarray, bits: int | None = None, **more: Any) -> Pixels
     kind, bits = values.dtype.kind, bits or 8 * values.dtype.itemsize
     if kind not in "buif":
         raise ValueError(f"has values of {values.dtype}; save it as integers or floats")
-    white = 1 if kind in "bf" else 2**bits - 1 if kind == "u" and bits <= 16 else None
-    return Pixels(values[..., None] if values.ndim == 2 else values, white, **more)
+    if values.ndim == 2:
+        values = values[..., None]
+    white = None
+    if kind in "bf":
+        white = 1
+    elif kind == "u" and bits <= 16:
+        white = 2**bits - 1
+    return Pixels(values, white, **more)
 
 
 def _to_bytes(values: np.ndarray, white: float | None, limits: ValueRange | None) -> np.ndarray:
@@ -113,7 +122,9 @@ def _to_bytes(values: np.ndarray, white: float | None, limits: ValueRange | None
         limits = (0, white)
     if limits is None:
         known = values[np.isfinite(values)]
-        low, high = (known.min(), known.max()) if known.size else (0, 1)
+        low, high = 0, 1
+        if known.size:
+            low, high = known.min(), known.max()
         outside = known.size < values.size or low < 0 or high > 1
         if white is None or (floats and outside):
             raise ValueError(
@@ -130,15 +141,20 @@ def _to_bytes(values: np.ndarray, white: float | None, limits: ValueRange | None
     out = np.empty(values.shape, np.uint8)
     for band, (low, high) in enumerate(np.broadcast_to(pairs, (values.shape[2], 2))):
         source = values[..., band]
-        deep = source.dtype == np.uint16
-        x = np.arange(0x10000) if deep else source.astype(float)
-        if floats or high - low < 255:
-            x = np.rint((x - low) * 255 / (high - low))
-        else:  # equal shares of integers, so 0 to 4095 is a shift by four bits
-            x = np.floor((x - low) * 256 / (high - low + 1))
-        x = np.nan_to_num(x.clip(0, 255)).astype(np.uint8)
-        out[..., band] = x[source] if deep else x
+        if source.dtype == np.uint16:  # a table of all values is faster
+            out[..., band] = _scale(np.arange(0x10000), low, high, floats)[source]
+        else:
+            out[..., band] = _scale(source.astype(float), low, high, floats)
     return out
+
+
+def _scale(values: np.ndarray, low: float, high: float, floats: bool) -> np.ndarray:
+    """Map values from low to high to 0 to 255, uint8."""
+    if floats or high - low < 255:
+        values = np.rint((values - low) * 255 / (high - low))
+    else:  # equal shares of integers, so 0 to 4095 is a shift by four bits
+        values = np.floor((values - low) * 256 / (high - low + 1))
+    return np.nan_to_num(values.clip(0, 255)).astype(np.uint8)
 
 
 def is_tiff(data: bytes) -> bool:
@@ -164,9 +180,10 @@ def read_pixels(data: bytes, indices: bool = False) -> Pixels:
         return _read_tiff(data, indices)
     if (match := _PNM.match(data)) and is_deep(data):
         width, height, white = map(int, match.groups()[1:])
-        shape = (height, width, 3 if match[1] == b"6" else 1)
-        values = np.frombuffer(data, ">u2", math.prod(shape), match.end()).astype(np.uint16)
-        return Pixels(values.reshape(shape), white)
+        bands = {b"5": 1, b"6": 3}[match[1]]
+        count = height * width * bands
+        values = np.frombuffer(data, ">u2", count, match.end()).astype(np.uint16)
+        return Pixels(values.reshape(height, width, bands), white)
     with Image.open(io.BytesIO(data)) as image:
         pixels = picture_pixels(image, indices)
     if not is_deep(data) or pixels.values.dtype == np.uint16:
@@ -188,12 +205,13 @@ def picture_pixels(image: Image.Image, indices: bool = False) -> Pixels:
     if image.mode == "P" and indices:
         image.apply_transparency()
         palette = np.array(image.getpalette("RGBA"), np.uint8).reshape(-1, 4)
-    elif image.mode in ("P", "PA"):
-        image = image.convert("RGBA" if image.mode == "PA" or transparent else "RGB")
-    elif transparent and image.mode in ("1", "L", "RGB"):
-        image = image.convert("RGBA" if image.mode == "RGB" else "LA")
-    elif image.mode not in ("1", "L", "LA", "RGB", "RGBA", "F") and image.mode[0] != "I":
-        image = image.convert("RGB")
+    elif image.mode not in _PLAIN_MODES and image.mode[0] != "I":
+        has_alpha = image.mode == "PA" or (image.mode == "P" and transparent)
+        image = image.convert("RGBA" if has_alpha else "RGB")
+    elif transparent and image.mode == "RGB":
+        image = image.convert("RGBA")
+    elif transparent and image.mode in ("1", "L"):
+        image = image.convert("LA")
     values = np.asarray(image)
     kind = values.dtype.newbyteorder("=")
     if image.mode == "I" and image.format == "PNG":  # of 16 bits, in Pillow before 11.3
@@ -225,15 +243,18 @@ def _read_tiff(data: bytes, indices: bool) -> Pixels:
                 raise
             bits = page.bitspersample if values.dtype == np.uint16 else None
             return declared(values, bits, **more)
-        places = [series.axes.index(axis) for axis in axes]
+        places = list(map(series.axes.index, axes))
         values = np.moveaxis(values, places, range(len(axes)))
         values = values.reshape(values.shape[: len(axes)])  # without other axes, of size 1
-        white = 2**page.bitspersample - 1
-        if page.photometric == _MINISWHITE and values.dtype.kind in "bu":
-            values = ~values if values.dtype.kind == "b" else white - values
+        if page.photometric == _MINISWHITE and values.dtype.kind == "b":
+            values = ~values
+        elif page.photometric == _MINISWHITE and values.dtype.kind == "u":
+            values = 2**page.bitspersample - 1 - values
         if page.photometric == _PALETTE:
             colors = page.colormap.T  # (values, 3)
-            colors = (colors >> 8 if colors.max() > 255 else colors).astype(np.uint8)
+            if colors.max() > 255:
+                colors = colors >> 8
+            colors = colors.astype(np.uint8)
             if not indices:
                 return declared(colors[values], **more)
             more["palette"] = np.insert(colors, 3, 255, axis=1)
@@ -243,8 +264,10 @@ def _read_tiff(data: bytes, indices: bool) -> Pixels:
 def _only_image(file: Any) -> tuple[Any, str]:
     """Return the series of a TIFF with one image, and its axes: YX, or with bands YXS or YXC."""
     full = [s for s in file.series if not s.keyframe.subfiletype & (_REDUCED | _MASK)]
-    if len(full) != 1 or None in full[0].pages:
-        found = len(full) if len(full) != 1 else "channels in several files instead of one"
+    if len(full) != 1:
+        raise ValueError(f"has {len(full)} images; save each image in a separate file")
+    if None in full[0].pages:
+        found = "channels in several files instead of one"
         raise ValueError(f"has {found} images; save each image in a separate file")
     sizes = dict(zip(full[0].axes, full[0].shape, strict=True))
     bands = "".join(axis for axis, size in sizes.items() if size > 1 and axis not in "YX")
@@ -288,8 +311,8 @@ def _by_opencv(data: bytes, page: Any) -> np.ndarray | None:
         return None
     upright = bytearray(data)
     if tag := page.tags.get(EXIF_ORIENTATION):  # else OpenCV turns some images
-        order = "big" if data[:1] == b"M" else "little"
-        upright[tag.valueoffset : tag.valueoffset + 2] = (1).to_bytes(2, order)
+        one = b"\0\1" if data[:1] == b"M" else b"\1\0"  # in the order of the file's bytes
+        upright[tag.valueoffset : tag.valueoffset + 2] = one
     flag = cv2.IMREAD_COLOR if converted else cv2.IMREAD_UNCHANGED
     values: Any = cv2.imdecode(np.frombuffer(upright, np.uint8), flag)
     if values is None or values.shape[:2] != (page.imagelength, page.imagewidth):
@@ -297,4 +320,6 @@ def _by_opencv(data: bytes, page: Any) -> np.ndarray | None:
     if values.dtype == np.uint16 and bits < 16:
         values = values >> (16 - bits)
     values = np.atleast_3d(values)
-    return values[..., [2, 1, 0, 3][: values.shape[2]] if values.shape[2] > 1 else [0]]
+    if values.shape[2] == 1:
+        return values
+    return values[..., [2, 1, 0, 3][: values.shape[2]]]

@@ -16,14 +16,12 @@ from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmseg_ext.layers.fused_attention import fused_attention
 from mmseg_ext.layers.input_shapes import channels_first, channels_last, head_width, require_map
 from mmseg_ext.layers.precision import compute_dtype, full_precision
 from mmseg_ext.layers.programs import is_fixed, is_recorded, recomputed
-from mmseg_ext.layers.stochastic_depth import add_divided
 from mmseg_ext.torch_versions import HAS_MIXED_MASKS
 
 Decay = Literal["logit", "product"]
@@ -114,20 +112,14 @@ class ManhattanAttention(nn.Module):
         self.lce = nn.Conv2d(embed_dim, embed_dim, 5, padding=2, groups=embed_dim) if lce else None
         self.out_proj = nn.Linear(embed_dim, embed_dim)
 
-    def forward(
-        self,
-        x: Tensor,
-        terms: PositionTerms | None = None,
-        qkv: tuple[Tensor, Tensor] | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, terms: PositionTerms | None = None) -> Tensor:
         """Map x (B, H, W, C) to (B, H, W, C); raise a ValueError for another shape.
 
-        Layers with equal settings can share the `terms` of maps of one size. `qkv` are the weights
-        (3 C, C) and biases (3 C,) of `q_proj`, `k_proj` and `v_proj`, if they are already together.
+        Layers with equal settings can share the `terms` of maps of one size.
         """
         require_map(x, self.embed_dim, last=True)
         terms = self.position_terms(x) if terms is None else terms
-        q, k, value = self._heads(x, terms, qkv)  # (B, H, W, n, d)
+        q, k, value = self._heads(x, terms)  # (B, H, W, n, d)
         if self.decomposed:
             v = self._attend_along_h(q, k, self._attend(q, k, value, terms.biases[0]), terms)
         else:
@@ -173,21 +165,16 @@ class ManhattanAttention(nn.Module):
         mixed = self.decay == "product" or (x.device.type == "cpu" and HAS_MIXED_MASKS)
         return bias if mixed else bias.to(compute_dtype(x))
 
-    def _heads(
-        self, x: Tensor, terms: PositionTerms, qkv: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _heads(self, x: Tensor, terms: PositionTerms) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated queries, rotated keys, and values, each (B, H, W, n, d)."""
-        if qkv is None:
-            projections = (self.q_proj, self.k_proj, self.v_proj)
-            q, k, v = (p(x).unflatten(-1, (self.num_heads, -1)) for p in projections)
-        else:
-            q, k, v = F.linear(x, *qkv).unflatten(-1, (3, self.num_heads, -1)).unbind(-3)
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (p(x).unflatten(-1, (self.num_heads, -1)) for p in projections)
         phase, inverse = terms.phase, terms.inverse
         if phase is None:
             return q, k, v
         if inverse is None or is_recorded():
             return rotate_real(q, phase), rotate_real(k, phase), v
-        return _Rotation.apply(q, phase, inverse), _Rotation.apply(k, phase, inverse), v
+        return *_Rotation.apply(q, k, phase, inverse), v
 
     def attention_map(self, x: Tensor, position: tuple[int, int] | None = None) -> Tensor:
         """Return the weights of the values for x (B, H, W, C), (B, n, N, N) with N = H W.
@@ -346,17 +333,22 @@ def _in_float64(function: Callable[..., Tensor], *arguments: float, like: Tensor
 
 
 class _Rotation(torch.autograd.Function):
-    """`rotate_real` in complex numbers: one product forward and one backward."""
+    """`rotate_real` of queries and keys in complex numbers: a product each, and one backward.
+
+    Autograd would conjugate the phases of each product again.
+    """
 
     @staticmethod
-    def forward(ctx, x: Tensor, phase: Tensor, inverse: Tensor) -> Tensor:
+    def forward(ctx, q: Tensor, k: Tensor, phase: Tensor, inverse: Tensor):
         ctx.save_for_backward(phase, inverse)
-        return _rotate(x, phase)
+        return _rotate(q, phase), _rotate(k, phase)
 
     @staticmethod
     def backward(ctx, *gradients: Tensor):
         phase, inverse = ctx.saved_tensors
-        return _Rotation.apply(gradients[0], inverse, phase), None, None
+        if torch.is_grad_enabled():  # second derivatives
+            return *_Rotation.apply(*gradients, inverse, phase), None, None
+        return *(_rotate(gradient, inverse) for gradient in gradients), None, None
 
 
 def _rotate(x: Tensor, phase: Tensor) -> Tensor:
@@ -431,18 +423,17 @@ class ManhattanBlock(nn.Module):
         self,
         x: Tensor,
         terms: PositionTerms | None = None,
-        qkv: tuple[Tensor, Tensor] | None = None,
         divisors: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Map x (B, H, W, C) to (B, H, W, C); raise a ValueError for another shape.
 
-        Blocks with equal settings can share `attn.position_terms(x)`. For `qkv` see
-        `ManhattanAttention`, for `divisors` of both branches `mmseg_ext.layers.stochastic_depth`.
+        Blocks with equal settings can share `attn.position_terms(x)`. For `divisors` of both
+        branches see `mmseg_ext.layers.stochastic_depth`.
         """
         require_map(x, self.attn.embed_dim, last=True)
         if self.cpe is not None:
             x = x + channels_last(self.cpe(channels_first(x)))
-        shared = (terms, qkv) if takes_terms(self.attn) else ()
+        shared = (terms,) if takes_terms(self.attn) else ()
         first, second = (None, None) if divisors is None else divisors
         x = self._add_branch(x, self.attn(self.norm1(x), *shared), self.gamma1, first)
         return self._add_branch(x, self.ffn(self.norm2(x)), self.gamma2, second)
@@ -451,7 +442,7 @@ class ManhattanBlock(nn.Module):
         self, x: Tensor, branch: Tensor, gamma: Tensor | None, divisor: Tensor | None
     ) -> Tensor:
         branch = branch if gamma is None else gamma * branch
-        return x + self.drop_path(branch) if divisor is None else add_divided(x, branch, divisor)
+        return x + (self.drop_path(branch) if divisor is None else branch / divisor)
 
 
 def takes_terms(module: nn.Module) -> bool:

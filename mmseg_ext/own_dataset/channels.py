@@ -1,4 +1,8 @@
-"""The bands of a project's images, and the range and statistics of their values."""
+"""The bands of a project's images, and the range and statistics of their values.
+
+A network takes values from 0 to 255. Photos have them; of other images some pixels are measured,
+and the config gets the range of each band.
+"""
 
 import math
 from collections.abc import Sequence
@@ -38,9 +42,9 @@ def measure_images(paths: Sequence[Path]) -> Channels | None:
     chosen = np.unique(np.linspace(0, len(paths) - 1, _IMAGES).astype(int))
     kinds: dict[int, Path] = {}  # an image for each number of bands
     samples: list[Pixels] = []
-    for path in progress([paths[i] for i in chosen], "measuring", len(chosen)):
+    for i in progress(chosen, "measuring", len(chosen)):
+        path, count = paths[i], 3
         data = read_bytes(str(path))
-        count = 3
         if is_tiff(data) or is_deep(data):
             samples.append(_sample(read(data, str(path))))
             count = samples[-1].values.shape[2]
@@ -53,16 +57,26 @@ def measure_images(paths: Sequence[Path]) -> Channels | None:
             f"{kinds[count]}: has {count} bands, and {kinds[others[0]]} has {others[0]}; make a "
             "project of images with equal bands"
         )
-    samples = [s for s in samples if s.values.shape[2] == count]
-    deep = [s for s in samples if s.values.dtype.kind == "f" or (s.white or 256) > 255]
-    full = any(s.white == 0xFFFF and not s.dark_note() for s in deep)
-    if count in (1, 3) and (full or not deep):
+    samples = [sample for sample in samples if sample.values.shape[2] == count]
+    deep = list(filter(_is_deep, samples))
+    if count in (1, 3) and (not deep or any(map(_uses_16_bits, deep))):
         return None
-    limits = [_limits(deep, band) for band in range(count)] if deep else None
-    pixels = np.concatenate([s.fit(count, limits)[:, 0] for s in samples])  # (pixels, count)
+    limits = None
+    if deep:
+        limits = [_limits(deep, band) for band in range(count)]
+    pixels = np.concatenate([sample.fit(count, limits)[:, 0] for sample in samples])  # (N, count)
     mean, std = pixels.mean(0).round(2), pixels.std(0).clip(1).round(2)
-    colors = all(s.colors for s in samples)
+    colors = all(sample.colors for sample in samples)
     return Channels(count, limits, mean.tolist(), std.tolist(), colors)
+
+
+def _is_deep(sample: Pixels) -> bool:
+    """Return whether the values are not those of 8 bits."""
+    return sample.values.dtype.kind == "f" or sample.white is None or sample.white > 255
+
+
+def _uses_16_bits(sample: Pixels) -> bool:
+    return sample.white == 0xFFFF and not sample.dark_note()
 
 
 def _sample(pixels: Pixels) -> Pixels:
@@ -88,6 +102,9 @@ def _limits(samples: Sequence[Pixels], band: int) -> tuple[float, float]:
     low, high = np.percentile(values, (_CLIPPED, 100 - _CLIPPED))
     if low == high:
         low, high = values.min(), values.max()
-    if all(sample.values.dtype.kind != "f" for sample in samples):
+    are_floats = any(sample.values.dtype.kind == "f" for sample in samples)
+    if not are_floats:
         return math.floor(low), max(math.ceil(high), math.floor(low) + 1)
-    return float(f"{low:.5g}"), float(f"{high if high > low else low + 1:.5g}")
+    if high <= low:
+        high = low + 1
+    return float(f"{low:.5g}"), float(f"{high:.5g}")

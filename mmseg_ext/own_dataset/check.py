@@ -1,7 +1,8 @@
 """Check every image and label map of a config's dataloaders.
 
 The config's own datasets list the files. Processes read them with `CheckedLoadImage` and
-`CheckedLoadAnnotations`, which have the settings of the pipeline's loaders.
+`CheckedLoadAnnotations`, which have the settings of the pipeline's loaders. A `Summary` counts what
+each split has; `new_project` fills it from what it writes.
 """
 
 import shlex
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import cv2
@@ -25,11 +27,11 @@ from rich.table import Table
 
 from mmseg_ext.datasets.checked_dataset import SPLITS, CheckedDataset
 from mmseg_ext.datasets.image_loading import CheckedLoadImage
-from mmseg_ext.datasets.label_loading import SHOWN, CheckedLoadAnnotations, join_names
+from mmseg_ext.datasets.label_loading import CheckedLoadAnnotations
 from mmseg_ext.engine.config import inner_datasets
-from mmseg_ext.errors import LabelError, LaunchError, UnreadableFileError
+from mmseg_ext.errors import SHOWN, LabelError, LaunchError, UnreadableFileError, join_names
 from mmseg_ext.images.files import orientation, read_bytes
-from mmseg_ext.own_dataset.splits import find_copies, small_version
+from mmseg_ext.own_dataset.copies import find_copies, small_version
 from mmseg_ext.terminal import progress
 
 _RARE = 1e-4  # share of the pixels
@@ -96,6 +98,14 @@ class Summary:
         self.sizes[size] += 1
 
 
+class _Source(NamedTuple):
+    """A dataset of a split, its samples, and the check of a sample."""
+
+    dataset: Any
+    samples: list[dict]
+    read: Callable
+
+
 def check(
     cfg: Config, names: Sequence[str] | None = None, workers: int = 0
 ) -> tuple[list[Problem], list[Summary]]:
@@ -107,37 +117,52 @@ def check(
         LaunchError: if the config lacks a split, a dataset cannot list its files, or the datasets
             have different classes.
     """
-    present = [name for name in SPLITS if cfg.get(f"{name}_dataloader")]
-    missing = [name for name in names or () if name not in present]
-    if missing or not present:
-        raise LaunchError(f"the config has no {(missing or SPLITS)[0]}_dataloader")
-    datasets = {name: cfg[f"{name}_dataloader"]["dataset"] for name in names or present}
-    if "test" in datasets and datasets["test"] == datasets.get("val"):
-        del datasets["test"]
-    listed = {n: [_list_files(n, c) for c in inner_datasets(d)] for n, d in datasets.items()}
-    parts = [part for split in listed.values() for part in split]
-    classes, *others = dict.fromkeys(tuple(data.metainfo["classes"]) for data, *_ in parts)
-    if others:
-        raise LaunchError(f"the datasets have different classes: {classes} and {others[0]}")
+    names = names or [name for name in SPLITS if cfg.get(f"{name}_dataloader")] or SPLITS
+    configs = {}
+    for name in names:
+        if not cfg.get(f"{name}_dataloader"):
+            raise LaunchError(f"the config has no {name}_dataloader")
+        configs[name] = cfg[f"{name}_dataloader"]["dataset"]
+    if "test" in configs and configs["test"] == configs.get("val"):
+        del configs["test"]
+    sources: dict[str, list[_Source]] = {}
+    for name, config in configs.items():
+        sources[name] = [_list_files(name, part) for part in inner_datasets(config)]
+    classes = _common_classes(list(chain.from_iterable(sources.values())))
     problems: list[Problem] = []
-    summaries = [Summary(name, classes) for name in listed]
-    for summary in summaries:
-        name = summary.split
-        for dataset, samples, read in listed[name]:
-            results = _map(read, samples, workers)
-            for i, (sample, found) in enumerate(zip(samples, results, strict=True)):
-                if not isinstance(found, Exception):
-                    found = _narrow_error(dataset, i, found[0]) or found
-                if isinstance(found, Exception):
-                    kind = "label" if isinstance(found, LabelError) else "unreadable"
-                    problems.append(Problem(name, kind, str(found)))
-                else:
-                    summary.add(sample, *found)
+    summaries = []
+    for name, parts in sources.items():
+        summary = Summary(name, classes)
+        for source in parts:
+            problems += _read_all(source, summary, workers)
         if np.count_nonzero(summary.pixels) == 1:
             problems.append(Problem(name, "one-class", _ONE_CLASS.format(summary.pixels.argmax())))
+        summaries.append(summary)
     if not cfg.get("allow_overlap", False):
         problems += _shared_image_problems(summaries)
     return problems, summaries
+
+
+def _common_classes(sources: Sequence[_Source]) -> tuple[str, ...]:
+    classes = tuple(sources[0].dataset.metainfo["classes"])
+    for source in sources:
+        others = tuple(source.dataset.metainfo["classes"])
+        if others != classes:
+            raise LaunchError(f"the datasets have different classes: {classes} and {others}")
+    return classes
+
+
+def _read_all(source: _Source, summary: Summary, workers: int) -> Iterator[Problem]:
+    """Read the files of a dataset, count them in the summary, and yield problems."""
+    results = _map(source.read, source.samples, workers)
+    for i, (sample, found) in enumerate(zip(source.samples, results, strict=True)):
+        if not isinstance(found, Exception):
+            found = _narrow_error(source.dataset, i, found[0]) or found
+        if isinstance(found, Exception):
+            kind = "label" if isinstance(found, LabelError) else "unreadable"
+            yield Problem(summary.split, kind, str(found))
+        else:
+            summary.add(sample, *found)
 
 
 def _narrow_error(dataset: Any, index: int, size: tuple) -> UnreadableFileError | None:
@@ -153,8 +178,8 @@ def _narrow_error(dataset: Any, index: int, size: tuple) -> UnreadableFileError 
         return error
 
 
-def _list_files(split: str, config: dict) -> tuple[Any, list[dict], Callable]:
-    """Return the dataset of `config`, its samples, and the check of a sample."""
+def _list_files(split: str, config: dict) -> _Source:
+    """Return the dataset of `config` with what is needed to read it."""
     kind = config.get("type")
     try:
         dataset = DATASETS.build({**config, "serialize_data": False})
@@ -166,22 +191,36 @@ def _list_files(split: str, config: dict) -> tuple[Any, list[dict], Callable]:
     entries = dataset.data_list
     if not classes or not entries or "img_path" not in entries[0]:
         raise LaunchError(f"{split}: {kind} lists no {'images' if classes else 'classes'}")
-    steps = dataset.pipeline.transforms
-    image: Any = next((t for t in steps if isinstance(t, LoadImageFromFile)), LoadImageFromFile())
-    label: Any = next((t for t in steps if isinstance(t, LoadAnnotations)), None)
+    image: Any = _find_step(dataset, LoadImageFromFile) or LoadImageFromFile()
+    label: Any = _find_step(dataset, LoadAnnotations)
     rotates = not isinstance(image, CheckedLoadImage)
     if rotates:
-        same = dict(imdecode_backend=image.imdecode_backend, backend_args=image.backend_args)
-        image = CheckedLoadImage(color_type=image.color_type, **same)
+        image = CheckedLoadImage(
+            color_type=image.color_type,
+            imdecode_backend=image.imdecode_backend,
+            backend_args=image.backend_args,
+        )
     if label:
-        same = dict(imdecode_backend=label.imdecode_backend, backend_args=label.backend_args)
-        same["reduce_zero_label"] = label.reduce_zero_label
-        label = CheckedLoadAnnotations(len(classes), **same)
+        label = CheckedLoadAnnotations(
+            len(classes),
+            reduce_zero_label=label.reduce_zero_label,
+            imdecode_backend=label.imdecode_backend,
+            backend_args=label.backend_args,
+        )
         if entries[0].get("seg_map_path") is None:
             raise LaunchError(f"{split}: {kind} lists no label maps, which this command checks")
     ignored = getattr(dataset, "ignore_index", 255)
     samples = [{"ignore_index": ignored, **entry} for entry in entries]
-    return dataset, samples, partial(check_pair, image=image, label=label, rotates=rotates)
+    read = partial(check_pair, image=image, label=label, rotates=rotates)
+    return _Source(dataset, samples, read)
+
+
+def _find_step(dataset: Any, kind: type) -> Any:
+    """Return the first step of this class in a dataset's pipeline, or None."""
+    for step in dataset.pipeline.transforms:
+        if isinstance(step, kind):
+            return step
+    return None
 
 
 def _map(read: Callable, samples: list[dict], workers: int) -> Iterator[Any]:
@@ -205,9 +244,9 @@ def check_pair(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about dark images, which is in `value_note`
-            read: Any = image.transform(
-                {"img_path": sample["img_path"]} if rotates else dict(sample)
-            )
+            # mmcv's loader knows nothing else of the sample.
+            known = {"img_path": sample["img_path"]} if rotates else dict(sample)
+            read: Any = image.transform(known)
         if label is not None and "seg_map_path" in sample:
             path = sample["img_path"]
             if rotates and (tag := orientation(read_bytes(path, image.backend_args))) != 1:
@@ -244,19 +283,23 @@ def _shared_image_problems(summaries: Iterable[Summary]) -> Iterator[Problem]:
 
 def copy_notes(summaries: Sequence[Summary]) -> Iterator[str]:
     """Yield a line for each split whose images are nearly those of the training set."""
-    train = next((s for s in summaries if s.split == "train"), None)
-    for summary in summaries:
-        if train is None or summary is train:
-            continue
-        small, count = [*summary.small, *train.small], len(summary.small)
-        found = [(others[-1] - count, i) for i, others in find_copies(small, count)]
-        if found := [(j, i) for j, i in found if j >= 0]:
-            j, i = found[0]
-            names = f"{summary.samples[i]['img_path']} of {train.samples[j]['img_path']}"
+    by_split = {summary.split: summary for summary in summaries}
+    if "train" not in by_split:
+        return
+    train = by_split.pop("train")
+    for split, summary in by_split.items():
+        count = len(summary.small)
+        pairs = []
+        for i, others in find_copies([*summary.small, *train.small], count):
+            in_train = others[-1] - count
+            if in_train >= 0:
+                pairs.append((summary.samples[i]["img_path"], train.samples[in_train]["img_path"]))
+        if pairs:
+            copy, original = pairs[0]
             yield (
-                f"{summary.split}: note: {len(found)} of {summary.pairs} images are copies of "
-                f"training images or nearly so, also flipped or turned, such as {names}; the score "
-                "will be too high"
+                f"{split}: note: {len(pairs)} of {summary.pairs} images are copies of training "
+                f"images or nearly so, also flipped or turned, such as {copy} of {original}; the "
+                "score will be too high"
             )
 
 
@@ -265,36 +308,65 @@ def print_summaries(summaries: Sequence[Summary], labels: Mapping[str, int] | No
 
     `labels` are the texts of the annotated values, with their classes.
     """
+    for summary in summaries:
+        _print_counts(summary)
+    Console(width=None if sys.stdout.isatty() else 160).print(_class_table(summaries))
+    for summary in summaries:
+        _print_absent(summary)
+    labels = labels or {}
+    _print_rare(summaries[0], dict(zip(labels.values(), labels, strict=True)))
+
+
+def _all_pixels(summary: Summary) -> int:
+    """Return the number of pixels, also of ignored ones; 1 if there are none."""
+    return max(1, summary.ignored + int(summary.pixels.sum()))
+
+
+def _print_counts(summary: Summary) -> None:
+    split, share = summary.split, summary.ignored / _all_pixels(summary)
+    sizes = [f"{width}x{height} ({n:,})" for (width, height), n in summary.sizes.most_common()]
+    print(
+        f"{split}: {summary.pairs:,} pairs, {join_names(sizes)}, {share:.2%} of the pixels ignored"
+    )
+    for note, path in summary.notes.items():
+        print(f"{split}: note: {path}: {note}")
+
+
+def _class_table(summaries: Sequence[Summary]) -> Table:
+    """Return a table with a row for each class, and three columns for each split."""
     table = Table("", "class", title="Pixels of each class, and images that show it")
-    classes = summaries[0].classes
-    cells: list[list[str]] = [[str(i), escape(name)] for i, name in enumerate(classes)]
-    for s in summaries:
-        sizes = [f"{width}x{height} ({n:,})" for (width, height), n in s.sizes.most_common()]
-        total = max(1, s.ignored + int(s.pixels.sum()))
-        ignored = f"{s.ignored / total:.2%} of the pixels ignored"
-        print(f"{s.split}: {s.pairs:,} pairs, {join_names(sizes)}, {ignored}")
-        for note, path in s.notes.items():
-            print(f"{s.split}: note: {path}: {note}")
-        for title in (s.split, "", "images"):
+    for summary in summaries:
+        for title in (summary.split, "", "images"):
             table.add_column(title, justify="right")
-        for row, pixels, images in zip(cells, s.pixels, s.images, strict=True):
-            row += [f"{pixels:,}", f"{pixels / total:.2%}", f"{images:,}"]
-    for row in cells:
-        table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
-    for s in summaries:
-        absent = [s.classes[i] for i in np.flatnonzero(s.pixels == 0)]
-        if absent and s.pixels.any():
-            print(f"{s.split}: note: no pixel of {join_names(absent)}")
-        if s.halves:
-            maps = f"{len(s.halves)} label maps, such as {s.halves[0]}, have only class 0"
-            print(f"{s.split}: note: {maps} and ignored pixels; if 255 is an object there, write 1")
-    texts = {i: text for text, i in (labels or {}).items()}
-    first = summaries[0]
-    rare = first.pixels < _RARE * first.pixels.sum()
-    few = (rare | (first.images == 1) & (first.pairs > 1)) & (first.pixels > 0)
+    for i, name in enumerate(summaries[0].classes):
+        cells = [str(i), escape(name)]
+        for summary in summaries:
+            pixels, images = summary.pixels[i], summary.images[i]
+            cells += [f"{pixels:,}", f"{pixels / _all_pixels(summary):.2%}", f"{images:,}"]
+        table.add_row(*cells)
+    return table
+
+
+def _print_absent(summary: Summary) -> None:
+    """Print the classes without a pixel, and label maps of only class 0 and ignored pixels."""
+    absent = [summary.classes[i] for i in np.flatnonzero(summary.pixels == 0)]
+    if absent and summary.pixels.any():
+        print(f"{summary.split}: note: no pixel of {join_names(absent)}")
+    if summary.halves:
+        maps = f"{len(summary.halves)} label maps, such as {summary.halves[0]}, have only class 0"
+        print(
+            f"{summary.split}: note: {maps} and ignored pixels; if 255 is an object there, write 1"
+        )
+
+
+def _print_rare(summary: Summary, texts: Mapping[int, str]) -> None:
+    """Print the classes with few pixels or in one image; `texts` are those of the values."""
+    is_rare = summary.pixels < _RARE * summary.pixels.sum()
+    is_in_one_image = (summary.images == 1) & (summary.pairs > 1)
+    few = (is_rare | is_in_one_image) & (summary.pixels > 0)
     for i in np.flatnonzero(few)[:SHOWN]:
-        is_class = i not in texts or not rare[i]
-        hint = "" if is_class else f"; not a class? --ignore {shlex.quote(texts[i])}"
-        counts = f"{first.pixels[i]:,} pixels in images: {first.images[i]:,}"
-        print(f"{first.split}: note: {first.classes[i]} has only {counts}{hint}")
+        hint = ""
+        if is_rare[i] and i in texts:
+            hint = f"; not a class? --ignore {shlex.quote(texts[i])}"
+        counts = f"{summary.pixels[i]:,} pixels in images: {summary.images[i]:,}"
+        print(f"{summary.split}: note: {summary.classes[i]} has only {counts}{hint}")

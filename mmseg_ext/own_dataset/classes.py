@@ -1,12 +1,17 @@
-"""The classes of a project for your own images, from the values that its annotations have."""
+"""The classes of a project for your own images, from the values that its annotations have.
+
+A label is a value: a number, and the text that a user knows, such as 17 and "17", or 0xC80A0A and
+"#c80a0a". Labels of COCO and labelme are names, numbered from the background on. Each text gets a
+class, or 255 if its pixels are ignored. Further runs keep the class of each text.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from mmseg_ext.datasets.label_loading import join_names
-from mmseg_ext.own_dataset.annotations.masks import BACKGROUND
+from mmseg_ext.errors import join_names
+from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
 
 IGNORED = 255
 
@@ -26,53 +31,112 @@ def update_classes(
         ValueError: as `assign_classes`, and if no label is known.
     """
     if before is None:
-        own, assigned = assign_classes(labels, names, ignored)
-        steps = np.diff(sorted(labels))
-        is_far = max(labels) == IGNORED and len(steps) > 1 and steps[-1] > 2 * max(steps[:-1])
-        if names or not is_far or assigned.get("255", IGNORED) == IGNORED:
-            return own, assigned, []
-        note = f"255 is {own[-1]}; if its pixels are to be ignored, start a new project with"
-        return own, assigned, [f"{note} --ignore 255"]
+        classes, of_text = assign_classes(labels, names, ignored)
+        return classes, of_text, _note_on_255(labels, names, classes, of_text)
     known: dict[str, int] = before["labels"]
-    if not known.keys() & set(labels.values()):
+    texts = labels.values()
+    if not known.keys() & set(texts):
         raise ValueError(
-            f"this project has the values {join_names([*known])}, but the annotations have "
-            f"{join_names([*labels.values()])}; start a new project"
+            f"this project has the values {join_names(list(known))}, but the annotations have "
+            f"{join_names(list(texts))}; start a new project"
         )
-    gone = [t for t, i in known.items() if t not in labels.values() and i != IGNORED]
-    ignored = [text for text in ignored if text in (*labels.values(), *gone) or text not in known]
-    named = BACKGROUND in labels.values()  # else labels are numbers and colors
-    values = [text.replace("#", "0x") for text in gone]
-    numbers = [max(labels) + 1 + i if named else int(text, 0) for i, text in enumerate(values)]
-    every = dict(sorted((dict(labels) | dict(zip(numbers, gone, strict=True))).items()))
+    gone = [text for text, i in known.items() if text not in texts and i != IGNORED]
+    needless = known.keys() - set(texts) - set(gone)  # was ignored before, and is gone
+    ignored = [text for text in ignored if text not in needless]
     try:
-        own, assigned = assign_classes(every, names, ignored)
+        own, assigned = assign_classes(_with_gone(labels, gone), names, ignored)
     except ValueError:  # perhaps `names` are those of the labels that are left
         own, assigned = assign_classes(labels, names, ignored)
-    classes, found, notes = list(before["classes"]), dict(known), []
-    notes += [f"no annotation has {t} now; its class {classes[known[t]]} stays" for t in gone]
+    classes, of_text = list(before["classes"]), dict(known)
+    notes = [f"no annotation has {t} now; its class {classes[known[t]]} stays" for t in gone]
+    notes += _change_known(classes, of_text, own, assigned, names, ignored)
+    notes += _add_new(classes, of_text, own, assigned, known, names)
+    if names:
+        classes += [name for name in own if name not in classes]
+    for name in classes:
+        if classes.count(name) > 1:
+            raise ValueError(f"class {name!r}: an earlier run has this name for another value")
+    return classes, of_text, notes
+
+
+def _note_on_255(
+    labels: Mapping[int, str],
+    names: Sequence[str] | None,
+    classes: Sequence[str],
+    of_text: Mapping[str, int],
+) -> list[str]:
+    """Return a note if 255 is a class, but is far from other values, as in a part of VOC."""
+    steps = np.diff(sorted(labels))
+    is_last = max(labels) == IGNORED and len(steps) > 1
+    is_far = is_last and steps[-1] > 2 * max(steps[:-1])
+    is_class = of_text.get("255", IGNORED) != IGNORED
+    if names or not is_far or not is_class:
+        return []
+    note = f"255 is {classes[-1]}; if its pixels are to be ignored, start a new project with"
+    return [f"{note} --ignore 255"]
+
+
+def _with_gone(labels: Mapping[int, str], gone: Sequence[str]) -> dict[int, str]:
+    """Return all labels in order, with those that only earlier runs had."""
+    every = dict(labels)
+    for i, text in enumerate(gone):
+        if BACKGROUND in labels.values():  # labels are names
+            every[max(labels) + 1 + i] = text
+        else:
+            every[int(text.replace("#", "0x"), 0)] = text
+    return dict(sorted(every.items()))
+
+
+def _change_known(
+    classes: list[str],
+    of_text: dict[str, int],
+    own: Sequence[str],
+    assigned: Mapping[str, int],
+    names: Sequence[str] | None,
+    ignored: Sequence[str],
+) -> list[str]:
+    """Ignore labels, and rename the classes of known ones; return notes.
+
+    `own` and `assigned` are the classes and labels that a new project would have.
+    """
+    notes = []
     for text, i in assigned.items():
-        old = known.get(text, IGNORED)
+        before = of_text.get(text, IGNORED)
         if text in ignored:
-            found[text] = IGNORED
-            if old != IGNORED:
-                notes.append(f"{text} is ignored now; its class {classes[old]} stays")
-        elif names and IGNORED not in (i, old) and classes[old] != own[i]:
-            notes.append(f"class {classes[old]} is called {own[i]} now")
-            classes[old] = own[i]
+            of_text[text] = IGNORED
+            if before != IGNORED:
+                notes.append(f"{text} is ignored now; its class {classes[before]} stays")
+        elif names and IGNORED not in (i, before) and classes[before] != own[i]:
+            notes.append(f"class {classes[before]} is called {own[i]} now")
+            classes[before] = own[i]
+    return notes
+
+
+def _add_new(
+    classes: list[str],
+    of_text: dict[str, int],
+    own: Sequence[str],
+    assigned: Mapping[str, int],
+    known: Mapping[str, int],
+    names: Sequence[str] | None,
+) -> list[str]:
+    """Add the labels that have no class yet, and their classes; return notes."""
+    are_names = BACKGROUND in assigned
+    notes = []
     for text, i in assigned.items():
-        if i == IGNORED or (text in known and not names):
-            found.setdefault(text, i)
-        elif found.get(text, IGNORED) == IGNORED:
-            name = own[i] if names or named else f"class_{len(classes)}"
-            if name not in classes or not (names or named):
-                notes.append(f"{text} is new: {name} is class {len(classes)}")
-                classes.append(name)
-            found[text] = classes.index(name)
-    classes += [name for name in own if names and name not in classes]
-    if wrong := [name for name in classes if classes.count(name) > 1]:
-        raise ValueError(f"class {wrong[0]!r}: an earlier run has this name for another value")
-    return classes, found, notes
+        is_kept = text in known and not names
+        if i == IGNORED or is_kept:
+            of_text.setdefault(text, i)
+            continue
+        if of_text.get(text, IGNORED) != IGNORED:
+            continue
+        has_name = names or are_names
+        name = own[i] if has_name else f"class_{len(classes)}"
+        if name not in classes or not has_name:
+            notes.append(f"{text} is new: {name} is class {len(classes)}")
+            classes.append(name)
+        of_text[text] = classes.index(name)
+    return notes
 
 
 def assign_classes(
@@ -87,45 +151,75 @@ def assign_classes(
     Raises:
         ValueError: if the labels do not fit the names, or there are not 2 to 255 classes.
     """
-    texts = join_names([*labels.values()])
+    texts = list(labels.values())
     if len(labels) == 1:
-        raise ValueError(f"all masks have the value {texts}; at least two values are needed")
-    there_are = f"there are {len(labels)} values: {texts}"
-    if unknown := set(ignored) - set(labels.values()):
+        raise ValueError(f"all masks have the value {texts[0]}; at least two values are needed")
+    there_are = f"there are {len(labels)} values: {join_names(texts)}"
+    unknown = set(ignored) - set(texts)
+    if unknown:
         raise ValueError(f"--ignore {min(unknown)}: no annotation has this value; {there_are}")
-    left = {value: label for value, label in labels.items() if label not in ignored}
-    if BACKGROUND in labels.values():  # COCO and labelme
-        names = list(names or left.values())
-        names = names if BACKGROUND in {*names, *ignored} else [BACKGROUND, *names]
-        if missing := set(left.values()) - set(names):
-            raise ValueError(f"--classes lacks {min(missing)!r}; name it, or add it to --ignore")
-        order = {label: names.index(label) for label in left.values()}
+    left = {number: text for number, text in labels.items() if text not in ignored}
+    if BACKGROUND in texts:  # COCO and labelme
+        classes, of_text = _assign_names(list(left.values()), names, ignored)
     else:
-        if IGNORED in left and len(left) > 2:
-            others = left.keys() - {IGNORED}
-            if not names:
-                is_ignored = max(others) <= len(others)
-            elif len(names) == len(left):  # they can be the names of all values
-                is_ignored = 0 in others and len(others) <= max(others) < len(names)
-            else:
-                is_ignored = max(others) < len(names)
-            if is_ignored:
-                del left[IGNORED]
-        order = {label: i for i, label in enumerate(left.values())}
-        if names and max(left, default=0) < len(names):
-            order = {label: value for value, label in left.items()}
-        elif names and len(names) != len(left):
-            of_classes = f"{len(left)} values{' that are not ignored' * (len(left) < len(labels))}"
-            raise ValueError(
-                f"--classes names {len(names)} classes, but there are {of_classes}: "
-                f"{join_names([*left.values()])}; give one name per value, or --ignore values"
-            )
-        names = list(names or (f"class_{i}" for i in range(len(left))))
-    if not 2 <= len(names) <= IGNORED:
+        classes, of_text = _assign_numbers(left, names, len(labels))
+    if not 2 <= len(classes) <= IGNORED:
         raise ValueError(
-            f"{len(names)} classes, but a project has 2 to {IGNORED}; {there_are}; masks with "
+            f"{len(classes)} classes, but a project has 2 to {IGNORED}; {there_are}; masks with "
             "smooth edges have too many"
         )
-    if wrong := [n for n in names if names.count(n) > 1 or not n.strip()]:
-        raise ValueError(f"class {wrong[0]!r}: every class needs a name of its own")
-    return names, {label: order.get(label, IGNORED) for label in labels.values()}
+    for name in classes:
+        if classes.count(name) > 1 or not name.strip():
+            raise ValueError(f"class {name!r}: every class needs a name of its own")
+    return classes, dict.fromkeys(texts, IGNORED) | of_text
+
+
+def _assign_names(
+    texts: Sequence[str], names: Sequence[str] | None, ignored: Sequence[str]
+) -> tuple[list[str], dict[str, int]]:
+    """Return the classes and the class of each label, if labels are names."""
+    classes = list(names or texts)
+    if BACKGROUND not in (*classes, *ignored):
+        classes.insert(0, BACKGROUND)
+    missing = set(texts) - set(classes)
+    if missing:
+        raise ValueError(f"--classes lacks {min(missing)!r}; name it, or add it to --ignore")
+    return classes, dict(zip(texts, map(classes.index, texts), strict=True))
+
+
+def _assign_numbers(
+    labels: Mapping[int, str], names: Sequence[str] | None, count: int
+) -> tuple[list[str], dict[str, int]]:
+    """Return the classes and the class of each label, if labels are numbers or colors.
+
+    `count` is the number of labels with those that flags ignore.
+    """
+    left = dict(labels)
+    if _is_255_ignored(left, names):
+        del left[IGNORED]
+    texts = list(left.values())
+    in_order = dict(zip(texts, range(len(texts)), strict=True))
+    if not names:
+        return [f"class_{i}" for i in in_order.values()], in_order
+    if max(left, default=0) < len(names):  # the values are the numbers of the classes
+        return list(names), dict(zip(texts, left, strict=True))
+    if len(names) != len(left):
+        values = f"{len(left)} values"
+        if len(left) < count:
+            values += " that are not ignored"
+        raise ValueError(
+            f"--classes names {len(names)} classes, but there are {values}: {join_names(texts)}; "
+            "give one name per value, or --ignore values"
+        )
+    return list(names), in_order
+
+
+def _is_255_ignored(labels: Mapping[int, str], names: Sequence[str] | None) -> bool:
+    if IGNORED not in labels or len(labels) < 3:
+        return False
+    others = labels.keys() - {IGNORED}
+    if not names:  # 0, 1, 2, ..., of which one can be missing
+        return max(others) <= len(others)
+    if len(names) == len(labels):  # they can be the names of all values
+        return 0 in others and len(others) <= max(others) < len(names)
+    return max(others) < len(names)

@@ -1,9 +1,14 @@
-"""The config of a project for your own images: `config.py` and `default_runtime.py`."""
+"""The config of a project for your own images: `config.py` and `default_runtime.py`.
+
+`config_file.txt` is the config with names for what depends on a project: its classes, the sizes and
+bands of its images, the network that its training starts from, and the length of the training.
+"""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import cv2
 import numpy as np
@@ -12,10 +17,11 @@ from PIL import Image
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.environment import configs_folder
-from mmseg_ext.own_dataset.annotations.masks import BACKGROUND
+from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
 from mmseg_ext.own_dataset.channels import Channels
 from mmseg_ext.own_dataset.check import Summary
 from mmseg_ext.own_dataset.project import Project
+from mmseg_ext.own_dataset.selection import evenly
 from mmseg_ext.own_dataset.starting_weights import Start
 
 LONG_SIDE, CROP = 512, 320  # of the images that the network sees, at most
@@ -23,11 +29,13 @@ STEPS, STEPS_WITH_STEM = 12, 8  # iterations per training image, which take the 
 LEAST_IMAGES, MOST_ITERATIONS = 50, 20000  # fewer images are trained as long as 50
 VALIDATIONS = 10  # in a training
 NARROW, MANY = 8, 0.5  # pixels; share of a class that is not wider, for which tiles are better
+_MAPS_LOOKED_AT = 100
 RARE = 0.02  # share of the pixels; a rarer class brings class weights
 # Okabe and Ito's colors, which color-blind people can tell apart, after gray for the background.
 _COLORS = [[80, 80, 80], [230, 159, 0], [86, 180, 233], [0, 158, 115], [240, 228, 66]]
 _COLORS += [[0, 114, 178], [213, 94, 0], [204, 121, 167]]
 _LOAD = 'dict(type="LoadImageFromFile")'  # by that name mmsegmentation's inferencer finds it
+_DISTORTION = ' dict(type="PhotoMetricDistortion"),'
 _RESIZED = dict(resize="scale=scale", cut="", test_cfg='mode="whole"')
 _TILES = dict(
     resize="scale_factor=1.0",
@@ -57,54 +65,104 @@ def write_config(
         ValueError: if the images do not have these bands.
     """
     count = channels.count if channels else 3
-    if wrong := [band for band in rgb_bands or () if not 1 <= band <= count]:
-        raise ValueError(f"--rgb {wrong[0]}: the images have the bands 1 to {count}")
-    summaries, colors = project.summaries, project.colors
-    train, classes = summaries[0], summaries[0].classes
-    short, long = _typical_size(summaries)
-    side = min(LONG_SIDE, max(32, int(long) // 32 * 32))
-    crop = min(CROP, max(32, int(min(short, side if tiles else side * short / long)) // 32 * 32))
-    init = f'dict(type="Pretrained", checkpoint="{start.checkpoint}")' if start.checkpoint else None
-    steps = STEPS_WITH_STEM if start.stem else STEPS
-    iterations = min(steps * max(train.pairs, LEAST_IMAGES) // 100 * 100, MOST_ITERATIONS)
-    others = np.random.RandomState(0).randint(0, 256, (len(classes), 3)).tolist()
+    for band in rgb_bands or ():
+        if not 1 <= band <= count:
+            raise ValueError(f"--rgb {band}: the images have the bands 1 to {count}")
     text = (Path(__file__).parent / "config_file.txt").read_text(encoding="utf-8")
     text = Template(text).substitute(
         _TILES if tiles else _RESIZED,
-        images=sum(summary.pairs for summary in summaries),
-        splits=", ".join(f"{summary.pairs} for {summary.split}" for summary in summaries),
-        test_loader=_TEST_LOADER if summaries[-1].split == "test" else "",
-        classes=json.dumps(classes, ensure_ascii=False),
-        palette=[colors.get(i, rgb) for i, rgb in enumerate([*_COLORS, *others][: len(classes)])],
-        # Else mmsegmentation suggests another kind of head.
-        num_classes=f"{len(classes)}, out_channels=2" if len(classes) == 2 else len(classes),
-        side=crop * 5 // 4 if tiles else side,  # smaller tiles can be cropped, too
-        crop=crop,
-        load=f'dict(type="CheckedLoadImage", channels={count})' if channels else _LOAD,
-        bands=_bands(channels, rgb_bands),
-        distortion=' dict(type="PhotoMetricDistortion"),' if count == 3 else "",
-        preprocessor="SegDataPreProcessor" if count == 3 else "BandDataPreProcessor",
-        in_channels="" if count == 3 else f" in_channels={count},",
-        mean=channels.mean if channels else list(start.cfg["mean"]),
-        std=channels.std if channels else list(start.cfg["std"]),
-        backbone=start.backbone,
-        init=init,
-        neck=start.neck,
-        pyramid="StemFPN" if start.stem else "FPN",
-        in_index=[1, 2, 3, 4] if start.stem else [0, 1, 2, 3],
-        c1=f" c1_in_channels={start.stem}," if start.stem else "",
-        widths=start.widths,
-        load_from=json.dumps(start.load_from) if start.load_from else None,
+        **_data_parts(project),
+        **_size_parts(project.summaries, tiles),
+        **_channel_parts(channels, rgb_bands, start),
+        **_network_parts(start),
+        **_training_parts(project.summaries[0], start),
+    )
+    runtime = configs_folder() / "_base_/default_runtime.py"
+    write_text(runtime.read_text(encoding="utf-8"), folder / runtime.name)
+    write_text(text, folder / "config.py")
+
+
+def _data_parts(project: Project) -> dict[str, Any]:
+    """Return the parts of the config about the images and the classes."""
+    summaries = project.summaries
+    classes = summaries[0].classes
+    others = np.random.RandomState(0).randint(0, 256, (len(classes), 3)).tolist()
+    fixed = [*_COLORS, *others][: len(classes)]
+    num_classes = str(len(classes))
+    if len(classes) == 2:
+        num_classes += ", out_channels=2"  # else mmsegmentation suggests another kind of head
+    splits = ", ".join(f"{summary.pairs} for {summary.split}" for summary in summaries)
+    palette = [project.colors.get(i, color) for i, color in enumerate(fixed)]
+    parts: dict[str, Any] = dict(splits=splits, palette=palette, num_classes=num_classes)
+    parts["test_loader"] = ""
+    if summaries[-1].split == "test":
+        parts["test_loader"] = _TEST_LOADER
+    parts["images"] = sum(summary.pairs for summary in summaries)
+    parts["classes"] = json.dumps(classes, ensure_ascii=False)
+    return parts
+
+
+def _size_parts(summaries: Sequence[Summary], tiles: bool) -> dict[str, int]:
+    """Return the long side that the network sees, and the side of random crops of it."""
+    short, long = _typical_size(summaries)
+    side = _multiple_of_32(long, LONG_SIDE)
+    if tiles:
+        crop = _multiple_of_32(min(short, side), CROP)
+        return {"crop": crop, "side": crop * 5 // 4}  # smaller tiles can be cropped, too
+    return {"crop": _multiple_of_32(side * short / long, CROP), "side": side}
+
+
+def _multiple_of_32(length: float, most: int) -> int:
+    return min(most, max(32, int(length) // 32 * 32))
+
+
+def _channel_parts(
+    channels: Channels | None, rgb_bands: Sequence[int] | None, start: Start
+) -> dict[str, Any]:
+    """Return the parts about the bands of the images; None stands for photos."""
+    if channels is None:
+        parts = dict(load=_LOAD, mean=list(start.cfg["mean"]), std=list(start.cfg["std"]))
+    else:
+        load = f'dict(type="CheckedLoadImage", channels={channels.count})'
+        parts = dict(load=load, mean=channels.mean, std=channels.std)
+    parts["bands"] = _bands(channels, rgb_bands)
+    if channels is None or channels.count == 3:
+        distortion, preprocessor, in_channels = _DISTORTION, "SegDataPreProcessor", ""
+    else:
+        distortion, preprocessor = "", "BandDataPreProcessor"
+        in_channels = f" in_channels={channels.count},"
+    return dict(parts, distortion=distortion, preprocessor=preprocessor, in_channels=in_channels)
+
+
+def _network_parts(start: Start) -> dict[str, Any]:
+    """Return the parts about the network and its weights."""
+    parts: dict[str, Any] = dict(
+        backbone=start.backbone, neck=start.neck, widths=start.widths, init=None
+    )
+    parts |= dict(pyramid="FPN", in_index=[0, 1, 2, 3], c1="", load_from=None, terms="")
+    if start.checkpoint:
+        parts["init"] = f'dict(type="Pretrained", checkpoint="{start.checkpoint}")'
+    if start.stem:
+        parts |= dict(pyramid="StemFPN", in_index=[1, 2, 3, 4])
+        parts["c1"] = f" c1_in_channels={start.stem},"
+    if start.load_from:
+        parts["load_from"] = json.dumps(start.load_from)
+    if start.terms:
+        parts["terms"] = f"; license: {' '.join(start.terms.split())}"
+    return parts
+
+
+def _training_parts(train: Summary, start: Start) -> dict[str, Any]:
+    """Return the parts about the length of the training, its rate, and the loss."""
+    steps = STEPS_WITH_STEM if start.stem else STEPS
+    iterations = min(steps * max(train.pairs, LEAST_IMAGES) // 100 * 100, MOST_ITERATIONS)
+    return dict(
         weights=_class_weights(train.pixels / train.pixels.sum()),
-        terms=f"; license: {' '.join(start.terms.split())}" if start.terms else "",
         rate=start.rate,
         iterations=iterations,
         warmup=iterations // 20,
         interval=iterations // VALIDATIONS,
     )
-    runtime = configs_folder() / "_base_/default_runtime.py"
-    write_text(runtime.read_text(encoding="utf-8"), folder / runtime.name)
-    write_text(text, folder / "config.py")
 
 
 def _typical_size(summaries: Sequence[Summary]) -> np.ndarray:
@@ -113,7 +171,10 @@ def _typical_size(summaries: Sequence[Summary]) -> np.ndarray:
     The median of the images would be the size of many small ones, to which a few large ones, with
     most of the objects, are then reduced.
     """
-    sizes = np.sort([size for summary in summaries for size in summary.sizes.elements()])
+    every: list[tuple[int, int]] = []
+    for summary in summaries:
+        every += summary.sizes.elements()
+    sizes = np.sort(every)
     sizes = sizes[sizes[:, 1].argsort()]
     pixels = sizes.prod(1).cumsum()
     return sizes[pixels.searchsorted(pixels[-1] / 2)]
@@ -122,8 +183,8 @@ def _typical_size(summaries: Sequence[Summary]) -> np.ndarray:
 def rename_classes(path: Path, classes: Sequence[str]) -> list[str]:
     """Write the names of the classes to a config; if it has other classes, return them instead."""
     before = list(Config.fromfile(path).get("classes", classes))
-    text, line = path.read_text(encoding="utf-8"), "classes = {}\n"
-    old, new = (line.format(json.dumps(c, ensure_ascii=False)) for c in (before, classes))
+    text = path.read_text(encoding="utf-8")
+    old, new = _classes_line(before), _classes_line(classes)
     if old == new:
         return []
     if len(before) != len(classes) or old not in text:
@@ -132,28 +193,28 @@ def rename_classes(path: Path, classes: Sequence[str]) -> list[str]:
     return []
 
 
+def _classes_line(classes: Sequence[str]) -> str:
+    return f"classes = {json.dumps(classes, ensure_ascii=False)}\n"
+
+
 def about_reduction(train: Summary, side: int) -> str:
     """Return what long sides of `side` do to narrow objects; nothing if no image is reduced.
 
     In up to a hundred label maps it counts the pixels of parts in which no disk of nine pixels
     fits. The most frequent class and gaps that are `background` are no objects.
     """
-    long, most = max(max(size) for size in train.sizes), train.pixels.argmax()
-    is_object = [i != most and name != BACKGROUND for i, name in enumerate(train.classes)]
-    if long < side + 32 or not any(is_object):  # a side is a multiple of 32
+    long, most = max(map(max, train.sizes)), train.pixels.argmax()
+    is_object = np.array(train.classes) != BACKGROUND
+    is_object[most] = False
+    if long < side + 32 or not is_object.any():  # a side is a multiple of 32
         return ""
-    disk = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (NARROW + 1, NARROW + 1))
     pixels, narrow = np.zeros((2, len(train.classes)))
-    for sample in train.samples[:: -(-len(train.samples) // 100)]:
+    for sample in evenly(train.samples, _MAPS_LOOKED_AT):
         label = np.asarray(Image.open(sample["seg_map_path"]))
-        if max(label.shape) <= side:
-            continue
-        size = [max(1, round(n * side / max(label.shape))) for n in label.shape[::-1]]
-        label = cv2.resize(label, size, interpolation=cv2.INTER_NEAREST)
-        for i in range(len(train.classes)):
-            part = (label == i).view(np.uint8)
-            pixels[i] += part.sum()
-            narrow[i] += (part > cv2.morphologyEx(part, cv2.MORPH_OPEN, disk)).sum()
+        if max(label.shape) > side:
+            in_image = _count_narrow(label, side, len(train.classes))
+            pixels += in_image[0]
+            narrow += in_image[1]
     share = np.where(is_object, narrow / np.maximum(pixels, 1), -1)
     worst = share.argmax()
     found = f"{share[worst]:.0%} of {train.classes[worst]} is at most {NARROW} pixels wide there"
@@ -162,6 +223,21 @@ def about_reduction(train: Summary, side: int) -> str:
     else:
         found += "; so --tiles is not needed"
     return f"images are reduced from {long} to {side} pixels; {found}"
+
+
+def _count_narrow(label: np.ndarray, side: int, classes: int) -> np.ndarray:
+    """Return the pixels of each class in a reduced label map, and those in narrow parts, (2, N)."""
+    height, width = label.shape
+    long = max(height, width)
+    size = max(1, round(width * side / long)), max(1, round(height * side / long))
+    label = cv2.resize(label, size, interpolation=cv2.INTER_NEAREST)
+    disk = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (NARROW + 1, NARROW + 1))
+    counts = np.zeros((2, classes))
+    for i in range(classes):
+        part = (label == i).view(np.uint8)
+        wide = cv2.morphologyEx(part, cv2.MORPH_OPEN, disk)
+        counts[:, i] = part.sum(), (part > wide).sum()
+    return counts
 
 
 def _bands(channels: Channels | None, rgb_bands: Sequence[int] | None) -> str:

@@ -7,39 +7,58 @@ such as `_leaf` and `_fruit`, is their class if it recurs.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path, PurePath
+from typing import NamedTuple
 
 from mmseg_ext.datasets.checked_dataset import SPLITS
 from mmseg_ext.images.files import files_below
 from mmseg_ext.images.values import IMAGE_SUFFIXES
-
-Key = tuple[str | None, str]  # the split that a folder names; folders and name without suffix
 
 MASK_SUFFIXES = (*IMAGE_SUFFIXES, ".gif")
 _MASK = "masks?|labels?|labelids|l|seg(?:mentations?(?:class|object)?)?|gt|groundtruth"
 _MASK += "|ann(?:ot(?:ations?)?)?"
 _USUAL = f"(?:images?|imgs?|{_MASK})"
 _SPLIT = r"(train|val|test)(?:ing|id|idation)?(?:set)?(?:20\d\d)?"
-_FOLDER = re.compile(f"(?:{_USUAL}[_-])?(?:{_SPLIT})?[_-]?{_USUAL}?", re.I)
+_SPLIT_WORD = re.compile(_SPLIT, re.I)  # validation, trainset, val2017
+_BETWEEN_WORDS = re.compile(r"[\W_]+")  # the _ in instances_val
+_FOLDER = re.compile(f"(?:{_USUAL}[_-])?(?:{_SPLIT})?[_-]?{_USUAL}?", re.I)  # labels_train2017
 _KIND = "(?:_(?:dir|png|prepped))?(?:_(?:train|val|test))?"  # masks_png, labels_train
-_MASK_NAME = re.compile(f"(?:^|[_-]|train|val|test|default)(?:{_MASK}){_KIND}$", re.I)
-_MASK_START = re.compile(f"(?!l[_-])(?:{_MASK})[_-]", re.I)
-_MASK_WORD = re.compile(_MASK, re.I)
-_CLASS_WORD = re.compile("class|cls|category", re.I)
-_WORD = re.compile(r"\d+|[^\W\d_]+")
-_ZEROS = re.compile(r"(?<!\d)0+(?=\d)")
+_MASK_NAME = re.compile(
+    f"(?:^|[_-]|train|val|test|default)(?:{_MASK}){_KIND}$", re.I
+)  # a_mask, trainannot, labels_png
+_MASK_START = re.compile(f"(?!l[_-])(?:{_MASK})[_-]", re.I)  # mask_1
+_MASK_WORD = re.compile(_MASK, re.I)  # labelIds
+_CLASS_WORD = re.compile("class|cls|category", re.I)  # Class, in a_Class1
+_WORD = re.compile(r"\d+|[^\W\d_]+")  # scene, 4 and left in scene4_left
+_ZEROS = re.compile(r"(?<!\d)0+(?=\d)")  # the first two digits of 001
+
+
+class Key(NamedTuple):
+    """By what a file is compared with others."""
+
+    split: str | None  # that a folder names
+    name: str  # folders and name, without suffix and without usual folders
+
+    @property
+    def path(self) -> PurePath:
+        """The name below a folder for the split, if there is one."""
+        return PurePath(self.split or "", self.name)
 
 
 def key_of(path: Path) -> Key:
     """Return the key of a file, whose path is relative to the folder of all images or masks."""
-    usual = [_FOLDER.fullmatch(part) for part in path.parts[:-1]]
-    splits = [found[1].lower() for found in usual if found and found[1]]
-    folders = [part for part, found in zip(path.parts, usual, strict=False) if not found]
+    split, folders = None, []
+    for part in path.parts[:-1]:
+        usual = _FOLDER.fullmatch(part)
+        if usual is None:
+            folders.append(part)
+        elif usual[1] and split is None:
+            split = usual[1].lower()
     while path.suffix.lower() in (*MASK_SUFFIXES, ".json"):  # twice in a.jpg.json
         path = path.with_suffix("")
-    return (splits or [None])[0], "/".join([*folders, path.name])
+    return Key(split, "/".join([*folders, path.name]))
 
 
 def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[Path, Key]:
@@ -68,15 +87,32 @@ def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[
 
 def split_in(name: str) -> str | None:
     """Return the split that is a word of a name, or None."""
-    words = [re.fullmatch(_SPLIT, word, re.I) for word in re.split(r"[\W_]+", name)]
-    return next((found[1].lower() for found in words if found), None)
+    for word in _BETWEEN_WORDS.split(name):
+        if found := _SPLIT_WORD.fullmatch(word):
+            return found[1].lower()
+    return None
 
 
-def masks_among(paths: Sequence[Path]) -> set[Path]:
-    """Return the masks in a folder that also has the images; the paths are relative to it."""
-    masks = {p for p in paths if any(map(_MASK_NAME.search, p.with_suffix("").parts))}
-    masks = masks or {p for p in paths if _MASK_START.match(p.name)}
-    return masks or {p for p in paths if p.suffix.lower() not in (".jpg", ".jpeg")}
+def masks_among(paths: Collection[Path], folder: Path) -> set[Path]:
+    """Return the masks in a folder that also has the images.
+
+    These are the files with a word for masks at the end of a folder or a name. If there are none,
+    it is at the beginning, and if there are none either, they are all files but JPEGs.
+    """
+
+    def ends_as_masks(path: Path) -> bool:
+        return any(map(_MASK_NAME.search, path.relative_to(folder).with_suffix("").parts))
+
+    def begins_as_masks(path: Path) -> bool:
+        return _MASK_START.match(path.name) is not None
+
+    def is_no_jpeg(path: Path) -> bool:
+        return path.suffix.lower() not in (".jpg", ".jpeg")
+
+    for is_mask in (ends_as_masks, begins_as_masks, is_no_jpeg):
+        if found := set(filter(is_mask, paths)):
+            return found
+    return set()
 
 
 def match(
@@ -88,21 +124,67 @@ def match(
     name. With `exact` all words count. Otherwise, if no complete name fits and every image has a
     separate folder, it gets all annotations there; and 001 fits 1 if no other name has this number.
     """
-    own, other = [[PurePath(split or "", n) for split, n in keys] for keys in (images, annotations)]
+    own, other = _paths(images), _paths(annotations)
     found: list[list[int]] = [[] for _ in images]
-    for compared in ("paths",) if exact else ("paths", "words", "numbers"):
-        if compared == "numbers":
-            own, other = _without_zeros(own), _without_zeros(other)
-        if compared == "words":
-            folders = [path.parent for path in own]
-            if not any(found) and len({*folders} - {*map(PurePath, SPLITS)}) == len(own):
-                _add_fitting(found, folders, [path.parent for path in other], several=True)
-            own, other = _shorten(own, other), _shorten(other, own)
-        _add_fitting(found, own, other)
-        annotated = {path.parent for path in other}
-        names = [PurePath("" if path.parent in annotated else path.name) for path in own]
-        _add_fitting(found, names, [PurePath(path.name) for path in other])
+    _add_names(found, own, other)
+    if exact:
+        return found
+    different = set(_folders(own)) - set(map(PurePath, SPLITS))
+    if not any(found) and len(different) == len(own):
+        _add_fitting(found, _folders(own), _folders(other), several=True)
+    own, other = _without_usual_words(own, other), _without_usual_words(other, own)
+    _add_names(found, own, other)
+    own, other = _without_zeros(own), _without_zeros(other)
+    _add_names(found, own, other)
     return found
+
+
+def _paths(keys: Sequence[Key]) -> list[PurePath]:
+    return [key.path for key in keys]
+
+
+def _folders(paths: Sequence[PurePath]) -> list[PurePath]:
+    return [path.parent for path in paths]
+
+
+def _add_names(
+    found: list[list[int]], images: Sequence[PurePath], annotations: Sequence[PurePath]
+) -> None:
+    """Add annotations with the path of an image, then those of other folders with its name."""
+    _add_fitting(found, images, annotations)
+    annotated = set(_folders(annotations))
+    names = []
+    for path in images:
+        names.append(PurePath() if path.parent in annotated else PurePath(path.name))
+    _add_fitting(found, names, [PurePath(path.name) for path in annotations])
+
+
+def _add_fitting(
+    found: list[list[int]],
+    images: Sequence[PurePath],
+    annotations: Sequence[PurePath],
+    several: bool = False,
+) -> None:
+    """Add unused annotations to images without one, if their paths are equal and not repeated."""
+    used = set().union(*found)
+    index: dict[PurePath, list[int]] = defaultdict(list)
+    for number, path in enumerate(annotations):
+        if number not in used:
+            index[path].append(number)
+    count = Counter(images)
+    for number, path in enumerate(images):
+        is_name_of_one = path.name and count[path] == 1
+        fits = index[path] if is_name_of_one else []
+        if not found[number] and (several or len(fits) == 1):
+            found[number] = fits
+
+
+class _Division(NamedTuple):
+    """A mask's path, divided into the image's and the words of a class."""
+
+    image: str  # such as "scene/plant 1"
+    folder: list[str]  # words of a folder that is not the image's
+    rest: list[str]  # other words of the name
 
 
 def match_classes(images: Sequence[Key], masks: Sequence[Key]) -> list[dict[str, list[int]]]:
@@ -113,107 +195,145 @@ def match_classes(images: Sequence[Key], masks: Sequence[Key]) -> list[dict[str,
     have classes if one recurs for most images and another for a tenth; then each that a hundredth
     has is a class.
     """
-    own, other = [[PurePath(split or "", n) for split, n in keys] for keys in (images, masks)]
-    names = [_join_words(path.parts) for path in _shorten(own, other)]
-    repeats = Counter(names)
-    index = {name: i for i, name in enumerate(names) if repeats[name] == 1}
-    folders = {_join_words(path.parts[:-1]): i for i, path in enumerate(own)}
-    if len(folders) == len(own):  # a folder for each image
-        index = folders | index
+    index = _index_of_words(images, masks)
     found: list[dict[str, list[int]]] = [defaultdict(list) for _ in images]
-    for number, ((split, _), path) in enumerate(zip(masks, other, strict=True)):
-        divided = [part for part in _divide(path, split) if part[0] in index]
+    for number, key in enumerate(masks):
+        divided = [part for part in _divide(key) if part.image in index]
         if divided:
-            image, folder, rest = min(divided, key=lambda part: len(part[1]) + len(part[2]))
-            text = list(folder)
-            for before, word in pairwise(["", *rest]):
-                if not word.isdigit() or _CLASS_WORD.fullmatch(before):
-                    text.append(word)
-            is_class = not all(map(_MASK_WORD.fullmatch, text))
-            found[index[image]]["_".join(text) if is_class else ""].append(number)
-    count = Counter(text for classes in found for text in classes)
+            shortest = min(divided, key=lambda part: len(part.folder) + len(part.rest))
+            found[index[shortest.image]][_class_of(shortest)].append(number)
+    names = _recurring_classes(found)
+    classes = []
+    for masks_of in found if names else ():
+        classes.append({name: masks_of[name] for name in names if name in masks_of})
+    return classes
+
+
+def _recurring_classes(found: Sequence[Mapping[str, list[int]]]) -> list[str]:
+    """Return the classes of masks in order; an empty list if they are no classes."""
+    count: Counter[str] = Counter()  # images with each class
+    for masks_of in found:
+        count.update(masks_of.keys())
     annotated = sum(map(bool, found))
-    usual = [text for text, n in count.items() if n >= max(2, annotated / 10)]
-    if len(usual) < 2 or "" in usual or max(count.values()) <= annotated / 2:
+
+    def had_by_one_in(part: int) -> list[str]:
+        least = max(2, annotated / part)
+        return sorted(name for name in count if count[name] >= least)
+
+    usual = had_by_one_in(10)
+    most = max(count.values(), default=0)
+    if len(usual) < 2 or "" in usual or most <= annotated / 2:
         return []
-    names = sorted(text for text, n in count.items() if text and n >= max(2, annotated / 100))
-    return [{text: fits[text] for text in names if text in fits} for fits in found]
+    return [name for name in had_by_one_in(100) if name]
 
 
-def _divide(path: PurePath, split: str | None) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yield how to divide a mask's path: the image's, and words of a folder and of the name."""
-    *folders, name = [_WORD.findall(part) for part in path.parts]
-    for place in (None, *range(split is not None, len(folders))):
+def _index_of_words(images: Sequence[Key], masks: Sequence[Key]) -> dict[str, int]:
+    """Return the index of each image by the words of its name, and by its folder if it has one."""
+    own = _paths(images)
+    names = list(map(_join_words, _without_usual_words(own, _paths(masks))))
+    folders = list(map(_join_words, _folders(own)))
+    index = {}
+    if len(set(folders)) == len(own):
+        index.update(zip(folders, range(len(own)), strict=True))
+    repeats = Counter(names)
+    for i, name in enumerate(names):
+        if repeats[name] == 1:
+            index[name] = i
+    return index
+
+
+def _divide(key: Key) -> Iterator[_Division]:
+    """Yield how to divide a mask's path: any folder, or none, and the name at any place."""
+    *folders, name = map(_WORD.findall, key.path.parts)
+    names = [name]
+    if _without_mask(name) != name:
+        names.append(_without_mask(name))
+    first = 0 if key.split is None else 1  # the folder of a split is no class
+    for place in (None, *range(first, len(folders))):
         folder = [] if place is None else _without_mask(folders[place])
-        kept = "".join(" ".join(words) + "/" for i, words in enumerate(folders) if i != place)
-        for words in (name, *([_without_mask(name)] if _without_mask(name) != name else [])):
+        kept = ""
+        for i, words in enumerate(folders):
+            if i != place:
+                kept += " ".join(words) + "/"
+        for words in names:
             for n in range(len(words) + 1):
-                yield (kept + " ".join(words[:n])).strip("/"), folder, words[n:]
-                yield (kept + " ".join(words[n:])).strip("/"), folder, words[:n]
+                start, end = words[:n], words[n:]
+                yield _Division((kept + " ".join(start)).strip("/"), folder, end)
+                yield _Division((kept + " ".join(end)).strip("/"), folder, start)
+
+
+def _class_of(division: _Division) -> str:
+    """Return the class of a mask; nothing if only words for masks are left."""
+    words = list(division.folder)
+    for before, word in pairwise(["", *division.rest]):
+        if not word.isdigit() or _CLASS_WORD.fullmatch(before):
+            words.append(word)
+    if all(map(_MASK_WORD.fullmatch, words)):
+        return ""
+    return "_".join(words)
 
 
 def _without_mask(words: list[str]) -> list[str]:
     return words[:-1] if len(words) > 1 and _MASK_WORD.fullmatch(words[-1]) else words
 
 
-def _join_words(parts: Sequence[str]) -> str:
-    return "/".join(" ".join(_WORD.findall(part)) for part in parts)
+def _join_words(path: PurePath) -> str:
+    return "/".join(map(" ".join, map(_WORD.findall, path.parts)))
 
 
-def _shorten(paths: Sequence[PurePath], others: Sequence[PurePath]) -> list[PurePath]:
+def _without_usual_words(paths: Sequence[PurePath], others: Sequence[PurePath]) -> list[PurePath]:
     """Return the paths without the words that most of them have, and few of the others.
 
     A word that is in a name twice, as in `scene1_1`, goes only where nine of ten paths have it.
     """
-    count, other = _count_words(paths), _count_words(others)
+    usual, places = _usual_words(paths, others), _count_places(paths)
+    most = 0.9 * len(paths)
+
+    def shorten(part: str) -> str:
+        words, kept = _WORD.findall(part), []
+        for i, word in enumerate(words):
+            is_repeated = words.count(word) > 1
+            is_elsewhere = max(places[place] for place in _places(words, i)) <= most
+            if word not in usual or (is_repeated and is_elsewhere):
+                kept.append(word)
+        return " ".join(kept)
+
+    return [PurePath(*map(shorten, path.parts)) for path in paths]
+
+
+def _usual_words(paths: Sequence[PurePath], others: Sequence[PurePath]) -> set[str]:
+    count, count_of_others = _count_words(paths), _count_words(others)
     few = min(1, len(others) / max(1, len(paths))) / 2
-    usual = {w for w, n in count.items() if n > max(1, len(paths) / 2) and other[w] < few * n}
-    places = Counter(
-        place
-        for path in paths
-        for place in {p for part in path.parts for _, both in _words(part) for p in both}
-    )
+    usual = set()
+    for word, n in count.items():
+        if n > max(1, len(paths) / 2) and count_of_others[word] < few * n:
+            usual.add(word)
+    return usual
 
-    def is_kept(word: str, both: Sequence[tuple[str, int]], part: str) -> bool:
-        if word not in usual:
-            return True
-        repeated = _WORD.findall(part).count(word) > 1
-        return repeated and max(places[place] for place in both) <= 0.9 * len(paths)
 
-    def shortened(part: str) -> str:
-        return " ".join(word for word, both in _words(part) if is_kept(word, both, part))
+def _count_words(paths: Sequence[PurePath]) -> Counter[str]:
+    count: Counter[str] = Counter()
+    for path in paths:
+        count.update(set(_WORD.findall(str(path))))
+    return count
 
-    return [PurePath(*map(shortened, path.parts)) for path in paths]
+
+def _places(words: Sequence[str], i: int) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Return a word with its places from the start and from the end, as ("a", 0), ("a", -2)."""
+    return (words[i], i), (words[i], i - len(words))
+
+
+def _count_places(paths: Sequence[PurePath]) -> Counter[tuple[str, int]]:
+    """Return how many paths have a word in a place of a folder or of the name."""
+    count: Counter[tuple[str, int]] = Counter()
+    for path in paths:
+        found = set()
+        for words in map(_WORD.findall, path.parts):
+            for i in range(len(words)):
+                found.update(_places(words, i))
+        count.update(found)
+    return count
 
 
 def _without_zeros(paths: Sequence[PurePath]) -> list[PurePath]:
     return [PurePath(_ZEROS.sub("", str(path))) for path in paths]
-
-
-def _words(part: str) -> list[tuple[str, tuple[tuple[str, int], tuple[str, int]]]]:
-    """Return the words, each with its places: numbered from the start, and from the end."""
-    words = _WORD.findall(part)
-    return [(word, ((word, i), (word, i - len(words)))) for i, word in enumerate(words)]
-
-
-def _count_words(paths: Sequence[PurePath]) -> Counter[str]:
-    return Counter(word for path in paths for word in set(_WORD.findall(str(path))))
-
-
-def _add_fitting(
-    found: list[list[int]],
-    images: Sequence[PurePath],
-    annotations: Sequence[PurePath],
-    several: bool = False,
-) -> None:
-    """Add unused annotations to images without one, if their paths are equal and not repeated."""
-    used = {number for fits in found for number in fits}
-    index: dict[PurePath, list[int]] = defaultdict(list)
-    for number, path in enumerate(annotations):
-        if number not in used:
-            index[path].append(number)
-    count = Counter(images)
-    for number, path in enumerate(images):
-        fits = index[path] if path.name and count[path] == 1 else []
-        if not found[number] and (several or len(fits) == 1):
-            found[number] = fits

@@ -1,19 +1,17 @@
 """The pairs of a project: each image with its annotation.
 
-`matching` compares the names, and the readers in `annotations` list the files. Masks of one class
-each, several for an image, become one annotation.
+`find_sources` lists the files of both sides, which can share a folder. `pair_sources` compares
+their names (`matching`). Masks of one class each, several for an image, become one annotation.
 """
 
-import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from mmseg_ext.errors import LabelError
 from mmseg_ext.images.values import IMAGE_SUFFIXES
-from mmseg_ext.own_dataset.annotations.class_masks import ClassMasks
-from mmseg_ext.own_dataset.annotations.masks import Annotation, Masks
+from mmseg_ext.own_dataset.annotations.annotation import Annotation
+from mmseg_ext.own_dataset.annotations.class_masks import problem_of
+from mmseg_ext.own_dataset.annotations.reader import Reader
 from mmseg_ext.own_dataset.matching import (
     Key,
     keyed_files,
@@ -24,126 +22,181 @@ from mmseg_ext.own_dataset.matching import (
 )
 from mmseg_ext.own_dataset.preview import PREVIEW
 
+_NAME_CLASSES = (
+    "; if the masks are of one class each, name the class, such as a_leaf.png and a_stem.png or "
+    "a_class1.png and a_class2.png, for at least two images"
+)
+
+
+@dataclass
+class Sources:
+    """The files of a project's user."""
+
+    folder: Path  # of the images, or their pattern
+    images: Mapping[Path, Key]
+    annotations: Sequence[Annotation]
+
 
 @dataclass
 class Pair:
+    """An image and its annotation."""
+
     image: Path
     annotation: Annotation
     name: str  # of its files in the project
-    split: str | None  # None until it is chosen
-    labels: set[str] = field(default_factory=set)
-    label: Path = Path()  # the label map, until the split is chosen
-    counts: Any = None  # pixels of each class
-    # Of the image, as `_look_at` finds them.
-    size: tuple[int, int] = (0, 0)  # height and width, upright
-    orientation: int = 1
-    small: Any = None
-
-    def image_file(self, data: Path) -> Path:
-        return data / f"images/{self.split}/{self.name}{self.image.suffix}"
-
-    def label_file(self, data: Path, split: str | None) -> Path:
-        return data / f"annotations/{split}/{self.name}.png"
+    split: str | None  # that a folder or a file of annotations names
 
 
-def find_pairs(images: Path, reader: Masks, data: Path) -> tuple[list[Pair], list[str], Masks]:
-    """Return the pairs, a line for each file that is in none, and the reader of the annotations.
+def find_sources(folder: Path, reader: Reader, data: Path) -> Sources:
+    """Return the images in a folder, or of a pattern, and the annotations; `data` is no source."""
+    project = data.parent.absolute()  # can be in the folder of the images
+    results = {project / "data", project / "work_dir", project / PREVIEW}
+
+    def is_source(path: Path) -> bool:
+        return results.isdisjoint([path.absolute(), *path.absolute().parents])
+
+    annotations = [annotation for annotation in reader.annotations if is_source(annotation.path)]
+    images = keyed_files(folder)
+    found = set(filter(is_source, images))
+    masks = _masks_of(folder, found, {annotation.path for annotation in annotations}, reader)
+    kept = found - masks
+    images = {path: key for path, key in images.items() if path in kept}
+    annotations = [annotation for annotation in annotations if annotation.path not in images]
+    return Sources(folder, images, annotations)
+
+
+def _masks_of(folder: Path, images: set[Path], masks: set[Path], reader: Reader) -> set[Path]:
+    """Return the masks among files that are listed as images, as masks, or as both.
+
+    Folders can be the same, or one of them contains the other.
+    """
+    if masks > images:  # the folder of the masks has the images, too
+        return masks - images
+    pattern_of_some = reader.is_pattern and masks < images and folder.is_dir()
+    if masks != images and not pattern_of_some:
+        return masks
+    among = masks_among(images, folder)
+    # The pattern of some masks leaves out the others, if all of them differ from the images.
+    return among if masks == images or masks <= among else masks
+
+
+def pair_sources(sources: Sources, reader: Reader) -> tuple[list[Pair], list[str]]:
+    """Return the pairs, and a line for each file that is in none.
 
     Raises:
         ValueError: if there is no pair.
     """
-    found, annotations = _separate(images, reader, data)
-    left_out, problem = [], ""
-    if type(reader) is Masks and (joined := _join_classes(list(found.values()), annotations)):
-        try:
-            reader = ClassMasks([annotation for _, annotation in joined])
-            of_class = {path for _, a in joined for path in (a.path, *a.objects)}
-            rest = [a.path for _, a in annotations if a.path not in of_class]
-            left_out = [f"{path}: no image, or no class that recurs" for path in rest]
-            annotations = joined
-        except LabelError as error:
-            problem = f"; or masks of one class each, but {error}"
-    exact = any(annotation.name for _, annotation in annotations)  # COCO has the names
-    fits = match(list(found.values()), [key for key, _ in annotations], exact)
-    pairs, used = [], set()
-    names: dict[Key, Path] = {}
-    for (path, (split, name)), fit in zip(found.items(), fits, strict=True):
-        used.update(fit)
-        if not fit:
-            left_out.append(f"{path}: no annotation, or several, or several images have this name")
+    annotations, left_out, problem = sources.annotations, [], ""
+    if reader.can_have_classes:
+        annotations, left_out, problem = _join_classes(sources)
+    fits = match(list(sources.images.values()), _keys(annotations), exact=reader.names_images)
+    pairs: list[Pair] = []
+    used: set[int] = set()
+    first: dict[Key, Path] = {}  # the first image of each split and name
+    for (image, key), numbers in zip(sources.images.items(), fits, strict=True):
+        used.update(numbers)
+        if not numbers:
+            left_out.append(f"{image}: no annotation, or several, or several images have this name")
             continue
-        (inner, _), annotation = annotations[fit[0]]
-        more = tuple(annotations[i][1].path for i in fit[1:])
-        annotation = annotation._replace(objects=annotation.objects + more)
-        pair = Pair(path, annotation, name, split or inner)
-        if (key := (pair.split or "train", name)) in names:
-            left_out.append(f"{path}: {names[key]} has the same name")
+        pair = _make_pair(image, key, [annotations[number] for number in numbers])
+        place = Key(pair.split or "train", pair.name)
+        if place in first:
+            left_out.append(f"{image}: {first[place]} has the same name")
             continue
-        names[key] = path
+        first[place] = image
         pairs.append(pair)
-    # A word such as test in `test_data`; without a train it is perhaps another thing's name.
-    words = [next(filter(None, map(split_in, p.name.split("/")[:-1])), None) for p in pairs]
-    for pair, word in zip(pairs, words, strict=True) if "train" in words else ():
-        pair.split = pair.split or word
     if not pairs:
-        first = next((a for _, a in annotations), Annotation(images))
-        reason = f"compare {next(iter(found), None)} with {first.name or first.path}; rename them"
-        if not found or not annotations:
-            kind, endings = ("annotation", reader.suffixes) if found else ("image", IMAGE_SUFFIXES)
-            count = f"{len(found)} images and {len(annotations)} annotations"
-            reason = f"there are {count}; save each {kind} as {', '.join(endings)}"
-        elif type(reader) is Masks and len(annotations) > len(found) and not problem:
-            problem = (
-                "; if the masks are of one class each, name the class, such as a_leaf.png and "
-                "a_stem.png or a_class1.png and a_class2.png, for at least two images"
-            )
-        raise ValueError(
-            f"{images}: no image fits exactly one annotation; {reason}, or give patterns whose * "
-            "are the parts to compare, such as --images 'DIR/*_photo.jpg' --masks 'DIR/*_label.png'"
-            + problem
-        )
-    left_out += [
-        f"{a.path}: no image {a.name}".rstrip()
-        for i, (_, a) in enumerate(annotations)
-        if i not in used
-    ]
-    return pairs, left_out, reader
+        raise ValueError(_explain_no_pair(sources, annotations, reader, problem))
+    _set_splits_in_names(pairs)
+    for number, annotation in enumerate(annotations):
+        if number not in used:
+            left_out.append(f"{annotation.path}: no image {annotation.image_name}".rstrip())
+    return pairs, left_out
 
 
-def _join_classes(
-    images: Sequence[Key], annotations: Sequence[tuple[Key, Annotation]]
-) -> list[tuple[Key, Annotation]]:
-    """Return an annotation with all masks of an image, with its key, if each is of one class."""
+def _keys(annotations: Sequence[Annotation]) -> list[Key]:
+    return [annotation.key for annotation in annotations]
+
+
+def _make_pair(image: Path, key: Key, fitting: Sequence[Annotation]) -> Pair:
+    """Return an image with the annotation that fits, or with several masks of its objects."""
+    annotation, *more = fitting
+    paths = list(annotation.paths)
+    for other in more:
+        paths += other.paths
+    split = key.split or annotation.key.split
+    return Pair(image, annotation._replace(paths=tuple(paths)), key.name, split)
+
+
+def _set_splits_in_names(pairs: Sequence[Pair]) -> None:
+    """Set splits that are words of folders, such as test in `test_data`.
+
+    Without a train, test is perhaps another thing's name.
+    """
+    words = []
+    for pair in pairs:
+        folders = pair.name.split("/")[:-1]
+        words.append(next(filter(None, map(split_in, folders)), None))
+    if "train" not in words:
+        return
+    for pair, word in zip(pairs, words, strict=True):
+        pair.split = pair.split or word
+
+
+def _join_classes(sources: Sources) -> tuple[Sequence[Annotation], list[str], str]:
+    """Return an annotation with all masks of an image, if each mask is of one class.
+
+    Also a line for each mask that is left out, and why masks whose names have classes are not of
+    one class each. Otherwise the annotations stay as they are.
+    """
+    annotations = sources.annotations
+    images = list(sources.images.values())
     if len(annotations) <= len(images):
-        return []
-    joined = []
-    found = match_classes(images, [key for key, _ in annotations])
-    for key, numbers in zip(images, found, strict=bool(found)):
-        content = {name: [annotations[i][1].path for i in n] for name, n in numbers.items()}
-        if paths := [*itertools.chain(*content.values())]:
-            joined.append((key, Annotation(paths[0], objects=(*paths[1:],), content=content)))
-    return joined
+        return annotations, [], ""
+    joined: list[Annotation] = []
+    used: set[Path] = set()
+    found = match_classes(images, _keys(annotations))
+    for key, numbers_by_class in zip(images, found, strict=bool(found)):
+        paths, classes = [], []
+        for name, numbers in numbers_by_class.items():
+            for number in numbers:
+                paths.append(annotations[number].path)
+                classes.append(name)
+        if paths:
+            joined.append(Annotation(key, tuple(paths), classes=tuple(classes)))
+            used.update(paths)
+    problem = problem_of(joined)
+    if problem:
+        return annotations, [], f"; or masks of one class each, but {problem}"
+    if not joined:
+        return annotations, [], ""
+    left_out = []
+    for annotation in annotations:
+        if annotation.path not in used:
+            left_out.append(f"{annotation.path}: no image, or no class that recurs")
+    return joined, left_out, ""
 
 
-def _separate(
-    images: Path, reader: Masks, data: Path
-) -> tuple[dict[Path, Key], list[tuple[Key, Annotation]]]:
-    """Return the keys of the images, and the annotations; they may share a folder."""
-    project = data.parent.absolute()  # can be in the folder of the images
-    own = {project / name for name in ("data", "work_dir", PREVIEW)}
-
-    def is_source(path: Path) -> bool:
-        return own.isdisjoint([path.absolute(), *path.absolute().parents])
-
-    found = {path: key for path, key in keyed_files(images).items() if is_source(path)}
-    annotations = [(key, a) for key, a in reader.files if is_source(a.path)]
-    masks = {annotation.path for _, annotation in annotations}
-    if masks > found.keys():  # the folder of the masks has the images, too
-        masks -= found.keys()
-    elif masks == found.keys() or (reader.is_pattern and masks < found.keys() and images.is_dir()):
-        relative = {path.relative_to(images): path for path in found}
-        among = {relative[path] for path in masks_among(list(relative))}
-        # The pattern of some masks leaves out the others, if all of them differ from the images.
-        masks = among if masks == found.keys() or masks <= among else masks
-    found = {path: key for path, key in found.items() if path not in masks}
-    return found, [(key, a) for key, a in annotations if a.path not in found]
+def _explain_no_pair(
+    sources: Sources,
+    annotations: Sequence[Annotation],
+    reader: Reader,
+    problem: str,
+) -> str:
+    """Return why there is no pair, and what to do."""
+    count_images, count = len(sources.images), len(annotations)
+    there_are = f"there are {count_images} images and {count} annotations; save each"
+    if not count_images:
+        reason = f"{there_are} image as {', '.join(IMAGE_SUFFIXES)}"
+    elif not count:
+        reason = f"{there_are} annotation as {', '.join(reader.suffixes)}"
+    else:
+        image, annotation = next(iter(sources.images)), annotations[0]
+        reason = f"compare {image} with {annotation.image_name or annotation.path}; rename them"
+        if reader.can_have_classes and count > count_images and not problem:
+            problem = _NAME_CLASSES
+    return (
+        f"{sources.folder}: no image fits exactly one annotation; {reason}, or give patterns whose "
+        "* are the parts to compare, such as --images 'DIR/*_photo.jpg' --masks 'DIR/*_label.png'"
+        + problem
+    )

@@ -1,7 +1,15 @@
-"""The networks and the weights that the training of a project can start from."""
+"""The networks and the weights that the training of a project can start from.
 
+A `Start` has the network and its weights. Three have names; that of a file is found from the names
+and shapes of its tensors.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from mmseg_ext.backbones.backbone import IMAGENET
 from mmseg_ext.backbones.efficientnet_lite import ARCHS, STAGES, EfficientNetLite
@@ -32,8 +40,10 @@ def efficientnet(arch: str, stem: bool = True, **weights) -> Start:
     widths = ARCHS[arch]["widths"]
     maps = [widths[groups[-1]] for groups in STAGES]
     cfg = EfficientNetLite.default_cfgs[arch]
-    text = f'type="EfficientNetLite", arch="{arch}"{", stem_map=True" * stem}'
-    return Start(text, maps, cfg, stem=stem * widths[0], **weights)
+    text = f'type="EfficientNetLite", arch="{arch}"'
+    if not stem:
+        return Start(text, maps, cfg, **weights)
+    return Start(f"{text}, stem_map=True", maps, cfg, stem=widths[0], **weights)
 
 
 def resnet18(width: int, **weights) -> Start:
@@ -75,16 +85,22 @@ def starting_weights(start: str) -> Start:
     weights = unwrap_state_dict(content, str(file))
     neck = weights.get("neck.fpn_convs.0.conv.weight")
     terms = terms_of(content).get("license", "not in the file; ask its author")
-    known = {"about": f"{file}; license of the weights: {terms}", "rate": 5e-4}
-    known |= {"load_from": str(file.resolve()), "terms": terms}
-    parts = {k.removeprefix("backbone."): v for k, v in weights.items()}
+    about: dict[str, Any] = {"about": f"{file}; license of the weights: {terms}", "rate": 5e-4}
+    about |= {"load_from": str(file.resolve()), "terms": terms}
+    of_backbone = {name.removeprefix("backbone."): value for name, value in weights.items()}
+    arch = EfficientNetLite.named_arch(of_backbone)
     if neck is not None and _STEM in weights:
-        return resnet18(len(weights[_STEM]), neck=len(neck), **known)
-    if neck is not None and (arch := EfficientNetLite.named_arch(parts)) is not None:
-        first, last = (weights.get(f"decode_head.conv_{end}.conv.weight") for end in ("in", "out"))
-        stem = first is not None and last is not None and last.shape[1] > len(first)
-        return efficientnet(arch, stem, neck=len(neck), **known)
+        return resnet18(len(weights[_STEM]), neck=len(neck), **about)
+    if neck is not None and arch is not None:
+        return efficientnet(arch, _has_stem_map(weights), neck=len(neck), **about)
     raise ValueError(
         f"--from {start}: is neither an EfficientNet-Lite nor a ResNet-18 with FPN, the models of "
         "new configs; set load_from in a config with the model of the file"
     )
+
+
+def _has_stem_map(weights: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether the head's last convolution also takes the map of the stem."""
+    first = weights.get("decode_head.conv_in.conv.weight")
+    last = weights.get("decode_head.conv_out.conv.weight")
+    return first is not None and last is not None and last.shape[1] > len(first)

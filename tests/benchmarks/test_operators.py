@@ -13,7 +13,7 @@ from mmseg_ext.inference.models import DEFAULT
 TRAINING_STEPS = {
     "ea_r101_ade20k_160k": {"TF32": 991, "bf16": 1236},
     "danet_r101_ade20k_160k": {"TF32": 1120, "bf16": 1389},
-    "fpn_rmt_small_ade20k_80k": {"TF32": 2843, "bf16": 4571},
+    "fpn_rmt_small_ade20k_80k": {"TF32": 2235, "bf16": 3990},
     "upernet_deepvit_s_ade20k_160k": {"TF32": 3805, "bf16": 4290},
     "upernet_lambda_r101_ade20k_160k": {"TF32": 7533, "bf16": 8176},
 }

@@ -1,6 +1,6 @@
 """Images and annotations are paired by what differs in their names, as public datasets have them.
 
-Most files are empty, so the tests call `find_pairs` instead of a command, which would read them.
+Most files are empty, so the tests pair them instead of running a command, which would read them.
 """
 
 from pathlib import Path
@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mmseg_ext.own_dataset.annotations.labelme import Labelme
 from mmseg_ext.own_dataset.annotations.masks import Masks
-from mmseg_ext.own_dataset.annotations.polygons import Labelme
-from mmseg_ext.own_dataset.pairs import find_pairs
+from mmseg_ext.own_dataset.annotations.reader import Reader
+from mmseg_ext.own_dataset.pairs import Pair, find_sources, pair_sources
 from tests.datasets.trees import save
 
 CITY = "aachen/aachen_000000_000019", "aachen/aachen_000001_000019", "bochum/bochum_000000_000313"
@@ -48,17 +49,27 @@ def write(folder: Path, names) -> None:
         (folder / name).touch()
 
 
+def find_pairs(images: Path, reader: Reader, data: Path) -> tuple[list[Pair], list[str]]:
+    return pair_sources(find_sources(images, reader, data), reader)
+
+
 def find(folder: Path, images: str, masks: str):
     """Return the names of the pairs, and of the files that are in none."""
-    pairs, left_out, _ = find_pairs(folder / images, Masks(folder / masks), folder / "project/data")
+    reader = Masks.find(folder / masks)
+    pairs, left_out = find_pairs(folder / images, reader, folder / "project/data")
     found = {}
     for pair in pairs:
-        annotations = [pair.annotation.path, *pair.annotation.objects]
+        annotations = pair.annotation.paths
         key = pair.image.relative_to(folder / images.partition("*")[0])
         found[str(key)] = [
             str(p.relative_to(folder / masks.partition("*")[0])) for p in annotations
         ]
     return found, [Path(line.partition(": ")[0]).name for line in left_out]
+
+
+def classes(pair: Pair) -> list[tuple[str, Path]]:
+    """Return the class and the path of each mask."""
+    return list(zip(pair.annotation.classes, pair.annotation.paths, strict=True))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -97,7 +108,7 @@ def test_splits_in_the_names_of_folders(ending, tmp_path):
     for split in ("train", "val"):
         write(tmp_path, [f"{split}/7.png", f"{split}/8.png"])
         write(tmp_path, [f"{split}{ending}/7.png", f"{split}{ending}/8.png"])
-    pairs, left_out, _ = find_pairs(tmp_path, Masks(tmp_path), tmp_path / "project/data")
+    pairs, left_out = find_pairs(tmp_path, Masks.find(tmp_path), tmp_path / "project/data")
     assert len(pairs) == 4 and not left_out
     for pair in pairs:
         assert pair.annotation.path.parent.name == pair.split + ending
@@ -109,7 +120,7 @@ def test_splits_are_words_of_folders(split, tmp_path):
     folders = {"my_train-set": "train", "Test data": "test"} if split else {"Test site": None}
     for folder in folders:
         write(tmp_path, [f"{folder}/images/1.jpg", f"{folder}/masks/1.png"])
-    pairs, _, _ = find_pairs(tmp_path, Masks(tmp_path), tmp_path / "project/data")
+    pairs, _ = find_pairs(tmp_path, Masks.find(tmp_path), tmp_path / "project/data")
     assert {p.image.parent.parent.name: p.split for p in pairs} == folders
 
 
@@ -145,13 +156,12 @@ def test_masks_of_a_class_each(layout, tmp_path):
         save(tmp_path / fruit(name), mask + 1)
     save(tmp_path / leaf(names[8]).replace("leaf", "tmp"), mask)
     where = tmp_path / image("x").partition("/")[0], tmp_path / leaf("x").partition("/")[0]
-    pairs, left_out, reader = find_pairs(where[0], Masks(where[1]), tmp_path / "project")
+    pairs, left_out = find_pairs(where[0], Masks.find(where[1]), tmp_path / "project")
     assert [pair.image for pair in pairs] == [tmp_path / image(name) for name in names]
     for name, pair in zip(names, pairs, strict=True):
-        own = {"leaf": [tmp_path / leaf(name)], "red_fruit": [tmp_path / fruit(name)]}
-        assert pair.annotation.content == {k: v for k, v in own.items() if v[0].is_file()}
+        own = {"leaf": tmp_path / leaf(name), "red_fruit": tmp_path / fruit(name)}
+        assert classes(pair) == [(k, path) for k, path in own.items() if path.is_file()]
     assert len(left_out) == 1 and "tmp" in left_out[0]
-    assert reader.labels == {0: "background", 1: "leaf", 2: "red_fruit"}
 
 
 def test_numbered_classes(tmp_path):
@@ -163,10 +173,9 @@ def test_numbered_classes(tmp_path):
             find(tmp_path, images, masks)
     for name in ("a_class1", "a_class2", "b_class1", "b_class2"):
         save(tmp_path / f"y/{name}.png", np.zeros((3, 4), np.uint8))
-    pairs, left_out, reader = find_pairs(tmp_path / "x", Masks(tmp_path / "y"), tmp_path)
-    assert reader.labels == {0: "background", 1: "class_1", 2: "class_2"} and not left_out
-    content = {f"class_{i}": [tmp_path / f"y/b_class{i}.png"] for i in (1, 2)}
-    assert pairs[1].annotation.content == content
+    pairs, left_out = find_pairs(tmp_path / "x", Masks.find(tmp_path / "y"), tmp_path)
+    assert not left_out
+    assert classes(pairs[1]) == [(f"class_{i}", tmp_path / f"y/b_class{i}.png") for i in (1, 2)]
 
 
 def test_masks_of_several_classes_are_not_of_one(tmp_path):
@@ -235,6 +244,6 @@ def test_files_that_fit_nothing_change_no_pair(tmp_path):
 def test_annotations_in_json_files(tmp_path):
     """Supervisely and others keep the image's suffix."""
     write(tmp_path, ["img/a.jpg", "img/b.jpg", "ann/a.jpg.json", "ann/b.json"])
-    reader = Labelme(tmp_path / "ann")
-    pairs, left_out, _ = find_pairs(tmp_path / "img", reader, tmp_path / "project")
+    reader = Labelme.find(tmp_path / "ann")
+    pairs, left_out = find_pairs(tmp_path / "img", reader, tmp_path / "project")
     assert len(pairs) == 2 and not left_out

@@ -223,6 +223,30 @@ def test_nothing_is_lost(tmp_path, capsys):
     assert re.search(r"^pairs: \S*images/(\S+)\.\w+ with \S*masks/\1_mask\.png,", output, re.M)
 
 
+@pytest.mark.parametrize("kind", ["index", "palette", "labelme"])
+def test_an_annotation_is_read_once(kind, tmp_path, monkeypatch):
+    flags, count = write_sources(tmp_path, 5, kind), Counter()
+    read_bytes = Path.read_bytes
+
+    def counted(path: Path) -> bytes:
+        count[path.parent.name] += 1
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", counted)
+    assert run(tmp_path, *flags) == 0
+    assert count["masks"] == 5
+
+
+def test_values_of_pairs_that_are_left_out_are_no_classes(tmp_path):
+    flags = write_sources(tmp_path, 4)
+    save(tmp_path / "masks/01_mask.png", np.full((9, 9), 99, np.uint8))  # another size
+    save(tmp_path / "masks/02_mask.png", np.full(SIZE[::-1], 98, np.uint8))
+    (tmp_path / "images/02.jpg").write_bytes(b"text")
+    assert run(tmp_path, *flags) == 0
+    labels = json.loads((tmp_path / "project/data/classes.json").read_text())["labels"]
+    assert labels == {"7": 0, "17": 1, "27": 2}
+
+
 def test_an_unusable_mask_gets_no_split(tmp_path, capsys):
     """Another pair gets into its split, unless folders are the splits."""
     flags = write_sources(tmp_path, 3)
@@ -436,6 +460,9 @@ def test_masks_of_a_class_each(tmp_path, capsys):
     assert re.search(
         r"^pairs: \S+00.jpg with \S+00_Area.png, 00_leaf.png, 00_thin.png, ", out, re.M
     )
+    shutil.rmtree(tmp_path / "project")
+    assert run(tmp_path) == 0
+    assert Config.fromfile(tmp_path / "project/config.py").classes == ["background", *masks]
 
 
 @pytest.mark.parametrize("kind", ["numbers", "colors", "files"])
@@ -737,7 +764,7 @@ def test_bad_input_is_one_line(case, tmp_path, capsys):
     assert run(tmp_path, *more.split()) == 1
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
-    assert not list((tmp_path).glob("project/**/c*"))  # neither config.py nor classes.json
+    assert not (tmp_path / "project").exists()
 
 
 def test_bad_coco_files(tmp_path, capsys):

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmseg_ext.own_dataset.splits import choose, connect, find_copies, find_groups, small_version
+from mmseg_ext.own_dataset.copies import find_copies, small_version
+from mmseg_ext.own_dataset.splits import choose, connect, find_groups
 
 SHARES = st.sampled_from([{"val": 0.2}, {"val": 0.5}, {"test": 0.1, "val": 0.3}])
 

@@ -1,66 +1,97 @@
-"""Masks of one class each, several for an image, as one annotation."""
+"""Masks of one class each, several for an image, as one annotation; 0 is not the class.
+
+A value of their index map is a tuple of the classes that a pixel has, such as ("leaf", "thin").
+Where masks overlap, the class with fewer pixels in all masks counts, so the text of a tuple is
+known after all are read.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from itertools import chain
 
 import numpy as np
 
-from mmseg_ext.own_dataset.annotations.masks import (
+from mmseg_ext.errors import LabelError
+from mmseg_ext.own_dataset.annotations.annotation import (
     BACKGROUND,
-    MASKS_READ,
     Annotation,
-    codes_of,
-    different_codes,
-    index_of,
     reading,
     require_size,
 )
-from mmseg_ext.own_dataset.annotations.polygons import Polygons
+from mmseg_ext.own_dataset.annotations.codes import index_of, read_mask
+from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap, index_map
+from mmseg_ext.own_dataset.annotations.reader import Legend, values_of
+from mmseg_ext.own_dataset.selection import evenly
+
+_MASKS_LOOKED_AT = 8  # annotations, to find out whether masks are of one class each
 
 
-class ClassMasks(Polygons):
-    """Masks of one class each, which `Annotation.content` has by class; 0 is not the class.
+def problem_of(annotations: Sequence[Annotation]) -> str:
+    """Return why masks are not of one class each, from a few of them; nothing if they are."""
+    try:
+        for annotation in evenly(annotations, _MASKS_LOOKED_AT):
+            _read_masks(annotation)
+    except LabelError as error:
+        return str(error)
+    return ""
 
-    Where masks overlap, the class with fewer pixels in all masks counts.
+
+def read(annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
+    """Return the classes of each pixel; see `Reader.read`.
+
+    A class with pixels also has a value of its own, without pixels where others cover it.
     """
+    masks = _read_masks(annotation)
+    shape = next(iter(masks.values())).shape
+    with reading(annotation.path):
+        require_size(shape, sizes)
+    values: list[tuple[str, ...]] = [()]
+    indices = np.zeros(shape, int)
+    for name, mask in masks.items():
+        # An even number is outside of this mask, an odd one inside.
+        parts = index_map(2 * indices.astype(int) + mask)
+        indices = parts.indices
+        values = [values[part // 2] + (name,) * (part % 2) for part in parts.values]
+    present = dict.fromkeys(chain.from_iterable(values))
+    for value in [(), *zip(present)]:  # (), ("leaf",), ("thin",)
+        if value not in values:
+            values.append(value)
+    return IndexMap(values, indices)
 
-    def __init__(self, annotations: Sequence[Annotation]):
-        """Read a few of the annotations.
 
-        Raises:
-            LabelError: if their masks are not of one class each.
-        """
-        names = {name for annotation in annotations for name in annotation.content} - {BACKGROUND}
-        self.labels, self.colors = dict(enumerate([BACKGROUND, *sorted(names)])), {}
-        self._pixels = Counter()  # of each class
-        for annotation in annotations[:: -(-len(annotations) // MASKS_READ)]:
-            self.shapes(annotation)
+def describe(maps: Sequence[StoredMap]) -> Legend:
+    """Return the names of the classes; where masks overlap, the rarer class counts."""
+    pixels: Counter[str] = Counter()
+    masks = 0
+    for part in maps:
+        masks += len(part.annotation.paths)
+        pixels.update(dict.fromkeys(part.annotation.classes, 0))
+        for value, count in zip(part.values, part.counts.tolist(), strict=True):
+            pixels.update(dict.fromkeys(value, count))
+    names = sorted(pixels)
+    rare_last = sorted(names, key=lambda name: -pixels[name])
+    texts = {}
+    for value in values_of(maps):
+        texts[value] = max(value, key=rare_last.index, default=BACKGROUND)
+    order = ", ".join(filter(pixels.get, reversed(rare_last)))
+    note = (
+        f"{masks} masks of one class each became {len(maps)} label maps; where they overlap, "
+        f"the first of these counts: {order}"
+    )
+    return Legend(dict(enumerate([BACKGROUND, *names])), texts, notes=[note])
 
-    def prepare(self, annotations: Sequence[Annotation]) -> list[set[str]]:
-        def labels(annotation: Annotation) -> set[str]:
-            pixels = Counter({name: int(mask.sum()) for name, mask in self.shapes(annotation)[1]})
-            self._pixels += pixels
-            return {BACKGROUND, *+pixels}  # without classes of no pixel
 
-        found = self._read_each(annotations, labels)
-        order = ", ".join(name for name, _ in reversed(self._pixels.most_common()))
-        masks = sum(1 + len(annotation.objects) for annotation in annotations)
-        self.notes = [
-            f"{masks} masks of one class each became {len(found)} label maps; where they overlap, "
-            f"the first of these counts: {order}"
-        ]
-        return found
-
-    def shapes(self, annotation: Annotation) -> tuple[tuple[int, int], list[tuple[str, Any]]]:
-        masks: dict[str, np.ndarray] = {}
-        for name, paths in annotation.content.items():
-            for path in paths:
-                with reading(Annotation(path)):
-                    codes = codes_of(path)
-                    require_size(codes.shape, [m.shape for m in masks.values()] or [codes.shape])
-                    if (count := np.count_nonzero(index_of(different_codes(codes)))) > 1:
-                        raise ValueError(f"the mask of one class has {count} values other than 0")
-                    masks[name] = (index_of(codes) > 0) | masks.get(name, False)
-        rare_last = sorted(masks.items(), key=lambda part: -self._pixels[part[0]])
-        return next(iter(masks.values())).shape, rare_last
+def _read_masks(annotation: Annotation) -> dict[str, np.ndarray]:
+    """Return the pixels of each class, (H, W) bool."""
+    masks: dict[str, np.ndarray] = {}
+    shape = None
+    for path, name in zip(annotation.paths, annotation.classes, strict=True):
+        with reading(path):
+            mask = read_mask(path)
+            shape = shape or mask.indices.shape
+            require_size(mask.indices.shape, [shape])
+            is_class = index_of(np.array(mask.values)) > 0  # of each value
+            if is_class.sum() > 1:
+                raise ValueError(f"the mask of one class has {is_class.sum()} values other than 0")
+            masks[name] = is_class[mask.indices] | masks.get(name, False)
+    return masks

@@ -1,0 +1,50 @@
+"""An annotation: where it is, and the errors that its files can have."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mmseg_ext.errors import LabelError
+from mmseg_ext.own_dataset.matching import Key, keyed_files
+
+BACKGROUND = "background"
+
+
+class Annotation(NamedTuple):
+    """An annotation of an image, as a reader lists it."""
+
+    key: Key  # by what it is compared with images
+    paths: tuple[Path, ...]  # its file, or several masks of the image
+    image_name: str = ""  # if a file describes several images
+    content: Any = None  # what such a file has about the image
+    classes: tuple[str, ...] = ()  # the class of each mask, if each is of one class
+
+    @property
+    def path(self) -> Path:
+        """The file that messages name."""
+        return self.paths[0]
+
+
+def annotations_below(folder: Path, suffixes: Sequence[str]) -> list[Annotation]:
+    """Return each file below a folder, or of a pattern, as an annotation; see `keyed_files`."""
+    return [Annotation(key, (path,)) for path, key in keyed_files(folder, suffixes).items()]
+
+
+@contextlib.contextmanager
+def reading(path: Path, image_name: str = "") -> Iterator[None]:
+    """Raise any error as `LabelError` with the file's path; any bytes can be in the file."""
+    try:
+        yield
+    except Exception as error:
+        where = f"{path}: {image_name}" if image_name else str(path)
+        reason = error if isinstance(error, ValueError) else repr(error)
+        raise LabelError(f"{where}: cannot be read ({reason})") from error
+
+
+def require_size(size: tuple[int, ...], sizes: Sequence[tuple[int, ...]]) -> None:
+    """Raise ValueError if the size of an annotation (height, width) is not one of `sizes`."""
+    if size in sizes:
+        return
+    (height, width), (image_height, image_width) = size, sizes[0]
+    raise ValueError(f"it is {width}x{height}, but its image is {image_width}x{image_height}")

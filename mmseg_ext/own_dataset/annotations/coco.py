@@ -1,0 +1,96 @@
+"""COCO files: polygons and run lengths of the images that they list, by category.
+
+Classes follow the background by the numbers of the categories. Small objects cover large ones.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND, Annotation, reading
+from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap
+from mmseg_ext.own_dataset.annotations.polygons import Shape, draw, label_of
+from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, legend_of_names
+from mmseg_ext.own_dataset.matching import Key, key_of, split_in
+
+
+class _Image(NamedTuple):
+    """What a file has about an image: `Annotation.content`."""
+
+    entry: dict[str, Any]  # of the list `images`
+    objects: list[dict[str, Any]]  # of the list `annotations`
+    categories: dict[Any, str]  # the label of each category's number
+
+
+@dataclass
+class Coco(Reader):
+    """Images of COCO files."""
+
+    suffixes = (".json",)
+    names_images = True
+
+    categories: Sequence[str] = ()  # of all files, in the order of their numbers
+
+    @classmethod
+    def find(cls, paths: Sequence[Path]) -> "Coco":
+        """Return the images of these files.
+
+        Raises:
+            ValueError: if one is not a COCO file.
+        """
+        annotations: list[Annotation] = []
+        names: dict[str, None] = {}  # in order, without repetitions
+        for path in paths:
+            try:
+                content = json.loads(path.read_bytes())  # UTF-8, also with a byte order mark
+                categories = {}
+                for entry in content["categories"]:
+                    categories[entry["id"]] = label_of(entry["name"])
+                names.update(dict.fromkeys(map(categories.__getitem__, sorted(categories))))
+                annotations += _annotations(path, content, categories)
+            except (KeyError, TypeError, ValueError, RecursionError) as error:
+                reason = error if isinstance(error, ValueError) else repr(error)
+                text = f"{path}: is not a COCO file ({reason}); export polygons or masks as COCO"
+                raise ValueError(text) from error
+        return cls(annotations, categories=list(names))
+
+    def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
+        image: _Image = annotation.content
+        with reading(annotation.path, annotation.image_name):
+            # The files' order means nothing: a house after its windows would cover them.
+            large_first = sorted(image.objects, key=lambda item: -float(item.get("area") or 0))
+            shapes = []
+            for item in large_first:
+                label, form = image.categories[item["category_id"]], item["segmentation"]
+                if isinstance(form, list):
+                    shapes.append(Shape(label, polygons=form))
+                else:
+                    shapes.append(Shape(label, run_lengths=form))
+            size = int(image.entry["height"]), int(image.entry["width"])
+            return draw(size, shapes, sizes)
+
+    def describe(self, maps: Sequence[StoredMap]) -> Legend:
+        return legend_of_names(list(dict.fromkeys([BACKGROUND, *self.categories])))
+
+
+def _annotations(
+    path: Path, content: dict[str, Any], categories: dict[Any, str]
+) -> Iterator[Annotation]:
+    """Yield each image of a file, and each image that only objects name."""
+    file_split = split_in(path.stem)  # instances_val.json: its images are of the split val
+    objects = defaultdict(list)
+    for item in content["annotations"]:
+        objects[str(item["image_id"])].append(item)  # some files mix "3" and 3
+    known = set()
+    for entry in content["images"]:
+        number = str(entry["id"])
+        known.add(number)
+        folder_split, name = key_of(Path(entry["file_name"].replace("\\", "/")))
+        image = _Image(entry, objects[number], categories)
+        key = Key(folder_split or file_split, name)
+        yield Annotation(key, (path,), entry["file_name"], image)
+    for number in sorted(objects.keys() - known):  # they will be listed as left out
+        yield Annotation(Key(file_split, ""), (path,), f"of id {number}")

@@ -1,0 +1,64 @@
+"""What all readers of annotations share.
+
+A reader lists its annotations with the names by which they fit images, and reads one at a time.
+What a value means can depend on the others: palettes can disagree on an index, and the labels are
+in alphabetical order. Therefore `describe` returns the texts of all values after the last one is
+read. The classes of a project are chosen from these texts.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from mmseg_ext.own_dataset.annotations.annotation import Annotation
+from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap
+
+
+@dataclass
+class Legend:
+    """What the values of all annotations of a project mean."""
+
+    labels: Mapping[int, str]  # the text of each number, in the order of the classes
+    texts: Mapping[Any, str]  # the text of each value of the index maps
+    colors: dict[str, list[int]] = field(default_factory=dict)  # RGB of texts that have one
+    hint: str = ""  # what the values could be instead
+    notes: Sequence[str] = ()  # what a user should know
+
+
+def legend_of_names(labels: Sequence[str]) -> Legend:
+    """Return the legend of values that are their own texts, in the order of the classes."""
+    return Legend(dict(enumerate(labels)), dict(zip(labels, labels, strict=True)))
+
+
+@dataclass
+class Reader:
+    """Annotations of one kind, and how to read them."""
+
+    annotations: Sequence[Annotation]  # all that were found
+    is_pattern: bool = False  # whether a pattern chose them
+
+    suffixes: ClassVar[Sequence[str]] = ()  # of the files
+    class_names: ClassVar[Sequence[str] | None] = None  # if the user gives none
+    ignored: ClassVar[Sequence[str]] = ()  # texts that are ignored in any case
+    names_images: ClassVar[bool] = False  # whether a file has the complete names of its images
+    can_have_classes: ClassVar[bool] = False  # whether several files can be of one class each
+
+    def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
+        """Return an annotation, whose (height, width) must be one of `sizes`.
+
+        Raises:
+            LabelError: if the annotation cannot be read or has another size.
+        """
+        raise NotImplementedError
+
+    def describe(self, maps: Sequence[StoredMap]) -> Legend:
+        """Return what the values of the index maps of all annotations mean."""
+        raise NotImplementedError
+
+
+def values_of(maps: Sequence[StoredMap]) -> set[Any]:
+    """Return the values of all index maps."""
+    values: set[Any] = set()
+    for part in maps:
+        values.update(part.values)
+    return values

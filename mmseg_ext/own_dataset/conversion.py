@@ -1,0 +1,142 @@
+"""One pair: its image and annotation are read once, and its files in the project written.
+
+Between the two all pairs have been read, because the classes and the splits depend on all. The
+annotation waits as an index map, and a table with the class of each index makes it a label map.
+"""
+
+import shutil
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from mmseg_ext.atomic_write import atomic_write
+from mmseg_ext.errors import UnreadableFileError
+from mmseg_ext.images.files import read, read_bytes
+from mmseg_ext.images.values import IMAGE_SUFFIXES, declared
+from mmseg_ext.own_dataset.annotations.index_map import StoredMap
+from mmseg_ext.own_dataset.annotations.reader import Reader
+from mmseg_ext.own_dataset.classes import IGNORED
+from mmseg_ext.own_dataset.copies import small_version
+from mmseg_ext.own_dataset.pairs import Pair
+
+UPRIGHT = 1  # EXIF's orientation
+
+
+@dataclass
+class Photo:
+    """What a project needs to know of an image."""
+
+    size: tuple[int, int]  # height and width, upright
+    orientation: int  # EXIF's, 1 to 8
+    small: np.ndarray  # its small version
+
+
+@dataclass
+class ReadPair:
+    """A pair whose files were read."""
+
+    pair: Pair
+    photo: Photo
+    annotation: StoredMap
+
+
+def read_pair(pair: Pair, reader: Reader, file: Path) -> ReadPair:
+    """Read the image and the annotation of a pair; the index map is written to `file`.
+
+    Raises:
+        UnreadableFileError: if the image cannot be read.
+        LabelError: if the annotation cannot be read or has another size.
+    """
+    photo = _read_photo(pair.image)
+    height, width = photo.size
+    sizes = [(height, width)]
+    if photo.orientation >= 5:  # the sides are exchanged; a mask can have either size
+        sizes.append((width, height))
+    found = reader.read(pair.annotation, sizes)
+    return ReadPair(pair, photo, found.store(pair.annotation, file))
+
+
+def _read_photo(path: Path) -> Photo:
+    pixels = read(read_bytes(str(path)), str(path))
+    height, width, channels = pixels.upright().values.shape
+    is_8_bits = pixels.values.dtype in (bool, np.uint8)
+    is_photo = is_8_bits and channels - len(pixels.alpha) in (1, 3)
+    if pixels.orientation != UPRIGHT and not is_photo:  # Pillow cannot turn it
+        raise UnreadableFileError(
+            f"{path}: has an orientation tag ({pixels.orientation}); save it upright"
+        )
+    small = small_version(pixels.values, pixels.missing)
+    return Photo((height, width), pixels.orientation, small)
+
+
+def class_table(annotation: StoredMap, texts: Mapping[Any, str], classes: Mapping[str, int]):
+    """Return the class of each index of an annotation, (N,) uint8, from the texts of its values."""
+    of_index = [classes[texts[value]] for value in annotation.values]
+    return np.array(of_index, np.uint8)
+
+
+def count_classes(annotation: StoredMap, table: np.ndarray) -> np.ndarray:
+    """Return the pixels of each class and of ignored values, (256,)."""
+    counts = np.zeros(IGNORED + 1, int)
+    np.add.at(counts, table, annotation.counts)
+    return counts
+
+
+def image_file(data: Path, split: str, pair: Pair) -> Path:
+    """Return where the image of a pair is in a project's data."""
+    return data / f"images/{split}/{pair.name}{pair.image.suffix}"
+
+
+def label_file(data: Path, split: str, name: str) -> Path:
+    """Return where the label map of a pair is in a project's data."""
+    return data / f"annotations/{split}/{name}.png"
+
+
+def earlier_images(data: Path) -> dict[Path, list[Path]]:
+    """Return the images in a project's data by their paths without suffixes."""
+    found = defaultdict(list)
+    for path in data.glob("images/**/*"):
+        if path.suffix.lower() in IMAGE_SUFFIXES:
+            found[path.with_suffix("")].append(path)
+    return found
+
+
+def write_pair(
+    read: ReadPair,
+    table: np.ndarray,
+    split: str,
+    data: Path,
+    earlier: Mapping[Path, Sequence[Path]],
+) -> None:
+    """Write the image and the label map of a pair to a split.
+
+    `table` has the class of each index. Images of `earlier` runs with its name are replaced.
+    """
+    target = image_file(data, split, read.pair)
+    for path in earlier.get(target.with_suffix(""), ()):  # maybe of another photo
+        path.unlink()
+    _write_image(read.pair, read.photo, target)
+    label = table[read.annotation.load()]  # (H, W)
+    is_turned = read.photo.orientation != UPRIGHT and label.shape != read.photo.size
+    if is_turned:
+        label = declared(label, orientation=read.photo.orientation).upright().values[..., 0]
+    with atomic_write(label_file(data, split, read.pair.name)) as part:
+        Image.fromarray(label).save(part, "PNG")
+
+
+def _write_image(pair: Pair, photo: Photo, target: Path) -> None:
+    """Link to the image of a pair; write it upright if it is not."""
+    if photo.orientation != UPRIGHT:  # `image_demo` shows photos to the trained model upright
+        with Image.open(pair.image) as image, atomic_write(target) as part:
+            ImageOps.exif_transpose(image).save(part, image.format, quality=95)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.symlink_to(pair.image.resolve())
+    except OSError:  # a file system without links
+        shutil.copyfile(pair.image, target)
