@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 # Two test workers run in parallel, with one thread each.
 WORKERS ?= 2
 
-.PHONY: help install demo demo-det compare docs test test-training test-fast test-original lint clean
+.PHONY: help install demo demo-det compare docs test test-long test-fast test-original lint clean
 
 help:
 	@echo "make demo       train EANet on the generated dataset, test it, write a report"
@@ -14,8 +14,9 @@ help:
 	@echo "make compare    train EANet, FCN and DANet with the same budget, write a report of the three"
 	@echo "make docs       build the documentation in site/; a warning is an error"
 	@echo "make test       lint, build the site and run the tests"
-	@echo "make test-training  train the demo and EAGAN until they reach the results that the docs promise"
 	@echo "make test-fast  run the fast tests, after each change"
+	@echo "make test-long  train to the results that the docs promise, and try all cases of the other tests"
+	@echo "make test-avx2  run the numerical tests with the instructions of older processors"
 	@echo "make test-original  run the stack check and the fast tests on mmsegmentation's original packages"
 	@echo "make lint       run ruff, pyright and import-linter"
 	@echo "make clean      remove the environments and all generated files"
@@ -61,14 +62,21 @@ test: $(INSTALLED)
 	$(MAKE) --jobs 2 --output-sync lint docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=25
 
-# Golden losses and short runs in `make test` notice the same faults of a training earlier.
-test-training: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q -m training
+# Short runs and a part of the cases in `make test` notice most faults earlier.
+test-long: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q -m long
+
+# The instructions of a processor without AVX-512, on any processor: sums differ by rounding.
+NUMERICAL := layers decode_heads segmentors backbones detection cost
+test-avx2: $(INSTALLED)
+	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 \
+		$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q \
+		$(NUMERICAL:%=tests/%) -m "not slow and not distributed and not long"
 
 # Without the tests that train, export or start processes (listed in tests/conftest.py).
 test-fast: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(WORKERS) --dist worksteal -q \
-		-m "not slow and not distributed and not training"
+		-m "not slow and not distributed and not long"
 
 # mmsegmentation's original packages, in a separate environment.
 ORIGINAL := .venv-original
@@ -91,9 +99,9 @@ COLLECT := $(ORIGINAL)/bin/python -m pytest --collect-only -qq --continue-on-col
 test-original: $(ORIGINAL_INSTALLED)
 	OMP_NUM_THREADS=1 $(ORIGINAL)/bin/python tests/stack_check.py
 	OMP_NUM_THREADS=1 $(ORIGINAL)/bin/python -m pytest -n $(WORKERS) --dist worksteal -q \
-		$(FOLDERS) -m "not slow and not distributed"
+		$(FOLDERS) -m "not slow and not distributed and not long"
 	@echo "Tests that this leaves out, by folder:"
-	@{ $(COLLECT) $(FOLDERS) -m "slow or distributed"; $(COLLECT) tests $(FOLDERS:%=--ignore=%); } | \
+	@{ $(COLLECT) $(FOLDERS) -m "slow or distributed or long"; $(COLLECT) tests $(FOLDERS:%=--ignore=%); } | \
 		awk -F '[/:]' '/^tests.*: [0-9]+$$/ { left[NF > 3 ? $$2 : "tests"] += $$NF } \
 			END { for (folder in left) print left[folder], folder }' | sort -k 2
 

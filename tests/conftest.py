@@ -3,6 +3,7 @@
 import gc
 import itertools
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,6 @@ from mmseg.visualization import SegLocalVisualizer
 
 # These files train, export or start processes; `make test-fast` runs the others.
 SLOW = (
-    "benchmarks",
     "durable/test_writing.py",
     "commands/test_bands.py",
     "commands/test_export.py",
@@ -49,8 +49,8 @@ SLOW = (
 
 LONGEST = ("durable/test_crash_points.py", "durable/test_restart.py", "commands/test_export.py")
 
-# Slow tests of the backbones; their other tests are fast.
-SLOW_NAMES = ("export", "compiles", "parity", "costs", "traces", "parameters", "checkpointing")
+# Slow tests of the backbones and decode heads; their other tests are fast.
+SLOW_NAMES = ("export", "compile", "parity", "costs", "traces", "parameters", "checkpointing")
 
 
 def pytest_configure():
@@ -62,10 +62,9 @@ def pytest_collection_modifyitems(items):
     here = Path(__file__).parent
     slow = [here / name for name in SLOW]
     for item in items:
-        backbone = item.path.is_relative_to(here / "backbones")
-        if any(item.path.is_relative_to(path) for path in slow) or (
-            backbone and any(name in item.name for name in SLOW_NAMES)
-        ):
+        is_model = item.path.parent.name in ("backbones", "decode_heads")
+        is_slow_name = is_model and any(name in item.name for name in SLOW_NAMES)
+        if is_slow_name or any(item.path.is_relative_to(path) for path in slow):
             item.add_marker("slow")
     # The longest tests come first, so no worker ends with some of them while the other is idle.
     longest = [here / name for name in LONGEST]
@@ -75,6 +74,41 @@ def pytest_collection_modifyitems(items):
 def pytest_collection_finish():
     """Exclude imported modules from later passes of the garbage collector."""
     gc.freeze()
+    _measured["seconds"] = processor_seconds()
+
+
+_measured = {"seconds": 0.0}  # of this process and its children, at the end of the last phase
+
+
+def processor_seconds() -> float:
+    """Return the processor time of this process and of the ended processes that it started."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    """Add to each report the processor time of its phase: other processes do not change it."""
+    report = yield
+    now = processor_seconds()
+    report.processor_seconds = now - _measured["seconds"]
+    _measured["seconds"] = now
+    return report
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print how long the tests of each folder took, together in all workers."""
+    durations, seconds = Counter(), Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if hasattr(report, "processor_seconds"):
+                folder = "/".join(report.nodeid.split("/")[:2]).partition("::")[0]
+                durations[folder] += report.duration
+                seconds[folder] += report.processor_seconds
+    terminalreporter.section("seconds by folder (of processor time)")
+    terminalreporter.line(f"{durations.total():7.1f} ({seconds.total():.1f})  all tests")
+    for folder, duration in durations.most_common():
+        terminalreporter.line(f"{duration:7.1f} ({seconds[folder]:.1f})  {folder}")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -94,5 +94,5 @@ def test_the_check_of_losses_stays_on_the_device():
         wrapper = wrapper_in_float32(config, model)
         runner = SimpleNamespace(optim_wrapper=wrapper, model=model, iter=5)
         FiniteLossHook().before_train(runner)
-        with pytest.raises(RunError, match=r"^not finite$"):
+        with pytest.raises(RunError, match="finite"):
             wrapper.update_params(training_loss(model, batch_of(config, device.device)))

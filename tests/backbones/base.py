@@ -11,6 +11,7 @@ from mmseg.registry import MODELS
 from torch import nn
 from torch._subclasses import FakeTensor, FakeTensorMode
 
+from tests.messages import raises_message
 from tests.models import ModelTester, assert_same, randomise, weighted_sum
 from tests.parity import assert_same_function
 
@@ -72,7 +73,7 @@ class BackboneTester(ModelTester):
         model = self.build(in_channels=5).eval()
         shapes = [maps.shape for maps in model(torch.randn(1, 5, *self.size))]
         assert shapes == [maps.shape for maps in self.build().eval()(self.inputs(1))]
-        with pytest.raises(ValueError, match=r"is not \(B, 5, H, W\)"):
+        with raises_message(ValueError, "(B, 5, H, W)", where="images: "):
             model(self.inputs(1))
 
     def test_out_indices(self):
@@ -162,7 +163,7 @@ class BackboneTester(ModelTester):
     def test_weights_of_another_depth_or_shape(self):
         """mmengine alone would load the blocks that both have, and log the others."""
         deeper, model = self.build(**self.deeper), self.build()
-        name = r"(blocks|stages\.\d|layer\d): (\d) blocks in the checkpoint, (\d)"
+        name = r"(blocks|stages\.\d|layer\d): (\d) .*, (\d) "
         for theirs, ours in ((deeper, model), (model, deeper)):
             with pytest.raises(ValueError, match=name):
                 load_state_dict(ours, theirs.state_dict())
@@ -181,7 +182,7 @@ class BackboneTester(ModelTester):
             ({"frozen_stages": 99}, "frozen_stages=99"),
             ({"arch": "huge"}, "arch='huge'"),
             ({}, r"images: .*\(1, 4, 32"),
-            ({"arch": {"sizes": 3}}, "arch: unknown keys sizes"),
+            ({"arch": {"sizes": 3}}, "arch: .*sizes"),
         ],
         ids=str,
     )

@@ -41,7 +41,8 @@ class TestDilated(BackboneTester):
     deeper = {"depth": (1, 1, 2, 3)}
     traced = {"lambda_stages": (2,), "out_indices": (2,)}
     size = (32, 48)
-    test_weights_of_another_depth_or_shape = None  # as above
+    # As above.
+    test_weights_of_another_depth_or_shape = test_compiles_once_for_all_sizes = None
 
 
 def lambda_layers(model):

@@ -29,6 +29,7 @@ from mmseg_ext.errors import CheckpointError
 from tests.checkpoint.test_plain_data import Pickled
 from tests.engine.runs import fails, log_text, train_here, train_words, write_config
 from tests.engine.states import UNVALIDATED, assert_same
+from tests.messages import check_message, lines_with, raises_message, resumed_iterations
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,7 @@ def test_fetched_files_are_read_as_safely(armed, tmp_path, monkeypatch):
     monkeypatch.setattr(mmengine_checkpoint, "get_file_backend", lambda *_, **__: service)
     (tmp_path / "open_mmlab.json").write_text(json.dumps({"armed": str(armed)}))
     for address in ("open-mmlab://resnet18_v1c", "open-mmlab://armed", "s3://armed.pth"):
-        with mmseg_ext.safe_loading(), pytest.raises(CheckpointError, match="other than tensors"):
+        with mmseg_ext.safe_loading(), raises_message(CheckpointError, "posix.mkdir", todo=True):
             CheckpointLoader.load_checkpoint(address)
     assert not (tmp_path / "proof").exists()
 
@@ -106,7 +107,7 @@ def test_a_part_that_stays_random_is_a_warning(stem, told, capsys):
     assert random_parts(segmentor, weights) == [f"backbone.{name}" for name in told]
     assert random_parts(segmentor, {}) == []
     load_and_report(segmentor, weights)
-    warned = "backbone.stem: random, while the weights fill other parts" in capsys.readouterr().out
+    warned = bool(lines_with(capsys.readouterr().out, "WARNING", "backbone.stem:"))
     assert warned == bool(told)
 
 
@@ -114,7 +115,7 @@ def test_what_others_do_and_allow_is_unchanged(armed, tmp_path, monkeypatch):
     """A hook may unpickle its own files during a run. One variable turns the protection off."""
     torch.serialization.add_safe_globals([os.mkdir])
     try:
-        with pytest.raises(CheckpointError, match="objects other than tensors"):
+        with raises_message(CheckpointError, "posix.mkdir", where=armed, todo=True):
             read_checkpoint(armed)
         assert torch.serialization.get_safe_globals().count(os.mkdir) == 1
     finally:
@@ -139,7 +140,7 @@ def test_configs_in_a_checkpoint_are_not_executed(folder, good, tmp_path):
     options, work = (f"load_from={path}", "train_cfg.max_iters=1"), tmp_path / "work"
     train_here(folder / "tiny.py", work, *options, flags=("--resume",))
     assert (work / "iter_1.pth").is_file()
-    with pytest.raises(ValueError, match="Cannot find the config"), mmseg_ext.safe_loading():
+    with pytest.raises(ValueError, match="config"), mmseg_ext.safe_loading():
         MMSegInferencer(model=None, weights=str(path), device="cpu")
     assert not (tmp_path / "proof").exists()
 
@@ -157,7 +158,7 @@ def test_safetensors_wherever_a_checkpoint_is(folder, good, tmp_path):
         assert content["state_dict"].keys() == shared.keys()
     assert_same(dict(model.state_dict()), shared)
     assert model.dataset_meta == dataset_meta
-    with pytest.raises(ValueError, match=r"\.pth or \.safetensors"):
+    with raises_message(ValueError, ".pth", ".safetensors", where=tmp_path / "weights.bin"):
         write_weights(shared, tmp_path / "weights.bin")
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(CheckpointError, match=str(path)):
@@ -176,7 +177,7 @@ def test_checkpoints_of_mmengines_runner_are_read_and_resumed(tmp_path):
     for name, options in (("stock", stock), ("ours", [])):
         options = (*options, f"load_from={path}", "train_cfg.max_iters=3")
         train_here(config, tmp_path / name, *options, flags=("--resume",))
-        assert "resumed epoch: 0, iter: 2" in log_text(tmp_path / name)
+        assert resumed_iterations(log_text(tmp_path / name))[-1] == 2
 
 
 def test_too_little_of_a_backbone_is_refused_unless_told_otherwise(folder, good, tmp_path, capsys):
@@ -189,13 +190,15 @@ def test_too_little_of_a_backbone_is_refused_unless_told_otherwise(folder, good,
     assert share < 0.9
     work = tmp_path / "work"
     message = fails("train", *train_words(config, work, f"load_from={path}"))
-    assert f"{share:.1%} of its backbone" in message and "layer4.0." in message
+    check_message(message, f"{share:.1%}", todo="min_backbone_share=0")
+    assert "layer4.0." in message
     with mmseg_ext.safe_loading(min_backbone_share=0):
         init_model(str(config), str(path), device="cpu")
     told = ("min_backbone_share=0", "train_cfg.max_iters=1")
     train_here(config, work, f"load_from={path}", *told)
-    assert f"{share:.1%} of its backbone; not filled: backbone.layer4" in log_text(work)
-    assert f"Loads checkpoint from {path}\n" in capsys.readouterr().out
+    lines = lines_with(log_text(work), f"{share:.1%}")
+    assert any("backbone.layer4" in line for line in lines)
+    assert lines_with(capsys.readouterr().out, path)
     # Also in the file of a config that trains with mmengine's Runner.
     stock = f"runner_type = 'Runner'\nmin_backbone_share = 0\nload_from = {str(path)!r}\n"
     train_here(write_config(tmp_path, stock), tmp_path / "stock", "train_cfg.max_iters=1")
@@ -212,7 +215,7 @@ def test_a_wrong_share_at_a_resume_loses_nothing(tmp_path, monkeypatch):
     assert list(before) == ["iter_2.pth"]
     assert {path.name: path.read_bytes() for path in work.glob("*.pth")} == before
     train_here(config, work, options[0], flags=("--resume",))
-    assert "resumed epoch: 0, iter: 2" in log_text(work)
+    assert resumed_iterations(log_text(work))[-1] == 2
 
 
 @pytest.fixture
@@ -223,13 +226,13 @@ def segmentor():
 def test_names_without_the_prefix_fill_nothing(segmentor):
     """The known way to lose a week: a backbone's file given as the segmentor's."""
     weights, bare = segmentor.state_dict(), segmentor["backbone"].state_dict()
-    with pytest.raises(CheckpointError, match=r" 0\.0% of its backbone, less than 90%"):
+    with raises_message(CheckpointError, "0.0%", "90%", todo="min_backbone_share=0"):
         check_coverage(segmentor, bare)
     with mmseg_ext.safe_loading(0):
-        assert "0.0% of its backbone" in check_coverage(segmentor, bare)
+        assert lines_with(check_coverage(segmentor, bare), "0.0%")
         wrong = {k: v[None] for k, v in weights.items()}  # names right, shapes not
-        assert "not filled: backbone.weight" in check_coverage(segmentor, wrong)
-    assert "100.0% of its backbone" in check_coverage(segmentor, weights)
+        assert lines_with(check_coverage(segmentor, wrong), "0.0%", "backbone.weight")
+    assert lines_with(check_coverage(segmentor, weights), "100.0%")
     for share in (1.1, -1, "half"):
         told = f"min_backbone_share={share!r}"
         with pytest.raises(ValueError, match=told), mmseg_ext.safe_loading(share):
@@ -244,7 +247,7 @@ def test_a_backbone_alone_takes_its_own_names(segmentor):
         load_and_report(segmentor, weights)
         assert segmentor["backbone"].weight.item() == 1 + i
     weights["backbone.bias"] *= torch.nan
-    with pytest.raises(CheckpointError, match=r"not finite: backbone\.bias"):
+    with raises_message(CheckpointError, "backbone.bias", todo=True):
         load_and_report(segmentor, weights)
 
 
@@ -261,7 +264,10 @@ def test_weights_of_three_channels_fit_other_images(channels, fitted):
     """The sum of the weights is kept; a test needs the weights of its own model."""
     model = nn.ModuleDict({"backbone": nn.Conv2d(channels, 2, 1, bias=False)})
     weights = {"backbone.weight": torch.tensor([1.0, 2.0, 4.0]).expand(2, 3)[..., None, None]}
-    with safe_loading(entire_model=True), pytest.raises(CheckpointError, match="less than 90%"):
+    with (
+        safe_loading(entire_model=True),
+        raises_message(CheckpointError, "90%", todo="min_backbone_share=0"),
+    ):
         load_and_report(model, weights)
     load_and_report(model, weights)
     assert model["backbone"].weight.flatten().tolist() == pytest.approx(2 * fitted)
@@ -270,7 +276,7 @@ def test_weights_of_three_channels_fit_other_images(channels, fitted):
 @pytest.mark.parametrize("wrong", [{0: torch.ones(1)}, [torch.ones(1)]])
 def test_files_without_a_state_dict(tmp_path, wrong):
     torch.save(wrong, tmp_path / "wrong.pth")
-    with mmseg_ext.safe_loading(), pytest.raises(CheckpointError, match="no state dict"):
+    with mmseg_ext.safe_loading(), raises_message(CheckpointError, where=tmp_path / "wrong.pth: "):
         CheckpointLoader.load_checkpoint(str(tmp_path / "wrong.pth"))
 
 
@@ -285,7 +291,7 @@ def test_weights_of_other_classes_are_for_training_to_start_from(folder, good, t
         runner.test()
     options = (f"load_from={path}", "train_cfg.max_iters=1")
     words = train_words(config, work, *options, flags=("--resume",))
-    assert "randomly initialized" in fails("train", *words)
+    check_message(fails("train", *words), told, todo=True)
     train_here(config, work, *options)
 
 
@@ -305,7 +311,7 @@ def test_crafted_states_of_a_process_end_in_one_line(folder, good, tmp_path, nam
     options = (f"load_from={path}", "train_cfg.max_iters=3")
     words = train_words(folder / "tiny.py", tmp_path / "work", *options, flags=("--resume",))
     message = fails("train", *words)
-    assert str(path) in message and "random state or gradients" in message
+    check_message(message, path, todo="load_from=FILE")
 
 
 @pytest.mark.parametrize("processes", [5, {"a": 1}], ids=str)
@@ -313,4 +319,4 @@ def test_crafted_states_of_processes_are_not_read(folder, good, tmp_path, proces
     torch.save({**good, "processes": processes}, tmp_path / "crafted.pth")
     options = (f"load_from={tmp_path / 'crafted.pth'}", "train_cfg.max_iters=3")
     train_here(folder / "tiny.py", tmp_path / "work", *options, flags=("--resume",))
-    assert "the random state of 0 processes" in log_text(tmp_path / "work")
+    assert lines_with(log_text(tmp_path / "work"), "WARNING", tmp_path / "crafted.pth", 0, 1)

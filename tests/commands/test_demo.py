@@ -25,7 +25,7 @@ def commands_of(target: str) -> list[list[str]]:
     return [shlex.split(c) for c in re.findall("/mmseg-ext (.*)", recipe.replace("\\\n", " "))]
 
 
-@pytest.mark.training
+@pytest.mark.long
 def test_the_demo_reaches_its_floor(tmp_path, monkeypatch, capsys):
     """In the default work directory, in a folder that is not the checkout."""
     monkeypatch.chdir(tmp_path)

@@ -9,6 +9,7 @@ from mmseg_ext.commands import run
 from mmseg_ext.inference import export as module  # replaced by the fixture
 from tests.configs import CONFIGS
 from tests.datasets.trees import random_image, save
+from tests.messages import lines_with
 
 CONFIG = str(CONFIGS / "ea_r18_shapes.py")
 
@@ -40,7 +41,7 @@ def folder(tmp_path):
 
 
 def compared(printed: str) -> list[str]:
-    return re.findall(r"^(.*): .*same class 100", printed, re.M)
+    return re.findall(r"^(.*): .*\b100(?:\.0+)?%", printed, re.M)
 
 
 def test_inputs_and_metadata(exported, folder, tmp_path, monkeypatch, capsys):
@@ -78,11 +79,14 @@ def test_a_config_of_windows_and_resized_images(exported, tmp_path, capsys):
     )
     assert run("export", [str(path), "none", "--out", str(tmp_path / "a.onnx")]) == 0
     printed = capsys.readouterr().out
-    assert "takes one window of (48, 64)" in printed
+    assert lines_with(printed, "(48, 64)")
     assert compared(printed) == ["random, 1x3x48x64"]
     words = [str(path), "none", "--out", str(tmp_path / "b.onnx")]
     assert run("export", [*words, "--images", str(tmp_path / "none")]) == 1
-    assert "no image" in capsys.readouterr().err and not (tmp_path / "b.onnx").exists()
+    assert (
+        lines_with(capsys.readouterr().err, "--images", tmp_path / "none")
+        and not (tmp_path / "b.onnx").exists()
+    )
     assert tuple(exported["metadata"]["scale"]) == (80, 60)
     assert exported["metadata"]["keep_ratio"] is False
 
@@ -97,7 +101,7 @@ def test_what_fails_does_not_stay(exported, folder, tmp_path, capsys):
         exported["factor"] = factor
         assert run("export", words) == 1
         error = capsys.readouterr().err
-        assert error.count("\n") == 1 and f"{path}: not written" in error
+        assert error.count("\n") == 1 and f"{path}: " in error
         assert path.read_bytes() == b"before" and list(path.parent.iterdir()) == [path]
     exported["factor"] = 1.00005
     assert run("export", words) == 0 and path.read_bytes() == b"written"

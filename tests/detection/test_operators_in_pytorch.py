@@ -15,6 +15,8 @@ if getattr(importlib.import_module("mmcv._ext"), "__file__", None) is not None:
 
 from mmcv.ops import box_iou_rotated, roi_align
 
+from tests.messages import raises_message
+
 
 def overlap(a, b, offset):
     width = max(0.0, min(a[2], b[2]) - max(a[0], b[0]) + offset)
@@ -136,7 +138,7 @@ def test_empty_boxes_give_zeros_and_inverted_ones_an_error():
     pooled.sum().backward()
     assert not pooled.any() and not maps.grad.any()
     assert align(maps, torch.zeros(0, 5)).shape == (0, 1, 3, 2)
-    with pytest.raises(ValueError, match="x2 < x1"):
+    with raises_message(ValueError, "x2 < x1", where="rois: ", todo=True):
         align(maps, torch.tensor([[0.0, 4, 4, 2, 4]]))
     with pytest.raises(NotImplementedError, match="pool_mode='max'"):
         align(maps, torch.tensor([[0.0, 4, 4, 6, 6]]), pool_mode="max")

@@ -165,9 +165,11 @@ def _stop_everywhere(
     return len(stops), problems
 
 
-SHARES = [("default", "default", first, 3) for first in range(3)]
-SHARES += [("default", "absolute", 0, 2), ("epochs", "absolute", 0, 8)]
+# `make test` stops a run at every third operation, and `make test-long` at the others.
+SHARES = [("default", "default", 0, 3), ("epochs", "absolute", 0, 8)]
 SHARES += [("changed best", "absolute", 0, 7)]
+LONG = [("default", "default", 1, 3), ("default", "default", 2, 3), ("default", "absolute", 0, 2)]
+SHARES += [pytest.param(*share, marks=pytest.mark.long) for share in LONG]
 
 
 @pytest.mark.parametrize(("schedule", "spelling", "first", "step"), SHARES)
@@ -178,7 +180,7 @@ def test_a_stop_at_any_operation_loses_nothing(tmp_path, schedule, spelling, fir
     assert problems == [] and count > operations // step
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @pytest.mark.parametrize("spelling", SPELLINGS[:3:2])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_stops_in_all_schedules(tmp_path, schedule, spelling):
@@ -291,10 +293,11 @@ def _live(root: Path, seed: int, examples: int, schedules: list[str]) -> None:
     run_state_machine_as_test(hypothesis.seed(seed)(Life), settings=settings)
 
 
-MORE = [pytest.param(seed, 50, marks=pytest.mark.exhaustive) for seed in range(10, 20)]
+EXAMPLES = [(0, 25), (1, 25), *((seed, 50) for seed in range(10, 20))]
 
 
-@pytest.mark.parametrize(("seed", "examples"), [(0, 25), (1, 25), *MORE])
+@pytest.mark.long
+@pytest.mark.parametrize(("seed", "examples"), EXAMPLES)
 def test_a_work_directory_survives_random_sequences(tmp_path, seed, examples):
     """In every other schedule; the relative 'out_dir' depends on the current directory."""
     schedules = [name for name in SCHEDULES if name != "out_dir"][seed % 2 :: 2]

@@ -60,6 +60,7 @@ with mmseg_ext.safe_loading(min_backbone_share=0), mmseg_ext.safe_loading():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     mmseg.__version__ == "1.2.2" and not has_compiled_operators(),
     reason="mmsegmentation 1.2.2 does not import without mmcv's operators",

@@ -67,6 +67,7 @@ def test_few_values_wait(monkeypatch):
     assert len(run.message_hub.get_scalar("train/loss").data[0]) == 2500
 
 
+@pytest.mark.slow
 def test_logs_and_checkpoints_are_the_same(tmp_path):
     text = UNVALIDATED + "custom_hooks = [dict(type='EMAHook', momentum=0.1)]\n"
     config = write_config(tmp_path, text + "default_hooks['logger']['interval'] = 1\n")

@@ -14,6 +14,7 @@ from mmseg_ext.durable.work_dir import newest_complete
 from mmseg_ext.errors import CheckpointError
 from tests.engine.runs import log_text, train_here, write_config
 from tests.engine.states import UNVALIDATED
+from tests.messages import check_message, resumed_iterations
 
 
 def test_a_flipped_bit_does_not_match_the_hash_in_the_name(tmp_path):
@@ -68,7 +69,7 @@ def test_a_full_disk_ends_in_one_message_with_nothing_lost(tmp_path):
             train_here(config, work, "train_cfg.max_iters=8", flags=("--resume",))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert re.fullmatch(r"\S+/iter_8.pth: cannot be written .File too large.; .*", str(end.value))
+    check_message(end.value, "(File too large)", where=work / "iter_8.pth", todo="--resume")
     names = [p.name for pattern in ("*.pth", ".*.part*") for p in work.glob(pattern)]
     assert names == ["iter_4.pth"]
     assert (work / "iter_4.pth").read_bytes() == before
@@ -79,4 +80,4 @@ def test_a_full_disk_ends_in_one_message_with_nothing_lost(tmp_path):
     train_here(config, work, "train_cfg.max_iters=5", flags=("--resume",))
     text = log_text(work)
     assert re.search(r"WARNING - \S+iter_8.pth: ", text)
-    assert text.count("resumed epoch: 0, iter: 4") == 3
+    assert resumed_iterations(text) == [4, 4, 4]

@@ -31,6 +31,7 @@ from mmseg_ext.upstream import converts_channels
 from tests.engine.run_hooks import Crash
 from tests.engine.runs import built, log_text, train_here, train_words, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs, logged
+from tests.messages import raises_message
 from tests.segmentors.small import labelled, segmentor
 
 
@@ -72,6 +73,7 @@ def train_captured(config, work, *options: str, flags=()) -> None:
     runner.train()
 
 
+@pytest.mark.slow
 def test_captured_steps_equal_steps_without_a_graph(tmp_path):
     """Twelve steps with dropout, batch norm, clipping and averages, one killed after the eighth."""
     text = RANDOM + UNVALIDATED + "optim_wrapper['clip_grad'] = dict(max_norm=0.1)\n"
@@ -104,7 +106,7 @@ def test_hooks_of_the_model_see_the_losses_of_each_step(tmp_path):
 
     runner.register_hook(CaptureSteps())
     runner.register_hook(Spoil())
-    with pytest.raises(RunError, match=r"loss is nan at iteration 7.*\d\.png"):
+    with raises_message(RunError, "nan", 7, ".png", todo="--resume"):
         runner.train()
 
 
@@ -268,6 +270,7 @@ def test_on_a_gpu_channels_last_is_the_default_of_tested_models(monkeypatch, giv
     assert layouts == {"FCNHead": tested, "DMHead": bool(given), "own": bool(given)}
 
 
+@pytest.mark.slow
 def test_channels_last_resumes_from_other_layouts_and_back(tmp_path):
     """A change of the layout in the middle only rounds; without one a resume is exact."""
     text = UNVALIDATED + "custom_hooks = [dict(type='EMAHook', momentum=0.1)]\n"

@@ -42,6 +42,7 @@ def test_slow_mixed_precision_on_a_cpu_is_a_warning(monkeypatch, capsys, fast, d
     assert len(warned) == (not fast and dtype is None)
 
 
+@pytest.mark.slow
 def test_bfloat16_follows_the_limit_of_instructions():
     """On a processor that has them."""
     code = "import torch; from mmseg_ext.engine import amp; "

@@ -14,6 +14,7 @@ from mmseg_ext.engine import run_record
 from mmseg_ext.engine.run_record import batch_settings, git_commit, initial_weights
 from tests.engine.runs import ROOT, log_text, train, write_config
 from tests.engine.states import UNVALIDATED, logged
+from tests.messages import lines_with
 
 FLAGS = ["--auto-scale-lr", "--amp", "--cfg-options", "optim_wrapper.accumulative_counts=3"]
 
@@ -28,8 +29,8 @@ def test_the_record_equals_the_output_of_print_config(tmp_path, capsys):
     (folder,) = work.glob("2*/run.json")
     record = json.loads(folder.read_text())
     log = log_text(work)
-    assert "starts from random weights; for pretrained ones set model.backbone.init_cfg" in log
-    assert "configured batch 4, effective batch 12, learning rate x 3" in log
+    assert lines_with(log, "model.backbone.init_cfg")
+    assert lines_with(log, "auto-scale-lr:", 4, 12, "x 3")
     assert logged(work)[1]["lr"] == pytest.approx(0.3)
     resolved = Config.fromfile(folder.with_name("config.py"))
     assert resolved.model.decode_head.num_classes == 3

@@ -13,6 +13,7 @@ from PIL import Image
 import mmseg_ext
 from mmseg_ext.inference.models import DEFAULT  # the model of commands without a name
 from tests.configs import CONFIGS, EXPERIMENTS
+from tests.messages import raises_message
 
 PHOTO = CONFIGS.parent / "demo/nuclei.png"
 
@@ -39,14 +40,14 @@ def test_a_photo_is_segmented_and_a_click_shows_attention(app, own, tmp_path):
         counted = len(mmseg_ext.Predictor(model)(photo).objects("nucleus"))
         assert f"{counted} nuclei" in summary and "Apache-2.0" in summary
     else:
-        assert "nuclei" not in summary and "ask their author" in summary
+        assert "nuclei" not in summary and "Apache-2.0" not in summary
     heats = [
         app["attend"](SimpleNamespace(index=place), photo, *settings)
         for place in ((5, 5), (99, 59))  # x, y
     ]
     assert all(heat.shape[2] == 3 and heat.dtype == np.uint8 for heat in heats)
     assert np.abs(heats[0].astype(int) - heats[1]).max() > 50
-    with pytest.raises(RuntimeError, match="there is no model 'no'"):
+    with raises_message(RuntimeError, "'no'"):
         app["segment"](photo, "no", "")
 
 

@@ -20,6 +20,7 @@ from mmseg_ext.datasets import image_loading as reader  # a process warns once f
 from mmseg_ext.errors import UnreadableFileError
 from mmseg_ext.segmentors import StreamingSegTTAModel
 from tests.configs import CONFIGS
+from tests.messages import raises_message
 from tests.models import randomise
 
 CONFIG = str(CONFIGS / "ea_r18_shapes.py")
@@ -84,16 +85,16 @@ def test_a_name_or_a_config_is_as_good_as_a_model(model, images, tmp_path, monke
     for path in (file, str(file)):
         assert (mmseg_ext.Predictor(CONFIG, path)(images[0]).labels == labels).all()
     assert isinstance(mmseg_ext.Predictor(CONFIG, True, weights=file).model, StreamingSegTTAModel)
-    with pytest.raises(ValueError, match=r"ea_r18_shapes: .*; pass weights=FILE"):
+    with raises_message(ValueError, where="ea_r18_shapes: ", todo="weights=FILE"):
         mmseg_ext.Predictor(CONFIG)
     own = tmp_path / "own.py"
     for folder, name in (("no", "FILE"), (".", "iter_600.pth"), (".", "best_mIoU_iter_400.pth")):
         own.write_text(f"_base_ = {CONFIG!r}\nwork_dir = {folder!r}\n")
         (tmp_path / name).write_bytes(file.read_bytes())
-        with pytest.raises(ValueError, match=rf"own\.py: .*; pass weights='?{name}'?$"):
+        with pytest.raises(ValueError, match=rf"own\.py: .*; .*weights='?{name}'?$"):
             mmseg_ext.Predictor(own)
     for more in ({"weights": file}, {"device": "cpu"}):
-        with pytest.raises(ValueError, match="weights, device: the model is built"):
+        with raises_message(ValueError, where="weights, device: ", todo=True):
             mmseg_ext.Predictor(model, **more)
 
 
@@ -108,7 +109,7 @@ def test_photos_are_rotated_by_their_exif_orientation(model, tmp_path):
         for photo in (path, Image.open(path), content, io.BytesIO(content), file):
             result = predictor(photo)
             assert (result.image == np.rot90(pixels, -1)).all() and result.labels.shape == (56, 40)
-    with pytest.raises(UnreadableFileError, match="truncated"):
+    with raises_message(UnreadableFileError, len(content) // 3, where="image: "):
         predictor(content[: len(content) // 3])
     with pytest.raises(ValueError, match="str"):
         predictor(io.StringIO("text"))
@@ -200,7 +201,7 @@ def test_images_that_cannot_be_resized_are_one_line():
     pipeline = config.test_dataloader.dataset.pipeline
     config.test_dataloader.dataset.pipeline = [pipeline[0], *resize, *pipeline[1:]]
     predictor = mmseg_ext.Predictor(mmseg_ext.get_model(config))
-    with pytest.raises(ValueError, match=r"^image: .* cannot resize 700x3 pixels; pad"):
+    with raises_message(ValueError, "700x3", where="image: ", todo=True):
         predictor(np.zeros((3, 700, 3), np.uint8))
 
 

@@ -179,6 +179,7 @@ def compare(run: Callable, *arguments) -> None:
         torch.testing.assert_close(ours[name], value, equal_nan=True, **tolerance)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(heads, one_channel, st.none() | heads, label_maps)
 def test_training(head, binary, auxiliary, label_map):

@@ -11,6 +11,7 @@ from projects.eagan.classifier import Classifier, frechet_distance
 from projects.eagan.data import make_shapes
 from projects.eagan.recipes import read
 from projects.eagan.train import main, train
+from tests.messages import raises_message
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +54,12 @@ def test_resuming_changes_nothing(tmp_path, shapes, monkeypatch, capsys):
 
 
 def test_folders_are_not_mixed_up(tmp_path, shapes):
-    with pytest.raises(ValueError, match=r"has no checkpoint\.pth"):
+    with raises_message(ValueError, tmp_path, "checkpoint.pth"):
         train("shapes", *shapes, tmp_path, steps=1, resume=True)
     train("shapes", *shapes, tmp_path, steps=1)
-    with pytest.raises(ValueError, match="use --resume or another --work-dir"):
+    with raises_message(ValueError, tmp_path, "--resume", "--work-dir"):
         train("shapes", *shapes, tmp_path, steps=1)
-    with pytest.raises(ValueError, match="another run with attention 'external', not 'self'"):
+    with raises_message(ValueError, "attention", "'external'", "'self'"):
         train("shapes", *shapes, tmp_path, attention="self", steps=1, resume=True)
     checkpoint = tmp_path / "checkpoint.pth"
     checkpoint.write_bytes(checkpoint.read_bytes()[:5000])
@@ -66,7 +67,7 @@ def test_folders_are_not_mixed_up(tmp_path, shapes):
         main(["--data", "shapes", "--work-dir", str(tmp_path), "--steps", "1", "--resume"])
 
 
-@pytest.mark.training
+@pytest.mark.long
 def test_a_short_training_reaches_its_floor(tmp_path):
     """A fifth of the steps; chance is a tenth."""
     log = train("shapes", *read("shapes", None), tmp_path, steps=160, judged_after=(0.125, 1))

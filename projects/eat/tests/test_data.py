@@ -8,6 +8,7 @@ from projects.eat.data import augmented, read_modelnet40, read_shapenet_part
 from projects.eat.recipes import read
 from projects.eat.solids import PARTS, SOLIDS, capsule, cylinder, make_solids, torus
 from projects.eat.train import main
+from tests.messages import raises_message
 
 
 def test_points_lie_on_their_solids():
@@ -73,11 +74,11 @@ def test_modelnet40(tmp_path):
     np.testing.assert_array_equal(train.points[6], clouds(2)["data"][0])
     assert test.labels.tolist() == 6 * [39]
     assert test.parts is None
-    with pytest.raises(ValueError, match=r"not a readable modelnet40_ply_hdf5_2048"):
+    with raises_message(ValueError, "modelnet40_ply_hdf5_2048", where=f"{tmp_path / 'none'}: "):
         read("modelnet40", tmp_path / "none")
     path = tmp_path / "ply_data_train3.h5"
     path.write_bytes(path.read_bytes()[:3000])
-    with pytest.raises(ValueError, match=r"not a readable modelnet40_ply_hdf5_2048"):
+    with raises_message(ValueError, "modelnet40_ply_hdf5_2048", where=f"{tmp_path}: "):
         read("modelnet40", tmp_path)
 
 
@@ -93,5 +94,5 @@ def test_shapenet_part(tmp_path):
 
 
 def test_the_command_says_what_is_missing():
-    with pytest.raises(SystemExit, match=r"needs modelnet40_ply_hdf5_2048; add --folder"):
+    with raises_message(SystemExit, "modelnet40_ply_hdf5_2048", todo="--folder"):
         main(["--data", "modelnet40"])
