@@ -131,7 +131,7 @@ def _build(cfg: Config, *loops: str) -> Runner:
     for warning in dataset_warnings(runner):
         runner.logger.warning(warning)
     if "train_loop" in loops:
-        from mmseg_ext.segmentors.loss_errors import losses_of_ignored_pixels  # needs mmseg
+        from mmseg_ext.segmentors.head_errors import losses_of_ignored_pixels  # needs mmseg
 
         model = unwrap_model(runner.model)
         for warning in (*losses_of_ignored_pixels(model), *unused_custom_keys(cfg, model)):

@@ -3,7 +3,8 @@
 A config is not checked in advance: whatever mmengine builds is accepted. Only after an error,
 `explained` looks for its cause in the config. The methods in the traceback tell the part: `EAHead.
 __init__` runs for `model.decode_head`. The words of the message tell the setting in this part. Each
-function `_of_...` explains one kind of error, or returns None.
+function `_of_...` explains one kind of error, or returns None. Settings of a decode head that do
+not fit its features or labels are explained by `mmseg_ext.segmentors.head_errors`.
 """
 
 import contextlib
@@ -310,7 +311,7 @@ def _of_heads(model: nn.Module, error: Exception) -> Exception | None:
     from mmseg.models.decode_heads import DAHead  # `env` works without mmseg
     from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 
-    from mmseg_ext.segmentors.loss_errors import failing_loss
+    from mmseg_ext.segmentors.head_errors import failing_loss
 
     # torch, on a CPU: 'Target 21 is out of bounds.'
     label = re.search(r"Target (\d+) is out of bounds", str(error))

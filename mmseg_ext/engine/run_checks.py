@@ -70,7 +70,7 @@ def dataset_warnings(runner: Runner) -> list[str]:
 
 def _head_warnings(model: nn.Module) -> Iterator[str]:
     """Yield warnings about ignored classes and class weights of a model's heads."""
-    from mmseg_ext.segmentors.loss_errors import wrong_class_weights  # `env` works without mmseg
+    from mmseg_ext.segmentors.head_errors import wrong_class_weights  # `env` works without mmseg
 
     for name, head in heads_of(model):
         if head.ignore_index in range(head.num_classes):

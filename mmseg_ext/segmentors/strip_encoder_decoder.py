@@ -31,7 +31,7 @@ from mmseg.utils import add_prefix
 from torch import Tensor, nn
 
 from mmseg_ext.errors import LaunchError
-from mmseg_ext.segmentors.loss_errors import explain_loss_error
+from mmseg_ext.segmentors.head_errors import explain_loss_error
 from mmseg_ext.segmentors.score_maps import (
     AxisSteps,
     Merge,

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
 from mmseg_ext.layers.submodules import does_more_than_forward
-from mmseg_ext.segmentors.loss_errors import losses_by_key
+from mmseg_ext.segmentors.head_errors import losses_by_key
 from mmseg_ext.segmentors.score_maps import AxisMap, resize_map, strip_height
 from mmseg_ext.torch_versions import exact_products
 from mmseg_ext.upstream import label_maps

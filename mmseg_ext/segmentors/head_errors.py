@@ -1,4 +1,4 @@
-"""What the losses of a head cannot do, and settings that do not fit its features or label maps.
+"""Errors of a decode head in training: wrong `in_channels`, labels without a class, unfit losses.
 
 `explain_loss_error` is for an error of a training step. `failing_loss` finds the loss that raises
 it for legal labels. Before the training `losses_of_ignored_pixels` computes the gradient on a few
